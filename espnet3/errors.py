@@ -1,0 +1,63 @@
+"""The errors that users see.
+
+Each says what is wrong with its value, where it was set, and how to fix it, and is built from one
+message, so that it survives the trip from a worker process.
+"""
+
+from collections.abc import Iterable
+
+
+class EspnetError(Exception):
+    """Base of all errors raised on purpose by ESPnet3."""
+
+
+class ConfigError(EspnetError):
+    """A setting is wrong: misspelt, of the wrong type, out of range, or at odds with another."""
+
+
+class ResourceError(EspnetError):
+    """The machine or the cluster cannot give what was asked for."""
+
+
+class MissingExtraError(ResourceError):
+    """An optional package is needed and not installed."""
+
+
+class ProviderError(EspnetError):
+    """A provider or runner breaks its contract, or its environment cannot be built."""
+
+
+class ItemError(EspnetError):
+    """The user's function failed on an item; the message holds the user's traceback."""
+
+
+class WorkerError(EspnetError):
+    """A worker died, hung, or never started."""
+
+
+class StaleRunError(EspnetError):
+    """A run folder holds results of another model, config, data or code."""
+
+
+class RunFolderError(EspnetError):
+    """A run folder cannot be read or written: wrong version, damaged, read-only, or full."""
+
+
+class IncompleteRunError(EspnetError):
+    """A merge was asked for, but items are missing or present twice."""
+
+
+class RunInterrupted(SystemExit, KeyboardInterrupt):
+    """The run was stopped by Ctrl-C (exit code 130) or SIGTERM (143).
+
+    Uncaught, it ends the program with that code and without a traceback; code that catches
+    `KeyboardInterrupt` sees it as well.
+    """
+
+
+def suggest(word: str, known: Iterable[str]) -> str:
+    """Return `' Did you mean "x"?'` for the closest of the known words, or an empty string."""
+    from difflib import get_close_matches  # on the start-up path of workers: imported when needed
+
+    close = get_close_matches(str(word), list(known), n=1, cutoff=0.6)
+    return f" Did you mean {close[0]!r}?" if close else ""
