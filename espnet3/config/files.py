@@ -1,0 +1,157 @@
+"""Read one YAML file: its values as OmegaConf gives them, and the line of each key."""
+
+from collections.abc import Iterator
+from difflib import get_close_matches
+from pathlib import Path
+from typing import NoReturn
+
+import yaml
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from espnet3.config.sources import Source, dotted, join_key, self_and_parents
+from espnet3.errors import ConfigError
+
+_MERGE_TAG = "tag:yaml.org,2002:merge"
+
+
+def read_file(path: Path) -> tuple[DictConfig, dict[str, Source]]:
+    """Read a file; an empty one is an empty config.
+
+    Raises:
+        ConfigError: The file is missing, not UTF-8, not YAML, not a mapping, or sets a key twice.
+    """
+    text = _read_text(path)
+    try:
+        return _parse(text, path)
+    except yaml.YAMLError as error:
+        raise ConfigError(_syntax_message(error, path)) from error
+
+
+def _parse(text: str, path: Path) -> tuple[DictConfig, dict[str, Source]]:
+    root = yaml.compose(text, Loader=yaml.SafeLoader)
+    if root is None or _is_null(root):
+        return OmegaConf.create({}), {}
+    if not isinstance(root, yaml.MappingNode):
+        raise ConfigError(
+            f"{path} holds {_kind(root)}, but a configuration is a mapping. Write: key: value"
+        )
+    sources = dict(_walk(root, "", path, ()))
+    try:
+        return DictConfig(OmegaConf.create(text)), sources
+    except OmegaConfBaseException as error:
+        _raise_bad_value(error, sources, path)
+
+
+def _is_null(node: yaml.Node) -> bool:
+    return isinstance(node, yaml.ScalarNode) and node.tag == "tag:yaml.org,2002:null"
+
+
+def _kind(node: yaml.Node) -> str:
+    return "a list" if isinstance(node, yaml.SequenceNode) else f"the single value {node.value!r}"
+
+
+def _walk(
+    node: yaml.Node, prefix: str, path: Path, above: tuple[yaml.Node, ...]
+) -> Iterator[tuple[str, Source]]:
+    """Yield the dotted key and the place of everything below `node`, parents first."""
+    if any(node is parent for parent in above):
+        raise ConfigError(
+            f"{prefix} in {path}:{_line(node)} contains itself through the alias of an anchor. "
+            "Write the values out instead of the alias (*name)."
+        )
+    for name, child, line in _children(node, path):
+        if name is None:
+            yield from _walk(child, prefix, path, (*above, node))
+        else:
+            key = join_key(prefix, name)
+            yield key, Source(str(path), line)
+            yield from _walk(child, key, path, (*above, node))
+
+
+def _children(node: yaml.Node, path: Path) -> Iterator[tuple[str | None, yaml.Node, int]]:
+    """Yield name, node and line of each child; the name of a merge (`<<: *base`) is None."""
+    if isinstance(node, yaml.SequenceNode):
+        yield from ((str(i), child, _line(child)) for i, child in enumerate(node.value))
+    elif isinstance(node, yaml.MappingNode):
+        _refuse_duplicates(node, path)
+        merges = [value for key, value in node.value if key.tag == _MERGE_TAG]
+        # First, so that what the mapping itself sets replaces what it merges in.
+        for value in merges:
+            bases = value.value if isinstance(value, yaml.SequenceNode) else [value]
+            yield from ((None, base, _line(base)) for base in reversed(bases))
+        for key, value in node.value:
+            if key.tag != _MERGE_TAG:
+                yield str(key.value), value, _line(key)
+
+
+def _refuse_duplicates(node: yaml.MappingNode, path: Path) -> None:
+    lines: dict[tuple[str, str], int] = {}
+    for key, _ in node.value:
+        name = (key.tag, str(key.value))
+        if name in lines:
+            raise ConfigError(
+                f"{key.value} is set twice in {path}: in line {lines[name]} and in line "
+                f"{_line(key)}. Delete or rename one of the two."
+            )
+        lines[name] = _line(key)
+
+
+def _line(node: yaml.Node) -> int:
+    return int(node.start_mark.line) + 1
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError as error:
+        raise ConfigError(f"Config file {path} does not exist.{_neighbours(path)}") from error
+    except IsADirectoryError as error:
+        raise ConfigError(f"{path} is a folder, not a config file.{_neighbours(path)}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(
+            f"{path} is not UTF-8 text ({error.reason} at byte {error.start}). "
+            f"Convert it: iconv -f latin1 -t utf-8 '{path}' -o '{path}.utf8'"
+        ) from error
+
+
+def _neighbours(path: Path) -> str:
+    folder = path if path.is_dir() else path.parent
+    if not folder.is_dir():
+        return f" Its folder {folder} does not exist either; the current folder is {Path.cwd()}."
+    names = sorted(p.name for p in folder.iterdir() if p.suffix in {".yaml", ".yml"})
+    close = get_close_matches(path.name, names, n=3)
+    if close:
+        return " Did you mean " + " or ".join(repr(str(folder / name)) for name in close) + "?"
+    return f" YAML files in {folder}: {', '.join(names[:10]) or 'none'}."
+
+
+def _syntax_message(error: yaml.YAMLError, path: Path) -> str:
+    mark = getattr(error, "problem_mark", None)
+    problem = getattr(error, "problem", None) or str(error)
+    place = f"{path}:{mark.line + 1}" if mark else str(path)
+    return f"{place} is not valid YAML: {problem}.{_syntax_hint(problem)}"
+
+
+def _syntax_hint(problem: str) -> str:
+    hints = {
+        "'\\t'": " Indent with spaces, not with tabs.",
+        "another document": " Put what follows '---' into a file of its own.",
+        "mapping values are not allowed": ' Quote a value that contains ": ".',
+        "could not determine a constructor": " Remove the tag (!...), or quote the value.",
+    }
+    found = (hint for part, hint in hints.items() if part in problem)
+    return next(found, " Check the indentation, quotes and brackets there and in the line above.")
+
+
+def _raise_bad_value(
+    error: OmegaConfBaseException, sources: dict[str, Source], path: Path
+) -> NoReturn:
+    key = dotted(error.full_key or "")
+    place = next((sources[k] for k in self_and_parents(key) if k in sources), path)
+    reason = str(error).splitlines()[0]
+    raise ConfigError(
+        f"{key or 'A key'} in {place} cannot be read: {reason}. "
+        r"For a literal ${...}, as in a shell command, write \${...}; keys and values are text, "
+        "numbers, true/false, null, lists and mappings."
+    ) from error

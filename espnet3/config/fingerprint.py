@@ -1,0 +1,274 @@
+"""Fingerprints of what a result depends on, and readable differences between two of them.
+
+Nothing here depends on the process, on the order of keys or on memory addresses. OmegaConf,
+pydantic, numpy and torch are recognised only where the caller has already imported them.
+"""
+
+import dataclasses
+import datetime
+import decimal
+import enum
+import fractions
+import functools
+import hashlib
+import json
+import math
+import sys
+import uuid
+from collections import deque
+from collections.abc import Iterator, Mapping
+from os import PathLike
+from pathlib import Path, PurePath
+from typing import Any, TypeGuard
+
+Scalar = str | int | float | bool | None
+
+_FULL_HASH_BYTES = 64 * 2**20
+_BLOCK_BYTES = 2**20
+_SAMPLED_BLOCKS = 16
+_TEXT_TYPES = (
+    complex,
+    datetime.date,
+    datetime.time,
+    datetime.timedelta,
+    decimal.Decimal,
+    fractions.Fraction,
+    range,
+    uuid.UUID,
+)
+
+
+def flatten(value: Any, prefix: str = "") -> dict[str, Scalar]:
+    """Flatten nested values to `{"params.beam_size": 5, ...}`, sorted by key and JSON-safe.
+
+    Arrays, tensors and bytes become a digest with type and shape, functions and classes their
+    qualified name, sets sorted lists, and other objects the name of their type. Flattening twice
+    changes nothing.
+
+    Raises:
+        ConfigError: An interpolation in a DictConfig leads nowhere.
+    """
+    flat: dict[str, Scalar] = {}
+    for key, scalar in _leaves(value, prefix):
+        flat[_unused(key, flat)] = scalar
+    return dict(sorted(flat.items()))
+
+
+def digest(mapping: Mapping[str, Any]) -> str:
+    """Return the SHA-256 of the flattened mapping, in hex."""
+    return hashlib.sha256(_canonical(flatten(mapping)).encode()).hexdigest()
+
+
+def diff(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """Return a line per key that differs, such as `params.beam_size: 5 -> 8`, ordered by key."""
+    before, after = flatten(old), flatten(new)
+    changed = [
+        key
+        for key in sorted(before.keys() | after.keys())
+        if (key in before) != (key in after) or _canonical(before[key]) != _canonical(after[key])
+    ]
+    return [f"{key}: {_change(_shown(key, before), _shown(key, after))}" for key in changed]
+
+
+def file_identity(path: str | PathLike[str]) -> dict[str, Any]:
+    """Return `size`, `mtime_ns` and `sha256` of a file.
+
+    Up to 64 MB the hash covers the whole file; above, its size and 16 evenly spaced blocks of 1 MB,
+    the first and the last among them.
+    """
+    path = Path(path)
+    stat = path.stat()
+    return {"size": stat.st_size, "mtime_ns": stat.st_mtime_ns, "sha256": _hash(path, stat.st_size)}
+
+
+def same_file(old: Mapping[str, Any], new_path: str | PathLike[str]) -> bool:
+    """Tell whether the file still is what `old` (a `file_identity`) describes.
+
+    The content is read only when the size agrees and the time does not, so `touch` is no change.
+    """
+    try:
+        stat = Path(new_path).stat()
+    except OSError:
+        return False
+    if stat.st_size != old["size"]:
+        return False
+    if stat.st_mtime_ns == old["mtime_ns"]:
+        return True
+    return bool(_hash(Path(new_path), stat.st_size) == old["sha256"])
+
+
+def files_in(flat: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return the identity of every value that names an existing regular file, by key.
+
+    Relative paths count from the current folder.
+    """
+    return {key: file_identity(value) for key, value in flat.items() if _names_a_file(value)}
+
+
+def _leaves(value: Any, key: str) -> Iterator[tuple[str, Scalar]]:
+    if _is_kind(value, "omegaconf", "Container"):
+        from espnet3.config.resolve import resolved
+
+        value = resolved(value, prefix=key)
+    children = _children(value)
+    if children is None:
+        yield key, _scalar(value)
+        return
+    if not children and key:
+        yield key, "{}" if isinstance(value, Mapping) else "[]"
+    for name, child in children:
+        yield from _leaves(child, f"{key}.{name}" if key else name)
+
+
+def _children(value: Any) -> list[tuple[str, Any]] | None:
+    """Return the named parts of a container in a stable order, or None for a leaf."""
+    if isinstance(value, Mapping):
+        named = [(_key_name(k), k) for k in value]
+        named.sort(key=lambda pair: (pair[0], _name(type(pair[1]))))
+        return [(name, value[k]) for name, k in named]
+    if isinstance(value, set | frozenset):
+        value = sorted(value, key=lambda item: _canonical(flatten(item)))
+    if isinstance(value, list | tuple | deque):
+        return [(str(i), item) for i, item in enumerate(value)]
+    if isinstance(value, functools.partial):
+        return _children({"func": value.func, "args": value.args, "keywords": value.keywords})
+    if _is_object_array(value):
+        return _children({"shape": value.shape, "items": value.ravel().tolist()})
+    return _fields(value)
+
+
+def _key_name(key: Any) -> str:
+    return _canonical(flatten(key)) if isinstance(key, tuple | frozenset) else str(_scalar(key))
+
+
+def _fields(value: Any) -> list[tuple[str, Any]] | None:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
+    elif _is_kind(value, "pydantic", "BaseModel"):
+        fields = dict(value)
+    else:
+        return None
+    # Two classes with equal fields may still behave differently.
+    return _children({"__class__": type(value), **fields})
+
+
+def _scalar(value: Any) -> Scalar:
+    if isinstance(value, enum.Enum):
+        return f"{_name(type(value))}.{value.name}"
+    if value is None or isinstance(value, bool | str):
+        return value if value is None or isinstance(value, bool) else str(value)
+    if isinstance(value, int | float):
+        return _number(value)
+    if isinstance(value, PurePath):
+        return str(value)
+    if isinstance(value, bytes | bytearray | memoryview):
+        return _data_digest(bytes(value), f"bytes[{len(bytes(value))}]")
+    if isinstance(value, _TEXT_TYPES):
+        return f"{_name(type(value))}:{value}"
+    return _array_or_name(value)
+
+
+def _number(value: int | float) -> Scalar:
+    if isinstance(value, int):
+        return int(value)
+    # JSON has no nan and inf, and nan differs from itself.
+    return float(value) if math.isfinite(value) else f"float:{float(value)}"
+
+
+def _array_or_name(value: Any) -> Scalar:
+    if _is_kind(value, "numpy", "ndarray") or _is_kind(value, "numpy", "generic"):
+        if not value.shape and type(value.item()) in (bool, int, float, str):
+            return _scalar(value.item())
+        return _data_digest(value.tobytes(), f"{value.dtype.str}{list(value.shape)}")
+    if _is_kind(value, "torch", "Tensor"):
+        return _tensor_digest(value)
+    if any(_is_kind(value, "torch", name) for name in ("dtype", "device")):
+        return str(value)
+    if _is_kind(value, "numpy", "dtype"):
+        return f"numpy.dtype:{value.str}"
+    if hasattr(value, "__qualname__"):
+        return _name(value)
+    return f"object of {_name(type(value))}"
+
+
+def _tensor_digest(tensor: Any) -> str:
+    torch = sys.modules["torch"]
+    kind = f"{tensor.dtype}{list(tensor.shape)}"
+    dense = tensor.detach().to_dense() if tensor.is_sparse else tensor.detach()
+    if dense.is_meta:
+        return f"meta {kind}"
+    # As bytes, because numpy has no bfloat16.
+    data = dense.cpu().contiguous().reshape(-1).view(torch.uint8)
+    return _data_digest(data.numpy().tobytes(), kind)
+
+
+def _data_digest(data: bytes, kind: str) -> str:
+    return f"sha256:{hashlib.sha256(data).hexdigest()} {kind}"
+
+
+def _is_kind(value: Any, module: str, name: str) -> bool:
+    """Tell whether `value` is an instance of a class of a module that may not be imported."""
+    kind = getattr(sys.modules.get(module), name, None)
+    return isinstance(kind, type) and isinstance(value, kind)
+
+
+def _is_object_array(value: Any) -> bool:
+    # The bytes of such an array are memory addresses.
+    return _is_kind(value, "numpy", "ndarray") and bool(value.dtype.hasobject)
+
+
+def _name(thing: Any) -> str:
+    module = getattr(thing, "__module__", None) or "builtins"
+    return f"{module}.{thing.__qualname__}"
+
+
+def _unused(key: str, flat: Mapping[str, Scalar]) -> str:
+    """Keep both of `{"a.b": 1, "a": {"b": 2}}`."""
+    n, unused = 1, key
+    while unused in flat:
+        n += 1
+        unused = f"{key}~{n}"
+    return unused
+
+
+def _canonical(value: Any) -> str:
+    return json.dumps(value, sort_keys=True, allow_nan=False)
+
+
+def _shown(key: str, flat: Mapping[str, Scalar]) -> str:
+    return repr(flat[key]) if key in flat else "(not set)"
+
+
+def _change(old: str, new: str, limit: int = 60) -> str:
+    start = 0
+    if max(len(old), len(new)) > limit:
+        pairs = enumerate(zip(old, new, strict=False))
+        first_change = next((i for i, (a, b) in pairs if a != b), min(len(old), len(new)))
+        start = max(0, first_change - limit // 3)
+    return " -> ".join(_window(text, start, limit) for text in (old, new))
+
+
+def _window(text: str, start: int, limit: int) -> str:
+    if len(text) <= limit:
+        return text
+    before, after = ("..." if start else ""), ("..." if start + limit < len(text) else "")
+    return f"{before}{text[start : start + limit]}{after}"
+
+
+def _hash(path: Path, size: int) -> str:
+    hasher = hashlib.sha256()
+    with path.open("rb") as file:
+        if size <= _FULL_HASH_BYTES:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+        hasher.update(f"{size}:".encode())
+        for i in range(_SAMPLED_BLOCKS):
+            file.seek(i * (size - _BLOCK_BYTES) // (_SAMPLED_BLOCKS - 1))
+            hasher.update(file.read(_BLOCK_BYTES))
+    return hasher.hexdigest()
+
+
+def _names_a_file(value: Any) -> TypeGuard[str | PathLike[str]]:
+    try:
+        return isinstance(value, str | PathLike) and bool(value) and Path(value).is_file()
+    except (OSError, ValueError):  # text longer than a name may be, or with a null byte
+        return False

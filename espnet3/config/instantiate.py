@@ -1,0 +1,163 @@
+"""Build what a config names with `_target_`, through Hydra, with errors that name the key."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from espnet3.config.resolve import resolved
+from espnet3.config.sources import dotted, join_key, set_in
+from espnet3.config.targets import BadTarget, find_bad_argument, locate, signature_of
+from espnet3.errors import ConfigError
+
+if TYPE_CHECKING:
+    from espnet3.config.load import LoadedConfig
+
+
+def instantiate(
+    config: Any, *, key: str = "", loaded: "LoadedConfig | None" = None, **kwargs: Any
+) -> Any:
+    """Call `hydra.utils.instantiate`: nested targets are built first, None stays None.
+
+    Args:
+        config: A DictConfig or ListConfig, dict or list. It is not changed.
+        key: Dotted key of `config`, such as `model.encoder`, for the errors.
+        loaded: Where the config comes from, so that the errors name file and line.
+        **kwargs: Arguments that are added to, or replace, those of the outermost target.
+
+    Raises:
+        ConfigError: A target cannot be imported, Hydra forbids it, or its arguments do not fit.
+        Exception: Whatever a target itself raises, with a note that names its key.
+
+    Example:
+        >>> instantiate({"_target_": "fractions.Fraction", "numerator": 1}, denominator=4)
+        Fraction(1, 4)
+    """
+    from hydra.errors import InstantiationException
+    from hydra.utils import instantiate as hydra_instantiate
+    from omegaconf.errors import OmegaConfBaseException
+
+    resolved(config, prefix=key, loaded=loaded)  # for its errors
+    try:
+        return hydra_instantiate(config, **kwargs)
+    except (InstantiationException, OmegaConfBaseException) as error:
+        failure = error
+    # Outside of the except block, so that Hydra's wrapper does not show up in the traceback.
+    raise _Failure.of(failure, config, kwargs, key, loaded).as_error()
+
+
+@dataclass(frozen=True)
+class _Failure:
+    """A failed instantiation, and the node of the config that failed."""
+
+    error: Exception
+    key: str
+    node: Mapping[str, Any]
+    kwargs: Mapping[str, Any]
+    loaded: "LoadedConfig | None"
+
+    @classmethod
+    def of(
+        cls,
+        error: Exception,
+        config: Any,
+        kwargs: Mapping[str, Any],
+        key: str,
+        loaded: "LoadedConfig | None",
+    ) -> "_Failure":
+        """Find the node that the message of Hydra or OmegaConf names."""
+        match = re.search(r"^ *full_key: (.*)$", str(error), re.MULTILINE)
+        full_key = dotted(match.group(1)) if match else ""
+        base = dotted(str(config._get_full_key(None))) if hasattr(config, "_get_full_key") else ""
+        values = resolved(config)
+        inner = _spell_key(values, full_key.removeprefix(base).removeprefix("."))
+        own_kwargs = {} if inner else kwargs
+        node = {**_node_at(values, inner), **own_kwargs}
+        failed_key = join_key(key or base, inner) if inner else key or base
+        return cls(error, failed_key, node, own_kwargs, loaded)
+
+    def as_error(self) -> BaseException:
+        """Return the error to raise: ours where the reason is known, else the original."""
+        message, cause = str(self.error).splitlines()[0], self.error.__cause__
+        if message.startswith("Missing mandatory value"):
+            return self._open_value()
+        if message.startswith("Error locating target"):
+            return self._bad_target()
+        if cause is None or not message.startswith("Error in call to target"):
+            return self._cannot_be_built(message)
+        if isinstance(cause, TypeError) and (error := self._bad_arguments(cause)):
+            return error
+        return self._noted(cause)
+
+    @property
+    def _name(self) -> str:
+        return self.key or "The config"
+
+    def _set_in(self, *names: str) -> str:
+        return set_in(join_key(self.key, *names) if names else self.key, self.loaded)
+
+    def _cannot_be_built(self, message: str) -> ConfigError:
+        # Hydra resolves twice, so an escape is needed on two levels.
+        is_escape = message.startswith("Interpolation key")
+        hint = r" For a literal ${X} below a _target_, write \\\${X}" if is_escape else ""
+        text = f"{self._name}{self._set_in()} cannot be built: {message.rstrip('.')}.{hint}"
+        return self._chained(text)
+
+    def _open_value(self) -> ConfigError:
+        return self._chained(
+            f"{self.key} is '???'{self._set_in()}, which stands for a value that you must give. "
+            f"Write: {self.key.rpartition('.')[2]}: VALUE"
+        )
+
+    def _bad_target(self) -> BaseException:
+        target = self.node.get("_target_")
+        try:
+            locate(str(target))
+        except BadTarget as bad:
+            name = join_key(self.key, "_target_")
+            return self._chained(f"{name} is {target!r}{self._set_in('_target_')}, but {bad}")
+        except Exception as error:
+            return self._noted(error)
+        return self._chained(f"{self._name}{self._set_in()}: {self.error}")
+
+    def _bad_arguments(self, cause: TypeError) -> ConfigError | None:
+        target = self.node["_target_"]
+        signature = signature_of(locate(target) if isinstance(target, str) else target)
+        bad = find_bad_argument(signature, self.node) if signature else None
+        if bad is None:
+            return None
+        where = self._set_in(*filter(None, [bad.name]))
+        if bad.name in self.kwargs:
+            where = " (passed by the calling code)"
+        message = f"{self._name} does not fit its target: {bad.reason}{where}.{bad.hint}"
+        return self._chained(f"{message}\nSignature: {target}{signature}", cause)
+
+    def _noted(self, error: BaseException) -> BaseException:
+        target = self.node.get("_target_")
+        error.add_note(f"Raised while building {self._name} ({target}){self._set_in()}.")
+        return error
+
+    def _chained(self, message: str, cause: Exception | None = None) -> ConfigError:
+        error = ConfigError(message)
+        error.__cause__ = cause or self.error
+        return error
+
+
+def _spell_key(values: Any, key: str) -> str:
+    """Return `layers.10` for `layers10`, as OmegaConf (2.3) spells the key of a list item."""
+    if not key and isinstance(values, list):
+        return "0"  # The only key that Hydra leaves out.
+    digits = len(key) - len(re.findall(r"\d*$", key)[0])
+    splits = (f"{key[:i]}.{key[i:]}" for i in range(digits, len(key)))
+    return next((k for k in (key, *splits) if _node_at(values, k)), key)
+
+
+def _node_at(values: Any, key: str) -> Mapping[str, Any]:
+    for part in key.split(".") if key else ():
+        if isinstance(values, Mapping):
+            values = next((v for k, v in values.items() if str(k) == part), None)
+        elif isinstance(values, list | tuple) and part.isdigit() and int(part) < len(values):
+            values = values[int(part)]
+        else:
+            return {}
+    return values if isinstance(values, Mapping) else {}

@@ -1,0 +1,197 @@
+"""Word the errors of pydantic: what is wrong, where it was set, and the line to paste."""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any, get_args
+
+import yaml
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from espnet3.config.sources import join_key, set_in
+from espnet3.errors import suggest
+
+if TYPE_CHECKING:
+    from espnet3.config.load import LoadedConfig
+
+Path = tuple[str | int, ...]
+
+_ABOUT_KEYS = ("missing", "extra_forbidden")
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What was checked: plain `values` against `model`."""
+
+    model: type[BaseModel]
+    values: Any
+    prefix: str
+    loaded: "LoadedConfig | None"
+
+    def missing_values(self) -> list[str]:
+        """Return a line for each value that is `???`."""
+        return [
+            f"{self._key(path)} is '???'{self._set_in(path)}, which stands for a value that you "
+            f"must give. Write: {path[-1]}: VALUE"
+            for path in _find_open(self.values, ())
+        ]
+
+    def describe(self, error: ValidationError) -> list[str]:
+        """Return a line for each wrong key."""
+        groups: dict[Path, list[ErrorDetails]] = {}
+        for details in error.errors(include_url=False):
+            groups.setdefault(self._path(details), []).append(details)
+        # A union reports its other members on the value as a whole; the deepest reason is the one.
+        deepest = [p for p in groups if not any(q[: len(p)] == p and q != p for q in groups)]
+        return [self._line(path, groups[path]) for path in deepest]
+
+    def _line(self, path: Path, group: list[ErrorDetails]) -> str:
+        kinds = {details["type"] for details in group}
+        if kinds == {"extra_forbidden"}:
+            return self._unknown(path)
+        if kinds == {"missing"}:
+            return self._missing(path)
+        return self._wrong(path, [d for d in group if d["type"] not in _ABOUT_KEYS])
+
+    def _unknown(self, path: Path) -> str:
+        known = sorted(_field_names(_models_at(self.model, path[:-1])))
+        name, value = str(path[-1]), _value_at(self.values, path)
+        close = get_close_matches(name, known, n=1)
+        hint = (
+            f"Did you mean {close[0]!r}? Write: {yaml_line(close[0], value)}"
+            if close
+            else f"Known keys: {', '.join(known)}."
+        )
+        return f"{self._key(path)} is not a known key{self._set_in(path)}. {hint}"
+
+    def _missing(self, path: Path) -> str:
+        name = str(path[-1])
+        models = _models_at(self.model, path[:-1])
+        fields = [m.model_fields[name] for m in models if name in m.model_fields]
+        meaning = next((f" ({f.description})" for f in fields if f.description), "")
+        below = self._key(path[:-1])
+        where = f" under {below}{self._set_in(path[:-1])}" if below else ""
+        return f"{self._key(path)} is required but not set{meaning}. Write{where}: {name}: VALUE"
+
+    def _wrong(self, path: Path, group: list[ErrorDetails]) -> str:
+        value = _value_at(self.values, path)
+        reasons = " or ".join(dict.fromkeys(_reason(details) for details in group))
+        key = self._key(path) or "The configuration"
+        # A whole mapping says little where the message of the model's own validator names the keys.
+        by_validator = group[0]["type"] in ("value_error", "assertion_error")
+        what = "" if by_validator and isinstance(value, Mapping) else f" is {short(value)}"
+        comma = ", but " if what else ": "
+        hint = _hint(path, value, group[0]) if len(group) == 1 else ""
+        return f"{key}{what}{self._set_in(path)}{comma}{reasons.rstrip('.')}.{hint}"
+
+    def _path(self, details: ErrorDetails) -> Path:
+        """Return the error's location without the names of union members that pydantic adds."""
+        values, path = self.values, list[str | int]()
+        for i, part in enumerate(details["loc"]):
+            is_last = i == len(details["loc"]) - 1
+            if _has(values, part):
+                values = values[part]
+            elif not (is_last and details["type"] == "missing"):
+                continue
+            path.append(part)
+        return tuple(path)
+
+    def _key(self, path: Path) -> str:
+        return join_key(self.prefix, *path)
+
+    def _set_in(self, path: Path) -> str:
+        return set_in(self._key(path), self.loaded)
+
+
+def short(value: object, limit: int = 80) -> str:
+    """Return the repr, cut in the middle to about `limit` characters."""
+    text = repr(value)
+    half = limit // 2
+    return text if len(text) <= limit else f"{text[:half]}...{text[-half:]}"
+
+
+def yaml_line(key: str, value: object) -> str:
+    """Return `key: value` as a line of YAML to paste."""
+    is_scalar = not isinstance(value, Mapping | list | tuple | set)
+    try:
+        style = False if is_scalar else None
+        text = yaml.safe_dump({key: value}, default_flow_style=style, width=1000).strip()
+    except yaml.YAMLError:
+        text = "\n"
+    return f"{key}: ..." if "\n" in text else str(text)
+
+
+def _has(values: Any, part: str | int) -> bool:
+    if isinstance(values, Mapping):
+        return part in values
+    return isinstance(values, list | tuple) and isinstance(part, int) and part < len(values)
+
+
+def _value_at(values: Any, path: Path) -> Any:
+    for part in path:
+        values = values[part]
+    return values
+
+
+def _find_open(values: Any, path: Path) -> Iterator[Path]:
+    if isinstance(values, Mapping):
+        for key, value in values.items():
+            yield from _find_open(value, (*path, key))
+    elif isinstance(values, list | tuple):
+        for i, value in enumerate(values):
+            yield from _find_open(value, (*path, i))
+    elif isinstance(values, str) and values == "???" and path:
+        yield path
+
+
+def _models_at(model: type[BaseModel], path: Path) -> list[type[BaseModel]]:
+    """Return the models that may stand at `path`, also inside a list or a mapping."""
+    models = [model]
+    for part in path:
+        fields = [m.model_fields[part] for m in models if part in m.model_fields]
+        if fields:
+            models = [m for field in fields for m in _models_in(field.annotation)]
+    return models
+
+
+def _models_in(annotation: Any) -> list[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [model for part in get_args(annotation) for model in _models_in(part)]
+
+
+def _field_names(models: list[type[BaseModel]]) -> set[str]:
+    return {field.alias or name for model in models for name, field in model.model_fields.items()}
+
+
+def _reason(details: ErrorDetails) -> str:
+    message = details["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ")
+    message = re.sub(r"a valid dictionary( or (object|instance).*)?$", "a mapping", message)
+    return re.sub(r"^(Input|String|List|Value|Set|Tuple|Dictionary) should ", "must ", message)
+
+
+def _hint(path: Path, value: Any, details: ErrorDetails) -> str:
+    """Return the line to paste, where one can be told from the value."""
+    name = str(path[-1]) if path else ""
+    kind = details["type"]
+    if kind in ("literal_error", "enum"):
+        expected = re.findall(r"'([^']*)'", str(details.get("ctx", {}).get("expected", "")))
+        return suggest(str(value), expected)
+    if kind == "string_type" and isinstance(value, int | float):
+        trap = " YAML reads an unquoted 12:00:00 as 43200." if type(value) is int else ""
+        return f'{trap} Quote it: {name}: "{value}"'
+    if isinstance(value, str) and kind in ("int_type", "float_type", "bool_type"):
+        return _unquoted(name, value, kind)
+    return ""
+
+
+def _unquoted(name: str, value: str, kind: str) -> str:
+    parsers = {"int_type": int, "float_type": float, "bool_type": {"true": True, "false": False}}
+    parser: Any = parsers[kind]
+    try:
+        parsed = parser[value.lower()] if isinstance(parser, dict) else parser(value)
+    except (ValueError, KeyError):
+        return ""
+    return f" Write it without quotes: {yaml_line(name, parsed)}"

@@ -1,0 +1,120 @@
+"""Find what a `_target_` names, and say what is wrong with one that cannot be found or called."""
+
+import importlib
+import inspect
+import pkgutil
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+from espnet3.errors import suggest
+
+RESERVED = ("_target_", "_args_", "_recursive_", "_convert_", "_partial_")
+
+
+class BadTarget(Exception):
+    """A dotted path that breaks off; the text ends "model._target_ is 'a.b', but ..."."""
+
+
+@dataclass(frozen=True)
+class BadArgument:
+    """Why arguments do not fit a signature."""
+
+    reason: str
+    name: str = ""
+    """The argument that the target does not have, if that is the reason."""
+    hint: str = ""
+
+
+def locate(path: str) -> Any:
+    """Import what the dotted path names.
+
+    Raises:
+        BadTarget: A part of the path does not exist. An error raised inside an imported module is
+            passed on as it is.
+    """
+    first, *rest = path.split(".")
+    if not rest:
+        raise BadTarget(f"a target needs its module. Write: _target_: package.module.{path}")
+    if not all((first, *rest)):
+        raise BadTarget("a part between two dots is empty. Write: _target_: package.module.Name")
+    found: Any = _import_first(path, first)
+    for i, part in enumerate(rest, start=1):
+        parent = path.split(".")[:i]
+        found = _step(found, ".".join(parent), part, ".".join(rest[i:]))
+    return found
+
+
+def _import_first(path: str, name: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name != name:
+            raise
+    known = {module.name for module in pkgutil.iter_modules()} | set(sys.builtin_module_names)
+    raise BadTarget(
+        f"there is no module {name!r}.{suggest(name, known)} If it is yours, put the folder that "
+        f"holds it on the path: export PYTHONPATH=FOLDER:$PYTHONPATH; if not, pip install {name}"
+    )
+
+
+def _step(parent: Any, parent_path: str, part: str, rest: str) -> Any:
+    if hasattr(parent, part):
+        return getattr(parent, part)
+    if isinstance(parent, ModuleType):
+        try:
+            return importlib.import_module(f"{parent_path}.{part}")
+        except ModuleNotFoundError as error:
+            # "a.b is not a package" has the name "a.b.c" as well.
+            if error.name != f"{parent_path}.{part}":
+                raise
+    known = _names_in(parent)
+    hint = suggest(part, known)
+    fixed = ".".join(filter(None, [parent_path, hint.split("'")[1], rest])) if hint else ""
+    write = f" Write: _target_: {fixed}" if fixed else f" It has: {_listing(known)}."
+    raise BadTarget(f"{parent_path!r} has no {part!r}.{hint}{write}")
+
+
+def _names_in(parent: Any) -> list[str]:
+    submodules = pkgutil.iter_modules(getattr(parent, "__path__", []))
+    names = {module.name for module in submodules} | set(dir(parent))
+    return sorted(name for name in names if not name.startswith("_"))
+
+
+def _listing(names: Iterable[str], limit: int = 12) -> str:
+    names = list(names)
+    return ", ".join(names[:limit]) + (", ..." if len(names) > limit else "") or "nothing public"
+
+
+def signature_of(target: Callable[..., Any]) -> inspect.Signature | None:
+    """Return the signature, or None for one written in C that does not tell it."""
+    try:
+        return inspect.signature(target)
+    except (TypeError, ValueError):
+        return None
+
+
+def find_bad_argument(signature: inspect.Signature, node: Mapping[str, Any]) -> BadArgument | None:
+    """Return why the arguments of a config node do not fit, or None if they do."""
+    names = [name for name in node if name not in RESERVED]
+    try:
+        signature.bind(*node.get("_args_", ()), **dict.fromkeys(names))
+    except TypeError as error:
+        return _diagnose(signature, names, str(error))
+    return None
+
+
+def _diagnose(signature: inspect.Signature, names: list[str], reason: str) -> BadArgument:
+    parameters = signature.parameters.values()
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
+    known = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    unknown = [name for name in names if name not in known]
+    if unknown and not takes_any:
+        free = [name for name in known if name not in names]
+        hint = suggest(unknown[0], free) or f" It takes: {', '.join(known) or 'nothing'}."
+        return BadArgument(f"it takes no argument {unknown[0]!r}", unknown[0], hint)
+    missing = [p.name for p in parameters if p.default is p.empty and p.name in known]
+    lines = "; ".join(f"{name}: VALUE" for name in missing if name not in names)
+    return BadArgument(reason, hint=f" Write: {lines}" if lines and "missing" in reason else "")

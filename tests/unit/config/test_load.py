@@ -1,0 +1,241 @@
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+from omegaconf.errors import ReadonlyConfigError
+
+from espnet3.config.load import Source, load_config
+from espnet3.errors import ConfigError
+
+
+def write(folder: Path, text: str, name: str = 'it\'s a "conf" file.yaml') -> Path:
+    path = folder / name
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def error_of(files: object, *overrides: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load_config(files, overrides)  # type: ignore[arg-type]
+    return str(caught.value)
+
+
+# Values and merging
+
+
+def test_values_are_those_of_omegaconf(tmp_path):
+    text = "a: 1e-3\nb: 2024-01-02\nc: [1, x, null]\nd: {e: on, 1: '1'}\nf: |\n  x\n  y\n"
+    path = write(tmp_path, text)
+    assert load_config(path).config == OmegaConf.load(path)
+
+
+@pytest.mark.parametrize("text", ["", "# only a comment\n", "---\n", "null\n"])
+def test_an_empty_file_is_an_empty_config(tmp_path, text):
+    assert load_config(str(write(tmp_path, text))).config == {}
+
+
+def test_later_files_win_mappings_merge_and_lists_replace(tmp_path):
+    base = write(tmp_path, "a: {x: 1, y: 2}\nl: [1, 2, 3]\n", "base.yaml")
+    top = write(tmp_path, "a: {y: 3}\nl: [9]\nn: new\n", "top.yaml")
+    config = load_config([base, top]).config
+    assert config == {"a": {"x": 1, "y": 3}, "l": [9], "n": "new"}
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "expected"),
+    [
+        ("a: [1]", "a: {b: 1}", {"a": {"b": 1}}),
+        ("a: {b: 1}", "a: [1]", {"a": [1]}),
+        ("a: {b: 1}", "a: null", {"a": None}),
+        ("a: 3", "a: {b: 1}", {"a": {"b": 1}}),
+        ("a: 3", "a: ???", {"a": 3}),
+        ("a: ???", "a: 3", {"a": 3}),
+    ],
+)
+def test_a_value_of_another_kind_replaces_the_earlier_one(tmp_path, first, second, expected):
+    files = [write(tmp_path, first, "1.yaml"), write(tmp_path, second, "2.yaml")]
+    assert load_config(files).config == expected
+
+
+def test_interpolations_stay_lazy_across_files_and_overrides(tmp_path):
+    first = write(tmp_path, "exp: run1\nout: ${exp}/decode\n", "1.yaml")
+    loaded = load_config([first], ["exp=run2"])
+    assert "${exp}" in loaded.to_yaml()
+    assert loaded.config.out == "run2/decode"
+
+
+def test_a_change_below_an_interpolated_mapping_leaves_its_target_alone(tmp_path):
+    path = write(tmp_path, "common: {x: 1, y: 2}\na: ${common}\n")
+    config = load_config(path, ["a.x=5"]).config
+    assert config == {"common": {"x": 1, "y": 2}, "a": {"x": 5, "y": 2}}
+
+
+def test_the_config_is_read_only(tmp_path):
+    config = load_config(write(tmp_path, "a: {b: 1}")).config
+    with pytest.raises(ReadonlyConfigError):
+        config.a.b = 2
+
+
+def test_an_unquoted_walltime_arrives_as_a_number_of_seconds(tmp_path):
+    text = "unquoted: 12:00:00\nshort: 1:30\nquoted: '12:00:00'\nleading_zero: 08:00:00\n"
+    config = load_config(write(tmp_path, text), ["override=12:00:00"]).config
+    assert config.unquoted == config.override == 43200
+    assert config.short == 90
+    assert config.quoted == "12:00:00"
+    # YAML 1.1 takes a leading zero for text, so the trap snaps only from 10 hours on.
+    assert config.leading_zero == "08:00:00"
+
+
+# Overrides
+
+
+@pytest.mark.parametrize(
+    ("override", "value"),
+    [
+        ("a=1", 1),
+        ("a=1e-3", 1e-3),
+        ("a=[1,2]", [1, 2]),
+        ("a={x: 1}", {"x": 1}),
+        ("a=null", None),
+        ("a=true", True),
+        ('a="x y"', "x y"),
+        ('a="4"', "4"),
+        ("a=x=y", "x=y"),
+        ("a=", ""),
+        ("a= ", ""),
+    ],
+)
+def test_override_values_are_typed_as_yaml(tmp_path, override, value):
+    assert load_config(write(tmp_path, "b: 1"), [override]).config == {"a": value, "b": 1}
+
+
+def test_an_override_may_interpolate(tmp_path):
+    assert load_config(write(tmp_path, "b: 7"), ["a.x=${b}"]).config.a.x == 7
+
+
+def test_an_override_reaches_into_a_list(tmp_path):
+    path = write(tmp_path, "layers: [{n: 1, k: 3}, {n: 2}]\nspeakers: {1: anna}\n")
+    loaded = load_config(path, ["layers.0.n=5", "layers[1]=6", "speakers.1=eve"])
+    assert loaded.config == {"layers": [{"n": 5, "k": 3}, 6], "speakers": {1: "eve"}}
+    assert loaded.source_of("layers.0.n") == "command line: layers.0.n=5"
+    assert loaded.source_of("layers.0.k") == f"{path}:1"
+
+
+def test_a_malformed_override_shows_the_correct_form(tmp_path):
+    path = write(tmp_path, "a: 3\nl: [1]\n")
+    assert error_of(path, "foo").endswith("Write, for example: foo=VALUE")
+    for text in ("=3", "a..b=1", ".a=1", ""):
+        assert error_of(path, text).endswith("Write, for example: parallel.n_workers=4")
+    assert "Write: a=4" in error_of(path, "+a=4")
+    assert "'a=\"*.wav\"'" in error_of(path, "a=*.wav")
+    assert error_of(path, "a.b=1").endswith("but a is 3. Write: a=VALUE")
+    assert "l is a list of 1, which has no item '4'" in error_of(path, "l.4=1")
+    assert error_of(path, "l.x=1").endswith("l=[...]")
+
+
+def test_an_index_into_an_interpolated_list_is_refused_rather_than_guessed(tmp_path):
+    path = write(tmp_path, "a: [1, 2]\nb: ${a}\n")
+    message = error_of(path, "b.0=5")
+    assert "command line: b.0=5" in message
+    assert message.endswith("Do not mix a list and a mapping under one key.")
+
+
+# Sources
+
+
+def test_sources_name_file_and_line_of_the_last_to_set_a_key(tmp_path):
+    base = write(tmp_path, "parallel:\n  env: slurm\n  n_workers: 2\nl:\n  - a\n  - b\n", "a.yaml")
+    top = write(tmp_path, "\nparallel: {n_workers: 4}\nl: [z]\n", "b.yaml")
+    loaded = load_config([base, top], ["parallel.options.queue=gpu"])
+    assert loaded.sources["parallel.env"] == Source(str(base), 2)
+    assert loaded.source_of("parallel.n_workers") == f"{top}:2"
+    assert loaded.source_of("l.0") == loaded.source_of("l[0]") == f"{top}:3"
+    assert loaded.source_of("parallel.options") == "command line: parallel.options.queue=gpu"
+    assert "l.1" not in loaded.sources
+
+
+def test_source_of_falls_back_to_the_nearest_parent(tmp_path):
+    path = write(tmp_path, "a:\n  b: {}\n")
+    loaded = load_config(path)
+    assert loaded.source_of("a.b.c.d") == f"{path}:2"
+    assert "unknown" in loaded.source_of("nowhere.to.be.found")
+
+
+def test_an_open_value_does_not_take_over_the_source(tmp_path):
+    first, second = write(tmp_path, "a: 1", "1.yaml"), write(tmp_path, "\na: ???", "2.yaml")
+    assert load_config([first, second]).source_of("a") == f"{first}:1"
+
+
+def test_merged_anchors_keep_their_own_lines(tmp_path):
+    text = "base: &base\n  x: 1\n  y: 2\nuse:\n  <<: *base\n  y: 3\n"
+    loaded = load_config(write(tmp_path, text, "a.yaml"))
+    assert loaded.config.use == {"x": 1, "y": 3}
+    assert [loaded.sources[f"use.{k}"].line for k in "xy"] == [2, 6]
+
+
+def test_the_saved_config_loads_as_the_same_config(tmp_path):
+    text = "w: '12:00:00'\nx: ${w}\ny: '1e3'\nz: 'on'\nn: {l: [1, null]}\nu: né\n"
+    loaded = load_config(write(tmp_path, text))
+    saved = tmp_path / "new folder" / "config.yaml"
+    loaded.save(saved)
+    assert load_config(saved).config == loaded.config
+    assert load_config(saved).to_yaml() == loaded.to_yaml()
+    assert [p.name for p in saved.parent.iterdir()] == ["config.yaml"]
+
+
+# Errors of files
+
+
+def test_a_missing_file_suggests_its_neighbours(tmp_path):
+    known = write(tmp_path, "", "parallel_slurm.yaml")
+    assert f"Did you mean '{known}'?" in error_of(tmp_path / "paralel_slurm.yaml")
+    assert error_of(tmp_path / "x.yaml").endswith(f"YAML files in {tmp_path}: {known.name}.")
+    assert "Its folder" in error_of(tmp_path / "nowhere" / "x.yaml")
+    assert f"is a folder, not a config file. YAML files in {tmp_path}" in error_of(tmp_path)
+
+
+def test_a_duplicate_key_names_both_lines(tmp_path):
+    path = write(tmp_path, "a:\n  b: 1\n  c: 2\n  b: 3\n")
+    assert error_of(path) == (
+        f"b is set twice in {path}: in line 2 and in line 4. Delete or rename one of the two."
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "hint"),
+    [
+        ("a: 1\nb: [1, 2\nc: 3\n", 3, "brackets"),
+        ("a:\n\tb: 1\n", 2, "spaces, not with tabs"),
+        ("a: b: c\n", 1, "Quote a value"),
+        ("a: 1\n---\nb: 2\n", 2, "a file of its own"),
+        ("a: 1\nb: !mine 3\n", 2, "Remove the tag"),
+    ],
+)
+def test_bad_yaml_names_the_line_and_a_way_out(tmp_path, text, line, hint):
+    path = write(tmp_path, text)
+    message = error_of(path)
+    assert message.startswith(f"{path}:{line} is not valid YAML")
+    assert hint in message
+
+
+@pytest.mark.parametrize("text", ["- 1\n- 2\n", "just text\n", "3\n"])
+def test_a_file_without_a_mapping_is_refused(tmp_path, text):
+    assert error_of(write(tmp_path, text)).endswith("Write: key: value")
+
+
+def test_values_that_omegaconf_cannot_hold_name_key_and_line(tmp_path):
+    path = write(tmp_path, "a:\n  b: echo ${HOME\n")
+    message = error_of(path)
+    assert message.startswith(f"a.b in {path}:2 cannot be read")
+    assert r"write \${...}" in message
+    assert "cannot be read" in error_of(write(tmp_path, "null: 3\n"))
+
+
+def test_an_anchor_that_contains_itself_is_refused(tmp_path):
+    assert "contains itself" in error_of(write(tmp_path, "a: &x\n  b: *x\n"))
+
+
+def test_a_file_that_is_not_utf8_says_how_to_convert_it(tmp_path):
+    path = tmp_path / "latin.yaml"
+    path.write_bytes("a: né".encode("latin1"))
+    assert "iconv" in error_of(path)
