@@ -1,0 +1,138 @@
+"""Write files that are seen whole or not at all: a temp file, fsync, then one rename.
+
+It is on the start-up path of every worker, so it imports next to nothing.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+TYPE_CHECKING = False  # what `typing.TYPE_CHECKING` is, without the import of `typing`
+if TYPE_CHECKING:
+    from typing import IO, Any
+
+StrPath = str | os.PathLike[str]
+
+# Some network and FUSE file systems cannot sync a folder, and one may write to a folder without
+# being allowed to read it; the rename is atomic there all the same.
+_NO_DIR_SYNC = {errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EBADF, errno.EACCES}
+_TEMP_NAME = re.compile(r"\..*\.tmp-[0-9]+-[0-9a-f]{8}", re.DOTALL)
+_MAX_NAME_BYTES = 200  # leaves room for the ending below the usual limit of 255
+
+
+@contextmanager
+def open_atomic(
+    path: StrPath, mode: str = "w", encoding: str = "utf-8", *, sync: bool = True
+) -> Iterator[IO[Any]]:
+    r"""Open a file that replaces `path` when the block ends, and only if it ends well.
+
+    Until then the data is in `.<name>.tmp-<pid>-<random>` beside it. After an exception, also one
+    at the last flush (disk full), the temp file is gone and `path` is as it was; after a SIGKILL
+    the temp file stays behind (see `is_temp_name`). Text is written with "\n" line ends. The file
+    gets the permissions that `open` would give it. A symbolic link is replaced, not followed.
+
+    Args:
+        path: The file to create or replace; its folder must exist.
+        mode: "w" for text, "wb" for bytes.
+        encoding: Of text.
+        sync: Wait until the data is on the disk. Pass False for a file that a later commit syncs;
+            it is then still whole for readers, but may be empty after a power cut.
+    """
+    if mode not in ("w", "wb"):
+        raise ValueError(f'open_atomic got mode={mode!r} for {path}. Use mode="w" or mode="wb".')
+    target = os.path.abspath(path)  # the block may change the working directory
+    temp = temp_path(target)
+    file = _create(temp, mode, encoding)
+    try:
+        with file:
+            _copy_permissions(target, file.fileno())
+            yield file
+            file.flush()
+            if sync:
+                os.fsync(file.fileno())
+        os.replace(temp, target)
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(temp)
+        raise
+    if sync:
+        fsync_dir(os.path.dirname(target))
+
+
+def write_bytes(path: StrPath, data: bytes, *, sync: bool = True) -> None:
+    """Create or replace a file atomically; see `open_atomic`."""
+    with open_atomic(path, "wb", sync=sync) as file:
+        file.write(data)
+
+
+def write_text(path: StrPath, text: str, *, sync: bool = True) -> None:
+    """Create or replace a UTF-8 file atomically, the text as it is; see `open_atomic`."""
+    write_bytes(path, text.encode("utf-8"), sync=sync)
+
+
+def write_json(path: StrPath, value: Any, indent: int | None = 2, *, sync: bool = True) -> None:
+    """Create or replace a JSON file atomically, keys in their order, with a newline at the end.
+
+    Raises:
+        RecordError: A value is NaN, infinite, or of a type unknown to JSON; `path` is as it was.
+    """
+    from espnet3.io.json_text import dump_json  # it needs this module
+
+    write_text(path, dump_json(value, indent=indent, where=path) + "\n", sync=sync)
+
+
+def fsync_file(path: StrPath) -> None:
+    """Wait until what was written to a file, by whichever process, is on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def fsync_dir(path: StrPath) -> None:
+    """Wait until the names in a folder are on the disk; does nothing where that is unsupported."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        if error.errno not in _NO_DIR_SYNC:
+            raise
+
+
+def is_temp_name(name: str) -> bool:
+    """Tell whether a file name is that of a write under way, or of one that was killed."""
+    return _TEMP_NAME.fullmatch(name) is not None
+
+
+def temp_path(target: str) -> str:
+    """Return a name beside `target` for a write under way; see `is_temp_name`."""
+    folder, name = os.path.split(target)
+    name = os.fsencode(name)[:_MAX_NAME_BYTES].decode("utf-8", "ignore")
+    return os.path.join(folder, f".{name}.tmp-{os.getpid()}-{os.urandom(4).hex()}")
+
+
+def _create(temp: str, mode: str, encoding: str) -> IO[Any]:
+    # "x" and not mkstemp, whose files only their owner may read.
+    try:
+        if mode == "wb":
+            return open(temp, "xb")
+        return open(temp, "x", encoding=encoding, newline="\n")
+    except FileNotFoundError as error:
+        folder = os.path.dirname(temp)
+        message = "Cannot write into a folder that does not exist; create it first: mkdir -p"
+        raise FileNotFoundError(errno.ENOENT, message, folder) from error
+
+
+def _copy_permissions(target: str, descriptor: int) -> None:
+    # A private file must stay private when it is replaced.
+    with suppress(OSError):
+        os.fchmod(descriptor, stat.S_IMODE(os.stat(target).st_mode))

@@ -1,0 +1,54 @@
+"""Create a file that must not exist yet: how one of several processes becomes the first."""
+
+import errno
+import os
+
+from espnet3.io.atomic import StrPath, fsync_dir, temp_path
+
+# File systems without hard links (exFAT, some FUSE) say so in one of these ways.
+_NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
+
+
+def create_bytes(path: StrPath, data: bytes, *, sync: bool = True) -> bool:
+    """Create a file with this content, unless it exists.
+
+    Readers see nothing or all of it. Where there are no hard links, a process that is killed
+    between creating and writing leaves an empty file.
+
+    Returns:
+        False if the file was there already; it is then as it was.
+    """
+    temp = temp_path(os.path.abspath(path))
+    try:
+        _write(temp, data, sync)
+        try:
+            os.link(temp, path)
+        except FileExistsError:
+            return False
+        except OSError as error:
+            if error.errno not in _NO_LINKS:
+                raise
+            if not _create_plainly(path, data, sync):
+                return False
+    finally:
+        if os.path.lexists(temp):
+            os.unlink(temp)
+    if sync:
+        fsync_dir(os.path.dirname(os.path.abspath(path)))
+    return True
+
+
+def _write(path: StrPath, data: bytes, sync: bool) -> None:
+    with open(path, "xb") as file:
+        file.write(data)
+        file.flush()
+        if sync:
+            os.fsync(file.fileno())
+
+
+def _create_plainly(path: StrPath, data: bytes, sync: bool) -> bool:
+    try:
+        _write(path, data, sync)
+    except FileExistsError:
+        return False
+    return True

@@ -1,0 +1,187 @@
+r"""SCP files: one line `<id> <value>` per record, whatever the value holds.
+
+Ordinary values stand in the file as they are. What would break a line, or get lost at its ends, is
+escaped: `\n`, `\r`, `\t`, `\\`, and `\uXXXX` for other control characters, Unicode line ends, lone
+surrogates, and white space at either end. Files of Kaldi are read as well.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping
+
+from espnet3.errors import EspnetError
+from espnet3.io.atomic import StrPath, open_atomic
+
+_TO_ESCAPE = re.compile("[\\\\\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]|\\A\\s|\\s\\Z")
+_ESCAPED = re.compile(r"\\(?:([\\nrt])|u([0-9a-fA-F]{4}))")
+_SHORT = {"\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
+_LONG = {"\\": "\\", "n": "\n", "r": "\r", "t": "\t"}
+_BOM = b"\xef\xbb\xbf"  # U+FEFF, which some editors put at the start of a file
+_NOT_IN_ID = re.compile("[\\s\x00-\x1f\x7f-\x9f\ufeff\ud800-\udfff]")
+_LINE = re.compile(r"([^ \t]+)(?:[ \t]+(.*))?", re.DOTALL)
+
+
+class RecordError(EspnetError, ValueError):
+    """A record cannot be written or read: its id, its value, or its line is wrong."""
+
+
+def escape_value(value: str) -> str:
+    r"""Return the value in a form that is one line and survives `strip` and `split(maxsplit=1)`.
+
+    Example:
+        >>> print(escape_value("two\nlines "))
+        two\nlines\u0020
+    """
+    # Twice as fast as a regex search, and true of nearly all values.
+    if value.isprintable() and "\\" not in value and value.strip() == value:
+        return value
+    return _TO_ESCAPE.sub(_escape_match, value)
+
+
+def unescape_value(text: str) -> str:
+    r"""Undo `escape_value`; what is no escape of ours, such as `\q`, stays as it is."""
+    return _ESCAPED.sub(_unescape_match, text) if "\\" in text else text
+
+
+def check_id(id: str) -> None:
+    """Raise a `RecordError` unless the id can be the first word of a line."""
+    if not isinstance(id, str):
+        raise RecordError(f"The id {id!r} is of type {type(id).__name__}. Pass text: str(id).")
+    if not id:
+        raise RecordError('The id is empty. Give the item a name, such as id = f"utt{index}".')
+    bad = _NOT_IN_ID.search(id)
+    if bad is not None:
+        raise RecordError(
+            f"The id {id!r} holds {bad.group()!r} at position {bad.start()}; an id is one word, "
+            'without white space or control characters. Fix: id = "_".join(id.split()).'
+        )
+
+
+class ScpWriter:
+    """Write records to a file, opened at once and buffered; refuses an id that was written before.
+
+    A crash leaves what was flushed so far. Use `write_scp` for a file that appears whole.
+
+    Example:
+        >>> import tempfile
+        >>> path = tempfile.mkdtemp() + "/hyp.scp"
+        >>> with ScpWriter(path) as writer:
+        ...     writer.write("utt1", "hello world")
+        >>> load_scp(path)
+        {'utt1': 'hello world'}
+    """
+
+    def __init__(self, path: StrPath) -> None:
+        """Create or empty the file; its folder must exist."""
+        self._path = path
+        self._seen: set[str] = set()
+        self._file = open(path, "w", encoding="utf-8", newline="\n")  # noqa: SIM115
+
+    def write(self, id: str, value: str) -> None:
+        """Add a record, or raise a `RecordError` and leave the file as it is."""
+        self._file.write(_format_record(id, value, self._seen, self._path))
+
+    def close(self) -> None:
+        """Flush and close the file; a second call does nothing."""
+        self._file.close()
+
+    def __enter__(self) -> ScpWriter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def write_scp(path: StrPath, records: Iterable[tuple[str, str]] | Mapping[str, str]) -> None:
+    """Write all records atomically; after an error the old file is as it was."""
+    pairs = records.items() if isinstance(records, Mapping) else records
+    seen: set[str] = set()
+    with open_atomic(path) as file:
+        for id, value in pairs:
+            file.write(_format_record(id, value, seen, path))
+
+
+def read_scp(path: StrPath) -> Iterator[tuple[str, str]]:
+    r"""Yield the records in order of the file, line by line.
+
+    A line with an id only has an empty value. Tabs or several blanks may follow the id, blanks and
+    a carriage return may end the line, the last newline may be missing. Only "\n" ends a line.
+
+    Raises:
+        RecordError: A line has no id or an impossible one, is not UTF-8, or repeats an id. The
+            message starts with `<path>:<line>`.
+    """
+    seen: set[str] = set()
+    with open(path, "rb") as file:
+        for number, raw in enumerate(file, 1):
+            try:
+                id, value = _parse_line(raw.removeprefix(_BOM) if number == 1 else raw, path)
+                _add_once(id, seen)
+            except RecordError as error:
+                raise RecordError(f"{os.fspath(path)}:{number}: {error}") from error.__cause__
+            yield id, value
+
+
+def load_scp(path: StrPath) -> dict[str, str]:
+    """Return all records of a file, in its order; raises what `read_scp` raises."""
+    return dict(read_scp(path))
+
+
+def _format_record(id: str, value: str, seen: set[str], path: StrPath) -> str:
+    try:
+        check_id(id)
+        if not isinstance(value, str):
+            raise RecordError(
+                f"The value of {id!r} is {value!r:.80}, of type {type(value).__name__}. "
+                "Pass text: str(value)."
+            )
+        _add_once(id, seen)
+    except RecordError as error:
+        raise RecordError(f"{os.fspath(path)}: {error}") from None
+    return f"{id} {escape_value(value)}\n"
+
+
+def _add_once(id: str, seen: set[str]) -> None:
+    if id in seen:
+        raise RecordError(
+            f"The id {id!r} is there twice. Make ids unique where the data is made, such as "
+            f'id = f"{{speaker}}-{{id}}".'
+        )
+    seen.add(id)
+
+
+def _parse_line(raw: bytes, path: StrPath) -> tuple[str, str]:
+    try:
+        line = raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise RecordError(
+            f"The line is not UTF-8 ({error}). Convert the file, such as from Latin-1: "
+            f"iconv -f latin1 -t utf-8 {_shell_word(path)} > new.scp"
+        ) from error
+    match = _LINE.fullmatch(line.rstrip(" \t\r\n"))
+    if match is None:
+        raise RecordError(
+            f"The line {line!r:.80} has no id at its start. Write `<id> <value>`, or delete it; "
+            f"this deletes all blank lines: sed -i '/^[[:space:]]*$/d' {_shell_word(path)}"
+        )
+    id, text = match.groups(default="")
+    check_id(id)
+    return id, unescape_value(text)
+
+
+def _shell_word(path: StrPath) -> str:
+    from shlex import quote  # only after a failure
+
+    return quote(os.fspath(path))
+
+
+def _escape_match(match: re.Match[str]) -> str:
+    character = match.group()
+    return _SHORT.get(character) or f"\\u{ord(character):04x}"
+
+
+def _unescape_match(match: re.Match[str]) -> str:
+    letter, code = match.groups()
+    return _LONG[letter] if letter else chr(int(code, 16))
