@@ -1,0 +1,326 @@
+"""The runner: what to do with one item, and what to do with all the results."""
+
+import logging
+import shlex
+import sys
+import time
+import uuid
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from espnet3 import logs
+from espnet3.errors import ConfigError, EspnetError, ProviderError, RunInterrupted
+from espnet3.io.tables import JsonlWriter
+from espnet3.parallel.config import ParallelConfig
+from espnet3.parallel.dispatch import Dispatcher
+from espnet3.parallel.folder_run import (
+    RunRequest,
+    finished_result,
+    folder_errors,
+    merge_run,
+    open_run,
+    tidy,
+    write_failures,
+)
+from espnet3.parallel.hooks import WRITER_HOOKS, RunnerHooks, overridden
+from espnet3.parallel.identity import describe_run
+from espnet3.parallel.memory_run import run_in_memory
+from espnet3.parallel.open_pool import driver_sys_path, fault_policy, open_pool
+from espnet3.parallel.parallel import enclosing_client, get_parallel_config
+from espnet3.parallel.progress import Progress, duration
+from espnet3.parallel.shard_source import FolderSource
+from espnet3.parallel.signals import interruptible
+from espnet3.parallel.tasks import RunSpec
+from espnet3.shards.items import check_unique, collect_items
+from espnet3.shards.lease import Lease
+from espnet3.shards.manifest import Manifest
+from espnet3.shards.merge import concat_files
+
+logger = logging.getLogger(__name__)
+_RESULTS = "results.jsonl"
+_WAIT_SECONDS = 0.5
+
+
+class BaseRunner:
+    """Applies `forward` to many items, wherever `set_parallel` says.
+
+    Subclass it and write a static `forward(idx, ...)` that takes what the provider builds. Without
+    `output_dir`, calling the runner returns the results in order. With it, results are written as
+    shards that survive any crash, the same call again goes on where it stopped, and the call
+    returns what `merge` returns.
+
+    Args:
+        provider: builds what `forward` needs; see `EnvironmentProvider`.
+        batch_size: give `forward` lists of this many indices; it returns a list as long.
+        output_dir: where shards and merged files go.
+        shard_subdir: folder below `output_dir` for the shards and the rest of the protocol.
+        resume: continue a run with the same fingerprint; False removes it and starts anew.
+        on_error: `raise` stops at the first item that fails, `skip` lists it and goes on.
+        max_errors: with `skip`, how many items may fail.
+        retry_failed: run the shards again in which items were skipped.
+
+    Example:
+        >>> class Length(BaseRunner):
+        ...     @staticmethod
+        ...     def forward(idx, words):
+        ...         return len(words[idx])
+        >>> class Words:
+        ...     def build_env_local(self):
+        ...         return {"words": ["speech", "is", "silver"]}
+        ...
+        ...     def build_worker_setup_fn(self):
+        ...         return self.build_env_local
+        >>> Length(Words())(range(3))
+        [6, 2, 6]
+    """
+
+    def __init__(
+        self,
+        provider: Any,
+        batch_size: int | None = None,
+        output_dir: str | Path | None = None,
+        shard_subdir: str = "",
+        resume: bool = True,
+        *,
+        on_error: Literal["raise", "skip"] = "raise",
+        max_errors: int | None = None,
+        retry_failed: bool = False,
+    ) -> None:
+        self.provider = provider
+        self.batch_size = batch_size
+        self.output_dir = Path(output_dir) if output_dir is not None else None
+        self.shard_subdir = shard_subdir
+        self.resume = resume
+        self.on_error = on_error
+        self.max_errors = max_errors
+        self.retry_failed = retry_failed
+        self._check_settings()
+
+    def _check_settings(self) -> None:
+        size = self.batch_size
+        if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
+            raise ConfigError(f"batch_size is {size!r}; write a number from 1 on, or null.")
+        if self.on_error not in ("raise", "skip"):
+            raise ConfigError(f"on_error is {self.on_error!r}; write on_error: raise or skip.")
+        for name in ("build_env_local", "build_worker_setup_fn"):
+            if not callable(getattr(self.provider, name, None)):
+                raise ProviderError(
+                    f"{type(self.provider).__name__} has no {name}(). A provider needs "
+                    "build_env_local() and build_worker_setup_fn(); see EnvironmentProvider."
+                )
+
+    @staticmethod
+    def forward(idx: Any, **env: Any) -> Any:
+        """Compute the result of one item, or of a list of items if `batch_size` is set."""
+        raise NotImplementedError("Write a static forward(idx, ...) in your runner.")
+
+    @staticmethod
+    def open_writers(shard_dir: Path, **env: Any) -> Any:
+        """Open what `write_record` writes to, inside `shard_dir`."""
+        return JsonlWriter(shard_dir / _RESULTS)
+
+    @staticmethod
+    def write_record(writers: Any, result: Any, state: dict[str, Any], **env: Any) -> None:
+        """Write one result. `state` is a dict that lives as long as the shard."""
+        writers.write(result)
+
+    @staticmethod
+    def close_writers(writers: Any, state: dict[str, Any], **env: Any) -> Any:
+        """Close the writers; plain data that is returned is kept as the shard's `summary`."""
+        writers.close()
+
+    def merge(self, shard_dirs: Sequence[Path]) -> Any:
+        """Join the shards, which come in dataset order and are proven complete.
+
+        By default joins `results.jsonl` and returns its path; with writer hooks of your own, write
+        this too.
+        """
+        if self._own_writers():
+            return list(shard_dirs)
+        assert self.output_dir is not None
+        target = self.output_dir / _RESULTS
+        concat_files(shard_dirs, _RESULTS, target)
+        return target
+
+    def cost(self, idx: Any) -> float | None:
+        """Return how much work an item is, in any unit, such as seconds of audio; None if unknown.
+
+        Long items are started first and shards are balanced by it.
+        """
+        return None
+
+    def __call__(
+        self,
+        indices: Iterable[Any],
+        *,
+        costs: Iterable[float] | None = None,
+        client: Any = None,
+    ) -> Any:
+        """Run all items.
+
+        Args:
+            indices: what `forward` is called with, each once: integers, or any JSON values.
+            costs: how much work each item is; the `cost` hook if None.
+            client: a Dask client to run on; else that of the enclosing `get_client`, else what
+                the active config says.
+
+        Returns:
+            Without `output_dir` the results in order, a `Failure` in place of a skipped item; with
+            it, what `merge` returns.
+        """
+        logs.make_visible()
+        config = get_parallel_config()
+        enclosing = enclosing_client()
+        client = client or (enclosing.client if enclosing else None)
+        try:
+            RunnerHooks.of(type(self))
+            items = collect_items(indices)
+            costs = self._costs(items) if costs is None else costs
+            if self.output_dir is None:
+                return self._run_in_memory(items, config, client, costs)
+            return self._run_in_folder(items, config, client, costs)
+        except EspnetError as error:
+            raise error.with_traceback(None) from error.__cause__
+        except RunInterrupted:
+            self._say_how_to_resume()
+            raise
+
+    def _costs(self, items: Any) -> list[float] | None:
+        if not overridden(type(self), BaseRunner, ["cost"]):
+            return None
+        costs = [self.cost(item) for item in items]
+        if any(cost is None for cost in costs):
+            return None
+        return [cost for cost in costs if cost is not None]
+
+    def _run_in_memory(self, items: Any, config: ParallelConfig, client: Any, costs: Any) -> Any:
+        return run_in_memory(
+            self._spec(uuid.uuid4().hex),
+            self.provider,
+            items,
+            config,
+            self._policy(config),
+            client=client,
+            costs=costs,
+            label=type(self).__name__,
+        )
+
+    def _policy(self, config: ParallelConfig) -> Any:
+        skip = self.on_error == "skip"
+        return fault_policy(config, skip_errors=skip, max_errors=self.max_errors)
+
+    def _spec(self, run_id: str, run_dir: Path | None = None, n_shards: int = 0) -> RunSpec:
+        return RunSpec(
+            run_id=run_id,
+            hooks=RunnerHooks.of(type(self)),
+            setup_fn=dict,
+            batch_size=self.batch_size,
+            skip_errors=self.on_error == "skip",
+            sys_path=driver_sys_path(),
+            run_dir=str(run_dir.resolve()) if run_dir else None,
+            n_shards=n_shards,
+        )
+
+    def _run_in_folder(self, items: Any, config: ParallelConfig, client: Any, costs: Any) -> Any:
+        assert self.output_dir is not None
+        self._warn_about_merge()
+        check_unique(items)
+        root = self.output_dir / self.shard_subdir
+        described = describe_run(type(self), self.provider, items, self.batch_size)
+        request = RunRequest(
+            root, self.output_dir, type(self).__name__, items, self.batch_size, described, costs,
+            self.resume, self.retry_failed,
+        )  # fmt: skip
+        with folder_errors(root):
+            manifest = open_run(request, config)
+            answer = finished_result(request, manifest)
+            if answer is not None:
+                logger.info("%s is complete: %d items", root, manifest.n_items)
+                return answer[0]
+            with Lease(root) as lease:
+                self._run_shards(request, manifest, lease, config, client)
+                return self._merge_once(request, manifest, lease)
+
+    def _run_shards(
+        self,
+        request: RunRequest,
+        manifest: Manifest,
+        lease: Lease,
+        config: ParallelConfig,
+        client: Any,
+    ) -> None:
+        layout = manifest.layout(request.root)
+        order = tidy(layout, manifest, lease, retry_failed=self.retry_failed)
+        if not order:
+            return
+        source = FolderSource(request.root, manifest, request.items, order, lease)
+        bounds = manifest.bounds
+        n_before = manifest.n_items - sum(bounds[shard + 1] - bounds[shard] for shard in order)
+        if n_before:
+            logger.info(
+                "Resuming %s: %d of %d items are done", layout.root, n_before, manifest.n_items
+            )
+        layout.logs.mkdir(exist_ok=True)
+        spec = self._spec(manifest.run_id, request.root, manifest.n_shards)
+        with interruptible():
+            with open_pool(
+                spec, self.provider, config, client=client, n_tasks=len(order), log_dir=layout.logs
+            ) as pool:
+                dispatcher = Dispatcher(source, pool, self._policy(config), lambda result: None)
+
+                def count() -> int:
+                    return n_before + source.n_done_by_others + dispatcher.n_items_done()
+
+                try:
+                    with Progress(manifest.n_items, count, request.name):
+                        dispatcher.run()
+                except EspnetError:
+                    write_failures(layout, dispatcher.failures)
+                    raise
+
+    def _merge_once(self, request: RunRequest, manifest: Manifest, lease: Lease) -> Any:
+        """Merge, unless another driver is merging: then take its result."""
+        while not lease.claim("merge"):
+            time.sleep(_WAIT_SECONDS)
+        answer = finished_result(request, manifest)
+        if answer is not None:
+            return answer[0]
+        begin = time.monotonic()
+        with interruptible():
+            result = merge_run(request.root, request.output_dir, manifest, self.merge)
+        n_failed = _count_lines(manifest.layout(request.root).failed)
+        seconds = duration(time.time() - manifest.created)
+        logger.info(
+            "%s is complete: %d items, %d failed, %s since the plan, merged in %.1f s",
+            request.root, manifest.n_items, n_failed, seconds, time.monotonic() - begin,
+        )  # fmt: skip
+        if n_failed:
+            logger.warning("%d items failed; see: espnet3 failed %s", n_failed, request.root)
+        return result
+
+    def _own_writers(self) -> list[str]:
+        return overridden(type(self), BaseRunner, WRITER_HOOKS)
+
+    def _warn_about_merge(self) -> None:
+        own = self._own_writers()
+        if own and not overridden(type(self), BaseRunner, ["merge"]):
+            logger.warning(
+                "%s overrides %s but not merge(): its outputs will stay in %s/split.N/ and will "
+                "not be joined",
+                type(self).__name__, own[0], self.output_dir,
+            )  # fmt: skip
+
+    def _say_how_to_resume(self) -> None:
+        if self.output_dir is None:
+            logger.warning("Interrupted. Results were in memory only; set output_dir to resume.")
+            return
+        command = shlex.join([Path(sys.executable).name, *sys.argv])
+        logger.warning("Interrupted. Finished shards are kept; to resume, run again: %s", command)
+
+
+def _count_lines(path: Path) -> int:
+    try:
+        return path.read_bytes().count(b"\n")
+    except FileNotFoundError:
+        return 0

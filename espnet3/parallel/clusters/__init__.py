@@ -1,0 +1,1 @@
+"""Backends: how each kind of cluster is started. `table` knows them all."""

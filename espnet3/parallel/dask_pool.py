@@ -1,0 +1,161 @@
+"""Workers of a Dask cluster, whoever started it.
+
+Dask moves the bytes and tells who is there; which shard runs where is decided by the dispatcher.
+Each attempt is pinned to its worker, so that one with eight threads gets one shard, not eight.
+"""
+
+import logging
+import queue
+import time
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+import cloudpickle
+
+from espnet3.errors import WorkerError
+from espnet3.parallel.dask_worker import NEEDS_SPEC, run_attempt
+from espnet3.parallel.pools import Died, Event, Finished
+from espnet3.parallel.tasks import ShardTask
+
+logger = logging.getLogger(__name__)
+_LOOK_SECONDS = 1.0
+_WAIT_MESSAGE_SECONDS = 30.0
+
+
+class DaskPool:
+    """The workers of a client's cluster, as they come and go.
+
+    Args:
+        client: a connected `distributed.Client`; it stays open.
+        spec: the pickled `RunSpec`.
+        run_id: names the run to the workers, which keep its environment.
+    """
+
+    def __init__(self, client: Any, spec: bytes, run_id: str) -> None:
+        self._client = client
+        self._spec = spec
+        self._run_id = run_id
+        self._topic = f"espnet3-{uuid.uuid4().hex}"
+        self._workers: list[str] = []
+        self._last_look = 0.0
+        self._waiting_since = time.monotonic()
+        self._last_message = time.monotonic()
+        self._knows_spec: set[str] = set()
+        self._running: dict[str, tuple[Any, ShardTask]] = {}
+        self._positions: dict[str, int] = {}
+        self._ended: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
+        client.subscribe_topic(self._topic, self._hear)
+
+    def idle(self) -> list[str]:
+        """Return the workers that are there and have no attempt."""
+        self._look()
+        return [worker for worker in self._workers if worker not in self._running]
+
+    def submit(self, worker: str, task: ShardTask) -> None:
+        """Pin an attempt to a worker."""
+        spec = None if worker in self._knows_spec else self._spec
+        future = self._client.submit(
+            run_attempt,
+            self._run_id,
+            spec,
+            cloudpickle.dumps(task),
+            self._topic,
+            key=f"espnet3-shard-{task.shard}-{uuid.uuid4().hex}",
+            workers=[worker],
+            allow_other_workers=False,
+            pure=False,
+        )
+        self._knows_spec.add(worker)
+        self._running[worker] = (future, task)
+        self._positions[worker] = -1
+        future.add_done_callback(_put(self._ended, worker))
+
+    def poll(self, timeout: float) -> list[Event]:
+        """Wait for an attempt to end; notice workers that left."""
+        events: list[Event] = []
+        try:
+            events += self._end(*self._ended.get(timeout=timeout))
+            while not self._ended.empty():
+                events += self._end(*self._ended.get())
+        except queue.Empty:
+            pass
+        self._look()
+        for worker in set(self._running) - set(self._workers):
+            events.append(self._lose(worker, "it left the cluster"))
+        return events
+
+    def positions(self) -> dict[str, int]:
+        """Return what the busy workers last said of their position."""
+        return {worker: self._positions.get(worker, -1) for worker in self._running}
+
+    def kill(self, worker: str, reason: str) -> None:
+        """Restart a worker process through its nanny; `poll` reports it as gone."""
+        logger.warning("Restarting worker %s: %s", worker, reason)
+        self._client.restart_workers([worker], raise_for_error=False)
+
+    def stop(self) -> None:
+        """Cancel what runs; the cluster itself belongs to somebody else."""
+        self._client.unsubscribe_topic(self._topic)
+        futures = [future for future, _ in self._running.values()]
+        if futures:
+            self._client.cancel(futures, force=True)
+        self._running.clear()
+
+    def _hear(self, event: tuple[float, list[Any]]) -> None:
+        worker, shard, position = event[1]
+        running = self._running.get(worker)
+        if running and running[1].shard == shard:
+            self._positions[worker] = position
+
+    def _look(self) -> None:
+        now = time.monotonic()
+        if now - self._last_look < _LOOK_SECONDS:
+            return
+        self._last_look = now
+        try:
+            self._workers = list(self._client.nthreads())
+        except OSError as error:
+            raise WorkerError(
+                f"The Dask scheduler cannot be reached any more ({error}). Finished shards are on "
+                "disk; start the cluster and run the same command again."
+            ) from error
+        if self._workers:
+            self._waiting_since = self._last_message = now
+        elif now - self._last_message > _WAIT_MESSAGE_SECONDS:
+            self._last_message = now
+            waited = now - self._waiting_since
+            logger.warning("No worker is connected; waiting for %.0f s so far", waited)
+
+    def _end(self, worker: str, future: Any) -> list[Event]:
+        running = self._running.get(worker)
+        if running is None or running[0] is not future:
+            return []  # cancelled, or of a worker that was already given up
+        if future.status != "finished":
+            return [self._lose(worker, _describe(future))]
+        data = future.result()
+        if data == NEEDS_SPEC:  # the process behind this address is a new one
+            self._knows_spec.discard(worker)
+            del self._running[worker]
+            self.submit(worker, running[1])
+            return []
+        del self._running[worker]
+        return [Finished(worker, cloudpickle.loads(data))]
+
+    def _lose(self, worker: str, reason: str) -> Died:
+        future, task = self._running.pop(worker)
+        self._knows_spec.discard(worker)
+        self._client.cancel([future], force=True)
+        logger.warning("Worker %s was lost: %s", worker, reason)
+        return Died(worker, task, reason)
+
+
+def _put(target: "queue.SimpleQueue[tuple[str, Any]]", worker: str) -> Callable[[Any], None]:
+    return lambda future: target.put((worker, future))
+
+
+def _describe(future: Any) -> str:
+    if future.status == "error":
+        error = future.exception()
+        return f"{type(error).__name__}: {error}"
+    return f"its task was {future.status}"

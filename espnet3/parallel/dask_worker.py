@@ -1,0 +1,73 @@
+"""What runs inside a Dask worker: the same attempts as anywhere, one at a time."""
+
+import threading
+from typing import Any
+
+import cloudpickle
+
+from espnet3.parallel.tasks import Failure, ShardResult, Stopped
+from espnet3.parallel.worker import ShardServer, dump_result
+
+BEAT_SECONDS = 1.0
+NEEDS_SPEC = b""
+
+# One slot: a worker serves one run after the other, and two models may not fit on one GPU. The
+# lock also keeps a worker with several threads to one attempt at a time.
+_lock = threading.Lock()
+_server: tuple[str, ShardServer] | None = None
+
+
+def run_attempt(run_id: str, spec: bytes | None, task: bytes, topic: str) -> bytes:
+    """Run an attempt in this worker.
+
+    Returns:
+        The pickled `ShardResult`, or `NEEDS_SPEC` if this process does not know the run yet.
+    """
+    with _lock:
+        work = cloudpickle.loads(task)
+        server = _find_server(run_id, spec, work)
+        if server is None:
+            return NEEDS_SPEC
+        if isinstance(server, ShardResult):
+            return dump_result(server)
+        beat = _Beat(server, topic, work.shard)
+        try:
+            return dump_result(server.run(work))
+        finally:
+            beat.stop()
+
+
+def _find_server(run_id: str, spec: bytes | None, task: Any) -> ShardServer | ShardResult | None:
+    global _server
+    if _server is not None and _server[0] == run_id:
+        return _server[1]
+    if spec is None:
+        return None
+    _server = None  # frees the environment of the run before
+    try:
+        _server = (run_id, ShardServer(cloudpickle.loads(spec)))
+    except Exception as error:  # mostly a module that this worker cannot import
+        failure = Failure.of(error, task.start, None, task.shard)
+        return ShardResult(task, stopped=Stopped("provider", failure))
+    return _server[1]
+
+
+class _Beat:
+    """Tells the driver every second how far the attempt is."""
+
+    def __init__(self, server: ShardServer, topic: str, shard: int) -> None:
+        from distributed import get_worker
+
+        self._worker = get_worker()
+        self._server, self._topic, self._shard = server, topic, shard
+        self._stop = threading.Event()
+        threading.Thread(target=self._run, name="beat", daemon=True).start()
+
+    def _run(self) -> None:
+        while not self._stop.wait(BEAT_SECONDS):
+            message = [self._worker.address, self._shard, self._server.position()]
+            self._worker.log_event(self._topic, message)
+
+    def stop(self) -> None:
+        """Say no more."""
+        self._stop.set()

@@ -1,0 +1,294 @@
+"""Hand out shards, longest first, and decide what to do when something goes wrong.
+
+The queue stays here, with the driver, so that a worker that joins late gets work at once and one
+that dies takes a single shard with it.
+"""
+
+import logging
+import time
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from espnet3.errors import EspnetError, ItemError, ProviderError, RunFolderError, WorkerError
+from espnet3.parallel.pools import Died, Finished, WorkerPool
+from espnet3.parallel.shard_source import ShardSource
+from espnet3.parallel.tasks import Failure, ShardResult, ShardTask, Stopped
+from espnet3.shards.position import read_position
+
+logger = logging.getLogger(__name__)
+_POLL_SECONDS = 0.2
+_SLOW_SECONDS = 60.0
+
+
+@dataclass(frozen=True)
+class FaultPolicy:
+    """What a run puts up with."""
+
+    skip_errors: bool = False
+    max_errors: int | None = None
+    retries: int = 3
+    item_timeout: float | None = None
+    start_timeout: float = 3600.0
+
+
+@dataclass
+class _Suspicion:
+    """What is known of the deaths of a shard's workers."""
+
+    deaths: int = 0
+    blamed: Counter[tuple[int, int]] = field(default_factory=Counter)
+    is_isolating: bool = False
+
+
+class Dispatcher:
+    """Runs all shards of a source on a pool of workers.
+
+    Args:
+        source: gives out shards to run and takes what became of them.
+        pool: the workers.
+        policy: what to put up with.
+        on_result: told of each finished attempt.
+    """
+
+    def __init__(
+        self,
+        source: ShardSource,
+        pool: WorkerPool,
+        policy: FaultPolicy,
+        on_result: Callable[[ShardResult], None],
+    ) -> None:
+        self._source = source
+        self._pool = pool
+        self._policy = policy
+        self._on_result = on_result
+        self._again: deque[ShardTask] = deque()
+        self._running: dict[str, ShardTask] = {}
+        self._suspicions: dict[int, _Suspicion] = {}
+        self._failures: dict[int, Failure] = {}
+        self._watch = _Watch(policy.item_timeout)
+        self._n_done = 0
+
+    def run(self) -> None:
+        """Return when every shard is done, by whomever.
+
+        Raises:
+            ItemError: an item failed and errors are not skipped, or too many failed.
+            WorkerError: a shard's workers kept dying, or no worker came.
+        """
+        waiting_since = time.monotonic()
+        while True:
+            self._assign()
+            if not self._running and not self._again and self._source.is_finished():
+                return
+            for event in self._pool.poll(_POLL_SECONDS):
+                if isinstance(event, Finished):
+                    self._finish(event)
+                else:
+                    self._bury(event)
+            self._watch.look(self._pool, self._running)
+            if self._running or self._source.is_waiting():
+                waiting_since = time.monotonic()
+            elif time.monotonic() - waiting_since > self._policy.start_timeout:
+                raise WorkerError(
+                    f"No worker was there for {self._policy.start_timeout:g} s. Look at the logs "
+                    "of the workers' jobs, or raise parallel.start_timeout."
+                )
+
+    def n_items_done(self) -> int:
+        """Return how many items are done, those of running attempts included."""
+        partial = 0
+        for worker, position in list(self._pool.positions().items()):
+            task = self._running.get(worker)
+            if task is not None:
+                partial += max(position - task.start, 0)
+        return self._n_done + partial
+
+    def _assign(self) -> None:
+        for worker in self._pool.idle():
+            task = self._again.popleft() if self._again else self._source.take()
+            if task is None:
+                return
+            task = replace(task, attempt=self._source.new_attempt(task))
+            self._running[worker] = task
+            self._watch.begin(worker)
+            self._pool.submit(worker, task)
+
+    def _finish(self, event: Finished) -> None:
+        self._running.pop(event.worker, None)
+        result = event.result
+        self._source.clean_up(result.task)
+        if result.stopped is not None:
+            self._stop_or_skip(result.stopped, result.task)
+            return
+        for failure in result.failures:
+            self._note(failure)
+        self._n_done += len(result.task.items)
+        self._source.finished(result.task)
+        self._on_result(result)
+
+    def _stop_or_skip(self, stopped: Stopped, task: ShardTask) -> None:
+        if stopped.kind != "write" or not self._policy.skip_errors:
+            self._failures[stopped.failure.position] = stopped.failure
+            raise error_of(stopped) from None
+        # The writer may have written half a record, so the attempt is gone; without that item it
+        # will do better.
+        self._give_up_on(stopped.failure, task)
+
+    def _give_up_on(self, failure: Failure, task: ShardTask) -> None:
+        self._note(failure)
+        self._again.append(replace(task, skip={**task.skip, failure.position: failure}))
+
+    def _note(self, failure: Failure) -> None:
+        self._failures[failure.position] = failure
+        limit = self._policy.max_errors
+        logger.warning("Item %r failed and is skipped: %s", failure.index, failure.error)
+        if limit is not None and len(self._failures) > limit:
+            raise ItemError(
+                f"{len(self._failures)} items failed, more than max_errors={limit}. The last one: "
+                f"{describe_failure(failure)}"
+            )
+
+    @property
+    def failures(self) -> list[Failure]:
+        """The items that failed in this run, in order."""
+        return [self._failures[position] for position in sorted(self._failures)]
+
+    def _bury(self, event: Died) -> None:
+        task = self._running.pop(event.worker, None)
+        if task is None:
+            return
+        position = read_position(Path(task.attempt)) if task.attempt else None
+        self._source.clean_up(task)
+        if self._source.is_committed(task):  # it died after its commit, before it could say so
+            self._n_done += len(task.items)
+            self._source.finished(task)
+            return
+        suspicion = self._suspicions.setdefault(task.shard, _Suspicion())
+        suspicion.deaths += 1
+        if position is not None:
+            self._blame(position, task, event, suspicion)
+        elif suspicion.deaths <= self._policy.retries:
+            self._again.append(task)
+        else:
+            self._divide(task, event)
+
+    def _blame(
+        self, position: tuple[int, int], task: ShardTask, event: Died, suspicion: _Suspicion
+    ) -> None:
+        """Decide after a death at a known batch: try again, halve it, or give the item up."""
+        suspicion.blamed[position] += 1
+        times = suspicion.blamed[position]
+        start, stop = position[0], min(position[1], task.stop)
+        if times <= self._policy.retries and not suspicion.is_isolating:
+            if suspicion.deaths > 3 * (self._policy.retries + 1):
+                raise WorkerError(_keeps_dying(task, event))
+            self._again.append(task)
+        elif stop - start > 1:
+            suspicion.is_isolating = True
+            middle = (start + stop) // 2
+            logger.warning("Items %d to %d kill their worker; trying halves", start, stop - 1)
+            self._again.append(replace(task, cuts=(*task.cuts, start, middle, stop)))
+        else:
+            self._give_up_or_raise(start, task, event, times)
+
+    def _give_up_or_raise(self, position: int, task: ShardTask, event: Died, times: int) -> None:
+        index = task.items[position - task.start]
+        error = f"the worker died on this item, {times} time(s): {event.reason}"
+        failure = Failure(position, index, task.shard, error, "", log=event.log)
+        if self._policy.skip_errors:
+            self._give_up_on(failure, task)
+            return
+        self._failures[position] = failure
+        raise ItemError(describe_failure(failure) + _ADVICE)
+
+    def _divide(self, task: ShardTask, event: Died) -> None:
+        """Without a position, halve the task itself; possible where results are in memory."""
+        if self._source.is_on_disk:
+            raise WorkerError(_keeps_dying(task, event))
+        if len(task.items) == 1:
+            self._give_up_or_raise(task.start, task, event, self._policy.retries + 1)
+            return
+        middle = len(task.items) // 2
+        self._again.append(replace(task, items=task.items[:middle]))
+        self._again.append(replace(task, start=task.start + middle, items=task.items[middle:]))
+
+
+class _Watch:
+    """Notices attempts that make no progress."""
+
+    def __init__(self, item_timeout: float | None) -> None:
+        self._item_timeout = item_timeout
+        self._last: dict[str, tuple[int, float]] = {}
+        self._warned: dict[str, float] = {}
+
+    def begin(self, worker: str) -> None:
+        self._last[worker] = (-1, time.monotonic())
+
+    def look(self, pool: WorkerPool, running: dict[str, ShardTask]) -> None:
+        now = time.monotonic()
+        for worker, position in pool.positions().items():
+            known, since = self._last.get(worker, (-1, now))
+            if position != known or worker not in running:
+                self._last[worker] = (position, now)
+            elif position >= 0:
+                self._judge(pool, worker, running[worker], position, now - since)
+
+    def _judge(
+        self, pool: WorkerPool, worker: str, task: ShardTask, position: int, seconds: float
+    ) -> None:
+        if self._item_timeout is not None and seconds > self._item_timeout:
+            pool.kill(worker, f"no item was finished in {self._item_timeout:g} s (item_timeout)")
+            self.begin(worker)
+        elif seconds - self._warned.get(worker, 0.0) > _SLOW_SECONDS or seconds < 1:
+            self._warned[worker] = seconds
+            if seconds > _SLOW_SECONDS:
+                logger.warning(
+                    "Item at position %d of shard %d has been running for %.0f s on worker %s. "
+                    "To have such workers replaced, set parallel.item_timeout: 600.",
+                    position, task.shard, seconds, worker,
+                )  # fmt: skip
+
+
+_ADVICE = (
+    " To go on without it, set on_error: skip; if memory runs out, use fewer workers or smaller "
+    "batches."
+)
+
+
+def _keeps_dying(task: ShardTask, event: Died) -> str:
+    log = f" Log: {event.log}" if event.log else ""
+    return (
+        f"The workers of shard {task.shard} (items {task.start} to {task.stop - 1}) keep dying at "
+        f"different items; the last one: {event.reason}. If memory grows from item to item, use "
+        f"more and smaller shards: shards_per_worker: 64.{log}"
+    )
+
+
+def describe_failure(failure: Failure) -> str:
+    """Return what failed, where, and the user's traceback."""
+    log = f", log {failure.log}" if failure.log else ""
+    head = (
+        f"Item {failure.index!r} (position {failure.position}) of shard {failure.shard} failed on "
+        f"{failure.host}, pid {failure.pid}{log}: {failure.error}"
+    )
+    return f"{head}\n\n{failure.traceback.rstrip()}\n" if failure.traceback else head
+
+
+def error_of(stopped: Stopped) -> EspnetError:
+    """Return the error with which a run stops, built from one message."""
+    failure = stopped.failure
+    if stopped.kind == "provider":
+        if stopped.original is not None and isinstance(stopped.original, ProviderError):
+            return stopped.original
+        where = f"on {failure.host}{', log ' + failure.log if failure.log else ''}"
+        return ProviderError(
+            f"The provider or runner failed {where}: {failure.error}\n\n{failure.traceback}"
+        )
+    if stopped.kind == "disk":
+        return RunFolderError(
+            f"Shard {failure.shard} could not be written on {failure.host}: {failure.error}. Make "
+            "room or mend the folder, then run the same command again: finished shards are kept."
+        )
+    return ItemError(describe_failure(failure))

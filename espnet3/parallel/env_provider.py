@@ -1,0 +1,37 @@
+"""The provider: what a worker needs to run a runner's `forward`."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any
+
+
+class EnvironmentProvider(ABC):
+    """Builds the environment of a worker: a dict of what `forward` takes besides the index.
+
+    Any object with these two methods will do; deriving from this class only documents it.
+
+    Example:
+        >>> class WordsProvider(EnvironmentProvider):
+        ...     def build_env_local(self):
+        ...         return {"words": ["speech", "is", "silver"]}
+        ...
+        ...     def build_worker_setup_fn(self):
+        ...         return self.build_env_local
+        >>> WordsProvider({}).build_env_local()["words"][0]
+        'speech'
+    """
+
+    def __init__(self, config: Any) -> None:
+        self.config = config
+
+    @abstractmethod
+    def build_env_local(self) -> dict[str, Any]:
+        """Build the environment for this process."""
+
+    @abstractmethod
+    def build_worker_setup_fn(self) -> Callable[[], dict[str, Any]]:
+        """Return a function that builds the environment inside a worker.
+
+        It is sent to the workers, so it should carry a config and build large things itself:
+        more than about 1 MB is refused.
+        """

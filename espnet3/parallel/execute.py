@@ -1,0 +1,213 @@
+"""Run one shard: the loop that calls the user's function, in whichever process it is."""
+
+import itertools
+import logging
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+from espnet3.errors import ProviderError
+from espnet3.parallel.hooks import bind
+from espnet3.parallel.sinks import FolderSink, MemorySink, open_sink
+from espnet3.parallel.tasks import Cells, Failure, RunSpec, ShardResult, ShardTask, Stopped
+
+logger = logging.getLogger(__name__)
+
+
+def check_env(env: Any, built_by: str) -> dict[str, Any]:
+    """Return the provider's environment if it is a dict with names as keys.
+
+    Raises:
+        ProviderError: saying what was returned instead.
+    """
+    if isinstance(env, dict) and all(isinstance(key, str) for key in env):
+        return env
+    raise ProviderError(
+        f"{built_by} returned {type(env).__name__}, but must return a dict of what forward() "
+        'takes, such as {"dataset": dataset, "model": model}.'
+    )
+
+
+class ShardLoop:
+    """Runs shards with one environment; made once per worker and run."""
+
+    def __init__(self, spec: RunSpec, env: dict[str, Any], *, log: str = "") -> None:
+        self._spec = spec
+        self._env = env
+        self._log = log
+        self._forward = bind(spec.hooks.forward, ["idx"], env)
+        self._attempt: _Attempt | None = None
+
+    def run(self, task: ShardTask, *, load_seconds: float = 0.0) -> ShardResult:
+        """Run an attempt to its end, commit it, and tell how it went."""
+        self._attempt = _Attempt(self._spec, self._env, self._forward, task, self._log)
+        try:
+            return self._attempt.run(load_seconds)
+        finally:
+            self._attempt = None
+
+    def position(self) -> int:
+        """Return the position of the running batch, for another thread to tell; -1 if none runs."""
+        attempt = self._attempt
+        try:
+            return attempt.cells[0] if attempt else -1
+        except ValueError:  # the attempt ended between the two
+            return -1
+
+
+class _GiveUp(Exception):
+    """Carries the reason why an attempt stops; never leaves this module."""
+
+    def __init__(self, stopped: Stopped) -> None:
+        super().__init__(stopped.kind)
+        self.stopped = stopped
+
+
+class _Attempt:
+    def __init__(
+        self,
+        spec: RunSpec,
+        env: dict[str, Any],
+        forward: Callable[[Any], Any],
+        task: ShardTask,
+        log: str,
+    ) -> None:
+        self._spec, self._env, self._forward, self._task, self._log = spec, env, forward, task, log
+        self._failures: list[Failure] = []
+        self.cells: Cells = [-1, 1]
+
+    def run(self, load_seconds: float) -> ShardResult:
+        begin = time.monotonic()
+        try:
+            sink = open_sink(self._spec, self._env, self._task)
+        except Exception as error:
+            kind = "disk" if isinstance(error, OSError) else "provider"
+            return self._stopped(Stopped(kind, self._failure(error, self._task.start), error))
+        self.cells = sink.cells
+        try:
+            self._loop(sink)
+            sink.finish(self._failures, time.monotonic() - begin, load_seconds)
+        except _GiveUp as error:
+            sink.abandon()
+            return self._stopped(error.stopped)
+        except Exception as error:
+            sink.abandon()
+            kind = "disk" if isinstance(error, OSError) else "write"
+            return self._stopped(Stopped(kind, self._failure(error, sink.cells[0]), error))
+        except BaseException:
+            sink.abandon()
+            raise
+        finally:
+            sink.close()
+        return ShardResult(self._task, sink.results, self._failures, sink.done)
+
+    def _stopped(self, stopped: Stopped) -> ShardResult:
+        return ShardResult(self._task, failures=self._failures, stopped=stopped)
+
+    def _loop(self, sink: MemorySink | FolderSink) -> None:
+        task = self._task
+        if self._spec.batch_size is not None or task.skip:
+            self._run_batches(sink)
+            return
+        # The hot loop: a store to a mapped cell, the user's function, the writer, nothing else.
+        cells, forward, write = sink.cells, self._forward, sink.write
+        cells[1] = 1
+        for position, item in zip(itertools.count(task.start), task.items, strict=False):
+            cells[0] = position
+            try:
+                result = forward(item)
+            except Exception as error:
+                self._give_up_on(position, error)
+                continue
+            except SystemExit as error:
+                self._give_up_on(position, _refuse_interrupt(error))
+                continue
+            write(position, result)
+        cells[0] = task.stop
+
+    def _run_batches(self, sink: MemorySink | FolderSink) -> None:
+        for position, failure in sorted(self._task.skip.items()):
+            self._failures.append(replace(failure, position=position))
+        for batch in _batches(self._task, self._spec.batch_size):
+            self._run_batch(batch, sink)
+        sink.cells[0] = self._task.stop
+
+    def _run_batch(self, batch: list[int], sink: MemorySink | FolderSink) -> None:
+        cells = sink.cells
+        cells[1] = batch[-1] + 1 - batch[0]
+        cells[0] = batch[0]
+        try:
+            results = self._forward_batch(batch)
+        except (Exception, SystemExit) as error:
+            self._handle_batch_error(batch, sink, _refuse_interrupt(error))
+            return
+        for position, result in zip(batch, results, strict=True):
+            sink.write(position, result)
+
+    def _forward_batch(self, batch: list[int]) -> Any:
+        items = [self._task.items[position - self._task.start] for position in batch]
+        if self._spec.batch_size is None:
+            return [self._forward(items[0])]
+        return _check_batch(self._forward(items), len(items))
+
+    def _handle_batch_error(
+        self, batch: list[int], sink: MemorySink | FolderSink, error: BaseException
+    ) -> None:
+        if len(batch) == 1 or not self._spec.skip_errors or isinstance(error, ProviderError):
+            self._give_up_on(batch[0], error, batch)
+            return
+        logger.warning("The batch of items %d to %d failed; trying its halves", batch[0], batch[-1])
+        middle = len(batch) // 2
+        self._run_batch(batch[:middle], sink)
+        self._run_batch(batch[middle:], sink)
+
+    def _give_up_on(
+        self, position: int, error: BaseException, batch: list[int] | None = None
+    ) -> None:
+        failure = self._failure(error, position, batch)
+        if isinstance(error, ProviderError):
+            raise _GiveUp(Stopped("provider", failure, error))
+        if not self._spec.skip_errors:
+            raise _GiveUp(Stopped("item", failure, error))
+        self._failures.append(failure)
+
+    def _failure(
+        self, error: BaseException, position: int, batch: list[int] | None = None
+    ) -> Failure:
+        items = self._task.items
+        offset = min(max(position - self._task.start, 0), len(items) - 1)
+        index = items[offset]
+        if batch is not None and len(batch) > 1:
+            index = [items[p - self._task.start] for p in batch]
+        return Failure.of(error, position, index, self._task.shard, log=self._log)
+
+
+def _refuse_interrupt(error: BaseException) -> BaseException:
+    """Let Ctrl-C through; a `sys.exit()` in user code is a failed item like any other."""
+    if isinstance(error, KeyboardInterrupt):
+        raise error
+    return error
+
+
+def _batches(task: ShardTask, batch_size: int | None) -> Iterator[list[int]]:
+    """Yield the positions of each batch, without skipped ones and cut where the task says."""
+    size = batch_size or 1
+    edges = sorted({*range(task.start, task.stop, size), task.stop, *task.cuts})
+    for first, last in itertools.pairwise(edges):
+        batch = [position for position in range(first, last) if position not in task.skip]
+        if batch:
+            yield batch
+
+
+def _check_batch(results: Any, n_items: int) -> Any:
+    if hasattr(results, "__len__") and not isinstance(results, dict | str | bytes):
+        if len(results) == n_items:
+            return results
+        found = f"{len(results)} results"
+    else:
+        found = type(results).__name__
+    raise ProviderError(
+        f"forward() got a batch of {n_items} items and returned {found}. Return a list with one "
+        "result per item, in the same order, or leave batch_size unset."
+    )

@@ -1,0 +1,218 @@
+"""A run that lives in a folder: plan, run what is missing, prove, merge."""
+
+import logging
+import os
+import platform
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from espnet3 import __version__
+from espnet3.errors import RunFolderError, StaleRunError
+from espnet3.io.atomic import is_temp_name, write_text
+from espnet3.io.json_text import dump_json
+from espnet3.parallel.config import ParallelConfig
+from espnet3.parallel.identity import changes, identify_files
+from espnet3.shards.commit import attempts, discard_attempt, set_aside
+from espnet3.shards.layout import RunLayout, is_protocol_name, leases_folder, manifest_path
+from espnet3.shards.lease import Lease, claims, living_owners
+from espnet3.shards.manifest import Manifest, load_manifest, publish_manifest
+from espnet3.shards.merge import check_complete, outputs_of, read_coverage
+from espnet3.shards.plan import make_plan, run_order
+from espnet3.shards.status import read_failures
+from espnet3.shards.success import decode_result, has_outputs, read_success, write_success
+
+if TYPE_CHECKING:
+    from espnet3.shards.items import Items
+
+logger = logging.getLogger(__name__)
+Merge = Callable[[Sequence[Path]], Any]
+
+
+@dataclass(frozen=True)
+class RunRequest:
+    """What a runner asks of a run folder."""
+
+    root: Path
+    output_dir: Path
+    name: str
+    items: "Items"
+    batch_size: int | None
+    described: dict[str, Any]
+    costs: Iterable[float] | None
+    resume: bool = True
+    retry_failed: bool = False
+
+
+@contextmanager
+def folder_errors(root: Path) -> Iterator[None]:
+    """Turn errors of the operating system into one that says what to do."""
+    try:
+        yield
+    except OSError as error:
+        where = f" ({error.filename})" if error.filename else ""
+        raise RunFolderError(
+            f"The run folder {root} cannot be used: {error.strerror or error}{where}. Make room, "
+            "mend the permissions or choose another output_dir, then run the same command again: "
+            "finished shards are kept."
+        ) from error
+
+
+def open_run(request: RunRequest, config: ParallelConfig) -> Manifest:
+    """Continue the run in a folder, or plan a new one.
+
+    Raises:
+        StaleRunError: if the folder holds a run with other items, code, config or files.
+        RunFolderError: if the folder cannot be used.
+    """
+    request.root.mkdir(parents=True, exist_ok=True)
+    if not request.resume:
+        remove_run(request.root)
+    manifest = load_manifest(request.root) or _plan(request, config)
+    changed = changes(manifest, request.described)
+    if changed:
+        raise StaleRunError(
+            f"{request.root} holds results of another run:\n"
+            + "\n".join(f"  {line}" for line in changed)
+            + "\nKeep them and choose another output_dir, or replace them: resume=False "
+            "(in YAML, runner: {resume: false})."
+        )
+    return manifest
+
+
+def _plan(request: RunRequest, config: ParallelConfig) -> Manifest:
+    plan = make_plan(
+        len(request.items),
+        config.n_workers * config.shards_per_worker,
+        batch_size=request.batch_size,
+        costs=request.costs,
+    )
+    manifest = Manifest(
+        items={},
+        n_items=len(request.items),
+        bounds=plan.bounds,
+        costs=[round(cost, 3) for cost in plan.costs],
+        batch_size=request.batch_size,
+        fingerprint=request.described,
+        files=identify_files(request.described),
+        name=request.name,
+        output_dir=os.path.relpath(request.output_dir, request.root),
+        versions={"espnet3": __version__, "python": platform.python_version()},
+    )
+    return publish_manifest(request.root, manifest, request.items)
+
+
+def remove_run(root: Path) -> None:
+    """Remove a run from its folder: what the protocol owns, and nothing else.
+
+    Raises:
+        RunFolderError: if another driver is working in the folder.
+    """
+    owners = living_owners(leases_folder(root)) if leases_folder(root).exists() else []
+    if owners:
+        raise RunFolderError(
+            f"resume=False would remove the run in {root}, but {owners[0]} is working there. "
+            "Stop it first, or choose another output_dir."
+        )
+    # Without its manifest the rest is no run any more, whatever happens in between.
+    manifest_path(root).unlink(missing_ok=True)
+    for entry in list(os.scandir(root)):
+        if not is_protocol_name(entry.name):
+            continue
+        if entry.is_dir(follow_symlinks=False):
+            shutil.rmtree(entry.path)
+        else:
+            os.unlink(entry.path)
+
+
+def finished_result(request: RunRequest, manifest: Manifest) -> tuple[Any] | None:
+    """Return what `merge` returned, in a tuple, if the run is complete and its outputs exist."""
+    success = read_success(manifest.layout(request.root), manifest.run_id)
+    if success is None or "result" not in success:
+        return None
+    if request.retry_failed and success["n_failed"]:
+        return None
+    if not has_outputs(success, request.output_dir):
+        logger.info("The merged files in %s were changed or removed", request.output_dir)
+        return None
+    return (decode_result(success["result"], request.output_dir),)
+
+
+def tidy(layout: RunLayout, manifest: Manifest, lease: Lease, *, retry_failed: bool) -> list[int]:
+    """Remove what dead processes left, and return the shards that are still to run."""
+    lease.sweep()
+    claimed = set(claims(layout.leases))
+    for shard, folders in attempts(layout.root).items():
+        if layout.shard_name(shard) not in claimed:
+            for folder in folders:
+                discard_attempt(folder)
+    if not lease.others():
+        _sweep_temporary(layout.root)
+    coverage = read_coverage(layout.root, manifest)
+    for shard in coverage.missing:
+        if layout.shard(shard).exists():
+            logger.warning("%s is damaged and will be computed anew", layout.shard(shard))
+            set_aside(layout, shard)
+    missing = list(coverage.missing)
+    if retry_failed:
+        failed = [shard for shard, done in coverage.committed.items() if done.n_failed]
+        for shard in failed:
+            set_aside(layout, shard)
+        missing += failed
+    if missing:
+        layout.success.unlink(missing_ok=True)
+    wanted = set(missing)
+    return [shard for shard in run_order(manifest.costs) if shard in wanted]
+
+
+def _sweep_temporary(root: Path) -> None:
+    for entry in os.scandir(root):
+        if entry.is_file(follow_symlinks=False) and is_temp_name(entry.name):
+            os.unlink(entry.path)
+        elif entry.name.startswith(".merge-") and entry.is_dir(follow_symlinks=False):
+            shutil.rmtree(entry.path, ignore_errors=True)
+
+
+def merge_run(root: Path, output_dir: Path, manifest: Manifest, merge: Merge) -> Any:
+    """Prove that the run is complete, merge it, and write `_SUCCESS.json`.
+
+    Raises:
+        IncompleteRunError: with what is missing.
+    """
+    layout = manifest.layout(root)
+    coverage = check_complete(root, manifest)
+    write_failures(layout, read_failures_of_shards(root))
+    before = outputs_of(output_dir)
+    result = merge([layout.shard(shard) for shard in range(manifest.n_shards)])
+    outputs = {
+        name: stat
+        for name, stat in outputs_of(output_dir, before).items()
+        if not (output_dir == root and is_protocol_name(name))
+    }
+    write_success(
+        layout,
+        manifest,
+        coverage.committed.values(),
+        output_dir=output_dir,
+        outputs=outputs,
+        result=result,
+    )
+    return result
+
+
+def read_failures_of_shards(root: Path) -> list[dict[str, Any]]:
+    """Return the failures of committed shards, forgetting an error that stopped an earlier try."""
+    (root / "failed.jsonl").unlink(missing_ok=True)
+    return read_failures(root)
+
+
+def write_failures(layout: RunLayout, failures: Sequence[Any]) -> None:
+    """Write `failed.jsonl`, or remove it if nothing failed."""
+    if not failures:
+        layout.failed.unlink(missing_ok=True)
+        return
+    records = [f if isinstance(f, dict) else asdict(f) for f in failures]
+    write_text(layout.failed, "".join(dump_json(record) + "\n" for record in records))

@@ -1,0 +1,48 @@
+"""The worker that is this very process: `env: local, n_workers: 1`."""
+
+import time
+
+from espnet3.parallel.execute import ShardLoop, check_env
+from espnet3.parallel.pools import Event, Finished
+from espnet3.parallel.tasks import RunSpec, ShardTask
+
+_NAME = "this process"
+
+
+class InlinePool:
+    """Runs attempts one after the other, inside `poll`."""
+
+    def __init__(self, spec: RunSpec) -> None:
+        begin = time.monotonic()
+        env = check_env(spec.setup_fn(), "build_env_local()")
+        self._load_seconds = time.monotonic() - begin
+        self._loop = ShardLoop(spec, env)
+        self._task: ShardTask | None = None
+
+    def idle(self) -> list[str]:
+        """Return this process, unless it has an attempt to run."""
+        return [] if self._task else [_NAME]
+
+    def submit(self, worker: str, task: ShardTask) -> None:
+        """Keep the attempt for the next `poll`."""
+        self._task = task
+
+    def poll(self, timeout: float) -> list[Event]:
+        """Run the attempt to its end, however long it takes."""
+        if self._task is None:
+            time.sleep(timeout)
+            return []
+        result = self._loop.run(self._task, load_seconds=self._load_seconds)
+        self._load_seconds = 0.0
+        self._task = None
+        return [Finished(_NAME, result)]
+
+    def positions(self) -> dict[str, int]:
+        """Return how far this process is in its attempt."""
+        return {_NAME: self._loop.position()} if self._task else {}
+
+    def kill(self, worker: str, reason: str) -> None:
+        """Do nothing: while this process runs an attempt, nobody can ask."""
+
+    def stop(self) -> None:
+        """Do nothing: there is no other process."""

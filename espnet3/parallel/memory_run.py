@@ -1,0 +1,107 @@
+"""A run whose results stay in memory."""
+
+import uuid
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+from espnet3 import logs
+from espnet3.parallel.config import ParallelConfig
+from espnet3.parallel.dispatch import Dispatcher, FaultPolicy
+from espnet3.parallel.hooks import RunnerHooks
+from espnet3.parallel.open_pool import driver_sys_path, fault_policy, is_inline, open_pool
+from espnet3.parallel.progress import Progress
+from espnet3.parallel.shard_source import MemorySource
+from espnet3.parallel.signals import interruptible
+from espnet3.parallel.tasks import RunSpec, ShardResult, ShardTask
+from espnet3.shards.plan import make_plan
+
+if TYPE_CHECKING:
+    from espnet3.shards.items import Items
+
+
+def run_in_memory(
+    spec: RunSpec,
+    provider: Any,
+    items: "Items",
+    config: ParallelConfig,
+    policy: FaultPolicy,
+    *,
+    client: Any = None,
+    costs: Iterable[float] | None = None,
+    label: str = "run",
+) -> list[Any]:
+    """Run all items and return their results in order.
+
+    An item that failed and was skipped has its `Failure` in place of a result.
+    """
+    if not len(items):
+        return []
+    n_workers = _count_workers(client) if client is not None else config.n_workers
+    plan = make_plan(
+        len(items), n_workers * config.shards_per_worker, batch_size=spec.batch_size, costs=costs
+    )
+    slices = [(shard, plan.bounds[shard], plan.bounds[shard + 1]) for shard in plan.order]
+    tasks = [ShardTask(shard, start, items[start:stop]) for shard, start, stop in slices]
+    results: list[Any] = [None] * len(items)
+
+    def collect(result: ShardResult) -> None:
+        for position, value in result.results or []:
+            results[position] = value
+        for failure in result.failures:
+            results[failure.position] = failure
+
+    on_this_machine = client is None and config.env == "local"
+    source = MemorySource(tasks, scratch=on_this_machine and not is_inline(config, client))
+    try:
+        with interruptible():
+            with open_pool(spec, provider, config, client=client, n_tasks=len(tasks)) as pool:
+                dispatcher = Dispatcher(source, pool, policy, collect)
+                with Progress(len(items), dispatcher.n_items_done, label):
+                    dispatcher.run()
+    finally:
+        source.close()
+    return results
+
+
+def _count_workers(client: Any) -> int:
+    return max(len(client.nthreads()), 1)
+
+
+def map_in_memory(
+    fn: Callable[..., Any],
+    items: list[Any],
+    setup_fn: Callable[[], Any],
+    config: ParallelConfig,
+    client: Any,
+    run_id: str,
+) -> list[Any]:
+    """Apply a function to each item as a runner would; see `parallel_map`."""
+    spec = RunSpec(
+        run_id=run_id or uuid.uuid4().hex,
+        hooks=RunnerHooks(fn, _unused, _unused, _unused),
+        setup_fn=setup_fn,
+        batch_size=None,
+        skip_errors=False,
+        sys_path=driver_sys_path(),
+    )
+    logs.make_visible()
+    provider = _FunctionProvider(setup_fn)
+    name = getattr(fn, "__name__", "map")
+    return run_in_memory(
+        spec, provider, items, config, fault_policy(config), client=client, label=name
+    )
+
+
+def _unused() -> None:
+    """Stand where a run in memory has no writers."""
+
+
+class _FunctionProvider:
+    def __init__(self, setup_fn: Callable[[], Any]) -> None:
+        self._setup_fn = setup_fn
+
+    def build_env_local(self) -> Any:
+        return self._setup_fn()
+
+    def build_worker_setup_fn(self) -> Callable[[], Any]:
+        return self._setup_fn

@@ -1,0 +1,125 @@
+"""Choose the workers that a config asks for."""
+
+import logging
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from espnet3.errors import ProviderError
+from espnet3.parallel.config import ParallelConfig
+from espnet3.parallel.dispatch import FaultPolicy
+from espnet3.parallel.inline_pool import InlinePool
+from espnet3.parallel.payload import check_size, pack_spec
+from espnet3.parallel.pools import WorkerPool
+from espnet3.parallel.process_pool import ProcessPool
+from espnet3.parallel.tasks import RunSpec
+
+logger = logging.getLogger(__name__)
+
+
+def driver_sys_path() -> list[str]:
+    """Return where this program finds its modules, for workers that look elsewhere."""
+    return [str(Path(entry).resolve()) for entry in sys.path]
+
+
+def fault_policy(
+    config: ParallelConfig, *, skip_errors: bool = False, max_errors: int | None = None
+) -> FaultPolicy:
+    """Return what a run puts up with, from its config and its runner."""
+    return FaultPolicy(
+        skip_errors=skip_errors,
+        max_errors=max_errors,
+        retries=config.retries,
+        item_timeout=config.item_timeout,
+        start_timeout=config.start_timeout,
+    )
+
+
+def is_inline(config: ParallelConfig, client: Any) -> bool:
+    """Tell whether a run needs no other process."""
+    return client is None and config.env == "local" and config.n_workers == 1
+
+
+@contextmanager
+def open_pool(
+    spec: RunSpec,
+    provider: Any,
+    config: ParallelConfig,
+    *,
+    client: Any = None,
+    n_tasks: int,
+    log_dir: Path | None = None,
+) -> Iterator[WorkerPool]:
+    """Start the workers for `n_tasks` attempts, never more; stop them at the end of the block.
+
+    `provider` has the two build functions of an `EnvironmentProvider`.
+
+    Raises:
+        ProviderError: if what the workers need cannot be built or sent.
+    """
+    pool = _open(spec, provider, config, client, n_tasks, log_dir)
+    with pool as workers:
+        try:
+            yield workers
+        finally:
+            workers.stop()
+
+
+@contextmanager
+def _open(
+    spec: RunSpec,
+    provider: Any,
+    config: ParallelConfig,
+    client: Any,
+    n_tasks: int,
+    log_dir: Path | None,
+) -> Iterator[WorkerPool]:
+    setup_fn = _worker_setup_fn(provider)
+    if is_inline(config, client):
+        check_size(setup_fn, provider)
+        yield InlinePool(replace(spec, setup_fn=provider.build_env_local))
+        return
+    packed = pack_spec(replace(spec, setup_fn=setup_fn), provider)
+    n_workers = min(config.n_workers, n_tasks)
+    if client is not None:
+        from espnet3.parallel.dask_pool import DaskPool
+
+        yield DaskPool(client, packed, spec.run_id)
+    elif config.env == "local":
+        yield ProcessPool(
+            packed,
+            n_workers,
+            threads=_threads(config),
+            log_dir=log_dir,
+            worker_timeout=config.worker_timeout,
+        )
+    else:
+        from espnet3.parallel.dask_pool import DaskPool
+        from espnet3.parallel.parallel import get_client
+
+        with get_client(config.model_copy(update={"n_workers": n_workers})) as own_client:
+            yield DaskPool(own_client, packed, spec.run_id)
+
+
+def _worker_setup_fn(provider: Any) -> Callable[[], Any]:
+    setup_fn: Callable[[], Any] = provider.build_worker_setup_fn()
+    if not callable(setup_fn):
+        raise ProviderError(
+            f"{type(provider).__name__}.build_worker_setup_fn() returned "
+            f"{type(setup_fn).__name__}, but must return a function without arguments that builds "
+            "the environment."
+        )
+    return setup_fn
+
+
+def _threads(config: ParallelConfig) -> int:
+    unused = sorted(set(config.options) - {"threads_per_worker"})
+    if unused:
+        logger.warning(
+            "parallel.options.%s is used by get_client only; a runner on env: local ignores it",
+            unused[0],
+        )
+    return int(config.options.get("threads_per_worker", 1))

@@ -1,0 +1,156 @@
+"""The active `parallel` config, clients for it, and a parallel `map`."""
+
+import uuid
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+from espnet3.config.schema import validate
+from espnet3.errors import ConfigError
+from espnet3.parallel.clusters.table import start_cluster
+from espnet3.parallel.config import ParallelConfig
+
+_active = ParallelConfig()
+
+
+@dataclass(frozen=True)
+class EnclosingClient:
+    """The client of a `with get_client(...)` block, and what its workers were told to set up."""
+
+    client: Any
+    setup_fn: Callable[[], dict[str, Any]] | None = None
+
+
+_enclosing: ContextVar[EnclosingClient | None] = ContextVar("espnet3_client", default=None)
+
+
+def set_parallel(config: Any) -> None:
+    """Set where runners run from now on.
+
+    Args:
+        config: the `parallel` block, as dict or DictConfig; it is copied. None means the default:
+            one worker, in this process.
+
+    Raises:
+        ConfigError: naming each wrong key and what to write.
+
+    Example:
+        >>> set_parallel({"env": "local", "n_workers": 8})
+        >>> get_parallel_config().n_workers
+        8
+        >>> set_parallel(None)
+    """
+    global _active
+    _active = as_parallel_config(config)
+
+
+def get_parallel_config() -> ParallelConfig:
+    """Return the active config; it is frozen."""
+    return _active
+
+
+@contextmanager
+def use_parallel(config: Any) -> Iterator[ParallelConfig]:
+    """Set where runners run inside the block, and restore it afterwards.
+
+    Example:
+        >>> with use_parallel({"env": "local", "n_workers": 2}) as config:
+        ...     config.n_workers
+        2
+    """
+    global _active
+    previous, _active = _active, as_parallel_config(config)
+    try:
+        yield _active
+    finally:
+        _active = previous
+
+
+def as_parallel_config(config: Any) -> ParallelConfig:
+    """Check a `parallel` block; a checked one is returned as it is."""
+    if isinstance(config, ParallelConfig):
+        return config
+    return validate(ParallelConfig, config, prefix="parallel")
+
+
+def enclosing_client() -> EnclosingClient | None:
+    """Return the client of the innermost `with get_client(...)` around the caller."""
+    return _enclosing.get()
+
+
+@contextmanager
+def get_client(source: Any = None, *, setup_fn: Callable[[], Any] | None = None) -> Iterator[Any]:
+    """Connect to a Dask cluster of the active config; close both at the end of the block.
+
+    Args:
+        source: what to connect to, or to set up: nothing (the active config), a config, the
+            address of a scheduler, a `Client` that is open already (and stays open), a
+            `WorkerPlugin` for the active config's workers, or a set-up function.
+        setup_fn: run once in each worker; the dict it returns is passed by name to the functions
+            that `parallel_map` runs, as far as they take it.
+
+    Yields:
+        A `distributed.Client`.
+    """
+    plugin, config, setup_fn = _sort_out(source, setup_fn)
+    with _connect(config) as client:
+        if plugin is not None:
+            client.register_plugin(plugin)
+        token = _enclosing.set(EnclosingClient(client, setup_fn))
+        try:
+            yield client
+        finally:
+            _enclosing.reset(token)
+
+
+def _sort_out(source: Any, setup_fn: Callable[[], Any] | None) -> tuple[Any, Any, Any]:
+    """Tell a plugin, a set-up function, and what to connect to from each other."""
+    from distributed import Client, WorkerPlugin
+
+    if source is None or isinstance(source, Client | str):
+        return None, source, setup_fn
+    if isinstance(source, WorkerPlugin) or (callable(getattr(source, "setup", None))):
+        return source, None, setup_fn
+    if callable(source):
+        if setup_fn is not None:
+            raise ConfigError("get_client() got two set-up functions. Give one: setup_fn=...")
+        return None, None, source
+    return None, as_parallel_config(source), setup_fn
+
+
+@contextmanager
+def _connect(target: Any) -> Iterator[Any]:
+    from distributed import Client
+
+    if isinstance(target, Client):
+        yield target
+        return
+    cluster = target if isinstance(target, str) else start_cluster(target or _active)
+    client: Any = Client(cluster)  # type: ignore[no-untyped-call]
+    try:
+        yield client
+    finally:
+        client.close()
+        if not isinstance(cluster, str):
+            cluster.close()
+
+
+def parallel_map(fn: Callable[..., Any], items: Iterable[Any], client: Any = None) -> list[Any]:
+    """Apply a function to each item, in parallel, and return the results in order.
+
+    Runs on the given client, else on that of the enclosing `get_client`, else as the active config
+    says. The first error stops all and is raised with item, host and traceback.
+
+    Example:
+        >>> parallel_map(str.upper, ["a", "b"])
+        ['A', 'B']
+    """
+    from espnet3.parallel.memory_run import map_in_memory
+
+    enclosing = enclosing_client()
+    setup_fn = enclosing.setup_fn if enclosing and client in (None, enclosing.client) else None
+    if client is None and enclosing is not None:
+        client = enclosing.client
+    return map_in_memory(fn, list(items), setup_fn or dict, _active, client, uuid.uuid4().hex)

@@ -1,0 +1,49 @@
+"""What the dispatcher needs of a set of workers, whatever they are."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from espnet3.parallel.tasks import ShardResult, ShardTask
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A worker ended an attempt, well or not, and is free again."""
+
+    worker: str
+    result: ShardResult
+
+
+@dataclass(frozen=True)
+class Died:
+    """A worker is gone. `task` is what it was doing, if anything."""
+
+    worker: str
+    task: ShardTask | None
+    reason: str
+    log: str = ""
+
+
+Event = Finished | Died
+
+
+class WorkerPool(Protocol):
+    """Workers that run one attempt at a time."""
+
+    def idle(self) -> list[str]:
+        """Return the workers that can take an attempt now."""
+
+    def submit(self, worker: str, task: ShardTask) -> None:
+        """Give an attempt to an idle worker."""
+
+    def poll(self, timeout: float) -> list[Event]:
+        """Wait up to `timeout` seconds for something to happen, and return what did."""
+
+    def positions(self) -> dict[str, int]:
+        """Return the item position that each busy worker has reached; -1 before the first."""
+
+    def kill(self, worker: str, reason: str) -> None:
+        """Get rid of a worker that hangs; it is reported as died."""
+
+    def stop(self) -> None:
+        """End all workers at once; what they had not committed is lost."""

@@ -1,0 +1,231 @@
+"""Workers as processes of this machine: started in a tenth of a second, replaced when they die.
+
+Not multiprocessing's: its spawn imports the user's script again, so that a script without a
+`__main__` guard, like those of the documentation, would start itself over and over.
+"""
+
+import json
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from contextlib import nullcontext, suppress
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+
+import cloudpickle
+
+from espnet3.errors import WorkerError
+from espnet3.parallel.pools import Died, Event, Finished
+from espnet3.parallel.tasks import ShardTask
+
+logger = logging.getLogger(__name__)
+
+_BOOT = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv.pop(1)); "
+    "from espnet3.parallel.worker import main; main()"
+)
+_THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+_MAX_EARLY_DEATHS = 3
+
+
+class ProcessPool:
+    """`n_workers` processes that each run one attempt at a time.
+
+    Args:
+        spec: the pickled `RunSpec`.
+        n_workers: how many to keep alive until `stop`.
+        threads: what the numerical libraries may use in each, unless the user's environment says.
+        log_dir: the folder of the logs; None lets workers write to this program's stderr.
+        worker_timeout: seconds of silence after which a worker counts as frozen.
+    """
+
+    def __init__(
+        self,
+        spec: bytes,
+        n_workers: int,
+        *,
+        threads: int = 1,
+        log_dir: Path | None = None,
+        worker_timeout: float = 300.0,
+    ) -> None:
+        self._spec = spec
+        self._threads = threads
+        self._log_dir = log_dir
+        self._worker_timeout = worker_timeout
+        self._early_deaths = 0
+        self._workers: dict[str, _Worker] = {}
+        for rank in range(n_workers):
+            self._start(rank)
+
+    def idle(self) -> list[str]:
+        """Return the workers without an attempt; a starting one may be given its first."""
+        return [name for name, worker in self._workers.items() if worker.task is None]
+
+    def submit(self, worker: str, task: ShardTask) -> None:
+        """Send an attempt to a worker; if it has died meanwhile, `poll` will tell."""
+        self._workers[worker].submit(task)
+
+    def poll(self, timeout: float) -> list[Event]:
+        """Wait for messages and deaths; replace the dead."""
+        by_connection = {worker.connection: worker for worker in self._workers.values()}
+        events: list[Event] = []
+        for connection in wait(list(by_connection), timeout):
+            worker = by_connection[connection]  # type: ignore[index]
+            result = worker.receive()
+            if result is not None:
+                self._early_deaths = 0
+                events.append(result)
+        for worker in list(self._workers.values()):
+            reason = worker.reason_of_death(self._worker_timeout)
+            if reason is not None:
+                events.append(self._bury(worker, reason))
+        return events
+
+    def positions(self) -> dict[str, int]:
+        """Return what the busy workers last said of their position."""
+        return {name: worker.position for name, worker in self._workers.items() if worker.task}
+
+    def kill(self, worker: str, reason: str) -> None:
+        """Kill a worker and all that it started."""
+        self._workers[worker].kill(reason)
+
+    def stop(self) -> None:
+        """Kill all workers and wait for them."""
+        for worker in self._workers.values():
+            worker.kill("the run ended")
+        for worker in self._workers.values():
+            worker.process.wait()
+            worker.connection.close()
+        self._workers.clear()
+
+    def _start(self, rank: int) -> None:
+        worker = _Worker(rank, self._spec, self._threads, self._log_dir)
+        self._workers[worker.name] = worker
+
+    def _bury(self, worker: "_Worker", reason: str) -> Died:
+        del self._workers[worker.name]
+        worker.kill(reason)
+        worker.process.wait()
+        worker.connection.close()
+        if worker.n_results == 0 and worker.position < 0:
+            self._note_early_death(worker, reason)
+        logger.warning("Worker %s died: %s", worker.name, reason)
+        self._start(worker.rank)
+        return Died(worker.name, worker.task, reason, worker.log)
+
+    def _note_early_death(self, worker: "_Worker", reason: str) -> None:
+        self._early_deaths += 1
+        if self._early_deaths >= _MAX_EARLY_DEATHS:
+            where = worker.log or "the messages above"
+            raise WorkerError(
+                f"{self._early_deaths} workers died before their first item, the last one: "
+                f"{reason}. Look at {where}; to see the error in this process, set "
+                f"parallel.n_workers: 1.{_tail(worker.log)}"
+            )
+
+
+class _Worker:
+    """One process, the connection to it, and what it is doing."""
+
+    def __init__(self, rank: int, spec: bytes, threads: int, log_dir: Path | None) -> None:
+        self.rank = rank
+        ours, theirs = socket.socketpair()
+        stamp = f"{socket.gethostname()}-{os.getpid()}-{rank}"
+        self.log = str(log_dir / f"worker-{stamp}.log") if log_dir else ""
+        self.process = _spawn(theirs, self.log, _environment(rank, threads))
+        theirs.close()
+        self.name = f"{rank} (pid {self.process.pid})"
+        self.connection = Connection(ours.detach())
+        self.task: ShardTask | None = None
+        self.position = -1
+        self.n_results = 0
+        self._last_sign = time.monotonic()
+        self._killed_for: str | None = None
+        self._send(spec)
+
+    def submit(self, task: ShardTask) -> None:
+        self.task = task
+        self.position = -1
+        self._send(cloudpickle.dumps(task))
+
+    def _send(self, data: bytes) -> None:
+        with suppress(OSError):  # it died; poll() finds out and says why
+            self.connection.send_bytes(data)
+
+    def receive(self) -> Finished | None:
+        try:
+            data = self.connection.recv_bytes()
+        except (EOFError, OSError):
+            self._await_exit()
+            return None
+        self._last_sign = time.monotonic()
+        if data[:1] == b"B":
+            self.position = int(data[1:])
+            return None
+        self.task = None
+        self.n_results += 1
+        return Finished(self.name, cloudpickle.loads(data[1:]))
+
+    def _await_exit(self) -> None:
+        with suppress(subprocess.TimeoutExpired):
+            self.process.wait(timeout=1)
+
+    def reason_of_death(self, timeout: float) -> str | None:
+        code = self.process.poll()
+        if self._killed_for is not None and code is not None:
+            return self._killed_for
+        if code is not None:
+            return describe_exit(code)
+        if time.monotonic() - self._last_sign > timeout:
+            return f"frozen: no sign of life for {timeout:g} s"
+        return None
+
+    def kill(self, reason: str) -> None:
+        self._killed_for = self._killed_for or reason
+        with suppress(ProcessLookupError, PermissionError):
+            # Its group: a forward() may have started processes of its own.
+            os.killpg(self.process.pid, signal.SIGKILL)
+
+
+def _spawn(link: socket.socket, log: str, environment: dict[str, str]) -> "subprocess.Popen[bytes]":
+    command = [sys.executable, "-c", _BOOT, json.dumps(sys.path), str(link.fileno()), log]
+    with open(log, "ab") if log else nullcontext() as output:
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            env=environment,
+            pass_fds=[link.fileno()],
+            start_new_session=True,  # the terminal's Ctrl-C must reach the driver only
+        )
+
+
+def _environment(rank: int, threads: int) -> dict[str, str]:
+    limits = {name: str(threads) for name in _THREAD_VARIABLES}
+    return {**limits, **os.environ, "LOCAL_RANK": str(rank), "PYTHONUNBUFFERED": "1"}
+
+
+def describe_exit(code: int) -> str:
+    """Say in words how a process ended."""
+    if code >= 0:
+        return f"it exited with code {code}"
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:
+        name = f"signal {-code}"
+    hint = " (which is what the kernel sends when memory runs out)" if name == "SIGKILL" else ""
+    return f"it was ended by {name}{hint}"
+
+
+def _tail(log: str, n_lines: int = 15) -> str:
+    if not log:
+        return ""
+    with suppress(OSError):
+        lines = Path(log).read_text(errors="replace").splitlines()[-n_lines:]
+        return "\nIts last lines:\n" + "\n".join(f"  {line}" for line in lines)
+    return ""

@@ -1,0 +1,67 @@
+"""Ctrl-C and SIGTERM: the run ends within seconds, with the right exit code and a way on."""
+
+import logging
+import os
+import signal
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+from espnet3.errors import RunInterrupted
+
+logger = logging.getLogger(__name__)
+_GRACE_SECONDS = 4.0
+_HANDLED = (signal.SIGINT, signal.SIGTERM)
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """Turn SIGINT and SIGTERM into `RunInterrupted` inside the block.
+
+    Python handles a signal only between two of its own instructions. So that a long call into C
+    cannot hold Ctrl-C up, the process is ended after four seconds; what was finished is on disk.
+    Outside the main thread, where signals cannot be handled, this does nothing.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    watchdog = _Watchdog()
+    previous = {number: signal.signal(number, _interrupt) for number in _HANDLED}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+        watchdog.close()
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    for handled in _HANDLED:  # one is enough: cleaning up must not be interrupted
+        signal.signal(handled, signal.SIG_IGN)
+    raise RunInterrupted(128 + number)
+
+
+class _Watchdog:
+    """A thread that the interpreter wakes at once when a signal arrives, whatever the code does."""
+
+    def __init__(self) -> None:
+        self._reader, self._writer = socket.socketpair()
+        self._writer.setblocking(False)
+        self._previous = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="interrupt", daemon=True)
+        self._thread.start()
+
+    def _watch(self) -> None:
+        while data := self._reader.recv(1):
+            if data[0] in _HANDLED and not self._closed.wait(_GRACE_SECONDS):
+                os._exit(128 + data[0])
+
+    def close(self) -> None:
+        self._closed.set()
+        signal.set_wakeup_fd(self._previous)
+        self._writer.close()
+        self._thread.join()
+        self._reader.close()

@@ -1,0 +1,107 @@
+"""What crosses the border between driver and worker: small dataclasses, no handles."""
+
+import os
+import socket
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any
+
+from espnet3.parallel.hooks import RunnerHooks
+from espnet3.shards.commit import Done
+
+Cells = memoryview | list[int]
+"""First position and length of the running batch."""
+
+
+@dataclass(frozen=True)
+class RunSpec:
+    """What a worker must know of a run; sent once to each worker."""
+
+    run_id: str
+    hooks: RunnerHooks
+    setup_fn: Callable[[], Any]
+    batch_size: int | None
+    skip_errors: bool
+    sys_path: list[str]
+    run_dir: str | None = None
+    """The folder of the shards; None keeps results in memory."""
+    n_shards: int = 0
+
+
+@dataclass(frozen=True)
+class ShardTask:
+    """One attempt at a shard, or in memory at a part of one."""
+
+    shard: int
+    start: int
+    items: Sequence[Any]
+    attempt: str | None = None
+    """The folder of this attempt; in memory, a scratch folder for its position, if any."""
+    cuts: tuple[int, ...] = ()
+    """Positions at which a batch must end: how a batch that kills its worker is taken apart."""
+    skip: "dict[int, Failure]" = field(default_factory=dict)
+    """Positions given up on, with the reason; they are listed, not run."""
+
+    @property
+    def stop(self) -> int:
+        """The position behind the last item."""
+        return self.start + len(self.items)
+
+
+@dataclass(frozen=True)
+class Failure:
+    """An item that was given up on: a line of `failed.jsonl`."""
+
+    position: int
+    index: Any
+    shard: int
+    error: str
+    traceback: str
+    host: str = field(default_factory=socket.gethostname)
+    pid: int = field(default_factory=os.getpid)
+    log: str = ""
+
+    @classmethod
+    def of(
+        cls, error: BaseException, position: int, index: Any, shard: int, *, log: str = ""
+    ) -> "Failure":
+        """Describe an exception, with the user's part of its traceback."""
+        return cls(position, index, shard, describe_error(error), user_traceback(error), log=log)
+
+
+def describe_error(error: BaseException) -> str:
+    """Return type and message of an error on one line."""
+    return " ".join("".join(traceback.format_exception_only(error)).split())
+
+
+def user_traceback(error: BaseException) -> str:
+    """Return the traceback without the frames of ours that called the user's function."""
+    trace: TracebackType | None = error.__traceback__
+    here = os.path.dirname(__file__)
+    while trace and trace.tb_next and trace.tb_frame.f_code.co_filename.startswith(here):
+        trace = trace.tb_next
+    return "".join(traceback.format_exception(type(error), error, trace))
+
+
+@dataclass(frozen=True)
+class ShardResult:
+    """What an attempt ended with: it is finished, or `stopped` says what ended it."""
+
+    task: ShardTask
+    results: list[tuple[int, Any]] | None = None
+    """Position and result of each item, where results are kept in memory."""
+    failures: list[Failure] = field(default_factory=list)
+    done: Done | None = None
+    stopped: "Stopped | None" = None
+
+
+@dataclass(frozen=True)
+class Stopped:
+    """Why an attempt could not go on: `kind` is item, write, provider or disk."""
+
+    kind: str
+    failure: Failure
+    original: BaseException | None = None
+    """The exception itself, in the driver's own process."""

@@ -1,0 +1,142 @@
+"""A worker process: takes attempts from the driver over a pipe until there are no more.
+
+It imports as little as it can, because the user waits for it. It dies with its driver: when the
+pipe closes, whatever it is doing.
+"""
+
+import os
+import queue
+import signal
+import sys
+import threading
+import time
+from multiprocessing.connection import Connection
+from typing import Any
+
+import cloudpickle
+
+from espnet3 import logs
+from espnet3.errors import ProviderError
+from espnet3.parallel.execute import ShardLoop, check_env
+from espnet3.parallel.tasks import Failure, RunSpec, ShardResult, ShardTask, Stopped
+
+BEAT_SECONDS = 0.25
+
+
+def main() -> None:
+    """Serve the driver at the other end of the file descriptor given as argument."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver decides what Ctrl-C means
+    logs.log_to_stderr()
+    link = Link(Connection(int(sys.argv[1])), log=sys.argv[2])
+    spec = link.receive()
+    server = ShardServer(spec, log=sys.argv[2])
+    link.position = server.position
+    while (task := link.receive()) is not None:
+        link.send(server.run(task))
+
+
+class Link:
+    """The connection to the driver: a thread receives, and tells that this process is alive."""
+
+    def __init__(self, connection: Connection, log: str) -> None:
+        self._connection = connection
+        self._lock = threading.Lock()
+        self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self.position: Any = lambda: -1
+        threading.Thread(target=self._serve, name="link", daemon=True).start()
+
+    def receive(self) -> Any:
+        """Wait for the next message; None means that there is no more work."""
+        data = self._inbox.get()
+        return cloudpickle.loads(data) if data else None
+
+    def send(self, result: ShardResult) -> None:
+        """Report the end of an attempt."""
+        self._send(b"R" + dump_result(result))
+
+    def _serve(self) -> None:
+        try:
+            while True:
+                if self._connection.poll(BEAT_SECONDS):
+                    self._inbox.put(self._connection.recv_bytes())
+                else:
+                    self._send(b"B%d" % self.position())
+        except (EOFError, OSError):
+            # The driver is gone. Whatever forward() started goes with this process.
+            os.killpg(os.getpgid(0), signal.SIGKILL)
+
+    def _send(self, data: bytes) -> None:
+        with self._lock:
+            self._connection.send_bytes(data)
+
+
+def dump_result(result: ShardResult) -> bytes:
+    """Serialise a result, or if it cannot be, a result that says which item is to blame."""
+    try:
+        return _dump(result)
+    except Exception as error:
+        position, failing = _find_culprit(result, error)
+        task = result.task
+        index = task.items[position - task.start]
+        problem = ProviderError(
+            f"The result of item {index!r} cannot be sent to the driver ({failing}). Return plain "
+            "data, numpy arrays or CPU tensors, or write it to disk with output_dir."
+        )
+        failure = Failure.of(problem, position, index, task.shard)
+        return _dump(ShardResult(task, stopped=Stopped("provider", failure)))
+
+
+def _dump(result: ShardResult) -> bytes:
+    data: bytes = cloudpickle.dumps(_without_original(result))
+    return data
+
+
+def _without_original(result: ShardResult) -> ShardResult:
+    # An exception of the user's may not survive pickling; its text already has all there is.
+    stopped = result.stopped
+    if stopped is None or stopped.original is None:
+        return result
+    return ShardResult(
+        result.task, failures=result.failures, stopped=Stopped(stopped.kind, stopped.failure)
+    )
+
+
+def _find_culprit(result: ShardResult, error: Exception) -> tuple[int, Exception]:
+    for position, value in result.results or []:
+        try:
+            cloudpickle.dumps(value)
+        except Exception as failing:
+            return position, failing
+    return result.task.start, error
+
+
+class ShardServer:
+    """Builds the environment at the first attempt, and runs attempts with it.
+
+    Not before: a failing build is then an ordinary error of a task, with a traceback.
+    """
+
+    def __init__(self, spec: RunSpec, *, log: str = "") -> None:
+        self._spec = spec
+        self._log = log
+        self._loop: ShardLoop | None = None
+        for entry in spec.sys_path:
+            if entry not in sys.path:
+                sys.path.append(entry)
+
+    def position(self) -> int:
+        """Return the item position that the running attempt has reached; -1 if none runs."""
+        return self._loop.position() if self._loop else -1
+
+    def run(self, task: ShardTask) -> ShardResult:
+        """Run one attempt, building the environment first if there is none."""
+        begin = time.monotonic()
+        if self._loop is None:
+            try:
+                env = check_env(self._spec.setup_fn(), "the provider's worker set-up function")
+                self._loop = ShardLoop(self._spec, env, log=self._log)
+            except Exception as error:
+                failure = Failure.of(error, task.start, None, task.shard, log=self._log)
+                return ShardResult(task, stopped=Stopped("provider", failure))
+            return self._loop.run(task, load_seconds=time.monotonic() - begin)
+        return self._loop.run(task)

@@ -1,0 +1,1 @@
+"""Older import paths of the parallel layer: the same objects."""

@@ -1,0 +1,129 @@
+"""The items of a run: a range, packed integers, or any JSON values; in memory and in a manifest.
+
+Ten million items must plan in a second and leave a small manifest, so ranges stay ranges and
+integers are packed into eight bytes each.
+"""
+
+import hashlib
+import json
+from array import array
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from espnet3.errors import ConfigError, RunFolderError
+
+if TYPE_CHECKING:  # `array[int]` cannot be evaluated before Python 3.12
+    Items: TypeAlias = range | array[int] | list[Any]
+
+
+def collect_items(indices: Iterable[Any]) -> "Items":
+    """Return the items in their smallest form: a range, packed integers, or else a list."""
+    if isinstance(indices, range):
+        stop = indices.start + indices.step * len(indices)  # one spelling for equal ranges
+        return range(indices.start, stop, indices.step)
+    values = indices if isinstance(indices, list | tuple) else list(indices)
+    packed = _pack(values)
+    if packed is None:
+        return list(values)
+    return _as_range(packed) or packed
+
+
+def _pack(values: Sequence[Any]) -> "array[int] | None":
+    if not values or any(type(value) is bool for value in (values[0], values[-1])):
+        return None
+    try:
+        return array("q", values)
+    except (TypeError, OverflowError):
+        return None
+
+
+def _as_range(packed: "array[int]") -> range | None:
+    step = packed[1] - packed[0] if len(packed) > 1 else 1
+    if step == 0:
+        return None
+    candidate = range(packed[0], packed[0] + step * len(packed), step)
+    # Comparing the last one first spares the walk over a shuffled list.
+    if packed[-1] != candidate[-1] or packed != array("q", candidate):
+        return None
+    return candidate
+
+
+def check_unique(items: "Items") -> None:
+    """Refuse items that appear twice: a merge could not tell that each was done exactly once.
+
+    Raises:
+        ConfigError: naming the first repeated item and its two positions.
+    """
+    if isinstance(items, range) or (isinstance(items, array) and _are_distinct(items)):
+        return
+    seen: dict[Any, int] = {}
+    for position, item in enumerate(items):
+        key = item if isinstance(items, array) else json.dumps(item, sort_keys=True, default=repr)
+        if key in seen:
+            raise ConfigError(
+                f"indices holds {item!r} twice, at positions {seen[key]} and {position}. "
+                "Each item may be given once; write: runner(list(dict.fromkeys(indices)))"
+            )
+        seen[key] = position
+
+
+def _are_distinct(items: "array[int]") -> bool:
+    import numpy as np
+
+    values = np.frombuffer(items, dtype=np.int64)
+    if bool((values[1:] > values[:-1]).all()):
+        return True
+    values = np.sort(values)
+    return bool((values[1:] != values[:-1]).all())
+
+
+def items_digest(items: "Items") -> str:
+    """Return a digest that is equal for equal item lists, however they were given."""
+    if isinstance(items, range):
+        return f"range({items.start}, {items.stop}, {items.step})" if items else "range(0)"
+    data = items.tobytes() if isinstance(items, array) else _dump(items)
+    return f"{len(items)} items, sha256:{hashlib.sha256(data).hexdigest()}"
+
+
+def _dump(items: list[Any]) -> bytes:
+    try:
+        return json.dumps(items, separators=(",", ":")).encode()
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"indices holds an item that JSON cannot hold ({error}). Pass integers or strings and "
+            "look the objects up in the dataset that the provider builds."
+        ) from error
+
+
+def pack_items(items: "Items") -> tuple[dict[str, Any], bytes | None]:
+    """Return how a manifest describes the items, and the bytes of the file beside it, if any."""
+    if isinstance(items, range):
+        return {"kind": "range", "range": [items.start, items.stop, items.step]}, None
+    data = items.tobytes() if isinstance(items, array) else _dump(items)
+    kind = "int64" if isinstance(items, array) else "json"
+    return {"kind": kind, "sha256": hashlib.sha256(data).hexdigest()}, data
+
+
+def unpack_items(description: dict[str, Any], file: Path) -> "Items":
+    """Rebuild the items from a manifest's description and the file beside it.
+
+    Raises:
+        RunFolderError: if the file is missing or is not the one the manifest was written with.
+    """
+    if description["kind"] == "range":
+        return range(*description["range"])
+    try:
+        data = file.read_bytes()
+    except OSError as error:
+        raise RunFolderError(f"{file} cannot be read ({error}). {_START_ANEW}") from error
+    if hashlib.sha256(data).hexdigest() != description["sha256"]:
+        raise RunFolderError(f"{file} is not the item list of its manifest. {_START_ANEW}")
+    if description["kind"] == "json":
+        return list(json.loads(data))
+    packed: array[int] = array("q")
+    packed.frombytes(data)
+    return packed
+
+
+_START_ANEW = "Start anew with resume=False, or restore the file."

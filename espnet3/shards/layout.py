@@ -1,0 +1,93 @@
+"""Where things are in a run folder: the only module that spells these names."""
+
+import os
+import re
+import uuid
+from pathlib import Path
+
+DONE = "done"
+POSITION = "position"
+FAILED = "failed.jsonl"
+_SHARD = re.compile(r"split\.(\d+)")
+_ATTEMPT = re.compile(r"split\.(\d+)\.part-.+")
+
+
+class RunLayout:
+    """The paths of a run with `n_shards` shards under `root`.
+
+    Shard numbers are zero-padded to a common width, so that a plain `sorted()` is dataset order.
+    """
+
+    def __init__(self, root: str | os.PathLike[str], n_shards: int) -> None:
+        self.root = Path(root)
+        self.n_shards = n_shards
+        self._width = len(str(max(n_shards - 1, 0)))
+
+    @property
+    def failed(self) -> Path:
+        """Items given up on, one JSON object a line."""
+        return self.root / FAILED
+
+    @property
+    def logs(self) -> Path:
+        """A log per worker."""
+        return self.root / "logs"
+
+    @property
+    def leases(self) -> Path:
+        """Who is working here, and on what."""
+        return leases_folder(self.root)
+
+    @property
+    def success(self) -> Path:
+        """The proof that the run is complete; written last."""
+        return self.root / "_SUCCESS.json"
+
+    def shard_name(self, shard: int) -> str:
+        """Return the folder name of a shard, such as `split.007`."""
+        return f"split.{shard:0{self._width}d}"
+
+    def shard(self, shard: int) -> Path:
+        """Return the folder of a committed shard."""
+        return self.root / self.shard_name(shard)
+
+    def new_attempt(self, shard: int) -> Path:
+        """Return a folder name for one attempt at a shard that nobody else will choose."""
+        return self.root / f"{self.shard_name(shard)}.part-{uuid.uuid4().hex[:16]}"
+
+    def claim(self, name: str) -> Path:
+        """Return the file that says who works on `name` (a shard's name, or `merge`)."""
+        return self.leases / f"{name}.claim"
+
+
+def manifest_path(root: Path) -> Path:
+    """Return the path of the plan of the run in `root`."""
+    return root / "manifest.json"
+
+
+def items_path(root: Path) -> Path:
+    """Return the path of the packed item list that a manifest may refer to."""
+    return root / "manifest.items"
+
+
+def leases_folder(root: Path) -> Path:
+    """Return the folder of owner and claim files of the run in `root`."""
+    return root / "leases"
+
+
+def shard_of(name: str) -> int | None:
+    """Return the shard number of a committed shard's folder name, or None for another name."""
+    match = _SHARD.fullmatch(name)
+    return int(match[1]) if match else None
+
+
+def shard_of_attempt(name: str) -> int | None:
+    """Return the shard number of an attempt's folder name, or None for another name."""
+    match = _ATTEMPT.fullmatch(name)
+    return int(match[1]) if match else None
+
+
+def is_protocol_name(name: str) -> bool:
+    """Tell whether a name at the top of a run folder belongs to the protocol, not to the user."""
+    fixed = {"manifest.json", "manifest.items", "leases", "logs", FAILED, "_SUCCESS.json"}
+    return name in fixed or shard_of(name) is not None or shard_of_attempt(name) is not None

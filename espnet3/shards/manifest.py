@@ -1,0 +1,118 @@
+"""The plan of a run as a file: written once, read by every driver, worker and command."""
+
+import json
+import os
+import time
+import uuid
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from espnet3.errors import RunFolderError
+from espnet3.io.atomic import write_bytes
+from espnet3.io.exclusive import create_bytes
+from espnet3.shards.items import pack_items, unpack_items
+from espnet3.shards.layout import RunLayout, items_path, manifest_path
+
+if TYPE_CHECKING:
+    from espnet3.shards.items import Items
+
+FORMAT = "espnet3-run"
+VERSION = 1
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a run consists of and what its results depend on.
+
+    `fingerprint` holds every key that the results depend on; neither the number of workers nor
+    the backend is among them, so both may change between two runs of one plan.
+    """
+
+    items: dict[str, Any]
+    n_items: int
+    bounds: list[int]
+    costs: list[float]
+    batch_size: int | None
+    fingerprint: dict[str, Any]
+    files: dict[str, Any] = field(default_factory=dict)
+    name: str = ""
+    output_dir: str = "."
+    run_id: str = field(default_factory=lambda: uuid.uuid4().hex)
+    created: float = field(default_factory=time.time)
+    versions: dict[str, str] = field(default_factory=dict)
+    format: str = FORMAT
+    version: int = VERSION
+
+    @property
+    def n_shards(self) -> int:
+        """Number of shards in the plan."""
+        return len(self.bounds) - 1
+
+    def layout(self, root: Path) -> RunLayout:
+        """Return the paths of this run under `root`."""
+        return RunLayout(root, self.n_shards)
+
+    def load_items(self, root: Path) -> "Items":
+        """Return the items of the run, from the file beside the manifest if need be."""
+        return unpack_items(self.items, items_path(root))
+
+
+def publish_manifest(root: Path, manifest: Manifest, items: "Items") -> Manifest:
+    """Write the plan, unless another driver wrote one first.
+
+    Returns:
+        The manifest that is now in the folder: the given one, or the other driver's.
+    """
+    description, data = pack_items(items)
+    if data is not None:
+        # Harmless if another driver wins: equal fingerprints have equal items, others are refused.
+        write_bytes(items_path(root), data)
+    values = {**asdict(manifest), "items": description}
+    text = json.dumps(values, ensure_ascii=False, indent=1, default=str) + "\n"
+    if create_bytes(manifest_path(root), text.encode("utf-8", "backslashreplace")):
+        return Manifest(**values)
+    other = load_manifest(root)
+    if other is None:  # the other driver started anew in this very moment
+        raise RunFolderError(f"Another driver is starting a run in {root}. Run the command again.")
+    return other
+
+
+def load_manifest(root: str | os.PathLike[str]) -> Manifest | None:
+    """Read the plan of the run in `root`; None if there is none.
+
+    Raises:
+        RunFolderError: if the file is damaged or was written by another version of the format.
+    """
+    path = manifest_path(Path(root))
+    try:
+        values = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except NotADirectoryError as error:
+        raise RunFolderError(f"{root} is not a folder.") from error
+    except (OSError, ValueError) as error:
+        raise RunFolderError(
+            f"{path} cannot be read ({error}). Start anew with resume=False, or restore the file."
+        ) from error
+    _check_format(path, values)
+    try:
+        return Manifest(**values)
+    except TypeError as error:
+        raise RunFolderError(
+            f"{path} is damaged ({error}). Start anew with resume=False."
+        ) from error
+
+
+def _check_format(path: Path, values: Any) -> None:
+    if not isinstance(values, dict) or values.get("format") != FORMAT:
+        raise RunFolderError(
+            f"{path} was not written by ESPnet3. Use another output_dir, or move that file away."
+        )
+    if values.get("version") != VERSION:
+        writer = values.get("versions", {}).get("espnet3", "unknown")
+        raise RunFolderError(
+            f"{path} has version {values.get('version')} of the run format; this ESPnet3 reads "
+            f"version {VERSION}. Finish the run with the ESPnet3 that began it "
+            f"({writer}), or start anew with resume=False."
+        )

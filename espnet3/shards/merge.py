@@ -1,0 +1,154 @@
+"""Join committed shards into final files, and prove that nothing is missing or there twice."""
+
+import os
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from espnet3.errors import IncompleteRunError
+from espnet3.io.atomic import open_atomic
+from espnet3.shards.commit import Done, committed_shards, entry_name, read_done, walk_files
+from espnet3.shards.layout import DONE
+from espnet3.shards.manifest import Manifest
+
+_BLOCK = 1 << 20
+_SHOWN = 5
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """Which shards of a plan are committed."""
+
+    committed: dict[int, Done]
+    missing: list[int]
+
+    @property
+    def is_complete(self) -> bool:
+        """Tell whether every item of the plan is accounted for exactly once."""
+        return not self.missing
+
+
+def read_coverage(root: Path, manifest: Manifest) -> Coverage:
+    """Look which shards are committed and hold just the items that the plan gives them."""
+    bounds = manifest.bounds
+    committed = {
+        shard: done
+        for shard, done in committed_shards(root, manifest.run_id).items()
+        if shard < manifest.n_shards and [done.start, done.stop] == bounds[shard : shard + 2]
+    }
+    return Coverage(committed, [s for s in range(manifest.n_shards) if s not in committed])
+
+
+def check_complete(root: Path, manifest: Manifest) -> Coverage:
+    """Make sure that each item of the plan is in exactly one intact, committed shard.
+
+    Raises:
+        IncompleteRunError: with the shards and items that are missing, or the files that changed.
+    """
+    coverage = read_coverage(root, manifest)
+    if coverage.missing:
+        raise IncompleteRunError(_describe_missing(root, manifest, coverage.missing))
+    layout = manifest.layout(root)
+    for shard, done in coverage.committed.items():
+        _check_sizes(layout.shard(shard), done)
+    return coverage
+
+
+def _describe_missing(root: Path, manifest: Manifest, missing: list[int]) -> str:
+    bounds = manifest.bounds
+    n_items = sum(bounds[shard + 1] - bounds[shard] for shard in missing)
+    shown = [f"shard {s}: items {bounds[s]} to {bounds[s + 1] - 1}" for s in missing[:_SHOWN]]
+    rest = f", and {len(missing) - _SHOWN} more" if len(missing) > _SHOWN else ""
+    return (
+        f"{n_items} of {manifest.n_items} items in {root} are not done ({'; '.join(shown)}{rest}). "
+        "Run the same command again to finish them."
+    )
+
+
+def _check_sizes(shard_dir: Path, done: Done) -> None:
+    """Compare the files with what `done` says: cheap, and catches what was edited or lost."""
+    sizes: dict[str, int] = {}
+    for path in walk_files(shard_dir):
+        name = entry_name(shard_dir, path)
+        sizes[name] = sizes.get(name, 0) + path.stat().st_size
+    for name, entry in done.files.items():
+        if sizes.get(name) != entry["bytes"]:
+            found = f"{sizes[name]} bytes" if name in sizes else "missing"
+            raise IncompleteRunError(_damaged(shard_dir / name, f"{entry['bytes']} bytes", found))
+
+
+def _damaged(path: Path, expected: str, found: str) -> str:
+    return (
+        f"{path} was committed with {expected} and is now {found}. "
+        f"Remove the folder {path.parent} and run the same command again to compute it anew."
+    )
+
+
+def concat_files(shard_dirs: Sequence[Path], name: str, target: Path) -> int:
+    """Join the file `name` of all shards, in the given order, into `target`.
+
+    Streams in constant memory, compares size and checksum of each part with its `done`, and
+    checks that a part has a line for each item that did not fail. `target` appears whole or not
+    at all. A shard without that file must have no item to show.
+
+    Returns:
+        The number of lines written.
+
+    Raises:
+        IncompleteRunError: naming the part that was changed since its commit or lacks lines.
+    """
+    n_lines = 0
+    with open_atomic(target, "wb") as output:
+        for shard_dir in shard_dirs:
+            done = read_done(shard_dir)
+            if done is None:
+                raise IncompleteRunError(
+                    f"{shard_dir} has no valid {DONE!r}: it is not a committed shard. "
+                    "Run the same command again to compute it anew."
+                )
+            n_lines += _append(shard_dir / name, done, output)
+    return n_lines
+
+
+def _append(part: Path, done: Done, output: IO[Any]) -> int:
+    expected = done.files.get(part.name)
+    if expected is None:
+        check_lines(part, done, 0)
+        return 0
+    checksum = size = lines = 0
+    with part.open("rb", buffering=0) as file:
+        while block := file.read(_BLOCK):
+            checksum = zlib.crc32(block, checksum)
+            size += len(block)
+            lines += block.count(b"\n")
+            output.write(block)
+    if (size, checksum) != (expected["bytes"], expected["crc32"]):
+        raise IncompleteRunError(
+            _damaged(part, f"{expected['bytes']} bytes", f"{size} bytes of other content")
+        )
+    check_lines(part, done, lines)
+    return lines
+
+
+def check_lines(part: Path, done: Done, n_lines: int) -> None:
+    """Refuse a part that has not exactly one line for each item with a result."""
+    if n_lines != done.n_written:
+        raise IncompleteRunError(
+            f"{part} has {n_lines} lines for {done.n_written} items with a result "
+            f"(items {done.start} to {done.stop - 1}). Write one line per result; escape newlines "
+            "in values (espnet3.io.scp does)."
+        )
+
+
+def outputs_of(
+    folder: Path, since: dict[str, tuple[int, int]] | None = None
+) -> dict[str, tuple[int, int]]:
+    """Return size and modification time of the files in a folder that differ from `since`."""
+    found = {}
+    for entry in os.scandir(folder):
+        if entry.is_file(follow_symlinks=False) and not entry.name.startswith("."):
+            stat = entry.stat()
+            found[entry.name] = (stat.st_size, stat.st_mtime_ns)
+    return {name: value for name, value in found.items() if (since or {}).get(name) != value}

@@ -1,0 +1,1 @@
+"""Systems: the stages of a recipe, and what they are made of."""

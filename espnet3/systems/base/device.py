@@ -1,0 +1,22 @@
+"""Which device a worker's model goes to."""
+
+import os
+from typing import Any
+
+
+def resolve_device(config: Any) -> str:
+    """Return the device for this worker's model.
+
+    It is `config.device` if set; else the GPU with this worker's `LOCAL_RANK`, counted among the
+    visible ones and starting over if there are more workers than GPUs; else the CPU. Never a
+    physical number: a scheduler that gives a job GPU 3 shows it as the only one, number 0.
+    """
+    device = config.get("device") if hasattr(config, "get") else getattr(config, "device", None)
+    if device:
+        return str(device)
+    import torch
+
+    n_gpus = torch.cuda.device_count()
+    if n_gpus == 0:
+        return "cpu"
+    return f"cuda:{int(os.environ.get('LOCAL_RANK', '0')) % n_gpus}"

@@ -1,0 +1,69 @@
+"""The provider of inference: a dataset and a model in each worker."""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from espnet3.config.instantiate import instantiate
+from espnet3.errors import ConfigError, ProviderError, suggest
+from espnet3.parallel.env_provider import EnvironmentProvider
+from espnet3.systems.base.device import resolve_device
+
+
+class InferenceProvider(EnvironmentProvider):
+    """Builds `dataset` and `model` from a config, once in each worker.
+
+    Override the static `build_dataset` or `build_model` where the default does not fit; everything
+    in `params` is passed on to `forward` by name.
+
+    Args:
+        config: what the build functions get, usually the inference config.
+        params: small extra arguments of `forward`, such as `{"beam_size": 8}`.
+    """
+
+    def __init__(self, config: Any, params: Mapping[str, Any] | None = None) -> None:
+        super().__init__(config)
+        self.params = dict(params or {})
+        reserved = {"dataset", "model"} & set(self.params)
+        if reserved:
+            raise ProviderError(
+                f"params holds {sorted(reserved)[0]!r}, which the provider builds itself. Override "
+                f"build_{sorted(reserved)[0]}() instead."
+            )
+
+    @staticmethod
+    def build_dataset(config: Any) -> Any:
+        """Build the test set that `config.test_set` names from `config.dataset`."""
+        organizer = instantiate(config.dataset, key="dataset")
+        name = config.test_set
+        try:
+            return organizer.test[name]
+        except KeyError as error:
+            known = list(organizer.test)
+            raise ConfigError(
+                f"test_set is {name!r}, but dataset.test has {', '.join(map(repr, known))}."
+                f"{suggest(name, known)}"
+            ) from error
+
+    @staticmethod
+    def build_model(config: Any) -> Any:
+        """Build `config.model` on this worker's device; see `resolve_device`."""
+        return instantiate(config.model, key="model", device=resolve_device(config))
+
+    def build_env_local(self) -> dict[str, Any]:
+        """Build dataset and model in this process."""
+        return _build_env(type(self), self.config, self.params)
+
+    def build_worker_setup_fn(self) -> Callable[[], dict[str, Any]]:
+        """Return a function that carries the config, and builds dataset and model in a worker."""
+        return partial(_build_env, type(self), self.config, self.params)
+
+
+def _build_env(
+    provider: type[InferenceProvider], config: Any, params: dict[str, Any]
+) -> dict[str, Any]:
+    return {
+        "dataset": provider.build_dataset(config),
+        "model": provider.build_model(config),
+        **params,
+    }
