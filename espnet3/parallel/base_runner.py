@@ -1,45 +1,31 @@
-"""The runner: what to do with one item, and what to do with all the results."""
+"""The runner: what to do with one item, and what to do with all the results.
+
+Workers import this module for the user's class, and the user waits for them: what only the driver
+needs is imported when a run begins.
+"""
 
 import logging
 import shlex
 import sys
-import time
 import uuid
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from espnet3 import logs
 from espnet3.errors import ConfigError, EspnetError, ProviderError, RunInterrupted
 from espnet3.io.tables import JsonlWriter
-from espnet3.parallel.config import ParallelConfig
-from espnet3.parallel.dispatch import Dispatcher
-from espnet3.parallel.folder_run import (
-    RunRequest,
-    finished_result,
-    folder_errors,
-    merge_run,
-    open_run,
-    tidy,
-    write_failures,
-)
 from espnet3.parallel.hooks import WRITER_HOOKS, RunnerHooks, overridden
-from espnet3.parallel.identity import describe_run
-from espnet3.parallel.memory_run import run_in_memory
-from espnet3.parallel.open_pool import driver_sys_path, fault_policy, open_pool
-from espnet3.parallel.parallel import enclosing_client, get_parallel_config
-from espnet3.parallel.progress import Progress, duration
-from espnet3.parallel.shard_source import FolderSource
-from espnet3.parallel.signals import interruptible
 from espnet3.parallel.tasks import RunSpec
 from espnet3.shards.items import check_unique, collect_items
-from espnet3.shards.lease import Lease
-from espnet3.shards.manifest import Manifest
 from espnet3.shards.merge import concat_files
+
+if TYPE_CHECKING:
+    from espnet3.parallel.config import ParallelConfig
+    from espnet3.parallel.faults import FaultPolicy
 
 logger = logging.getLogger(__name__)
 _RESULTS = "results.jsonl"
-_WAIT_SECONDS = 0.5
 
 
 class BaseRunner:
@@ -169,6 +155,8 @@ class BaseRunner:
             Without `output_dir` the results in order, a `Failure` in place of a skipped item; with
             it, what `merge` returns.
         """
+        from espnet3.parallel.parallel import enclosing_client, get_parallel_config
+
         logs.make_visible()
         config = get_parallel_config()
         enclosing = enclosing_client()
@@ -194,9 +182,11 @@ class BaseRunner:
             return None
         return [cost for cost in costs if cost is not None]
 
-    def _run_in_memory(self, items: Any, config: ParallelConfig, client: Any, costs: Any) -> Any:
+    def _run_in_memory(self, items: Any, config: "ParallelConfig", client: Any, costs: Any) -> Any:
+        from espnet3.parallel.memory_run import run_in_memory
+
         return run_in_memory(
-            self._spec(uuid.uuid4().hex),
+            self._spec(),
             self.provider,
             items,
             config,
@@ -206,98 +196,45 @@ class BaseRunner:
             label=type(self).__name__,
         )
 
-    def _policy(self, config: ParallelConfig) -> Any:
+    def _policy(self, config: "ParallelConfig") -> "FaultPolicy":
+        from espnet3.parallel.open_pool import fault_policy
+
         skip = self.on_error == "skip"
         return fault_policy(config, skip_errors=skip, max_errors=self.max_errors)
 
-    def _spec(self, run_id: str, run_dir: Path | None = None, n_shards: int = 0) -> RunSpec:
+    def _spec(self) -> RunSpec:
+        from espnet3.parallel.open_pool import driver_sys_path
+
         return RunSpec(
-            run_id=run_id,
+            run_id=uuid.uuid4().hex,
             hooks=RunnerHooks.of(type(self)),
             setup_fn=dict,
             batch_size=self.batch_size,
             skip_errors=self.on_error == "skip",
             sys_path=driver_sys_path(),
-            run_dir=str(run_dir.resolve()) if run_dir else None,
-            n_shards=n_shards,
         )
 
-    def _run_in_folder(self, items: Any, config: ParallelConfig, client: Any, costs: Any) -> Any:
+    def _run_in_folder(self, items: Any, config: "ParallelConfig", client: Any, costs: Any) -> Any:
+        from espnet3.parallel.drive import FolderDriver
+        from espnet3.parallel.folder_run import RunRequest
+        from espnet3.parallel.identity import describe_run
+
         assert self.output_dir is not None
         self._warn_about_merge()
         check_unique(items)
-        root = self.output_dir / self.shard_subdir
-        described = describe_run(type(self), self.provider, items, self.batch_size)
         request = RunRequest(
-            root, self.output_dir, type(self).__name__, items, self.batch_size, described, costs,
-            self.resume, self.retry_failed,
-        )  # fmt: skip
-        with folder_errors(root):
-            manifest = open_run(request, config)
-            answer = finished_result(request, manifest)
-            if answer is not None:
-                logger.info("%s is complete: %d items", root, manifest.n_items)
-                return answer[0]
-            with Lease(root) as lease:
-                self._run_shards(request, manifest, lease, config, client)
-                return self._merge_once(request, manifest, lease)
-
-    def _run_shards(
-        self,
-        request: RunRequest,
-        manifest: Manifest,
-        lease: Lease,
-        config: ParallelConfig,
-        client: Any,
-    ) -> None:
-        layout = manifest.layout(request.root)
-        order = tidy(layout, manifest, lease, retry_failed=self.retry_failed)
-        if not order:
-            return
-        source = FolderSource(request.root, manifest, request.items, order, lease)
-        bounds = manifest.bounds
-        n_before = manifest.n_items - sum(bounds[shard + 1] - bounds[shard] for shard in order)
-        if n_before:
-            logger.info(
-                "Resuming %s: %d of %d items are done", layout.root, n_before, manifest.n_items
-            )
-        layout.logs.mkdir(exist_ok=True)
-        spec = self._spec(manifest.run_id, request.root, manifest.n_shards)
-        with interruptible():
-            with open_pool(
-                spec, self.provider, config, client=client, n_tasks=len(order), log_dir=layout.logs
-            ) as pool:
-                dispatcher = Dispatcher(source, pool, self._policy(config), lambda result: None)
-
-                def count() -> int:
-                    return n_before + source.n_done_by_others + dispatcher.n_items_done()
-
-                try:
-                    with Progress(manifest.n_items, count, request.name):
-                        dispatcher.run()
-                except EspnetError:
-                    write_failures(layout, dispatcher.failures)
-                    raise
-
-    def _merge_once(self, request: RunRequest, manifest: Manifest, lease: Lease) -> Any:
-        """Merge, unless another driver is merging: then take its result."""
-        while not lease.claim("merge"):
-            time.sleep(_WAIT_SECONDS)
-        answer = finished_result(request, manifest)
-        if answer is not None:
-            return answer[0]
-        begin = time.monotonic()
-        with interruptible():
-            result = merge_run(request.root, request.output_dir, manifest, self.merge)
-        n_failed = _count_lines(manifest.layout(request.root).failed)
-        seconds = duration(time.time() - manifest.created)
-        logger.info(
-            "%s is complete: %d items, %d failed, %s since the plan, merged in %.1f s",
-            request.root, manifest.n_items, n_failed, seconds, time.monotonic() - begin,
-        )  # fmt: skip
-        if n_failed:
-            logger.warning("%d items failed; see: espnet3 failed %s", n_failed, request.root)
-        return result
+            root=self.output_dir / self.shard_subdir,
+            output_dir=self.output_dir,
+            name=type(self).__name__,
+            items=items,
+            batch_size=self.batch_size,
+            described=describe_run(type(self), self.provider, items, self.batch_size),
+            costs=costs,
+            resume=self.resume,
+            retry_failed=self.retry_failed,
+        )
+        driver = FolderDriver(request, self._spec(), self.provider, config, client)
+        return driver.run(self._policy(config), self.merge)
 
     def _own_writers(self) -> list[str]:
         return overridden(type(self), BaseRunner, WRITER_HOOKS)
@@ -317,10 +254,3 @@ class BaseRunner:
             return
         command = shlex.join([Path(sys.executable).name, *sys.argv])
         logger.warning("Interrupted. Finished shards are kept; to resume, run again: %s", command)
-
-
-def _count_lines(path: Path) -> int:
-    try:
-        return path.read_bytes().count(b"\n")
-    except FileNotFoundError:
-        return 0

@@ -11,7 +11,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from espnet3.errors import EspnetError, ItemError, ProviderError, RunFolderError, WorkerError
+from espnet3.errors import ItemError, WorkerError
+from espnet3.parallel.faults import (
+    ADVICE,
+    MAX_EARLY_DEATHS,
+    FaultPolicy,
+    describe_failure,
+    dies_at_once,
+    error_of,
+    keeps_dying,
+)
 from espnet3.parallel.pools import Died, Finished, WorkerPool
 from espnet3.parallel.shard_source import ShardSource
 from espnet3.parallel.tasks import Failure, ShardResult, ShardTask, Stopped
@@ -20,17 +29,6 @@ from espnet3.shards.position import read_position
 logger = logging.getLogger(__name__)
 _POLL_SECONDS = 0.2
 _SLOW_SECONDS = 60.0
-
-
-@dataclass(frozen=True)
-class FaultPolicy:
-    """What a run puts up with."""
-
-    skip_errors: bool = False
-    max_errors: int | None = None
-    retries: int = 3
-    item_timeout: float | None = None
-    start_timeout: float = 3600.0
 
 
 @dataclass
@@ -57,7 +55,7 @@ class Dispatcher:
         source: ShardSource,
         pool: WorkerPool,
         policy: FaultPolicy,
-        on_result: Callable[[ShardResult], None],
+        on_result: Callable[[ShardResult], object] = bool,
     ) -> None:
         self._source = source
         self._pool = pool
@@ -69,6 +67,7 @@ class Dispatcher:
         self._failures: dict[int, Failure] = {}
         self._watch = _Watch(policy.item_timeout)
         self._n_done = 0
+        self._early_deaths = 0
 
     def run(self) -> None:
         """Return when every shard is done, by whomever.
@@ -96,6 +95,12 @@ class Dispatcher:
                     "of the workers' jobs, or raise parallel.start_timeout."
                 )
 
+    def discard_running(self) -> None:
+        """Remove what stopped workers were in the middle of."""
+        for task in self._running.values():
+            self._source.clean_up(task)
+        self._running.clear()
+
     def n_items_done(self) -> int:
         """Return how many items are done, those of running attempts included."""
         partial = 0
@@ -117,6 +122,7 @@ class Dispatcher:
 
     def _finish(self, event: Finished) -> None:
         self._running.pop(event.worker, None)
+        self._early_deaths = 0
         result = event.result
         self._source.clean_up(result.task)
         if result.stopped is not None:
@@ -165,6 +171,7 @@ class Dispatcher:
             self._n_done += len(task.items)
             self._source.finished(task)
             return
+        self._note_early_death(event, has_begun=position is not None or task.attempt is None)
         suspicion = self._suspicions.setdefault(task.shard, _Suspicion())
         suspicion.deaths += 1
         if position is not None:
@@ -173,6 +180,11 @@ class Dispatcher:
             self._again.append(task)
         else:
             self._divide(task, event)
+
+    def _note_early_death(self, event: Died, *, has_begun: bool) -> None:
+        self._early_deaths = 0 if has_begun else self._early_deaths + 1
+        if self._early_deaths >= MAX_EARLY_DEATHS:
+            raise WorkerError(dies_at_once(event))
 
     def _blame(
         self, position: tuple[int, int], task: ShardTask, event: Died, suspicion: _Suspicion
@@ -183,7 +195,7 @@ class Dispatcher:
         start, stop = position[0], min(position[1], task.stop)
         if times <= self._policy.retries and not suspicion.is_isolating:
             if suspicion.deaths > 3 * (self._policy.retries + 1):
-                raise WorkerError(_keeps_dying(task, event))
+                raise WorkerError(keeps_dying(task, event))
             self._again.append(task)
         elif stop - start > 1:
             suspicion.is_isolating = True
@@ -201,12 +213,12 @@ class Dispatcher:
             self._give_up_on(failure, task)
             return
         self._failures[position] = failure
-        raise ItemError(describe_failure(failure) + _ADVICE)
+        raise ItemError(describe_failure(failure) + ADVICE)
 
     def _divide(self, task: ShardTask, event: Died) -> None:
         """Without a position, halve the task itself; possible where results are in memory."""
         if self._source.is_on_disk:
-            raise WorkerError(_keeps_dying(task, event))
+            raise WorkerError(keeps_dying(task, event))
         if len(task.items) == 1:
             self._give_up_or_raise(task.start, task, event, self._policy.retries + 1)
             return
@@ -249,46 +261,3 @@ class _Watch:
                     "To have such workers replaced, set parallel.item_timeout: 600.",
                     position, task.shard, seconds, worker,
                 )  # fmt: skip
-
-
-_ADVICE = (
-    " To go on without it, set on_error: skip; if memory runs out, use fewer workers or smaller "
-    "batches."
-)
-
-
-def _keeps_dying(task: ShardTask, event: Died) -> str:
-    log = f" Log: {event.log}" if event.log else ""
-    return (
-        f"The workers of shard {task.shard} (items {task.start} to {task.stop - 1}) keep dying at "
-        f"different items; the last one: {event.reason}. If memory grows from item to item, use "
-        f"more and smaller shards: shards_per_worker: 64.{log}"
-    )
-
-
-def describe_failure(failure: Failure) -> str:
-    """Return what failed, where, and the user's traceback."""
-    log = f", log {failure.log}" if failure.log else ""
-    head = (
-        f"Item {failure.index!r} (position {failure.position}) of shard {failure.shard} failed on "
-        f"{failure.host}, pid {failure.pid}{log}: {failure.error}"
-    )
-    return f"{head}\n\n{failure.traceback.rstrip()}\n" if failure.traceback else head
-
-
-def error_of(stopped: Stopped) -> EspnetError:
-    """Return the error with which a run stops, built from one message."""
-    failure = stopped.failure
-    if stopped.kind == "provider":
-        if stopped.original is not None and isinstance(stopped.original, ProviderError):
-            return stopped.original
-        where = f"on {failure.host}{', log ' + failure.log if failure.log else ''}"
-        return ProviderError(
-            f"The provider or runner failed {where}: {failure.error}\n\n{failure.traceback}"
-        )
-    if stopped.kind == "disk":
-        return RunFolderError(
-            f"Shard {failure.shard} could not be written on {failure.host}: {failure.error}. Make "
-            "room or mend the folder, then run the same command again: finished shards are kept."
-        )
-    return ItemError(describe_failure(failure))

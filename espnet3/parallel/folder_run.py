@@ -1,5 +1,6 @@
 """A run that lives in a folder: plan, run what is missing, prove, merge."""
 
+import errno
 import logging
 import os
 import platform
@@ -29,6 +30,10 @@ if TYPE_CHECKING:
     from espnet3.shards.items import Items
 
 logger = logging.getLogger(__name__)
+_FOLDER_TROUBLE = {
+    errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO,
+    errno.ESTALE, errno.ENOTDIR, errno.EEXIST,
+}  # fmt: skip
 Merge = Callable[[Sequence[Path]], Any]
 
 
@@ -49,10 +54,12 @@ class RunRequest:
 
 @contextmanager
 def folder_errors(root: Path) -> Iterator[None]:
-    """Turn errors of the operating system into one that says what to do."""
+    """Turn what a file system answers when it cannot go on into an error that says what to do."""
     try:
         yield
     except OSError as error:
+        if error.errno not in _FOLDER_TROUBLE:
+            raise  # not diagnosed here: it may come from the user's merge()
         where = f" ({error.filename})" if error.filename else ""
         raise RunFolderError(
             f"The run folder {root} cannot be used: {error.strerror or error}{where}. Make room, "
@@ -141,8 +148,8 @@ def finished_result(request: RunRequest, manifest: Manifest) -> tuple[Any] | Non
     return (decode_result(success["result"], request.output_dir),)
 
 
-def tidy(layout: RunLayout, manifest: Manifest, lease: Lease, *, retry_failed: bool) -> list[int]:
-    """Remove what dead processes left, and return the shards that are still to run."""
+def sweep(layout: RunLayout, lease: Lease) -> None:
+    """Remove what dead processes left behind."""
     lease.sweep()
     claimed = set(claims(layout.leases))
     for shard, folders in attempts(layout.root).items():
@@ -151,6 +158,10 @@ def tidy(layout: RunLayout, manifest: Manifest, lease: Lease, *, retry_failed: b
                 discard_attempt(folder)
     if not lease.others():
         _sweep_temporary(layout.root)
+
+
+def shards_to_run(layout: RunLayout, manifest: Manifest, *, retry_failed: bool) -> list[int]:
+    """Return the shards that are not done, the costliest first; take damaged ones away."""
     coverage = read_coverage(layout.root, manifest)
     for shard in coverage.missing:
         if layout.shard(shard).exists():
@@ -176,8 +187,12 @@ def _sweep_temporary(root: Path) -> None:
             shutil.rmtree(entry.path, ignore_errors=True)
 
 
-def merge_run(root: Path, output_dir: Path, manifest: Manifest, merge: Merge) -> Any:
+def merge_run(
+    root: Path, output_dir: Path, manifest: Manifest, merge: Merge, *, keep_result: bool = True
+) -> Any:
     """Prove that the run is complete, merge it, and write `_SUCCESS.json`.
+
+    Without `keep_result` what `merge` returns is not noted there, and the runner will merge anew.
 
     Raises:
         IncompleteRunError: with what is missing.
@@ -199,6 +214,7 @@ def merge_run(root: Path, output_dir: Path, manifest: Manifest, merge: Merge) ->
         output_dir=output_dir,
         outputs=outputs,
         result=result,
+        keep_result=keep_result,
     )
     return result
 

@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from keyword import iskeyword
 from typing import Any
 
 from espnet3.errors import ProviderError, suggest
@@ -87,15 +87,27 @@ def bind(function: Hook, leading: Sequence[str], env: Mapping[str, Any]) -> Hook
     ]
     if unmet:
         raise ProviderError(_unmet(function, unmet[0], env))
-    call = partial(function, **kwargs) if kwargs else function
-    return call if n_leading == len(leading) else _shorten(call, n_leading)
+    if n_leading == len(leading) and not kwargs:
+        return function
+    return _fix(function, len(leading), n_leading, kwargs)
 
 
-def _shorten(call: Hook, n_leading: int) -> Hook:
-    def call_with_fewer(*leading: Any) -> Any:
-        return call(*leading[:n_leading])
+def _fix(function: Hook, n_given: int, n_passed: int, kwargs: dict[str, Any]) -> Hook:
+    """Return a callable that passes on the first of its arguments, and always the same kwargs.
 
-    return call_with_fewer
+    Compiled for these very names, as dataclasses are: a `partial` copies its dict at each call,
+    which is as long as a trivial item takes.
+    """
+    if not all(name.isidentifier() and not iskeyword(name) for name in kwargs):
+        return lambda *leading: function(*leading[:n_passed], **kwargs)
+    given = ", ".join(f"a{i}" for i in range(n_given))
+    values = "".join(f", v{i}" for i in range(len(kwargs)))
+    passed = [f"a{i}" for i in range(n_passed)] + [f"{k}=v{i}" for i, k in enumerate(kwargs)]
+    source = f"lambda f{values}: lambda {given}: f({', '.join(passed)})"
+    # Under the name of this file, so that tracebacks for users leave it out like the rest of ours.
+    make = eval(compile(source, __file__, "eval"))
+    call: Hook = make(function, *kwargs.values())
+    return call
 
 
 def _unmet(function: Hook, name: str, env: Mapping[str, Any]) -> str:

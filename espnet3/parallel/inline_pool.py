@@ -1,12 +1,25 @@
 """The worker that is this very process: `env: local, n_workers: 1`."""
 
 import time
+from typing import Any
 
+from espnet3.errors import EspnetError, ProviderError
 from espnet3.parallel.execute import ShardLoop, check_env
 from espnet3.parallel.pools import Event, Finished
-from espnet3.parallel.tasks import RunSpec, ShardTask
+from espnet3.parallel.tasks import RunSpec, ShardTask, describe_error
 
 _NAME = "this process"
+
+
+def _build(spec: RunSpec) -> Any:
+    try:
+        return spec.setup_fn()
+    except EspnetError:
+        raise
+    except Exception as error:
+        raise ProviderError(
+            f"The provider failed to build its environment: {describe_error(error)}"
+        ) from error
 
 
 class InlinePool:
@@ -14,7 +27,7 @@ class InlinePool:
 
     def __init__(self, spec: RunSpec) -> None:
         begin = time.monotonic()
-        env = check_env(spec.setup_fn(), "build_env_local()")
+        env = check_env(_build(spec), "build_env_local()")
         self._load_seconds = time.monotonic() - begin
         self._loop = ShardLoop(spec, env)
         self._task: ShardTask | None = None

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from espnet3 import logs
 from espnet3.parallel.config import ParallelConfig
-from espnet3.parallel.dispatch import Dispatcher, FaultPolicy
+from espnet3.parallel.dispatch import Dispatcher
+from espnet3.parallel.faults import FaultPolicy
 from espnet3.parallel.hooks import RunnerHooks
 from espnet3.parallel.open_pool import driver_sys_path, fault_policy, is_inline, open_pool
 from espnet3.parallel.progress import Progress

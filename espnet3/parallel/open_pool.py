@@ -10,7 +10,7 @@ from typing import Any
 
 from espnet3.errors import ProviderError
 from espnet3.parallel.config import ParallelConfig
-from espnet3.parallel.dispatch import FaultPolicy
+from espnet3.parallel.faults import FaultPolicy
 from espnet3.parallel.inline_pool import InlinePool
 from espnet3.parallel.payload import check_size, pack_spec
 from espnet3.parallel.pools import WorkerPool

@@ -99,5 +99,5 @@ def _unsendable(spec: RunSpec, provider: Any, error: Exception) -> str:
             break
     return (
         f"{culprit} cannot be sent to a worker ({type(error).__name__}: {error}). Open "
-        "files, locks and connections belong in the provider's build functions: they run in the worker."
+        "files, locks and connections belong in the provider's build functions."
     )

@@ -18,7 +18,6 @@ from pathlib import Path
 
 import cloudpickle
 
-from espnet3.errors import WorkerError
 from espnet3.parallel.pools import Died, Event, Finished
 from espnet3.parallel.tasks import ShardTask
 
@@ -29,7 +28,6 @@ _BOOT = (
     "from espnet3.parallel.worker import main; main()"
 )
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-_MAX_EARLY_DEATHS = 3
 
 
 class ProcessPool:
@@ -56,7 +54,6 @@ class ProcessPool:
         self._threads = threads
         self._log_dir = log_dir
         self._worker_timeout = worker_timeout
-        self._early_deaths = 0
         self._workers: dict[str, _Worker] = {}
         for rank in range(n_workers):
             self._start(rank)
@@ -77,7 +74,6 @@ class ProcessPool:
             worker = by_connection[connection]  # type: ignore[index]
             result = worker.receive()
             if result is not None:
-                self._early_deaths = 0
                 events.append(result)
         for worker in list(self._workers.values()):
             reason = worker.reason_of_death(self._worker_timeout)
@@ -111,21 +107,9 @@ class ProcessPool:
         worker.kill(reason)
         worker.process.wait()
         worker.connection.close()
-        if worker.n_results == 0 and worker.position < 0:
-            self._note_early_death(worker, reason)
         logger.warning("Worker %s died: %s", worker.name, reason)
         self._start(worker.rank)
         return Died(worker.name, worker.task, reason, worker.log)
-
-    def _note_early_death(self, worker: "_Worker", reason: str) -> None:
-        self._early_deaths += 1
-        if self._early_deaths >= _MAX_EARLY_DEATHS:
-            where = worker.log or "the messages above"
-            raise WorkerError(
-                f"{self._early_deaths} workers died before their first item, the last one: "
-                f"{reason}. Look at {where}; to see the error in this process, set "
-                f"parallel.n_workers: 1.{_tail(worker.log)}"
-            )
 
 
 class _Worker:
@@ -142,7 +126,6 @@ class _Worker:
         self.connection = Connection(ours.detach())
         self.task: ShardTask | None = None
         self.position = -1
-        self.n_results = 0
         self._last_sign = time.monotonic()
         self._killed_for: str | None = None
         self._send(spec)
@@ -167,7 +150,6 @@ class _Worker:
             self.position = int(data[1:])
             return None
         self.task = None
-        self.n_results += 1
         return Finished(self.name, cloudpickle.loads(data[1:]))
 
     def _await_exit(self) -> None:
@@ -220,12 +202,3 @@ def describe_exit(code: int) -> str:
         name = f"signal {-code}"
     hint = " (which is what the kernel sends when memory runs out)" if name == "SIGKILL" else ""
     return f"it was ended by {name}{hint}"
-
-
-def _tail(log: str, n_lines: int = 15) -> str:
-    if not log:
-        return ""
-    with suppress(OSError):
-        lines = Path(log).read_text(errors="replace").splitlines()[-n_lines:]
-        return "\nIts last lines:\n" + "\n".join(f"  {line}" for line in lines)
-    return ""

@@ -1,0 +1,71 @@
+"""What all tests share: nothing of a test may leak into the next one."""
+
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from espnet3.parallel import parallel
+
+
+@pytest.fixture(autouse=True)
+def _no_leaks():
+    """Reset the active config, and fail on threads that outlive their test."""
+    before = set(threading.enumerate())
+    yield
+    parallel._active = parallel.ParallelConfig()
+    assert parallel.enclosing_client() is None
+    leaked = [t for t in set(threading.enumerate()) - before if t.name in ("progress", "interrupt")]
+    assert not leaked
+
+
+@pytest.fixture
+def awkward(tmp_path: Path) -> Path:
+    """Return a folder whose name has spaces, quotes and a newline."""
+    folder = tmp_path / 'it\'s "a"\nfolder'
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture(scope="session")
+def dask_address(tmp_path_factory) -> str:
+    """Start a scheduler and two workers with four threads each, as a user would in a shell."""
+    folder = tmp_path_factory.mktemp("dask")
+    file = folder / "scheduler.json"
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": (folder / "log").open("wb"), "cwd": folder}
+    dask = [sys.executable, "-m", "dask"]
+    scheduler = [
+        *dask, "scheduler", "--host", "127.0.0.1", "--port", "0", "--no-dashboard",
+        "--scheduler-file", str(file),
+    ]  # fmt: skip
+    worker = [
+        *dask, "worker", "--scheduler-file", str(file), "--nworkers", "2", "--nthreads", "4",
+        "--no-dashboard",
+    ]  # fmt: skip
+    processes = [subprocess.Popen(command, **quiet) for command in (scheduler, worker)]
+    try:
+        wait_until(lambda: file.exists() and file.stat().st_size > 0, seconds=60)
+        import json
+
+        address = json.loads(file.read_text())["address"]
+        from distributed import Client
+
+        with Client(address) as client:
+            client.wait_for_workers(2, timeout=60)
+        yield address
+    finally:
+        for process in reversed(processes):
+            process.terminate()
+        for process in processes:
+            process.wait(30)
+
+
+def wait_until(condition, seconds: float = 30.0) -> None:
+    """Poll until a condition holds; fail after the deadline."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.01)

@@ -1,0 +1,105 @@
+"""Start `job.py` as a user would, disturb it, and compare with an undisturbed run."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import wait_until
+
+JOB = Path(__file__).parent / "job.py"
+
+
+class Job:
+    """A run of `job.py` in a folder, with settings that stay the same from call to call."""
+
+    def __init__(self, out: Path, **settings) -> None:
+        self.out = out
+        self.settings = settings
+
+    def start(self, **more) -> subprocess.Popen:
+        settings = json.dumps({**self.settings, **more})
+        return subprocess.Popen(
+            [sys.executable, str(JOB), str(self.out), settings],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def run(self, **more) -> subprocess.CompletedProcess:
+        process = self.start(**more)
+        out, err = process.communicate(timeout=60)
+        return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+    def succeed(self, **more) -> str:
+        """Run to the end, expect success, and return what was told."""
+        process = self.run(**more)
+        assert process.returncode == 0, process.stderr
+        return process.stderr
+
+    @property
+    def text(self) -> bytes:
+        return (self.out / "text").read_bytes()
+
+    @property
+    def n_committed(self) -> int:
+        return sum(1 for path in self.out.glob("split.*/done") if ".part-" not in str(path))
+
+    def failures(self) -> list[dict]:
+        return [json.loads(line) for line in (self.out / "failed.jsonl").read_text().splitlines()]
+
+    def assert_tidy(self) -> None:
+        """Nothing is left but outputs: no attempts, temporary files, claims or owners."""
+        names = [path.name for path in self.out.iterdir()]
+        assert not [name for name in names if ".part-" in name or name.startswith(".")]
+        assert not list((self.out / "leases").iterdir())
+
+
+@pytest.fixture
+def job(tmp_path):
+    """Return a function that makes a job in a folder of its own."""
+
+    def make(name: str = 'it\'s "a" run', **settings) -> Job:
+        return Job(tmp_path / name, **settings)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def reference(tmp_path_factory) -> bytes:
+    """Return the output of an undisturbed run."""
+    undisturbed = Job(tmp_path_factory.mktemp("reference") / "out", n_workers=1)
+    undisturbed.succeed()
+    return undisturbed.text
+
+
+def worker_pids(driver: int | None = None) -> list[int]:
+    """Return the worker processes of a driver that are alive, or of any."""
+    pids = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            command = (folder / "cmdline").read_bytes()
+            fields = (folder / "stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        is_ours = driver is None or int(fields[1]) == driver
+        if b"espnet3.parallel.worker import main" in command and is_ours and fields[0] != "Z":
+            pids.append(int(folder.name))
+    return pids
+
+
+def wait_for_end(pids: list[int], seconds: float = 5.0) -> None:
+    """Wait until processes are gone."""
+    wait_until(lambda: not any(is_alive(pid) for pid in pids), seconds)
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        return False
+    return state != "Z"

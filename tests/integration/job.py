@@ -1,0 +1,193 @@
+"""A job like a user's, with faults built in: `python job.py OUT '{"n_workers": 2, ...}'`.
+
+Each fault is a real signal, sent at a certain step of the protocol, and only once: a file in
+`OUT.faults` remembers that it has happened.
+"""
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+from espnet3.parallel import BaseRunner, set_parallel
+from espnet3.shards.merge import concat_files
+
+DEFAULTS = {
+    "n_workers": 2,
+    "n_items": 60,
+    "batch_size": None,
+    "fault": "",
+    "seconds": 0.002,
+    "on_error": "raise",
+    "max_errors": None,
+    "resume": True,
+    "bad": [],
+    "how": "raise",
+    "parallel": {},
+    "beam": 1,
+    "line": 40,
+}
+
+
+def die(number=signal.SIGKILL, pid=None):
+    os.kill(pid or os.getpid(), number)
+    time.sleep(30)
+
+
+def once(out, name):
+    """Return True the first time."""
+    folder = Path(f"{out}.faults")
+    folder.mkdir(exist_ok=True)
+    try:
+        (folder / name).touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    return True
+
+
+class Provider:
+    """What the results depend on is in `config`; the rest is only how they come about."""
+
+    fingerprint_ignore = ("faults",)
+
+    def __init__(self, config, faults):
+        self.config = config
+        self.faults = {**faults, "driver": os.getpid()}
+
+    def build_env_local(self):
+        inject_worker_fault(self.faults)
+        return {"config": self.config, "faults": self.faults}
+
+    def build_worker_setup_fn(self):
+        return self.build_env_local
+
+
+def inject_worker_fault(faults):
+    """Kill driver, worker or both when this process is about to publish its third shard."""
+    if faults["fault"] not in (
+        "driver before rename",
+        "worker before rename",
+        "both before rename",
+    ):
+        return
+    from espnet3.shards import commit
+
+    rename, count = commit._rename, [0]
+
+    def rename_or_die(attempt, target):
+        count[0] += 1
+        if count[0] == 3 and once(faults["out"], "rename"):
+            if not faults["fault"].startswith("worker"):
+                os.kill(faults["driver"], signal.SIGKILL)
+            if not faults["fault"].startswith("driver") or faults["driver"] == os.getpid():
+                die()
+            time.sleep(0.5)
+        return rename(attempt, target)
+
+    commit._rename = rename_or_die
+
+
+class Runner(BaseRunner):
+    @staticmethod
+    def forward(idx, config, faults):
+        items = idx if isinstance(idx, list) else [idx]
+        results = [compute(item, config, faults) for item in items]
+        return results if isinstance(idx, list) else results[0]
+
+    @staticmethod
+    def open_writers(shard_dir):
+        return (shard_dir / "text").open("w", encoding="utf-8")
+
+    @staticmethod
+    def write_record(writers, result):
+        writers.write(result + "\n")
+
+    @staticmethod
+    def close_writers(writers):
+        writers.close()
+
+    def merge(self, shard_dirs):
+        fault, out = self.provider.faults["fault"], self.provider.faults["out"]
+        if fault == "driver in merge" and once(out, "merge"):
+            half = self.output_dir / "text"
+            half.write_text((shard_dirs[0] / "text").read_text())
+            die()
+        concat_files(shard_dirs, "text", self.output_dir / "text")
+        if fault == "driver after merge" and once(out, "merge"):
+            die()
+        return {"n_shards": len(shard_dirs)}
+
+
+def compute(item, config, faults):
+    time.sleep(faults["seconds"])
+    fault, out = faults["fault"], faults["out"]
+    if item == faults["n_items"] // 2:
+        if fault in ("driver in attempt", "both in attempt") and once(out, "attempt"):
+            os.kill(faults["driver"], signal.SIGKILL)
+            if fault == "both in attempt":
+                die()
+            time.sleep(1)
+        if fault == "worker in attempt" and once(out, "attempt"):
+            die()
+        if fault == "worker stops" and once(out, "attempt"):
+            os.kill(os.getpid(), signal.SIGSTOP)
+        if fault == "item hangs" and once(out, "attempt"):
+            time.sleep(1000)
+    if item in faults["bad"]:
+        fail(faults["how"])
+    return f"utt{item} beam{config['beam']} " + "x" * faults["line"]
+
+
+def fail(how):
+    if how == "exit":
+        os._exit(3)
+    if how == "kill":
+        die()
+    if how == "memory":
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))
+        return bytearray(1 << 31)
+    raise ValueError("this item is bad")
+
+
+def inject_driver_fault(faults):
+    """Kill the driver after the plan is written, or between the commits of two shards."""
+    from espnet3.parallel import drive
+    from espnet3.parallel.shard_source import FolderSource
+
+    fault, out = faults["fault"], faults["out"]
+    if fault == "driver after plan" and once(out, "plan"):
+        drive.sweep = lambda *args, **kwargs: die()
+    if fault == "driver between commits" and once(out, "commits"):
+        finished, count = FolderSource.finished, [0]
+
+        def finished_or_die(self, task):
+            finished(self, task)
+            count[0] += 1
+            if count[0] == 3:
+                die()
+
+        FolderSource.finished = finished_or_die
+
+
+def main():
+    out, settings = sys.argv[1], {**DEFAULTS, **json.loads(sys.argv[2])}
+    faults = {"out": out, **settings}
+    inject_driver_fault(faults)
+    set_parallel({"env": "local", "n_workers": settings["n_workers"], **settings["parallel"]})
+    runner = Runner(
+        Provider({"beam": settings["beam"]}, faults),
+        output_dir=out,
+        batch_size=settings["batch_size"],
+        resume=settings["resume"],
+        on_error=settings["on_error"],
+        max_errors=settings["max_errors"],
+    )
+    print(runner(range(settings["n_items"])))
+
+
+if __name__ == "__main__":
+    main()
