@@ -1,0 +1,144 @@
+"""Drive a run folder to its end: run what is missing on the workers, then merge."""
+
+import logging
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+from espnet3.errors import EspnetError
+from espnet3.parallel.config import ParallelConfig
+from espnet3.parallel.dispatch import Dispatcher
+from espnet3.parallel.faults import FaultPolicy
+from espnet3.parallel.folder_run import (
+    Merge,
+    RunRequest,
+    finished_result,
+    folder_errors,
+    merge_run,
+    open_run,
+    shards_to_run,
+    sweep,
+    write_failures,
+)
+from espnet3.parallel.open_pool import open_pool
+from espnet3.parallel.progress import Progress, duration
+from espnet3.parallel.shard_source import FolderSource
+from espnet3.parallel.signals import interruptible
+from espnet3.parallel.tasks import RunSpec
+from espnet3.shards.lease import Lease
+from espnet3.shards.manifest import Manifest
+from espnet3.shards.success import read_success
+
+logger = logging.getLogger(__name__)
+_WAIT_SECONDS = 0.5
+
+
+class FolderDriver:
+    """One driver of a run folder; there may be others at the same time.
+
+    Args:
+        request: the run that is asked for.
+        spec: what workers must know, but for what only the folder's plan tells.
+        provider: builds the environment of the workers.
+        config: where workers run.
+        client: a Dask client to run on instead.
+    """
+
+    def __init__(
+        self, request: RunRequest, spec: RunSpec, provider: Any, config: ParallelConfig, client: Any
+    ) -> None:
+        self._request = request
+        self._spec = spec
+        self._provider = provider
+        self._config = config
+        self._client = client
+
+    def run(self, policy: FaultPolicy, merge: Merge) -> Any:
+        """Finish the run and return what `merge` returns; at once if it was finished before."""
+        root = self._request.root
+        with interruptible(), folder_errors(root):
+            manifest = open_run(self._request, self._config)
+            answer = finished_result(self._request, manifest)
+            if answer is not None:
+                logger.info("%s is complete already: %d items", root, manifest.n_items)
+                return answer[0]
+            with Lease(root) as lease:
+                self._run_shards(manifest, lease, policy)
+                return self._merge_once(manifest, lease, merge)
+
+    def _run_shards(self, manifest: Manifest, lease: Lease, policy: FaultPolicy) -> None:
+        request = self._request
+        layout = manifest.layout(request.root)
+        sweep(layout, lease)
+        order = shards_to_run(layout, manifest, retry_failed=request.retry_failed)
+        if not order:
+            return
+        n_left = sum(manifest.bounds[shard + 1] - manifest.bounds[shard] for shard in order)
+        n_before = manifest.n_items - n_left
+        if n_before:
+            logger.info(
+                "Resuming %s: %d of %d items are done", layout.root, n_before, manifest.n_items
+            )
+        layout.logs.mkdir(exist_ok=True)
+        source = FolderSource(request.root, manifest, request.items, order, lease)
+        with self._dispatcher(manifest, source, len(order), policy) as dispatcher:
+
+            def count() -> int:
+                return n_before + source.n_done_by_others + dispatcher.n_items_done()
+
+            try:
+                with Progress(manifest.n_items, count, request.name):
+                    dispatcher.run()
+            except EspnetError:
+                write_failures(layout, dispatcher.failures)
+                raise
+
+    @contextmanager
+    def _dispatcher(
+        self, manifest: Manifest, source: FolderSource, n_tasks: int, policy: FaultPolicy
+    ) -> Iterator[Dispatcher]:
+        root = self._request.root.resolve()
+        spec = replace(
+            self._spec, run_id=manifest.run_id, run_dir=str(root), n_shards=manifest.n_shards
+        )
+        with open_pool(
+            spec,
+            self._provider,
+            self._config,
+            client=self._client,
+            n_tasks=n_tasks,
+            log_dir=manifest.layout(root).logs,
+        ) as pool:
+            dispatcher = Dispatcher(source, pool, policy)
+            try:
+                yield dispatcher
+            finally:
+                pool.stop()
+                dispatcher.discard_running()
+
+    def _merge_once(self, manifest: Manifest, lease: Lease, merge: Merge) -> Any:
+        """Merge, unless another driver is merging: then take its result."""
+        request = self._request
+        while not lease.claim("merge"):
+            time.sleep(_WAIT_SECONDS)
+        answer = finished_result(request, manifest)
+        if answer is not None:
+            return answer[0]
+        begin = time.monotonic()
+        result = merge_run(request.root, request.output_dir, manifest, merge)
+        sweep(manifest.layout(request.root), lease)  # another driver may have died meanwhile
+        self._tell_the_end(manifest, time.monotonic() - begin)
+        return result
+
+    def _tell_the_end(self, manifest: Manifest, merge_seconds: float) -> None:
+        root = self._request.root
+        success = read_success(manifest.layout(root), manifest.run_id) or {}
+        n_failed = success.get("n_failed", 0)
+        logger.info(
+            "%s is complete: %d items, %d failed, %s since the plan, merged in %.1f s",
+            root, manifest.n_items, n_failed, duration(success.get("seconds", 0.0)), merge_seconds,
+        )  # fmt: skip
+        if n_failed:
+            logger.warning("%d items failed; see: espnet3 failed %s", n_failed, root)

@@ -1,0 +1,84 @@
+"""What a run puts up with, and the words for what it does not."""
+
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from espnet3.errors import EspnetError, ItemError, ProviderError, RunFolderError
+from espnet3.parallel.pools import Died
+from espnet3.parallel.tasks import Failure, ShardTask, Stopped
+
+MAX_EARLY_DEATHS = 3
+"""Workers in a row that may die before their first item: then it is not the item."""
+
+
+@dataclass(frozen=True)
+class FaultPolicy:
+    """What a run puts up with."""
+
+    skip_errors: bool = False
+    max_errors: int | None = None
+    retries: int = 3
+    item_timeout: float | None = None
+    start_timeout: float = 3600.0
+
+
+ADVICE = (
+    " To go on without it, set on_error: skip; if memory runs out, use fewer workers or smaller "
+    "batches."
+)
+
+
+def keeps_dying(task: ShardTask, event: Died) -> str:
+    """Say that a shard's workers die at no particular item."""
+    log = f" Log: {event.log}" if event.log else ""
+    return (
+        f"The workers of shard {task.shard} (items {task.start} to {task.stop - 1}) keep dying at "
+        f"different items; the last one: {event.reason}. If memory grows from item to item, use "
+        f"more and smaller shards: shards_per_worker: 64.{log}"
+    )
+
+
+def describe_failure(failure: Failure) -> str:
+    """Return what failed, where, and the user's traceback."""
+    log = f", log {failure.log}" if failure.log else ""
+    head = (
+        f"Item {failure.index!r} (position {failure.position}) of shard {failure.shard} failed on "
+        f"{failure.host}, pid {failure.pid}{log}: {failure.error}"
+    )
+    return f"{head}\n\n{failure.traceback.rstrip()}\n" if failure.traceback else head
+
+
+def error_of(stopped: Stopped) -> EspnetError:
+    """Return the error with which a run stops, built from one message."""
+    failure = stopped.failure
+    if stopped.kind == "provider":
+        if stopped.original is not None and isinstance(stopped.original, ProviderError):
+            return stopped.original
+        where = f"on {failure.host}{', log ' + failure.log if failure.log else ''}"
+        return ProviderError(
+            f"The provider or runner failed {where}: {failure.error}\n\n{failure.traceback}"
+        )
+    if stopped.kind == "disk":
+        return RunFolderError(
+            f"Shard {failure.shard} could not be written on {failure.host}: {failure.error}. Make "
+            "room or mend the folder, then run the same command again: finished shards are kept."
+        )
+    return ItemError(describe_failure(failure))
+
+
+def dies_at_once(event: Died) -> str:
+    """Say that workers cannot even start, with the end of the last one's log."""
+    return (
+        f"{MAX_EARLY_DEATHS} workers died before their first item, the last one: {event.reason}. "
+        f"Look at {event.log or 'the messages above'}; to see the error in this process, set "
+        f"parallel.n_workers: 1.{_tail(event.log)}"
+    )
+
+
+def _tail(log: str, n_lines: int = 15) -> str:
+    with suppress(OSError):
+        lines = Path(log).read_text(errors="replace").splitlines()[-n_lines:] if log else []
+        if lines:
+            return "\nIts last lines:\n" + "\n".join(f"  {line}" for line in lines)
+    return ""
