@@ -60,8 +60,8 @@ def require_manifest(run_dir: Path) -> Manifest:
     if manifest is not None:
         return manifest
     below = sorted(str(path.parent) for path in run_dir.glob("*/manifest.json"))[:5]
-    hint = f" Did you mean {' or '.join(below)}?" if below else ""
-    raise RunFolderError(f"{run_dir} holds no run: there is no manifest.json in it.{hint}")
+    hint = f"Did you mean {' or '.join(below)}?" if below else "Give the output_dir of a runner."
+    raise RunFolderError(f"{run_dir} holds no run: there is no manifest.json in it. {hint}")
 
 
 def read_status(run_dir: Path) -> RunStatus:
@@ -74,7 +74,9 @@ def read_status(run_dir: Path) -> RunStatus:
         owner.owner_id: str(owner) for owner in living_owners(manifest.layout(run_dir).leases)
     }
     running = _running_shards(run_dir, manifest, owners) if owners and coverage.missing else []
-    n_done = sum(shard.n_items for shard in done)
+    # Once merged, the shards may have been removed to save room.
+    n_done = manifest.n_items if success else sum(shard.n_items for shard in done)
+    n_failed = success["n_failed"] if success else sum(shard.n_failed for shard in done)
     rate = _recent_rate(done, len(running))
     left = manifest.n_items - n_done - sum(shard.n_done for shard in running)
     return RunStatus(
@@ -83,14 +85,19 @@ def read_status(run_dir: Path) -> RunStatus:
         state=_state(success is not None, bool(owners), not coverage.missing),
         n_items=manifest.n_items,
         n_done=n_done,
-        n_failed=sum(shard.n_failed for shard in done),
+        n_failed=n_failed,
         n_shards=manifest.n_shards,
-        n_shards_done=len(done),
+        n_shards_done=manifest.n_shards if success else len(done),
         running=running,
         items_per_second=rate,
         eta_seconds=left / rate if rate and owners else None,
-        seconds=success["seconds"] if success else time.time() - manifest.created,
+        seconds=success["seconds"] if success else _end(done, bool(owners)) - manifest.created,
     )
+
+
+def _end(done: list[Done], has_owner: bool) -> float:
+    """Return until when somebody worked: a run that stopped last week did not take a week."""
+    return time.time() if has_owner or not done else max(shard.finished for shard in done)
 
 
 def _state(is_merged: bool, has_owner: bool, is_complete: bool) -> str:
@@ -114,7 +121,8 @@ def _running_shards(
             continue
         start, stop = manifest.bounds[shard : shard + 2]
         positions = [position for folder in folders if (position := read_position(folder))]
-        n_done = max((position[0] - start for position in positions), default=0)
+        # An attempt that is left over from another run of this folder may be anywhere.
+        n_done = max((p[0] - start for p in positions if start <= p[0] <= stop), default=0)
         running.append(RunningShard(shard, owner, n_done, stop - start))
     return running
 
@@ -140,14 +148,14 @@ def read_failures(run_dir: Path) -> list[dict[str, Any]]:
     """Return what failed: skipped items of committed shards, and the error that stopped the run."""
     manifest = require_manifest(run_dir)
     layout = manifest.layout(run_dir)
-    failures: dict[int, dict[str, Any]] = {}
-    sources = [layout.failed] + [
-        layout.shard(shard) / FAILED
-        for shard, done in read_coverage(run_dir, manifest).committed.items()
-        if done.n_failed
-    ]
-    for source in sources:
-        if source.exists():
-            for record in read_jsonl(source, tolerate_truncated=True):
-                failures[record["position"]] = record
+    committed = read_coverage(run_dir, manifest).committed
+    # What stopped an earlier try is over once its shard is committed; that shard's own list counts.
+    failures = {f["position"]: f for f in _records(layout.failed) if f["shard"] not in committed}
+    for shard, done in committed.items():
+        if done.n_failed:
+            failures.update({f["position"]: f for f in _records(layout.shard(shard) / FAILED)})
     return [failures[position] for position in sorted(failures)]
+
+
+def _records(path: Path) -> list[dict[str, Any]]:
+    return list(read_jsonl(path, tolerate_truncated=True)) if path.exists() else []

@@ -22,13 +22,15 @@ def write_success(
     output_dir: Path,
     outputs: dict[str, tuple[int, int]],
     result: Any,
+    keep_result: bool = True,
 ) -> None:
     """Write `_SUCCESS.json`: counts, sizes, versions, timings, and what `merge` returned.
 
-    A result that JSON cannot hold is left out; asking again then merges again.
+    A result that JSON cannot hold, or that is not to be kept, is left out; asking again then
+    merges again.
     """
     done = list(shards)
-    encoded = encode_result(result, output_dir)
+    encoded = encode_result(result, output_dir) if keep_result else None
     values = {
         "run_id": manifest.run_id,
         "n_items": manifest.n_items,
@@ -74,9 +76,9 @@ def encode_result(result: Any, output_dir: Path) -> Any:
     """
     try:
         encoded = [_encode(result, output_dir)]
-        copied = json.loads(json.dumps(encoded))
+        copied = json.loads(json.dumps(encoded, allow_nan=False))
         return encoded if decode_result(copied, output_dir) == result else None
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, RecursionError):
         return None
 
 

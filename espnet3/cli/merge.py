@@ -1,0 +1,244 @@
+"""Join the shards of a run that is complete, but whose driver died before merging.
+
+A file of the shards is joined if it has one line per result, as results.jsonl and scp files have;
+others stay where they are. A merge() of your own is not known here: to have that, run the same
+command as before again, which computes nothing anew.
+"""
+
+import argparse
+import codecs
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from espnet3.cli.plain import command, count, on_one_line, print_json
+from espnet3.cli.run_folders import find_run
+from espnet3.errors import RunFolderError
+from espnet3.parallel.folder_run import folder_errors, merge_run
+from espnet3.shards.commit import Done
+from espnet3.shards.layout import FAILED, RunLayout, is_protocol_name
+from espnet3.shards.lease import Lease, Owner, living_owners
+from espnet3.shards.manifest import Manifest
+from espnet3.shards.merge import check_complete, concat_files
+from espnet3.shards.status import require_manifest
+from espnet3.shards.success import has_outputs, read_success
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+_PEEK = 4096
+
+
+@dataclass(frozen=True)
+class Merged:
+    """The merged files with their numbers of lines, where known, and what was left, and why."""
+
+    run_dir: str
+    output_dir: str
+    already_merged: bool
+    n_items: int
+    n_failed: int
+    files: dict[str, int | None] = field(default_factory=dict)
+    left: dict[str, str] = field(default_factory=dict)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of `espnet3 merge`."""
+    parser.add_argument("dir", metavar="DIR", type=Path, help="a run folder")
+    parser.add_argument("--json", action="store_true", help="print one JSON document for scripts")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Merge a run and tell what was written."""
+    run_dir = find_run(args.dir)
+    with folder_errors(run_dir):
+        merged = merge_folder(run_dir)
+    if args.json:
+        print_json(asdict(merged))
+    else:
+        _show(merged)
+    return 0
+
+
+def merge_folder(run_dir: Path) -> Merged:
+    """Join what can be joined without the runner, and write `failed.jsonl` and `_SUCCESS.json`.
+
+    Raises:
+        IncompleteRunError: with what is missing; nothing is written then.
+        RunFolderError: if a driver is at work, or if nothing can be joined.
+    """
+    run_dir = Path(os.path.normpath(run_dir))
+    manifest = require_manifest(run_dir)
+    output_dir = _output_dir(run_dir, manifest)
+    merged = _already_merged(run_dir, output_dir, manifest)
+    if merged is not None:
+        return merged
+    layout = manifest.layout(run_dir)
+    _refuse_company(run_dir, living_owners(layout.leases))
+    coverage = check_complete(run_dir, manifest)
+    left = _find_left(layout, coverage.committed, output_dir)
+    names = sorted(_names(coverage.committed) - left.keys())
+    if left and not names:
+        raise RunFolderError(_nothing_to_join(run_dir, left))
+    with Lease(run_dir) as lease:
+        _refuse_company(run_dir, lease.others())
+        if not lease.claim("merge"):
+            raise RunFolderError(f"Another process is merging {run_dir} just now.")
+        files = merge_run(
+            run_dir, output_dir, manifest, _Joiner(output_dir, names), keep_result=False
+        )
+    n_failed = sum(done.n_failed for done in coverage.committed.values())
+    return Merged(
+        str(run_dir), str(output_dir), False, manifest.n_items, n_failed, files=files, left=left
+    )
+
+
+@dataclass(frozen=True)
+class _Joiner:
+    """What stands in for the merge() of a runner."""
+
+    output_dir: Path
+    names: list[str]
+
+    def __call__(self, shard_dirs: Sequence[Path]) -> dict[str, int]:
+        return {name: concat_files(shard_dirs, name, self.output_dir / name) for name in self.names}
+
+
+def _output_dir(run_dir: Path, manifest: Manifest) -> Path:
+    folder = Path(os.path.normpath(run_dir / manifest.output_dir))
+    # A run folder may come from someone else; its manifest must not choose any place to write to.
+    if not Path(os.path.abspath(run_dir)).is_relative_to(os.path.abspath(folder)):
+        raise RunFolderError(
+            f"The outputs of {run_dir} belong into {folder}, which is not above it. Run the same "
+            "command as before again: it merges without computing anything anew."
+        )
+    return folder
+
+
+def _already_merged(run_dir: Path, output_dir: Path, manifest: Manifest) -> Merged | None:
+    success = read_success(manifest.layout(run_dir), manifest.run_id)
+    if success is None or not has_outputs(success, output_dir):
+        return None
+    files: dict[str, int | None] = dict.fromkeys(sorted(success.get("outputs", {})))
+    n_failed = success.get("n_failed", 0)
+    return Merged(str(run_dir), str(output_dir), True, manifest.n_items, n_failed, files=files)
+
+
+def _refuse_company(run_dir: Path, owners: Sequence[Owner]) -> None:
+    if owners:
+        raise RunFolderError(
+            f"{owners[0]} is working in {run_dir} and will merge by itself. "
+            f"See how far it is: {command('status', run_dir)}"
+        )
+
+
+def _names(shards: dict[int, Done]) -> set[str]:
+    return {name for done in shards.values() for name in done.files} - {FAILED}
+
+
+def _find_left(layout: RunLayout, shards: dict[int, Done], output_dir: Path) -> dict[str, str]:
+    """Return the files that cannot be joined, and why."""
+    left = {}
+    for name in sorted(_names(shards)):
+        reason = _why_not(name, layout, output_dir)
+        if reason is None:
+            reasons = (_why_not_part(name, layout, done) for _, done in sorted(shards.items()))
+            reason = next(filter(None, reasons), None)
+        if reason is not None:
+            left[name] = reason
+    return left
+
+
+def _why_not(name: str, layout: RunLayout, output_dir: Path) -> str | None:
+    if "/" in name:
+        return "it is a folder"
+    if name.startswith("."):
+        return "it is a hidden file"
+    if output_dir == layout.root and is_protocol_name(name):
+        return "a file of the run itself has that name"
+    return None
+
+
+def _why_not_part(name: str, layout: RunLayout, done: Done) -> str | None:
+    where = layout.shard_name(done.shard)
+    if name not in done.files:
+        missing = f"{where} has {count(done.n_written, 'result')}, but no such file"
+        return missing if done.n_written else None
+    n_lines = done.files[name]["lines"]
+    if n_lines != done.n_written:
+        found = f"{count(n_lines, 'line')} for {count(done.n_written, 'result')}"
+        return f"it has not one line per result: {where} has {found}"
+    return None if _is_text(layout.shard(done.shard) / name) else f"it is not UTF-8 text in {where}"
+
+
+def _is_text(path: Path) -> bool:
+    """Tell whether a file looks like whole lines of text; a npy file, too, holds a newline."""
+    with path.open("rb") as file:
+        head = file.read(_PEEK)
+        if not head:
+            return True
+        file.seek(-1, os.SEEK_END)
+        if file.read() != b"\n" or b"\0" in head:
+            return False
+    try:
+        codecs.getincrementaldecoder("utf-8")().decode(head)
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _nothing_to_join(run_dir: Path, left: dict[str, str]) -> str:
+    reasons = "".join(f"\n  {on_one_line(name)}: {reason}" for name, reason in left.items())
+    return (
+        f"No file of the shards in {run_dir} can be joined without the runner:{reasons}\n"
+        "Run the same command as before again: its merge() joins them, and nothing is computed "
+        "anew."
+    )
+
+
+def _show(merged: Merged) -> None:
+    from espnet3.cli.console import make_console
+
+    console = make_console()
+    for line in _head(merged):
+        console.print(line, soft_wrap=True)
+    for table in _tables(merged):
+        console.print()
+        console.print(table)
+    if merged.n_failed:
+        failed = command("failed", merged.run_dir)
+        console.print(
+            f"\n{count(merged.n_failed, 'item')} failed and left no line: {failed}", soft_wrap=True
+        )
+    if not merged.already_merged:
+        console.print(
+            "\nA merge() of your own was not run. If your runner has one, run the same command as "
+            "before again: it merges anew, and computes nothing."
+        )
+
+
+def _head(merged: Merged) -> Iterator[str]:
+    items = count(merged.n_items, "item")
+    if merged.already_merged:
+        yield f"{on_one_line(merged.run_dir)} is merged already ({items}); nothing was done."
+    else:
+        yield f"Merged {on_one_line(merged.run_dir)} ({items})."
+    if merged.files:
+        yield f"Its files are in {on_one_line(merged.output_dir)}"
+
+
+def _tables(merged: Merged) -> "Iterator[Table]":
+    from espnet3.cli.console import make_table
+
+    if merged.files:
+        table = make_table("File", "Lines", right=["Lines"])
+        for name, n_lines in merged.files.items():
+            table.add_row(on_one_line(name), "-" if n_lines is None else f"{n_lines:,}")
+        yield table
+    if merged.left:
+        table = make_table("Left in the shards", "Why")
+        for name, reason in merged.left.items():
+            table.add_row(on_one_line(name), reason)
+        yield table

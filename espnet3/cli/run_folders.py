@@ -1,0 +1,59 @@
+"""Find the runs that a folder on the command line stands for."""
+
+import os
+from pathlib import Path
+
+from espnet3.cli.plain import on_one_line
+from espnet3.errors import RunFolderError, suggest
+from espnet3.shards.layout import manifest_path
+from espnet3.shards.status import require_manifest
+
+_DEPTH = 2
+_SHOWN = 5
+
+
+def find_runs(folder: Path) -> list[Path]:
+    """Return the folder itself if it holds a run, else the run folders up to two levels below.
+
+    Raises:
+        RunFolderError: if there is none.
+    """
+    if not folder.exists():
+        raise RunFolderError(f"{on_one_line(folder)} does not exist.{_similar(folder)}")
+    runs = _search(folder, _DEPTH) if folder.is_dir() else []
+    if not runs:
+        require_manifest(folder)  # says what is wrong with the folder
+    return runs
+
+
+def find_run(folder: Path) -> Path:
+    """Return the one run that a folder stands for.
+
+    Raises:
+        RunFolderError: if there is none, or if there are several.
+    """
+    runs = find_runs(folder)
+    if len(runs) == 1:
+        return runs[0]
+    listed = "".join(f"\n  {on_one_line(run)}" for run in runs[:_SHOWN])
+    rest = f"\n  and {len(runs) - _SHOWN} more" if len(runs) > _SHOWN else ""
+    raise RunFolderError(f"{on_one_line(folder)} holds {len(runs)} runs; name one:{listed}{rest}")
+
+
+def _search(folder: Path, depth: int) -> list[Path]:
+    if manifest_path(folder).exists():
+        return [folder]
+    if depth == 0:
+        return []
+    try:
+        names = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir())
+    except PermissionError:
+        return []
+    return [run for name in names for run in _search(folder / name, depth - 1)]
+
+
+def _similar(folder: Path) -> str:
+    try:
+        return suggest(folder.name, os.listdir(folder.parent))
+    except OSError:
+        return ""
