@@ -3,7 +3,7 @@
 import logging
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -92,7 +92,8 @@ class FolderDriver:
                 with Progress(manifest.n_items, count, request.name):
                     dispatcher.run()
             except EspnetError:
-                write_failures(layout, dispatcher.failures)
+                with suppress(OSError):  # on a full disk, the error that is raised matters more
+                    write_failures(layout, dispatcher.failures)
                 raise
 
     @contextmanager
