@@ -53,8 +53,8 @@ def error_of(stopped: Stopped) -> EspnetError:
     """Return the error with which a run stops, built from one message."""
     failure = stopped.failure
     if stopped.kind == "provider":
-        if stopped.original is not None and isinstance(stopped.original, ProviderError):
-            return stopped.original
+        if not failure.traceback:
+            return ProviderError(failure.error)
         where = f"on {failure.host}{', log ' + failure.log if failure.log else ''}"
         return ProviderError(
             f"The provider or runner failed {where}: {failure.error}\n\n{failure.traceback}"

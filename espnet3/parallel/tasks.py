@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
 
+from espnet3.errors import EspnetError
 from espnet3.parallel.hooks import RunnerHooks
 from espnet3.shards.commit import Done
 
@@ -67,7 +68,9 @@ class Failure:
     def of(
         cls, error: BaseException, position: int, index: Any, shard: int, *, log: str = ""
     ) -> "Failure":
-        """Describe an exception, with the user's part of its traceback."""
+        """Describe an exception, with the user's part of its traceback; ours say all themselves."""
+        if isinstance(error, EspnetError):
+            return cls(position, index, shard, str(error), "", log=log)
         return cls(position, index, shard, describe_error(error), user_traceback(error), log=log)
 
 

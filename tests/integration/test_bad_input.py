@@ -178,7 +178,7 @@ def test_a_result_that_cannot_be_sent_back_is_named():
     class Generators(BaseRunner):
         @staticmethod
         def forward(idx):
-            return open("/dev/null") if idx == 3 else idx
+            return (x for x in "ab") if idx == 3 else idx
 
     with use_parallel({"n_workers": 2, "shards_per_worker": 1}):
         with pytest.raises(ProviderError, match="The result of item 3 cannot be sent"):
