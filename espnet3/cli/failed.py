@@ -77,7 +77,7 @@ def _show(run_dir: Path, failures: list[dict[str, Any]], limit: int) -> None:
     if len(errors) < len(failures):
         _show_errors(errors, console)
     for failure in failures[:limit]:
-        _show_failure(failure, console)
+        _show_failure(run_dir, failure, console)
     if len(failures) > limit:
         more = f"{command('failed', run_dir)} --limit {len(failures)}"
         shown = f"{min(limit, len(failures)):,} of {len(failures):,} are shown"
@@ -96,14 +96,14 @@ def _show_errors(errors: Counter[str], console: "Console") -> None:
     console.print(table)
 
 
-def _show_failure(failure: dict[str, Any], console: "Console") -> None:
+def _show_failure(run_dir: Path, failure: dict[str, Any], console: "Console") -> None:
     where = f"position {failure.get('position')}, shard {failure.get('shard')}"
     host = on_one_line(f"{failure.get('host', '?')}:{failure.get('pid', '?')}")
     title = f"\nItem {on_one_line(repr(failure.get('index')))} ({where}) on {host}"
     console.print(title, style="bold", soft_wrap=True)
     console.print(on_one_line(failure.get("error", "")), style="red", soft_wrap=True)
     if failure.get("log"):
-        console.print(f"Log: {on_one_line(failure['log'])}", soft_wrap=True)
+        console.print(f"Log: {on_one_line(run_dir / failure['log'])}", soft_wrap=True)
     if failure.get("traceback"):
         lines = printable(failure["traceback"].rstrip()).split("\n")
         console.print("\n".join(f"  {line}" for line in lines), soft_wrap=True)

@@ -1,6 +1,7 @@
 """Drive a run folder to its end: run what is missing on the workers, then merge."""
 
 import logging
+import shlex
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -26,7 +27,7 @@ from espnet3.parallel.open_pool import open_pool
 from espnet3.parallel.progress import Progress, duration
 from espnet3.parallel.shard_source import FolderSource
 from espnet3.parallel.signals import interruptible
-from espnet3.parallel.tasks import RunSpec
+from espnet3.parallel.tasks import RunSpec, failure_record
 from espnet3.shards.lease import Lease
 from espnet3.shards.manifest import Manifest
 from espnet3.shards.success import read_success
@@ -93,7 +94,10 @@ class FolderDriver:
                     dispatcher.run()
             except EspnetError:
                 with suppress(OSError):  # on a full disk, the error that is raised matters more
-                    write_failures(layout, dispatcher.failures)
+                    records = [
+                        failure_record(f, layout.root.resolve()) for f in dispatcher.failures
+                    ]
+                    write_failures(layout, records)
                 raise
 
     @contextmanager
@@ -142,4 +146,6 @@ class FolderDriver:
             root, manifest.n_items, n_failed, duration(success.get("seconds", 0.0)), merge_seconds,
         )  # fmt: skip
         if n_failed:
-            logger.warning("%d items failed; see: espnet3 failed %s", n_failed, root)
+            logger.warning(
+                "Failed items: %d; see: espnet3 failed %s", n_failed, shlex.quote(str(root))
+            )

@@ -7,7 +7,7 @@ import platform
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -225,10 +225,9 @@ def read_failures_of_shards(root: Path) -> list[dict[str, Any]]:
     return read_failures(root)
 
 
-def write_failures(layout: RunLayout, failures: Sequence[Any]) -> None:
+def write_failures(layout: RunLayout, records: Sequence[dict[str, Any]]) -> None:
     """Write `failed.jsonl`, or remove it if nothing failed."""
-    if not failures:
+    if not records:
         layout.failed.unlink(missing_ok=True)
         return
-    records = [f if isinstance(f, dict) else asdict(f) for f in failures]
     write_text(layout.failed, "".join(dump_json(record) + "\n" for record in records))

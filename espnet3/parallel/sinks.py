@@ -4,14 +4,13 @@ import os
 import socket
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from espnet3.io.tables import JsonlWriter
 from espnet3.parallel.hooks import bind
-from espnet3.parallel.tasks import Cells, Failure, RunSpec, ShardTask
+from espnet3.parallel.tasks import Cells, Failure, RunSpec, ShardTask, failure_record
 from espnet3.shards.commit import Done, commit, discard_attempt, finish_attempt
 from espnet3.shards.layout import FAILED, RunLayout
 from espnet3.shards.position import Position
@@ -87,7 +86,7 @@ class FolderSink:
         if failures:
             with JsonlWriter(self._folder / FAILED) as writer:
                 for failure in sorted(failures, key=lambda failure: failure.position):
-                    writer.write(asdict(failure))
+                    writer.write(failure_record(failure, self._layout.root))
         done = finish_attempt(
             self._folder,
             Done(

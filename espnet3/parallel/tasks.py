@@ -4,7 +4,7 @@ import os
 import socket
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from types import TracebackType
 from typing import Any
 
@@ -72,6 +72,12 @@ class Failure:
         if isinstance(error, EspnetError):
             return cls(position, index, shard, str(error), "", log=log)
         return cls(position, index, shard, describe_error(error), user_traceback(error), log=log)
+
+
+def failure_record(failure: Failure, run_dir: str | os.PathLike[str]) -> dict[str, Any]:
+    """Return a line of `failed.jsonl`, with the log relative to the run folder, which may move."""
+    log = os.path.relpath(failure.log, run_dir) if failure.log else ""
+    return {**asdict(failure), "log": log}
 
 
 def describe_error(error: BaseException) -> str:
