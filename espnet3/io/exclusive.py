@@ -2,6 +2,7 @@
 
 import errno
 import os
+from typing import IO
 
 from espnet3.io.atomic import StrPath, fsync_dir, temp_path
 
@@ -20,11 +21,14 @@ def create_bytes(path: StrPath, data: bytes, *, sync: bool = True) -> bool:
     """
     temp = temp_path(os.path.abspath(path))
     try:
-        _write(temp, data, sync)
+        with open(temp, "xb") as file:
+            _fill(file, data, sync)
         try:
             os.link(temp, path)
         except FileExistsError:
-            return False
+            # NFS sends a request again when the answer is lost, and then finds its own link.
+            if os.stat(temp).st_nlink < 2:
+                return False
         except OSError as error:
             if error.errno not in _NO_LINKS:
                 raise
@@ -38,17 +42,21 @@ def create_bytes(path: StrPath, data: bytes, *, sync: bool = True) -> bool:
     return True
 
 
-def _write(path: StrPath, data: bytes, sync: bool) -> None:
-    with open(path, "xb") as file:
-        file.write(data)
-        file.flush()
-        if sync:
-            os.fsync(file.fileno())
+def _fill(file: IO[bytes], data: bytes, sync: bool) -> None:
+    file.write(data)
+    file.flush()
+    if sync:
+        os.fsync(file.fileno())
 
 
 def _create_plainly(path: StrPath, data: bytes, sync: bool) -> bool:
     try:
-        _write(path, data, sync)
+        with open(path, "xb") as file:
+            try:
+                _fill(file, data, sync)
+            except OSError:  # such as a full disk: half a file must not count as the first one's
+                os.unlink(path)
+                raise
     except FileExistsError:
         return False
     return True

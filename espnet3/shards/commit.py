@@ -4,6 +4,7 @@ A shard may be run more than once, by a requeued job or by a second driver, but 
 the first rename wins and a late twin removes itself. There are no locks to leave behind.
 """
 
+import errno
 import json
 import logging
 import os
@@ -11,16 +12,27 @@ import shutil
 import time
 import zlib
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from espnet3.errors import ProviderError
 from espnet3.io.atomic import fsync_dir, fsync_file, write_json
-from espnet3.shards.layout import DONE, POSITION, RunLayout, shard_of, shard_of_attempt
+from espnet3.shards.layout import (
+    DONE,
+    POSITION,
+    RunLayout,
+    discarded_path,
+    shard_of,
+    shard_of_attempt,
+)
 from espnet3.shards.manifest import load_manifest
 
 logger = logging.getLogger(__name__)
 _BLOCK = 1 << 20
+# What rename says of a target that is a folder with something in it, or a file.
+_OCCUPIED = {errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR}
 
 
 @dataclass(frozen=True)
@@ -55,12 +67,25 @@ def begin_attempt(layout: RunLayout, shard: int) -> Path:
     """Make a fresh folder for one attempt at a shard."""
     attempt = layout.new_attempt(shard)
     attempt.mkdir()
+    (attempt / POSITION).touch()
     return attempt
 
 
 def finish_attempt(attempt: Path, done: Done) -> Done:
-    """Make the attempt's files durable and write `done`, which also lists them with checksums."""
-    (attempt / POSITION).unlink(missing_ok=True)
+    """Make the attempt's files durable and write `done`, which also lists them with checksums.
+
+    Raises:
+        FileNotFoundError: if the attempt was discarded by someone who took it for dead.
+        ProviderError: if the runner wrote a file of its own that is called `done`.
+    """
+    # Also the proof that this is still the folder that was begun: a writer that makes its folders
+    # as it goes would bring a discarded attempt back, with only what it wrote since.
+    (attempt / POSITION).unlink()
+    if (attempt / DONE).exists():
+        raise ProviderError(
+            f"The runner wrote {attempt / DONE}, but a file {DONE!r} is what commits a shard. "
+            f'Give it another name in open_writers, such as shard_dir / "{DONE}.txt".'
+        )
     files = _seal_all(attempt)
     done = Done(**{**asdict(done), "files": files, "finished": time.time()})
     write_json(attempt / DONE, asdict(done))
@@ -74,7 +99,7 @@ def _seal_all(folder: Path) -> dict[str, dict[str, int]]:
         name = entry_name(folder, path)
         entry = entries.setdefault(name, {"files": 0, "bytes": 0, "crc32": 0, "lines": 0})
         _seal(path, entry)
-    for parent in {path.parent for path in walk_files(folder)}:
+    for parent, _, _ in os.walk(folder):
         fsync_dir(parent)
     return entries
 
@@ -91,6 +116,8 @@ def entry_name(folder: Path, path: Path) -> str:
 def walk_files(folder: Path) -> Iterator[Path]:
     """Yield all files below a folder in a fixed order."""
     for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
+        if entry.name.startswith(".nfs"):  # NFS: removed, but still open somewhere; vanishes soon
+            continue
         if entry.is_dir(follow_symlinks=False):
             yield from walk_files(Path(entry.path))
         elif entry.is_file():
@@ -118,28 +145,32 @@ def commit(attempt: Path, layout: RunLayout, done: Done) -> bool:
         `attempt` is then removed.
     """
     target = layout.shard(done.shard)
-    while not _rename(attempt, target):
-        rival = read_done(target)
-        if (rival and rival.run_id == done.run_id) or not _is_current(layout.root, done.run_id):
-            logger.info("%s was committed by another attempt; this one is dropped", target.name)
-            discard_attempt(attempt)
-            return False
+    while _is_current(layout.root, done.run_id):
+        if _rename(attempt, target):
+            fsync_dir(layout.root)
+            return True
+        if _is_commit(read_done(target), done.shard, done.run_id):
+            break
         logger.warning("%s is damaged or of another run; this attempt replaces it", target)
-        set_aside(layout, done.shard)
-    fsync_dir(layout.root)
-    return True
+        set_aside_damaged(layout, done.shard)
+    logger.info("%s belongs to another attempt or run; this attempt is dropped", target)
+    discard_attempt(attempt)
+    return False
 
 
 def _rename(attempt: Path, target: Path) -> bool:
     try:
         os.rename(attempt, target)  # refuses a folder that is not empty
-    except OSError:
-        if not attempt.exists():
-            raise  # swept by someone who took this attempt for dead: the shard is not ours
-        if not target.exists():
-            raise
-        return False
+    except OSError as error:
+        # A lost attempt was swept by someone who took it for dead: then the shard is not ours.
+        if error.errno in _OCCUPIED or (attempt.exists() and target.exists()):
+            return False
+        raise
     return True
+
+
+def _is_commit(done: Done | None, shard: int, run_id: str) -> bool:
+    return done is not None and done.run_id == run_id and done.shard == shard
 
 
 def _is_current(root: Path, run_id: str) -> bool:
@@ -157,19 +188,45 @@ def read_done(shard_dir: str | os.PathLike[str]) -> Done | None:
 
 
 def set_aside(layout: RunLayout, shard: int) -> None:
-    """Take a shard's folder out of the way, so that the shard counts as not done."""
-    _remove_as(layout.shard(shard), layout.new_attempt(shard))
+    """Take a shard's folder out of the way, so that the shard counts as not done.
+
+    Raises:
+        OSError: if it is there and cannot be moved.
+    """
+    removed = layout.new_attempt(shard)
+    with suppress(FileNotFoundError):
+        os.rename(layout.shard(shard), removed)
+        _remove(removed)
 
 
-def committed_shards(root: Path, run_id: str) -> dict[int, Done]:
+def set_aside_damaged(layout: RunLayout, shard: int) -> None:
+    """Do the same, unless the folder turns out to be a good commit of the current run.
+
+    A twin may have committed since the caller looked: what was moved is looked at again, and put
+    back.
+    """
+    target, removed = layout.shard(shard), layout.new_attempt(shard)
+    with suppress(FileNotFoundError):
+        os.rename(target, removed)
+        done = read_done(removed)
+        if done is not None and done.shard == shard and _is_current(layout.root, done.run_id):
+            with suppress(OSError):  # a third one took the place: then this one is a late twin
+                os.rename(removed, target)
+                return
+        _remove(removed)
+
+
+def committed_shards(layout: RunLayout, run_id: str) -> dict[int, Done]:
     """Return the committed shards of a run, by number; damaged and foreign ones are left out."""
     found = {}
-    for entry in os.scandir(root):
-        if shard_of(entry.name) is None:
+    for entry in os.scandir(layout.root):
+        shard = shard_of(entry.name)
+        # A copy that somebody made by hand (`split.07`, or one that says it is another) is none.
+        if shard is None or entry.name != layout.shard_name(shard):
             continue
         done = read_done(entry.path)
-        if done is not None and done.run_id == run_id:
-            found[done.shard] = done
+        if done is not None and _is_commit(done, shard, run_id):
+            found[shard] = done
     return found
 
 
@@ -189,12 +246,17 @@ def discard_attempt(attempt: Path) -> None:
     The folder gets another name first: a twin that is about to commit must find all of it, or
     nothing.
     """
-    _remove_as(attempt, attempt.with_name(f"{attempt.name}-dead"))
-
-
-def _remove_as(folder: Path, name: Path) -> None:
+    dead = discarded_path(attempt)
     try:
-        os.rename(folder, name)
+        os.rename(attempt, dead)
     except OSError:  # gone already, or a read-only file system: then nothing can be done
         return
-    shutil.rmtree(name, ignore_errors=True)
+    _remove(dead)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+        return
+    with suppress(OSError):
+        path.unlink()

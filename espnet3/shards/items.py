@@ -18,11 +18,16 @@ if TYPE_CHECKING:  # `array[int]` cannot be evaluated before Python 3.12
 
 
 def collect_items(indices: Iterable[Any]) -> "Items":
-    """Return the items in their smallest form: a range, packed integers, or else a list."""
+    """Return the items in their smallest form: a range, packed integers, or else a list.
+
+    Equal items have equal forms, however they were given.
+    """
     if isinstance(indices, range):
-        stop = indices.start + indices.step * len(indices)  # one spelling for equal ranges
-        return range(indices.start, stop, indices.step)
+        step = indices.step if len(indices) > 1 else 1
+        return range(indices.start, indices.start + step * len(indices), step)
     values = indices if isinstance(indices, list | tuple) else list(indices)
+    if not values:
+        return range(0)
     packed = _pack(values)
     if packed is None:
         return list(values)
@@ -30,12 +35,11 @@ def collect_items(indices: Iterable[Any]) -> "Items":
 
 
 def _pack(values: Sequence[Any]) -> "array[int] | None":
-    if not values or any(type(value) is bool for value in (values[0], values[-1])):
-        return None
     try:
-        return array("q", values)
+        packed = array("q", values)
     except (TypeError, OverflowError):
         return None
+    return None if bool in set(map(type, values)) else packed  # `array` takes True for 1
 
 
 def _as_range(packed: "array[int]") -> range | None:

@@ -10,6 +10,8 @@ POSITION = "position"
 FAILED = "failed.jsonl"
 _SHARD = re.compile(r"split\.(\d+)")
 _ATTEMPT = re.compile(r"split\.(\d+)\.part-.+")
+_ITEMS = re.compile(r"manifest\.[0-9a-f]{16}\.items")
+_DISCARDED = "-dead"
 
 
 class RunLayout:
@@ -65,9 +67,19 @@ def manifest_path(root: Path) -> Path:
     return root / "manifest.json"
 
 
-def items_path(root: Path) -> Path:
-    """Return the path of the packed item list that a manifest may refer to."""
-    return root / "manifest.items"
+def items_path(root: Path, digest: str) -> Path:
+    """Return the path of the packed item list that a manifest may refer to.
+
+    Named after its content: drivers that start at once with other items must not share a file.
+    """
+    return root / f"manifest.{digest[:16]}.items"
+
+
+def discarded_path(attempt: Path) -> Path:
+    """Return the name that an attempt gets before it is removed."""
+    if attempt.name.endswith(_DISCARDED):
+        return attempt
+    return attempt.with_name(attempt.name + _DISCARDED)
 
 
 def leases_folder(root: Path) -> Path:
@@ -89,5 +101,6 @@ def shard_of_attempt(name: str) -> int | None:
 
 def is_protocol_name(name: str) -> bool:
     """Tell whether a name at the top of a run folder belongs to the protocol, not to the user."""
-    fixed = {"manifest.json", "manifest.items", "leases", "logs", FAILED, "_SUCCESS.json"}
-    return name in fixed or shard_of(name) is not None or shard_of_attempt(name) is not None
+    fixed = {"manifest.json", "leases", "logs", FAILED, "_SUCCESS.json"}
+    patterns = (_SHARD, _ATTEMPT, _ITEMS)
+    return name in fixed or any(pattern.fullmatch(name) for pattern in patterns)

@@ -7,14 +7,17 @@ whenever its owner looks dead, and being wrong about that costs time, not result
 import json
 import logging
 import os
+import re
 import socket
 import threading
 import time
 import uuid
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
 
+from espnet3.io.atomic import is_temp_name, write_bytes
 from espnet3.io.exclusive import create_bytes
 from espnet3.shards.layout import leases_folder
 
@@ -24,6 +27,7 @@ HEARTBEAT = 5.0
 """Seconds between two heartbeats."""
 TIMEOUT = 60.0
 """Seconds without a heartbeat after which an owner counts as dead."""
+_OWNER_ID = re.compile("[0-9a-f]{16}")
 _JOB_VARIABLES = ("SLURM_JOB_ID", "PBS_JOBID", "JOB_ID", "LSB_JOBID", "OAR_JOB_ID")
 
 
@@ -63,7 +67,8 @@ def machine_id() -> str:
 def start_time(pid: int) -> int | None:
     """Return when a process started, in clock ticks since boot; None if it is gone.
 
-    With the pid it names a process for good: pids are used again. Where there is no /proc, 0.
+    With the pid it names a process for good: pids are used again. 0 if it is there and one cannot
+    tell: no /proc, or one that hides the processes of other users.
     """
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
@@ -75,8 +80,6 @@ def start_time(pid: int) -> int | None:
 
 
 def _alive_by_signal(pid: int) -> int | None:
-    if os.path.isdir("/proc/self"):
-        return None
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -110,7 +113,7 @@ class Lease:
 
     def __enter__(self) -> "Lease":
         self.folder.mkdir(parents=True, exist_ok=True)
-        create_bytes(self._path, json.dumps(asdict(self.owner)).encode(), sync=False)
+        self._sign_in()
         self._thread.start()
         return self
 
@@ -122,6 +125,9 @@ class Lease:
                 claim.unlink(missing_ok=True)
         self._path.unlink(missing_ok=True)
 
+    def _sign_in(self) -> None:
+        create_bytes(self._path, json.dumps(asdict(self.owner)).encode(), sync=False)
+
     def _beat_until_stopped(self) -> None:
         while not self._stop.wait(self._heartbeat):
             self.beat()
@@ -129,7 +135,10 @@ class Lease:
     def beat(self) -> None:
         """Say that the owner is alive. The file system's clock is used, never this machine's."""
         try:
-            os.utime(self._path)
+            try:
+                os.utime(self._path)
+            except FileNotFoundError:  # suspended for long, and swept by one who took it for dead
+                self._sign_in()
         except OSError as error:  # a full or absent file system must not stop the work
             logger.warning("No heartbeat could be written to %s: %s", self._path, error)
 
@@ -143,9 +152,12 @@ class Lease:
             holder = _read_owner_id(path)
             if holder == self.owner.owner_id:
                 return True
-            if holder and find_owner(self.folder, holder, self._now(), self._timeout):
+            if holder is None:
+                continue
+            if self._is_alive(holder):
                 return False
-            self._take_away(path, holder)
+            if self._take_from(holder, path, content):
+                return True
         return False
 
     def release(self, name: str) -> None:
@@ -156,14 +168,16 @@ class Lease:
 
     def sweep(self) -> None:
         """Remove what dead owners left in the lease folder."""
-        now = self._now()
-        alive = {owner.owner_id for owner in living_owners(self.folder, now, self._timeout)}
+        # Each owner is looked up after the file that names it: one that comes in meanwhile lives.
         for name, holder in claims(self.folder).items():
-            if holder not in alive:
-                self._take_away(self.folder / f"{name}.claim", holder)
+            if not self._is_alive(holder):
+                self._take_from(holder, self.folder / f"{name}.claim", None)
+        for path in self.folder.glob("*.taken-*"):
+            self._remove_dead_mark(path)
         for path in self.folder.glob("*.owner"):
-            if path.stem not in alive:
+            if not self._is_alive(path.stem):
                 path.unlink(missing_ok=True)
+        self._remove_old_temps()
 
     def others(self) -> list[Owner]:
         """Return the other living owners in this folder."""
@@ -171,17 +185,42 @@ class Lease:
             o for o in living_owners(self.folder, self._now(), self._timeout) if o != self.owner
         ]
 
-    def _take_away(self, path: Path, holder: str) -> None:
-        grabbed = path.with_suffix(f".taken-{uuid.uuid4().hex[:8]}")
+    def _is_alive(self, owner_id: str) -> bool:
+        return find_owner(self.folder, owner_id, self._now(), self._timeout) is not None
+
+    def _take_from(self, holder: str, path: Path, content: bytes | None) -> bool:
+        """Replace or remove the claim of a dead owner; False if another process is about to.
+
+        Whoever makes the mark may do so. Without it, a slow one could remove the claim that a
+        quick one had just put in the dead one's place.
+        """
+        mark = path.with_suffix(f".taken-{holder}")
+        if not create_bytes(mark, self.owner.owner_id.encode(), sync=False):
+            self._remove_dead_mark(mark)
+            return False
         try:
-            os.rename(path, grabbed)
-        except FileNotFoundError:
-            return
-        if _read_owner_id(grabbed) == holder:
-            (self.folder / f"{holder}.owner").unlink(missing_ok=True)
-        else:  # someone was quicker, and this is the new, living claim: put it back
-            create_bytes(path, grabbed.read_bytes(), sync=False)
-        grabbed.unlink(missing_ok=True)
+            if _read_owner_id(path) != holder:
+                return False
+            if content is None:
+                path.unlink(missing_ok=True)
+            else:
+                write_bytes(path, content, sync=False)
+            return True
+        finally:
+            mark.unlink(missing_ok=True)
+
+    def _remove_dead_mark(self, mark: Path) -> None:
+        taker = _read_owner_id(mark)
+        if taker is not None and not self._is_alive(taker):
+            mark.unlink(missing_ok=True)
+
+    def _remove_old_temps(self) -> None:
+        now = self._now()
+        for path in self.folder.iterdir():
+            if is_temp_name(path.name):
+                with suppress(FileNotFoundError):
+                    if now - path.stat().st_mtime > self._timeout:
+                        path.unlink()
 
     def _now(self) -> float:
         try:
@@ -208,18 +247,24 @@ def find_owner(folder: Path, owner_id: str, now: float, timeout: float) -> Owner
         return None
     if age > timeout:
         return None
-    if owner.machine == machine_id() and start_time(owner.pid) != owner.started:
-        return None
+    if owner.machine == machine_id():
+        started = start_time(owner.pid)
+        if started is None or (started and owner.started and started != owner.started):
+            return None
     return owner
 
 
 def claims(folder: Path) -> dict[str, str]:
     """Return the claims in a lease folder: what is claimed, and the id of its owner."""
-    return {path.stem: _read_owner_id(path) for path in folder.glob("*.claim")}
+    return {path.stem: _read_owner_id(path) or "" for path in folder.glob("*.claim")}
 
 
-def _read_owner_id(path: Path) -> str:
+def _read_owner_id(path: Path) -> str | None:
+    """Return the owner that a file names; empty if it is damaged, None if it is not there."""
     try:
-        return path.read_text()
+        text = path.read_text()
+    except FileNotFoundError:
+        return None
     except (OSError, ValueError):
         return ""
+    return text if _OWNER_ID.fullmatch(text) else ""

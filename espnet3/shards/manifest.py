@@ -55,7 +55,7 @@ class Manifest:
 
     def load_items(self, root: Path) -> "Items":
         """Return the items of the run, from the file beside the manifest if need be."""
-        return unpack_items(self.items, items_path(root))
+        return unpack_items(self.items, items_path(root, self.items.get("sha256", "")))
 
 
 def publish_manifest(root: Path, manifest: Manifest, items: "Items") -> Manifest:
@@ -66,8 +66,7 @@ def publish_manifest(root: Path, manifest: Manifest, items: "Items") -> Manifest
     """
     description, data = pack_items(items)
     if data is not None:
-        # Harmless if another driver wins: equal fingerprints have equal items, others are refused.
-        write_bytes(items_path(root), data)
+        write_bytes(items_path(root, description["sha256"]), data)
     values = {**asdict(manifest), "items": description}
     text = json.dumps(values, ensure_ascii=False, indent=1, default=str) + "\n"
     if create_bytes(manifest_path(root), text.encode("utf-8", "backslashreplace")):
@@ -90,7 +89,7 @@ def load_manifest(root: str | os.PathLike[str]) -> Manifest | None:
     except FileNotFoundError:
         return None
     except NotADirectoryError as error:
-        raise RunFolderError(f"{root} is not a folder.") from error
+        raise RunFolderError(f"{root} is not a folder. Choose another output_dir.") from error
     except (OSError, ValueError) as error:
         raise RunFolderError(
             f"{path} cannot be read ({error}). Start anew with resume=False, or restore the file."
@@ -110,7 +109,8 @@ def _check_format(path: Path, values: Any) -> None:
             f"{path} was not written by ESPnet3. Use another output_dir, or move that file away."
         )
     if values.get("version") != VERSION:
-        writer = values.get("versions", {}).get("espnet3", "unknown")
+        versions = values.get("versions")
+        writer = versions.get("espnet3", "unknown") if isinstance(versions, dict) else "unknown"
         raise RunFolderError(
             f"{path} has version {values.get('version')} of the run format; this ESPnet3 reads "
             f"version {VERSION}. Finish the run with the ESPnet3 that began it "

@@ -35,7 +35,7 @@ def read_coverage(root: Path, manifest: Manifest) -> Coverage:
     bounds = manifest.bounds
     committed = {
         shard: done
-        for shard, done in committed_shards(root, manifest.run_id).items()
+        for shard, done in committed_shards(manifest.layout(root), manifest.run_id).items()
         if shard < manifest.n_shards and [done.start, done.stop] == bounds[shard : shard + 2]
     }
     return Coverage(committed, [s for s in range(manifest.n_shards) if s not in committed])
@@ -69,14 +69,20 @@ def _describe_missing(root: Path, manifest: Manifest, missing: list[int]) -> str
 
 def _check_sizes(shard_dir: Path, done: Done) -> None:
     """Compare the files with what `done` says: cheap, and catches what was edited or lost."""
-    sizes: dict[str, int] = {}
+    found: dict[str, tuple[int, int]] = {}
     for path in walk_files(shard_dir):
         name = entry_name(shard_dir, path)
-        sizes[name] = sizes.get(name, 0) + path.stat().st_size
+        n_files, n_bytes = found.get(name, (0, 0))
+        found[name] = (n_files + 1, n_bytes + path.stat().st_size)
     for name, entry in done.files.items():
-        if sizes.get(name) != entry["bytes"]:
-            found = f"{sizes[name]} bytes" if name in sizes else "missing"
-            raise IncompleteRunError(_damaged(shard_dir / name, f"{entry['bytes']} bytes", found))
+        expected = (entry["files"], entry["bytes"])
+        if found.get(name) != expected:
+            now = _amount(*found[name]) if name in found else "missing"
+            raise IncompleteRunError(_damaged(shard_dir / name, _amount(*expected), now))
+
+
+def _amount(n_files: int, n_bytes: int) -> str:
+    return f"{n_bytes} bytes" + (f" in {n_files} files" if n_files > 1 else "")
 
 
 def _damaged(path: Path, expected: str, found: str) -> str:
@@ -117,6 +123,8 @@ def _append(part: Path, done: Done, output: IO[Any]) -> int:
     if expected is None:
         check_lines(part, done, 0)
         return 0
+    if not part.exists():
+        raise IncompleteRunError(_damaged(part, f"{expected['bytes']} bytes", "missing"))
     checksum = size = lines = 0
     with part.open("rb", buffering=0) as file:
         while block := file.read(_BLOCK):

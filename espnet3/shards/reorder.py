@@ -53,9 +53,15 @@ def restore_lines(
 def _deal(path: Path, ranks: _Ranks, buckets: list["_Bucket"], width: int, n_lines: int) -> None:
     lines = _split(path.read_bytes())
     if len(lines) != len(ranks):
-        raise IncompleteRunError(f"{path} has {len(lines)} lines, but {len(ranks)} were expected.")
+        raise IncompleteRunError(
+            f"{path} has {len(lines)} lines, but {len(ranks)} were expected. If it was changed, "
+            f"remove the folder {path.parent} and run the same command again."
+        )
     if len(ranks) and not (ranks.min() >= 0 and ranks.max() < n_lines):
-        raise IncompleteRunError(f"{path} holds a line whose rank is not below {n_lines}.")
+        raise IncompleteRunError(
+            f"The ranks of the lines of {path} run from {ranks.min()} to {ranks.max()}, but there "
+            f"are {n_lines} lines in all. Give the ranks 0 to {n_lines - 1}, each once."
+        )
     numbers = ranks // width
     order = np.argsort(numbers, kind="stable")
     ends = np.searchsorted(numbers[order], np.arange(len(buckets)), side="right")
@@ -102,6 +108,7 @@ class _Bucket:
             missing = np.setdiff1d(wanted, ranks)
             twice = ranks[1:][ranks[1:] == ranks[:-1]]
             raise IncompleteRunError(
-                f"Lines are missing for {missing[:5].tolist()} ({missing.size} in all) "
-                f"and there twice for {twice[:5].tolist()} ({twice.size} in all)."
+                f"Lines are missing for ranks {missing[:5].tolist()} ({missing.size} in all) "
+                f"and there twice for {twice[:5].tolist()} ({twice.size} in all). Give each part "
+                "the ranks of its own lines, each rank once over all parts."
             )
