@@ -3,6 +3,7 @@
 import ast
 import hashlib
 import inspect
+import os
 import textwrap
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -106,12 +107,9 @@ def changes(manifest: Manifest, described: Mapping[str, Any]) -> list[str]:
         path = described.get(key)
         if path != manifest.fingerprint.get(key):
             continue  # another file: the line above says so
-        try:
-            is_same = same_file(old, str(path))
-        except OSError:
+        if not os.path.isfile(str(path)):
             lines.append(f"{key}: the file {path} is gone")
-            continue
-        if not is_same:
+        elif not same_file(old, str(path)):
             new = file_identity(str(path))
             lines.append(
                 f"{key}: the file {path} has other content "

@@ -2,7 +2,7 @@
 
 import uuid
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
@@ -128,13 +128,12 @@ def _connect(target: Any) -> Iterator[Any]:
         yield target
         return
     cluster = target if isinstance(target, str) else start_cluster(target or _active)
-    client: Any = Client(cluster)  # type: ignore[no-untyped-call]
-    try:
-        yield client
-    finally:
-        client.close()
+    with ExitStack() as stack:
         if not isinstance(cluster, str):
-            cluster.close()
+            stack.callback(cluster.close)
+        client: Any = Client(cluster)  # type: ignore[no-untyped-call]
+        stack.callback(client.close)
+        yield client
 
 
 def parallel_map(fn: Callable[..., Any], items: Iterable[Any], client: Any = None) -> list[Any]:

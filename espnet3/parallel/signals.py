@@ -13,6 +13,7 @@ from espnet3.errors import RunInterrupted
 
 logger = logging.getLogger(__name__)
 _GRACE_SECONDS = 4.0
+_CLEAN_UP_SECONDS = 30.0
 _HANDLED = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -22,25 +23,27 @@ def interruptible() -> Iterator[None]:
 
     Python handles a signal only between two of its own instructions. So that a long call into C
     cannot hold Ctrl-C up, the process is ended after four seconds; what was finished is on disk.
-    Outside the main thread, where signals cannot be handled, this does nothing.
+    Cleaning up, such as cancelling jobs of a busy scheduler, may take half a minute. Outside the
+    main thread, where signals cannot be handled, this does nothing.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     watchdog = _Watchdog()
-    previous = {number: signal.signal(number, _interrupt) for number in _HANDLED}
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        watchdog.was_handled.set()
+        for handled in _HANDLED:  # one is enough: cleaning up must not be interrupted
+            signal.signal(handled, signal.SIG_IGN)
+        raise RunInterrupted(128 + number)
+
+    previous = {number: signal.signal(number, interrupt) for number in _HANDLED}
     try:
         yield
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
         watchdog.close()
-
-
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    for handled in _HANDLED:  # one is enough: cleaning up must not be interrupted
-        signal.signal(handled, signal.SIG_IGN)
-    raise RunInterrupted(128 + number)
 
 
 class _Watchdog:
@@ -50,16 +53,21 @@ class _Watchdog:
         self._reader, self._writer = socket.socketpair()
         self._writer.setblocking(False)
         self._previous = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
+        self.was_handled = threading.Event()
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="interrupt", daemon=True)
         self._thread.start()
 
     def _watch(self) -> None:
         while data := self._reader.recv(1):
-            if data[0] in _HANDLED and not self._closed.wait(_GRACE_SECONDS):
+            if data[0] in _HANDLED and not self._ends_in_time():
                 os._exit(128 + data[0])
 
+    def _ends_in_time(self) -> bool:
+        return self.was_handled.wait(_GRACE_SECONDS) and self._closed.wait(_CLEAN_UP_SECONDS)
+
     def close(self) -> None:
+        self.was_handled.set()
         self._closed.set()
         signal.set_wakeup_fd(self._previous)
         self._writer.close()

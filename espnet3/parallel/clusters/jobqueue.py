@@ -1,12 +1,13 @@
 """Schedulers of computing centres, each worker a job, through dask-jobqueue."""
 
+import asyncio
 import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from espnet3.errors import ConfigError
+from espnet3.errors import ConfigError, ResourceError
 from espnet3.parallel.clusters.table import Backend, cluster_class
 
 if TYPE_CHECKING:
@@ -17,19 +18,60 @@ def start(config: "ParallelConfig", backend: Backend) -> Any:
     """Submit a job per worker.
 
     Raises:
-        ConfigError: if the cluster class refuses the options.
+        ConfigError: if the cluster class refuses the options; nothing was submitted.
+        ResourceError: if the scheduler refuses a job; those it had accepted are cancelled.
     """
     with _sigint_kept():
         start_cluster = cluster_class(config.env, backend)
     try:
-        cluster = start_cluster(**config.options)
+        cluster = start_cluster(job_cls=_mended(start_cluster.job_cls), **config.options)
     except (TypeError, ValueError) as error:
         raise ConfigError(
             f"parallel.options is not what {backend.cluster} of dask-jobqueue takes: {error}. It "
             "needs at least cores and memory; see docs/how-it-works.md for a complete block."
         ) from error
-    cluster.scale(jobs=config.n_workers)
+    try:
+        _submit(cluster, config)
+    except BaseException:  # Ctrl-C above all: what was submitted so far must not stay behind
+        cluster.close()
+        raise
     return cluster
+
+
+def _submit(cluster: Any, config: "ParallelConfig") -> None:
+    # Not cluster.scale(): it submits in the background, where nobody hears of a refused job. And
+    # shielded, because sync() cancels what Ctrl-C interrupts, and job ids would be forgotten.
+    for _ in range(config.n_workers):
+        cluster.worker_spec.update(cluster.new_worker_spec())
+    try:
+        cluster.sync(lambda: asyncio.shield(cluster._correct_state()))
+    except (RuntimeError, OSError) as error:
+        command = cluster.job_cls.submit_command
+        raise ResourceError(
+            f"parallel.env is {config.env!r}, but {command} refused a job or could not be run: "
+            f"{str(error).rpartition('stderr:')[2].strip()}. Run this program where {command} "
+            "works, and set parallel.options to what your cluster has; the job script was:\n"
+            f"{cluster.job_script()}"
+        ) from error
+
+
+def _mended(job_class: Any) -> Any:
+    """Return a job class of dask-jobqueue 0.9 that can be interrupted and closed at any time."""
+    from distributed.core import Status
+
+    class Job(job_class):
+        @staticmethod
+        async def _call(cmd: list[str], **kwargs: Any) -> Any:
+            # In a session of its own: Ctrl-C would end an sbatch whose job id is not known yet,
+            # and nobody could cancel that job.
+            return await job_class._call(cmd, start_new_session=True, **kwargs)
+
+        async def close(self) -> None:
+            await super().close()
+            self.status = Status.closed  # else cluster.close() stops at an assertion
+
+    Job.__name__ = job_class.__name__  # messages of dask-jobqueue have it
+    return Job
 
 
 @contextmanager

@@ -1,0 +1,71 @@
+"""Names that users import, and what importing them must not cost."""
+
+import subprocess
+import sys
+
+import pytest
+
+HEAVY = ("torch", "dask", "distributed", "lightning")
+
+
+@pytest.mark.parametrize(
+    ("module", "names"),
+    [
+        (
+            "espnet3.parallel",
+            "set_parallel get_parallel_config use_parallel get_client parallel_map BaseRunner "
+            "EnvironmentProvider",
+        ),
+        ("espnet3.parallel.parallel", "set_parallel use_parallel get_client parallel_map"),
+        ("espnet3.parallel.env_provider", "EnvironmentProvider"),
+        ("espnet3.parallel.base_runner", "BaseRunner"),
+        ("espnet3.systems.base.inference_provider", "InferenceProvider"),
+        ("espnet3.runner.base_runner", "BaseRunner"),
+        ("espnet3.runner.inference_provider", "InferenceProvider"),
+    ],
+)
+def test_public_names_are_where_the_documentation_says(module, names):
+    imported = __import__(module, fromlist=["*"])
+    assert all(hasattr(imported, name) for name in names.split())
+
+
+def test_older_paths_are_the_same_objects():
+    from espnet3.parallel import BaseRunner
+    from espnet3.runner import base_runner, inference_provider
+    from espnet3.systems.base.inference_provider import InferenceProvider
+
+    assert base_runner.BaseRunner is BaseRunner
+    assert inference_provider.InferenceProvider is InferenceProvider
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import espnet3.parallel",
+        "from espnet3.parallel import BaseRunner, set_parallel, parallel_map, get_client",
+        "import espnet3.parallel.worker",
+        "import espnet3.systems.base.inference_provider",
+        "import sys; sys.argv = ['espnet3', '--help']\n"
+        "try: import espnet3.cli.main as m; m.main()\nexcept SystemExit: pass",
+    ],
+)
+def test_importing_is_light(code):
+    check = f"{code}\nimport sys\nprint([m for m in {HEAVY} if m in sys.modules], file=sys.stderr)"
+    process = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True)
+    assert process.stderr.strip() == "[]"
+
+
+def test_every_env_of_the_documentation_is_known():
+    from espnet3.parallel.clusters.table import BACKENDS
+
+    known = "local local_gpu slurm pbs sge lsf oar htcondor moab ssh kube dask"
+    assert " ".join(BACKENDS) == known
+
+
+def test_every_backend_has_a_module_with_a_start():
+    from importlib import import_module
+
+    from espnet3.parallel.clusters.table import BACKENDS
+
+    for backend in BACKENDS.values():
+        assert callable(import_module(f"espnet3.parallel.clusters.{backend.module}").start)

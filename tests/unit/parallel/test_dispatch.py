@@ -1,0 +1,218 @@
+"""The dispatcher's decisions, with workers that do as the test says."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from espnet3.errors import ItemError, ProviderError, WorkerError
+from espnet3.parallel.dispatch import Dispatcher
+from espnet3.parallel.faults import FaultPolicy
+from espnet3.parallel.pools import Died, Finished
+from espnet3.parallel.shard_source import MemorySource
+from espnet3.parallel.tasks import Failure, ShardResult, ShardTask, Stopped
+from espnet3.shards.position import Position
+
+
+class ScriptedPool:
+    """Workers that run a task when polled, as `behave(worker, task)` says."""
+
+    def __init__(self, workers, behave):
+        self.workers = list(workers)
+        self.behave = behave
+        self.running = {}
+        self.log = []
+
+    def idle(self):
+        return [worker for worker in self.workers if worker not in self.running]
+
+    def submit(self, worker, task):
+        assert worker not in self.running
+        self.running[worker] = task
+        self.log.append((worker, task.shard))
+
+    def poll(self, timeout):
+        if not self.running:
+            return []
+        worker, task = next(iter(self.running.items()))
+        del self.running[worker]
+        outcome = self.behave(worker, task)
+        if isinstance(outcome, Died):
+            return [replace(outcome, worker=worker)]
+        return [Finished(worker, outcome)]
+
+    def positions(self):
+        return {}
+
+    def kill(self, worker, reason):
+        raise AssertionError("nothing hangs here")
+
+    def stop(self):
+        self.running.clear()
+
+
+def succeed(worker, task):
+    values = [(task.start + offset, item) for offset, item in enumerate(task.items)]
+    failures = list(task.skip.values())
+    return ShardResult(task, [(p, v) for p, v in values if p not in task.skip], failures)
+
+
+def die_at(task, start, length=1):
+    """Leave a position behind, as a killed worker does."""
+    position = Position(Path(task.attempt))
+    position.cells[1], position.cells[0] = length, start
+    position.close()
+    return Died("w", task, "it was ended by SIGKILL")
+
+
+def tasks(*sizes):
+    start, result = 0, []
+    for shard, size in enumerate(sizes):
+        result.append(ShardTask(shard, start, list(range(start, start + size))))
+        start += size
+    return result
+
+
+def run(pool, source, policy=None):
+    results = {}
+    dispatcher = Dispatcher(
+        source, pool, policy or FaultPolicy(), lambda r: results.update(dict(r.results or []))
+    )
+    try:
+        dispatcher.run()
+    finally:
+        source.close()
+    return results, dispatcher
+
+
+def test_every_item_is_done_once_and_shards_go_out_in_the_given_order():
+    pool = ScriptedPool(["a", "b"], succeed)
+    results, dispatcher = run(pool, MemorySource(tasks(3, 2, 2), scratch=True))
+    assert results == {i: i for i in range(7)}
+    assert [shard for _, shard in pool.log] == [0, 1, 2]
+    assert dispatcher.n_items_done() == 7
+
+
+def test_a_shard_whose_worker_died_runs_again_with_a_folder_of_its_own():
+    folders = []
+
+    def behave(worker, task):
+        folders.append(task.attempt)
+        return die_at(task, 1) if len(folders) == 1 else succeed(worker, task)
+
+    results, _ = run(ScriptedPool(["a"], behave), MemorySource(tasks(3), scratch=True))
+    assert results == {0: 0, 1: 1, 2: 2}
+    assert len(set(folders)) == 2
+
+
+@pytest.mark.parametrize("retries", [0, 1, 3])
+def test_a_killing_item_is_given_up_after_the_retries(retries):
+    deaths = []
+
+    def behave(worker, task):
+        if 4 not in task.skip and task.start <= 4 < task.stop:
+            deaths.append(task)
+            return die_at(task, 4)
+        return succeed(worker, task)
+
+    policy = FaultPolicy(skip_errors=True, retries=retries)
+    results, dispatcher = run(
+        ScriptedPool(["a"], behave), MemorySource(tasks(3, 3), scratch=True), policy
+    )
+    assert len(deaths) == retries + 1
+    assert sorted(results) == [0, 1, 2, 3, 5]
+    assert [failure.index for failure in dispatcher.failures] == [4]
+
+
+def test_a_killing_batch_is_halved_until_the_item_is_alone():
+    tried = []
+
+    def behave(worker, task):
+        if 5 in task.skip:
+            return succeed(worker, task)
+        edges = sorted({0, 8, *task.cuts})
+        start = max(edge for edge in edges if edge <= 5)
+        stop = min(edge for edge in edges if edge > 5)
+        tried.append((start, stop))
+        return die_at(task, start, stop - start)
+
+    policy = FaultPolicy(skip_errors=True, retries=1)
+    results, _ = run(ScriptedPool(["a"], behave), MemorySource(tasks(8), scratch=True), policy)
+    assert tried == [(0, 8), (0, 8), (4, 8), (4, 6), (5, 6)]
+    assert sorted(results) == [0, 1, 2, 3, 4, 6, 7]
+
+
+def test_without_a_position_the_task_itself_is_halved():
+    def behave(worker, task):
+        if 5 in task.items and 5 not in task.skip:
+            return Died(worker, task, "it left the cluster")
+        return succeed(worker, task)
+
+    policy = FaultPolicy(skip_errors=True, retries=0)
+    results, dispatcher = run(
+        ScriptedPool(["a"], behave), MemorySource(tasks(8), scratch=False), policy
+    )
+    assert sorted(results) == [0, 1, 2, 3, 4, 6, 7]
+    assert [failure.index for failure in dispatcher.failures] == [5]
+
+
+def test_workers_that_die_before_their_first_item_stop_the_run():
+    pool = ScriptedPool(
+        ["a", "b"], lambda worker, task: Died(worker, task, "it exited with code 1")
+    )
+    with pytest.raises(WorkerError, match=r"died before their first item.*n_workers: 1"):
+        run(pool, MemorySource(tasks(3, 3, 3), scratch=True))
+
+
+def test_a_shard_that_loses_its_workers_at_ever_other_items_stops_the_run():
+    seen = []
+
+    def behave(worker, task):
+        seen.append(None)
+        return die_at(task, len(seen) % 100)
+
+    with pytest.raises(WorkerError, match="shards_per_worker: 64"):
+        run(ScriptedPool(["a"], behave), MemorySource(tasks(100), scratch=True))
+
+
+def test_no_worker_in_time_stops_the_run():
+    pool = ScriptedPool([], succeed)
+    with pytest.raises(WorkerError, match=r"parallel\.start_timeout"):
+        run(pool, MemorySource(tasks(1), scratch=True), FaultPolicy(start_timeout=0.0))
+
+
+def failure_at(task, offset=0):
+    return Failure(task.start + offset, task.items[offset], task.shard, "ValueError: bad", "trace")
+
+
+@pytest.mark.parametrize(
+    ("kind", "error"), [("item", ItemError), ("provider", ProviderError), ("write", ItemError)]
+)
+def test_what_stopped_an_attempt_stops_the_run(kind, error):
+    def behave(worker, task):
+        return ShardResult(task, stopped=Stopped(kind, failure_at(task)))
+
+    with pytest.raises(error, match="ValueError: bad"):
+        run(ScriptedPool(["a"], behave), MemorySource(tasks(2), scratch=True))
+
+
+def test_a_record_that_cannot_be_written_is_skipped_by_running_the_shard_without_it():
+    def behave(worker, task):
+        if task.skip:
+            return succeed(worker, task)
+        return ShardResult(task, stopped=Stopped("write", failure_at(task, 1)))
+
+    policy = FaultPolicy(skip_errors=True)
+    results, _ = run(ScriptedPool(["a"], behave), MemorySource(tasks(3), scratch=True), policy)
+    assert sorted(results) == [0, 2]
+
+
+def test_the_same_failure_told_twice_counts_once():
+    def behave(worker, task):
+        if task.skip:
+            return replace(succeed(worker, task), failures=[failure_at(task, 1)])
+        return ShardResult(task, stopped=Stopped("write", failure_at(task, 1)))
+
+    policy = FaultPolicy(skip_errors=True, max_errors=1)
+    _, dispatcher = run(ScriptedPool(["a"], behave), MemorySource(tasks(3), scratch=True), policy)
+    assert len(dispatcher.failures) == 1

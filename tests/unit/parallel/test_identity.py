@@ -1,0 +1,110 @@
+"""What counts as a change of a run, and what does not."""
+
+from omegaconf import OmegaConf
+
+from espnet3.parallel.identity import changes, describe_run, identify_files, source_digest
+from espnet3.shards.manifest import Manifest
+
+
+class Provider:
+    fingerprint_ignore = ("config.log_file",)
+
+    def __init__(self, config, **params):
+        self.config = config
+        self.params = params
+
+
+class Runner:
+    @staticmethod
+    def forward(idx):
+        return idx
+
+
+def describe(config=None, *, items=range(3), batch_size=None, **params):
+    return describe_run(Runner, Provider(config or {}, **params), items, batch_size)
+
+
+def manifest_of(described):
+    return Manifest({}, 3, [0, 3], [3.0], None, dict(described), identify_files(described), "run")
+
+
+def test_equal_runs_have_no_changes():
+    described = describe({"a": {"b": [1, 2]}}, beam=8)
+    assert changes(manifest_of(described), describe({"a": {"b": [1, 2]}}, beam=8)) == []
+
+
+def test_a_config_may_be_a_dict_or_a_dictconfig():
+    described = describe({"a": {"b": [1, 2]}})
+    assert changes(manifest_of(described), describe(OmegaConf.create({"a": {"b": [1, 2]}}))) == []
+
+
+def test_each_change_is_one_line_with_its_key():
+    before = manifest_of(describe({"lm": {"weight": 0.3}}, beam=5))
+    after = describe({"lm": {"weight": 0.5}}, beam=8, items=range(4), batch_size=2)
+    keys = [line.split(":")[0] for line in changes(before, after)]
+    assert keys == ["batch_size", "config.lm.weight", "items", "params.beam"]
+
+
+def test_where_and_how_fast_it_runs_is_no_change():
+    before = manifest_of(describe({"parallel": {"env": "local"}, "device": "cpu"}))
+    after = describe({"parallel": {"env": "slurm"}, "parallel_gpu": {}, "device": "cuda:1"})
+    assert changes(before, after) == []
+
+
+def test_a_provider_can_name_keys_that_do_not_count():
+    before = manifest_of(describe({"log_file": "a"}))
+    assert changes(before, describe({"log_file": "b"})) == []
+
+
+def test_a_list_and_a_range_of_the_same_items_are_the_same():
+    assert describe(items=range(3)) == describe(items=range(0, 3, 1))
+
+
+def test_a_file_that_is_gone_or_has_other_content_is_told(tmp_path):
+    model = tmp_path / "model.pt"
+    model.write_bytes(b"one")
+    described = describe({"model": str(model)})
+    before = manifest_of(described)
+    model.write_bytes(b"two, longer")
+    assert changes(before, described) == [
+        f"config.model: the file {model} has other content (3 bytes then, 11 bytes now)"
+    ]
+    model.unlink()
+    assert changes(before, described) == [f"config.model: the file {model} is gone"]
+
+
+def test_the_digest_ignores_comments_layout_and_docstrings(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def load(name, body):
+        (tmp_path / f"{name}.py").write_text(f"class R:\n{body}")
+        return __import__(name).R
+
+    plain = load("digest_plain", "    @staticmethod\n    def forward(idx):\n        return idx\n")
+    same = load(
+        "digest_same",
+        '    """Doc."""\n\n    @staticmethod\n    def forward( idx ):\n'
+        '        """Doc."""\n        # why\n        return (idx)\n',
+    )
+    other = load("digest_other", "    @staticmethod\n    def forward(idx):\n        return -idx\n")
+    assert source_digest(plain) == source_digest(same) != source_digest(other)
+
+
+def test_a_change_in_a_users_base_class_counts(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    for name, sign in (("base_one", ""), ("base_two", "-")):
+        (tmp_path / f"{name}.py").write_text(
+            f"class Base:\n    @staticmethod\n    def forward(idx): return {sign}idx\n"
+            "class R(Base): pass\n"
+        )
+    assert source_digest(__import__("base_one").R) != source_digest(__import__("base_two").R)
+
+
+def test_classes_without_source_are_told_apart_by_their_code():
+    def make(body):
+        scope = {"__name__": "typed"}
+        exec(f"class R:\n    @staticmethod\n    def forward(idx): return {body}\n", scope)
+        return scope["R"]
+
+    assert source_digest(make("idx + 1")) == source_digest(make("idx + 1"))
+    assert source_digest(make("idx + 1")) != source_digest(make("idx + 2"))
