@@ -2,9 +2,22 @@
 
 import logging
 import sys
+from typing import TextIO
 
 FORMAT = "%(asctime)s %(levelname)s %(message)s"
 _DATE = "%H:%M:%S"
+
+
+class _StderrHandler(logging.StreamHandler[TextIO]):
+    """Writes to what `sys.stderr` is now: a progress bar may stand in for it for a while."""
+
+    def __init__(self) -> None:
+        logging.Handler.__init__(self)
+
+    @property
+    def stream(self) -> TextIO:  # type: ignore[override]
+        """The current stderr."""
+        return sys.stderr
 
 
 def make_visible() -> None:
@@ -12,7 +25,7 @@ def make_visible() -> None:
     ours = logging.getLogger("espnet3")
     if ours.hasHandlers():
         return
-    handler = logging.StreamHandler(sys.stderr)
+    handler = _StderrHandler()
     handler.setFormatter(logging.Formatter(FORMAT, _DATE))
     ours.addHandler(handler)
     ours.setLevel(logging.INFO)

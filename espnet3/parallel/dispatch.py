@@ -135,6 +135,9 @@ class Dispatcher:
         self._on_result(result)
 
     def _stop_or_skip(self, stopped: Stopped, task: ShardTask) -> None:
+        if stopped.kind == "lost":
+            self._try_again(stopped, task)
+            return
         if stopped.kind != "write" or not self._policy.skip_errors:
             self._failures[stopped.failure.position] = stopped.failure
             raise error_of(stopped) from None
@@ -167,9 +170,7 @@ class Dispatcher:
             return
         position = read_position(Path(task.attempt)) if task.attempt else None
         self._source.clean_up(task)
-        if self._source.is_committed(task):  # it died after its commit, before it could say so
-            self._n_done += len(task.items)
-            self._source.finished(task)
+        if self._is_committed(task):  # it died after its commit, before it could say so
             return
         self._note_early_death(event, has_begun=position is not None or task.attempt is None)
         suspicion = self._suspicions.setdefault(task.shard, _Suspicion())
@@ -180,6 +181,23 @@ class Dispatcher:
             self._again.append(task)
         else:
             self._divide(task, event)
+
+    def _is_committed(self, task: ShardTask) -> bool:
+        """Tell whether somebody published the shard; if so, it is done."""
+        if not self._source.is_committed(task):
+            return False
+        self._n_done += len(task.items)
+        self._source.finished(task)
+        return True
+
+    def _try_again(self, stopped: Stopped, task: ShardTask) -> None:
+        """Another driver took the attempt away: take what it made of the shard, or run it again."""
+        if self._is_committed(task):
+            return
+        self._suspicions.setdefault(task.shard, _Suspicion()).deaths += 1
+        if self._suspicions[task.shard].deaths > self._policy.retries:
+            raise error_of(stopped)
+        self._again.append(task)
 
     def _note_early_death(self, event: Died, *, has_begun: bool) -> None:
         self._early_deaths = 0 if has_begun else self._early_deaths + 1

@@ -92,8 +92,9 @@ class _Attempt:
             sink.abandon()
             return self._stopped(error.stopped)
         except Exception as error:
+            # Someone who took this attempt for dead has removed its folder; it is not the disk.
+            kind = "lost" if sink.is_lost() else "disk" if isinstance(error, OSError) else "write"
             sink.abandon()
-            kind = "disk" if isinstance(error, OSError) else "write"
             return self._stopped(Stopped(kind, self._failure(error, sink.cells[0]), error))
         except BaseException:
             sink.abandon()

@@ -23,6 +23,7 @@ class FaultPolicy:
     start_timeout: float = 3600.0
 
 
+_GO_ON = "Finished shards are kept. To go on without items that fail, set on_error: skip."
 ADVICE = (
     " To go on without it, set on_error: skip; if memory runs out, use fewer workers or smaller "
     "batches."
@@ -59,12 +60,12 @@ def error_of(stopped: Stopped) -> EspnetError:
         return ProviderError(
             f"The provider or runner failed {where}: {failure.error}\n\n{failure.traceback}"
         )
-    if stopped.kind == "disk":
+    if stopped.kind in ("disk", "lost"):
         return RunFolderError(
             f"Shard {failure.shard} could not be written on {failure.host}: {failure.error}. Make "
             "room or mend the folder, then run the same command again: finished shards are kept."
         )
-    return ItemError(describe_failure(failure))
+    return ItemError(f"{describe_failure(failure)}\n{_GO_ON}")
 
 
 def dies_at_once(event: Died) -> str:

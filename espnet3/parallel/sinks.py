@@ -32,6 +32,10 @@ class MemorySink:
     def finish(self, failures: list[Failure], seconds: float, load_seconds: float) -> None:
         """Nothing is left to do: results are handed over as they are."""
 
+    def is_lost(self) -> bool:
+        """Return False: nobody can take memory away."""
+        return False
+
     def abandon(self) -> None:
         """Forget the results."""
         self.results = None
@@ -104,6 +108,10 @@ class FolderSink:
         )
         commit(self._folder, self._layout, done)
         self.done = done
+
+    def is_lost(self) -> bool:
+        """Tell whether the attempt's folder is gone."""
+        return not self._folder.exists()
 
     def abandon(self) -> None:
         """Remove the attempt: it is not finished, and nobody will look at it."""

@@ -108,7 +108,7 @@ class ShardResult:
 
 @dataclass(frozen=True)
 class Stopped:
-    """Why an attempt could not go on: `kind` is item, write, provider or disk."""
+    """Why an attempt could not go on: `kind` is item, write, provider, disk or lost."""
 
     kind: str
     failure: Failure

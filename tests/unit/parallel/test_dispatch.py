@@ -216,3 +216,16 @@ def test_the_same_failure_told_twice_counts_once():
     policy = FaultPolicy(skip_errors=True, max_errors=1)
     _, dispatcher = run(ScriptedPool(["a"], behave), MemorySource(tasks(3), scratch=True), policy)
     assert len(dispatcher.failures) == 1
+
+
+def test_an_attempt_that_another_driver_took_away_runs_again():
+    tried = []
+
+    def behave(worker, task):
+        tried.append(task)
+        if len(tried) == 1:
+            return ShardResult(task, stopped=Stopped("lost", failure_at(task)))
+        return succeed(worker, task)
+
+    results, _ = run(ScriptedPool(["a"], behave), MemorySource(tasks(3), scratch=True))
+    assert sorted(results) == [0, 1, 2]
