@@ -93,7 +93,9 @@ class _Attempt:
             return self._stopped(error.stopped)
         except Exception as error:
             # Someone who took this attempt for dead has removed its folder; it is not the disk.
-            kind = "lost" if sink.is_lost() else "disk" if isinstance(error, OSError) else "write"
+            kind = (
+                "lost" if sink.is_lost(error) else "disk" if isinstance(error, OSError) else "write"
+            )
             sink.abandon()
             return self._stopped(Stopped(kind, self._failure(error, sink.cells[0]), error))
         except BaseException:

@@ -12,7 +12,7 @@ from espnet3.io.tables import JsonlWriter
 from espnet3.parallel.hooks import bind
 from espnet3.parallel.tasks import Cells, Failure, RunSpec, ShardTask, failure_record
 from espnet3.shards.commit import Done, commit, discard_attempt, finish_attempt
-from espnet3.shards.layout import FAILED, RunLayout
+from espnet3.shards.layout import FAILED, POSITION, RunLayout
 from espnet3.shards.position import Position
 
 
@@ -32,7 +32,7 @@ class MemorySink:
     def finish(self, failures: list[Failure], seconds: float, load_seconds: float) -> None:
         """Nothing is left to do: results are handed over as they are."""
 
-    def is_lost(self) -> bool:
+    def is_lost(self, error: Exception) -> bool:
         """Return False: nobody can take memory away."""
         return False
 
@@ -109,9 +109,9 @@ class FolderSink:
         commit(self._folder, self._layout, done)
         self.done = done
 
-    def is_lost(self) -> bool:
-        """Tell whether the attempt's folder is gone."""
-        return not self._folder.exists()
+    def is_lost(self, error: Exception) -> bool:
+        """Tell whether an error means that the attempt was taken for dead and removed."""
+        return isinstance(error, FileNotFoundError) and not (self._folder / POSITION).exists()
 
     def abandon(self) -> None:
         """Remove the attempt: it is not finished, and nobody will look at it."""
