@@ -20,6 +20,10 @@ demo: setup
 test: setup
 	$(BIN)/python -m pytest
 
+test-clusters: setup
+	tests/cluster/install.sh
+	ESPNET3_CLUSTERS=1 $(BIN)/python -m pytest tests/cluster
+
 lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .

@@ -3,6 +3,7 @@
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from keyword import iskeyword
 from typing import Any
 
@@ -100,14 +101,19 @@ def _fix(function: Hook, n_given: int, n_passed: int, kwargs: dict[str, Any]) ->
     """
     if not all(name.isidentifier() and not iskeyword(name) for name in kwargs):
         return lambda *leading: function(*leading[:n_passed], **kwargs)
+    call: Hook = _compile(n_given, n_passed, tuple(kwargs))(function, *kwargs.values())
+    return call
+
+
+@cache
+def _compile(n_given: int, n_passed: int, names: tuple[str, ...]) -> Callable[..., Hook]:
     given = ", ".join(f"a{i}" for i in range(n_given))
-    values = "".join(f", v{i}" for i in range(len(kwargs)))
-    passed = [f"a{i}" for i in range(n_passed)] + [f"{k}=v{i}" for i, k in enumerate(kwargs)]
+    values = "".join(f", v{i}" for i in range(len(names)))
+    passed = [f"a{i}" for i in range(n_passed)] + [f"{name}=v{i}" for i, name in enumerate(names)]
     source = f"lambda f{values}: lambda {given}: f({', '.join(passed)})"
     # Under the name of this file, so that tracebacks for users leave it out like the rest of ours.
-    make = eval(compile(source, __file__, "eval"))
-    call: Hook = make(function, *kwargs.values())
-    return call
+    make: Callable[..., Hook] = eval(compile(source, __file__, "eval"))
+    return make
 
 
 def _unmet(function: Hook, name: str, env: Mapping[str, Any]) -> str:

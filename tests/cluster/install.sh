@@ -1,0 +1,23 @@
+#!/bin/bash
+# Install the schedulers that tests/cluster runs on; needs root on Debian, does nothing elsewhere.
+set -euo pipefail
+
+skip() {
+  echo "skipped: installing Slurm needs root on Debian, and $1"
+  exit 0
+}
+[ "$(id -u)" = 0 ] || skip "this is $(id -un)"
+[ -r /etc/os-release ] && grep -qx 'ID=debian' /etc/os-release || skip "this is another system"
+
+# Not slurm-wlm-emulator: its alternatives take over /usr/sbin/slurmd.
+packages=(slurmctld slurmd slurm-client munge)
+missing=()
+for package in "${packages[@]}"; do
+  dpkg-query -W -f '${Status}' "$package" 2>/dev/null | grep -q ' installed$' || missing+=("$package")
+done
+[ ${#missing[@]} -gt 0 ] || exit 0
+
+export DEBIAN_FRONTEND=noninteractive
+apt=(apt-get -qq -o DPkg::Lock::Timeout=120 -o Acquire::Retries=3)
+"${apt[@]}" update
+"${apt[@]}" install -y --no-install-recommends "${missing[@]}" >/dev/null </dev/null

@@ -1,0 +1,183 @@
+"""Runners whose workers are jobs of a real Slurm: four nodes with two stand-in GPUs each."""
+
+import itertools
+import json
+import os
+import signal
+import socket
+import time
+from pathlib import Path
+
+import pytest
+
+from espnet3.errors import ConfigError, ResourceError
+from espnet3.parallel import BaseRunner, set_parallel
+from tests.conftest import wait_until
+
+pytestmark = pytest.mark.cluster
+_PATIENCE = 120.0  # seconds; other programs share the machine
+
+
+class Provider:
+    def __init__(self, trace: Path | None = None, n_jobs: int = 0):
+        self.trace = trace
+        self.n_jobs = n_jobs
+
+    def build_env_local(self):
+        return {"trace": self.trace, "n_jobs": self.n_jobs}
+
+    def build_worker_setup_fn(self):
+        return self.build_env_local
+
+
+class Square(BaseRunner):
+    """With `trace`, waits for all jobs to come, and tells there where and when items ran."""
+
+    @staticmethod
+    def forward(idx, trace, n_jobs):
+        begin = time.time()
+        if trace is not None:
+            note = trace / os.environ["SLURM_JOB_ID"]
+            note.touch()
+            wait_until(lambda: len(os.listdir(trace)) == n_jobs, _PATIENCE)
+            time.sleep(0.01)
+            where = (socket.gethostname(), os.environ["CUDA_VISIBLE_DEVICES"], os.getpid())
+            with note.open("a") as file:
+                file.write(json.dumps([begin, time.time(), *where]) + "\n")
+        return {"idx": idx, "square": idx**2}
+
+
+def test_jobs_give_the_same_file_as_one_process(slurm, awkward):
+    Square(Provider(), output_dir=awkward / "here")(range(100))
+
+    trace = awkward / "trace"
+    trace.mkdir()
+    set_parallel(slurm.parallel(n_workers=2))
+    there = Square(Provider(trace, n_jobs=2), output_dir=awkward / "there")(range(100))
+
+    assert there.read_bytes() == (awkward / "here" / "results.jsonl").read_bytes()
+    notes = {
+        file.name: [json.loads(line) for line in file.read_text().splitlines()]
+        for file in trace.iterdir()
+    }
+    assert set(notes) == set(slurm.submitted())
+    assert sum(len(lines) for lines in notes.values()) == 100
+    assert_one_gpu_each(notes)
+    assert_one_item_at_a_time(notes)
+    assert_no_job_is_left(slurm)
+
+
+def assert_one_gpu_each(notes):
+    used = [{tuple(where) for _, _, *where in lines} for lines in notes.values()]
+    assert [len(places) for places in used] == [1, 1]
+    gpus = [(host, device) for places in used for host, device, _ in places]
+    assert len(set(gpus)) == 2
+    assert {device for _, device in gpus} <= {"0", "1"}
+    assert all(host.startswith("node") for host, _ in gpus)
+
+
+def assert_one_item_at_a_time(notes):
+    for lines in notes.values():
+        spans = sorted((begin, end) for begin, end, *_ in lines)
+        assert all(end <= begin for (_, end), (begin, _) in itertools.pairwise(spans))
+
+
+def wait_for(driver, condition):
+    """Wait until a condition holds while a driver runs."""
+    wait_until(lambda: condition() or driver.poll() is not None, _PATIENCE)
+    assert driver.poll() is None, driver.stderr.read()
+
+
+def assert_no_job_is_left(slurm):
+    # At once: jobs whose driver is gone would end by themselves later, if they ever start.
+    states = set(slurm.submitted().values())
+    assert states
+    assert states <= {"CANCELLED", "COMPLETED", "COMPLETING"}
+
+
+def test_a_job_that_is_cancelled_costs_no_item(slurm, slurm_job, reference):
+    run = slurm_job(seconds=0.1)
+    driver = run.start()
+    wait_for(driver, lambda: run.n_running == 2)
+    slurm.cancel(min(slurm.active()))
+    _, told = driver.communicate(timeout=_PATIENCE)
+    assert driver.returncode == 0, told
+    assert "was lost: it left the cluster" in told
+    assert run.text == reference
+    run.assert_tidy()
+    assert_no_job_is_left(slurm)
+
+
+def test_ctrl_c_cancels_running_jobs(slurm, slurm_job):
+    run = slurm_job(seconds=0.2)
+    driver = run.start()
+    wait_for(driver, lambda: run.n_committed >= 1)
+    assert_ctrl_c_cancels_all(slurm, run, driver)
+
+
+def test_ctrl_c_cancels_jobs_that_are_being_submitted(slurm, slurm_job):
+    run = slurm_job(n_workers=8)
+    driver = run.start()
+    wait_for(driver, slurm.active)
+    assert_ctrl_c_cancels_all(slurm, run, driver)
+
+
+def assert_ctrl_c_cancels_all(slurm, run, driver):
+    run.interrupt(driver)
+    _, told = driver.communicate(timeout=60)
+    assert driver.returncode == 130, told
+    assert "to resume, run again: python" in told
+    assert "Traceback" not in told
+    assert_no_job_is_left(slurm)
+
+
+def test_an_item_that_fails_cancels_all_jobs(slurm, slurm_job):
+    run = slurm_job(bad=[13])
+    driver = run.start()
+    _, told = driver.communicate(timeout=_PATIENCE)
+    assert driver.returncode == 1
+    assert "Item 13 (position 13)" in told
+    assert "failed on node" in told
+    assert_no_job_is_left(slurm)
+
+
+@pytest.mark.parametrize(
+    ("options", "hint"),
+    [({"quue": "gpu"}, "'quue'"), ({"memory": None}, "cores and memory")],
+    ids=["unknown", "missing"],
+)
+def test_wrong_options_are_told_before_anything_is_submitted(slurm, tmp_path, options, hint):
+    set_parallel(slurm.parallel(**options))
+    with pytest.raises(ConfigError, match=hint):
+        Square(Provider(), output_dir=tmp_path / "out")(range(10))
+    assert slurm.submitted() == {}
+
+
+@pytest.mark.parametrize(
+    ("options", "hint"),
+    [
+        ({"queue": "weekend"}, "invalid partition specified: weekend"),
+        ({"job_extra_directives": ["--gres=gpu:3"]}, "node configuration is not available"),
+        ({"walltime": "02:00:00"}, "time limit is invalid"),
+    ],
+    ids=["queue", "gpus", "walltime"],
+)
+def test_what_slurm_refuses_is_told_in_its_words(slurm, tmp_path, options, hint):
+    set_parallel(slurm.parallel(**options))
+    with pytest.raises(ResourceError, match=hint):
+        Square(Provider(), output_dir=tmp_path / "out")(range(10))
+    assert slurm.active() == {}
+
+
+def test_a_run_whose_driver_was_killed_is_finished_on_this_machine(slurm, slurm_job, reference):
+    run = slurm_job(seconds=0.2)
+    driver = run.start()
+    wait_for(driver, lambda: run.n_committed >= 2)
+    driver.kill()
+    driver.communicate()
+    assert driver.returncode == -signal.SIGKILL
+    assert slurm.active()  # these jobs may still be writing, and must not be in the way
+    told = run.succeed(parallel={"env": "local", "n_workers": 2}, seconds=0.002)
+    assert "Resuming" in told
+    assert run.text == reference
+    slurm.wait_until_empty(_PATIENCE)
