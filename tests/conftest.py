@@ -16,7 +16,7 @@ def _no_leaks():
     """Reset the active config, and fail on threads that outlive their test."""
     before = set(threading.enumerate())
     yield
-    parallel._active = parallel.ParallelConfig()
+    parallel._active = None
     assert parallel.enclosing_client() is None
     leaked = [t for t in set(threading.enumerate()) - before if t.name in ("progress", "interrupt")]
     assert not leaked

@@ -5,14 +5,16 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from espnet3.config.schema import validate
 from espnet3.errors import ConfigError
-from espnet3.parallel.clusters.table import start_cluster
-from espnet3.parallel.config import ParallelConfig
 
-_active = ParallelConfig()
+if TYPE_CHECKING:
+    from espnet3.parallel.config import ParallelConfig
+
+# None is the default config. The model is imported when it is needed: workers import this module
+# with the user's, and pydantic would take longer to start than all the rest.
+_active: "ParallelConfig | None" = None
 
 
 @dataclass(frozen=True)
@@ -46,13 +48,13 @@ def set_parallel(config: Any) -> None:
     _active = as_parallel_config(config)
 
 
-def get_parallel_config() -> ParallelConfig:
+def get_parallel_config() -> "ParallelConfig":
     """Return the active config; it is frozen."""
-    return _active
+    return as_parallel_config(_active)
 
 
 @contextmanager
-def use_parallel(config: Any) -> Iterator[ParallelConfig]:
+def use_parallel(config: Any) -> Iterator["ParallelConfig"]:
     """Set where runners run inside the block, and restore it afterwards.
 
     Example:
@@ -61,15 +63,19 @@ def use_parallel(config: Any) -> Iterator[ParallelConfig]:
         2
     """
     global _active
-    previous, _active = _active, as_parallel_config(config)
+    checked = as_parallel_config(config)
+    previous, _active = _active, checked
     try:
-        yield _active
+        yield checked
     finally:
         _active = previous
 
 
-def as_parallel_config(config: Any) -> ParallelConfig:
+def as_parallel_config(config: Any) -> "ParallelConfig":
     """Check a `parallel` block; a checked one is returned as it is."""
+    from espnet3.config.schema import validate
+    from espnet3.parallel.config import ParallelConfig
+
     if isinstance(config, ParallelConfig):
         return config
     return validate(ParallelConfig, config, prefix="parallel")
@@ -124,10 +130,12 @@ def _sort_out(source: Any, setup_fn: Callable[[], Any] | None) -> tuple[Any, Any
 def _connect(target: Any) -> Iterator[Any]:
     from distributed import Client
 
+    from espnet3.parallel.clusters.table import start_cluster
+
     if isinstance(target, Client):
         yield target
         return
-    cluster = target if isinstance(target, str) else start_cluster(target or _active)
+    cluster = target if isinstance(target, str) else start_cluster(target or get_parallel_config())
     with ExitStack() as stack:
         if not isinstance(cluster, str):
             stack.callback(cluster.close)
@@ -152,4 +160,6 @@ def parallel_map(fn: Callable[..., Any], items: Iterable[Any], client: Any = Non
     setup_fn = enclosing.setup_fn if enclosing and client in (None, enclosing.client) else None
     if client is None and enclosing is not None:
         client = enclosing.client
-    return map_in_memory(fn, list(items), setup_fn or dict, _active, client, uuid.uuid4().hex)
+    return map_in_memory(
+        fn, list(items), setup_fn or dict, get_parallel_config(), client, uuid.uuid4().hex
+    )
