@@ -30,7 +30,7 @@ from espnet3.shards.layout import (
 from espnet3.shards.manifest import load_manifest
 
 logger = logging.getLogger(__name__)
-_BLOCK = 1 << 20
+_BLOCK = 1 << 17  # larger ones are new memory at each read, which costs more than the reading
 # What rename says of a target that is a folder with something in it, or a file.
 _OCCUPIED = {errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR}
 

@@ -5,6 +5,7 @@ integers are packed into eight bytes each.
 """
 
 import hashlib
+import itertools
 import json
 from array import array
 from collections.abc import Iterable, Sequence
@@ -15,6 +16,8 @@ from espnet3.errors import ConfigError, RunFolderError
 
 if TYPE_CHECKING:  # `array[int]` cannot be evaluated before Python 3.12
     Items: TypeAlias = range | array[int] | list[Any]
+
+_FEW = 100_000  # fewer are compared in less time than numpy takes to be imported
 
 
 def collect_items(indices: Iterable[Any]) -> "Items":
@@ -48,9 +51,18 @@ def _as_range(packed: "array[int]") -> range | None:
         return None
     candidate = range(packed[0], packed[0] + step * len(packed), step)
     # Comparing the last one first spares the walk over a shuffled list.
-    if packed[-1] != candidate[-1] or packed != array("q", candidate):
+    if packed[-1] != candidate[-1] or not _has_step(packed, step):
         return None
     return candidate
+
+
+def _has_step(packed: "array[int]", step: int) -> bool:
+    if len(packed) < _FEW:
+        return all(b - a == step for a, b in itertools.pairwise(packed))
+    import numpy as np
+
+    values = np.frombuffer(packed, dtype=np.int64)
+    return bool((values[1:] - values[:-1] == step).all())
 
 
 def check_unique(items: "Items") -> None:

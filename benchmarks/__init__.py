@@ -1,0 +1,1 @@
+"""What ESPnet3 promises about speed and memory, measured against plain alternatives."""

@@ -1,0 +1,57 @@
+"""Run the benchmarks: all of them, or those that are named.
+
+Light to import: processes of multiprocessing import it again, and what they take is measured.
+"""
+
+import argparse
+import importlib
+import logging
+import sys
+import time
+from pathlib import Path
+
+BENCHMARKS = (
+    "start_up",
+    "item_cost",
+    "spread",
+    "whole_call",
+    "ten_million",
+    "run_status",
+    "merge_speed",
+)
+
+
+def main() -> int:
+    """Run, show, and tell by the exit code whether all limits are kept."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="name", help=f"of {', '.join(BENCHMARKS)}")
+    names = parser.parse_args().names
+    unknown = sorted(set(names) - set(BENCHMARKS))
+    if unknown:
+        parser.error(f"there is no benchmark {unknown[0]!r}; known: {', '.join(BENCHMARKS)}")
+    ours = logging.getLogger("espnet3")  # a run says on stderr that it is complete; not here
+    ours.addHandler(logging.StreamHandler())
+    ours.setLevel(logging.WARNING)
+    return _run(names)
+
+
+def _run(names: list[str]) -> int:
+    from benchmarks.figures import Figure
+    from benchmarks.machine import describe_machine
+    from benchmarks.report import show_table, write_report
+
+    machine = describe_machine()
+    rows = []
+    for name in names or BENCHMARKS:
+        begin = time.monotonic()
+        module = importlib.import_module(f"benchmarks.{name}")
+        rows += [(name, line) for line in module.measure()]
+        print(f"{name}: measured in {time.monotonic() - begin:.0f} s", file=sys.stderr)
+    show_table(rows)
+    if not names:  # what a few benchmarks say must not replace a full report
+        print(f"Written to {write_report(rows, machine).relative_to(Path.cwd())}")
+    return int(any(isinstance(line, Figure) and line.is_over for _, line in rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
