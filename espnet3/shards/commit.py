@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from espnet3.errors import ProviderError
-from espnet3.io.atomic import fsync_dir, fsync_file, write_json
+from espnet3.io.atomic import fsync_dir, fsync_file
+from espnet3.io.json_text import dump_json
 from espnet3.shards.layout import (
     DONE,
     POSITION,
@@ -27,7 +28,7 @@ from espnet3.shards.layout import (
     shard_of,
     shard_of_attempt,
 )
-from espnet3.shards.manifest import load_manifest
+from espnet3.shards.manifest import read_run_id
 
 logger = logging.getLogger(__name__)
 _BLOCK = 1 << 17  # larger ones are new memory at each read, which costs more than the reading
@@ -88,8 +89,17 @@ def finish_attempt(attempt: Path, done: Done) -> Done:
         )
     files = _seal_all(attempt)
     done = Done(**{**asdict(done), "files": files, "finished": time.time()})
-    write_json(attempt / DONE, asdict(done))
+    # Without a temporary file: nobody looks at it before the rename.
+    _write_through(attempt / DONE, dump_json(asdict(done), indent=2, where=attempt) + "\n")
+    fsync_dir(attempt)
     return done
+
+
+def _write_through(path: Path, text: str) -> None:
+    with path.open("x", encoding="utf-8", newline="\n") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def _seal_all(folder: Path) -> dict[str, dict[str, int]]:
@@ -99,8 +109,9 @@ def _seal_all(folder: Path) -> dict[str, dict[str, int]]:
         name = entry_name(folder, path)
         entry = entries.setdefault(name, {"files": 0, "bytes": 0, "crc32": 0, "lines": 0})
         _seal(path, entry)
-    for parent, _, _ in os.walk(folder):
-        fsync_dir(parent)
+    for parent, folders, _ in os.walk(folder):
+        for name in folders:
+            fsync_dir(os.path.join(parent, name))
     return entries
 
 
@@ -146,8 +157,8 @@ def commit(attempt: Path, layout: RunLayout, done: Done) -> bool:
     """
     target = layout.shard(done.shard)
     while _is_current(layout.root, done.run_id):
+        # Not forced to disk: if power fails before it is there, the shard is run again.
         if _rename(attempt, target):
-            fsync_dir(layout.root)
             return True
         if _is_commit(read_done(target), done.shard, done.run_id):
             break
@@ -174,8 +185,7 @@ def _is_commit(done: Done | None, shard: int, run_id: str) -> bool:
 
 
 def _is_current(root: Path, run_id: str) -> bool:
-    manifest = load_manifest(root)
-    return manifest is not None and manifest.run_id == run_id
+    return read_run_id(root) == run_id
 
 
 def read_done(shard_dir: str | os.PathLike[str]) -> Done | None:

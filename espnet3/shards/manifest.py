@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import time
 import uuid
 from dataclasses import asdict, dataclass, field
@@ -17,6 +18,7 @@ from espnet3.shards.layout import RunLayout, items_path, manifest_path
 if TYPE_CHECKING:
     from espnet3.shards.items import Items
 
+_RUN_ID = re.compile(rb'\{\s*"run_id":\s*"([^"\\]*)"')
 FORMAT = "espnet3-run"
 VERSION = 1
 
@@ -67,7 +69,8 @@ def publish_manifest(root: Path, manifest: Manifest, items: "Items") -> Manifest
     description, data = pack_items(items)
     if data is not None:
         write_bytes(items_path(root, description["sha256"]), data)
-    values = {**asdict(manifest), "items": description}
+    # The run's id comes first: see read_run_id.
+    values = {"run_id": manifest.run_id, **asdict(manifest), "items": description}
     text = json.dumps(values, ensure_ascii=False, indent=1, default=str) + "\n"
     if create_bytes(manifest_path(root), text.encode("utf-8", "backslashreplace")):
         return Manifest(**values)
@@ -101,6 +104,19 @@ def load_manifest(root: str | os.PathLike[str]) -> Manifest | None:
         raise RunFolderError(
             f"{path} is damaged ({error}). Start anew with resume=False."
         ) from error
+
+
+def read_run_id(root: Path) -> str | None:
+    """Return the id of the run in `root` without reading its plan, which may be long.
+
+    Every commit asks for it, so it must not grow with the number of shards.
+    """
+    try:
+        with manifest_path(root).open("rb") as file:
+            match = _RUN_ID.match(file.read(200))
+    except FileNotFoundError:
+        return None
+    return match[1].decode() if match else None
 
 
 def _check_format(path: Path, values: Any) -> None:

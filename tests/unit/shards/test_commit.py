@@ -306,7 +306,7 @@ def test_attempt_that_was_discarded_does_not_commit(run):
     assert run.names() == ["manifest.json"]
 
 
-@pytest.mark.parametrize("step", ["fsync_file", "fsync_dir", "write_json"])
+@pytest.mark.parametrize("step", ["fsync_file", "_write_through", "fsync_dir"])
 def test_attempt_that_is_discarded_while_it_finishes_publishes_nothing(run, monkeypatch, step):
     attempt = run.begin(0)
     real = getattr(commit_module, step)

@@ -213,7 +213,7 @@ class Protocol(RuleBasedStateMachine):
         items = worker.items
         return Done(worker.manifest.run_id, worker.shard, items.start, items.stop)
 
-    @rule(number=PICK, step=st.sampled_from(["fsync_file", "fsync_dir", "write_json"]))
+    @rule(number=PICK, step=st.sampled_from(["fsync_file", "fsync_dir", "_write_through"]))
     @precondition(lambda self: self.workers)
     def discard_while_it_finishes(self, number: int, step: str) -> None:
         worker = pick(self.workers, number)
