@@ -172,7 +172,7 @@ class Lease:
         for name, holder in claims(self.folder).items():
             if not self._is_alive(holder):
                 self._take_from(holder, self.folder / f"{name}.claim", None)
-        for path in self.folder.glob("*.taken-*"):
+        for path in self.folder.glob("[!.]*.taken-*"):  # not the temp file of one being made
             self._remove_dead_mark(path)
         for path in self.folder.glob("*.owner"):
             if not self._is_alive(path.stem):

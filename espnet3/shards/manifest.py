@@ -116,7 +116,11 @@ def read_run_id(root: Path) -> str | None:
             match = _RUN_ID.match(file.read(200))
     except FileNotFoundError:
         return None
-    return match[1].decode() if match else None
+    if match:
+        return match[1].decode()
+    # Reformatted by hand, or damaged: finished work must not be dropped without a word.
+    manifest = load_manifest(root)
+    return manifest.run_id if manifest else None
 
 
 def _check_format(path: Path, values: Any) -> None:

@@ -274,6 +274,13 @@ def test_sweep_removes_what_the_dead_left_and_nothing_of_the_living(folder, mine
     }  # fmt: skip
 
 
+def test_sweep_leaves_the_temp_file_of_a_mark_that_another_process_is_making(mine):
+    temp = mine.folder / f".split.0.taken-{'0' * 16}.tmp-1-0123abcd"
+    temp.touch()
+    mine.sweep()
+    assert temp.exists()
+
+
 def test_driver_that_comes_in_while_another_sweeps_is_not_swept(folder, mine, monkeypatch):
     newcomer = quiet_lease(folder)
     real = lease_module.claims

@@ -4,7 +4,14 @@ import pytest
 
 from espnet3.errors import RunFolderError
 from espnet3.shards.items import collect_items
-from espnet3.shards.manifest import FORMAT, VERSION, Manifest, load_manifest, publish_manifest
+from espnet3.shards.manifest import (
+    FORMAT,
+    VERSION,
+    Manifest,
+    load_manifest,
+    publish_manifest,
+    read_run_id,
+)
 from espnet3.shards.plan import make_plan
 
 
@@ -156,3 +163,18 @@ def test_manifest_that_vanishes_while_publishing_says_to_run_again(folder, monke
     monkeypatch.setattr("espnet3.shards.manifest.load_manifest", lambda root: None)
     with pytest.raises(RunFolderError, match="Run the command again"):
         publish(folder, range(3))
+
+
+def test_run_id_is_read_also_from_a_manifest_that_was_reformatted_by_hand(folder):
+    assert read_run_id(folder) is None
+    written = publish(folder, range(3))
+    assert read_run_id(folder) == written.run_id
+    path = folder / "manifest.json"
+    path.write_text(json.dumps(json.loads(path.read_text()), sort_keys=True))
+    assert read_run_id(folder) == written.run_id
+
+
+def test_damaged_manifest_has_no_run_id_but_an_error(folder):
+    (folder / "manifest.json").write_text("{")
+    with pytest.raises(RunFolderError, match="Start anew with resume=False, or restore the file"):
+        read_run_id(folder)
