@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from espnet3.errors import ProviderError
+from espnet3.errors import ProviderError, RunFolderError
 from espnet3.parallel.hooks import bind
 from espnet3.parallel.sinks import FolderSink, MemorySink, open_sink
 from espnet3.parallel.tasks import Cells, Failure, RunSpec, ShardResult, ShardTask, Stopped
@@ -92,10 +92,7 @@ class _Attempt:
             sink.abandon()
             return self._stopped(error.stopped)
         except Exception as error:
-            # Someone who took this attempt for dead has removed its folder; it is not the disk.
-            kind = (
-                "lost" if sink.is_lost(error) else "disk" if isinstance(error, OSError) else "write"
-            )
+            kind = _kind_of(error, sink)
             sink.abandon()
             return self._stopped(Stopped(kind, self._failure(error, sink.cells[0]), error))
         except BaseException:
@@ -184,6 +181,15 @@ class _Attempt:
         if batch is not None and len(batch) > 1:
             index = [items[p - self._task.start] for p in batch]
         return Failure.of(error, position, index, self._task.shard, log=self._log)
+
+
+def _kind_of(error: Exception, sink: MemorySink | FolderSink) -> str:
+    """Tell what an error outside `forward` is about: the folder, the disk, us, or the record."""
+    if sink.is_lost(error):
+        return "lost"
+    if isinstance(error, OSError):
+        return "disk"
+    return "provider" if isinstance(error, ProviderError | RunFolderError) else "write"
 
 
 def _refuse_interrupt(error: BaseException) -> BaseException:

@@ -17,10 +17,10 @@ from espnet3.io.atomic import is_temp_name, write_text
 from espnet3.io.json_text import dump_json
 from espnet3.parallel.config import ParallelConfig
 from espnet3.parallel.identity import changes, identify_files
-from espnet3.shards.commit import attempts, discard_attempt, set_aside
-from espnet3.shards.layout import RunLayout, is_protocol_name, leases_folder, manifest_path
-from espnet3.shards.lease import Lease, claims, living_owners
-from espnet3.shards.manifest import Manifest, load_manifest, publish_manifest
+from espnet3.shards.commit import attempts, discard_attempt, set_aside, set_aside_damaged
+from espnet3.shards.layout import RunLayout, is_protocol_name, manifest_path
+from espnet3.shards.lease import Lease, claims
+from espnet3.shards.manifest import Manifest, load_manifest, publish_manifest, refuse_foreign
 from espnet3.shards.merge import check_complete, outputs_of, read_coverage
 from espnet3.shards.plan import make_plan, run_order
 from espnet3.shards.status import read_failures
@@ -118,7 +118,11 @@ def remove_run(root: Path) -> None:
     Raises:
         RunFolderError: if another driver is working in the folder.
     """
-    owners = living_owners(leases_folder(root)) if leases_folder(root).exists() else []
+    if not manifest_path(root).exists():
+        return
+    refuse_foreign(root)
+    with Lease(root) as lease:
+        owners = lease.others()
     if owners:
         raise RunFolderError(
             f"resume=False would remove the run in {root}, but {owners[0]} is working there. "
@@ -166,7 +170,7 @@ def shards_to_run(layout: RunLayout, manifest: Manifest, *, retry_failed: bool) 
     for shard in coverage.missing:
         if layout.shard(shard).exists():
             logger.warning("%s is damaged and will be computed anew", layout.shard(shard))
-            set_aside(layout, shard)
+            set_aside_damaged(layout, shard)
     missing = list(coverage.missing)
     if retry_failed:
         failed = [shard for shard, done in coverage.committed.items() if done.n_failed]

@@ -8,11 +8,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from espnet3.errors import RunFolderError
 from espnet3.io.tables import JsonlWriter
 from espnet3.parallel.hooks import bind
 from espnet3.parallel.tasks import Cells, Failure, RunSpec, ShardTask, failure_record
 from espnet3.shards.commit import Done, commit, discard_attempt, finish_attempt
 from espnet3.shards.layout import FAILED, POSITION, RunLayout
+from espnet3.shards.manifest import read_run_id
 from espnet3.shards.position import Position
 
 
@@ -106,7 +108,12 @@ class FolderSink:
                 summary=summary,
             ),
         )
-        commit(self._folder, self._layout, done)
+        is_ours = commit(self._folder, self._layout, done)
+        if not is_ours and read_run_id(self._layout.root) != self._spec.run_id:
+            raise RunFolderError(
+                f"Another driver started the run in {self._layout.root} anew meanwhile. Its "
+                "results are kept; choose another output_dir for these."
+            )
         self.done = done
 
     def is_lost(self, error: Exception) -> bool:

@@ -6,7 +6,7 @@ import uuid
 from pathlib import Path
 
 DONE = "done"
-POSITION = "position"
+POSITION = ".position"
 FAILED = "failed.jsonl"
 _SHARD = re.compile(r"split\.(\d+)")
 _ATTEMPT = re.compile(r"split\.(\d+)\.part-.+")

@@ -5,6 +5,7 @@ import os
 import re
 import time
 import uuid
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -123,11 +124,22 @@ def read_run_id(root: Path) -> str | None:
     return manifest.run_id if manifest else None
 
 
-def _check_format(path: Path, values: Any) -> None:
+def refuse_foreign(root: Path) -> None:
+    """Raise if the `manifest.json` in `root` is some other program's; a damaged one is let pass."""
+    path = manifest_path(root)
+    with suppress(ValueError):
+        _check_origin(path, json.loads(path.read_bytes()))
+
+
+def _check_origin(path: Path, values: Any) -> None:
     if not isinstance(values, dict) or values.get("format") != FORMAT:
         raise RunFolderError(
             f"{path} was not written by ESPnet3. Use another output_dir, or move that file away."
         )
+
+
+def _check_format(path: Path, values: Any) -> None:
+    _check_origin(path, values)
     if values.get("version") != VERSION:
         versions = values.get("versions")
         writer = versions.get("espnet3", "unknown") if isinstance(versions, dict) else "unknown"

@@ -95,7 +95,7 @@ class SlurmJob(Job):
     @property
     def n_running(self) -> int:
         """How many attempts have begun and not ended."""
-        return len(list(self.out.glob("split.*.part-*/position")))
+        return len(list(self.out.glob("split.*.part-*/.position")))
 
 
 @pytest.fixture(scope="session")

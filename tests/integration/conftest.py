@@ -46,7 +46,12 @@ class Job:
 
     @property
     def n_committed(self) -> int:
-        return sum(1 for path in self.out.glob("split.*/done") if ".part-" not in str(path))
+        return len(self.done_files())
+
+    def done_files(self) -> dict[Path, int]:
+        """Return the `done` files of committed shards, with the time of their writing."""
+        found = [path for path in self.out.glob("split.*/done") if ".part-" not in path.parent.name]
+        return {path: path.stat().st_mtime_ns for path in found}
 
     def failures(self) -> list[dict]:
         return [json.loads(line) for line in (self.out / "failed.jsonl").read_text().splitlines()]

@@ -81,7 +81,7 @@ def test_a_signal_ends_the_run_with_its_code_and_the_line_to_resume(
 def test_ctrl_c_is_not_held_up_by_a_forward_that_does_not_return(job, n_workers):
     run = job(n_workers=n_workers, seconds=100)
     process = run.start()
-    wait_until(lambda: list(run.out.glob("split.*.part-*/position")))
+    wait_until(lambda: list(run.out.glob("split.*.part-*/.position")))
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=5)
     assert process.returncode == 130

@@ -17,12 +17,12 @@ from espnet3.parallel import BaseRunner, use_parallel
 def test_a_run_is_resumed_on_other_numbers_of_workers(job, reference, sequence):
     run = job(fault="driver between commits")
     run.run(n_workers=sequence[0])
-    done = {path: path.stat().st_mtime_ns for path in run.out.glob("split.*/done")}
+    done = run.done_files()
     for n_workers in sequence[1:]:
         told = run.succeed(n_workers=n_workers)
     assert "Resuming" in told or "complete already" in told
     assert run.text == reference
-    assert all(path.stat().st_mtime_ns == mtime for path, mtime in done.items())
+    assert done.items() <= run.done_files().items()
 
 
 def test_a_finished_run_answers_at_once(job, reference):
@@ -158,6 +158,15 @@ def test_resume_false_starts_anew_and_keeps_what_is_not_its_own(model, out):
     assert json.loads((out / "results.jsonl").read_text().splitlines()[0]) == "0-v2-1"
     assert (out / "notes.txt").read_text() == "mine"
     assert len(list(out.glob("split.*"))) == 3
+
+
+def test_resume_false_does_not_remove_a_manifest_of_another_program(model, tmp_path):
+    (tmp_path / "manifest.json").write_text('{"name": "my web app"}')
+    with pytest.raises(
+        RunFolderError, match=r"was not written by ESPnet3\. Use another output_dir"
+    ):
+        Speak(provider(model), output_dir=tmp_path, resume=False)(range(3))
+    assert (tmp_path / "manifest.json").exists()
 
 
 def test_resume_false_refuses_while_another_driver_works_there(job):
