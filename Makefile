@@ -39,4 +39,4 @@ bench: setup
 	$(BIN)/python -m benchmarks
 
 clean:
-	rm -rf $(VENV) demo-run
+	rm -rf $(VENV) demo-run .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

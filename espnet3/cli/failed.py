@@ -99,7 +99,9 @@ def _show_errors(errors: Counter[str], console: "Console") -> None:
 def _show_failure(run_dir: Path, failure: dict[str, Any], console: "Console") -> None:
     where = f"position {failure.get('position')}, shard {failure.get('shard')}"
     host = on_one_line(f"{failure.get('host', '?')}:{failure.get('pid', '?')}")
-    title = f"\nItem {on_one_line(repr(failure.get('index')))} ({where}) on {host}"
+    item = failure.get("index")
+    what = "The provider" if item is None else f"Item {on_one_line(repr(item))} ({where})"
+    title = f"\n{what} on {host}"
     console.print(title, style="bold", soft_wrap=True)
     console.print(on_one_line(failure.get("error", "")), style="red", soft_wrap=True)
     if failure.get("log"):

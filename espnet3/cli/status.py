@@ -28,7 +28,12 @@ _STYLES = {"complete": "green", "running": "cyan", "stopped": "yellow", "not mer
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of `espnet3 status`."""
     parser.add_argument(
-        "dirs", metavar="DIR", nargs="+", type=Path, help="a run folder, or a folder of such"
+        "dirs",
+        metavar="DIR",
+        nargs="*",
+        type=Path,
+        default=[Path()],
+        help="a run folder, or a folder of such (default: this one)",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON document for scripts")
 

@@ -84,7 +84,16 @@ class Subject:
         what = "" if by_validator and isinstance(value, Mapping) else f" is {short(value)}"
         comma = ", but " if what else ": "
         hint = _hint(path, value, group[0]) if len(group) == 1 else ""
+        hint = hint or self._default(path)
         return f"{key}{what}{self._set_in(path)}{comma}{reasons.rstrip('.')}.{hint}"
+
+    def _default(self, path: Path) -> str:
+        """Return the line with the default, where there is a plain one."""
+        for model in _models_at(self.model, path[:-1]):
+            field = model.model_fields.get(str(path[-1])) if path else None
+            if field is not None and isinstance(field.default, str | int | float):
+                return f" Write: {yaml_line(str(path[-1]), field.default)}"
+        return ""
 
     def _path(self, details: ErrorDetails) -> Path:
         """Return the error's location without the names of union members that pydantic adds."""

@@ -16,6 +16,7 @@ from espnet3.shards.position import read_position
 from espnet3.shards.success import read_success
 
 _RECENT_SHARDS = 64
+_GAP_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
@@ -130,18 +131,31 @@ def _running_shards(
 def _recent_rate(done: list[Done], n_running: int) -> float | None:
     """Return items per second over the shards that finished last.
 
-    While shards run, it is their number times the rate of one: the time between two sessions of
-    a resumed run must not count.
+    The time between a stop and the resume does not count: while shards run, it is their number
+    times the rate of one; afterwards, it goes back only as far as there is no gap.
     """
     recent = sorted(done, key=lambda shard: shard.finished)[-_RECENT_SHARDS:]
+    if not n_running:
+        recent = _last_burst(recent)
     n_items = sum(shard.n_items for shard in recent)
-    if n_running:
-        elapsed = sum(shard.seconds for shard in recent) / n_running
-    else:
-        elapsed = max((s.finished for s in recent), default=0.0) - min(
-            (s.finished - s.seconds for s in recent), default=0.0
-        )
+    seconds = sum(shard.seconds for shard in recent)
+    elapsed = seconds / n_running if n_running else _wall_time(recent)
     return n_items / elapsed if elapsed > 0 else None
+
+
+def _last_burst(shards: list[Done]) -> list[Done]:
+    """Return the last of the shards between which somebody was always at work."""
+    burst: list[Done] = []
+    for shard in reversed(shards):
+        if burst and shard.finished < min(s.finished - s.seconds for s in burst) - _GAP_SECONDS:
+            break
+        burst.append(shard)
+    return burst
+
+
+def _wall_time(shards: list[Done]) -> float:
+    begun = min((shard.finished - shard.seconds for shard in shards), default=0.0)
+    return max((shard.finished for shard in shards), default=0.0) - begun
 
 
 def read_failures(run_dir: Path) -> list[dict[str, Any]]:

@@ -54,7 +54,7 @@ def test_set_parallel_copies_and_accepts_a_dictconfig_and_none():
 
 @pytest.mark.parametrize(
     ("env", "install"),
-    [("local_gpu", "espnet3[gpu]"), ("kube", "espnet3[kube]")],
+    [("local_gpu", "-e '.[gpu]'"), ("kube", "-e '.[kube]'")],
 )
 def test_a_missing_extra_is_told_with_the_line_that_installs_it(env, install):
     with pytest.raises(MissingExtraError, match="pip install") as error:

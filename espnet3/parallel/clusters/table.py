@@ -18,7 +18,7 @@ class Backend:
     """Our module with a `start(config, backend)` that returns a Dask cluster or address."""
     package: str = "distributed"
     cluster: str = ""
-    install: str = "dask[distributed]"
+    install: str = "'dask[distributed]'"
 
 
 def _jobqueue(cluster: str) -> Backend:
@@ -27,7 +27,7 @@ def _jobqueue(cluster: str) -> Backend:
 
 BACKENDS: dict[str, Backend] = {
     "local": Backend("local", cluster="LocalCluster"),
-    "local_gpu": Backend("local_gpu", "dask_cuda", "LocalCUDACluster", "espnet3[gpu]"),
+    "local_gpu": Backend("local_gpu", "dask_cuda", "LocalCUDACluster", "-e '.[gpu]'"),
     "slurm": _jobqueue("SLURMCluster"),
     "pbs": _jobqueue("PBSCluster"),
     "sge": _jobqueue("SGECluster"),
@@ -36,7 +36,7 @@ BACKENDS: dict[str, Backend] = {
     "htcondor": _jobqueue("HTCondorCluster"),
     "moab": _jobqueue("MoabCluster"),
     "ssh": Backend("ssh", cluster="SSHCluster"),
-    "kube": Backend("kube", "dask_kubernetes.operator", "KubeCluster", "espnet3[kube]"),
+    "kube": Backend("kube", "dask_kubernetes.operator", "KubeCluster", "-e '.[kube]'"),
     "dask": Backend("dask"),
 }
 
@@ -74,5 +74,5 @@ def cluster_class(env: str, backend: Backend) -> Any:
         raise MissingExtraError(
             f"parallel.env is {env!r}, which needs the package {backend.package.split('.')[0]!r}, "
             f"and that cannot be imported ({error}). "
-            f"Install it: pip install -c constraints.txt '{backend.install}'"
+            f"In your clone of ESPnet3: pip install -c constraints.txt {backend.install}"
         ) from error

@@ -37,7 +37,7 @@ def test_a_misspelt_command_gets_a_suggestion_and_exit_code_2(capsys):
     assert not captured.out
 
 
-@pytest.mark.parametrize("argv", [["--stat"], ["status"], ["failed", ".", "--lim", "2"]])
+@pytest.mark.parametrize("argv", [["--stat"], ["failed"], ["failed", ".", "--lim", "2"]])
 def test_a_wrong_call_exits_with_2_and_shows_the_usage(argv, capsys):
     assert main(argv) == 2
     assert "usage: espnet3" in capsys.readouterr().err

@@ -166,7 +166,8 @@ def test_an_unknown_key_set_on_the_command_line_says_so(tmp_path):
 def test_a_value_out_of_range_names_value_and_bound(conf):
     loaded, path = conf("parallel: {n_workers: 0}\n")
     assert problem(loaded.config.parallel, prefix="parallel", loaded=loaded) == (
-        f"parallel.n_workers is 0 (set in {path}:1), but must be greater than 0."
+        f"parallel.n_workers is 0 (set in {path}:1), but must be greater than 0. "
+        "Write: n_workers: 1"
     )
 
 
@@ -174,13 +175,13 @@ def test_a_value_out_of_range_names_value_and_bound(conf):
     ("values", "ending"),
     [
         ({"n_workers": "4"}, "must be a valid integer. Write it without quotes: n_workers: 4"),
-        ({"n_workers": True}, "n_workers is True, but must be a valid integer."),
-        ({"n_workers": "many"}, "n_workers is 'many', but must be a valid integer."),
-        ({"n_workers": 2.5}, "n_workers is 2.5, but must be a valid integer."),
-        ({"n_workers": None}, "n_workers is None, but must be a valid integer."),
+        ({"n_workers": True}, "n_workers is True, but must be a valid integer. Write: n_workers: 1"),
+        ({"n_workers": "many"}, "n_workers is 'many', but must be a valid integer. Write: n_workers: 1"),
+        ({"n_workers": 2.5}, "n_workers is 2.5, but must be a valid integer. Write: n_workers: 1"),
+        ({"n_workers": None}, "n_workers is None, but must be a valid integer. Write: n_workers: 1"),
         ({"timeout": "2.5"}, "Write it without quotes: timeout: 2.5"),
         ({"resume": "False"}, "Write it without quotes: resume: false"),
-        ({"resume": 1}, "resume is 1, but must be a valid boolean."),
+        ({"resume": 1}, "resume is 1, but must be a valid boolean. Write: resume: true"),
         ({"options": {"queue": 12}}, 'Quote it: queue: "12"'),
         ({"options": {"retry": {"type": 1.5}}}, 'Quote it: type: "1.5"'),
         ({"options": "gpu"}, "options is 'gpu', but must be a mapping."),
@@ -225,7 +226,7 @@ def test_the_message_of_a_models_own_check_is_kept():
 
 def test_a_union_gives_one_line():
     assert problem({"either": "x"}) == (
-        "either is 'x', but must be a mapping or must be a valid integer."
+        "either is 'x', but must be a mapping or must be a valid integer. Write: either: 1"
     )
     assert problem({"either": {"limt": 2}}).endswith("Did you mean 'limit'? Write: limit: 2")
 

@@ -175,3 +175,17 @@ def test_shards_that_were_removed_after_the_merge_still_count(run):
         shutil.rmtree(run.layout.shard(shard))
     status = read_status(run.root)
     assert (status.state, status.n_done, status.n_shards_done) == ("complete", 10, 4)
+
+
+def test_the_time_between_a_stop_and_the_resume_does_not_slow_the_rate(run):
+    for shard, finished in enumerate([100.0, 101.0, 500.0, 501.0]):
+        set_times(run, shard, finished=finished, seconds=1.0)
+    status = read_status(run.root)
+    last_two = len(run.items(2)) + len(run.items(3))
+    assert status.items_per_second == pytest.approx(last_two / 2)
+
+
+def set_times(run, shard, **times):
+    run.commit(shard)
+    done = run.layout.shard(shard) / "done"
+    done.write_text(json.dumps({**json.loads(done.read_text()), **times}))
