@@ -21,6 +21,10 @@ StrPath = str | os.PathLike[str]
 # Some network and FUSE file systems cannot sync a folder, and one may write to a folder without
 # being allowed to read it; the rename is atomic there all the same.
 _NO_DIR_SYNC = {errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EBADF, errno.EACCES}
+_FOLDER_TROUBLE = {
+    errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO,
+    errno.ESTALE, errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG,
+}  # fmt: skip
 _TEMP_NAME = re.compile(r"\..*\.tmp-[0-9]+-[0-9a-f]{8}", re.DOTALL)
 _MAX_NAME_BYTES = 200  # leaves room for the ending below the usual limit of 255
 
@@ -136,3 +140,13 @@ def _copy_permissions(target: str, descriptor: int) -> None:
     # A private file must stay private when it is replaced.
     with suppress(OSError):
         os.fchmod(descriptor, stat.S_IMODE(os.stat(target).st_mode))
+
+
+def is_folder_trouble(error: BaseException, folder: StrPath | None = None) -> bool:
+    """Tell whether an error means that one cannot write here, or that `folder` is gone.
+
+    Others, such as a missing file, are about what the caller's code opens.
+    """
+    if not isinstance(error, OSError):
+        return False
+    return error.errno in _FOLDER_TROUBLE or (folder is not None and not os.path.isdir(folder))

@@ -45,6 +45,8 @@ class BaseRunner:
         on_error: `raise` stops at the first item that fails, `skip` lists it and goes on.
         max_errors: with `skip`, how many items may fail.
         retry_failed: run the shards again in which items were skipped.
+        accept_changes: keys, as a refusal names them, that may differ from those of the results so
+            far, such as `runner.code` after mending `forward`.
 
     Example:
         >>> class Length(BaseRunner):
@@ -61,7 +63,7 @@ class BaseRunner:
         [6, 2, 6]
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the settings that users know by these names
         self,
         provider: Any,
         batch_size: int | None = None,
@@ -72,6 +74,7 @@ class BaseRunner:
         on_error: Literal["raise", "skip"] = "raise",
         max_errors: int | None = None,
         retry_failed: bool = False,
+        accept_changes: Sequence[str] = (),
     ) -> None:
         self.provider = provider
         self.batch_size = batch_size
@@ -81,20 +84,33 @@ class BaseRunner:
         self.on_error = on_error
         self.max_errors = max_errors
         self.retry_failed = retry_failed
+        self.accept_changes = tuple(accept_changes)
         self._check_settings()
 
     def _check_settings(self) -> None:
         size = self.batch_size
         if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
-            raise ConfigError(f"batch_size is {size!r}; write a number from 1 on, or null.")
+            raise ConfigError(f"batch_size is {size!r}; write batch_size=1 or more, or None.")
         if self.on_error not in ("raise", "skip"):
-            raise ConfigError(f"on_error is {self.on_error!r}; write on_error: raise or skip.")
+            raise ConfigError(
+                f'on_error is {self.on_error!r}; write on_error="raise" or on_error="skip".'
+            )
+        self._check_max_errors()
         for name in ("build_env_local", "build_worker_setup_fn"):
             if not callable(getattr(self.provider, name, None)):
                 raise ProviderError(
                     f"{type(self.provider).__name__} has no {name}(). A provider needs "
                     "build_env_local() and build_worker_setup_fn(); see EnvironmentProvider."
                 )
+
+    def _check_max_errors(self) -> None:
+        limit = self.max_errors
+        if limit is None:
+            return
+        if isinstance(limit, bool) or not isinstance(limit, int) or limit < 0:
+            raise ConfigError(f"max_errors is {limit!r}; write max_errors=0 or more, or None.")
+        if self.on_error != "skip":
+            logger.warning('max_errors=%d is ignored: it needs on_error="skip"', limit)
 
     @staticmethod
     def forward(idx: Any, **env: Any) -> Any:
@@ -232,6 +248,7 @@ class BaseRunner:
             costs=costs,
             resume=self.resume,
             retry_failed=self.retry_failed,
+            accept_changes=self.accept_changes,
         )
         driver = FolderDriver(request, self._spec(), self.provider, config, client)
         return driver.run(self._policy(config), self.merge)

@@ -17,6 +17,7 @@ from espnet3.errors import WorkerError
 from espnet3.parallel.dask_worker import NEEDS_SPEC, run_attempt
 from espnet3.parallel.pools import Died, Event, Finished
 from espnet3.parallel.tasks import ShardTask
+from espnet3.parallel.worker import load_result
 
 logger = logging.getLogger(__name__)
 _LOOK_SECONDS = 1.0
@@ -29,13 +30,13 @@ class DaskPool:
     Args:
         client: a connected `distributed.Client`; it stays open.
         spec: the pickled `RunSpec`.
-        run_id: names the run to the workers, which keep its environment.
     """
 
-    def __init__(self, client: Any, spec: bytes, run_id: str) -> None:
+    def __init__(self, client: Any, spec: bytes) -> None:
         self._client = client
         self._spec = spec
-        self._run_id = run_id
+        # Names this call, not the run: a resumed one may have other settings than workers know.
+        self._run_id = uuid.uuid4().hex
         self._topic = f"espnet3-{uuid.uuid4().hex}"
         self._workers: list[str] = []
         self._last_look = 0.0
@@ -87,12 +88,18 @@ class DaskPool:
 
     def positions(self) -> dict[str, int]:
         """Return what the busy workers last said of their position."""
-        return {worker: self._positions.get(worker, -1) for worker in self._running}
+        return {worker: self._positions.get(worker, -1) for worker in list(self._running)}
 
     def kill(self, worker: str, reason: str) -> None:
         """Restart a worker process through its nanny; `poll` reports it as gone."""
         logger.warning("Restarting worker %s: %s", worker, reason)
-        self._client.restart_workers([worker], raise_for_error=False)
+        try:
+            self._client.restart_workers([worker], raise_for_error=False)
+        except ValueError as error:
+            raise WorkerError(
+                f"Worker {worker} should be restarted ({reason}), but has no nanny that could do "
+                "so. Start the workers with one (dask worker --nanny), or unset item_timeout."
+            ) from error
 
     def stop(self) -> None:
         """Cancel what runs; the cluster itself belongs to somebody else."""
@@ -140,7 +147,7 @@ class DaskPool:
             self.submit(worker, running[1])
             return []
         del self._running[worker]
-        return [Finished(worker, cloudpickle.loads(data))]
+        return [Finished(worker, load_result(data, running[1]))]
 
     def _lose(self, worker: str, reason: str) -> Died:
         future, task = self._running.pop(worker)

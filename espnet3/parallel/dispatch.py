@@ -20,6 +20,7 @@ from espnet3.parallel.faults import (
     dies_at_once,
     error_of,
     keeps_dying,
+    too_many,
 )
 from espnet3.parallel.pools import Died, Finished, WorkerPool
 from espnet3.parallel.shard_source import ShardSource
@@ -48,6 +49,7 @@ class Dispatcher:
         pool: the workers.
         policy: what to put up with.
         on_result: told of each finished attempt.
+        n_failed_before: items that failed in an earlier session, for `max_errors`.
     """
 
     def __init__(
@@ -56,11 +58,13 @@ class Dispatcher:
         pool: WorkerPool,
         policy: FaultPolicy,
         on_result: Callable[[ShardResult], object] = bool,
+        n_failed_before: int = 0,
     ) -> None:
         self._source = source
         self._pool = pool
         self._policy = policy
         self._on_result = on_result
+        self._n_failed_before = n_failed_before
         self._again: deque[ShardTask] = deque()
         self._running: dict[str, ShardTask] = {}
         self._suspicions: dict[int, _Suspicion] = {}
@@ -153,10 +157,10 @@ class Dispatcher:
         self._failures[failure.position] = failure
         limit = self._policy.max_errors
         logger.warning("Item %r failed and is skipped: %s", failure.index, failure.error)
-        if limit is not None and len(self._failures) > limit:
+        n_failed = self._n_failed_before + len(self._failures)
+        if limit is not None and n_failed > limit:
             raise ItemError(
-                f"{len(self._failures)} items failed, more than max_errors={limit}. The last one: "
-                f"{describe_failure(failure)}"
+                f"{too_many(n_failed, limit)} The last one: {describe_failure(failure)}"
             )
 
     @property
@@ -175,7 +179,8 @@ class Dispatcher:
         self._note_early_death(event, has_begun=position is not None or task.attempt is None)
         suspicion = self._suspicions.setdefault(task.shard, _Suspicion())
         suspicion.deaths += 1
-        if position is not None:
+        # At the end of the task the writers are being closed: no item is to blame.
+        if position is not None and position[0] < task.stop:
             self._blame(position, task, event, suspicion)
         elif suspicion.deaths <= self._policy.retries:
             self._again.append(task)

@@ -8,13 +8,14 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
-from espnet3.errors import EspnetError
+from espnet3.errors import EspnetError, ItemError
 from espnet3.parallel.config import ParallelConfig
 from espnet3.parallel.dispatch import Dispatcher
-from espnet3.parallel.faults import FaultPolicy
+from espnet3.parallel.faults import FaultPolicy, too_many
 from espnet3.parallel.folder_run import (
     Merge,
     RunRequest,
+    count_failed,
     finished_result,
     folder_errors,
     merge_run,
@@ -23,7 +24,7 @@ from espnet3.parallel.folder_run import (
     sweep,
     write_failures,
 )
-from espnet3.parallel.open_pool import open_pool
+from espnet3.parallel.open_pool import count_workers, open_pool
 from espnet3.parallel.progress import Progress, duration
 from espnet3.parallel.shard_source import FolderSource
 from espnet3.parallel.signals import interruptible
@@ -60,20 +61,27 @@ class FolderDriver:
         """Finish the run and return what `merge` returns; at once if it was finished before."""
         root = self._request.root
         with interruptible(), folder_errors(root):
-            manifest = open_run(self._request, self._config)
+            n_workers = count_workers(self._config, self._client)
+            manifest = open_run(self._request, n_workers * self._config.shards_per_worker)
             answer = finished_result(self._request, manifest)
             if answer is not None:
                 logger.info("%s is complete already: %d items", root, manifest.n_items)
                 return answer[0]
-            with Lease(root) as lease:
+            # Absolute: a forward() in this process may change the working directory.
+            with Lease(root.resolve()) as lease:
                 self._run_shards(manifest, lease, policy)
                 return self._merge_once(manifest, lease, merge)
 
     def _run_shards(self, manifest: Manifest, lease: Lease, policy: FaultPolicy) -> None:
         request = self._request
-        layout = manifest.layout(request.root)
+        layout = manifest.layout(request.root.resolve())
         sweep(layout, lease)
         order = shards_to_run(layout, manifest, retry_failed=request.retry_failed)
+        n_failed = 0
+        if policy.max_errors is not None:
+            n_failed = count_failed(layout, manifest)
+            if n_failed > policy.max_errors:
+                raise ItemError(too_many(n_failed, policy.max_errors))
         if not order:
             return
         n_left = sum(manifest.bounds[shard + 1] - manifest.bounds[shard] for shard in order)
@@ -82,9 +90,13 @@ class FolderDriver:
             logger.info(
                 "Resuming %s: %d of %d items are done", layout.root, n_before, manifest.n_items
             )
+        else:
+            logger.info(
+                "Starting %s: %d items in %d shards", layout.root, n_left, manifest.n_shards
+            )
         layout.logs.mkdir(exist_ok=True)
-        source = FolderSource(request.root, manifest, request.items, order, lease)
-        with self._dispatcher(manifest, source, len(order), policy) as dispatcher:
+        source = FolderSource(layout.root, manifest, request.items, order, lease)
+        with self._dispatcher(manifest, source, len(order), policy, n_failed) as dispatcher:
 
             def count() -> int:
                 return n_before + source.n_done_by_others + dispatcher.n_items_done()
@@ -94,15 +106,18 @@ class FolderDriver:
                     dispatcher.run()
             except EspnetError:
                 with suppress(OSError):  # on a full disk, the error that is raised matters more
-                    records = [
-                        failure_record(f, layout.root.resolve()) for f in dispatcher.failures
-                    ]
+                    records = [failure_record(f, layout.root) for f in dispatcher.failures]
                     write_failures(layout, records)
                 raise
 
     @contextmanager
     def _dispatcher(
-        self, manifest: Manifest, source: FolderSource, n_tasks: int, policy: FaultPolicy
+        self,
+        manifest: Manifest,
+        source: FolderSource,
+        n_tasks: int,
+        policy: FaultPolicy,
+        n_failed: int,
     ) -> Iterator[Dispatcher]:
         root = self._request.root.resolve()
         spec = replace(
@@ -116,7 +131,7 @@ class FolderDriver:
             n_tasks=n_tasks,
             log_dir=manifest.layout(root).logs,
         ) as pool:
-            dispatcher = Dispatcher(source, pool, policy)
+            dispatcher = Dispatcher(source, pool, policy, n_failed_before=n_failed)
             try:
                 yield dispatcher
             finally:

@@ -2,12 +2,15 @@
 
 import itertools
 import logging
+import os
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
 from espnet3.errors import ProviderError, RunFolderError
+from espnet3.io.atomic import is_folder_trouble
 from espnet3.parallel.hooks import bind
 from espnet3.parallel.sinks import FolderSink, MemorySink, open_sink
 from espnet3.parallel.tasks import Cells, Failure, RunSpec, ShardResult, ShardTask, Stopped
@@ -75,6 +78,7 @@ class _Attempt:
     ) -> None:
         self._spec, self._env, self._forward, self._task, self._log = spec, env, forward, task, log
         self._failures: list[Failure] = []
+        self._pid = os.getpid()
         self.cells: Cells = [-1, 1]
 
     def run(self, load_seconds: float) -> ShardResult:
@@ -82,7 +86,7 @@ class _Attempt:
         try:
             sink = open_sink(self._spec, self._env, self._task)
         except Exception as error:
-            kind = "disk" if isinstance(error, OSError) else "provider"
+            kind = "disk" if is_folder_trouble(error, self._spec.run_dir) else "provider"
             return self._stopped(Stopped(kind, self._failure(error, self._task.start), error))
         self.cells = sink.cells
         try:
@@ -92,7 +96,7 @@ class _Attempt:
             sink.abandon()
             return self._stopped(error.stopped)
         except Exception as error:
-            kind = _kind_of(error, sink)
+            kind = _kind_of(error, sink, self._task, self._spec.run_dir)
             sink.abandon()
             return self._stopped(Stopped(kind, self._failure(error, sink.cells[0]), error))
         except BaseException:
@@ -117,11 +121,8 @@ class _Attempt:
             cells[0] = position
             try:
                 result = forward(item)
-            except Exception as error:
-                self._give_up_on(position, error)
-                continue
-            except SystemExit as error:
-                self._give_up_on(position, _refuse_interrupt(error))
+            except BaseException as error:
+                self._give_up_on(position, _refuse_interrupt(error, self._pid))
                 continue
             write(position, result)
         cells[0] = task.stop
@@ -139,10 +140,12 @@ class _Attempt:
         cells[0] = batch[0]
         try:
             results = self._forward_batch(batch)
-        except (Exception, SystemExit) as error:
-            self._handle_batch_error(batch, sink, _refuse_interrupt(error))
+        except BaseException as error:
+            self._handle_batch_error(batch, sink, _refuse_interrupt(error, self._pid))
             return
+        cells[1] = 1  # from here on, what goes wrong is about one result
         for position, result in zip(batch, results, strict=True):
+            cells[0] = position
             sink.write(position, result)
 
     def _forward_batch(self, batch: list[int]) -> Any:
@@ -177,23 +180,33 @@ class _Attempt:
     ) -> Failure:
         items = self._task.items
         offset = min(max(position - self._task.start, 0), len(items) - 1)
-        index = items[offset]
+        position, index = self._task.start + offset, items[offset]
         if batch is not None and len(batch) > 1:
             index = [items[p - self._task.start] for p in batch]
         return Failure.of(error, position, index, self._task.shard, log=self._log)
 
 
-def _kind_of(error: Exception, sink: MemorySink | FolderSink) -> str:
+def _kind_of(
+    error: Exception, sink: MemorySink | FolderSink, task: ShardTask, run_dir: str | None
+) -> str:
     """Tell what an error outside `forward` is about: the folder, the disk, us, or the record."""
     if sink.is_lost(error):
         return "lost"
-    if isinstance(error, OSError):
+    if is_folder_trouble(error, run_dir):
         return "disk"
-    return "provider" if isinstance(error, ProviderError | RunFolderError) else "write"
+    # Behind the last item the writers are closed: without this item or that it would fail again.
+    is_closing = sink.cells[0] >= task.stop
+    if is_closing or isinstance(error, ProviderError | RunFolderError):
+        return "provider"
+    return "write"
 
 
-def _refuse_interrupt(error: BaseException) -> BaseException:
-    """Let Ctrl-C through; a `sys.exit()` in user code is a failed item like any other."""
+def _refuse_interrupt(error: BaseException, pid: int) -> BaseException:
+    """Let Ctrl-C through; `sys.exit()` or asyncio's cancelling is a failed item like any other."""
+    if os.getpid() != pid:
+        # A child that forward() forked: it must not go on as a second one of us.
+        traceback.print_exception(error)
+        os._exit(0 if isinstance(error, SystemExit) and not error.code else 1)
     if isinstance(error, KeyboardInterrupt):
         raise error
     return error

@@ -23,9 +23,9 @@ class FaultPolicy:
     start_timeout: float = 3600.0
 
 
-_GO_ON = "Finished shards are kept. To go on without items that fail, set on_error: skip."
+_GO_ON = 'Finished shards are kept. To go on without items that fail: on_error="skip".'
 ADVICE = (
-    " To go on without it, set on_error: skip; if memory runs out, use fewer workers or smaller "
+    ' To go on without it: on_error="skip"; if memory runs out, use fewer workers or smaller '
     "batches."
 )
 
@@ -34,17 +34,31 @@ def keeps_dying(task: ShardTask, event: Died) -> str:
     """Say that a shard's workers die at no particular item."""
     log = f" Log: {event.log}" if event.log else ""
     return (
-        f"The workers of shard {task.shard} (items {task.start} to {task.stop - 1}) keep dying at "
-        f"different items; the last one: {event.reason}. If memory grows from item to item, use "
-        f"more and smaller shards: shards_per_worker: 64.{log}"
+        f"The workers of shard {task.shard} (items {task.start} to {task.stop - 1}) keep dying, "
+        f"at different items or in close_writers; the last one: {event.reason}. If memory grows "
+        f"from item to item, use more and smaller shards: shards_per_worker: 64.{log}"
+    )
+
+
+def too_many(n_failed: int, limit: int) -> str:
+    """Say that more items failed than may."""
+    return (
+        f"{n_failed} items failed, more than max_errors={limit}. Raise max_errors, or mend what "
+        "fails and run them again: retry_failed=True."
     )
 
 
 def describe_failure(failure: Failure) -> str:
     """Return what failed, where, and the user's traceback."""
     log = f", log {failure.log}" if failure.log else ""
+    is_batch = isinstance(failure.index, list)
+    what = (
+        f"The batch {failure.index!r}, given to forward() as a list,"
+        if is_batch
+        else (f"Item {failure.index!r} (position {failure.position})")
+    )
     head = (
-        f"Item {failure.index!r} (position {failure.position}) of shard {failure.shard} failed on "
+        f"{what} of shard {failure.shard} failed on "
         f"{failure.host}, pid {failure.pid}{log}: {failure.error}"
     )
     return f"{head}\n\n{failure.traceback.rstrip()}\n" if failure.traceback else head

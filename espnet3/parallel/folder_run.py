@@ -1,6 +1,5 @@
 """A run that lives in a folder: plan, run what is missing, prove, merge."""
 
-import errno
 import logging
 import os
 import platform
@@ -13,27 +12,22 @@ from typing import TYPE_CHECKING, Any
 
 from espnet3 import __version__
 from espnet3.errors import RunFolderError, StaleRunError
-from espnet3.io.atomic import is_temp_name, write_text
+from espnet3.io.atomic import is_folder_trouble, is_temp_name, write_text
 from espnet3.io.json_text import dump_json
-from espnet3.parallel.config import ParallelConfig
-from espnet3.parallel.identity import changes, identify_files
+from espnet3.parallel.identity import changes, identify_files, is_below
 from espnet3.shards.commit import attempts, discard_attempt, set_aside, set_aside_damaged
-from espnet3.shards.layout import RunLayout, is_protocol_name, manifest_path
+from espnet3.shards.layout import FAILED, RunLayout, is_protocol_name, manifest_path
 from espnet3.shards.lease import Lease, claims
 from espnet3.shards.manifest import Manifest, load_manifest, publish_manifest, refuse_foreign
 from espnet3.shards.merge import check_complete, outputs_of, read_coverage
 from espnet3.shards.plan import make_plan, run_order
 from espnet3.shards.status import read_failures
-from espnet3.shards.success import decode_result, has_outputs, read_success, write_success
+from espnet3.shards.success import decode_result, has_outputs, paths_in, read_success, write_success
 
 if TYPE_CHECKING:
     from espnet3.shards.items import Items
 
 logger = logging.getLogger(__name__)
-_FOLDER_TROUBLE = {
-    errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO,
-    errno.ESTALE, errno.ENOTDIR, errno.EEXIST,
-}  # fmt: skip
 Merge = Callable[[Sequence[Path]], Any]
 
 
@@ -50,6 +44,7 @@ class RunRequest:
     costs: Iterable[float] | None
     resume: bool = True
     retry_failed: bool = False
+    accept_changes: Sequence[str] = ()
 
 
 @contextmanager
@@ -58,7 +53,7 @@ def folder_errors(root: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno not in _FOLDER_TROUBLE:
+        if not is_folder_trouble(error):
             raise  # not diagnosed here: it may come from the user's merge()
         where = f" ({error.filename})" if error.filename else ""
         raise RunFolderError(
@@ -68,32 +63,50 @@ def folder_errors(root: Path) -> Iterator[None]:
         ) from error
 
 
-def open_run(request: RunRequest, config: ParallelConfig) -> Manifest:
-    """Continue the run in a folder, or plan a new one.
+def open_run(request: RunRequest, n_shards: int) -> Manifest:
+    """Continue the run in a folder, or plan a new one of about `n_shards` shards.
 
     Raises:
         StaleRunError: if the folder holds a run with other items, code, config or files.
         RunFolderError: if the folder cannot be used.
     """
-    request.root.mkdir(parents=True, exist_ok=True)
+    _make_folder(request.root)
     if not request.resume:
         remove_run(request.root)
-    manifest = load_manifest(request.root) or _plan(request, config)
-    changed = changes(manifest, request.described)
-    if changed:
-        raise StaleRunError(
-            f"{request.root} holds results of another run:\n"
-            + "\n".join(f"  {line}" for line in changed)
-            + "\nKeep them and choose another output_dir, or replace them: resume=False "
-            "(in YAML, runner: {resume: false})."
-        )
+    manifest = load_manifest(request.root) or _plan(request, n_shards)
+    _check_changes(request, changes(manifest, request.described))
     return manifest
 
 
-def _plan(request: RunRequest, config: ParallelConfig) -> Manifest:
+def _make_folder(root: Path) -> None:
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        reason = "it is a file" if root.is_file() else error.strerror
+        raise RunFolderError(
+            f"{root} cannot be the output folder: {reason}. Please choose another output_dir."
+        ) from error
+
+
+def _check_changes(request: RunRequest, changed: list[str]) -> None:
+    keys = {line: line.partition(":")[0] for line in changed}
+    refused = [line for line in changed if not is_below(keys[line], request.accept_changes)]
+    if refused:
+        listing = "\n".join(f"  {line}" for line in refused)
+        raise StaleRunError(
+            f"{request.root} holds results of another run:\n{listing}\n"
+            "Keep them and choose another output_dir; or delete them and start anew: resume=False; "
+            f"or keep what is done and do the rest with the change: accept_changes="
+            f"{[keys[line] for line in refused]}"
+        )
+    if changed:
+        logger.warning("Accepted, so results are of both: %s", "; ".join(changed))
+
+
+def _plan(request: RunRequest, n_shards: int) -> Manifest:
     plan = make_plan(
         len(request.items),
-        config.n_workers * config.shards_per_worker,
+        n_shards,
         batch_size=request.batch_size,
         costs=request.costs,
     )
@@ -146,10 +159,10 @@ def finished_result(request: RunRequest, manifest: Manifest) -> tuple[Any] | Non
         return None
     if request.retry_failed and success["n_failed"]:
         return None
-    if not has_outputs(success, request.output_dir):
-        logger.info("The merged files in %s were changed or removed", request.output_dir)
-        return None
-    return (decode_result(success["result"], request.output_dir),)
+    result = decode_result(success["result"], request.output_dir)
+    if not has_outputs(success, request.output_dir) or not all(map(Path.exists, paths_in(result))):
+        return None  # changed or removed since
+    return (result,)
 
 
 def sweep(layout: RunLayout, lease: Lease) -> None:
@@ -181,6 +194,12 @@ def shards_to_run(layout: RunLayout, manifest: Manifest, *, retry_failed: bool) 
         layout.success.unlink(missing_ok=True)
     wanted = set(missing)
     return [shard for shard in run_order(manifest.costs) if shard in wanted]
+
+
+def count_failed(layout: RunLayout, manifest: Manifest) -> int:
+    """Return how many items of committed shards were given up on."""
+    committed = read_coverage(layout.root, manifest).committed
+    return sum(done.n_failed for done in committed.values())
 
 
 def _sweep_temporary(root: Path) -> None:
@@ -225,7 +244,7 @@ def merge_run(
 
 def read_failures_of_shards(root: Path) -> list[dict[str, Any]]:
     """Return the failures of committed shards, forgetting an error that stopped an earlier try."""
-    (root / "failed.jsonl").unlink(missing_ok=True)
+    (root / FAILED).unlink(missing_ok=True)
     return read_failures(root)
 
 

@@ -1,5 +1,6 @@
 """The worker that is this very process: `env: local, n_workers: 1`."""
 
+import os
 import time
 from typing import Any
 
@@ -26,6 +27,7 @@ class InlinePool:
     """Runs attempts one after the other, inside `poll`."""
 
     def __init__(self, spec: RunSpec) -> None:
+        self._folder = os.getcwd()
         begin = time.monotonic()
         env = check_env(_build(spec), "build_env_local()")
         self._load_seconds = time.monotonic() - begin
@@ -58,4 +60,5 @@ class InlinePool:
         """Do nothing: while this process runs an attempt, nobody can ask."""
 
     def stop(self) -> None:
-        """Do nothing: there is no other process."""
+        """Go back to the working directory, which a forward() may have changed."""
+        os.chdir(self._folder)

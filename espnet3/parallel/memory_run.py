@@ -9,7 +9,13 @@ from espnet3.parallel.config import ParallelConfig
 from espnet3.parallel.dispatch import Dispatcher
 from espnet3.parallel.faults import FaultPolicy
 from espnet3.parallel.hooks import RunnerHooks
-from espnet3.parallel.open_pool import driver_sys_path, fault_policy, is_inline, open_pool
+from espnet3.parallel.open_pool import (
+    count_workers,
+    driver_sys_path,
+    fault_policy,
+    is_inline,
+    open_pool,
+)
 from espnet3.parallel.progress import Progress
 from espnet3.parallel.shard_source import MemorySource
 from espnet3.parallel.signals import interruptible
@@ -37,7 +43,7 @@ def run_in_memory(
     """
     if not len(items):
         return []
-    n_workers = _count_workers(client) if client is not None else config.n_workers
+    n_workers = count_workers(config, client)
     plan = make_plan(
         len(items), n_workers * config.shards_per_worker, batch_size=spec.batch_size, costs=costs
     )
@@ -62,10 +68,6 @@ def run_in_memory(
     finally:
         source.close()
     return results
-
-
-def _count_workers(client: Any) -> int:
-    return max(len(client.nthreads()), 1)
 
 
 def map_in_memory(

@@ -38,6 +38,11 @@ def fault_policy(
     )
 
 
+def count_workers(config: ParallelConfig, client: Any) -> int:
+    """Return for how many workers to plan."""
+    return max(config.n_workers, len(client.nthreads()) if client is not None else 0)
+
+
 def is_inline(config: ParallelConfig, client: Any) -> bool:
     """Tell whether a run needs no other process."""
     return client is None and config.env == "local" and config.n_workers == 1
@@ -80,6 +85,11 @@ def _open(
     setup_fn = _worker_setup_fn(provider)
     if is_inline(config, client):
         check_size(setup_fn, provider)
+        if config.item_timeout is not None:
+            logger.warning(
+                "parallel.item_timeout is ignored: with n_workers: 1 items run in this process, "
+                "which nobody can replace. To have it, set parallel.n_workers: 2."
+            )
         yield InlinePool(replace(spec, setup_fn=provider.build_env_local))
         return
     packed = pack_spec(replace(spec, setup_fn=setup_fn), provider)
@@ -87,7 +97,7 @@ def _open(
     if client is not None:
         from espnet3.parallel.dask_pool import DaskPool
 
-        yield DaskPool(client, packed, spec.run_id)
+        yield DaskPool(client, packed)
     elif config.env == "local":
         yield ProcessPool(
             packed,
@@ -101,7 +111,7 @@ def _open(
         from espnet3.parallel.parallel import get_client
 
         with get_client(config.model_copy(update={"n_workers": n_workers})) as own_client:
-            yield DaskPool(own_client, packed, spec.run_id)
+            yield DaskPool(own_client, packed)
 
 
 def _worker_setup_fn(provider: Any) -> Callable[[], Any]:

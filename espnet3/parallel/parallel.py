@@ -1,7 +1,7 @@
 """The active `parallel` config, clients for it, and a parallel `map`."""
 
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -78,6 +78,10 @@ def as_parallel_config(config: Any) -> "ParallelConfig":
 
     if isinstance(config, ParallelConfig):
         return config
+    if hasattr(config, "source_of") or (isinstance(config, Mapping) and "parallel" in config):
+        raise ConfigError(
+            "set_parallel() got a whole config. Give it the block: set_parallel(config.parallel)"
+        )
     return validate(ParallelConfig, config, prefix="parallel")
 
 

@@ -20,6 +20,7 @@ import cloudpickle
 
 from espnet3.parallel.pools import Died, Event, Finished
 from espnet3.parallel.tasks import ShardTask
+from espnet3.parallel.worker import load_result
 
 logger = logging.getLogger(__name__)
 
@@ -83,7 +84,8 @@ class ProcessPool:
 
     def positions(self) -> dict[str, int]:
         """Return what the busy workers last said of their position."""
-        return {name: worker.position for name, worker in self._workers.items() if worker.task}
+        workers = list(self._workers.items())  # at once: the progress thread asks as well
+        return {name: worker.position for name, worker in workers if worker.task}
 
     def kill(self, worker: str, reason: str) -> None:
         """Kill a worker and all that it started."""
@@ -149,8 +151,9 @@ class _Worker:
         if data[:1] == b"B":
             self.position = int(data[1:])
             return None
-        self.task = None
-        return Finished(self.name, cloudpickle.loads(data[1:]))
+        task, self.task = self.task, None
+        assert task is not None
+        return Finished(self.name, load_result(data[1:], task))
 
     def _await_exit(self) -> None:
         with suppress(subprocess.TimeoutExpired):
@@ -174,7 +177,9 @@ class _Worker:
 
 
 def _spawn(link: socket.socket, log: str, environment: dict[str, str]) -> "subprocess.Popen[bytes]":
-    command = [sys.executable, "-c", _BOOT, json.dumps(sys.path), str(link.fileno()), log]
+    # A Path among them, as notebooks have it, is ignored by Python too.
+    sys_path = json.dumps([entry for entry in sys.path if isinstance(entry, str)])
+    command = [sys.executable, "-c", _BOOT, sys_path, str(link.fileno()), log]
     with open(log, "ab") if log else nullcontext() as output:
         return subprocess.Popen(
             command,

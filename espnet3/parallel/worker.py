@@ -18,7 +18,14 @@ import cloudpickle
 from espnet3 import logs
 from espnet3.errors import ProviderError
 from espnet3.parallel.execute import ShardLoop, check_env
-from espnet3.parallel.tasks import Failure, RunSpec, ShardResult, ShardTask, Stopped
+from espnet3.parallel.tasks import (
+    Failure,
+    RunSpec,
+    ShardResult,
+    ShardTask,
+    Stopped,
+    describe_error,
+)
 
 BEAT_SECONDS = 0.25
 
@@ -84,6 +91,21 @@ def dump_result(result: ShardResult) -> bytes:
         )
         failure = Failure.of(problem, position, index, task.shard)
         return _dump(ShardResult(task, stopped=Stopped("provider", failure)))
+
+
+def load_result(data: bytes, task: ShardTask) -> ShardResult:
+    """Undo `dump_result`; what cannot be read, such as an odd exception class, stops the run."""
+    try:
+        result: ShardResult = cloudpickle.loads(data)
+        return result
+    except Exception as error:
+        problem = ProviderError(
+            f"A result of items {task.start} to {task.stop - 1} cannot be read by the driver "
+            f"({describe_error(error)}). Return plain data, numpy arrays or CPU tensors, or write "
+            "it to disk with output_dir."
+        )
+        failure = Failure.of(problem, task.start, None, task.shard)
+        return ShardResult(task, stopped=Stopped("provider", failure))
 
 
 def _dump(result: ShardResult) -> bytes:

@@ -24,7 +24,15 @@ def collect_items(indices: Iterable[Any]) -> "Items":
     """Return the items in their smallest form: a range, packed integers, or else a list.
 
     Equal items have equal forms, however they were given.
+
+    Raises:
+        ConfigError: if there is nothing to go through.
     """
+    if not hasattr(indices, "__iter__"):
+        raise ConfigError(
+            f"indices is {indices!r:.80}, but must be a list or range of items. For the first so "
+            "many of the dataset, write: runner(range(len(dataset)))"
+        )
     if isinstance(indices, range):
         step = indices.step if len(indices) > 1 else 1
         return range(indices.start, indices.start + step * len(indices), step)

@@ -12,6 +12,7 @@ from espnet3.errors import ConfigError
 # ones first keep the overhead small, small ones last let workers finish together even when one is
 # slow or late (trapezoid self-scheduling, Tzen and Ni 1993).
 _LARGEST = 1.8
+_COST_ADVICE = "Give one number per item, such as its duration in seconds."
 
 
 @dataclass(frozen=True)
@@ -69,8 +70,11 @@ def _cumulative_costs(n_items: int, batch_size: int, costs: Iterable[float] | No
         return [*range(0, n_items, batch_size), n_items]
     import numpy as np
 
-    array = costs if hasattr(costs, "__len__") else list(costs)
-    values = _check_costs(np.asarray(array, dtype=np.float64), n_items)
+    try:
+        array = np.asarray(costs if hasattr(costs, "__len__") else list(costs), dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"costs are not numbers ({error}). {_COST_ADVICE}") from error
+    values = _check_costs(array, n_items)
     totals = np.concatenate([[0.0], np.cumsum(values)])
     edges = np.minimum(np.arange(0, n_items + batch_size, batch_size), n_items)
     return totals[edges]
@@ -79,6 +83,8 @@ def _cumulative_costs(n_items: int, batch_size: int, costs: Iterable[float] | No
 def _check_costs(values: Any, n_items: int) -> Any:
     import numpy as np
 
+    if values.shape != (len(values),):
+        raise ConfigError(f"costs has the shape {values.shape}. {_COST_ADVICE}")
     if len(values) != n_items:
         raise ConfigError(
             f"costs has {len(values)} values for {n_items} items. Give one cost per item, in order."

@@ -109,3 +109,12 @@ def _decode(value: Any, base: Path) -> Any:
     if isinstance(value, list):
         return [_decode(entry, base) for entry in value]
     return value
+
+
+def paths_in(result: Any) -> list[Path]:
+    """Return the paths that a decoded result holds, at any depth."""
+    if isinstance(result, dict):
+        return [path for entry in result.values() for path in paths_in(entry)]
+    if isinstance(result, list):
+        return [path for entry in result for path in paths_in(entry)]
+    return [result] if isinstance(result, Path) else []

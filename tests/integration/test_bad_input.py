@@ -31,6 +31,7 @@ from espnet3.parallel import (
         ({"env": "slurm", "options": {"walltime": 43200}}, 'walltime: "12:00:00"'),
         ({"mode": "async"}, "parallel.mode is 'async'"),
         ("local", "parallel"),
+        ({"parallel": {"env": "local"}}, "set_parallel(config.parallel)"),
     ],
 )
 def test_a_wrong_parallel_block_is_refused_with_what_to_write(block, told):
@@ -203,12 +204,12 @@ def test_no_items_are_no_error(tmp_path):
 
 @pytest.mark.parametrize("size", [0, -1, 2.5, "8", True])
 def test_a_wrong_batch_size_is_refused(size):
-    with pytest.raises(ConfigError, match="write a number from 1 on"):
+    with pytest.raises(ConfigError, match="write batch_size=1 or more, or None"):
         Echo(Provider(), batch_size=size)
 
 
 def test_a_wrong_on_error_is_refused():
-    with pytest.raises(ConfigError, match="on_error: raise or skip"):
+    with pytest.raises(ConfigError, match='on_error="raise" or on_error="skip"'):
         Echo(Provider(), on_error="ignore")
 
 

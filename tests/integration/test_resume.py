@@ -131,6 +131,19 @@ def test_changed_code_is_refused_but_a_comment_is_not(tmp_path, where):
     assert "resume=False" in refused.stderr
 
 
+def test_a_change_can_be_accepted_and_what_is_done_is_kept(model, out):
+    done = sorted(out.glob("split.*/done"))
+    done[-1].unlink()
+    (out / "_SUCCESS.json").unlink()
+    accept = {"output_dir": out, "accept_changes": ["params"]}
+    Speak(provider(model, beam=8), **accept)(range(20))
+    lines = [json.loads(line) for line in (out / "results.jsonl").read_text().splitlines()]
+    assert lines[0] == "0-v1-1"
+    assert lines[-1] == "19-v1-8"
+    with pytest.raises(StaleRunError, match=r"accept_changes=\['config\.lm'\]"):
+        Speak(provider(model, beam=8, lm="x"), **accept)(range(20))
+
+
 def test_a_changed_model_file_is_refused_although_its_name_is_the_same(model, out):
     model.write_text("v2")
     os.utime(model, ns=(1, 1))

@@ -1,5 +1,6 @@
 """The provider of inference: a dataset and a model in each worker."""
 
+import inspect
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -24,6 +25,12 @@ class InferenceProvider(EnvironmentProvider):
     def __init__(self, config: Any, params: Mapping[str, Any] | None = None) -> None:
         super().__init__(config)
         self.params = dict(params or {})
+        for name in ("build_dataset", "build_model"):
+            if not isinstance(inspect.getattr_static(type(self), name), staticmethod | classmethod):
+                raise ProviderError(
+                    f"{type(self).__name__}.{name} is not static. Workers call it with the config "
+                    f"alone; write @staticmethod above 'def {name}' and take no 'self'."
+                )
         reserved = {"dataset", "model"} & set(self.params)
         if reserved:
             raise ProviderError(

@@ -175,10 +175,19 @@ def test_a_value_out_of_range_names_value_and_bound(conf):
     ("values", "ending"),
     [
         ({"n_workers": "4"}, "must be a valid integer. Write it without quotes: n_workers: 4"),
-        ({"n_workers": True}, "n_workers is True, but must be a valid integer. Write: n_workers: 1"),
-        ({"n_workers": "many"}, "n_workers is 'many', but must be a valid integer. Write: n_workers: 1"),
+        (
+            {"n_workers": True},
+            "n_workers is True, but must be a valid integer. Write: n_workers: 1",
+        ),
+        (
+            {"n_workers": "many"},
+            "n_workers is 'many', but must be a valid integer. Write: n_workers: 1",
+        ),
         ({"n_workers": 2.5}, "n_workers is 2.5, but must be a valid integer. Write: n_workers: 1"),
-        ({"n_workers": None}, "n_workers is None, but must be a valid integer. Write: n_workers: 1"),
+        (
+            {"n_workers": None},
+            "n_workers is None, but must be a valid integer. Write: n_workers: 1",
+        ),
         ({"timeout": "2.5"}, "Write it without quotes: timeout: 2.5"),
         ({"resume": "False"}, "Write it without quotes: resume: false"),
         ({"resume": 1}, "resume is 1, but must be a valid boolean. Write: resume: true"),

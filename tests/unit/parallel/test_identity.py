@@ -2,7 +2,8 @@
 
 from omegaconf import OmegaConf
 
-from espnet3.parallel.identity import changes, describe_run, identify_files, source_digest
+from espnet3.parallel.identity import changes, describe_run, identify_files
+from espnet3.parallel.source import describe_code
 from espnet3.shards.manifest import Manifest
 
 
@@ -87,7 +88,7 @@ def test_the_digest_ignores_comments_layout_and_docstrings(tmp_path, monkeypatch
         '        """Doc."""\n        # why\n        return (idx)\n',
     )
     other = load("digest_other", "    @staticmethod\n    def forward(idx):\n        return -idx\n")
-    assert source_digest(plain) == source_digest(same) != source_digest(other)
+    assert describe_code(plain) == describe_code(same) != describe_code(other)
 
 
 def test_a_change_in_a_users_base_class_counts(tmp_path, monkeypatch):
@@ -97,7 +98,7 @@ def test_a_change_in_a_users_base_class_counts(tmp_path, monkeypatch):
             f"class Base:\n    @staticmethod\n    def forward(idx): return {sign}idx\n"
             "class R(Base): pass\n"
         )
-    assert source_digest(__import__("base_one").R) != source_digest(__import__("base_two").R)
+    assert describe_code(__import__("base_one").R) != describe_code(__import__("base_two").R)
 
 
 def test_classes_without_source_are_told_apart_by_their_code():
@@ -106,5 +107,34 @@ def test_classes_without_source_are_told_apart_by_their_code():
         exec(f"class R:\n    @staticmethod\n    def forward(idx): return {body}\n", scope)
         return scope["R"]
 
-    assert source_digest(make("idx + 1")) == source_digest(make("idx + 1"))
-    assert source_digest(make("idx + 1")) != source_digest(make("idx + 2"))
+    assert describe_code(make("idx + 1")) == describe_code(make("idx + 1"))
+    assert describe_code(make("idx + 1")) != describe_code(make("idx + 2"))
+
+
+def test_functions_and_constants_of_the_same_module_count_but_only_those_used(
+    tmp_path, monkeypatch
+):
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def load(name, beam=5, unused=1, body="x"):
+        (tmp_path / f"{name}.py").write_text(
+            f"import os\nBEAM = {beam}\nUNUSED = {unused}\nTABLE = list(range(5000))\n"
+            f"def post(x):\n    return inner({body})\n\ndef inner(x): return x, BEAM, os, TABLE\n"
+            "class R:\n    @staticmethod\n    def forward(idx): return post(idx)\n"
+        )
+        return describe_code(__import__(name).R)
+
+    plain = load("globals_plain")
+    assert sorted(plain) == ["", ".BEAM", ".TABLE", ".inner", ".post"]
+    assert load("globals_unused", unused=2) == plain
+    assert load("globals_beam", beam=8) == {**plain, ".BEAM": 8}
+    other = load("globals_body", body="-x")
+    assert [key for key in plain if plain[key] != other[key]] == [".post"]
+
+
+def test_changed_code_is_told_in_words():
+    before = manifest_of({**describe(), "runner.code": "0" * 16, "runner.code.post": "0" * 16})
+    after = {**describe(), "runner.code.post": "1" * 16}
+    assert changes(before, after) == [
+        "runner.code: the code changed", "runner.code.post: the code changed",
+    ]  # fmt: skip
