@@ -112,7 +112,7 @@ def test_an_item_that_kills_its_workers_is_isolated(client, tmp_path, in_memory)
 def test_a_worker_that_joins_late_gets_work_at_once(tmp_path):
     from distributed import LocalCluster
 
-    with LocalCluster(1, threads_per_worker=1, dashboard_address=None) as cluster:
+    with LocalCluster(1, threads_per_worker=1, dashboard_address="127.0.0.1:0") as cluster:
         with Client(cluster) as client:
             threading.Timer(0.3, lambda: cluster.scale(2)).start()
             results = Trace(Provider(seconds=0.1))(range(80), client=client)
