@@ -39,7 +39,8 @@ class BaseRunner:
     Args:
         provider: builds what `forward` needs; see `EnvironmentProvider`.
         batch_size: give `forward` lists of this many indices; it returns a list as long.
-        output_dir: where shards and merged files go.
+        output_dir: where shards and merged files go; runs that share it need a `shard_subdir`
+            each, and other names for their merged files.
         shard_subdir: folder below `output_dir` for the shards and the rest of the protocol.
         resume: continue a run with the same fingerprint; False removes it and starts anew.
         on_error: `raise` stops at the first item that fails, `skip` lists it and goes on.
@@ -269,5 +270,5 @@ class BaseRunner:
         if self.output_dir is None:
             logger.warning("Interrupted. Results were in memory only; set output_dir to resume.")
             return
-        command = shlex.join([Path(sys.executable).name, *sys.argv])
+        command = shlex.join([Path(sys.executable).name, *sys.orig_argv[1:]])
         logger.warning("Interrupted. Finished shards are kept; to resume, run again: %s", command)

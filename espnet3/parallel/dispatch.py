@@ -49,7 +49,7 @@ class Dispatcher:
         pool: the workers.
         policy: what to put up with.
         on_result: told of each finished attempt.
-        n_failed_before: items that failed in an earlier session, for `max_errors`.
+        n_failed_before: items that failed in earlier calls, for `max_errors`.
     """
 
     def __init__(

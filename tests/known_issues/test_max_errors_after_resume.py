@@ -1,4 +1,4 @@
-"""`max_errors` counted one session only, so that the same command again passed the limit."""
+"""`max_errors` counted one call only, so that the same command again passed the limit."""
 
 import pytest
 
@@ -25,7 +25,7 @@ class OddFails(BaseRunner):
         return idx
 
 
-def test_the_limit_holds_over_all_sessions(tmp_path):
+def test_the_limit_holds_over_all_calls(tmp_path):
     runner = OddFails(Provider(), output_dir=tmp_path, on_error="skip", max_errors=2)
     for _ in range(3):
         with pytest.raises(ItemError, match="retry_failed=True"):
