@@ -12,17 +12,7 @@ from distributed import Client, WorkerPlugin, get_worker
 
 from espnet3.errors import ItemError, ProviderError
 from espnet3.parallel import BaseRunner, get_client, parallel_map, use_parallel
-
-
-class Provider:
-    def __init__(self, **env):
-        self.env = env
-
-    def build_env_local(self):
-        return dict(self.env)
-
-    def build_worker_setup_fn(self):
-        return self.build_env_local
+from tests.providers import Provider
 
 
 class Trace(BaseRunner):

@@ -3,17 +3,7 @@
 import shutil
 
 from espnet3.parallel import BaseRunner
-
-
-class Provider:
-    def __init__(self, out):
-        self.out = out
-
-    def build_env_local(self):
-        return {"out": self.out}
-
-    def build_worker_setup_fn(self):
-        return self.build_env_local
+from tests.providers import Provider
 
 
 class Robbed(BaseRunner):
@@ -27,5 +17,5 @@ class Robbed(BaseRunner):
 
 
 def test_the_shard_is_run_again(tmp_path):
-    path = Robbed(Provider(tmp_path), output_dir=tmp_path)(range(20))
+    path = Robbed(Provider(out=tmp_path), output_dir=tmp_path)(range(20))
     assert path.read_text().split() == [str(i) for i in range(20)]

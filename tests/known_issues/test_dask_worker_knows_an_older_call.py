@@ -5,17 +5,7 @@ from distributed import Client
 
 from espnet3.errors import ItemError
 from espnet3.parallel import BaseRunner
-
-
-class Provider:
-    def __init__(self, **env):
-        self.env = env
-
-    def build_env_local(self):
-        return dict(self.env)
-
-    def build_worker_setup_fn(self):
-        return self.build_env_local
+from tests.providers import Provider
 
 
 class ThreeFails(BaseRunner):

@@ -4,17 +4,7 @@ import pytest
 
 from espnet3.errors import ConfigError
 from espnet3.parallel import BaseRunner, use_parallel
-
-
-class Provider:
-    def __init__(self, **env):
-        self.env = env
-
-    def build_env_local(self):
-        return dict(self.env)
-
-    def build_worker_setup_fn(self):
-        return self.build_env_local
+from tests.providers import Provider
 
 
 class Echo(BaseRunner):

@@ -1,17 +1,7 @@
 """When a record of a batch could not be written, the items before it were skipped as well."""
 
 from espnet3.parallel import BaseRunner
-
-
-class Provider:
-    def __init__(self, **env):
-        self.env = env
-
-    def build_env_local(self):
-        return dict(self.env)
-
-    def build_worker_setup_fn(self):
-        return self.build_env_local
+from tests.providers import Provider
 
 
 class BadRecord(BaseRunner):
