@@ -220,15 +220,12 @@ class BaseRunner:
         return fault_policy(config, skip_errors=skip, max_errors=self.max_errors)
 
     def _spec(self) -> RunSpec:
-        from espnet3.parallel.open_pool import driver_sys_path
-
         return RunSpec(
             run_id=uuid.uuid4().hex,
             hooks=RunnerHooks.of(type(self)),
             setup_fn=dict,
             batch_size=self.batch_size,
             skip_errors=self.on_error == "skip",
-            sys_path=driver_sys_path(),
         )
 
     def _run_in_folder(self, items: Any, config: "ParallelConfig", client: Any, costs: Any) -> Any:

@@ -6,9 +6,11 @@ Each attempt is pinned to its worker, so that one with eight threads gets one sh
 
 import logging
 import queue
+import sys
 import time
 import uuid
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import cloudpickle
@@ -55,7 +57,7 @@ class DaskPool:
 
     def submit(self, worker: str, task: ShardTask) -> None:
         """Pin an attempt to a worker."""
-        spec = None if worker in self._knows_spec else self._spec
+        spec = None if worker in self._knows_spec else (driver_sys_path(), self._spec)
         future = self._client.submit(
             run_attempt,
             self._run_id,
@@ -155,6 +157,11 @@ class DaskPool:
         self._client.cancel([future], force=True)
         logger.warning("Worker %s was lost: %s", worker, reason)
         return Died(worker, task, reason)
+
+
+def driver_sys_path() -> list[str]:
+    """Return where this program finds its modules, for workers that look elsewhere."""
+    return [str(Path(entry).resolve()) for entry in sys.path]
 
 
 def _put(target: "queue.SimpleQueue[tuple[str, Any]]", worker: str) -> Callable[[Any], None]:

@@ -1,5 +1,6 @@
 """What runs inside a Dask worker: the same attempts as anywhere, one at a time."""
 
+import sys
 import threading
 from typing import Any
 
@@ -10,6 +11,8 @@ from espnet3.parallel.worker import ShardServer, dump_result
 
 BEAT_SECONDS = 1.0
 NEEDS_SPEC = b""
+Spec = tuple[list[str], bytes]
+"""Where the driver finds its modules, and the pickled `RunSpec`."""
 
 # One slot: a worker serves one run after the other, and two models may not fit on one GPU. The
 # lock also keeps a worker with several threads to one attempt at a time.
@@ -17,7 +20,7 @@ _lock = threading.Lock()
 _server: tuple[str, ShardServer] | None = None
 
 
-def run_attempt(run_id: str, spec: bytes | None, task: bytes, topic: str) -> bytes:
+def run_attempt(run_id: str, spec: Spec | None, task: bytes, topic: str) -> bytes:
     """Run an attempt in this worker.
 
     Returns:
@@ -37,15 +40,18 @@ def run_attempt(run_id: str, spec: bytes | None, task: bytes, topic: str) -> byt
             beat.stop()
 
 
-def _find_server(run_id: str, spec: bytes | None, task: Any) -> ShardServer | ShardResult | None:
+def _find_server(run_id: str, spec: Spec | None, task: Any) -> ShardServer | ShardResult | None:
     global _server
     if _server is not None and _server[0] == run_id:
         return _server[1]
     if spec is None:
         return None
     _server = None  # frees the environment of the run before
+    sys_path, packed = spec
+    # Before unpacking: the runner may be of a module that only the driver's folders have.
+    sys.path += [entry for entry in sys_path if entry not in sys.path]
     try:
-        _server = (run_id, ShardServer(cloudpickle.loads(spec)))
+        _server = (run_id, ShardServer(cloudpickle.loads(packed)))
     except Exception as error:  # mostly a module that this worker cannot import
         failure = Failure.of(error, task.start, None, task.shard)
         return ShardResult(task, stopped=Stopped("provider", failure))

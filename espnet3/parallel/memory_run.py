@@ -11,7 +11,6 @@ from espnet3.parallel.faults import FaultPolicy
 from espnet3.parallel.hooks import RunnerHooks
 from espnet3.parallel.open_pool import (
     count_workers,
-    driver_sys_path,
     fault_policy,
     is_inline,
     open_pool,
@@ -85,7 +84,6 @@ def map_in_memory(
         setup_fn=setup_fn,
         batch_size=None,
         skip_errors=False,
-        sys_path=driver_sys_path(),
     )
     logs.make_visible()
     provider = _FunctionProvider(setup_fn)

@@ -1,7 +1,6 @@
 """Choose the workers that a config asks for."""
 
 import logging
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -18,11 +17,6 @@ from espnet3.parallel.process_pool import ProcessPool
 from espnet3.parallel.tasks import RunSpec
 
 logger = logging.getLogger(__name__)
-
-
-def driver_sys_path() -> list[str]:
-    """Return where this program finds its modules, for workers that look elsewhere."""
-    return [str(Path(entry).resolve()) for entry in sys.path]
 
 
 def fault_policy(

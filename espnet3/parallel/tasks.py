@@ -25,7 +25,6 @@ class RunSpec:
     setup_fn: Callable[[], Any]
     batch_size: int | None
     skip_errors: bool
-    sys_path: list[str]
     run_dir: str | None = None
     """The folder of the shards; None keeps results in memory."""
     n_shards: int = 0

@@ -142,9 +142,6 @@ class ShardServer:
         self._spec = spec
         self._log = log
         self._loop: ShardLoop | None = None
-        for entry in spec.sys_path:
-            if entry not in sys.path:
-                sys.path.append(entry)
 
     def position(self) -> int:
         """Return the item position that the running attempt has reached; -1 if none runs."""
