@@ -32,7 +32,8 @@ def set_parallel(config: Any) -> None:
     """Set where runners run from now on.
 
     Args:
-        config: the `parallel` block, as dict or DictConfig; it is copied. None means the default:
+        config: the `parallel` block, as dict or DictConfig; it is copied. What `load_config`
+            returns will do as well, and lets errors name file and line. None means the default:
             one worker, in this process.
 
     Raises:
@@ -73,12 +74,17 @@ def use_parallel(config: Any) -> Iterator["ParallelConfig"]:
 
 def as_parallel_config(config: Any) -> "ParallelConfig":
     """Check a `parallel` block; a checked one is returned as it is."""
+    from espnet3.config.load import LoadedConfig
     from espnet3.config.schema import validate
     from espnet3.parallel.config import ParallelConfig
 
     if isinstance(config, ParallelConfig):
         return config
-    if hasattr(config, "source_of") or (isinstance(config, Mapping) and "parallel" in config):
+    if isinstance(config, LoadedConfig):
+        return validate(
+            ParallelConfig, config.config.get("parallel"), prefix="parallel", loaded=config
+        )
+    if isinstance(config, Mapping) and "parallel" in config:
         raise ConfigError(
             "set_parallel() got a whole config. Give it the block: set_parallel(config.parallel)"
         )

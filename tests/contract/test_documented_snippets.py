@@ -102,6 +102,15 @@ def test_provider_and_runner_of_three_lines(run_script, parallel):
     assert len(out.splitlines()) == 20
 
 
+def test_a_lambda_of_the_script_itself_runs_on_workers(run_script):
+    call = """
+    set_parallel(cfg.parallel)
+    print(parallel_map(lambda i: load_eval_split(cfg.dataset)[i], [3]))
+    """
+    out = run_script(loaders(LOCAL_2), "from espnet3.parallel import *", call)
+    assert "utt3" in out
+
+
 @pytest.mark.parametrize("batch_size", [None, 1, 7, 100])
 def test_batch_forward_gets_a_list_or_one_index(run_script, batch_size):
     call = f"""

@@ -6,11 +6,13 @@ import time
 import pytest
 from omegaconf import OmegaConf
 
+from espnet3.config.load import load_config
 from espnet3.errors import ConfigError, ItemError, MissingExtraError, ProviderError
 from espnet3.parallel import (
     BaseRunner,
     Failure,
     get_client,
+    get_parallel_config,
     parallel_map,
     set_parallel,
     use_parallel,
@@ -44,6 +46,18 @@ def test_an_unquoted_walltime_in_yaml_is_named():
     block = OmegaConf.create("env: slurm\noptions:\n  walltime: 12:00:00\n  cores: 1\n")
     with pytest.raises(ConfigError, match='quote it: walltime: "12:00:00"'):
         set_parallel(block)
+
+
+def test_a_loaded_config_lets_errors_name_file_and_line(tmp_path):
+    path = tmp_path / "parallel_slurm.yaml"
+    path.write_text("parallel:\n  env: local\n  n_wokers: 4\n")
+    with pytest.raises(
+        ConfigError, match=r"parallel\.n_wokers .*parallel_slurm\.yaml:3.*n_workers: 4"
+    ):
+        set_parallel(load_config(path))
+    path.write_text("parallel: {env: local, n_workers: 3}\nbeam: 5\n")
+    set_parallel(load_config(path, ["parallel.n_workers=2"]))
+    assert get_parallel_config().n_workers == 2
 
 
 def test_set_parallel_copies_and_accepts_a_dictconfig_and_none():
