@@ -48,7 +48,7 @@ def check_env_name(env: str) -> str:
         ValueError: with the closest name and the list of all.
     """
     if env not in BACKENDS:
-        raise ValueError(f"unknown.{suggest(env, BACKENDS)} Known: {', '.join(BACKENDS)}")
+        raise ValueError(f"is not known.{suggest(env, BACKENDS)} Known: {', '.join(BACKENDS)}")
     return env
 
 
