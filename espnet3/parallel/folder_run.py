@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from espnet3 import __version__
+from espnet3.config.fingerprint import files_in
 from espnet3.errors import RunFolderError, StaleRunError
 from espnet3.io.atomic import is_folder_trouble, is_temp_name, write_text
 from espnet3.io.json_text import dump_json
-from espnet3.parallel.identity import changes, identify_files, is_below
+from espnet3.parallel.identity import changes, is_below
 from espnet3.shards.commit import attempts, discard_attempt, set_aside, set_aside_damaged
 from espnet3.shards.layout import FAILED, RunLayout, is_protocol_name, manifest_path
 from espnet3.shards.lease import Lease, claims
@@ -117,7 +118,7 @@ def _plan(request: RunRequest, n_shards: int) -> Manifest:
         costs=[round(cost, 3) for cost in plan.costs],
         batch_size=request.batch_size,
         fingerprint=request.described,
-        files=identify_files(request.described),
+        files=files_in(request.described),
         name=request.name,
         output_dir=os.path.relpath(request.output_dir, request.root),
         versions={"espnet3": __version__, "python": platform.python_version()},

@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from espnet3.config.fingerprint import diff, file_identity, files_in, flatten, same_file
+from espnet3.config.fingerprint import diff, file_identity, flatten, same_file
 from espnet3.parallel.source import describe_code
 from espnet3.shards.items import items_digest
 from espnet3.shards.manifest import Manifest
@@ -54,11 +54,6 @@ def _state(provider: Any) -> dict[str, Any]:
 def _name(cls: type) -> str:
     # `__main__` is where a script is run from, not what it is.
     return cls.__qualname__.rpartition("<locals>.")[2]
-
-
-def identify_files(described: Mapping[str, Any]) -> dict[str, Any]:
-    """Return size, time and checksum of each file that the config names."""
-    return files_in(described)
 
 
 def changes(manifest: Manifest, described: Mapping[str, Any]) -> list[str]:

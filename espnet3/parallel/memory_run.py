@@ -75,11 +75,10 @@ def map_in_memory(
     setup_fn: Callable[[], Any],
     config: ParallelConfig,
     client: Any,
-    run_id: str,
 ) -> list[Any]:
     """Apply a function to each item as a runner would; see `parallel_map`."""
     spec = RunSpec(
-        run_id=run_id or uuid.uuid4().hex,
+        run_id=uuid.uuid4().hex,
         hooks=RunnerHooks(fn, _unused, _unused, _unused),
         setup_fn=setup_fn,
         batch_size=None,

@@ -1,6 +1,5 @@
 """The active `parallel` config, clients for it, and a parallel `map`."""
 
-import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
@@ -170,6 +169,4 @@ def parallel_map(fn: Callable[..., Any], items: Iterable[Any], client: Any = Non
     setup_fn = enclosing.setup_fn if enclosing and client in (None, enclosing.client) else None
     if client is None and enclosing is not None:
         client = enclosing.client
-    return map_in_memory(
-        fn, list(items), setup_fn or dict, get_parallel_config(), client, uuid.uuid4().hex
-    )
+    return map_in_memory(fn, list(items), setup_fn or dict, get_parallel_config(), client)

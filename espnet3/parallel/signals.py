@@ -1,6 +1,5 @@
 """Ctrl-C and SIGTERM: the run ends within seconds, with the right exit code and a way on."""
 
-import logging
 import os
 import signal
 import socket
@@ -11,7 +10,6 @@ from types import FrameType
 
 from espnet3.errors import RunInterrupted
 
-logger = logging.getLogger(__name__)
 _GRACE_SECONDS = 4.0
 _CLEAN_UP_SECONDS = 30.0
 _HANDLED = (signal.SIGINT, signal.SIGTERM)

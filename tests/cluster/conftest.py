@@ -1,6 +1,5 @@
 """A real Slurm for the tests of this folder, which only `make test-clusters` runs."""
 
-import json
 import os
 import shutil
 import signal
@@ -12,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import wait_until
-from tests.integration.conftest import JOB, Job
+from tests.integration.conftest import Job, reference  # noqa: F401 - a fixture
 
 collect_ignore_glob = [] if os.environ.get("ESPNET3_CLUSTERS") == "1" else ["*"]
 
@@ -77,17 +76,9 @@ class Slurm:
 
 
 class SlurmJob(Job):
-    """`job.py` in a session of its own, as in a terminal, which sends Ctrl-C to all of it."""
+    """`job.py` with its workers on Slurm."""
 
-    def start(self, **more) -> subprocess.Popen:
-        settings = json.dumps({**self.settings, **more})
-        return subprocess.Popen(
-            [sys.executable, str(JOB), str(self.out), settings],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
+    has_own_session = True
 
     def interrupt(self, process: subprocess.Popen) -> None:
         os.killpg(process.pid, signal.SIGINT)
@@ -131,14 +122,6 @@ def slurm_job(slurm, awkward):
         return SlurmJob(awkward / "out", parallel=slurm.parallel(n_workers), **settings)
 
     return make
-
-
-@pytest.fixture(scope="session")
-def reference(tmp_path_factory) -> bytes:
-    """Return the output of a run in one process."""
-    undisturbed = Job(tmp_path_factory.mktemp("reference") / "out", n_workers=1)
-    undisturbed.succeed()
-    return undisturbed.text
 
 
 def _skip_unless_possible() -> None:

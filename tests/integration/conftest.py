@@ -16,6 +16,9 @@ JOB = Path(__file__).parent / "job.py"
 class Job:
     """A run of `job.py` in a folder, with settings that stay the same from call to call."""
 
+    has_own_session = False
+    """As in a terminal, which sends Ctrl-C to all processes of a session."""
+
     def __init__(self, out: Path, **settings) -> None:
         self.out = out
         self.settings = settings
@@ -27,6 +30,7 @@ class Job:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            start_new_session=self.has_own_session,
         )
 
     def run(self, **more) -> subprocess.CompletedProcess:

@@ -54,6 +54,7 @@ def test_workers_die_with_their_driver(job, fault):
     workers = worker_pids(process.pid)
     process.communicate(timeout=30)
     wait_for_end(workers)
+    assert not set(workers) & set(worker_pids())
 
 
 @pytest.mark.parametrize("n_workers", [1, 2])

@@ -151,8 +151,10 @@ def test_writer_refuses_values_that_are_no_text_and_does_not_count_their_id(fold
 
 def test_writer_can_be_closed_twice(folder):
     writer = ScpWriter(folder / "hyp.scp")
+    writer.write("a", "1")
     writer.close()
     writer.close()
+    assert load_scp(folder / "hyp.scp") == {"a": "1"}
 
 
 def test_write_scp_keeps_the_old_file_after_an_error(folder):

@@ -2,7 +2,8 @@
 
 from omegaconf import OmegaConf
 
-from espnet3.parallel.identity import changes, describe_run, identify_files
+from espnet3.config.fingerprint import files_in
+from espnet3.parallel.identity import changes, describe_run
 from espnet3.parallel.source import describe_code
 from espnet3.shards.manifest import Manifest
 
@@ -26,7 +27,7 @@ def describe(config=None, *, items=range(3), batch_size=None, **params):
 
 
 def manifest_of(described):
-    return Manifest({}, 3, [0, 3], [3.0], None, dict(described), identify_files(described), "run")
+    return Manifest({}, 3, [0, 3], [3.0], None, dict(described), files_in(described), "run")
 
 
 def test_equal_runs_have_no_changes():
