@@ -8,7 +8,7 @@ from tracker import median_pitch
 
 from espnet3.io.scp import ScpWriter
 from espnet3.parallel import BaseRunner, EnvironmentProvider, set_parallel
-from espnet3.shards.merge_scp import concat_scp
+from espnet3.shards.merge_scp import join_scp
 
 WAV_DIR = Path("demo-run/wav")
 N_FILES = 300
@@ -45,7 +45,7 @@ class PitchRunner(BaseRunner):
         writers.close()
 
     def merge(self, shard_dirs):
-        return concat_scp(shard_dirs, "pitch.scp", self.output_dir / "pitch.scp")
+        return join_scp(shard_dirs, "pitch.scp", self.output_dir / "pitch.scp")
 
 
 if len(list(WAV_DIR.glob("*.wav"))) < N_FILES:

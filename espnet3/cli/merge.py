@@ -21,7 +21,8 @@ from espnet3.shards.commit import Done
 from espnet3.shards.layout import FAILED, RunLayout, is_protocol_name
 from espnet3.shards.lease import Lease, Owner, living_owners
 from espnet3.shards.manifest import Manifest
-from espnet3.shards.merge import check_complete, concat_files
+from espnet3.shards.join import join_files
+from espnet3.shards.merge import check_complete
 from espnet3.shards.status import require_manifest
 from espnet3.shards.success import has_outputs, read_success
 
@@ -103,7 +104,7 @@ class _Joiner:
     names: list[str]
 
     def __call__(self, shard_dirs: Sequence[Path]) -> dict[str, int]:
-        return {name: concat_files(shard_dirs, name, self.output_dir / name) for name in self.names}
+        return {name: join_files(shard_dirs, name, self.output_dir / name) for name in self.names}
 
 
 def _output_dir(run_dir: Path, manifest: Manifest) -> Path:

@@ -8,17 +8,19 @@ import logging
 import shlex
 import sys
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from espnet3 import logs
-from espnet3.errors import ConfigError, EspnetError, ProviderError, RunInterrupted
+from espnet3.errors import ConfigError, EspnetError, RunInterrupted
 from espnet3.io.tables import JsonlWriter
 from espnet3.parallel.hooks import WRITER_HOOKS, RunnerHooks, overridden
+from espnet3.parallel.runner_settings import check_settings
 from espnet3.parallel.tasks import RunSpec
+from espnet3.shards.batches import check_costs
 from espnet3.shards.items import check_unique, collect_items
-from espnet3.shards.merge import concat_files
+from espnet3.shards.join import join_files
 
 if TYPE_CHECKING:
     from espnet3.parallel.config import ParallelConfig
@@ -39,6 +41,9 @@ class BaseRunner:
     Args:
         provider: builds what `forward` needs; see `EnvironmentProvider`.
         batch_size: give `forward` lists of this many indices; it returns a list as long.
+        batch_seconds: give it lists of items of similar duration instead, whose padded length is at
+            most so many seconds; `batch_size` then is the most items of a batch. Needs `durations`
+            in the call. `shard_dirs` then are in the order of length: see `merge`.
         output_dir: where shards and merged files go; runs that share it need a `shard_subdir`
             each, and other names for their merged files.
         shard_subdir: folder below `output_dir` for the shards and the rest of the protocol.
@@ -48,6 +53,7 @@ class BaseRunner:
         retry_failed: run the shards again in which items were skipped.
         accept_changes: keys, as a refusal names them, that may differ from those of the results so
             far, such as `runner.code` after mending `forward`.
+        depends_on: what else the results depend on, such as a digest of the dataset.
 
     Example:
         >>> class Length(BaseRunner):
@@ -72,13 +78,16 @@ class BaseRunner:
         shard_subdir: str = "",
         resume: bool = True,
         *,
+        batch_seconds: float | None = None,
         on_error: Literal["raise", "skip"] = "raise",
         max_errors: int | None = None,
         retry_failed: bool = False,
         accept_changes: Sequence[str] = (),
+        depends_on: Mapping[str, Any] | None = None,
     ) -> None:
         self.provider = provider
         self.batch_size = batch_size
+        self.batch_seconds = batch_seconds
         self.output_dir = Path(output_dir) if output_dir is not None else None
         self.shard_subdir = shard_subdir
         self.resume = resume
@@ -86,32 +95,8 @@ class BaseRunner:
         self.max_errors = max_errors
         self.retry_failed = retry_failed
         self.accept_changes = tuple(accept_changes)
-        self._check_settings()
-
-    def _check_settings(self) -> None:
-        size = self.batch_size
-        if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
-            raise ConfigError(f"batch_size is {size!r}; write batch_size=1 or more, or None.")
-        if self.on_error not in ("raise", "skip"):
-            raise ConfigError(
-                f'on_error is {self.on_error!r}; write on_error="raise" or on_error="skip".'
-            )
-        self._check_max_errors()
-        for name in ("build_env_local", "build_worker_setup_fn"):
-            if not callable(getattr(self.provider, name, None)):
-                raise ProviderError(
-                    f"{type(self.provider).__name__} has no {name}(). A provider needs "
-                    "build_env_local() and build_worker_setup_fn(); see EnvironmentProvider."
-                )
-
-    def _check_max_errors(self) -> None:
-        limit = self.max_errors
-        if limit is None:
-            return
-        if isinstance(limit, bool) or not isinstance(limit, int) or limit < 0:
-            raise ConfigError(f"max_errors is {limit!r}; write max_errors=0 or more, or None.")
-        if self.on_error != "skip":
-            logger.warning('max_errors=%d is ignored: it needs on_error="skip"', limit)
+        self.depends_on = dict(depends_on or {})
+        check_settings(self)
 
     @staticmethod
     def forward(idx: Any, **env: Any) -> Any:
@@ -137,14 +122,19 @@ class BaseRunner:
         """Join the shards, which come in dataset order and are proven complete.
 
         By default joins `results.jsonl` and returns its path; with writer hooks of your own, write
-        this too.
+        this too. With `batch_seconds` the shards are in the order of length; `join_files` and
+        `join_scp` of `espnet3.shards` put lines back into dataset order.
         """
         if self._own_writers():
             return list(shard_dirs)
         assert self.output_dir is not None
         target = self.output_dir / _RESULTS
-        concat_files(shard_dirs, _RESULTS, target)
+        join_files(shard_dirs, _RESULTS, target)
         return target
+
+    def settings(self) -> dict[str, Any]:
+        """Return small values that all hooks get by name, beside what the provider builds."""
+        return {}
 
     def cost(self, idx: Any) -> float | None:
         """Return how much work an item is, in any unit, such as seconds of audio; None if unknown.
@@ -158,6 +148,7 @@ class BaseRunner:
         indices: Iterable[Any],
         *,
         costs: Iterable[float] | None = None,
+        durations: Iterable[float] | None = None,
         client: Any = None,
     ) -> Any:
         """Run all items.
@@ -165,6 +156,7 @@ class BaseRunner:
         Args:
             indices: what `forward` is called with, each once: integers, or any JSON values.
             costs: how much work each item is; the `cost` hook if None.
+            durations: seconds of audio of each item: costs that also let the run tell its speed.
             client: a Dask client to run on; else that of the enclosing `get_client`, else what
                 the active config says.
 
@@ -181,15 +173,27 @@ class BaseRunner:
         try:
             RunnerHooks.of(type(self))
             items = collect_items(indices)
+            seconds = None if durations is None else check_costs(durations, len(items))
+            costs = seconds if costs is None else costs
             costs = self._costs(items) if costs is None else costs
+            self._check_batches(costs)
             if self.output_dir is None:
                 return self._run_in_memory(items, config, client, costs)
-            return self._run_in_folder(items, config, client, costs)
+            total = None if seconds is None else float(seconds.sum())
+            return self._run_in_folder(items, config, client, costs, total)
         except EspnetError as error:
             raise error.with_traceback(None) from error.__cause__
         except RunInterrupted:
             self._say_how_to_resume()
             raise
+
+    def _check_batches(self, costs: Any) -> None:
+        if self.batch_seconds is not None and costs is None:
+            raise ConfigError(
+                f"batch_seconds is {self.batch_seconds:g}, but the durations of the items are not "
+                "known. Give them: runner(indices, durations=[...]); in a dataset, write "
+                "durations(self), which returns the seconds of each item; or set batch_size."
+            )
 
     def _costs(self, items: Any) -> list[float] | None:
         if not overridden(type(self), BaseRunner, ["cost"]):
@@ -225,10 +229,19 @@ class BaseRunner:
             hooks=RunnerHooks.of(type(self)),
             setup_fn=dict,
             batch_size=self.batch_size,
+            batch_seconds=self.batch_seconds,
             skip_errors=self.on_error == "skip",
+            settings=self.settings(),
         )
 
-    def _run_in_folder(self, items: Any, config: "ParallelConfig", client: Any, costs: Any) -> Any:
+    def _run_in_folder(
+        self,
+        items: Any,
+        config: "ParallelConfig",
+        client: Any,
+        costs: Any,
+        audio_seconds: float | None,
+    ) -> Any:
         from espnet3.parallel.drive import FolderDriver
         from espnet3.parallel.folder_run import RunRequest
         from espnet3.parallel.identity import describe_run
@@ -242,14 +255,22 @@ class BaseRunner:
             name=type(self).__name__,
             items=items,
             batch_size=self.batch_size,
-            described=describe_run(type(self), self.provider, items, self.batch_size),
+            batch_seconds=self.batch_seconds,
+            described=describe_run(type(self), self.provider, items, self._result_settings()),
             costs=costs,
+            audio_seconds=audio_seconds,
             resume=self.resume,
             retry_failed=self.retry_failed,
             accept_changes=self.accept_changes,
         )
         driver = FolderDriver(request, self._spec(), self.provider, config, client)
         return driver.run(self._policy(config), self.merge)
+
+    def _result_settings(self) -> dict[str, Any]:
+        settings: dict[str, Any] = {"batch_size": self.batch_size}
+        if self.batch_seconds is not None:
+            settings["batch_seconds"] = self.batch_seconds
+        return {**settings, **self.settings(), **self.depends_on}
 
     def _own_writers(self) -> list[str]:
         return overridden(type(self), BaseRunner, WRITER_HOOKS)

@@ -160,7 +160,28 @@ class FolderDriver:
             "%s is complete: %d items, %d failed, %s since the plan, merged in %.1f s",
             root, manifest.n_items, n_failed, duration(success.get("seconds", 0.0)), merge_seconds,
         )  # fmt: skip
+        for line in speech_facts(success):
+            logger.info("%s", line)
+        if success.get("n_halved"):
+            logger.warning(
+                "%d batches did not fit into memory and were halved, which takes time; set a "
+                "smaller batch_seconds or batch_size", success["n_halved"],
+            )  # fmt: skip
         if n_failed:
             logger.warning(
                 "Failed items: %d; see: espnet3 failed %s", n_failed, shlex.quote(str(root))
             )
+
+
+def speech_facts(success: dict[str, Any]) -> list[str]:
+    """Return what a finished run over audio tells of its speed and its padding."""
+    lines = []
+    if seconds := success.get("audio_seconds"):
+        factor = success["worker_seconds"] / seconds
+        lines.append(
+            f"{duration(seconds)} of audio in {duration(success['worker_seconds'])} of worker "
+            f"time: real-time factor {factor:.3g}"
+        )
+    if "padded_share" in success:
+        lines.append(f"{success['padded_share']:.1%} of the batches was padding")
+    return lines

@@ -12,7 +12,8 @@ from typing import Any
 from espnet3.errors import ProviderError, RunFolderError
 from espnet3.io.atomic import is_folder_trouble
 from espnet3.parallel.hooks import bind
-from espnet3.parallel.sinks import FolderSink, MemorySink, open_sink
+from espnet3.parallel.memory_errors import free_memory, is_out_of_memory
+from espnet3.parallel.sinks import FolderSink, MemorySink, Outcome, open_sink
 from espnet3.parallel.tasks import Cells, Failure, RunSpec, ShardResult, ShardTask, Stopped
 
 logger = logging.getLogger(__name__)
@@ -36,6 +37,7 @@ class ShardLoop:
     """Runs shards with one environment; made once per worker and run."""
 
     def __init__(self, spec: RunSpec, env: dict[str, Any], *, log: str = "") -> None:
+        env = {**env, **spec.settings}
         self._spec = spec
         self._env = env
         self._log = log
@@ -78,6 +80,7 @@ class _Attempt:
     ) -> None:
         self._spec, self._env, self._forward, self._task, self._log = spec, env, forward, task, log
         self._failures: list[Failure] = []
+        self._n_halved = 0
         self._pid = os.getpid()
         self.cells: Cells = [-1, 1]
 
@@ -91,7 +94,8 @@ class _Attempt:
         self.cells = sink.cells
         try:
             self._loop(sink)
-            sink.finish(self._failures, time.monotonic() - begin, load_seconds)
+            seconds = time.monotonic() - begin
+            sink.finish(Outcome(self._failures, seconds, load_seconds, self._n_halved))
         except _GiveUp as error:
             sink.abandon()
             return self._stopped(error.stopped)
@@ -111,7 +115,7 @@ class _Attempt:
 
     def _loop(self, sink: MemorySink | FolderSink) -> None:
         task = self._task
-        if self._spec.batch_size is not None or task.skip:
+        if self._spec.is_batched or task.skip:
             self._run_batches(sink)
             return
         # The hot loop: a store to a mapped cell, the user's function, the writer, nothing else.
@@ -138,10 +142,14 @@ class _Attempt:
         cells = sink.cells
         cells[1] = batch[-1] + 1 - batch[0]
         cells[0] = batch[0]
+        results = None
         try:
             results = self._forward_batch(batch)
         except BaseException as error:
-            self._handle_batch_error(batch, sink, _refuse_interrupt(error, self._pid))
+            if not self._is_worth_halving(batch, _refuse_interrupt(error, self._pid)):
+                return
+        if results is None:  # outside of the except block: the error held the batch's memory
+            self._run_halves(batch, sink)
             return
         cells[1] = 1  # from here on, what goes wrong is about one result
         for position, result in zip(batch, results, strict=True):
@@ -150,17 +158,24 @@ class _Attempt:
 
     def _forward_batch(self, batch: list[int]) -> Any:
         items = [self._task.items[position - self._task.start] for position in batch]
-        if self._spec.batch_size is None:
+        if not self._spec.is_batched:
             return [self._forward(items[0])]
         return _check_batch(self._forward(items), len(items))
 
-    def _handle_batch_error(
-        self, batch: list[int], sink: MemorySink | FolderSink, error: BaseException
-    ) -> None:
-        if len(batch) == 1 or not self._spec.skip_errors or isinstance(error, ProviderError):
+    def _is_worth_halving(self, batch: list[int], error: BaseException) -> bool:
+        """Tell whether to try the halves of a failed batch; if not, it is given up on."""
+        is_memory = is_out_of_memory(error)
+        can_help = is_memory or self._spec.skip_errors
+        if len(batch) == 1 or not can_help or isinstance(error, ProviderError):
             self._give_up_on(batch[0], error, batch)
-            return
-        logger.warning("The batch of items %d to %d failed; trying its halves", batch[0], batch[-1])
+            return False
+        reason = "does not fit into memory" if is_memory else "failed"
+        logger.warning("A batch of %d items %s (%s); trying its halves", len(batch), reason, error)
+        self._n_halved += is_memory
+        return True
+
+    def _run_halves(self, batch: list[int], sink: MemorySink | FolderSink) -> None:
+        free_memory()
         middle = len(batch) // 2
         self._run_batch(batch[:middle], sink)
         self._run_batch(batch[middle:], sink)
@@ -214,8 +229,10 @@ def _refuse_interrupt(error: BaseException, pid: int) -> BaseException:
 
 def _batches(task: ShardTask, batch_size: int | None) -> Iterator[list[int]]:
     """Yield the positions of each batch, without skipped ones and cut where the task says."""
-    size = batch_size or 1
-    edges = sorted({*range(task.start, task.stop, size), task.stop, *task.cuts})
+    by_number = range(task.start, task.stop, batch_size or 1)
+    planned = by_number if task.edges is None else task.edges
+    inside = {edge for edge in (*planned, *task.cuts) if task.start < edge < task.stop}
+    edges = sorted({task.start, task.stop, *inside})
     for first, last in itertools.pairwise(edges):
         batch = [position for position in range(first, last) if position not in task.skip]
         if batch:

@@ -43,6 +43,8 @@ class RunRequest:
     batch_size: int | None
     described: dict[str, Any]
     costs: Iterable[float] | None
+    batch_seconds: float | None = None
+    audio_seconds: float | None = None
     resume: bool = True
     retry_failed: bool = False
     accept_changes: Sequence[str] = ()
@@ -109,6 +111,7 @@ def _plan(request: RunRequest, n_shards: int) -> Manifest:
         len(request.items),
         n_shards,
         batch_size=request.batch_size,
+        batch_seconds=request.batch_seconds,
         costs=request.costs,
     )
     manifest = Manifest(
@@ -117,13 +120,15 @@ def _plan(request: RunRequest, n_shards: int) -> Manifest:
         bounds=plan.bounds,
         costs=[round(cost, 3) for cost in plan.costs],
         batch_size=request.batch_size,
+        batch_seconds=request.batch_seconds,
+        audio_seconds=request.audio_seconds,
         fingerprint=request.described,
         files=files_in(request.described),
         name=request.name,
         output_dir=os.path.relpath(request.output_dir, request.root),
         versions={"espnet3": __version__, "python": platform.python_version()},
     )
-    return publish_manifest(request.root, manifest, request.items)
+    return publish_manifest(request.root, manifest, request.items, plan.batches)
 
 
 def remove_run(root: Path) -> None:

@@ -18,10 +18,12 @@ _NOT_RESULTS = ("config.parallel", "config.device", "config.num_device", "config
 
 
 def describe_run(
-    runner: type, provider: Any, items: "Items", batch_size: int | None
+    runner: type, provider: Any, items: "Items", settings: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return all that the results depend on, flat: items, batching, code, config and parameters."""
-    described: dict[str, Any] = {"items": items_digest(items), "batch_size": batch_size}
+    """Return all that the results depend on, flat: items, settings, code, config and parameters."""
+    described: dict[str, Any] = {"items": items_digest(items)}
+    for name, value in settings.items():
+        described.update(flatten(value, name))
     for role, cls in (("runner", runner), ("provider", type(provider))):
         described[role] = _name(cls)
         code = describe_code(cls)

@@ -19,7 +19,8 @@ from espnet3.parallel.progress import Progress
 from espnet3.parallel.shard_source import MemorySource
 from espnet3.parallel.signals import interruptible
 from espnet3.parallel.tasks import RunSpec, ShardResult, ShardTask
-from espnet3.shards.plan import make_plan
+from espnet3.shards.items import reorder
+from espnet3.shards.plan import Plan, batch_edges, make_plan
 
 if TYPE_CHECKING:
     from espnet3.shards.items import Items
@@ -44,17 +45,21 @@ def run_in_memory(
         return []
     n_workers = count_workers(config, client)
     plan = make_plan(
-        len(items), n_workers * config.shards_per_worker, batch_size=spec.batch_size, costs=costs
+        len(items),
+        n_workers * config.shards_per_worker,
+        batch_size=spec.batch_size,
+        batch_seconds=spec.batch_seconds,
+        costs=costs,
     )
-    slices = [(shard, plan.bounds[shard], plan.bounds[shard + 1]) for shard in plan.order]
-    tasks = [ShardTask(shard, start, items[start:stop]) for shard, start, stop in slices]
+    order = plan.batches.order if plan.batches else range(len(items))
+    tasks = _tasks(plan, reorder(items, plan.batches.order if plan.batches else None))
     results: list[Any] = [None] * len(items)
 
     def collect(result: ShardResult) -> None:
         for position, value in result.results or []:
-            results[position] = value
+            results[order[position]] = value
         for failure in result.failures:
-            results[failure.position] = failure
+            results[order[failure.position]] = failure
 
     on_this_machine = client is None and config.env == "local"
     source = MemorySource(tasks, scratch=on_this_machine and not is_inline(config, client))
@@ -67,6 +72,15 @@ def run_in_memory(
     finally:
         source.close()
     return results
+
+
+def _tasks(plan: Plan, items: "Items") -> list[ShardTask]:
+    tasks = []
+    for shard in plan.order:
+        start, stop = plan.bounds[shard : shard + 2]
+        edges = batch_edges(plan.batches.edges, start, stop) if plan.batches else None
+        tasks.append(ShardTask(shard, start, items[start:stop], edges=edges))
+    return tasks
 
 
 def map_in_memory(

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Protocol
 
 from espnet3.parallel.tasks import ShardTask
 from espnet3.shards.commit import discard_attempt, read_done
+from espnet3.shards.items import reorder
 from espnet3.shards.lease import Lease
 from espnet3.shards.manifest import Manifest
+from espnet3.shards.plan import batch_edges
 
 if TYPE_CHECKING:
     from espnet3.shards.items import Items
@@ -101,7 +103,9 @@ class FolderSource:
     ) -> None:
         self._layout = manifest.layout(root)
         self._manifest = manifest
-        self._items = items
+        batches = manifest.load_batches(root)
+        self._items = items if batches is None else reorder(items, batches[0])
+        self._edges = None if batches is None else batches[1]
         self._lease = lease
         self._todo = deque(order)
         self._theirs: deque[int] = deque()
@@ -141,7 +145,8 @@ class FolderSource:
 
     def _task(self, shard: int) -> ShardTask:
         start, stop = self._manifest.bounds[shard : shard + 2]
-        return ShardTask(shard, start, self._items[start:stop])
+        edges = None if self._edges is None else batch_edges(self._edges, start, stop)
+        return ShardTask(shard, start, self._items[start:stop], edges=edges)
 
     def new_attempt(self, task: ShardTask) -> str | None:
         """Return the name of a folder that the worker will make."""

@@ -4,6 +4,7 @@ import os
 import socket
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,16 @@ from espnet3.shards.commit import Done, commit, discard_attempt, finish_attempt
 from espnet3.shards.layout import FAILED, POSITION, RunLayout
 from espnet3.shards.manifest import read_run_id
 from espnet3.shards.position import Position
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How an attempt went."""
+
+    failures: list[Failure]
+    seconds: float
+    load_seconds: float
+    n_halved: int
 
 
 class MemorySink:
@@ -31,7 +42,7 @@ class MemorySink:
             (position, result)
         )
 
-    def finish(self, failures: list[Failure], seconds: float, load_seconds: float) -> None:
+    def finish(self, outcome: Outcome) -> None:
         """Nothing is left to do: results are handed over as they are."""
 
     def is_lost(self, error: Exception) -> bool:
@@ -85,13 +96,13 @@ class FolderSink:
         folder.mkdir()
         return folder
 
-    def finish(self, failures: list[Failure], seconds: float, load_seconds: float) -> None:
+    def finish(self, outcome: Outcome) -> None:
         """Close the writers, list the failures, make all durable and publish the shard."""
         close, self._close_writers = self._close_writers, partial(bool)
         summary = close()
-        if failures:
+        if outcome.failures:
             with JsonlWriter(self._folder / FAILED) as writer:
-                for failure in sorted(failures, key=lambda failure: failure.position):
+                for failure in sorted(outcome.failures, key=lambda failure: failure.position):
                     writer.write(failure_record(failure, self._layout.root))
         done = finish_attempt(
             self._folder,
@@ -100,12 +111,13 @@ class FolderSink:
                 shard=self._task.shard,
                 start=self._task.start,
                 stop=self._task.stop,
-                n_failed=len(failures),
-                seconds=seconds,
-                load_seconds=load_seconds,
+                n_failed=len(outcome.failures),
+                seconds=outcome.seconds,
+                load_seconds=outcome.load_seconds,
                 host=socket.gethostname(),
                 pid=os.getpid(),
                 summary=summary,
+                n_halved=outcome.n_halved,
             ),
         )
         is_ours = commit(self._folder, self._layout, done)

@@ -28,6 +28,15 @@ class RunSpec:
     run_dir: str | None = None
     """The folder of the shards; None keeps results in memory."""
     n_shards: int = 0
+    batch_seconds: float | None = None
+    """Batches are sorted by length; each task then lists their edges."""
+    settings: dict[str, Any] = field(default_factory=dict)
+    """What the runner's hooks get by name, beside the provider's environment."""
+
+    @property
+    def is_batched(self) -> bool:
+        """Tell whether `forward` gets lists of items."""
+        return self.batch_size is not None or self.batch_seconds is not None
 
 
 @dataclass(frozen=True)
@@ -39,6 +48,8 @@ class ShardTask:
     items: Sequence[Any]
     attempt: str | None = None
     """The folder of this attempt; in memory, a scratch folder for its position, if any."""
+    edges: tuple[int, ...] | None = None
+    """Positions between which the batches are; None if all have the same size."""
     cuts: tuple[int, ...] = ()
     """Positions at which a batch must end: how a batch that kills its worker is taken apart."""
     skip: "dict[int, Failure]" = field(default_factory=dict)

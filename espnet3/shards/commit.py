@@ -52,6 +52,8 @@ class Done:
     pid: int = 0
     files: dict[str, dict[str, int]] = field(default_factory=dict)
     summary: Any = None
+    n_halved: int = 0
+    """Batches that were too large for the memory."""
 
     @property
     def n_items(self) -> int:

@@ -73,6 +73,15 @@ def _has_step(packed: "array[int]", step: int) -> bool:
     return bool((values[1:] - values[:-1] == step).all())
 
 
+def reorder(items: "Items", order: "Items | None") -> "Items":
+    """Return the items at the positions that `order` lists; the items themselves if it is None."""
+    if order is None:
+        return items
+    if isinstance(items, list):
+        return [items[position] for position in order]
+    return array("q", [items[position] for position in order])
+
+
 def check_unique(items: "Items") -> None:
     """Refuse items that appear twice: a merge could not tell that each was done exactly once.
 

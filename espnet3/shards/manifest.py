@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from espnet3.errors import RunFolderError
 from espnet3.io.atomic import write_bytes
 from espnet3.io.exclusive import create_bytes
+from espnet3.shards.batches import Batches
 from espnet3.shards.items import pack_items, unpack_items
 from espnet3.shards.layout import RunLayout, items_path, manifest_path
 
@@ -44,6 +45,11 @@ class Manifest:
     run_id: str = field(default_factory=lambda: uuid.uuid4().hex)
     created: float = field(default_factory=time.time)
     versions: dict[str, str] = field(default_factory=dict)
+    batch_seconds: float | None = None
+    batches: dict[str, Any] | None = None
+    """Where items are sorted into batches by length: how `order` and `edges` are packed."""
+    padded_share: float | None = None
+    audio_seconds: float | None = None
     format: str = FORMAT
     version: int = VERSION
 
@@ -57,21 +63,32 @@ class Manifest:
         return RunLayout(root, self.n_shards)
 
     def load_items(self, root: Path) -> "Items":
-        """Return the items of the run, from the file beside the manifest if need be."""
-        return unpack_items(self.items, items_path(root, self.items.get("sha256", "")))
+        """Return the items of the run in dataset order, from the file beside it if need be."""
+        return _load(root, self.items)
+
+    def load_batches(self, root: Path) -> "tuple[Items, Items] | None":
+        """Return which item is at each position of the plan, and the edges of the batches.
+
+        None if positions are those of the dataset, and batches all of one size.
+        """
+        if self.batches is None:
+            return None
+        return _load(root, self.batches["order"]), _load(root, self.batches["edges"])
 
 
-def publish_manifest(root: Path, manifest: Manifest, items: "Items") -> Manifest:
+def publish_manifest(
+    root: Path, manifest: Manifest, items: "Items", batches: Batches | None = None
+) -> Manifest:
     """Write the plan, unless another driver wrote one first.
 
     Returns:
         The manifest that is now in the folder: the given one, or the other driver's.
     """
-    description, data = pack_items(items)
-    if data is not None:
-        write_bytes(items_path(root, description["sha256"]), data)
     # The run's id comes first: see read_run_id.
-    values = {"run_id": manifest.run_id, **asdict(manifest), "items": description}
+    values = {"run_id": manifest.run_id, **asdict(manifest), "items": _store(root, items)}
+    if batches is not None:
+        packed = {"order": _store(root, batches.order), "edges": _store(root, batches.edges)}
+        values |= {"batches": packed, "padded_share": round(batches.padded_share, 6)}
     text = json.dumps(values, ensure_ascii=False, indent=1, default=str) + "\n"
     if create_bytes(manifest_path(root), text.encode("utf-8", "backslashreplace")):
         return Manifest(**values)
@@ -79,6 +96,17 @@ def publish_manifest(root: Path, manifest: Manifest, items: "Items") -> Manifest
     if other is None:  # the other driver started anew in this very moment
         raise RunFolderError(f"Another driver is starting a run in {root}. Run the command again.")
     return other
+
+
+def _store(root: Path, items: "Items") -> dict[str, Any]:
+    description, data = pack_items(items)
+    if data is not None:
+        write_bytes(items_path(root, description["sha256"]), data)
+    return description
+
+
+def _load(root: Path, description: dict[str, Any]) -> "Items":
+    return unpack_items(description, items_path(root, description.get("sha256", "")))
 
 
 def load_manifest(root: str | os.PathLike[str]) -> Manifest | None:

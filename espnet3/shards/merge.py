@@ -2,10 +2,10 @@
 
 import os
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from espnet3.errors import IncompleteRunError
 from espnet3.io.atomic import open_atomic
@@ -105,22 +105,39 @@ def concat_files(shard_dirs: Sequence[Path], name: str, target: Path) -> int:
     Raises:
         IncompleteRunError: naming the part that was changed since its commit or lacks lines.
     """
-    n_lines = 0
     # One for all: memory that is new at each read costs more than the copying.
     buffer = memoryview(bytearray(_BLOCK))
     with open_atomic(target, "wb") as output:
-        for shard_dir in shard_dirs:
-            done = read_done(shard_dir)
-            if done is None:
-                raise IncompleteRunError(
-                    f"{shard_dir} has no valid {DONE!r}: it is not a committed shard. "
-                    "Run the same command again to compute it anew."
-                )
-            n_lines += _append(shard_dir / name, done, output, buffer)
-    return n_lines
+        return sum(
+            read_part(shard_dir / name, require_done(shard_dir), buffer, output.write)
+            for shard_dir in shard_dirs
+        )
 
 
-def _append(part: Path, done: Done, output: IO[Any], buffer: memoryview) -> int:
+def require_done(shard_dir: Path) -> Done:
+    """Return what a committed shard says of itself.
+
+    Raises:
+        IncompleteRunError: if it is none.
+    """
+    done = read_done(shard_dir)
+    if done is None:
+        raise IncompleteRunError(
+            f"{shard_dir} has no valid {DONE!r}: it is not a committed shard. "
+            "Run the same command again to compute it anew."
+        )
+    return done
+
+
+def read_part(part: Path, done: Done, buffer: memoryview, take: Callable[[memoryview], Any]) -> int:
+    """Read a file of a shard block by block, and prove that it is as it was committed.
+
+    Returns:
+        Its number of lines: one for each item with a result.
+
+    Raises:
+        IncompleteRunError: if it was changed since its commit or lacks lines.
+    """
     expected = done.files.get(part.name)
     if expected is None:
         check_lines(part, done, 0)
@@ -132,7 +149,7 @@ def _append(part: Path, done: Done, output: IO[Any], buffer: memoryview) -> int:
         while length := file.readinto(buffer):
             checksum = zlib.crc32(buffer[:length], checksum)
             size += length
-            output.write(buffer[:length])
+            take(buffer[:length])
     if (size, checksum) != (expected["bytes"], expected["crc32"]):
         raise IncompleteRunError(
             _damaged(part, f"{expected['bytes']} bytes", f"{size} bytes of other content")

@@ -5,11 +5,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from espnet3.errors import IncompleteRunError
-from espnet3.shards.merge import concat_files
+from espnet3.shards.join import join_files
 
 
-def concat_scp(shard_dirs: Sequence[Path], name: str, target: Path) -> int:
-    """Join the SCP file `name` of all shards into `target`, like `concat_files`.
+def join_scp(shard_dirs: Sequence[Path], name: str, target: Path) -> int:
+    """Join the SCP file `name` of all shards into `target`, like `join_files`.
 
     Returns:
         The number of lines written.
@@ -18,7 +18,7 @@ def concat_scp(shard_dirs: Sequence[Path], name: str, target: Path) -> int:
         IncompleteRunError: also if an id appears twice, with the places; nothing is written then.
     """
     _check_ids([shard_dir / name for shard_dir in shard_dirs])
-    return concat_files(shard_dirs, name, target)
+    return join_files(shard_dirs, name, target)
 
 
 def _check_ids(parts: Sequence[Path]) -> None:

@@ -4,24 +4,31 @@ import bisect
 import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from espnet3.errors import ConfigError
+from espnet3.shards.batches import Batches, batch_by_cost, check_costs
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 # Shards taper linearly from this share of the mean cost down to its mirror (1.8 to 0.2): large
 # ones first keep the overhead small, small ones last let workers finish together even when one is
 # slow or late (trapezoid self-scheduling, Tzen and Ni 1993).
 _LARGEST = 1.8
-_COST_ADVICE = "Give one number per item, such as its duration in seconds."
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Shard `k` holds the item positions `bounds[k]` to `bounds[k + 1]`; `order` is run order."""
+    """Shard `k` holds the positions `bounds[k]` to `bounds[k + 1]`; `order` is run order.
+
+    Positions are those of the dataset, unless `batches` puts the items into another order.
+    """
 
     bounds: list[int]
     costs: list[float]
     order: list[int]
+    batches: Batches | None = None
 
     @property
     def n_shards(self) -> int:
@@ -34,6 +41,7 @@ def make_plan(
     n_shards: int,
     *,
     batch_size: int | None = None,
+    batch_seconds: float | None = None,
     costs: Iterable[float] | None = None,
 ) -> Plan:
     """Cut `n_items` into at most `n_shards` contiguous shards of whole batches.
@@ -42,6 +50,8 @@ def make_plan(
         n_items: how many items there are.
         n_shards: how many shards to aim at; fewer if there are fewer batches.
         batch_size: shards begin at multiples of it, so that no batch is cut.
+        batch_seconds: sort the items by cost instead, and let a batch cost no more than this when
+            padded; it then has at most `batch_size` items. Needs `costs`.
         costs: expected cost of each item in any unit, such as seconds of audio; equal if None.
 
     Returns:
@@ -49,17 +59,38 @@ def make_plan(
     """
     if n_items == 0:
         return Plan([0], [], [])
-    cumulative = _cumulative_costs(n_items, batch_size or 1, costs)
-    n_batches = len(cumulative) - 1
-    cuts = _cut(cumulative, min(n_shards, n_batches))
+    if batch_seconds is not None:
+        assert costs is not None
+        batches = batch_by_cost(check_costs(costs, n_items), batch_seconds, batch_size)
+        return _plan(_totals(_telling(batches.costs)), batches.edges, n_shards, batches)
+    edges = _Multiples(batch_size or 1, n_items)
+    return _plan(_cumulative_costs(n_items, batch_size or 1, costs), edges, n_shards)
+
+
+def _plan(cumulative: Any, edges: Any, n_shards: int, batches: Batches | None = None) -> Plan:
+    cuts = _cut(cumulative, min(n_shards, len(cumulative) - 1))
     shard_costs = [float(cumulative[b] - cumulative[a]) for a, b in itertools.pairwise(cuts)]
-    bounds = [min(cut * (batch_size or 1), n_items) for cut in cuts]
-    return Plan(bounds, shard_costs, run_order(shard_costs))
+    return Plan([edges[cut] for cut in cuts], shard_costs, run_order(shard_costs), batches)
+
+
+class _Multiples:
+    """The edges of batches of one size, however many."""
+
+    def __init__(self, size: int, n_items: int) -> None:
+        self._size, self._n_items = size, n_items
+
+    def __getitem__(self, batch: int) -> int:
+        return min(batch * self._size, self._n_items)
 
 
 def run_order(costs: Sequence[float]) -> list[int]:
     """Return shard numbers, the costliest first, equal ones in dataset order."""
     return sorted(range(len(costs)), key=lambda shard: -costs[shard])
+
+
+def batch_edges(edges: Sequence[int], start: int, stop: int) -> tuple[int, ...]:
+    """Return the edges of the batches between two positions, both included."""
+    return tuple(edges[bisect.bisect_left(edges, start) : bisect.bisect_right(edges, stop)])
 
 
 def _cumulative_costs(n_items: int, batch_size: int, costs: Iterable[float] | None) -> Any:
@@ -70,32 +101,20 @@ def _cumulative_costs(n_items: int, batch_size: int, costs: Iterable[float] | No
         return [*range(0, n_items, batch_size), n_items]
     import numpy as np
 
-    try:
-        array = np.asarray(costs if hasattr(costs, "__len__") else list(costs), dtype=np.float64)
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"costs are not numbers ({error}). {_COST_ADVICE}") from error
-    values = _check_costs(array, n_items)
-    totals = np.concatenate([[0.0], np.cumsum(values)])
     edges = np.minimum(np.arange(0, n_items + batch_size, batch_size), n_items)
-    return totals[edges]
+    return _totals(_telling(check_costs(costs, n_items)))[edges]
 
 
-def _check_costs(values: Any, n_items: int) -> Any:
+def _totals(values: "NDArray[np.float64]") -> "NDArray[np.float64]":
     import numpy as np
 
-    if values.shape != (len(values),):
-        raise ConfigError(f"costs has the shape {values.shape}. {_COST_ADVICE}")
-    if len(values) != n_items:
-        raise ConfigError(
-            f"costs has {len(values)} values for {n_items} items. Give one cost per item, in order."
-        )
-    bad = np.flatnonzero(~(np.isfinite(values) & (values >= 0)))
-    if bad.size:
-        raise ConfigError(
-            f"costs[{bad[0]}] is {values[bad[0]]}. A cost is a finite number, 0 or above, "
-            "such as the duration in seconds."
-        )
-    # All zero tells nothing; and a shard of cost 0 among others would sort behind all of them.
+    return np.concatenate([[0.0], np.cumsum(values)])
+
+
+def _telling(values: "NDArray[np.float64]") -> "NDArray[np.float64]":
+    """Return ones for zeros: they tell nothing, and a shard of cost 0 would sort behind all."""
+    import numpy as np
+
     return values if values.any() else np.ones_like(values)
 
 

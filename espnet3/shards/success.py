@@ -39,6 +39,7 @@ def write_success(
         "seconds": round(time.time() - manifest.created, 3),
         "worker_seconds": round(sum(shard.seconds for shard in done), 3),
         "load_seconds": round(sum(shard.load_seconds for shard in done), 3),
+        **_speech_facts(manifest, done),
         "hosts": sorted({shard.host for shard in done}),
         "outputs": outputs,
         "versions": manifest.versions,
@@ -46,6 +47,15 @@ def write_success(
         **({} if encoded is None else {"result": encoded}),
     }
     write_json(layout.success, values)
+
+
+def _speech_facts(manifest: Manifest, done: list[Done]) -> dict[str, Any]:
+    facts = {
+        "audio_seconds": manifest.audio_seconds,
+        "padded_share": manifest.padded_share,
+        "n_halved": sum(shard.n_halved for shard in done) or None,
+    }
+    return {name: value for name, value in facts.items() if value is not None}
 
 
 def read_success(layout: RunLayout, run_id: str) -> dict[str, Any] | None:

@@ -23,7 +23,7 @@ class Runner:
 
 
 def describe(config=None, *, items=range(3), batch_size=None, **params):
-    return describe_run(Runner, Provider(config or {}, **params), items, batch_size)
+    return describe_run(Runner, Provider(config or {}, **params), items, {"batch_size": batch_size})
 
 
 def manifest_of(described):

@@ -1,0 +1,58 @@
+"""Check what a runner was made with, before anything starts."""
+
+import logging
+import math
+from typing import TYPE_CHECKING, Any
+
+from espnet3.errors import ConfigError, ProviderError
+
+if TYPE_CHECKING:
+    from espnet3.parallel.base_runner import BaseRunner
+
+logger = logging.getLogger(__name__)
+
+
+def check_settings(runner: "BaseRunner") -> None:
+    """Refuse settings that cannot be meant.
+
+    Raises:
+        ConfigError: naming the setting and what to write.
+        ProviderError: if the provider lacks a method.
+    """
+    if runner.batch_size is not None and not _is_count(runner.batch_size, least=1):
+        raise ConfigError(
+            f"batch_size is {runner.batch_size!r}; write batch_size=1 or more, or None."
+        )
+    if runner.batch_seconds is not None and not _is_positive(runner.batch_seconds):
+        raise ConfigError(
+            f"batch_seconds is {runner.batch_seconds!r}; write batch_seconds=60, or None."
+        )
+    if runner.on_error not in ("raise", "skip"):
+        raise ConfigError(
+            f'on_error is {runner.on_error!r}; write on_error="raise" or on_error="skip".'
+        )
+    _check_max_errors(runner)
+    for name in ("build_env_local", "build_worker_setup_fn"):
+        if not callable(getattr(runner.provider, name, None)):
+            raise ProviderError(
+                f"{type(runner.provider).__name__} has no {name}(). A provider needs "
+                "build_env_local() and build_worker_setup_fn(); see EnvironmentProvider."
+            )
+
+
+def _check_max_errors(runner: "BaseRunner") -> None:
+    limit = runner.max_errors
+    if limit is None:
+        return
+    if not _is_count(limit, least=0):
+        raise ConfigError(f"max_errors is {limit!r}; write max_errors=0 or more, or None.")
+    if runner.on_error != "skip":
+        logger.warning('max_errors=%d is ignored: it needs on_error="skip"', limit)
+
+
+def _is_count(value: Any, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+def _is_positive(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
