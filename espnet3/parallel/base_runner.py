@@ -70,6 +70,9 @@ class BaseRunner:
         [6, 2, 6]
     """
 
+    is_configured = False
+    """Whether the settings come from a config: errors then spell them as overrides of its keys."""
+
     def __init__(  # noqa: PLR0913 - the settings that users know by these names
         self,
         provider: Any,
@@ -157,8 +160,8 @@ class BaseRunner:
             indices: what `forward` is called with, each once: integers, or any JSON values.
             costs: how much work each item is; the `cost` hook if None.
             durations: seconds of audio of each item: costs that also let the run tell its speed.
-            client: a Dask client to run on; else that of the enclosing `get_client`, else what
-                the active config says.
+            client: a Dask client or a `SharedCluster` to run on; else that of the enclosing
+                `get_client`, else what the active config says.
 
         Returns:
             Without `output_dir` the results in order, a `Failure` in place of a skipped item; with
@@ -262,6 +265,7 @@ class BaseRunner:
             resume=self.resume,
             retry_failed=self.retry_failed,
             accept_changes=self.accept_changes,
+            is_configured=self.is_configured,
         )
         driver = FolderDriver(request, self._spec(), self.provider, config, client)
         return driver.run(self._policy(config), self.merge)

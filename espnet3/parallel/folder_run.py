@@ -48,6 +48,8 @@ class RunRequest:
     resume: bool = True
     retry_failed: bool = False
     accept_changes: Sequence[str] = ()
+    is_configured: bool = False
+    """The runner's settings come from a config, so errors spell them as overrides."""
 
 
 @contextmanager
@@ -98,12 +100,21 @@ def _check_changes(request: RunRequest, changed: list[str]) -> None:
         listing = "\n".join(f"  {line}" for line in refused)
         raise StaleRunError(
             f"{request.root} holds results of another run:\n{listing}\n"
-            "Keep them and choose another output_dir; or delete them and start anew: resume=False; "
-            f"or keep what is done and do the rest with the change: accept_changes="
-            f"{[keys[line] for line in refused]}"
+            f"{_ways_on(request, [keys[line] for line in refused])}"
         )
     if changed:
         logger.warning("Accepted, so results are of both: %s", "; ".join(changed))
+
+
+def _ways_on(request: RunRequest, changed: list[str]) -> str:
+    names = ("output_dir", "resume=False", f"accept_changes={changed}")
+    if request.is_configured:
+        accept = f"'runner.accept_changes=[{','.join(changed)}]'"
+        names = ("inference_dir", "runner.resume=false", accept)
+    return (
+        f"Keep them and choose another {names[0]}; or delete them and start anew: {names[1]}; or "
+        f"keep what is done and do the rest with the change: {names[2]}"
+    )
 
 
 def _plan(request: RunRequest, n_shards: int) -> Manifest:

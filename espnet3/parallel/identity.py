@@ -79,6 +79,6 @@ def changes(manifest: Manifest, described: Mapping[str, Any]) -> list[str]:
 def _in_words(line: str) -> str:
     """Say that code changed; two digests tell nobody anything."""
     key = line.partition(":")[0]
-    is_code = re.fullmatch(r"(runner|provider)\.code(\.\w+)?", key)
+    is_code = re.fullmatch(r"(runner|provider)\.code(\.\w+)?|code\..+", key)
     both = re.findall(r"'[0-9a-f]{16}'", line)
     return f"{key}: the code changed" if is_code and len(both) == 2 else line

@@ -14,6 +14,7 @@ from espnet3.parallel.inline_pool import InlinePool
 from espnet3.parallel.payload import check_size, pack_spec
 from espnet3.parallel.pools import WorkerPool
 from espnet3.parallel.process_pool import ProcessPool
+from espnet3.parallel.shared_cluster import SharedCluster
 from espnet3.parallel.tasks import RunSpec
 
 logger = logging.getLogger(__name__)
@@ -34,6 +35,8 @@ def fault_policy(
 
 def count_workers(config: ParallelConfig, client: Any) -> int:
     """Return for how many workers to plan."""
+    if isinstance(client, SharedCluster):
+        return client.config.n_workers
     return max(config.n_workers, len(client.nthreads()) if client is not None else 0)
 
 
@@ -91,7 +94,7 @@ def _open(
     if client is not None:
         from espnet3.parallel.dask_pool import DaskPool
 
-        yield DaskPool(client, packed)
+        yield DaskPool(client.connect() if isinstance(client, SharedCluster) else client, packed)
     elif config.env == "local":
         yield ProcessPool(
             packed,

@@ -15,25 +15,28 @@ _PLAIN = (str, bytes, int, float, bool, type(None), tuple, list, dict, set, froz
 _MAX_VALUES = 1000
 
 
-def describe_code(cls: type) -> dict[str, Any]:
-    """Return a digest of a class's code, and an entry for each global of its module that it uses.
+def describe_code(thing: Any) -> dict[str, Any]:
+    """Return a digest of the code of a class or function, and of what it uses of its module.
 
     Functions and classes are followed, constants are compared by value; what is imported from
-    another module is not looked at, and comments, docstrings and layout do not count.
+    another module is not looked at, and comments, docstrings and layout do not count. Code of
+    ESPnet3 and of Python itself is left out.
     """
-    bases = [base for base in cls.__mro__ if _is_users(base)]
-    described: dict[str, Any] = {"": _digest("\n".join(map(_normal_source, bases)))}
-    for base in bases:
-        described.update(_used_globals(base, seen={base.__name__ for base in bases}))
+    things = thing.__mro__ if isinstance(thing, type) else [thing]
+    own = [each for each in things if _is_users(each)]
+    described: dict[str, Any] = {"": _digest("\n".join(map(_normal_source, own)))}
+    names = {getattr(each, "__name__", "") for each in own}
+    for each in own:
+        described.update(_used_globals(each, seen=names))
     return described
 
 
-def _is_users(cls: type) -> bool:
-    package = cls.__module__.partition(".")[0]
-    return cls is not object and package not in ("espnet3", "abc", "typing")
+def _is_users(thing: Any) -> bool:
+    package = str(getattr(thing, "__module__", "")).partition(".")[0]
+    return package not in ("espnet3", "builtins", "abc", "typing")
 
 
-def _used_globals(cls: type, seen: set[str]) -> dict[str, Any]:
+def _used_globals(cls: Any, seen: set[str]) -> dict[str, Any]:
     module = vars(sys.modules.get(cls.__module__, object))
     found: dict[str, Any] = {}
     todo = list(_names_in(cls))

@@ -99,6 +99,11 @@ def shard_of_attempt(name: str) -> int | None:
     return int(match[1]) if match else None
 
 
+def committed_name(name: str) -> str:
+    """Return the name that the folder of an attempt, or of a shard, has once it is committed."""
+    return name.partition(".part-")[0]
+
+
 def is_protocol_name(name: str) -> bool:
     """Tell whether a name at the top of a run folder belongs to the protocol, not to the user."""
     fixed = {"manifest.json", "leases", "logs", FAILED, "_SUCCESS.json"}

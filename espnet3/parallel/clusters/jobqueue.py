@@ -23,19 +23,40 @@ def start(config: "ParallelConfig", backend: Backend) -> Any:
     """
     with _sigint_kept():
         start_cluster = cluster_class(config.env, backend)
-    try:
-        cluster = start_cluster(job_cls=_mended(start_cluster.job_cls), **config.options)
-    except (TypeError, ValueError) as error:
-        raise ConfigError(
-            f"parallel.options is not what {backend.cluster} of dask-jobqueue takes: {error}. It "
-            "needs at least cores and memory; see docs/how-it-works.md for a complete block."
-        ) from error
+    cluster = _checked(start_cluster, config, backend, job_cls=_mended(start_cluster.job_cls))
     try:
         _submit(cluster, config)
     except BaseException:  # Ctrl-C above all: what was submitted so far must not stay behind
         cluster.close()
         raise
     return cluster
+
+
+def job_script(config: "ParallelConfig", backend: Backend) -> str:
+    """Return the script that each worker's job would run; nothing is started or submitted.
+
+    Raises:
+        ConfigError: if the cluster class refuses the options.
+    """
+    with _sigint_kept():
+        cluster = cluster_class(config.env, backend)
+
+    async def render() -> str:
+        # Asynchronous, and never awaited: so no scheduler is started.
+        script: str = _checked(cluster, config, backend, asynchronous=True).job_script()
+        return script
+
+    return asyncio.run(render())
+
+
+def _checked(cluster: Any, config: "ParallelConfig", backend: Backend, **kwargs: Any) -> Any:
+    try:
+        return cluster(**{**config.options, **kwargs})
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"parallel.options is not what {backend.cluster} of dask-jobqueue takes: {error}. It "
+            "needs at least cores and memory; see docs/how-it-works.md for a complete block."
+        ) from error
 
 
 def _submit(cluster: Any, config: "ParallelConfig") -> None:

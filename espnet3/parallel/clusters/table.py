@@ -66,6 +66,20 @@ def start_cluster(config: "ParallelConfig") -> Any:
     return module.start(config, backend)
 
 
+def render_job_script(config: "ParallelConfig") -> str | None:
+    """Return the script of a worker's job as a scheduler would get it; None if there is none.
+
+    Raises:
+        ConfigError: if `parallel.options` is not what the backend takes.
+    """
+    backend = BACKENDS[config.env]
+    module = importlib.import_module(f"espnet3.parallel.clusters.{backend.module}")
+    if not hasattr(module, "job_script"):
+        return None
+    script: str = module.job_script(config, backend)
+    return script
+
+
 def cluster_class(env: str, backend: Backend) -> Any:
     """Import the cluster class of a backend, or say what to install."""
     try:

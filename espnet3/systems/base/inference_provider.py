@@ -1,14 +1,18 @@
 """The provider of inference: a dataset and a model in each worker."""
 
 import inspect
+import sys
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
 from espnet3.config.instantiate import instantiate
+from espnet3.config.resolve import resolved
 from espnet3.errors import ConfigError, ProviderError, suggest
 from espnet3.parallel.env_provider import EnvironmentProvider
 from espnet3.systems.base.device import resolve_device
+
+_ORGANIZER = "espnet3.components.data.data_organizer.DataOrganizer"
 
 
 class InferenceProvider(EnvironmentProvider):
@@ -21,6 +25,9 @@ class InferenceProvider(EnvironmentProvider):
         config: what the build functions get, usually the inference config.
         params: small extra arguments of `forward`, such as `{"beam_size": 8}`.
     """
+
+    fingerprint_ignore = ("config.inference_dir", "config.metrics", "config.runner")
+    """What the results of inference do not depend on."""
 
     def __init__(self, config: Any, params: Mapping[str, Any] | None = None) -> None:
         super().__init__(config)
@@ -41,7 +48,7 @@ class InferenceProvider(EnvironmentProvider):
     @staticmethod
     def build_dataset(config: Any) -> Any:
         """Build the test set that `config.test_set` names from `config.dataset`."""
-        organizer = instantiate(config.dataset, key="dataset")
+        organizer = instantiate(_organizer_block(config), key="dataset")
         name = config.test_set
         try:
             return organizer.test[name]
@@ -54,8 +61,14 @@ class InferenceProvider(EnvironmentProvider):
 
     @staticmethod
     def build_model(config: Any) -> Any:
-        """Build `config.model` on this worker's device; see `resolve_device`."""
-        return instantiate(config.model, key="model", device=resolve_device(config))
+        """Build `config.model` on this worker's device; see `resolve_device`.
+
+        A module of torch is put into evaluation mode.
+        """
+        model = instantiate(config.model, key="model", device=resolve_device(config))
+        torch = sys.modules.get("torch")
+        is_module = torch is not None and isinstance(model, torch.nn.Module)
+        return model.eval() if is_module else model
 
     def build_env_local(self) -> dict[str, Any]:
         """Build dataset and model in this process."""
@@ -64,6 +77,15 @@ class InferenceProvider(EnvironmentProvider):
     def build_worker_setup_fn(self) -> Callable[[], dict[str, Any]]:
         """Return a function that carries the config, and builds dataset and model in a worker."""
         return partial(_build_env, type(self), self.config, self.params)
+
+
+def _organizer_block(config: Any) -> Any:
+    """Return the `dataset` block, with what goes without saying."""
+    block = resolved(config.dataset)
+    if not isinstance(block, Mapping) or block.get("_target_", _ORGANIZER) != _ORGANIZER:
+        return config.dataset
+    recipe_dir = config.get("recipe_dir") if hasattr(config, "get") else None
+    return {"_target_": _ORGANIZER, "recipe_dir": recipe_dir, **block}
 
 
 def _build_env(

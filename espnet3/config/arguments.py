@@ -1,0 +1,63 @@
+"""Check the arguments in a block with a `_target_` before the class is called with more of them."""
+
+import inspect
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from espnet3.config.sources import join_key, set_in
+from espnet3.config.targets import RESERVED, BadTarget, locate
+from espnet3.errors import ConfigError, suggest
+
+if TYPE_CHECKING:
+    from espnet3.config.load import LoadedConfig
+
+
+def check_arguments(
+    key: str, target: str, block: Mapping[str, Any], loaded: "LoadedConfig | None" = None
+) -> None:
+    """Refuse arguments that a class does not take, those of its base classes included.
+
+    Args:
+        key: of the block, such as `runner`.
+        target: dotted path of the class.
+        block: its arguments; names that Hydra reserves are let pass.
+        loaded: where the block comes from.
+
+    Raises:
+        ConfigError: the class cannot be imported, or takes no such argument.
+    """
+    try:
+        found = locate(target)
+    except BadTarget as bad:
+        name = join_key(key, "_target_")
+        raise ConfigError(f"{name} is {target!r}{set_in(name, loaded)}, but {bad}") from None
+    known = _argument_names(found)
+    if known is None:
+        return
+    for name in block:
+        if name not in known and name not in RESERVED:
+            full = join_key(key, name)
+            hint = suggest(name, known) or f" It takes: {', '.join(sorted(known))}."
+            raise ConfigError(f"{full}{set_in(full, loaded)} is no argument of {target}.{hint}")
+
+
+def _argument_names(target: Any) -> set[str] | None:
+    """Return the names that can be given; None if any can.
+
+    A class that hands `**kwargs` on to its base class takes the names of that one as well.
+    """
+    names: set[str] = set()
+    functions = [vars(cls).get("__init__") for cls in target.__mro__] if _is_class(target) else []
+    for function in [f for f in functions if f is not None] or [target]:
+        try:
+            parameters = inspect.signature(function).parameters.values()
+        except (TypeError, ValueError):
+            return None
+        names |= {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+        if not any(p.kind is p.VAR_KEYWORD for p in parameters):
+            return names - {"self"}
+    return None
+
+
+def _is_class(target: Any) -> bool:
+    return isinstance(target, type)

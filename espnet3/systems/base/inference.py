@@ -1,0 +1,206 @@
+"""Stage 6, `infer`: decode the test sets of a config on the workers of its `parallel` block."""
+
+import logging
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from espnet3.config.arguments import check_arguments
+from espnet3.config.instantiate import instantiate
+from espnet3.config.resolve import resolved
+from espnet3.errors import ConfigError
+from espnet3.parallel.base_runner import BaseRunner
+from espnet3.parallel.parallel import as_parallel_config, use_parallel
+from espnet3.parallel.shared_cluster import SharedCluster
+from espnet3.systems.base.inference_code import describe_targets
+from espnet3.systems.base.inference_config import (
+    DEFAULT_PROVIDER,
+    InferenceConfig,
+    load_inference_config,
+)
+from espnet3.systems.base.inference_output import load_function
+from espnet3.systems.base.test_sets import chosen_test_sets, listed_test_sets, results_folder
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+    from espnet3.config.load import LoadedConfig
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class TestSetRun:
+    """What decoding one test set takes; the model is built in the workers."""
+
+    __test__ = False  # pytest takes the name for a test
+
+    name: str
+    runner: BaseRunner
+    n_items: int
+    durations: Any
+    """Seconds of each item, if the dataset knows them."""
+
+    @property
+    def output_dir(self) -> Path:
+        """The folder of the results."""
+        assert self.runner.output_dir is not None
+        return self.runner.output_dir
+
+    def __call__(self, client: Any) -> Any:
+        """Decode, or go on, or answer at once if all is done."""
+        return self.runner(range(self.n_items), durations=self.durations, client=client)
+
+
+def infer(loaded: "LoadedConfig") -> dict[str, Any]:
+    """Decode all test sets, one after the other, on one cluster.
+
+    Returns:
+        What the runner's `merge` returned, by test set: for an `InferenceRunner` the files by
+        field.
+
+    Raises:
+        ConfigError: before anything starts.
+    """
+    parallel = as_parallel_config(loaded)
+    runs = plan_inference(loaded)
+    n_tasks = sum(run.n_items for run in runs)
+    with use_parallel(parallel):
+        shared = SharedCluster(parallel, n_tasks) if parallel.env != "local" else nullcontext(None)
+        with shared as client:
+            results = {}
+            for run in runs:
+                logger.info("Test set %s: %d items into %s", run.name, run.n_items, run.output_dir)
+                results[run.name] = run(client)
+    return results
+
+
+def check_inference(loaded: "LoadedConfig") -> InferenceConfig:
+    """Check all that can be checked without building anything.
+
+    Raises:
+        ConfigError: naming the key, its place, and what to write.
+    """
+    from espnet3.components.data.data_organizer import check_datasets
+
+    as_parallel_config(loaded)
+    config = load_inference_config(loaded)
+    chosen_test_sets(listed_test_sets(config.dataset, loaded), config.test_set, loaded)
+    check_datasets(loaded, ("test",))
+    for block in ("provider", "runner"):
+        check_arguments(block, getattr(config, f"{block}_target"), getattr(config, block), loaded)
+    if config.provider_target == DEFAULT_PROVIDER:
+        for key, example in (("model", "src.model.MyModel"), ("dataset", "...DataOrganizer")):
+            if getattr(config, key) is None:
+                raise ConfigError(
+                    f"{key} is not set, and InferenceProvider builds it. Write {key}: {{_target_: "
+                    f"{example}}}, or a provider of your own with build_{key}(config)."
+                )
+    if config.output_fn:
+        load_function(config.output_fn)
+    if config.results == "parquet":
+        from espnet3.io.parquet import check_parquet
+
+        check_parquet()
+    return config
+
+
+def plan_inference(loaded: "LoadedConfig") -> list[TestSetRun]:
+    """Build the datasets, and what runs over them.
+
+    Raises:
+        ConfigError: also if a test set is empty.
+    """
+    config = check_inference(loaded)
+    listed = listed_test_sets(config.dataset, loaded)
+    names = chosen_test_sets(listed, config.test_set, loaded)
+    return [_plan_test_set(name, config, loaded) for name in names]
+
+
+def _plan_test_set(name: str, config: InferenceConfig, loaded: "LoadedConfig") -> TestSetRun:
+    from espnet3.components.data.dataset import durations_of, fingerprint_of
+
+    provider = _build_provider(_config_of(name, loaded), config, loaded)
+    dataset = _build_dataset(provider)
+    if len(dataset) == 0:
+        raise ConfigError(
+            f"The test set {name!r} has no items. Check its data_src_args, or run the stage that "
+            "makes it: --stage create_dataset"
+        )
+    durations = durations_of(dataset)
+    if config.batch_seconds is not None and durations is None:
+        raise ConfigError(
+            f"batch_seconds is {config.batch_seconds:g} but the test set {name!r} does not know "
+            "its durations. Write durations(self) in its Dataset, which returns the seconds of "
+            "each item; or set batch_size instead."
+        )
+    runner = _build_runner(provider, config, results_folder(config.inference_dir, name), loaded)
+    runner.depends_on = {
+        **runner.depends_on,
+        "test_set.content": fingerprint_of(dataset),
+        "code": describe_targets(resolved(loaded.config, loaded=loaded), dataset),
+    }
+    return TestSetRun(name, runner, len(dataset), durations)
+
+
+def _config_of(name: str, loaded: "LoadedConfig") -> "DictConfig":
+    """Return the config as the provider of one test set sees it.
+
+    The other test sets are left out: adding one must not make the results of this one stale.
+    """
+    from omegaconf import DictConfig, OmegaConf
+
+    config = DictConfig(OmegaConf.to_container(loaded.resolved()))
+    config["test_set"] = name
+    tests = OmegaConf.select(config, "dataset.test")
+    if OmegaConf.is_list(tests):
+        config["dataset"]["test"] = [entry for entry in tests if entry.get("name") == name]
+    OmegaConf.set_readonly(config, True)
+    return config
+
+
+def _build_provider(config: Any, settings: InferenceConfig, loaded: "LoadedConfig") -> Any:
+    block = {"_target_": settings.provider_target, **settings.provider}
+    params = block.pop("params", None) or {}
+    make = instantiate({**block, "_partial_": True}, key="provider", loaded=loaded)
+    return make(config, params=params)
+
+
+def _build_dataset(provider: Any) -> Any:
+    if hasattr(provider, "build_dataset"):
+        return provider.build_dataset(provider.config)
+    logger.info("%s has no build_dataset(): building all to count", type(provider).__name__)
+    return provider.build_env_local()["dataset"]
+
+
+def _build_runner(
+    provider: Any, config: InferenceConfig, output_dir: Path, loaded: "LoadedConfig"
+) -> BaseRunner:
+    from espnet3.config.targets import locate
+    from espnet3.systems.base.inference_runner import InferenceRunner
+
+    block = {"_target_": config.runner_target, **config.runner}
+    make = instantiate({**block, "_partial_": True}, key="runner", loaded=loaded)
+    shared: dict[str, Any] = {"batch_size": config.batch_size, "output_dir": output_dir}
+    target = locate(config.runner_target)
+    if isinstance(target, type) and issubclass(target, InferenceRunner):
+        # What the runner block itself sets, as in older configs, wins.
+        shared |= {k: v for k, v in _output_settings(config).items() if k not in block}
+    runner: BaseRunner = make(provider, **shared)
+    runner.batch_seconds = config.batch_seconds
+    runner.is_configured = True
+    return runner
+
+
+def _output_settings(config: InferenceConfig) -> dict[str, Any]:
+    names = ("idx_key", "hyp_key", "ref_key", "input_key", "output_fn", "output_keys", "results")
+    artifacts = {name: options.model_dump() for name, options in config.output_artifacts.items()}
+    return {**{name: getattr(config, name) for name in names}, "output_artifacts": artifacts}
+
+
+def describe_inference(loaded: "LoadedConfig") -> list[str]:
+    """Return what the stage would do, line by line; nothing is started or written."""
+    from espnet3.systems.base.inference_plan import describe_inference as describe
+
+    return describe(loaded)

@@ -1,0 +1,54 @@
+"""The code of a recipe that its results depend on, so that a change of it is not overlooked."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from espnet3.parallel.source import describe_code
+
+# The provider and the runner themselves are described by every run.
+_BLOCKS = ("model", "dataset", "output_artifacts")
+
+
+def describe_targets(config: Mapping[str, Any], dataset: Any) -> dict[str, Any]:
+    """Return digests of the code that a config names, and of the classes of the dataset.
+
+    Args:
+        config: of inference, in plain containers.
+        dataset: the test set; what it wraps as `dataset` or `datasets` is looked into.
+    """
+    from espnet3.config.targets import locate
+
+    paths = {path for block in _BLOCKS for path in _targets_in(config.get(block))}
+    if config.get("output_fn"):
+        paths.add(config["output_fn"])
+    things = {path: locate(path) for path in paths}
+    things.update({type(layer).__qualname__: type(layer) for layer in _layers(dataset)})
+    return {
+        name + part: value
+        for name, thing in sorted(things.items())
+        for part, value in describe_code(thing).items()
+        if _is_foreign(thing)
+    }
+
+
+def _is_foreign(thing: Any) -> bool:
+    return str(getattr(thing, "__module__", "")).partition(".")[0] not in ("espnet3", "builtins")
+
+
+def _targets_in(values: Any) -> Iterator[str]:
+    if isinstance(values, Mapping):
+        if isinstance(values.get("_target_"), str):
+            yield values["_target_"]
+        values = list(values.values())
+    if isinstance(values, list):
+        for value in values:
+            yield from _targets_in(value)
+
+
+def _layers(dataset: Any) -> Iterator[Any]:
+    yield dataset
+    inner = getattr(dataset, "dataset", None)
+    if inner is not None and hasattr(inner, "__getitem__"):
+        yield from _layers(inner)
+    for part in getattr(dataset, "datasets", ()):
+        yield from _layers(part)

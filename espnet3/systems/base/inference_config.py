@@ -1,0 +1,107 @@
+"""The keys of an inference config that the `infer` stage itself reads."""
+
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_validator
+
+from espnet3.config.resolve import resolved
+from espnet3.config.schema import FrozenConfig, validate
+
+if TYPE_CHECKING:
+    from espnet3.config.load import LoadedConfig
+
+DEFAULT_PROVIDER = "espnet3.systems.base.inference_provider.InferenceProvider"
+DEFAULT_RUNNER = "espnet3.systems.base.inference_runner.InferenceRunner"
+
+
+class ArtifactConfig(FrozenConfig):
+    """How a field whose values are files is written."""
+
+    type: Literal["wav", "npy", "json", "text", "pickle"] | None = None
+    """What `espnet3.io.artifacts.write_artifact` knows."""
+    sample_rate: PositiveInt | None = None
+    """In Hz; needed by `wav`."""
+    writer: dict[str, Any] | None = None
+    """A `_target_` instead of a type; called with `value=` and `output_path=`."""
+    suffix: str = ""
+    """What is added to the `output_path` of a writer, such as `.flac`."""
+
+    @model_validator(mode="after")
+    def _one_way_to_write(self) -> "ArtifactConfig":
+        if (self.type is None) == (self.writer is None):
+            raise ValueError("needs either a type or a writer. Write: type: npy")
+        if self.type == "wav" and self.sample_rate is None:
+            raise ValueError("is of type wav and needs its rate. Write: sample_rate: 16000")
+        return self
+
+
+class InferenceConfig(FrozenConfig):
+    """What is decoded, with what, and what is kept of it."""
+
+    dataset: dict[str, Any] | None = None
+    """`test` lists the test sets; see `DataOrganizer`. A provider of your own may do without."""
+    model: dict[str, Any] | None = None
+    """A `_target_`, built with `device=`; a provider of your own may do without."""
+    test_set: str | list[str] | None = None
+    """Decode this one, or these, instead of all."""
+    inference_dir: str
+    """Each test set has a folder below it."""
+    input_key: str | list[str] = "speech"
+    """Fields of a sample that the model is called with, by name."""
+    output_fn: str | None = None
+    """A dotted path; called with `data=, model_output=, idx=`, it returns the fields to keep."""
+    output_keys: list[str] | None = None
+    """Fields to keep; one that the output lacks is taken from the sample."""
+    idx_key: str = "utt_id"
+    """The field with the id of an item."""
+    hyp_key: str = "hyp"
+    """The field for the output of a model that returns text."""
+    ref_key: str = "ref"
+    """The field for the sample's `text`, if it has one."""
+    batch_size: PositiveInt | None = None
+    """Items of a batch; with `batch_seconds`, at most."""
+    batch_seconds: PositiveFloat | None = None
+    """Seconds of a padded batch of items of similar length."""
+    output_artifacts: dict[str, ArtifactConfig] = Field(default_factory=dict)
+    """Fields whose values are files, such as `wav: {type: wav, sample_rate: 16000}`."""
+    results: Literal["jsonl", "parquet"] | None = None
+    """Write all fields of all items to one file as well."""
+    provider: dict[str, Any] = Field(default_factory=dict)
+    """A `_target_` and `params`, which the model is called with, such as `{beam_size: 8}`."""
+    runner: dict[str, Any] = Field(default_factory=dict)
+    """A `_target_` and the runner's settings: `resume`, `on_error`, `max_errors`, ..."""
+
+    @field_validator("provider", "runner", "output_artifacts", mode="before")
+    @classmethod
+    def _empty(cls, value: Any) -> Any:
+        return {} if value is None else value
+
+    @field_validator("input_key", mode="after")
+    @classmethod
+    def _no_empty_list(cls, value: str | list[str]) -> str | list[str]:
+        if not value:
+            raise ValueError("is empty. Write: input_key: speech")
+        return value
+
+    @property
+    def provider_target(self) -> str:
+        """The class of the provider."""
+        return str(self.provider.get("_target_", DEFAULT_PROVIDER))
+
+    @property
+    def runner_target(self) -> str:
+        """The class of the runner."""
+        return str(self.runner.get("_target_", DEFAULT_RUNNER))
+
+
+KEYS = tuple(InferenceConfig.model_fields)
+
+
+def load_inference_config(loaded: "LoadedConfig") -> InferenceConfig:
+    """Check the keys that the stage reads; a config may hold others, for other readers.
+
+    Raises:
+        ConfigError: one that lists every problem, with its place.
+    """
+    values = resolved(loaded.config, loaded=loaded)
+    return validate(InferenceConfig, {k: v for k, v in values.items() if k in KEYS}, loaded=loaded)

@@ -1,0 +1,152 @@
+"""The runner of inference: a model over a dataset, into an SCP file per field."""
+
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+from espnet3.parallel.base_runner import BaseRunner
+from espnet3.shards.join import join_files
+from espnet3.shards.merge_scp import join_scp
+from espnet3.systems.base.inference_output import (
+    OutputSettings,
+    inputs_of,
+    load_function,
+    to_record,
+    to_records,
+)
+from espnet3.systems.base.inference_writers import NBEST, RESULTS, FieldWriters
+
+_PARQUET = "results.parquet"
+
+
+class InferenceRunner(BaseRunner):
+    """Calls the model with the inputs of each item and keeps what it returns.
+
+    The model is called as `model(**inputs, **params)`, with the `params` of the provider; in
+    batches, each input is a list and a list of outputs comes back. A text becomes the field `hyp`,
+    beside it `ref` where the sample has a `text`; a dict becomes one field per key; a list of texts
+    is an n-best list. On disk, each field is `<field>.scp` in dataset order; n-best lists are in
+    `<field>.nbest.jsonl` as well.
+
+    Args:
+        provider: builds `dataset` and `model`; see `InferenceProvider`.
+        idx_key: the field with the id of a sample.
+        hyp_key: the field for the output of a model that returns text.
+        ref_key: the field for the sample's `text`.
+        input_key: fields of the sample that the model is called with, by name; `input_key` of the
+            provider's config, or else `speech`, if None.
+        output_fn: dotted path of a function that gets `data=, model_output=, idx=` (lists in
+            batches) and returns the fields (a list of them) instead.
+        output_keys: fields to keep; one that the output lacks is taken from the sample.
+        output_artifacts: fields to write as files, such as `{"wav": {"type": "wav", "sample_rate":
+            16000}}` or `{"plot": {"writer": {"_target_": ...}}}`; the SCP file has their paths,
+            relative to `output_dir`.
+        results: `jsonl` or `parquet` for a file with all fields as well.
+        **settings: those of `BaseRunner`.
+    """
+
+    def __init__(  # noqa: PLR0913 - the settings that users know by these names
+        self,
+        provider: Any,
+        *,
+        idx_key: str = "utt_id",
+        hyp_key: str = "hyp",
+        ref_key: str = "ref",
+        input_key: str | Sequence[str] | None = None,
+        output_fn: str | None = None,
+        output_keys: Sequence[str] | None = None,
+        output_artifacts: Mapping[str, Mapping[str, Any]] | None = None,
+        results: str | None = None,
+        **settings: Any,
+    ) -> None:
+        super().__init__(provider, **settings)
+        keys = input_key or _input_key_of(provider)
+        self.outputs = OutputSettings(
+            input_keys=(keys,) if isinstance(keys, str) else tuple(keys),
+            idx_key=idx_key,
+            hyp_key=hyp_key,
+            ref_key=ref_key,
+            output_fn=output_fn,
+            output_keys=None if output_keys is None else tuple(output_keys),
+            artifacts={name: dict(options) for name, options in (output_artifacts or {}).items()},
+            results=results,
+        )
+
+    def settings(self) -> dict[str, Any]:
+        """Hand the names of the fields to the hooks."""
+        return {"outputs": self.outputs}
+
+    # Hooks get what their signatures name, which no type checker can know.
+    @staticmethod
+    def forward(  # type: ignore[override]
+        idx: Any, dataset: Any, model: Any, outputs: OutputSettings, **params: Any
+    ) -> dict[str, Any] | list[dict[str, Any]]:
+        """Run the model on one item, or on a list of items."""
+        convert = load_function(outputs.output_fn) if outputs.output_fn else None
+        if not isinstance(idx, list):
+            data = dataset[idx]
+            with no_gradients():
+                output = model(**inputs_of(data, outputs), **params)
+            if convert:
+                output = convert(data=data, model_output=output, idx=idx)
+            return to_record(output, data, idx, outputs)
+        batch = [dataset[i] for i in idx]
+        inputs = [inputs_of(data, outputs) for data in batch]
+        lists = {key: [values[key] for values in inputs] for key in outputs.input_keys}
+        with no_gradients():
+            output = model(**lists, **params)
+        if convert:
+            output = convert(data=batch, model_output=output, idx=idx)
+        return to_records(output, batch, idx, outputs)
+
+    @staticmethod
+    def open_writers(shard_dir: Path, outputs: OutputSettings) -> FieldWriters:  # type: ignore[override]
+        """Open the files of a shard."""
+        return FieldWriters(shard_dir, outputs)
+
+    @staticmethod
+    def write_record(writers: FieldWriters, result: dict[str, Any]) -> None:  # type: ignore[override]
+        """Write the fields of one item."""
+        writers.write(result)
+
+    @staticmethod
+    def close_writers(writers: FieldWriters) -> None:  # type: ignore[override]
+        """Close the files of a shard."""
+        writers.close()
+
+    def merge(self, shard_dirs: Sequence[Path]) -> dict[str, Path]:
+        """Join the files of the shards and return the path of each field's, by field."""
+        assert self.output_dir is not None
+        merged: dict[str, Path] = {}
+        for name in _files(shard_dirs, ".scp"):
+            merged[name.removesuffix(".scp")] = self.output_dir / name
+            join_scp(shard_dirs, name, self.output_dir / name)
+        for name in _files(shard_dirs, NBEST):
+            join_files(shard_dirs, name, self.output_dir / name)
+        if self.outputs.results:
+            merged["results"] = self.output_dir / RESULTS
+            join_files(shard_dirs, RESULTS, self.output_dir / RESULTS)
+        if self.outputs.results == "parquet":
+            from espnet3.io.parquet import jsonl_to_parquet
+
+            merged["results"] = self.output_dir / _PARQUET
+            jsonl_to_parquet(self.output_dir / RESULTS, self.output_dir / _PARQUET)
+        return merged
+
+
+def no_gradients() -> AbstractContextManager[Any]:
+    """Keep torch, where it is used, from remembering what a backward pass would need."""
+    torch = sys.modules.get("torch")
+    return nullcontext() if torch is None else torch.no_grad()
+
+
+def _input_key_of(provider: Any) -> Any:
+    config: Any = getattr(provider, "config", None)
+    return (config.get("input_key") if hasattr(config, "get") else None) or "speech"
+
+
+def _files(shard_dirs: Sequence[Path], suffix: str) -> list[str]:
+    names = {path.name for folder in shard_dirs for path in folder.glob(f"*{suffix}")}
+    return sorted(names)
