@@ -1,5 +1,6 @@
 """One worker per visible GPU of this machine."""
 
+import os
 from typing import TYPE_CHECKING, Any
 
 from espnet3.errors import ResourceError
@@ -15,18 +16,26 @@ def start(config: "ParallelConfig", backend: Backend) -> Any:
     Raises:
         ResourceError: if there are fewer visible GPUs than workers.
     """
-    start_cluster = cluster_class(config.env, backend)
+    check(config)
+    return cluster_class(config.env, backend)(n_workers=config.n_workers, **config.options)
+
+
+def check(config: "ParallelConfig") -> None:
+    """Compare the workers with the visible GPUs.
+
+    Raises:
+        ResourceError: if there are fewer GPUs.
+    """
     n_gpus = _count_gpus()
     if config.n_workers > n_gpus:
-        import os
-
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        advice = f"Set n_workers: {n_gpus} or make more GPUs visible."
+        if n_gpus == 0:
+            advice = "Without a GPU, write env: local; or make GPUs visible."
         raise ResourceError(
             f"parallel.n_workers is {config.n_workers} but {n_gpus} GPU(s) are visible "
-            f"(CUDA_VISIBLE_DEVICES={visible!r}). Set n_workers: {max(n_gpus, 1)} or make more "
-            "GPUs visible."
+            f"(CUDA_VISIBLE_DEVICES={visible!r}). {advice}"
         )
-    return start_cluster(n_workers=config.n_workers, **config.options)
 
 
 def _count_gpus() -> int:

@@ -66,6 +66,17 @@ def start_cluster(config: "ParallelConfig") -> Any:
     return module.start(config, backend)
 
 
+def check_resources(config: "ParallelConfig") -> None:
+    """Compare what a config asks for with what can be seen from here, before anything starts.
+
+    Raises:
+        ResourceError: if this machine cannot have it, such as more GPUs than are visible.
+    """
+    module = importlib.import_module(f"espnet3.parallel.clusters.{BACKENDS[config.env].module}")
+    if hasattr(module, "check"):
+        module.check(config)
+
+
 def render_job_script(config: "ParallelConfig") -> str | None:
     """Return the script of a worker's job as a scheduler would get it; None if there is none.
 

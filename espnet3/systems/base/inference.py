@@ -11,6 +11,7 @@ from espnet3.config.instantiate import instantiate
 from espnet3.config.resolve import resolved
 from espnet3.errors import ConfigError
 from espnet3.parallel.base_runner import BaseRunner
+from espnet3.parallel.clusters.table import check_resources
 from espnet3.parallel.parallel import as_parallel_config, use_parallel
 from espnet3.parallel.shared_cluster import SharedCluster
 from espnet3.systems.base.inference_code import describe_targets
@@ -84,7 +85,7 @@ def check_inference(loaded: "LoadedConfig") -> InferenceConfig:
     """
     from espnet3.components.data.data_organizer import check_datasets
 
-    as_parallel_config(loaded)
+    check_resources(as_parallel_config(loaded))
     config = load_inference_config(loaded)
     chosen_test_sets(listed_test_sets(config.dataset, loaded), config.test_set, loaded)
     check_datasets(loaded, ("test",))
