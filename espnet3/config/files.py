@@ -3,19 +3,20 @@
 from collections.abc import Iterator
 from difflib import get_close_matches
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import yaml
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from espnet3.config.merge import Layer
 from espnet3.config.sources import Source, dotted, join_key, self_and_parents
 from espnet3.errors import ConfigError
 
 _MERGE_TAG = "tag:yaml.org,2002:merge"
 
 
-def read_file(path: Path) -> tuple[DictConfig, dict[str, Source]]:
+def read_file(path: Path) -> Layer:
     """Read a file; an empty one is an empty config.
 
     Raises:
@@ -28,19 +29,20 @@ def read_file(path: Path) -> tuple[DictConfig, dict[str, Source]]:
         raise ConfigError(_syntax_message(error, path)) from error
 
 
-def _parse(text: str, path: Path) -> tuple[DictConfig, dict[str, Source]]:
+def _parse(text: str, path: Path) -> Layer:
     root = yaml.compose(text, Loader=yaml.SafeLoader)
     if root is None or _is_null(root):
-        return OmegaConf.create({}), {}
+        return Layer()
     if not isinstance(root, yaml.MappingNode):
         raise ConfigError(
             f"{path} holds {_kind(root)}, but a configuration is a mapping. Write: key: value"
         )
     sources = dict(_walk(root, "", path, ()))
     try:
-        return DictConfig(OmegaConf.create(text)), sources
+        values: Any = OmegaConf.to_container(OmegaConf.create(text))
     except OmegaConfBaseException as error:
         _raise_bad_value(error, sources, path)
+    return Layer(values, sources)
 
 
 def _is_null(node: yaml.Node) -> bool:
@@ -105,9 +107,11 @@ def _read_text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError as error:
-        raise ConfigError(f"Config file {path} does not exist.{_neighbours(path)}") from error
+        raise ConfigError(f"Config file {path} does not exist.{find_neighbours(path)}") from error
     except IsADirectoryError as error:
-        raise ConfigError(f"{path} is a folder, not a config file.{_neighbours(path)}") from error
+        raise ConfigError(
+            f"{path} is a folder, not a config file.{find_neighbours(path)}"
+        ) from error
     except UnicodeDecodeError as error:
         raise ConfigError(
             f"{path} is not UTF-8 text ({error.reason} at byte {error.start}). "
@@ -115,7 +119,8 @@ def _read_text(path: Path) -> str:
         ) from error
 
 
-def _neighbours(path: Path) -> str:
+def find_neighbours(path: Path) -> str:
+    """Return the close names of YAML files in the folder of a file that is missing, or all."""
     folder = path if path.is_dir() else path.parent
     if not folder.is_dir():
         return f" Its folder {folder} does not exist either; the current folder is {Path.cwd()}."

@@ -1,22 +1,23 @@
 """Load YAML files and overrides into one read-only config that knows where each key was set."""
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
-from espnet3.config.files import read_file
+from espnet3.config.defaults import read_layers
+from espnet3.config.literal import escaped_values
+from espnet3.config.merge import Layer, copied, keys_in, merge, value_at
 from espnet3.config.overrides import Override, as_patch, parse_override
-from espnet3.config.sources import Source, dotted, join_key, self_and_parents
-from espnet3.errors import ConfigError
+from espnet3.config.redact import redact
+from espnet3.config.resolve import resolved
+from espnet3.config.resolvers import RunNames, bind, register_resolvers
+from espnet3.config.sources import Source, dotted, self_and_parents
 
 __all__ = ["LoadedConfig", "Source", "load_config"]
-
-Sources = dict[str, Source]
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,10 @@ class LoadedConfig:
     """Read-only; interpolations are resolved when a value is read."""
     sources: Mapping[str, Source]
     """By dotted key, list items included: `callbacks.0.monitor`."""
+    files: tuple[str, ...] = ()
+    """All files that were read, those of `defaults` lists included, in the order of merging."""
+    names: RunNames = field(default=RunNames(None, ""), repr=False)
+    """What `${self_name:}` and `${set_corpus_and_system:}` stand for."""
 
     def find_source(self, key: str) -> Source | None:
         """Return the place that set `key` or else its nearest parent."""
@@ -37,9 +42,43 @@ class LoadedConfig:
         """Return the place as text, such as `conf/parallel_slurm.yaml:3`."""
         return str(self.find_source(key) or "an unknown place (no file or override sets it)")
 
+    def has(self, key: str) -> bool:
+        """Tell whether a dotted key is set; null counts, `???` does not."""
+        nothing = object()
+        found = OmegaConf.select(
+            self.config, dotted(key), default=nothing, throw_on_resolution_failure=False
+        )
+        if found is not nothing:
+            return True
+        # An interpolation that leads nowhere is set all the same; so is a key that is a number.
+        raw = value_at(OmegaConf.to_container(self.config), dotted(key), default=nothing)
+        return raw is not nothing and raw != "???"
+
+    def resolved(self) -> DictConfig:
+        """Return a read-only copy without interpolations, which needs no resolvers to be read.
+
+        Raises:
+            ConfigError: An interpolation leads nowhere.
+        """
+        register_resolvers()
+        plain = escaped_values(resolved(self.config, loaded=self))
+        copy: DictConfig = OmegaConf.create(plain, flags={"allow_objects": True})
+        OmegaConf.set_readonly(copy, True)
+        return copy
+
+    def with_values(self, values: Mapping[str, Any], source: str) -> "LoadedConfig":
+        """Return a copy with more values, merged as those of one more file would be.
+
+        Args:
+            values: Nested mappings; `${key}` in a string interpolates, as in a file.
+            source: What the errors name as the place of these values.
+        """
+        layer = Layer.of(bind(copied(values), self.names, "."), Source(source))
+        return _loaded(merge(_layer(self), layer), self.files, self.names)
+
     def to_yaml(self) -> str:
-        """Return the merged config as YAML, with interpolations as they were written."""
-        return OmegaConf.to_yaml(self.config)
+        """Return the merged config as YAML, without secrets, and with interpolations as text."""
+        return OmegaConf.to_yaml(OmegaConf.create(redact(self.config)))
 
     def save(self, path: str | Path) -> None:
         """Write `to_yaml()`; a reader sees the old file or the whole new one."""
@@ -51,87 +90,63 @@ class LoadedConfig:
 
 
 def load_config(
-    files: Sequence[str | Path] | str | Path, overrides: Sequence[str] = ()
+    files: Sequence[str | Path] | str | Path,
+    overrides: Sequence[str] = (),
+    *,
+    below: Mapping[str, Any] | None = None,
+    above: LoadedConfig | None = None,
+    recipe_dir: str | Path | None = None,
 ) -> LoadedConfig:
-    """Merge files left to right, then apply the overrides.
+    """Merge `below`, the files left to right, `above` and the overrides.
 
     The later one wins; a mapping merges into a mapping, a list replaces a list. A later `???`
-    leaves an earlier value alone. An override may add a key that no file sets.
+    leaves an earlier value alone. An override may add a key that no file sets. A file may pull in
+    others with a `defaults` list.
 
     Args:
         files: One file or several; an empty file is an empty config.
         overrides: `key.path=value`, the value read as YAML: `a=1`, `a=[1,2]`, `a=null`, `a.0.b=x`.
+        below: Defaults, with interpolations as in a file; errors name their place as `default`.
+        above: Values that win over the files and keep the places that set them.
+        recipe_dir: What `${set_corpus_and_system:}` is taken from; else the folder of the first
+            file, or its parent where that is called `conf`.
 
     Raises:
         ConfigError: A file is missing or malformed, or an override is.
     """
-    config, sources = OmegaConf.create({}), Sources()
-    for file in [files] if isinstance(files, str | Path) else files:
-        values, lines = read_file(Path(file))
-        config, sources = _merge(config, sources, values, lines)
+    register_resolvers()
+    paths = [Path(file) for file in ([files] if isinstance(files, str | Path) else files)]
+    names = RunNames.of(paths, recipe_dir)
+    layers = [read for path in paths for read in read_layers(path, names)]
+    merged = Layer.of(bind(copied(below or {}), names, "."), Source("default"))
+    for _, layer in layers:
+        merged = merge(merged, layer)
+    if above is not None:
+        merged = merge(merged, _layer(above))
     for text in overrides:
-        config, sources = _apply(config, sources, parse_override(text))
-    OmegaConf.set_readonly(config, True)
-    return LoadedConfig(config, sources)
+        merged = _apply(merged, parse_override(text), names)
+    return _loaded(merged, tuple(str(path) for path, _ in layers), names)
 
 
-def _apply(config: DictConfig, sources: Sources, override: Override) -> tuple[DictConfig, Sources]:
-    patch = OmegaConf.create(as_patch(override, OmegaConf.to_container(config)))
-    key = ".".join(override.path)
+def _apply(merged: Layer, override: Override, names: RunNames) -> Layer:
+    patch: Any = as_patch(override, merged.values)
+    key, source = ".".join(override.path), override.source
     # The parents, and the other items of a changed list, keep the place that set them.
     changed = {
-        k: override.source
-        for k in _keys(OmegaConf.to_container(patch))
-        if k == key or k.startswith(f"{key}.") or k not in sources
+        k: source
+        for k in keys_in(patch)
+        if k == key or k.startswith(f"{key}.") or k not in merged.sources
     }
-    return _merge(config, sources, patch, changed)
+    # Relative to the current folder, as a path that is typed.
+    return merge(merged, Layer(bind(patch, names, "."), changed))
 
 
-def _merge(
-    old: DictConfig, old_sources: Sources, new: DictConfig, new_sources: Sources
-) -> tuple[DictConfig, Sources]:
-    base, top = OmegaConf.to_container(old), OmegaConf.to_container(new)
-    _drop_clashes(base, top)
-    try:
-        merged = OmegaConf.merge(base, top)
-    except OmegaConfBaseException as error:
-        first = next(iter(new_sources.values()), "an override")
-        raise ConfigError(
-            f"The values from {first} on do not merge into what was set before: "
-            f"{str(error).splitlines()[0]}. Do not mix a list and a mapping under one key."
-        ) from error
-    assert isinstance(merged, DictConfig)
-    kept = {k: s for k, s in new_sources.items() if k not in old_sources or not _is_open(top, k)}
-    present = set(_keys(OmegaConf.to_container(merged)))
-    return merged, {k: s for k, s in {**old_sources, **kept}.items() if k in present}
+def _layer(loaded: LoadedConfig) -> Layer:
+    values: Any = OmegaConf.to_container(loaded.config)
+    return Layer(values, dict(loaded.sources))
 
 
-def _drop_clashes(base: Any, top: Any) -> None:
-    """Make way for a list over a mapping and the reverse, which OmegaConf refuses to merge."""
-    for key in base.keys() & top.keys():
-        pair = base[key], top[key]
-        if all(isinstance(value, dict) for value in pair):
-            _drop_clashes(*pair)
-        elif all(isinstance(value, dict | list) for value in pair):
-            base[key] = None
-
-
-def _is_open(values: Any, key: str) -> bool:
-    """Tell whether `key` is `???`, which a merge skips."""
-    for part in key.split("."):
-        if not isinstance(values, dict) or part not in values:
-            return False
-        values = values[part]
-    return bool(values == "???")
-
-
-def _keys(values: Any, prefix: str = "") -> Iterator[str]:
-    children: Any = ()
-    if isinstance(values, dict):
-        children = values.items()
-    elif isinstance(values, list):
-        children = enumerate(values)
-    for name, child in children:
-        key = join_key(prefix, name)
-        yield key
-        yield from _keys(child, key)
+def _loaded(layer: Layer, files: tuple[str, ...], names: RunNames) -> LoadedConfig:
+    config = OmegaConf.create(layer.values)
+    OmegaConf.set_readonly(config, True)
+    return LoadedConfig(config, layer.sources, files, names)

@@ -7,6 +7,7 @@ import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from espnet3.config.redact import redact_command
 from espnet3.config.sources import Source, dotted
 from espnet3.errors import ConfigError
 
@@ -21,8 +22,8 @@ class Override:
 
     @property
     def source(self) -> Source:
-        """The place to name in errors."""
-        return Source(f"command line: {self.text}")
+        """The place to name in errors and in what is saved, so without secrets."""
+        return Source(f"command line: {redact_command([self.text])[0]}")
 
 
 def parse_override(text: str) -> Override:

@@ -3,12 +3,10 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from espnet3.config.sources import absolute_key, join_key, set_in
+from espnet3.config.sources import join_key
 from espnet3.errors import ConfigError
 
 if TYPE_CHECKING:
-    from omegaconf.errors import OmegaConfBaseException
-
     from espnet3.config.load import LoadedConfig
 
 
@@ -40,17 +38,9 @@ def _resolved_config(config: Any, prefix: str, loaded: "LoadedConfig | None") ->
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
+    from espnet3.config.unresolved import explain
+
     try:
         return OmegaConf.to_container(config, resolve=True)
     except OmegaConfBaseException as error:
-        raise ConfigError(_message(error, prefix, loaded)) from error
-
-
-def _message(error: "OmegaConfBaseException", prefix: str, loaded: "LoadedConfig | None") -> str:
-    key = absolute_key(error.full_key or "", prefix, loaded)
-    reason = str(error).splitlines()[0]
-    return (
-        f"{key}{set_in(key, loaded)} cannot be resolved: {reason}. "
-        r"Set the key that it refers to; for a literal ${X}, as in a shell command, write \${X}; "
-        "for an environment variable, ${oc.env:X}."
-    )
+        raise ConfigError(explain(error, config, prefix, loaded)) from error

@@ -1,3 +1,6 @@
+import pickle
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -181,6 +184,158 @@ def test_the_saved_config_loads_as_the_same_config(tmp_path):
     assert load_config(saved).config == loaded.config
     assert load_config(saved).to_yaml() == loaded.to_yaml()
     assert [p.name for p in saved.parent.iterdir()] == ["config.yaml"]
+
+
+# Values from below and above
+
+
+def test_files_win_over_below_above_over_files_and_overrides_over_all(tmp_path):
+    path = write(tmp_path, "b: file\nc: file\nd: file\nm: {y: 2}\n")
+    context = write(tmp_path, "\nc: context\nd: context\n", "context.yaml")
+    below = {"a": "below", "b": "below", "m": {"x": 1, "y": 1}, "l": ["${a}", {"z": 1}]}
+    loaded = load_config(path, ["d=typed"], below=below, above=load_config(context))
+    values = {"a": "below", "b": "file", "c": "context", "d": "typed", "m": {"x": 1, "y": 2}}
+    assert loaded.config == {**values, "l": ["below", {"z": 1}]}
+    assert [loaded.source_of(key) for key in "abcd"] == [
+        "default", f"{path}:1", f"{context}:2", "command line: d=typed",
+    ]  # fmt: skip
+    assert (loaded.source_of("m.x"), loaded.source_of("m.y")) == ("default", f"{path}:4")
+    assert loaded.source_of("l.1.z") == "default"
+    assert loaded.files == (str(path),)
+
+
+def test_what_is_given_from_below_and_above_is_left_alone(tmp_path):
+    below = {"m": {"x": [1]}}
+    above = load_config(write(tmp_path, "m: {z: 1}\n", "above.yaml"))
+    load_config(write(tmp_path, "m: {y: 1}\n"), ["m.x.0=5", "m.z=7"], below=below, above=above)
+    assert below == {"m": {"x": [1]}}
+    assert above.config == {"m": {"z": 1}}
+
+
+def test_below_may_be_a_config_whose_interpolations_stay_open(tmp_path):
+    below = OmegaConf.create({"exp": "run1", "out": "${exp}/decode"})
+    assert load_config(write(tmp_path, "exp: run2\n"), below=below).config.out == "run2/decode"
+
+
+def test_no_files_give_what_is_below():
+    loaded = load_config([], ["b=2"], below={"a": 1})
+    assert loaded.config == {"a": 1, "b": 2}
+    assert loaded.files == ()
+
+
+# Copies
+
+
+def test_with_values_merges_into_a_copy(tmp_path):
+    path = write(tmp_path, "a: {x: 1, y: 2}\nb: ${a.x}\nl: [1, 2]\n")
+    loaded = load_config(path)
+    changed = loaded.with_values({"a": {"x": 5}, "l": [3], "n": "${b}!"}, "test set 'clean'")
+    assert changed.config == {"a": {"x": 5, "y": 2}, "b": 5, "l": [3], "n": "5!"}
+    assert loaded.config == {"a": {"x": 1, "y": 2}, "b": 1, "l": [1, 2]}
+    assert changed.source_of("a.x") == changed.source_of("n") == "test set 'clean'"
+    assert changed.source_of("a.y") == f"{path}:1"
+    assert changed.files == loaded.files
+    with pytest.raises(ReadonlyConfigError):
+        changed.config.a.x = 3
+
+
+@pytest.mark.parametrize(
+    ("key", "is_set"),
+    [
+        ("a", True),
+        ("a.b", True),
+        ("a.c", False),
+        ("null_value", True),
+        ("open", False),
+        ("l.0.x", True),
+        ("l[0].x", True),
+        ("l.1", False),
+        ("same.b", True),
+        ("same.c", False),
+        ("nowhere", True),
+        ("speakers.1", True),
+        ("b", False),
+        ("a.b.c", False),
+    ],
+)
+def test_has_tells_whether_a_key_is_set(tmp_path, key, is_set):
+    text = "a: {b: 1}\nnull_value: null\nopen: ???\nl: [{x: 1}]\nsame: ${a}\nnowhere: ${xyz}\n"
+    assert load_config(write(tmp_path, text + "speakers: {1: anna}\n")).has(key) is is_set
+
+
+# Resolved copies
+
+
+def test_resolved_is_a_read_only_copy_without_interpolations(tmp_path):
+    text = "n: 3\na: {b: '${n}', c: 'x${n}'}\nd: ${a}\nl: ['${n}']\ne: null\nopen: ???\n"
+    loaded = load_config(write(tmp_path, text))
+    config = loaded.resolved()
+    assert "${" not in OmegaConf.to_yaml(config)
+    assert config == {
+        "n": 3, "a": {"b": 3, "c": "x3"}, "d": {"b": 3, "c": "x3"}, "l": [3], "e": None,
+        "open": "???",
+    }  # fmt: skip
+    with pytest.raises(ReadonlyConfigError):
+        config.a.b = 2
+    assert "${n}" in loaded.to_yaml()
+
+
+def test_resolved_keeps_literal_text_literal(tmp_path):
+    text = "a: echo \\${HOME}\nb: 'x\\\\\\${Y}'\nc: ${a}!\n"
+    loaded = load_config(write(tmp_path, text))
+    config = loaded.resolved()
+    assert config == loaded.config
+    assert (config.a, config.c) == ("echo ${HOME}", "echo ${HOME}!")
+
+
+def test_a_resolved_config_is_read_by_a_process_without_resolvers(tmp_path):
+    write(tmp_path, "a\n${b}\n", "tokens.txt")
+    path = write(tmp_path, "tag: ${self_name:}\nt: ${load_line:tokens.txt}\n", "train.yaml")
+    pickled = tmp_path / "config.pickle"
+    pickled.write_bytes(pickle.dumps(load_config(path).resolved()))
+    code = (
+        "import pickle, sys\n"
+        "config = pickle.load(open(sys.argv[1], 'rb'))\n"
+        "assert 'espnet3' not in sys.modules\n"
+        "print(config.tag, *config.t)"
+    )
+    command = [sys.executable, "-c", code, str(pickled)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout == "train a ${b}\n"
+
+
+def test_a_pickled_config_resolves_itself_in_a_new_process(tmp_path):
+    pickled = tmp_path / "config.pickle"
+    path = write(tmp_path, "tag: ${self_name:}\n", "train.yaml")
+    pickled.write_bytes(pickle.dumps(load_config(path)))
+    code = "import pickle, sys; print(pickle.load(open(sys.argv[1], 'rb')).resolved().tag)"
+    command = [sys.executable, "-c", code, str(pickled)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout == "train\n"
+
+
+def test_a_resolver_may_give_any_object(tmp_path):
+    OmegaConf.register_new_resolver("test_load", lambda: {1, 2}, replace=True)
+    assert load_config(write(tmp_path, "a: ${test_load:}\n")).resolved().a == {1, 2}
+
+
+# Secrets
+
+
+def test_the_saved_config_holds_no_secrets_and_loads_again(tmp_path):
+    text = "hub: {token: hf_secret_1}\nurl: x?k=hf_secret_1\nidx_key: utt_id\nout: ${idx_key}\n"
+    loaded = load_config(write(tmp_path, text), ["hub.password=hf_secret_2"])
+    loaded.save(tmp_path / "saved.yaml")
+    saved = (tmp_path / "saved.yaml").read_text()
+    assert "hf_secret" not in saved
+    assert load_config(tmp_path / "saved.yaml").config == {
+        "hub": {"token": "<redacted>", "password": "<redacted>"},
+        "url": "x?k=<redacted>",
+        "idx_key": "utt_id",
+        "out": "utt_id",
+    }
+    assert loaded.config.hub.token == "hf_secret_1"
+    assert loaded.source_of("hub.password") == "command line: hub.password=<redacted>"
 
 
 # Errors of files

@@ -1,0 +1,109 @@
+"""Find keys that are misspelt or stand in the wrong block.
+
+A recipe may add top-level keys of its own, so an unknown one is refused only where it was surely
+meant otherwise: nothing refers to it, and it is close to a known one, or a block has it.
+"""
+
+import re
+from collections.abc import Collection, Iterator, Mapping
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from espnet3.config.problems import yaml_line
+from espnet3.config.redact import redact
+from espnet3.config.sources import join_key
+from espnet3.errors import ConfigError
+
+if TYPE_CHECKING:
+    from espnet3.config.load import LoadedConfig
+
+_REFERENCE = re.compile(r"\$\{\s*(?:oc\.(?:select|dict\.keys|dict\.values)\s*:\s*)?\.*([\w$-]+)")
+_CLOSE = 0.8
+_LONGEST_LINE = 100
+
+
+def check_keys(loaded: "LoadedConfig", known: Collection[str], *, homes: Mapping[str, str]) -> None:
+    """Refuse top-level keys that are misspelt or belong into a block.
+
+    Args:
+        loaded: The config of a recipe.
+        known: The top-level keys that are read.
+        homes: The block that a key belongs under, such as `{"n_workers": "parallel"}`.
+
+    Raises:
+        ConfigError: With the line to write for each such key.
+    """
+    from omegaconf import OmegaConf
+
+    values = redact(loaded.config)
+    own = set(known).union(_references(OmegaConf.to_container(loaded.config)))
+    problems = list[str]()
+    for key in (key for key in values if str(key) not in own):
+        close = get_close_matches(str(key), known, n=1, cutoff=_CLOSE)
+        if str(key) in homes:
+            problems.append(_misplaced(loaded, str(key), values[key], homes[str(key)]))
+        elif close:
+            problems.append(_misspelt(loaded, str(key), values[key], close[0]))
+    _raise_any(problems)
+
+
+def check_block(loaded: "LoadedConfig", block: str, homes: Mapping[str, str]) -> None:
+    """Refuse keys in a block that belong under another, such as `n_workers` in `trainer`.
+
+    Args:
+        loaded: The config of a recipe.
+        block: A top-level key; there is nothing to refuse where it is not set or no mapping.
+        homes: As for `check_keys`.
+
+    Raises:
+        ConfigError: With the line to write for each such key.
+    """
+    from omegaconf import OmegaConf
+
+    node = OmegaConf.select(loaded.config, block, throw_on_resolution_failure=False)
+    values = redact(node) if isinstance(node, Mapping) else {}
+    _raise_any(
+        [
+            _misplaced(loaded, join_key(block, key), value, homes[key])
+            for key, value in values.items()
+            if homes.get(key, block) != block
+        ]
+    )
+
+
+def _references(values: Any) -> Iterator[str]:
+    """Yield the first part of each key that an interpolation refers to."""
+    if isinstance(values, str):
+        yield from _REFERENCE.findall(values)
+    elif isinstance(values, dict | list):
+        for child in values.values() if isinstance(values, dict) else values:
+            yield from _references(child)
+
+
+def _misplaced(loaded: "LoadedConfig", key: str, value: Any, home: str) -> str:
+    name = key.rpartition(".")[2]
+    try:
+        text = yaml.safe_dump({home: {name: value}}, default_flow_style=True, width=10_000)
+    except yaml.YAMLError:
+        text = "\n"
+    line = text.strip()[1:-1]
+    if "\n" in line or not 0 < len(line) <= _LONGEST_LINE:
+        line = f"{home}: {{{name}: ...}}"
+    return f"{key} in {loaded.source_of(key)} belongs under {home}. Write: {line}"
+
+
+def _misspelt(loaded: "LoadedConfig", key: str, value: Any, right: str) -> str:
+    line = yaml_line(right, value)
+    return (
+        f"{key} in {loaded.source_of(key)} is not a known key. Did you mean {right!r}? "
+        f"Write: {line if len(line) <= _LONGEST_LINE else f'{right}: ...'}"
+    )
+
+
+def _raise_any(problems: list[str]) -> None:
+    if len(problems) == 1:
+        raise ConfigError(problems[0])
+    if problems:
+        raise ConfigError(f"{len(problems)} problems:\n" + "\n".join(f"- {p}" for p in problems))

@@ -1,0 +1,128 @@
+"""The resolvers of config files: `self_name`, `set_corpus_and_system`, `config_path`, `load_line`.
+
+What they stand for depends on the file that holds them, which OmegaConf does not tell a resolver.
+So a file is bound when it is read: `${self_name:}` becomes `${self_name:'train'}`, and
+`${load_line:f}` becomes `${load_line_in:'/recipe/conf',f}`. A config saved in this form keeps its
+values wherever it is loaded again.
+"""
+
+import os
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from omegaconf import ListConfig, OmegaConf
+
+from espnet3.config.literal import escaped, quoted
+from espnet3.errors import ConfigError, suggest
+
+# An even number of backslashes before it: an odd one makes it text.
+_OPEN = r"(?<!\\)((?:\\\\)*)\$\{\s*"
+_OF_RUN = re.compile(_OPEN + r"(self_name|set_corpus_and_system)\s*:\s*\}")
+_OF_FILE = re.compile(_OPEN + r"(config_path|load_line)\s*:\s*(\}?)")
+
+
+@dataclass(frozen=True)
+class RunNames:
+    """What the resolvers without an argument stand for; None where there is no file."""
+
+    self_name: str | None
+    set_corpus_and_system: str
+
+    @classmethod
+    def of(cls, files: Sequence[Path], recipe_dir: str | Path | None) -> "RunNames":
+        """Take the names from the first file, and from its recipe unless that is given."""
+        first = files[0] if files else None
+        if recipe_dir is None:
+            recipe_dir = _recipe_of(first) if first else "."
+        recipe = Path(os.path.abspath(recipe_dir))
+        return cls(first.stem if first else None, f"{recipe.parent.name}_{recipe.name}")
+
+
+def _recipe_of(file: Path) -> Path:
+    folder = Path(os.path.abspath(file)).parent
+    return folder.parent if folder.name == "conf" else folder
+
+
+def bind(values: Any, names: RunNames, folder: str | Path) -> Any:
+    """Copy plain containers, with the resolvers in them bound to a run and to a folder."""
+    if isinstance(values, dict):
+        return {key: bind(value, names, folder) for key, value in values.items()}
+    if isinstance(values, list):
+        return [bind(value, names, folder) for value in values]
+    return _bind_text(values, names, folder) if isinstance(values, str) else values
+
+
+def _bind_text(text: str, names: RunNames, folder: str | Path) -> str:
+    def of_run(match: re.Match[str]) -> str:
+        name = getattr(names, match[2])
+        return match[0] if name is None else f"{match[1]}${{{match[2]}:{quoted(name)}}}"
+
+    def of_file(match: re.Match[str]) -> str:
+        end = "''}" if match[3] else ""  # without a file name, which is refused when it is read
+        return f"{match[1]}${{{match[2]}_in:{quoted(os.path.abspath(folder))},{end}"
+
+    if "${" not in text:
+        return text
+    return _OF_FILE.sub(of_file, _OF_RUN.sub(of_run, text))
+
+
+def register_resolvers() -> None:
+    """Tell OmegaConf about the resolvers; once or often makes no difference."""
+    for name, resolver in _RESOLVERS.items():
+        OmegaConf.register_new_resolver(name, resolver, replace=True)
+
+
+def suggest_resolver(name: str) -> str:
+    """Return a did-you-mean for a misspelt resolver, or the list of those that there are."""
+    known = ("self_name", "config_path", "load_line", "set_corpus_and_system", *_BUILT_IN)
+    return suggest(name, known) or f" There are: {', '.join(known)}."
+
+
+def _named(*name: Any) -> str:
+    if len(name) != 1:
+        raise ConfigError("there is no config file to take the name from. Write the name itself.")
+    return str(name[0])
+
+
+def _config_path_in(folder: str, *names: Any) -> str:
+    return _path(folder, names, "config_path")
+
+
+def _load_line_in(folder: str, *names: Any) -> ListConfig:
+    path = Path(_path(folder, names, "load_line"))
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError as error:
+        raise ConfigError(f"{path} does not exist.{_nearby(path)}") from error
+    except IsADirectoryError as error:
+        raise ConfigError(f"{path} is a folder. Name a file with lines in it.") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is not UTF-8 text. Convert it with iconv.") from error
+    # A plain list would be one opaque value, which ${tokens[0]} cannot reach into.
+    return OmegaConf.create([escaped(line.strip()) for line in text.split("\n") if line.strip()])
+
+
+def _nearby(path: Path) -> str:
+    names = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
+    return suggest(path.name, names) or " Mend the name, which counts from the file it stands in."
+
+
+def _path(folder: str, names: tuple[Any, ...], resolver: str) -> str:
+    if len(names) != 1 or not str(names[0]):
+        raise ConfigError(
+            f"{resolver} takes one file name. Write: ${{{resolver}:FILE}}, or with quotes around a "
+            f"name that has a comma: ${{{resolver}:'a,b.txt'}}"
+        )
+    return os.path.normpath(os.path.join(folder, str(names[0])))
+
+
+_BUILT_IN = ("oc.env", "oc.select", "oc.decode", "oc.create", "oc.dict.keys", "oc.dict.values")
+_RESOLVERS: dict[str, Callable[..., Any]] = {
+    "self_name": _named,
+    "set_corpus_and_system": _named,
+    "config_path_in": _config_path_in,
+    "load_line_in": _load_line_in,
+}
