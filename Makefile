@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
+# What the demo shows and the tests cover; a user needs none of them.
+EXTRAS := moonshine,huggingface,lhotse,parquet,demo,bench,dev
 
 .PHONY: setup demo test lint format bench test-clusters clean
 
@@ -11,7 +13,7 @@ setup: $(STAMP)
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(None if (3, 11) <= v <= (3, 13) else f"ESPnet3 needs Python 3.11 to 3.13, but $(PYTHON) is {v[0]}.{v[1]}. Name one: make $(MAKECMDGOALS) PYTHON=python3.11")'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[demo,bench,dev]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[$(EXTRAS)]'
 	@touch $@
 
 demo: setup

@@ -30,7 +30,8 @@ def check_keys(loaded: "LoadedConfig", known: Collection[str], *, homes: Mapping
     Args:
         loaded: The config of a recipe.
         known: The top-level keys that are read.
-        homes: The block that a key belongs under, such as `{"n_workers": "parallel"}`.
+        homes: The block that a key belongs under, such as `{"n_workers": "parallel"}`; the block
+            may be a dotted key.
 
     Raises:
         ConfigError: With the line to write for each such key.
@@ -41,7 +42,7 @@ def check_keys(loaded: "LoadedConfig", known: Collection[str], *, homes: Mapping
     own = set(known).union(_references(OmegaConf.to_container(loaded.config)))
     problems = list[str]()
     for key in (key for key in values if str(key) not in own):
-        close = get_close_matches(str(key), known, n=1, cutoff=_CLOSE)
+        close = get_close_matches(str(key), sorted(known), n=1, cutoff=_CLOSE)
         if str(key) in homes:
             problems.append(_misplaced(loaded, str(key), values[key], homes[str(key)]))
         elif close:
@@ -83,15 +84,20 @@ def _references(values: Any) -> Iterator[str]:
 
 
 def _misplaced(loaded: "LoadedConfig", key: str, value: Any, home: str) -> str:
-    name = key.rpartition(".")[2]
-    try:
-        text = yaml.safe_dump({home: {name: value}}, default_flow_style=True, width=10_000)
-    except yaml.YAMLError:
-        text = "\n"
-    line = text.strip()[1:-1]
-    if "\n" in line or not 0 < len(line) <= _LONGEST_LINE:
-        line = f"{home}: {{{name}: ...}}"
+    path = [*home.split("."), key.rpartition(".")[2]]
+    line = _flow_line(path, value)
+    if "\n" in line or len(line) > _LONGEST_LINE:
+        line = _flow_line(path, ...)
     return f"{key} in {loaded.source_of(key)} belongs under {home}. Write: {line}"
+
+
+def _flow_line(path: list[str], value: Any) -> str:
+    """Return `parallel: {n_workers: 4}` for the path to a value."""
+    try:
+        text = yaml.safe_dump([value], default_flow_style=True, width=10_000).strip()[1:-1]
+    except yaml.YAMLError:  # no plain value
+        text = "..."
+    return ": {".join(path) + f": {text}" + "}" * (len(path) - 1)
 
 
 def _misspelt(loaded: "LoadedConfig", key: str, value: Any, right: str) -> str:

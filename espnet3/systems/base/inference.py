@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from espnet3.config.arguments import check_arguments
 from espnet3.config.instantiate import instantiate
 from espnet3.config.resolve import resolved
+from espnet3.config.sources import set_in
 from espnet3.errors import ConfigError
 from espnet3.parallel.base_runner import BaseRunner
 from espnet3.parallel.clusters.table import check_resources
@@ -92,12 +93,7 @@ def check_inference(loaded: "LoadedConfig") -> InferenceConfig:
     for block in ("provider", "runner"):
         check_arguments(block, getattr(config, f"{block}_target"), getattr(config, block), loaded)
     if config.provider_target == DEFAULT_PROVIDER:
-        for key, example in (("model", "src.model.MyModel"), ("dataset", "...DataOrganizer")):
-            if getattr(config, key) is None:
-                raise ConfigError(
-                    f"{key} is not set, and InferenceProvider builds it. Write {key}: {{_target_: "
-                    f"{example}}}, or a provider of your own with build_{key}(config)."
-                )
+        _check_default_blocks(config, loaded)
     if config.output_fn:
         load_function(config.output_fn)
     if config.results == "parquet":
@@ -105,6 +101,23 @@ def check_inference(loaded: "LoadedConfig") -> InferenceConfig:
 
         check_parquet()
     return config
+
+
+def _check_default_blocks(config: InferenceConfig, loaded: "LoadedConfig") -> None:
+    """Check what `InferenceProvider` builds; providers of users may read these blocks otherwise."""
+    for key, example in (("model", "src.model.MyModel"), ("dataset", "...DataOrganizer")):
+        if getattr(config, key) is None:
+            raise ConfigError(
+                f"{key} is not set, and InferenceProvider builds it. Write {key}: {{_target_: "
+                f"{example}}}, or a provider of your own with build_{key}(config)."
+            )
+    assert config.model is not None
+    if "_target_" not in config.model:
+        raise ConfigError(
+            f"model{set_in('model', loaded)} has no _target_, so what to build is not known. "
+            "Write: _target_: src.model.MyModel"
+        )
+    check_arguments("model", config.model["_target_"], config.model, loaded)
 
 
 def plan_inference(loaded: "LoadedConfig") -> list[TestSetRun]:

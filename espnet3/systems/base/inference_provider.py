@@ -50,14 +50,14 @@ class InferenceProvider(EnvironmentProvider):
         """Build the test set that `config.test_set` names from `config.dataset`."""
         organizer = instantiate(_organizer_block(config), key="dataset")
         name = config.test_set
-        try:
-            return organizer.test[name]
-        except KeyError as error:
+        # Asked first: a KeyError from inside the dataset is the user's to see.
+        if name not in organizer.test:
             known = list(organizer.test)
             raise ConfigError(
                 f"test_set is {name!r}, but dataset.test has {', '.join(map(repr, known))}."
                 f"{suggest(name, known)}"
-            ) from error
+            )
+        return organizer.test[name]
 
     @staticmethod
     def build_model(config: Any) -> Any:

@@ -17,7 +17,13 @@ KNOWN = (
     "batch_size",
     "exp_dir",
 )
-HOMES = {"n_workers": "parallel", "env": "parallel", "devices": "trainer", "on_error": "runner"}
+HOMES = {
+    "n_workers": "parallel",
+    "env": "parallel",
+    "devices": "trainer",
+    "on_error": "runner",
+    "num_workers": "dataloader.train",
+}
 
 
 @pytest.fixture
@@ -117,13 +123,14 @@ def test_a_long_or_nested_value_is_left_out(conf):
         ("env: 'a, b: c'", "parallel: {env: 'a, b: c'}"),
         ("devices: [0, 1]", "trainer: {devices: [0, 1]}"),
         ("on_error: skip", "runner: {on_error: skip}"),
+        ("num_workers: 2", "dataloader: {train: {num_workers: 2}}"),
         (f"env: {'x' * 200}", "parallel: {env: ...}"),
     ],
 )
 def test_a_key_of_a_block_at_the_top_says_where_it_belongs(conf, line, right):
     loaded, path = conf(f"a: 1\n\n{line}\n")
-    key, home = line.partition(":")[0], right.partition(":")[0]
-    assert problem(loaded) == f"{key} in {path}:3 belongs under {home}. Write: {right}"
+    key = line.partition(":")[0]
+    assert problem(loaded) == f"{key} in {path}:3 belongs under {HOMES[key]}. Write: {right}"
 
 
 @pytest.mark.parametrize(

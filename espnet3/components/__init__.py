@@ -1,0 +1,1 @@
+"""Parts that systems are made of: data, models, metrics."""

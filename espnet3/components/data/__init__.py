@@ -1,0 +1,1 @@
+"""Datasets: where samples come from, and how those of an experiment are put together."""

@@ -1,0 +1,204 @@
+"""The datasets of an experiment: `.train`, `.valid`, `.test[name]`, each built when asked for."""
+
+import os
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from espnet3.components.data.dataset import (
+    CombinedDataset,
+    Dataset,
+    Transform,
+    TransformedDataset,
+)
+from espnet3.components.data.dataset_entry import DatasetEntry, parse_entries
+from espnet3.components.data.dataset_module import DataSource
+from espnet3.config.instantiate import instantiate
+from espnet3.config.resolve import resolved
+from espnet3.config.targets import BadTarget, locate, signature_of
+from espnet3.errors import ConfigError, EspnetError
+
+if TYPE_CHECKING:
+    from espnet3.config.load import LoadedConfig
+
+SPLITS = ("train", "valid", "test")
+
+_KEY = "dataset"
+_TARGET = f"{__name__}.DataOrganizer"
+
+
+class DataOrganizer:
+    """Puts the datasets of an experiment together, as the `dataset` block of a config says.
+
+    An entry is a mapping with `name` (test sets only), `data_src` (see `DataSource`),
+    `data_src_args` (arguments of the source's `Dataset`) and `transform` (a function of a sample).
+    Where the `Dataset` takes a `recipe_dir` that `data_src_args` do not set, it gets ours.
+
+    Args:
+        recipe_dir: The recipe's folder; None for the current one.
+        train: Entries that are combined into one dataset.
+        valid: Likewise.
+        test: Entries, each with a name of its own.
+        preprocessor: A function of a sample, applied to all datasets after their own transforms:
+            an object, or the dotted path of one.
+
+    Raises:
+        ConfigError: An entry is wrong; the message starts with its key.
+
+    Example:
+        >>> organizer = DataOrganizer(
+        ...     test=[{"name": "clean", "data_src": "kaldi", "data_src_args": {"path": "data/a"}}]
+        ... )
+        >>> list(organizer.test)  # builds nothing
+        ['clean']
+    """
+
+    def __init__(
+        self,
+        recipe_dir: str | os.PathLike[str] | None = None,
+        train: Any = None,
+        valid: Any = None,
+        test: Any = None,
+        preprocessor: Any = None,
+    ) -> None:
+        self.recipe_dir = recipe_dir
+        self._train = parse_entries(train, f"{_KEY}.train")
+        self._valid = parse_entries(valid, f"{_KEY}.valid")
+        entries = parse_entries(test, f"{_KEY}.test", named=True)
+        self._preprocessor = _as_function(preprocessor, f"{_KEY}.preprocessor")
+        self.test = _TestSets(self, entries)
+
+    @cached_property
+    def train(self) -> CombinedDataset | None:
+        """The training set, built at the first access; None if the config has none."""
+        return self._combine(self._train, f"{_KEY}.train")
+
+    @cached_property
+    def valid(self) -> CombinedDataset | None:
+        """The validation set, built at the first access; None if the config has none."""
+        return self._combine(self._valid, f"{_KEY}.valid")
+
+    def build(self, entry: DatasetEntry, key: str) -> Dataset:
+        """Build the dataset of one entry; it is not kept.
+
+        Raises:
+            ConfigError: Its source or arguments are wrong, or it has no items.
+        """
+        dataset = self._construct(entry, key)
+        transform = _as_function(entry.transform, f"{key}.transform")
+        if transform is None and self._preprocessor is None:
+            return dataset
+        return TransformedDataset(dataset, transform, self._preprocessor)
+
+    def _combine(self, entries: tuple[DatasetEntry, ...], key: str) -> CombinedDataset | None:
+        datasets = [self.build(entry, f"{key}.{i}") for i, entry in enumerate(entries)]
+        return CombinedDataset(datasets) if datasets else None
+
+    def _construct(self, entry: DatasetEntry, key: str) -> Dataset:
+        source = DataSource(entry.data_src, self.recipe_dir, f"{key}.data_src")
+        kind = source.load("Dataset")
+        arguments = _with_recipe_dir(kind, entry.data_src_args or {}, self.recipe_dir)
+        source.check_arguments(kind, arguments)
+        try:
+            dataset = kind(**arguments)
+        except EspnetError as error:
+            raise type(error)(f"{key}.data_src_args: {error}") from error
+        except Exception as error:
+            error.add_note(
+                f"Raised while building {key} ({source.name}). If its files are not made yet: "
+                "python run.py --stages create_dataset"
+            )
+            raise
+        return _check_dataset(dataset, key, source.name)
+
+
+class _TestSets(Mapping[str, Any]):
+    """The test sets by name; each is built at its first lookup, and kept."""
+
+    def __init__(self, organizer: DataOrganizer, entries: tuple[DatasetEntry, ...]) -> None:
+        self._organizer = organizer
+        self._entries = {str(entry.name): (i, entry) for i, entry in enumerate(entries)}
+        self._built: dict[str, Dataset] = {}
+
+    def __getitem__(self, name: str) -> Dataset:
+        if name not in self._built:
+            i, entry = self._entries[name]
+            self._built[name] = self._organizer.build(entry, f"{_KEY}.test.{i}")
+        return self._built[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._entries
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __repr__(self) -> str:
+        return f"<test sets: {', '.join(self._entries) or 'none'}>"
+
+
+def check_datasets(loaded: "LoadedConfig", splits: tuple[str, ...] = SPLITS) -> None:
+    """Check the entries of a config's `dataset` block, with file and line in the errors.
+
+    The modules of the sources are imported; no dataset is built and no data is read.
+
+    Raises:
+        ConfigError: An entry is wrong, names no source, or has arguments that do not fit it.
+    """
+    block = loaded.config.get(_KEY)
+    # An organizer of the user's own may read other keys.
+    if not isinstance(block, Mapping) or block.get("_target_", _TARGET) != _TARGET:
+        return
+    recipe_dir = block.get("recipe_dir") or loaded.config.get("recipe_dir")
+    for split in splits:
+        key = f"{_KEY}.{split}"
+        entries = parse_entries(block.get(split), key, named=split == "test", loaded=loaded)
+        for i, entry in enumerate(entries):
+            source = DataSource(entry.data_src, recipe_dir, f"{key}.{i}.data_src", loaded)
+            kind = source.load("Dataset")
+            arguments = entry.data_src_args or {}
+            source.check_arguments(kind, _with_recipe_dir(kind, arguments, recipe_dir))
+
+
+def _with_recipe_dir(kind: Any, arguments: Mapping[str, Any], recipe_dir: Any) -> dict[str, Any]:
+    signature = signature_of(kind)
+    wants = signature is not None and "recipe_dir" in signature.parameters
+    return {**({"recipe_dir": recipe_dir} if wants else {}), **arguments}
+
+
+def _as_function(value: Any, key: str) -> Transform | None:
+    """Return what was built already, or build it from a `_target_` or find it by its path."""
+    if isinstance(value, str):
+        try:
+            value = locate(value)
+        except BadTarget as bad:
+            problem = str(bad).replace("_target_", key.rpartition(".")[2])
+            raise ConfigError(f"{key} is {value!r}, but {problem}") from bad
+        value = value() if isinstance(value, type) else value
+    elif isinstance(resolved(value), Mapping):
+        value = instantiate(value, key=key)
+    if value is None or callable(value):
+        function: Transform | None = value
+        return function
+    raise ConfigError(
+        f"{key} is {value!r:.80}, of type {type(value).__name__}, which cannot be called with a "
+        "sample. Write the dotted path of a function, or a mapping with a _target_."
+    )
+
+
+def _check_dataset(dataset: Any, key: str, source: str) -> Dataset:
+    missing = [name for name in ("__len__", "__getitem__") if not hasattr(dataset, name)]
+    if missing:
+        raise ConfigError(
+            f"{key}: the Dataset of {source} has no {missing[0]}. Write it: "
+            f"def {missing[0]}(self{', index' if 'get' in missing[0] else ''}): ..."
+        )
+    if len(dataset) == 0:
+        raise ConfigError(
+            f"{key}.data_src_args: the Dataset of {source} has no items. Check these arguments; if "
+            "its files are not made yet: python run.py --stages create_dataset"
+        )
+    found: Dataset = dataset
+    return found

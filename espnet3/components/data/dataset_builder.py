@@ -1,0 +1,229 @@
+"""Make the files that a dataset reads: stage 1, `create_dataset`."""
+
+import inspect
+import logging
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig
+
+from espnet3.components.data.data_organizer import SPLITS
+from espnet3.components.data.dataset_entry import parse_entries
+from espnet3.components.data.dataset_module import DataSource
+from espnet3.components.data.errors import DataError
+from espnet3.config.resolve import resolved
+from espnet3.errors import ConfigError, suggest
+
+logger = logging.getLogger(__name__)
+
+_METHODS = ("is_source_prepared", "prepare_source", "is_built", "build")
+# Passed to a method that asks for them, and no mistake if none does.
+_CONTEXT = ("recipe_dir", "data_dir", "dataset_dir", "seed")
+
+
+class DatasetBuilder(ABC):
+    """Base of the `DatasetBuilder` that a recipe's `dataset/__init__.py` exports.
+
+    The methods are called in the order below, each with those entries of the config's
+    `create_dataset` block that its signature names, and with `recipe_dir`, `data_dir`,
+    `dataset_dir` and `seed` where it names these.
+
+    Example:
+        >>> class Digits(DatasetBuilder):
+        ...     def is_built(self, recipe_dir):
+        ...         return (Path(recipe_dir) / "digits.tsv").exists()
+        ...
+        ...     def build(self, recipe_dir, n_digits=10):
+        ...         text = "".join(f"{i}\\n" for i in range(n_digits))
+        ...         (Path(recipe_dir) / "digits.tsv").write_text(text)
+        >>> import tempfile
+        >>> build_dataset(Digits(), recipe_dir=tempfile.mkdtemp(), arguments={"n_digits": 3})
+        ['Digits.prepare_source: skipped, is_source_prepared() is true', 'Digits.build: done']
+    """
+
+    def is_source_prepared(self, *args: Any, **kwargs: Any) -> bool:
+        """Tell whether what is downloaded or unpacked is there; a builder without it says yes."""
+        return True
+
+    def prepare_source(self, *args: Any, **kwargs: Any) -> None:
+        """Download or unpack the source."""
+        raise NotImplementedError(
+            f"{type(self).__name__}.is_source_prepared() is false, but it has no prepare_source(). "
+            "Write one, or say in is_source_prepared() what to do by hand."
+        )
+
+    @abstractmethod
+    def is_built(self, *args: Any, **kwargs: Any) -> bool:
+        """Tell whether the files that the `Dataset` reads are there, whole."""
+
+    @abstractmethod
+    def build(self, *args: Any, **kwargs: Any) -> None:
+        """Make the files that the `Dataset` reads."""
+
+
+def build_dataset(
+    builder: Any,
+    *,
+    recipe_dir: str | Path,
+    arguments: Mapping[str, Any] | None = None,
+    context: Mapping[str, Any] | None = None,
+) -> list[str]:
+    """Prepare the source and build the dataset, as far as that is not done.
+
+    Args:
+        builder: Anything with the four methods of `DatasetBuilder`.
+        recipe_dir: Passed to the methods that name it.
+        arguments: Passed to the methods that name them.
+        context: Likewise, but ignored if no method names it.
+
+    Returns:
+        A line for each step: done, or skipped and why.
+
+    Raises:
+        ConfigError: No method takes one of the arguments, or one lacks an argument.
+        DataError: A method is missing, or a step ran without the result it is for.
+    """
+    _check_methods(builder)
+    check_argument_names([builder], arguments or {})
+    given = {**(context or {}), "recipe_dir": recipe_dir, **(arguments or {})}
+    return [
+        _run_step(builder, "prepare_source", "is_source_prepared", given),
+        _run_step(builder, "build", "is_built", given),
+    ]
+
+
+def create_dataset(config: DictConfig) -> list[str]:
+    """Run stage 1: build what the recipe's datasets read.
+
+    That is the recipe's own `dataset/`, if there is one or an entry of `dataset` means it, and
+    each other `data_src` in `dataset.{train,valid,test}` whose module exports a `DatasetBuilder`.
+
+    Args:
+        config: The resolved config, with `recipe_dir`, `create_dataset` (the arguments of the
+            builders' methods) and `dataset`.
+
+    Returns:
+        A line for each step: done, or skipped and why.
+
+    Raises:
+        ConfigError: A source is unknown, or an argument of `create_dataset` is.
+    """
+    recipe_dir = config.get("recipe_dir") or "."
+    arguments = resolved(config.get("create_dataset"), prefix="create_dataset") or {}
+    if not isinstance(arguments, dict):
+        raise ConfigError(
+            f"create_dataset is {arguments!r:.80}, but must hold the arguments of the builder's "
+            "methods. Write: create_dataset: {NAME: VALUE}"
+        )
+    context = {name: config.get(name) for name in _CONTEXT if config.get(name) is not None}
+    lines, builders = [], []
+    for source in _sources(config, recipe_dir):
+        if source.data_src and not hasattr(source.load_module(), "DatasetBuilder"):
+            lines.append(_told(f"{source.name}: skipped, it has no DatasetBuilder"))
+        else:
+            kind = source.load("DatasetBuilder")
+            builders.append(kind(**_accepted(kind, {**context, "recipe_dir": recipe_dir})))
+    for builder in builders:
+        _check_methods(builder)
+    check_argument_names(builders, arguments)
+    for builder in builders:
+        own = {k: v for k, v in arguments.items() if any(_takes(m, k) for m in _methods(builder))}
+        lines += build_dataset(builder, recipe_dir=recipe_dir, arguments=own, context=context)
+    return lines
+
+
+def check_argument_names(builders: Iterable[Any], arguments: Mapping[str, Any]) -> None:
+    """Raise a `ConfigError` for an argument that no method of the builders takes."""
+    methods = [method for builder in builders for method in _methods(builder)]
+    for name in arguments:
+        if any(_takes(method, name) for method in methods):
+            continue
+        known = sorted({p for method in methods for p in inspect.signature(method).parameters})
+        hint = suggest(name, known)
+        listing = f" They take: {', '.join(known) or 'nothing'}."
+        raise ConfigError(
+            f"create_dataset.{name} is an argument of none of the builder's methods "
+            f"({', '.join(_METHODS)}).{hint or listing}"
+        )
+
+
+def _sources(config: DictConfig, recipe_dir: Any) -> list[DataSource]:
+    """Return the distinct sources, the recipe's own first."""
+    block = config.get("dataset")
+    found: dict[str | None, DataSource] = {}
+    own = DataSource(None, recipe_dir)
+    if own.has_own_module or not isinstance(block, Mapping):
+        found[None] = own
+    for split in SPLITS if isinstance(block, Mapping) else ():
+        key = f"dataset.{split}"
+        for i, entry in enumerate(parse_entries(block.get(split), key)):
+            source = DataSource(entry.data_src, recipe_dir, f"{key}.{i}.data_src")
+            found.setdefault(entry.data_src or None, source)
+    return list(found.values())
+
+
+def _run_step(builder: Any, step: str, check: str, given: Mapping[str, Any]) -> str:
+    name = f"{type(builder).__name__}.{step}"
+    if _call(builder, check, given):
+        return _told(f"{name}: skipped, {check}() is true")
+    logger.info("%s: started", name)
+    start = time.monotonic()
+    _call(builder, step, given)
+    if not _call(builder, check, given):
+        raise DataError(
+            f"{name}() ran without an error, but {check}() is still false. Make the two agree on "
+            "which files there must be, and run the stage again."
+        )
+    logger.info("%s: done in %.1f s", name, time.monotonic() - start)
+    return f"{name}: done"
+
+
+def _told(line: str) -> str:
+    logger.info("%s", line)
+    return line
+
+
+def _call(builder: Any, name: str, given: Mapping[str, Any]) -> Any:
+    method = getattr(builder, name)
+    arguments = _accepted(method, given)
+    try:
+        inspect.signature(method).bind(**arguments)
+    except TypeError as error:
+        missing = str(error).rpartition(" ")[2].strip("'")
+        raise ConfigError(
+            f"{type(builder).__name__}.{name}() cannot be called: {error}. "
+            f"Write: create_dataset: {{{missing}: VALUE}}"
+        ) from error
+    return method(**arguments)
+
+
+def _accepted(function: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in given.items() if _takes(function, name)}
+
+
+def _takes(function: Callable[..., Any], name: str) -> bool:
+    parameters = inspect.signature(function).parameters
+    by_name = name in parameters and parameters[name].kind in (
+        inspect.Parameter.POSITIONAL_OR_KEYWORD,
+        inspect.Parameter.KEYWORD_ONLY,
+    )
+    return by_name or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+
+
+def _methods(builder: Any) -> list[Callable[..., Any]]:
+    """Return the methods that the builder's author wrote: those of the base take anything."""
+    base = vars(DatasetBuilder)
+    own = [name for name in _METHODS if getattr(type(builder), name, None) is not base[name]]
+    return [getattr(builder, name) for name in own]
+
+
+def _check_methods(builder: Any) -> None:
+    missing = [name for name in _METHODS if not callable(getattr(builder, name, None))]
+    if missing:
+        raise DataError(
+            f"{type(builder).__name__} has no {missing[0]}(). Write the methods "
+            f"{', '.join(_METHODS)}, or inherit: class {type(builder).__name__}(DatasetBuilder)"
+        )

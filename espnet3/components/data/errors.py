@@ -1,0 +1,11 @@
+"""What can be wrong with data."""
+
+from espnet3.errors import EspnetError
+
+
+class DataError(EspnetError, ValueError):
+    """A dataset breaks its contract, or what it was made from is missing, damaged or at odds."""
+
+
+class AudioError(DataError):
+    """An audio file is missing, unreadable, too short, or not of the form that was asked for."""

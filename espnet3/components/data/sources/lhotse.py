@@ -1,0 +1,173 @@
+"""A CutSet of lhotse, as JSON Lines.
+
+Example:
+    ```yaml
+    data_src: lhotse
+    data_src_args: {path: data/cuts_test.jsonl.gz, sample_rate: 16000}
+    ```
+"""
+
+import gzip
+import json
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from espnet3.components.data.audio import Audio, pick_channel
+from espnet3.components.data.dataset import Sample
+from espnet3.components.data.errors import AudioError
+from espnet3.components.data.sources.base import Clip, SpeechSource, check_extra, content_of
+from espnet3.components.data.sources.paths import StrPath, find_input, find_root
+from espnet3.io.scp import RecordError, check_id
+
+# The others run a command or use the network.
+_SAFE_SOURCES = ("file", "memory")
+
+
+class Dataset(SpeechSource):
+    """Cuts in the order of the file, with the text and the speaker of their supervisions.
+
+    The texts of several supervisions are joined by a blank, in the order of their start; a speaker
+    is known where there is only one. Lhotse reads the audio, so its mixes and changes of speed or
+    volume are heard; a recording that is a command or an address is refused.
+
+    Args:
+        path: The manifest, `.jsonl` or `.jsonl.gz`, relative to the current folder or the recipe's.
+        sample_rate: The rate that all cuts must have; None for any.
+        channel: The channel to take, from 0; None keeps all.
+        recipe_dir: The recipe's folder.
+
+    Raises:
+        MissingExtraError: lhotse is not installed.
+        ConfigError: The manifest, or the folder of relative paths in it, is not found.
+        RecordError: A line is wrong; the message has file and line.
+    """
+
+    def __init__(
+        self,
+        path: StrPath,
+        *,
+        sample_rate: int | None = None,
+        channel: int | None = None,
+        recipe_dir: StrPath | None = None,
+    ) -> None:
+        super().__init__(sample_rate=sample_rate, channel=channel)
+        check_extra("lhotse", "lhotse")
+        self._file = find_input(path, recipe_dir)
+        # As text: 100,000 of lhotse's objects take seconds to make, and reading changes them.
+        self._lines: list[bytes] = []
+        self._ids: dict[str, int] = {}
+        self._seconds: list[float | None] = []
+        paths: list[str] = []
+        for number, line in _read_lines(self._file):
+            paths += self._add(line, number)
+        self._root = find_root(paths, self._file.parent, recipe_dir)
+
+    def __len__(self) -> int:
+        return len(self._lines)
+
+    def _add(self, line: bytes, number: int) -> list[str]:
+        """Take a line of the file, and return the paths in it."""
+        place = f"{self._file}:{number}"
+        try:
+            cut = json.loads(line)
+            id, recordings = cut["id"], list(_recordings(cut))
+            check_id(id)
+            seconds = None if "tracks" in cut else float(cut["duration"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise RecordError(
+                f"{place}: The line {line!r:.80} is no cut ({type(error).__name__}: {error}). "
+                "Write the file by cuts.to_file(path), with recordings in it."
+            ) from error
+        if id in self._ids:
+            raise RecordError(
+                f"{place}: The id {id!r} is there twice. Make the ids unique: "
+                "cuts.modify_ids(lambda id: ...)"
+            )
+        self._ids[id] = number
+        self._lines.append(line)
+        self._seconds.append(seconds)
+        return [path for recording in recordings for path in _paths(recording, place)]
+
+    def _cut(self, position: int) -> Any:
+        from lhotse.serialization import deserialize_item
+
+        return deserialize_item(json.loads(self._lines[position]))
+
+    def _fields(self, position: int) -> Sample:
+        cut = self._cut(position)
+        parts = sorted(cut.supervisions, key=lambda part: part.start)
+        texts = [part.text for part in parts if part.text is not None]
+        speakers = {part.speaker for part in parts if part.speaker is not None}
+        fields: Sample = {"utt_id": cut.id}
+        if texts:
+            fields["text"] = " ".join(texts)
+        if len(speakers) == 1:
+            fields["speaker"] = speakers.pop()
+        return fields
+
+    def _audio(self, position: int) -> Audio:
+        cut = self._cut(position)
+        if self._sample_rate not in (None, cut.sampling_rate):
+            raise AudioError(
+                f"The cut {cut.id} is sampled at {cut.sampling_rate} Hz, but sample_rate is "
+                f"{self._sample_rate}. Convert it where the cuts are made: "
+                f"cuts.resample({self._sample_rate}).save_audios(FOLDER).to_file(path); or take it "
+                f"as it is: sample_rate: {cut.sampling_rate}"
+            )
+        try:
+            samples = cut.with_recording_path_prefix(str(self._root)).load_audio()
+        except Exception as error:  # lhotse raises what its many readers raise
+            raise AudioError(
+                f"lhotse cannot read the audio: {error}. Check its files: lhotse validate "
+                f"--read-data {self._file}"
+            ) from error
+        samples = samples[0] if len(samples) == 1 else samples.T
+        return Audio(pick_channel(samples, self._channel, f"The cut {cut.id}"), cut.sampling_rate)
+
+    def _length(self, position: int) -> float:
+        return float(self._cut(position).duration)
+
+    def _clip(self, position: int) -> Clip:
+        raise NotImplementedError  # lhotse reads the audio
+
+    def _known_durations(self) -> list[float | None]:
+        return list(self._seconds)
+
+    def _where(self, position: int) -> str:
+        return f"{self._file}:{list(self._ids.values())[position]}"
+
+    def _origin(self) -> Any:
+        return content_of(self._file)
+
+
+def _read_lines(file: Path) -> Iterator[tuple[int, bytes]]:
+    try:
+        with gzip.open(file, "rb") if file.suffix == ".gz" else file.open("rb") as lines:
+            yield from ((n, line) for n, line in enumerate(lines, 1) if not line.isspace())
+    except (OSError, EOFError, zlib.error) as error:
+        raise RecordError(
+            f"{file} cannot be read: {error}. Write it again: cuts.to_file(path)"
+        ) from error
+
+
+def _recordings(cut: Any) -> Iterator[Any]:
+    """Yield the recordings of a cut, also inside of mixed and padded ones."""
+    if "tracks" in cut:
+        for track in cut["tracks"]:
+            yield from _recordings(track["cut"])
+    elif cut.get("type") != "PaddingCut":
+        yield cut["recording"]
+
+
+def _paths(recording: Any, place: str) -> Iterator[str]:
+    for source in recording["sources"]:
+        if source["type"] not in _SAFE_SOURCES:
+            raise RecordError(
+                f"{place}: The recording {recording['id']!r} comes from a {source['type']}, "
+                f"{source['source']!r:.80}, and only files are read here. Write them: "
+                'cuts.save_audios("wav").to_file(path)'
+            )
+        if source["type"] == "file":
+            yield source["source"]
