@@ -18,10 +18,10 @@ from espnet3.cli.run_folders import find_run
 from espnet3.errors import RunFolderError
 from espnet3.parallel.folder_run import folder_errors, merge_run
 from espnet3.shards.commit import Done
+from espnet3.shards.join import join_files
 from espnet3.shards.layout import FAILED, RunLayout, is_protocol_name
 from espnet3.shards.lease import Lease, Owner, living_owners
 from espnet3.shards.manifest import Manifest
-from espnet3.shards.join import join_files
 from espnet3.shards.merge import check_complete
 from espnet3.shards.status import require_manifest
 from espnet3.shards.success import has_outputs, read_success

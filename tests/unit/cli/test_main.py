@@ -11,6 +11,7 @@ from espnet3.cli import status
 from espnet3.cli.main import VERBS, main
 
 ESPNET3 = Path(sys.executable).with_name("espnet3")
+OF_RUN_FOLDERS = ["status", "failed", "merge"]
 
 
 def run_python(code: str) -> subprocess.CompletedProcess[str]:
@@ -33,7 +34,7 @@ def test_a_misspelt_command_gets_a_suggestion_and_exit_code_2(capsys):
     assert main(["stauts", "."]) == 2
     captured = capsys.readouterr()
     assert "'stauts'. Did you mean 'status'?" in captured.err
-    assert "status, failed, merge" in captured.err
+    assert "run, status, failed, merge" in captured.err
     assert not captured.out
 
 
@@ -48,10 +49,10 @@ def test_every_command_has_help(verb, capsys):
     assert main([verb, "--help"]) == 0
     shown = capsys.readouterr().out
     assert f"usage: espnet3 {verb}" in shown
-    assert "--json" in shown
+    assert ("--json" in shown) == (verb in OF_RUN_FOLDERS)
 
 
-@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("verb", OF_RUN_FOLDERS)
 def test_an_error_is_one_message_without_a_traceback(verb, tmp_path, capsys):
     assert main([verb, str(tmp_path)]) == 1
     captured = capsys.readouterr()
@@ -60,7 +61,7 @@ def test_an_error_is_one_message_without_a_traceback(verb, tmp_path, capsys):
     assert not captured.out
 
 
-@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("verb", OF_RUN_FOLDERS)
 def test_a_folder_that_does_not_exist_gets_a_suggestion(verb, tmp_path, capsys):
     (tmp_path / "decode").mkdir()
     assert main([verb, str(tmp_path / "deocde")]) == 1
@@ -102,7 +103,7 @@ def test_help_imports_nothing_heavy():
     assert done.stdout.splitlines()[-1] == "heavy:", done.stderr
 
 
-@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("verb", OF_RUN_FOLDERS)
 def test_no_command_imports_torch_dask_or_lightning(verb, complete):
     done = run_python(
         f"import sys; from espnet3.cli.main import main; main({[verb, str(complete)]}); "

@@ -1,0 +1,116 @@
+"""Run a recipe: what its `run.py` calls.
+
+Nothing heavy is imported before the command line is known to be right.
+"""
+
+import logging
+import os
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from espnet3.cli.guard import guarded
+from espnet3.cli.program import program_words
+from espnet3.cli.recipe_folder import (
+    assign_configs,
+    check_given,
+    enter_recipe,
+    find_files,
+    find_recipe_dir,
+)
+from espnet3.cli.recipe_options import Options, list_stages, make_parser, parse_options
+from espnet3.cli.stage_selection import Selected, select_stages
+from espnet3.cli.usage import UsageError
+from espnet3.systems.base.stages import find_config, stages_of
+from espnet3.systems.base.system import BaseSystem
+
+logger = logging.getLogger(__name__)
+
+
+def run_recipe(
+    system: type[BaseSystem],
+    argv: Sequence[str] | None = None,
+    *,
+    recipe_dir: str | Path | None = None,
+) -> int:
+    """Run the stages that a command line asks for.
+
+    The process changes into the folder of the recipe, and imports from there.
+
+    Args:
+        system: the class whose methods are the stages.
+        argv: the arguments; those of the program if None.
+        recipe_dir: the folder of the recipe; that of the script that runs if None.
+
+    Returns:
+        The exit code: 0 if all went well, 1 after an error, 2 for a wrong call, 130 after Ctrl-C,
+        143 after SIGTERM.
+    """
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    folder = find_recipe_dir() if recipe_dir is None else Path(os.path.abspath(recipe_dir))
+    return guarded(lambda: _run(system, arguments, folder))
+
+
+def _run(system: type[BaseSystem], argv: Sequence[str], recipe_dir: Path) -> int:
+    stages = stages_of(system)
+    program = program_words(argv)
+    options = parse_options(argv, stages, prog=shlex.join(program))
+    if options.list_stages:
+        print(list_stages(stages))
+        return 0
+    if not options.stages:
+        print(make_parser(stages, prog=shlex.join(program)).format_usage(), end="")
+        print(f"\nstages:\n{list_stages(stages)}", flush=True)
+        if argv:
+            raise UsageError("No stage is given. Write, for example: --stages infer measure")
+        return 0
+    selected = select_stages(
+        options.stages, stages, stop=options.stop_stage, system=system.__name__
+    )
+    working_dir = os.path.relpath(Path.cwd(), recipe_dir)
+    instance = _set_up(system, options, selected, recipe_dir)
+    if options.dry_run:
+        from espnet3.cli.dry_run import print_plan
+
+        print_plan(instance, selected)
+        return 0
+    from espnet3.cli.stage_loop import StageLoop
+    from espnet3.systems.base.provenance import Invocation
+
+    invocation = Invocation([*program, *argv], working_dir, recipe_dir)
+    return StageLoop(instance, selected, options, invocation, program).run()
+
+
+def _set_up(
+    system: type[BaseSystem], options: Options, selected: Sequence[Selected], recipe_dir: Path
+) -> BaseSystem:
+    """Load and check all configs, and build the system with them; the folder changes."""
+    from espnet3 import logs
+    from espnet3.systems.base.checks import check_stages
+    from espnet3.systems.base.context import check_inference_dir, load_configs
+
+    logs.make_visible()
+    sys.dont_write_bytecode |= options.dry_run
+    stages = [entry.stage for entry in selected if not entry.skipped]
+    files = assign_configs(options, stages)
+    check_given(stages, lambda stage: any(kind in files for kind in stage.configs), recipe_dir)
+    _warn_about_unused(options, files)
+    start_dir = Path.cwd()
+    enter_recipe(recipe_dir)
+    found = {kind: find_files(paths, start_dir, recipe_dir) for kind, paths in files.items()}
+    configs = load_configs(found, options.overrides, recipe_dir=recipe_dir)
+    check_given(stages, lambda stage: find_config(configs, stage) is not None, recipe_dir)
+    if any("metrics" in stage.configs for stage in stages):
+        check_inference_dir(configs)
+    instance = system(**vars(configs))
+    check_stages(instance, stages)
+    return instance
+
+
+def _warn_about_unused(options: Options, files: dict[str, tuple[str, ...]]) -> None:
+    if options.config and options.config not in files.values():
+        logger.warning(
+            "--config %s is not used: every stage has a config of its own",
+            shlex.join(options.config),
+        )

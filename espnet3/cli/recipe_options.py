@@ -1,0 +1,127 @@
+"""The command line of a recipe: options for stages and configs, and overrides among them."""
+
+import argparse
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from espnet3.cli.usage import UsageError
+from espnet3.errors import suggest
+from espnet3.systems.base.stages import KINDS, Stage
+
+_OVERRIDE = re.compile(r"[+~]*[^-/=\s][^/=\s]*=")
+_HELP = {
+    "training": "for stages 1 to 5; what it says of folders holds for the other configs as well",
+    "inference": "for infer",
+    "metrics": "for measure and report",
+    "publication": "for pack_model and upload_model",
+    "demo": "for pack_demo and upload_demo",
+}
+
+
+@dataclass(frozen=True)
+class Options:
+    """What was typed."""
+
+    stages: tuple[str, ...] = ()
+    stop_stage: str | None = None
+    config: tuple[str, ...] = ()
+    configs: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Files by kind, for those that were given."""
+    overrides: tuple[str, ...] = ()
+    dry_run: bool = False
+    list_stages: bool = False
+
+    def arguments(self, stages: Sequence[str]) -> list[str]:
+        """Return the arguments that run these stages with the same configs and overrides."""
+        files = {"config": self.config, **{f"{k}_config": v for k, v in self.configs.items()}}
+        given = [(f"--{name}", *paths) for name, paths in files.items() if paths]
+        words = [word for option in given for word in option]
+        return ["--stages", *stages, *words, *self.overrides]
+
+
+def parse_options(argv: Sequence[str], stages: Sequence[Stage], *, prog: str) -> Options:
+    """Parse a command line; overrides (`key.path=value`) may stand anywhere on it.
+
+    Raises:
+        UsageError: a word is neither option nor value.
+        SystemExit: from argparse, after `--help` and after a missing value.
+    """
+    overrides = tuple(word for word in argv if is_override(word))
+    rest = [word for word in argv if not is_override(word)]
+    parser = make_parser(stages, prog=prog)
+    args, stray = parser.parse_known_args(rest)
+    if stray:
+        raise UsageError(_explain_stray(stray[0], stages))
+    configs = {kind: tuple(getattr(args, f"{kind}_config")) for kind in KINDS}
+    return Options(
+        stages=tuple(args.stages),
+        stop_stage=args.stop_stage,
+        config=tuple(args.config),
+        configs={kind: files for kind, files in configs.items() if files},
+        overrides=overrides,
+        dry_run=args.dry_run,
+        list_stages=args.list_stages,
+    )
+
+
+def is_override(word: str) -> bool:
+    """Tell an override from an option, and from a file such as `conf/beam=8.yaml`."""
+    return _OVERRIDE.match(word) is not None
+
+
+def make_parser(stages: Sequence[Stage], *, prog: str) -> argparse.ArgumentParser:
+    """Return the parser, whose help lists the stages."""
+    parser = argparse.ArgumentParser(
+        prog=prog,
+        usage=f"{prog} --stages STAGE ... [--config FILE ...] [KEY.PATH=VALUE ...] [--dry-run]",
+        description="Run stages of a recipe.",
+        epilog=f"stages:\n{list_stages(stages)}\n\nKEY.PATH=VALUE changes a value of all configs, "
+        "such as parallel.n_workers=4.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("--stages", "--stage", nargs="+", action="extend", default=[], metavar="STAGE",
+        help="names, numbers, ranges such as 4-7 or train-measure, or all")  # fmt: skip
+    add("--stop_stage", "--stop-stage", metavar="STAGE",
+        help="the last stage, if --stage is the first")  # fmt: skip
+    _add_files(parser, "config", "for the stages that have no config of their own, merged in order")
+    for kind in KINDS:
+        _add_files(parser, f"{kind}_config", _HELP[kind])
+    add("--dry-run", "--dry_run", action="store_true", help="say what would be done, and end")
+    add("--list-stages", "--list_stages", action="store_true", help="list the stages, and end")
+    return parser
+
+
+def _add_files(parser: argparse.ArgumentParser, name: str, text: str) -> None:
+    spellings = dict.fromkeys([f"--{name}", f"--{name.replace('_', '-')}"])
+    parser.add_argument(
+        *spellings, dest=name, nargs="+", action="extend", default=[], metavar="FILE", help=text
+    )
+
+
+def list_stages(stages: Sequence[Stage]) -> str:
+    """Return a line for each stage: number, name, what it does, which config it reads."""
+    width = max(len(stage.name) for stage in stages)
+    lines = []
+    for stage in stages:
+        number = "" if stage.number is None else str(stage.number)
+        missing = "" if stage.is_defined else " - not in this system"
+        options = " or ".join(f"--{kind}_config" for kind in stage.configs)
+        lines.append(f"  {number:>2}  {stage.name:{width}}  {stage.help} ({options}){missing}")
+    return "\n".join(lines)
+
+
+def _explain_stray(word: str, stages: Sequence[Stage]) -> str:
+    if word.startswith("-"):
+        known = ["--help", "--stages", "--stage", "--stop_stage", "--config", "--dry-run"]
+        known += ["--list-stages", *(f"--{kind}_config" for kind in KINDS)]
+        name = word.partition("=")[0]
+        return f"There is no option {name}.{suggest(name, known)} For all of them: --help"
+    if any(word in (stage.name, str(stage.number)) for stage in stages):
+        return f"{word!r} stands alone. To run that stage, write: --stages {word}"
+    return (
+        f"{word!r} is neither an option nor an override. Write: --stages STAGE, --config FILE, "
+        "or KEY.PATH=VALUE"
+    )

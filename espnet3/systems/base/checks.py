@@ -1,0 +1,123 @@
+"""Check the configs of all stages that were asked for, before the first of them runs."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from espnet3.errors import ConfigError
+from espnet3.systems.base.context import DEFAULTS, SHARED
+from espnet3.systems.base.stages import Stage, has_own
+from espnet3.systems.base.system import BaseSystem
+
+if TYPE_CHECKING:
+    from espnet3.config.load import LoadedConfig
+
+KNOWN_KEYS = frozenset(
+    (
+        *DEFAULTS, *SHARED,
+        "dataset", "create_dataset", "tokenizer", "dataloader", "model", "task", "optimizer",
+        "optimizers", "scheduler", "schedulers", "scheduler_interval", "scheduler_monitor",
+        "trainer", "fit", "best_model_criterion", "parallel",
+        "device", "metrics",
+    )
+)  # fmt: skip
+"""Top-level keys with a meaning, beside those of `InferenceConfig`; others are the recipe's own."""
+
+_PARALLEL = dict.fromkeys(
+    ("n_workers", "shards_per_worker", "item_timeout", "worker_timeout", "start_timeout"),
+    "parallel",
+)
+_RUNNER = dict.fromkeys(
+    ("on_error", "max_errors", "resume", "retry_failed", "accept_changes"), "runner"
+)
+_TRAINER = dict.fromkeys(
+    ("devices", "accelerator", "strategy", "precision", "max_epochs", "max_steps"), "trainer"
+)
+_DATALOADER = {"num_workers": "dataloader.train", "collate_fn": "dataloader"}
+
+HOMES = {**_PARALLEL, **_RUNNER, **_TRAINER, **_DATALOADER}
+"""Keys that people write at the top, and the block that they belong to."""
+
+BLOCK_HOMES = {
+    "trainer": {**_PARALLEL, **_RUNNER, "env": "parallel"},
+    "parallel": {**_TRAINER, **_RUNNER, **_DATALOADER},
+    "runner": {**_PARALLEL, **_TRAINER, "env": "parallel"},
+    "dataloader": {**_PARALLEL, **_TRAINER},
+}
+"""The same for keys that stand in the wrong block."""
+
+
+def check_stages(system: BaseSystem, stages: Sequence[Stage]) -> None:
+    """Check all that can be known before anything runs.
+
+    That is: misspelt and misplaced keys, interpolations that lead nowhere, the `parallel` block,
+    targets that do not import, and what `check_<stage>` of the system checks.
+
+    Raises:
+        ConfigError: the first problem.
+    """
+    configs = [system.config_for(stage.name) for stage in stages]
+    for loaded in {id(loaded): loaded for loaded in configs}.values():
+        _check_config(loaded)
+    for stage, loaded in zip(stages, configs, strict=True):
+        check_targets(loaded, stage.blocks)
+    for stage in stages:
+        check = f"check_{stage.name}"
+        if has_own(type(system), stage.name, check):
+            getattr(system, check)()
+
+
+def _check_config(loaded: "LoadedConfig") -> None:
+    from espnet3.config.keys import check_block, check_keys
+    from espnet3.config.resolve import resolved
+    from espnet3.parallel.parallel import as_parallel_config
+    from espnet3.systems.base.inference_config import KEYS
+
+    check_keys(loaded, KNOWN_KEYS.union(KEYS), homes=HOMES)
+    for block, homes in BLOCK_HOMES.items():
+        check_block(loaded, block, homes)
+    resolved(loaded.config, loaded=loaded)
+    as_parallel_config(loaded)
+
+
+def check_targets(loaded: "LoadedConfig", blocks: Iterable[str] | None) -> None:
+    """Import everything that a `_target_` in these blocks names.
+
+    Args:
+        loaded: the config.
+        blocks: top-level keys; None for all.
+
+    Raises:
+        ConfigError: naming the key, its place, and what is wrong.
+    """
+    from espnet3.config.resolve import resolved
+    from espnet3.config.sources import set_in
+    from espnet3.config.targets import BadTarget, locate
+
+    values = resolved(loaded.config, loaded=loaded)
+    used = values if blocks is None else {key: values[key] for key in blocks if key in values}
+    for key, target in _targets(used):
+        where = f"{key} is {target!r}{set_in(key, loaded)}"
+        try:
+            locate(str(target))
+        except BadTarget as bad:
+            raise ConfigError(f"{where}, but {bad}") from bad
+        except Exception as error:
+            problem = f"{type(error).__name__}: {error}"
+            raise ConfigError(
+                f"{where}, but its module cannot be imported: {problem}. Mend it, then see: "
+                f"python -c 'import {str(target).rpartition('.')[0]}'"
+            ) from error
+
+
+def _targets(values: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    children: Iterable[tuple[Any, Any]] = ()
+    if isinstance(values, dict):
+        children = values.items()
+    elif isinstance(values, list):
+        children = enumerate(values)
+    for name, child in children:
+        key = f"{prefix}{name}"
+        if name == "_target_":
+            yield key, child
+        else:
+            yield from _targets(child, f"{key}.")

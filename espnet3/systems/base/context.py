@@ -1,0 +1,174 @@
+"""What the configs of a recipe share: declared once, and handed from one to the next."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from espnet3.errors import ConfigError
+from espnet3.systems.base.stages import KINDS
+
+if TYPE_CHECKING:
+    from espnet3.config.load import LoadedConfig
+
+logger = logging.getLogger(__name__)
+
+DEFAULTS = {
+    "recipe_dir": ".",
+    "data_dir": "${recipe_dir}/data",
+    "exp_tag": "${self_name:}",
+    "exp_dir": "${recipe_dir}/exp/${exp_tag}",
+    "stats_dir": "${recipe_dir}/exp/stats",
+    "inference_dir": "${exp_dir}/${self_name:}",
+    "num_device": 1,
+    "num_nodes": 1,
+}
+"""Values of every config, below what its files say."""
+
+SHARED = (
+    "recipe_dir",
+    "exp_tag",
+    "exp_dir",
+    "data_dir",
+    "stats_dir",
+    "dataset_dir",
+    "seed",
+    "num_device",
+    "num_nodes",
+)
+"""Keys whose values in the first config (training, else inference) hold in the later ones."""
+
+_INFERENCE_DIR = "inference_dir"
+_PLACES = ("exp_tag", "exp_dir", _INFERENCE_DIR)
+
+
+@dataclass(frozen=True)
+class Configs:
+    """One config of each kind that was given; each has the shared context."""
+
+    training: "LoadedConfig | None" = None
+    inference: "LoadedConfig | None" = None
+    metrics: "LoadedConfig | None" = None
+    publication: "LoadedConfig | None" = None
+    demo: "LoadedConfig | None" = None
+
+
+def load_configs(
+    files: Mapping[str, Sequence[str | Path]],
+    overrides: Sequence[str] = (),
+    *,
+    recipe_dir: str | Path | None = None,
+) -> Configs:
+    """Load the configs of a recipe, so that what they share is the same in all of them.
+
+    Training's context wins over that of the other files, and `inference_dir` of the inference
+    config over that of the metrics config; overrides win over all. An info line tells where a
+    value that a file sets is replaced by another.
+
+    Args:
+        files: by kind, as in `KINDS`.
+        overrides: applied to each config.
+        recipe_dir: the folder of the recipe.
+
+    Raises:
+        ConfigError: as `load_config`, or if a shared key refers to nothing.
+    """
+    loaded: dict[str, LoadedConfig] = {}
+    for kind in KINDS:
+        if files.get(kind):
+            loaded[kind] = _load(files[kind], overrides, _above(loaded), recipe_dir)
+    return Configs(**loaded)
+
+
+def _load(
+    files: Sequence[str | Path],
+    overrides: Sequence[str],
+    above: "LoadedConfig | None",
+    recipe_dir: str | Path | None,
+) -> "LoadedConfig":
+    from espnet3.config.load import load_config
+
+    loaded = load_config(files, overrides, below=DEFAULTS, recipe_dir=recipe_dir)
+    if above is None:
+        return loaded
+    _tell_differences(loaded, above)
+    return load_config(files, overrides, below=DEFAULTS, above=above, recipe_dir=recipe_dir)
+
+
+def _above(loaded: Mapping[str, "LoadedConfig"]) -> "LoadedConfig | None":
+    """Return what the configs so far say of the context."""
+    from omegaconf import OmegaConf
+
+    from espnet3.config.literal import escaped_values
+    from espnet3.config.load import LoadedConfig
+
+    first, inference = loaded.get("training") or loaded.get("inference"), loaded.get("inference")
+    if first is None:
+        return None
+    homes = dict.fromkeys(SHARED, first)
+    if inference is not None:
+        homes[_INFERENCE_DIR] = inference
+    values = {key: context_value(home, key) for key, home in homes.items()}
+    values = {key: value for key, value in values.items() if value is not None}
+    sources = {key: source for key in values if (source := homes[key].find_source(key))}
+    return LoadedConfig(OmegaConf.create(escaped_values(values)), sources)
+
+
+def context_value(loaded: "LoadedConfig", key: str) -> Any:
+    """Return the resolved value of a key, or None if it is not set.
+
+    Raises:
+        ConfigError: it refers to a key that does not exist.
+    """
+    from omegaconf.errors import OmegaConfBaseException
+
+    from espnet3.config.resolve import resolved
+
+    try:
+        return loaded.config.get(key)
+    except OmegaConfBaseException:
+        resolved(loaded.config, loaded=loaded)  # words the error
+        raise
+
+
+def _tell_differences(loaded: "LoadedConfig", above: "LoadedConfig") -> None:
+    for key in map(str, above.config):
+        source = loaded.find_source(key)
+        if source is None or source.line is None:
+            continue  # a default, or an override, which wins
+        own, shared = context_value(loaded, key), above.config[key]
+        if own != shared:
+            logger.info(
+                "%s is %r, from %s, and not %r as %s says",
+                key, shared, above.source_of(key), own, source,
+            )  # fmt: skip
+
+
+def check_inference_dir(configs: Configs) -> None:
+    """Refuse a metrics config that does not know which results it is about.
+
+    Raises:
+        ConfigError: with the two ways to tell it.
+    """
+    metrics = configs.metrics
+    if metrics is None or configs.inference is not None:
+        return
+    folder = context_value(metrics, _INFERENCE_DIR)
+    if any(_is_set(metrics, configs.training, key) for key in _PLACES) or Path(folder).is_dir():
+        return
+    file = metrics.files[0] if metrics.files else "the metrics config"
+    raise ConfigError(
+        f"{file} does not say which results to score: inference_dir would be {folder}, which does "
+        "not exist. Add --inference_config conf/inference.yaml, or write in "
+        f"{file}: inference_dir: FOLDER"
+    )
+
+
+def _is_set(metrics: "LoadedConfig", training: "LoadedConfig | None", key: str) -> bool:
+    """Tell whether the metrics files or an override set a key."""
+    source = metrics.find_source(key)
+    if source is None or source.file == "default":
+        return False
+    by_override = source.line is None
+    return by_override or training is None or source != training.find_source(key)

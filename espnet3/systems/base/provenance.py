@@ -1,0 +1,145 @@
+"""What is kept of a run of a stage: its config, where each key came from, the command, versions.
+
+Both files, `<exp_dir>/config/<stage>.{yaml,json}`, are there before the stage starts.
+"""
+
+import platform
+import shlex
+import socket
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from espnet3 import __version__
+from espnet3.io.atomic import write_json, write_text
+from espnet3.systems.base.git_state import git_state
+from espnet3.systems.base.stages import Stage
+
+if TYPE_CHECKING:
+    from espnet3.config.load import LoadedConfig
+
+_PACKAGES = (
+    "torch",
+    "lightning",
+    "numpy",
+    "omegaconf",
+    "hydra-core",
+    "pydantic",
+    "dask",
+    "distributed",
+    "dask-jobqueue",
+    "jiwer",
+)
+
+
+@dataclass(frozen=True)
+class Invocation:
+    """How the recipe was called."""
+
+    command: Sequence[str]
+    """As it can be pasted into a shell, secrets included."""
+    working_dir: str
+    """The folder it was typed in, relative to the recipe's."""
+    recipe_dir: Path
+
+    def shown(self) -> str:
+        """Return the command without secrets."""
+        from espnet3.config.redact import redact_command
+
+        return shlex.join(redact_command(list(self.command)))
+
+    def hidden(self) -> dict[str, str]:
+        """Return the words with a secret, each with what to show instead; also as quoted."""
+        from espnet3.config.redact import redact_command
+
+        shown = redact_command(list(self.command))
+        pairs = [pair for pair in zip(self.command, shown, strict=True) if pair[0] != pair[1]]
+        spellings: tuple[Callable[[str], str], ...] = (shlex.quote, str)
+        return {spell(secret): spell(word) for spell in spellings for secret, word in pairs}
+
+
+@dataclass
+class StageRecord:
+    """The record of one run of a stage; `begin` writes it, `finish` completes it."""
+
+    folder: Path
+    stage: Stage
+    loaded: "LoadedConfig"
+    invocation: Invocation
+    _values: dict[str, Any] = field(default_factory=dict)
+    _begin: float = 0.0
+
+    def begin(self) -> None:
+        """Write the config and what is known so far."""
+        self._begin = time.monotonic()
+        self._values = self._describe()
+        self.folder.mkdir(parents=True, exist_ok=True)
+        write_text(self.folder / f"{self.stage.name}.yaml", self._yaml())
+        self._write()
+
+    def finish(self, state: str) -> None:
+        """Add how and when it ended: done, skipped, failed, interrupted."""
+        seconds = round(time.monotonic() - self._begin, 3)
+        self._values.update(state=state, end=_now(), seconds=seconds)
+        self._write()
+
+    def _write(self) -> None:
+        write_json(self.folder / f"{self.stage.name}.json", self._values)
+
+    def _describe(self) -> dict[str, Any]:
+        return {
+            "stage": self.stage.name,
+            "number": self.stage.number,
+            "state": "running",
+            "command": self.invocation.shown(),
+            "working_dir": self.invocation.working_dir,
+            "host": socket.gethostname(),
+            "versions": versions(),
+            "git": git_state(self.invocation.recipe_dir),
+            "start": _now(),
+            "end": None,
+            "seconds": None,
+            "files": list(self.loaded.files),
+            "sources": self._sources(),
+        }
+
+    def _sources(self) -> dict[str, str]:
+        from espnet3.config.redact import redact_command
+
+        # The source of an override is the override itself, with its value.
+        begin = "command line: "
+        sources = {key: str(source) for key, source in self.loaded.sources.items()}
+        return {
+            key: begin + redact_command([text.removeprefix(begin)])[0]
+            if text.startswith(begin)
+            else text
+            for key, text in sources.items()
+        }
+
+    def _yaml(self) -> str:
+        from omegaconf import OmegaConf
+
+        from espnet3.config.redact import redact
+
+        command = self.invocation.shown().replace("\n", "\\n")
+        head = f"# {command}\n# {self._values['start']}\n"
+        return head + OmegaConf.to_yaml(OmegaConf.create(redact(self.loaded.resolved())))
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of Python and of the packages that results may depend on."""
+    found = {"python": platform.python_version(), "espnet3": __version__}
+    for package in _PACKAGES:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _now() -> str:
+    return datetime.now().astimezone().isoformat(timespec="seconds")

@@ -1,0 +1,199 @@
+"""The stages of a system: their numbers, their order, and the configs that they read."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from espnet3.errors import ConfigError, suggest
+
+if TYPE_CHECKING:
+    from espnet3.config.load import LoadedConfig
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+KINDS = ("training", "inference", "metrics", "publication", "demo")
+"""Of configs; each has an option on the command line, such as `--training_config`."""
+
+_MARK = "_espnet3_stage"
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A step of a recipe, which is the method of this name of its system."""
+
+    name: str
+    number: int | None
+    configs: tuple[str, ...]
+    """Kinds of config that it can read; of those that were given, it gets the first."""
+    help: str
+    alternative_key: str = ""
+    """A config of another kind than the first serves only if it has this key."""
+    blocks: tuple[str, ...] | None = None
+    """Top-level keys of the config of which it builds something; None for all."""
+    in_all: bool = True
+    """Whether `--stages all` runs it."""
+    is_defined: bool = False
+    """Whether the system has a method for it."""
+
+    def __str__(self) -> str:
+        return self.name if self.number is None else f"{self.name} ({self.number})"
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """What a stage returns if there was nothing to do, and why."""
+
+    reason: str
+
+
+_TRAINING = ("training",)
+_DATA = ("dataset", "create_dataset")
+_INFERENCE = ("dataset", "model", "provider", "runner", "output_artifacts")
+
+STAGES = (
+    Stage("create_dataset", 1, ("training", "inference"), "Prepare the data", blocks=_DATA),
+    Stage(
+        "train_tokenizer", 2, _TRAINING, "Train the tokenizer", blocks=("dataset", "tokenizer")
+    ),
+    Stage("collect_stats", 3, _TRAINING, "Collect shapes and statistics of the features"),
+    Stage("train", 4, _TRAINING, "Train the model"),
+    Stage("average", 5, _TRAINING, "Average the best checkpoints", blocks=()),
+    Stage("infer", 6, ("inference",), "Run the model over the test sets", blocks=_INFERENCE),
+    Stage(
+        "measure", 7, ("metrics", "inference"), "Score the results",
+        alternative_key="metrics", blocks=("metrics",),
+    ),
+    Stage("report", 8, ("metrics", "inference"), "Write a report of the scores", blocks=()),
+    Stage("pack_model", 9, ("publication",), "Pack the model for others"),
+    Stage("upload_model", 10, ("publication",), "Upload the packed model"),
+    Stage("pack_demo", None, ("demo",), "Pack a demo", in_all=False),
+    Stage("upload_demo", None, ("demo",), "Upload the demo", in_all=False),
+)  # fmt: skip
+"""What every system knows by name, in the order in which they run."""
+
+
+@dataclass(frozen=True)
+class _Mark:
+    config: str
+    help: str
+    after: str
+    before: str
+
+
+def stage(*, config: str, after: str = "", before: str = "", help: str = "") -> Callable[[F], F]:
+    """Make a method of a system a stage of its own, right after or right before another.
+
+    A method that has the name of a known stage replaces that stage and needs no decorator.
+
+    Args:
+        config: the kind of config that it reads: training, inference, metrics, publication, demo.
+        after: name of the stage that it follows.
+        before: name of the stage that it precedes; give one of the two.
+        help: one line for `--list-stages`; the first line of the docstring if left out.
+
+    Example:
+        >>> class MySystem:
+        ...     @stage(config="inference", after="infer", help="Rescore with a language model")
+        ...     def rescore(self): ...
+        >>> [str(known) for known in stages_of(MySystem)][5:8]
+        ['infer (6)', 'rescore', 'measure (7)']
+    """
+
+    def mark(method: F) -> F:
+        text = help or (method.__doc__ or "").strip().partition("\n")[0].rstrip(".")
+        setattr(method, _MARK, _Mark(config, text, after, before))
+        return method
+
+    return mark
+
+
+def stages_of(system: type) -> tuple[Stage, ...]:
+    """Return the stages of a system, in the order in which they run.
+
+    Raises:
+        ConfigError: an added stage has no place, exists already, or reads an unknown config.
+    """
+    stages = list(STAGES)
+    anchors: dict[str, str] = {}
+    for cls in reversed(system.__mro__):
+        for name, method in vars(cls).items():
+            mark = getattr(method, _MARK, None)
+            if mark is not None:
+                _check_mark(cls, name, mark, [known.name for known in stages])
+                stages.insert(_position(stages, mark, anchors), _added(name, mark))
+                anchors[name] = mark.after
+    return tuple(
+        replace(known, is_defined=callable(getattr(system, known.name, None))) for known in stages
+    )
+
+
+def _added(name: str, mark: _Mark) -> Stage:
+    return Stage(name, None, (mark.config,), mark.help)
+
+
+def _position(stages: Sequence[Stage], mark: _Mark, anchors: dict[str, str]) -> int:
+    names = [known.name for known in stages]
+    if mark.before:
+        return names.index(mark.before)
+    position = names.index(mark.after) + 1
+    # Two stages that follow the same one keep the order in which they are written.
+    while position < len(names) and anchors.get(names[position]) == mark.after:
+        position += 1
+    return position
+
+
+def _check_mark(cls: type, name: str, mark: _Mark, known: Sequence[str]) -> None:
+    where = f"Stage {name!r} of {cls.__name__}"
+    if name in known:
+        raise ConfigError(
+            f"{where} exists already and keeps its place and config. Remove @stage(...) above "
+            f"def {name}."
+        )
+    if mark.config not in KINDS:
+        raise ConfigError(
+            f"{where} reads the config {mark.config!r}.{suggest(mark.config, KINDS)} Write: "
+            f"@stage(config=...) with one of {', '.join(KINDS)}."
+        )
+    anchor = mark.after or mark.before
+    if bool(mark.after) == bool(mark.before):
+        raise ConfigError(
+            f"{where} needs one place. Write either @stage(config={mark.config!r}, "
+            f'after="infer") or @stage(config={mark.config!r}, before="infer").'
+        )
+    if anchor not in known:
+        raise ConfigError(
+            f"{where} is placed next to {anchor!r}, which is no stage.{suggest(anchor, known)} "
+            f"Stages: {', '.join(known)}."
+        )
+
+
+def find_stage(stages: Iterable[Stage], name: str) -> Stage:
+    """Return the stage of this name, which must exist."""
+    return next(known for known in stages if known.name == name)
+
+
+def find_config(configs: Any, stage: Stage) -> "LoadedConfig | None":
+    """Return the config that a stage reads: the first that was given, and serves.
+
+    Args:
+        configs: a system or `Configs`, which have an attribute for each kind.
+        stage: of the system.
+    """
+    for kind in stage.configs:
+        loaded: LoadedConfig | None = getattr(configs, kind)
+        needed = stage.alternative_key if kind != stage.configs[0] else ""
+        if loaded is not None and (not needed or loaded.has(needed)):
+            return loaded
+    return None
+
+
+def has_own(system: type, stage_name: str, companion: str) -> bool:
+    """Tell whether a companion method, such as `describe_infer`, belongs to the stage as it is.
+
+    One that was written for a stage that a subclass has replaced since does not.
+    """
+    owners = [
+        next((i for i, cls in enumerate(system.__mro__) if name in vars(cls)), None)
+        for name in (companion, stage_name)
+    ]
+    return owners[0] is not None and owners[1] is not None and owners[0] <= owners[1]

@@ -1,0 +1,124 @@
+"""A system: a class whose methods are the stages of a recipe."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from espnet3.errors import ConfigError
+from espnet3.systems.base.stages import KINDS, Skipped, find_config, find_stage, stages_of
+
+if TYPE_CHECKING:
+    from espnet3.config.load import LoadedConfig
+
+
+class BaseSystem:
+    """Prepares data, runs inference and measures it; subclass it to add or replace stages.
+
+    A method named as a known stage replaces that stage; `@stage(...)` adds one. A method
+    `describe_<stage>()` returns the lines that `--dry-run` shows, and `check_<stage>()` raises
+    before the first stage runs if that one cannot.
+
+    Args:
+        training: the config of stages 1 to 5, as `load_config` returns it.
+        inference: that of `infer`.
+        metrics: that of `measure` and `report`.
+        publication: that of `pack_model` and `upload_model`.
+        demo: that of `pack_demo` and `upload_demo`.
+
+    Example:
+        >>> class MySystem(BaseSystem):
+        ...     def train(self):
+        ...         print("training")
+        >>> MySystem().train()
+        training
+    """
+
+    def __init__(
+        self,
+        training: "LoadedConfig | None" = None,
+        inference: "LoadedConfig | None" = None,
+        metrics: "LoadedConfig | None" = None,
+        publication: "LoadedConfig | None" = None,
+        demo: "LoadedConfig | None" = None,
+    ) -> None:
+        self.training = training
+        self.inference = inference
+        self.metrics = metrics
+        self.publication = publication
+        self.demo = demo
+
+    def config_for(self, stage_name: str) -> "LoadedConfig":
+        """Return the config that a stage reads.
+
+        Raises:
+            ConfigError: none of those that it can read was given.
+        """
+        stage = find_stage(stages_of(type(self)), stage_name)
+        loaded = find_config(self, stage)
+        if loaded is not None:
+            return loaded
+        raise ConfigError(
+            f"Stage {stage} needs a config. Write: {type(self).__name__}({stage.configs[0]}="
+            f'load_config("conf/{stage.configs[0]}.yaml"))'
+        )
+
+    @property
+    def exp_dir(self) -> Path:
+        """The folder of the experiment, which all configs share."""
+        return Path(self._context("exp_dir"))
+
+    @property
+    def recipe_dir(self) -> Path:
+        """The folder of the recipe."""
+        return Path(self._context("recipe_dir"))
+
+    def _context(self, key: str) -> Any:
+        for kind in KINDS:
+            loaded: LoadedConfig | None = getattr(self, kind)
+            if loaded is not None and loaded.has(key):
+                return loaded.config[key]
+        raise ConfigError(f"No config sets {key}. Write in one of them: {key}: VALUE")
+
+    def create_dataset(self) -> Any:
+        """Prepare the data."""
+        from espnet3.components.data.dataset_builder import create_dataset
+
+        steps = create_dataset(self.config_for("create_dataset").resolved())
+        if steps and all(": skipped, " in step for step in steps):
+            return Skipped("all is there already")
+        return steps
+
+    def infer(self) -> Any:
+        """Run the model over the test sets."""
+        from espnet3.systems.base.inference import infer
+
+        return infer(self.config_for("infer"))
+
+    def check_infer(self) -> None:
+        """Check the inference config before anything runs."""
+        from espnet3.systems.base.inference import check_inference
+
+        check_inference(self.config_for("infer"))
+
+    def describe_infer(self) -> list[str]:
+        """Return what `infer` would do: test sets, shards, batches, job script."""
+        from espnet3.systems.base.inference import describe_inference
+
+        return describe_inference(self.config_for("infer"))
+
+    def measure(self) -> Any:
+        """Score the results."""
+        from espnet3.systems.base.metric import measure
+
+        return measure(self.config_for("measure"))
+
+    def check_measure(self) -> None:
+        """Check the metrics config before anything runs."""
+        from espnet3.systems.base.metric import check_measure
+
+        check_measure(self.config_for("measure"))
+
+    def describe_measure(self) -> list[str]:
+        """Return what `measure` would do."""
+        from espnet3.systems.base.metric import describe_measure
+
+        return describe_measure(self.config_for("measure"))
