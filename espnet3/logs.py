@@ -2,10 +2,16 @@
 
 import logging
 import sys
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import TextIO
 
 FORMAT = "%(asctime)s %(levelname)s %(message)s"
+LONG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 _DATE = "%H:%M:%S"
+_OWN_LOGGERS = ("__main__", "src", "dataset")
+"""Of the recipe itself, whose info lines are shown as well."""
 
 
 class _StderrHandler(logging.StreamHandler[TextIO]):
@@ -33,4 +39,69 @@ def make_visible() -> None:
 
 def log_to_stderr(level: int = logging.INFO) -> None:
     """Set up logging of a worker process, whose stderr is its log file."""
-    logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.basicConfig(level=level, format=LONG_FORMAT)
+
+
+def _others_on_stderr() -> logging.Handler:
+    """Return what shows other packages' lines, as Python does while nobody handles them."""
+    handler = _StderrHandler()
+    handler.addFilter(lambda record: record.name.partition(".")[0] != "espnet3")
+    handler.setFormatter(logging.Formatter(FORMAT, _DATE))
+    return handler
+
+
+class StageLog:
+    """An open log file.
+
+    Args:
+        path: it is appended to.
+        hidden: texts that must not be written, each with what to write instead.
+    """
+
+    def __init__(self, path: Path, hidden: Mapping[str, str]) -> None:
+        self.path = path
+        self.handler = logging.FileHandler(path, encoding="utf-8", errors="backslashreplace")
+        self.handler.setFormatter(_HidingFormatter(hidden))
+
+    def write_traceback(self, name: str, error: BaseException) -> None:
+        """Write an error with its traceback, which the terminal is spared."""
+        info = (type(error), error, error.__traceback__)
+        record = logging.LogRecord(name, logging.ERROR, "", 0, "Traceback:", (), info)
+        self.handler.handle(record)
+
+
+class _HidingFormatter(logging.Formatter):
+    def __init__(self, hidden: Mapping[str, str]) -> None:
+        super().__init__(LONG_FORMAT)
+        self._hidden = hidden
+
+    def format(self, record: logging.LogRecord) -> str:
+        text = super().format(record)
+        for secret, shown in self._hidden.items():
+            text = text.replace(secret, shown)
+        return text
+
+
+@contextmanager
+def open_stage_log(path: Path, hidden: Mapping[str, str] | None = None) -> Iterator[StageLog]:
+    """Write what is logged inside the block to a file; the terminal sees what it saw before.
+
+    Python's own warnings are logged as well, and so are info lines of the recipe's modules.
+    """
+    log = StageLog(path, hidden or {})
+    root = logging.getLogger()
+    with ExitStack() as stack:
+        stack.callback(log.handler.close)
+        handlers: list[logging.Handler] = [log.handler]
+        if not root.handlers:
+            handlers.append(_others_on_stderr())
+        for handler in handlers:
+            root.addHandler(handler)
+            stack.callback(root.removeHandler, handler)
+        for logger in map(logging.getLogger, _OWN_LOGGERS):
+            if logger.level == logging.NOTSET:
+                logger.setLevel(logging.INFO)
+                stack.callback(logger.setLevel, logging.NOTSET)
+        logging.captureWarnings(True)
+        stack.callback(logging.captureWarnings, False)
+        yield log

@@ -11,7 +11,7 @@ from pathlib import Path
 import espnet3
 from espnet3.cli.plain import on_one_line
 from espnet3.cli.usage import UsageError
-from espnet3.errors import suggest
+from espnet3.errors import ResourceError, suggest
 
 _NOT_COPIED = ("__pycache__", "data", "exp", "logs")  # nor hidden folders: caches of tools
 
@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
         )
     folder = Path(os.path.expanduser(args.name))
     _check_free(folder, args.template)
-    files = _copy(_find_templates() / args.template, folder)
+    files = _copy(_find_template(args.template), folder)
     print(f"Wrote {on_one_line(folder)} from the template {args.template}:")
     print(*(f"  {file}" for file in files), sep="\n")
     print("\nIt runs as it is:")
@@ -83,11 +83,18 @@ def _check_free(folder: Path, template: str) -> None:
     raise UsageError(on_one_line(f"{folder} is there already, and {problem}. {way_on}"))
 
 
-def _find_templates() -> Path:
+def _find_template(name: str) -> Path:
     package = Path(espnet3.__file__).parent
-    # A wheel holds a copy; a clone has them beside the package.
-    installed = package / "templates"
-    return installed if installed.is_dir() else package.parent / "egs3" / "TEMPLATE"
+    # A wheel holds a copy; in a clone they are beside the package.
+    places = [package / "templates" / name, package.parent / "egs3" / "TEMPLATE" / name]
+    found = next((place for place in places if place.is_dir()), None)
+    if found is None:
+        listed = " nor ".join(on_one_line(place) for place in places)
+        raise ResourceError(
+            f"The template {name!r} is neither {listed}. Install ESPnet3 again; in a clone: "
+            "git checkout -- egs3/TEMPLATE"
+        )
+    return found
 
 
 def _copy(source: Path, target: Path) -> list[str]:

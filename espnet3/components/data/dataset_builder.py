@@ -5,6 +5,7 @@ import logging
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from espnet3.errors import ConfigError, suggest
 
 logger = logging.getLogger(__name__)
 
+_STEPS = (("prepare_source", "is_source_prepared"), ("build", "is_built"))
 _METHODS = ("is_source_prepared", "prepare_source", "is_built", "build")
 # Passed to a method that asks for them, and no mistake if none does.
 _CONTEXT = ("recipe_dir", "data_dir", "dataset_dir", "seed")
@@ -89,10 +91,7 @@ def build_dataset(
     _check_methods(builder)
     check_argument_names([builder], arguments or {})
     given = {**(context or {}), "recipe_dir": recipe_dir, **(arguments or {})}
-    return [
-        _run_step(builder, "prepare_source", "is_source_prepared", given),
-        _run_step(builder, "build", "is_built", given),
-    ]
+    return [_run_step(builder, step, check, given) for step, check in _STEPS]
 
 
 def create_dataset(config: DictConfig) -> list[str]:
@@ -111,28 +110,86 @@ def create_dataset(config: DictConfig) -> list[str]:
     Raises:
         ConfigError: A source is unknown, or an argument of `create_dataset` is.
     """
+    lines = []
+    for job in _jobs(config):
+        if isinstance(job, str):
+            lines.append(_told(job))
+        else:
+            lines += build_dataset(
+                job.builder,
+                recipe_dir=job.recipe_dir,
+                arguments=job.arguments,
+                context=job.context,
+            )
+    return lines
+
+
+def describe_create_dataset(config: DictConfig) -> list[str]:
+    """Return what stage 1 would do, line by line; only the builders' `is_...` methods are called.
+
+    Raises:
+        ConfigError: as `create_dataset`.
+    """
+    lines = []
+    for job in _jobs(config):
+        if isinstance(job, str):
+            lines.append(job)
+            continue
+        for step, check in _STEPS:
+            name = f"{type(job.builder).__name__}.{step}"
+            is_done = _call(job.builder, check, job.given)
+            lines.append(f"{name}: skipped, {check}() is true" if is_done else f"{name}: would run")
+    return lines
+
+
+@dataclass(frozen=True)
+class _Job:
+    builder: Any
+    recipe_dir: Any
+    arguments: dict[str, Any]
+    context: dict[str, Any]
+
+    @property
+    def given(self) -> dict[str, Any]:
+        return {**self.context, "recipe_dir": self.recipe_dir, **self.arguments}
+
+
+def _jobs(config: DictConfig) -> list[_Job | str]:
+    """Return the builders of a config with their arguments; for a source without one, why."""
     recipe_dir = config.get("recipe_dir") or "."
-    arguments = resolved(config.get("create_dataset"), prefix="create_dataset") or {}
-    if not isinstance(arguments, dict):
-        raise ConfigError(
-            f"create_dataset is {arguments!r:.80}, but must hold the arguments of the builder's "
-            "methods. Write: create_dataset: {NAME: VALUE}"
-        )
+    arguments = _arguments(config)
     context = {name: config.get(name) for name in _CONTEXT if config.get(name) is not None}
-    lines, builders = [], []
+    found: list[Any] = []
     for source in _sources(config, recipe_dir):
         if source.data_src and not hasattr(source.load_module(), "DatasetBuilder"):
-            lines.append(_told(f"{source.name}: skipped, it has no DatasetBuilder"))
+            found.append(f"{source.name}: skipped, it has no DatasetBuilder")
         else:
             kind = source.load("DatasetBuilder")
-            builders.append(kind(**_accepted(kind, {**context, "recipe_dir": recipe_dir})))
+            found.append(kind(**_accepted(kind, {**context, "recipe_dir": recipe_dir})))
+    builders = [builder for builder in found if not isinstance(builder, str)]
     for builder in builders:
         _check_methods(builder)
     check_argument_names(builders, arguments)
-    for builder in builders:
-        own = {k: v for k, v in arguments.items() if any(_takes(m, k) for m in _methods(builder))}
-        lines += build_dataset(builder, recipe_dir=recipe_dir, arguments=own, context=context)
-    return lines
+    return [
+        entry
+        if isinstance(entry, str)
+        else _Job(entry, recipe_dir, _own(entry, arguments), context)
+        for entry in found
+    ]
+
+
+def _arguments(config: DictConfig) -> dict[str, Any]:
+    arguments = resolved(config.get("create_dataset"), prefix="create_dataset") or {}
+    if isinstance(arguments, dict):
+        return arguments
+    raise ConfigError(
+        f"create_dataset is {arguments!r:.80}, but must hold the arguments of the builder's "
+        "methods. Write: create_dataset: {NAME: VALUE}"
+    )
+
+
+def _own(builder: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    return {k: v for k, v in arguments.items() if any(_takes(m, k) for m in _methods(builder))}
 
 
 def check_argument_names(builders: Iterable[Any], arguments: Mapping[str, Any]) -> None:

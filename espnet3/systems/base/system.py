@@ -87,6 +87,12 @@ class BaseSystem:
             return Skipped("all is there already")
         return steps
 
+    def describe_create_dataset(self) -> list[str]:
+        """Return which steps of the builders would run, and which are done."""
+        from espnet3.components.data.dataset_builder import describe_create_dataset
+
+        return describe_create_dataset(self.config_for("create_dataset").resolved())
+
     def infer(self) -> Any:
         """Run the model over the test sets."""
         from espnet3.systems.base.inference import infer

@@ -5,7 +5,7 @@ import warnings
 import pytest
 
 from espnet3 import logs
-from espnet3.systems.base.stage_log import open_stage_log
+from espnet3.logs import open_stage_log
 
 
 @pytest.fixture

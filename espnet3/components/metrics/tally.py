@@ -1,0 +1,122 @@
+"""Rates and their intervals from the counts of utterances, for a whole set or for its groups."""
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from espnet3.components.metrics.bootstrap import percentile_interval, resample_sums
+from espnet3.components.metrics.edits import (
+    CORRECT,
+    DELETIONS,
+    INSERTIONS,
+    SUBSTITUTIONS,
+    Counts,
+)
+
+_LENGTH_STARTS = (1, 5, 10, 20, 50, 100, 200, 500, 1000)
+
+
+@dataclass(frozen=True)
+class Bootstrap:
+    """How intervals are found."""
+
+    n_resamples: int = 1000
+    confidence: float = 0.95
+    seed: int = 0
+
+
+def n_units(counts: Counts) -> Counts:
+    """Return the length of each reference."""
+    lengths: Counts = counts[:, : DELETIONS + 1].sum(axis=1)
+    return lengths
+
+
+def n_errors(counts: Counts) -> Counts:
+    """Return the errors of each utterance."""
+    errors: Counts = counts[:, SUBSTITUTIONS : INSERTIONS + 1].sum(axis=1)
+    return errors
+
+
+def percentage(part: float, whole: float) -> float | None:
+    """Return a share in percent, or None of nothing."""
+    return 100 * part / whole if whole else None
+
+
+def tally(counts: Counts) -> dict[str, Any]:
+    """Return the numbers of a set; rates are in percent, and None where there is no unit."""
+    totals = [int(total) for total in counts.sum(axis=0)]
+    units, errors = sum(totals[: DELETIONS + 1]), sum(totals[SUBSTITUTIONS:])
+    sentence_errors = int((n_errors(counts) > 0).sum())
+    return {
+        "rate": percentage(errors, units),
+        "n_utterances": len(counts),
+        "n_units": units,
+        "correct": totals[CORRECT],
+        "substitutions": totals[SUBSTITUTIONS],
+        "deletions": totals[DELETIONS],
+        "insertions": totals[INSERTIONS],
+        "errors": errors,
+        "sentence_errors": sentence_errors,
+        "sentence_error_rate": percentage(sentence_errors, len(counts)),
+    }
+
+
+def intervals(
+    counts: Counts, groups: Sequence[str] | None, bootstrap: Bootstrap
+) -> dict[str, tuple[float, float] | None]:
+    """Return `interval` of the rate and `sentence_error_interval`.
+
+    They are None where there are fewer than two utterances or groups: one tells nothing of how
+    much another would differ.
+
+    Args:
+        counts: A row for each utterance.
+        groups: The group of each utterance, where whole groups (speakers) are to be resampled.
+        bootstrap: How.
+    """
+    names = ("interval", "sentence_error_interval")
+    errors = n_errors(counts)
+    ones = np.ones_like(errors)
+    rows = np.stack([errors, n_units(counts), (errors > 0).astype(np.int64), ones], axis=1)
+    if groups is not None:
+        rows = _sum_by(rows, groups)
+    if len(rows) < 2 or bootstrap.n_resamples == 0:
+        return dict.fromkeys(names)
+    sums = resample_sums(rows, bootstrap.n_resamples, bootstrap.seed)
+    pairs = ((sums[:, 0], sums[:, 1]), (sums[:, 2], sums[:, 3]))
+    found = [percentile_interval(*pair, bootstrap.confidence) for pair in pairs]
+    return dict(zip(names, found, strict=True))
+
+
+def tally_by(counts: Counts, groups: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Return the numbers of each group, in order of first appearance."""
+    positions: dict[str, list[int]] = {}
+    for position, group in enumerate(groups):
+        positions.setdefault(group, []).append(position)
+    return {group: tally(counts[chosen]) for group, chosen in positions.items()}
+
+
+def length_groups(counts: Counts) -> list[str]:
+    """Return the range that each reference's length is in, such as `10-19`."""
+    labels = ["0", *map(_range_label, _LENGTH_STARTS, (*_LENGTH_STARTS[1:], None))]
+    return [labels[bisect_right(_LENGTH_STARTS, length)] for length in n_units(counts).tolist()]
+
+
+def length_order(label: str) -> int:
+    """Return a key that sorts the labels of `length_groups`."""
+    return int(label.partition("-")[0].rstrip("+"))
+
+
+def _range_label(start: int, following: int | None) -> str:
+    return f"{start}+" if following is None else f"{start}-{following - 1}"
+
+
+def _sum_by(rows: NDArray[np.int64], groups: Sequence[str]) -> NDArray[np.int64]:
+    _, members = np.unique(np.asarray(groups, dtype=object), return_inverse=True)
+    sums = np.zeros((members.max(initial=-1) + 1, rows.shape[1]), dtype=np.int64)
+    np.add.at(sums, members, rows)
+    return sums

@@ -1,0 +1,1 @@
+"""Error rates of speech recognition: words, characters and tokens."""

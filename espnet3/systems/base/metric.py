@@ -1,0 +1,220 @@
+"""The `measure` stage: score the fields that `infer` wrote, by the metrics of a config.
+
+A metric is any callable `metric(data, test_name, inference_dir)` that returns a dict of numbers;
+`data` holds a list for each of its inputs, and `utt_id`, all in one order. It may have `ref_key`
+and `hyp_key`, which tell its inputs; see `espnet3.components.metrics.error_rate.ErrorRate`. A check
+and a dry run build metrics too, so a model that one needs is best loaded at its first call.
+"""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from shlex import quote
+from typing import TYPE_CHECKING, Any
+
+from espnet3.config.redact import redact
+from espnet3.errors import ConfigError, IncompleteRunError
+from espnet3.io.atomic import is_temp_name, write_json, write_text
+from espnet3.shards.layout import manifest_path, shard_of
+from espnet3.systems.base.metric_config import MetricsConfig, load_metrics_config
+from espnet3.systems.base.metric_data import (
+    INFER,
+    Tables,
+    check_files,
+    join_tables,
+    run_facts,
+)
+from espnet3.systems.base.metric_record import MEASURED_FROM, identify, stale_inputs
+from espnet3.systems.base.metric_setup import PreparedMetric, prepare_metrics
+from espnet3.systems.base.results_table import format_results, summary_lines
+from espnet3.systems.base.test_sets import chosen_test_sets, listed_test_sets
+
+if TYPE_CHECKING:
+    from espnet3.config.load import LoadedConfig
+
+logger = logging.getLogger(__name__)
+
+_RUN_KEYS = ("n_items", "n_failed", "audio_seconds", "worker_seconds")
+
+
+def measure(loaded: "LoadedConfig") -> Path:
+    """Score all test sets by all metrics.
+
+    Afterwards `inference_dir` holds `metrics.json` (`{metric: {test set: numbers}}`, with what they
+    were measured from) and `RESULTS.md`, the same as tables; our metrics add files to the folders
+    of the test sets. What was there before is replaced.
+
+    Returns:
+        The path of `metrics.json`.
+
+    Raises:
+        ConfigError: The config is wrong.
+        IncompleteRunError: A file is missing, a run is not complete, or ids do not match.
+        RecordError: A file is damaged, or has an id twice; or a number cannot be written as JSON.
+    """
+    folder, metrics, test_sets = _plan(loaded)
+    if not test_sets:
+        raise IncompleteRunError(
+            f"{folder} holds no results to measure: no folder in it has .scp files. Run the infer "
+            f"stage first: {INFER}"
+        )
+    runs = {test_set: run_facts(folder / test_set) for test_set in test_sets}
+    check_files(metrics, folder, test_sets)
+    settings = {metric.name: redact(metric.settings()) for metric in metrics}
+    results: dict[str, dict[str, Any]] = {metric.name: {} for metric in metrics}
+    for name in test_sets:
+        test_set = _TestSet(name, folder, runs[name], Tables())
+        for metric in metrics:
+            results[metric.name][name] = _measure_one(metric, test_set, settings[metric.name])
+        _warn_of_failures(test_set)
+    path = metrics_path(folder)
+    folder.mkdir(parents=True, exist_ok=True)  # all inputs may be files from elsewhere
+    write_json(path, results)
+    write_text(folder / "RESULTS.md", format_results(results))
+    for line in summary_lines(results):
+        logger.info("%s", line)
+    logger.info("Written to %s and RESULTS.md beside it", path)
+    return path
+
+
+def describe_measure(loaded: "LoadedConfig") -> list[str]:
+    """Return what `measure` would read and write, line by line, without reading any of it.
+
+    Raises:
+        ConfigError: The config is wrong.
+    """
+    folder, metrics, test_sets = _plan(loaded)
+    lines = [
+        f"{metric.name} of {test_set} reads {_described_files(metric, folder, test_set)}"
+        for test_set in test_sets
+        for metric in metrics
+    ]
+    if not test_sets:
+        names = ", ".join(metric.name for metric in metrics)
+        lines.append(f"{names} of each test set that stage 6 will have written below {folder}")
+    return [*lines, f"writes {metrics_path(folder)} and RESULTS.md{_described_age(folder)}"]
+
+
+def check_measure(loaded: "LoadedConfig") -> None:
+    """Check the config and build its metrics; files may be missing yet.
+
+    Raises:
+        ConfigError: The config is wrong.
+    """
+    _plan(loaded)
+
+
+def _plan(loaded: "LoadedConfig") -> tuple[Path, list[PreparedMetric], list[str]]:
+    config = load_metrics_config(loaded)
+    metrics = prepare_metrics(loaded, config)
+    return Path(config.inference_dir), metrics, find_test_sets(loaded, config)
+
+
+def metrics_path(inference_dir: Path) -> Path:
+    """Return the file with all numbers."""
+    return inference_dir / "metrics.json"
+
+
+def find_test_sets(loaded: "LoadedConfig", config: MetricsConfig) -> list[str]:
+    """Return what `test_set` says, or the names in `dataset.test`, or else the folders of results.
+
+    Raises:
+        ConfigError: An entry of `dataset.test` is wrong, or `test_set` names none of them.
+    """
+    listed = listed_test_sets(config.dataset, loaded)
+    if config.test_set is not None:
+        return chosen_test_sets(listed, config.test_set, loaded)
+    return listed or _result_folders(Path(config.inference_dir))
+
+
+def _result_folders(inference_dir: Path) -> list[str]:
+    if not inference_dir.is_dir():
+        return []
+    folders = [path for path in inference_dir.iterdir() if path.is_dir()]
+    # A run that has begun but has no results yet must not be passed over in silence.
+    return sorted(
+        path.name
+        for path in folders
+        if shard_of(path.name) is None
+        and (manifest_path(path).exists() or any(_is_scp(file) for file in path.glob("*.scp")))
+    )
+
+
+def _is_scp(path: Path) -> bool:
+    return path.is_file() and not is_temp_name(path.name)
+
+
+@dataclass(frozen=True)
+class _TestSet:
+    name: str
+    inference_dir: Path
+    run: Mapping[str, Any] | None
+    tables: Tables
+
+    @property
+    def folder(self) -> Path:
+        return self.inference_dir / self.name
+
+
+def _measure_one(
+    metric: PreparedMetric, test_set: _TestSet, settings: Mapping[str, Any]
+) -> dict[str, Any]:
+    base = test_set.inference_dir
+    paths = {entry.key: entry.path(base, test_set.name) for entry in metric.inputs}
+    tables = {key: test_set.tables.load(path) for key, path in paths.items()}
+    joined = join_tables(metric, tables, test_set.folder)
+    try:
+        numbers = metric.metric(joined.data, test_set.name, base)
+    except Exception as error:
+        error.add_note(f"Raised by {metric.key}.metric ({metric.name}) on {test_set.name}.")
+        raise
+    if not isinstance(numbers, Mapping):
+        raise ConfigError(
+            f"{metric.key}.metric ({metric.name}) returned {numbers!r:.80}, of type "
+            f'{type(numbers).__name__}. Let it return a dict of numbers, such as {{"rate": 1.5}}.'
+        )
+    record = {
+        "inputs": {key: identify(path, base) for key, path in paths.items()},
+        "settings": settings,
+        "on_missing": metric.on_missing,
+        "n_missing": joined.n_missing,
+        **({"run": _speed(test_set.run)} if test_set.run else {}),
+    }
+    return {**numbers, MEASURED_FROM: record}
+
+
+def _speed(run: Mapping[str, Any]) -> dict[str, Any]:
+    facts = {key: run[key] for key in _RUN_KEYS if key in run}
+    if facts.get("audio_seconds") and "worker_seconds" in facts:
+        facts["real_time_factor"] = facts["worker_seconds"] / facts["audio_seconds"]
+    return facts
+
+
+def _warn_of_failures(test_set: _TestSet) -> None:
+    run = test_set.run
+    if run and run.get("n_failed"):
+        logger.warning(
+            "%s: %d of %d items failed in inference and are not measured; see: espnet3 failed %s",
+            test_set.name, run["n_failed"], run["n_items"], quote(str(test_set.folder)),
+        )  # fmt: skip
+
+
+def _described_files(metric: PreparedMetric, folder: Path, test_set: str) -> str:
+    paths = [(entry, entry.path(folder, test_set)) for entry in metric.inputs]
+    return ", ".join(
+        f"{path} ({'exists' if path.is_file() else _cause(entry.is_path)})" for entry, path in paths
+    )
+
+
+def _cause(is_path: bool) -> str:
+    return "missing" if is_path else "missing: stage 6 writes it"
+
+
+def _described_age(folder: Path) -> str:
+    path = metrics_path(folder)
+    if not path.is_file():
+        return ""
+    changed = stale_inputs(path)
+    state = f"out of date: {'; '.join(changed)}" if changed else "up to date with its inputs"
+    return f" (there already, {state})"

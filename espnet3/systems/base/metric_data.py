@@ -1,0 +1,208 @@
+"""The texts that metrics are called with: found for each test set, read, and joined by id."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from shlex import quote
+from typing import Any
+
+from espnet3.errors import ConfigError, IncompleteRunError, suggest
+from espnet3.io.scp import load_scp
+from espnet3.shards.manifest import load_manifest
+from espnet3.shards.status import read_failures, read_status
+from espnet3.shards.success import read_success
+from espnet3.systems.base.metric_setup import UTT_ID, MetricInput, PreparedMetric
+
+INFER = "python run.py --stage 6 --inference_config conf/inference.yaml"
+_SHOWN_IDS = 10
+
+Table = Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Joined:
+    """The data of a metric on a test set."""
+
+    data: dict[str, list[str]]
+    n_missing: int
+    """Ids that were left out, or had no hypothesis."""
+
+
+def run_facts(folder: Path) -> dict[str, Any] | None:
+    """Return what the inference run in a folder says of itself; None if the files are not of a run.
+
+    Raises:
+        IncompleteRunError: The run is not complete; the message says how to go on.
+    """
+    manifest = load_manifest(folder) if folder.is_dir() else None
+    if manifest is None:
+        return None
+    success = read_success(manifest.layout(folder), manifest.run_id)
+    if success is not None:
+        return success
+    status = read_status(folder)
+    progress = f"{status.n_done} of {status.n_items} items are done"
+    if status.state == "running":
+        raise IncompleteRunError(
+            f"The run in {folder} is still running: {progress}. Wait for its end; this shows how "
+            f"far it is: espnet3 status {quote(str(folder))}"
+        )
+    raise IncompleteRunError(
+        f"The run in {folder} is not complete: {progress}. Its results would be measured on a part "
+        f"of the test set. Finish it first, with its own config: {INFER}"
+    )
+
+
+def check_files(
+    metrics: Sequence[PreparedMetric], inference_dir: Path, test_sets: Sequence[str]
+) -> None:
+    """Refuse before anything is computed if a file is missing.
+
+    Raises:
+        IncompleteRunError: A field that the `infer` stage writes is missing.
+        ConfigError: A file that `inputs` names is missing.
+    """
+    missing: dict[Path, tuple[PreparedMetric, MetricInput]] = {}
+    for test_set in test_sets:
+        for metric in metrics:
+            for entry in metric.inputs:
+                path = entry.path(inference_dir, test_set)
+                if not path.is_file():
+                    missing.setdefault(path, (metric, entry))
+    for path, (metric, entry) in missing.items():
+        if entry.is_path:
+            raise ConfigError(
+                f"{metric.key}.inputs.{entry.key} is {entry.source!r}, but {path} is no file. "
+                "Correct the path; {test_set} in it stands for the name of the test set."
+            )
+    if missing:
+        raise IncompleteRunError(_lacking(missing))
+
+
+def _lacking(missing: Mapping[Path, tuple[PreparedMetric, MetricInput]]) -> str:
+    path, (metric, entry) = next(iter(missing.items()))
+    paths = ", ".join(map(str, list(missing)[:_SHOWN_IDS]))
+    more = f" and {len(missing) - _SHOWN_IDS} more" if len(missing) > _SHOWN_IDS else ""
+    files = "file is" if len(missing) == 1 else "files are"
+    present = sorted(file.stem for file in path.parent.glob("*.scp"))
+    if not present:
+        return f"{len(missing)} {files} missing: {paths}{more}. Run the infer stage first: {INFER}"
+    return (
+        f"{len(missing)} {files} missing: {paths}{more}. {path.parent} has the fields "
+        f"{', '.join(present)}.{suggest(entry.source, present)} Name one of them: {metric.key}."
+        f"inputs: {{{entry.key}: FIELD}}; or write {entry.source!r} in the infer stage, with "
+        f"output_keys: [..., {entry.source}], and run it again: {INFER}"
+    )
+
+
+class Tables:
+    """The files of a test set; each is read once, though several metrics need it."""
+
+    def __init__(self) -> None:
+        self._tables: dict[Path, dict[str, str]] = {}
+
+    def load(self, path: Path) -> dict[str, str]:
+        """Return the values of a file by id."""
+        if path not in self._tables:
+            self._tables[path] = load_scp(path)
+        return self._tables[path]
+
+
+def join_tables(metric: PreparedMetric, tables: Mapping[str, Table], folder: Path) -> Joined:
+    """Return the values of all keys in the order of the references.
+
+    Args:
+        metric: What the data is for.
+        tables: Values by id, by key; the references first.
+        folder: Of the test set.
+
+    Raises:
+        IncompleteRunError: Ids are missing and that is not accepted, or none is left.
+    """
+    texts = {key: table for key, table in tables.items() if key not in metric.group_keys}
+    anchor = next(iter(texts.values()))
+    lacking = {key: [id for id in anchor if id not in table] for key, table in texts.items()}
+    extra = {key: [id for id in table if id not in anchor] for key, table in texts.items()}
+    fills = metric.on_missing == "count_as_deletions"
+    if any(extra.values()) and metric.on_missing != "skip":
+        raise IncompleteRunError(_mismatch(metric, texts, lacking, extra, folder))
+    if any(lacking.values()) and metric.on_missing == "raise":
+        raise IncompleteRunError(_mismatch(metric, texts, lacking, extra, folder))
+    absent = {id for ids in lacking.values() for id in ids}
+    ids = [id for id in anchor if fills or id not in absent]
+    if not ids:
+        raise IncompleteRunError(
+            f"{metric.name} has no utterance of {folder} to measure: {_listing(texts)} have no id "
+            f"in common, or are empty. Run the infer stage again: {INFER}"
+        )
+    _check_groups(metric, tables, ids, folder)
+    data = {key: [table.get(id, "") for id in ids] for key, table in tables.items()}
+    n_extra = len({id for ids in extra.values() for id in ids})
+    return Joined({UTT_ID: ids, **data}, len(absent) + n_extra)
+
+
+def _mismatch(
+    metric: PreparedMetric,
+    texts: Mapping[str, Table],
+    lacking: Mapping[str, list[str]],
+    extra: Mapping[str, list[str]],
+    folder: Path,
+) -> str:
+    anchor = next(iter(texts))
+    problems = []
+    for key in texts:
+        if lacking[key]:
+            problems.append(
+                f"{len(lacking[key])} of the {len(texts[anchor])} ids in {anchor} are not in "
+                f"{key}: {_shown(lacking[key])}"
+            )
+        if extra[key]:
+            problems.append(
+                f"{len(extra[key])} of the {len(texts[key])} ids in {key} are not in {anchor}: "
+                f"{_shown(extra[key])}"
+            )
+    return (
+        f"{metric.name} of {folder.name}: {'; '.join(problems)}."
+        f"{_failed_on_purpose(folder, lacking)} Run the infer stage again ({INFER}), or accept it "
+        f"in {metric.key}: on_missing: skip leaves them out, on_missing: count_as_deletions takes "
+        "a missing hypothesis for an empty one."
+    )
+
+
+def _failed_on_purpose(folder: Path, lacking: Mapping[str, list[str]]) -> str:
+    """Say which ids the run gave up on, as it was told to."""
+    if not folder.is_dir() or load_manifest(folder) is None:
+        return ""
+    failures = read_failures(folder)
+    if not failures:
+        return ""
+    # An item is known by its index, which is its id in some runners only.
+    absent = {id for ids in lacking.values() for id in ids}
+    count = len(absent & {str(failure.get("index")) for failure in failures})
+    which = f"{count} of them" if count else f"{len(failures)} item(s) of the run"
+    return (
+        f" {which} failed and were skipped on purpose (on_error: skip), so they have no line; see: "
+        f"espnet3 failed {quote(str(folder))}."
+    )
+
+
+def _check_groups(
+    metric: PreparedMetric, tables: Mapping[str, Table], ids: Sequence[str], folder: Path
+) -> None:
+    for key in metric.group_keys:
+        lacking = [id for id in ids if id not in tables[key]]
+        if lacking:
+            raise IncompleteRunError(
+                f"{metric.name} of {folder.name}: {len(lacking)} of {len(ids)} ids have no {key}: "
+                f"{_shown(lacking)}. Add them to the file, or name another one in {metric.key}: "
+                f'inputs: {{{key}: "data/{{test_set}}/utt2spk"}}'
+            )
+
+
+def _listing(texts: Mapping[str, Table]) -> str:
+    return " and ".join(f"{key} ({len(table)} ids)" for key, table in texts.items())
+
+
+def _shown(ids: Sequence[str]) -> str:
+    more = f" and {len(ids) - _SHOWN_IDS} more" if len(ids) > _SHOWN_IDS else ""
+    return ", ".join(ids[:_SHOWN_IDS]) + more

@@ -1,0 +1,167 @@
+"""The numbers of `metrics.json` as tables: Markdown to keep, and short lines for the log."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from espnet3.systems.base.metric_record import MEASURED_FROM
+
+Numbers = Mapping[str, Any]
+Results = Mapping[str, Mapping[str, Numbers]]
+
+_ERROR_RATE = ("rate", "unit", "n_units", "substitutions", "deletions", "insertions")
+_NOTHING = "-"
+
+
+def format_results(results: Results) -> str:
+    """Return `RESULTS.md`: a table for each metric, with a row for each test set."""
+    sections = ["# Results", *(_section(name, sets) for name, sets in results.items())]
+    return "\n\n".join(sections) + "\n"
+
+
+def summary_lines(results: Results) -> list[str]:
+    """Return a short line for each metric and test set, in columns."""
+    rows = [
+        [name, test_set, *_summary(numbers)]
+        for name, sets in results.items()
+        for test_set, numbers in sets.items()
+    ]
+    return _in_columns(rows)
+
+
+def _section(name: str, sets: Mapping[str, Numbers]) -> str:
+    numbers = list(sets.values())
+    if all(_is_error_rate(entry) for entry in numbers):
+        columns = [_error_columns(entry) for entry in numbers]
+    else:
+        columns = [_plain_columns(entry) for entry in numbers]
+    columns = [{**cells, **_speed(entry)} for cells, entry in zip(columns, numbers, strict=True)]
+    header = list(dict.fromkeys(key for cells in columns for key in cells))
+    rows = [
+        [test_set, *(cells.get(key, _NOTHING) for key in header)]
+        for test_set, cells in zip(sets, columns, strict=True)
+    ]
+    table = _markdown(["test set", *header], rows)
+    return "\n\n".join(filter(None, [f"## {_escape(name)}", table, _notes(sets)]))
+
+
+def _is_error_rate(numbers: Numbers) -> bool:
+    return all(key in numbers for key in _ERROR_RATE)
+
+
+def _error_columns(numbers: Numbers) -> dict[str, str]:
+    interval = f" [{100 * numbers['confidence']:g}%]"
+    units = numbers["n_units"]
+    return {
+        "utterances": f"{numbers['n_utterances']:,}",
+        numbers["unit"]: f"{units:,}",
+        "Corr": _share(numbers["correct"], units),
+        "Sub": _share(numbers["substitutions"], units),
+        "Del": _share(numbers["deletions"], units),
+        "Ins": _share(numbers["insertions"], units),
+        f"Err{interval}": _with_interval(numbers["rate"], numbers["interval"]),
+        f"S.Err{interval}": _with_interval(
+            numbers["sentence_error_rate"], numbers["sentence_error_interval"]
+        ),
+    }
+
+
+def _plain_columns(numbers: Numbers) -> dict[str, str]:
+    scalars = {
+        key: value
+        for key, value in numbers.items()
+        if key != MEASURED_FROM and isinstance(value, str | int | float | None)
+    }
+    return {key: _cell(value) for key, value in scalars.items()}
+
+
+def _speed(numbers: Numbers) -> dict[str, str]:
+    run = numbers.get(MEASURED_FROM, {}).get("run", {})
+    if "real_time_factor" not in run:
+        return {}
+    return {
+        "audio": _duration(run["audio_seconds"]),
+        "RTF": f"{run['real_time_factor']:.3g}",
+    }
+
+
+def _summary(numbers: Numbers) -> list[str]:
+    if _is_error_rate(numbers):
+        cells = [
+            f"{numbers['n_utterances']:,} utterances",
+            f"{numbers['n_units']:,} {numbers['unit']}",
+            f"Err {_with_interval(numbers['rate'], numbers['interval'])}",
+            f"S.Err {_cell(numbers['sentence_error_rate'])}",
+        ]
+    else:
+        cells = [f"{key} {value}" for key, value in _plain_columns(numbers).items()]
+    return cells + [f"{key} {value}" for key, value in _speed(numbers).items()]
+
+
+def _notes(sets: Mapping[str, Numbers]) -> str:
+    """Say how the texts were changed, and of what the numbers say nothing."""
+    records = {test_set: numbers.get(MEASURED_FROM, {}) for test_set, numbers in sets.items()}
+    first: Mapping[str, Any] = next(iter(records.values()), {})
+    settings = first.get("settings", {})
+    notes = []
+    if "clean_types" in settings:
+        names = ", ".join(settings["clean_types"] or ()) or "none"
+        notes.append(f"Text normalisation: {names}.")
+    if settings.get("resample", "utterance") != "utterance":
+        notes.append(f"Intervals: whole groups of one {settings['resample']} were resampled.")
+    for test_set, record in records.items():
+        if n_missing := record.get("n_missing"):
+            notes.append(f"{test_set}: {_n_ids(n_missing)} {_FATE[record['on_missing']]}.")
+        if n_failed := record.get("run", {}).get("n_failed"):
+            notes.append(f"{test_set}: {_n_ids(n_failed)} failed in inference, not counted.")
+    return _escape(" ".join(notes))
+
+
+_FATE = {
+    "skip": "without reference or hypothesis, left out",
+    "count_as_deletions": "without hypothesis, counted as deletions",
+}
+
+
+def _n_ids(count: int) -> str:
+    return f"{count:,} utterance{'s' if count > 1 else ''}"
+
+
+def _share(part: int, whole: int) -> str:
+    return f"{100 * part / whole:.2f}" if whole else _NOTHING
+
+
+def _with_interval(rate: float | None, interval: Sequence[float] | None) -> str:
+    if rate is None or interval is None:
+        return _cell(rate)
+    return f"{rate:.2f} [{interval[0]:.2f}, {interval[1]:.2f}]"
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return _NOTHING
+    if isinstance(value, float):
+        return f"{value:.2f}" if abs(value) >= 0.1 else f"{value:.3g}"
+    return f"{value:,}" if type(value) is int else str(value)
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    return f"{seconds / 60:.1f} min" if seconds < 3600 else f"{seconds / 3600:.2f} h"
+
+
+def _markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    rule = ["---"] + ["--:"] * (len(header) - 1)
+    lines = [list(map(_escape, header)), rule, *(list(map(_escape, row)) for row in rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _escape(text: str) -> str:
+    return " ".join(text.replace("|", "\\|").split())
+
+
+def _in_columns(rows: Sequence[Sequence[str]]) -> list[str]:
+    n_columns = max((len(row) for row in rows), default=0)
+    padded = [[*row, *[""] * (n_columns - len(row))] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*padded, strict=True)]
+    return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in padded]
