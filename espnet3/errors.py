@@ -44,7 +44,7 @@ class RunFolderError(EspnetError):
 
 
 class IncompleteRunError(EspnetError):
-    """A merge was asked for, but items are missing or present twice."""
+    """Results are not whole: items, ids or files are missing, or there twice."""
 
 
 class RunInterrupted(SystemExit, KeyboardInterrupt):

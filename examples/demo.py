@@ -1,58 +1,63 @@
-"""Start a job on real audio, kill it half-way, look at what is left, and finish it."""
+"""Recognise real speech with a real model: kill the job half-way, finish it, and score it."""
 
-import os
 import shutil
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
-from statistics import mean
 
-from synthesis import VOICES
+from espnet3.io.scp import load_scp
 
-from espnet3.io.scp import read_scp
-
-RUN = Path("demo-run/pitch")
-JOB = ["python", os.path.relpath(Path(__file__).with_name("pitch.py"))]
-STATUS = ["python", "-m", "espnet3.cli", "status", str(RUN)]
+ROOT = Path(__file__).parents[1]
+RECIPE = Path("demo-run/asr")
+RESULTS = RECIPE / "exp/inference/inference/two_cities"
+CONFIGS = ["--config", "conf/inference.yaml", "conf/metrics.yaml"]
+# One utterance at a time, so that there is something to interrupt.
+ONE_BY_ONE = ["batch_size=null", "batch_seconds=null"]
+INFER = [
+    "--stages", "create_dataset", "infer", *CONFIGS, "conf/parallel_local.yaml", *ONE_BY_ONE,
+]  # fmt: skip
 
 
 def main() -> None:
-    """Tell the story in five steps."""
+    """Tell the story in four steps."""
     shutil.rmtree("demo-run", ignore_errors=True)
-    say("1. Speak 300 wav files with espeak-ng, track their pitch on 2 worker processes,")
-    say("   and kill the driver half-way.")
-    process = start(JOB)
-    while process.poll() is None and len(list(RUN.glob("split.??/done"))) < 12:
-        time.sleep(0.01)
+    ignore = shutil.ignore_patterns("data", "exp", "__pycache__")
+    shutil.copytree(ROOT / "egs3/moonshine/asr", RECIPE, ignore=ignore)
+    say("1. Decode speech with Moonshine tiny on 2 worker processes, and kill the driver half-way.")
+    process = start("run.py", *INFER)
+    while process.poll() is None and len(list(RESULTS.glob("split.*/done"))) < 4:
+        time.sleep(0.005)
     process.send_signal(signal.SIGKILL)
     say(f"kill -9 {process.pid}: exit code {process.wait()}")
 
     say("\n2. What is left, from the folder alone.")
-    start(STATUS).wait()
+    finish("-m", "espnet3.cli", "status", str(RESULTS.relative_to(RECIPE)))
 
-    say("\n3. The same command again.")
-    start(JOB).wait()
-    start(STATUS).wait()
-    resumed = (RUN / "pitch.scp").read_bytes()
+    say("\n3. The same command again, and the score.")
+    finish("run.py", *INFER)
+    finish("run.py", "--stages", "measure", *CONFIGS)
+    hypotheses = load_scp(RESULTS / "hyp.scp")
+    for id, reference in list(load_scp(RESULTS / "ref.scp").items())[:3]:
+        say(f"   said:  {reference}\n   heard: {hypotheses[id]}")
 
-    say("\n4. Undisturbed, for comparison.")
-    shutil.rmtree(RUN)
-    start(JOB).wait()
-    assert resumed == (RUN / "pitch.scp").read_bytes()
-
-    say("\n5. The killed and resumed run gave the same bytes. Mean pitch by voice:")
-    pitch = dict(read_scp(RUN / "pitch.scp"))
-    for voice in VOICES:
-        hertz = [float(value) for key, value in pitch.items() if key.startswith(f"{voice}-")]
-        say(f"   {voice:10s} {mean(hertz):6.1f} Hz in {len(hertz)} files")
+    say("\n4. The same job on a Slurm cluster is one more file; here is what it would do.")
+    slurm = ["conf/parallel_slurm.yaml", *ONE_BY_ONE, "--dry-run"]
+    finish("run.py", "--stages", "infer", *CONFIGS, *slurm)
+    say(f"\nAll of it is in {RECIPE}; the table is {RESULTS.parent / 'RESULTS.md'}")
 
 
-def start(command: list[str]) -> subprocess.Popen:
-    """Show a command and start it."""
-    say("$ " + " ".join(command))
-    return subprocess.Popen([sys.executable, *command[1:]])
+def start(*command: str) -> subprocess.Popen:
+    """Show a command and start it in the folder of the recipe."""
+    say("$ " + " ".join(["python", *command]))
+    return subprocess.Popen([sys.executable, *command], cwd=RECIPE)
+
+
+def finish(*command: str) -> None:
+    """Run a command to its end, which must be a good one."""
+    if start(*command).wait() != 0:
+        raise SystemExit(1)
 
 
 def say(text: str) -> None:

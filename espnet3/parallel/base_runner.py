@@ -135,6 +135,13 @@ class BaseRunner:
         join_files(shard_dirs, _RESULTS, target)
         return target
 
+    def result_settings(self) -> dict[str, Any]:
+        """Return the settings that the results depend on, which a resumed run compares."""
+        settings: dict[str, Any] = {"batch_size": self.batch_size}
+        if self.batch_seconds is not None:
+            settings["batch_seconds"] = self.batch_seconds
+        return {**settings, **self.settings(), **self.depends_on}
+
     def settings(self) -> dict[str, Any]:
         """Return small values that all hooks get by name, beside what the provider builds."""
         return {}
@@ -259,7 +266,7 @@ class BaseRunner:
             items=items,
             batch_size=self.batch_size,
             batch_seconds=self.batch_seconds,
-            described=describe_run(type(self), self.provider, items, self._result_settings()),
+            described=describe_run(self, items),
             costs=costs,
             audio_seconds=audio_seconds,
             resume=self.resume,
@@ -269,12 +276,6 @@ class BaseRunner:
         )
         driver = FolderDriver(request, self._spec(), self.provider, config, client)
         return driver.run(self._policy(config), self.merge)
-
-    def _result_settings(self) -> dict[str, Any]:
-        settings: dict[str, Any] = {"batch_size": self.batch_size}
-        if self.batch_seconds is not None:
-            settings["batch_seconds"] = self.batch_seconds
-        return {**settings, **self.settings(), **self.depends_on}
 
     def _own_writers(self) -> list[str]:
         return overridden(type(self), BaseRunner, WRITER_HOOKS)

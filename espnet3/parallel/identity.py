@@ -11,20 +11,20 @@ from espnet3.shards.items import items_digest
 from espnet3.shards.manifest import Manifest
 
 if TYPE_CHECKING:
+    from espnet3.parallel.base_runner import BaseRunner
     from espnet3.shards.items import Items
 
 # Where and how fast things run must not change results, so it may differ between two calls.
 _NOT_RESULTS = ("config.parallel", "config.device", "config.num_device", "config.num_nodes")
 
 
-def describe_run(
-    runner: type, provider: Any, items: "Items", settings: Mapping[str, Any]
-) -> dict[str, Any]:
+def describe_run(runner: "BaseRunner", items: "Items") -> dict[str, Any]:
     """Return all that the results depend on, flat: items, settings, code, config and parameters."""
+    provider = runner.provider
     described: dict[str, Any] = {"items": items_digest(items)}
-    for name, value in settings.items():
+    for name, value in runner.result_settings().items():
         described.update(flatten(value, name))
-    for role, cls in (("runner", runner), ("provider", type(provider))):
+    for role, cls in (("runner", type(runner)), ("provider", type(provider))):
         described[role] = _name(cls)
         code = describe_code(cls)
         described.update({f"{role}.code{name}": value for name, value in code.items()})

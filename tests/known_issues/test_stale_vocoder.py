@@ -10,7 +10,7 @@ from espnet3.systems.base.inference_provider import InferenceProvider
 
 
 def describe(config):
-    return describe_run(BaseRunner, InferenceProvider(config), range(3), {})
+    return describe_run(BaseRunner(InferenceProvider(config)), range(3))
 
 
 def test_a_model_called_parallel_counts():

@@ -1,9 +1,9 @@
 """What the `infer` stage would do, for `--dry-run`: nothing is started, nothing is written."""
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from espnet3.parallel.clusters.table import render_job_script
+from espnet3.parallel.identity import changes, describe_run, is_below
 from espnet3.parallel.parallel import as_parallel_config
 from espnet3.parallel.progress import duration
 from espnet3.shards.batches import check_costs, padding_in_order
@@ -46,7 +46,7 @@ def _describe_test_set(run: TestSetRun, parallel: "ParallelConfig") -> list[str]
     )
     audio = "" if run.durations is None else f", {duration(sum(run.durations))} of audio"
     lines = [f"test set {run.name}: {run.n_items} items{audio} -> {run.output_dir}"]
-    facts = [_batches(run, plan), _shards(plan), _state(run.output_dir)]
+    facts = [_batches(run, plan), _shards(plan), _state(run)]
     return lines + [f"  {fact}" for fact in facts if fact]
 
 
@@ -75,13 +75,20 @@ def _shards(plan: Plan) -> str:
     return f"shards: {plan.n_shards}, of {min(sizes)} to {max(sizes)} items; the costliest first"
 
 
-def _state(output_dir: Path) -> str:
-    manifest = load_manifest(output_dir)
+def _state(run: TestSetRun) -> str:
+    manifest = load_manifest(run.output_dir)
     if manifest is None:
         return ""
-    done = len(read_coverage(output_dir, manifest).committed)
+    if run.runner.resume:
+        changed = changes(manifest, describe_run(run.runner, range(run.n_items)))
+        refused = [
+            c for c in changed if not is_below(c.partition(":")[0], run.runner.accept_changes)
+        ]
+        if refused:
+            return f"would be refused, results of another run are there: {'; '.join(refused)}"
+    done = len(read_coverage(run.output_dir, manifest).committed)
     state = f"there is a run already: {done} of {manifest.n_shards} shards are done"
-    return f"{state}; its own plan is kept" if done < manifest.n_shards else state
+    return state if run.runner.resume else f"{state}; they would be removed (resume: false)"
 
 
 def _indented(text: str) -> list[str]:

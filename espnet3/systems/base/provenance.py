@@ -32,7 +32,7 @@ _PACKAGES = (
     "dask",
     "distributed",
     "dask-jobqueue",
-    "jiwer",
+    "rapidfuzz",
 )
 
 

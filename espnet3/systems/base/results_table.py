@@ -140,7 +140,7 @@ def _cell(value: Any) -> str:
     if value is None:
         return _NOTHING
     if isinstance(value, float):
-        return f"{value:.2f}" if abs(value) >= 0.1 else f"{value:.3g}"
+        return f"{value:.2f}" if abs(value) >= 0.1 or value == 0 else f"{value:.3g}"
     return f"{value:,}" if type(value) is int else str(value)
 
 

@@ -76,7 +76,7 @@ def test_a_home_folder_is_found(here, monkeypatch):
         (
             "my notes",
             "is not empty",
-            "Choose another name: espnet3 init 'my notes_2' --template runner",
+            "another name: espnet3 init 'my notes_2' --template runner",
         ),
         ("my notes/a.txt", "is no folder", "espnet3 init 'my notes/a.txt_2' --template runner"),
         ("dangling", "is no folder", "espnet3 init dangling_2 --template runner"),

@@ -3,6 +3,7 @@
 from omegaconf import OmegaConf
 
 from espnet3.config.fingerprint import files_in
+from espnet3.parallel.base_runner import BaseRunner
 from espnet3.parallel.identity import changes, describe_run
 from espnet3.parallel.source import describe_code
 from espnet3.shards.manifest import Manifest
@@ -15,15 +16,21 @@ class Provider:
         self.config = config
         self.params = params
 
+    def build_env_local(self):
+        return {}
 
-class Runner:
+    def build_worker_setup_fn(self):
+        return dict
+
+
+class Runner(BaseRunner):
     @staticmethod
     def forward(idx):
         return idx
 
 
 def describe(config=None, *, items=range(3), batch_size=None, **params):
-    return describe_run(Runner, Provider(config or {}, **params), items, {"batch_size": batch_size})
+    return describe_run(Runner(Provider(config or {}, **params), batch_size), items)
 
 
 def manifest_of(described):

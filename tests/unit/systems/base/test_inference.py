@@ -202,9 +202,7 @@ def test_resume_refuses_another_content_of_the_checkpoint_file(load, awkward):
     loaded = load().with_values({"model": {"checkpoint": str(checkpoint)}}, "a test")
     infer(loaded)
     checkpoint.write_bytes(b"two!")
-    with pytest.raises(
-        StaleRunError, match=r"(?s)config\.model\.checkpoint: the .* has other"
-    ):
+    with pytest.raises(StaleRunError, match=r"(?s)config\.model\.checkpoint: the .* has other"):
         infer(loaded)
 
 
@@ -305,3 +303,6 @@ def test_the_dry_run_tells_batches_padding_shards_and_job_script(load, awkward):
 def test_the_dry_run_tells_what_is_done_already(load):
     infer(load())
     assert "shards are done" in "\n".join(describe_inference(load()))
+    changed = "\n".join(describe_inference(load("model.beam_size=8")))
+    assert "would be refused" in changed
+    assert "config.model.beam_size" in changed
