@@ -19,9 +19,9 @@ from espnet3.cli.plain import on_one_line, print_error
 from espnet3.cli.recipe_options import Options
 from espnet3.cli.stage_selection import Selected, spell_stages
 from espnet3.errors import EspnetError, RunFolderError, RunInterrupted
+from espnet3.logs import StageLog, open_stage_log
 from espnet3.systems.base.context import context_value
 from espnet3.systems.base.provenance import Invocation, StageRecord
-from espnet3.logs import StageLog, open_stage_log
 from espnet3.systems.base.stages import Skipped, Stage, stages_of
 from espnet3.systems.base.system import BaseSystem
 
