@@ -93,7 +93,8 @@ def test_provider_and_runner_of_three_lines(run_script, parallel):
     class MyRunner(BaseRunner):
         @staticmethod
         def forward(idx, dataset, model, **env):
-            print(model(dataset[idx]["speech"]), flush=True)
+            # In one piece: two workers write to one pipe.
+            print(model(dataset[idx]["speech"]) + "\\n", end="", flush=True)
     dataset = load_eval_split(cfg.dataset)
     set_parallel(cfg.parallel)
     """
