@@ -13,8 +13,9 @@ WORDS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight",
 class Dataset:
     """Utterances of `n` different lengths: the samples of item i all are i."""
 
-    def __init__(self, n=40, offset=0, knows_durations=True, prefix="utt"):
+    def __init__(self, n=40, offset=0, knows_durations=True, prefix="utt", speech_like=False):
         self.n, self.offset, self.prefix = n, offset, prefix
+        self.speech_like = speech_like
         if not knows_durations:
             self.durations = None
 
@@ -31,6 +32,9 @@ class Dataset:
         }
 
     def durations(self):
+        if self.speech_like:  # about those of read speech: 11 s in the middle, 1 to 35 s
+            random = np.random.default_rng(0)
+            return random.lognormal(np.log(11), 0.55, self.n).clip(1, 35).tolist()
         return [(100 + 37 * index % 400) / 100 for index in range(self.n)]
 
 

@@ -7,7 +7,13 @@ import pytest
 from omegaconf import OmegaConf
 
 from espnet3.config.load import load_config
-from espnet3.errors import ConfigError, ItemError, MissingExtraError, ProviderError
+from espnet3.errors import (
+    ConfigError,
+    ItemError,
+    MissingExtraError,
+    ProviderError,
+    ResourceError,
+)
 from espnet3.parallel import (
     BaseRunner,
     Failure,
@@ -71,11 +77,22 @@ def test_set_parallel_copies_and_accepts_a_dictconfig_and_none():
     ("env", "install"),
     [("local_gpu", "-e '.[gpu]'"), ("kube", "-e '.[kube]'")],
 )
-def test_a_missing_extra_is_told_with_the_line_that_installs_it(env, install):
+def test_a_missing_extra_is_told_with_the_line_that_installs_it(env, install, monkeypatch):
+    monkeypatch.setattr("espnet3.parallel.clusters.local_gpu._count_gpus", lambda: 1)
     with pytest.raises(MissingExtraError, match="pip install") as error:
         with get_client({"env": env}):
             pass
     assert install in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("n_gpus", "advice"), [(2, "Set n_workers: 2"), (0, "Without a GPU, write env: local")]
+)
+def test_more_workers_than_gpus_are_refused_with_what_to_set(monkeypatch, n_gpus, advice):
+    monkeypatch.setattr("espnet3.parallel.clusters.local_gpu._count_gpus", lambda: n_gpus)
+    with pytest.raises(ResourceError, match=rf"n_workers is 4 but {n_gpus} GPU.*{advice}"):
+        with get_client({"env": "local_gpu", "n_workers": 4}):
+            pass
 
 
 class Provider:

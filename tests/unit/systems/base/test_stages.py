@@ -111,7 +111,7 @@ def test_what_describes_a_stage_does_not_describe_its_replacement():
     assert has_own(BaseSystem, "infer", "describe_infer")
     assert not has_own(Replaced, "infer", "describe_infer")
     assert has_own(Described, "infer", "describe_infer")
-    assert not has_own(BaseSystem, "create_dataset", "describe_create_dataset")
+    assert not has_own(BaseSystem, "train", "describe_train")
 
 
 def test_every_stage_says_what_it_does():
