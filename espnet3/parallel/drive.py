@@ -61,8 +61,7 @@ class FolderDriver:
         """Finish the run and return what `merge` returns; at once if it was finished before."""
         root = self._request.root
         with interruptible(), folder_errors(root):
-            n_workers = count_workers(self._config, self._client)
-            manifest = open_run(self._request, n_workers * self._config.shards_per_worker)
+            manifest = open_run(self._request, self._count_shards)
             answer = finished_result(self._request, manifest)
             if answer is not None:
                 logger.info("%s is complete already: %d items", root, manifest.n_items)
@@ -71,6 +70,9 @@ class FolderDriver:
             with Lease(root.resolve()) as lease:
                 self._run_shards(manifest, lease, policy)
                 return self._merge_once(manifest, lease, merge)
+
+    def _count_shards(self) -> int:
+        return count_workers(self._config, self._client) * self._config.shards_per_worker
 
     def _run_shards(self, manifest: Manifest, lease: Lease, policy: FaultPolicy) -> None:
         request = self._request

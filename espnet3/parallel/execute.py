@@ -143,12 +143,16 @@ class _Attempt:
         cells[1] = batch[-1] + 1 - batch[0]
         cells[0] = batch[0]
         results = None
+        is_memory = False
         try:
             results = self._forward_batch(batch)
         except BaseException as error:
             if not self._is_worth_halving(batch, _refuse_interrupt(error, self._pid)):
                 return
+            is_memory = is_out_of_memory(error)
         if results is None:  # outside of the except block: the error held the batch's memory
+            if is_memory:  # else not worth its time, up to a tenth of a second beside torch
+                free_memory()
             self._run_halves(batch, sink)
             return
         cells[1] = 1  # from here on, what goes wrong is about one result
@@ -175,7 +179,6 @@ class _Attempt:
         return True
 
     def _run_halves(self, batch: list[int], sink: MemorySink | FolderSink) -> None:
-        free_memory()
         middle = len(batch) // 2
         self._run_batch(batch[:middle], sink)
         self._run_batch(batch[middle:], sink)

@@ -23,10 +23,12 @@ class FaultPolicy:
     start_timeout: float = 3600.0
 
 
-_GO_ON = 'Finished shards are kept. To go on without items that fail: on_error="skip".'
+_GO_ON = "Finished shards are kept. To go on without what fails, set the runner's on_error to skip."
+    "Finished shards are kept. To go on without what fails, set on_error of the runner to skip."
+)
 ADVICE = (
-    ' To go on without it: on_error="skip"; if memory runs out, use fewer workers or smaller '
-    "batches."
+    " To go on without it, set the runner's on_error to skip; if memory runs out, use fewer "
+    "workers or smaller batches."
 )
 
 
@@ -44,7 +46,7 @@ def too_many(n_failed: int, limit: int) -> str:
     """Say that more items failed than may."""
     return (
         f"{n_failed} items failed, more than max_errors={limit}. Raise max_errors, or mend what "
-        "fails and run them again: retry_failed=True."
+        "fails and run them again with the runner's retry_failed set to true."
     )
 
 

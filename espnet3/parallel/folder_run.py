@@ -68,8 +68,8 @@ def folder_errors(root: Path) -> Iterator[None]:
         ) from error
 
 
-def open_run(request: RunRequest, n_shards: int) -> Manifest:
-    """Continue the run in a folder, or plan a new one of about `n_shards` shards.
+def open_run(request: RunRequest, n_shards: Callable[[], int]) -> Manifest:
+    """Continue the run in a folder, or plan a new one of about `n_shards()` shards.
 
     Raises:
         StaleRunError: if the folder holds a run with other items, code, config or files.
@@ -78,7 +78,7 @@ def open_run(request: RunRequest, n_shards: int) -> Manifest:
     _make_folder(request.root)
     if not request.resume:
         remove_run(request.root)
-    manifest = load_manifest(request.root) or _plan(request, n_shards)
+    manifest = load_manifest(request.root) or _plan(request, n_shards())
     _check_changes(request, changes(manifest, request.described))
     return manifest
 

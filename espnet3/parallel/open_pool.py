@@ -36,7 +36,7 @@ def fault_policy(
 def count_workers(config: ParallelConfig, client: Any) -> int:
     """Return for how many workers to plan."""
     if isinstance(client, SharedCluster):
-        return client.config.n_workers
+        client = client.connect() if client.config.env == "dask" else None  # it is there already
     return max(config.n_workers, len(client.nthreads()) if client is not None else 0)
 
 

@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+# Of a batch. Where lengths lie far apart, more batches cost less than what they would pad.
+_MAX_PADDING = 0.08
 _COST_ADVICE = "Give one number per item, such as its duration in seconds."
 
 
@@ -34,7 +36,7 @@ def batch_by_cost(costs: Any, limit: float, max_items: int | None = None) -> Bat
     """Sort items by cost and put as many together as fit into `limit` when padded.
 
     The longest come first, so that a batch that is too large for the memory shows at once. An item
-    above the limit is a batch of its own.
+    above the limit is a batch of its own, and no batch has more than 8 % padding.
 
     Args:
         costs: of the items, checked by `check_costs`.
@@ -48,7 +50,8 @@ def batch_by_cost(costs: Any, limit: float, max_items: int | None = None) -> Bat
     edges = [0]
     while edges[-1] < len(costs):
         first = edges[-1]
-        edges.append(min(first + _room(longest_first[first], limit, max_items), len(costs)))
+        room = _room(longest_first[first], limit, max_items)
+        edges.append(first + _similar(longest_first[first : first + room]))
     counts = np.diff(edges)
     padded = longest_first[edges[:-1]] * counts
     return Batches(
@@ -62,6 +65,17 @@ def batch_by_cost(costs: Any, limit: float, max_items: int | None = None) -> Bat
 def _room(cost: float, limit: float, max_items: int | None) -> int:
     fitting = int(limit / max(cost, limit * 1e-9))  # a length of 0 is not to divide by
     return max(1, fitting if max_items is None else min(fitting, max_items))
+
+
+def _similar(longest_first: "NDArray[np.float64]") -> int:
+    """Return how many of the items, from the longest on, make a batch with little padding."""
+    import numpy as np
+
+    longest = longest_first[0]
+    computed = longest * np.arange(1, len(longest_first) + 1)
+    # The share can only grow with each item, because they are sorted.
+    fits = computed * (1 - _MAX_PADDING) <= np.cumsum(longest_first)
+    return max(1, int(np.count_nonzero(fits)))
 
 
 def padded_share(used: float, computed: float) -> float:

@@ -40,6 +40,7 @@ SHARED = (
 """Keys whose values in the first config (training, else inference) hold in the later ones."""
 
 _INFERENCE_DIR = "inference_dir"
+_FOLDERS = ("recipe_dir", "data_dir", "exp_tag", "exp_dir", "stats_dir", _INFERENCE_DIR)
 _PLACES = ("exp_tag", "exp_dir", _INFERENCE_DIR)
 
 
@@ -72,12 +73,13 @@ def load_configs(
         recipe_dir: the folder of the recipe.
 
     Raises:
-        ConfigError: as `load_config`, or if a shared key refers to nothing.
+        ConfigError: as `load_config`, or if a shared key refers to nothing or is no folder.
     """
     loaded: dict[str, LoadedConfig] = {}
     for kind in KINDS:
         if files.get(kind):
             loaded[kind] = _load(files[kind], overrides, _above(loaded), recipe_dir)
+            _check_folders(loaded[kind])
     return Configs(**loaded)
 
 
@@ -94,6 +96,19 @@ def _load(
         return loaded
     _tell_differences(loaded, above)
     return load_config(files, overrides, below=DEFAULTS, above=above, recipe_dir=recipe_dir)
+
+
+def _check_folders(loaded: "LoadedConfig") -> None:
+    from espnet3.config.sources import set_in
+
+    for key in _FOLDERS:
+        value = context_value(loaded, key)
+        is_number = key == "exp_tag" and isinstance(value, int | float)  # such as 2024
+        if not is_number and (not isinstance(value, str) or not value):
+            raise ConfigError(
+                f"{key} is {value!r}{set_in(key, loaded)}, but must be the name of a folder, as "
+                f'text. Write: {key}: "{DEFAULTS[key]}"'
+            )
 
 
 def _above(loaded: Mapping[str, "LoadedConfig"]) -> "LoadedConfig | None":

@@ -1,7 +1,12 @@
 """Which device a worker's model goes to."""
 
 import os
+import sys
+from pathlib import Path
 from typing import Any
+
+# Of drivers: NVIDIA's, that of Windows' subsystem for Linux, and AMD's.
+_DRIVERS = ("/dev/nvidiactl", "/proc/driver/nvidia", "/dev/dxg", "/dev/kfd")
 
 
 def resolve_device(config: Any) -> str:
@@ -14,9 +19,16 @@ def resolve_device(config: Any) -> str:
     device = config.get("device") if hasattr(config, "get") else getattr(config, "device", None)
     if device:
         return str(device)
+    if not _may_have_gpus():
+        return "cpu"
     import torch
 
     n_gpus = torch.cuda.device_count()
     if n_gpus == 0:
         return "cpu"
     return f"cuda:{int(os.environ.get('LOCAL_RANK', '0')) % n_gpus}"
+
+
+def _may_have_gpus() -> bool:
+    """Tell whether asking torch is worth its import, of seconds, in each worker."""
+    return "torch" in sys.modules or any(Path(driver).exists() for driver in _DRIVERS)

@@ -30,6 +30,10 @@ if TYPE_CHECKING:
     from espnet3.config.load import LoadedConfig
 
 logger = logging.getLogger(__name__)
+_DEFAULTED = (
+    "input_key", "output_fn", "output_keys", "idx_key", "hyp_key", "ref_key", "batch_size",
+    "batch_seconds", "results",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -135,7 +139,8 @@ def plan_inference(loaded: "LoadedConfig") -> list[TestSetRun]:
 def _plan_test_set(name: str, config: InferenceConfig, loaded: "LoadedConfig") -> TestSetRun:
     from espnet3.components.data.dataset import durations_of, fingerprint_of
 
-    provider = _build_provider(_config_of(name, loaded), config, loaded)
+    own_config = _config_of(name, config, loaded)
+    provider = _build_provider(own_config, config, loaded)
     dataset = _build_dataset(provider)
     if len(dataset) == 0:
         raise ConfigError(
@@ -153,19 +158,22 @@ def _plan_test_set(name: str, config: InferenceConfig, loaded: "LoadedConfig") -
     runner.depends_on = {
         **runner.depends_on,
         "test_set.content": fingerprint_of(dataset),
-        "code": describe_targets(resolved(loaded.config, loaded=loaded), dataset),
+        "code": describe_targets(resolved(own_config), dataset),
     }
     return TestSetRun(name, runner, len(dataset), durations)
 
 
-def _config_of(name: str, loaded: "LoadedConfig") -> "DictConfig":
+def _config_of(name: str, settings: InferenceConfig, loaded: "LoadedConfig") -> "DictConfig":
     """Return the config as the provider of one test set sees it.
 
-    The other test sets are left out: adding one must not make the results of this one stale.
+    Defaults are filled in, and the other test sets left out: neither spelling out a default nor
+    adding a test set must make these results stale.
     """
     from omegaconf import DictConfig, OmegaConf
 
     config = DictConfig(OmegaConf.to_container(loaded.resolved()))
+    config.update({key: getattr(settings, key) for key in _DEFAULTED})
+    config["provider"] = {"_target_": settings.provider_target, **config.get("provider", {})}
     config["test_set"] = name
     tests = OmegaConf.select(config, "dataset.test")
     if OmegaConf.is_list(tests):

@@ -1,6 +1,8 @@
 """The code of a recipe that its results depend on, so that a change of it is not overlooked."""
 
 from collections.abc import Iterator, Mapping
+from functools import partial
+from types import FunctionType
 from typing import Any
 
 from espnet3.parallel.source import describe_code
@@ -14,21 +16,35 @@ def describe_targets(config: Mapping[str, Any], dataset: Any) -> dict[str, Any]:
 
     Args:
         config: of inference, in plain containers.
-        dataset: the test set; what it wraps as `dataset` or `datasets` is looked into.
+        dataset: the test set; what it wraps as `dataset` or `datasets` is looked into, and the
+            steps that its samples pass through.
     """
     from espnet3.config.targets import locate
 
     paths = {path for block in _BLOCKS for path in _targets_in(config.get(block))}
-    if config.get("output_fn"):
-        paths.add(config["output_fn"])
+    # Older configs have it in the runner block.
+    paths.update(filter(None, [config.get("output_fn"), _in_runner(config, "output_fn")]))
     things = {path: locate(path) for path in paths}
-    things.update({type(layer).__qualname__: type(layer) for layer in _layers(dataset)})
+    for layer in _layers(dataset):
+        things[_unused(type(layer).__qualname__, type(layer), things)] = type(layer)
+        things.update({_step_name(step): _code_of(step) for step in _steps(layer)})
     return {
         name + part: value
         for name, thing in sorted(things.items())
         for part, value in describe_code(thing).items()
         if _is_foreign(thing)
     }
+
+
+def _unused(name: str, thing: Any, things: Mapping[str, Any]) -> str:
+    """Return the name, or one that no other class of that name has."""
+    while things.get(name, thing) is not thing:
+        name += "_"
+    return name
+
+
+def _in_runner(config: Mapping[str, Any], key: str) -> Any:
+    return (config.get("runner") or {}).get(key)
 
 
 def _is_foreign(thing: Any) -> bool:
@@ -52,3 +68,22 @@ def _layers(dataset: Any) -> Iterator[Any]:
         yield from _layers(inner)
     for part in getattr(dataset, "datasets", ()):
         yield from _layers(part)
+
+
+def _steps(layer: Any) -> Iterator[Any]:
+    """Yield the functions of a sample; a config names most of them without a `_target_`."""
+    for name in ("transform", "preprocessor"):
+        step = getattr(layer, name, None)
+        while isinstance(step, partial):
+            step = step.func
+        if callable(step):
+            yield step
+
+
+def _code_of(step: Any) -> Any:
+    return step if isinstance(step, FunctionType | type) else type(step)
+
+
+def _step_name(step: Any) -> str:
+    code = _code_of(step)
+    return f"{code.__module__}.{code.__qualname__}"

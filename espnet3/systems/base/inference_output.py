@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import cache
 from typing import Any
 
 from espnet3.errors import ConfigError, suggest
@@ -32,6 +33,12 @@ def inputs_of(data: Mapping[str, Any], settings: OutputSettings) -> dict[str, An
     Raises:
         ConfigError: naming the fields that there are.
     """
+    if not isinstance(data, Mapping):
+        raise ConfigError(
+            f"A sample of the dataset is {data!r:.80}, of type {type(data).__name__}. Return a "
+            f'dict, such as {{"{settings.idx_key}": ..., "{settings.input_keys[0]}": ...}}, from '
+            "its __getitem__, or set a transform that does."
+        )
     missing = [key for key in settings.input_keys if key not in data]
     if missing:
         raise ConfigError(
@@ -42,6 +49,7 @@ def inputs_of(data: Mapping[str, Any], settings: OutputSettings) -> dict[str, An
     return {key: data[key] for key in settings.input_keys}
 
 
+@cache
 def load_function(path: str, key: str = "output_fn") -> Callable[..., Any]:
     """Import what a dotted path names.
 
@@ -76,6 +84,11 @@ def to_record(output: Any, data: Any, idx: Any, settings: OutputSettings) -> dic
     sample = data if isinstance(data, Mapping) else {}
     fields = dict(output) if isinstance(output, Mapping) else {settings.hyp_key: output}
     id = fields.pop(settings.idx_key, sample.get(settings.idx_key, idx))
+    if id is None:
+        raise RecordError(
+            f"{settings.idx_key} of item {idx!r} is None. Give each sample an id, or name the "
+            "field that has it: idx_key: NAME"
+        )
     record = {settings.idx_key: str(id), **fields}
     if settings.output_fn is None and not isinstance(output, Mapping) and "text" in sample:
         record.setdefault(settings.ref_key, sample["text"])
@@ -122,9 +135,16 @@ def to_texts(value: Any, name: str, id: str) -> list[str]:
     Raises:
         RecordError: if the value is neither; it says how to keep it.
     """
-    if isinstance(value, list | tuple) and value:
+    if is_nbest(value):
         return [_to_text(_first(entry), name, id) for entry in value]
-    return [_to_text(value, name, id)]
+    return [_to_text(_first(value), name, id)]
+
+
+def is_nbest(value: Any) -> bool:
+    """Tell a list of hypotheses from one hypothesis with its score, such as `("a b", -3.2)`."""
+    if isinstance(value, tuple):
+        return bool(value) and all(isinstance(entry, str | list | tuple) for entry in value)
+    return isinstance(value, list)
 
 
 def _first(entry: Any) -> Any:

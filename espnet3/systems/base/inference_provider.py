@@ -26,7 +26,13 @@ class InferenceProvider(EnvironmentProvider):
         params: small extra arguments of `forward`, such as `{"beam_size": 8}`.
     """
 
-    fingerprint_ignore = ("config.inference_dir", "config.metrics", "config.runner")
+    fingerprint_ignore = (
+        "config.inference_dir",
+        "config.metrics",
+        "config.runner",
+        "config.dataset.train",
+        "config.dataset.valid",
+    )
     """What the results of inference do not depend on."""
 
     def __init__(self, config: Any, params: Mapping[str, Any] | None = None) -> None:

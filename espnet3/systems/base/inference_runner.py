@@ -4,11 +4,15 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
+from espnet3.errors import IncompleteRunError
 from espnet3.parallel.base_runner import BaseRunner
 from espnet3.shards.join import join_files
+from espnet3.shards.merge import require_done
 from espnet3.shards.merge_scp import join_scp
+from espnet3.shards.status import read_failures
 from espnet3.systems.base.inference_output import (
     OutputSettings,
     inputs_of,
@@ -117,8 +121,13 @@ class InferenceRunner(BaseRunner):
         writers.close()
 
     def merge(self, shard_dirs: Sequence[Path]) -> dict[str, Path]:
-        """Join the files of the shards and return the path of each field's, by field."""
+        """Join the files of the shards and return the path of each field's, by field.
+
+        Raises:
+            IncompleteRunError: if no item has a result, or some lack a field that others have.
+        """
         assert self.output_dir is not None
+        _check_fields(shard_dirs)
         merged: dict[str, Path] = {}
         for name in _files(shard_dirs, ".scp"):
             merged[name.removesuffix(".scp")] = self.output_dir / name
@@ -145,6 +154,27 @@ def no_gradients() -> AbstractContextManager[Any]:
 def _input_key_of(provider: Any) -> Any:
     config: Any = getattr(provider, "config", None)
     return (config.get("input_key") if hasattr(config, "get") else None) or "speech"
+
+
+def _check_fields(shard_dirs: Sequence[Path]) -> None:
+    written = [folder for folder in shard_dirs if require_done(folder).n_written]
+    if shard_dirs and not written:
+        root = shard_dirs[0].parent
+        raise IncompleteRunError(
+            f"All items in {root} failed, so there are no results. The first error: "
+            f"{read_failures(root)[0]['error']} To see all: espnet3 failed {quote(str(root))}"
+        )
+    known = _files(written, ".scp")
+    for folder in written:
+        lacking = [name for name in known if not (folder / name).exists()]
+        if lacking:
+            shared = [n for n in known if all((each / n).exists() for each in written)]
+            fields = ", ".join(name.removesuffix(".scp") for name in shared)
+            raise IncompleteRunError(
+                f"Only some items have the field {lacking[0].removesuffix('.scp')!r}; those in "
+                f"{folder} have none. Return the same fields for each item, or set output_keys: "
+                f"[{fields}]"
+            )
 
 
 def _files(shard_dirs: Sequence[Path], suffix: str) -> list[str]:

@@ -9,7 +9,7 @@ from espnet3.io.names import safe_name
 from espnet3.io.scp import RecordError, ScpWriter
 from espnet3.io.tables import JsonlWriter
 from espnet3.shards.layout import committed_name
-from espnet3.systems.base.inference_output import OutputSettings, to_texts
+from espnet3.systems.base.inference_output import OutputSettings, is_nbest, to_texts
 
 RESULTS = "results.jsonl"
 NBEST = ".nbest.jsonl"
@@ -40,7 +40,7 @@ class FieldWriters:
         scp = self._writers(fields, id)
         for name, texts in lines.items():
             scp[name].write(id, texts[0] if texts else "")
-            if isinstance(fields[name], list | tuple) and name not in self._artifacts:
+            if is_nbest(fields[name]) and name not in self._artifacts:
                 self._write_nbest(name, id, fields[name])
         if self._results is not None:
             values = {

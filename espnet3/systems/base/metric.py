@@ -10,7 +10,6 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from espnet3.config.redact import redact
@@ -21,6 +20,7 @@ from espnet3.systems.base.metric_config import MetricsConfig, load_metrics_confi
 from espnet3.systems.base.metric_data import (
     INFER,
     Tables,
+    check_failures,
     check_files,
     join_tables,
     run_facts,
@@ -67,7 +67,6 @@ def measure(loaded: "LoadedConfig") -> Path:
         test_set = _TestSet(name, folder, runs[name], Tables())
         for metric in metrics:
             results[metric.name][name] = _measure_one(metric, test_set, settings[metric.name])
-        _warn_of_failures(test_set)
     path = metrics_path(folder)
     folder.mkdir(parents=True, exist_ok=True)  # all inputs may be files from elsewhere
     write_json(path, results)
@@ -163,6 +162,7 @@ def _measure_one(
     base = test_set.inference_dir
     paths = {entry.key: entry.path(base, test_set.name) for entry in metric.inputs}
     tables = {key: test_set.tables.load(path) for key, path in paths.items()}
+    check_failures(metric, test_set.run, test_set.folder)
     joined = join_tables(metric, tables, test_set.folder)
     try:
         numbers = metric.metric(joined.data, test_set.name, base)
@@ -189,15 +189,6 @@ def _speed(run: Mapping[str, Any]) -> dict[str, Any]:
     if facts.get("audio_seconds") and "worker_seconds" in facts:
         facts["real_time_factor"] = facts["worker_seconds"] / facts["audio_seconds"]
     return facts
-
-
-def _warn_of_failures(test_set: _TestSet) -> None:
-    run = test_set.run
-    if run and run.get("n_failed"):
-        logger.warning(
-            "%s: %d of %d items failed in inference and are not measured; see: espnet3 failed %s",
-            test_set.name, run["n_failed"], run["n_items"], quote(str(test_set.folder)),
-        )  # fmt: skip
 
 
 def _described_files(metric: PreparedMetric, folder: Path, test_set: str) -> str:

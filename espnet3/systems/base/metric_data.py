@@ -1,5 +1,6 @@
 """The texts that metrics are called with: found for each test set, read, and joined by id."""
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ from espnet3.shards.status import read_failures, read_status
 from espnet3.shards.success import read_success
 from espnet3.systems.base.metric_setup import UTT_ID, MetricInput, PreparedMetric
 
+logger = logging.getLogger(__name__)
 INFER = "python run.py --stage 6 --inference_config conf/inference.yaml"
 _SHOWN_IDS = 10
 
@@ -139,6 +141,35 @@ def join_tables(metric: PreparedMetric, tables: Mapping[str, Table], folder: Pat
     data = {key: [table.get(id, "") for id in ids] for key, table in tables.items()}
     n_extra = len({id for ids in extra.values() for id in ids})
     return Joined({UTT_ID: ids, **data}, len(absent) + n_extra)
+
+
+def check_failures(metric: PreparedMetric, run: Mapping[str, Any] | None, folder: Path) -> None:
+    """Refuse to measure what is left of a run that gave up on items, unless that is accepted.
+
+    Such an item has neither a hypothesis nor a reference in the results, so joining by id would not
+    miss it; only references from elsewhere know of it.
+
+    Raises:
+        IncompleteRunError: with what can be done.
+    """
+    n_failed = run.get("n_failed", 0) if run else 0
+    if not n_failed or metric.inputs[0].is_path:
+        return
+    see = f"espnet3 failed {quote(str(folder))}"
+    if metric.on_missing == "skip":
+        logger.warning(
+            "%s of %s: %d of %d items failed in inference and are not measured; see: %s",
+            metric.name, folder.name, n_failed, (run or {}).get("n_items", 0), see,
+        )  # fmt: skip
+        return
+    references = f'{metric.key}.inputs: {{{metric.inputs[0].key}: "data/{{test_set}}/text"}}'
+    raise IncompleteRunError(
+        f"{metric.name} of {folder.name}: {n_failed} of {(run or {}).get('n_items', 0)} items "
+        f"failed in inference, so the score would be that of a part; see: {see}. Run them again "
+        f"({INFER} runner.retry_failed=true); or accept it in {metric.key}: on_missing: skip "
+        "leaves them out, on_missing: count_as_deletions counts them if the references come from "
+        f"a file of their own, {references}"
+    )
 
 
 def _mismatch(

@@ -87,6 +87,12 @@ class BaseSystem:
             return Skipped("all is there already")
         return steps
 
+    def check_create_dataset(self) -> None:
+        """Check the sources and the arguments of their builders before anything runs."""
+        from espnet3.components.data.dataset_builder import check_create_dataset
+
+        check_create_dataset(self.config_for("create_dataset"))
+
     def describe_create_dataset(self) -> list[str]:
         """Return which steps of the builders would run, and which are done."""
         from espnet3.components.data.dataset_builder import describe_create_dataset

@@ -19,7 +19,8 @@ def listed_test_sets(dataset: Mapping[str, Any] | None, loaded: "LoadedConfig") 
     """Return the names in `dataset.test`; none if it has no such list.
 
     Raises:
-        ConfigError: if a name is missing, there twice, or no name for a folder.
+        ConfigError: if the list is empty, or a name is missing, there twice, or no name for a
+            folder.
     """
     entries = (dataset or {}).get("test")
     if isinstance(entries, Mapping):
@@ -31,6 +32,11 @@ def listed_test_sets(dataset: Mapping[str, Any] | None, loaded: "LoadedConfig") 
         ]
     else:
         return []
+    if not names:
+        raise ConfigError(
+            f"dataset.test is empty{set_in('dataset.test', loaded)}. Write: "
+            "test: [{name: NAME, data_src: SOURCE, data_src_args: {...}}]"
+        )
     seen: dict[str, str] = {}
     for key, name in names:
         _check_name(key, name, loaded)
@@ -69,9 +75,10 @@ def chosen_test_sets(
     names = [wanted] if isinstance(wanted, str) else wanted
     for name in names:
         if known and name not in known:
+            hint = suggest(name, known) or f" Write: test_set: {known[0]}"
             raise ConfigError(
                 f"test_set is {name!r}{set_in('test_set', loaded)}, but dataset.test has "
-                f"{', '.join(map(repr, known))}.{suggest(name, known)} Write: test_set: {known[0]}"
+                f"{', '.join(map(repr, known))}.{hint}"
             )
         _check_name("test_set", name, loaded)
     return list(dict.fromkeys(names))

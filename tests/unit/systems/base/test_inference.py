@@ -10,8 +10,9 @@ import pytest
 from espnet3.config.load import load_config
 from espnet3.errors import ConfigError, EspnetError, ItemError, StaleRunError
 from espnet3.io.artifacts import read_artifact
-from espnet3.io.scp import load_scp
+from espnet3.io.scp import RecordError, load_scp
 from espnet3.systems.base.inference import describe_inference, infer
+from espnet3.systems.base.inference_output import OutputSettings, to_record, to_texts
 from tests.inference_parts import spell
 
 PARTS = "tests.inference_parts"
@@ -221,6 +222,17 @@ def test_resume_refuses_an_edited_dataset(load, awkward):
         infer(load(text=text))
 
 
+@pytest.mark.parametrize(
+    "override", ["idx_key=utt_id", "input_key=speech", "batch_size=null", "results=null"]
+)
+def test_spelling_out_a_default_changes_nothing(load, override, caplog):
+    text = BASE.replace("input_key: speech\n", "")
+    infer(load(text=text))
+    with caplog.at_level(logging.INFO):
+        infer(load(override, text=text))
+    assert "is complete already" in caplog.text
+
+
 def test_a_refusal_tells_the_overrides_to_go_on_with(load):
     infer(load())
     with pytest.raises(StaleRunError, match=r"start anew: runner\.resume=false"):
@@ -322,3 +334,23 @@ def test_batches_of_speech_like_lengths_are_hardly_padded(load, awkward, caplog)
         infer(load(*data, "batch_seconds=240"))
     assert f"{ours:.1f}% of the batches was padding" in caplog.text
     assert list(read(awkward, "hyp.scp")) == [f"utt{i}" for i in range(2000)]
+
+
+@pytest.mark.parametrize(
+    ("value", "texts"),
+    [
+        ("a", ["a"]),
+        (["a", "b"], ["a", "b"]),
+        (("a", -3.5), ["a"]),
+        ([("a", -3.5), ("b", -4.0)], ["a", "b"]),
+        (np.float32(1.5), ["1.5"]),
+        (True, ["True"]),
+    ],
+)
+def test_what_counts_as_text_and_what_as_an_nbest_list(value, texts):
+    assert to_texts(value, "hyp", "utt1") == texts
+
+
+def test_a_sample_whose_id_is_none_is_refused():
+    with pytest.raises(RecordError, match=r"utt_id of item 3 is None\..*idx_key: NAME"):
+        to_record("hello", {"utt_id": None}, 3, OutputSettings())

@@ -14,6 +14,7 @@ from espnet3.io.scp import RecordError, write_scp
 from espnet3.systems.base.inference import infer
 from espnet3.systems.base.metric import check_measure, describe_measure, measure
 from espnet3.systems.base.metric_record import stale_inputs
+from tests.inference_parts import spell
 
 PARTS = "tests.inference_parts"
 WER = "espnet3.systems.asr.metrics.wer.WER"
@@ -152,16 +153,42 @@ def test_measuring_does_not_disturb_the_run(folder):
     assert stale_inputs(folder / "decoded" / "metrics.json") == []
 
 
-def test_items_that_infer_skipped_are_told_in_log_and_table(folder, caplog):
+@pytest.fixture
+def skipped_run(folder):
+    """Decode 12 items, of which item 7 fails and is skipped."""
     (folder / "inference.yaml").write_text(INFERENCE.replace('Speller, suffix: " "', "Picky"))
     below = {"recipe_dir": ".", "inference_dir": "decoded"}
     infer(load_config("inference.yaml", ["runner.on_error=skip"], below=below))
-    text = json.dumps({"metrics": [{"metric": {"_target_": WER}}], "inference_dir": "decoded"})
-    measure(load(text))
+    return folder
+
+
+def measure_decoded(**entry):
+    metric = {"metric": {"_target_": WER}, **entry}
+    measure(load(json.dumps({"metrics": [metric], "inference_dir": "decoded"})))
+    return json.loads(Path("decoded/metrics.json").read_text())["WER"]["digits"]
+
+
+@pytest.mark.parametrize("on_missing", ["raise", "count_as_deletions"])
+def test_a_run_that_skipped_items_is_not_measured_as_if_it_were_whole(skipped_run, on_missing):
+    with pytest.raises(IncompleteRunError, match=r"1 of 12 items failed.*retry_failed=true"):
+        measure_decoded(on_missing=on_missing)
+
+
+def test_skipped_items_that_are_accepted_are_told_in_log_and_table(skipped_run, caplog):
+    assert measure_decoded(on_missing="skip")["n_utterances"] == 11
     assert "1 of 12 items failed in inference and are not measured" in caplog.text
     assert "espnet3 failed decoded/digits" in caplog.text
-    table = (folder / "decoded" / "RESULTS.md").read_text()
+    table = (skipped_run / "decoded" / "RESULTS.md").read_text()
     assert "digits: 1 utterance failed in inference, not counted." in table
+
+
+def test_skipped_items_count_as_deletions_where_references_are_known(skipped_run):
+    lines = [f"utt{i} {spell(i)}\n" for i in range(12)]
+    (skipped_run / "data").mkdir()
+    (skipped_run / "data" / "text").write_text("".join(lines))
+    numbers = measure_decoded(on_missing="count_as_deletions", inputs={"ref": "data/text"})
+    assert numbers["n_utterances"] == 12
+    assert numbers["deletions"] == 1
 
 
 def test_two_metrics_of_one_class_do_not_overwrite_each_other(folder):
