@@ -8,7 +8,7 @@ from espnet3.errors import RunFolderError, suggest
 from espnet3.shards.layout import manifest_path
 from espnet3.shards.status import require_manifest
 
-_DEPTH = 2
+_DEPTH = 4
 _SHOWN = 5
 
 

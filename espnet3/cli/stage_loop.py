@@ -18,7 +18,13 @@ from espnet3.cli.failure import describe_failure
 from espnet3.cli.plain import on_one_line, print_error
 from espnet3.cli.recipe_options import Options
 from espnet3.cli.stage_selection import Selected, spell_stages
-from espnet3.errors import EspnetError, RunFolderError, RunInterrupted
+from espnet3.errors import (
+    ConfigError,
+    EspnetError,
+    RunFolderError,
+    RunInterrupted,
+    StaleRunError,
+)
 from espnet3.logs import StageLog, open_stage_log
 from espnet3.systems.base.context import context_value
 from espnet3.systems.base.provenance import Invocation, StageRecord
@@ -38,6 +44,8 @@ class Outcome:
     seconds: float | None = None
     log: Path | None = None
     exit_code: int = 0
+    is_refused: bool = False
+    """The config is wrong, or does not fit the results that are there."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +63,9 @@ class StageLoop:
     def run(self) -> int:
         """Run the stages, and return the exit code."""
         code = 0
+        skipped = [str(entry.stage) for entry in self.selected if entry.skipped]
+        if skipped:
+            logger.info("Skipped, because the system does not have them: %s", ", ".join(skipped))
         for position, entry in enumerate(self.selected):
             outcome = self._run_stage(entry)
             self.outcomes.append(outcome)
@@ -63,7 +74,7 @@ class StageLoop:
                 self._not_run(self.selected[position + 1 :])
                 break
         self._summarise()
-        if code:
+        if code and not self._was_wrong_from_the_start():
             self._say_how_to_go_on()
         return code
 
@@ -76,7 +87,6 @@ class StageLoop:
     def _run_stage(self, entry: Selected) -> Outcome:
         outcome = Outcome(entry.stage)
         if entry.skipped:
-            logger.info("Stage %s is skipped: %s", entry.stage, entry.skipped)
             outcome.state, outcome.reason = "skipped", entry.skipped
             return outcome
         begin = time.monotonic()
@@ -122,6 +132,11 @@ class StageLoop:
 
         print_summary(self.outcomes)
 
+    def _was_wrong_from_the_start(self) -> bool:
+        """Tell whether the very command must be changed, and nothing was done that could go on."""
+        began = [outcome for outcome in self.outcomes if outcome.log is not None]
+        return len(began) == 1 and began[0].is_refused
+
     def _say_how_to_go_on(self) -> None:
         ended_here = next(i for i, outcome in enumerate(self.outcomes) if outcome.exit_code)
         left = [outcome.stage for outcome in self.outcomes[ended_here:]]
@@ -133,6 +148,7 @@ class StageLoop:
 
 def _fail(outcome: Outcome, error: BaseException) -> None:
     outcome.state, outcome.exit_code = "failed", 1
+    outcome.is_refused = isinstance(error, ConfigError | StaleRunError)
     print_error(EspnetError(describe_failure(outcome.stage, error, outcome.log)))
 
 

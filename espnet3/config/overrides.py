@@ -7,7 +7,7 @@ import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from espnet3.config.redact import redact_command
+from espnet3.config.redact import redact, redact_command
 from espnet3.config.sources import Source, dotted
 from espnet3.errors import ConfigError
 
@@ -82,8 +82,9 @@ def _patch(current: Any, path: tuple[str, ...], override: Override) -> Any:
     if current is None or _is_placeholder(current):
         return {head: _patch(None, rest, override)}
     parent = ".".join(override.path[: -len(path)])
+    shown = redact({parent: current})[parent]
     raise ConfigError(
-        f"Override {override.text!r} sets a key below {parent}, but {parent} is {current!r}. "
+        f"Override {override.text!r} sets a key below {parent}, but {parent} is {shown!r}. "
         f"Write: {parent}=VALUE"
     )
 

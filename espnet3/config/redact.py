@@ -9,7 +9,11 @@ from typing import Any
 REDACTED = "<redacted>"
 
 _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
-_SECRET_WORDS = {"secret", "secrets", "password", "passwords", "passwd", "passphrase", "apikey"}
+_SECRET_WORDS = {"secret", "secrets", "password", "passwords", "passwd", "passphrase", "apikey"} | {
+    "bearer",
+    "credential",
+    "credentials",
+}
 _SECRET_PAIRS = {(word, "key") for word in ("api", "access", "private", "secret", "auth")}
 _TOKENS_OF_TEXT = re.compile(
     "bos|eos|sos|pad|unk|oov|blank|mask|cls|sep|start|end|space|special|lang|language|task|max|num"
@@ -20,6 +24,10 @@ _SHELL_WORD = re.compile(r"""(?:'[^']*'|"(?:\\.|[^"\\])*"|\\.|[^\s'"\\]|['"\\])+
 _ASSIGNED_NAME = re.compile(r"""(?<![\w$])([A-Za-z_][\w.-]*)["']?\s*[=:]\s*""")
 _OPTION_NAME = re.compile(r"(?<!\S)(--?[A-Za-z][\w-]*)\s+(?!-)")
 _VARIABLE = re.compile(r"\$\{\s*oc\.env\s*:\s*([A-Za-z_]\w*)\s*(,|\})")
+# Tokens of Hugging Face, GitHub and OpenAI, and what follows Bearer in a header.
+_TOKEN_SHAPE = re.compile(
+    r"\b(?:hf_[A-Za-z0-9]{8,}|gh[pousr]_[A-Za-z0-9]{20,}|sk-[A-Za-z0-9_-]{20,})|(?<=Bearer )\S+"
+)
 _PASSWORD_IN_URL = re.compile(r"(\w://[^/\s:@]*:)[^/\s@]+(?=@)")
 
 _SHORTEST_VALUE, _SHORTEST_PART = 4, 8
@@ -100,6 +108,7 @@ class _Known:
         for pattern in (_ASSIGNED_NAME, _OPTION_NAME):
             shown = _hide_values(pattern, shown)
         shown = _PASSWORD_IN_URL.sub(rf"\1{REDACTED}", shown)
+        shown = _TOKEN_SHAPE.sub(REDACTED, shown)
         shown = self._parts.sub(REDACTED, shown) if self._parts else shown
         return REDACTED if _is_broken(shown, text) else shown
 

@@ -24,8 +24,6 @@ class FaultPolicy:
 
 
 _GO_ON = "Finished shards are kept. To go on without what fails, set the runner's on_error to skip."
-    "Finished shards are kept. To go on without what fails, set on_error of the runner to skip."
-)
 ADVICE = (
     " To go on without it, set the runner's on_error to skip; if memory runs out, use fewer "
     "workers or smaller batches."

@@ -18,7 +18,7 @@ from espnet3.io.json_text import dump_json
 from espnet3.parallel.identity import changes, is_below
 from espnet3.shards.commit import attempts, discard_attempt, set_aside, set_aside_damaged
 from espnet3.shards.layout import FAILED, RunLayout, is_protocol_name, manifest_path
-from espnet3.shards.lease import Lease, claims
+from espnet3.shards.lease import Lease, claims, living_owners
 from espnet3.shards.manifest import Manifest, load_manifest, publish_manifest, refuse_foreign
 from espnet3.shards.merge import check_complete, outputs_of, read_coverage
 from espnet3.shards.plan import make_plan, run_order
@@ -79,8 +79,19 @@ def open_run(request: RunRequest, n_shards: Callable[[], int]) -> Manifest:
     if not request.resume:
         remove_run(request.root)
     manifest = load_manifest(request.root) or _plan(request, n_shards())
-    _check_changes(request, changes(manifest, request.described))
+    changed = changes(manifest, request.described)
+    if changed and not _is_begun(request.root, manifest):
+        remove_run(request.root)  # nothing is lost: what stopped it at once was mended
+        return _plan(request, n_shards())
+    _check_changes(request, changed)
     return manifest
+
+
+def _is_begun(root: Path, manifest: Manifest) -> bool:
+    """Tell whether a run has results, or somebody who is working on them."""
+    if any(manifest.layout(root).shard(shard).exists() for shard in range(manifest.n_shards)):
+        return True
+    return manifest.n_items == 0 or bool(living_owners(manifest.layout(root).leases))
 
 
 def _make_folder(root: Path) -> None:
@@ -110,7 +121,7 @@ def _ways_on(request: RunRequest, changed: list[str]) -> str:
     names = ("output_dir", "resume=False", f"accept_changes={changed}")
     if request.is_configured:
         accept = f"'runner.accept_changes=[{','.join(changed)}]'"
-        names = ("inference_dir", "runner.resume=false", accept)
+        names = ("exp_tag", "runner.resume=false", accept)
     return (
         f"Keep them and choose another {names[0]}; or delete them and start anew: {names[1]}; or "
         f"keep what is done and do the rest with the change: {names[2]}"

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from espnet3.config.fingerprint import diff, file_identity, flatten, same_file
+from espnet3.config.redact import redact
 from espnet3.parallel.source import describe_code
 from espnet3.shards.items import items_digest
 from espnet3.shards.manifest import Manifest
@@ -29,7 +30,8 @@ def describe_run(runner: "BaseRunner", items: "Items") -> dict[str, Any]:
         code = describe_code(cls)
         described.update({f"{role}.code{name}": value for name, value in code.items()})
     for name, value in sorted(_state(provider).items()):
-        flat = flatten(value, name.lstrip("_"))
+        # Secrets are none of the results', and a manifest is read by others.
+        flat = redact(flatten(value, name.lstrip("_")))
         described.update({k: v for k, v in flat.items() if not _is_in_parallel_block(k, flat)})
     ignored = (*_NOT_RESULTS, *getattr(provider, "fingerprint_ignore", ()))
     return {key: value for key, value in described.items() if not is_below(key, ignored)}
@@ -48,7 +50,9 @@ def _is_in_parallel_block(key: str, flat: Mapping[str, Any]) -> bool:
 
 def _state(provider: Any) -> dict[str, Any]:
     try:
-        return dict(vars(provider))
+        state = dict(vars(provider))
+        state.pop("fingerprint_ignore", None)
+        return state
     except TypeError:
         return {}
 

@@ -80,7 +80,7 @@ def _similar(longest_first: "NDArray[np.float64]") -> int:
 
 def padded_share(used: float, computed: float) -> float:
     """Return which part of what is computed is padding."""
-    return 1 - used / computed if computed > 0 else 0.0
+    return max(0.0, 1 - used / computed) if computed > 0 else 0.0
 
 
 def padding_in_order(costs: Any, batch_size: int) -> float:

@@ -32,6 +32,17 @@ def start(config: "ParallelConfig", backend: Backend) -> Any:
     return cluster
 
 
+def check(config: "ParallelConfig") -> None:
+    """Let the cluster class look at the options; nothing is started or submitted.
+
+    Raises:
+        ConfigError: if it refuses them.
+    """
+    from espnet3.parallel.clusters.table import BACKENDS
+
+    job_script(config, BACKENDS[config.env])
+
+
 def job_script(config: "ParallelConfig", backend: Backend) -> str:
     """Return the script that each worker's job would run; nothing is started or submitted.
 
@@ -54,7 +65,8 @@ def _checked(cluster: Any, config: "ParallelConfig", backend: Backend, **kwargs:
         return cluster(**{**config.options, **kwargs})
     except (TypeError, ValueError) as error:
         raise ConfigError(
-            f"parallel.options is not what {backend.cluster} of dask-jobqueue takes: {error}. It "
+            f"parallel.options is not what {backend.cluster} of dask-jobqueue takes: "
+            f"{' '.join(str(error).split())}. It "
             "needs at least cores and memory; see docs/how-it-works.md for a complete block."
         ) from error
 

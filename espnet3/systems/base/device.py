@@ -5,6 +5,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from espnet3.errors import ResourceError
+
 # Of drivers: NVIDIA's, that of Windows' subsystem for Linux, and AMD's.
 _DRIVERS = ("/dev/nvidiactl", "/proc/driver/nvidia", "/dev/dxg", "/dev/kfd")
 
@@ -18,7 +20,7 @@ def resolve_device(config: Any) -> str:
     """
     device = config.get("device") if hasattr(config, "get") else getattr(config, "device", None)
     if device:
-        return str(device)
+        return _checked(str(device))
     if not _may_have_gpus():
         return "cpu"
     import torch
@@ -32,3 +34,23 @@ def resolve_device(config: Any) -> str:
 def _may_have_gpus() -> bool:
     """Tell whether asking torch is worth its import, of seconds, in each worker."""
     return "torch" in sys.modules or any(Path(driver).exists() for driver in _DRIVERS)
+
+
+def _checked(device: str) -> str:
+    """Refuse a GPU that is not there, instead of an error from deep inside the model.
+
+    Raises:
+        ResourceError: no GPU, or not so many, can be seen from this worker.
+    """
+    if not device.startswith("cuda"):
+        return device
+    import torch
+
+    n_gpus = torch.cuda.device_count()
+    if n_gpus > int(device.partition(":")[2] or 0):
+        return device
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    raise ResourceError(
+        f"device is {device!r}, but this worker sees {n_gpus} GPU(s) "
+        f"(CUDA_VISIBLE_DEVICES={visible!r}). Leave device unset: each worker takes what it has."
+    )

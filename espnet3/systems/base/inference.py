@@ -10,6 +10,7 @@ from espnet3.config.arguments import check_arguments
 from espnet3.config.instantiate import instantiate
 from espnet3.config.resolve import resolved
 from espnet3.config.sources import set_in
+from espnet3.config.targets import locate
 from espnet3.errors import ConfigError
 from espnet3.parallel.base_runner import BaseRunner
 from espnet3.parallel.clusters.table import check_resources
@@ -18,6 +19,7 @@ from espnet3.parallel.shared_cluster import SharedCluster
 from espnet3.systems.base.inference_code import describe_targets
 from espnet3.systems.base.inference_config import (
     DEFAULT_PROVIDER,
+    DEFAULT_RUNNER,
     InferenceConfig,
     load_inference_config,
 )
@@ -96,6 +98,7 @@ def check_inference(loaded: "LoadedConfig") -> InferenceConfig:
     check_datasets(loaded, ("test",))
     for block in ("provider", "runner"):
         check_arguments(block, getattr(config, f"{block}_target"), getattr(config, block), loaded)
+    _check_runner(config, loaded)
     if config.provider_target == DEFAULT_PROVIDER:
         _check_default_blocks(config, loaded)
     if config.output_fn:
@@ -107,13 +110,34 @@ def check_inference(loaded: "LoadedConfig") -> InferenceConfig:
     return config
 
 
+def _check_runner(config: InferenceConfig, loaded: "LoadedConfig") -> None:
+    target = locate(config.runner_target)
+    if not (isinstance(target, type) and issubclass(target, BaseRunner)):
+        raise ConfigError(
+            f"runner._target_ is {config.runner_target!r}{set_in('runner._target_', loaded)}, "
+            f"which is no BaseRunner. Write: _target_: {DEFAULT_RUNNER}"
+        )
+    on_error = config.runner.get("on_error", "raise")
+    if on_error not in ("raise", "skip"):
+        raise ConfigError(
+            f"runner.on_error is {on_error!r}{set_in('runner.on_error', loaded)}. Write: "
+            "on_error: skip, or on_error: raise"
+        )
+
+
 def _check_default_blocks(config: InferenceConfig, loaded: "LoadedConfig") -> None:
     """Check what `InferenceProvider` builds; providers of users may read these blocks otherwise."""
-    for key, example in (("model", "src.model.MyModel"), ("dataset", "...DataOrganizer")):
+    for key, example in (
+        ("model", "{_target_: src.model.MyModel}"),
+        ("dataset", "{test: [{name: dev, data_src: kaldi, data_src_args: {path: data/dev}}]}"),
+    ):
         if getattr(config, key) is None:
+            where = (
+                f"{set_in(key, loaded)}; is what is below it indented?" if loaded.has(key) else ","
+            )
             raise ConfigError(
-                f"{key} is not set, and InferenceProvider builds it. Write {key}: {{_target_: "
-                f"{example}}}, or a provider of your own with build_{key}(config)."
+                f"{key} is not set{where} InferenceProvider builds it. Write {key}: {example}, or "
+                f"a provider of your own with build_{key}(config)."
             )
     assert config.model is not None
     if "_target_" not in config.model:
@@ -121,7 +145,8 @@ def _check_default_blocks(config: InferenceConfig, loaded: "LoadedConfig") -> No
             f"model{set_in('model', loaded)} has no _target_, so what to build is not known. "
             "Write: _target_: src.model.MyModel"
         )
-    check_arguments("model", config.model["_target_"], config.model, loaded)
+    arguments = {**config.model, "device": "cpu"}
+    check_arguments("model", config.model["_target_"], arguments, loaded)
 
 
 def plan_inference(loaded: "LoadedConfig") -> list[TestSetRun]:
@@ -199,16 +224,20 @@ def _build_dataset(provider: Any) -> Any:
 def _build_runner(
     provider: Any, config: InferenceConfig, output_dir: Path, loaded: "LoadedConfig"
 ) -> BaseRunner:
-    from espnet3.config.targets import locate
     from espnet3.systems.base.inference_runner import InferenceRunner
 
     block = {"_target_": config.runner_target, **config.runner}
     make = instantiate({**block, "_partial_": True}, key="runner", loaded=loaded)
     shared: dict[str, Any] = {"batch_size": config.batch_size, "output_dir": output_dir}
+    # What the dataset holds is described by its own fingerprint.
+    ignored = ["exp_tag", "create_dataset", "dataset.train", "dataset.valid"]
     target = locate(config.runner_target)
-    if isinstance(target, type) and issubclass(target, InferenceRunner):
+    if issubclass(target, InferenceRunner):
         # What the runner block itself sets, as in older configs, wins.
         shared |= {k: v for k, v in _output_settings(config).items() if k not in block}
+        ignored += [*_DEFAULTED, "output_artifacts", "provider"]  # the runner tells these itself
+    keys = tuple(f"config.{key}" for key in ignored)
+    provider.fingerprint_ignore = (*getattr(provider, "fingerprint_ignore", ()), *keys)
     runner: BaseRunner = make(provider, **shared)
     runner.batch_seconds = config.batch_seconds
     runner.is_configured = True

@@ -83,6 +83,18 @@ class InferenceConfig(FrozenConfig):
             raise ValueError("is empty. Write: input_key: speech")
         return value
 
+    @model_validator(mode="after")
+    def _artifacts_are_kept(self) -> "InferenceConfig":
+        kept = self.output_keys
+        lost = [name for name in self.output_artifacts if kept is not None and name not in kept]
+        if lost:
+            keys = ", ".join([*(kept or ()), *lost])
+            raise ValueError(
+                f"output_artifacts has {lost[0]!r}, which output_keys leaves out. Write: "
+                f"output_keys: [{keys}]"
+            )
+        return self
+
     @property
     def provider_target(self) -> str:
         """The class of the provider."""

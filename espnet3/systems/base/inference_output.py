@@ -43,8 +43,7 @@ def inputs_of(data: Mapping[str, Any], settings: OutputSettings) -> dict[str, An
     if missing:
         raise ConfigError(
             f"input_key is {missing[0]!r}, but a sample of the dataset has "
-            f"{', '.join(map(repr, data))}.{suggest(missing[0], data)} Write, for example: "
-            f"input_key: {next(iter(data), 'speech')}"
+            f"{', '.join(map(repr, data))}.{suggest(missing[0], data)} Write: input_key: NAME"
         )
     return {key: data[key] for key in settings.input_keys}
 
@@ -84,6 +83,12 @@ def to_record(output: Any, data: Any, idx: Any, settings: OutputSettings) -> dic
     sample = data if isinstance(data, Mapping) else {}
     fields = dict(output) if isinstance(output, Mapping) else {settings.hyp_key: output}
     id = fields.pop(settings.idx_key, sample.get(settings.idx_key, idx))
+    known = {**sample, **fields}
+    if id is idx and settings.idx_key not in ("utt_id", *known):
+        raise ConfigError(
+            f"idx_key is {settings.idx_key!r}, but a sample has {', '.join(map(repr, known))}."
+            f"{suggest(settings.idx_key, known)} Write: idx_key: utt_id"
+        )
     if id is None:
         raise RecordError(
             f"{settings.idx_key} of item {idx!r} is None. Give each sample an id, or name the "
@@ -103,8 +108,7 @@ def _select(
     if missing:
         raise ConfigError(
             f"output_keys has {missing[0]!r}, but the output and the sample have "
-            f"{', '.join(map(repr, known))}.{suggest(missing[0], known)} Write: output_keys: "
-            f"[{', '.join(key for key in record if key != settings.idx_key)}]"
+            f"{', '.join(map(repr, known))}.{suggest(missing[0], known)} Correct it or delete it."
         )
     keys = [key for key in settings.output_keys or () if key != settings.idx_key]
     return {settings.idx_key: record[settings.idx_key], **{key: known[key] for key in keys}}
@@ -159,6 +163,8 @@ def _to_text(value: Any, name: str, id: str) -> str:
         return str(value)
     if hasattr(value, "ndim") and value.ndim == 0:  # a number of numpy or torch
         return str(value.item())
+    if value is None:
+        raise RecordError(f"{name} of {id!r} is None. Does the model, or output_fn, return it?")
     kind = "npy" if hasattr(value, "shape") else "json"
     raise RecordError(
         f"{name} of {id!r} is {value!r:.80}, of type {type(value).__name__}, which is no text. To "

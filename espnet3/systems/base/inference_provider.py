@@ -26,12 +26,10 @@ class InferenceProvider(EnvironmentProvider):
         params: small extra arguments of `forward`, such as `{"beam_size": 8}`.
     """
 
-    fingerprint_ignore = (
+    fingerprint_ignore: tuple[str, ...] = (
         "config.inference_dir",
         "config.metrics",
         "config.runner",
-        "config.dataset.train",
-        "config.dataset.valid",
     )
     """What the results of inference do not depend on."""
 

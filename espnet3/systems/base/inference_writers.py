@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from espnet3.errors import ConfigError, suggest
 from espnet3.io.artifacts import write_artifact
 from espnet3.io.names import safe_name
 from espnet3.io.scp import RecordError, ScpWriter
@@ -66,6 +67,7 @@ class FieldWriters:
 
     def _writers(self, fields: dict[str, Any], id: str) -> dict[str, ScpWriter]:
         if self._scp is None:
+            self._check_artifacts(fields)
             self._scp = {
                 name: ScpWriter(self._folder / f"{safe_name(name)}.scp") for name in fields
             }
@@ -77,6 +79,15 @@ class FieldWriters:
                 f"fields for each item, or set output_keys: [{', '.join(self._scp)}]"
             )
         return self._scp
+
+    def _check_artifacts(self, fields: dict[str, Any]) -> None:
+        lost = [name for name in self._artifacts if name not in fields]
+        if lost:
+            raise ConfigError(
+                f"{lost[0]!r} of output_artifacts is no field of the output, which has "
+                f"{', '.join(map(repr, fields))}.{suggest(lost[0], fields)} Let the model or "
+                "output_fn return it, or delete it there."
+            )
 
     def _write_nbest(self, name: str, id: str, values: Any) -> None:
         if name not in self._nbest:

@@ -1,6 +1,7 @@
 """Build the metrics of a config, and settle what each reads and what it is called."""
 
 import dataclasses
+import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from espnet3.components.metrics.error_rate import file_stem
 from espnet3.config.instantiate import instantiate
 from espnet3.config.sources import set_in
+from espnet3.config.targets import locate
 from espnet3.errors import ConfigError, suggest
 from espnet3.systems.base.metric_config import MetricEntry, MetricsConfig, OnMissing
 
@@ -103,13 +105,23 @@ def _prepare(key: str, entry: MetricEntry, loaded: "LoadedConfig") -> PreparedMe
 def _build(key: str, loaded: "LoadedConfig") -> Any:
     from omegaconf import OmegaConf
 
+    block = OmegaConf.select(loaded.config, key)
+    if _is_function(block.get("_target_")):
+        block = OmegaConf.merge(block, {"_partial_": True})  # itself, with the arguments it has
     try:
-        return instantiate(OmegaConf.select(loaded.config, key), key=key, loaded=loaded)
+        return instantiate(block, key=key, loaded=loaded)
     except ConfigError as error:
         if not hasattr(error, "__notes__"):
             raise
         # Raised by the metric itself, which does not know where its arguments were set.
         raise ConfigError(f"{key}{set_in(key, loaded)}: {error}") from error
+
+
+def _is_function(target: Any) -> bool:
+    try:
+        return inspect.isfunction(locate(str(target)))
+    except Exception:  # building it says what is wrong
+        return False
 
 
 def _inputs(

@@ -6,6 +6,7 @@ import re
 
 import numpy as np
 import pytest
+import yaml
 
 from espnet3.config.load import load_config
 from espnet3.errors import ConfigError, EspnetError, ItemError, StaleRunError
@@ -233,6 +234,28 @@ def test_spelling_out_a_default_changes_nothing(load, override, caplog):
     assert "is complete already" in caplog.text
 
 
+def test_a_mistake_that_stopped_the_run_at_once_may_be_mended(load, awkward):
+    with pytest.raises(EspnetError, match="input_key is 'speach'"):
+        infer(load("input_key=speach"))
+    infer(load())
+    assert len(read(awkward, "hyp.scp")) == 40
+
+
+def test_secrets_are_no_part_of_the_results_and_not_written(load, awkward, monkeypatch, caplog):
+    monkeypatch.setenv("HF_TOKEN", "hf_from_the_environment")
+    text = BASE + "mine: ${oc.env:HF_TOKEN}\nhub: {password: one two three}\n"
+    settings = ["provider.params.api_key=null", f"model._target_={PARTS}.Keyed"]
+    infer(load(*settings, text=text))
+    for path in (awkward / "out").rglob("*"):
+        if path.is_file():
+            assert b"hf_from" not in path.read_bytes()
+            assert b"one two three" not in path.read_bytes()
+    monkeypatch.setenv("HF_TOKEN", "hf_another_of_them")
+    with caplog.at_level(logging.INFO):
+        infer(load(*settings, text=text.replace("one two three", "four")))
+    assert "is complete already" in caplog.text
+
+
 def test_a_refusal_tells_the_overrides_to_go_on_with(load):
     infer(load())
     with pytest.raises(StaleRunError, match=r"start anew: runner\.resume=false"):
@@ -267,7 +290,26 @@ def test_an_edited_output_fn_is_noticed(tmp_path, monkeypatch):
         ("output_keys=[hpy]", r"output_keys has 'hpy'.*Did you mean 'hyp'\?"),
         ("test_set=digit", r"test_set is 'digit'.*Did you mean 'digits'\?"),
         ("model=null", r"model is not set.*Write model: \{_target_:"),
-        ("dataset=null", r"dataset is not set.*Write dataset: \{_target_:"),
+        ("dataset=null", r"dataset is not set.*Write dataset: \{test: \[\{name: dev"),
+        ("idx_key=id", r"idx_key is 'id'.*Write: idx_key: utt_id"),
+        (
+            "output_artifacts={wav: {type: npy}}",
+            r"'wav' of output_artifacts is no field of the output",
+        ),
+        (
+            "{output_keys: [hyp], output_artifacts: {wav: {type: npy}}}",
+            r"output_keys leaves out\. Write: output_keys: \[hyp, wav\]",
+        ),
+        ("runner.on_error=skp", r"runner\.on_error is 'skp'.*Write: on_error: skip"),
+        ("device=cuda", r"device is 'cuda', but this worker sees 0 GPU"),
+        (
+            "runner={_target_: tests.inference_parts.Speller, device: cpu}",
+            r"runner\._target_ is .*no BaseRunner.*InferenceRunner",
+        ),
+        (
+            "parallel={env: slurm, options: {cores: 1, memory: 1GB, wall_time: '1:00'}}",
+            r"parallel\.options .*wall_time",
+        ),
         ("dataset.test.0.name=a/b", r"dataset\.test\.0\.name is 'a/b'.*Write: name: a_b"),
         ("batch_seconds=-1", r"batch_seconds is -1"),
         ("output_artifacts={hyp: {type: waw}}", r"output_artifacts\.hyp\.type is 'waw'"),
@@ -279,8 +321,10 @@ def test_an_edited_output_fn_is_noticed(tmp_path, monkeypatch):
     ],
 )
 def test_a_mistake_gets_a_clear_error(load, awkward, override, message):
+    values = yaml.safe_load(override) if override.startswith("{") else {}
+    overrides = [f"{key}={json.dumps(value)}" for key, value in values.items()] or [override]
     with pytest.raises(EspnetError, match=message):
-        infer(load(override))
+        infer(load(*overrides))
     assert not (awkward / "out" / "digits" / "hyp.scp").exists()
 
 

@@ -251,7 +251,7 @@ def test_any_callable_is_a_metric(folder):
         metrics:
           - metric: {_target_: my_metrics.Longest, scale: 2}
           - {metric: {_target_: my_metrics.Bare}, inputs: [hyp, utt_id]}
-          - {metric: {_target_: my_metrics.count, _partial_: true, key: ref}, inputs: [ref]}
+          - {metric: {_target_: my_metrics.count, key: ref}, inputs: [ref]}
         """
     measure(load(config))
     found = {name: dict(sets["test"]) for name, sets in results().items()}
