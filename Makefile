@@ -12,6 +12,7 @@ setup: $(STAMP)
 
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(None if (3, 11) <= v <= (3, 13) else f"ESPnet3 needs Python 3.11 to 3.13, but $(PYTHON) is {v[0]}.{v[1]}. Name one: make $(MAKECMDGOALS) PYTHON=python3.11")'
+	@echo 'Setting up $(VENV) from constraints.txt; the first time this takes a few minutes.'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[$(EXTRAS)]'
 	@touch $@
