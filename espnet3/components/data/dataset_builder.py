@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig
 
@@ -16,10 +16,15 @@ from espnet3.components.data.dataset_entry import parse_entries
 from espnet3.components.data.dataset_module import DataSource
 from espnet3.components.data.errors import DataError
 from espnet3.config.resolve import resolved
+from espnet3.config.sources import set_in
 from espnet3.errors import ConfigError, suggest
+
+if TYPE_CHECKING:
+    from espnet3.config.load import LoadedConfig
 
 logger = logging.getLogger(__name__)
 
+_KEY = "create_dataset"
 _STEPS = (("prepare_source", "is_source_prepared"), ("build", "is_built"))
 _METHODS = ("is_source_prepared", "prepare_source", "is_built", "build")
 # Passed to a method that asks for them, and no mistake if none does.
@@ -115,12 +120,7 @@ def create_dataset(config: DictConfig) -> list[str]:
         if isinstance(job, str):
             lines.append(_told(job))
         else:
-            lines += build_dataset(
-                job.builder,
-                recipe_dir=job.recipe_dir,
-                arguments=job.arguments,
-                context=job.context,
-            )
+            lines += [_run_step(job.builder, *names, job.given) for names in _STEPS]
     return lines
 
 
@@ -142,49 +142,55 @@ def describe_create_dataset(config: DictConfig) -> list[str]:
     return lines
 
 
+def check_create_dataset(loaded: "LoadedConfig") -> None:
+    """Check what stage 1 reads, with file and line in the errors; no method of a builder is called.
+
+    Raises:
+        ConfigError: as `create_dataset`, or if the module of a source cannot be imported.
+    """
+    config = loaded.resolved()
+    for source in _sources(config, config.get("recipe_dir") or ".", loaded):
+        source.check_module()
+    _jobs(config, loaded)
+
+
 @dataclass(frozen=True)
 class _Job:
     builder: Any
-    recipe_dir: Any
-    arguments: dict[str, Any]
-    context: dict[str, Any]
-
-    @property
-    def given(self) -> dict[str, Any]:
-        return {**self.context, "recipe_dir": self.recipe_dir, **self.arguments}
+    given: dict[str, Any]
+    """What its methods may ask for."""
 
 
-def _jobs(config: DictConfig) -> list[_Job | str]:
+def _jobs(config: DictConfig, loaded: "LoadedConfig | None" = None) -> list[_Job | str]:
     """Return the builders of a config with their arguments; for a source without one, why."""
     recipe_dir = config.get("recipe_dir") or "."
-    arguments = _arguments(config)
+    arguments = _arguments(config, loaded)
     context = {name: config.get(name) for name in _CONTEXT if config.get(name) is not None}
+    context["recipe_dir"] = recipe_dir
     found: list[Any] = []
-    for source in _sources(config, recipe_dir):
+    for source in _sources(config, recipe_dir, loaded):
         if source.data_src and not hasattr(source.load_module(), "DatasetBuilder"):
             found.append(f"{source.name}: skipped, it has no DatasetBuilder")
         else:
             kind = source.load("DatasetBuilder")
-            found.append(kind(**_accepted(kind, {**context, "recipe_dir": recipe_dir})))
+            found.append(kind(**_accepted(kind, context)))
     builders = [builder for builder in found if not isinstance(builder, str)]
     for builder in builders:
         _check_methods(builder)
-    check_argument_names(builders, arguments)
+    check_argument_names(builders, arguments, loaded)
     return [
-        entry
-        if isinstance(entry, str)
-        else _Job(entry, recipe_dir, _own(entry, arguments), context)
+        entry if isinstance(entry, str) else _Job(entry, {**context, **_own(entry, arguments)})
         for entry in found
     ]
 
 
-def _arguments(config: DictConfig) -> dict[str, Any]:
-    arguments = resolved(config.get("create_dataset"), prefix="create_dataset") or {}
+def _arguments(config: DictConfig, loaded: "LoadedConfig | None") -> dict[str, Any]:
+    arguments = resolved(config.get(_KEY), prefix=_KEY) or {}
     if isinstance(arguments, dict):
         return arguments
     raise ConfigError(
-        f"create_dataset is {arguments!r:.80}, but must hold the arguments of the builder's "
-        "methods. Write: create_dataset: {NAME: VALUE}"
+        f"{_KEY} is {arguments!r:.80}{set_in(_KEY, loaded)}, but must hold the arguments of the "
+        "builder's methods. Write: create_dataset: {NAME: VALUE}"
     )
 
 
@@ -192,32 +198,36 @@ def _own(builder: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:
     return {k: v for k, v in arguments.items() if any(_takes(m, k) for m in _methods(builder))}
 
 
-def check_argument_names(builders: Iterable[Any], arguments: Mapping[str, Any]) -> None:
+def check_argument_names(
+    builders: Iterable[Any], arguments: Mapping[str, Any], loaded: "LoadedConfig | None" = None
+) -> None:
     """Raise a `ConfigError` for an argument that no method of the builders takes."""
     methods = [method for builder in builders for method in _methods(builder)]
     for name in arguments:
         if any(_takes(method, name) for method in methods):
             continue
         known = sorted({p for method in methods for p in inspect.signature(method).parameters})
-        hint = suggest(name, known)
-        listing = f" They take: {', '.join(known) or 'nothing'}."
+        hint = suggest(name, known) or f" They take: {', '.join(known) or 'nothing'}."
+        key = f"{_KEY}.{name}"
         raise ConfigError(
-            f"create_dataset.{name} is an argument of none of the builder's methods "
-            f"({', '.join(_METHODS)}).{hint or listing}"
+            f"{key}{set_in(key, loaded)} is an argument of none of the builder's methods "
+            f"({', '.join(_METHODS)}).{hint}"
         )
 
 
-def _sources(config: DictConfig, recipe_dir: Any) -> list[DataSource]:
+def _sources(
+    config: DictConfig, recipe_dir: Any, loaded: "LoadedConfig | None"
+) -> list[DataSource]:
     """Return the distinct sources, the recipe's own first."""
     block = config.get("dataset")
     found: dict[str | None, DataSource] = {}
-    own = DataSource(None, recipe_dir)
+    own = DataSource(None, recipe_dir, loaded=loaded)
     if own.has_own_module or not isinstance(block, Mapping):
         found[None] = own
     for split in SPLITS if isinstance(block, Mapping) else ():
         key = f"dataset.{split}"
-        for i, entry in enumerate(parse_entries(block.get(split), key)):
-            source = DataSource(entry.data_src, recipe_dir, f"{key}.{i}.data_src")
+        for i, entry in enumerate(parse_entries(block.get(split), key, loaded=loaded)):
+            source = DataSource(entry.data_src, recipe_dir, f"{key}.{i}.data_src", loaded)
             found.setdefault(entry.data_src or None, source)
     return list(found.values())
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from espnet3.config.sources import set_in
 from espnet3.config.targets import find_bad_argument, signature_of
-from espnet3.errors import ConfigError, suggest
+from espnet3.errors import ConfigError, EspnetError, suggest
 
 if TYPE_CHECKING:
     from espnet3.config.load import LoadedConfig
@@ -66,6 +66,21 @@ class DataSource:
             f"Define it there, or import it under that name: from .dataset import X as {export}"
         )
 
+    def check_module(self) -> None:
+        """Import the module, and raise whatever it raises as a `ConfigError`."""
+        try:
+            self.load_module()
+        except EspnetError:
+            raise
+        except Exception as error:
+            problem = (
+                f"cannot be imported: {type(error).__name__}: {error}. Mend it, then see: "
+                f"python -c 'import {self._module_name}'"
+            )
+            if self.data_src:
+                raise self.error(f"its module {problem}") from error
+            raise ConfigError(f"{self._own_file} {problem}") from error
+
     def check_arguments(self, dataset: Any, arguments: Mapping[str, Any]) -> None:
         """Raise a `ConfigError` if the class does not take arguments of these names."""
         signature = signature_of(dataset)
@@ -93,6 +108,14 @@ class DataSource:
         """Return an error that starts with key, value and where it was set."""
         value = f"is {self.data_src!r}" if self.data_src else "is not set"
         return ConfigError(f"{self.key} {value}{set_in(self.key, self.loaded)}, but {problem}")
+
+    @property
+    def _module_name(self) -> str:
+        """How the module is imported in the folder of the recipe."""
+        if not self.data_src:
+            return "dataset"
+        is_tag = "/" in self.data_src
+        return f"egs3.{self.data_src.replace('/', '.')}.dataset" if is_tag else self.data_src
 
     @property
     def _folder(self) -> Path:

@@ -33,9 +33,15 @@ def find_columns(
         common: The names to look for.
 
     Raises:
-        ConfigError: A given column does not exist, or none holds the audio.
+        ConfigError: `given` is no mapping, one of its columns does not exist, or none holds the
+            audio.
     """
     known = list(available)
+    if not isinstance(given, Mapping | None):
+        raise ConfigError(
+            f"columns is {given!r:.80}, but must name the column of each field. "
+            "Write: columns: {speech: COLUMN, text: COLUMN}"
+        )
     columns = {field: _first(names, known) for field, names in common.items()}
     for field, column in (given or {}).items():
         if column not in known:

@@ -128,11 +128,8 @@ def _pick_split(loaded: Any, split: str | None, folder: Any) -> Any:
     if split in loaded:
         return loaded[split]
     what = "is not set" if split is None else f"is {split!r}"
-    hint = suggest(split or "", loaded)
-    raise ConfigError(
-        f"split {what}, but {folder} has the splits {', '.join(loaded)}.{hint} "
-        f"Write: split: {next(iter(loaded))}"
-    )
+    hint = suggest(split or "", loaded) or f" Write: split: {next(iter(loaded))}"
+    raise ConfigError(f"split {what}, but {folder} has the splits {', '.join(loaded)}.{hint}")
 
 
 def _as_files(table: Any, column: str) -> Any:

@@ -105,6 +105,11 @@ def _segment(id: str, rest: str, file: Path, recordings: Mapping[str, str]) -> S
         raise RecordError(
             f"{line_of(file, id)} is incomplete. Write: {id} RECORDING START END, times in seconds"
         )
+    if len(parts) > 3:
+        raise RecordError(
+            f"{line_of(file, id)} has {parts[3]!r} after its end, a channel in Kaldi, which is not "
+            "read here. Delete it, and choose the channel of all utterances: channel: 0"
+        )
     recording, start = parts[0], _seconds(parts[1], id, file)
     if recording not in recordings:
         raise RecordError(

@@ -119,8 +119,10 @@ class Dataset(SpeechSource):
         try:
             samples = cut.with_recording_path_prefix(str(self._root)).load_audio()
         except Exception as error:  # lhotse raises what its many readers raise
+            # Lines of "extra info" follow, each with the whole cut.
+            reason = next(iter(str(error).splitlines()), type(error).__name__).rstrip(".")
             raise AudioError(
-                f"lhotse cannot read the audio: {error}. Check its files: lhotse validate "
+                f"lhotse cannot read the audio: {reason}. Check its files: lhotse validate "
                 f"--read-data {self._file}"
             ) from error
         samples = samples[0] if len(samples) == 1 else samples.T

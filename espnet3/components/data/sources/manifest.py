@@ -73,6 +73,7 @@ class ManifestDataset(SpeechSource):
     def _fields(self, position: int) -> Sample:
         fields = as_fields(self._ids[position], self._rows[position], self._columns)
         fields.pop("offset", None)  # it is in the audio already
+        fields.pop("duration", None)  # perhaps an empty text
         length = self._seconds[position]
         return fields if length is None else {**fields, "duration": length}
 
