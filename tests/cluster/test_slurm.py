@@ -67,6 +67,38 @@ def test_jobs_give_the_same_file_as_one_process(slurm, awkward):
     assert_no_job_is_left(slurm)
 
 
+def test_the_infer_stage_decodes_its_test_sets_on_one_set_of_jobs(slurm, awkward):
+    from espnet3.config.load import load_config
+    from espnet3.io.scp import load_scp
+    from espnet3.systems.base.inference import infer
+
+    parts = "tests.inference_parts"
+    test = [
+        {"name": name, "data_src": parts, "data_src_args": {"n": n}}
+        for name, n in (("clean", 60), ("other", 30))
+    ]
+    config = {
+        "dataset": {"test": test},
+        "model": {"_target_": f"{parts}.Speller"},
+        "batch_seconds": 20,
+        "device": "cpu",
+    }
+
+    def decode(parallel, folder):
+        (awkward / "inference.yaml").write_text(json.dumps({**config, "parallel": parallel}))
+        infer(load_config(awkward / "inference.yaml", below={"inference_dir": str(folder)}))
+        return [(folder / name / "hyp.scp").read_bytes() for name in ("clean", "other")]
+
+    here = decode({"env": "local"}, awkward / "here")
+    there = decode(slurm.parallel(n_workers=2), awkward / "there")
+    assert there == here
+    assert len(load_scp(awkward / "there" / "clean" / "hyp.scp")) == 60
+    assert len(slurm.submitted()) == 2  # not two for each test set
+    decode(slurm.parallel(n_workers=2), awkward / "there")
+    assert len(slurm.submitted()) == 2  # and none for what is complete
+    assert_no_job_is_left(slurm)
+
+
 def assert_one_gpu_each(notes):
     used = [{tuple(where) for _, _, *where in lines} for lines in notes.values()]
     assert [len(places) for places in used] == [1, 1]

@@ -121,13 +121,18 @@ def _above(loaded: Mapping[str, "LoadedConfig"]) -> "LoadedConfig | None":
     first, inference = loaded.get("training") or loaded.get("inference"), loaded.get("inference")
     if first is None:
         return None
-    homes = dict.fromkeys(SHARED, first)
+    # A mere default gives way to what a later file says, but not the name of the experiment.
+    homes = {key: first for key in SHARED if key in _PLACES or not _is_default(first, key)}
     if inference is not None:
         homes[_INFERENCE_DIR] = inference
     values = {key: context_value(home, key) for key, home in homes.items()}
     values = {key: value for key, value in values.items() if value is not None}
     sources = {key: source for key in values if (source := homes[key].find_source(key))}
     return LoadedConfig(OmegaConf.create(escaped_values(values)), sources)
+
+
+def _is_default(loaded: "LoadedConfig", key: str) -> bool:
+    return str(loaded.find_source(key)) == "default"
 
 
 def context_value(loaded: "LoadedConfig", key: str) -> Any:

@@ -24,6 +24,7 @@ from espnet3.systems.base.inference_config import (
     load_inference_config,
 )
 from espnet3.systems.base.inference_output import load_function
+from espnet3.systems.base.inference_provider import ORGANIZER
 from espnet3.systems.base.test_sets import chosen_test_sets, listed_test_sets, results_folder
 
 if TYPE_CHECKING:
@@ -102,7 +103,7 @@ def check_inference(loaded: "LoadedConfig") -> InferenceConfig:
     if config.provider_target == DEFAULT_PROVIDER:
         _check_default_blocks(config, loaded)
     if config.output_fn:
-        load_function(config.output_fn)
+        load_function(config.output_fn, where=set_in("output_fn", loaded))
     if config.results == "parquet":
         from espnet3.io.parquet import check_parquet
 
@@ -140,6 +141,13 @@ def _check_default_blocks(config: InferenceConfig, loaded: "LoadedConfig") -> No
                 f"a provider of your own with build_{key}(config)."
             )
     assert config.model is not None
+    assert config.dataset is not None
+    is_ours = config.dataset.get("_target_", ORGANIZER) == ORGANIZER
+    if is_ours and config.test_set is None and not listed_test_sets(config.dataset, loaded):
+        raise ConfigError(
+            f"dataset.test{set_in('dataset', loaded)} lists no test set. Write: test: "
+            "[{name: dev, data_src: kaldi, data_src_args: {path: data/dev}}]"
+        )
     if "_target_" not in config.model:
         raise ConfigError(
             f"model{set_in('model', loaded)} has no _target_, so what to build is not known. "
@@ -158,13 +166,16 @@ def plan_inference(loaded: "LoadedConfig") -> list[TestSetRun]:
     config = check_inference(loaded)
     listed = listed_test_sets(config.dataset, loaded)
     names = chosen_test_sets(listed, config.test_set, loaded)
-    return [_plan_test_set(name, config, loaded) for name in names]
+    whole = loaded.resolved()
+    return [_plan_test_set(_config_of(name, config, whole), config, loaded) for name in names]
 
 
-def _plan_test_set(name: str, config: InferenceConfig, loaded: "LoadedConfig") -> TestSetRun:
+def _plan_test_set(
+    own_config: "DictConfig", config: InferenceConfig, loaded: "LoadedConfig"
+) -> TestSetRun:
     from espnet3.components.data.dataset import durations_of, fingerprint_of
 
-    own_config = _config_of(name, config, loaded)
+    name = own_config.test_set
     provider = _build_provider(own_config, config, loaded)
     dataset = _build_dataset(provider)
     if len(dataset) == 0:
@@ -188,7 +199,7 @@ def _plan_test_set(name: str, config: InferenceConfig, loaded: "LoadedConfig") -
     return TestSetRun(name, runner, len(dataset), durations)
 
 
-def _config_of(name: str, settings: InferenceConfig, loaded: "LoadedConfig") -> "DictConfig":
+def _config_of(name: str, settings: InferenceConfig, whole: "DictConfig") -> "DictConfig":
     """Return the config as the provider of one test set sees it.
 
     Defaults are filled in, and the other test sets left out: neither spelling out a default nor
@@ -196,9 +207,9 @@ def _config_of(name: str, settings: InferenceConfig, loaded: "LoadedConfig") -> 
     """
     from omegaconf import DictConfig, OmegaConf
 
-    config = DictConfig(OmegaConf.to_container(loaded.resolved()))
+    config = DictConfig(OmegaConf.to_container(whole))
     config.update({key: getattr(settings, key) for key in _DEFAULTED})
-    config["provider"] = {"_target_": settings.provider_target, **config.get("provider", {})}
+    config["provider"] = {"_target_": settings.provider_target, **(config.get("provider") or {})}
     config["test_set"] = name
     tests = OmegaConf.select(config, "dataset.test")
     if OmegaConf.is_list(tests):

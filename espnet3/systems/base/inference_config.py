@@ -76,6 +76,13 @@ class InferenceConfig(FrozenConfig):
     def _empty(cls, value: Any) -> Any:
         return {} if value is None else value
 
+    @field_validator("provider", mode="after")
+    @classmethod
+    def _params_are_named(cls, value: dict[str, Any]) -> dict[str, Any]:
+        if not isinstance(value.get("params") or {}, dict):
+            raise ValueError("has params that are not named. Write: params: {beam_size: 8}")
+        return value
+
     @field_validator("input_key", mode="after")
     @classmethod
     def _no_empty_list(cls, value: str | list[str]) -> str | list[str]:

@@ -49,8 +49,8 @@ def inputs_of(data: Mapping[str, Any], settings: OutputSettings) -> dict[str, An
 
 
 @cache
-def load_function(path: str, key: str = "output_fn") -> Callable[..., Any]:
-    """Import what a dotted path names.
+def load_function(path: str, key: str = "output_fn", where: str = "") -> Callable[..., Any]:
+    """Import what a dotted path names; `where` says where it was set.
 
     Raises:
         ConfigError: if it does not exist or cannot be called.
@@ -61,10 +61,10 @@ def load_function(path: str, key: str = "output_fn") -> Callable[..., Any]:
         function = locate(path)
     except BadTarget as error:
         reason = str(error).replace("_target_: ", f"{key}: ")
-        raise ConfigError(f"{key} is {path!r}, but {reason}") from None
+        raise ConfigError(f"{key} is {path!r}{where}, but {reason}") from None
     if not callable(function):
         raise ConfigError(
-            f"{key} is {path!r}, which is {type(function).__name__}, not a function. Write: "
+            f"{key} is {path!r}{where}, which is {type(function).__name__}, not a function. Write: "
             f"{key}: src.inference.output_fn"
         )
     loaded: Callable[..., Any] = function

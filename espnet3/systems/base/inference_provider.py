@@ -12,7 +12,7 @@ from espnet3.errors import ConfigError, ProviderError, suggest
 from espnet3.parallel.env_provider import EnvironmentProvider
 from espnet3.systems.base.device import resolve_device
 
-_ORGANIZER = "espnet3.components.data.data_organizer.DataOrganizer"
+ORGANIZER = "espnet3.components.data.data_organizer.DataOrganizer"
 
 
 class InferenceProvider(EnvironmentProvider):
@@ -86,10 +86,10 @@ class InferenceProvider(EnvironmentProvider):
 def _organizer_block(config: Any) -> Any:
     """Return the `dataset` block, with what goes without saying."""
     block = resolved(config.dataset)
-    if not isinstance(block, Mapping) or block.get("_target_", _ORGANIZER) != _ORGANIZER:
+    if not isinstance(block, Mapping) or block.get("_target_", ORGANIZER) != ORGANIZER:
         return config.dataset
     recipe_dir = config.get("recipe_dir") if hasattr(config, "get") else None
-    return {"_target_": _ORGANIZER, "recipe_dir": recipe_dir, **block}
+    return {"_target_": ORGANIZER, "recipe_dir": recipe_dir, **block}
 
 
 def _build_env(

@@ -57,6 +57,13 @@ def test_training_wins_over_the_files_and_says_so(training, write, caplog):
     ]
 
 
+def test_a_mere_default_of_training_gives_way_to_a_file(write):
+    training = write("conf/train.yaml", "seed: 1\n")
+    inference = write("conf/beam8.yaml", "data_dir: /corpora\nexp_tag: other\n")
+    loaded = load_configs({"training": [training], "inference": [inference]}).inference
+    assert values(loaded, "data_dir", "exp_tag", "seed") == ["/corpora", "train", 1]
+
+
 def test_an_override_wins_over_training(training, inference, caplog):
     files = {"training": [training], "inference": [inference]}
     with caplog.at_level(logging.INFO):
