@@ -75,10 +75,10 @@ def test_an_edited_step_is_noticed(run, test_set, old, new, step):
 
 
 def test_a_step_of_another_test_set_does_not_count(run):
-    run()
-    run("+ self.amount", "- self.amount", ["test_set=plain"])
+    files = run()
+    again = run("+ self.amount", "- self.amount", ["test_set=plain"])
+    assert again == {"plain": files["plain"]}
 
 
 def test_the_training_sets_do_not_count(run):
-    run()
-    run(overrides=["dataset.train=[{data_src: tests.inference_parts}]"])
+    assert run() == run(overrides=["dataset.train=[{data_src: tests.inference_parts}]"])

@@ -76,6 +76,8 @@ def test_a_mistake_is_one_line_with_its_place_and_what_to_write(write, text, mes
 
 def test_keys_of_the_recipe_itself_are_allowed(write):
     check(write, "lm_path: lm.pt\nbeam: 4\nname: ${beam}\nbatch_size: 3\nseed: 1\n")
+    with pytest.raises(ConfigError, match="batch_sise"):
+        check(write, "lm_path: lm.pt\nbatch_sise: 3\n")
 
 
 def test_targets_of_other_stages_are_left_alone(write):
