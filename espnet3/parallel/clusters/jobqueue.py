@@ -4,6 +4,7 @@ import asyncio
 import signal
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -57,7 +58,9 @@ def job_script(config: "ParallelConfig", backend: Backend) -> str:
         script: str = _checked(cluster, config, backend, asynchronous=True).job_script()
         return script
 
-    return asyncio.run(render())
+    # In a thread: the caller may be in an event loop already, as in a notebook.
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(asyncio.run, render()).result()
 
 
 def _checked(cluster: Any, config: "ParallelConfig", backend: Backend, **kwargs: Any) -> Any:
