@@ -10,7 +10,7 @@ from espnet3.shards.batches import check_costs, padding_in_order
 from espnet3.shards.manifest import load_manifest
 from espnet3.shards.merge import read_coverage
 from espnet3.shards.plan import Plan, make_plan
-from espnet3.systems.base.inference import TestSetRun, plan_inference
+from espnet3.systems.base.test_set_run import TestSetRun, plan_inference
 
 if TYPE_CHECKING:
     from espnet3.config.load import LoadedConfig

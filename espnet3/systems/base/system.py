@@ -107,13 +107,13 @@ class BaseSystem:
 
     def check_infer(self) -> None:
         """Check the inference config before anything runs."""
-        from espnet3.systems.base.inference import check_inference
+        from espnet3.systems.base.inference_checks import check_inference
 
         check_inference(self.config_for("infer"))
 
     def describe_infer(self) -> list[str]:
         """Return what `infer` would do: test sets, shards, batches, job script."""
-        from espnet3.systems.base.inference import describe_inference
+        from espnet3.systems.base.inference_plan import describe_inference
 
         return describe_inference(self.config_for("infer"))
 

@@ -1,0 +1,154 @@
+"""What decoding one test set takes: its provider, its dataset and its runner."""
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from espnet3.config.instantiate import instantiate
+from espnet3.config.resolve import resolved
+from espnet3.config.targets import locate
+from espnet3.errors import ConfigError
+from espnet3.parallel.base_runner import BaseRunner
+from espnet3.systems.base.inference_checks import check_inference
+from espnet3.systems.base.inference_code import describe_targets
+from espnet3.systems.base.inference_config import InferenceConfig
+from espnet3.systems.base.test_sets import chosen_test_sets, listed_test_sets, results_folder
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+    from espnet3.config.load import LoadedConfig
+
+logger = logging.getLogger(__name__)
+_DEFAULTED = (
+    "input_key", "output_fn", "output_keys", "idx_key", "hyp_key", "ref_key", "batch_size",
+    "batch_seconds", "results",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class TestSetRun:
+    """What decoding one test set takes; the model is built in the workers."""
+
+    __test__ = False  # pytest takes the name for a test
+
+    name: str
+    runner: BaseRunner
+    n_items: int
+    durations: Any
+    """Seconds of each item, if the dataset knows them."""
+
+    @property
+    def output_dir(self) -> Path:
+        """The folder of the results."""
+        assert self.runner.output_dir is not None
+        return self.runner.output_dir
+
+    def __call__(self, client: Any) -> Any:
+        """Decode, or go on, or answer at once if all is done."""
+        return self.runner(range(self.n_items), durations=self.durations, client=client)
+
+
+def plan_inference(loaded: "LoadedConfig") -> list[TestSetRun]:
+    """Build the datasets, and what runs over them.
+
+    Raises:
+        ConfigError: also if a test set is empty.
+    """
+    config = check_inference(loaded)
+    listed = listed_test_sets(config.dataset, loaded)
+    names = chosen_test_sets(listed, config.test_set, loaded)
+    whole = loaded.resolved()
+    return [_plan_test_set(_config_of(name, config, whole), config, loaded) for name in names]
+
+
+def _plan_test_set(
+    own_config: "DictConfig", config: InferenceConfig, loaded: "LoadedConfig"
+) -> TestSetRun:
+    from espnet3.components.data.dataset import durations_of, fingerprint_of
+
+    name = own_config.test_set
+    provider = _build_provider(own_config, config, loaded)
+    dataset = _build_dataset(provider)
+    if len(dataset) == 0:
+        raise ConfigError(
+            f"The test set {name!r} has no items. Check its data_src_args, or run the stage that "
+            "makes it: --stage create_dataset"
+        )
+    durations = durations_of(dataset)
+    if config.batch_seconds is not None and durations is None:
+        raise ConfigError(
+            f"batch_seconds is {config.batch_seconds:g} but the test set {name!r} does not know "
+            "its durations. Write durations(self) in its Dataset, which returns the seconds of "
+            "each item; or set batch_size instead."
+        )
+    runner = _build_runner(provider, config, results_folder(config.inference_dir, name), loaded)
+    runner.depends_on = {
+        **runner.depends_on,
+        "test_set.content": fingerprint_of(dataset),
+        "code": describe_targets(resolved(own_config), dataset),
+    }
+    return TestSetRun(name, runner, len(dataset), durations)
+
+
+def _config_of(name: str, settings: InferenceConfig, whole: "DictConfig") -> "DictConfig":
+    """Return the config as the provider of one test set sees it.
+
+    Defaults are filled in, and the other test sets left out: neither spelling out a default nor
+    adding a test set must make these results stale.
+    """
+    from omegaconf import DictConfig, OmegaConf
+
+    config = DictConfig(OmegaConf.to_container(whole))
+    config.update({key: getattr(settings, key) for key in _DEFAULTED})
+    config["provider"] = {"_target_": settings.provider_target, **(config.get("provider") or {})}
+    config["test_set"] = name
+    tests = OmegaConf.select(config, "dataset.test")
+    if OmegaConf.is_list(tests):
+        config["dataset"]["test"] = [entry for entry in tests if entry.get("name") == name]
+    OmegaConf.set_readonly(config, True)
+    return config
+
+
+def _build_provider(config: Any, settings: InferenceConfig, loaded: "LoadedConfig") -> Any:
+    block = {"_target_": settings.provider_target, **settings.provider}
+    params = block.pop("params", None) or {}
+    make = instantiate({**block, "_partial_": True}, key="provider", loaded=loaded)
+    return make(config, params=params)
+
+
+def _build_dataset(provider: Any) -> Any:
+    if hasattr(provider, "build_dataset"):
+        return provider.build_dataset(provider.config)
+    logger.info("%s has no build_dataset(): building all to count", type(provider).__name__)
+    return provider.build_env_local()["dataset"]
+
+
+def _build_runner(
+    provider: Any, config: InferenceConfig, output_dir: Path, loaded: "LoadedConfig"
+) -> BaseRunner:
+    from espnet3.systems.base.inference_runner import InferenceRunner
+
+    block = {"_target_": config.runner_target, **config.runner}
+    make = instantiate({**block, "_partial_": True}, key="runner", loaded=loaded)
+    shared: dict[str, Any] = {"batch_size": config.batch_size, "output_dir": output_dir}
+    # What the dataset holds is described by its own fingerprint.
+    ignored = ["exp_tag", "create_dataset", "dataset.train", "dataset.valid"]
+    target = locate(config.runner_target)
+    if issubclass(target, InferenceRunner):
+        # What the runner block itself sets, as in older configs, wins.
+        shared |= {k: v for k, v in _output_settings(config).items() if k not in block}
+        ignored += [*_DEFAULTED, "output_artifacts", "provider"]  # the runner tells these itself
+    keys = tuple(f"config.{key}" for key in ignored)
+    provider.fingerprint_ignore = (*getattr(provider, "fingerprint_ignore", ()), *keys)
+    runner: BaseRunner = make(provider, **shared)
+    runner.batch_seconds = config.batch_seconds
+    runner.is_configured = True
+    return runner
+
+
+def _output_settings(config: InferenceConfig) -> dict[str, Any]:
+    names = ("idx_key", "hyp_key", "ref_key", "input_key", "output_fn", "output_keys", "results")
+    artifacts = {name: options.model_dump() for name, options in config.output_artifacts.items()}
+    return {**{name: getattr(config, name) for name in names}, "output_artifacts": artifacts}
