@@ -104,7 +104,7 @@ class FolderDriver:
                 return n_before + source.n_done_by_others + dispatcher.n_items_done()
 
             try:
-                with Progress(manifest.n_items, count, request.name):
+                with Progress(manifest.n_items, count, request.name, manifest.audio_seconds):
                     dispatcher.run()
             except EspnetError:
                 with suppress(OSError):  # on a full disk, the error that is raised matters more

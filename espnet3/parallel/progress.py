@@ -19,12 +19,20 @@ class Progress:
         total: items in all.
         count: returns how many are done; called from the thread.
         label: what is running.
+        audio_seconds: of all items; tells how much faster than real time it goes.
     """
 
-    def __init__(self, total: int, count: Callable[[], int], label: str) -> None:
+    def __init__(
+        self,
+        total: int,
+        count: Callable[[], int],
+        label: str,
+        audio_seconds: float | None = None,
+    ) -> None:
         self._total = total
         self._count = count
         self._label = label
+        self._seconds_per_item = (audio_seconds or 0.0) / max(total, 1)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._show, name="progress", daemon=True)
         self._begin = time.monotonic()
@@ -51,9 +59,17 @@ class Progress:
             logger.info("%s: %s", self._label, self._line(done))
 
     def _line(self, done: int) -> str:
-        rate = (done - self._at_begin) / (time.monotonic() - self._begin)
+        rate = self._rate(done)
         left = f", {duration((self._total - done) / rate)} left" if rate > 0 else ""
-        return f"{done} of {self._total} items, {rate:.1f} items/s{left}"
+        return f"{done} of {self._total} items, {self._speed(rate)}{left}"
+
+    def _rate(self, done: int) -> float:
+        return (done - self._at_begin) / (time.monotonic() - self._begin)
+
+    def _speed(self, rate: float) -> str:
+        # Of mean items: the longest ones run first, so it is somewhat too high then.
+        times = rate * self._seconds_per_item
+        return f"{rate:.1f} items/s" + (f", {times:.1f} times real time" if times > 0 else "")
 
     def _show_bar(self) -> None:
         from rich.console import Console
@@ -67,8 +83,7 @@ class Progress:
             while True:
                 stopping = self._stop.wait(_BAR_SECONDS)
                 done = self._count()
-                rate = (done - self._at_begin) / (time.monotonic() - self._begin)
-                bar.update(task, completed=done, rate=f"{rate:.1f} items/s")
+                bar.update(task, completed=done, rate=self._speed(self._rate(done)))
                 if stopping:
                     return
 
