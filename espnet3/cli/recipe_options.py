@@ -118,6 +118,8 @@ def _explain_stray(word: str, stages: Sequence[Stage]) -> str:
         known = ["--help", "--stages", "--stage", "--stop_stage", "--config", "--dry-run"]
         known += ["--list-stages", *(f"--{kind}_config" for kind in KINDS)]
         name = word.partition("=")[0]
+        if "." in name and "=" in word:
+            return f"There is no option {name}. An override has no dashes: {word.lstrip('-')}"
         return f"There is no option {name}.{suggest(name, known)} For all of them: --help"
     if any(word in (stage.name, str(stage.number)) for stage in stages):
         return f"{word!r} stands alone. To run that stage, write: --stages {word}"

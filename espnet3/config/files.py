@@ -107,7 +107,10 @@ def _read_text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError as error:
-        raise ConfigError(f"Config file {path} does not exist.{find_neighbours(path)}") from error
+        hint = "" if path.suffix in (".yaml", ".yml") else f" To set a key, write: {path}=VALUE"
+        raise ConfigError(
+            f"Config file {path} does not exist.{hint or find_neighbours(path)}"
+        ) from error
     except IsADirectoryError as error:
         raise ConfigError(
             f"{path} is a folder, not a config file.{find_neighbours(path)}"

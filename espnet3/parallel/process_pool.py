@@ -109,7 +109,7 @@ class ProcessPool:
         worker.kill(reason)
         worker.process.wait()
         worker.connection.close()
-        logger.warning("Worker %s died: %s", worker.name, reason)
+        logger.warning("Worker %s died: %s. A new one is started.", worker.name, reason)
         self._start(worker.rank)
         return Died(worker.name, worker.task, reason, worker.log)
 

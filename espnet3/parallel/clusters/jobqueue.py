@@ -1,6 +1,7 @@
 """Schedulers of computing centres, each worker a job, through dask-jobqueue."""
 
 import asyncio
+import inspect
 import signal
 import threading
 from collections.abc import Iterator
@@ -8,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from espnet3.errors import ConfigError, ResourceError
+from espnet3.errors import ConfigError, ResourceError, suggest
 from espnet3.parallel.clusters.table import Backend, cluster_class
 
 if TYPE_CHECKING:
@@ -67,11 +68,31 @@ def _checked(cluster: Any, config: "ParallelConfig", backend: Backend, **kwargs:
     try:
         return cluster(**{**config.options, **kwargs})
     except (TypeError, ValueError) as error:
-        raise ConfigError(
-            f"parallel.options is not what {backend.cluster} of dask-jobqueue takes: "
-            f"{' '.join(str(error).split())}. It "
-            "needs at least cores and memory; see docs/how-it-works.md for a complete block."
-        ) from error
+        raise ConfigError(_refusal(cluster, config, backend, error)) from error
+
+
+def _refusal(cluster: Any, config: "ParallelConfig", backend: Backend, error: Exception) -> str:
+    known = _option_names(cluster)
+    unknown = [name for name in config.options if name not in known]
+    if unknown:
+        return (
+            f"parallel.options.{unknown[0]} is no option of {backend.cluster} of dask-jobqueue."
+            f"{suggest(unknown[0], known)} It takes: {', '.join(sorted(known))}."
+        )
+    return (
+        f"parallel.options is not what {backend.cluster} of dask-jobqueue takes: "
+        f"{' '.join(str(error).split())}. It needs at least cores and memory; see "
+        "docs/how-it-works.md for a complete block."
+    )
+
+
+def _option_names(cluster: Any) -> set[str]:
+    """Return what a cluster class and its jobs take; each hands on what it does not know."""
+    classes = [*cluster.__mro__, *cluster.job_cls.__mro__]
+    functions = [vars(each).get("__init__") for each in classes]
+    signatures = [inspect.signature(each) for each in functions if inspect.isfunction(each)]
+    names = {name for signature in signatures for name in signature.parameters}
+    return names - {"self", "args", "kwargs", "cls", "job_cls", "config_name"}
 
 
 def _submit(cluster: Any, config: "ParallelConfig") -> None:

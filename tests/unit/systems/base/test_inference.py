@@ -309,7 +309,7 @@ def test_an_edited_output_fn_is_noticed(tmp_path, monkeypatch):
         ),
         (
             "parallel={env: slurm, options: {cores: 1, memory: 1GB, wall_time: '1:00'}}",
-            r"parallel\.options .*wall_time",
+            r"parallel\.options\.wall_time is no option .*Did you mean 'walltime'\?",
         ),
         ("dataset.test.0.name=a/b", r"dataset\.test\.0\.name is 'a/b'.*Write: name: a_b"),
         ("batch_seconds=-1", r"batch_seconds is -1"),
