@@ -13,6 +13,7 @@ from espnet3.config.fingerprint import digest, flatten
 
 _PLAIN = (str, bytes, int, float, bool, type(None), tuple, list, dict, set, frozenset)
 _MAX_VALUES = 1000
+_Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def describe_code(thing: Any) -> dict[str, Any]:
@@ -29,6 +30,11 @@ def describe_code(thing: Any) -> dict[str, Any]:
     for each in own:
         described.update(_used_globals(each, seen=names))
     return described
+
+
+def digest_source(text: str) -> str:
+    """Return a digest of the code of a module; comments, docstrings and layout do not count."""
+    return _digest(_normalised(ast.parse(text)))
 
 
 def _is_users(thing: Any) -> bool:
@@ -87,13 +93,17 @@ def _normal_source(thing: Any) -> str:
         tree = ast.parse(textwrap.dedent(inspect.getsource(thing)))
     except (OSError, TypeError, SyntaxError, IndexError):
         return _normal_code(thing)  # typed at a prompt, or made by exec
+    return _normalised(tree)
+
+
+def _normalised(tree: ast.Module) -> str:
     for node in ast.walk(tree):
-        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+        if isinstance(node, _Documented):
             _drop_docstring(node)
     return ast.unparse(tree)
 
 
-def _drop_docstring(node: ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) -> None:
+def _drop_docstring(node: "_Documented") -> None:
     if ast.get_docstring(node, clean=False) is not None:
         node.body = node.body[1:] or [ast.Pass()]
 

@@ -1,23 +1,27 @@
 """The code of a recipe that its results depend on, so that a change of it is not overlooked."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from types import FunctionType
 from typing import Any
 
 from espnet3.parallel.source import describe_code
+from espnet3.systems.base.recipe_modules import describe_imports
 
 # The provider and the runner themselves are described by every run.
 _BLOCKS = ("model", "dataset", "output_artifacts")
 
 
-def describe_targets(config: Mapping[str, Any], dataset: Any) -> dict[str, Any]:
-    """Return digests of the code that a config names, and of the classes of the dataset.
+def describe_targets(
+    config: Mapping[str, Any], dataset: Any, others: Iterable[Any] = ()
+) -> dict[str, Any]:
+    """Return digests of the code that a config names, and of what that imports from the recipe.
 
     Args:
         config: of inference, in plain containers.
         dataset: the test set; what it wraps as `dataset` or `datasets` is looked into, and the
             steps that its samples pass through.
+        others: classes that are described elsewhere, whose imports count as well.
     """
     from espnet3.config.targets import locate
 
@@ -28,12 +32,14 @@ def describe_targets(config: Mapping[str, Any], dataset: Any) -> dict[str, Any]:
     for layer in _layers(dataset):
         things[_unused(type(layer).__qualname__, type(layer), things)] = type(layer)
         things.update({_step_name(step): _code_of(step) for step in _steps(layer)})
-    return {
+    imported = describe_imports([*things.values(), *others], config.get("recipe_dir") or ".")
+    described = {
         name + part: value
         for name, thing in sorted(things.items())
         for part, value in describe_code(thing).items()
         if _is_foreign(thing)
     }
+    return {**imported, **described}
 
 
 def _unused(name: str, thing: Any, things: Mapping[str, Any]) -> str:
