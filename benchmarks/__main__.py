@@ -19,6 +19,7 @@ BENCHMARKS = (
     "run_status",
     "merge_speed",
     "scoring",
+    "decoding",
 )
 
 
