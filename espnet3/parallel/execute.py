@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from espnet3.errors import ProviderError, RunFolderError
+from espnet3.errors import ConfigError, ProviderError, RunFolderError
 from espnet3.io.atomic import is_folder_trouble
 from espnet3.parallel.hooks import bind
 from espnet3.parallel.memory_errors import free_memory, is_out_of_memory
@@ -100,7 +100,7 @@ class _Attempt:
             sink.abandon()
             return self._stopped(error.stopped)
         except Exception as error:
-            kind = _kind_of(error, sink, self._task, self._spec.run_dir)
+            kind = _kind_of(error, sink, self._task, self._spec)
             sink.abandon()
             return self._stopped(Stopped(kind, self._failure(error, sink.cells[0]), error))
         except BaseException:
@@ -190,7 +190,9 @@ class _Attempt:
         if isinstance(error, ProviderError):
             raise _GiveUp(Stopped("provider", failure, error))
         if not self._spec.skip_errors:
-            raise _GiveUp(Stopped("item", failure, error))
+            # A wrong setting fails with every item: nothing is gained by going on without this one.
+            kind = "config" if isinstance(error, ConfigError) else "item"
+            raise _GiveUp(Stopped(kind, failure, error))
         self._failures.append(failure)
 
     def _failure(
@@ -205,13 +207,15 @@ class _Attempt:
 
 
 def _kind_of(
-    error: Exception, sink: MemorySink | FolderSink, task: ShardTask, run_dir: str | None
+    error: Exception, sink: MemorySink | FolderSink, task: ShardTask, spec: RunSpec
 ) -> str:
     """Tell what an error outside `forward` is about: the folder, the disk, us, or the record."""
     if sink.is_lost(error):
         return "lost"
-    if is_folder_trouble(error, run_dir):
+    if is_folder_trouble(error, spec.run_dir):
         return "disk"
+    if isinstance(error, ConfigError) and not spec.skip_errors:
+        return "config"
     # Behind the last item the writers are closed: without this item or that it would fail again.
     is_closing = sink.cells[0] >= task.stop
     if is_closing or isinstance(error, ProviderError | RunFolderError):

@@ -4,7 +4,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from espnet3.errors import EspnetError, ItemError, ProviderError, RunFolderError
+from espnet3.errors import ConfigError, EspnetError, ItemError, ProviderError, RunFolderError
 from espnet3.parallel.pools import Died
 from espnet3.parallel.tasks import Failure, ShardTask, Stopped
 
@@ -67,6 +67,8 @@ def describe_failure(failure: Failure) -> str:
 def error_of(stopped: Stopped) -> EspnetError:
     """Return the error with which a run stops, built from one message."""
     failure = stopped.failure
+    if stopped.kind == "config":
+        return ConfigError(failure.error)
     if stopped.kind == "provider":
         if not failure.traceback:
             return ProviderError(failure.error)

@@ -118,7 +118,7 @@ class ShardResult:
 
 @dataclass(frozen=True)
 class Stopped:
-    """Why an attempt could not go on: `kind` is item, write, provider, disk or lost."""
+    """Why an attempt could not go on: `kind` is item, write, config, provider, disk or lost."""
 
     kind: str
     failure: Failure

@@ -94,6 +94,7 @@ MISTAKES = {
     "no test sets": (INFERENCE[: INFERENCE.index("  test:")] + INFERENCE[INFERENCE.index("model:") :], INFER, rf"dataset\.test.*{HERE}.*lists no test set.*Write"),
     "params without names": (swap("runner:", "provider: {params: abc}\nrunner:"), INFER, rf"provider.*{HERE}.*Write: params: \{{beam_size: 8\}}"),
     "an output_fn that is not there": (swap("input_key: speech", f"input_key: speech\noutput_fn: {PARTS}.output_fm"), INFER, rf"output_fn is .*{HERE}.*Write: output_fn: .*output_fn"),
+    "an input that no sample has": (swap("input_key: speech", "input_key: speach"), INFER, r"input_key is 'speach'.*Did you mean 'speech'\?"),
     "a test set without name": (swap("name: digits\n      ", ""), INFER, rf"dataset\.test\.0.*{HERE}.*name"),
     "an empty dataset": (swap("n: 4", "n: 0"), INFER, r"dataset\.test\.0.*has no items"),
     "n_workers in trainer": (swap("  devices: 4", "  n_workers: 4"), INFER, rf"trainer\.n_workers.*{HERE}.*belongs under parallel.*parallel: \{{n_workers: 4\}}"),

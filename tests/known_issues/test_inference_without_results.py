@@ -6,7 +6,7 @@ of lists an error inside our own error message.
 
 import pytest
 
-from espnet3.errors import IncompleteRunError, ItemError
+from espnet3.errors import ConfigError, IncompleteRunError
 from espnet3.parallel import use_parallel
 from espnet3.systems.base.inference_runner import InferenceRunner
 
@@ -63,5 +63,5 @@ def test_a_field_that_only_some_shards_have_is_named(tmp_path):
 
 @pytest.mark.parametrize("batch_size", [None, 4])
 def test_a_sample_that_is_no_dict_says_what_to_return(tmp_path, batch_size):
-    with pytest.raises(ItemError, match=r"of type list\. Return a dict"):
+    with pytest.raises(ConfigError, match=r"of type list\. Return a dict"):
         run([[1, 2]] * 3, echo, tmp_path / "out", batch_size=batch_size)

@@ -242,6 +242,15 @@ def test_a_mistake_that_stopped_the_run_at_once_may_be_mended(load, awkward):
     assert len(read(awkward, "hyp.scp")) == 40
 
 
+@pytest.mark.parametrize("n_workers", [1, 2])
+def test_a_wrong_setting_that_shows_at_the_first_item_is_an_error_of_the_config(load, n_workers):
+    workers = f"parallel.n_workers={n_workers}"
+    with pytest.raises(ConfigError, match=r"^input_key is 'speach'.*NAME$"):
+        infer(load("input_key=speach", workers))
+    with pytest.raises(ConfigError, match=r"^'wav' of output_artifacts is no field"):
+        infer(load("output_artifacts={wav: {type: npy}}", workers))
+
+
 def test_secrets_are_no_part_of_the_results_and_not_written(load, awkward, monkeypatch, caplog):
     monkeypatch.setenv("HF_TOKEN", "hf_from_the_environment")
     text = BASE + "mine: ${oc.env:HF_TOKEN}\nhub: {password: one two three}\n"
