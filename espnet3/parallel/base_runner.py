@@ -70,6 +70,8 @@ class BaseRunner:
         [6, 2, 6]
     """
 
+    not_results: tuple[str, ...] = ()
+    """Keys that the results do not depend on, such as `config.exp_tag`."""
     is_configured = False
     """Whether the settings come from a config: errors then spell them as overrides of its keys."""
 

@@ -147,9 +147,9 @@ class _Attempt:
         try:
             results = self._forward_batch(batch)
         except BaseException as error:
-            if not self._is_worth_halving(batch, _refuse_interrupt(error, self._pid)):
+            is_memory = is_out_of_memory(_refuse_interrupt(error, self._pid))
+            if not self._is_worth_halving(batch, error, is_memory):
                 return
-            is_memory = is_out_of_memory(error)
         if results is None:  # outside of the except block: the error held the batch's memory
             if is_memory:  # else not worth its time, up to a tenth of a second beside torch
                 free_memory()
@@ -166,9 +166,8 @@ class _Attempt:
             return [self._forward(items[0])]
         return _check_batch(self._forward(items), len(items))
 
-    def _is_worth_halving(self, batch: list[int], error: BaseException) -> bool:
+    def _is_worth_halving(self, batch: list[int], error: BaseException, is_memory: bool) -> bool:
         """Tell whether to try the halves of a failed batch; if not, it is given up on."""
-        is_memory = is_out_of_memory(error)
         can_help = is_memory or self._spec.skip_errors
         if len(batch) == 1 or not can_help or isinstance(error, ProviderError):
             self._give_up_on(batch[0], error, batch)

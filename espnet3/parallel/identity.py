@@ -33,7 +33,7 @@ def describe_run(runner: "BaseRunner", items: "Items") -> dict[str, Any]:
         # Secrets are none of the results', and a manifest is read by others.
         flat = redact(flatten(value, name.lstrip("_")))
         described.update({k: v for k, v in flat.items() if not _is_in_parallel_block(k, flat)})
-    ignored = (*_NOT_RESULTS, *getattr(provider, "fingerprint_ignore", ()))
+    ignored = (*_NOT_RESULTS, *getattr(provider, "fingerprint_ignore", ()), *runner.not_results)
     return {key: value for key, value in described.items() if not is_below(key, ignored)}
 
 
@@ -50,9 +50,7 @@ def _is_in_parallel_block(key: str, flat: Mapping[str, Any]) -> bool:
 
 def _state(provider: Any) -> dict[str, Any]:
     try:
-        state = dict(vars(provider))
-        state.pop("fingerprint_ignore", None)
-        return state
+        return dict(vars(provider))
     except TypeError:
         return {}
 

@@ -2,6 +2,7 @@
 
 import pytest
 
+from espnet3.components.data.dataset_module import DataSource
 from espnet3.errors import ConfigError
 from espnet3.systems.base.checks import check_stages
 from espnet3.systems.base.context import load_configs
@@ -12,9 +13,12 @@ BUILDER = """\
 from espnet3.components.data.dataset_builder import DatasetBuilder as Base
 
 
+calls = []
+
+
 class DatasetBuilder(Base):
     def is_built(self):
-        raise AssertionError("a check calls no method")
+        calls.append("is_built")
 
     def build(self, n_items=1): ...
 
@@ -47,6 +51,7 @@ def test_a_wrong_key_is_refused_before_anything_runs(tmp_path, text, message):
 
 def test_a_right_config_passes_without_a_call_of_the_builder(tmp_path):
     check(tmp_path, "create_dataset: {n_items: 3}")
+    assert DataSource(None, tmp_path).load_module().calls == []
 
 
 def test_a_module_that_cannot_be_imported_is_no_traceback(tmp_path):

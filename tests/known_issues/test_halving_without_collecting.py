@@ -8,14 +8,7 @@ import gc
 import pytest
 
 from espnet3.parallel import BaseRunner, use_parallel
-
-
-class Items:
-    def build_env_local(self):
-        return {}
-
-    def build_worker_setup_fn(self):
-        return dict
+from tests.providers import Provider
 
 
 class BadItem(BaseRunner):
@@ -52,7 +45,7 @@ def collections():
 
 def run(cls):
     with use_parallel({"env": "local", "n_workers": 1}):
-        return cls(Items(), batch_size=8, on_error="skip")(range(16))
+        return cls(Provider(), batch_size=8, on_error="skip")(range(16))
 
 
 def test_a_bad_item_in_a_batch_collects_no_garbage(collections):

@@ -1,8 +1,8 @@
 """The entries of `dataset.train`, `.valid` and `.test`, checked before anything is built."""
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from espnet3.components.data.test_set_names import check_names
 from espnet3.config.resolve import resolved
 from espnet3.config.schema import FrozenConfig, validate
 from espnet3.config.sources import set_in
@@ -53,28 +53,6 @@ def parse_entries(
         for i, value in enumerate(plain)
     ]
     if named:
-        _check_names(entries, key, loaded)
+        names = [(f"{key}.{i}.name", entry.name) for i, entry in enumerate(entries)]
+        check_names(names, loaded)
     return tuple(entries)
-
-
-def _check_names(entries: Sequence[DatasetEntry], key: str, loaded: "LoadedConfig | None") -> None:
-    first: dict[str, int] = {}
-    for i, entry in enumerate(entries):
-        where = set_in(f"{key}.{i}.name", loaded)
-        if not entry.name:
-            raise ConfigError(
-                f"{key}.{i}.name is not set{where}. A test set needs a name, which is also the "
-                "folder of its results. Write: name: test_clean"
-            )
-        if "/" in entry.name or entry.name in (".", "..") or not entry.name.isprintable():
-            better = "_".join(entry.name.replace("/", " ").split()).strip(".") or "test"
-            raise ConfigError(
-                f"{key}.{i}.name is {entry.name!r}{where}, which cannot be the name of one folder. "
-                f"Write: name: {better}"
-            )
-        if entry.name in first:
-            raise ConfigError(
-                f"{key}.{i}.name is {entry.name!r}{where}, which is the name of "
-                f"{key}.{first[entry.name]} as well. Write another one: name: {entry.name}_2"
-            )
-        first[entry.name] = i

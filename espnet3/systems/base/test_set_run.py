@@ -140,9 +140,8 @@ def _build_runner(
         # What the runner block itself sets, as in older configs, wins.
         shared |= {k: v for k, v in _output_settings(config).items() if k not in block}
         ignored += [*_DEFAULTED, "output_artifacts", "provider"]  # the runner tells these itself
-    keys = tuple(f"config.{key}" for key in ignored)
-    provider.fingerprint_ignore = (*getattr(provider, "fingerprint_ignore", ()), *keys)
     runner: BaseRunner = make(provider, **shared)
+    runner.not_results = tuple(f"config.{key}" for key in ignored)
     runner.batch_seconds = config.batch_seconds
     runner.is_configured = True
     return runner

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from espnet3.components.data.test_set_names import check_name, check_names
 from espnet3.config.sources import set_in
 from espnet3.errors import ConfigError, suggest
-from espnet3.io.names import safe_name
 
 if TYPE_CHECKING:
     from espnet3.config.load import LoadedConfig
@@ -37,29 +37,8 @@ def listed_test_sets(dataset: Mapping[str, Any] | None, loaded: "LoadedConfig") 
             f"dataset.test is empty{set_in('dataset.test', loaded)}. Write: "
             "test: [{name: NAME, data_src: SOURCE, data_src_args: {...}}]"
         )
-    seen: dict[str, str] = {}
-    for key, name in names:
-        _check_name(key, name, loaded)
-        if name in seen:
-            raise ConfigError(
-                f"{key} is {name!r}{set_in(key, loaded)}, and so is {seen[name]}; their results "
-                f"would go to one folder. Give each its own, such as: name: {name}_2"
-            )
-        seen[name] = key
-    return list(seen)
-
-
-def _check_name(key: str, name: Any, loaded: "LoadedConfig") -> None:
-    if not isinstance(name, str) or not name:
-        raise ConfigError(
-            f"{key}{set_in(key, loaded)} is missing: each test set needs a name, which its folder "
-            "of results gets. Write: name: test_clean"
-        )
-    if safe_name(name) != name:
-        raise ConfigError(
-            f"{key} is {name!r}{set_in(key, loaded)}, which cannot be the name of a folder. Write: "
-            f"name: {safe_name(name).replace('%2F', '_').replace('%20', '_')}"
-        )
+    check_names(names, loaded)
+    return [name for _, name in names]
 
 
 def chosen_test_sets(
@@ -80,7 +59,7 @@ def chosen_test_sets(
                 f"test_set is {name!r}{set_in('test_set', loaded)}, but dataset.test has "
                 f"{', '.join(map(repr, known))}.{hint}"
             )
-        _check_name("test_set", name, loaded)
+        check_name("test_set", name, loaded)
     return list(dict.fromkeys(names))
 
 
