@@ -66,16 +66,6 @@ class LoadedConfig:
         OmegaConf.set_readonly(copy, True)
         return copy
 
-    def with_values(self, values: Mapping[str, Any], source: str) -> "LoadedConfig":
-        """Return a copy with more values, merged as those of one more file would be.
-
-        Args:
-            values: Nested mappings; `${key}` in a string interpolates, as in a file.
-            source: What the errors name as the place of these values.
-        """
-        layer = Layer.of(bind(copied(values), self.names, "."), Source(source))
-        return _loaded(merge(_layer(self), layer), self.files, self.names)
-
     def to_yaml(self) -> str:
         """Return the merged config as YAML, without secrets, and with interpolations as text."""
         return OmegaConf.to_yaml(OmegaConf.create(redact(self.config)))

@@ -4,8 +4,10 @@ import logging
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
+from espnet3.errors import ConfigError
 from espnet3.parallel.parallel import as_parallel_config, use_parallel
 from espnet3.parallel.shared_cluster import SharedCluster
+from espnet3.systems.base.error_places import place_key
 from espnet3.systems.base.test_set_run import plan_inference
 
 if TYPE_CHECKING:
@@ -33,5 +35,8 @@ def infer(loaded: "LoadedConfig") -> dict[str, Any]:
             results = {}
             for run in runs:
                 logger.info("Test set %s: %d items into %s", run.name, run.n_items, run.output_dir)
-                results[run.name] = run(client)
+                try:
+                    results[run.name] = run(client)
+                except ConfigError as error:
+                    raise place_key(error, loaded) from error.__cause__
     return results

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 from espnet3.config.instantiate import instantiate
 from espnet3.config.resolve import resolved
 from espnet3.config.targets import locate
-from espnet3.errors import ConfigError
+from espnet3.errors import ConfigError, EspnetError
 from espnet3.parallel.base_runner import BaseRunner
+from espnet3.systems.base.error_places import place_entry
 from espnet3.systems.base.inference_checks import check_inference
 from espnet3.systems.base.inference_code import describe_targets
 from espnet3.systems.base.inference_config import InferenceConfig
@@ -70,7 +71,12 @@ def _plan_test_set(
 
     name = own_config.test_set
     provider = _build_provider(own_config, config, loaded)
-    dataset = _build_dataset(provider)
+    try:
+        dataset = _build_dataset(provider)
+    except EspnetError as error:
+        listed = listed_test_sets(config.dataset, loaded)
+        position = listed.index(name) if name in listed else 0
+        raise place_entry(error, position, loaded) from error.__cause__
     if len(dataset) == 0:
         raise ConfigError(
             f"The test set {name!r} has no items. Check its data_src_args, or run the stage that "

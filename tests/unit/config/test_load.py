@@ -226,19 +226,6 @@ def test_no_files_give_what_is_below():
 # Copies
 
 
-def test_with_values_merges_into_a_copy(tmp_path):
-    path = write(tmp_path, "a: {x: 1, y: 2}\nb: ${a.x}\nl: [1, 2]\n")
-    loaded = load_config(path)
-    changed = loaded.with_values({"a": {"x": 5}, "l": [3], "n": "${b}!"}, "test set 'clean'")
-    assert changed.config == {"a": {"x": 5, "y": 2}, "b": 5, "l": [3], "n": "5!"}
-    assert loaded.config == {"a": {"x": 1, "y": 2}, "b": 1, "l": [1, 2]}
-    assert changed.source_of("a.x") == changed.source_of("n") == "test set 'clean'"
-    assert changed.source_of("a.y") == f"{path}:1"
-    assert changed.files == loaded.files
-    with pytest.raises(ReadonlyConfigError):
-        changed.config.a.x = 3
-
-
 @pytest.mark.parametrize(
     ("key", "is_set"),
     [

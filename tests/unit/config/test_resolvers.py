@@ -34,7 +34,6 @@ def test_self_name_is_the_stem_of_the_first_file_everywhere(tmp_path):
     name = first.stem
     expected = {"tag": name, "own": f"a/{name}", "other": name, "typed": f"{name}-2"}
     assert dict(loaded.config) == {"default": name, **expected}
-    assert loaded.with_values({"more": "${self_name:}"}, "test").config.more == name
 
 
 def test_self_name_may_stand_inside_of_another_interpolation(tmp_path):

@@ -203,7 +203,8 @@ def test_resume_refuses_what_changed_and_names_it(load, override, key):
 def test_resume_refuses_another_content_of_the_checkpoint_file(load, awkward):
     checkpoint = awkward / "model.pt"
     checkpoint.write_bytes(b"one")
-    loaded = load().with_values({"model": {"checkpoint": str(checkpoint)}}, "a test")
+    setting = f"Speller, checkpoint: {json.dumps(str(checkpoint))}}}"
+    loaded = load(text=BASE.replace("Speller}", setting))
     infer(loaded)
     checkpoint.write_bytes(b"two!")
     with pytest.raises(StaleRunError, match=r"(?s)config\.model\.checkpoint: the .* has other"):
@@ -349,7 +350,9 @@ def test_a_model_that_cannot_do_batches_is_told_from_one_that_can(load):
 
 
 def test_an_empty_test_set_is_refused(load):
-    with pytest.raises(ConfigError, match=r"dataset\.test\.0.*no items.*--stages create_dataset"):
+    with pytest.raises(
+        ConfigError, match=r"(?s)dataset\.test\.0.*no items.*--stages create_dataset"
+    ):
         infer(load("dataset.test.0.data_src_args.n=0"))
 
 
