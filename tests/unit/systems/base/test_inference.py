@@ -350,9 +350,7 @@ def test_a_model_that_cannot_do_batches_is_told_from_one_that_can(load):
 
 
 def test_an_empty_test_set_is_refused(load):
-    with pytest.raises(
-        ConfigError, match=r"(?s)test\.0.*no items.*--stages create_dataset"
-    ):
+    with pytest.raises(ConfigError, match=r"(?s)test\.0.*no items.*--stages create_dataset"):
         infer(load("dataset.test.0.data_src_args.n=0"))
 
 
