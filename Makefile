@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 # What the demo shows and the tests cover; a user needs none of them.
-EXTRAS := moonshine,huggingface,lhotse,parquet,demo,bench,dev
+EXTRAS := moonshine,huggingface,lhotse,parquet,transformers,demo,bench,dev
 
 .PHONY: setup demo test lint format bench test-clusters clean
 

@@ -1,0 +1,1 @@
+"""The contract of a model, and parts that models are made of."""

@@ -1,0 +1,1 @@
+"""Training with PyTorch Lightning; it knows nothing of the `parallel` block."""
