@@ -26,13 +26,19 @@ class _StderrHandler(logging.StreamHandler[TextIO]):
         return sys.stderr
 
 
-def make_visible() -> None:
-    """Show the progress of a run on stderr, unless the program has set up logging itself."""
+def make_visible(prefix: str = "", level: int = logging.INFO) -> None:
+    """Show the progress of a run on stderr, unless the program has set up logging itself.
+
+    Args:
+        prefix: of each line, such as the rank of the process.
+        level: lines below it are not shown; a log file has them all the same.
+    """
     ours = logging.getLogger("espnet3")
     if ours.hasHandlers():
         return
     handler = _StderrHandler()
-    handler.setFormatter(logging.Formatter(FORMAT, _DATE))
+    handler.setFormatter(logging.Formatter(prefix + FORMAT, _DATE))
+    handler.setLevel(level)
     ours.addHandler(handler)
     ours.setLevel(logging.INFO)
 

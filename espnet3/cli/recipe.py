@@ -21,9 +21,11 @@ from espnet3.cli.recipe_folder import (
 )
 from espnet3.cli.recipe_options import Options, list_stages, make_parser, parse_options
 from espnet3.cli.stage_selection import Selected, select_stages
+from espnet3.cli.unneeded_stages import skip_ungiven, skip_unneeded, stages_to_run
 from espnet3.cli.usage import UsageError
 from espnet3.systems.base.stages import find_config, stages_of
 from espnet3.systems.base.system import BaseSystem
+from espnet3.trainer.process_rank import ProcessRank, process_rank
 
 logger = logging.getLogger(__name__)
 
@@ -68,8 +70,10 @@ def _run(system: type[BaseSystem], argv: Sequence[str], recipe_dir: Path) -> int
     selected = select_stages(
         options.stages, stages, stop=options.stop_stage, system=system.__name__
     )
+    rank = process_rank()
+    selected = _stages_of_rank(selected, rank)
     working_dir = os.path.relpath(Path.cwd(), recipe_dir)
-    instance = _set_up(system, options, selected, recipe_dir)
+    instance, selected = _set_up(system, options, selected, recipe_dir)
     if options.dry_run:
         from espnet3.cli.dry_run import print_plan
 
@@ -79,33 +83,66 @@ def _run(system: type[BaseSystem], argv: Sequence[str], recipe_dir: Path) -> int
     from espnet3.systems.base.provenance import Invocation
 
     invocation = Invocation([*program, *argv], working_dir, recipe_dir)
+    if not rank.is_first:
+        from espnet3.cli.rank_run import run_rank
+
+        return run_rank(instance, selected, rank, invocation)
     return StageLoop(instance, selected, options, invocation, program).run()
+
+
+def _stages_of_rank(selected: Sequence[Selected], rank: ProcessRank) -> Sequence[Selected]:
+    if rank == ProcessRank():  # nobody launched this process
+        return selected
+    from espnet3.cli.rank_run import stages_of_rank
+
+    try:
+        return stages_of_rank(selected, rank)
+    except UsageError:
+        if rank.is_first:
+            raise
+        raise SystemExit(2) from None  # the first has said it for all
 
 
 def _set_up(
     system: type[BaseSystem], options: Options, selected: Sequence[Selected], recipe_dir: Path
-) -> BaseSystem:
-    """Load and check all configs, and build the system with them; the folder changes."""
-    from espnet3 import logs
+) -> tuple[BaseSystem, Sequence[Selected]]:
+    """Load and check all configs, and build the system with them; the folder changes.
+
+    Returns:
+        The system, and the stages, of which some may turn out to have nothing to do.
+    """
     from espnet3.systems.base.checks import check_stages
     from espnet3.systems.base.context import check_inference_dir, load_configs
 
-    logs.make_visible()
+    _show_logs()
     sys.dont_write_bytecode |= options.dry_run
-    stages = [entry.stage for entry in selected if not entry.skipped]
-    files = assign_configs(options, stages)
+    files = assign_configs(options, stages_to_run(selected))
+    selected = skip_ungiven(selected, files, recipe_dir)
+    stages = stages_to_run(selected)
     check_given(stages, lambda stage: any(kind in files for kind in stage.configs), recipe_dir)
     _warn_about_unused(options, files)
     start_dir = Path.cwd()
     enter_recipe(recipe_dir)
     found = {kind: find_files(paths, start_dir, recipe_dir) for kind, paths in files.items()}
     configs = load_configs(found, options.overrides, recipe_dir=recipe_dir)
+    selected = skip_unneeded(selected, configs)
+    stages = stages_to_run(selected)
     check_given(stages, lambda stage: find_config(configs, stage) is not None, recipe_dir)
     if any("metrics" in stage.configs for stage in stages):
         check_inference_dir(configs)
     instance = system(**vars(configs))
-    check_stages(instance, stages)
-    return instance
+    check_stages(instance, stages, dry_run=options.dry_run)
+    return instance, selected
+
+
+def _show_logs() -> None:
+    from espnet3 import logs
+
+    rank = process_rank()
+    if rank.is_first:
+        logs.make_visible()
+    else:
+        logs.make_visible(f"[rank {rank.rank}] ", logging.WARNING)
 
 
 def _warn_about_unused(options: Options, files: dict[str, tuple[str, ...]]) -> None:

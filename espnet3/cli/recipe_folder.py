@@ -71,14 +71,22 @@ def check_given(
         raise UsageError("\n".join(_missing(stage, recipe_dir) for stage in missing.values()))
 
 
-def _missing(stage: Stage, recipe_dir: Path) -> str:
-    kind = stage.configs[0]
-    found = sorted(
+def fitting_configs(kind: str, recipe_dir: Path) -> list[str]:
+    """Return the files in the recipe's `conf/` whose names look like this kind."""
+    return [n for n in _configs(recipe_dir) if Path(n).stem.startswith(kind[:_STEM_LETTERS])]
+
+
+def _configs(recipe_dir: Path) -> list[str]:
+    return sorted(
         path.relative_to(recipe_dir).as_posix()
         for path in (recipe_dir / "conf").glob("*")
         if path.suffix in {".yaml", ".yml"}
     )
-    fitting = [name for name in found if Path(name).stem.startswith(kind[:_STEM_LETTERS])]
+
+
+def _missing(stage: Stage, recipe_dir: Path) -> str:
+    kind = stage.configs[0]
+    found, fitting = _configs(recipe_dir), fitting_configs(kind, recipe_dir)
     best = f"conf/{kind}.yaml"
     file = best if best in found or not found else fitting[0] if fitting else "FILE"
     others = f" (there are {', '.join(found)})" if file == "FILE" else ""

@@ -113,11 +113,11 @@ class StageLoop:
 
     def _call(self, outcome: Outcome, log: StageLog) -> None:
         try:
-            with _sigterm_interrupts():
+            with sigterm_interrupts():
                 result = getattr(self.system, outcome.stage.name)()
         except KeyboardInterrupt as error:
             outcome.state = "interrupted"
-            outcome.exit_code = _exit_code(error)
+            outcome.exit_code = exit_code_of(error)
         except (Exception, SystemExit) as error:
             log.write_traceback(__name__, error)
             _fail(outcome, error)
@@ -167,13 +167,14 @@ def _log_end(outcome: Outcome, seconds: float) -> None:
     logger.info("Stage %s %s after %s%s", outcome.stage, outcome.state, duration(seconds), why)
 
 
-def _exit_code(error: KeyboardInterrupt) -> int:
+def exit_code_of(error: KeyboardInterrupt) -> int:
+    """Return the exit code after Ctrl-C, or that which a signal asks for."""
     code: Any = getattr(error, "code", None)
     return code if isinstance(code, int) else 128 + signal.SIGINT
 
 
 @contextmanager
-def _sigterm_interrupts() -> Iterator[None]:
+def sigterm_interrupts() -> Iterator[None]:
     """Let SIGTERM end a stage as Ctrl-C does, so that its record and the way on are written."""
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -16,6 +16,8 @@ class Selected:
 
     stage: Stage
     skipped: str = ""
+    by_name: bool = True
+    """Whether it was named itself, and not only covered by `all` or a range."""
 
 
 def select_stages(
@@ -45,7 +47,7 @@ def select_stages(
         if not stage.is_defined and index in by_name:
             raise UsageError(_undefined(stage, system))
         reason = "" if stage.is_defined else f"{system} has no {stage.name}()"
-        selected.append(Selected(stage, reason))
+        selected.append(Selected(stage, reason, index in by_name))
     return selected
 
 

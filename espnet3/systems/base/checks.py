@@ -1,9 +1,10 @@
 """Check the configs of all stages that were asked for, before the first of them runs."""
 
-from collections.abc import Iterable, Iterator, Sequence
+import logging
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from espnet3.errors import ConfigError
+from espnet3.errors import ConfigError, ResourceError
 from espnet3.systems.base.context import DEFAULTS, SHARED
 from espnet3.systems.base.stages import Stage, has_own
 from espnet3.systems.base.system import BaseSystem
@@ -11,12 +12,15 @@ from espnet3.systems.base.system import BaseSystem
 if TYPE_CHECKING:
     from espnet3.config.load import LoadedConfig
 
+logger = logging.getLogger(__name__)
+
 KNOWN_KEYS = frozenset(
     (
         *DEFAULTS, *SHARED,
         "dataset", "create_dataset", "tokenizer", "dataloader", "model", "task", "optimizer",
         "optimizers", "scheduler", "schedulers", "scheduler_interval", "scheduler_monitor",
-        "trainer", "fit", "best_model_criterion", "parallel",
+        "trainer", "fit", "best_model_criterion", "parallel", "checkpoint", "init", "launch",
+        "num_threads", "max_nonfinite_batches",
         "device", "metrics",
     )
 )  # fmt: skip
@@ -46,14 +50,20 @@ BLOCK_HOMES = {
 """The same for keys that stand in the wrong block."""
 
 
-def check_stages(system: BaseSystem, stages: Sequence[Stage]) -> None:
+def check_stages(system: BaseSystem, stages: Sequence[Stage], *, dry_run: bool = False) -> None:
     """Check all that can be known before anything runs.
 
     That is: misspelt and misplaced keys, interpolations that lead nowhere, the `parallel` block,
     targets that do not import, and what `check_<stage>` of the system checks.
 
+    Args:
+        system: with its configs.
+        stages: those to run.
+        dry_run: nothing will run, so what this machine lacks is only a warning.
+
     Raises:
         ConfigError: the first problem.
+        ResourceError: this machine, or what the scheduler gave, does not fit.
     """
     configs = [system.config_for(stage.name) for stage in stages]
     for loaded in {id(loaded): loaded for loaded in configs}.values():
@@ -63,7 +73,16 @@ def check_stages(system: BaseSystem, stages: Sequence[Stage]) -> None:
     for stage in stages:
         check = f"check_{stage.name}"
         if has_own(type(system), stage.name, check):
-            getattr(system, check)()
+            _run_check(getattr(system, check), dry_run)
+
+
+def _run_check(check: Callable[[], None], dry_run: bool) -> None:
+    try:
+        check()
+    except ResourceError as error:
+        if not dry_run:
+            raise
+        logger.warning("%s", error)
 
 
 def _check_config(loaded: "LoadedConfig") -> None:
@@ -72,7 +91,10 @@ def _check_config(loaded: "LoadedConfig") -> None:
     from espnet3.parallel.parallel import as_parallel_config
     from espnet3.systems.base.inference_config import KEYS
 
-    check_keys(loaded, KNOWN_KEYS.union(KEYS), homes=HOMES)
+    known = KNOWN_KEYS.union(KEYS)
+    if any(loaded.has(key) for key in ("trainer", "optimizer", "optimizers")):
+        known |= {"resume"}  # of training; that of inference stands under runner
+    check_keys(loaded, known, homes=HOMES)
     for block, homes in BLOCK_HOMES.items():
         check_block(loaded, block, homes)
     resolved(loaded.config, loaded=loaded)

@@ -30,8 +30,12 @@ class Stage:
     """A config of another kind than the first serves only if it has this key."""
     blocks: tuple[str, ...] | None = None
     """Top-level keys of the config of which it builds something; None for all."""
+    needs_any: tuple[str, ...] = ()
+    """Where `all` or a range covers it, it is skipped if its config has none of these keys."""
     in_all: bool = True
     """Whether `--stages all` runs it."""
+    is_distributed: bool = False
+    """Whether it may run in many processes at once that srun or torchrun started."""
     is_defined: bool = False
     """Whether the system has a method for it."""
 
@@ -48,6 +52,8 @@ class Skipped:
 
 _TRAINING = ("training",)
 _DATA = ("dataset", "create_dataset")
+_MODEL = ("dataset", "dataloader", "model")
+_TRAINER = ("trainer", "optimizer", "optimizers")
 _INFERENCE = ("dataset", "model", "provider", "runner", "output_artifacts")
 
 STAGES = (
@@ -55,9 +61,17 @@ STAGES = (
     Stage(
         "train_tokenizer", 2, _TRAINING, "Train the tokenizer", blocks=("dataset", "tokenizer")
     ),
-    Stage("collect_stats", 3, _TRAINING, "Collect shapes and statistics of the features"),
-    Stage("train", 4, _TRAINING, "Train the model"),
-    Stage("average", 5, _TRAINING, "Average the best checkpoints", blocks=()),
+    Stage(
+        "collect_stats", 3, _TRAINING, "Collect shapes and statistics of the features",
+        blocks=_MODEL, needs_any=_TRAINER,
+    ),
+    Stage(
+        "train", 4, _TRAINING, "Train the model",
+        needs_any=_TRAINER, is_distributed=True,
+    ),
+    Stage(
+        "average", 5, _TRAINING, "Average the best checkpoints", blocks=(), needs_any=_TRAINER
+    ),
     Stage("infer", 6, ("inference",), "Run the model over the test sets", blocks=_INFERENCE),
     Stage(
         "measure", 7, ("metrics", "inference"), "Score the results",
@@ -78,9 +92,17 @@ class _Mark:
     help: str
     after: str
     before: str
+    is_distributed: bool
 
 
-def stage(*, config: str, after: str = "", before: str = "", help: str = "") -> Callable[[F], F]:
+def stage(
+    *,
+    config: str,
+    after: str = "",
+    before: str = "",
+    help: str = "",
+    is_distributed: bool = False,
+) -> Callable[[F], F]:
     """Make a method of a system a stage of its own, right after or right before another.
 
     A method that has the name of a known stage replaces that stage and needs no decorator.
@@ -90,6 +112,7 @@ def stage(*, config: str, after: str = "", before: str = "", help: str = "") -> 
         after: name of the stage that it follows.
         before: name of the stage that it precedes; give one of the two.
         help: one line for `--list-stages`; the first line of the docstring if left out.
+        is_distributed: it trains, so srun or torchrun may start it in many processes at once.
 
     Example:
         >>> class MySystem:
@@ -101,7 +124,7 @@ def stage(*, config: str, after: str = "", before: str = "", help: str = "") -> 
 
     def mark(method: F) -> F:
         text = help or (method.__doc__ or "").strip().partition("\n")[0].rstrip(".")
-        setattr(method, _MARK, _Mark(config, text, after, before))
+        setattr(method, _MARK, _Mark(config, text, after, before, is_distributed))
         return method
 
     return mark
@@ -122,13 +145,18 @@ def stages_of(system: type) -> tuple[Stage, ...]:
                 _check_mark(cls, name, mark, [known.name for known in stages])
                 stages.insert(_position(stages, mark, anchors), _added(name, mark))
                 anchors[name] = mark.after
-    return tuple(
-        replace(known, is_defined=callable(getattr(system, known.name, None))) for known in stages
-    )
+    return tuple(_as_defined(known, system) for known in stages)
+
+
+def _as_defined(known: Stage, system: type) -> Stage:
+    method = getattr(system, known.name, None)
+    # One that a recipe wrote itself may read other keys.
+    is_ours = getattr(method, "__module__", "").startswith("espnet3.")
+    return replace(known, is_defined=callable(method), needs_any=known.needs_any if is_ours else ())
 
 
 def _added(name: str, mark: _Mark) -> Stage:
-    return Stage(name, None, (mark.config,), mark.help)
+    return Stage(name, None, (mark.config,), mark.help, is_distributed=mark.is_distributed)
 
 
 def _position(stages: Sequence[Stage], mark: _Mark, anchors: dict[str, str]) -> int:

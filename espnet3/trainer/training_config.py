@@ -1,0 +1,43 @@
+"""The top-level keys of a training config that the trainer reads, beside its block."""
+
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import Field, NonNegativeInt, PositiveInt
+
+from espnet3.config.resolve import resolved
+from espnet3.config.schema import FrozenConfig, validate
+
+if TYPE_CHECKING:
+    from espnet3.config.load import LoadedConfig
+
+
+class TrainingConfig(FrozenConfig):
+    """What `train` reads of its config; the blocks of others are checked by their owners."""
+
+    exp_dir: str
+    """The folder of checkpoints, logs and curves."""
+    seed: NonNegativeInt = 0
+    """Of the weights, the order of the data, and everything random."""
+    resume: Literal["auto", "never"] = "auto"
+    """`auto` goes on from `last.ckpt`; `never` puts it aside and starts anew."""
+    num_threads: PositiveInt | None = None
+    """Threads of torch on the CPU in each process; see `threads.py` for the default."""
+    best_model_criterion: Any = None
+    """`[[monitor, K, min or max], ...]`: which checkpoints are kept, and averaged."""
+    checkpoint: dict[str, Any] = Field(default_factory=dict)
+    """When `last.ckpt` is written, see `CheckpointConfig`."""
+    fit: dict[str, Any] = Field(default_factory=dict)
+    """Arguments of Lightning's `Trainer.fit`, such as `ckpt_path`."""
+    init: Any = None
+    """Weights to start from, see `initial_weights.py`."""
+
+
+def load_training_config(loaded: "LoadedConfig") -> TrainingConfig:
+    """Read the keys.
+
+    Raises:
+        ConfigError: one error that lists every problem.
+    """
+    values = resolved(loaded.config, loaded=loaded)
+    own = {key: values[key] for key in TrainingConfig.model_fields if values.get(key) is not None}
+    return validate(TrainingConfig, own, loaded=loaded)
