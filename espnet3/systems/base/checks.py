@@ -20,7 +20,7 @@ KNOWN_KEYS = frozenset(
         "dataset", "create_dataset", "tokenizer", "dataloader", "model", "task", "optimizer",
         "optimizers", "scheduler", "schedulers", "scheduler_interval", "scheduler_monitor",
         "trainer", "fit", "best_model_criterion", "parallel", "checkpoint", "init", "launch",
-        "num_threads", "max_nonfinite_batches",
+        "num_threads", "max_nonfinite_batches", "collect_stats",
         "device", "metrics",
     )
 )  # fmt: skip

@@ -99,6 +99,60 @@ class BaseSystem:
 
         return describe_create_dataset(self.config_for("create_dataset").resolved())
 
+    def collect_stats(self) -> Any:
+        """Collect shapes and statistics of the features."""
+        from espnet3.systems.base.statistics import collect_stats
+
+        return collect_stats(self.config_for("collect_stats"))
+
+    def check_collect_stats(self) -> None:
+        """Check what the statistics are taken of before anything runs."""
+        from espnet3.systems.base.statistics import check_collect_stats
+
+        check_collect_stats(self.config_for("collect_stats"))
+
+    def describe_collect_stats(self) -> list[str]:
+        """Return what `collect_stats` would do: splits, features, job script."""
+        from espnet3.systems.base.statistics import describe_collect_stats
+
+        return describe_collect_stats(self.config_for("collect_stats"))
+
+    def train(self) -> Any:
+        """Train the model, or go on where it was stopped."""
+        from espnet3.systems.base.training import train
+
+        return train(self.config_for("train"))
+
+    def check_train(self) -> None:
+        """Check the training config, and what was launched, before anything runs."""
+        from espnet3.systems.base.training import check_train
+
+        check_train(self.config_for("train"))
+
+    def describe_train(self) -> list[str]:
+        """Return what `train` would do: data, batches, model, where it goes on."""
+        from espnet3.systems.base.training import describe_train
+
+        return describe_train(self.config_for("train"))
+
+    def average(self) -> Any:
+        """Average the best checkpoints."""
+        from espnet3.systems.base.training import average
+
+        return average(self.config_for("average"))
+
+    def check_average(self) -> None:
+        """Check by which metrics checkpoints are chosen."""
+        from espnet3.systems.base.training import check_average
+
+        check_average(self.config_for("average"))
+
+    def describe_average(self) -> list[str]:
+        """Return which files would be written."""
+        from espnet3.systems.base.training import describe_average
+
+        return describe_average(self.config_for("average"))
+
     def infer(self) -> Any:
         """Run the model over the test sets."""
         from espnet3.systems.base.inference import infer

@@ -1,0 +1,86 @@
+"""Stage 3, `collect_stats`: shapes and statistics of the training and validation sets."""
+
+import logging
+from contextlib import nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from espnet3.parallel.clusters.table import render_job_script
+from espnet3.parallel.identity import changes, describe_run, is_below
+from espnet3.parallel.parallel import as_parallel_config, use_parallel
+from espnet3.parallel.progress import duration
+from espnet3.parallel.shared_cluster import SharedCluster
+from espnet3.shards.manifest import load_manifest
+from espnet3.shards.merge import read_coverage
+from espnet3.systems.base.split_run import SplitRun, plan_statistics
+from espnet3.systems.base.statistics_config import check_collect_stats
+
+if TYPE_CHECKING:
+    from espnet3.config.load import LoadedConfig
+
+__all__ = ["check_collect_stats", "collect_stats", "describe_collect_stats"]
+
+logger = logging.getLogger(__name__)
+
+
+def collect_stats(loaded: "LoadedConfig") -> dict[str, dict[str, Path]]:
+    """Take the statistics of the training set, then of the validation set, on one cluster.
+
+    Returns:
+        The files in `<stats_dir>/<split>/` by name, such as `speech_shape` and `feats_stats`, by
+        split.
+
+    Raises:
+        ConfigError: before anything starts.
+    """
+    parallel = as_parallel_config(loaded)
+    runs = plan_statistics(loaded)
+    n_tasks = sum(run.n_items for run in runs)
+    with use_parallel(parallel):
+        shared = SharedCluster(parallel, n_tasks) if parallel.env != "local" else nullcontext(None)
+        with shared as client:
+            results = {}
+            for run in runs:
+                logger.info("Split %s: %d items into %s", run.name, run.n_items, run.output_dir)
+                results[run.name] = run(client)
+    return results
+
+
+def describe_collect_stats(loaded: "LoadedConfig") -> list[str]:
+    """Return what the stage would do: nothing is started, nothing is written.
+
+    Raises:
+        ConfigError: as the stage itself would.
+    """
+    parallel = as_parallel_config(loaded)
+    lines = [f"workers: {parallel.n_workers} on env: {parallel.env}"]
+    for run in plan_statistics(loaded):
+        audio = "" if run.durations is None else f", {duration(sum(run.durations))} of audio"
+        lines.append(f"split {run.name}: {run.n_items} items{audio} -> {run.output_dir}")
+        lines += [f"  {fact}" for fact in (_features(run), _state(run)) if fact]
+    script = render_job_script(parallel)
+    if script is not None:
+        lines.append(f"job script of each of the {parallel.n_workers} workers:")
+        lines += [f"  {line}" for line in script.strip().splitlines()]
+    return lines
+
+
+def _features(run: SplitRun) -> str:
+    batches = f"in batches of {run.runner.batch_size}"
+    if run.has_model:
+        return f"statistics of what model.collect_feats returns, {batches}"
+    return f"statistics of the arrays in the samples, {batches}; no model has collect_feats"
+
+
+def _state(run: SplitRun) -> str:
+    manifest = load_manifest(run.output_dir)
+    if manifest is None:
+        return ""
+    changed = changes(manifest, describe_run(run.runner, range(run.n_items)))
+    accepted = run.runner.accept_changes
+    refused = [line for line in changed if not is_below(line.partition(":")[0], accepted)]
+    if refused and run.runner.resume:
+        return f"would be refused, results of another run are there: {'; '.join(refused)}"
+    done = len(read_coverage(run.output_dir, manifest).committed)
+    state = f"there is a run already: {done} of {manifest.n_shards} shards are done"
+    return state if run.runner.resume else f"{state}; they would be removed (resume: false)"

@@ -1,0 +1,232 @@
+"""Stages 4 and 5, `train` and `average`: a model and its data go to the trainer."""
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from espnet3.config.resolve import resolved
+from espnet3.config.sources import set_in
+from espnet3.errors import ConfigError
+from espnet3.io.atomic import write_text
+from espnet3.systems.base.stages import Skipped
+from espnet3.systems.base.training_data import build_organizer, training_set
+
+if TYPE_CHECKING:
+    from espnet3.components.data.loader import BatchLoader
+    from espnet3.components.data.loader_config import DataLoaderConfig
+    from espnet3.config.load import LoadedConfig
+    from espnet3.trainer.fit import TrainingParts
+    from espnet3.trainer.summary import StartupTimes
+
+logger = logging.getLogger(__name__)
+
+_MODEL = "model: {_target_: src.model.MyModel}"
+
+
+def train(loaded: "LoadedConfig") -> Any:
+    """Train the model, or go on with a training that was stopped; then average its best.
+
+    Returns:
+        `Skipped` if an earlier run has trained it to the end.
+
+    Raises:
+        ConfigError: before anything starts.
+        RunInterrupted: after a signal, when a checkpoint has been written.
+    """
+    from time import monotonic
+
+    begin = monotonic()
+    from espnet3.trainer.fit import Fit
+    from espnet3.trainer.process_rank import process_rank
+    from espnet3.trainer.summary import StartupTimes
+
+    times = StartupTimes(begin)
+    times.add("imports", monotonic() - begin)
+    is_first = process_rank().is_first
+    if is_first:
+        _save_config(loaded)
+    was_trained = Fit(loaded, lambda: _build_parts(loaded, times), times).run()
+    if is_first:
+        _finish(loaded)
+    return None if was_trained else Skipped("it is trained to the end already")
+
+
+def _finish(loaded: "LoadedConfig") -> None:
+    from espnet3.trainer.curves import plot_curves
+
+    average(loaded)
+    curves = plot_curves(_exp_dir(loaded))
+    if curves is not None:
+        logger.info("Learning curves: %s", curves)
+
+
+def check_train(loaded: "LoadedConfig") -> None:
+    """Check all that can be checked without building data or model, and what is launched.
+
+    Raises:
+        ConfigError: naming the key, its place, and what to write.
+        ResourceError: the GPUs or processes are not those that the config describes.
+    """
+    from espnet3.components.data.data_organizer import check_datasets
+    from espnet3.trainer.config import check_trainer
+    from espnet3.trainer.fit import check_fit
+    from espnet3.trainer.launch_check import check_launch
+    from espnet3.trainer.quiet import quiet_lightning
+    from espnet3.trainer.trainer import build_trainer
+
+    block = check_trainer(loaded)
+    check_fit(loaded)
+    load_loader_config(loaded)
+    _check_model(loaded)
+    if not loaded.has("dataset"):
+        build_organizer(loaded)  # has the right words
+    check_datasets(loaded, ("train", "valid"))
+    check_launch(block, loaded=loaded)
+    with quiet_lightning():
+        build_trainer(loaded, exp_dir=str(_exp_dir(loaded)))
+
+
+def describe_train(loaded: "LoadedConfig") -> list[str]:
+    """Return what `train` would do: data, batches, model, where it goes on; nothing is written."""
+    from espnet3.systems.base.training_plan import describe_training
+
+    return describe_training(loaded)
+
+
+def average(loaded: "LoadedConfig") -> Any:
+    """Average the best checkpoints of each entry of `best_model_criterion`.
+
+    Returns:
+        The files, or `Skipped` if there is no such entry.
+    """
+    from espnet3.trainer.averaging import average_all
+
+    criteria = _criteria(loaded)
+    if not criteria:
+        return Skipped("best_model_criterion names nothing to go by")
+    return average_all(_exp_dir(loaded), criteria)
+
+
+def check_average(loaded: "LoadedConfig") -> None:
+    """Check `best_model_criterion`."""
+    _criteria(loaded)
+
+
+def describe_average(loaded: "LoadedConfig") -> list[str]:
+    """Return what would be averaged."""
+    folder = _exp_dir(loaded)
+    return [f"{c}: -> {folder / c.stem}.{{safetensors,ckpt,json}}" for c in _criteria(loaded)] or [
+        "nothing: best_model_criterion is not set"
+    ]
+
+
+def _criteria(loaded: "LoadedConfig") -> Any:
+    from espnet3.trainer.criteria import parse_criteria
+
+    values = resolved(loaded.config, loaded=loaded)
+    return parse_criteria(values.get("best_model_criterion"), loaded)
+
+
+def _build_parts(loaded: "LoadedConfig", times: "StartupTimes") -> "TrainingParts":
+    from espnet3.trainer.fit import TrainingParts
+
+    config = load_loader_config(loaded)
+    with times.part("datasets"):
+        organizer = build_organizer(loaded)
+        datasets = {"train": training_set(organizer, loaded), "valid": organizer.valid}
+    with times.part("model"):
+        model = build_model(loaded)
+    with times.part("loaders"):
+        loaders = {
+            split: build_split_loader(dataset, config, split, loaded)
+            for split, dataset in datasets.items()
+            if dataset is not None
+        }
+    return TrainingParts(model, loaders["train"], loaders.get("valid"))
+
+
+def build_model(loaded: "LoadedConfig") -> Any:
+    """Build `model`, which must be a module of torch.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    import torch
+
+    from espnet3.config.instantiate import instantiate
+
+    _check_model(loaded)
+    model = instantiate(resolved(loaded.config, loaded=loaded)["model"], key="model", loaded=loaded)
+    if not isinstance(model, torch.nn.Module):
+        raise ConfigError(
+            f"model{set_in('model', loaded)} is a {type(model).__name__}, no torch.nn.Module, so "
+            f"there is nothing to train. Write: {_MODEL}"
+        )
+    return model
+
+
+def build_split_loader(
+    dataset: Any, config: "DataLoaderConfig", split: str, loaded: "LoadedConfig"
+) -> "BatchLoader":
+    """Build the loader of `train` or `valid`."""
+    from espnet3.components.data.loader import build_loader
+    from espnet3.components.data.loader_config import build_collate
+
+    return build_loader(
+        dataset,
+        config.for_split(split),
+        collate_fn=build_collate(config.collate_fn, loaded=loaded),
+        seed=int(loaded.config.get("seed") or 0),
+        split=split,
+        loaded=loaded,
+    )
+
+
+def load_loader_config(loaded: "LoadedConfig") -> "DataLoaderConfig":
+    """Read the `dataloader` block.
+
+    Raises:
+        ConfigError: it is wrong, or says nothing of training.
+    """
+    from espnet3.components.data.loader_config import DataLoaderConfig
+
+    block = resolved(loaded.config, loaded=loaded).get("dataloader")
+    if not block or not block.get("train"):
+        raise ConfigError(
+            f"dataloader.train{set_in('dataloader', loaded)} is not set, so it is not known how "
+            "large a batch is. Write: dataloader: {train: {batch_seconds: 120}}"
+        )
+    return DataLoaderConfig.from_config(block, loaded=loaded)
+
+
+def _check_model(loaded: "LoadedConfig") -> None:
+    from espnet3.config.arguments import check_arguments
+
+    values = resolved(loaded.config, loaded=loaded)
+    block = values.get("model")
+    if block is None and values.get("task") is not None:
+        raise ConfigError(
+            f"task is {values['task']!r}{set_in('task', loaded)}: tasks of ESPnet2 are not part of "
+            f"ESPnet3. Name the model itself: {_MODEL}"
+        )
+    if not isinstance(block, Mapping) or "_target_" not in block:
+        raise ConfigError(
+            f"model{set_in('model', loaded)} has no _target_, so what to train is not known. "
+            f"Write: {_MODEL}"
+        )
+    check_arguments("model", block["_target_"], block, loaded)
+
+
+def _save_config(loaded: "LoadedConfig") -> None:
+    from omegaconf import OmegaConf
+
+    from espnet3.config.redact import redact
+
+    folder = _exp_dir(loaded)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_text(folder / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(redact(loaded.resolved()))))
+
+
+def _exp_dir(loaded: "LoadedConfig") -> Path:
+    return Path(loaded.config["exp_dir"])

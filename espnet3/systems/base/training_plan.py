@@ -1,0 +1,73 @@
+"""What the `train` stage would do, for `--dry-run`: nothing is trained, nothing is written."""
+
+from typing import TYPE_CHECKING, Any
+
+from espnet3.parallel.progress import duration
+from espnet3.systems.base.training import (
+    build_model,
+    build_split_loader,
+    load_loader_config,
+)
+from espnet3.systems.base.training_data import build_organizer, training_set
+
+if TYPE_CHECKING:
+    from espnet3.config.load import LoadedConfig
+
+
+def describe_training(loaded: "LoadedConfig") -> list[str]:
+    """Return lines that tell data, batches, model, devices, and where the training goes on.
+
+    Raises:
+        ConfigError: as the stage itself would.
+    """
+    organizer = build_organizer(loaded)
+    datasets = {"train": training_set(organizer, loaded), "valid": organizer.valid}
+    lines = [
+        line
+        for split, dataset in datasets.items()
+        for line in _describe_split(split, dataset, loaded)
+    ]
+    return [*lines, _describe_model(loaded), _describe_trainer(loaded), _describe_start(loaded)]
+
+
+def _describe_split(split: str, dataset: Any, loaded: "LoadedConfig") -> list[str]:
+    from espnet3.components.data.dataset import durations_of
+
+    if dataset is None:
+        return [f"{split}: none"]
+    durations = durations_of(dataset)
+    audio = "" if durations is None else f", {duration(sum(durations))} of audio"
+    loader = build_split_loader(dataset, load_loader_config(loaded), split, loaded)
+    padding = loader.padded_share
+    padded = "" if padding is None else f", {padding:.1%} padding"
+    return [
+        f"{split}: {len(dataset)} items{audio}",
+        f"  batches: {len(loader)} in the first epoch on one process{padded}",
+    ]
+
+
+def _describe_model(loaded: "LoadedConfig") -> str:
+    from espnet3.trainer.summary import ModelSize
+
+    model = build_model(loaded)
+    return f"model: {type(model).__name__}, {ModelSize.of(model)}"
+
+
+def _describe_trainer(loaded: "LoadedConfig") -> str:
+    from espnet3.trainer.config import trainer_block
+
+    shown = ("accelerator", "devices", "num_nodes", "strategy", "precision", "max_epochs")
+    block = trainer_block(loaded)
+    facts = [f"{key} {block[key]}" for key in (*shown, "max_steps") if key in block]
+    return f"trainer: {', '.join(facts) or 'all of it as Lightning chooses'}"
+
+
+def _describe_start(loaded: "LoadedConfig") -> str:
+    from espnet3.trainer.resume import find_resume_point
+    from espnet3.trainer.training_config import load_training_config
+
+    config = load_training_config(loaded)
+    point = find_resume_point(config.exp_dir, config.resume, ckpt_path=config.fit.get("ckpt_path"))
+    if point is None:
+        return f"starts anew, in {config.exp_dir}"
+    return f"goes on from {point.path} ({point.position})"
