@@ -47,6 +47,10 @@ class IncompleteRunError(EspnetError):
     """Results are not whole: items, ids or files are missing, or there twice."""
 
 
+class TrainingError(EspnetError):
+    """A training cannot go on: the model breaks its contract, or its loss is no number."""
+
+
 class RunInterrupted(SystemExit, KeyboardInterrupt):
     """The run was stopped by Ctrl-C (exit code 130) or SIGTERM (143).
 

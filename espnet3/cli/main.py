@@ -16,6 +16,7 @@ VERBS = {
     "status": "show how far runs are, from their folders alone",
     "failed": "list the items that failed, with their tracebacks",
     "merge": "join the shards of a finished run whose driver died",
+    "launch": "submit a training to Slurm, PBS, SGE or LSF",
 }
 """Each verb is a module beside this one, with `add_arguments(parser)` and `run(args)`, or with
 `run_line(argv)` if it reads the rest of the line itself."""

@@ -67,7 +67,7 @@ def _run(system: type[BaseSystem], argv: Sequence[str], recipe_dir: Path) -> int
         if argv:
             raise UsageError("No stage is given. Write, for example: --stages infer measure")
         return 0
-    selected = select_stages(
+    selected: Sequence[Selected] = select_stages(
         options.stages, stages, stop=options.stop_stage, system=system.__name__
     )
     rank = process_rank()

@@ -25,7 +25,8 @@ def skip_ungiven(
 
     def reason(stage: Stage) -> str:
         kinds = stage.configs
-        if any(kind in files for kind in kinds) or fitting_configs(kinds[0], recipe_dir):
+        is_given = any(kind in files for kind in kinds)
+        if is_given or not files or fitting_configs(kinds[0], recipe_dir):
             return ""
         return f"the recipe has no {kinds[0]} config"
 
@@ -37,14 +38,15 @@ def skip_unneeded(selected: Sequence[Selected], configs: Configs) -> list[Select
 
     def reason(stage: Stage) -> str:
         loaded = find_config(configs, stage)
-        if loaded is None or any(loaded.has(key) for key in stage.needs_any):
+        keys = stage.needs_any
+        if loaded is None or not keys or any(loaded.has(key) for key in keys):
             return ""
-        return f"{' + '.join(loaded.files)} has no {(*stage.needs_any, '')[0]} block"
+        return f"{' + '.join(loaded.files)} has no {keys[0]} block"
 
     return [_skipped(entry, reason(entry.stage)) for entry in selected]
 
 
 def _skipped(entry: Selected, reason: str) -> Selected:
-    if entry.by_name or entry.skipped or not entry.stage.needs_any:
+    if entry.by_name or entry.skipped:
         return entry
     return replace(entry, skipped=reason)

@@ -18,8 +18,8 @@ KEY = "trainer"
 OPTIMIZATION = ("accumulate_grad_batches", "gradient_clip_val", "gradient_clip_algorithm")
 """Arguments that our module carries out, for one optimizer and for several alike."""
 
-_BUILT = ("logger", "callbacks", "plugins", "profiler", "strategy", "accelerator")
-"""Arguments that may hold a `_target_`, or a list of such."""
+_BUILT = ("callbacks", "plugins", "profiler", "strategy", "accelerator")
+"""Arguments that may hold a `_target_`, or a list of such; loggers have rules of their own."""
 
 _OURS = {
     "use_distributed_sampler": (False, "our loaders spread the samples over the ranks themselves"),

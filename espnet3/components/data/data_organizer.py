@@ -32,7 +32,8 @@ class DataOrganizer:
     """Puts the datasets of an experiment together, as the `dataset` block of a config says.
 
     An entry is a mapping with `name` (test sets only), `data_src` (see `DataSource`),
-    `data_src_args` (arguments of the source's `Dataset`) and `transform` (a function of a sample).
+    `data_src_args` (arguments of the source's `Dataset`), `transform` (a function of a sample) and
+    `weight` (training sets only: how often each sample comes in an epoch).
     Where the `Dataset` takes a `recipe_dir` that `data_src_args` do not set, it gets ours.
 
     Args:
@@ -92,8 +93,10 @@ class DataOrganizer:
         return TransformedDataset(dataset, transform, self._preprocessor)
 
     def _combine(self, entries: tuple[DatasetEntry, ...], key: str) -> CombinedDataset | None:
-        datasets = [self.build(entry, f"{key}.{i}") for i, entry in enumerate(entries)]
-        return CombinedDataset(datasets) if datasets else None
+        names = [f"{key}.{i}" for i in range(len(entries))]
+        datasets = [self.build(entry, name) for entry, name in zip(entries, names, strict=True)]
+        weights = [entry.weight for entry in entries]
+        return CombinedDataset(datasets, weights, names) if datasets else None
 
     def _construct(self, entry: DatasetEntry, key: str) -> Dataset:
         source = DataSource(entry.data_src, self.recipe_dir, f"{key}.data_src")

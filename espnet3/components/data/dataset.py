@@ -4,13 +4,17 @@ import operator
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import accumulate
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from espnet3.components.data.errors import DataError
+from espnet3.components.data.sample_seed import sample_of, sample_rng, takes_rng, uses_rng
 from espnet3.config.fingerprint import digest
 
+if TYPE_CHECKING:
+    import numpy as np
+
 Sample = dict[str, Any]
-Transform = Callable[[Any], Any]
+Transform = Callable[..., Any]
 
 
 @runtime_checkable
@@ -20,11 +24,15 @@ class Dataset(Protocol):
     A sample is a dict such as `{"utt_id": "a", "speech": float32 [samples], "sample_rate": 16000,
     "text": "hello", "speaker": "b"}`, as far as these are known.
 
-    Two more methods are used where a dataset has them:
+    More methods are used where a dataset has them:
 
     - `durations() -> Sequence[float] | None`: seconds of each item, in the order of the dataset,
       found without decoding audio; None if unknown.
     - `fingerprint() -> str`: a digest of what the items depend on; cheap, without decoding audio.
+    - `sample_with(index, rng) -> sample`: the sample for training, with random choices drawn from
+      a NumPy `Generator`, which is the same one whenever this epoch reads this sample.
+    - `locality() -> array | None`: the number of the shard that holds each item, so that training
+      reads a few shards at a time.
     """
 
     def __len__(self) -> int:
@@ -39,7 +47,9 @@ class Dataset(Protocol):
 class TransformedDataset:
     """A dataset whose samples pass through a transform of its own, then a shared preprocessor.
 
-    Both take a sample and return one.
+    Both take a sample and return one. One that has a parameter `rng` gets a NumPy `Generator` for
+    its random choices: in training another one for each epoch and sample, otherwise always the
+    same one for a sample.
 
     Args:
         dataset: Where the samples come from.
@@ -56,15 +66,28 @@ class TransformedDataset:
         self.dataset = dataset
         self.transform = transform
         self.preprocessor = preprocessor
+        steps = [step for step in (transform, preprocessor) if step is not None]
+        self._steps = [(step, takes_rng(step)) for step in steps]
+        self._is_random = any(is_random for _, is_random in self._steps)
 
     def __len__(self) -> int:
         return len(self.dataset)
 
     def __getitem__(self, index: int) -> Any:
-        sample = self.dataset[index]
-        for step in (self.transform, self.preprocessor):
-            if step is not None:
-                sample = _as_sample(step(sample), step)
+        rng = sample_rng(0, 0, as_position(index, len(self))) if self._is_random else None
+        return self._apply(self.dataset[index], rng)
+
+    def sample_with(self, index: int, rng: "np.random.Generator") -> Any:
+        """Return a sample whose random choices are drawn from `rng`."""
+        return self._apply(sample_of(self.dataset, index, rng), rng)
+
+    def uses_rng(self) -> bool:
+        """Tell whether `sample_with` makes any random choices."""
+        return self._is_random or uses_rng(self.dataset)
+
+    def _apply(self, sample: Any, rng: "np.random.Generator | None") -> Any:
+        for step, is_random in self._steps:
+            sample = _as_sample(step(sample, rng=rng) if is_random else step(sample), step)
         return sample
 
     def durations(self) -> Sequence[float] | None:
@@ -80,12 +103,26 @@ class TransformedDataset:
 class CombinedDataset:
     """Several datasets, one after the other, as one.
 
+    Args:
+        datasets: In order.
+        weights: How often each sample of a dataset comes in an epoch of training: 2 for twice, 0.5
+            for another half of them in each epoch. None for 1 everywhere.
+        names: What errors call the datasets, such as `dataset.train.0`.
+
     Raises:
         DataError: There is none, or one of them has no items.
     """
 
-    def __init__(self, datasets: Iterable[Dataset]) -> None:
+    def __init__(
+        self,
+        datasets: Iterable[Dataset],
+        weights: Sequence[float] | None = None,
+        names: Sequence[str] | None = None,
+    ) -> None:
         self.datasets = tuple(datasets)
+        self.weights = tuple(weights or [1.0] * len(self.datasets))
+        kinds = [f"dataset {i} ({_kind(dataset)})" for i, dataset in enumerate(self.datasets)]
+        self.names = tuple(names or kinds)
         if not self.datasets:
             raise DataError("There is no dataset to combine. Pass one: CombinedDataset([dataset])")
         for i, dataset in enumerate(self.datasets):
@@ -100,10 +137,31 @@ class CombinedDataset:
         return self._ends[-1]
 
     def __getitem__(self, index: int) -> Any:
+        which, position = self._find(index)
+        return self.datasets[which][position]
+
+    def sample_with(self, index: int, rng: "np.random.Generator") -> Any:
+        """Return a sample whose random choices are drawn from `rng`."""
+        which, position = self._find(index)
+        return sample_of(self.datasets[which], position, rng)
+
+    def uses_rng(self) -> bool:
+        """Tell whether `sample_with` makes any random choices."""
+        return any(uses_rng(dataset) for dataset in self.datasets)
+
+    def place_of(self, index: int) -> str:
+        """Return how an error calls an item: `item 3 of dataset.train.1`."""
+        which, position = self._find(index)
+        return f"item {position} of {self.names[which]}"
+
+    def ranges(self) -> list[range]:
+        """Return the indices of each dataset."""
+        return [range(e - len(d), e) for e, d in zip(self._ends, self.datasets, strict=True)]
+
+    def _find(self, index: int) -> tuple[int, int]:
         position = as_position(index, len(self))
         which = bisect_right(self._ends, position)
-        start = self._ends[which - 1] if which else 0
-        return self.datasets[which][position - start]
+        return which, position - (self._ends[which - 1] if which else 0)
 
     def durations(self) -> list[float] | None:
         """Return the durations of all, or None if one dataset does not know its own."""
@@ -117,7 +175,9 @@ class CombinedDataset:
 
     def fingerprint(self) -> str:
         """Return a digest of all fingerprints, in order."""
-        return digest({"datasets": [fingerprint_of(dataset) for dataset in self.datasets]})
+        weights = {"weights": self.weights} if set(self.weights) != {1.0} else {}
+        prints = [fingerprint_of(dataset) for dataset in self.datasets]
+        return digest({"datasets": prints, **weights})
 
 
 def as_position(index: Any, n_items: int) -> int:

@@ -2,6 +2,8 @@
 
 from typing import TYPE_CHECKING, Any
 
+from pydantic import PositiveFloat
+
 from espnet3.components.data.test_set_names import check_names
 from espnet3.config.resolve import resolved
 from espnet3.config.schema import FrozenConfig, validate
@@ -23,6 +25,8 @@ class DatasetEntry(FrozenConfig):
     """The arguments of the module's `Dataset`."""
     transform: Any = None
     """Applied to each sample of this dataset: an object with a `_target_`, or a dotted path."""
+    weight: PositiveFloat = 1.0
+    """How often each sample comes in an epoch of training: 2 is twice, 0.5 every other epoch."""
 
 
 def parse_entries(
@@ -37,7 +41,8 @@ def parse_entries(
         loaded: Where the values come from, so that the errors name file and line.
 
     Raises:
-        ConfigError: A key is unknown, a value of the wrong type, a name missing or there twice.
+        ConfigError: A key is unknown, a value of the wrong type, a name missing or there twice, or
+            a weight is set where nothing is trained.
     """
     plain = resolved(values, prefix=key, loaded=loaded)
     if plain is None:
@@ -52,7 +57,19 @@ def parse_entries(
         validate(DatasetEntry, value, prefix=f"{key}.{i}", loaded=loaded)
         for i, value in enumerate(plain)
     ]
+    _refuse_weights(entries, key, loaded)
     if named:
         names = [(f"{key}.{i}.name", entry.name) for i, entry in enumerate(entries)]
         check_names(names, loaded)
     return tuple(entries)
+
+
+def _refuse_weights(entries: list[DatasetEntry], key: str, loaded: "LoadedConfig | None") -> None:
+    """Raise if a set that is only measured would count some samples twice or not at all."""
+    for i, entry in enumerate(entries):
+        if entry.weight != 1 and key.rpartition(".")[2] != "train":
+            full = f"{key}.{i}.weight"
+            raise ConfigError(
+                f"{full} is {entry.weight:g}{set_in(full, loaded)}, but only datasets to train on "
+                "have weights: scores are of each sample once. Remove the line."
+            )

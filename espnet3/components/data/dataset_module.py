@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 SOURCES = {
     name: f"espnet3.components.data.sources.{name}"
-    for name in ("kaldi", "jsonl", "tsv", "huggingface", "lhotse")
+    for name in ("kaldi", "jsonl", "tsv", "huggingface", "lhotse", "tar", "parquet")
 }
 """The modules of our own sources by their short names."""
 

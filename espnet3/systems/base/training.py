@@ -46,17 +46,24 @@ def train(loaded: "LoadedConfig") -> Any:
     is_first = process_rank().is_first
     if is_first:
         _save_config(loaded)
-    was_trained = Fit(loaded, lambda: _build_parts(loaded, times), times).run()
+    try:
+        was_trained = Fit(loaded, lambda: _build_parts(loaded, times), times).run()
+    finally:
+        if is_first:
+            _plot(loaded)
     if is_first:
-        _finish(loaded)
+        average(loaded)
     return None if was_trained else Skipped("it is trained to the end already")
 
 
-def _finish(loaded: "LoadedConfig") -> None:
+def _plot(loaded: "LoadedConfig") -> None:
     from espnet3.trainer.curves import plot_curves
 
-    average(loaded)
-    curves = plot_curves(_exp_dir(loaded))
+    try:
+        curves = plot_curves(_exp_dir(loaded))
+    except Exception as error:  # a plot is not worth a training, nor hides why one ended
+        logger.warning("The learning curves could not be drawn: %s", error)
+        return
     if curves is not None:
         logger.info("Learning curves: %s", curves)
 
@@ -225,7 +232,9 @@ def _save_config(loaded: "LoadedConfig") -> None:
 
     folder = _exp_dir(loaded)
     folder.mkdir(parents=True, exist_ok=True)
-    write_text(folder / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(redact(loaded.resolved()))))
+    write_text(
+        folder / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(redact(loaded.resolved())))
+    )
 
 
 def _exp_dir(loaded: "LoadedConfig") -> Path:

@@ -1,5 +1,6 @@
 """What the `train` stage would do, for `--dry-run`: nothing is trained, nothing is written."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from espnet3.parallel.progress import duration
@@ -11,6 +12,7 @@ from espnet3.systems.base.training import (
 from espnet3.systems.base.training_data import build_organizer, training_set
 
 if TYPE_CHECKING:
+    from espnet3.components.data.loader import BatchLoader
     from espnet3.config.load import LoadedConfig
 
 
@@ -38,12 +40,18 @@ def _describe_split(split: str, dataset: Any, loaded: "LoadedConfig") -> list[st
     durations = durations_of(dataset)
     audio = "" if durations is None else f", {duration(sum(durations))} of audio"
     loader = build_split_loader(dataset, load_loader_config(loaded), split, loaded)
-    padding = loader.padded_share
-    padded = "" if padding is None else f", {padding:.1%} padding"
+    padded = "" if durations is None else f", {_padding(loader, durations):.1%} padding"
     return [
         f"{split}: {len(dataset)} items{audio}",
-        f"  batches: {len(loader)} in the first epoch on one process{padded}",
+        f"  batches: {len(loader)} in an epoch of one process{padded}",
     ]
+
+
+def _padding(loader: "BatchLoader", durations: Sequence[float]) -> float:
+    """Return which share of the batches of the first epoch is padding."""
+    batches = [[durations[i] for i in batch] for batch in loader.sampler.begin()]
+    computed = sum(max(batch) * len(batch) for batch in batches)
+    return 1 - sum(map(sum, batches)) / computed if computed else 0.0
 
 
 def _describe_model(loaded: "LoadedConfig") -> str:

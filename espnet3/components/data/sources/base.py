@@ -32,8 +32,8 @@ class SpeechSource(ABC):
     """
 
     def __init__(self, *, sample_rate: int | None = None, channel: int | None = None) -> None:
-        self._sample_rate = _whole_number("sample_rate", sample_rate, 16000)
-        self._channel = _whole_number("channel", channel, 0)
+        self._sample_rate = check_whole_number("sample_rate", sample_rate, 16000)
+        self._channel = check_whole_number("channel", channel, 0)
         self._durations: list[float] | None = None
 
     @abstractmethod
@@ -138,7 +138,8 @@ def content_of(*files: Path) -> dict[str, str]:
     return {file.name: file_identity(file)["sha256"] for file in files if file.is_file()}
 
 
-def _whole_number(name: str, value: Any, example: int) -> int | None:
+def check_whole_number(name: str, value: Any, example: int) -> int | None:
+    """Return the value, or raise a `ConfigError` unless it is a whole number or None."""
     if value is None or (isinstance(value, int) and not isinstance(value, bool)):
         return value
     raise ConfigError(

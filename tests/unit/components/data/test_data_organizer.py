@@ -82,6 +82,17 @@ def test_train_and_valid_are_combined_when_asked_for(recipe):
     assert len(organizer.valid) == 2
 
 
+def test_datasets_to_train_on_may_have_weights(recipe, tmp_path):
+    organizer = DataOrganizer(recipe, train=[entry("a", weight=2), entry("b")])
+    assert organizer.train.weights == (2.0, 1.0)
+    assert organizer.train.place_of(2) == "item 0 of dataset.train.1"
+    message = problem(DataOrganizer, recipe, valid=[entry("a", weight=0.5)])
+    assert "dataset.valid.0.weight is 0.5, but only datasets to train on have weights" in message
+    assert "Remove the line" in message
+    message = problem(DataOrganizer, recipe, train=[entry("a", weight=0)])
+    assert "dataset.train.0.weight is 0" in message
+
+
 def test_what_is_not_given_is_none_or_empty(recipe):
     organizer = DataOrganizer()
     assert organizer.train is organizer.valid is None

@@ -180,3 +180,21 @@ def test_without_a_fingerprint_length_and_durations_count():
 def test_a_fingerprint_that_is_no_text_is_refused(value):
     with pytest.raises(DataError, match="Return a text that changes when the items do"):
         fingerprint_of(Told("a", None, value))
+
+
+# Weights and names of combined datasets
+
+
+def test_items_are_called_by_the_names_of_their_datasets():
+    parts = [Plain("a", 2), Plain("b", 3)]
+    named = CombinedDataset(parts, names=["dataset.train.0", "dataset.train.1"])
+    assert named.place_of(3) == "item 1 of dataset.train.1"
+    assert CombinedDataset(parts).place_of(0).startswith("item 0 of dataset 0 (")
+    assert named.ranges() == [range(0, 2), range(2, 5)]
+
+
+def test_weights_are_part_of_the_fingerprint_unless_they_are_one():
+    parts = [Plain("a", 2), Plain("b", 3)]
+    prints = [CombinedDataset(parts, weights).fingerprint()
+              for weights in (None, [1.0, 1.0], [1.0, 2.0])]  # fmt: skip
+    assert prints[0] == prints[1] != prints[2]

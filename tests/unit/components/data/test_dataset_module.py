@@ -57,7 +57,9 @@ def test_a_recipe_without_a_dataset_says_which_file_to_write(tmp_path):
     assert message.startswith(
         f"dataset.test.0.data_src is not set, but the recipe has no {tmp_path}/dataset/__init__.py."
     )
-    assert "data_src: kaldi. Known: kaldi, jsonl, tsv, huggingface, lhotse." in message
+    assert (
+        "data_src: kaldi. Known: kaldi, jsonl, tsv, huggingface, lhotse, tar, parquet." in message
+    )
 
 
 def test_a_module_without_the_class_says_how_to_export_it(write_recipe):
@@ -143,7 +145,10 @@ def test_a_dotted_module_is_imported(tmp_path, monkeypatch):
     ("name", "expected"),
     [
         ("kaldy", "there is no module 'kaldy'. Did you mean 'kaldi'?"),
-        ("no_such_package.x", "Write one of kaldi, jsonl, tsv, huggingface, lhotse, a tag"),
+        (
+            "no_such_package.x",
+            "Write one of kaldi, jsonl, tsv, huggingface, lhotse, tar, parquet, a tag",
+        ),
         ("json..x", "'json' has no module ''"),
         (".x", "that is no name of a module"),
     ],

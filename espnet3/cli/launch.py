@@ -1,0 +1,168 @@
+"""`espnet3 launch CONFIG ...`: a training as a job of Slurm, PBS, SGE or LSF."""
+
+import argparse
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from espnet3.cli.plain import on_one_line, printable
+from espnet3.cli.recipe_folder import enter_recipe, find_files
+from espnet3.cli.recipe_options import is_override
+from espnet3.cli.usage import UsageError
+from espnet3.errors import ConfigError, suggest
+from espnet3.systems.base.stages import STAGES
+
+if TYPE_CHECKING:
+    from espnet3.trainer.job import Job
+
+_SCRIPT = "run.py"
+_TRAIN = "train"
+_EPILOG = (
+    "The files are merged left to right; one of them has the `launch` block: scheduler, queue, "
+    "time, cpus_per_task, ... The numbers of nodes and processes are those of the `trainer` block. "
+    "KEY.PATH=VALUE changes a value, such as trainer.num_nodes=2."
+)
+
+
+def run_line(argv: Sequence[str]) -> int:
+    """Write a job script for a training, submit it, and say how to follow it.
+
+    Raises:
+        UsageError: the line is wrong, or the files belong to no recipe.
+        ConfigError: the config is wrong, as far as that shows before the training.
+        ResourceError: the scheduler is not here, or refuses the job.
+    """
+    overrides = [word for word in argv if is_override(word)]
+    args = _parser().parse_args([word for word in argv if not is_override(word)])
+    stages = _check_stages(args.stages or [_TRAIN])
+    recipe_dir = _find_recipe(args.configs[0])
+    start_dir = Path.cwd()
+    enter_recipe(recipe_dir)
+    files = find_files(args.configs, start_dir, recipe_dir)
+    arguments = ("--training_config", *files, *overrides)
+    job = _plan(files, overrides, arguments, recipe_dir, stages)
+    if not args.no_check:
+        _check_recipe(job)
+    if args.dry_run:
+        _show(job)
+    else:
+        _submit(job)
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="espnet3 launch",
+        usage="espnet3 launch CONFIG ... [KEY.PATH=VALUE ...] [--stages STAGE ...] [--dry-run]",
+        description="Write a job script for a training, submit it, and say how to follow it.",
+        epilog=_EPILOG,
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("configs", nargs="+", metavar="CONFIG",
+        help="such as conf/training.yaml conf/launch_slurm.yaml")  # fmt: skip
+    add("--stages", "--stage", nargs="+", action="extend", metavar="STAGE",
+        help="train (the default), and others of the training config around it, which the job "
+        "runs in one process")  # fmt: skip
+    add("--dry-run", "--dry_run", action="store_true",
+        help="show the script; nothing is written or submitted")  # fmt: skip
+    add("--no-check", "--no_check", action="store_true",
+        help="submit without a dry run of the recipe, which takes seconds, before")  # fmt: skip
+    return parser
+
+
+def _check_stages(words: Sequence[str]) -> tuple[str, ...]:
+    """Return the names of the stages, in their order."""
+    known = {stage.name: stage for stage in STAGES if "training" in stage.configs}
+    numbers = {str(stage.number): name for name, stage in known.items()}
+    names = [numbers.get(word, word) for word in words]
+    for name in names:
+        if name not in known:
+            raise UsageError(
+                f"espnet3 launch cannot run the stage {name!r}.{suggest(name, known)} It runs "
+                f"train, and around it: {', '.join(n for n in known if n != _TRAIN)}."
+            )
+    if _TRAIN not in names:
+        raise UsageError(
+            f"espnet3 launch is for trainings, but --stages has no train. Run the others as they "
+            f"are: python {_SCRIPT} --stages {' '.join(names)} --training_config FILE"
+        )
+    return tuple(name for name in known if name in names)
+
+
+def _find_recipe(config: str) -> Path:
+    """Return the folder of the recipe: the current one, or that of the first config."""
+    folder = Path(os.path.abspath(os.path.expanduser(config))).parent
+    for place in (Path.cwd(), folder, folder.parent):
+        if (place / _SCRIPT).is_file():
+            return place
+    raise UsageError(
+        f"there is no {_SCRIPT} here, nor beside {on_one_line(config)}. Change into the folder of "
+        "the recipe first: cd egs3/CORPUS/TASK"
+    )
+
+
+def _plan(
+    files: Sequence[str],
+    overrides: Sequence[str],
+    arguments: tuple[str, ...],
+    recipe_dir: Path,
+    stages: tuple[str, ...],
+) -> "Job":
+    from espnet3.systems.base.context import load_configs
+    from espnet3.trainer.job_script import render
+    from espnet3.trainer.launch import plan_job
+
+    loaded = load_configs({"training": files}, overrides, recipe_dir=recipe_dir).training
+    assert loaded is not None
+    job = plan_job(loaded, arguments, recipe_dir=recipe_dir, stages=stages)
+    render(job)  # refuses options that cannot be written
+    return job
+
+
+def _check_recipe(job: "Job") -> None:
+    """Let the recipe check its config: better now than after a night in the queue.
+
+    Raises:
+        ConfigError: with what it says.
+    """
+    words = [_SCRIPT, "--stages", *job.stages, *job.arguments, "--dry-run"]
+    print("Checking the recipe ...", file=sys.stderr, flush=True)
+    told = subprocess.run(
+        [job.python, *words], cwd=job.recipe_dir, capture_output=True, text=True, errors="replace"
+    )
+    if told.returncode:
+        said = (told.stderr.strip() or told.stdout.strip()).removeprefix("espnet3: ")
+        raise ConfigError(
+            f"{said}\nNothing was submitted. To see it again: python {shlex.join(words)}"
+        )
+
+
+def _show(job: "Job") -> None:
+    from espnet3.trainer.job_script import render
+
+    print(f"Would be written to {on_one_line(job.script)}, and submitted:\n", file=sys.stderr)
+    print(printable(render(job)), end="")
+
+
+def _submit(job: "Job") -> None:
+    from espnet3.trainer.launch import follow, submit, write_script
+
+    job = write_script(job)
+    print(f"Wrote {on_one_line(job.script)}")
+    job_id = submit(job)
+    lines = follow(job, job_id)
+    processes = f"{job.n_nodes} node(s) x {job.n_processes} process(es)"
+    print(f"Submitted job {job_id}: {processes}, {job.n_gpus} GPU(s) on each node")
+    print(f"  follow: {on_one_line(lines.log)}")
+    print(f"  state:  {lines.state}")
+    print(f"  stop:   {lines.cancel}")
+    if job.config.seconds is None and job.config.scheduler != "slurm":
+        print(
+            "  note:   without launch.time the job is not restarted when its time is up; write: "
+            'time: "24:00:00"'
+        )

@@ -1,0 +1,248 @@
+"""The batches of an epoch, for all ranks: by count, or by length so that there is little padding.
+
+An epoch is one list of batches that depends on the data, the settings, the seed and the number of
+the epoch, and on nothing else. The number of batches is the same in each epoch.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Protocol
+
+from espnet3.components.data.selection import Part, find_slots
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    Ints = np.ndarray[Any, np.dtype[np.int64]]
+    Floats = np.ndarray[Any, np.dtype[np.float64]]
+
+Order = Callable[[int], "Ints"]
+"""Given an epoch, the indices of a dataset in the order in which to read them."""
+
+# Ranks wait for the slowest one, so batches of similar cost stand together: in blocks of these
+# sizes, each within the one before, in random order. They fit the usual numbers of ranks.
+_BLOCKS = (96, 16, 8, 4, 2, 1)
+# Sums of lengths are rounded.
+_TOLERANCE = 1e-9
+
+
+class BatchPlan(Protocol):
+    """Makes the batches of an epoch."""
+
+    def batches(self, epoch: int) -> list["Ints"]:
+        """Return the tickets of each batch, in the order of training."""
+        ...
+
+
+class CountBatches:
+    """Batches of so many samples.
+
+    Args:
+        parts: The datasets.
+        batch_size: Samples of a batch.
+        n_items: The number of items that indices count, those that do not take part included.
+        seed: For the order and for what a weight leaves out; None keeps the order.
+        drop_last: Leave out what does not fill a batch.
+        order: Used instead of a random one.
+    """
+
+    def __init__(
+        self,
+        parts: Sequence[Part],
+        batch_size: int,
+        *,
+        n_items: int,
+        seed: int | None,
+        drop_last: bool = False,
+        order: Order | None = None,
+    ) -> None:
+        self.slots = find_slots(parts, seed or 0)
+        self.batch_size = batch_size
+        self.n_items = n_items
+        self.seed = seed
+        self.drop_last = drop_last
+        self.order = order
+
+    def batches(self, epoch: int) -> list["Ints"]:
+        """Return the batches; of what does not fill one, a smaller one."""
+        tickets = self.slots.tickets(epoch, self.n_items)
+        if self.seed is not None:
+            keys = _sort_keys(tickets, self.n_items, self.order, [self.seed, epoch, 1])
+            tickets = tickets[keys.argsort(kind="stable")]
+        n_batches = len(tickets) // self.batch_size
+        if n_batches * self.batch_size < len(tickets) and not self.drop_last:
+            n_batches += 1
+        return [tickets[i * self.batch_size : (i + 1) * self.batch_size] for i in range(n_batches)]
+
+
+class LengthBatches:
+    """Batches of samples of similar length, within a budget.
+
+    Items are put into buckets by length, so narrow that no batch from one bucket has more padding
+    than allowed. Each epoch deals the items of a bucket anew.
+
+    Args:
+        parts: The datasets.
+        lengths: Of each item, in seconds or whatever the budget is in.
+        budget: What the number of samples times the longest may come to.
+        max_items: The largest number of samples of a batch.
+        max_padding: The largest part of a batch that may be padding.
+        seed: For the order and for what a weight leaves out; None gives the longest first.
+        order: Batches follow it, instead of a random order.
+    """
+
+    def __init__(
+        self,
+        parts: Sequence[Part],
+        lengths: "Floats",
+        *,
+        budget: float,
+        max_items: int | None = None,
+        max_padding: float,
+        seed: int | None,
+        order: Order | None = None,
+    ) -> None:
+        import numpy as np
+
+        self.lengths = lengths
+        self.seed = seed
+        self.order = order
+        by_length = [Part(_falling(part.items, lengths), part.weight) for part in parts]
+        slots = find_slots(by_length, seed or 0)
+        longest, shortest = slots.bounds(lengths)
+        falling = np.argsort(-longest, kind="stable")
+        self.slots = slots.at(falling)
+        self.buckets = list(
+            _find_buckets(longest[falling], shortest[falling], budget, max_items, max_padding)
+        )
+        self.sizes = _join([_even_sizes(len(bucket), bucket.capacity) for bucket in self.buckets])
+
+    def batches(self, epoch: int) -> list["Ints"]:
+        """Return the batches; those of similar cost stand together, in random order."""
+        import numpy as np
+
+        n_items = len(self.lengths)
+        tickets = self.slots.tickets(epoch, n_items)
+        starts = np.cumsum(self.sizes) - self.sizes
+        if self.seed is None:
+            return _cut(tickets, starts)
+        bucket = np.repeat(np.arange(len(self.buckets)), list(map(len, self.buckets)))
+        keys = _sort_keys(tickets, n_items, self.order, [self.seed, epoch, 1])
+        order = np.lexsort((keys, bucket))
+        batches = _cut(tickets[order], starts)
+        if self.order is not None:
+            sequence = np.minimum.reduceat(keys[order], starts).argsort(kind="stable")
+        else:
+            longest = np.maximum.reduceat(self.lengths[tickets[order] % n_items], starts)
+            by_cost = np.argsort(longest * self.sizes, kind="stable")
+            sequence = _in_blocks(by_cost, np.random.default_rng([self.seed, epoch, 2]))
+        return [batches[i] for i in sequence]
+
+
+@dataclass(frozen=True)
+class _Bucket:
+    start: int
+    end: int
+    """Of places in an epoch, from the longest to the shortest."""
+    capacity: int
+    """Samples of a batch."""
+
+    def __len__(self) -> int:
+        return self.end - self.start
+
+
+def _find_buckets(
+    longest: "Floats",
+    shortest: "Floats",
+    budget: float,
+    max_items: int | None,
+    max_padding: float,
+) -> Iterator[_Bucket]:
+    """Yield buckets of places, whose longest lengths fall."""
+    import numpy as np
+
+    totals = np.concatenate([[0.0], np.cumsum(shortest)])
+    start, n_slots = 0, len(longest)
+    while start < n_slots:
+        most = max_items or n_slots
+        # A product, since a length may be 0.
+        fits = longest[start] * most <= budget * (1 + _TOLERANCE)
+        capacity = most if fits else max(int(budget * (1 + _TOLERANCE) / longest[start]), 1)
+        least = longest[start] * (1 - max_padding) * (1 - _TOLERANCE)
+        # However these are dealt, none is more padded than is allowed for all.
+        end = start + _n_leading(shortest[start:] >= least)
+        # What is one batch in any case may differ more, as long as its mean is fine.
+        ends = np.arange(start + 1, min(start + capacity, n_slots) + 1)
+        means = (totals[ends] - totals[start]) / (ends - start)
+        end = max(end, start + _n_leading(means >= least), start + 1)
+        yield _Bucket(start, end, capacity)
+        start = end
+
+
+def _n_leading(values: "np.ndarray[Any, np.dtype[np.bool_]]") -> int:
+    return len(values) if values.all() else int(values.argmin())
+
+
+def _falling(items: "Ints", lengths: "Floats") -> "Ints":
+    return items[(-lengths[items]).argsort(kind="stable")]
+
+
+def _even_sizes(n_tickets: int, capacity: int) -> "Ints":
+    """Return sizes that differ by one at most, rather than full batches and a small one."""
+    import numpy as np
+
+    n_batches = -(-n_tickets // capacity)
+    sizes = np.full(n_batches, n_tickets // max(n_batches, 1), dtype=np.int64)
+    sizes[: n_tickets - int(sizes.sum())] += 1
+    return sizes
+
+
+def _sort_keys(tickets: "Ints", n_items: int, order: Order | None, words: list[int]) -> "Floats":
+    """Return a number for each ticket that gives its place: random, or as the order says."""
+    import numpy as np
+
+    keys = np.random.default_rng(words).random(len(tickets))
+    if order is None:
+        return keys
+    places = np.empty(n_items, dtype=np.float64)
+    places[order(words[1])] = np.arange(n_items)
+    return places[tickets % n_items] + keys
+
+
+def _in_blocks(by_cost: "Ints", rng: "np.random.Generator") -> "Ints":
+    """Return batches, sorted by cost, in a random order in which neighbours have similar costs."""
+    import numpy as np
+
+    parts = []
+    for i, size in enumerate(_BLOCKS):
+        n_rest = len(by_cost) % size
+        start = int(rng.integers(0, len(by_cost) - n_rest + 1))
+        rest, blocks = (
+            by_cost[start : start + n_rest],
+            np.delete(by_cost, slice(start, start + n_rest)).reshape(1, -1, size),
+        )
+        for larger, smaller in pairwise((size, *_BLOCKS[i + 1 :])):
+            blocks = _shuffled(blocks, rng).reshape(-1, larger // smaller, smaller)
+        parts.append(_shuffled(blocks, rng).reshape(-1))
+        by_cost = rest
+    return _join(parts)
+
+
+def _shuffled(blocks: "Ints", rng: "np.random.Generator") -> "Ints":
+    """Shuffle the second axis of [groups, blocks, items], differently in each group."""
+    import numpy as np
+
+    order = rng.random(blocks.shape[:2]).argsort(axis=1)
+    return np.take_along_axis(blocks, order[:, :, None], axis=1)
+
+
+def _cut(tickets: "Ints", starts: "Ints") -> list["Ints"]:
+    ends = [*starts.tolist()[1:], len(tickets)]
+    return [tickets[start:end] for start, end in zip(starts.tolist(), ends, strict=True)]
+
+
+def _join(arrays: Sequence["Ints"]) -> "Ints":
+    import numpy as np
+
+    return np.concatenate([np.empty(0, np.int64), *arrays])

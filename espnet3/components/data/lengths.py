@@ -1,0 +1,171 @@
+"""How long the samples are, from the dataset or from what collect_stats wrote."""
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from espnet3.components.data.dataset import durations_of
+from espnet3.components.data.loader_config import LoaderConfig
+from espnet3.config.sources import join_key, set_in
+from espnet3.errors import ConfigError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from espnet3.config.load import LoadedConfig
+
+    Floats = np.ndarray[Any, np.dtype[np.float64]]
+    Ints = np.ndarray[Any, np.dtype[np.int64]]
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Shapes:
+    """The shapes in files of collect_stats: one line per sample, in the order of the dataset."""
+
+    ids: list[str]
+    n_frames: "Floats"
+    """The first number."""
+    n_bins: "Floats"
+    """The product of all numbers."""
+
+
+@dataclass(frozen=True)
+class LengthSource:
+    """A dataset, and the settings that say where its lengths are found."""
+
+    dataset: Any
+    config: LoaderConfig
+    key: str
+    loaded: "LoadedConfig | None" = None
+    given: Any = None
+    """Seconds of each item, where the caller knows them."""
+
+    def seconds(self, wanted_by: str) -> "Floats":
+        """Return the seconds of each item.
+
+        Raises:
+            ConfigError: They are unknown; the message names the setting that wants them.
+        """
+        import numpy as np
+
+        if self.given is not None:
+            return np.asarray(self.given, dtype=np.float64)
+        known = durations_of(self.dataset)
+        if known is not None:
+            return np.asarray(known, dtype=np.float64)
+        if self.config.shape_file is not None and self.config.sample_rate is not None:
+            return self._shapes()[0].n_frames / self.config.sample_rate
+        full = join_key(self.key, wanted_by)
+        raise ConfigError(
+            f"{full} is set{set_in(full, self.loaded)}, but the dataset does not know how long its "
+            "samples are. Write a method in it: def durations(self): return [seconds of each item]"
+            "; or run the stage collect_stats and write "
+            "shape_file: ${stats_dir}/train/speech_shape and sample_rate: 16000; or go by count: "
+            "batch_size: 16"
+        )
+
+    def bins(self) -> "Floats":
+        """Return the size of each item: the product of its shape, or the sum of these."""
+        import numpy as np
+
+        total: Floats = np.sum([shapes.n_bins for shapes in self._shapes()], axis=0)
+        return total
+
+    def _shapes(self) -> list[Shapes]:
+        files = self.config.shape_file or ()
+        found = [read_shapes(file) for file in ([files] if isinstance(files, str) else files)]
+        key = join_key(self.key, "shape_file")
+        for shapes in found:
+            if len(shapes.ids) != len(self.dataset):
+                raise ConfigError(
+                    f"{key}{set_in(key, self.loaded)} has {len(shapes.ids)} lines, but the dataset "
+                    f"has {len(self.dataset)} items. Run the stage collect_stats again."
+                )
+            self._check_ids(shapes.ids, key)
+        return found
+
+    def _check_ids(self, ids: list[str], key: str) -> None:
+        """Compare the ids at both ends; all of them would mean to read the whole dataset."""
+        for position in (0, len(ids) - 1):
+            found = name_in(self.dataset, position)
+            if found is not None and found != ids[position]:
+                raise ConfigError(
+                    f"{key}{set_in(key, self.loaded)} has {ids[position]!r} on line "
+                    f"{position + 1}, but that item of the dataset is {found!r}. Run the stage "
+                    "collect_stats again."
+                )
+
+
+def read_shapes(path: str) -> Shapes:
+    """Read lines such as `utt1 163840` or `utt1 512,80`.
+
+    Raises:
+        ConfigError: The file is missing, or a line is of another form.
+    """
+    import numpy as np
+
+    if not Path(path).is_file():
+        raise ConfigError(f"shape_file: {path} does not exist. Run the stage collect_stats first.")
+    ids, shapes = [], []
+    for number, line in enumerate(Path(path).read_text(encoding="utf-8").splitlines(), start=1):
+        name, _, shape = line.rpartition(" ")
+        try:
+            shapes.append([int(size) for size in shape.split(",")])
+        except ValueError:
+            raise ConfigError(
+                f"{path}:{number} is {line!r:.80}, but must be an id and a shape, such as "
+                "utt1 512,80. Run the stage collect_stats again."
+            ) from None
+        ids.append(name)
+    frames = np.array([shape[0] for shape in shapes], dtype=np.float64)
+    bins = np.array([np.prod(shape, dtype=np.float64) for shape in shapes], dtype=np.float64)
+    return Shapes(ids, frames, bins)
+
+
+def left_in(seconds: "Floats | None", config: LoaderConfig, n_items: int, key: str) -> "Ints":
+    """Return the items between min_seconds and max_seconds, and say how many are left out.
+
+    Raises:
+        ConfigError: None is left.
+    """
+    import numpy as np
+
+    if seconds is None:
+        return np.arange(n_items)
+    shortest, longest = config.min_seconds or 0.0, config.max_seconds or float("inf")
+    is_short, is_long = seconds < shortest, seconds > longest
+    items = np.flatnonzero(~(is_short | is_long))
+    if len(items) == n_items:
+        return items
+    counts = [
+        f"{np.sum(is_bad)} {word} than {name} {limit:g} ({seconds[is_bad].sum() / 3600:.2f} h)"
+        for is_bad, word, name, limit in (
+            (is_short, "shorter", "min_seconds", shortest),
+            (is_long, "longer", "max_seconds", longest),
+        )
+        if is_bad.any()
+    ]
+    said = f"{n_items - len(items)} of {n_items} samples are left out: {' and '.join(counts)}"
+    if not len(items):
+        raise ConfigError(f"{key}: {said}; none is left. Durations are in seconds; correct these.")
+    logger.info("%s: %s", key, said)
+    return items
+
+
+def name_in(dataset: Any, index: int) -> str | None:
+    """Return the `utt_id` of a sample, or None if it has none or cannot be read."""
+    try:
+        sample = dataset[index]
+    except Exception:
+        return None  # told when the sample is needed
+    name = sample.get("utt_id") if hasattr(sample, "get") else None
+    return None if name is None else str(name)
+
+
+def place_of(dataset: Any, index: int) -> str:
+    """Return how an error calls an item."""
+    own = getattr(dataset, "place_of", None)
+    return str(own(index)) if callable(own) else f"item {index} of the dataset"

@@ -1,0 +1,96 @@
+"""Shards that are open: a bounded number of them, and none shared between processes."""
+
+import os
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from espnet3.components.data.errors import DataError
+
+T = TypeVar("T")
+
+
+class Recent(Generic[T]):
+    """The values that were asked for last; others are made again when they are needed.
+
+    After a fork, and when it is pickled, it is empty: a process opens its own files. What is
+    dropped is closed once nobody uses it, so several threads may read.
+
+    Args:
+        capacity: The sum of costs that is kept; the last value is kept whatever it costs.
+        cost: Of a value; by default each counts 1.
+    """
+
+    def __init__(self, capacity: int, cost: Callable[[T], int] | None = None) -> None:
+        self._capacity = capacity
+        self._cost = cost
+        self._values: OrderedDict[Hashable, tuple[T, int]] = OrderedDict()
+        self._pid = os.getpid()
+
+    def get(self, key: Hashable, make: Callable[[], T]) -> T:
+        """Return the value of a key; `make` is called if it is not kept."""
+        if self._pid != os.getpid():
+            self._values, self._pid = OrderedDict(), os.getpid()
+        kept = self._values.pop(key, None)
+        if kept is None:
+            value = make()
+            kept = value, self._cost(value) if self._cost else 1
+        self._values[key] = kept
+        while len(self) > 1 and sum(cost for _, cost in self._values.values()) > self._capacity:
+            self._values.popitem(last=False)
+        return kept[0]
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_values": OrderedDict()}
+
+
+class ShardFile:
+    """A shard that is read by position, which leaves no file offset to get mixed up.
+
+    Args:
+        path: The shard.
+        identity: Its size and time of change as they were when it was indexed.
+
+    Raises:
+        DataError: It cannot be opened, or is another one by now.
+    """
+
+    def __init__(self, path: Path, identity: dict[str, int]) -> None:
+        self.path = path
+        self._descriptor = -1
+        try:
+            self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            status = os.fstat(self._descriptor)
+        except OSError as error:
+            raise DataError(f"The shard {path} cannot be opened: {error.strerror}.") from error
+        if {"size": status.st_size, "mtime_ns": status.st_mtime_ns} != identity:
+            raise DataError(
+                f"{path} has changed since the run began. Start again; what was read before is of "
+                "the old shard."
+            )
+
+    def read(self, start: int, n_bytes: int) -> bytes:
+        """Return the bytes from `start` on.
+
+        Raises:
+            DataError: There are fewer, or the disk fails.
+        """
+        parts = []
+        while n_bytes:
+            try:
+                part = os.pread(self._descriptor, n_bytes, start)
+            except OSError as error:
+                raise DataError(f"{self.path} cannot be read: {error.strerror}.") from error
+            if not part:
+                raise DataError(f"{self.path} ends before byte {start}. Copy or make it again.")
+            parts.append(part)
+            start, n_bytes = start + len(part), n_bytes - len(part)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def __del__(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)

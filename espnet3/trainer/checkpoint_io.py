@@ -1,0 +1,189 @@
+"""Checkpoint files: written whole or not at all, and read without running code from them."""
+
+import errno
+import os
+import shutil
+import zipfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.fabric.plugins import CheckpointIO
+from typing_extensions import override
+
+from espnet3.errors import RunFolderError
+from espnet3.io.atomic import StrPath, open_atomic
+
+_FOLDER_META = "meta.pt"  # what Lightning calls the part of a sharded checkpoint without weights
+_PLAIN = "tensors, numbers, strings, lists and dicts"
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+
+
+class AtomicCheckpointIO(CheckpointIO):
+    """What Lightning saves and loads checkpoint files with.
+
+    Strategies that write a folder (sharded FSDP) do not come through here; Lightning does that.
+    """
+
+    @override
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], path: StrPath, storage_options: Any = None
+    ) -> None:
+        """Write the file; until it is whole, the old one stays. See `write_checkpoint`."""
+        if storage_options is not None:
+            raise TypeError("AtomicCheckpointIO has no storage_options; leave them out.")
+        write_checkpoint(checkpoint, path)
+
+    @override
+    def load_checkpoint(
+        self, path: StrPath, map_location: Any = None, weights_only: bool | None = None
+    ) -> dict[str, Any]:
+        """Read the file to the CPU, always with `weights_only=True`. See `read_checkpoint`."""
+        return read_checkpoint(path)
+
+    @override
+    def remove_checkpoint(self, path: StrPath) -> None:
+        """Remove a file or a folder; one that is gone already is fine."""
+        remove_path(path)
+
+
+def write_checkpoint(checkpoint: dict[str, Any], path: StrPath) -> None:
+    """Create or replace a checkpoint file atomically.
+
+    Raises:
+        RunFolderError: the disk is full or the folder not writable, or the file could not be read
+            again because it holds something else than plain values. `path` is as it was.
+    """
+    os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
+    with explain_trouble(path, checkpoint), open_atomic(path, "wb") as file:
+        torch.save(checkpoint, file)
+        file.flush()
+        _refuse_objects(file.name, checkpoint, path)
+
+
+def read_checkpoint(path: StrPath, *, mmap: bool = False) -> dict[str, Any]:
+    """Read a checkpoint file to the CPU; nothing in it can run code.
+
+    Args:
+        path: A file; of a folder (sharded checkpoint), all but weights and optimizers is read.
+        mmap: Read tensors only when they are used, so that the rest of a large file is cheap.
+
+    Raises:
+        RunFolderError: there is no such file, it is damaged, or it holds Python objects.
+    """
+    file = Path(path)
+    if file.is_dir():
+        file = file / _FOLDER_META
+    if not file.is_file():
+        raise RunFolderError(f"The checkpoint {file} does not exist. Check the path.")
+    try:
+        mmap = mmap and zipfile.is_zipfile(file)
+        loaded = torch.load(file, map_location="cpu", weights_only=True, mmap=mmap)
+    except Exception as error:
+        raise RunFolderError(_unreadable(file, error)) from error
+    if not isinstance(loaded, dict):
+        raise RunFolderError(
+            f"{file} holds a {type(loaded).__name__}, no checkpoint. Give a file that was written "
+            "by a training, or by torch.save(model.state_dict(), path)."
+        )
+    return loaded
+
+
+@contextmanager
+def explain_trouble(path: StrPath, content: Any = None) -> Iterator[None]:
+    """Turn a full or read-only disk into an error that says what is needed and what is intact."""
+    try:
+        yield
+    except (OSError, RuntimeError) as error:
+        # torch's zip writer fails a second time at its end, with an error that tells nothing.
+        cause = error if isinstance(error, OSError) else error.__context__
+        if not isinstance(cause, OSError):
+            raise
+        raise RunFolderError(_cannot_write(path, cause, content)) from error
+
+
+def remove_path(path: StrPath) -> None:
+    """Remove a file or a folder, if it is there."""
+    if os.path.isdir(path) and not os.path.islink(path):
+        shutil.rmtree(path)
+    else:
+        Path(path).unlink(missing_ok=True)
+
+
+def _cannot_write(path: StrPath, cause: OSError, content: Any) -> str:
+    folder = os.path.dirname(os.path.abspath(path))
+    text = f"Cannot write {os.path.basename(path)} in {folder}: {cause.strerror or cause}."
+    if cause.errno in _FULL:
+        needed, free = n_bytes(content), shutil.disk_usage(folder).free
+        text += f" It needs about {_size(needed)}; {_size(free)} are free."
+    return (
+        f"{text} The checkpoints that were there before are intact. Make room, or choose another "
+        "folder with exp_dir=..., and run the same command again: it goes on from last.ckpt."
+    )
+
+
+def n_bytes(value: Any) -> int:
+    """Return the size of all tensors in nested dicts and lists, shared ones counted once."""
+    tensors = (leaf for _, leaf in _leaves(value) if isinstance(leaf, torch.Tensor))
+    storages = [tensor.untyped_storage() for tensor in tensors]
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+
+
+def _leaves(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Mapping):
+        for name, part in value.items():
+            yield from _leaves(part, f"{key}.{name}" if key else str(name))
+    elif isinstance(value, list | tuple | set):
+        for index, part in enumerate(value):
+            yield from _leaves(part, f"{key}.{index}")
+    else:
+        yield key, value
+
+
+def _refuse_objects(written: str, checkpoint: dict[str, Any], path: StrPath) -> None:
+    # At the first save, not at the resume, when it would be too late.
+    unsafe = torch.serialization.get_unsafe_globals_in_checkpoint(written)
+    if not unsafe:
+        return
+    where = [
+        f"{key} ({_type_name(value)})"
+        for key, value in _leaves(checkpoint)
+        if _type_name(value) in unsafe
+    ]
+    raise RunFolderError(
+        f"{os.path.basename(path)} was not saved, since training could not go on from it: it holds "
+        f"{', '.join(where[:5] or unsafe[:5])}. A checkpoint may hold only {_PLAIN}; change the "
+        "state_dict() of that callback, optimizer or scheduler, or take it out of the config."
+    )
+
+
+def _type_name(value: Any) -> str:
+    return f"{type(value).__module__}.{type(value).__qualname__}"
+
+
+def _unreadable(file: Path, error: Exception) -> str:
+    try:
+        unsafe = torch.serialization.get_unsafe_globals_in_checkpoint(file)
+    except Exception:
+        unsafe = []
+    if unsafe:
+        return (
+            f"{file} was not loaded: it holds Python objects ({', '.join(sorted(unsafe)[:5])}), "
+            "and loading those can run code. Save it anew with weights only, where you trust it: "
+            "torch.save(model.state_dict(), path)"
+        )
+    reason = str(error).strip().splitlines() or [type(error).__name__]
+    return (
+        f"The checkpoint {file} is damaged or cut off ({file.stat().st_size} bytes): "
+        f"{reason[0][:200]} Delete it, and go on from another with "
+        "fit.ckpt_path=<exp_dir>/epoch<E>_step<S>.ckpt, or start anew with resume=never."
+    )
+
+
+def _size(n: int) -> str:
+    for unit, scale in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if n >= scale:
+            return f"{n / scale:.1f} {unit}"
+    return f"{n} bytes"

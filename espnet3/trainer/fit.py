@@ -1,0 +1,200 @@
+"""Train a model as its config says: resume, callbacks, signals, and what is left at the end."""
+
+import inspect
+import logging
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import lightning.pytorch as pl
+import torch
+from omegaconf import OmegaConf
+
+from espnet3.config.schema import validate
+from espnet3.config.sources import set_in
+from espnet3.errors import ConfigError, suggest
+from espnet3.trainer.checkpoints import CheckpointConfig, CheckpointKeeper
+from espnet3.trainer.config import has_goal, trainer_block
+from espnet3.trainer.configured_monitors import configured_monitors
+from espnet3.trainer.criteria import parse_criteria
+from espnet3.trainer.history import History
+from espnet3.trainer.initial_weights import load_initial_weights, parse_init
+from espnet3.trainer.module import TrainingModule
+from espnet3.trainer.monitors import MonitorCheck
+from espnet3.trainer.optimization_config import OptimizationConfig
+from espnet3.trainer.preemption import Preemption
+from espnet3.trainer.process_rank import LAUNCHED, process_rank
+from espnet3.trainer.progress import TrainingProgress
+from espnet3.trainer.quiet import quiet_lightning
+from espnet3.trainer.random_state import RandomStates
+from espnet3.trainer.rank_watch import RankWatch
+from espnet3.trainer.resume import (
+    ResumePoint,
+    find_resume_point,
+    prepare_folder,
+    report_resume,
+)
+from espnet3.trainer.seeding import SeedRanks, seed_all
+from espnet3.trainer.summary import StartupTimes
+from espnet3.trainer.threads import set_threads
+from espnet3.trainer.throughput import ThroughputMonitor
+from espnet3.trainer.trainer import build_trainer
+from espnet3.trainer.training_config import TrainingConfig, load_training_config
+
+if TYPE_CHECKING:
+    from espnet3.config.load import LoadedConfig
+
+logger = logging.getLogger(__name__)
+
+_NOT_FOR_USERS = ("self", "model", "train_dataloaders", "val_dataloaders", "datamodule")
+
+
+@dataclass(frozen=True)
+class TrainingParts:
+    """What is trained, and on what."""
+
+    model: torch.nn.Module
+    train_loader: Any
+    valid_loader: Any = None
+
+
+@dataclass(frozen=True)
+class Fit:
+    """One training, from its config to the last checkpoint.
+
+    Args:
+        loaded: the training config.
+        build: builds model and loaders; called when it is known that there is something to train.
+        times: measures what the start takes.
+    """
+
+    loaded: "LoadedConfig"
+    build: Callable[[], TrainingParts]
+    times: StartupTimes
+
+    def run(self) -> bool:
+        """Train to the end.
+
+        Returns:
+            False if an earlier run has done so already.
+
+        Raises:
+            ConfigError: a setting is wrong.
+            RunInterrupted: a signal came; a checkpoint was written.
+        """
+        config = load_training_config(self.loaded)
+        block = trainer_block(self.loaded)
+        if process_rank().is_first:
+            prepare_folder(config.exp_dir, config.resume)
+        limits = block.get("max_epochs"), block.get("max_steps")
+        if report_resume(_resume_point(config), *limits):
+            return False
+        if not has_goal(block):
+            logger.warning(
+                "trainer%s does not say when training ends; Lightning ends it after 1,000 epochs. "
+                "Write: max_epochs: 20",
+                set_in("trainer", self.loaded),
+            )
+        self._set_threads(config, block)
+        with RankWatch() as watch, quiet_lightning():
+            self._train(config, watch)
+        return True
+
+    def _wants_bar(self) -> bool | None:
+        block = trainer_block(self.loaded)
+        if "ProgressBar" in str(block.get("callbacks")):  # one of the user's own
+            return False
+        wants: bool | None = block.get("enable_progress_bar")
+        return wants
+
+    def _set_threads(self, config: TrainingConfig, block: Mapping[str, Any]) -> None:
+        loader = OmegaConf.select(self.loaded.config, "dataloader.train.num_workers") or 0
+        devices = block.get("devices")
+        n_devices = len(devices) if isinstance(devices, list) else devices
+        launched = os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("SLURM_NTASKS_PER_NODE")
+        n_processes = launched if launched and launched.isdigit() else n_devices
+        set_threads(config.num_threads, _as_count(n_processes), int(loader))
+
+    def _train(self, config: TrainingConfig, watch: RankWatch) -> None:
+        seed_all(config.seed)  # the same weights on all ranks
+        parts = self.build()
+        point = _resume_point(config, parts.model)
+        if point is None:
+            load_initial_weights(parts.model, parse_init(config.init, self.loaded))
+        with self.times.part("trainer"):
+            module = TrainingModule(parts.model, OptimizationConfig.from_config(self.loaded))
+            keeper = _keeper(config, self.loaded)
+            preemption = Preemption(keeper.save_last)
+            trainer = self._build_trainer(config, [watch, preemption, keeper])
+        arguments = {"weights_only": True, **config.fit, "ckpt_path": point and str(point.path)}
+        loaders = (parts.train_loader, parts.valid_loader)
+        with preemption.handling(), _launching("train"):
+            trainer.fit(module, *loaders, **arguments)
+
+    def _build_trainer(self, config: TrainingConfig, callbacks: list[pl.Callback]) -> pl.Trainer:
+        criteria = parse_criteria(config.best_model_criterion, self.loaded)
+        ours = [
+            *callbacks,
+            MonitorCheck(configured_monitors(self.loaded), self.loaded),
+            self.times.callback(),
+            SeedRanks(config.seed),
+            RandomStates(),
+            ThroughputMonitor(),
+            History(config.exp_dir),
+            TrainingProgress({c.monitor: c.mode for c in criteria} or None, bar=self._wants_bar()),
+        ]
+        return build_trainer(self.loaded, ours, exp_dir=config.exp_dir)
+
+
+def check_fit(loaded: "LoadedConfig") -> TrainingConfig:
+    """Check the keys that a training reads beside its blocks of data and model.
+
+    Raises:
+        ConfigError: naming the key, its place, and what to write.
+    """
+    config = load_training_config(loaded)
+    _keeper(config, loaded)
+    parse_init(config.init, loaded)
+    OptimizationConfig.from_config(loaded)
+    known = [n for n in inspect.signature(pl.Trainer.fit).parameters if n not in _NOT_FOR_USERS]
+    for name in config.fit:
+        if name not in known:
+            raise ConfigError(
+                f"fit.{name}{set_in(f'fit.{name}', loaded)} is no argument of Trainer.fit."
+                f"{suggest(name, known)} It takes: {', '.join(known)}."
+            )
+    return config
+
+
+def _as_count(value: Any) -> int:
+    return int(value) if str(value).isdigit() else 1
+
+
+def _resume_point(
+    config: TrainingConfig, model: torch.nn.Module | None = None
+) -> ResumePoint | None:
+    ckpt_path = config.fit.get("ckpt_path")
+    return find_resume_point(config.exp_dir, config.resume, ckpt_path=ckpt_path, model=model)
+
+
+def _keeper(config: TrainingConfig, loaded: "LoadedConfig") -> CheckpointKeeper:
+    settings = validate(CheckpointConfig, config.checkpoint, prefix="checkpoint", loaded=loaded)
+    criteria = parse_criteria(config.best_model_criterion, loaded)
+    return CheckpointKeeper(config.exp_dir, criteria, settings)
+
+
+@contextmanager
+def _launching(stage: str) -> Iterator[None]:
+    """Tell processes that Lightning starts which stage is theirs; later stages see nothing of it.
+
+    Lightning leaves its own variables, such as LOCAL_RANK, in the environment as well.
+    """
+    before = dict(os.environ)
+    os.environ[LAUNCHED] = before.get(LAUNCHED, stage)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)

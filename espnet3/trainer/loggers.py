@@ -1,0 +1,156 @@
+"""The `logger` of the `trainer` block: TensorBoard by default, others by `_target_`."""
+
+import inspect
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lightning.pytorch import Trainer
+from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
+
+from espnet3.config.instantiate import instantiate
+from espnet3.config.resolve import resolved
+from espnet3.config.sources import join_key, set_in
+from espnet3.config.targets import RESERVED, BadTarget, locate
+from espnet3.errors import ConfigError, MissingExtraError, suggest
+from espnet3.io.atomic import StrPath
+
+if TYPE_CHECKING:
+    from espnet3.config.load import LoadedConfig
+
+_FOLDER = "tensorboard"
+_EXAMPLE = (
+    "logger: [{_target_: lightning.pytorch.loggers.TensorBoardLogger, "
+    "save_dir: '${exp_dir}/tensorboard'}]"
+)
+
+
+def build_loggers(
+    value: Any,
+    exp_dir: StrPath,
+    *,
+    key: str = "trainer.logger",
+    loaded: "LoadedConfig | None" = None,
+) -> list[Logger]:
+    """Build what `trainer.logger` asks for.
+
+    Args:
+        value: the value in the config: None or true for TensorBoard in `exp_dir/tensorboard`, false
+            for nothing, a mapping with `_target_`, or a list of such.
+        exp_dir: of the experiment.
+        key: the key of `value`, for errors.
+        loaded: where the value comes from.
+
+    Raises:
+        ConfigError: the value is none of these, or a logger cannot be built.
+        MissingExtraError: the package of a logger is not installed.
+    """
+    if value is False:
+        return []
+    if value is None or value is True:
+        return [_default(exp_dir)]
+    nodes = resolved(value, prefix=key, loaded=loaded)
+    if isinstance(nodes, Mapping):
+        return [_build(nodes, Path(exp_dir), key, loaded)]
+    if not isinstance(nodes, list):
+        raise ConfigError(
+            f"{key} is {value!r}{set_in(key, loaded)}, but must be true, false, or a list of "
+            f"loggers. Write: {_EXAMPLE}"
+        )
+    return [_build(n, Path(exp_dir), join_key(key, i), loaded) for i, n in enumerate(nodes)]
+
+
+def hide_lost_steps(trainer: Trainer) -> None:
+    """Let TensorBoard forget what a run that was stopped logged beyond its last checkpoint.
+
+    To be called at the first batch: before it, Lightning has not restored its count of batches,
+    which is what TensorBoard has for steps.
+    """
+    from tensorboard.compat.proto.event_pb2 import (  # type: ignore[import-untyped]
+        Event,
+        SessionLog,
+    )
+
+    step = trainer.fit_loop.epoch_loop._batches_that_stepped
+    for sink in trainer.loggers:
+        if isinstance(sink, TensorBoardLogger):
+            # What `purge_step` of torch's SummaryWriter does, which was made too early for it.
+            writer = sink.experiment._get_file_writer()
+            writer.add_event(Event(step=step, file_version="brain.Event:2"))
+            start = SessionLog(status=SessionLog.START)
+            writer.add_event(Event(step=step, session_log=start))
+
+
+def _default(exp_dir: StrPath) -> TensorBoardLogger:
+    # Lightning puts it into lightning_logs/version_N, and a new N for each time a run goes on.
+    return TensorBoardLogger(str(exp_dir), name=_FOLDER, version="")
+
+
+def _build(node: Any, exp_dir: Path, key: str, loaded: "LoadedConfig | None") -> Logger:
+    if isinstance(node, Logger):
+        return node
+    if not isinstance(node, Mapping) or "_target_" not in node:
+        raise ConfigError(
+            f"{key} is {node!r:.80}{set_in(key, loaded)}, but must be a mapping with the class of "
+            f"a logger as _target_. Write: {_EXAMPLE}"
+        )
+    if str(node["_target_"]).endswith(".TensorBoardLogger"):
+        _check_names(node, key, loaded)
+    try:
+        built = instantiate(node, key=key, loaded=loaded, **_defaults(node, exp_dir))
+    except ModuleNotFoundError as error:
+        raise _missing_package(node, key, loaded, error) from error
+    if not isinstance(built, Logger):
+        raise ConfigError(
+            f"{join_key(key, '_target_')} is {node['_target_']!r}{set_in(key, loaded)}, which is "
+            f"no logger of Lightning but a {type(built).__name__}. Write: {_EXAMPLE}"
+        )
+    return built
+
+
+def _defaults(node: Mapping[str, Any], exp_dir: Path) -> dict[str, Any]:
+    """Return arguments that keep a logger out of `lightning_logs/`, where the user gave none."""
+    try:
+        target = locate(str(node["_target_"]))
+        parameters = inspect.signature(target).parameters
+    except (BadTarget, ImportError, TypeError, ValueError):
+        return {}  # `instantiate` has the right words
+    added = dict[str, Any]()
+    name = parameters.get("name")
+    if name is not None and name.default == "lightning_logs":
+        added["name"] = ""
+    if target is TensorBoardLogger:
+        added |= {"version": "", "save_dir": str(exp_dir / _FOLDER)}
+    elif target is CSVLogger:
+        # In a folder of each time that the run goes on: it empties a file that it finds.
+        added["save_dir"] = str(exp_dir / "csv")
+    elif "save_dir" in parameters:  # such as ./mlruns, beside whatever program was started
+        added["save_dir"] = str(exp_dir / Path(str(parameters["save_dir"].default or "")).name)
+    return {name: value for name, value in added.items() if name not in node}
+
+
+def _check_names(node: Mapping[str, Any], key: str, loaded: "LoadedConfig | None") -> None:
+    """Refuse a misspelt argument, which would fail at the first log point only."""
+    from torch.utils.tensorboard import SummaryWriter  # takes what the logger does not know
+
+    known = {*RESERVED, *inspect.signature(TensorBoardLogger).parameters}
+    known |= inspect.signature(SummaryWriter).parameters.keys()
+    for name in sorted(set(node) - known):
+        place = join_key(key, name)
+        raise ConfigError(
+            f"{place}{set_in(place, loaded)} is no argument of TensorBoardLogger."
+            f"{suggest(name, known - {*RESERVED})} Delete the line, or write: save_dir: FOLDER"
+        )
+
+
+def _missing_package(
+    node: Mapping[str, Any], key: str, loaded: "LoadedConfig | None", error: ModuleNotFoundError
+) -> MissingExtraError:
+    # Lightning says "Requirement 'wandb>=0.12.10' not met", Python "No module named 'wandb'".
+    quoted = re.search(r"'([A-Za-z][\w.-]*)", str(error))
+    package = quoted[1] if quoted else "PACKAGE"
+    return MissingExtraError(
+        f"{key}{set_in(key, loaded)} is {node['_target_']}, which needs the package {package!r}, "
+        f"and that is not installed. Install it: pip install {package}"
+    )

@@ -1,0 +1,228 @@
+"""The Lightning module: any model with a loss, one optimizer or several, on any number of ranks."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from lightning.pytorch.strategies import FSDPStrategy
+from torch import Tensor, nn
+
+from espnet3.errors import TrainingError
+from espnet3.trainer.combinations import check_combination
+from espnet3.trainer.log_listener import is_log_point
+from espnet3.trainer.model_inputs import ModelInputs, fields_of
+from espnet3.trainer.model_output import ModelOutput, batch_size, parse_output
+from espnet3.trainer.model_steps import compute, is_lazy, is_named, steps_of
+from espnet3.trainer.nonfinite import NonFiniteGuard
+from espnet3.trainer.optimization_config import OptimizationConfig
+from espnet3.trainer.optimizers import TrainingLength, build_optimizer, build_scheduler
+from espnet3.trainer.parameter_groups import split_parameters
+from espnet3.trainer.stat_meter import StatMeter
+from espnet3.trainer.stepper import Stepper, ddp_of
+from espnet3.trainer.updater import Moment, Updater, frozen_others
+
+_STATE = "espnet3_nonfinite"
+
+
+class TrainingModule(pl.LightningModule):
+    """Trains a model whose `forward(**batch)` returns a loss.
+
+    Backward passes, accumulation, clipping and steps are done here, for one optimizer and for
+    several alike. Statistics are logged as `train/<name>` and `valid/<name>`, with several
+    optimizers as `train/<optimizer>/<name>`. `trainer.global_step` counts the steps of the
+    optimizer that steps most often, the first of equals.
+
+    Raises:
+        ConfigError: the parameters of the model do not fit the optimizers.
+    """
+
+    def __init__(self, model: nn.Module, optimization: OptimizationConfig) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+        self.model = model
+        self.optimization = optimization
+        self.last_gradient_norms = dict.fromkeys(optimization.optimizers, math.nan)
+        """By optimizer, before clipping."""
+        split_parameters(model, optimization)  # for its errors, before anything expensive
+        self._names = list(optimization.optimizers)
+        self._model_name = type(getattr(model, "_orig_mod", model)).__name__
+        self._inputs = ModelInputs(model)
+        self._guard = NonFiniteGuard(optimization.max_nonfinite_batches)
+        self._updaters: list[Updater] = []
+        self._stepper = Stepper(self, self._updaters, self._guard, self.last_gradient_norms)
+        self._train_stats, self._valid_stats = StatMeter(), StatMeter()
+        self._is_logged = False
+        self._is_spread = False
+
+    @property
+    def n_bad_batches(self) -> int:
+        """Batches of the training so far that were left out, as they were not finite."""
+        return self._guard.n_bad
+
+    @property
+    def has_open_window(self) -> bool:
+        """Whether gradients wait for more batches; a checkpoint written now does not hold them."""
+        return any(updater.n_batches for updater in self._updaters)
+
+    def configure_model(self) -> None:
+        """Let FSDP spread the model itself, not this module.
+
+        Lightning runs `training_step` inside the forward pass of what is wrapped, where FSDP allows
+        neither backward passes nor clipping.
+        """
+        strategy = self.trainer.strategy
+        if isinstance(strategy, FSDPStrategy) and not self._is_spread:
+            from torch.distributed.fsdp.wrap import wrap
+
+            self.model = wrap(self.model)
+            self._is_spread = True
+            strategy.kwargs.pop("auto_wrap_policy", None)  # or Lightning warns that it ignores it
+
+    def configure_optimizers(self) -> Any:
+        """Build what the config names, and refuse what cannot work together."""
+        groups = split_parameters(self.model, self.optimization)
+        self._updaters.clear()
+        for name, config in self.optimization.optimizers.items():
+            optimizer = build_optimizer(name, self.optimization, groups[name])
+            schedule = self.optimization.schedulers.get(name)
+            scheduler = None
+            if schedule is not None:
+                length = TrainingLength.of(self.trainer)
+                scheduler = build_scheduler(name, self.optimization, optimizer, length)
+            self._updaters.append(Updater(name, config, optimizer, scheduler, schedule))
+        check_combination(self.trainer, self._updaters)
+        return [updater.for_lightning() for updater in self._updaters]
+
+    def on_train_epoch_start(self) -> None:
+        self._is_logged = False
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        """Let DDP send the buffers of rank 0, which it leaves out after manual steps."""
+        ddp = ddp_of(self.trainer)
+        if ddp is not None and not self.has_open_window:
+            ddp.require_forward_param_sync = True
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor | None:
+        """Run the model on a batch, and step the optimizers whose window it closes."""
+        is_last = self.trainer.is_last_batch or batch_idx + 1 == self.trainer.num_training_batches
+        moment = Moment(self.trainer.fit_loop.total_batch_idx, batch_idx, is_last)
+        self._guard.start_batch()
+        due = [updater for updater in self._updaters if updater.is_due(moment)]
+        steps = self._steps(batch) if due else {}
+        losses = self._backward_computed(due, steps, batch, moment)
+        is_updated = False
+        for updater in self._updaters:
+            if updater in due and is_lazy(steps[updater.name]):
+                with frozen_others(updater, self._updaters):
+                    losses.append(self._backward(updater, steps[updater.name], batch, moment))
+            if updater.closes(moment):
+                is_updated |= self._stepper.update(updater, batch)
+        self._guard.end_batch(is_updated)
+        self._end_batch(moment)
+        return losses[0] if losses else None
+
+    def _steps(self, batch: Any) -> dict[str, Any]:
+        return steps_of(self.model(**self._inputs.pick(batch)), self._names, self._model_name)
+
+    def _backward_computed(
+        self, due: list[Updater], steps: Mapping[str, Any], batch: Any, moment: Moment
+    ) -> list[Tensor]:
+        """Run all backward passes that need no earlier update: a step would spoil their graphs."""
+        ready = [u for u in due if steps[u.name] is not None and not is_lazy(steps[u.name])]
+        return [
+            self._backward(u, steps[u.name], batch, moment, keep=u is not ready[-1]) for u in ready
+        ]
+
+    def _backward(
+        self, updater: Updater, step: Any, batch: Any, moment: Moment, keep: bool = False
+    ) -> Tensor:
+        """Run one backward pass, unless its loss is not finite on some rank."""
+        output = self._parse(step, batch)
+        if self._guard.is_bad_loss(output.loss, batch, self.trainer):
+            return output.loss.detach()
+        if not output.loss.requires_grad:
+            raise TrainingError(
+                f"The loss of {self._model_name} depends on no parameter of {updater.name!r}. "
+                "Return it without .detach() or .item(), and computed outside of torch.no_grad()."
+            )
+        self._train_stats.add(output.stats, output.weight, self._prefix(updater.name))
+        self._stepper.backward(updater, output.loss, closes=updater.closes(moment), keep=keep)
+        return output.loss.detach()
+
+    def _parse(self, step: Any, batch: Any) -> ModelOutput:
+        return parse_output(compute(step), self._model_name, batch_size(fields_of(batch)))
+
+    def _prefix(self, name: str) -> str:
+        return f"{name}/" if name and len(self._names) > 1 else ""
+
+    def on_before_optimizer_step(self, optimizer: Any) -> None:
+        self._stepper.before_step()
+
+    def _end_batch(self, moment: Moment) -> None:
+        for updater in self._updaters if moment.is_last else ():
+            updater.advance("epoch")
+        if is_log_point(self.trainer):
+            self._log_train(on_step=True)
+
+    def _log_train(self, on_step: bool) -> None:
+        self._is_logged = True
+        self._log("train", self._train_stats, on_step)
+
+    def _log(self, split: str, stats: StatMeter, on_step: bool) -> None:
+        values = {f"{split}/{name}": value for name, value in stats.take().items()}
+        # All ranks have the same values. The maximum keeps them to the last digit, a mean may not.
+        self.log_dict(
+            values, on_step=on_step, on_epoch=not on_step, sync_dist=not on_step, reduce_fx="max"
+        )
+
+    def on_train_epoch_end(self) -> None:
+        """Log an epoch that was too short for a log point; tell schedulers their metrics."""
+        if not self._is_logged:
+            self._log_train(on_step=False)
+        self._advance_plateaus(after_validation=False)
+
+    def on_validation_model_zero_grad(self) -> None:
+        """Keep the gradients of a window that goes on after the validation."""
+        if not self.has_open_window:
+            super().on_validation_model_zero_grad()
+
+    def on_validation_start(self) -> None:
+        """Let all ranks validate the buffers of rank 0, which are those that are saved."""
+        ddp = ddp_of(self.trainer)
+        if ddp is not None:
+            # Else DDP would do it in each step, and hang where ranks have not equally many.
+            ddp.require_forward_param_sync = False
+            for buffer in self.buffers() if ddp.broadcast_buffers else ():
+                torch.distributed.broadcast(buffer, 0)
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        """Add the statistics of a batch; with several optimizers one output for all will do."""
+        output = self.model(**self._inputs.pick(batch))
+        named = is_named(output, self._names)
+        steps = steps_of(output, self._names, self._model_name) if named else {"": output}
+        for name, step in steps.items():
+            if step is not None:
+                parsed = self._parse(step, batch)
+                self._valid_stats.add(parsed.stats, parsed.weight, self._prefix(name))
+
+    def on_validation_epoch_end(self) -> None:
+        """Log the means over all batches of all ranks."""
+        self._log("valid", self._valid_stats, on_step=False)
+        if not self.trainer.sanity_checking:
+            self._advance_plateaus(after_validation=True)
+
+    def _advance_plateaus(self, after_validation: bool) -> None:
+        metrics = self.trainer.callback_metrics
+        for updater in self._updaters:
+            monitor = updater.monitor or ""
+            if monitor in metrics and monitor.startswith("valid/") == after_validation:
+                updater.advance_with(float(metrics[monitor]), self.trainer.is_last_batch)
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint[_STATE] = self._guard.state_dict()
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        if _STATE in checkpoint:
+            self._guard.load_state_dict(checkpoint[_STATE])

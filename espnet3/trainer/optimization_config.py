@@ -1,0 +1,269 @@
+"""The keys `optimizer`, `scheduler`, `optimizers`, `schedulers` of a training config."""
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt, field_validator
+
+from espnet3.config.load import LoadedConfig
+from espnet3.config.resolve import resolved
+from espnet3.config.schema import FrozenConfig, validate
+from espnet3.config.sources import set_in
+from espnet3.config.targets import BadTarget, locate
+from espnet3.errors import ConfigError, suggest
+
+SINGLE = "optimizer"
+"""Name of the optimizer where there is only one, without a name of its own."""
+
+ClipAlgorithm = Literal["norm", "value"]
+
+
+def _targeted(node: dict[str, Any], example: str) -> dict[str, Any]:
+    if not isinstance(node.get("_target_"), str):
+        raise ValueError(f"it needs a _target_. Write: {{_target_: {example}}}")
+    return node
+
+
+class OptimizerConfig(FrozenConfig):
+    """One optimizer: what it updates, and when."""
+
+    optimizer: dict[str, Any]
+    """`_target_` and arguments, without the parameters."""
+    params: tuple[str, ...] = ()
+    """Which parameters are its own: prefixes of their names, `*` allowed; none means all."""
+    accum_grad_steps: PositiveInt | None = None
+    """Batches that make one update; else `trainer.accumulate_grad_batches`, or 1."""
+    step_every_n_iters: PositiveInt = 1
+    """Its loss is computed on every n-th batch only."""
+    gradient_clip_val: NonNegativeFloat | None = None
+    """Limit for the gradients, 0 for none; else `trainer.gradient_clip_val`."""
+    gradient_clip_algorithm: ClipAlgorithm | None = None
+    """`norm` of all gradients together, or each `value`; else that of `trainer`, or norm."""
+
+    @field_validator("params", mode="before")
+    @classmethod
+    def _one_or_several(cls, params: Any) -> Any:
+        return (params,) if isinstance(params, str) else params
+
+    @field_validator("optimizer")
+    @classmethod
+    def _has_target(cls, node: dict[str, Any]) -> dict[str, Any]:
+        return _targeted(node, "torch.optim.AdamW, lr: 0.001")
+
+    @property
+    def n_accumulated(self) -> int:
+        """Batches per update."""
+        return self.accum_grad_steps or 1
+
+    @property
+    def n_iters(self) -> int:
+        """Iterations per update."""
+        return self.n_accumulated * self.step_every_n_iters
+
+
+class SchedulerConfig(FrozenConfig):
+    """How the learning rate of one optimizer changes."""
+
+    scheduler: dict[str, Any]
+    """`_target_` and arguments, without the optimizer."""
+    interval: Literal["step", "epoch"] = "step"
+    """Whether it goes on after each update of its optimizer or after each epoch."""
+    monitor: str | None = None
+    """The metric that `ReduceLROnPlateau` looks at, such as `valid/loss`."""
+
+    @field_validator("scheduler")
+    @classmethod
+    def _has_target(cls, node: dict[str, Any]) -> dict[str, Any]:
+        return _targeted(node, "espnet3.components.schedulers.WarmupLR, warmup_steps: 10000")
+
+
+class _Keys(FrozenConfig):
+    """The top-level keys."""
+
+    optimizer: dict[str, Any] | None = None
+    scheduler: dict[str, Any] | None = None
+    scheduler_interval: Literal["step", "epoch"] | None = None
+    scheduler_monitor: str | None = None
+    optimizers: dict[str, OptimizerConfig] = Field(default_factory=dict)
+    schedulers: dict[str, SchedulerConfig] = Field(default_factory=dict)
+    max_nonfinite_batches: NonNegativeInt = 20
+
+
+class _TrainerKeys(FrozenConfig):
+    """Those of the `trainer` block that our module carries out, not Lightning."""
+
+    accumulate_grad_batches: PositiveInt | None = None
+    gradient_clip_val: NonNegativeFloat | None = None
+    gradient_clip_algorithm: ClipAlgorithm | None = None
+
+
+@dataclass(frozen=True)
+class OptimizationConfig:
+    """All optimizers and their schedulers, in the order of updates."""
+
+    optimizers: Mapping[str, OptimizerConfig]
+    schedulers: Mapping[str, SchedulerConfig] = field(default_factory=dict)
+    max_nonfinite_batches: int = 20
+    """As many batches in a row may have a loss or gradient that is not finite."""
+    loaded: LoadedConfig | None = field(default=None, repr=False)
+
+    @classmethod
+    def from_config(cls, config: LoadedConfig | Mapping[str, Any]) -> "OptimizationConfig":
+        """Read a training config; its other keys are left to their owners.
+
+        Raises:
+            ConfigError: a key is misspelt or contradicts another, a `_target_` does not exist or is
+                an optimizer that we cannot drive, or there is no optimizer at all.
+        """
+        loaded = config if isinstance(config, LoadedConfig) else None
+        values = resolved(loaded.config if loaded else config, loaded=loaded)
+        keys = validate(_Keys, _those_of(_Keys, values), loaded=loaded)
+        trainer = _those_of(_TrainerKeys, values.get("trainer") or {})
+        defaults = validate(_TrainerKeys, trainer, prefix="trainer", loaded=loaded)
+        _check_forms(keys, loaded)
+        optimizers = {
+            name: _with_defaults(optimizer, defaults)
+            for name, optimizer in _all_optimizers(keys, loaded).items()
+        }
+        result = cls(optimizers, _all_schedulers(keys, loaded), keys.max_nonfinite_batches, loaded)
+        result._check_targets()
+        return result
+
+    def optimizer_key(self, name: str) -> str:
+        """Return the dotted key of an optimizer's node."""
+        return SINGLE if name == SINGLE and self._is_plain else f"optimizers.{name}.optimizer"
+
+    def scheduler_key(self, name: str) -> str:
+        """Return the dotted key of a scheduler's node."""
+        return "scheduler" if name == SINGLE and self._is_plain else f"schedulers.{name}.scheduler"
+
+    def set_in(self, key: str) -> str:
+        """Return `' (set in conf/a.yaml:3)'`, as far as that is known."""
+        return set_in(key, self.loaded)
+
+    @property
+    def _is_plain(self) -> bool:
+        return list(self.optimizers) == [SINGLE]
+
+    def _check_targets(self) -> None:
+        for name, optimizer in self.optimizers.items():
+            key = self.optimizer_key(name)
+            target = _located(optimizer.optimizer, key, self.loaded)
+            if _needs_closure(target):
+                raise ConfigError(
+                    f"{key} is {optimizer.optimizer['_target_']}{self.set_in(key)}, which runs the "
+                    "model several times per step. That is not supported, as gradients could be "
+                    "neither accumulated nor checked. Write: _target_: torch.optim.AdamW"
+                )
+        for name, scheduler in self.schedulers.items():
+            self._check_monitor(name, scheduler)
+
+    def _check_monitor(self, name: str, scheduler: SchedulerConfig) -> None:
+        key = self.scheduler_key(name)
+        target = _located(scheduler.scheduler, key, self.loaded)
+        monitor_key = "scheduler_monitor" if key == "scheduler" else f"schedulers.{name}.monitor"
+        line = f"{monitor_key.rpartition('.')[2]}: valid/loss"
+        if is_plateau(target) and scheduler.monitor is None:
+            raise ConfigError(
+                f"{key} is ReduceLROnPlateau{self.set_in(key)}, but {monitor_key} does not say "
+                f"which metric it looks at. Write: {line}"
+            )
+        if not is_plateau(target) and scheduler.monitor is not None:
+            raise ConfigError(
+                f"{monitor_key} is {scheduler.monitor!r}{self.set_in(monitor_key)}, but "
+                f"{scheduler.scheduler['_target_']} looks at no metric. Delete the line, or use "
+                "_target_: torch.optim.lr_scheduler.ReduceLROnPlateau"
+            )
+
+
+def is_plateau(target: Any) -> bool:
+    """Tell whether a class or object is a scheduler that wants a metric."""
+    from torch.optim.lr_scheduler import ReduceLROnPlateau
+
+    kind = target if isinstance(target, type) else type(target)
+    return issubclass(kind, ReduceLROnPlateau)
+
+
+def _those_of(model: type[FrozenConfig], values: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: values[key] for key in model.model_fields if values.get(key) is not None}
+
+
+def _check_forms(keys: _Keys, loaded: LoadedConfig | None) -> None:
+    if not keys.optimizer and not keys.optimizers:
+        raise ConfigError(
+            "The training config has no optimizer. Write: "
+            "optimizer: {_target_: torch.optim.AdamW, lr: 0.001}"
+        )
+    if keys.optimizers and keys.optimizer:
+        raise ConfigError(
+            f"Both optimizer{set_in('optimizer', loaded)} and optimizers"
+            f"{set_in('optimizers', loaded)} are set. Keep one: optimizer for a model with one "
+            "loss, optimizers.NAME.{optimizer, params} for one with several."
+        )
+    for key in ("scheduler", "scheduler_interval", "scheduler_monitor"):
+        if keys.optimizers and getattr(keys, key) is not None:
+            name = next(iter(keys.optimizers))
+            raise ConfigError(
+                f"{key}{set_in(key, loaded)} belongs to the one optimizer, but there are "
+                f"optimizers with names. Write: schedulers: {{{name}: "
+                "{scheduler: ..., interval: step, monitor: ...}}"
+            )
+    for key in ("scheduler_interval", "scheduler_monitor"):
+        if getattr(keys, key) is not None and keys.scheduler is None:
+            raise ConfigError(
+                f"{key} is set{set_in(key, loaded)}, but there is no scheduler. Delete the line, "
+                "or write: scheduler: {_target_: ...}"
+            )
+
+
+def _all_optimizers(keys: _Keys, loaded: LoadedConfig | None) -> dict[str, OptimizerConfig]:
+    if keys.optimizers:
+        return keys.optimizers
+    values = {"optimizer": keys.optimizer}
+    return {SINGLE: validate(OptimizerConfig, values, loaded=loaded)}
+
+
+def _all_schedulers(keys: _Keys, loaded: LoadedConfig | None) -> dict[str, SchedulerConfig]:
+    names = list(keys.optimizers) or [SINGLE]
+    for name in keys.schedulers:
+        if name not in names:
+            key = f"schedulers.{name}"
+            raise ConfigError(
+                f"{key}{set_in(key, loaded)} belongs to no optimizer.{suggest(name, names)} "
+                f"The optimizers are: {', '.join(names)}."
+            )
+    if keys.scheduler is None:
+        return keys.schedulers
+    values = {
+        "scheduler": keys.scheduler,
+        "interval": keys.scheduler_interval or "step",
+        "monitor": keys.scheduler_monitor,
+    }
+    return {SINGLE: validate(SchedulerConfig, values, loaded=loaded)}
+
+
+def _with_defaults(optimizer: OptimizerConfig, defaults: _TrainerKeys) -> OptimizerConfig:
+    given = {
+        "accum_grad_steps": defaults.accumulate_grad_batches,
+        "gradient_clip_val": defaults.gradient_clip_val,
+        "gradient_clip_algorithm": defaults.gradient_clip_algorithm,
+    }
+    missing = {k: v for k, v in given.items() if getattr(optimizer, k) is None and v is not None}
+    return optimizer.model_copy(update=missing)
+
+
+def _located(node: Mapping[str, Any], key: str, loaded: LoadedConfig | None) -> Any:
+    try:
+        return locate(node["_target_"])
+    except BadTarget as bad:
+        key = f"{key}._target_"
+        raise ConfigError(f"{key} is {node['_target_']!r}{set_in(key, loaded)}, but {bad}") from bad
+
+
+def _needs_closure(target: Any) -> bool:
+    step = getattr(target, "step", None)
+    parameters = inspect.signature(step).parameters if callable(step) else {}
+    closure = parameters.get("closure")
+    return closure is not None and closure.default is closure.empty

@@ -1,0 +1,72 @@
+"""Read the `trainer` block of a config, and hand it to Lightning."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import lightning.pytorch as pl
+from lightning.fabric.plugins import CheckpointIO, ClusterEnvironment
+from lightning.fabric.utilities.exceptions import MisconfigurationException
+
+from espnet3.config.sources import set_in
+from espnet3.errors import ConfigError
+from espnet3.trainer.checkpoint_io import AtomicCheckpointIO
+from espnet3.trainer.cluster_environment import cluster_environment
+from espnet3.trainer.config import KEY, lightning_arguments, trainer_block
+from espnet3.trainer.loggers import build_loggers
+
+if TYPE_CHECKING:
+    from espnet3.config.load import LoadedConfig
+
+
+def build_trainer(
+    loaded: "LoadedConfig",
+    callbacks: Sequence[pl.Callback] = (),
+    *,
+    exp_dir: str = ".",
+) -> pl.Trainer:
+    """Build Lightning's trainer from the block, with our callbacks before those of the user.
+
+    What the block does not say is Lightning's default, but for: files go to `exp_dir`, metrics to
+    TensorBoard there, and checkpoints, summary and progress come from our callbacks.
+
+    Args:
+        loaded: the training config.
+        callbacks: ours.
+        exp_dir: of the experiment.
+
+    Raises:
+        ConfigError: Lightning does not take a value; or something cannot be built.
+    """
+    block = trainer_block(loaded)
+    arguments = lightning_arguments(block, loaded)
+    arguments["logger"] = build_loggers(block.get("logger"), exp_dir, loaded=loaded)
+    users = _listed(arguments.get("callbacks"))
+    arguments["callbacks"] = [*callbacks, *users]
+    arguments["plugins"] = _with_ours(_listed(arguments.get("plugins")))
+    has_bar = any(isinstance(callback, pl.callbacks.ProgressBar) for callback in users)
+    ours = {
+        "enable_progress_bar": has_bar,  # one of the user's own
+        "enable_model_summary": False,
+        "use_distributed_sampler": False,
+    }
+    defaults = {"default_root_dir": exp_dir, "enable_autolog_hparams": False}
+    try:
+        return pl.Trainer(**{**defaults, **arguments, **ours})
+    except (ValueError, TypeError, MisconfigurationException) as error:
+        raise ConfigError(
+            f"Lightning does not take the {KEY} block{set_in(KEY, loaded)}: {error}"
+        ) from error
+
+
+def _with_ours(plugins: list[Any]) -> list[Any]:
+    if not any(isinstance(plugin, CheckpointIO) for plugin in plugins):
+        plugins = [*plugins, AtomicCheckpointIO()]
+    if not any(isinstance(plugin, ClusterEnvironment) for plugin in plugins):
+        plugins = [*plugins, cluster_environment()]
+    return plugins
+
+
+def _listed(value: Any) -> list[Any]:
+    if value is None:
+        return []
+    return list(value) if isinstance(value, list | tuple) else [value]

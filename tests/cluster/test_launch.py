@@ -1,0 +1,168 @@
+"""Trainings as jobs of a real Slurm, with a stand-in for the training itself."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import wait_until
+
+pytestmark = pytest.mark.cluster
+_PATIENCE = 60.0  # seconds; other programs share the machine
+
+RUN_PY = """
+import json, os, signal, socket, sys, time
+from pathlib import Path
+
+if "--dry-run" in sys.argv:
+    sys.exit()
+from espnet3.errors import EspnetError
+from espnet3.trainer.devices import Wanted
+from espnet3.trainer.launchers import check_slurm, check_torchrun
+from espnet3.trainer.process_rank import process_rank
+
+rank = process_rank()
+check = check_torchrun if rank.launcher == "torchrun" else check_slurm
+n_gpus = len(os.environ.get("CUDA_VISIBLE_DEVICES", "").split(","))
+try:
+    check(Wanted(n_devices=2, n_nodes=2, on_gpus=True), os.environ)
+except EspnetError as error:
+    Path(f"refused.{rank.rank}").write_text(str(error))
+    sys.exit(1)
+got = []
+signal.signal(signal.SIGUSR1, lambda *_: got.append("USR1"))
+signal.signal(signal.SIGTERM, lambda *_: got.append("TERM"))
+run = 1 + Path("checkpoint").exists()
+facts = {"rank": rank.rank, "n": rank.world_size, "host": socket.gethostname(), "gpus": n_gpus,
+         "threads": os.environ["OMP_NUM_THREADS"], "restart": os.environ.get("SLURM_RESTART_COUNT")}
+Path(f"run{run}.{rank.rank}.part").write_text(json.dumps(facts))
+os.rename(f"run{run}.{rank.rank}.part", f"run{run}.{rank.rank}.json")
+if run == 2:
+    sys.exit(int(sys.argv[-1].rpartition("=")[2]))
+deadline = time.monotonic() + 60
+while not got and time.monotonic() < deadline:
+    time.sleep(0.01)
+if "TERM" in got:
+    time.sleep(0.5)  # the last checkpoint takes its time
+    Path(f"last.{rank.rank}").touch()
+    sys.exit(143)
+if rank.is_first:
+    Path("checkpoint").touch()
+print(f"rank {rank.rank} ends", flush=True)
+sys.exit(75)
+"""
+TRAINING = "trainer: {accelerator: gpu, devices: 2, num_nodes: 2}\n"
+LAUNCH = 'launch: {scheduler: slurm, queue: gpu, time: "00:10:00", cpus_per_task: 2}\n'
+
+
+class Recipe:
+    """A recipe with awkward letters in its path, and its job."""
+
+    def __init__(self, folder: Path, slurm) -> None:
+        self.folder = folder
+        self.slurm = slurm
+        (folder / "conf").mkdir(parents=True)
+        (folder / "run.py").write_text(RUN_PY)
+        (folder / "conf/training.yaml").write_text(TRAINING)
+        (folder / "conf/launch_slurm.yaml").write_text(LAUNCH)
+
+    def launch(self, *words: str) -> str:
+        """Submit the training, and return the id of the job."""
+        configs = ["conf/training.yaml", "conf/launch_slurm.yaml"]
+        command = [sys.executable, "-m", "espnet3.cli", "launch", *configs, *words]
+        told = subprocess.run(
+            command, cwd=self.folder, env=self.slurm.env, capture_output=True, text=True, timeout=60
+        )
+        assert told.returncode == 0, told.stderr
+        return re.search(r"Submitted job (\d+)", told.stdout)[1]
+
+    def wait_for(self, pattern: str, n_files: int) -> list[Path]:
+        wait_until(lambda: len(list(self.folder.glob(pattern))) == n_files, _PATIENCE)
+        return sorted(self.folder.glob(pattern))
+
+    def facts(self, run: int) -> list[dict]:
+        files = self.wait_for(f"run{run}.*.json", 4)
+        return [json.loads(path.read_text()) for path in files]
+
+    def tell(self, *words: str) -> str:
+        told = subprocess.run(
+            words, env=self.slurm.env, capture_output=True, text=True, timeout=30, check=True
+        )
+        return told.stdout
+
+    def job(self, job_id: str) -> dict[str, str]:
+        shown = self.tell("scontrol", "show", "job", job_id)
+        return dict(word.split("=", 1) for word in shown.split() if "=" in word)
+
+    def wait_for_end(self, job_id: str) -> dict[str, str]:
+        self.slurm.wait_until_empty(_PATIENCE)
+        return self.job(job_id)
+
+    @property
+    def log(self) -> str:
+        (log,) = self.folder.glob("exp/training/launch/*.log")
+        return log.read_text()
+
+
+@pytest.fixture
+def recipe(slurm, tmp_path) -> Recipe:
+    return Recipe(tmp_path / 'it\'s "my" 100% recipe', slurm)
+
+
+def shorten_delay(recipe: Recipe, job_id: str) -> None:
+    """Let a requeued job wait for two seconds instead of Slurm's two minutes."""
+    wait_until(lambda: recipe.job(job_id)["Reason"] == "BeginTime", _PATIENCE)
+    # Not now: in the second of the requeue, nodes still refuse the job ("credential revoked").
+    recipe.tell("scontrol", "update", f"JobId={job_id}", "StartTime=now+2")
+
+
+@pytest.mark.parametrize("launcher", ["srun", "torchrun"])
+def test_a_job_whose_time_is_up_goes_on_in_its_next_run(recipe, launcher):
+    job_id = recipe.launch(f"launch.launcher={launcher}", "code=0")
+    facts = recipe.facts(run=1)
+    assert [each["rank"] for each in facts] == [0, 1, 2, 3]
+    assert sorted(each["host"] for each in facts) == ["node1", "node1", "node2", "node2"]
+    assert {(each["n"], each["gpus"], each["threads"]) for each in facts} == {(4, 2, "2")}
+
+    recipe.tell("scancel", "--signal=USR1", job_id)  # as --signal=USR1@120 does it
+    shorten_delay(recipe, job_id)
+    assert {each["restart"] for each in recipe.facts(run=2)} == {"1"}
+    ended = recipe.wait_for_end(job_id)
+    assert (ended["JobState"], ended["ExitCode"], ended["Restarts"]) == ("COMPLETED", "0:0", "1")
+    assert recipe.log.count("ends\n") == 4
+    assert "restart 1 of 10 goes on from the checkpoint" in recipe.log
+    assert not list(recipe.folder.glob("exp/training/launch/*.restarts"))
+
+
+def test_a_training_that_fails_is_not_restarted(recipe):
+    (recipe.folder / "checkpoint").touch()
+    ended = recipe.wait_for_end(recipe.launch("code=3"))
+    assert (ended["JobState"], ended["ExitCode"], ended["Restarts"]) == ("FAILED", "3:0", "0")
+
+
+def test_a_cancelled_training_has_time_for_its_last_checkpoint(recipe):
+    job_id = recipe.launch()
+    recipe.facts(run=1)
+    recipe.slurm.cancel(job_id)
+    assert len(recipe.wait_for("last.*", 4)) == 4
+    assert recipe.wait_for_end(job_id)["JobState"] == "CANCELLED"
+
+
+def test_the_line_of_seed_000_is_told_what_it_lacks(recipe):
+    script = recipe.folder / "train.sh"
+    script.write_text(f"#!/bin/bash\nsrun {sys.executable} run.py\n")
+    line = "sbatch --nodes=2 --gres=gpu:2 --cpus-per-task=8 train.sh"
+    subprocess.run(line.split(), cwd=recipe.folder, env=recipe.slurm.env, check=True, timeout=30)
+    first, _ = recipe.wait_for("refused.*", 2)
+    recipe.slurm.wait_until_empty(_PATIENCE)
+    corrected = "sbatch --nodes=2 --ntasks-per-node=2 --gres=gpu:2 --cpus-per-task=8 train.sh"
+    assert "because the job was submitted without --ntasks-per-node" in first.read_text()
+    assert f"Submit the job with: {corrected} ;" in first.read_text()
+
+
+def test_a_partition_that_does_not_exist_is_told_at_once(recipe):
+    with pytest.raises(AssertionError, match=r"sbatch refused the job: .*invalid partition"):
+        recipe.launch("launch.queue=gpus")

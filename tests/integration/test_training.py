@@ -1,0 +1,154 @@
+"""Real trainings: `python run.py --stages train` on one process, by torchrun, killed and resumed."""
+
+import json
+import signal
+import socket
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.conftest import wait_until
+from tests.integration.training_recipe import TrainingRecipe
+
+EPOCH = sorted(f"utt{i}" for i in range(60))
+
+
+@pytest.fixture
+def recipe(tmp_path) -> TrainingRecipe:
+    return TrainingRecipe(tmp_path / "it's a corpus" / "asr")
+
+
+@pytest.fixture
+def notes(tmp_path) -> Path:
+    """Return the folder in which each rank writes down what its batches hold."""
+    folder = tmp_path / "notes"
+    folder.mkdir()
+    return folder
+
+
+def batches(notes: Path, rank: int = 0) -> list[list[str]]:
+    return [line.split() for line in (notes / f"rank{rank}.txt").read_text().splitlines()]
+
+
+def weights(checkpoint: Path) -> dict[str, torch.Tensor]:
+    return torch.load(checkpoint, weights_only=True)["state_dict"]
+
+
+def assert_equal(first: Path, second: Path) -> None:
+    one, other = weights(first), weights(second)
+    assert one.keys() == other.keys()
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_a_training_leaves_checkpoints_averages_curves_and_says_when_it_is_done(recipe):
+    output = recipe.train()
+    found = {path.name for path in recipe.exp_dir.iterdir()}
+    assert {
+        "config.yaml", "last.ckpt", "best.json", "history.jsonl", "curves.png", "tensorboard",
+        "train.log", "valid.loss.ave_2best.safetensors", "valid.loss.ave_2best.ckpt",
+        "valid.loss.ave_2best.json",
+    } <= found  # fmt: skip
+    assert "First step after" in output
+    assert "audio s/s" in output
+    assert "litlogger" not in output
+    averaged = json.loads((recipe.exp_dir / "valid.loss.ave_2best.json").read_text())
+    assert len(averaged["files"]) == 2
+    assert not (recipe.folder / "lightning_logs").exists()
+
+    before = (recipe.exp_dir / "last.ckpt").read_bytes()
+    assert "trained to the end already" in recipe.train()
+    assert (recipe.exp_dir / "last.ckpt").read_bytes() == before
+
+    assert "Going on from exp/tones/last.ckpt (epoch 3" in recipe.train("trainer.max_epochs=4")
+    recipe.train("resume=never", "trainer.max_epochs=1")
+    assert (recipe.exp_dir / "previous.1" / "last.ckpt").exists()
+
+
+def test_sigkill_in_mid_epoch_and_a_rerun_end_where_an_undisturbed_run_does(
+    recipe, notes, tmp_path
+):
+    settings = ("checkpoint.every_n_steps=3", "trainer.log_every_n_steps=1")
+    recipe.train(*settings, "exp_tag=undisturbed", NOTE_BATCHES=str(notes))
+    undisturbed = batches(notes)
+    n_epoch = len(undisturbed) // 3
+    for epoch in range(3):
+        seen = [
+            utt for batch in undisturbed[epoch * n_epoch : (epoch + 1) * n_epoch] for utt in batch
+        ]
+        assert sorted(seen) == EPOCH
+
+    killed = tmp_path / "killed"
+    killed.mkdir()
+    process = recipe.start("--stages", "train", *settings, NOTE_BATCHES=str(killed))
+    in_second_epoch = n_epoch + 5
+    noted = killed / "rank0.txt"
+    wait_until(lambda: noted.exists() and noted.read_text().count("\n") >= in_second_epoch, 90)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    done = batches(killed)
+    assert done == undisturbed[: len(done)]
+
+    noted.unlink()
+    output = recipe.train(*settings, NOTE_BATCHES=str(killed))
+    assert "Going on from exp/tones/last.ckpt" in output
+    resumed = batches(killed)
+    assert 0 < len(resumed) < 3 * n_epoch - 3
+    assert resumed == undisturbed[-len(resumed) :]
+    assert_equal(recipe.exp_dir / "last.ckpt", recipe.folder / "exp/undisturbed/last.ckpt")
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return found.getsockname()[1]
+
+
+def torchrun(n_nodes: int, node: int, per_node: int, port: int) -> tuple[str, ...]:
+    return (
+        sys.executable, "-m", "torch.distributed.run", f"--nnodes={n_nodes}",
+        f"--node-rank={node}", f"--nproc-per-node={per_node}", "--master-addr=127.0.0.1",
+        f"--master-port={port}",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("per_node", [1, 2])
+def test_two_nodes_by_torchrun_see_each_sample_once_in_an_epoch(recipe, notes, per_node):
+    settings = ("trainer.num_nodes=2", f"trainer.devices={per_node}", "trainer.strategy=ddp")
+    port = free_port()
+    processes = [
+        recipe.start(
+            "--stages", "train", *settings, "trainer.max_epochs=1",
+            program=torchrun(2, node, per_node, port), NOTE_BATCHES=str(notes),
+        )
+        for node in range(2)
+    ]  # fmt: skip
+    outputs = [process.communicate(timeout=120)[0] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], "\n".join(outputs)
+    seen = [batches(notes, rank) for rank in range(2 * per_node)]
+    assert len({len(steps) for steps in seen}) == 1
+    assert sorted(utt for steps in seen for batch in steps for utt in batch) == EPOCH
+    assert f"{2 * per_node} ranks" in outputs[0]
+    assert "Training Tones" not in outputs[1]  # the first rank speaks for all
+    assert (recipe.exp_dir / "valid.loss.ave_2best.safetensors").exists()
+
+
+def test_ddp_of_two_devices_is_one_command_and_the_later_stages_run_once(recipe, notes):
+    output = recipe.run(
+        "--stages", "train", "average", "trainer.devices=2", "trainer.strategy=ddp",
+        "trainer.max_epochs=1", NOTE_BATCHES=str(notes),
+    )  # fmt: skip
+    seen = [batches(notes, rank) for rank in range(2)]
+    assert len(seen[0]) == len(seen[1])
+    assert sorted(utt for steps in seen for batch in steps for utt in batch) == EPOCH
+    assert output.count("Stage average (5) done") == 1
+    assert (recipe.exp_dir / "train.rank1.log").exists()
+
+
+def test_other_stages_are_refused_under_torchrun(recipe):
+    output = recipe.run(
+        "--stages", "collect_stats", "train", code=1, program=torchrun(1, 0, 2, free_port())
+    )
+    assert "torchrun started 2 processes, but collect_stats must run in one" in output
+    assert output.count("must run in one") == 1

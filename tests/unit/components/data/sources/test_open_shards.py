@@ -1,0 +1,66 @@
+import os
+import pickle
+
+import pytest
+
+from espnet3.components.data.errors import DataError
+from espnet3.components.data.sources.open_shards import Recent, ShardFile
+from espnet3.components.data.sources.shard_index import identity_of
+
+
+def test_only_the_most_recent_are_kept():
+    made = []
+    recent = Recent(2)
+    for key in "aabacab":
+        recent.get(key, lambda key=key: made.append(key) or key)
+    assert made == ["a", "b", "c", "b"]
+    assert len(recent) == 2
+
+
+def test_what_is_larger_than_all_is_kept_alone():
+    recent = Recent(10, cost=len)
+    recent.get("a", lambda: "x" * 6)
+    recent.get("b", lambda: "x" * 6)
+    assert len(recent) == 1
+    recent.get("c", lambda: "x" * 100)
+    assert len(recent) == 1
+    assert recent.get("c", lambda: "made again") == "x" * 100
+
+
+def test_another_process_opens_its_own():
+    recent = Recent(2)
+    recent.get("a", os.getpid)
+    assert len(pickle.loads(pickle.dumps(recent))) == 0
+    read, write = os.pipe()
+    if (child := os.fork()) == 0:
+        os.write(write, b"own" if recent.get("a", os.getpid) == os.getpid() else b"shared")
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert os.read(read, 10) == b"own"
+    os.close(read)
+    os.close(write)
+    assert recent.get("a", lambda: -1) == os.getpid()
+
+
+def test_a_handle_is_closed_with_its_last_use(tmp_path):
+    path = tmp_path / "x"
+    path.write_bytes(b"0123456789")
+    before = len(os.listdir("/proc/self/fd"))
+    file = ShardFile(path, identity_of(path))
+    assert file.read(3, 4) == b"3456"
+    with pytest.raises(DataError, match=r"ends before byte 10. Copy or make it again"):
+        file.read(8, 4)
+    del file
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_shard_that_changed_is_not_read(tmp_path):
+    path = tmp_path / "x"
+    path.write_bytes(b"0123456789")
+    identity = identity_of(path)
+    path.write_bytes(b"01234567890")
+    with pytest.raises(DataError, match=r"has changed since the run began. Start again"):
+        ShardFile(path, identity)
+    path.unlink()
+    with pytest.raises(DataError, match="cannot be opened: No such file"):
+        ShardFile(path, identity)

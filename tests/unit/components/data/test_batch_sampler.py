@@ -1,0 +1,182 @@
+import logging
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+
+from espnet3.components.data.batch_sampler import EpochSampler
+from espnet3.components.data.batching import CountBatches
+from espnet3.components.data.selection import Part
+from espnet3.errors import ConfigError
+
+
+@pytest.fixture
+def ranks(monkeypatch):
+    """Return a function that sets the number of ranks and our own, as a process group would."""
+
+    def set_world(n_ranks, rank=0):
+        monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+        monkeypatch.setattr(torch.distributed, "get_world_size", lambda: n_ranks)
+        monkeypatch.setattr(torch.distributed, "get_rank", lambda: rank)
+
+    return set_world
+
+
+def sampler(n=103, size=4, **more):
+    inputs = {"n_items": n, "seed": 1, **more.pop("inputs", {})}
+    plan = CountBatches([Part(np.arange(n))], size, n_items=n, seed=1)
+    return EpochSampler(plan, inputs, **more)
+
+
+def take(source, n_steps, ranks, n_ranks):
+    """Return the samples of the next steps of all ranks, as if each resumed in its process."""
+    state, seen = source.state_dict(), []
+    for rank in range(n_ranks):
+        ranks(n_ranks, rank)
+        source.load_state_dict(state)
+        batches = source.begin()[:n_steps]
+        for batch in batches:
+            seen += batch.tolist()
+            source.advance()
+    return seen, len(batches)
+
+
+def lists(batches):
+    return [batch.tolist() for batch in batches]
+
+
+def test_ranks_share_the_batches_of_one_plan(ranks):
+    one = lists(sampler().begin())
+    dealt = []
+    for rank in range(3):
+        ranks(3, rank)
+        dealt.append(lists(sampler().begin()))
+    assert [len(batches) for batches in dealt] == [9, 9, 9]
+    in_turn = [batch for step in zip(*dealt, strict=True) for batch in step]
+    assert in_turn[:24] == one[:24]  # the last step shares what is left
+    assert sorted(sum(in_turn, [])) == list(range(103))
+
+
+def test_epochs_differ_and_can_be_had_again():
+    source = sampler()
+    first = lists(source.begin())
+    source.set_epoch(1)
+    assert lists(source.begin()) != first
+    source.set_epoch(0)
+    assert lists(source.begin()) == first
+    assert lists(source.begin()) == first  # a second pass, as validation makes
+
+
+def test_a_resumed_sampler_goes_on_with_the_next_batch():
+    source = sampler()
+    source.set_epoch(2)
+    batches = lists(source.begin())
+    for _ in range(5):
+        source.advance()
+    state = source.state_dict()
+    assert state["n_batches_done"] == 5
+    other = sampler()
+    other.load_state_dict(state)
+    other.set_epoch(2)
+    assert len(other) == 26
+    assert other.state_dict() == state
+    assert lists(other.begin()) == batches[5:]
+    for _ in range(21):
+        other.advance()
+    assert other.state_dict()["done"] == [[1, 26]]
+    assert len(other) == 26
+    other.set_epoch(3)
+    assert len(other.begin()) == 26
+
+
+def test_another_epoch_than_the_one_of_the_state_starts_at_its_beginning():
+    source = sampler()
+    source.begin()
+    source.advance()
+    other = sampler()
+    other.load_state_dict(source.state_dict())
+    other.set_epoch(1)
+    assert len(other.begin()) == 26
+
+
+def test_a_finished_epoch_has_nothing_left():
+    source = sampler()
+    for _ in source.begin():
+        source.advance()
+    other = sampler()
+    other.load_state_dict(source.state_dict())
+    other.set_epoch(0)
+    assert other.begin() == []
+    assert len(other) == 26
+
+
+@pytest.mark.parametrize("worlds", [(2, 3), (3, 1, 2), (1, 4, 4), (4, 2, 1, 3)])
+def test_the_number_of_ranks_may_change_in_mid_epoch(ranks, worlds):
+    source, seen, n_steps = sampler(), [], 0
+    for n_ranks, _ in pairwise(worlds):
+        part, steps = take(source, 2, ranks, n_ranks)
+        seen += part
+        n_steps += steps
+    source.load_state_dict(source.state_dict())
+    ranks(worlds[-1])
+    length = len(source)
+    part, steps = take(source, 1000, ranks, worlds[-1])
+    seen += part
+    assert sorted(seen) == list(range(103))
+    assert length == n_steps + steps
+
+
+def test_too_little_for_the_ranks_that_are_there_after_a_change_ends_the_epoch(ranks):
+    source = sampler(n=9, size=4)
+    take(source, 2, ranks, 1)
+    source.load_state_dict(source.state_dict())
+    ranks(2)
+    assert len(source) == 2
+    assert source.begin() == []
+
+
+def test_a_state_of_other_batches_starts_the_epoch_anew_and_says_why(caplog):
+    source = sampler()
+    source.set_epoch(3)
+    source.begin()
+    source.advance()
+    other = sampler(inputs={"seed": 2})
+    with caplog.at_level(logging.WARNING):
+        other.load_state_dict(source.state_dict())
+    assert "epoch 3 starts anew" in caplog.text
+    assert "1 batches into the epoch" in caplog.text
+    assert "seed" in caplog.text
+    assert other.epoch == 3
+    assert len(other.begin()) == 26
+
+
+def test_a_state_is_of_plain_values():
+    import io
+
+    source = sampler()
+    source.begin()
+    source.advance()
+    file = io.BytesIO()
+    torch.save(source.state_dict(), file)
+    file.seek(0)
+    assert torch.load(file, weights_only=True) == source.state_dict()
+
+
+def test_fewer_samples_than_ranks_name_the_key(ranks):
+    ranks(8)
+    with pytest.raises(ConfigError, match=r"dataloader.valid: There are 8 ranks.*fewer devices"):
+        len(sampler(n=5, key="dataloader.valid"))
+
+
+def test_epochs_of_different_lengths_are_told(caplog):
+    class Growing:
+        def batches(self, epoch):
+            return [np.array([i]) for i in range(3 + epoch)]
+
+    source = EpochSampler(Growing(), {})
+    source.begin()
+    source.set_epoch(1)
+    with caplog.at_level(logging.WARNING):
+        assert len(source) == 4
+    assert "epoch 1 has 4 batches, the one before had 3" in caplog.text

@@ -1,0 +1,86 @@
+#!/bin/bash
+#BSUB -J train_small
+#BSUB -q gpu
+#BSUB -P my-lab
+#BSUB -n 64
+#BSUB -R "span[ptile=32]"
+#BSUB -gpu "num=4"
+#BSUB -R "rusage[mem=65536MB]"
+#BSUB -W 24:00
+#BSUB -r
+#BSUB -Q 99
+#BSUB -o /lab/asr/exp/train_small/launch/20240131-120000.scheduler.log
+#BSUB -x
+
+# Written by espnet3 launch; to submit it again: bsub < /lab/asr/exp/train_small/launch/20240131-120000.sh
+script=/lab/asr/exp/train_small/launch/20240131-120000.sh
+state=/lab/asr/exp/train_small/launch/20240131-120000
+python=/opt/venv/bin/python
+arguments=(--training_config conf/training.yaml trainer.max_epochs=3)
+
+if [ "${1-}" = rank ]; then # one process of the training
+  trap '' USR1 # else the training would die of it before it listens
+  trap : TERM INT # wait for the training, which writes a checkpoint first
+  left=$((ESPNET3_SIGNAL_AT - $(date +%s)))
+  [ "$left" -gt 0 ] || left=1
+  timeout --foreground --preserve-status --signal=USR1 "$left" "$python" run.py --stages train "${arguments[@]}"
+  code=$?
+  [ "$code" = 75 ] && : >"$state.continue" && exit 0
+  # Of several that fail, the first tells why; srun ends the others, and torchrun says 1.
+  [ "$code" = 0 ] || (set -C; echo "$code" >"$state.failed") 2>/dev/null
+  exit "$code"
+fi
+
+[ -n "${1-}" ] || exec >>/lab/asr/exp/train_small/launch/20240131-120000.log 2>&1
+cd /lab/asr || exit 1
+export OMP_NUM_THREADS=4
+export PYTHONUNBUFFERED=1
+export NCCL_DEBUG=INFO
+module load cuda
+
+if [ "${1-}" = node ]; then # all processes of one node
+  trap '' USR1 # torchrun would die of it, and all its processes with it
+  export ESPNET3_SIGNAL_AT="$3"
+  exec "$python" -m torch.distributed.run --nnodes=2 --nproc-per-node=4 \
+    --rdzv-backend=c10d --rdzv-endpoint="$2" --rdzv-id="$2" --no-python bash "$script" rank
+fi
+
+trap : TERM # as above
+rm -f "$state.continue" "$state.failed"
+export ESPNET3_SIGNAL_AT=$(($(date +%s) + 86280))
+mapfile -t hosts < <(awk '{for (i = 1; i < NF; i += 2) print $i}' <<<"$LSB_MCPU_HOSTS")
+if [ "${#hosts[@]}" != 2 ]; then
+  echo "espnet3: trainer.num_nodes is 2, but the job got ${#hosts[@]} node(s): ${hosts[*]}" >&2
+  exit 1
+fi
+remote() { blaunch "$@"; }
+endpoint=${hosts[0]}:$((20000 + LSB_JOBID % 20000))
+command=(bash "$script" node "$endpoint" "${ESPNET3_SIGNAL_AT-}")
+"${command[@]}" &
+processes=($!)
+for host in "${hosts[@]:1}"; do
+  remote "$host" "${command[@]}" </dev/null &
+  processes+=($!)
+done
+code=0
+for process in "${processes[@]}"; do
+  wait "$process"; status=$?
+  while kill -0 "$process" 2>/dev/null; do wait "$process"; status=$?; done # after TERM
+  [ "$code" != 0 ] || code=$status
+done
+[ "$code" = 0 ] || [ ! -s "$state.failed" ] || code=$(cat "$state.failed")
+
+if [ -f "$state.continue" ] || [ "$code" = 75 ]; then
+  n=$(($(cat "$state.restarts" 2>/dev/null || echo 0) + 1))
+  if [ "$n" -gt 10 ]; then
+    rm -f "$state.restarts" # who submits it again starts counting anew
+    echo 'espnet3: time is up, and the job was restarted 10 time(s), which is launch.max_restarts. A checkpoint is written; to go on: bsub < /lab/asr/exp/train_small/launch/20240131-120000.sh' >&2
+    exit 75
+  fi
+  echo "$n" >"$state.restarts" || exit 75 # else it would never end
+  echo "espnet3: time is up; restart $n of 10 goes on from the checkpoint"
+  exit 99 # LSF then queues it again
+fi
+rm -f "$state.restarts"
+
+exit "$code"

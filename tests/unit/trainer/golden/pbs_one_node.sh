@@ -1,0 +1,67 @@
+#!/bin/bash
+#PBS -N train_small
+#PBS -q gpu
+#PBS -A my-lab
+#PBS -l select=1:ncpus=32:ngpus=4:mem=65536mb:mpiprocs=1
+#PBS -l walltime=24:00:00
+#PBS -V
+#PBS -r y
+#PBS -j oe
+#PBS -o /lab/asr/exp/train_small/launch/20240131-120000.scheduler.log
+
+# Written by espnet3 launch; to submit it again: qsub /lab/asr/exp/train_small/launch/20240131-120000.sh
+script=/lab/asr/exp/train_small/launch/20240131-120000.sh
+state=/lab/asr/exp/train_small/launch/20240131-120000
+python=/opt/venv/bin/python
+arguments=(--training_config conf/training.yaml trainer.max_epochs=3)
+
+if [ "${1-}" = rank ]; then # one process of the training
+  trap '' USR1 # else the training would die of it before it listens
+  trap : TERM INT # wait for the training, which writes a checkpoint first
+  left=$((ESPNET3_SIGNAL_AT - $(date +%s)))
+  [ "$left" -gt 0 ] || left=1
+  timeout --foreground --preserve-status --signal=USR1 "$left" "$python" run.py --stages train "${arguments[@]}"
+  code=$?
+  [ "$code" = 75 ] && : >"$state.continue" && exit 0
+  # Of several that fail, the first tells why; srun ends the others, and torchrun says 1.
+  [ "$code" = 0 ] || (set -C; echo "$code" >"$state.failed") 2>/dev/null
+  exit "$code"
+fi
+
+[ -n "${1-}" ] || exec >>/lab/asr/exp/train_small/launch/20240131-120000.log 2>&1
+cd /lab/asr || exit 1
+export OMP_NUM_THREADS=4
+export PYTHONUNBUFFERED=1
+export NCCL_DEBUG=INFO
+module load cuda
+
+if [ "${1-}" = node ]; then # all processes of one node
+  trap '' USR1 # torchrun would die of it, and all its processes with it
+  export ESPNET3_SIGNAL_AT="$3"
+  exec "$python" -m torch.distributed.run --nnodes=1 --nproc-per-node=4 \
+    --standalone --no-python bash "$script" rank
+fi
+
+trap : TERM # as above
+rm -f "$state.continue" "$state.failed"
+export ESPNET3_SIGNAL_AT=$(($(date +%s) + 86280))
+bash "$script" node "" "${ESPNET3_SIGNAL_AT-}"
+code=$?
+[ "$code" = 0 ] || [ ! -s "$state.failed" ] || code=$(cat "$state.failed")
+
+if [ -f "$state.continue" ] || [ "$code" = 75 ]; then
+  n=$(($(cat "$state.restarts" 2>/dev/null || echo 0) + 1))
+  if [ "$n" -gt 10 ]; then
+    rm -f "$state.restarts" # who submits it again starts counting anew
+    echo 'espnet3: time is up, and the job was restarted 10 time(s), which is launch.max_restarts. A checkpoint is written; to go on: qsub /lab/asr/exp/train_small/launch/20240131-120000.sh' >&2
+    exit 75
+  fi
+  echo "$n" >"$state.restarts" || exit 75 # else it would never end
+  echo "espnet3: time is up; restart $n of 10 goes on from the checkpoint"
+  qsub "$script" && exit 0
+  echo 'espnet3: the job could not be queued again. To go on from the checkpoint: qsub /lab/asr/exp/train_small/launch/20240131-120000.sh' >&2
+  exit 75
+fi
+rm -f "$state.restarts"
+
+exit "$code"

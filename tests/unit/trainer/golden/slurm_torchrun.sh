@@ -1,0 +1,73 @@
+#!/bin/bash
+#SBATCH --job-name=train_small
+#SBATCH --partition=gpu
+#SBATCH --account=my-lab
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=1
+#SBATCH --cpus-per-task=32
+#SBATCH --gres=gpu:4
+#SBATCH --mem=65536M
+#SBATCH --time=24:00:00
+#SBATCH --signal=USR1@120
+#SBATCH --requeue
+#SBATCH --open-mode=append
+#SBATCH --output=/lab/asr/exp/train_small/launch/20240131-120000.log
+
+# Written by espnet3 launch; to submit it again: sbatch /lab/asr/exp/train_small/launch/20240131-120000.sh
+script=/lab/asr/exp/train_small/launch/20240131-120000.sh
+state=/lab/asr/exp/train_small/launch/20240131-120000
+python=/opt/venv/bin/python
+arguments=(--training_config conf/training.yaml trainer.max_epochs=3)
+
+if [ "${1-}" = rank ]; then # one process of the training
+  trap '' USR1 # else the training would die of it before it listens
+  trap : TERM INT # wait for the training, which writes a checkpoint first
+  "$python" run.py --stages train "${arguments[@]}"
+  code=$?
+  [ "$code" = 75 ] && : >"$state.continue" && exit 0
+  # Of several that fail, the first tells why; srun ends the others, and torchrun says 1.
+  [ "$code" = 0 ] || (set -C; echo "$code" >"$state.failed") 2>/dev/null
+  exit "$code"
+fi
+
+cd /lab/asr || exit 1
+export OMP_NUM_THREADS=4
+export PYTHONUNBUFFERED=1
+export NCCL_DEBUG=INFO
+module load cuda
+
+if [ "${1-}" = node ]; then # all processes of one node
+  trap '' USR1 # torchrun would die of it, and all its processes with it
+  exec "$python" -m torch.distributed.run --nnodes=2 --nproc-per-node=4 \
+    --rdzv-backend=c10d --rdzv-endpoint="$2" --rdzv-id="$2" --no-python bash "$script" rank
+fi
+
+trap : TERM # as above
+alone() { "$python" run.py --stages "$1" "${arguments[@]}" || exit; }
+alone collect_stats
+rm -f "$state.continue" "$state.failed"
+head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+endpoint=$head:$((20000 + SLURM_JOB_ID % 20000))
+srun --nodes=2 --ntasks-per-node=1 --cpus-per-task=32 --kill-on-bad-exit=1 \
+  bash "$script" node "$endpoint"
+code=$?
+[ "$code" = 0 ] || [ ! -s "$state.failed" ] || code=$(cat "$state.failed")
+
+if [ -f "$state.continue" ] || [ "$code" = 75 ]; then
+  n=$(($(cat "$state.restarts" 2>/dev/null || echo 0) + 1))
+  if [ "$n" -gt 10 ]; then
+    rm -f "$state.restarts" # who submits it again starts counting anew
+    echo 'espnet3: time is up, and the job was restarted 10 time(s), which is launch.max_restarts. A checkpoint is written; to go on: sbatch /lab/asr/exp/train_small/launch/20240131-120000.sh' >&2
+    exit 75
+  fi
+  echo "$n" >"$state.restarts" || exit 75 # else it would never end
+  echo "espnet3: time is up; restart $n of 10 goes on from the checkpoint"
+  scontrol requeue "$SLURM_JOB_ID" && exit 0
+  sbatch "$script" && exit 0 # where requeueing is forbidden
+  echo 'espnet3: the job could not be queued again. To go on from the checkpoint: sbatch /lab/asr/exp/train_small/launch/20240131-120000.sh' >&2
+  exit 75
+fi
+rm -f "$state.restarts"
+
+[ "$code" = 0 ] || exit "$code"
+alone average
