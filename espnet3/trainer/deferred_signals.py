@@ -85,6 +85,8 @@ def signal_named(name: str) -> signal.Signals:
     full = name.upper() if name.upper().startswith("SIG") else f"SIG{name.upper()}"
     known = [one.name for one in signal.Signals]
     if full not in known or full in ("SIGKILL", "SIGSTOP"):
-        hint = suggest(full, known) or " Write one such as SIGUSR1."
-        raise ConfigError(f"requeue_signals has {name!r}, which is no signal to wait for.{hint}")
+        raise ConfigError(
+            f"requeue_signals has {name!r}, which is no signal to wait for.{suggest(full, known)} "
+            "Write names as in requeue_signals: [SIGUSR1, SIGUSR2]"
+        )
     return signal.Signals[full]

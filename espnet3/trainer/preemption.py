@@ -97,6 +97,11 @@ class Preemption(pl.Callback):
             if signals.code is None:
                 raise
             raise _interrupted(signals.code) from None
+        except RuntimeError as error:
+            if signals.code is None or "DataLoader worker" not in str(error):
+                raise
+            logger.warning("The signal has ended workers of the loader: nothing could be saved.")
+            raise _interrupted(signals.code) from error
         finally:
             for number, handler in previous.items():
                 signal.signal(number, handler)
@@ -117,7 +122,8 @@ class Preemption(pl.Callback):
     def on_exception(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
     ) -> None:
-        self._signals.phase = Phase.FAILED
+        if not isinstance(exception, TrainingStopped):
+            self._signals.phase = Phase.FAILED
 
     @override
     def on_train_batch_end(

@@ -51,7 +51,7 @@ class Stepper:
         # DDP waits for all parameters in a backward pass; this one may be for some of them only.
         is_single = len(self._updaters) == 1
         is_synced = is_single and closes
-        own = None
+        own = None if is_single else updater.parameters
         with self._unsynced(not is_synced), self._full_precision():
             loss = loss / updater.config.n_accumulated
             self._module.manual_backward(loss, inputs=own, retain_graph=keep)

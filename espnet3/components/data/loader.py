@@ -14,7 +14,7 @@ from espnet3.components.data.lengths import LengthSource
 from espnet3.components.data.loader_config import LoaderConfig, build_function
 from espnet3.components.data.loader_plan import make_plan
 from espnet3.components.data.sample_reader import Failure, Fetched, Request, SampleReader, as_is
-from espnet3.errors import ResourceError
+from espnet3.errors import EspnetError, ResourceError
 
 if TYPE_CHECKING:
     from espnet3.config.load import LoadedConfig
@@ -89,11 +89,17 @@ class BatchLoader:
         """Go on with the batch after the last one that was yielded when the state was taken."""
         self.sampler.load_state_dict(state)
 
-    def close(self) -> None:
-        """End the worker processes; the next iteration starts others."""
+    def close(self, *, at_once: bool = False) -> None:
+        """End the worker processes; the next iteration starts others.
+
+        Args:
+            at_once: Do not wait for what they are doing, which may hang.
+        """
         iterator = getattr(self._inner, "_iterator", None)
         self._inner = None
         if iterator is not None and self._config.num_workers:
+            for worker in iterator._workers if at_once else ():
+                worker.terminate()
             iterator._shutdown_workers()
 
     def start(self) -> Iterator[Any]:
@@ -250,12 +256,17 @@ class _BatchIterator:
             if self._source is None:
                 self._source = self._loader.start()
             answer = next(self._source)
+            return self._loader.accept(answer, time.perf_counter() - start)
         except RuntimeError as error:
             explained = self._loader.explain(error)
+            self._loader.close(at_once=True)
             if explained is error:
                 raise
             raise explained from None
-        return self._loader.accept(answer, time.perf_counter() - start)
+        except EspnetError:
+            # Left to the garbage collector, each worker may take 5 seconds to end.
+            self._loader.close()
+            raise
 
 
 class _Feed:

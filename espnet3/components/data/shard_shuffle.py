@@ -24,7 +24,7 @@ def shard_order(locality: Any, *, seed: int, epoch: int, buffer_shards: int) -> 
 
     Example:
         >>> shard_order([0, 0, 1, 1, 2, 2], seed=0, epoch=0, buffer_shards=1).tolist()
-        [4, 5, 1, 0, 2, 3]
+        [3, 2, 5, 4, 1, 0]
     """
     if buffer_shards < 1:
         raise ValueError(f"buffer_shards is {buffer_shards}; it must be 1 or more.")

@@ -76,7 +76,7 @@ def test_what_the_recipe_refuses_is_not_submitted(recipe, capsys):
     ("words", "advice"),
     [
         (["--stages", "infer"], "It runs train, and around it: create_dataset, train_tokenizer,"),
-        (["--stages", "trian"], "Did you mean 'train'?"),
+        (["--stages", "trainn"], "Did you mean 'train'?"),
         (["--stages", "3"], "python run.py --stages collect_stats --training_config FILE"),
     ],
 )

@@ -88,4 +88,4 @@ def test_every_stage_is_listed_with_its_option():
     assert (
         lines[5] == "   6  infer            Run the model over the test sets (--inference_config)"
     )
-    assert lines[3].endswith("Train the model (--training_config) - not in this system")
+    assert lines[1].endswith("Train the tokenizer (--training_config) - not in this system")

@@ -7,6 +7,8 @@ from espnet3.systems.base.system import BaseSystem
 
 
 class Mine(BaseSystem):
+    collect_stats = average = None
+
     def train(self): ...
 
     @stage(config="inference", after="infer")

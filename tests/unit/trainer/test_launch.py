@@ -69,7 +69,7 @@ def test_processes_and_gpus_of_a_node(recipe, trainer, overrides, numbers):
         ({"accelerator": "gpu", "devices": [2, 3]}, [], "Write: devices: 2"),
         ({"accelerator": "gpu", "devices": 4}, ["launch.gpus=2"], "Delete launch.gpus"),
         ({"devices": 1, "num_nodes": "two"}, [], "num_nodes: 1"),
-        ({"devices": 1}, ["launch.tiem=1"], "Did you mean 'time'?"),
+        ({"devices": 1}, ["launch.timee=1"], "Did you mean 'time'?"),
     ],
 )
 def test_a_block_without_clear_numbers_is_refused(recipe, trainer, overrides, advice):

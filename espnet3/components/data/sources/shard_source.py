@@ -16,7 +16,7 @@ from espnet3.components.data.sources.open_shards import Recent, ShardFile
 from espnet3.components.data.sources.shard_ids import check_unique, id_at
 from espnet3.config.fingerprint import digest
 
-_MAX_OPEN = 32
+_MAX_OPEN = 64
 """Shards that a process holds open; each takes two file handles, or three."""
 
 
@@ -36,7 +36,7 @@ class ShardSource(ABC):
     """A dataset of utterances in shards.
 
     Per item it keeps 8 bytes in memory, the duration; the rest is in index files that are mapped.
-    At most 32 shards are open in a process.
+    At most 64 shards are open in a process.
 
     Args:
         shards: The files.

@@ -1,5 +1,5 @@
 import logging
-from itertools import pairwise
+from itertools import chain, pairwise
 
 import numpy as np
 import pytest
@@ -55,7 +55,7 @@ def test_ranks_share_the_batches_of_one_plan(ranks):
     assert [len(batches) for batches in dealt] == [9, 9, 9]
     in_turn = [batch for step in zip(*dealt, strict=True) for batch in step]
     assert in_turn[:24] == one[:24]  # the last step shares what is left
-    assert sorted(sum(in_turn, [])) == list(range(103))
+    assert sorted(chain(*in_turn)) == list(range(103))
 
 
 def test_epochs_differ_and_can_be_had_again():

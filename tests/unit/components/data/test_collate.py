@@ -56,8 +56,10 @@ def test_lists_of_numbers_are_arrays_also_when_empty():
 
 
 def test_what_to_pad_with_can_be_chosen():
-    samples = [{"labels": [1], "tokens": [1], "x": [1.5], "mask": np.array([True])},
-               {"labels": [1, 2], "tokens": [1, 2], "x": [1.5, 2], "mask": np.array([True] * 2)}]  # fmt: skip
+    samples = [
+        {"labels": [1], "tokens": [1], "x": [1.5], "mask": np.array([True])},
+        {"labels": [1, 2], "tokens": [1, 2], "x": [1.5, 2], "mask": np.array([True, True])},
+    ]
     batch = PadCollate({"labels": -100}, float_pad=9.0, int_pad=0)(samples)
     assert batch["labels"].tolist()[0] == [1, -100]
     assert batch["tokens"].tolist()[0] == [1, 0]

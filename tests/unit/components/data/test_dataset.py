@@ -190,7 +190,7 @@ def test_items_are_called_by_the_names_of_their_datasets():
     named = CombinedDataset(parts, names=["dataset.train.0", "dataset.train.1"])
     assert named.place_of(3) == "item 1 of dataset.train.1"
     assert CombinedDataset(parts).place_of(0).startswith("item 0 of dataset 0 (")
-    assert named.ranges() == [range(0, 2), range(2, 5)]
+    assert named.ranges() == [range(2), range(2, 5)]
 
 
 def test_weights_are_part_of_the_fingerprint_unless_they_are_one():

@@ -80,7 +80,7 @@ def test_a_file_of_other_data_is_refused(tmp_path, text, message):
 
 
 def test_a_missing_file_names_the_stage_that_writes_it(tmp_path):
-    with pytest.raises(ConfigError, match="does not exist. Run the stage collect_stats"):
+    with pytest.raises(ConfigError, match=r"does not exist. Run the stage collect_stats"):
         read_shapes(str(tmp_path / "none"))
 
 
@@ -95,5 +95,5 @@ def test_short_and_long_samples_are_left_out_and_counted(caplog):
 
 def test_all_left_out_is_an_error():
     config = LoaderConfig(batch_size=1, max_seconds=30)
-    with pytest.raises(ConfigError, match="none is left. Durations are in seconds"):
+    with pytest.raises(ConfigError, match=r"none is left. Durations are in seconds"):
         left_in(np.array([40.0, 50.0]), config, 2, KEY)

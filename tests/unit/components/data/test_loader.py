@@ -1,6 +1,7 @@
 import logging
 import os
 import signal
+from itertools import chain
 
 import numpy as np
 import pytest
@@ -55,6 +56,10 @@ def ids(batches):
     return [batch["utt_id"] for batch in batches]
 
 
+def all_ids(batches):
+    return list(chain(*ids(batches)))
+
+
 def problem(function, kind=ConfigError):
     with pytest.raises(kind) as caught:
         function()
@@ -70,10 +75,10 @@ def fails_at(batches, kind=DataError):
 
 def test_training_is_shuffled_and_validation_is_not():
     data = Speech(20)
-    assert sum(ids(loader(data, split="valid", batch_size=4)), []) == [f"u{i}" for i in range(20)]
+    assert all_ids(loader(data, split="valid", batch_size=4)) == [f"u{i}" for i in range(20)]
     train = loader(data, batch_size=4)
     first = ids(train)
-    assert sorted(sum(first, [])) == sorted(f"u{i}" for i in range(20))
+    assert sorted(chain(*first)) == sorted(f"u{i}" for i in range(20))
     train.sampler.set_epoch(1)
     assert ids(train) != first
     assert len(train) == 5
@@ -203,7 +208,7 @@ def test_weights_say_how_often_samples_come():
     seen = []
     for epoch in range(2):
         batches.sampler.set_epoch(epoch)
-        seen.append(sum(ids(batches), []))
+        seen.append(all_ids(batches))
         assert len(seen[-1]) == 30
         assert all(seen[-1].count(f"a{i}") == 2 for i in range(10))
     both = sorted(name for name in seen[0] + seen[1] if name.startswith("b"))
@@ -227,7 +232,7 @@ def test_augmentation_follows_from_seed_epoch_and_sample(use_global):
         return [(batch["utt_id"], batch["noise"].tolist()) for batch in source]
 
     first = noise()
-    values = sum((values for _, values in first), [])
+    values = list(chain(*(values for _, values in first)))
     assert len(set(values)) == 48  # two copies of a sample are not the same
     assert noise(n_workers=2) == first
     assert noise(skipped=5) == first[5:]
@@ -269,7 +274,7 @@ def test_changed_settings_start_the_epoch_anew(caplog):
     with caplog.at_level(logging.WARNING):
         resumed.load_state_dict(stopped.state_dict())
     assert "batch_seconds: 30" in caplog.text
-    assert len(sum(ids(resumed), [])) == 50
+    assert len(all_ids(resumed)) == 50
 
 
 def test_nothing_is_read_before_the_first_batch_is_asked_for():
@@ -322,8 +327,8 @@ def test_an_utterance_longer_than_the_budget_is_named_with_two_ways_on():
     assert "b3 (item 3 of dataset.train.1) with 41.2 s" in message
     assert "batch_seconds: 42" in message
     assert "max_seconds: 20" in message
-    assert len(sum(ids(loader(data, batch_seconds=20, max_seconds=20)), [])) == 13
-    assert len(sum(ids(loader(data, batch_seconds=42)), [])) == 14
+    assert len(all_ids(loader(data, batch_seconds=20, max_seconds=20))) == 13
+    assert len(all_ids(loader(data, batch_seconds=42))) == 14
 
 
 @pytest.mark.parametrize("n_workers", [0, 2])

@@ -1,4 +1,5 @@
 import random
+from itertools import chain
 
 import pytest
 import torch
@@ -42,7 +43,7 @@ def test_its_global_randomness_follows_from_seed_and_epoch():
     assert lists(plan(source).batches(4)) == first
     assert lists(plan(source).batches(5)) != first
     assert torch.equal(torch.get_rng_state(), state)
-    assert sorted(sum(first, [])) == list(range(10))
+    assert sorted(chain(*first)) == list(range(10))
 
 
 def test_single_indices_are_cut_into_batches():
@@ -74,7 +75,7 @@ def test_what_is_no_index_is_named(given, more, message):
 
 def test_one_that_deals_to_ranks_itself_is_refused():
     sampler = torch.utils.data.DistributedSampler(range(10), num_replicas=2, rank=0)
-    with pytest.raises(ConfigError, match="deals to 2 ranks itself.*num_replicas: 1"):
+    with pytest.raises(ConfigError, match=r"deals to 2 ranks itself.*num_replicas: 1"):
         plan(sampler, batch_size=2)
 
 

@@ -18,9 +18,17 @@ def test_the_base_system_has_the_stages_of_the_design_in_order():
     assert names(BaseSystem)[-2:] == ["pack_demo", "upload_demo"]
 
 
-def test_the_base_system_itself_defines_create_dataset_infer_and_measure():
+def test_the_base_system_itself_defines_what_every_task_has():
     defined = [known.name for known in stages_of(BaseSystem) if known.is_defined]
-    assert defined == ["create_dataset", "infer", "measure"]
+    assert defined == ["create_dataset", "collect_stats", "train", "average", "infer", "measure"]
+
+
+def test_a_stage_that_a_recipe_wrote_itself_may_read_other_keys_than_ours():
+    class Mine(BaseSystem):
+        def train(self): ...
+
+    assert find_stage(stages_of(BaseSystem), "train").needs_any
+    assert not find_stage(stages_of(Mine), "train").needs_any
 
 
 def test_a_method_with_the_name_of_a_stage_defines_it_and_keeps_number_and_config():
@@ -111,7 +119,7 @@ def test_what_describes_a_stage_does_not_describe_its_replacement():
     assert has_own(BaseSystem, "infer", "describe_infer")
     assert not has_own(Replaced, "infer", "describe_infer")
     assert has_own(Described, "infer", "describe_infer")
-    assert not has_own(BaseSystem, "train", "describe_train")
+    assert not has_own(BaseSystem, "report", "describe_report")
 
 
 def test_every_stage_says_what_it_does():
