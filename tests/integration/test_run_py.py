@@ -175,7 +175,7 @@ def test_all_runs_the_stages_in_order_and_skips_what_there_is_not(recipe):
         "train": "done", "average": "skipped", "infer": "done", "rescore": "done",
         "measure": "done", "report": "skipped", "pack_model": "skipped", "upload_model": "skipped",
     }  # fmt: skip
-    assert "Words has no average()" in done.stdout
+    assert "Words has no train_tokenizer()" in done.stdout
     assert recipe.record("create_dataset", "words v1")["state"] == "done"
     again = recipe.run("--stage", "1", *ALL)
     assert states(again.stdout) == {"create_dataset": "skipped"}
@@ -283,7 +283,7 @@ def test_a_dry_run_tells_what_would_be_done_and_writes_nothing(recipe):
     assert "  config: conf/inference.yaml\n" in done.stdout
     assert "  decodes with beam 4\n" in done.stdout
     assert "  runs Words.measure()\n" in done.stdout
-    assert "Stage average (5): Average the best checkpoints\n  skipped: Words has no" in done.stdout
+    assert "Stage train_tokenizer (2): Train the tokenizer\n  skipped: Words has no" in done.stdout
     assert "decoded" not in done.stdout
 
 
@@ -293,7 +293,7 @@ def test_the_stages_are_listed(recipe):
         done.stdout
     )
     assert "      rescore          Rescore the hypotheses (--inference_config)\n" in done.stdout
-    assert "Average the best checkpoints (--training_config) - not in this" in done.stdout
+    assert "Train the tokenizer (--training_config) - not in this" in done.stdout
     assert "rescore" in recipe.run("--help").stdout
     assert "rescore" in recipe.run().stdout
 
@@ -303,7 +303,7 @@ def test_the_stages_are_listed(recipe):
     [
         (["--stage", "infr"], "There is no stage 'infr'. Did you mean 'infer'? Stages: 1 create_"),
         (["--stages", "7-6"], "--stages 7-6 runs backwards. Put the earlier stage first."),
-        (["--stage", "average"], "Words has no stage 'average' of its own: write def average("),
+        (["--stage", "report"], "Words has no stage 'report' of its own: write def report("),
         (["--stage", "6"], "Stage infer (6) needs a config: add --inference_config conf/inf"),
         (["--stage", "measure", *INFER], "Stage measure (7) needs a config: add --metrics_config"),
         (["--stage", "6", "--inferenc_config", "x"], "There is no option --inferenc_config. Did"),
