@@ -44,6 +44,9 @@ def _head(job: Job) -> list[str]:
         f"state={_quoted(job.state)}",
         f"python={_quoted(job.python)}",
         f"arguments=({' '.join(map(_quoted, job.arguments))})",
+        "# A job that is started again goes on from last.ckpt, whatever the first one started from.",
+        '[ ! -f "$state.restarts" ] && [ "${SLURM_RESTART_COUNT:-0}" = 0 ] ||',
+        "  arguments+=(resume=auto fit.ckpt_path=null)",
     ]
 
 
@@ -181,7 +184,7 @@ def _restart(job: Job) -> list[str]:
         f'if [ -f "$state.continue" ] || [ "$code" = {CONTINUE_CODE} ]; then',
         '  n=$(($(cat "$state.restarts" 2>/dev/null || echo 0) + 1))',
         f'  if [ "$n" -gt {limit} ]; then',
-        '    rm -f "$state.restarts" # who submits it again starts counting anew',
+        '    echo 0 >"$state.restarts" # who submits it again starts counting anew',
         f"    echo {_quoted(_enough(limit, submit))} >&2",
         f"    exit {CONTINUE_CODE}",
         "  fi",
@@ -189,7 +192,7 @@ def _restart(job: Job) -> list[str]:
         f'  echo "espnet3: time is up; restart $n of {limit} goes on from the checkpoint"',
         *(f"  {line}" for line in _queue_again(job)),
         "fi",
-        'rm -f "$state.restarts"',
+        '[ "$code" != 0 ] || rm -f "$state.restarts"',
     ]
 
 

@@ -18,6 +18,9 @@ script=/lab/asr/exp/train_small/launch/20240131-120000.sh
 state=/lab/asr/exp/train_small/launch/20240131-120000
 python=/opt/venv/bin/python
 arguments=(--training_config conf/training.yaml trainer.max_epochs=3)
+# A job that is started again goes on from last.ckpt, whatever the first one started from.
+[ ! -f "$state.restarts" ] && [ "${SLURM_RESTART_COUNT:-0}" = 0 ] ||
+  arguments+=(resume=auto fit.ckpt_path=null)
 
 if [ "${1-}" = rank ]; then # one process of the training
   trap '' USR1 # else the training would die of it before it listens
@@ -56,7 +59,7 @@ code=$?
 if [ -f "$state.continue" ] || [ "$code" = 75 ]; then
   n=$(($(cat "$state.restarts" 2>/dev/null || echo 0) + 1))
   if [ "$n" -gt 10 ]; then
-    rm -f "$state.restarts" # who submits it again starts counting anew
+    echo 0 >"$state.restarts" # who submits it again starts counting anew
     echo 'espnet3: time is up, and the job was restarted 10 time(s), which is launch.max_restarts. A checkpoint is written; to go on: sbatch /lab/asr/exp/train_small/launch/20240131-120000.sh' >&2
     exit 75
   fi
@@ -67,7 +70,7 @@ if [ -f "$state.continue" ] || [ "$code" = 75 ]; then
   echo 'espnet3: the job could not be queued again. To go on from the checkpoint: sbatch /lab/asr/exp/train_small/launch/20240131-120000.sh' >&2
   exit 75
 fi
-rm -f "$state.restarts"
+[ "$code" != 0 ] || rm -f "$state.restarts"
 
 [ "$code" = 0 ] || exit "$code"
 alone average
