@@ -19,16 +19,12 @@ from lightning.pytorch.trainer.states import TrainerFn
 from typing_extensions import override
 
 from espnet3.errors import RunInterrupted
-from espnet3.io.atomic import write_text
-from espnet3.trainer.deferred_signals import DeferredSignals, Phase, is_rank_0, signal_named
+from espnet3.trainer.deferred_signals import DeferredSignals, Phase, signal_named
 
 logger = logging.getLogger(__name__)
 
 CONTINUE = os.EX_TEMPFAIL
 """Exit code 75: a checkpoint was written, and the job is to be started again."""
-
-EXIT_CODE_FILE = "ESPNET3_EXIT_CODE_FILE"
-"""Names a file for the exit code, for job scripts that run torchrun: it always ends with 1."""
 
 _CHECK_SECONDS = 1.0
 _MOST_BATCHES = 50  # between two checks, in case that batches suddenly take longer
@@ -92,21 +88,21 @@ class Preemption(pl.Callback):
         except TrainingStopped as stop:
             # The default for a further one, before the process has ended, is another exit code.
             previous |= {n: signal.SIG_IGN for n, code in signals.codes.items() if code == CONTINUE}
-            raise _interrupted(stop.code) from None
+            raise RunInterrupted(stop.code) from None
         except SystemExit:  # what Lightning makes of an interrupt
             if signals.code is None:
                 raise
-            raise _interrupted(signals.code) from None
+            raise RunInterrupted(signals.code) from None
         except RuntimeError as error:
             if signals.code is None or "DataLoader worker" not in str(error):
                 raise
             logger.warning("The signal has ended workers of the loader: nothing could be saved.")
-            raise _interrupted(signals.code) from error
+            raise RunInterrupted(signals.code) from error
         finally:
             for number, handler in previous.items():
                 signal.signal(number, handler)
         if signals.code is not None:  # it came when training was at its end
-            raise _interrupted(signals.code)
+            raise RunInterrupted(signals.code)
 
     @override
     def on_sanity_check_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -116,6 +112,8 @@ class Preemption(pl.Callback):
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._signals.install()
         self._signals.phase = Phase.TRAINING
+        # Lightning asks in every step whether rank 0 got a SIGTERM, and waits for the device then.
+        trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = _do_nothing  # type: ignore[method-assign]
         self._pace.restart(_CHECK_SECONDS)
 
     @override
@@ -242,8 +240,5 @@ def _has_gradients(module: pl.LightningModule) -> bool:
     return any(parameter.grad is not None for parameter in module.parameters())
 
 
-def _interrupted(code: int) -> RunInterrupted:
-    path = os.environ.get(EXIT_CODE_FILE)
-    if path and is_rank_0():
-        write_text(path, f"{code}\n")
-    return RunInterrupted(code)
+def _do_nothing() -> None:
+    pass

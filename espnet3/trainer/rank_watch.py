@@ -118,20 +118,24 @@ class RankWatch(pl.Callback):
         if isinstance(error, TrainingStopped) or self._reported or self._closing.is_set():
             return
         self._reported = error
-        store = self._link.connect() and self._link.usable_store()
+        self._link.connect()
         try:
-            if store is not None:
-                if is_communication_error(error):
-                    self._await_verdict(store)
+            if is_communication_error(error):
+                self._await_verdict()
+            if store := self._link.usable_store():
                 self._tell(store, error)
         except RuntimeError:  # the store is gone; what is left is the error itself
             logger.debug("The other ranks could not be told.", exc_info=True)
         finally:
             self._processes.kill_children()
 
-    def _await_verdict(self, store: RankStore) -> None:
+    def _await_verdict(self) -> None:
         """End here if another rank has failed, or is found to be dead in the next seconds."""
-        store.suspect()
+        store = self._link.usable_store()
+        if store is not None:
+            store.suspect()
+        elif self._link.store is None:
+            return
         patience = min(_AFTER_ERROR_SECONDS, self.silence_seconds) + 5 * self.tick_seconds
         try:
             failure = self._verdicts.get(timeout=patience)
@@ -139,8 +143,9 @@ class RankWatch(pl.Callback):
             return
         if self._link.rank != 0:
             self._end_now(failure)
-        self._link.await_others(store, 2)
-        store.acknowledge()
+        if store is not None:
+            self._link.await_others(store, 2)
+            store.acknowledge()
         raise TrainingError(failure.in_full()) from None
 
     def _tell(self, store: RankStore, error: BaseException) -> None:

@@ -155,6 +155,7 @@ def _become_rank(request: dict) -> None:
         os.dup2(log, descriptor)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     folder, settings = request["arguments"]
+    sys.argv = [__file__, folder, json.dumps(settings)]  # what Lightning starts other ranks with
     code = 1
     try:
         main(Path(folder), Settings(**settings))

@@ -1,6 +1,5 @@
 """Two real ranks, disturbed: none hangs, all say the same, and nothing is lost."""
 
-import contextlib
 import json
 import os
 import signal
@@ -65,6 +64,15 @@ class Ranks:
             arguments = [str(self.folder), settings]
             log = str(self.folder / "log")
             self.pids.append(self.server.ask({"env": env, "arguments": arguments, "log": log}))
+        self.codes = dict.fromkeys(self.pids)
+        return self
+
+    def start_by_lightning(self, **settings) -> "Ranks":
+        """Start rank 0, which starts rank 1 by its own command line."""
+        for file in self.folder.glob("steps.*"):
+            file.unlink()
+        arguments, log = [str(self.folder), settings], str(self.folder / "log")
+        self.pids = [self.server.ask({"env": {}, "arguments": arguments, "log": log})]
         self.codes = dict.fromkeys(self.pids)
         return self
 
@@ -246,78 +254,47 @@ def test_one_process_alone_needs_no_others(ranks):
     assert run.wait() == [75]
 
 
-class Launched(Ranks):
-    """Ranks that Lightning or torchrun starts from one command."""
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__(None, folder)
-
-    def start(self, *launcher: str, **settings) -> "Launched":
-        (self.folder / "steps.0").unlink(missing_ok=True)
-        (self.folder / "steps.1").unlink(missing_ok=True)
-        with (self.folder / "log").open("w") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, *launcher, str(JOB), str(self.folder), json.dumps(settings)],
-                stdout=log,
-                stderr=log,
-                env={**os.environ, **ENV, "ESPNET3_EXIT_CODE_FILE": str(self.folder / "code")},
-                # As a job script does with `trap '' USR1`: else the signal would end torchrun.
-                preexec_fn=lambda: signal.signal(signal.SIGUSR1, signal.SIG_IGN),
-                start_new_session=True,
-            )
-        return self
-
-    def wait(self) -> int:
-        return self.process.wait(SECONDS)
-
-    def pid(self, rank: int) -> int:
-        return int((self.folder / f"steps.{rank}").read_text().split()[2])
-
-    def close(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
+def pid_of(run: Ranks, rank: int) -> int:
+    return int((run.folder / f"steps.{rank}").read_text().split()[2])
 
 
-@pytest.fixture
-def launched(tmp_path):
-    one = Launched(tmp_path)
-    yield one
-    one.close()
+def test_ranks_of_lightning_stop_together_and_a_killed_one_is_named(ranks):
+    run = ranks().start_by_lightning(n_batches=100_000)
+    run.wait_for_steps(5)
+    run.kill(0, signal.SIGUSR1)
+    assert run.wait() == [75], run.log
+    n_steps = run.steps(0)[-1]
 
-
-def test_ranks_of_lightning_stop_together_and_a_killed_one_is_named(launched):
-    launched.start(n_batches=100_000)
-    launched.wait_for_steps(5)
-    os.kill(launched.pid(0), signal.SIGUSR1)
-    assert launched.wait() == 75, launched.log
-    n_steps = launched.steps(0)[-1]
-
-    launched.start(n_batches=100_000)
-    launched.wait_for_steps(5)
-    assert launched.steps(0)[0] == n_steps + 1
-    pid = launched.pid(1)
+    run.start_by_lightning(n_batches=100_000)
+    run.wait_for_steps(5)
+    assert run.steps(0)[0] == n_steps + 1
+    pid = pid_of(run, 1)
     os.kill(pid, signal.SIGKILL)
-    assert launched.wait() == 1, launched.log  # and not 137: Lightning would kill rank 0 as well
-    assert f"process {pid}) was killed by SIGKILL." in launched.log
-    assert "same command goes on" in last_line(launched.log)
+    assert run.wait() == [1], run.log  # and not 137: Lightning would kill rank 0 as well
+    assert f"process {pid}) was killed by SIGKILL." in run.log
+    assert "same command goes on" in last_line(run.log)
 
 
-TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
+def test_what_lightning_started_does_not_outlive_rank_0(ranks):
+    run = ranks().start_by_lightning(n_batches=100_000)
+    run.wait_for_steps(5)
+    run.kill(0, signal.SIGKILL)
+    pid = pid_of(run, 1)
+    wait_until(lambda: not Path(f"/proc/{pid}").exists(), SECONDS)
+    assert f"Rank 0 ({socket.gethostname()}, process {run.pids[0]}) is" in run.log
 
 
-def test_torchrun_reports_the_traceback_of_the_rank_that_failed(launched):
-    assert launched.start(*TORCHRUN, fail=("raise", 1, 3)).wait() == 1
-    report = launched.log[launched.log.index("Root Cause") :]
+def test_torchrun_reports_the_traceback_of_the_rank_that_failed(tmp_path):
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    settings = json.dumps({"fail": ("raise", 1, 3)})
+    done = subprocess.run(
+        [*torchrun, str(JOB), str(tmp_path), settings],
+        env={**os.environ, **ENV},
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+    )
+    assert done.returncode == 1
+    report = done.stderr[done.stderr.index("Root Cause") :]
     assert "rank      : 1" in report
     assert "KeyError: 'the vocabulary has no such token'" in report
-
-
-def test_a_signal_to_all_processes_of_torchrun_saves_and_leaves_the_exit_code(launched):
-    launched.start(*TORCHRUN, n_batches=100_000)
-    launched.wait_for_steps(5)
-    os.killpg(launched.process.pid, signal.SIGUSR1)
-    assert launched.wait() == 1  # torchrun knows no other code
-    assert (launched.folder / "code").read_text() == "75\n"
-    assert launched.steps(0)[-1] == launched.steps(1)[-1]
-    assert (launched.folder / "last.ckpt").exists()

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from espnet3.errors import ConfigError, RunInterrupted
-from espnet3.trainer.preemption import CONTINUE, EXIT_CODE_FILE, Preemption, TrainingStopped
+from espnet3.trainer.preemption import CONTINUE, Preemption
 
 
 class Module(pl.LightningModule):
@@ -150,13 +150,6 @@ def test_workers_that_the_same_signal_has_ended_are_no_failure():
 def test_a_worker_that_dies_by_itself_is_an_error():
     with pytest.raises(RuntimeError, match="killed"), Preemption(lambda trainer: None).handling():
         raise RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed.")
-
-
-def test_the_exit_code_is_left_for_a_job_script_that_runs_torchrun(tmp_path, monkeypatch):
-    monkeypatch.setenv(EXIT_CODE_FILE, str(tmp_path / "code"))
-    with pytest.raises(RunInterrupted), Preemption(lambda trainer: None).handling():
-        raise TrainingStopped(CONTINUE)
-    assert (tmp_path / "code").read_text() == "75\n"
 
 
 def test_an_unknown_signal_is_refused():

@@ -1,9 +1,10 @@
 import random
 
 import numpy as np
+import pytest
 import torch
 
-from espnet3.components.data.sample_seed import global_rngs_seeded, sample_rng
+from espnet3.components.data.sample_seed import fixed_random, global_rngs_kept, sample_rng
 
 
 def drawn():
@@ -17,18 +18,29 @@ def test_each_reading_of_each_sample_has_its_own_numbers():
     assert numbers == [sample_rng(*key).random() for key in keys]
 
 
-def test_global_generators_are_seeded_and_given_back():
-    random.seed(1)
-    np.random.seed(1)
-    torch.manual_seed(1)
-    expected = drawn()
-    random.seed(1)
-    np.random.seed(1)
-    torch.manual_seed(1)
-    with global_rngs_seeded(sample_rng(0, 0, 0)):
-        first = drawn()
-    assert drawn() == expected
-    with global_rngs_seeded(sample_rng(0, 0, 0)):
-        assert drawn() == first
-    with global_rngs_seeded(sample_rng(0, 1, 0)):
-        assert not set(drawn()) & set(first)
+@pytest.mark.parametrize("block", [global_rngs_kept, fixed_random])
+def test_global_generators_are_seeded_and_given_back(block):
+    random.seed(1), np.random.seed(1), torch.manual_seed(1)
+    expected = drawn(), drawn()
+    random.seed(1), np.random.seed(1), torch.manual_seed(1)
+    first = drawn()
+    with block() as seed:
+        seed(7, -1)
+        inside = drawn()
+        seed(8, -1)
+        other = drawn()
+        seed(7, -1)
+        assert drawn() == inside
+    assert (first, drawn()) == expected
+    assert len({*inside, *other}) == 6  # nor do two generators give the same numbers
+
+
+def test_torch_has_one_thread_inside_and_its_own_number_after_an_error():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        with pytest.raises(ValueError, match="1 thread"), fixed_random():
+            raise ValueError(f"{torch.get_num_threads()} thread")
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
