@@ -1,6 +1,7 @@
-"""Real trainings: `python run.py --stages train` on one process, by torchrun, killed and resumed."""
+"""Real trainings: `python run.py --stages train` alone and by torchrun, killed and resumed."""
 
 import json
+import os
 import signal
 import socket
 import sys
@@ -97,6 +98,19 @@ def test_sigkill_in_mid_epoch_and_a_rerun_end_where_an_undisturbed_run_does(
     assert 0 < len(resumed) < 3 * n_epoch - 3
     assert resumed == undisturbed[-len(resumed) :]
     assert_equal(recipe.exp_dir / "last.ckpt", recipe.folder / "exp/undisturbed/last.ckpt")
+
+
+def test_sigterm_to_all_processes_of_a_job_still_leaves_a_checkpoint(recipe, notes):
+    settings = ("dataloader.train.num_workers=2", "trainer.max_epochs=100")
+    process = recipe.start("--stages", "train", *settings, NOTE_BATCHES=str(notes))
+    noted = notes / "rank0.txt"
+    wait_until(lambda: noted.exists() and noted.read_text().count("\n") >= 5, 90)
+    os.killpg(process.pid, signal.SIGTERM)  # as a scheduler does it
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 143, output
+    assert "To go on: python run.py --stages train" in output
+    saved = torch.load(recipe.exp_dir / "last.ckpt", weights_only=True)
+    assert saved["global_step"] == len(batches(notes))
 
 
 def free_port() -> int:

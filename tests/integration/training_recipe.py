@@ -147,6 +147,7 @@ class TrainingRecipe:
             stderr=subprocess.STDOUT,
             text=True,
             env={**os.environ, "COLUMNS": "200", "OMP_NUM_THREADS": "1", **environ},
+            start_new_session=True,  # so that a test can signal all of its processes
             # A shell lets what it starts in the background ignore Ctrl-C, and so would this.
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )  # fmt: skip

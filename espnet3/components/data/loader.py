@@ -5,6 +5,7 @@ import re
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from espnet3.components.data.batch_sampler import EpochSampler
@@ -14,6 +15,7 @@ from espnet3.components.data.lengths import LengthSource
 from espnet3.components.data.loader_config import LoaderConfig, build_function
 from espnet3.components.data.loader_plan import make_plan
 from espnet3.components.data.sample_reader import Failure, Fetched, Request, SampleReader, as_is
+from espnet3.components.data.worker_signals import outlive_sigterm
 from espnet3.errors import EspnetError, ResourceError
 
 if TYPE_CHECKING:
@@ -151,7 +153,7 @@ class BatchLoader:
                 "persistent_workers": config.persistent_workers is not False,
                 "prefetch_factor": config.prefetch_factor or 2,
                 "multiprocessing_context": config.multiprocessing_context,
-                "worker_init_fn": self._worker_init_fn,
+                "worker_init_fn": partial(_start_worker, self._worker_init_fn),
                 "timeout": config.timeout,
             }
         # A generator of its own: the global one belongs to the model.
@@ -238,6 +240,12 @@ def build_loader(
     node = config.worker_init_fn
     init = node and build_function(node, key=f"{key}.worker_init_fn", loaded=loaded)
     return BatchLoader(reader, sampler, config, worker_init_fn=init, key=key)
+
+
+def _start_worker(users: Any, number: int) -> None:
+    outlive_sigterm()
+    if users is not None:
+        users(number)
 
 
 class _BatchIterator:
