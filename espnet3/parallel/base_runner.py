@@ -72,8 +72,8 @@ class BaseRunner:
 
     not_results: tuple[str, ...] = ()
     """Keys that the results do not depend on, such as `config.exp_tag`."""
-    is_configured = False
-    """Whether the settings come from a config: errors then spell them as overrides of its keys."""
+    config_block, folder_key = "", "output_dir"
+    """For errors: the block of a config with the settings, if any, and the key of the folder."""
 
     def __init__(  # noqa: PLR0913 - the settings that users know by these names
         self,
@@ -232,8 +232,8 @@ class BaseRunner:
     def _policy(self, config: "ParallelConfig") -> "FaultPolicy":
         from espnet3.parallel.open_pool import fault_policy
 
-        skip = self.on_error == "skip"
-        return fault_policy(config, skip_errors=skip, max_errors=self.max_errors)
+        skip, limit, block = self.on_error == "skip", self.max_errors, self.config_block
+        return fault_policy(config, skip_errors=skip, max_errors=limit, config_block=block)
 
     def _spec(self) -> RunSpec:
         return RunSpec(
@@ -274,7 +274,8 @@ class BaseRunner:
             resume=self.resume,
             retry_failed=self.retry_failed,
             accept_changes=self.accept_changes,
-            is_configured=self.is_configured,
+            config_block=self.config_block,
+            folder_key=self.folder_key,
         )
         driver = FolderDriver(request, self._spec(), self.provider, config, client)
         return driver.run(self._policy(config), self.merge)

@@ -13,7 +13,6 @@ from pathlib import Path
 
 from espnet3.errors import ItemError, WorkerError
 from espnet3.parallel.faults import (
-    ADVICE,
     MAX_EARLY_DEATHS,
     FaultPolicy,
     describe_failure,
@@ -21,6 +20,7 @@ from espnet3.parallel.faults import (
     error_of,
     keeps_dying,
     too_many,
+    without_it,
 )
 from espnet3.parallel.pools import Died, Finished, WorkerPool
 from espnet3.parallel.shard_source import ShardSource
@@ -144,7 +144,7 @@ class Dispatcher:
             return
         if stopped.kind != "write" or not self._policy.skip_errors:
             self._failures[stopped.failure.position] = stopped.failure
-            raise error_of(stopped) from None
+            raise error_of(stopped, self._policy) from None
         # The writer may have written half a record, so the attempt is gone; without that item it
         # will do better.
         self._give_up_on(stopped.failure, task)
@@ -160,7 +160,7 @@ class Dispatcher:
         n_failed = self._n_failed_before + len(self._failures)
         if limit is not None and n_failed > limit:
             raise ItemError(
-                f"{too_many(n_failed, limit)} The last one: {describe_failure(failure)}"
+                f"{too_many(n_failed, self._policy)} The last one: {describe_failure(failure)}"
             )
 
     @property
@@ -201,7 +201,7 @@ class Dispatcher:
             return
         self._suspicions.setdefault(task.shard, _Suspicion()).deaths += 1
         if self._suspicions[task.shard].deaths > self._policy.retries:
-            raise error_of(stopped)
+            raise error_of(stopped, self._policy)
         self._again.append(task)
 
     def _note_early_death(self, event: Died, *, has_begun: bool) -> None:
@@ -236,7 +236,7 @@ class Dispatcher:
             self._give_up_on(failure, task)
             return
         self._failures[position] = failure
-        raise ItemError(describe_failure(failure) + ADVICE)
+        raise ItemError(describe_failure(failure) + without_it(self._policy))
 
     def _divide(self, task: ShardTask, event: Died) -> None:
         """Without a position, halve the task itself; possible where results are in memory."""

@@ -83,7 +83,7 @@ class FolderDriver:
         if policy.max_errors is not None:
             n_failed = count_failed(layout, manifest)
             if n_failed > policy.max_errors:
-                raise ItemError(too_many(n_failed, policy.max_errors))
+                raise ItemError(too_many(n_failed, policy))
         if not order:
             return
         n_left = sum(manifest.bounds[shard + 1] - manifest.bounds[shard] for shard in order)

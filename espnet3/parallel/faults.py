@@ -21,13 +21,13 @@ class FaultPolicy:
     retries: int = 3
     item_timeout: float | None = None
     start_timeout: float = 3600.0
+    config_block: str = ""
+    """Where the runner's settings come from, if from a config."""
 
-
-_GO_ON = "Finished shards are kept. To go on without what fails, set the runner's on_error to skip."
-ADVICE = (
-    " To go on without it, set the runner's on_error to skip; if memory runs out, use fewer "
-    "workers or smaller batches."
-)
+    def setting(self, name: str, value: str) -> str:
+        """Return how to change a setting of the runner."""
+        block = self.config_block
+        return f"set {block}.{name}={value}" if block else f"set the runner's {name} to {value}"
 
 
 def keeps_dying(task: ShardTask, event: Died) -> str:
@@ -40,11 +40,19 @@ def keeps_dying(task: ShardTask, event: Died) -> str:
     )
 
 
-def too_many(n_failed: int, limit: int) -> str:
+def too_many(n_failed: int, policy: FaultPolicy) -> str:
     """Say that more items failed than may."""
     return (
-        f"{n_failed} items failed, more than max_errors={limit}. Raise max_errors, or mend what "
-        "fails and run them again with the runner's retry_failed set to true."
+        f"{n_failed} items failed, more than max_errors={policy.max_errors}. Raise max_errors, or "
+        f"mend what fails and run them again: {policy.setting('retry_failed', 'true')}."
+    )
+
+
+def without_it(policy: FaultPolicy) -> str:
+    """Say how to go on where an item kills its worker."""
+    return (
+        f" To go on without it, {policy.setting('on_error', 'skip')}; if memory runs out, use "
+        "fewer workers or smaller batches."
     )
 
 
@@ -64,7 +72,7 @@ def describe_failure(failure: Failure) -> str:
     return f"{head}\n\n{failure.traceback.rstrip()}\n" if failure.traceback else head
 
 
-def error_of(stopped: Stopped) -> EspnetError:
+def error_of(stopped: Stopped, policy: FaultPolicy) -> EspnetError:
     """Return the error with which a run stops, built from one message."""
     failure = stopped.failure
     if stopped.kind == "config":
@@ -81,7 +89,10 @@ def error_of(stopped: Stopped) -> EspnetError:
             f"Shard {failure.shard} could not be written on {failure.host}: {failure.error}. Make "
             "room or mend the folder, then run the same command again: finished shards are kept."
         )
-    return ItemError(f"{describe_failure(failure)}\n{_GO_ON}")
+    return ItemError(
+        f"{describe_failure(failure)}\nFinished shards are kept. To go on without what fails, "
+        f"{policy.setting('on_error', 'skip')}."
+    )
 
 
 def dies_at_once(event: Died) -> str:

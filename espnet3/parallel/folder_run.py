@@ -48,8 +48,9 @@ class RunRequest:
     resume: bool = True
     retry_failed: bool = False
     accept_changes: Sequence[str] = ()
-    is_configured: bool = False
-    """The runner's settings come from a config, so errors spell them as overrides."""
+    config_block: str = ""
+    """Where the runner's settings come from, if from a config; see `BaseRunner`."""
+    folder_key: str = "output_dir"
 
 
 @contextmanager
@@ -118,13 +119,12 @@ def _check_changes(request: RunRequest, changed: list[str]) -> None:
 
 
 def _ways_on(request: RunRequest, changed: list[str]) -> str:
-    names = ("output_dir", "resume=False", f"accept_changes={changed}")
-    if request.is_configured:
-        accept = f"'runner.accept_changes=[{','.join(changed)}]'"
-        names = ("exp_tag", "runner.resume=false", accept)
+    resume, accept = "resume=False", f"accept_changes={changed}"
+    if block := request.config_block:
+        resume, accept = f"{block}.resume=false", f"'{block}.accept_changes=[{','.join(changed)}]'"
     return (
-        f"Keep them and choose another {names[0]}; or delete them and start anew: {names[1]}; or "
-        f"keep what is done and do the rest with the change: {names[2]}"
+        f"Keep them and choose another {request.folder_key}; or delete them and start anew: "
+        f"{resume}; or keep what is done and do the rest with the change: {accept}"
     )
 
 

@@ -21,12 +21,17 @@ logger = logging.getLogger(__name__)
 
 
 def fault_policy(
-    config: ParallelConfig, *, skip_errors: bool = False, max_errors: int | None = None
+    config: ParallelConfig,
+    *,
+    skip_errors: bool = False,
+    max_errors: int | None = None,
+    config_block: str = "",
 ) -> FaultPolicy:
     """Return what a run puts up with, from its config and its runner."""
     return FaultPolicy(
         skip_errors=skip_errors,
         max_errors=max_errors,
+        config_block=config_block,
         retries=config.retries,
         item_timeout=config.item_timeout,
         start_timeout=config.start_timeout,

@@ -3,6 +3,7 @@
 import hashlib
 import logging
 import os
+import stat
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -165,10 +166,13 @@ def _write_safetensors(weights: dict[str, torch.Tensor], path: Path) -> None:
     from safetensors.torch import save_file
 
     temp = temp_path(str(path))
+    Path(temp).touch()  # for the permissions that are usual here: `save_file` gives them to nobody
+    permissions = stat.S_IMODE(os.stat(temp).st_mode)
     # Tied weights were summed one by one, so no two tensors share their memory.
     plain = {name: value.contiguous() for name, value in weights.items()}
     try:
         save_file(plain, temp, metadata={"format": "pt"})
+        os.chmod(temp, permissions)
         fsync_file(temp)
         os.replace(temp, path)
     except SafetensorError as error:

@@ -18,11 +18,14 @@ from espnet3.io.atomic import StrPath
 from espnet3.trainer.best_checkpoints import INDEX, LAST, BestCheckpoints, read_index, write_index
 from espnet3.trainer.checkpoint_io import explain_trouble, remove_path
 from espnet3.trainer.criteria import Criterion
+from espnet3.trainer.gradients import has_gradients
 from espnet3.trainer.loop_state import (
     KEY,
     epoch_number,
+    is_ending,
     is_last_batch,
     is_validation_due,
+    measure_epoch,
     record_position,
     settle_loops,
     start_loops,
@@ -77,6 +80,8 @@ class CheckpointKeeper(Checkpoint):
         self._validated_batch = -1
         self._waited = 0
         self._is_partial = False
+        self._is_index_old = False
+        self._dropped: set[str] = set()
         self._begins_epoch = False
 
     @override
@@ -117,6 +122,10 @@ class CheckpointKeeper(Checkpoint):
             if trainer.ckpt_path and _same(trainer.ckpt_path, self.exp_dir / LAST):
                 self._sweep()
 
+    @override
+    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        measure_epoch(trainer)
+
     def _sweep(self) -> None:
         # Written after `last.ckpt` was, or to be removed when the run was killed.
         known = self.best.files()
@@ -141,7 +150,8 @@ class CheckpointKeeper(Checkpoint):
         if is_last_batch(trainer) or is_validation_due(trainer):
             return  # it is saved after the validation, or at the end of the epoch
         self._waited += 1
-        if _has_gradients(pl_module) and self._waited < _PATIENCE:
+        is_patient = self._waited < _PATIENCE and not is_ending(trainer)
+        if has_gradients(pl_module) and is_patient:
             return
         self.save_last(trainer)
 
@@ -154,7 +164,7 @@ class CheckpointKeeper(Checkpoint):
         step, every = trainer.global_step, self.config.every_n_steps
         by_time = self._timer is not None and self._timer.is_due(trainer)
         by_step = every is not None and step // every > self._saved_step // every
-        at_end = trainer.max_steps != -1 and step >= trainer.max_steps
+        at_end = is_ending(trainer) or (trainer.max_steps != -1 and step >= trainer.max_steps)
         return step > self._saved_step and (by_time or by_step or at_end or self._is_partial)
 
     @override
@@ -163,8 +173,7 @@ class CheckpointKeeper(Checkpoint):
             return
         self._validated_batch = trainer.fit_loop.total_batch_idx
         if not is_last_batch(trainer):
-            self._save_with_metrics(trainer, fresh_metrics=True)
-            self._is_partial = _has_gradients(pl_module)  # then `last.ckpt` is soon written again
+            self._save_with_metrics(trainer, pl_module, fresh_metrics=True)
 
     @override
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -172,13 +181,16 @@ class CheckpointKeeper(Checkpoint):
         # One that was cut short (max_steps, a signal) is saved between its batches.
         if not self._is_off(trainer) and is_last_batch(trainer):
             validated = self._validated_batch == trainer.fit_loop.total_batch_idx
-            self._save_with_metrics(trainer, validated or not trainer.enable_validation)
+            fresh = validated or not trainer.enable_validation
+            self._save_with_metrics(trainer, pl_module, fresh_metrics=fresh)
 
     def save_last(self, trainer: pl.Trainer) -> None:
         """Write `last.ckpt`; to be called on all ranks, between two batches."""
         self._write(trainer, [LAST])
 
-    def _save_with_metrics(self, trainer: pl.Trainer, fresh_metrics: bool) -> None:
+    def _save_with_metrics(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, *, fresh_metrics: bool
+    ) -> None:
         monitors = [criterion.monitor for criterion in self.best.lists]
         if not fresh_metrics:  # what validation logged is that of an earlier epoch
             monitors = [monitor for monitor in monitors if monitor.startswith("train/")]
@@ -189,11 +201,18 @@ class CheckpointKeeper(Checkpoint):
         name = f"epoch{epoch}_step{step}.ckpt"
         before = self.best.files()
         entered = self.best.add(name, values, epoch, step)
-        self._write(trainer, [LAST, name] if entered else [LAST])
+        self._dropped = (self._dropped | before) - self.best.files()
+        self._is_index_old = True
+        # A run that goes on in the middle of an accumulation does not have its gradients, so
+        # `last.ckpt` waits for the end of it.
+        is_partial = has_gradients(pl_module) and not is_ending(trainer)
+        names = [*([] if is_partial else [LAST]), *([name] if entered else [])]
+        if names:
+            self._write(trainer, names)
+        self._is_partial = is_partial
         if trainer.is_global_zero:
             for criterion in entered:
                 log.info("%s: %s is %.6g.", name, criterion, values[criterion.monitor])
-            self._tidy(before - self.best.files())
 
     def _write(self, trainer: pl.Trainer, names: list[str]) -> None:
         staging = self.exp_dir / STAGING
@@ -206,22 +225,22 @@ class CheckpointKeeper(Checkpoint):
                 # The best one first: `last.ckpt` holds the list that names it.
                 publish(staging, names)
             log.debug("Saved %s at step %d.", " and ".join(names), trainer.global_step)
+        if LAST not in names:
+            return
+        if trainer.is_global_zero and self._is_index_old:
+            self._tidy()
+        self._is_index_old, self._dropped = False, set()
         self._saved_step = trainer.global_step
         self._waited = 0
         self._is_partial = False
         if self._timer:
             self._timer.restart()
 
-    def _tidy(self, dropped: set[str]) -> None:
+    def _tidy(self) -> None:
         with explain_trouble(self.exp_dir / INDEX):
             write_index(self.exp_dir, self.best)
-        for name in dropped:
+        for name in self._dropped:
             remove_path(self.exp_dir / name)
-
-
-def _has_gradients(module: pl.LightningModule) -> bool:
-    # Half-summed gradients of an accumulation are in no checkpoint.
-    return any(parameter.grad is not None for parameter in module.parameters())
 
 
 def _same(a: StrPath, b: Path) -> bool:

@@ -3,10 +3,12 @@
 import inspect
 from collections.abc import Collection, Mapping
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Any
+from types import NoneType
+from typing import TYPE_CHECKING, Any, get_args
 
 from espnet3.config.problems import yaml_line
 from espnet3.config.resolve import resolved
+from espnet3.config.schema import FrozenConfig, validate
 from espnet3.config.sources import join_key, set_in
 from espnet3.errors import ConfigError
 
@@ -18,14 +20,36 @@ KEY = "trainer"
 OPTIMIZATION = ("accumulate_grad_batches", "gradient_clip_val", "gradient_clip_algorithm")
 """Arguments that our module carries out, for one optimizer and for several alike."""
 
-_BUILT = ("callbacks", "plugins", "profiler", "strategy", "accelerator")
+_BUILT = {
+    "callbacks": "[{_target_: lightning.pytorch.callbacks.EarlyStopping, monitor: valid/loss}]",
+    "plugins": "[{_target_: lightning.pytorch.plugins.MixedPrecision, precision: bf16-mixed, "
+    "device: cpu}]",
+    "profiler": "{_target_: lightning.pytorch.profilers.SimpleProfiler}",
+    "strategy": "{_target_: lightning.pytorch.strategies.DDPStrategy}",
+    "accelerator": "{_target_: lightning.pytorch.accelerators.CPUAccelerator}",
+}
 """Arguments that may hold a `_target_`, or a list of such; loggers have rules of their own."""
 
 _OURS = {
     "use_distributed_sampler": (False, "our loaders spread the samples over the ranks themselves"),
     "barebones": (False, "it leaves out logging and checkpoints, on which resuming relies"),
+    "enable_checkpointing": (True, "training goes on from last.ckpt after an interruption"),
 }
 """Arguments with one value only, and why."""
+
+_PLAIN = (int, float, bool, str, NoneType)
+_CHECKED_BY_NAME = ("accelerator", "strategy", "devices", "num_nodes", "precision")
+"""Those that `launch_check` looks at."""
+
+_WHOLE = ("max_epochs", "min_epochs", "max_steps", "min_steps", "log_every_n_steps")
+
+_EXAMPLES = {
+    "max_epochs": 20, "min_epochs": 1, "max_steps": 100000, "min_steps": 1000,
+    "log_every_n_steps": 50, "limit_train_batches": 1.0, "limit_val_batches": 1.0,
+    "check_val_every_n_epoch": 1, "num_sanity_val_steps": 2, "deterministic": True,
+    "benchmark": True, "enable_progress_bar": True,
+}  # fmt: skip
+"""What to write for a value of a wrong type, where Lightning's default is None."""
 
 
 def trainer_block(loaded: "LoadedConfig") -> dict[str, Any]:
@@ -60,11 +84,42 @@ def check_trainer(loaded: "LoadedConfig") -> dict[str, Any]:
         key = join_key(KEY, name)
         if name not in known:
             raise ConfigError(_unknown(key, value, known, loaded))
+        if isinstance(value, float) and value.is_integer() and name in _WHOLE:
+            raise ConfigError(
+                f"{key} is {value!r}{set_in(key, loaded)}, but must be a whole number, and YAML "
+                f"takes 1e5 or 10.0 for none. Write: {name}: {int(value)}"
+            )
         if name in _OURS and value != _OURS[name][0]:
             raise ConfigError(
                 f"{key} is {value!r}{set_in(key, loaded)}, but {_OURS[name][1]}. Delete the line."
             )
+    plain = plain_arguments()
+    values = {name: value for name, value in block.items() if name in plain.model_fields}
+    validate(plain, values, prefix=KEY, loaded=loaded)
     return block
+
+
+def plain_arguments() -> type[FrozenConfig]:
+    """Return a model of the arguments that are numbers, texts or switches, as Lightning types them.
+
+    Lightning itself would fail on `max_epochs: three` when data and model are built.
+    """
+    from lightning.pytorch import Trainer
+    from pydantic import create_model
+
+    parameters = inspect.signature(Trainer.__init__).parameters.values()
+    fields: dict[str, Any] = {
+        p.name: (p.annotation, _EXAMPLES.get(p.name, p.default))
+        for p in parameters
+        if p.name not in (*_CHECKED_BY_NAME, *_OURS, *OPTIMIZATION) and _is_plain(p.annotation)
+    }
+    model: type[FrozenConfig] = create_model("PlainArguments", __base__=FrozenConfig, **fields)
+    return model
+
+
+def _is_plain(annotation: Any) -> bool:
+    parts = get_args(annotation)
+    return annotation in _PLAIN or (bool(parts) and all(part in _PLAIN for part in parts))
 
 
 def _unknown(key: str, value: Any, known: Collection[str], loaded: "LoadedConfig") -> str:
@@ -91,13 +146,44 @@ def lightning_arguments(block: Mapping[str, Any], loaded: "LoadedConfig | None")
     """Return what goes to Lightning: objects built, our own arguments left out.
 
     Raises:
-        ConfigError: a `_target_` cannot be built.
+        ConfigError: a `_target_` is missing or cannot be built.
     """
-    from espnet3.config.instantiate import instantiate
-
     arguments = {k: v for k, v in block.items() if k not in (*OPTIMIZATION, *_OURS)}
     for name in _BUILT:
         value = arguments.get(name)
-        if isinstance(value, Mapping | list):
-            arguments[name] = instantiate(value, key=join_key(KEY, name), loaded=loaded)
+        if isinstance(value, list):
+            # One by one: of a whole list, Hydra makes a ListConfig, which is no list to Lightning.
+            arguments[name] = [_build(name, n, f"{name}.{i}", loaded) for i, n in enumerate(value)]
+        elif isinstance(value, Mapping):
+            arguments[name] = _build(name, value, name, loaded)
     return arguments
+
+
+def blamed_argument(block: Mapping[str, Any], error: Exception) -> str | None:
+    """Return the argument in the block that an error of Lightning speaks of."""
+    text = str(error)
+    quoted = (name for name in block if f"`{name}" in text or f"({name}=" in text)
+    named = (name for name in block if name.rstrip("s") in text)
+    by_value = (
+        name
+        for name, value in block.items()
+        if isinstance(value, str) and len(value) > 2 and value.lower() in text.lower()
+    )
+    return next(quoted, next(named, next(by_value, None)))
+
+
+def _build(name: str, node: Any, key: str, loaded: "LoadedConfig | None") -> Any:
+    from espnet3.config.instantiate import instantiate
+    from espnet3.trainer.target_arguments import check_call
+
+    key = join_key(KEY, key)
+    if isinstance(node, Mapping) and "_target_" in node:
+        check_call(node, key, loaded)
+        # Containers of OmegaConf are no lists and dicts to Lightning, nor fit into a checkpoint.
+        return instantiate({"_convert_": "all", **node}, key=key, loaded=loaded)
+    if isinstance(node, Mapping | str):
+        raise ConfigError(
+            f"{key} is {node!r:.80}{set_in(key, loaded)}, which names no class. "
+            f"Write: {name}: {_BUILT[name]}"
+        )
+    return node

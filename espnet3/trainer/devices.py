@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from espnet3.config.sources import set_in
 from espnet3.errors import ConfigError, ResourceError
+from espnet3.trainer.threads import count_cores
 from espnet3.trainer.trainer_names import is_fsdp
 
 if TYPE_CHECKING:
@@ -16,6 +17,8 @@ ALL = ("auto", "-1", -1)
 """Values of `devices` that stand for all there are."""
 
 _GPU = ("gpu", "cuda")
+# To try a training of two processes on a machine of one core is fine; this many is a mistake.
+_MOST_ON_A_CORE = 4
 
 
 @dataclass(frozen=True)
@@ -54,7 +57,7 @@ def find_wanted(
 
     Raises:
         ConfigError: a number is none.
-        ResourceError: there are fewer GPUs than devices, or none at all.
+        ResourceError: there are fewer GPUs than devices, or none at all, or far fewer cores.
     """
     accelerator = block.get("accelerator", "auto")
     if accelerator not in (*_GPU, "auto", "cpu", None):
@@ -133,6 +136,13 @@ def _cpu_processes(block: Mapping[str, Any], loaded: "LoadedConfig | None") -> i
         raise ConfigError(
             f"trainer.devices is {block['devices']!r}{set_in('trainer.devices', loaded)}, a list, "
             f"but on CPUs it is a number of processes. Write: devices: {len(devices)}"
+        )
+    n_cores = count_cores()
+    if devices and devices > _MOST_ON_A_CORE * n_cores:
+        raise ResourceError(
+            f"trainer.devices is {devices}{set_in('trainer.devices', loaded)}: on CPUs that is a "
+            f"number of processes, but only {n_cores} core(s) are visible here. "
+            f"Write: devices: {n_cores}"
         )
     return devices or 1
 

@@ -3,27 +3,30 @@
 import inspect
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import lightning.pytorch as pl
 import torch
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from omegaconf import OmegaConf
 
 from espnet3.config.schema import validate
 from espnet3.config.sources import set_in
 from espnet3.errors import ConfigError, suggest
 from espnet3.trainer.checkpoints import CheckpointConfig, CheckpointKeeper
-from espnet3.trainer.config import has_goal, trainer_block
+from espnet3.trainer.config import blamed_argument, has_goal, trainer_block
 from espnet3.trainer.configured_monitors import configured_monitors
 from espnet3.trainer.criteria import parse_criteria
 from espnet3.trainer.history import History
-from espnet3.trainer.initial_weights import load_initial_weights, parse_init
+from espnet3.trainer.initial_weights import check_files, load_initial_weights, parse_init
 from espnet3.trainer.module import TrainingModule
 from espnet3.trainer.monitors import MonitorCheck
 from espnet3.trainer.optimization_config import OptimizationConfig
+from espnet3.trainer.optimizer_checks import check_optimizers
 from espnet3.trainer.preemption import Preemption
 from espnet3.trainer.process_rank import LAUNCHED, process_rank
 from espnet3.trainer.progress import TrainingProgress
@@ -68,11 +71,14 @@ class Fit:
         loaded: the training config.
         build: builds model and loaders; called when it is known that there is something to train.
         times: measures what the start takes.
+        on_start: called in the first process when all is built and nothing but training is left;
+            until then an earlier training in the folder stays as it was.
     """
 
     loaded: "LoadedConfig"
     build: Callable[[], TrainingParts]
     times: StartupTimes
+    on_start: Callable[[], None] = lambda: None
 
     def run(self) -> bool:
         """Train to the end.
@@ -86,11 +92,15 @@ class Fit:
         """
         config = load_training_config(self.loaded)
         block = trainer_block(self.loaded)
-        if process_rank().is_first:
-            prepare_folder(config.exp_dir, config.resume)
+        if process_rank().is_first and not self.is_trial:
+            prepare_folder(config.exp_dir)
         limits = block.get("max_epochs"), block.get("max_steps")
-        if report_resume(_resume_point(config), *limits):
+        point = self._resume_point(config)
+        stops_early = "EarlyStopping" in str(block.get("callbacks"))
+        if report_resume(point, *limits, stops_early=stops_early):
             return False
+        if point is None:
+            check_files(parse_init(config.init, self.loaded), self.loaded)
         if not has_goal(block):
             logger.warning(
                 "trainer%s does not say when training ends; Lightning ends it after 1,000 epochs. "
@@ -101,6 +111,19 @@ class Fit:
         with RankWatch() as watch, quiet_lightning():
             self._train(config, watch)
         return True
+
+    @property
+    def is_trial(self) -> bool:
+        """Whether it is a few batches only (`fast_dev_run`), of which nothing is kept."""
+        return bool(trainer_block(self.loaded).get("fast_dev_run"))
+
+    def _resume_point(
+        self, config: TrainingConfig, model: torch.nn.Module | None = None
+    ) -> ResumePoint | None:
+        if self.is_trial:
+            return None
+        ckpt_path = config.fit.get("ckpt_path")
+        return find_resume_point(config.exp_dir, config.resume, ckpt_path=ckpt_path, model=model)
 
     def _wants_bar(self) -> bool | None:
         block = trainer_block(self.loaded)
@@ -120,9 +143,12 @@ class Fit:
     def _train(self, config: TrainingConfig, watch: RankWatch) -> None:
         seed_all(config.seed)  # the same weights on all ranks
         parts = self.build()
-        point = _resume_point(config, parts.model)
+        point = self._resume_point(config, parts.model)
         if point is None:
-            load_initial_weights(parts.model, parse_init(config.init, self.loaded))
+            load_initial_weights(parts.model, parse_init(config.init, self.loaded), self.loaded)
+        if process_rank().is_first and not self.is_trial:
+            prepare_folder(config.exp_dir, config.resume)
+            self.on_start()
         with self.times.part("trainer"):
             module = TrainingModule(parts.model, OptimizationConfig.from_config(self.loaded))
             keeper = _keeper(config, self.loaded)
@@ -130,8 +156,21 @@ class Fit:
             trainer = self._build_trainer(config, [watch, preemption, keeper])
         arguments = {"weights_only": True, **config.fit, "ckpt_path": point and str(point.path)}
         loaders = (parts.train_loader, parts.valid_loader)
-        with preemption.handling(), _launching("train"):
+        with _closing(loaders), preemption.handling(), _launching("train"), self._naming_keys():
             trainer.fit(module, *loaders, **arguments)
+
+    @contextmanager
+    def _naming_keys(self) -> Iterator[None]:
+        """Say which line is meant where Lightning refuses an argument after all is built."""
+        try:
+            yield
+        except (ValueError, MisconfigurationException) as error:
+            block = trainer_block(self.loaded)
+            name = blamed_argument(block, error)
+            if name is not None and f"`{name}`" in str(error):
+                place = set_in(f"trainer.{name}", self.loaded)
+                error.add_note(f"trainer.{name} is {block[name]!r}{place}.")
+            raise
 
     def _build_trainer(self, config: TrainingConfig, callbacks: list[pl.Callback]) -> pl.Trainer:
         criteria = parse_criteria(config.best_model_criterion, self.loaded)
@@ -142,7 +181,7 @@ class Fit:
             SeedRanks(config.seed),
             RandomStates(),
             ThroughputMonitor(),
-            History(config.exp_dir),
+            *([] if self.is_trial else [History(config.exp_dir)]),
             TrainingProgress({c.monitor: c.mode for c in criteria} or None, bar=self._wants_bar()),
         ]
         return build_trainer(self.loaded, ours, exp_dir=config.exp_dir)
@@ -157,7 +196,7 @@ def check_fit(loaded: "LoadedConfig") -> TrainingConfig:
     config = load_training_config(loaded)
     _keeper(config, loaded)
     parse_init(config.init, loaded)
-    OptimizationConfig.from_config(loaded)
+    check_optimizers(loaded)
     known = [n for n in inspect.signature(pl.Trainer.fit).parameters if n not in _NOT_FOR_USERS]
     for name in config.fit:
         if name not in known:
@@ -165,24 +204,46 @@ def check_fit(loaded: "LoadedConfig") -> TrainingConfig:
                 f"fit.{name}{set_in(f'fit.{name}', loaded)} is no argument of Trainer.fit."
                 f"{suggest(name, known)} It takes: {', '.join(known)}."
             )
+    _check_resume(config, loaded)
     return config
+
+
+def _check_resume(config: TrainingConfig, loaded: "LoadedConfig") -> None:
+    path = config.fit.get("ckpt_path")
+    if path is None:
+        return
+    where = f"fit.ckpt_path is {path!r}{set_in('fit.ckpt_path', loaded)}"
+    if not isinstance(path, str) or not Path(path).exists():
+        raise ConfigError(
+            f"{where}, which does not exist. Give a checkpoint, or delete the line: training goes "
+            f"on from {Path(config.exp_dir) / 'last.ckpt'} by itself."
+        )
+    if config.resume == "never" and Path(path).resolve().parent == Path(config.exp_dir).resolve():
+        raise ConfigError(
+            f"{where}, but resume is 'never'{set_in('resume', loaded)}, which puts the checkpoints "
+            f"of {config.exp_dir} aside. Delete fit.ckpt_path to start anew, or write: resume: auto"
+        )
 
 
 def _as_count(value: Any) -> int:
     return int(value) if str(value).isdigit() else 1
 
 
-def _resume_point(
-    config: TrainingConfig, model: torch.nn.Module | None = None
-) -> ResumePoint | None:
-    ckpt_path = config.fit.get("ckpt_path")
-    return find_resume_point(config.exp_dir, config.resume, ckpt_path=ckpt_path, model=model)
-
-
 def _keeper(config: TrainingConfig, loaded: "LoadedConfig") -> CheckpointKeeper:
     settings = validate(CheckpointConfig, config.checkpoint, prefix="checkpoint", loaded=loaded)
     criteria = parse_criteria(config.best_model_criterion, loaded)
     return CheckpointKeeper(config.exp_dir, criteria, settings)
+
+
+@contextmanager
+def _closing(loaders: Iterable[Any]) -> Iterator[None]:
+    """End the processes of loaders that have any, rather than leave them idle until we exit."""
+    try:
+        yield
+    finally:
+        for loader in loaders:
+            if callable(close := getattr(loader, "close", None)):
+                close()
 
 
 @contextmanager

@@ -52,6 +52,18 @@ def _unpack(flat: Tensor, bucket: Sequence[nn.Parameter]) -> None:
             parameter.grad.copy_(chunk.view_as(parameter))
 
 
+def has_gradients(module: nn.Module) -> bool:
+    """Tell whether gradients wait for more batches: an accumulation, which no checkpoint holds.
+
+    Our own module is asked, whose answer is the same on all ranks: of the parts into which FSDP
+    cuts a model, that of one rank may be empty.
+    """
+    known: bool | None = getattr(module, "has_open_window", None)
+    if known is not None:
+        return known
+    return any(parameter.grad is not None for parameter in module.parameters())
+
+
 def scale_gradients(parameters: Sequence[nn.Parameter], factor: float) -> None:
     """Multiply the gradients in place."""
     gradients = [p.grad for p in parameters if p.grad is not None]

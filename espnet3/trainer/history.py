@@ -1,8 +1,8 @@
 """`history.jsonl`: what was logged in a run, one line per log point and per validation.
 
-A line is `{"step": 1250, "epoch": 2, "time": 1763260000.1, "values": {"train/loss": 2.134}}`, where
-`step` counts optimizer steps and `epoch` counts from 1, as in the names of checkpoints. A value
-that is not finite is null.
+A line is `{"step": 1250, "epoch": 2, "time": 1763260000.1, "values": {"train/loss": 2.134},
+"batch": 5000}`, where `step` counts optimizer steps, `epoch` counts from 1, as in the names of
+checkpoints, and `batch` counts the batches of all epochs. A value that is not finite is null.
 """
 
 import json
@@ -34,6 +34,7 @@ class Entry:
     time: float
     """Seconds since 1970."""
     values: Mapping[str, float]
+    batch: int = 0
 
     def to_line(self) -> str:
         """Return it as JSON."""
@@ -64,7 +65,8 @@ def _parse(line: str) -> Entry | None:
     try:
         record = json.loads(line)
         values = {str(k): math.nan if v is None else float(v) for k, v in record["values"].items()}
-        return Entry(int(record["step"]), int(record["epoch"]), float(record["time"]), values)
+        step, epoch, batch = (int(record[key]) for key in ("step", "epoch", "batch"))
+        return Entry(step, epoch, float(record["time"]), values, batch)
     except (ValueError, TypeError, KeyError, AttributeError):
         return None
 
@@ -72,7 +74,7 @@ def _parse(line: str) -> Entry | None:
 class History(Callback):
     """Writes `exp_dir/history.jsonl` on rank 0, whatever the loggers are.
 
-    When a run goes on from a checkpoint, lines beyond its step are dropped, for those steps come
+    When a run goes on from a checkpoint, lines beyond its batch are dropped, for those batches come
     again; TensorBoard is told to hide them.
     """
 
@@ -92,7 +94,7 @@ class History(Callback):
         self._trainer = trainer
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            _keep_until(self.path, trainer.global_step)
+            _keep_until(self.path, _n_batches(trainer))
             self._file = self.path.open("a", encoding="utf-8")
         except OSError as error:
             self._give_up(error)
@@ -108,7 +110,8 @@ class History(Callback):
         if self._trainer is None or self._file is None:
             return
         trainer = self._trainer
-        entry = Entry(trainer.global_step, trainer.current_epoch + 1, round(time(), 3), values)
+        step, epoch, now = trainer.global_step, trainer.current_epoch + 1, round(time(), 3)
+        entry = Entry(step, epoch, now, values, _n_batches(trainer))
         try:
             self._file.write(entry.to_line() + "\n")
             self._file.flush()
@@ -134,10 +137,15 @@ class History(Callback):
         self._trainer, self._is_at_start = None, True
 
 
-def _keep_until(path: Path, step: int) -> None:
-    """Rewrite a history without lines beyond a step, and without unfinished ones."""
+def _n_batches(trainer: Trainer) -> int:
+    # Not the step, which stays the same while gradients are accumulated.
+    return trainer.fit_loop.epoch_loop.batch_progress.total.ready
+
+
+def _keep_until(path: Path, batch: int) -> None:
+    """Rewrite a history without lines beyond a batch, and without unfinished ones."""
     if path.exists():
-        kept = [entry for entry in read_history(path) if entry.step <= step]
+        kept = [entry for entry in read_history(path) if entry.batch <= batch]
         write_text(path, _joined(entry.to_line() for entry in kept))
 
 

@@ -2,9 +2,10 @@
 
 import logging
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,7 +13,7 @@ from pydantic import Field
 
 from espnet3.config.schema import FrozenConfig, validate
 from espnet3.config.sources import join_key, set_in
-from espnet3.errors import ConfigError, suggest
+from espnet3.errors import ConfigError, RunFolderError, suggest
 from espnet3.trainer.weights import load_weights
 
 if TYPE_CHECKING:
@@ -91,16 +92,42 @@ def parse_init(value: Any, loaded: "LoadedConfig | None" = None) -> tuple[InitCo
     return tuple(entries)
 
 
-def load_initial_weights(model: torch.nn.Module, entries: Iterable[InitConfig]) -> list[InitReport]:
-    """Copy weights into the model, file after file, and log a report for each.
+def check_files(entries: Sequence[InitConfig], loaded: "LoadedConfig | None" = None) -> None:
+    """See to it that the files are there, before anything is built for them.
 
     Raises:
-        ConfigError: nothing fits, or with `strict` not everything. The model may then hold a part.
-        RunFolderError: a file is missing or damaged.
+        ConfigError: naming the one that is not, and its place.
     """
+    for index, entry in enumerate(entries):
+        if not Path(entry.path).exists():
+            raise ConfigError(
+                f"{_called(entry, index, loaded)}, which does not exist. Correct the path; it "
+                "counts from the recipe's folder."
+            )
+
+
+def load_initial_weights(
+    model: torch.nn.Module, entries: Sequence[InitConfig], loaded: "LoadedConfig | None" = None
+) -> list[InitReport]:
+    """Copy weights into the model, file after file, and log a report for each.
+
+    Args:
+        model: is changed.
+        entries: in this order.
+        loaded: where they come from, so that errors name file and line.
+
+    Raises:
+        ConfigError: a file is missing or damaged, nothing fits, or with `strict` not everything.
+            The model may then hold a part.
+    """
+    check_files(entries, loaded)
     reports = []
-    for entry in entries:
-        report = _load(model, entry)
+    for index, entry in enumerate(entries):
+        try:
+            weights = load_weights(entry.path)
+        except RunFolderError as error:
+            raise ConfigError(_unreadable(_called(entry, index, loaded), error)) from error
+        report = _copy(weights, model, entry)
         log.info("%s", report)
         if not report.loaded:
             raise ConfigError(_nothing_fits(report, entry, model))
@@ -113,9 +140,29 @@ def load_initial_weights(model: torch.nn.Module, entries: Iterable[InitConfig]) 
     return reports
 
 
-def _load(model: torch.nn.Module, entry: InitConfig) -> InitReport:
+def _called(entry: InitConfig, index: int, loaded: "LoadedConfig | None") -> str:
+    value = None if loaded is None else loaded.config.get(KEY)
+    is_list = isinstance(value, Sequence) and not isinstance(value, str)
+    key = join_key(KEY, index, "path") if is_list else join_key(KEY, "path")
+    return f"{key} is {entry.path!r}{set_in(key, loaded)}"
+
+
+def _unreadable(called: str, error: RunFolderError) -> str:
+    if isinstance(error.__cause__, Exception) and "Python objects" not in str(error):
+        # What it says of resuming is of no use here.
+        reason = " ".join(str(error.__cause__).split())[:200]
+        return (
+            f"{called}, which is damaged, or holds no weights ({reason}). Give a .safetensors "
+            "file, a checkpoint of a training, or what torch.save(model.state_dict(), path) wrote."
+        )
+    return f"{called}. {error}"
+
+
+def _copy(
+    tensors: dict[str, torch.Tensor], model: torch.nn.Module, entry: InitConfig
+) -> InitReport:
     report = InitReport(entry.path)
-    weights = _renamed(load_weights(entry.path), entry)
+    weights = _renamed(tensors, entry)
     state = model.state_dict()
     wanted = [name for name in state if _is_below(name, entry.to)]
     chosen: dict[str, torch.Tensor] = {}

@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import lightning.pytorch as pl
+from lightning.fabric.utilities.data import sized_len
 
 KEY = "espnet3"
 """Of our own entry in a checkpoint."""
@@ -40,6 +41,7 @@ def record_position(trainer: pl.Trainer) -> dict[str, Any]:
         "saved": datetime.now(UTC).isoformat(timespec="seconds"),
         "validation_due": _is_batch_end(trainer) and is_validation_due(trainer),
         "world_size": trainer.world_size,
+        "is_ending": is_ending(trainer),
     }
 
 
@@ -60,6 +62,11 @@ def is_last_batch(trainer: pl.Trainer) -> bool:
     return trainer.fit_loop.epoch_loop._num_ready_batches_reached()
 
 
+def is_ending(trainer: pl.Trainer) -> bool:
+    """Tell whether a callback has asked for the end, such as early stopping, and gets it."""
+    return bool(trainer.should_stop and trainer.fit_loop._can_stop_early)
+
+
 def read_position(checkpoint: Mapping[str, Any]) -> Position:
     """Return where a training stood when this checkpoint was written."""
     own = checkpoint.get(KEY, {})
@@ -75,7 +82,7 @@ def read_position(checkpoint: Mapping[str, Any]) -> Position:
         n_epochs=n_epochs,
         step=checkpoint.get("global_step", 0),
         saved=own.get("saved", ""),
-        stopped_early=_stopped_early(checkpoint.get("callbacks", {})),
+        stopped_early=own.get("is_ending", False) and _stopped(checkpoint.get("callbacks", {})),
     )
 
 
@@ -119,6 +126,35 @@ def start_loops(trainer: pl.Trainer, new_epoch: bool) -> None:
     if fit_loop._combined_loader_states_to_load and fit_loop._data_fetcher is not None:
         fit_loop._load_combined_loader_states()
         iter(fit_loop._data_fetcher)
+    measure_epoch(trainer)
+
+
+def measure_epoch(trainer: pl.Trainer) -> None:
+    """Take the number of batches of the epoch at hand; to be called at its start.
+
+    Lightning asks once, before it restores the position of the loader. After a resume with another
+    number of ranks the rest of that epoch has other steps, and the epochs after it have others
+    again; so may the batches of a sampler of the user's own.
+    """
+    fit_loop = trainer.fit_loop
+    loader, fetcher = fit_loop._combined_loader, fit_loop._data_fetcher
+    if loader is None or fetcher is None:
+        return
+    lengths = [sized_len(one) for one in loader.flattened]
+    limits = [_limited(n, trainer.limit_train_batches) for n in lengths if n is not None]
+    if None in lengths or limits == loader.limits:
+        return
+    loader.limits = limits
+    iter(fetcher)
+    fit_loop.max_batches = max(limits)
+    if isinstance(trainer.val_check_interval, float) and trainer.val_check_batch is not None:
+        trainer.val_check_batch = max(1, int(max(limits) * trainer.val_check_interval))
+
+
+def _limited(n_batches: int, limit: float | None) -> int | float:
+    if limit is None:
+        return n_batches
+    return min(n_batches, limit) if isinstance(limit, int) else int(n_batches * limit)
 
 
 def _is_batch_end(trainer: pl.Trainer) -> bool:
@@ -143,6 +179,10 @@ def _start_validation(progress: dict[str, Any]) -> None:
     progress["is_last_batch"] = False
 
 
-def _stopped_early(callbacks: Mapping[str, Any]) -> bool:
+def _stopped(callbacks: Mapping[str, Any]) -> bool:
+    """Tell whether it was early stopping that ended the training: too few improvements, or a limit.
+
+    What else may end it, such as `max_time`, is told by the next run itself.
+    """
     states = [state for key, state in callbacks.items() if key.startswith("EarlyStopping")]
-    return any(state["wait_count"] >= state["patience"] for state in states)
+    return any(s["wait_count"] >= s["patience"] or s["stopped_epoch"] > 0 for s in states)

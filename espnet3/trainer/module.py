@@ -21,9 +21,11 @@ from espnet3.trainer.optimizers import TrainingLength, build_optimizer, build_sc
 from espnet3.trainer.parameter_groups import split_parameters
 from espnet3.trainer.stat_meter import StatMeter
 from espnet3.trainer.stepper import Stepper, ddp_of
+from espnet3.trainer.train_log import TrainLog
 from espnet3.trainer.updater import Moment, Updater, frozen_others
 
 _STATE = "espnet3_nonfinite"
+_LOG = "espnet3_log"
 
 
 class TrainingModule(pl.LightningModule):
@@ -52,9 +54,16 @@ class TrainingModule(pl.LightningModule):
         self._guard = NonFiniteGuard(optimization.max_nonfinite_batches)
         self._updaters: list[Updater] = []
         self._stepper = Stepper(self, self._updaters, self._guard, self.last_gradient_norms)
-        self._train_stats, self._valid_stats = StatMeter(), StatMeter()
-        self._is_logged = False
+        self._train_log = TrainLog(self.last_gradient_norms)
+        self._valid_stats = StatMeter()
         self._is_spread = False
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        # Lightning notes the hook at hand, over thirty times per batch; torch looks at each value.
+        if name == "_current_fx_name":
+            self.__dict__[name] = value
+        else:
+            super().__setattr__(name, value)
 
     @property
     def n_bad_batches(self) -> int:
@@ -95,8 +104,11 @@ class TrainingModule(pl.LightningModule):
         check_combination(self.trainer, self._updaters)
         return [updater.for_lightning() for updater in self._updaters]
 
+    def on_train_start(self) -> None:
+        self._train_log.restore_metrics(self.trainer)
+
     def on_train_epoch_start(self) -> None:
-        self._is_logged = False
+        self._train_log.is_logged = False
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         """Let DDP send the buffers of rank 0, which it leaves out after manual steps."""
@@ -147,7 +159,7 @@ class TrainingModule(pl.LightningModule):
                 f"The loss of {self._model_name} depends on no parameter of {updater.name!r}. "
                 "Return it without .detach() or .item(), and computed outside of torch.no_grad()."
             )
-        self._train_stats.add(output.stats, output.weight, self._prefix(updater.name))
+        self._train_log.stats.add(output.stats, output.weight, self._prefix(updater.name))
         self._stepper.backward(updater, output.loss, closes=updater.closes(moment), keep=keep)
         return output.loss.detach()
 
@@ -167,8 +179,8 @@ class TrainingModule(pl.LightningModule):
             self._log_train(on_step=True)
 
     def _log_train(self, on_step: bool) -> None:
-        self._is_logged = True
-        self._log("train", self._train_stats, on_step)
+        self._train_log.is_logged = True
+        self._log("train", self._train_log.stats, on_step)
 
     def _log(self, split: str, stats: StatMeter, on_step: bool) -> None:
         values = {f"{split}/{name}": value for name, value in stats.take().items()}
@@ -179,7 +191,7 @@ class TrainingModule(pl.LightningModule):
 
     def on_train_epoch_end(self) -> None:
         """Log an epoch that was too short for a log point; tell schedulers their metrics."""
-        if not self._is_logged:
+        if not self._train_log.is_logged:
             self._log_train(on_step=False)
         self._advance_plateaus(after_validation=False)
 
@@ -222,7 +234,10 @@ class TrainingModule(pl.LightningModule):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint[_STATE] = self._guard.state_dict()
+        checkpoint[_LOG] = self._train_log.state_dict(self.trainer)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         if _STATE in checkpoint:
             self._guard.load_state_dict(checkpoint[_STATE])
+        if _LOG in checkpoint:
+            self._train_log.load_state_dict(checkpoint[_LOG], self.trainer)

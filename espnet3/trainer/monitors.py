@@ -41,6 +41,34 @@ def monitors_of(callbacks: Iterable[Callback], key: str = "trainer.callbacks") -
     ]
 
 
+def refuse_without_validation(
+    monitors: Iterable[Monitor], loaded: "LoadedConfig | None" = None, *, is_limited: bool = False
+) -> None:
+    """Refuse monitors that only a validation could log, where there is none.
+
+    Args:
+        monitors: what something goes by.
+        loaded: where they come from.
+        is_limited: there is a validation set, but `trainer.limit_val_batches: 0`.
+
+    Raises:
+        ConfigError: naming the first, and the line to write.
+    """
+    limit = "trainer.limit_val_batches"
+    way_out = (
+        f"Delete {limit}: 0{set_in(limit, loaded)}"
+        if is_limited
+        else "Give a validation set (dataset.valid)"
+    )
+    for monitor in monitors:
+        if not monitor.is_of_training:
+            raise ConfigError(
+                f"{monitor.key} is {monitor.name!r}{set_in(monitor.key, loaded)}, but there is no "
+                f"validation that could log it. {way_out}, or go by the training: "
+                f"{monitor.line.format('train/loss')}"
+            )
+
+
 class MonitorCheck(Callback):
     """Ends a run at its sanity check, or its first validation, if a monitor was not logged.
 
@@ -59,7 +87,8 @@ class MonitorCheck(Callback):
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._of_validation and not trainer.enable_validation:
-            self._refuse_without_validation(self._of_validation[0])
+            is_limited = trainer.limit_val_batches == 0
+            refuse_without_validation(self._of_validation, self._loaded, is_limited=is_limited)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         where = "the sanity check" if trainer.sanity_checking else "a validation"
@@ -113,11 +142,4 @@ class MonitorCheck(Callback):
             f"{monitor.key} is {monitor.name!r}{set_in(monitor.key, self._loaded)}, but {where} "
             f"logged no such metric.{hint} Logged are: {', '.join(logged) or 'none at all'}. "
             f"Write: {monitor.line.format(fixed)}{late}"
-        )
-
-    def _refuse_without_validation(self, monitor: Monitor) -> None:
-        raise ConfigError(
-            f"{monitor.key} is {monitor.name!r}{set_in(monitor.key, self._loaded)}, but there is "
-            "no validation that could log it. Give a validation set (dataset.valid), or go by the "
-            f"training: {monitor.line.format('train/loss')}"
         )

@@ -1,6 +1,7 @@
 """Batches whose loss or gradient is NaN or infinite: left out on all ranks, counted, limited."""
 
 import logging
+import math
 from typing import Any
 
 import torch
@@ -38,13 +39,9 @@ class NonFiniteGuard:
 
         All ranks get the same answer: one that went on alone would wait for the others forever.
         """
-        is_finite = torch.isfinite(loss.detach())
-        n_bad = (~is_finite).float().reshape(1)
-        if trainer.world_size > 1:
-            n_bad = trainer.strategy.reduce(n_bad, reduce_op="sum")
-        if n_bad.item() == 0:
+        if _n_bad_ranks(loss, trainer) == 0:
             return False
-        if not is_finite.item():
+        if not math.isfinite(loss.item()):
             self._warn(f"its loss is {loss.item()}", batch, trainer)
         self._is_bad = True
         return True
@@ -96,3 +93,10 @@ class NonFiniteGuard:
     def load_state_dict(self, state: dict[str, int]) -> None:
         """Go on from other counts."""
         self.n_bad, self.n_in_a_row = state["n_bad"], state["n_in_a_row"]
+
+
+def _n_bad_ranks(loss: Tensor, trainer: Trainer) -> int:
+    if trainer.world_size == 1:
+        return int(not math.isfinite(loss.item()))
+    is_bad = (~torch.isfinite(loss.detach())).float().reshape(1)
+    return int(trainer.strategy.reduce(is_bad, reduce_op="sum").item())

@@ -20,6 +20,7 @@ from typing_extensions import override
 
 from espnet3.errors import RunInterrupted
 from espnet3.trainer.deferred_signals import DeferredSignals, Phase, signal_named
+from espnet3.trainer.gradients import has_gradients
 
 logger = logging.getLogger(__name__)
 
@@ -71,6 +72,7 @@ class Preemption(pl.Callback):
         self._signals = DeferredSignals(codes)
         self._pace = _Pace()
         self._agreed: int | None = None
+        self._agreed_at = self._seconds_waited = 0.0
         self._n_waited = 0
         self._asks_in_validation = False
 
@@ -137,7 +139,7 @@ class Preemption(pl.Callback):
         if self._agreed is None:
             return
         self._n_waited += 1
-        if not _has_gradients(pl_module) or self._n_waited >= self._pace.patience:
+        if not has_gradients(pl_module) or self._n_waited >= self._pace.patience:
             self._stop(trainer)
 
     @override
@@ -148,7 +150,7 @@ class Preemption(pl.Callback):
         most, least = _maxima(trainer, n_batches, -n_batches)
         self._asks_in_validation = most == -least and most != float("inf")
         self._ask(trainer)
-        self._stop_validation(trainer)
+        self._stop_validation(trainer, pl_module)
         self._pace.restart(_CHECK_SECONDS)  # its batches have a pace of their own
 
     @override
@@ -169,12 +171,18 @@ class Preemption(pl.Callback):
             return
         if self._pace.is_due(trainer):
             self._ask(trainer)
-            self._stop_validation(trainer)
+            self._stop_validation(trainer, pl_module)
 
     def _ask(self, trainer: pl.Trainer) -> None:
-        code, seconds = _maxima(trainer, self._signals.code or 0, self._pace.seconds_per_batch())
+        own = self._signals.code or 0, self._pace.seconds_per_batch(), self._seconds_since()
+        code, seconds, self._seconds_waited = _maxima(trainer, *own)
         self._pace.restart(seconds)
+        if self._agreed is None:
+            self._agreed_at = time.monotonic()
         self._agreed = int(code) or None
+
+    def _seconds_since(self) -> float:
+        return 0.0 if self._agreed is None else time.monotonic() - self._agreed_at
 
     def _stop(self, trainer: pl.Trainer) -> NoReturn:
         assert self._agreed is not None
@@ -189,9 +197,11 @@ class Preemption(pl.Callback):
             )
         raise TrainingStopped(self._agreed)
 
-    def _stop_validation(self, trainer: pl.Trainer) -> None:
+    def _stop_validation(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if self._agreed is None:
             return
+        if has_gradients(pl_module) and self._seconds_waited < _PATIENCE_SECONDS:
+            return  # with luck, the validation and the accumulation around it end in time
         # As if the signal had come at the end of the batch before: a run that goes on from the
         # checkpoint then begins with this validation.
         progress = trainer.fit_loop.epoch_loop.batch_progress
@@ -233,11 +243,6 @@ def _maxima(trainer: pl.Trainer, *values: float) -> tuple[float, ...]:
     together = torch.tensor(values, dtype=torch.float32, device=device)
     dist.all_reduce(together, op=dist.ReduceOp.MAX)
     return tuple(together.tolist())
-
-
-def _has_gradients(module: pl.LightningModule) -> bool:
-    # Half-summed gradients of an accumulation are in no checkpoint.
-    return any(parameter.grad is not None for parameter in module.parameters())
 
 
 def _do_nothing() -> None:

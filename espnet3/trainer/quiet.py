@@ -51,7 +51,8 @@ def quiet_lightning() -> Iterator[None]:
             logger.addFilter(_is_wanted)
             stack.callback(logger.removeFilter, _is_wanted)
         if logging.getLogger().handlers:
-            for name in _LOGGERS:
+            # The parent prints to the terminal as well, though its children hand nothing to it.
+            for name in ("lightning", *_LOGGERS):
                 _hand_to_root(logging.getLogger(name), stack)
         yield
 

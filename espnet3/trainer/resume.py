@@ -32,13 +32,29 @@ class ResumePoint:
     position: Position
     validation_due: bool = False
 
-    def is_finished(self, max_epochs: int | None = None, max_steps: int | None = None) -> bool:
-        """Tell whether nothing is left to train; None and -1 mean no limit."""
+    def way_on(
+        self,
+        max_epochs: int | None = None,
+        max_steps: int | None = None,
+        *,
+        stops_early: bool = True,
+    ) -> str | None:
+        """Return what to change to train on, or None if there is something left to train.
+
+        Args:
+            max_epochs: limit; None and -1 mean no limit.
+            max_steps: likewise.
+            stops_early: whether the config has an `EarlyStopping`, or still has it.
+        """
         if self.validation_due:
-            return False
+            return None
         by_epochs = max_epochs not in (None, -1) and self.position.n_epochs >= (max_epochs or 0)
         by_steps = max_steps not in (None, -1) and self.position.step >= (max_steps or 0)
-        return by_epochs or by_steps or self.position.stopped_early
+        if by_epochs or by_steps:
+            return "raise trainer.max_epochs or max_steps"
+        if self.position.stopped_early and stops_early:
+            return "take EarlyStopping, which has ended it, out of trainer.callbacks"
+        return None
 
 
 def find_resume_point(
@@ -114,42 +130,45 @@ def put_aside(folder: Path) -> Path | None:
 
 
 def report_resume(
-    point: ResumePoint | None, max_epochs: int | None = None, max_steps: int | None = None
+    point: ResumePoint | None,
+    max_epochs: int | None = None,
+    max_steps: int | None = None,
+    *,
+    stops_early: bool = True,
 ) -> bool:
-    """Log where training goes on.
+    """Log where training goes on; for the limits see `ResumePoint.way_on`.
 
     Returns:
         Whether it is finished, and there is nothing to do.
     """
     if point is None:
         return False
-    if point.is_finished(max_epochs, max_steps):
+    change = point.way_on(max_epochs, max_steps, stops_early=stops_early)
+    if change is not None:
         log.info(
-            "Training is finished (%s: %s). To train longer, raise trainer.max_epochs or max_steps;"
-            " to start anew, set resume=never.",
+            "Training is finished (%s: %s). To train longer, %s; to start anew, set resume=never.",
             point.path,
             point.position,
+            change,
         )
         return True
     log.info("Going on from %s (%s).", point.path, point.position)
     return False
 
 
-def check_same_model(
-    path: StrPath, stored: Mapping[str, Any], state: Mapping[str, torch.Tensor]
-) -> None:
+def check_same_model(path: StrPath, stored: Mapping[str, Any], state: Mapping[str, Any]) -> None:
     """Compare names and shapes in a checkpoint (under `model.`) with those of the bare model.
 
     Raises:
         ConfigError: listing some that differ, and the two ways on.
     """
-    theirs = {k.removeprefix(PREFIX): v.shape for k, v in stored.items() if k.startswith(PREFIX)}
+    theirs = {k.removeprefix(PREFIX): _shape(v) for k, v in stored.items() if k.startswith(PREFIX)}
     missing = [name for name in state if name not in theirs]
     unexpected = [name for name in theirs if name not in state]
     reshaped = [
-        f"{name} ({list(theirs[name])} there, {list(value.shape)} here)"
+        f"{name} ({theirs[name]} there, {_shape(value)} here)"
         for name, value in state.items()
-        if name in theirs and theirs[name] != value.shape
+        if name in theirs and theirs[name] != _shape(value)
     ]
     if not (missing or unexpected or reshaped):
         return
@@ -163,6 +182,11 @@ def check_same_model(
         "It was not touched. Either give this training a folder of its own: exp_tag=NEW_NAME, or "
         "put the old one aside and start anew: resume=never."
     )
+
+
+def _shape(value: Any) -> list[int] | None:
+    """Return the shape of a weight, or None for what a module keeps beside its weights."""
+    return list(value.shape) if isinstance(value, torch.Tensor) else None
 
 
 def _some(title: str, names: list[str]) -> str:

@@ -27,20 +27,31 @@ class StatMeter:
 
     def take(self) -> dict[str, float]:
         """Return the means over all ranks, by name, and start anew; all ranks must call it."""
-        own = {name: (float(total), float(weight)) for name, (total, weight) in self._sums.items()}
+        totals = self.state_dict()
         self._sums = {}
+        return {name: value / weight for name, (value, weight) in totals.items() if weight}
+
+    def state_dict(self) -> Sums:
+        """Return the sums over all ranks; all ranks must call it."""
+        own = {name: (float(total), float(weight)) for name, (total, weight) in self._sums.items()}
         totals: Sums = {}
         for sums in _of_all_ranks(own):
             for name, (value, weight) in sums.items():
                 before = totals.get(name, (0.0, 0.0))
                 totals[name] = (before[0] + value, before[1] + weight)
-        return {name: value / weight for name, (value, weight) in totals.items() if weight}
+        return totals
+
+    def load_state_dict(self, sums: Sums) -> None:
+        """Go on from sums over all ranks; to be called on one of them."""
+        self._sums = dict(sums)
 
 
 def _long(value: Number) -> Number:
     """Return it in 64 bits: sums of a long epoch in 32, let alone 16, would round visibly."""
     if not isinstance(value, Tensor):
         return float(value)
+    if value.device.type == "cpu":  # nothing to wait for, and numbers add up faster than tensors
+        return float(value.item())
     value = value.detach()
     return value.float() if value.device.type == "mps" else value.double()
 

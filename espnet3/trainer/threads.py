@@ -8,6 +8,13 @@ logger = logging.getLogger(__name__)
 _FEW_CORES = 4
 
 
+def count_cores() -> int:
+    """Return how many cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
 def choose_threads(n_cores: int, n_processes: int, n_loader_workers: int) -> int:
     """Return the number of threads for one of the training processes of a machine.
 
@@ -38,8 +45,7 @@ def set_threads(num_threads: int | None, n_processes: int, n_loader_workers: int
     import torch
 
     if num_threads is None and "OMP_NUM_THREADS" not in os.environ:
-        n_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
-        num_threads = choose_threads(n_cores, n_processes, n_loader_workers)
+        num_threads = choose_threads(count_cores(), n_processes, n_loader_workers)
     if num_threads is not None:
         torch.set_num_threads(num_threads)
         # Lightning would set its own number in processes that it starts, and so would libraries.

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from espnet3.config.load import LoadedConfig
 
 _USUAL_STRATEGIES = ("auto", "ddp", "ddp_find_unused_parameters_true", "fsdp", "deepspeed_stage_2")
+_USUAL_PRECISIONS = ("32-true", "bf16-mixed", "16-mixed", "bf16-true", "64-true")
 
 
 def check_names(block: Mapping[str, Any], loaded: "LoadedConfig | None" = None) -> None:
@@ -22,7 +23,7 @@ def check_names(block: Mapping[str, Any], loaded: "LoadedConfig | None" = None) 
     """
     _check_word(block, "accelerator", _accelerators(), loaded)
     _check_word(block, "strategy", _strategies(), loaded, usual=_USUAL_STRATEGIES)
-    _check_word(block, "precision", _precisions(), loaded)
+    _check_word(block, "precision", _precisions(), loaded, usual=_USUAL_PRECISIONS)
 
 
 def is_fsdp(block: Mapping[str, Any]) -> bool:

@@ -1,8 +1,9 @@
 """The top-level keys of a training config that the trainer reads, beside its block."""
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import Field, NonNegativeInt, PositiveInt
+from pydantic import Field, NonNegativeInt, PositiveInt, field_validator
 
 from espnet3.config.resolve import resolved
 from espnet3.config.schema import FrozenConfig, validate
@@ -30,6 +31,22 @@ class TrainingConfig(FrozenConfig):
     """Arguments of Lightning's `Trainer.fit`, such as `ckpt_path`."""
     init: Any = None
     """Weights to start from, see `initial_weights.py`."""
+
+    @field_validator("checkpoint", mode="before")
+    @classmethod
+    def _of_checkpoint(cls, value: Any) -> Any:
+        return _mapping(value, "checkpoint: {every_minutes: 30}")
+
+    @field_validator("fit", mode="before")
+    @classmethod
+    def _of_fit(cls, value: Any) -> Any:
+        return _mapping(value, "fit: {ckpt_path: exp/other/last.ckpt}")
+
+
+def _mapping(value: Any, line: str) -> Any:
+    if not isinstance(value, Mapping):
+        raise ValueError(f"must be a mapping. Write: {line}")
+    return value
 
 
 def load_training_config(loaded: "LoadedConfig") -> TrainingConfig:

@@ -11,9 +11,12 @@ from pathlib import Path
 import lightning.pytorch as pl
 import torch
 from lightning.pytorch.strategies import FSDPStrategy
+from lightning.pytorch.strategies import fsdp as fsdp_module
 from torch import nn
 
 from espnet3.errors import TrainingError
+from espnet3.trainer.checkpoint_io import AtomicCheckpointIO
+from espnet3.trainer.checkpoints import CheckpointKeeper
 from espnet3.trainer.module import TrainingModule
 from espnet3.trainer.optimization_config import OptimizationConfig
 
@@ -238,6 +241,11 @@ def gan_by_hand(lazy=True):
 class CpuFSDP(FSDPStrategy):
     """FSDP as Lightning sets it up, but for the CPU, which it refuses as a rule."""
 
+    def __init__(self, **options):
+        from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+
+        super().__init__(auto_wrap_policy=ModuleWrapPolicy({nn.Linear}), **options)
+
     @contextmanager
     def model_sharded_context(self):
         from torch.distributed.fsdp import FullyShardedDataParallel
@@ -255,13 +263,12 @@ def _clipped(n_accumulated):
 def fsdp(rank):
     """A bad batch on rank 1 in the second of three windows."""
     from torch.distributed.fsdp import FullStateDictConfig, FullyShardedDataParallel, StateDictType
-    from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 
     data = batches(2 * N_STEPS)[rank::2]
     if rank == 1:
         data[2]["y"][0] = float("nan")
     module = make(seeded(Deep), trainer=_clipped(2))
-    fit(module, data, batches(1), strategy=CpuFSDP(auto_wrap_policy=ModuleWrapPolicy({nn.Linear})))
+    fit(module, data, batches(1), strategy=CpuFSDP())
     whole = FullStateDictConfig(offload_to_cpu=False)
     with FullyShardedDataParallel.state_dict_type(module, StateDictType.FULL_STATE_DICT, whole):
         state = module.state_dict()
@@ -280,8 +287,51 @@ def fsdp_by_hand():
     return {"weights": weights(model)}
 
 
+def fsdp_resumed(rank):
+    """Two epochs, once in one go and once in two, with each kind of checkpoint."""
+    # Lightning lets FSDP copy whole weights to the CPU, which copies nothing if they are there:
+    # what FSDP then frees is still in use.
+    fsdp_module._get_full_state_dict_context = _whole_weights
+    ends = {}
+    for kind in ("sharded", "full"):
+        folder = Path(sys.argv[1]) / kind
+        ends[kind] = [
+            _train_fsdp(rank, kind, folder / "whole", 2),
+            _train_fsdp(rank, kind, folder / "parts", 1),
+            _train_fsdp(rank, kind, folder / "parts", 2, folder / "parts" / "last.ckpt"),
+        ]
+    whole = torch.load(folder / "parts" / "last.ckpt", weights_only=True)
+    return {**ends, "names": list(whole["state_dict"])}
+
+
+def _whole_weights(module, world_size, rank0_only=True):
+    from torch.distributed import fsdp
+
+    only = {"offload_to_cpu": False, "rank0_only": rank0_only}
+    return fsdp.FullyShardedDataParallel.state_dict_type(
+        module,
+        fsdp.StateDictType.FULL_STATE_DICT,
+        fsdp.FullStateDictConfig(**only),
+        fsdp.FullOptimStateDictConfig(**only),
+    )
+
+
+def _train_fsdp(rank, kind, folder, n_epochs, ckpt_path=None):
+    module = make(seeded(Deep), trainer=_clipped(2))
+    trainer = pl.Trainer(
+        accelerator="cpu", devices=2, strategy=CpuFSDP(state_dict_type=kind), logger=False,
+        enable_progress_bar=False, enable_model_summary=False, use_distributed_sampler=False,
+        callbacks=[CheckpointKeeper(folder)], plugins=[AtomicCheckpointIO()],
+        max_epochs=n_epochs, default_root_dir=folder,
+    )  # fmt: skip
+    data = Loader(batches(2 * N_STEPS)[rank::2])
+    trainer.fit(module, data, ckpt_path=ckpt_path, weights_only=True)
+    return weights(module)  # those that are on this rank
+
+
 JOBS = (
     accumulation, long_windows, nonfinite, always_nonfinite, validation, gan, gan_computed, fsdp,
+    fsdp_resumed,
 )  # fmt: skip
 
 

@@ -152,6 +152,7 @@ def train(tmp_path):
 
     from espnet3.components.data.loader import build_loader
     from espnet3.components.data.loader_config import LoaderConfig
+    from espnet3.trainer.checkpoints import CheckpointKeeper
 
     torch.set_num_threads(1)
     seconds = np.random.default_rng(0).uniform(1, 10, 60)
@@ -183,21 +184,23 @@ def train(tmp_path):
         def configure_optimizers(self):
             return torch.optim.SGD(self.parameters(), 0.1)
 
-    def run(stop_after=None, n_workers=0, checkpoint=None, state=None, **options):
+    def run(stop_after=None, n_workers=0, checkpoint=None, sampler=None, **options):
+        made = {"batch_sampler": sampler} if sampler else {"batch_seconds": 30.0}
         train, valid = (
             build_loader(
-                range(60), LoaderConfig(batch_seconds=30.0, num_workers=n), seed=1, split=split,
+                range(60), LoaderConfig(num_workers=n, **sizes), seed=1, split=split,
                 collate_fn=torch.tensor, lengths=seconds,
             )
-            for split, n in (("train", n_workers), ("valid", 0))
+            for split, n, sizes in (
+                ("train", n_workers, made), ("valid", 0, {"batch_seconds": 30.0}),
+            )
         )  # fmt: skip
-        if state is not None:
-            train.load_state_dict(state)
         model = Model(stop_after)
         trainer = pl.Trainer(
-            accelerator="cpu", max_epochs=3, logger=False, enable_checkpointing=False,
+            accelerator="cpu", max_epochs=3, logger=False,
             enable_progress_bar=False, enable_model_summary=False, use_distributed_sampler=False,
-            num_sanity_val_steps=1, default_root_dir=tmp_path, **options,
+            num_sanity_val_steps=1, default_root_dir=tmp_path,
+            callbacks=CheckpointKeeper(tmp_path / "exp"), **options,
         )  # fmt: skip
         with contextlib.suppress(Stopped):
             trainer.fit(model, train, valid, ckpt_path=checkpoint, weights_only=True)
@@ -233,8 +236,32 @@ def test_lightning_goes_on_after_a_change_of_the_number_of_ranks(tmp_path, train
     assert state["done"] == [[1, 3]]
     state["done"] = [[4, 3]]
     torch.save(checkpoint, file)
-    # Lightning asks for the length before it restores the state, and only once.
-    rest, _ = train(checkpoint=file, state=state, reload_dataloaders_every_n_epochs=1)
+    rest, _ = train(checkpoint=file)
     assert rest.seen == whole.seen[12:]
     assert rest.n_validations == 3
     assert len(rest.seen) == 3 * n_steps - 12
+
+
+def test_lightning_follows_epochs_of_different_lengths(train):
+    class Growing:
+        def set_epoch(self, epoch):
+            self.n_batches = 2 + 2 * epoch
+
+        def __iter__(self):
+            return iter([[i] for i in range(self.n_batches)])
+
+    found, _ = train(sampler=Growing(), val_check_interval=0.5)
+    assert [epoch for epoch, _ in found.seen] == [0] * 2 + [1] * 4 + [2] * 6
+    assert found.n_validations == 6
+
+
+def test_too_little_for_a_step_of_more_ranks_ends_the_epoch(train, tmp_path, monkeypatch):
+    """As if all but the last batch had been done by one rank, and thirty go on."""
+    from espnet3.components.data import batch_sampler
+
+    n_steps = train()[1]
+    train(n_steps - 1)
+    monkeypatch.setattr(batch_sampler, "world", lambda: (30, 0))
+    rest, _ = train(checkpoint=tmp_path / "stopped.ckpt")
+    assert [epoch for epoch, _ in rest.seen] == [1, 2]
+    assert rest.n_validations == 2  # the first epoch ends without its own

@@ -128,3 +128,12 @@ def test_fsdp_accumulates_clips_and_leaves_out_as_one_process_would(ranks):
     assert found["weights"] == pytest.approx(expected["weights"], rel=1e-5, abs=1e-6)
     assert found["n_bad"] == 1
     assert found["names"][:2] == ["model.first.weight", "model.first.bias"]
+
+
+@pytest.mark.parametrize("kind", ["sharded", "full"])
+def test_fsdp_goes_on_from_its_checkpoints(ranks, kind):
+    for rank in range(2):
+        whole, half, resumed = ranks[0][rank]["fsdp_resumed"][kind]
+        assert resumed == whole
+        assert resumed != half
+    assert of(ranks, "fsdp_resumed")["names"][0] == "model.first.weight"

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from espnet3.trainer.weights import load_weights
 from tests.conftest import wait_until
 from tests.integration.training_recipe import TrainingRecipe
 
@@ -166,3 +167,52 @@ def test_other_stages_are_refused_under_torchrun(recipe):
     )
     assert "torchrun started 2 processes, but collect_stats must run in one" in output
     assert output.count("must run in one") == 1
+
+
+HUGGING_FACE = """\
+import torch
+
+
+def collate(samples):
+    samples = [sample[1] if isinstance(sample, tuple) else sample for sample in samples]
+    speech = [torch.as_tensor(sample["speech"]) for sample in samples]
+    pad = torch.nn.utils.rnn.pad_sequence
+    return {
+        "input_values": pad(speech, batch_first=True),
+        "attention_mask": pad([torch.ones(len(s), dtype=torch.long) for s in speech], True),
+        "labels": torch.tensor([[sample["label"] + 1] for sample in samples]),
+    }
+
+
+def build():
+    from transformers import Wav2Vec2Config, Wav2Vec2ForCTC
+
+    return Wav2Vec2ForCTC(
+        Wav2Vec2Config(
+            vocab_size=6, hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
+            intermediate_size=32, conv_dim=(8, 8), conv_kernel=(10, 3), conv_stride=(5, 2),
+            num_feat_extract_layers=2, num_conv_pos_embeddings=16, pad_token_id=0,
+            num_conv_pos_embedding_groups=2, ctc_loss_reduction="mean", ctc_zero_infinity=True,
+            mask_time_prob=0.0, layerdrop=0.0,
+        )
+    )
+"""
+
+
+def test_a_hugging_face_model_trains_averages_and_loads_strictly(recipe, monkeypatch):
+    pytest.importorskip("transformers")
+    (recipe.folder / "src" / "hugging_face.py").write_text(HUGGING_FACE)
+    recipe.train(
+        "model._target_=src.hugging_face.build",
+        "+dataloader.collate_fn={_target_: src.hugging_face.collate, _partial_: true}",
+        "trainer.max_epochs=2",
+    )
+    monkeypatch.syspath_prepend(recipe.folder / "src")
+    import hugging_face
+
+    model = hugging_face.build()
+    model.load_state_dict(load_weights(recipe.exp_dir / "valid.loss.ave_2best.safetensors"))
+    files = [recipe.exp_dir / f"epoch{n}_step{14 * n}.ckpt" for n in (1, 2)]
+    first, second = (weights(file)["model.lm_head.weight"] for file in files)
+    assert torch.allclose(model.lm_head.weight, (first + second) / 2, atol=1e-7)
+    assert not torch.equal(first, second)

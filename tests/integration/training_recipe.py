@@ -25,8 +25,8 @@ RATE = 1000
 
 
 class Dataset:
-    def __init__(self, n=60, first=0, corrupt=None):
-        self.n, self.first, self.corrupt = n, first, corrupt
+    def __init__(self, n=60, first=0, corrupt=None, path="data/broken.wav"):
+        self.n, self.first, self.corrupt, self.path = n, first, corrupt, path
         self.seconds = 0.2 + np.random.default_rng(first).gamma(4.0, 0.1, n).clip(0, 1.5)
 
     def __len__(self):
@@ -39,7 +39,7 @@ class Dataset:
         if index == self.corrupt:
             from espnet3.components.data.audio import read_audio
 
-            read_audio("data/broken.wav")
+            read_audio(self.path)
         rng = np.random.default_rng([self.first, index])
         label = index % 4
         time = np.arange(int(self.seconds[index] * RATE)) / RATE

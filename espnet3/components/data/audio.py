@@ -153,7 +153,8 @@ def _diagnose(source: Source, error: Exception) -> str:
     else:
         path = shlex.quote(name)
         reason = f"If it plays, convert it: ffmpeg -i {path} OUT.wav; if not, make it again."
-    text = str(error).rpartition("': ")[2].rstrip(".")
+    # soundfile names the file first: its path, or the object that it was read from.
+    text = str(error).rpartition(": ")[2].rstrip(".")
     return f"{name} cannot be read as audio: {text}. {reason}"
 
 

@@ -51,15 +51,9 @@ class EpochSampler:
         self._planned: tuple[int, list[Ints]] | None = None
 
     def __len__(self) -> int:
-        """Return the steps of a rank in this epoch, those done before a resume included.
-
-        Once all are done, it is the number of a whole epoch, which is another one after a resume
-        with another number of ranks.
-        """
+        """Return the steps of a rank in this epoch, those done before a resume included."""
         n_ranks, _ = world()
-        n_left = len(self._remaining(self._before, n_ranks)) // n_ranks
-        if self._before and self._steps and self._steps == n_left:
-            return len(self._remaining([], n_ranks)) // n_ranks
+        n_left = len(self._dealt(n_ranks)) // n_ranks
         return sum(steps for _, steps in self._before) + n_left
 
     def set_epoch(self, epoch: int) -> None:
@@ -74,7 +68,7 @@ class EpochSampler:
             self._restart([])
         self._has_begun = True
         self._n_ranks, rank = world()
-        return self._remaining(self._before, self._n_ranks)[rank :: self._n_ranks]
+        return self._dealt(self._n_ranks)[rank :: self._n_ranks]
 
     def advance(self) -> None:
         """Count a step as done."""
@@ -103,6 +97,7 @@ class EpochSampler:
                 self.key, self.epoch, state["n_batches_done"], "; ".join(changed),
             )  # fmt: skip
         self._restart([] if changed else done)
+        self._tell_what_is_lost()
 
     def _restart(self, before: list[list[int]]) -> None:
         self._before, self._steps, self._has_begun = before, 0, False
@@ -117,14 +112,27 @@ class EpochSampler:
             done.append([self._n_ranks, self._steps])
         return done
 
-    def _remaining(self, done: list[list[int]], n_ranks: int) -> list["Ints"]:
+    def _left(self) -> list["Ints"]:
+        """Return the batches that earlier processes left of the epoch."""
         batches = self._batches()
-        for n_then, steps in done:
-            dealt = self._in_steps(batches, n_then)
-            batches = dealt[n_then * steps :]
+        for n_then, steps in self._before:
+            batches = self._in_steps(batches, n_then)[n_then * steps :]
+        return batches
+
+    def _dealt(self, n_ranks: int) -> list["Ints"]:
+        batches = self._left()
         # With another number of ranks, what is left of an epoch may be too little for a step.
-        n_fit = len(batches) // n_ranks if self.drop_last else sum(map(len, batches)) // n_ranks
-        return self._in_steps(batches, n_ranks) if n_fit or not done else []
+        n_left = len(batches) if self.drop_last else sum(map(len, batches))
+        return [] if self._before and n_left < n_ranks else self._in_steps(batches, n_ranks)
+
+    def _tell_what_is_lost(self) -> None:
+        n_ranks, _ = world()
+        left = self._left() if self._before else []
+        if left and not self._dealt(n_ranks):
+            logger.warning(
+                "%s: the last %d samples of epoch %d are left out, since they are too few for a "
+                "step of %d ranks.", self.key, sum(map(len, left)), self.epoch, n_ranks,
+            )  # fmt: skip
 
     def _in_steps(self, batches: list["Ints"], n_ranks: int) -> list["Ints"]:
         try:
@@ -134,14 +142,5 @@ class EpochSampler:
 
     def _batches(self) -> list["Ints"]:
         if self._planned is None or self._planned[0] != self.epoch:
-            n_before = len(self._planned[1]) if self._planned else None
             self._planned = self.epoch, self.plan.batches(self.epoch)
-            n_now = len(self._planned[1])
-            if n_before is not None and n_now != n_before:
-                # Lightning takes the length of the first epoch for that of all.
-                logger.warning(
-                    "%s: epoch %d has %d batches, the one before had %d. Those beyond the number "
-                    "of the first epoch are not trained on: give as many in each.",
-                    self.key, self.epoch, n_now, n_before,
-                )  # fmt: skip
         return self._planned[1]

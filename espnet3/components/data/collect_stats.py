@@ -7,7 +7,7 @@ from pathlib import Path
 from shlex import quote
 from typing import Any
 
-from espnet3.components.data.fixed_random import fixed_random
+from espnet3.components.data.sample_seed import fixed_random
 from espnet3.components.data.stats_features import ItemStats, stats_of_features, stats_of_samples
 from espnet3.components.data.stats_records import StatsFiles, StatsWriter, add_records
 from espnet3.errors import EspnetError, IncompleteRunError

@@ -13,10 +13,8 @@ from espnet3.components.data.dataset import (
 )
 from espnet3.components.data.dataset_entry import DatasetEntry, parse_entries
 from espnet3.components.data.dataset_module import DataSource
-from espnet3.config.instantiate import instantiate
-from espnet3.config.resolve import resolved
-from espnet3.config.sources import set_in
-from espnet3.config.targets import BadTarget, locate, signature_of
+from espnet3.components.data.functions import build_function, find_function
+from espnet3.config.targets import signature_of
 from espnet3.errors import ConfigError, EspnetError
 
 if TYPE_CHECKING:
@@ -157,12 +155,12 @@ def check_datasets(loaded: "LoadedConfig", splits: tuple[str, ...] = SPLITS) -> 
     if not isinstance(block, Mapping) or block.get("_target_", _TARGET) != _TARGET:
         return
     recipe_dir = block.get("recipe_dir") or loaded.config.get("recipe_dir")
-    _find_function(block.get("preprocessor"), f"{_KEY}.preprocessor", loaded)
+    find_function(block.get("preprocessor"), key=f"{_KEY}.preprocessor", loaded=loaded)
     for split in splits:
         key = f"{_KEY}.{split}"
         entries = parse_entries(block.get(split), key, named=split == "test", loaded=loaded)
         for i, entry in enumerate(entries):
-            _find_function(entry.transform, f"{key}.{i}.transform", loaded)
+            find_function(entry.transform, key=f"{key}.{i}.transform", loaded=loaded)
             source = DataSource(entry.data_src, recipe_dir, f"{key}.{i}.data_src", loaded)
             source.check_module()
             kind = source.load("Dataset")
@@ -177,30 +175,8 @@ def _with_recipe_dir(kind: Any, arguments: Mapping[str, Any], recipe_dir: Any) -
 
 
 def _as_function(value: Any, key: str) -> Transform | None:
-    """Return what was built already, or build it from a `_target_` or find it by its path."""
-    if isinstance(value, str):
-        found = _find_function(value, key)
-        value = instantiate({"_target_": value}, key=key) if isinstance(found, type) else found
-    elif isinstance(resolved(value), Mapping):
-        value = instantiate(value, key=key)
-    if value is None or callable(value):
-        function: Transform | None = value
-        return function
-    raise ConfigError(
-        f"{key} is {value!r:.80}, of type {type(value).__name__}, which cannot be called with a "
-        "sample. Write the dotted path of a function, or a mapping with a _target_."
-    )
-
-
-def _find_function(value: Any, key: str, loaded: "LoadedConfig | None" = None) -> Any:
-    """Import what a dotted path names; return what is no path as it is."""
-    if not isinstance(value, str):
-        return value
-    try:
-        return locate(value)
-    except BadTarget as bad:
-        problem = str(bad).replace("_target_", key.rpartition(".")[2])
-        raise ConfigError(f"{key} is {value!r}{set_in(key, loaded)}, but {problem}") from bad
+    function: Transform | None = None if value is None else build_function(value, key=key)
+    return function
 
 
 def _check_dataset(dataset: Any, key: str, source: str) -> Dataset:

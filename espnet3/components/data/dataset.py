@@ -13,6 +13,8 @@ from espnet3.config.fingerprint import digest
 if TYPE_CHECKING:
     import numpy as np
 
+    Floats = np.ndarray[Any, np.dtype[np.float64]]
+
 Sample = dict[str, Any]
 Transform = Callable[..., Any]
 
@@ -90,7 +92,7 @@ class TransformedDataset:
             sample = _as_sample(step(sample, rng=rng) if is_random else step(sample), step)
         return sample
 
-    def durations(self) -> Sequence[float] | None:
+    def durations(self) -> "Floats | None":
         """Return the durations of the dataset as it came: a transform does not change them."""
         return durations_of(self.dataset)
 
@@ -163,15 +165,17 @@ class CombinedDataset:
         which = bisect_right(self._ends, position)
         return which, position - (self._ends[which - 1] if which else 0)
 
-    def durations(self) -> list[float] | None:
+    def durations(self) -> "Floats | None":
         """Return the durations of all, or None if one dataset does not know its own."""
-        durations: list[float] = []
+        import numpy as np
+
+        parts = []
         for dataset in self.datasets:
             part = durations_of(dataset)
             if part is None:
                 return None
-            durations.extend(part)
-        return durations
+            parts.append(part)
+        return np.concatenate(parts)
 
     def fingerprint(self) -> str:
         """Return a digest of all fingerprints, in order."""
@@ -192,8 +196,8 @@ def as_position(index: Any, n_items: int) -> int:
     return position + n_items if position < 0 else position
 
 
-def durations_of(dataset: Any) -> list[float] | None:
-    """Return the seconds of each item, or None for a dataset that does not tell.
+def durations_of(dataset: Any) -> "Floats | None":
+    """Return the seconds of each item, as float64, or None for a dataset that does not tell.
 
     Raises:
         DataError: There is not exactly one finite number, 0 or more, for each item.
@@ -204,7 +208,7 @@ def durations_of(dataset: Any) -> list[float] | None:
     import numpy as np
 
     try:
-        array = np.asarray(values, dtype=np.float64)
+        array: Floats = np.asarray(values, dtype=np.float64)
     except (TypeError, ValueError) as error:
         raise _bad_durations(dataset, f"which are no numbers ({error})") from error
     if array.shape != (len(dataset),):
@@ -212,8 +216,7 @@ def durations_of(dataset: Any) -> list[float] | None:
     bad = np.flatnonzero(~(np.isfinite(array) & (array >= 0)))
     if bad.size:
         raise _bad_durations(dataset, f"of which number {bad[0]} is {array[bad[0]]:g}")
-    durations: list[float] = array.tolist()
-    return durations
+    return array
 
 
 def fingerprint_of(dataset: Any) -> str:
@@ -224,11 +227,7 @@ def fingerprint_of(dataset: Any) -> str:
     """
     own = _ask(dataset, "fingerprint")
     if own is None:
-        import numpy as np
-
-        durations = durations_of(dataset)
-        array = None if durations is None else np.asarray(durations)
-        return digest({"n_items": len(dataset), "durations": array})
+        return digest({"n_items": len(dataset), "durations": durations_of(dataset)})
     if not isinstance(own, str) or not own:
         raise DataError(
             f"The fingerprint() of {_kind(dataset)} returned {own!r:.80}. Return a text that "

@@ -103,7 +103,8 @@ def create_dataset(config: DictConfig) -> list[str]:
     """Run stage 1: build what the recipe's datasets read.
 
     That is the recipe's own `dataset/`, if there is one or an entry of `dataset` means it, and
-    each other `data_src` in `dataset.{train,valid,test}` whose module exports a `DatasetBuilder`.
+    each other `data_src` in `dataset.{train,valid,test}`; those whose module exports no
+    `DatasetBuilder` need nothing.
 
     Args:
         config: The resolved config, with `recipe_dir`, `create_dataset` (the arguments of the
@@ -169,11 +170,12 @@ def _jobs(config: DictConfig, loaded: "LoadedConfig | None" = None) -> list[_Job
     context["recipe_dir"] = recipe_dir
     found: list[Any] = []
     for source in _sources(config, recipe_dir, loaded):
-        if source.data_src and not hasattr(source.load_module(), "DatasetBuilder"):
-            found.append(f"{source.name}: skipped, it has no DatasetBuilder")
-        else:
+        # Of a class with another name, `load` tells how to export it.
+        if any("Builder" in name for name in vars(source.load_module())):
             kind = source.load("DatasetBuilder")
             found.append(kind(**_accepted(kind, context)))
+        else:
+            found.append(f"{source.name}: skipped, it has no DatasetBuilder")
     builders = [builder for builder in found if not isinstance(builder, str)]
     for builder in builders:
         _check_methods(builder)

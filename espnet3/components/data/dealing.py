@@ -1,6 +1,7 @@
 """Deal the batches of an epoch to the ranks: all get the same number of steps."""
 
 from collections.abc import Sequence
+from heapq import nsmallest
 from typing import TYPE_CHECKING, Any
 
 from espnet3.errors import ConfigError
@@ -27,8 +28,13 @@ def in_steps(batches: Sequence["Ints"], n_ranks: int, *, drop_last: bool) -> lis
     are split until there are enough, or, if they are single samples, some are joined.
 
     Raises:
-        ConfigError: There are fewer samples than ranks.
+        ConfigError: There is no batch, or there are fewer samples than ranks.
     """
+    if not batches:
+        raise ConfigError(
+            "drop_last leaves no batch of an epoch. Use smaller batches or more data, or write: "
+            "drop_last: false"
+        )
     n_rest = len(batches) % n_ranks
     n_whole = len(batches) - n_rest
     if n_rest == 0 or (drop_last and n_whole):
@@ -41,9 +47,11 @@ def in_steps(batches: Sequence["Ints"], n_ranks: int, *, drop_last: bool) -> lis
             "batch_size: 1"
         )
     tail = n_whole
-    while tail and sum(map(len, batches[tail:])) < n_whole + n_ranks - tail:
+    n_in_tail = sum(map(len, batches[tail:]))
+    while tail and n_in_tail < n_whole + n_ranks - tail:
+        n_in_tail += sum(map(len, batches[tail - n_ranks : tail]))
         tail -= n_ranks
-    if sum(map(len, batches[tail:])) < n_whole + n_ranks - tail:
+    if n_in_tail < n_whole + n_ranks - tail:
         return _joined(list(batches), n_whole)
     return [*batches[:tail], *_split(list(batches[tail:]), n_whole + n_ranks - tail)]
 
@@ -60,7 +68,7 @@ def _joined(batches: list["Ints"], n_wanted: int) -> list["Ints"]:
     import numpy as np
 
     rest, batches = batches[n_wanted:], batches[:n_wanted]
-    for batch in rest:
-        i = min(reversed(range(len(batches))), key=lambda i: len(batches[i]))
+    smallest = nsmallest(len(rest), range(n_wanted), key=lambda i: (len(batches[i]), -i))
+    for i, batch in zip(smallest, rest, strict=True):
         batches[i] = np.concatenate([batches[i], batch])
     return batches

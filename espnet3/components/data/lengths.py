@@ -1,12 +1,16 @@
 """How long the samples are, from the dataset or from what collect_stats wrote."""
 
 import logging
+import math
+from array import array
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from espnet3.components.data.dataset import durations_of
 from espnet3.components.data.loader_config import LoaderConfig
+from espnet3.components.data.stats import skipped_id
 from espnet3.config.sources import join_key, set_in
 from espnet3.errors import ConfigError
 
@@ -23,13 +27,17 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Shapes:
-    """The shapes in files of collect_stats: one line per sample, in the order of the dataset."""
+    """The shapes in a file of collect_stats: one line per sample, in the order of the dataset."""
 
-    ids: list[str]
+    ends: tuple[str, str]
+    """The ids of the first and the last sample."""
     n_frames: "Floats"
     """The first number."""
     n_bins: "Floats"
     """The product of all numbers."""
+
+    def __len__(self) -> int:
+        return len(self.n_frames)
 
 
 @dataclass(frozen=True)
@@ -57,7 +65,7 @@ class LengthSource:
         if known is not None:
             return np.asarray(known, dtype=np.float64)
         if self.config.shape_file is not None and self.config.sample_rate is not None:
-            return self._shapes()[0].n_frames / self.config.sample_rate
+            return self._shapes[0].n_frames / self.config.sample_rate
         full = join_key(self.key, wanted_by)
         raise ConfigError(
             f"{full} is set{set_in(full, self.loaded)}, but the dataset does not know how long its "
@@ -71,31 +79,49 @@ class LengthSource:
         """Return the size of each item: the product of its shape, or the sum of these."""
         import numpy as np
 
-        total: Floats = np.sum([shapes.n_bins for shapes in self._shapes()], axis=0)
+        total: Floats = np.sum([shapes.n_bins for shapes in self._shapes], axis=0)
         return total
 
+    def without_empty(self, items: "Ints") -> "Ints":
+        """Leave out what has the length 0 in a shape_file: collect_stats could not read it."""
+        import numpy as np
+
+        if self.config.shape_file is None:
+            return items
+        is_empty = np.any([shapes.n_frames == 0 for shapes in self._shapes], axis=0)
+        kept: Ints = items[~is_empty[items]]
+        if len(kept) < len(items):
+            logger.info(
+                "%s: %d of %d samples are left out: of length 0 in shape_file, which is what "
+                "collect_stats writes for those that it skipped",
+                self.key, len(items) - len(kept), len(items),
+            )  # fmt: skip
+        return kept
+
+    @cached_property
     def _shapes(self) -> list[Shapes]:
         files = self.config.shape_file or ()
         found = [read_shapes(file) for file in ([files] if isinstance(files, str) else files)]
         key = join_key(self.key, "shape_file")
         for shapes in found:
-            if len(shapes.ids) != len(self.dataset):
+            if len(shapes) != len(self.dataset):
                 raise ConfigError(
-                    f"{key}{set_in(key, self.loaded)} has {len(shapes.ids)} lines, but the dataset "
+                    f"{key}{set_in(key, self.loaded)} has {len(shapes)} lines, but the dataset "
                     f"has {len(self.dataset)} items. Run the stage collect_stats again."
                 )
-            self._check_ids(shapes.ids, key)
+            self._check_ids(shapes, key)
         return found
 
-    def _check_ids(self, ids: list[str], key: str) -> None:
+    def _check_ids(self, shapes: Shapes, key: str) -> None:
         """Compare the ids at both ends; all of them would mean to read the whole dataset."""
-        for position in (0, len(ids) - 1):
+        for position, id in zip((0, len(shapes) - 1), shapes.ends, strict=True):
+            if id == skipped_id(position):
+                continue
             found = name_in(self.dataset, position)
-            if found is not None and found != ids[position]:
+            if found is not None and found != id:
                 raise ConfigError(
-                    f"{key}{set_in(key, self.loaded)} has {ids[position]!r} on line "
-                    f"{position + 1}, but that item of the dataset is {found!r}. Run the stage "
-                    "collect_stats again."
+                    f"{key}{set_in(key, self.loaded)} has {id!r} on line {position + 1}, but that "
+                    f"item of the dataset is {found!r}. Run the stage collect_stats again."
                 )
 
 
@@ -103,29 +129,36 @@ def read_shapes(path: str) -> Shapes:
     """Read lines such as `utt1 163840` or `utt1 512,80`.
 
     Raises:
-        ConfigError: The file is missing, or a line is of another form.
+        ConfigError: The file is missing or empty, or a line is of another form.
     """
     import numpy as np
 
     if not Path(path).is_file():
         raise ConfigError(f"shape_file: {path} does not exist. Run the stage collect_stats first.")
-    ids, shapes = [], []
-    for number, line in enumerate(Path(path).read_text(encoding="utf-8").splitlines(), start=1):
-        name, _, shape = line.rpartition(" ")
-        try:
-            shapes.append([int(size) for size in shape.split(",")])
-        except ValueError:
-            raise ConfigError(
-                f"{path}:{number} is {line!r:.80}, but must be an id and a shape, such as "
-                "utt1 512,80. Run the stage collect_stats again."
-            ) from None
-        ids.append(name)
-    frames = np.array([shape[0] for shape in shapes], dtype=np.float64)
-    bins = np.array([np.prod(shape, dtype=np.float64) for shape in shapes], dtype=np.float64)
-    return Shapes(ids, frames, bins)
+    ends, frames, bins = ["", ""], array("d"), array("d")
+    with open(path, encoding="utf-8") as file:
+        for number, line in enumerate(map(str.rstrip, file), start=1):
+            ends[1], _, shape = line.rpartition(" ")
+            try:
+                sizes = [int(size) for size in shape.split(",")]
+            except ValueError:
+                raise ConfigError(
+                    f"{path}:{number} is {line!r:.80}, but must be an id and a shape, such as "
+                    "utt1 512,80. Run the stage collect_stats again."
+                ) from None
+            ends[0] = ends[0] or ends[1]
+            frames.append(sizes[0])
+            bins.append(math.prod(sizes))
+    return Shapes((ends[0], ends[1]), np.array(frames), np.array(bins))
 
 
-def left_in(seconds: "Floats | None", config: LoaderConfig, n_items: int, key: str) -> "Ints":
+def left_in(
+    seconds: "Floats | None",
+    config: LoaderConfig,
+    n_items: int,
+    key: str,
+    loaded: "LoadedConfig | None" = None,
+) -> "Ints":
     """Return the items between min_seconds and max_seconds, and say how many are left out.
 
     Raises:
@@ -150,7 +183,10 @@ def left_in(seconds: "Floats | None", config: LoaderConfig, n_items: int, key: s
     ]
     said = f"{n_items - len(items)} of {n_items} samples are left out: {' and '.join(counts)}"
     if not len(items):
-        raise ConfigError(f"{key}: {said}; none is left. Durations are in seconds; correct these.")
+        raise ConfigError(
+            f"{key}{set_in(key, loaded)}: {said}; none is left. Durations are in seconds; correct "
+            "these."
+        )
     logger.info("%s: %s", key, said)
     return items
 

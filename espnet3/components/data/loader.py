@@ -1,8 +1,10 @@
 """The loader of one split: batches for this rank, from worker processes, resumable in mid-epoch."""
 
+import atexit
 import logging
 import re
 import time
+import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -11,11 +13,12 @@ from typing import TYPE_CHECKING, Any
 from espnet3.components.data.batch_sampler import EpochSampler
 from espnet3.components.data.collate import CollateFn
 from espnet3.components.data.errors import DataError
+from espnet3.components.data.functions import build_function
 from espnet3.components.data.lengths import LengthSource
-from espnet3.components.data.loader_config import LoaderConfig, build_function
+from espnet3.components.data.loader_config import LoaderConfig
 from espnet3.components.data.loader_plan import make_plan
 from espnet3.components.data.sample_reader import Failure, Fetched, Request, SampleReader, as_is
-from espnet3.components.data.worker_signals import outlive_sigterm
+from espnet3.components.data.worker_signals import kill_workers, start_worker
 from espnet3.errors import EspnetError, ResourceError
 
 if TYPE_CHECKING:
@@ -100,16 +103,21 @@ class BatchLoader:
         iterator = getattr(self._inner, "_iterator", None)
         self._inner = None
         if iterator is not None and self._config.num_workers:
-            for worker in iterator._workers if at_once else ():
-                worker.terminate()
+            if at_once:
+                kill_workers(iterator)
             iterator._shutdown_workers()
 
     def start(self) -> Iterator[Any]:
         """Start to read what the sampler says is next on this rank; ends what is being read."""
         self._feed.requests = [(self.sampler.epoch, batch) for batch in self.sampler.begin()]
-        if self._inner is None:
-            self._inner = self._torch_loader()
-        return iter(self._inner)
+        if self._inner is not None:
+            return iter(self._inner)
+        self._inner = self._torch_loader()
+        source: Iterator[Any] = iter(self._inner)
+        # Workers outlive the signal by which torch would end them when Python exits; this is
+        # registered after torch's own, so it comes before.
+        atexit.register(_close, weakref.ref(self))
+        return source
 
     def accept(self, answer: Any, wait_seconds: float) -> Any:
         """Note what was read, and return the batch.
@@ -153,7 +161,7 @@ class BatchLoader:
                 "persistent_workers": config.persistent_workers is not False,
                 "prefetch_factor": config.prefetch_factor or 2,
                 "multiprocessing_context": config.multiprocessing_context,
-                "worker_init_fn": partial(_start_worker, self._worker_init_fn),
+                "worker_init_fn": partial(start_worker, self._worker_init_fn),
                 "timeout": config.timeout,
             }
         # A generator of its own: the global one belongs to the model.
@@ -234,7 +242,12 @@ def build_loader(
     source = LengthSource(dataset, config, key, loaded, lengths)
     plan = make_plan(source, seed=seed, split=split)
     reader = SampleReader(
-        dataset, collate_fn, seed=seed, seconds=plan.seconds, skip=config.on_error == "skip"
+        dataset,
+        collate_fn,
+        seed=seed,
+        seconds=plan.seconds,
+        skip=config.on_error == "skip",
+        is_fixed=split != "train",
     )
     sampler = EpochSampler(plan.batches, plan.inputs, drop_last=config.drop_last, key=key)
     node = config.worker_init_fn
@@ -242,10 +255,9 @@ def build_loader(
     return BatchLoader(reader, sampler, config, worker_init_fn=init, key=key)
 
 
-def _start_worker(users: Any, number: int) -> None:
-    outlive_sigterm()
-    if users is not None:
-        users(number)
+def _close(loader: "weakref.ref[BatchLoader]") -> None:
+    if (found := loader()) is not None:
+        found.close()
 
 
 class _BatchIterator:

@@ -6,11 +6,9 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from espnet3.components.data.collate import CollateFn, PadCollate
-from espnet3.config.instantiate import instantiate
-from espnet3.config.resolve import resolved
+from espnet3.components.data.functions import build_function, find_function
 from espnet3.config.schema import FrozenConfig, validate
 from espnet3.config.sources import join_key, set_in
-from espnet3.config.targets import BadTarget, locate
 from espnet3.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -180,26 +178,12 @@ def build_collate(
     return PadCollate() if node is None else build_function(node, key=key, loaded=loaded)
 
 
-def build_function(node: Any, *, key: str, loaded: "LoadedConfig | None" = None) -> Any:
-    """Return what a dotted path or a `_target_` stands for; of a class, an instance.
+def check_collate(
+    node: Any, *, key: str = "dataloader.collate_fn", loaded: "LoadedConfig | None" = None
+) -> None:
+    """Refuse a dotted path that leads nowhere; what a `_target_` names is built later.
 
     Raises:
-        ConfigError: There is no such thing, or it cannot be called.
+        ConfigError: There is no such function.
     """
-    found = node
-    if isinstance(node, str):
-        try:
-            found = locate(node)
-        except BadTarget as bad:
-            problem = str(bad).replace("_target_", key.rpartition(".")[2])
-            raise ConfigError(f"{key} is {node!r}{set_in(key, loaded)}, but {problem}") from bad
-        if isinstance(found, type):
-            found = instantiate({"_target_": node}, key=key, loaded=loaded)
-    elif isinstance(resolved(node), dict):
-        found = instantiate(node, key=key, loaded=loaded)
-    if not callable(found):
-        raise ConfigError(
-            f"{key} is {found!r:.80}{set_in(key, loaded)}, of type {type(found).__name__}, which "
-            "cannot be called. Write the dotted path of a function, or a mapping with a _target_."
-        )
-    return found
+    find_function(node, key=key, loaded=loaded)

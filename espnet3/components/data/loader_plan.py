@@ -57,7 +57,7 @@ def make_plan(source: LengthSource, *, seed: int, split: str) -> LoaderPlan:
             f"Add a dataset: {split}: [{{data_src: SOURCE, data_src_args: {{...}}}}]"
         )
     seconds = _seconds(source)
-    items = left_in(seconds, config, n_items, key)
+    items = source.without_empty(left_in(seconds, config, n_items, key, source.loaded))
     shuffle = split == "train" if config.shuffle is None else config.shuffle
     parts = _parts(source.dataset, items, key)
     inputs = {

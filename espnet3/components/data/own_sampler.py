@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from espnet3.components.data.sample_seed import global_rngs_seeded, sample_rng
+from espnet3.components.data.sample_seed import global_rngs_kept
 from espnet3.components.data.selection import tickets_of
 from espnet3.config.instantiate import instantiate
 from espnet3.config.resolve import resolved
@@ -68,7 +68,8 @@ class OwnBatches:
 
         if callable(set_epoch := getattr(self.sampler, "set_epoch", None)):
             set_epoch(epoch)
-        with global_rngs_seeded(sample_rng(self.seed, epoch, self.n_items)):
+        with global_rngs_kept() as seed:
+            seed(self.seed, epoch)
             given = list(self.sampler)
         lists = given if self.batch_size is None else list(self._cut(given))
         batches = [self._checked(batch) for batch in lists]

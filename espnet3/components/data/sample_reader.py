@@ -1,5 +1,6 @@
 """Read the samples of a batch, in a worker process or in our own, and say what went wrong."""
 
+import os
 import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -9,7 +10,7 @@ from espnet3.components.data.collate import CollateFn
 from espnet3.components.data.errors import DataError
 from espnet3.components.data.lengths import place_of
 from espnet3.components.data.sample_seed import (
-    global_rngs_seeded,
+    global_rngs_kept,
     sample_of,
     sample_rng,
     uses_rng,
@@ -24,10 +25,12 @@ if TYPE_CHECKING:
 Request = tuple[int, "Ints"]
 """The number of an epoch, and tickets."""
 
-# Frames of a traceback: enough to see where in the user's code, without what called it.
-_N_FRAMES = 5
 # Where a whole batch cannot be read, so many other samples are tried: each rank needs a batch.
 _N_SUBSTITUTES = 100
+
+
+class ReaderTraceback(Exception):
+    """The traceback of an error in a worker process, as text, for the log."""
 
 
 @dataclass(frozen=True)
@@ -39,15 +42,19 @@ class Failure:
     kind: type[EspnetError] = DataError
     cause: Exception | None = None
     """Where it happened in this process."""
+    trace: str = ""
+    """The same as text, if it was in another one."""
+    is_of_batch: bool = False
+    """Whether the samples were read, but do not make a batch; leaving one out would not help."""
 
     @classmethod
-    def of(cls, error: Exception, place: str) -> "Failure":
-        """Describe an error: ours by its message alone, others with the end of their traceback."""
+    def of(cls, error: Exception, place: str, *, is_of_batch: bool = False) -> "Failure":
+        """Describe an error: ours by its message, others with the line of code as well."""
         if isinstance(error, EspnetError):
-            return cls(place, str(error), type(error), error)
-        frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename != __file__]
-        shown = "".join(traceback.format_list(frames[-_N_FRAMES:]))
-        return cls(place, f"{type(error).__name__}: {error}\n{shown}", DataError, error)
+            return cls(place, str(error), type(error), error, is_of_batch=is_of_batch)
+        trace = "".join(traceback.format_exception(error))
+        message = f"{type(error).__name__}: {error}{_line_of(error)}."
+        return cls(place, message, DataError, error, trace, is_of_batch)
 
     @property
     def summary(self) -> str:
@@ -55,11 +62,21 @@ class Failure:
         return f"{self.place}: {self.message.splitlines()[0] if self.message else ''}"
 
     def as_error(self, advice: str) -> EspnetError:
-        """Return the error to raise."""
-        space = "" if self.message.endswith("\n") else " "
-        error = self.kind(f"{self.place}: {self.message}{space}{advice}")
-        error.__cause__ = self.cause
+        """Return the error to raise, with the original one as its cause."""
+        advice = f" {advice}" if advice and not self.is_of_batch else ""
+        error = self.kind(f"{self.place}: {self.message}{advice}")
+        error.__cause__ = self.cause or (ReaderTraceback(f"\n{self.trace}") if self.trace else None)
         return error
+
+
+def _line_of(error: Exception) -> str:
+    """Return the innermost line of the recipe that led to an error, or that which raised it."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename != __file__]
+    if not frames:
+        return ""
+    here = os.getcwd() + os.sep
+    frame = next((f for f in reversed(frames) if f.filename.startswith(here)), frames[-1])
+    return f" ({frame.filename.removeprefix(here)}:{frame.lineno}, in {frame.name})"
 
 
 @dataclass(frozen=True)
@@ -89,6 +106,7 @@ class SampleReader:
         collate_fn: Makes a batch of a list of them.
         seed: Of the experiment.
         seconds: Of each item, for samples that do not tell.
+        is_fixed: Random choices are the same in each epoch, so that its scores can be compared.
         skip: Go on without samples that cannot be read.
     """
 
@@ -100,18 +118,22 @@ class SampleReader:
         seed: int,
         seconds: Any = None,
         skip: bool = False,
+        is_fixed: bool = False,
     ) -> None:
         self.dataset = dataset
         self.collate_fn = collate_fn
         self.seed = seed
         self.seconds = seconds
         self.skip = skip
+        self.is_fixed = is_fixed
         self._is_random = uses_rng(dataset)
 
     def __getitems__(self, request: Request) -> "Fetched | Failure":
         epoch, tickets = request
-        # Two for each batch, since code of the user may use global generators.
-        with global_rngs_seeded(sample_rng(self.seed, epoch, int(tickets[0]), 1)):
+        epoch = 0 if self.is_fixed else epoch
+        with global_rngs_kept() as seed:
+            # For code of the user that draws from global generators.
+            seed(self.seed, epoch, int(tickets[0]))
             answer = self._fetch(epoch, [int(ticket) for ticket in tickets])
         return answer if _in_main_process() else _sendable(answer)
 
@@ -131,7 +153,8 @@ class SampleReader:
             batch = self.collate_fn(samples)
         except Exception as error:
             names = ", ".join(self._place(ticket) for ticket in read[:2])
-            return Failure.of(error, f"The batch of {names}{', ...' if len(read) > 2 else ''}")
+            rest = ", ..." if len(read) > 2 else ""
+            return Failure.of(error, f"The batch of {names}{rest}", is_of_batch=True)
         return Fetched(batch, read, self._seconds(samples, read), failures)
 
     def _read(self, epoch: int, tickets: list[int]) -> tuple[list[Any], list[int], list[Failure]]:

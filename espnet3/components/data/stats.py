@@ -25,6 +25,11 @@ STATS_KEYS = "stats_keys"
 """Name of the file that lists the features that have statistics, one a line."""
 
 
+def skipped_id(position: int) -> str:
+    """Return what stands in a file of shapes for an item that was skipped; its length is 0."""
+    return f"item{position}"
+
+
 @dataclass(frozen=True)
 class Moments:
     """Count, mean and squared deviations of vectors.

@@ -15,6 +15,7 @@ from espnet3.components.data.stats import (
     Moments,
     MomentsSum,
     save_stats,
+    skipped_id,
 )
 from espnet3.components.data.stats_features import ItemStats
 from espnet3.io.atomic import open_atomic, write_text
@@ -105,7 +106,7 @@ class StatsFiles:
 
     def skip(self, position: int) -> None:
         """Add an item without a result: lengths are found by the number of the line."""
-        self._skipped.append(f"item{position} 0\n")
+        self._skipped.append(f"{skipped_id(position)} 0\n")
         for file in self._shapes.values():
             file.write(self._skipped[-1])
 

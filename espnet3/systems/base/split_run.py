@@ -30,6 +30,7 @@ from espnet3.systems.base.statistics_provider import StatisticsProvider, build_s
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
+    from espnet3.components.data.dataset import Floats
     from espnet3.config.load import LoadedConfig
 
 logger = logging.getLogger(__name__)
@@ -43,7 +44,7 @@ class SplitRun:
     name: str
     runner: StatsRunner
     n_items: int
-    durations: list[float] | None
+    durations: "Floats | None"
     """Seconds of each item, if the dataset knows them."""
     has_model: bool
     """Whether a model computes the features."""
@@ -58,14 +59,19 @@ class SplitRun:
         """Take the statistics, or go on, or answer at once if all is done.
 
         Raises:
-            EspnetError: with the ways on as they are spelled for this stage.
+            StaleRunError: there are results of another config, data or code.
         """
         try:
             files: dict[str, Path] = self.runner(
                 range(self.n_items), durations=self.durations, client=client
             )
-        except EspnetError as error:
-            raise _spelled_for_the_stage(error) from error.__cause__
+        except StaleRunError as error:
+            if "\n  config.model." not in str(error):
+                raise
+            raise StaleRunError(
+                f"{error}. Where the features depend on a part of the model only, name it: "
+                f"'{BLOCK}.model_keys=[frontend]'"
+            ) from None
         return files
 
 
@@ -88,6 +94,7 @@ def _plan_split(split: str, config: StatisticsConfig, loaded: "LoadedConfig") ->
     stats_dir = Path(str(loaded.config.stats_dir))
     settings = config.model_dump(exclude={"model_keys"})
     runner = StatsRunner(StatisticsProvider(own), output_dir=stats_dir / split, **settings)
+    runner.config_block, runner.folder_key = BLOCK, "stats_dir"
     runner.not_results = _not_results(resolved(own), config, stats_dir)
     runner.depends_on = {
         "dataset.content": fingerprint_of(dataset),
@@ -154,7 +161,7 @@ def _is_inside(value: Any, folder: Path) -> bool:
     return Path(os.path.abspath(value)).is_relative_to(os.path.abspath(folder))
 
 
-def _durations(dataset: Any) -> list[float] | None:
+def _durations(dataset: Any) -> "Floats | None":
     """Return the durations, which let the run balance its shards, if they can be had."""
     try:
         return durations_of(dataset)
@@ -171,28 +178,3 @@ def _placed(error: EspnetError, loaded: "LoadedConfig") -> EspnetError:
         return f"{match[0]}{set_in(match[0], loaded)}"
 
     return type(error)(_ENTRY.sub(placed, str(error), count=1))
-
-
-def _spelled_for_the_stage(error: EspnetError) -> EspnetError:
-    """Return a runner's error with the settings as they are spelled for this stage."""
-    if isinstance(error, StaleRunError):
-        return StaleRunError(_refusal(str(error)))
-    skip = f"set {BLOCK}.on_error=skip"
-    return type(error)(str(error).replace("set the runner's on_error to skip", skip))
-
-
-def _refusal(text: str) -> str:
-    listing = text.rpartition("\n")[0]
-    lines = [line for line in listing.split("\n") if line.startswith("  ")]
-    keys = [line.strip().partition(":")[0] for line in lines]
-    hint = ""
-    if any(is_below(key, ["config.model"]) for key in keys):
-        hint = (
-            ". Where the features depend on a part of the model only, name it: "
-            f"'{BLOCK}.model_keys=[frontend]'"
-        )
-    return (
-        f"{listing}\nKeep them and choose another stats_dir; or delete them and start anew: "
-        f"{BLOCK}.resume=false; or keep what is done and do the rest with the change: "
-        f"'{BLOCK}.accept_changes=[{','.join(keys)}]'{hint}"
-    )

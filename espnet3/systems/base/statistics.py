@@ -55,7 +55,7 @@ def describe_collect_stats(loaded: "LoadedConfig") -> list[str]:
     parallel = as_parallel_config(loaded)
     lines = [f"workers: {parallel.n_workers} on env: {parallel.env}"]
     for run in plan_statistics(loaded):
-        audio = "" if run.durations is None else f", {duration(sum(run.durations))} of audio"
+        audio = "" if run.durations is None else f", {duration(run.durations.sum())} of audio"
         lines.append(f"split {run.name}: {run.n_items} items{audio} -> {run.output_dir}")
         lines += [f"  {fact}" for fact in (_features(run), _state(run)) if fact]
     script = render_job_script(parallel)

@@ -149,7 +149,7 @@ def _build_runner(
     runner: BaseRunner = make(provider, **shared)
     runner.not_results = tuple(f"config.{key}" for key in ignored)
     runner.batch_seconds = config.batch_seconds
-    runner.is_configured = True
+    runner.config_block, runner.folder_key = "runner", "exp_tag"
     return runner
 
 

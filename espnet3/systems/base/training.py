@@ -1,7 +1,9 @@
 """Stages 4 and 5, `train` and `average`: a model and its data go to the trainer."""
 
 import logging
-from collections.abc import Mapping
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +12,7 @@ from espnet3.config.sources import set_in
 from espnet3.errors import ConfigError
 from espnet3.io.atomic import write_text
 from espnet3.systems.base.stages import Skipped
-from espnet3.systems.base.training_data import build_organizer, training_set
+from espnet3.systems.base.training_data import build_sets, check_data, has_split
 
 if TYPE_CHECKING:
     from espnet3.components.data.loader import BatchLoader
@@ -44,16 +46,46 @@ def train(loaded: "LoadedConfig") -> Any:
     times = StartupTimes(begin)
     times.add("imports", monotonic() - begin)
     is_first = process_rank().is_first
-    if is_first:
+    before: list[int] = []
+
+    def start() -> None:
         _save_config(loaded)
+        before.append(_history_time(loaded))
+
+    fit = Fit(loaded, lambda: _build_parts(loaded, times), times, start)
     try:
-        was_trained = Fit(loaded, lambda: _build_parts(loaded, times), times).run()
+        was_trained = fit.run()
     finally:
-        if is_first:
+        if before and _history_time(loaded) != before[0]:
             _plot(loaded)
-    if is_first:
-        average(loaded)
+    if is_first and not fit.is_trial:
+        _average_at_the_end(loaded)
     return None if was_trained else Skipped("it is trained to the end already")
+
+
+def _average_at_the_end(loaded: "LoadedConfig") -> None:
+    """Average what there is; a training that ended before its first validation has nothing."""
+    from espnet3.trainer.averaging import average_all
+    from espnet3.trainer.best_checkpoints import read_index
+
+    criteria = _criteria(loaded)
+    kept = read_index(_exp_dir(loaded)) if criteria else {}
+    empty = [criterion for criterion in criteria if kept.get(criterion) == []]
+    for criterion in empty:
+        logger.warning(
+            "%s was never measured, so nothing is averaged for it: the training was shorter than "
+            "its first validation. See trainer.max_steps and trainer.val_check_interval.",
+            criterion.monitor,
+        )
+    average_all(_exp_dir(loaded), [c for c in criteria if c not in empty])
+
+
+def _history_time(loaded: "LoadedConfig") -> int:
+    """Return when a metric was written last; 0 if never."""
+    from espnet3.trainer.history import FILE_NAME
+
+    file = _exp_dir(loaded) / FILE_NAME
+    return file.stat().st_mtime_ns if file.exists() else 0
 
 
 def _plot(loaded: "LoadedConfig") -> None:
@@ -75,10 +107,11 @@ def check_train(loaded: "LoadedConfig") -> None:
         ConfigError: naming the key, its place, and what to write.
         ResourceError: the GPUs or processes are not those that the config describes.
     """
-    from espnet3.components.data.data_organizer import check_datasets
     from espnet3.trainer.config import check_trainer
+    from espnet3.trainer.configured_monitors import configured_monitors
     from espnet3.trainer.fit import check_fit
     from espnet3.trainer.launch_check import check_launch
+    from espnet3.trainer.monitors import refuse_without_validation
     from espnet3.trainer.quiet import quiet_lightning
     from espnet3.trainer.trainer import build_trainer
 
@@ -86,12 +119,25 @@ def check_train(loaded: "LoadedConfig") -> None:
     check_fit(loaded)
     load_loader_config(loaded)
     _check_model(loaded)
-    if not loaded.has("dataset"):
-        build_organizer(loaded)  # has the right words
-    check_datasets(loaded, ("train", "valid"))
+    check_data(loaded)
+    if has_split(loaded, "valid") is False:
+        refuse_without_validation(configured_monitors(loaded), loaded)
     check_launch(block, loaded=loaded)
-    with quiet_lightning():
+    with quiet_lightning(), _unheard():
         build_trainer(loaded, exp_dir=str(_exp_dir(loaded)))
+
+
+@contextmanager
+def _unheard() -> Iterator[None]:
+    """Keep warnings and log lines back, which the stage itself shows again."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
 
 
 def describe_train(loaded: "LoadedConfig") -> list[str]:
@@ -140,8 +186,7 @@ def _build_parts(loaded: "LoadedConfig", times: "StartupTimes") -> "TrainingPart
 
     config = load_loader_config(loaded)
     with times.part("datasets"):
-        organizer = build_organizer(loaded)
-        datasets = {"train": training_set(organizer, loaded), "valid": organizer.valid}
+        datasets = build_sets(loaded)
     with times.part("model"):
         model = build_model(loaded)
     with times.part("loaders"):
@@ -196,19 +241,21 @@ def load_loader_config(loaded: "LoadedConfig") -> "DataLoaderConfig":
     Raises:
         ConfigError: it is wrong, or says nothing of training.
     """
-    from espnet3.components.data.loader_config import DataLoaderConfig
+    from espnet3.components.data.loader_config import DataLoaderConfig, check_collate
 
     block = resolved(loaded.config, loaded=loaded).get("dataloader")
-    if not block or not block.get("train"):
+    if not isinstance(block, Mapping) or not block.get("train"):
         raise ConfigError(
             f"dataloader.train{set_in('dataloader', loaded)} is not set, so it is not known how "
             "large a batch is. Write: dataloader: {train: {batch_seconds: 120}}"
         )
-    return DataLoaderConfig.from_config(block, loaded=loaded)
+    config = DataLoaderConfig.from_config(block, loaded=loaded)
+    check_collate(config.collate_fn, loaded=loaded)
+    return config
 
 
 def _check_model(loaded: "LoadedConfig") -> None:
-    from espnet3.config.arguments import check_arguments
+    from espnet3.trainer.target_arguments import check_call
 
     values = resolved(loaded.config, loaded=loaded)
     block = values.get("model")
@@ -222,7 +269,7 @@ def _check_model(loaded: "LoadedConfig") -> None:
             f"model{set_in('model', loaded)} has no _target_, so what to train is not known. "
             f"Write: {_MODEL}"
         )
-    check_arguments("model", block["_target_"], block, loaded)
+    check_call(block, "model", loaded)
 
 
 def _save_config(loaded: "LoadedConfig") -> None:

@@ -1,5 +1,6 @@
 """What a training config says of data: its datasets, built from the `dataset` block."""
 
+import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -7,7 +8,7 @@ from espnet3.components.data.data_organizer import DataOrganizer
 from espnet3.config.instantiate import instantiate
 from espnet3.config.resolve import resolved
 from espnet3.config.sources import set_in
-from espnet3.errors import ConfigError
+from espnet3.errors import ConfigError, EspnetError
 
 if TYPE_CHECKING:
     from espnet3.config.load import LoadedConfig
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 ORGANIZER = f"{DataOrganizer.__module__}.{DataOrganizer.__qualname__}"
 
 _EXAMPLE = "train: [{data_src: kaldi, data_src_args: {path: data/train}}]"
+_ENTRY = re.compile(r"^dataset\.(?:train|valid)\.\d+(?:\.\w+)*(?! \(set in)")
 
 
 def build_organizer(loaded: "LoadedConfig") -> Any:
@@ -35,16 +37,58 @@ def build_organizer(loaded: "LoadedConfig") -> Any:
     return instantiate(block, key="dataset", loaded=loaded)
 
 
-def training_set(organizer: Any, loaded: "LoadedConfig") -> Any:
-    """Return the training set.
+def check_data(loaded: "LoadedConfig") -> None:
+    """Check the `dataset` block; nothing of it is built.
 
     Raises:
-        ConfigError: there is none, or it has no items.
+        ConfigError: it says nothing of training, or an entry is wrong.
     """
-    dataset = organizer.train
-    if dataset is None or len(dataset) == 0:
-        raise ConfigError(
-            f"dataset.train{set_in('dataset.train', loaded)} has nothing to train on. Write: "
-            f"dataset: {{{_EXAMPLE}}}"
-        )
-    return dataset
+    from espnet3.components.data.data_organizer import check_datasets
+
+    block = resolved(loaded.config, loaded=loaded).get("dataset")
+    if not isinstance(block, Mapping):
+        build_organizer(loaded)  # has the right words
+    if has_split(loaded, "train") is False:
+        raise ConfigError(_nothing(loaded))
+    check_datasets(loaded, ("train", "valid"))
+
+
+def has_split(loaded: "LoadedConfig", split: str) -> bool | None:
+    """Tell whether the `dataset` block has a split; None where its own organizer must know."""
+    block = resolved(loaded.config, loaded=loaded).get("dataset")
+    if not isinstance(block, Mapping) or block.get("_target_", ORGANIZER) != ORGANIZER:
+        return None
+    return bool(block.get(split))
+
+
+def build_sets(loaded: "LoadedConfig") -> dict[str, Any]:
+    """Build `train` and `valid`; the latter is None where there is none.
+
+    Raises:
+        ConfigError: there is no training set, or it has no items.
+        EspnetError: what an entry of `dataset` raises, with its file and line.
+    """
+    organizer = build_organizer(loaded)
+    try:
+        sets = {"train": organizer.train, "valid": organizer.valid}
+    except EspnetError as error:
+        raise _placed(error, loaded) from error
+    if sets["train"] is None or len(sets["train"]) == 0:
+        raise ConfigError(_nothing(loaded))
+    return sets
+
+
+def _placed(error: EspnetError, loaded: "LoadedConfig") -> EspnetError:
+    """Return an error that begins with the key of an entry with the place of that key."""
+    text = str(error)
+    match = _ENTRY.search(text)
+    if match is None:
+        return error
+    return type(error)(f"{match[0]}{set_in(match[0], loaded)}{text[match.end() :]}")
+
+
+def _nothing(loaded: "LoadedConfig") -> str:
+    return (
+        f"dataset.train{set_in('dataset.train', loaded)} has nothing to train on. Write: "
+        f"dataset: {{{_EXAMPLE}}}"
+    )

@@ -1,6 +1,5 @@
 """What the `train` stage would do, for `--dry-run`: nothing is trained, nothing is written."""
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from espnet3.parallel.progress import duration
@@ -9,9 +8,10 @@ from espnet3.systems.base.training import (
     build_split_loader,
     load_loader_config,
 )
-from espnet3.systems.base.training_data import build_organizer, training_set
+from espnet3.systems.base.training_data import build_sets
 
 if TYPE_CHECKING:
+    from espnet3.components.data.dataset import Floats
     from espnet3.components.data.loader import BatchLoader
     from espnet3.config.load import LoadedConfig
 
@@ -22,11 +22,9 @@ def describe_training(loaded: "LoadedConfig") -> list[str]:
     Raises:
         ConfigError: as the stage itself would.
     """
-    organizer = build_organizer(loaded)
-    datasets = {"train": training_set(organizer, loaded), "valid": organizer.valid}
     lines = [
         line
-        for split, dataset in datasets.items()
+        for split, dataset in build_sets(loaded).items()
         for line in _describe_split(split, dataset, loaded)
     ]
     return [*lines, _describe_model(loaded), _describe_trainer(loaded), _describe_start(loaded)]
@@ -38,7 +36,7 @@ def _describe_split(split: str, dataset: Any, loaded: "LoadedConfig") -> list[st
     if dataset is None:
         return [f"{split}: none"]
     durations = durations_of(dataset)
-    audio = "" if durations is None else f", {duration(sum(durations))} of audio"
+    audio = "" if durations is None else f", {duration(durations.sum())} of audio"
     loader = build_split_loader(dataset, load_loader_config(loaded), split, loaded)
     padded = "" if durations is None else f", {_padding(loader, durations):.1%} padding"
     return [
@@ -47,11 +45,11 @@ def _describe_split(split: str, dataset: Any, loaded: "LoadedConfig") -> list[st
     ]
 
 
-def _padding(loader: "BatchLoader", durations: Sequence[float]) -> float:
+def _padding(loader: "BatchLoader", durations: "Floats") -> float:
     """Return which share of the batches of the first epoch is padding."""
-    batches = [[durations[i] for i in batch] for batch in loader.sampler.begin()]
-    computed = sum(max(batch) * len(batch) for batch in batches)
-    return 1 - sum(map(sum, batches)) / computed if computed else 0.0
+    batches = [durations[tickets % len(durations)] for tickets in loader.sampler.begin()]
+    computed = sum(batch.max() * len(batch) for batch in batches)
+    return float(1 - sum(batch.sum() for batch in batches) / computed) if computed else 0.0
 
 
 def _describe_model(loaded: "LoadedConfig") -> str:
@@ -71,9 +69,12 @@ def _describe_trainer(loaded: "LoadedConfig") -> str:
 
 
 def _describe_start(loaded: "LoadedConfig") -> str:
+    from espnet3.trainer.config import trainer_block
     from espnet3.trainer.resume import find_resume_point
     from espnet3.trainer.training_config import load_training_config
 
+    if trainer_block(loaded).get("fast_dev_run"):
+        return "a trial of a few batches (fast_dev_run), of which nothing is kept"
     config = load_training_config(loaded)
     point = find_resume_point(config.exp_dir, config.resume, ckpt_path=config.fit.get("ckpt_path"))
     if point is None:

@@ -1,5 +1,7 @@
 import json
 import logging
+import os
+import stat
 
 import lightning.pytorch as pl
 import pytest
@@ -57,6 +59,16 @@ def test_the_average_loads_strictly_and_has_the_loss_of_the_mean_weights(exp_dir
         others.append(validation_loss(one))
     assert validation_loss(net) not in others
     assert net.norm.num_batches_tracked > 0
+
+
+def test_a_group_may_read_what_its_umask_lets_it(exp_dir):
+    before = os.umask(0o027)
+    try:
+        averaged = average(exp_dir, THREE)
+    finally:
+        os.umask(before)
+    files = averaged.safetensors, averaged.checkpoint, averaged.record
+    assert [stat.S_IMODE(file.stat().st_mode) for file in files] == [0o640] * 3
 
 
 def test_the_checkpoint_is_one_for_lightning(exp_dir):

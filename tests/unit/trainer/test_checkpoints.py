@@ -94,6 +94,50 @@ def test_the_last_is_written_every_n_steps(tmp_path, n_accumulate, expected):
     assert steps.steps == expected
 
 
+class Stop(pl.Callback):
+    """Ends the training after its n-th batch, as `max_time` does."""
+
+    def __init__(self, n: int) -> None:
+        self.n = n
+
+    def on_train_batch_end(self, trainer, *args):
+        trainer.should_stop = trainer.fit_loop.total_batch_idx + 1 >= self.n
+
+
+@pytest.mark.parametrize(
+    ("n_accumulate", "valid", "step"),
+    [(1, False, 7), (1, True, 7), (2, False, 3), (2, True, 3)],
+    ids=["plain", "with validation", "in a window", "in a window with validation"],
+)
+def test_a_training_that_a_callback_ends_in_mid_epoch_is_saved(tmp_path, n_accumulate, valid, step):
+    module = run(tmp_path, callbacks=[Stop(7)], module=Module(n_accumulate), valid=valid)
+    last = read_checkpoint(tmp_path / "last.ckpt")
+    assert last["global_step"] == step
+    assert torch.equal(last["state_dict"]["model.first.weight"], module.model.first.weight)
+    resumed = run(tmp_path, module=Module(n_accumulate), ckpt_path=tmp_path / "last.ckpt")
+    assert next(event[1:3] for event in resumed.events if event[0] == "batch") == (1, 3)
+
+
+def test_files_that_fall_out_stay_until_the_list_without_them_is_in_the_last(tmp_path):
+    # Each epoch: a validation in the middle of a window, which then ends with the epoch.
+    seen = []
+
+    class Look(pl.Callback):
+        def on_train_batch_start(self, *args):
+            if (tmp_path / "last.ckpt").exists():
+                state = read_checkpoint(tmp_path / "last.ckpt")["callbacks"]["CheckpointKeeper"]
+                listed = [one["file"] for one in state["criteria"][0]["checkpoints"]]
+                seen.append([(tmp_path / name).exists() for name in listed])
+
+    module = module_with([3.0, 2.0, 1.0, 0.5, 0.4, 0.3])
+    module.n_accumulate = 4
+    one = Criterion("valid/loss", 1, "min")
+    options = {"valid": True, "val_check_interval": 2, "module": module, "criteria": [one]}
+    run(tmp_path, callbacks=[Look()], **options)
+    assert seen == [[True]] * 8
+    assert best_files(tmp_path) == ["epoch3_step3.ckpt"]
+
+
 def test_the_last_is_written_by_the_clock(tmp_path):
     now = iter(range(0, 10**6, 20))  # each look at the clock is 20 seconds later
     keeper = CheckpointKeeper(

@@ -44,7 +44,7 @@ def test_lines_beyond_the_restored_step_are_dropped(tmp_path):
 
 
 def test_a_run_that_starts_anew_starts_its_history_anew(tmp_path):
-    write(tmp_path / "history.jsonl", Entry(50, 3, 0.0, {"train/loss": 1.0}))
+    write(tmp_path / "history.jsonl", Entry(50, 3, 0.0, {"train/loss": 1.0}, batch=50))
     fit(tmp_path, [History(tmp_path)], max_epochs=1)
     assert [e.step for e in read_history(tmp_path)] == [2, 4, 6, 6]
 

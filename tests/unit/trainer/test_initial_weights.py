@@ -1,10 +1,13 @@
+import json
 import logging
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
-from espnet3.errors import ConfigError, RunFolderError
+from espnet3.config.load import load_config
+from espnet3.config.resolve import resolved
+from espnet3.errors import ConfigError
 from espnet3.trainer.initial_weights import InitReport, load_initial_weights, parse_init
 from tests.checkpoint_parts import Net
 
@@ -147,5 +150,22 @@ def test_a_file_that_fits_nowhere_is_told(file):
 
 
 def test_a_missing_file_is_told(tmp_path):
-    with pytest.raises(RunFolderError, match=r"Check the path"):
+    with pytest.raises(ConfigError, match=r"does not exist. Correct the path"):
         load(Parts(), str(tmp_path / "no.ckpt"))
+
+
+def test_files_that_are_missing_or_none_are_told_with_their_place(tmp_path, file):
+    config = tmp_path / "training.yaml"
+    config.write_text(f"init:\n- {json.dumps(str(file))}\n- path: nowhere.ckpt\n")
+    loaded = load_config(config)
+    entries = parse_init(resolved(loaded.config)["init"], loaded)
+    with pytest.raises(ConfigError, match=r"init\.1\.path is 'nowhere\.ckpt' .*training\.yaml:3\)"):
+        load_initial_weights(Parts(), entries, loaded)
+    config.write_text(f"init: {json.dumps(str(config))}\n")
+    loaded = load_config(config)
+    entries = parse_init(resolved(loaded.config)["init"], loaded)
+    with pytest.raises(ConfigError) as refused:
+        load_initial_weights(Parts(), entries, loaded)
+    assert "training.yaml:1), which is damaged, or holds no weights" in str(refused.value)
+    assert "Give a .safetensors file" in str(refused.value)
+    assert "resume" not in str(refused.value)

@@ -1,3 +1,4 @@
+import os
 import shlex
 
 import pytest
@@ -224,3 +225,10 @@ def test_the_gpus_are_counted_where_no_number_is_given():
 
     with pytest.raises(ResourceError, match="visible"):
         check_launch({"accelerator": "gpu", "devices": torch.cuda.device_count() + 1}, {})
+
+
+def test_far_more_processes_than_cores_are_refused(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1}, raising=False)
+    check_launch({**CPU, "devices": 8}, {}, 0)
+    text = refusal({**CPU, "devices": 9})
+    assert "only 2 core(s) are visible here. Write: devices: 2" in text

@@ -6,7 +6,12 @@ from omegaconf import OmegaConf
 
 from espnet3.config.load import load_config
 from espnet3.errors import ConfigError
-from espnet3.trainer.monitors import Monitor, MonitorCheck, monitors_of
+from espnet3.trainer.monitors import (
+    Monitor,
+    MonitorCheck,
+    monitors_of,
+    refuse_without_validation,
+)
 from tests.report_parts import Loader, Module, fit
 
 
@@ -98,3 +103,15 @@ def test_a_metric_that_a_callback_logs_counts(tmp_path):
             self.log("wer", 0.5)
 
     assert run(tmp_path, criterion("wer"), module=Scoring(), train=Loader(2)) == 0
+
+
+def test_a_validation_that_is_switched_off_is_told_so(tmp_path):
+    with pytest.raises(ConfigError, match=r"no validation .*Delete trainer\.limit_val_batches: 0"):
+        run(tmp_path, criterion("valid/loss"), limit_val_batches=0)
+    assert Counting.n_steps == 0
+
+
+def test_monitors_of_training_need_no_validation():
+    refuse_without_validation([criterion("train/loss")])
+    with pytest.raises(ConfigError, match=r"Give a validation set \(dataset\.valid\)"):
+        refuse_without_validation([criterion("train/loss"), criterion("valid/loss")])

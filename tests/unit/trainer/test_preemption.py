@@ -20,8 +20,12 @@ class Module(pl.LightningModule):
         self.automatic_optimization = False
         self.layer = torch.nn.Linear(2, 1)
         self.signals = signals
+        self.signals_in_validation: dict[int, int] = {}
         self.accumulate = accumulate
         self.n_steps = 0
+
+    def on_validation_model_zero_grad(self):
+        """Keep the sum of gradients."""
 
     def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), lr=0.1)
@@ -34,6 +38,10 @@ class Module(pl.LightningModule):
         if batch_idx in self.signals:
             os.kill(os.getpid(), self.signals[batch_idx])
         self.n_steps += 1
+
+    def validation_step(self, batch, batch_idx):
+        if self.n_steps in self.signals_in_validation:
+            os.kill(os.getpid(), self.signals_in_validation[self.n_steps])
 
 
 @pytest.fixture(autouse=True)
@@ -61,7 +69,7 @@ def send_sigterm_and_exit(preemption: Preemption) -> None:
             sys.exit(1)
 
 
-def fit(preemption: Preemption, module: Module) -> None:
+def fit(preemption: Preemption, module: Module, **options) -> None:
     torch.set_num_threads(1)
     trainer = pl.Trainer(
         accelerator="cpu",
@@ -71,9 +79,12 @@ def fit(preemption: Preemption, module: Module) -> None:
         enable_checkpointing=False,
         enable_progress_bar=False,
         enable_model_summary=False,
+        num_sanity_val_steps=0,
+        **options,
     )
+    valid = torch.ones(3, 4, 2) if module.signals_in_validation else None
     with preemption.handling():
-        trainer.fit(module, torch.ones(10, 4, 2))
+        trainer.fit(module, torch.ones(10, 4, 2), valid)
 
 
 @pytest.mark.parametrize(
@@ -99,6 +110,23 @@ def test_waits_for_a_moment_without_half_summed_gradients():
         fit(Preemption(lambda trainer: saved.append(trainer.global_step)), module)
     assert module.n_steps == 6
     assert saved == [2]
+
+
+@pytest.mark.parametrize(
+    ("accumulate", "patience", "n_steps"), [(1, 20.0, 4), (3, 20.0, 6), (3, 0.0, 4)]
+)
+def test_a_validation_within_a_window_is_ended_only_if_it_takes_long(
+    monkeypatch, accumulate, patience, n_steps
+):
+    monkeypatch.setattr("espnet3.trainer.preemption._PATIENCE_SECONDS", patience)
+    saved = []
+    module = Module({}, accumulate)
+    module.signals_in_validation = {4: signal.SIGUSR1}
+    preemption = Preemption(lambda trainer: saved.append(trainer.global_step))
+    with pytest.raises(RunInterrupted):
+        fit(preemption, module, val_check_interval=4)
+    assert module.n_steps == n_steps
+    assert saved == [n_steps // accumulate]
 
 
 def test_sigterm_may_mean_that_the_job_goes_on():

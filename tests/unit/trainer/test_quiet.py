@@ -1,6 +1,7 @@
 """What Lightning says, and what is left of it."""
 
 import logging
+import sys
 import warnings
 
 from lightning.pytorch.callbacks import EarlyStopping
@@ -29,6 +30,20 @@ def test_what_matters_is_kept(tmp_path, caplog):
         warnings.simplefilter("always")
         rank_zero_warn("something is wrong")
     assert [str(w.message) for w in caught] == ["something is wrong"]
+
+
+def test_what_is_kept_is_said_once(capfd, caplog):
+    caplog.set_level("INFO")
+    logger = logging.getLogger("lightning.pytorch.callbacks.timer")
+    printing = logging.StreamHandler(sys.stderr)  # as Lightning's own on the parent of all
+    logging.getLogger("lightning").addHandler(printing)
+    try:
+        with quiet_lightning():
+            logger.info("Time limit reached.")
+    finally:
+        logging.getLogger("lightning").removeHandler(printing)
+    assert [record.getMessage() for record in caplog.records] == ["Time limit reached."]
+    assert capfd.readouterr() == ("", "")
 
 
 def test_a_warning_that_is_logged_is_kept_whatever_its_words(caplog):

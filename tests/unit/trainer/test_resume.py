@@ -32,9 +32,9 @@ def test_a_finished_training_is_told(trained, caplog):
     with caplog.at_level(logging.INFO):
         assert report_resume(point, max_epochs=2)
     assert "raise trainer.max_epochs" in caplog.text
-    assert point.is_finished(max_epochs=-1, max_steps=8)
-    assert not point.is_finished(max_epochs=3, max_steps=-1)
-    assert not point.is_finished(max_epochs=3, max_steps=9)
+    assert point.way_on(max_epochs=-1, max_steps=8)
+    assert not point.way_on(max_epochs=3, max_steps=-1)
+    assert not point.way_on(max_epochs=3, max_steps=9)
     assert not report_resume(None, max_epochs=0)
 
 
@@ -45,7 +45,44 @@ def test_a_training_that_stopped_early_is_finished(tmp_path):
     run(tmp_path, valid=True, max_epochs=9, module=module, callbacks=[stop])
     point = find_resume_point(tmp_path)
     assert point.position.n_epochs == 2
-    assert point.is_finished(max_epochs=9)
+    assert "EarlyStopping" in point.way_on(max_epochs=9)
+    assert point.way_on(max_epochs=9, stops_early=False) is None
+
+
+def test_patience_that_is_over_before_the_least_number_of_epochs_ends_nothing(tmp_path):
+    module = Module()
+    module.valid_losses = [1.0, 2.0, 3.0, 0.5]
+    stop = EarlyStopping("valid/loss", patience=1, mode="min")
+    run(
+        tmp_path, valid=True, max_epochs=3, min_epochs=4, module=module, callbacks=[stop],
+    )  # fmt: skip
+    assert find_resume_point(tmp_path).way_on(max_epochs=9) is None
+
+
+def test_early_stopping_by_a_limit_is_an_end(tmp_path):
+    module = Module()
+    module.valid_losses = [1.0, 0.9, 0.1, 0.05]
+    stop = EarlyStopping("valid/loss", patience=9, mode="min", stopping_threshold=0.2)
+    run(tmp_path, valid=True, max_epochs=9, module=module, callbacks=[stop])
+    point = find_resume_point(tmp_path)
+    assert point.position.n_epochs == 3
+    assert "EarlyStopping" in point.way_on(max_epochs=9)
+
+
+def test_what_a_module_keeps_beside_its_weights_is_no_other_model(tmp_path):
+    class Counting(Net):
+        def get_extra_state(self):
+            return {"n_calls": 3}
+
+        def set_extra_state(self, state):
+            self.n_calls = state["n_calls"]
+
+    module = Module()
+    module.model = Counting()
+    run(tmp_path, module=module, max_epochs=1)
+    assert find_resume_point(tmp_path, model=Counting()) is not None
+    with pytest.raises(ConfigError, match="only in it: _extra_state"):
+        find_resume_point(tmp_path, model=Net())
 
 
 def test_a_finished_training_goes_on_when_there_is_more_to_do(tmp_path):
@@ -65,7 +102,7 @@ def test_the_number_of_epochs_in_each_checkpoint(tmp_path):
         def note(self, trainer):
             trainer.save_checkpoint(tmp_path / "now.ckpt")
             point = find_resume_point(tmp_path, ckpt_path=tmp_path / "now.ckpt")
-            found.append((point.position.n_epochs, point.is_finished(max_epochs=1)))
+            found.append((point.position.n_epochs, point.way_on(max_epochs=1) is not None))
 
         def on_train_batch_end(self, trainer, *args):
             self.note(trainer)

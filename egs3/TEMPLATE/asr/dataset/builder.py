@@ -17,7 +17,8 @@ from espnet3.io.atomic import open_atomic
 
 from .dataset import MANIFEST, SAMPLE_RATE
 
-SNR_DB = {"clean": (20, 30), "noisy": (0, 5)}  # from and to, for each test set
+SNR_DB = {"clean": (20, 30), "noisy": (0, 5), "valid": (0, 30), "train": (0, 30)}  # from and to
+TEST_SETS = ("clean", "noisy")
 N_SPEAKERS = 4
 LOW, HIGH = (697, 770, 852, 941), (1209, 1336, 1477)  # Hz; each key is one of both
 KEYS = "123456789*0#"
@@ -26,45 +27,60 @@ Row = dict[str, Any]
 
 
 class DatasetBuilder(BaseBuilder):
-    """Makes `<data_dir>/<test set>/` with a manifest and wav files."""
+    """Makes `<data_dir>/<set>/` with a manifest and wav files; each argument is a key in YAML.
 
-    def is_built(self, data_dir: str | Path, n_utterances: int = 20) -> bool:
+    With `n_training` there are a training set of so many utterances and a validation set.
+    """
+
+    def is_built(self, data_dir: str | Path, n_utterances: int = 20, n_training: int = 0) -> bool:
         """Tell whether the manifests, which are written last, are those we would write."""
-        files = {name: Path(data_dir) / name / MANIFEST for name in SNR_DB}
-        return all(
-            file.is_file() and file.read_text("utf-8") == _to_text(_plan(name, n_utterances))
-            for name, file in files.items()
-        )
+        sets = _sizes(n_utterances, n_training)
+        return all(_is_written(Path(data_dir) / name, _plan(name, sets[name])) for name in sets)
 
-    def build(self, data_dir: str | Path, n_utterances: int = 20) -> None:
+    def build(self, data_dir: str | Path, n_utterances: int = 20, n_training: int = 0) -> None:
         """Write the audio, then the manifests."""
-        for name in SNR_DB:
+        for name, size in _sizes(n_utterances, n_training).items():
             folder = Path(data_dir) / name
+            rows = _plan(name, size)
+            if _is_written(folder, rows):
+                continue
             (folder / "wav").mkdir(parents=True, exist_ok=True)
-            rows = _plan(name, n_utterances)
             for row in rows:
                 soundfile.write(folder / row["audio"], _synthesise(row), SAMPLE_RATE)
             with open_atomic(folder / MANIFEST) as file:
                 file.write(_to_text(rows))
 
 
-def _plan(test_set: str, n_utterances: int) -> list[Row]:
+def _sizes(n_utterances: int, n_training: int) -> dict[str, int]:
+    """Return the sets and their sizes."""
+    sizes = dict.fromkeys(TEST_SETS, n_utterances)
+    if n_training:
+        sizes |= {"valid": max(1, n_training // 10), "train": n_training}
+    return sizes
+
+
+def _is_written(folder: Path, rows: list[Row]) -> bool:
+    file = folder / MANIFEST
+    return file.is_file() and file.read_text("utf-8") == _to_text(rows)
+
+
+def _plan(name: str, n_utterances: int) -> list[Row]:
     """Return a row for each utterance with all that its audio is made from."""
     rows = []
     for number in range(n_utterances):
-        seed = 1000 * list(SNR_DB).index(test_set) + number
+        seed = 1000 * list(SNR_DB).index(name) + number
         random = np.random.default_rng(seed)
         speaker = number % N_SPEAKERS
         digits = random.choice(list("0123456789"), size=random.integers(3, 12))
         row = {
-            "utt_id": f"speaker{speaker}-{test_set}-{number:04}",
+            "utt_id": f"speaker{speaker}-{name}-{number:04}",
             "audio": f"wav/{number:04}.wav",
             "text": " ".join(digits),
             "speaker": f"speaker{speaker}",
             "tone_ms": 70 + 20 * speaker,
             "pause_ms": 50 + 10 * speaker,
             "level_db": round(random.uniform(-30, -10), 1),
-            "snr_db": round(random.uniform(*SNR_DB[test_set]), 1),
+            "snr_db": round(random.uniform(*SNR_DB[name]), 1),
             "seed": seed,
         }
         rows.append({**row, "duration": len(_tones(row)) / SAMPLE_RATE})

@@ -1,6 +1,7 @@
 """Shards that are open: a bounded number of them, and none shared between processes."""
 
 import os
+import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from pathlib import Path
@@ -25,27 +26,44 @@ class Recent(Generic[T]):
     def __init__(self, capacity: int, cost: Callable[[T], int] | None = None) -> None:
         self._capacity = capacity
         self._cost = cost
+        self._clear()
+
+    def _clear(self) -> None:
         self._values: OrderedDict[Hashable, tuple[T, int]] = OrderedDict()
+        self._total = 0
+        # Not that of the process we were forked from, in which a thread may hold it.
+        self._lock = threading.Lock()
         self._pid = os.getpid()
 
     def get(self, key: Hashable, make: Callable[[], T]) -> T:
         """Return the value of a key; `make` is called if it is not kept."""
         if self._pid != os.getpid():
-            self._values, self._pid = OrderedDict(), os.getpid()
-        kept = self._values.pop(key, None)
-        if kept is None:
-            value = make()
-            kept = value, self._cost(value) if self._cost else 1
-        self._values[key] = kept
-        while len(self) > 1 and sum(cost for _, cost in self._values.values()) > self._capacity:
-            self._values.popitem(last=False)
-        return kept[0]
+            self._clear()
+        with self._lock:
+            if key in self._values:
+                self._values.move_to_end(key)
+                return self._values[key][0]
+        value = make()
+        self._keep(key, value)
+        return value
+
+    def _keep(self, key: Hashable, value: T) -> None:
+        cost = self._cost(value) if self._cost else 1
+        with self._lock:
+            self._total += cost - self._values.pop(key, (None, 0))[1]
+            self._values[key] = value, cost
+            while len(self._values) > 1 and self._total > self._capacity:
+                self._total -= self._values.popitem(last=False)[1][1]
 
     def __len__(self) -> int:
         return len(self._values)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_values": OrderedDict()}
+        return {"_capacity": self._capacity, "_cost": self._cost}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._clear()
 
 
 class ShardFile:

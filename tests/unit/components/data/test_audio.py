@@ -84,7 +84,8 @@ def test_what_is_no_audio_file_is_named_with_what_to_do(tmp_path, read):
     assert "is a folder. Write the path of an audio file." in problem(read, tmp_path)
     assert "is empty. Copy or make the file again." in problem(read, tmp_path / "empty.wav")
     assert "convert it: ffmpeg -i" in problem(read, tmp_path / "text.wav")
-    assert "audio of 5 bytes cannot be read as audio" in problem(read, b"hello")
+    told = problem(read, b"hello")
+    assert "audio of 5 bytes cannot be read as audio: Format not recognised. It is no audio" in told
 
 
 @pytest.mark.parametrize("suffix", ["flac", "mp3"])

@@ -4,6 +4,8 @@ from itertools import chain, pairwise
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from espnet3.components.data.batch_sampler import EpochSampler
 from espnet3.components.data.batching import CountBatches
@@ -14,7 +16,10 @@ from espnet3.errors import ConfigError
 @pytest.fixture
 def ranks(monkeypatch):
     """Return a function that sets the number of ranks and our own, as a process group would."""
+    return setter(monkeypatch)
 
+
+def setter(monkeypatch):
     def set_world(n_ranks, rank=0):
         monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
         monkeypatch.setattr(torch.distributed, "get_world_size", lambda: n_ranks)
@@ -125,6 +130,28 @@ def test_the_number_of_ranks_may_change_in_mid_epoch(ranks, worlds):
     seen += part
     assert sorted(seen) == list(range(103))
     assert length == n_steps + steps
+
+
+@given(
+    changes=st.lists(st.tuples(st.integers(1, 6), st.integers(0, 4)), max_size=5),
+    n=st.integers(6, 60),
+    size=st.integers(1, 5),
+    n_ranks=st.integers(1, 6),
+)
+def test_whatever_the_changes_no_sample_comes_twice_and_few_are_lost(changes, n, size, n_ranks):
+    source, seen = sampler(n=n, size=size), []
+    with pytest.MonkeyPatch.context() as patch:
+        ranks = setter(patch)
+        for n_then, n_steps in [*changes, (n_ranks, 1000)]:
+            ranks(n_then)
+            source.load_state_dict(source.state_dict())
+            length = len(source)
+            part, _ = take(source, n_steps, ranks, n_then)
+            seen += part
+            assert sum(done for _, done in source.state_dict()["done"]) <= length
+    assert len(seen) == len(set(seen))
+    assert len(seen) > n - n_ranks
+    assert length == sum(done for _, done in source.state_dict()["done"])
 
 
 def test_too_little_for_the_ranks_that_are_there_after_a_change_ends_the_epoch(ranks, caplog):

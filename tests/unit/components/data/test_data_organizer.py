@@ -76,7 +76,7 @@ def test_train_and_valid_are_combined_when_asked_for(recipe):
     assert [s["utt_id"] for s in map(organizer.train.__getitem__, range(4))] == [
         "a-0", "a-1", "b-0", "b-1",
     ]  # fmt: skip
-    assert organizer.train.durations() == [1.0] * 4
+    assert organizer.train.durations().tolist() == [1.0] * 4
     assert organizer.train is organizer.train
     assert built(recipe) == ["a", "b"]
     assert len(organizer.valid) == 2
@@ -136,7 +136,7 @@ def test_a_source_of_ours_is_a_few_lines(recipe, write_wav, monkeypatch):
         data_src_args: {{path: data/test}}
     """
     organizer = hydra_instantiate(OmegaConf.create(config))
-    assert organizer.test["clean"].durations() == [0.5]
+    assert list(organizer.test["clean"].durations()) == [0.5]
 
 
 # Transforms
@@ -186,7 +186,7 @@ def test_a_dataset_without_steps_is_the_users_own_object(recipe):
     [
         ("steps.Uppr", "preprocessor is 'steps.Uppr', but 'steps' has no 'Uppr'. Did you mean "
          "'Upper'? Write: preprocessor: steps.Upper"),
-        (3, "preprocessor is 3, of type int, which cannot be called with a sample. Write the "
+        (3, "preprocessor is 3, of type int, which cannot be called. Write the "
          "dotted path of a function"),
         ({"_target_": "steps.Uppr"}, "preprocessor._target_ is 'steps.Uppr'"),
     ],

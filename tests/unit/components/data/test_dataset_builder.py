@@ -198,10 +198,18 @@ def test_a_misspelt_argument_of_the_stage_is_named(write_recipe):
     assert not (recipe / "own").exists()
 
 
-def test_an_own_dataset_without_a_builder_says_how_to_export_one(write_recipe):
+def test_an_own_dataset_without_a_builder_has_nothing_to_do(write_recipe):
     recipe = write_recipe("class Dataset: pass\n")
+    skipped = [f"{recipe / 'dataset'}: skipped, it has no DatasetBuilder"]
+    assert create_dataset(config(recipe)) == describe_create_dataset(config(recipe)) == skipped
+    message = problem(ConfigError, create_dataset, config(recipe, size=3))
+    assert message.startswith("create_dataset.size is an argument of none")
+
+
+def test_a_builder_of_another_name_says_how_to_export_it(write_recipe):
+    recipe = write_recipe("class Dataset: pass\nclass DataBuilder: pass\n")
     message = problem(ConfigError, create_dataset, config(recipe))
-    assert "has no class 'DatasetBuilder'" in message
+    assert "has no class 'DatasetBuilder'. Did you mean 'DataBuilder'?" in message
 
 
 def test_a_recipe_without_any_source_says_which_file_to_write(tmp_path):

@@ -67,3 +67,14 @@ def test_drop_last_leaves_out_what_does_not_fill_a_step():
 def test_drop_last_with_less_than_a_step_is_an_error():
     with pytest.raises(ConfigError, match=r"4 ranks, but only 2 batches .*smaller batches"):
         in_steps(batches_of([8, 8]), 4, drop_last=True)
+
+
+def test_drop_last_that_leaves_nothing_is_an_error():
+    with pytest.raises(ConfigError, match=r"drop_last leaves no batch.*drop_last: false"):
+        in_steps([], 1, drop_last=True)
+
+
+def test_many_single_samples_are_dealt_at_once():
+    """All of them are looked at, but not again for each step."""
+    batches = list(np.arange(200_001)[:, None])
+    assert len(in_steps(batches, 2, drop_last=False)) == 200_000

@@ -97,3 +97,15 @@ def test_all_left_out_is_an_error():
     config = LoaderConfig(batch_size=1, max_seconds=30)
     with pytest.raises(ConfigError, match=r"none is left. Durations are in seconds"):
         left_in(np.array([40.0, 50.0]), config, 2, KEY)
+
+
+@pytest.mark.parametrize("skipped", [0, 1, 2])
+def test_what_collect_stats_skipped_is_left_out(tmp_path, caplog, skipped):
+    lines = [f"item{i} 0" if i == skipped else f"utt {i} 16000" for i in range(3)]
+    file = tmp_path / "shape"
+    file.write_text("".join(f"{line}\n" for line in lines))
+    found = source(Silent(), {"shape_file": str(file), "sample_rate": 16000})
+    with caplog.at_level(logging.INFO):
+        items = found.without_empty(np.arange(3))
+    assert items.tolist() == [i for i in range(3) if i != skipped]
+    assert "1 of 3 samples are left out" in caplog.text

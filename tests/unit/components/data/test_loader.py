@@ -1,12 +1,17 @@
 import logging
+import multiprocessing
 import os
 import signal
+import subprocess
+import sys
+import time
 from itertools import chain
 
 import numpy as np
 import pytest
 import torch
 
+from espnet3.components.data import worker_signals
 from espnet3.components.data.collate import PadCollate
 from espnet3.components.data.dataset import CombinedDataset, TransformedDataset
 from espnet3.components.data.errors import AudioError, DataError
@@ -136,6 +141,45 @@ def test_an_iteration_that_was_given_up_leaves_nothing_behind():
     assert not any(worker.is_alive() for worker in workers)
     assert ids(batches) == expected
     batches.close()
+
+
+def test_a_program_that_forgets_its_workers_ends_at_once(tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text("""
+from espnet3.components.data.loader import build_loader
+from espnet3.components.data.loader_config import LoaderConfig
+
+config = LoaderConfig(batch_size=2, num_workers=2)
+loader = build_loader(range(8), config, collate_fn=list, seed=0, split="train")
+print(sorted(sum(loader, [])))
+""")
+    start = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, program], timeout=60, capture_output=True, text=True, check=True,
+        env={**os.environ, "PYTHONPATH": os.getcwd()},
+    )  # fmt: skip
+    assert done.stdout == "[0, 1, 2, 3, 4, 5, 6, 7]\n"
+    assert time.monotonic() - start < worker_signals.GRACE_SECONDS
+
+
+@pytest.mark.parametrize("split", ["train", "valid"])
+def test_random_choices_change_with_the_epoch_in_training_only(split):
+    def augment(sample, rng):
+        return {**sample, "noise": rng.random(), "global": float(torch.rand(()))}
+
+    batches = loader(TransformedDataset(Speech(4), augment), split=split, batch_size=4)
+    drawn = []
+    for epoch in (0, 1):  # Lightning tells it to the validation set as well
+        batches.sampler.set_epoch(epoch)
+        (batch,) = batches
+        drawn.append({*batch["noise"].tolist(), *batch["global"].tolist()})
+    assert (drawn[0] == drawn[1]) == (split == "valid")
+    assert len(drawn[0]) == 8
+
+
+def test_drop_last_that_leaves_nothing_is_told_before_training():
+    told = problem(lambda: len(loader(Speech(3), batch_size=4, drop_last=True)))
+    assert told.startswith("dataloader.train: drop_last leaves no batch of an epoch.")
 
 
 @pytest.mark.parametrize("n_workers", [0, 2])
@@ -357,7 +401,8 @@ def test_an_error_of_the_users_code_shows_where_it_is(n_workers):
     data = TransformedDataset(Speech(4), forgets)
     message = fails_at(loader(data, split="valid", batch_size=2, num_workers=n_workers))
     assert message.startswith("item 0 of the dataset: KeyError: 'txt'")
-    assert 'sample["txt"]' in message
+    assert "test_loader.py:" in message
+    assert "in forgets" in message
     assert len(message.splitlines()) < 15
 
 
@@ -414,3 +459,4 @@ def test_a_worker_that_hangs_is_told():
 
     message = fails_at(loader(Stuck(), batch_size=2, num_workers=1, timeout=0.2), ResourceError)
     assert "no batch came within timeout: 0.2 seconds" in message
+    assert not multiprocessing.active_children()

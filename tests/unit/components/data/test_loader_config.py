@@ -1,7 +1,12 @@
 import pytest
 
 from espnet3.components.data.collate import PadCollate
-from espnet3.components.data.loader_config import DataLoaderConfig, LoaderConfig, build_collate
+from espnet3.components.data.loader_config import (
+    DataLoaderConfig,
+    LoaderConfig,
+    build_collate,
+    check_collate,
+)
 from espnet3.config.load import load_config
 from espnet3.errors import ConfigError
 
@@ -69,3 +74,11 @@ def test_settings_that_are_wrong_say_what_to_write(tmp_path, train, message):
 def test_a_collate_fn_that_is_none_is_refused(node, message):
     with pytest.raises(ConfigError, match=rf"dataloader.collate_fn is .*{message}"):
         build_collate(node)
+
+
+def test_a_collate_fn_is_looked_for_before_it_is_needed():
+    check_collate(None)
+    check_collate("espnet3.components.data.collate.PadCollate")
+    check_collate({"_target_": "not.looked.at.Yet"})
+    with pytest.raises(ConfigError, match=r"dataloader\.collate_fn is .*Did you mean 'PadCollate'"):
+        check_collate("espnet3.components.data.collate.PadColate")

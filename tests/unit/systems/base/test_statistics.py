@@ -11,6 +11,7 @@ import torch
 
 from espnet3.components.data.lengths import LengthSource
 from espnet3.components.data.loader_config import LoaderConfig
+from espnet3.components.data.sample_seed import fixed_random
 from espnet3.components.data.stats import load_stats
 from espnet3.components.models.normalization import GlobalNormalization
 from espnet3.config.load import load_config
@@ -101,8 +102,8 @@ def test_with_a_model_its_features_count_without_padding(load, awkward):
     dataset = Dataset(40)
     speech = [dataset[i]["speech"][: length_of(i) // 4 * 4].reshape(-1, 4) for i in range(40)]
     ratio = stats.var / np.concatenate(speech).var(axis=0)
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
+    with fixed_random() as seed:
+        seed(0)
         weight = torch.randn(4).numpy()  # as in each worker; with dropout it would not fit
     np.testing.assert_allclose(ratio, weight.astype(np.float64) ** 2, rtol=1e-6)
 

@@ -1,6 +1,9 @@
 import os
 import pickle
+import sys
+from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import pytest
 
 from espnet3.components.data.errors import DataError
@@ -64,3 +67,20 @@ def test_a_shard_that_changed_is_not_read(tmp_path):
     path.unlink()
     with pytest.raises(DataError, match="cannot be opened: No such file"):
         ShardFile(path, identity)
+
+
+def test_threads_may_share_it():
+    recent = Recent(8)
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+
+    def read(seed):
+        keys = np.random.default_rng(seed).integers(0, 20, 1000).tolist()
+        return all(recent.get(key, lambda: 2 * key) == 2 * key for key in keys)  # noqa: B023
+
+    try:
+        with ThreadPoolExecutor(8) as threads:
+            assert all(threads.map(read, range(8)))
+    finally:
+        sys.setswitchinterval(interval)
+    assert len(recent) == 8

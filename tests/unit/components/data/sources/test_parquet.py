@@ -52,7 +52,7 @@ def test_rows_are_samples_in_the_order_of_the_shards(awkward):
     }  # fmt: skip
     assert "text" not in dataset[5]
     assert dataset.locality().tolist() == [0] * 5 + [1]
-    assert durations_of(dataset) == [0.1] * 5 + [0.2]
+    assert durations_of(dataset).tolist() == [0.1] * 5 + [0.2]
 
 
 def test_audio_may_be_plain_bytes_or_a_path(tmp_path):

@@ -1,3 +1,4 @@
+import gc
 import gzip
 import io
 import json
@@ -77,7 +78,7 @@ def test_members_with_one_key_are_one_sample(awkward):
     sample = dataset[-1]
     assert np.array_equal(sample.pop("speech"), other)
     assert sample == {"utt_id": "dir/a", "text": "", "sample_rate": 16000}
-    assert dataset.durations().tolist() == durations_of(dataset) == [0.25, 0.5]
+    assert durations_of(dataset).tolist() == [0.25, 0.5]
     with pytest.raises(IndexError):
         dataset[2]
 
@@ -242,6 +243,7 @@ def test_the_fingerprint_changes_with_the_text_and_not_with_the_time(tmp_path):
 def test_few_files_are_open_at_a_time(tmp_path):
     for i in range(100):
         write_items(tmp_path / f"t-{i:03d}.tar", [f"u{i}"], seconds=0.01)
+    gc.collect()  # what tests before this one left
     n_before = len(os.listdir("/proc/self/fd"))
     dataset = Dataset(tmp_path)
     assert len(os.listdir("/proc/self/fd")) == n_before
