@@ -20,6 +20,7 @@ BENCHMARKS = (
     "merge_speed",
     "scoring",
     "decoding",
+    "loader",
     "training",
 )
 

@@ -66,7 +66,7 @@ class StageLog:
 
     def __init__(self, path: Path, hidden: Mapping[str, str]) -> None:
         self.path = path
-        self.handler = logging.FileHandler(path, encoding="utf-8", errors="backslashreplace")
+        self.handler = _FileHandler(path, encoding="utf-8", errors="backslashreplace")
         self.handler.setFormatter(_HidingFormatter(hidden))
 
     def write_traceback(self, name: str, error: BaseException) -> None:
@@ -74,6 +74,14 @@ class StageLog:
         info = (type(error), error, error.__traceback__)
         record = logging.LogRecord(name, logging.ERROR, "", 0, "Traceback:", (), info)
         self.handler.handle(record)
+
+
+class _FileHandler(logging.FileHandler):
+    """Is silent where the disk is full: what fails for that says so itself, and on the terminal."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        if not isinstance(sys.exc_info()[1], OSError):
+            super().handleError(record)
 
 
 class _HidingFormatter(logging.Formatter):

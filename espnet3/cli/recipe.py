@@ -21,6 +21,7 @@ from espnet3.cli.recipe_folder import (
 )
 from espnet3.cli.recipe_options import Options, list_stages, make_parser, parse_options
 from espnet3.cli.stage_selection import Selected, select_stages
+from espnet3.cli.start_folder import remember_start
 from espnet3.cli.unneeded_stages import skip_ungiven, skip_unneeded, stages_to_run
 from espnet3.cli.usage import UsageError
 from espnet3.systems.base.stages import find_config, stages_of
@@ -50,6 +51,7 @@ def run_recipe(
         143 after SIGTERM.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
+    remember_start()
     folder = find_recipe_dir() if recipe_dir is None else Path(os.path.abspath(recipe_dir))
     return guarded(lambda: _run(system, arguments, folder))
 

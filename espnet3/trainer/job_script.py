@@ -44,7 +44,7 @@ def _head(job: Job) -> list[str]:
         f"state={_quoted(job.state)}",
         f"python={_quoted(job.python)}",
         f"arguments=({' '.join(map(_quoted, job.arguments))})",
-        "# A job that is started again goes on from last.ckpt, whatever the first one started from.",
+        "# A job that is started again goes on from last.ckpt, whatever the first one began with.",
         '[ ! -f "$state.restarts" ] && [ "${SLURM_RESTART_COUNT:-0}" = 0 ] ||',
         "  arguments+=(resume=auto fit.ckpt_path=null)",
     ]

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from espnet3.errors import TrainingError
 from espnet3.trainer.combinations import check_combination
+from espnet3.trainer.kept_settings import Settings, settings_of, warn_of_kept
 from espnet3.trainer.log_listener import is_log_point
 from espnet3.trainer.model_inputs import ModelInputs, fields_of
 from espnet3.trainer.model_output import ModelOutput, batch_size, parse_output
@@ -53,6 +54,7 @@ class TrainingModule(pl.LightningModule):
         self._inputs = ModelInputs(model)
         self._guard = NonFiniteGuard(optimization.max_nonfinite_batches)
         self._updaters: list[Updater] = []
+        self._built: Settings = {}
         self._stepper = Stepper(self, self._updaters, self._guard, self.last_gradient_norms)
         self._train_log = TrainLog(self.last_gradient_norms)
         self._valid_stats = StatMeter()
@@ -102,10 +104,14 @@ class TrainingModule(pl.LightningModule):
                 scheduler = build_scheduler(name, self.optimization, optimizer, length)
             self._updaters.append(Updater(name, config, optimizer, scheduler, schedule))
         check_combination(self.trainer, self._updaters)
+        self._built = settings_of(self._updaters)
         return [updater.for_lightning() for updater in self._updaters]
 
     def on_train_start(self) -> None:
         self._train_log.restore_metrics(self.trainer)
+        path = self.trainer.ckpt_path
+        if path and self.trainer.is_global_zero:
+            warn_of_kept(self._built, self._updaters, path)
 
     def on_train_epoch_start(self) -> None:
         self._train_log.is_logged = False

@@ -15,7 +15,7 @@ from espnet3.config.targets import find_bad_argument, locate, signature_of
 from espnet3.errors import ConfigError
 from espnet3.trainer.optimization_config import OptimizationConfig, OptimizerConfig
 
-_LENGTHS = ("total_steps", "T_max", "num_training_steps")
+LENGTHS = ("total_steps", "T_max", "num_training_steps")
 """Arguments of schedulers that mean "how long the training is"."""
 
 
@@ -101,7 +101,7 @@ class _Scheduler:
 
     def _length(self, node: Mapping[str, Any], key: str) -> dict[str, int]:
         signature = signature_of(locate(node["_target_"]))
-        wanted = [n for n in _LENGTHS if signature and n in signature.parameters and n not in node]
+        wanted = [n for n in LENGTHS if signature and n in signature.parameters and n not in node]
         # OneCycleLR takes these two instead.
         if not wanted or {"epochs", "steps_per_epoch"} <= set(node):
             return {}

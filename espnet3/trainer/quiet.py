@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
-_LOGGERS = ("lightning.pytorch", "lightning.fabric")
+_LOGGERS = ("lightning", "lightning.pytorch", "lightning.fabric")
 _NOISE = re.compile(
     r"💡|litlogger|litmodels|lightning\.ai"
     r"|(GPU|TPU|HPU) available"

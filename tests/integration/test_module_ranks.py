@@ -136,4 +136,4 @@ def test_fsdp_goes_on_from_its_checkpoints(ranks, kind):
         whole, half, resumed = ranks[0][rank]["fsdp_resumed"][kind]
         assert resumed == whole
         assert resumed != half
-    assert of(ranks, "fsdp_resumed")["names"][0] == "model.first.weight"
+        assert ranks[0][rank]["fsdp_resumed"]["names"][0] == "model.first.weight"

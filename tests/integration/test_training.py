@@ -152,7 +152,7 @@ def test_two_nodes_by_torchrun_see_each_sample_once_in_an_epoch(recipe, notes, p
 def test_ddp_of_two_devices_is_one_command_and_the_later_stages_run_once(recipe, notes):
     output = recipe.run(
         "--stages", "train", "average", "trainer.devices=2", "trainer.strategy=ddp",
-        "trainer.max_epochs=1", NOTE_BATCHES=str(notes),
+        "trainer.max_epochs=1", NOTE_BATCHES=str(notes), from_above=True,
     )  # fmt: skip
     seen = [batches(notes, rank) for rank in range(2)]
     assert len(seen[0]) == len(seen[1])
@@ -204,7 +204,7 @@ def test_a_hugging_face_model_trains_averages_and_loads_strictly(recipe, monkeyp
     (recipe.folder / "src" / "hugging_face.py").write_text(HUGGING_FACE)
     recipe.train(
         "model._target_=src.hugging_face.build",
-        "+dataloader.collate_fn={_target_: src.hugging_face.collate, _partial_: true}",
+        "dataloader.collate_fn={_target_: src.hugging_face.collate, _partial_: true}",
         "trainer.max_epochs=2",
     )
     monkeypatch.syspath_prepend(recipe.folder / "src")

@@ -136,13 +136,17 @@ class TrainingRecipe:
     def exp_dir(self) -> Path:
         return self.folder / "exp" / "tones"
 
-    def start(self, *arguments, program=(sys.executable,), **environ) -> subprocess.Popen:
+    def start(
+        self, *arguments, program=(sys.executable,), from_above=False, **environ
+    ) -> subprocess.Popen:
+        """Start the recipe in its folder, or with relative paths in the folder above."""
+        inside = Path(self.folder.name if from_above else ".")
         return subprocess.Popen(
             [
-                *map(str, program), "run.py", "--training_config", "conf/training.yaml",
-                *map(str, arguments),
+                *map(str, program), str(inside / "run.py"),
+                "--training_config", str(inside / "conf/training.yaml"), *map(str, arguments),
             ],
-            cwd=self.folder,
+            cwd=self.folder.parent if from_above else self.folder,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

@@ -14,7 +14,7 @@ script='/lab/it'"'"'s "my" 100% folder/exp/train_small/launch/20240131-120000.sh
 state='/lab/it'"'"'s "my" 100% folder/exp/train_small/launch/20240131-120000'
 python=/opt/venv/bin/python
 arguments=(--training_config conf/training.yaml trainer.max_epochs=3)
-# A job that is started again goes on from last.ckpt, whatever the first one started from.
+# A job that is started again goes on from last.ckpt, whatever the first one began with.
 [ ! -f "$state.restarts" ] && [ "${SLURM_RESTART_COUNT:-0}" = 0 ] ||
   arguments+=(resume=auto fit.ckpt_path=null)
 

@@ -1,0 +1,56 @@
+"""What a training that goes on does not take from its config is said."""
+
+import pytest
+
+from tests.unit.trainer.test_module import batches, fit, make
+
+ADAM = {"_target_": "torch.optim.AdamW", "lr": 0.05}
+SCHEDULERS = "torch.optim.lr_scheduler"
+COSINE = {"_target_": f"{SCHEDULERS}.CosineAnnealingLR"}
+
+
+def resume(tmp_path, caplog, before, now, max_epochs=2, **arguments):
+    """Train an epoch with one config, go on with another, and return the warnings."""
+    trainer = fit(make(**before), batches(), **arguments)
+    trainer.save_checkpoint(tmp_path / "last.ckpt")
+    caplog.clear()
+    path = tmp_path / "last.ckpt"
+    fit(make(**now), batches(), max_epochs=max_epochs, ckpt_path=path, **arguments)
+    return [r.getMessage() for r in caplog.records if r.name.startswith("espnet3")]
+
+
+def test_another_learning_rate_has_no_effect_and_is_told(tmp_path, caplog):
+    now = {"optimizer": {**ADAM, "lr": 0.001, "weight_decay": 0.5}}
+    [warning] = resume(tmp_path, caplog, {"optimizer": ADAM}, now)
+    assert "lr of optimizer (0.05 in the checkpoint, 0.001 here)" in warning
+    assert "weight_decay of optimizer (0.01 in the checkpoint, 0.5 here)" in warning
+    assert f"exp_tag=NEW_NAME 'init={{path: {tmp_path}/last.ckpt}}'" in warning
+
+
+def test_a_schedule_that_was_planned_for_fewer_steps_is_told(tmp_path, caplog):
+    config = {"optimizer": ADAM, "scheduler": COSINE}
+    [warning] = resume(tmp_path, caplog, config, config)
+    assert "T_max of optimizer (6 in the checkpoint, 12 here)" in warning
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"optimizer": ADAM},
+        {"optimizer": ADAM, "scheduler": {**COSINE, "T_max": 12}},
+        {
+            "optimizer": ADAM,
+            "scheduler": {
+                "_target_": f"{SCHEDULERS}.OneCycleLR", "max_lr": 0.1, "total_steps": 12,
+            },
+        },
+        {
+            "optimizer": ADAM,
+            "scheduler": {"_target_": f"{SCHEDULERS}.ReduceLROnPlateau", "patience": 0},
+            "scheduler_monitor": "train/loss",
+        },
+    ],
+    ids=["no schedule", "a length", "one that changes betas", "one without a first rate"],
+)  # fmt: skip
+def test_the_same_config_goes_on_silently(tmp_path, caplog, config):
+    assert resume(tmp_path, caplog, config, config) == []
