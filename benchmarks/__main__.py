@@ -22,6 +22,7 @@ BENCHMARKS = (
     "decoding",
     "loader",
     "training",
+    "first_step",
 )
 
 

@@ -8,11 +8,10 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from benchmarks.figures import Figure, best_of
+from benchmarks.figures import Figure, seconds
 from espnet3.trainer.history import read_history
 
 LIMIT = 2.0
-_N_ROUNDS = 2
 _PREFIX = "startup/"
 _LEAST = 0.01
 
@@ -46,7 +45,7 @@ import torch
 class Model(torch.nn.Module):
     def __init__(self):
         super().__init__()
-        layer = torch.nn.TransformerEncoderLayer(80, 4, batch_first=True)
+        layer = torch.nn.TransformerEncoderLayer(80, 4, 320, batch_first=True)
         self.encoder = torch.nn.TransformerEncoder(layer, 4)
 
     def forward(self, speech, speech_lengths):
@@ -57,7 +56,7 @@ class Model(torch.nn.Module):
 TRAINING = """\
 exp_tag: start
 dataset: {train: [{data_src_args: {}}], valid: [{data_src_args: {}}]}
-dataloader: {train: {batch_seconds: 20}}
+dataloader: {train: {batch_seconds: 10}}
 model: {_target_: src.model.Model}
 optimizer: {_target_: torch.optim.AdamW, lr: 0.001}
 trainer: {accelerator: cpu, devices: 1, max_steps: 1, limit_val_batches: 1}
@@ -95,16 +94,11 @@ def _run(arguments: list[str], folder: Path) -> None:
 
 def measure() -> Iterator[Figure]:
     """Compare with an import of Lightning, which is most of it, and tell the parts."""
-    with tempfile.TemporaryDirectory() as name:
-        rounds = []
-        for number in range(_N_ROUNDS):
-            rounds.append(first_step(Path(name) / str(number)))
-        (bare,) = best_of(
-            _N_ROUNDS, lambda: _run(["-c", "import lightning.pytorch"], Path(name))
-        )
-    parts = min(rounds, key=lambda parts: sum(parts.values()))
+    with tempfile.TemporaryDirectory() as folder:
+        parts = first_step(Path(folder))
+        bare = seconds(lambda: _run(["-c", "import lightning.pytorch"], Path(folder)))
     what = "train, from the start of the process to the first step; against import lightning"
     yield Figure(what, sum(parts.values()), "s", bare, LIMIT)
-    for part, seconds in parts.items():
-        if seconds >= _LEAST:
-            yield Figure(f"beside: {part.replace('_', ' ')}", seconds, "s")
+    for part, taken in parts.items():
+        if taken >= _LEAST:
+            yield Figure(f"beside: {part.replace('_', ' ')}", taken, "s")

@@ -8,7 +8,10 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-_PACKAGES = ("espnet3", "numpy", "dask", "distributed", "joblib", "ray", "datasets", "datatrove")
+_PACKAGES = (
+    "espnet3", "numpy", "dask", "distributed", "joblib", "ray", "datasets", "datatrove", "torch",
+    "lightning",
+)  # fmt: skip
 
 
 def describe_machine() -> dict[str, Any]:

@@ -49,13 +49,6 @@ class CheckpointConfig(FrozenConfig):
     """Minutes between two saves; null: only after each epoch and validation."""
 
 
-def checkpoint_callbacks(
-    exp_dir: StrPath, criteria: Iterable[Criterion], config: CheckpointConfig
-) -> list[pl.Callback]:
-    """Return the callbacks that write checkpoints to `exp_dir`."""
-    return [CheckpointKeeper(exp_dir, criteria, config)]
-
-
 class CheckpointKeeper(Checkpoint):
     """Writes `last.ckpt`, `epoch<E>_step<S>.ckpt` for the best K, and `best.json`.
 
