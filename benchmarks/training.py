@@ -163,7 +163,7 @@ def _since(begin: Clocks) -> Clocks:
 def compare(n_layers: int, batch_size: int) -> Steps:
     """Train with both loops by turns, ours as the stage `train` does it: all its callbacks."""
     from espnet3.trainer.fit import Fit, TrainingParts
-    from espnet3.trainer.summary import StartupTimes
+    from espnet3.trainer.reporting.summary import StartupTimes
 
     n_steps = (1 + N_ROUNDS) * STEPS_PER_ROUND  # the first round warms up
     ours = build_loader(

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import lightning.pytorch as pl
 import torch
 
-from espnet3.trainer.log_listener import is_log_point
-from espnet3.trainer.quiet import quiet_lightning
+from espnet3.trainer.reporting.log_listener import is_log_point
+from espnet3.trainer.reporting.quiet import quiet_lightning
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from espnet3.errors import ConfigError, suggest
 from espnet3.systems.base.stages import STAGES
 
 if TYPE_CHECKING:
-    from espnet3.trainer.job import Job
+    from espnet3.trainer.launching.job import Job
 
 _SCRIPT = "run.py"
 _TRAIN = "train"
@@ -114,8 +114,8 @@ def _plan(
     stages: tuple[str, ...],
 ) -> "Job":
     from espnet3.systems.base.context import load_configs
-    from espnet3.trainer.job_script import render
-    from espnet3.trainer.launch import plan_job
+    from espnet3.trainer.launching.job_script import render
+    from espnet3.trainer.launching.launch import plan_job
 
     loaded = load_configs({"training": files}, overrides, recipe_dir=recipe_dir).training
     assert loaded is not None
@@ -143,14 +143,14 @@ def _check_recipe(job: "Job") -> None:
 
 
 def _show(job: "Job") -> None:
-    from espnet3.trainer.job_script import render
+    from espnet3.trainer.launching.job_script import render
 
     print(f"Would be written to {on_one_line(job.script)}, and submitted:\n", file=sys.stderr)
     print(printable(render(job)), end="")
 
 
 def _submit(job: "Job") -> None:
-    from espnet3.trainer.launch import follow, submit, write_script
+    from espnet3.trainer.launching.launch import follow, submit, write_script
 
     job = write_script(job)
     print(f"Wrote {on_one_line(job.script)}")

@@ -15,7 +15,7 @@ from espnet3.logs import open_stage_log
 from espnet3.systems.base.context import context_value
 from espnet3.systems.base.provenance import Invocation
 from espnet3.systems.base.system import BaseSystem
-from espnet3.trainer.process_rank import LAUNCHED, ProcessRank
+from espnet3.trainer.launching.process_rank import LAUNCHED, ProcessRank
 
 logger = logging.getLogger(__name__)
 

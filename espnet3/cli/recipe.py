@@ -26,7 +26,7 @@ from espnet3.cli.unneeded_stages import skip_ungiven, skip_unneeded, stages_to_r
 from espnet3.cli.usage import UsageError
 from espnet3.systems.base.stages import find_config, stages_of
 from espnet3.systems.base.system import BaseSystem
-from espnet3.trainer.process_rank import ProcessRank, process_rank
+from espnet3.trainer.launching.process_rank import ProcessRank, process_rank
 
 logger = logging.getLogger(__name__)
 

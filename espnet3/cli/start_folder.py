@@ -3,7 +3,7 @@
 import os
 import sys
 
-from espnet3.trainer.process_rank import LAUNCHED
+from espnet3.trainer.launching.process_rank import LAUNCHED
 
 _START = "ESPNET3_START_DIR"
 

@@ -17,32 +17,36 @@ from omegaconf import OmegaConf
 from espnet3.config.schema import validate
 from espnet3.config.sources import set_in
 from espnet3.errors import ConfigError, suggest
-from espnet3.trainer.checkpoints import CheckpointConfig, CheckpointKeeper
-from espnet3.trainer.config import blamed_argument, has_goal, trainer_block
-from espnet3.trainer.configured_monitors import configured_monitors
-from espnet3.trainer.criteria import parse_criteria
-from espnet3.trainer.history import History
-from espnet3.trainer.initial_weights import check_files, load_initial_weights, parse_init
-from espnet3.trainer.module import TrainingModule
-from espnet3.trainer.monitors import MonitorCheck
-from espnet3.trainer.optimization_config import OptimizationConfig
-from espnet3.trainer.optimizer_checks import check_optimizers
-from espnet3.trainer.preemption import Preemption
-from espnet3.trainer.process_rank import LAUNCHED, process_rank
-from espnet3.trainer.progress import TrainingProgress
-from espnet3.trainer.quiet import quiet_lightning
-from espnet3.trainer.random_state import RandomStates
-from espnet3.trainer.rank_watch import RankWatch
-from espnet3.trainer.resume import (
+from espnet3.trainer.checkpointing.checkpoints import CheckpointConfig, CheckpointKeeper
+from espnet3.trainer.checkpointing.criteria import parse_criteria
+from espnet3.trainer.checkpointing.initial_weights import (
+    check_files,
+    load_initial_weights,
+    parse_init,
+)
+from espnet3.trainer.checkpointing.random_state import RandomStates
+from espnet3.trainer.checkpointing.resume import (
     ResumePoint,
     find_resume_point,
     prepare_folder,
     report_resume,
 )
+from espnet3.trainer.config import blamed_argument, has_goal, trainer_block
+from espnet3.trainer.launching.process_rank import LAUNCHED, process_rank
+from espnet3.trainer.module import TrainingModule
+from espnet3.trainer.optimization.optimization_config import OptimizationConfig
+from espnet3.trainer.optimization.optimizer_checks import check_optimizers
+from espnet3.trainer.ranks.preemption import Preemption
+from espnet3.trainer.ranks.rank_watch import RankWatch
+from espnet3.trainer.reporting.configured_monitors import configured_monitors
+from espnet3.trainer.reporting.history import History
+from espnet3.trainer.reporting.monitors import MonitorCheck
+from espnet3.trainer.reporting.progress import TrainingProgress
+from espnet3.trainer.reporting.quiet import quiet_lightning
+from espnet3.trainer.reporting.summary import StartupTimes
+from espnet3.trainer.reporting.throughput import ThroughputMonitor
 from espnet3.trainer.seeding import SeedRanks, seed_all
-from espnet3.trainer.summary import StartupTimes
 from espnet3.trainer.threads import set_threads
-from espnet3.trainer.throughput import ThroughputMonitor
 from espnet3.trainer.trainer import build_trainer
 from espnet3.trainer.training_config import TrainingConfig, load_training_config
 

@@ -10,20 +10,20 @@ from lightning.pytorch.strategies import FSDPStrategy
 from torch import Tensor, nn
 
 from espnet3.errors import TrainingError
-from espnet3.trainer.combinations import check_combination
-from espnet3.trainer.kept_settings import Settings, settings_of, warn_of_kept
-from espnet3.trainer.log_listener import is_log_point
-from espnet3.trainer.model_inputs import ModelInputs, fields_of
-from espnet3.trainer.model_output import ModelOutput, batch_size, parse_output
-from espnet3.trainer.model_steps import compute, is_lazy, is_named, steps_of
-from espnet3.trainer.nonfinite import NonFiniteGuard
-from espnet3.trainer.optimization_config import OptimizationConfig
-from espnet3.trainer.optimizers import TrainingLength, build_optimizer, build_scheduler
-from espnet3.trainer.parameter_groups import split_parameters
-from espnet3.trainer.stat_meter import StatMeter
-from espnet3.trainer.stepper import Stepper, ddp_of
-from espnet3.trainer.train_log import TrainLog
-from espnet3.trainer.updater import Moment, Updater, frozen_others
+from espnet3.trainer.optimization.combinations import check_combination
+from espnet3.trainer.optimization.kept_settings import Settings, settings_of, warn_of_kept
+from espnet3.trainer.optimization.model_inputs import ModelInputs, fields_of
+from espnet3.trainer.optimization.model_output import ModelOutput, batch_size, parse_output
+from espnet3.trainer.optimization.model_steps import compute, is_lazy, is_named, steps_of
+from espnet3.trainer.optimization.nonfinite import NonFiniteGuard
+from espnet3.trainer.optimization.optimization_config import OptimizationConfig
+from espnet3.trainer.optimization.optimizers import TrainingLength, build_optimizer, build_scheduler
+from espnet3.trainer.optimization.parameter_groups import split_parameters
+from espnet3.trainer.optimization.stepper import Stepper, ddp_of
+from espnet3.trainer.optimization.updater import Moment, Updater, frozen_others
+from espnet3.trainer.reporting.log_listener import is_log_point
+from espnet3.trainer.reporting.stat_meter import StatMeter
+from espnet3.trainer.reporting.train_log import TrainLog
 
 _STATE = "espnet3_nonfinite"
 _LOG = "espnet3_log"

@@ -9,10 +9,10 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 
 from espnet3.config.sources import join_key, set_in
 from espnet3.errors import ConfigError
-from espnet3.trainer.checkpoint_io import AtomicCheckpointIO
-from espnet3.trainer.cluster_environment import cluster_environment
+from espnet3.trainer.checkpointing.checkpoint_io import AtomicCheckpointIO
 from espnet3.trainer.config import KEY, blamed_argument, lightning_arguments, trainer_block
-from espnet3.trainer.loggers import build_loggers
+from espnet3.trainer.launching.cluster_environment import cluster_environment
+from espnet3.trainer.reporting.loggers import build_loggers
 
 if TYPE_CHECKING:
     from espnet3.config.load import LoadedConfig

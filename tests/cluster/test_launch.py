@@ -20,9 +20,9 @@ from pathlib import Path
 if "--dry-run" in sys.argv:
     sys.exit()
 from espnet3.errors import EspnetError
-from espnet3.trainer.devices import Wanted
-from espnet3.trainer.launchers import check_slurm, check_torchrun
-from espnet3.trainer.process_rank import process_rank
+from espnet3.trainer.launching.devices import Wanted
+from espnet3.trainer.launching.launchers import check_slurm, check_torchrun
+from espnet3.trainer.launching.process_rank import process_rank
 
 rank = process_rank()
 check = check_torchrun if rank.launcher == "torchrun" else check_slurm

@@ -1,4 +1,4 @@
-"""A real training as a job of a real Slurm: two nodes, DDP, stopped before its walltime, resumed."""
+"""A real training as a job of a real Slurm: two nodes, DDP, stopped by a signal, resumed."""
 
 import pytest
 import torch

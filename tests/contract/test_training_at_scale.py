@@ -18,8 +18,8 @@ from espnet3.cli.recipe import run_recipe
 from espnet3.config.load import load_config
 from espnet3.systems.base.system import BaseSystem
 from espnet3.trainer.module import TrainingModule
-from espnet3.trainer.optimization_config import OptimizationConfig
-from espnet3.trainer.quiet import quiet_lightning
+from espnet3.trainer.optimization.optimization_config import OptimizationConfig
+from espnet3.trainer.reporting.quiet import quiet_lightning
 from espnet3.trainer.trainer import build_trainer
 from tests.contract.conftest import SNIPPETS
 from tests.integration.training_recipe import TRAINING, TrainingRecipe

@@ -16,9 +16,9 @@ import lightning.pytorch as pl
 import torch
 import torch.distributed as dist
 
-from espnet3.trainer.checkpoints import CheckpointConfig, CheckpointKeeper
-from espnet3.trainer.preemption import Preemption
-from espnet3.trainer.rank_watch import RankWatch
+from espnet3.trainer.checkpointing.checkpoints import CheckpointConfig, CheckpointKeeper
+from espnet3.trainer.ranks.preemption import Preemption
+from espnet3.trainer.ranks.rank_watch import RankWatch
 
 
 @dataclass

@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from espnet3.errors import RunFolderError
-from espnet3.trainer.averaging import average
-from espnet3.trainer.best_checkpoints import read_index
-from espnet3.trainer.checkpoint_io import read_checkpoint
-from espnet3.trainer.checkpoints import CheckpointConfig
-from espnet3.trainer.criteria import Criterion
+from espnet3.trainer.checkpointing.averaging import average
+from espnet3.trainer.checkpointing.best_checkpoints import read_index
+from espnet3.trainer.checkpointing.checkpoint_io import read_checkpoint
+from espnet3.trainer.checkpointing.checkpoints import CheckpointConfig
+from espnet3.trainer.checkpointing.criteria import Criterion
 from tests.checkpoint_parts import LOSS, Module, run
 from tests.conftest import wait_until
 

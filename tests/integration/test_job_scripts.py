@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from espnet3.trainer.job import Job
-from espnet3.trainer.launch import write_script
-from espnet3.trainer.launch_config import LaunchConfig
+from espnet3.trainer.launching.job import Job
+from espnet3.trainer.launching.launch import write_script
+from espnet3.trainer.launching.launch_config import LaunchConfig
 
 RUN_PY = """
 import json, os, signal, sys, time

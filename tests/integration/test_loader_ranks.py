@@ -152,7 +152,7 @@ def train(tmp_path):
 
     from espnet3.components.data.loader import build_loader
     from espnet3.components.data.loader_config import LoaderConfig
-    from espnet3.trainer.checkpoints import CheckpointKeeper
+    from espnet3.trainer.checkpointing.checkpoints import CheckpointKeeper
 
     torch.set_num_threads(1)
     seconds = np.random.default_rng(0).uniform(1, 10, 60)

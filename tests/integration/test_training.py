@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from espnet3.trainer.weights import load_weights
+from espnet3.trainer.checkpointing.weights import load_weights
 from tests.conftest import wait_until
 from tests.integration.training_recipe import TrainingRecipe
 

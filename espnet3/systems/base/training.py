@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from espnet3.components.data.loader_config import DataLoaderConfig
     from espnet3.config.load import LoadedConfig
     from espnet3.trainer.fit import TrainingParts
-    from espnet3.trainer.summary import StartupTimes
+    from espnet3.trainer.reporting.summary import StartupTimes
 
 logger = logging.getLogger(__name__)
 
@@ -40,8 +40,8 @@ def train(loaded: "LoadedConfig") -> Any:
 
     begin = monotonic()
     from espnet3.trainer.fit import Fit
-    from espnet3.trainer.process_rank import process_rank
-    from espnet3.trainer.summary import StartupTimes
+    from espnet3.trainer.launching.process_rank import process_rank
+    from espnet3.trainer.reporting.summary import StartupTimes
 
     times = StartupTimes(begin)
     times.add("imports", monotonic() - begin)
@@ -65,8 +65,8 @@ def train(loaded: "LoadedConfig") -> Any:
 
 def _average_at_the_end(loaded: "LoadedConfig") -> None:
     """Average what there is; a training that ended before its first validation has nothing."""
-    from espnet3.trainer.averaging import average_all
-    from espnet3.trainer.best_checkpoints import read_index
+    from espnet3.trainer.checkpointing.averaging import average_all
+    from espnet3.trainer.checkpointing.best_checkpoints import read_index
 
     criteria = _criteria(loaded)
     kept = read_index(_exp_dir(loaded)) if criteria else {}
@@ -82,14 +82,14 @@ def _average_at_the_end(loaded: "LoadedConfig") -> None:
 
 def _history_time(loaded: "LoadedConfig") -> int:
     """Return when a metric was written last; 0 if never."""
-    from espnet3.trainer.history import FILE_NAME
+    from espnet3.trainer.reporting.history import FILE_NAME
 
     file = _exp_dir(loaded) / FILE_NAME
     return file.stat().st_mtime_ns if file.exists() else 0
 
 
 def _plot(loaded: "LoadedConfig") -> None:
-    from espnet3.trainer.curves import plot_curves
+    from espnet3.trainer.reporting.curves import plot_curves
 
     try:
         curves = plot_curves(_exp_dir(loaded))
@@ -108,11 +108,11 @@ def check_train(loaded: "LoadedConfig") -> None:
         ResourceError: the GPUs or processes are not those that the config describes.
     """
     from espnet3.trainer.config import check_trainer
-    from espnet3.trainer.configured_monitors import configured_monitors
     from espnet3.trainer.fit import check_fit
-    from espnet3.trainer.launch_check import check_launch
-    from espnet3.trainer.monitors import refuse_without_validation
-    from espnet3.trainer.quiet import quiet_lightning
+    from espnet3.trainer.launching.launch_check import check_launch
+    from espnet3.trainer.reporting.configured_monitors import configured_monitors
+    from espnet3.trainer.reporting.monitors import refuse_without_validation
+    from espnet3.trainer.reporting.quiet import quiet_lightning
     from espnet3.trainer.trainer import build_trainer
 
     block = check_trainer(loaded)
@@ -153,7 +153,7 @@ def average(loaded: "LoadedConfig") -> Any:
     Returns:
         The files, or `Skipped` if there is no such entry.
     """
-    from espnet3.trainer.averaging import average_all
+    from espnet3.trainer.checkpointing.averaging import average_all
 
     criteria = _criteria(loaded)
     if not criteria:
@@ -175,7 +175,7 @@ def describe_average(loaded: "LoadedConfig") -> list[str]:
 
 
 def _criteria(loaded: "LoadedConfig") -> Any:
-    from espnet3.trainer.criteria import parse_criteria
+    from espnet3.trainer.checkpointing.criteria import parse_criteria
 
     values = resolved(loaded.config, loaded=loaded)
     return parse_criteria(values.get("best_model_criterion"), loaded)

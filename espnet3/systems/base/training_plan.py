@@ -53,7 +53,7 @@ def _padding(loader: "BatchLoader", durations: "Floats") -> float:
 
 
 def _describe_model(loaded: "LoadedConfig") -> str:
-    from espnet3.trainer.summary import ModelSize
+    from espnet3.trainer.reporting.summary import ModelSize
 
     model = build_model(loaded)
     return f"model: {type(model).__name__}, {ModelSize.of(model)}"
@@ -69,8 +69,8 @@ def _describe_trainer(loaded: "LoadedConfig") -> str:
 
 
 def _describe_start(loaded: "LoadedConfig") -> str:
+    from espnet3.trainer.checkpointing.resume import find_resume_point
     from espnet3.trainer.config import trainer_block
-    from espnet3.trainer.resume import find_resume_point
     from espnet3.trainer.training_config import load_training_config
 
     if trainer_block(loaded).get("fast_dev_run"):

@@ -8,7 +8,7 @@ from espnet3.systems.base.context import load_configs
 from espnet3.systems.base.provenance import Invocation
 from espnet3.systems.base.stages import stages_of
 from espnet3.systems.base.system import BaseSystem
-from espnet3.trainer.process_rank import LAUNCHED, ProcessRank
+from espnet3.trainer.launching.process_rank import LAUNCHED, ProcessRank
 
 FIRST = ProcessRank(0, 2, "torchrun")
 SECOND = ProcessRank(1, 2, "torchrun")

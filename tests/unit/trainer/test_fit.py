@@ -12,8 +12,8 @@ from espnet3.components.data.loader_config import LoaderConfig
 from espnet3.config.load import load_config
 from espnet3.errors import ConfigError
 from espnet3.trainer.fit import Fit, TrainingParts, check_fit
-from espnet3.trainer.process_rank import LAUNCHED
-from espnet3.trainer.summary import StartupTimes
+from espnet3.trainer.launching.process_rank import LAUNCHED
+from espnet3.trainer.reporting.summary import StartupTimes
 
 CONFIG = """\
 exp_dir: exp

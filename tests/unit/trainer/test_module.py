@@ -12,7 +12,7 @@ from torch import nn
 
 from espnet3.errors import ConfigError, TrainingError
 from espnet3.trainer.module import TrainingModule
-from espnet3.trainer.optimization_config import OptimizationConfig
+from espnet3.trainer.optimization.optimization_config import OptimizationConfig
 
 torch.set_num_threads(1)
 

@@ -6,8 +6,8 @@ from lightning.pytorch.plugins.environments import LightningEnvironment
 
 from espnet3.config.load import load_config
 from espnet3.errors import ConfigError
-from espnet3.trainer.checkpoint_io import AtomicCheckpointIO
-from espnet3.trainer.quiet import quiet_lightning
+from espnet3.trainer.checkpointing.checkpoint_io import AtomicCheckpointIO
+from espnet3.trainer.reporting.quiet import quiet_lightning
 from espnet3.trainer.trainer import build_trainer
 
 

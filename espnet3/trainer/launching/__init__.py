@@ -1,0 +1,1 @@
+"""How the processes of a training are started: checks, job scripts, submission."""

@@ -1,0 +1,277 @@
+r"""The script of a training job, in bash.
+
+It runs in up to three roles: as the job itself; as `node`, which starts torchrun on one node; and
+as `rank`, which is one process of the training. A rank whose training ends with 75, "a checkpoint
+is written, go on", leaves a file and ends with 0: so srun and torchrun do not kill the other ranks,
+and the job knows what to do whatever codes those two make of it.
+"""
+
+import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from espnet3.trainer.launching.job import Job
+from espnet3.trainer.launching.job_directives import RESTART_CODE, directive_lines
+
+CONTINUE_CODE = 75
+"""With which a training ends that has written a checkpoint and is to go on in another job."""
+
+
+def render(job: Job) -> str:
+    """Return the text of the script.
+
+    Raises:
+        ConfigError: the options of the scheduler cannot be written; see `directive_lines`.
+    """
+    parts = [
+        ["#!/bin/bash", *directive_lines(job)],
+        _head(job),
+        _rank_role(job),
+        _set_up(job),
+        _node_role(job),
+        _main(job),
+        _restart(job),
+        _rest(job),
+    ]
+    return "\n\n".join("\n".join(part) for part in parts if part) + "\n"
+
+
+def _head(job: Job) -> list[str]:
+    submit = job.submit_line
+    return [
+        f"# Written by espnet3 launch; to submit it again: {_comment(submit)}",
+        f"script={_quoted(job.script)}",
+        f"state={_quoted(job.state)}",
+        f"python={_quoted(job.python)}",
+        f"arguments=({' '.join(map(_quoted, job.arguments))})",
+        "# A job that is started again goes on from last.ckpt, whatever the first one began with.",
+        '[ ! -f "$state.restarts" ] && [ "${SLURM_RESTART_COUNT:-0}" = 0 ] ||',
+        "  arguments+=(resume=auto fit.ckpt_path=null)",
+    ]
+
+
+def _rank_role(job: Job) -> list[str]:
+    run = '"$python" run.py --stages train "${arguments[@]}"'
+    if _has_timer(job):
+        run = f'timeout --foreground --preserve-status --signal=USR1 "$left" {run}'
+    return [
+        'if [ "${1-}" = rank ]; then # one process of the training',
+        "  trap '' USR1 # else the training would die of it before it listens",
+        "  trap : TERM INT # wait for the training, which writes a checkpoint first",
+        *(_time_left() if _has_timer(job) else ()),
+        f"  {run}",
+        "  code=$?",
+        f'  [ "$code" = {CONTINUE_CODE} ] && : >"$state.continue" && exit 0',
+        "  # Of several that fail, the first tells why; srun ends the others, and torchrun says 1.",
+        '  [ "$code" = 0 ] || (set -C; echo "$code" >"$state.failed") 2>/dev/null',
+        '  exit "$code"',
+        "fi",
+    ]
+
+
+def _time_left() -> Iterator[str]:
+    yield "  left=$((ESPNET3_SIGNAL_AT - $(date +%s)))"
+    yield '  [ "$left" -gt 0 ] || left=1'
+
+
+def _set_up(job: Job) -> list[str]:
+    variables: dict[str, object] = {
+        "OMP_NUM_THREADS": job.n_threads,
+        "PYTHONUNBUFFERED": 1,
+        **job.config.environment,
+    }
+    return [
+        *([] if _is_live(job) else ['[ -n "${1-}" ] || exec >>' + f"{_quoted(job.log)} 2>&1"]),
+        f"cd {_quoted(job.recipe_dir)} || exit 1",
+        *(f"export {name}={_quoted(str(value))}" for name, value in variables.items()),
+        *job.config.setup,
+    ]
+
+
+def _is_live(job: Job) -> bool:
+    """Tell whether the scheduler writes the log while the job runs; PBS and LSF may do it after."""
+    return job.config.scheduler == "slurm"
+
+
+def _node_role(job: Job) -> list[str]:
+    if not job.config.uses_torchrun or job.is_single:
+        return []
+    rendezvous = ["--standalone"]
+    if job.n_nodes > 1:
+        rendezvous = ["--rdzv-backend=c10d", '--rdzv-endpoint="$2"', '--rdzv-id="$2"']
+    return [
+        'if [ "${1-}" = node ]; then # all processes of one node',
+        "  trap '' USR1 # torchrun would die of it, and all its processes with it",
+        *(['  export ESPNET3_SIGNAL_AT="$3"'] if _has_timer(job) else []),
+        f'  exec "$python" -m torch.distributed.run --nnodes={job.n_nodes} '
+        f"--nproc-per-node={job.n_processes} \\",
+        f'    {" ".join(rendezvous)} --no-python bash "$script" rank',
+        "fi",
+    ]
+
+
+def _main(job: Job) -> list[str]:
+    position = job.stages.index("train")
+    alone = 'alone() { "$python" run.py --stages "$1" "${arguments[@]}" || exit; }'
+    return [
+        "trap : TERM # as above",
+        *([alone] if len(job.stages) > 1 else []),
+        *(f"alone {_quoted(stage)}" for stage in job.stages[:position]),
+        'rm -f "$state.continue" "$state.failed"',
+        *(_run_slurm(job) if job.config.scheduler == "slurm" else _run_elsewhere(job)),
+        '[ "$code" = 0 ] || [ ! -s "$state.failed" ] || code=$(cat "$state.failed")',
+    ]
+
+
+def _run_slurm(job: Job) -> Iterator[str]:
+    per_node = 1 if job.config.uses_torchrun else job.n_processes
+    role = "rank"
+    if job.config.uses_torchrun and not job.is_single:
+        role = 'node "$endpoint"'
+        yield 'head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)'
+        yield "endpoint=$head:$((20000 + SLURM_JOB_ID % 20000))"
+    yield (
+        f"srun --nodes={job.n_nodes} --ntasks-per-node={per_node} "
+        f"--cpus-per-task={job.n_cpus // per_node} --kill-on-bad-exit=1 \\"
+    )
+    yield f'  bash "$script" {role}'
+    yield "code=$?"
+
+
+def _run_elsewhere(job: Job) -> Iterator[str]:
+    if _has_timer(job):
+        seconds = (job.config.seconds or 0) - job.config.signal_seconds
+        yield f"export ESPNET3_SIGNAL_AT=$(($(date +%s) + {seconds}))"
+    if job.n_nodes > 1:
+        yield from _run_on_nodes(job)
+        return
+    role = "rank" if job.is_single else 'node "" "${ESPNET3_SIGNAL_AT-}"'
+    yield f'bash "$script" {role}'
+    yield "code=$?"
+
+
+def _run_on_nodes(job: Job) -> Iterator[str]:
+    scheduler = _NODES[job.config.scheduler]
+    yield f"mapfile -t hosts < <({scheduler.hosts})"
+    yield f'if [ "${{#hosts[@]}}" != {job.n_nodes} ]; then'
+    yield (
+        f'  echo "espnet3: trainer.num_nodes is {job.n_nodes}, but the job got '
+        '${#hosts[@]} node(s): ${hosts[*]}" >&2'
+    )
+    yield "  exit 1"
+    yield "fi"
+    yield f"remote() {{ {scheduler.remote}; }}"
+    yield f"endpoint=${{hosts[0]}}:$((20000 + {scheduler.job_number} % 20000))"
+    yield 'command=(bash "$script" node "$endpoint" "${ESPNET3_SIGNAL_AT-}")'
+    yield '"${command[@]}" &'
+    yield "processes=($!)"
+    yield 'for host in "${hosts[@]:1}"; do'
+    yield '  remote "$host" "${command[@]}" </dev/null &'
+    yield "  processes+=($!)"
+    yield "done"
+    yield "code=0"
+    yield 'for process in "${processes[@]}"; do'
+    yield '  wait "$process"; status=$?'
+    yield '  while kill -0 "$process" 2>/dev/null; do wait "$process"; status=$?; done # after TERM'
+    yield '  [ "$code" != 0 ] || code=$status'
+    yield "done"
+
+
+def _restart(job: Job) -> list[str]:
+    submit = job.submit_line
+    limit = job.config.max_restarts
+    return [
+        f'if [ -f "$state.continue" ] || [ "$code" = {CONTINUE_CODE} ]; then',
+        '  n=$(($(cat "$state.restarts" 2>/dev/null || echo 0) + 1))',
+        f'  if [ "$n" -gt {limit} ]; then',
+        '    echo 0 >"$state.restarts" # who submits it again starts counting anew',
+        f"    echo {_quoted(_enough(limit, submit))} >&2",
+        f"    exit {CONTINUE_CODE}",
+        "  fi",
+        f'  echo "$n" >"$state.restarts" || exit {CONTINUE_CODE} # else it would never end',
+        f'  echo "espnet3: time is up; restart $n of {limit} goes on from the checkpoint"',
+        *(f"  {line}" for line in _queue_again(job)),
+        "fi",
+        '[ "$code" != 0 ] || rm -f "$state.restarts"',
+    ]
+
+
+def _queue_again(job: Job) -> Iterator[str]:
+    if job.config.scheduler in _REQUEUED_BY_CODE:
+        yield f"exit {RESTART_CODE} # {job.config.scheduler.upper()} then queues it again"
+        return
+    yield from _RESTARTS[job.config.scheduler]
+    yield f"echo {_quoted(_stuck(job.submit_line))} >&2"
+    yield f"exit {CONTINUE_CODE}"
+
+
+def _enough(limit: int, submit: str) -> str:
+    return (
+        f"espnet3: time is up, and the job was restarted {limit} time(s), which is "
+        f"launch.max_restarts. A checkpoint is written; to go on: {submit}"
+    )
+
+
+def _stuck(submit: str) -> str:
+    return f"espnet3: the job could not be queued again. To go on from the checkpoint: {submit}"
+
+
+_RESTARTS: dict[str, Sequence[str]] = {
+    "slurm": (
+        'scontrol requeue "$SLURM_JOB_ID" && exit 0',
+        'sbatch "$script" && exit 0 # where requeueing is forbidden',
+    ),
+    "pbs": ('qsub "$script" && exit 0',),
+}
+_REQUEUED_BY_CODE = ("sge", "lsf")
+
+
+def _rest(job: Job) -> list[str]:
+    position = job.stages.index("train")
+    after = [f"alone {_quoted(stage)}" for stage in job.stages[position + 1 :]]
+    if not after:
+        return ['exit "$code"']
+    return ['[ "$code" = 0 ] || exit "$code"', *after]
+
+
+@dataclass(frozen=True)
+class _Nodes:
+    """How a scheduler tells its nodes, and how a command is started on them."""
+
+    hosts: str
+    remote: str
+    job_number: str
+
+
+_NODES = {
+    "pbs": _Nodes(
+        """awk '!seen[$1]++ {print $1}' "$PBS_NODEFILE\"""",
+        # As a part of the job where PBS has a command for that.
+        'if command -v pbs_tmrsh >/dev/null; then pbs_tmrsh "$@"; '
+        'else ssh -o BatchMode=yes "$@"; fi',
+        "${PBS_JOBID%%[!0-9]*}",
+    ),
+    "sge": _Nodes(
+        """awk '!seen[$1]++ {print $1}' "$PE_HOSTFILE\"""",
+        'qrsh -inherit -V -nostdin "$@"',
+        "JOB_ID",
+    ),
+    "lsf": _Nodes(
+        """awk '{for (i = 1; i < NF; i += 2) print $i}' <<<"$LSB_MCPU_HOSTS\"""",
+        'blaunch "$@"',
+        "LSB_JOBID",
+    ),
+}
+
+
+def _has_timer(job: Job) -> bool:
+    """Tell whether the script has to send the signal; of the four, only Slurm sends it well."""
+    return job.config.scheduler != "slurm" and job.config.seconds is not None
+
+
+def _quoted(text: str) -> str:
+    return shlex.quote(text)
+
+
+def _comment(text: str) -> str:
+    return text.replace("\n", " ")

@@ -1,0 +1,248 @@
+"""Write the job script of a training, and submit it."""
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from espnet3.config.sources import set_in
+from espnet3.errors import ConfigError, ResourceError, RunFolderError
+from espnet3.trainer.config import trainer_block
+from espnet3.trainer.launching.devices import read_devices, read_nodes
+from espnet3.trainer.launching.job import Job
+from espnet3.trainer.launching.job_script import render
+from espnet3.trainer.launching.launch_config import LaunchConfig, load_launch_config
+
+if TYPE_CHECKING:
+    from espnet3.config.load import LoadedConfig
+
+_SUBMIT = {
+    "slurm": ["sbatch", "--parsable"],
+    "pbs": ["qsub"],
+    "sge": ["qsub", "-terse"],
+    "lsf": ["bsub"],
+}
+_TIMEOUT = 120.0  # seconds; a busy Slurm answers late
+_ON_GPUS = ("gpu", "cuda", "auto", None)
+_PLAIN_PATH = re.compile(r"[\w./+,@%=:-]+")
+
+
+@dataclass(frozen=True)
+class Follow:
+    """Commands to look after a job."""
+
+    log: str
+    state: str
+    cancel: str
+
+
+def plan_job(
+    loaded: "LoadedConfig",
+    arguments: tuple[str, ...],
+    *,
+    recipe_dir: str | Path,
+    stages: tuple[str, ...] = ("train",),
+    python: str = sys.executable,
+) -> Job:
+    """Return the job that trains what a config describes; nothing is written.
+
+    Args:
+        loaded: the training config with its `launch` block.
+        arguments: of `run.py`, that give it the same config.
+        recipe_dir: the folder of `run.py`.
+        stages: to run; those beside `train` in one process.
+        python: the interpreter, at the same path on all nodes.
+
+    Raises:
+        ConfigError: the `launch` and `trainer` blocks are wrong or do not fit.
+    """
+    config = load_launch_config(loaded)
+    block = trainer_block(loaded)
+    n_processes = _processes(block, config, loaded)
+    exp_dir = Path(os.path.abspath(os.path.join(recipe_dir, str(loaded.config.exp_dir))))
+    script = exp_dir / "launch" / f"{time.strftime('%Y%m%d-%H%M%S')}.sh"
+    log_dir = os.path.join(recipe_dir, config.log_dir) if config.log_dir else script.parent
+    job = Job(
+        config=config,
+        name=config.job_name or exp_dir.name,
+        n_nodes=read_nodes(block, loaded),
+        n_processes=n_processes,
+        n_gpus=_gpus(block, config, n_processes, loaded),
+        n_threads=max(1, config.cpus_per_task - _loader_workers(loaded)),
+        recipe_dir=os.path.abspath(recipe_dir),
+        script=str(script),
+        log=os.path.join(os.path.abspath(log_dir), f"{script.stem}.log"),
+        python=python,
+        arguments=arguments,
+        stages=stages,
+    )
+    _check_paths(job)
+    return job
+
+
+def _processes(block: Mapping[str, Any], config: LaunchConfig, loaded: "LoadedConfig") -> int:
+    devices = read_devices(block, loaded)
+    where = (
+        f"trainer.devices is {block.get('devices', 'auto')!r}{set_in('trainer.devices', loaded)}"
+    )
+    if isinstance(devices, list):
+        if devices != list(range(len(devices))):
+            raise ConfigError(
+                f"{where}, but a job has GPUs of its own, counted from 0. Write: devices: "
+                f"{len(devices)}"
+            )
+        return len(devices)
+    if devices is None and block.get("accelerator") == "cpu":
+        return 1
+    if devices is None and config.gpus:
+        return config.gpus
+    if devices is None:
+        raise ConfigError(
+            f"{where}, but a job must say how many GPUs it needs on each node. Write under "
+            "trainer: devices: 4"
+        )
+    return devices
+
+
+def _gpus(
+    block: Mapping[str, Any], config: LaunchConfig, n_processes: int, loaded: "LoadedConfig"
+) -> int:
+    accelerator = block.get("accelerator")
+    if config.gpus is None:
+        return n_processes if accelerator in _ON_GPUS else 0
+    if accelerator in ("gpu", "cuda") and config.gpus < n_processes:
+        raise ConfigError(
+            f"launch.gpus is {config.gpus}{set_in('launch.gpus', loaded)}, but trainer.devices is "
+            f"{n_processes}{set_in('trainer.devices', loaded)}. Delete launch.gpus: it follows "
+            "from trainer.devices"
+        )
+    return config.gpus
+
+
+def _loader_workers(loaded: "LoadedConfig") -> int:
+    from omegaconf import OmegaConf
+
+    found = OmegaConf.select(
+        loaded.config, "dataloader.train.num_workers", throw_on_resolution_failure=False
+    )
+    return found if isinstance(found, int) else 0
+
+
+def _check_paths(job: Job) -> None:
+    if not Path(job.recipe_dir, "run.py").is_file():
+        raise ConfigError(f"{job.recipe_dir} has no run.py. Name a config of a recipe")
+    is_remote = job.config.scheduler != "slurm" and job.n_nodes > 1
+    if is_remote and not _PLAIN_PATH.fullmatch(job.script):
+        # ssh and qrsh hand words to a shell, blaunch does not: no quoting is right for all.
+        raise ConfigError(
+            f"The job script {job.script!r} is to be started on several nodes, and its path has "
+            "characters that a shell would change. Choose another folder: exp_dir=FOLDER"
+        )
+
+
+def write_script(job: Job) -> Job:
+    """Write the script, which only its owner may read: the environment may hold secrets.
+
+    Returns:
+        The job, with another name of its files if another script has that of the same second.
+
+    Raises:
+        RunFolderError: the folder of the experiment cannot be written to.
+    """
+    try:
+        for folder in (Path(job.script).parent, Path(job.log).parent):
+            folder.mkdir(parents=True, exist_ok=True)
+        for candidate in _numbered(job):
+            text = render(candidate)
+            try:
+                descriptor = os.open(candidate.script, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o700)
+            except FileExistsError:
+                continue
+            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+                file.write(text)
+            return candidate
+    except OSError as error:
+        raise RunFolderError(
+            f"The job script cannot be written to {job.script}: {error.strerror}. Make room or "
+            "choose another folder: exp_dir=FOLDER"
+        ) from error
+    raise AssertionError("the numbers are endless")
+
+
+def _numbered(job: Job) -> Iterator[Job]:
+    yield job
+    number = 2
+    while True:
+        script, log = Path(job.script), Path(job.log)
+        yield replace(
+            job,
+            script=str(script.with_stem(f"{script.stem}-{number}")),
+            log=str(log.with_stem(f"{log.stem}-{number}")),
+        )
+        number += 1
+
+
+def submit(job: Job) -> str:
+    """Submit a written script.
+
+    Returns:
+        The id of the job.
+
+    Raises:
+        ResourceError: the scheduler's command is not here, or refuses the job.
+    """
+    command = _SUBMIT[job.config.scheduler]
+    by_hand = job.submit_line
+    if shutil.which(command[0]) is None:
+        raise ResourceError(
+            f"launch.scheduler is {job.config.scheduler!r}, but there is no {command[0]} on this "
+            f"machine. The script is written; where {command[0]} works, type: {by_hand}"
+        )
+    try:
+        told = _call(job, command)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise ResourceError(f"{command[0]} could not be run: {error}. Try: {by_hand}") from error
+    job_id = _job_id(job.config.scheduler, told.stdout)
+    if told.returncode or not job_id:
+        words = (told.stderr or told.stdout).strip()
+        raise ResourceError(
+            f"{command[0]} refused the job: {words}\nMend the launch block and launch again; or "
+            f"edit the script and type: {by_hand}"
+        )
+    return job_id
+
+
+def _call(job: Job, command: list[str]) -> subprocess.CompletedProcess[str]:
+    words, text = [*command, job.script], None
+    if job.config.scheduler == "lsf":  # it reads options only from a script at its standard input
+        words, text = command, Path(job.script).read_text(encoding="utf-8")
+    return subprocess.run(
+        words, cwd=job.recipe_dir, input=text, capture_output=True, text=True, timeout=_TIMEOUT
+    )
+
+
+def _job_id(scheduler: str, told: str) -> str:
+    if scheduler == "lsf":
+        match = re.search(r"Job <(\d+)>", told)
+        return match[1] if match else ""
+    lines = told.split()
+    return lines[-1].partition(";")[0] if lines else ""
+
+
+def follow(job: Job, job_id: str) -> Follow:
+    """Return the lines to type to look after a submitted job."""
+    states = {"slurm": "squeue --job", "pbs": "qstat", "sge": "qstat -j", "lsf": "bjobs"}
+    cancels = {"slurm": "scancel", "pbs": "qdel", "sge": "qdel", "lsf": "bkill"}
+    scheduler = job.config.scheduler
+    return Follow(
+        f"tail -F {shlex.quote(job.log)}",
+        f"{states[scheduler]} {job_id}",
+        f"{cancels[scheduler]} {job_id}",
+    )

@@ -1,0 +1,111 @@
+"""Compare the `trainer` block with the machine and with what launched this process.
+
+A training with a process too few waits for ever, and one with a process too many trains two models
+in one folder; so both are refused before anything starts.
+"""
+
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from espnet3.config.resolve import resolved
+from espnet3.errors import ResourceError
+from espnet3.trainer.launching.devices import Wanted, count_gpus, find_wanted
+from espnet3.trainer.launching.launchers import (
+    check_by_hand,
+    check_slurm,
+    check_torchrun,
+    find_job,
+    foreign_launcher,
+    is_by_hand,
+)
+from espnet3.trainer.launching.process_rank import LAUNCHED
+from espnet3.trainer.launching.trainer_names import check_names
+
+if TYPE_CHECKING:
+    from espnet3.config.load import LoadedConfig
+
+
+def check_launch(
+    trainer_block: Any,
+    environ: Mapping[str, str] = os.environ,
+    n_gpus: int | None = None,
+    *,
+    loaded: "LoadedConfig | None" = None,
+) -> None:
+    """Refuse a block that cannot train here as it is meant, before any process starts.
+
+    Args:
+        trainer_block: the `trainer` block, as mapping or config; None for an empty one.
+        environ: of this process.
+        n_gpus: how many are visible; counted if None.
+        loaded: where the block comes from, so that errors name file and line.
+
+    Raises:
+        ConfigError: a word or number is wrong.
+        ResourceError: the GPUs, or the processes that srun, torchrun or a scheduler started, are
+            not those that the block describes; with the line that makes them so.
+    """
+    block = resolved(trainer_block, prefix="trainer", loaded=loaded) or {}
+    check_names(block, loaded)
+    visible = count_gpus() if n_gpus is None else n_gpus
+    wanted = find_wanted(block, visible, environ, loaded)
+    if wanted is not None:
+        _check_launcher(wanted, environ)
+
+
+def _check_launcher(wanted: Wanted, environ: Mapping[str, str]) -> None:
+    if LAUNCHED in environ:  # Lightning started it from a process that was checked
+        return
+    # In this order Lightning decides as well: torchrun may run inside a job of Slurm.
+    if "TORCHELASTIC_RUN_ID" in environ:
+        check_torchrun(wanted, environ)
+    elif "SLURM_STEP_NUM_TASKS" in environ:
+        check_slurm(wanted, environ)
+    elif launcher := foreign_launcher(environ):
+        raise ResourceError(
+            f"{launcher} started this process among others, and each would train a model of its "
+            "own: only srun and torchrun are known here. Start torchrun with it, once on each "
+            f"node: {launcher} ... {torchrun_line(wanted)}"
+        )
+    elif is_by_hand(environ):
+        check_by_hand(wanted, environ)
+    elif wanted.n_nodes > 1:
+        raise ResourceError(_nothing_launched(wanted, environ))
+
+
+def _nothing_launched(wanted: Wanted, environ: Mapping[str, str]) -> str:
+    job = find_job(environ)
+    if job is None:
+        return (
+            f"{wanted}, but this process runs alone on one machine, and would wait for the others "
+            "for ever. On a cluster: espnet3 launch conf/training.yaml conf/launch_slurm.yaml ; or "
+            f"on each node: {torchrun_line(wanted)} ; or on this one only: num_nodes: 1"
+        )
+    if job.scheduler == "Slurm":
+        line = job.sbatch_line(wanted)
+        missing = "" if "SLURM_NTASKS_PER_NODE" in environ else f", submitted with: {line}"
+        return (
+            f"{wanted}, but this process runs alone in job {job.name} of Slurm: a job script runs "
+            "on its first node only, and srun starts the others. Write srun before python in it"
+            f"{missing}. Or let the script be written: espnet3 launch conf/training.yaml "
+            "conf/launch_slurm.yaml"
+        )
+    has = "" if job.n_hosts is None else f" The job has {job.n_hosts} node(s)."
+    return (
+        f"{wanted}, but this process runs alone in job {job.name} of {job.scheduler}, whose script "
+        f"runs on its first node only.{has} Start torchrun on each node: {torchrun_line(wanted)} ; "
+        f"or let the script be written: espnet3 launch conf/training.yaml "
+        f"conf/launch_{job.scheduler.lower()}.yaml"
+    )
+
+
+def torchrun_line(wanted: Wanted) -> str:
+    """Return what to type on each node."""
+    rendezvous = (
+        " --rdzv-backend=c10d --rdzv-endpoint=FIRST_NODE:29500" if wanted.n_nodes > 1 else ""
+    )
+    return (
+        f"torchrun --nnodes={wanted.n_nodes} --nproc-per-node={wanted.n_devices}{rendezvous} "
+        "run.py --stages train --training_config conf/training.yaml"
+    )

@@ -1,0 +1,179 @@
+"""The `launch` block: which scheduler trains, and what a job may take of it."""
+
+import re
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import (
+    Field,
+    NonNegativeInt,
+    PositiveInt,
+    field_validator,
+    model_validator,
+)
+
+from espnet3.config.schema import FrozenConfig, validate
+from espnet3.errors import ConfigError
+from espnet3.trainer.launching.launchers import INTERACTIVE
+
+if TYPE_CHECKING:
+    from espnet3.config.load import LoadedConfig
+
+_TIME = re.compile(r"(?:(\d+)-)?(\d+):([0-5]?\d):([0-5]?\d)")
+_MEMORY = re.compile(r"(\d+)([KMGT])B?", re.IGNORECASE)
+_VARIABLE = re.compile(r"[A-Za-z_]\w*")
+
+EXAMPLE = 'launch: {scheduler: slurm, queue: gpu, time: "24:00:00", cpus_per_task: 8}'
+
+
+class LaunchConfig(FrozenConfig):
+    """What a job asks for; nodes and processes are those of the `trainer` block."""
+
+    scheduler: Literal["slurm", "pbs", "sge", "lsf"]
+    """What the job is submitted to."""
+    queue: str | None = None
+    """Queue, which Slurm calls a partition; the scheduler's default if left out."""
+    partition: str | None = None
+    """Another word for `queue`."""
+    account: str | None = None
+    """Who pays; the project on SGE and LSF."""
+    time: str | None = None
+    """Walltime, "HH:MM:SS" or "D-HH:MM:SS"."""
+    cpus_per_task: PositiveInt = 1
+    """Cores of each training process, for it and its loader's workers."""
+    memory: str | None = None
+    """Of each node, such as 64G."""
+    job_name: str | None = None
+    """That of the folder of the experiment if left out."""
+    gpus: NonNegativeInt | None = None
+    """GPUs of each node; those of `trainer.devices` if left out."""
+    launcher: Literal["srun", "torchrun"] | None = None
+    """What starts the processes in the job: srun on Slurm, torchrun elsewhere, if left out."""
+    parallel_environment: str | None = None
+    """Of SGE, needed there for more than one core: one that fills nodes one after the other."""
+    setup: tuple[str, ...] = ()
+    """Lines of shell before the training, such as `module load cuda`."""
+    directives: tuple[str, ...] = ()
+    """Further options of the scheduler, verbatim, such as `--constraint=a100`."""
+    environment: dict[str, str | int | float] = Field(default_factory=dict)
+    """Variables of the training processes; the values are taken as they are."""
+    signal_seconds: PositiveInt = 120
+    """How long before the end of the walltime the training writes its last checkpoint."""
+    max_restarts: NonNegativeInt = 10
+    """How often a job whose time is up goes on in another."""
+    log_dir: str | None = None
+    """Folder of the logs; that of the job script if left out."""
+
+    @field_validator("time", mode="before")
+    @classmethod
+    def _is_quoted(cls, value: Any) -> Any:
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            spelled = spell_time(int(value))
+            raise ValueError(
+                f'YAML reads an unquoted {spelled} as a number; quote it: time: "{spelled}"'
+            )
+        return value
+
+    @field_validator("time")
+    @classmethod
+    def _is_time(cls, value: str | None) -> str | None:
+        if value is not None and not _TIME.fullmatch(value):
+            raise ValueError('must be "HH:MM:SS" or "D-HH:MM:SS". Write, for a day: "24:00:00"')
+        return value
+
+    @field_validator("memory", mode="before")
+    @classmethod
+    def _has_unit(cls, value: Any) -> Any:
+        if value is not None and not _MEMORY.fullmatch(str(value)):
+            raise ValueError("must be a whole number with its unit. Write, such as: memory: 64G")
+        return value
+
+    @field_validator("environment")
+    @classmethod
+    def _are_names(cls, variables: dict[str, Any]) -> dict[str, Any]:
+        wrong = [name for name in variables if not _VARIABLE.fullmatch(name)]
+        if wrong:
+            raise ValueError(f"{wrong[0]!r} is no name of a variable. Write: NAME: value")
+        return variables
+
+    @field_validator("job_name")
+    @classmethod
+    def _is_no_shell(cls, name: str | None) -> str | None:
+        if name in INTERACTIVE:
+            raise ValueError(
+                "Lightning takes jobs of that name for a shell and ignores srun. Write another: "
+                f"job_name: train_{name}"
+            )
+        return name
+
+    @field_validator("directives", "setup")
+    @classmethod
+    def _are_lines(cls, lines: tuple[str, ...]) -> tuple[str, ...]:
+        wrong = [line for line in lines if "\n" in line.strip()]
+        if wrong:
+            raise ValueError(f"{wrong[0]!r} is more than one line. Make each a list item")
+        return tuple(line.strip() for line in lines)
+
+    @model_validator(mode="after")
+    def _agrees(self) -> "LaunchConfig":
+        if self.queue and self.partition:
+            raise ValueError("queue and partition are the same. Delete one of them")
+        if self.launcher == "srun" and self.scheduler != "slurm":
+            raise ValueError(
+                f"launcher is srun, which only Slurm has, but scheduler is {self.scheduler}. "
+                "Write: launcher: torchrun"
+            )
+        if self.scheduler == "sge" and self.memory:
+            raise ValueError(
+                "memory has no common name on SGE, and is counted by slot there. Instead of it, "
+                'write what your cluster has, such as: directives: ["-l h_vmem=8G"]'
+            )
+        if self.seconds is not None and self.seconds <= self.signal_seconds:
+            raise ValueError(
+                f"time is {self.time}, no longer than the {self.signal_seconds} s of "
+                "signal_seconds, so no step would be trained. Give more time"
+            )
+        return self
+
+    @property
+    def seconds(self) -> int | None:
+        """The walltime."""
+        match = _TIME.fullmatch(self.time or "")
+        if match is None:
+            return None
+        days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
+        return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
+
+    @property
+    def megabytes(self) -> int | None:
+        """The memory of a node."""
+        match = _MEMORY.fullmatch(self.memory or "")
+        if match is None:
+            return None
+        number, exponent = int(match[1]), "KMGT".index(match[2].upper()) - 1
+        return max(1, number // 1024) if exponent < 0 else number * 1024**exponent
+
+    @property
+    def uses_torchrun(self) -> bool:
+        """Whether torchrun starts the processes."""
+        return (self.launcher or ("srun" if self.scheduler == "slurm" else "torchrun")) != "srun"
+
+
+def spell_time(seconds: int) -> str:
+    """Return `HH:MM:SS`."""
+    minutes, seconds = divmod(seconds, 60)
+    return f"{minutes // 60:02d}:{minutes % 60:02d}:{seconds:02d}"
+
+
+def load_launch_config(loaded: "LoadedConfig") -> LaunchConfig:
+    """Read the block.
+
+    Raises:
+        ConfigError: it is missing, or one error that lists every problem.
+    """
+    if loaded.config.get("launch") is None:
+        files = " ".join(loaded.files)
+        raise ConfigError(
+            f"No file of {files} has a launch block. Name one that has, such as "
+            f"conf/launch_slurm.yaml, with: {EXAMPLE}"
+        )
+    return validate(LaunchConfig, loaded.config.launch, prefix="launch", loaded=loaded)

@@ -1,0 +1,193 @@
+"""What started this process, as the environment says, and whether it fits the `trainer` block."""
+
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from espnet3.errors import ResourceError
+from espnet3.trainer.launching.devices import Wanted
+
+INTERACTIVE = ("bash", "interactive")
+"""Names of Slurm jobs that Lightning takes for a shell in which it starts processes itself."""
+
+_FOREIGN = {
+    "JSM_NAMESPACE_SIZE": "jsrun",
+    "OMPI_COMM_WORLD_SIZE": "mpirun",
+    "PMI_SIZE": "mpiexec",
+}
+
+
+@dataclass(frozen=True)
+class SchedulerJob:
+    """The job that this process runs in."""
+
+    scheduler: str
+    name: str
+    n_hosts: int | None
+    """None where the environment does not say it."""
+    environ: Mapping[str, str]
+
+    def sbatch_line(self, wanted: Wanted) -> str:
+        """Return how the same script would be submitted for the `trainer` block."""
+        words = ["sbatch", f"--nodes={wanted.n_nodes}", f"--ntasks-per-node={wanted.n_devices}"]
+        if wanted.on_gpus:
+            words.append(f"--gres=gpu:{wanted.n_devices}")
+        n_cpus = self.environ.get("SLURM_CPUS_PER_TASK")
+        if n_cpus:
+            words.append(f"--cpus-per-task={n_cpus}")
+        # A job is called after its script unless its owner named it.
+        script = self.environ.get("SLURM_JOB_NAME", "")
+        words.append(shlex.quote(script) if script.endswith(".sh") else "SCRIPT")
+        return " ".join(words)
+
+
+def find_job(environ: Mapping[str, str]) -> SchedulerJob | None:
+    """Return the job of Slurm, PBS, LSF or SGE around this process."""
+    if job := environ.get("SLURM_JOB_ID"):
+        n_hosts = _number(environ, "SLURM_JOB_NUM_NODES") or _number(environ, "SLURM_NNODES")
+        return SchedulerJob("Slurm", job, n_hosts, environ)
+    if job := environ.get("PBS_JOBID"):
+        hosts = _read_hosts(environ.get("PBS_NODEFILE"))
+        return SchedulerJob("PBS", job, len(hosts) or _number(environ, "PBS_NUM_NODES"), environ)
+    if job := environ.get("LSB_JOBID"):
+        pairs = environ.get("LSB_MCPU_HOSTS", "").split()
+        hosts = set(pairs[::2]) or set(environ.get("LSB_HOSTS", "").split())
+        return SchedulerJob("LSF", job, len(hosts) or None, environ)
+    if environ.get("SGE_ROOT") and (job := environ.get("JOB_ID")):
+        hosts = _read_hosts(environ.get("PE_HOSTFILE"))
+        return SchedulerJob("SGE", job, len(hosts) or _number(environ, "NHOSTS"), environ)
+    return None
+
+
+def foreign_launcher(environ: Mapping[str, str]) -> str:
+    """Return the name of a launcher of several processes that we do not know; empty if none."""
+    found = (name for key, name in _FOREIGN.items() if (_number(environ, key) or 1) > 1)
+    return next(found, "")
+
+
+def is_by_hand(environ: Mapping[str, str]) -> bool:
+    """Tell whether a user started the training on each node, or each process, himself."""
+    return "LOCAL_RANK" in environ or ("MASTER_ADDR" in environ and "NODE_RANK" in environ)
+
+
+def check_torchrun(wanted: Wanted, environ: Mapping[str, str]) -> None:
+    """Compare what torchrun started with what is wanted.
+
+    Raises:
+        ResourceError: with the numbers to give to torchrun.
+    """
+    n_processes = _number(environ, "WORLD_SIZE")
+    n_local = _number(environ, "LOCAL_WORLD_SIZE")
+    if n_processes == wanted.world_size and n_local in (None, wanted.n_devices):
+        return
+    here = "" if n_local is None else f", {n_local} on this node"
+    raise ResourceError(
+        f"torchrun started {n_processes} process(es){here}, but {wanted}. Start it with: torchrun "
+        f"--nnodes={wanted.n_nodes} --nproc-per-node={wanted.n_devices}{_or_block(environ)}"
+    )
+
+
+def _or_block(environ: Mapping[str, str]) -> str:
+    """Return the block that fits what torchrun started, where its nodes are alike."""
+    n_processes, n_local = _number(environ, "WORLD_SIZE"), _number(environ, "LOCAL_WORLD_SIZE")
+    if not n_processes or not n_local or n_processes % n_local:
+        return ""
+    return f" ; or write: trainer: {{devices: {n_local}, num_nodes: {n_processes // n_local}}}"
+
+
+def check_slurm(wanted: Wanted, environ: Mapping[str, str]) -> None:
+    """Compare what srun started with what is wanted.
+
+    Raises:
+        ResourceError: with the line to submit the job with.
+    """
+    n_tasks = _number(environ, "SLURM_STEP_NUM_TASKS") or 1
+    n_nodes = _number(environ, "SLURM_STEP_NUM_NODES") or _number(environ, "SLURM_NNODES") or 1
+    if n_tasks == 1 and wanted.n_nodes == 1 and _is_interactive(environ):
+        return
+    job = find_job(environ) or SchedulerJob("Slurm", "", n_nodes, environ)
+    if n_tasks == wanted.world_size and n_nodes == wanted.n_nodes:
+        _check_even(wanted, environ, job, n_tasks)
+        return
+    raise ResourceError(
+        f"srun started {n_tasks} process(es) on {n_nodes} node(s){_why(environ, n_nodes)}, but "
+        f"{wanted}. Submit the job with: {job.sbatch_line(wanted)}{_fitting(n_tasks, n_nodes)}"
+    )
+
+
+def _why(environ: Mapping[str, str], n_nodes: int) -> str:
+    per_node = environ.get("SLURM_NTASKS_PER_NODE")
+    if per_node is None:
+        return ", because the job was submitted without --ntasks-per-node"
+    n_wanted = environ.get("SLURM_JOB_NUM_NODES", str(n_nodes))
+    if n_wanted != str(n_nodes):
+        return f" of the {n_wanted} that the job has (srun --nodes={n_nodes}?)"
+    return f" (--ntasks-per-node={per_node})"
+
+
+def _fitting(n_tasks: int, n_nodes: int) -> str:
+    if n_tasks % n_nodes:
+        return ""
+    return f" ; or write: trainer: {{devices: {n_tasks // n_nodes}, num_nodes: {n_nodes}}}"
+
+
+def _check_even(
+    wanted: Wanted, environ: Mapping[str, str], job: SchedulerJob, n_tasks: int
+) -> None:
+    """Refuse `--ntasks`, which lets Slurm spread the processes unevenly; so does Lightning."""
+    if n_tasks > 1 and "SLURM_NTASKS_PER_NODE" not in environ:
+        raise ResourceError(
+            f"srun started {n_tasks} processes because of --ntasks={n_tasks}, which does not say "
+            f"how many run on each node. Submit the job with: {job.sbatch_line(wanted)}"
+        )
+
+
+def _is_interactive(environ: Mapping[str, str]) -> bool:
+    return environ.get("SLURM_JOB_NAME") in INTERACTIVE
+
+
+def check_by_hand(wanted: Wanted, environ: Mapping[str, str]) -> None:
+    """Compare ranks that a user set himself with what is wanted.
+
+    Raises:
+        ResourceError: naming the variable, and what to set or unset.
+    """
+    if "MASTER_ADDR" not in environ and wanted.world_size > 1:
+        local = environ.get("LOCAL_RANK")
+        raise ResourceError(
+            f"LOCAL_RANK is {local!r} in the environment, so nothing is started here and this "
+            f"process would wait for others; but MASTER_ADDR does not say where, and {wanted}. "
+            "Without a launcher: unset LOCAL_RANK"
+        )
+    limits = {
+        "LOCAL_RANK": (wanted.n_devices, "trainer.devices"),
+        "NODE_RANK": (wanted.n_nodes, "trainer.num_nodes"),
+    }
+    for name, (limit, key) in limits.items():
+        rank = _number(environ, name)
+        if rank is not None and rank >= limit:
+            raise ResourceError(
+                f"{name} is {rank}, counted from 0, but {key} is {limit}. Start {limit}, or "
+                f"write {key.rpartition('.')[2]}: {rank + 1}; if it is a leftover: unset {name}"
+            )
+    n_processes = _number(environ, "WORLD_SIZE")
+    if n_processes not in (None, wanted.world_size):
+        raise ResourceError(
+            f"WORLD_SIZE is {n_processes}, but {wanted}. Set WORLD_SIZE={wanted.world_size}, or "
+            "unset it"
+        )
+
+
+def _read_hosts(path: str | None) -> set[str]:
+    """Return the first words of the lines of a host file."""
+    try:
+        lines = Path(path).read_text().splitlines() if path else []
+    except OSError:
+        return set()
+    return {line.split()[0] for line in lines if line.split()}
+
+
+def _number(environ: Mapping[str, str], name: str) -> int | None:
+    text = environ.get(name, "")
+    return int(text) if text.isdigit() else None

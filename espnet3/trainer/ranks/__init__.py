@@ -1,0 +1,1 @@
+"""Ranks that die, and signals that end a training."""

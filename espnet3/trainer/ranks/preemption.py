@@ -1,0 +1,249 @@
+"""A signal before the walltime, SIGTERM or Ctrl-C: all ranks save the same step, and then end.
+
+Lightning's own handlers are replaced. Its SIGTERM handler calls a collective from wherever the main
+thread is, and its requeueing for Slurm knows neither `last.ckpt` nor other schedulers.
+"""
+
+import logging
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NoReturn
+
+import lightning.pytorch as pl
+import torch
+import torch.distributed as dist
+from lightning.pytorch.trainer.states import TrainerFn
+from typing_extensions import override
+
+from espnet3.errors import RunInterrupted
+from espnet3.trainer.optimization.gradients import has_gradients
+from espnet3.trainer.ranks.deferred_signals import DeferredSignals, Phase, signal_named
+
+logger = logging.getLogger(__name__)
+
+CONTINUE = os.EX_TEMPFAIL
+"""Exit code 75: a checkpoint was written, and the job is to be started again."""
+
+_CHECK_SECONDS = 1.0
+_MOST_BATCHES = 50  # between two checks, in case that batches suddenly take longer
+_PATIENCE_SECONDS = 20.0
+
+
+class TrainingStopped(BaseException):
+    """All ranks have saved and leave `fit` together.
+
+    Not a `KeyboardInterrupt`: after one, Lightning kills its other processes and exits with 1.
+    """
+
+    def __init__(self, code: int) -> None:
+        super().__init__(code)
+        self.code = code
+
+
+class Preemption(pl.Callback):
+    """Saves and ends the training after a signal: a context around `fit`, and a callback of it.
+
+    Before training has begun, a signal ends the process at once. In training, the ranks ask each
+    other about once a second whether one of them got a signal: one small all-reduce.
+
+    Args:
+        save: writes the checkpoint; called on all ranks.
+        requeue_signals: after which the process ends with 75. Slurm's `--signal=USR1@120` and
+            SGE's `s_rt` send SIGUSR1, LSF and SGE's `-notify` SIGUSR2. SIGTERM ends with 143 and
+            Ctrl-C with 130, unless they are named here.
+
+    Example:
+        preemption = Preemption(keeper.save_last)
+        with preemption.handling():
+            pl.Trainer(callbacks=[preemption, keeper, ...], ...).fit(...)
+    """
+
+    def __init__(
+        self,
+        save: Callable[[pl.Trainer], None],
+        requeue_signals: Sequence[str] = ("SIGUSR1", "SIGUSR2"),
+    ) -> None:
+        self._save = save
+        codes = {signal.SIGINT: 130, signal.SIGTERM: 143}
+        codes |= {signal_named(name): CONTINUE for name in requeue_signals}
+        self._signals = DeferredSignals(codes)
+        self._pace = _Pace()
+        self._agreed: int | None = None
+        self._agreed_at = self._seconds_waited = 0.0
+        self._n_waited = 0
+        self._asks_in_validation = False
+
+    @contextmanager
+    def handling(self) -> Iterator[None]:
+        """Handle signals inside the block.
+
+        Raises:
+            RunInterrupted: with the exit code, after a signal.
+        """
+        signals = self._signals
+        previous = signals.install()
+        try:
+            yield
+        except TrainingStopped as stop:
+            # The default for a further one, before the process has ended, is another exit code.
+            previous |= {n: signal.SIG_IGN for n, code in signals.codes.items() if code == CONTINUE}
+            raise RunInterrupted(stop.code) from None
+        except SystemExit:  # what Lightning makes of an interrupt
+            if signals.code is None:
+                raise
+            raise RunInterrupted(signals.code) from None
+        except RuntimeError as error:
+            if signals.code is None or "DataLoader worker" not in str(error):
+                raise
+            logger.warning("The signal has ended workers of the loader: nothing could be saved.")
+            raise RunInterrupted(signals.code) from error
+        finally:
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+        if signals.code is not None:  # it came when training was at its end
+            raise RunInterrupted(signals.code)
+
+    @override
+    def on_sanity_check_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._signals.install()  # Lightning has just put its own in place
+
+    @override
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._signals.install()
+        self._signals.phase = Phase.TRAINING
+        # Lightning asks in every step whether rank 0 got a SIGTERM, and waits for the device then.
+        trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = _do_nothing  # type: ignore[method-assign]
+        self._pace.restart(_CHECK_SECONDS)
+
+    @override
+    def on_exception(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
+    ) -> None:
+        if not isinstance(exception, TrainingStopped):
+            self._signals.phase = Phase.FAILED
+
+    @override
+    def on_train_batch_end(
+        self,
+        trainer: pl.Trainer,
+        pl_module: pl.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+    ) -> None:
+        if self._pace.is_due(trainer) and self._agreed is None:
+            self._ask(trainer)
+        if self._agreed is None:
+            return
+        self._n_waited += 1
+        if not has_gradients(pl_module) or self._n_waited >= self._pace.patience:
+            self._stop(trainer)
+
+    @override
+    def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if trainer.sanity_checking or trainer.state.fn != TrainerFn.FITTING:
+            return
+        n_batches = float(sum(trainer.num_val_batches))
+        most, least = _maxima(trainer, n_batches, -n_batches)
+        self._asks_in_validation = most == -least and most != float("inf")
+        self._ask(trainer)
+        self._stop_validation(trainer, pl_module)
+        self._pace.restart(_CHECK_SECONDS)  # its batches have a pace of their own
+
+    @override
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._pace.restart(_CHECK_SECONDS)
+
+    @override
+    def on_validation_batch_end(
+        self,
+        trainer: pl.Trainer,
+        pl_module: pl.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        if trainer.sanity_checking or not self._asks_in_validation:
+            return
+        if self._pace.is_due(trainer):
+            self._ask(trainer)
+            self._stop_validation(trainer, pl_module)
+
+    def _ask(self, trainer: pl.Trainer) -> None:
+        own = self._signals.code or 0, self._pace.seconds_per_batch(), self._seconds_since()
+        code, seconds, self._seconds_waited = _maxima(trainer, *own)
+        self._pace.restart(seconds)
+        if self._agreed is None:
+            self._agreed_at = time.monotonic()
+        self._agreed = int(code) or None
+
+    def _seconds_since(self) -> float:
+        return 0.0 if self._agreed is None else time.monotonic() - self._agreed_at
+
+    def _stop(self, trainer: pl.Trainer) -> NoReturn:
+        assert self._agreed is not None
+        self._signals.phase = Phase.SAVING  # the checkpoint is on its way, and then the end
+        self._save(trainer)
+        if trainer.is_global_zero:
+            logger.info(
+                "A signal has ended the training at step %d (exit code %d). The checkpoint is "
+                "written: the same command goes on from it.",
+                trainer.global_step,
+                self._agreed,
+            )
+        raise TrainingStopped(self._agreed)
+
+    def _stop_validation(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if self._agreed is None:
+            return
+        if has_gradients(pl_module) and self._seconds_waited < _PATIENCE_SECONDS:
+            return  # with luck, the validation and the accumulation around it end in time
+        # As if the signal had come at the end of the batch before: a run that goes on from the
+        # checkpoint then begins with this validation.
+        progress = trainer.fit_loop.epoch_loop.batch_progress
+        for part in (progress.total, progress.current):
+            part.completed -= 1
+        self._stop(trainer)
+
+
+class _Pace:
+    """Chooses the batches after which the ranks ask each other, the same on all of them."""
+
+    def __init__(self) -> None:
+        self.restart(_CHECK_SECONDS)
+
+    def restart(self, seconds_per_batch: float) -> None:
+        """Begin to count, at a pace on which the ranks agree."""
+        seconds = max(seconds_per_batch, 1e-6)
+        self._n_between = max(1, min(int(_CHECK_SECONDS / seconds), _MOST_BATCHES))
+        self.patience = max(1, min(int(_PATIENCE_SECONDS / seconds), _MOST_BATCHES))
+        """Batches that a save waits for a moment without half-summed gradients."""
+        self._n_batches = 0
+        self._start = time.monotonic()
+
+    def is_due(self, trainer: pl.Trainer) -> bool:
+        """Count a batch and tell whether to ask; alone, one may always."""
+        self._n_batches += 1
+        return trainer.world_size == 1 or self._n_batches >= self._n_between
+
+    def seconds_per_batch(self) -> float:
+        """Return the pace of this rank since the last restart."""
+        return (time.monotonic() - self._start) / max(1, self._n_batches)
+
+
+def _maxima(trainer: pl.Trainer, *values: float) -> tuple[float, ...]:
+    """Return the largest of each value over all ranks."""
+    if trainer.world_size == 1 or not dist.is_initialized():
+        return values
+    device = trainer.strategy.root_device
+    together = torch.tensor(values, dtype=torch.float32, device=device)
+    dist.all_reduce(together, op=dist.ReduceOp.MAX)
+    return tuple(together.tolist())
+
+
+def _do_nothing() -> None:
+    pass

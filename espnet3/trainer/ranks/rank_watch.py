@@ -1,0 +1,248 @@
+"""A rank that dies ends the others within a minute, and its traceback is the last thing printed.
+
+Without it the others wait in a collective, silently, for half an hour or for ever.
+"""
+
+import logging
+import os
+import queue
+import sys
+import threading
+import time
+from types import TracebackType
+from typing import NoReturn
+
+import lightning.pytorch as pl
+from typing_extensions import override
+
+from espnet3.errors import TrainingError
+from espnet3.trainer.ranks.launched_processes import LaunchedProcesses
+from espnet3.trainer.ranks.preemption import TrainingStopped
+from espnet3.trainer.ranks.rank_failure import (
+    Failure,
+    failure_of,
+    is_communication_error,
+    silence_of,
+    tell_torchrun,
+)
+from espnet3.trainer.ranks.rank_link import RankLink, wait_for
+from espnet3.trainer.ranks.rank_store import RankStore
+from espnet3.trainer.ranks.silence import SilenceMeter
+
+logger = logging.getLogger(__name__)
+
+_AFTER_ERROR_SECONDS = 10.0
+"""Silence that is enough once a collective has failed."""
+_CLEAN_UP_SECONDS = 20.0
+"""For a rank that has failed itself to end by itself."""
+
+
+class RankWatch(pl.Callback):
+    """Tells the ranks of each other's end: a context around `fit`, and its first callback.
+
+    Each rank says once a second that it lives. Rank 0 listens to all, all listen to rank 0. A rank
+    that raises says why before it goes. The others, which may hang in a collective, are ended
+    from a thread; it needs the GIL only now and then, so a step may take as long as it likes.
+
+    Args:
+        silence_seconds: after which a rank is given up.
+        tick_seconds: between two looks.
+
+    Example:
+        with RankWatch() as watch:  # around the loading of the data as well
+            trainer = pl.Trainer(callbacks=[watch, ...], ...)
+            trainer.fit(...)
+    """
+
+    def __init__(self, silence_seconds: float = 45.0, tick_seconds: float = 1.0) -> None:
+        self.silence_seconds = silence_seconds
+        self.tick_seconds = tick_seconds
+        self._link = RankLink()
+        self._reported: BaseException | None = None
+        self._closing = threading.Event()
+        self._ending = threading.Lock()
+        self._verdicts: queue.SimpleQueue[Failure] = queue.SimpleQueue()
+        self._n_looks = 0
+        self._threads: list[threading.Thread] = []
+
+    def __enter__(self) -> "RankWatch":
+        self._processes = LaunchedProcesses()
+        for work in (self._watch_processes, self._watch_ranks):
+            self._threads.append(threading.Thread(target=work, name="rank-watch", daemon=True))
+            self._threads[-1].start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            if error is not None:
+                self.report(error)
+            if self._reported is None:
+                self._link.leave()
+        finally:
+            self._closing.set()
+            for thread in self._threads:
+                thread.join(2 * self.tick_seconds)  # one may hang in the store
+            if self._link.store is not None:
+                self._link.store.close()
+            self._processes.close()
+
+    @override
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        if trainer.world_size == 1:
+            self._closing.set()
+        else:
+            self._link.connect()
+
+    @override
+    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._link.meet()
+
+    @override
+    def on_exception(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
+    ) -> None:
+        self.report(exception)
+
+    def report(self, error: BaseException) -> None:
+        """Tell the others of an error of this rank, once.
+
+        Raises:
+            TrainingError: on rank 0, if the error only follows from the end of another rank; it
+                tells of that one. Other ranks then end here, with a line of log.
+        """
+        if isinstance(error, TrainingStopped) or self._reported or self._closing.is_set():
+            return
+        self._reported = error
+        self._link.connect()
+        try:
+            if is_communication_error(error):
+                self._await_verdict()
+            if store := self._link.usable_store():
+                self._tell(store, error)
+        except RuntimeError:  # the store is gone; what is left is the error itself
+            logger.debug("The other ranks could not be told.", exc_info=True)
+        finally:
+            self._processes.kill_children()
+
+    def _await_verdict(self) -> None:
+        """End here if another rank has failed, or is found to be dead in the next seconds."""
+        store = self._link.usable_store()
+        if store is not None:
+            store.suspect()
+        elif self._link.store is None:
+            return
+        patience = min(_AFTER_ERROR_SECONDS, self.silence_seconds) + 5 * self.tick_seconds
+        try:
+            failure = self._verdicts.get(timeout=patience)
+        except queue.Empty:
+            return
+        if self._link.rank != 0:
+            self._end_now(failure)
+        if store is not None:
+            self._link.await_others(store, 2)
+            store.acknowledge()
+        raise TrainingError(failure.in_full()) from None
+
+    def _tell(self, store: RankStore, error: BaseException) -> None:
+        tell_torchrun(error)
+        failure = failure_of(error, self._link.rank)
+        if not store.post(failure):
+            return  # another was first, and the rest know of it
+        _flush()
+        self._link.await_others(store, 1)
+        # Rank 0 prints it; another copy would come after the prompt of the shell.
+        if self._processes.is_child and wait_for(self._processes.has_lost_parent):
+            os._exit(failure.exit_code)
+
+    def _watch_processes(self) -> None:
+        """Look at what needs no store, and whether the other thread hangs in it."""
+        meter = SilenceMeter(2 * self.tick_seconds)
+        while not self._closing.wait(self.tick_seconds):
+            if self._processes.has_lost_parent():
+                self._end(self._processes.orphaned(self._link.rank))
+            failure = self._processes.dead_child()
+            if failure and not self._link.saw_leave(failure.rank):
+                self._end(failure)
+            if self._link.store is not None:
+                meter.hear({0: str(self._n_looks).encode()})
+                seconds = meter.longest()[1]
+                if seconds > self.silence_seconds:
+                    self._link.hangs = True
+                    self._end(self._link.lost_server(f"has not answered for {seconds:.0f} s."))
+
+    def _watch_ranks(self) -> None:
+        meter = SilenceMeter(2 * self.tick_seconds)
+        while not self._closing.is_set():
+            try:
+                store = self._link.connect()
+                if store is None:
+                    self._closing.wait(self.tick_seconds)
+                elif store.is_gone(self.tick_seconds):
+                    self._end(self._link.lost_server("has closed its connections."))
+                else:
+                    self._look(store, meter)
+                    self._n_looks += 1
+            except (RuntimeError, OSError):  # closed between two lines, by us or by the server
+                self._end(self._link.lost_server("has closed its connections."))
+
+    def _look(self, store: RankStore, meter: SilenceMeter) -> None:
+        if failure := store.failure():
+            self._end(failure)
+        if not self._link.is_in_group:
+            return
+        self._link.beat(store, self._n_looks)
+        beats = self._link.others(store)
+        if self._link.rank and not beats:  # rank 0 has left, and waits for this answer
+            self._link.leave()
+            self._closing.set()
+            return
+        meter.hear(beats)
+        rank, seconds = meter.longest()
+        is_over = seconds > self.silence_seconds
+        if is_over or (seconds > _AFTER_ERROR_SECONDS and store.is_suspicious()):
+            self._end(silence_of(rank, store.place(rank), seconds))
+
+    def _end(self, failure: Failure) -> None:
+        """End this process because of another, from one of the threads."""
+        if self._closing.is_set() or self._link.has_left or failure.is_mine:
+            self._closing.wait(self.tick_seconds)
+            return
+        failure = self._link.share(failure)
+        if self._reported is not None:
+            # An error of its own, or one that the other's end has caused, is on its way out.
+            self._verdicts.put(failure)
+            if self._closing.wait(_CLEAN_UP_SECONDS):
+                return
+        self._end_now(failure)
+
+    def _end_now(self, failure: Failure) -> NoReturn:
+        self._ending.acquire()  # for ever: one thread speaks
+        rank = self._link.rank
+        is_speaker = rank == 0 or (rank == 1 and failure.rank == 0 and not failure.is_own)
+        store = self._link.usable_store()
+        try:
+            if is_speaker and store is not None:
+                self._link.await_others(store, 2)
+            logger.error("%s", failure.in_full() if is_speaker else failure.in_a_line(rank))
+            _flush()
+            if store is not None:
+                store.acknowledge()
+                time.sleep(0.2)  # the store may be in this process, and the others still read
+        except RuntimeError:
+            pass
+        finally:
+            self._processes.kill_children()
+            os._exit(failure.exit_code)
+
+
+def _flush() -> None:
+    for handler in logging.getLogger().handlers:
+        handler.flush()
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            stream.flush()

@@ -1,0 +1,169 @@
+"""`history.jsonl`: what was logged in a run, one line per log point and per validation.
+
+A line is `{"step": 1250, "epoch": 2, "time": 1763260000.1, "values": {"train/loss": 2.134},
+"batch": 5000}`, where `step` counts optimizer steps, `epoch` counts from 1, as in the names of
+checkpoints, and `batch` counts the batches of all epochs. A value that is not finite is null.
+"""
+
+import json
+import logging
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from time import time
+from typing import IO, Any
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+
+from espnet3.io.atomic import StrPath, write_text
+from espnet3.trainer.reporting.log_listener import LogListener
+from espnet3.trainer.reporting.loggers import hide_lost_steps
+
+logger = logging.getLogger(__name__)
+
+FILE_NAME = "history.jsonl"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A line of the history."""
+
+    step: int
+    epoch: int
+    time: float
+    """Seconds since 1970."""
+    values: Mapping[str, float]
+    batch: int = 0
+
+    def to_line(self) -> str:
+        """Return it as JSON."""
+        return json.dumps(
+            {**asdict(self), "values": {k: _plain(v) for k, v in self.values.items()}}
+        )
+
+
+def _plain(value: float) -> float | None:
+    # Most are of 32 bits, whose further digits say nothing.
+    return float(f"{value:.7g}") if math.isfinite(value) else None
+
+
+def read_history(path: StrPath) -> list[Entry]:
+    """Read a history, or `exp_dir/history.jsonl`; a file that is not there is empty.
+
+    Lines that a kill left unfinished are skipped: a plot is not worth an error.
+    """
+    file = Path(path)
+    file = file / FILE_NAME if file.is_dir() else file
+    if not file.exists():
+        return []
+    with file.open(encoding="utf-8", errors="replace") as lines:
+        return [entry for entry in map(_parse, lines) if entry is not None]
+
+
+def _parse(line: str) -> Entry | None:
+    try:
+        record = json.loads(line)
+        values = {str(k): math.nan if v is None else float(v) for k, v in record["values"].items()}
+        step, epoch, batch = (int(record[key]) for key in ("step", "epoch", "batch"))
+        return Entry(step, epoch, float(record["time"]), values, batch)
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return None
+
+
+class History(Callback):
+    """Writes `exp_dir/history.jsonl` on rank 0, whatever the loggers are.
+
+    When a run goes on from a checkpoint, lines beyond its batch are dropped, for those batches come
+    again; TensorBoard is told to hide them.
+    """
+
+    def __init__(self, exp_dir: StrPath) -> None:
+        self.path = Path(exp_dir) / FILE_NAME
+        self._listener = LogListener(self._receive)
+        self._trainer: Trainer | None = None
+        self._file: IO[str] | None = None
+        self._is_at_start = True
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        self._listener.attach(trainer)
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if not trainer.is_global_zero:
+            return
+        self._trainer = trainer
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            _keep_until(self.path, _n_batches(trainer))
+            self._file = self.path.open("a", encoding="utf-8")
+        except OSError as error:
+            self._give_up(error)
+
+    def on_train_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        if self._is_at_start and trainer.is_global_zero:
+            hide_lost_steps(trainer)
+        self._is_at_start = False
+
+    def _receive(self, values: Mapping[str, float]) -> None:
+        if self._trainer is None or self._file is None:
+            return
+        trainer = self._trainer
+        step, epoch, now = trainer.global_step, trainer.current_epoch + 1, round(time(), 3)
+        entry = Entry(step, epoch, now, values, _n_batches(trainer))
+        try:
+            self._file.write(entry.to_line() + "\n")
+            self._file.flush()
+        except OSError as error:
+            self._give_up(error)
+
+    def _give_up(self, error: OSError) -> None:
+        # A full disk must not end a training that could go on; checkpoints have their own errors.
+        logger.warning("%s is not written any more: %s", self.path, error)
+        self._close()
+
+    def _close(self) -> None:
+        file, self._file = self._file, None
+        if file is not None:
+            try:
+                file.close()
+            except OSError:
+                logger.debug("the last line of %s is lost", self.path)
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        self._listener.detach(trainer)
+        self._close()
+        self._trainer, self._is_at_start = None, True
+
+
+def _n_batches(trainer: Trainer) -> int:
+    # Not the step, which stays the same while gradients are accumulated.
+    return trainer.fit_loop.epoch_loop.batch_progress.total.ready
+
+
+def _keep_until(path: Path, batch: int) -> None:
+    """Rewrite a history without lines beyond a batch, and without unfinished ones."""
+    if path.exists():
+        kept = [entry for entry in read_history(path) if entry.batch <= batch]
+        write_text(path, _joined(entry.to_line() for entry in kept))
+
+
+def _joined(lines: Iterable[str]) -> str:
+    return "".join(f"{line}\n" for line in lines)
+
+
+def series(history: Iterable[Entry], name: str) -> tuple[list[int], list[float]]:
+    """Return the steps and values of a metric; of a step that comes twice, the last.
+
+    Example:
+        >>> series([Entry(1, 0, 0.0, {"a": 2.0}), Entry(1, 0, 1.0, {"a": 3.0})], "a")
+        ([1], [3.0])
+    """
+    values = {entry.step: entry.values[name] for entry in history if name in entry.values}
+    return list(values), list(values.values())
+
+
+def names(history: Iterable[Entry]) -> list[str]:
+    """Return the names of all metrics, in the order in which they first came."""
+    return list(dict[str, Any].fromkeys(name for entry in history for name in entry.values))

@@ -1,0 +1,58 @@
+"""The watch of a process alone; two ranks are in `tests/integration/test_rank_death.py`."""
+
+import os
+import threading
+
+import lightning.pytorch as pl
+import pytest
+
+from espnet3.trainer.ranks.rank_link import RankLink
+from espnet3.trainer.ranks.rank_watch import RankWatch
+
+
+@pytest.fixture(autouse=True)
+def _not_launched(monkeypatch):
+    for name in ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def watching() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name == "rank-watch"]
+
+
+def test_nothing_is_left_behind():
+    before = dict(os.environ)
+    with RankWatch(tick_seconds=0.05):
+        assert len(watching()) == 2
+    assert watching() == []
+    assert dict(os.environ) == before
+
+
+@pytest.mark.parametrize(
+    "error", [KeyError("x"), RuntimeError("gloo: Connection closed by peer"), KeyboardInterrupt()]
+)
+def test_an_error_of_a_process_alone_passes_at_once(error):
+    with pytest.raises(type(error)) as caught, RankWatch(tick_seconds=0.05):
+        raise error
+    assert caught.value is error
+    assert watching() == []
+
+
+def test_one_device_is_not_watched():
+    with RankWatch(tick_seconds=0.05) as watch:
+        trainer = pl.Trainer(accelerator="cpu", devices=1, logger=False)
+        watch.setup(trainer, pl.LightningModule(), "fit")
+        for thread in watch._threads:
+            thread.join(10)
+        assert watching() == []
+
+
+def test_a_server_that_is_not_up_yet_is_asked_again(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", "1")
+    link = RankLink()
+    assert link.connect() is None
+    assert (link.rank, link.world_size) == (1, 2)
+    link.leave()  # nobody to tell
