@@ -60,7 +60,9 @@ def test_a_training_leaves_checkpoints_averages_curves_and_says_when_it_is_done(
     assert not (recipe.folder / "lightning_logs").exists()
 
     before = (recipe.exp_dir / "last.ckpt").read_bytes()
+    (recipe.exp_dir / "valid.loss.ave_2best.json").unlink()  # as after a kill at the very end
     assert "trained to the end already" in recipe.train()
+    assert (recipe.exp_dir / "valid.loss.ave_2best.json").exists()
     assert (recipe.exp_dir / "last.ckpt").read_bytes() == before
 
     assert "Going on from exp/tones/last.ckpt (epoch 3" in recipe.train("trainer.max_epochs=4")

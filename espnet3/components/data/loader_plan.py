@@ -131,8 +131,8 @@ class _Maker:
         )
         logger.info(
             "%s: %d samples in %d batches an epoch, from %d buckets of similar length",
-            self.source.key, sum(len(p.items) for p in self.parts), len(batches.sizes),
-            len(batches.buckets),
+            self.source.key, round(sum(p.weight * len(p.items) for p in self.parts)),
+            len(batches.sizes), len(batches.buckets),
         )  # fmt: skip
         return batches, {"lengths": digest({"lengths": lengths})}
 

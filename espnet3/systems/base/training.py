@@ -58,7 +58,7 @@ def train(loaded: "LoadedConfig") -> Any:
     finally:
         if before and _history_time(loaded) != before[0]:
             _plot(loaded)
-    if is_first and not fit.is_trial:
+    if is_first and not fit.is_trial and (was_trained or _lacks_averages(loaded)):
         _average_at_the_end(loaded)
     return None if was_trained else Skipped("it is trained to the end already")
 
@@ -66,9 +66,15 @@ def train(loaded: "LoadedConfig") -> Any:
 def _average_at_the_end(loaded: "LoadedConfig") -> None:
     """Average what there is; a training that ended before its first validation has nothing."""
     from espnet3.trainer.checkpointing.averaging import average_all
-    from espnet3.trainer.checkpointing.best_checkpoints import read_index
+    from espnet3.trainer.checkpointing.best_checkpoints import LAST, read_index
 
     criteria = _criteria(loaded)
+    if criteria and (_exp_dir(loaded) / LAST).is_dir():
+        logger.warning(
+            "The checkpoints are sharded (folders), so nothing is averaged. For whole files, write "
+            "strategy: {_target_: lightning.pytorch.strategies.FSDPStrategy, state_dict_type: full}"
+        )
+        return
     kept = read_index(_exp_dir(loaded)) if criteria else {}
     empty = [criterion for criterion in criteria if kept.get(criterion) == []]
     for criterion in empty:
@@ -78,6 +84,15 @@ def _average_at_the_end(loaded: "LoadedConfig") -> None:
             criterion.monitor,
         )
     average_all(_exp_dir(loaded), [c for c in criteria if c not in empty])
+
+
+def _lacks_averages(loaded: "LoadedConfig") -> bool:
+    """Tell whether a finished training was killed before its best were averaged."""
+    from espnet3.trainer.checkpointing.best_checkpoints import INDEX
+
+    folder = _exp_dir(loaded)
+    made = [(folder / f"{criterion.stem}.json").exists() for criterion in _criteria(loaded)]
+    return (folder / INDEX).exists() and not all(made)
 
 
 def _history_time(loaded: "LoadedConfig") -> int:

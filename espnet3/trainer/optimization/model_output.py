@@ -65,7 +65,7 @@ def _from_mapping(output: Mapping[str, Any], model: str) -> tuple[Any, dict[str,
         raise TrainingError(f"{model}.forward returned stats as {_describe(given)}. {FORMS}")
     others = {k: v for k, v in output.items() if k not in ("loss", "stats", "weight")}
     # Logits and hidden states are for other readers.
-    scalars = {name: value for name, value in others.items() if _is_scalar(value)}
+    scalars = {name: value for name, value in others.items() if _is_plain_scalar(value)}
     return output["loss"], {**scalars, **given}, output.get("weight")
 
 
@@ -93,6 +93,11 @@ def _scalars(stats: Any, model: str) -> dict[str, Number]:
         for name, value in stats.items()
         if value is not None
     }
+
+
+def _is_plain_scalar(value: Any) -> bool:
+    # The logits of one utterance and one class are one number, too.
+    return _is_scalar(value) and getattr(value, "ndim", 0) == 0
 
 
 def _is_scalar(value: Any) -> bool:

@@ -184,7 +184,9 @@ class TrainingProgress(Callback):
         took = duration(monotonic() - self._begin[1])
         steps = counted(trainer.global_step - self._begin[0].step, "step")
         best = f"; {self._best}" if self._best.best else ""
-        logger.info("Trained %s in %s%s", steps, took, best)
+        n_bad = int(getattr(pl_module, "n_bad_batches", 0))
+        bad = f"; {counted(n_bad, 'batch')} left out as not finite" if n_bad else ""
+        logger.info("Trained %s in %s%s%s", steps, took, best, bad)
 
     def on_exception(
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
