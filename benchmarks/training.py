@@ -24,7 +24,7 @@ from espnet3.config.load import load_config
 LIMIT = 1.05
 """Seconds per step: 1 / 1.05 is 0.952 of the throughput."""
 LIMITED_FROM = 50
-N_ROUNDS = 4
+N_ROUNDS = 5
 STEPS_PER_ROUND = 50
 """With one log point, as `trainer.log_every_n_steps` is 50 by default."""
 SIZES = {5: 1, 20: 3, 50: 8}

@@ -4,12 +4,12 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-import lightning.pytorch as pl
 import torch
 from lightning.pytorch.strategies import FSDPStrategy
 from torch import Tensor, nn
 
 from espnet3.errors import TrainingError
+from espnet3.trainer.lean_module import LeanModule
 from espnet3.trainer.optimization.combinations import check_combination
 from espnet3.trainer.optimization.kept_settings import Settings, settings_of, warn_of_kept
 from espnet3.trainer.optimization.model_inputs import ModelInputs, fields_of
@@ -29,7 +29,7 @@ _STATE = "espnet3_nonfinite"
 _LOG = "espnet3_log"
 
 
-class TrainingModule(pl.LightningModule):
+class TrainingModule(LeanModule):
     """Trains a model whose `forward(**batch)` returns a loss.
 
     Backward passes, accumulation, clipping and steps are done here, for one optimizer and for
@@ -59,13 +59,6 @@ class TrainingModule(pl.LightningModule):
         self._train_log = TrainLog(self.last_gradient_norms)
         self._valid_stats = StatMeter()
         self._is_spread = False
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        # Lightning notes the hook at hand, over thirty times per batch; torch looks at each value.
-        if name == "_current_fx_name":
-            self.__dict__[name] = value
-        else:
-            super().__setattr__(name, value)
 
     @property
     def n_bad_batches(self) -> int:
