@@ -1,5 +1,6 @@
 """What all tests share: nothing of a test may leak into the next one."""
 
+import os
 import subprocess
 import sys
 import threading
@@ -11,11 +12,15 @@ import pytest
 from espnet3.parallel import parallel
 
 
+_START = os.getcwd()
+
+
 @pytest.fixture(autouse=True)
 def _no_leaks():
-    """Reset the active config, and fail on threads that outlive their test."""
+    """Reset the active config and the folder, and fail on threads that outlive their test."""
     before = set(threading.enumerate())
     yield
+    os.chdir(_START)  # a recipe that runs in this process enters its folder
     parallel._active = None
     assert parallel.enclosing_client() is None
     leaked = [t for t in set(threading.enumerate()) - before if t.name in ("progress", "interrupt")]
