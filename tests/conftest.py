@@ -11,7 +11,6 @@ import pytest
 
 from espnet3.parallel import parallel
 
-
 _START = os.getcwd()
 
 
