@@ -92,7 +92,7 @@ def _check_config(loaded: "LoadedConfig") -> None:
     from espnet3.systems.base.inference_config import KEYS
 
     known = KNOWN_KEYS.union(KEYS)
-    if any(loaded.has(key) for key in ("trainer", "optimizer", "optimizers")):
+    if any(loaded.has(key) for key in ("optimizer", "optimizers")):
         known |= {"resume"}  # of training; that of inference stands under runner
     check_keys(loaded, known, homes=HOMES)
     for block, homes in BLOCK_HOMES.items():
