@@ -12,6 +12,7 @@ from espnet3.errors import RunInterrupted
 
 _GRACE_SECONDS = 4.0
 _CLEAN_UP_SECONDS = 30.0
+_SOON_SECONDS = 0.02
 _HANDLED = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -30,6 +31,9 @@ def interruptible() -> Iterator[None]:
     watchdog = _Watchdog()
 
     def interrupt(number: int, frame: FrameType | None) -> None:
+        if _is_in_finalizer(frame):  # Python ignores what is raised there
+            threading.Timer(_SOON_SECONDS, os.kill, (os.getpid(), number)).start()
+            return
         watchdog.was_handled.set()
         for handled in _HANDLED:  # one is enough: cleaning up must not be interrupted
             signal.signal(handled, signal.SIG_IGN)
@@ -42,6 +46,14 @@ def interruptible() -> Iterator[None]:
         for number, handler in previous.items():
             signal.signal(number, handler)
         watchdog.close()
+
+
+def _is_in_finalizer(frame: FrameType | None) -> bool:
+    while frame is not None:
+        if frame.f_code.co_name == "__del__":
+            return True
+        frame = frame.f_back
+    return False
 
 
 class _Watchdog:

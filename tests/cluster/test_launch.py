@@ -41,7 +41,7 @@ facts = {"rank": rank.rank, "n": rank.world_size, "host": socket.gethostname(), 
 Path(f"run{run}.{rank.rank}.part").write_text(json.dumps(facts))
 os.rename(f"run{run}.{rank.rank}.part", f"run{run}.{rank.rank}.json")
 if run == 2:
-    sys.exit(int(sys.argv[-1].rpartition("=")[2]))
+    sys.exit(next(int(word[5:]) for word in sys.argv if word.startswith("code=")))
 deadline = time.monotonic() + 60
 while not got and time.monotonic() < deadline:
     time.sleep(0.01)
