@@ -18,7 +18,12 @@ class Interrupted:
         time.sleep(0.01)
 
 
-def test_an_interrupt_in_a_finalizer_still_ends_the_run():
-    with pytest.raises(RunInterrupted), interruptible():
+def run() -> None:
+    with interruptible():
         Interrupted()
         time.sleep(10)
+
+
+def test_an_interrupt_in_a_finalizer_still_ends_the_run():
+    with pytest.raises(RunInterrupted):
+        run()
