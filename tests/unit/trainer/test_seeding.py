@@ -51,7 +51,9 @@ def test_neighbouring_seeds_and_ranks_do_not_meet():
 @pytest.mark.parametrize("seed", [0, 2**32 - 1, 2**32, 2**40])
 def test_large_seeds_are_fine(seed):
     seed_all(seed)
+    first = draws()
     seed_all(seed, 1)
+    assert draws() != first
 
 
 def test_the_callback_seeds_by_the_rank_of_the_process():
