@@ -2,14 +2,11 @@
 
 from typing import TYPE_CHECKING
 
-from espnet3.parallel.clusters.table import render_job_script
-from espnet3.parallel.identity import changes, describe_run, is_below
 from espnet3.parallel.parallel import as_parallel_config
 from espnet3.parallel.progress import duration
 from espnet3.shards.batches import check_costs, padding_in_order
-from espnet3.shards.manifest import load_manifest
-from espnet3.shards.merge import read_coverage
 from espnet3.shards.plan import Plan, make_plan
+from espnet3.systems.base.run_description import describe_folder, describe_job_script
 from espnet3.systems.base.test_set_run import TestSetRun, plan_inference
 
 if TYPE_CHECKING:
@@ -29,10 +26,7 @@ def describe_inference(loaded: "LoadedConfig") -> list[str]:
     lines = [f"workers: {parallel.n_workers} on env: {parallel.env}"]
     for run in plan_inference(loaded):
         lines += _describe_test_set(run, parallel)
-    script = render_job_script(parallel)
-    if script is not None:
-        lines += [f"job script of each of the {parallel.n_workers} workers:", *_indented(script)]
-    return lines
+    return [*lines, *describe_job_script(parallel)]
 
 
 def _describe_test_set(run: TestSetRun, parallel: "ParallelConfig") -> list[str]:
@@ -46,7 +40,7 @@ def _describe_test_set(run: TestSetRun, parallel: "ParallelConfig") -> list[str]
     )
     audio = "" if run.durations is None else f", {duration(sum(run.durations))} of audio"
     lines = [f"test set {run.name}: {run.n_items} items{audio} -> {run.output_dir}"]
-    facts = [_batches(run, plan), _shards(plan), _state(run)]
+    facts = [_batches(run, plan), _shards(plan), describe_folder(run)]
     return lines + [f"  {fact}" for fact in facts if fact]
 
 
@@ -73,23 +67,3 @@ def _batches(run: TestSetRun, plan: Plan) -> str:
 def _shards(plan: Plan) -> str:
     sizes = [b - a for a, b in zip(plan.bounds, plan.bounds[1:], strict=False)]
     return f"shards: {plan.n_shards}, of {min(sizes)} to {max(sizes)} items; the costliest first"
-
-
-def _state(run: TestSetRun) -> str:
-    manifest = load_manifest(run.output_dir)
-    if manifest is None:
-        return ""
-    if run.runner.resume:
-        changed = changes(manifest, describe_run(run.runner, range(run.n_items)))
-        refused = [
-            c for c in changed if not is_below(c.partition(":")[0], run.runner.accept_changes)
-        ]
-        if refused:
-            return f"would be refused, results of another run are there: {'; '.join(refused)}"
-    done = len(read_coverage(run.output_dir, manifest).committed)
-    state = f"there is a run already: {done} of {manifest.n_shards} shards are done"
-    return state if run.runner.resume else f"{state}; they would be removed (resume: false)"
-
-
-def _indented(text: str) -> list[str]:
-    return [f"  {line}" for line in text.strip().splitlines()]

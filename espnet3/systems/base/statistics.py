@@ -5,13 +5,10 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from espnet3.parallel.clusters.table import render_job_script
-from espnet3.parallel.identity import changes, describe_run, is_below
 from espnet3.parallel.parallel import as_parallel_config, use_parallel
 from espnet3.parallel.progress import duration
 from espnet3.parallel.shared_cluster import SharedCluster
-from espnet3.shards.manifest import load_manifest
-from espnet3.shards.merge import read_coverage
+from espnet3.systems.base.run_description import describe_folder, describe_job_script
 from espnet3.systems.base.split_run import SplitRun, plan_statistics
 from espnet3.systems.base.statistics_config import check_collect_stats
 
@@ -57,12 +54,8 @@ def describe_collect_stats(loaded: "LoadedConfig") -> list[str]:
     for run in plan_statistics(loaded):
         audio = "" if run.durations is None else f", {duration(run.durations.sum())} of audio"
         lines.append(f"split {run.name}: {run.n_items} items{audio} -> {run.output_dir}")
-        lines += [f"  {fact}" for fact in (_features(run), _state(run)) if fact]
-    script = render_job_script(parallel)
-    if script is not None:
-        lines.append(f"job script of each of the {parallel.n_workers} workers:")
-        lines += [f"  {line}" for line in script.strip().splitlines()]
-    return lines
+        lines += [f"  {fact}" for fact in (_features(run), describe_folder(run)) if fact]
+    return [*lines, *describe_job_script(parallel)]
 
 
 def _features(run: SplitRun) -> str:
@@ -70,17 +63,3 @@ def _features(run: SplitRun) -> str:
     if run.has_model:
         return f"statistics of what model.collect_feats returns, {batches}"
     return f"statistics of the arrays in the samples, {batches}; no model has collect_feats"
-
-
-def _state(run: SplitRun) -> str:
-    manifest = load_manifest(run.output_dir)
-    if manifest is None:
-        return ""
-    changed = changes(manifest, describe_run(run.runner, range(run.n_items)))
-    accepted = run.runner.accept_changes
-    refused = [line for line in changed if not is_below(line.partition(":")[0], accepted)]
-    if refused and run.runner.resume:
-        return f"would be refused, results of another run are there: {'; '.join(refused)}"
-    done = len(read_coverage(run.output_dir, manifest).committed)
-    state = f"there is a run already: {done} of {manifest.n_shards} shards are done"
-    return state if run.runner.resume else f"{state}; they would be removed (resume: false)"

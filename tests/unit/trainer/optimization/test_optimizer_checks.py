@@ -43,7 +43,8 @@ def test_what_fits_passes(check, scheduler):
 
 
 def test_an_optimizer_of_the_user_is_not_built_without_its_model(check):
-    check(f"optimizer: {{_target_: {__name__}.OnlyMine, anything: 3}}")
+    checked = check(f"optimizer: {{_target_: {__name__}.OnlyMine, anything: 3}}")
+    assert list(checked.optimizers) == ["optimizer"]
 
 
 @pytest.mark.parametrize(

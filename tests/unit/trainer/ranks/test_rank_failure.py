@@ -119,3 +119,4 @@ def test_torchrun_finds_the_traceback(tmp_path, monkeypatch):
 def test_an_error_file_that_cannot_be_written_is_no_error(tmp_path, monkeypatch):
     monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "no" / "folder"))
     tell_torchrun(raised(KeyError("x")))
+    assert not list(tmp_path.iterdir())
