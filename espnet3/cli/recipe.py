@@ -7,6 +7,7 @@ import logging
 import os
 import shlex
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -29,6 +30,9 @@ from espnet3.systems.base.system import BaseSystem
 from espnet3.trainer.launching.process_rank import ProcessRank, process_rank
 
 logger = logging.getLogger(__name__)
+
+FIRST_SPEAKS_SECONDS = 20.0
+"""How long the other processes of a wrong call wait for the first to say what is wrong."""
 
 
 def run_recipe(
@@ -102,7 +106,9 @@ def _stages_of_rank(selected: Sequence[Selected], rank: ProcessRank) -> Sequence
     except UsageError:
         if rank.is_first:
             raise
-        raise SystemExit(2) from None  # the first has said it for all
+        # torchrun ends all processes as soon as one has ended; the first speaks for all.
+        time.sleep(FIRST_SPEAKS_SECONDS)
+        raise SystemExit(2) from None
 
 
 def _set_up(
