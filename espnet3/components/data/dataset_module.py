@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 SOURCES = {
     name: f"espnet3.components.data.sources.{name}"
-    for name in ("kaldi", "jsonl", "tsv", "huggingface", "lhotse", "tar", "parquet")
+    for name in ("kaldi", "jsonl", "tsv", "huggingface", "lhotse", "tar", "parquet", "text")
 }
 """The modules of our own sources by their short names."""
 
@@ -127,7 +127,7 @@ class DataSource:
 
     def _load_own(self) -> ModuleType:
         if self.has_own_module:
-            return _load_package(self._own_file)
+            return load_package(self._own_file)
         raise self.error(
             f"the recipe has no {self._own_file}. Write that file with a class Dataset in it, or "
             f"name a source, such as {self.key.rpartition('.')[2]}: kaldi. "
@@ -145,7 +145,7 @@ class DataSource:
         if str(root) not in sys.path:
             sys.path.append(str(root))  # for what the recipe itself imports from egs3
         module = _import_from(".".join(["egs3", *parts, "dataset"]), root / file)
-        return module or _load_package(root / file)
+        return module or load_package(root / file)
 
     def _roots(self) -> Iterator[Path]:
         for start in (self._folder.resolve(), Path.cwd()):
@@ -209,14 +209,17 @@ def _import_from(name: str, file: Path) -> ModuleType | None:
     return module if found and Path(found).resolve() == file.resolve() else None
 
 
-def _load_package(file: Path) -> ModuleType:
+RECIPE_PREFIX = "recipe_dataset_"
+
+
+def load_package(file: Path) -> ModuleType:
     """Load a package from its `__init__.py`.
 
     Its name is unique to the file, since every recipe calls its package `dataset`, and the same in
     every process.
     """
     file = file.resolve()
-    name = f"recipe_dataset_{hashlib.sha256(os.fsencode(file)).hexdigest()[:16]}"
+    name = f"{RECIPE_PREFIX}{hashlib.sha256(os.fsencode(file)).hexdigest()[:16]}"
     if name in sys.modules:
         return sys.modules[name]
     spec = importlib.util.spec_from_file_location(

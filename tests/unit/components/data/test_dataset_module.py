@@ -58,7 +58,8 @@ def test_a_recipe_without_a_dataset_says_which_file_to_write(tmp_path):
         f"dataset.test.0.data_src is not set, but the recipe has no {tmp_path}/dataset/__init__.py."
     )
     assert (
-        "data_src: kaldi. Known: kaldi, jsonl, tsv, huggingface, lhotse, tar, parquet." in message
+        "data_src: kaldi. Known: kaldi, jsonl, tsv, huggingface, lhotse, tar, parquet, text."
+        in message
     )
 
 
@@ -147,7 +148,7 @@ def test_a_dotted_module_is_imported(tmp_path, monkeypatch):
         ("kaldy", "there is no module 'kaldy'. Did you mean 'kaldi'?"),
         (
             "no_such_package.x",
-            "Write one of kaldi, jsonl, tsv, huggingface, lhotse, tar, parquet, a tag",
+            "Write one of kaldi, jsonl, tsv, huggingface, lhotse, tar, parquet, text, a tag",
         ),
         ("json..x", "'json' has no module ''"),
         (".x", "that is no name of a module"),
