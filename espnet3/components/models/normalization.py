@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from espnet3.components.data.errors import DataError
+from espnet3.components.models.masks import zero_padding
 
 _Normalized = tuple[Tensor, Tensor | None]
 
@@ -149,8 +150,4 @@ def _load(path: str) -> tuple[Tensor, Tensor]:
 
 def _masked(feats: Tensor, lengths: Tensor | None) -> Tensor:
     """Set what lies behind the end of each item to 0."""
-    if lengths is None:
-        return feats
-    frames = torch.arange(feats.shape[1], device=feats.device)
-    is_padding = frames >= lengths.to(feats.device)[:, None]
-    return feats.masked_fill(is_padding.view(*is_padding.shape, *[1] * (feats.dim() - 2)), 0.0)
+    return feats if lengths is None else zero_padding(feats, lengths)

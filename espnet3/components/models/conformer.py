@@ -1,0 +1,147 @@
+"""The Conformer: attention for what is far, convolution for what is near."""
+
+from torch import Tensor, nn
+
+from espnet3.components.models.masks import valid_frames
+from espnet3.components.models.relative_attention import RelativeAttention, distance_vectors
+from espnet3.components.models.subsampling import Subsampling
+from espnet3.errors import ConfigError
+
+
+class Conformer(nn.Module):
+    """An encoder of Conformer blocks (arXiv 2005.08100) behind convolutions that lower the rate.
+
+    Differs from the paper in that the convolutions are normalised over channels instead of over
+    the batch: padding and the other utterances of a batch then have no say.
+
+    Args:
+        input_size: Of a frame of features; `n_mels` of the front end.
+        hidden: Of a frame between the blocks, and of what comes out; even.
+        n_layers: Blocks.
+        subsampling: Frames that become one: 1, 2, 4 or 8.
+        n_heads: Of the attention; they share `hidden`.
+        feed_forward: Size within the feed-forward networks; None: four times `hidden`.
+        kernel_size: Frames that the convolutions see; odd.
+        subsampling_channels: Of the convolutions that lower the rate.
+        dropout: While training.
+
+    Raises:
+        ConfigError: The subsampling is unknown, the kernel even, or the heads do not fit.
+    """
+
+    def __init__(  # noqa: PLR0913 - the settings that users know by these names
+        self,
+        input_size: int,
+        hidden: int = 144,
+        n_layers: int = 4,
+        subsampling: int = 4,
+        *,
+        n_heads: int = 4,
+        feed_forward: int | None = None,
+        kernel_size: int = 15,
+        subsampling_channels: int = 32,
+        dropout: float = 0.1,
+    ) -> None:
+        super().__init__()
+        self.input_size = input_size
+        self.output_size = hidden
+        self.subsampling = subsampling
+        self.subsample = Subsampling(input_size, hidden, subsampling, subsampling_channels)
+        self.dropout = nn.Dropout(dropout)
+        self.layers = nn.ModuleList(
+            ConformerLayer(
+                hidden,
+                n_heads,
+                feed_forward=feed_forward or 4 * hidden,
+                kernel_size=kernel_size,
+                dropout=dropout,
+            )
+            for _ in range(n_layers)
+        )
+
+    def forward(self, feats: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        """Return [batch, frames, hidden], and how many frames each item has.
+
+        Args:
+            feats: [batch, frames, input_size].
+            lengths: Frames of each item.
+        """
+        frames, lengths = self.subsample(feats, lengths)
+        # An item without a frame attends to one of padding: attention to nothing is not a number.
+        is_valid = valid_frames(lengths.clamp_min(1), frames.shape[1], frames.device)
+        distances = self.dropout(distance_vectors(frames))
+        frames = self.dropout(frames)
+        for layer in self.layers:
+            frames = layer(frames, distances, is_valid)
+        return frames.masked_fill(~is_valid[..., None], 0.0), lengths
+
+
+class ConformerLayer(nn.Module):
+    """Half a feed-forward network, attention, convolution, the other half; each adds to its input.
+
+    Args:
+        size: Of a frame.
+        n_heads: Of the attention.
+        feed_forward: Size within the feed-forward networks.
+        kernel_size: Of the convolution.
+        dropout: While training.
+    """
+
+    def __init__(
+        self, size: int, n_heads: int, *, feed_forward: int, kernel_size: int, dropout: float
+    ) -> None:
+        super().__init__()
+        self.before = _feed_forward(size, feed_forward, dropout)
+        self.attention_norm = nn.LayerNorm(size)
+        self.attention = RelativeAttention(size, n_heads, dropout)
+        self.convolution = Convolution(size, kernel_size)
+        self.behind = _feed_forward(size, feed_forward, dropout)
+        self.norm = nn.LayerNorm(size)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, frames: Tensor, distances: Tensor, is_valid: Tensor) -> Tensor:
+        """Return [batch, frames, size]; see `RelativeAttention.forward`."""
+        frames = frames + 0.5 * self.dropout(self.before(frames))
+        attended = self.attention(self.attention_norm(frames), distances, is_valid)
+        frames = frames + self.dropout(attended)
+        frames = frames + self.dropout(self.convolution(frames, is_valid))
+        frames = frames + 0.5 * self.dropout(self.behind(frames))
+        return self.norm(frames)  # type: ignore[no-any-return]
+
+
+class Convolution(nn.Module):
+    """A gated convolution over the frames around each, channel by channel.
+
+    Args:
+        size: Of a frame.
+        kernel_size: Frames that it sees; odd.
+
+    Raises:
+        ConfigError: The kernel is even.
+    """
+
+    def __init__(self, size: int, kernel_size: int) -> None:
+        super().__init__()
+        if kernel_size % 2 == 0:
+            raise ConfigError(
+                f"model.encoder.kernel_size is {kernel_size}, which has no middle. "
+                f"Write: kernel_size: {kernel_size + 1}"
+            )
+        self.input = nn.Sequential(nn.LayerNorm(size), nn.Linear(size, 2 * size), nn.GLU())
+        self.conv = nn.Conv1d(size, size, kernel_size, padding=kernel_size // 2, groups=size)
+        self.output = nn.Sequential(nn.LayerNorm(size), nn.SiLU(), nn.Linear(size, size))
+
+    def forward(self, frames: Tensor, is_valid: Tensor) -> Tensor:
+        """Return [batch, frames, size]; frames of padding count as 0."""
+        gated = self.input(frames).masked_fill(~is_valid[..., None], 0.0)
+        return self.output(self.conv(gated.mT).mT)  # type: ignore[no-any-return]
+
+
+def _feed_forward(size: int, inner: int, dropout: float) -> nn.Sequential:
+    return nn.Sequential(
+        nn.LayerNorm(size),
+        nn.Linear(size, inner),
+        nn.SiLU(),
+        nn.Dropout(dropout),
+        nn.Linear(inner, size),
+    )
