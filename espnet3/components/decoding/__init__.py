@@ -1,0 +1,1 @@
+"""Turn the output of a recogniser into token sequences: greedy, beam and joint search."""
