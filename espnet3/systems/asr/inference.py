@@ -1,0 +1,105 @@
+"""The trained recogniser, to be called: in `infer`, and in three lines of Python."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+from espnet3.systems.asr.output import output_fn
+from espnet3.systems.asr.recognition import Recognition
+from espnet3.systems.asr.recognizer import Recognizer
+from espnet3.systems.asr.trained_model import load_trained
+from espnet3.systems.asr.trained_weights import find_weights
+
+__all__ = ["Recognition", "Speech2Text", "output_fn"]
+
+
+class Speech2Text(Recognizer):
+    """Recognises speech with a model that `train` trained.
+
+    One call is one batch: it returns a `Recognition` for an utterance, a list of them for a list.
+
+    Args:
+        weights: `.safetensors` or a checkpoint; `config.yaml` beside it has the model.
+        device: `cpu`, or a GPU, such as `cuda:0`.
+        decoder: From what the model computed to hypotheses; `GreedyCTC` if None.
+        n_best: Texts to keep of each utterance; the decoder searches for as many.
+        word_times: Tell when each word was said, from the CTC alignment of the best text.
+        window_seconds: Longer audio is heard in overlapping windows of this length; None: at once.
+        overlap_seconds: Of two neighbouring windows.
+        trust_remote_code: Of a packed model, build whatever its config names, not only parts of
+            ESPnet3. That runs the code of whoever packed it.
+
+    Raises:
+        ConfigError: The weights are missing, or the settings do not fit each other.
+
+    Example:
+        >>> model = Speech2Text.from_experiment("exp/training")     # doctest: +SKIP
+        >>> model("speech.wav").text                                # doctest: +SKIP
+        'one two three'
+    """
+
+    def __init__(
+        self,
+        weights: str | os.PathLike[str],
+        device: str = "cpu",
+        decoder: Any = None,
+        *,
+        trust_remote_code: bool = False,
+        **settings: Any,
+    ) -> None:
+        model = _load(Path(weights), device, trust_remote_code)
+        super().__init__(model, device, decoder, **settings)
+        self._keeper: Any = None  # of the files of an archive
+
+    @classmethod
+    def from_experiment(
+        cls, exp_dir: str | os.PathLike[str], device: str = "cpu", **settings: Any
+    ) -> "Speech2Text":
+        """Load the model of a training from its folder, wherever one is.
+
+        The weights are the average of the best checkpoints, or the best or the last checkpoint
+        where none was averaged; the log says which.
+
+        Args:
+            exp_dir: Of the training, such as `exp/training`.
+            device: See the class.
+            **settings: Others of the class.
+
+        Raises:
+            RunFolderError: Nothing is trained there.
+        """
+        return cls(find_weights(os.fspath(exp_dir)), device, **settings)
+
+    @classmethod
+    def from_packed(
+        cls, path: str | os.PathLike[str], device: str = "cpu", **settings: Any
+    ) -> "Speech2Text":
+        """Load what `pack_model` wrote. No code comes with it, and none is run.
+
+        Args:
+            path: The folder, or its `.tar.gz` or `.zip`.
+            device: See the class.
+            **settings: Others of the class; where left out, those that the model was packed with
+                hold, the decoder among them.
+
+        Raises:
+            PackedModelError: It is no packed model, is damaged, or wants to run foreign code.
+        """
+        from espnet3.systems.asr.packed_layout import WEIGHTS
+        from espnet3.systems.asr.packed_model import open_packed, packed_settings
+
+        trust = bool(settings.get("trust_remote_code", False))
+        folder, keeper = open_packed(path)
+        own = packed_settings(folder, trust=trust, given=settings)
+        model = cls(folder / WEIGHTS, device, **{**own, **settings})
+        # Decoders may read their files when they are first used.
+        model._keeper = keeper
+        return model
+
+
+def _load(weights: Path, device: str, trust_remote_code: bool) -> Any:
+    from espnet3.systems.asr.packed_model import is_packed, load_packed_model
+
+    if is_packed(weights.parent):
+        return load_packed_model(weights.parent, device, trust=trust_remote_code)
+    return load_trained(weights, device)

@@ -1,0 +1,84 @@
+"""What can be wrong with the recogniser of an inference config, found before workers start."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from espnet3.config.arguments import check_arguments
+from espnet3.config.resolve import resolved
+from espnet3.config.sources import set_in
+from espnet3.config.targets import locate
+from espnet3.errors import ConfigError
+from espnet3.systems.asr.settings import (
+    OVERLAP_SECONDS,
+    arguments_of,
+    check_n_best,
+    check_windows,
+)
+
+if TYPE_CHECKING:
+    from espnet3.config.load import LoadedConfig
+
+SPEECH2TEXT = "espnet3.systems.asr.inference.Speech2Text"
+GREEDY = "espnet3.components.decoding.ctc_greedy.GreedyCTC"
+
+
+def check_recognizer(loaded: "LoadedConfig") -> None:
+    """Check the settings of `Speech2Text` and its decoder; other models are let pass.
+
+    Raises:
+        ConfigError: naming the key, its place, and what to write.
+    """
+    block = _block(loaded)
+    if block is None:
+        return
+    decoder = block.get("decoder")
+    if decoder is not None:
+        _check_decoder(decoder, loaded)
+    _check_numbers(block, decoder or {}, loaded)
+
+
+def check_weights(loaded: "LoadedConfig") -> None:
+    """See to it that the weights are there; asked when `infer` starts, as `train` may make them.
+
+    Raises:
+        ConfigError: naming the stage that makes them.
+    """
+    from espnet3.systems.asr.trained_model import require_weights
+
+    block = _block(loaded)
+    if block is not None and block.get("weights"):
+        require_weights(Path(block["weights"]), set_in("model.weights", loaded))
+
+
+def _block(loaded: "LoadedConfig") -> Mapping[str, Any] | None:
+    block = resolved(loaded.config, loaded=loaded).get("model")
+    if not isinstance(block, Mapping):
+        return None
+    is_ours = str(block.get("_target_", "")).startswith(SPEECH2TEXT)
+    return block if is_ours else None
+
+
+def _check_decoder(decoder: Any, loaded: "LoadedConfig") -> None:
+    key = "model.decoder"
+    if not isinstance(decoder, Mapping) or "_target_" not in decoder:
+        raise ConfigError(
+            f"{key} is {decoder!r:.80}{set_in(key, loaded)}, without a _target_. Write: decoder: "
+            "{_target_: espnet3.components.decoding.ctc_greedy.GreedyCTC}"
+        )
+    check_arguments(key, str(decoder["_target_"]), decoder, loaded)
+
+
+def _check_numbers(
+    block: Mapping[str, Any], decoder: Mapping[str, Any], loaded: "LoadedConfig"
+) -> None:
+    target = str(decoder.get("_target_", GREEDY))
+    arguments = arguments_of(locate(target), decoder)
+    knows_decoder = bool(decoder) or block["_target_"] == SPEECH2TEXT  # a packed model has its own
+    try:
+        check_windows(block.get("window_seconds"), block.get("overlap_seconds", OVERLAP_SECONDS))
+        if knows_decoder:
+            check_n_best(block.get("n_best", 1), target.rpartition(".")[2], arguments)
+    except ConfigError as error:
+        key = f"model.{str(error).partition(' ')[0]}"
+        raise ConfigError(f"{error} ({key}{set_in(key, loaded)})") from None

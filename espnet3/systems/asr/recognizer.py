@@ -1,0 +1,148 @@
+"""A model and a decoder that turn a batch of speech into recognitions."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from espnet3.components.decoding.alignment import Word, word_times
+from espnet3.components.decoding.ctc_greedy import GreedyCTC
+from espnet3.components.decoding.windows import encode_windows, join_texts, windows_of
+from espnet3.systems.asr.recognition import Candidate, Recognition
+from espnet3.systems.asr.settings import OVERLAP_SECONDS, check_windows, searching_for
+from espnet3.systems.asr.speech_input import Samples, to_samples
+
+
+class Recognizer:
+    """Calls a model that was built already; see `Speech2Text` for one from files.
+
+    Args:
+        model: Has `encode`, `ctc_log_probs`, `tokenizer`, `sample_rate`, `frame_seconds`, as
+            `ASRModel`; in eval mode.
+        device: Where the model is.
+        decoder: From what the model computed to hypotheses; `GreedyCTC` if None.
+        n_best: Texts to keep of each utterance.
+        word_times: Tell when each word was said.
+        window_seconds: Longer audio is heard in overlapping windows of this length. Their frames
+            are joined, and decoded as one; of an attention decoder, the texts are joined instead,
+            and there is no n-best list.
+        overlap_seconds: Of two neighbouring windows.
+
+    Raises:
+        ConfigError: The settings do not fit each other.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        device: str = "cpu",
+        decoder: Any = None,
+        *,
+        n_best: int = 1,
+        word_times: bool = False,
+        window_seconds: float | None = None,
+        overlap_seconds: float = OVERLAP_SECONDS,
+    ) -> None:
+        check_windows(window_seconds, overlap_seconds)
+        self.decoder = searching_for(n_best, GreedyCTC() if decoder is None else decoder)
+        self.n_best = n_best
+        self.device = torch.device(device)
+        self.word_times = word_times
+        self.window_seconds = window_seconds
+        self.overlap_seconds = overlap_seconds
+        self.model = model
+        self.tokenizer = model.tokenizer
+        self.sample_rate: int = model.sample_rate
+
+    def __call__(self, speech: Any, sample_rate: int | None = None) -> Any:
+        """Return what was said.
+
+        Args:
+            speech: A path, a numpy array (floating-point of full scale 1, or int16) or a tensor,
+                or a list of these. Files are mixed down and resampled if need be.
+            sample_rate: Of arrays, in Hz, if it is not that of the model.
+
+        Returns:
+            A `Recognition`; for a list, a list of them.
+
+        Raises:
+            AudioError: Naming what cannot be recognised, and why.
+        """
+        many = isinstance(speech, list | tuple)
+        utterances = speech if many else [speech]
+        batch = [to_samples(one, sample_rate, self.sample_rate) for one in utterances]
+        results = self._recognize(batch)
+        return results if many else results[0]
+
+    @torch.inference_mode()
+    def _recognize(self, batch: Sequence[Samples]) -> list[Recognition]:
+        is_long = [self._is_long(samples) for samples in batch]
+        short = [samples for samples, long in zip(batch, is_long, strict=True) if not long]
+        results = iter(self._decode(*self._encode(short)) if short else [])
+        return [
+            self._recognize_long(samples) if long else next(results)
+            for samples, long in zip(batch, is_long, strict=True)
+        ]
+
+    def _encode(self, batch: Sequence[Samples]) -> tuple[Tensor, Tensor]:
+        tensors = [torch.from_numpy(samples) for samples in batch]
+        lengths = torch.tensor([len(samples) for samples in batch], device=self.device)
+        padded = torch.nn.utils.rnn.pad_sequence(tensors, batch_first=True).to(self.device)
+        encoded: tuple[Tensor, Tensor] = self.model.encode(padded, lengths)
+        return encoded
+
+    def _decode(self, encoded: Tensor, lengths: Tensor) -> list[Recognition]:
+        found = self.decoder(self.model, encoded, lengths)
+        return [
+            self._result(hypotheses, encoded[i : i + 1, : int(lengths[i])])
+            for i, hypotheses in enumerate(found)
+        ]
+
+    def _result(self, hypotheses: Sequence[Any], encoded: Tensor) -> Recognition:
+        candidates = [self._candidate(one) for one in hypotheses[: self.n_best]]
+        words = self._words(hypotheses[0].tokens, encoded) if self.word_times else None
+        return Recognition.of(candidates, words)
+
+    def _candidate(self, hypothesis: Any) -> Candidate:
+        names = self.tokenizer.tokens
+        tokens = tuple(names[token] for token in hypothesis.tokens)
+        # A recogniser may hear two blanks in a row, or one at the end.
+        text = " ".join(self.tokenizer.decode(hypothesis.tokens).split())
+        return Candidate(text, tokens, float(hypothesis.score), dict(hypothesis.scores))
+
+    def _words(self, tokens: Sequence[int], encoded: Tensor) -> tuple[Word, ...]:
+        log_probs = self.model.ctc_log_probs(encoded)[0]
+        return tuple(word_times(log_probs, tokens, self.tokenizer, self.model.frame_seconds))
+
+    def _is_long(self, samples: Samples) -> bool:
+        seconds = self.window_seconds
+        return seconds is not None and len(samples) > seconds * self.sample_rate
+
+    def _recognize_long(self, samples: Samples) -> Recognition:
+        assert self.window_seconds is not None
+        sizes = self.window_seconds, self.overlap_seconds
+        if getattr(self.decoder, "ctc_weight", 1.0) < 1:
+            return self._join_texts(samples, *sizes)
+        speech = torch.from_numpy(samples).to(self.device)
+        return self._decode(*encode_windows(self.model, speech, *sizes))[0]
+
+    def _join_texts(
+        self, samples: Samples, window_seconds: float, overlap_seconds: float
+    ) -> Recognition:
+        """Decode each window by itself: an attention decoder loses its place in long audio."""
+        windows = windows_of(self.model, len(samples), window_seconds, overlap_seconds)
+        found = []
+        for window in windows:
+            encoded, lengths = self._encode([samples[window.start : window.end]])
+            found.append(self._candidate(self.decoder(self.model, encoded, lengths)[0][0]))
+        text = join_texts([one.text for one in found])
+        ids = self.tokenizer.encode(text)
+        tokens = tuple(self.tokenizer.tokens[id] for id in ids)
+        joined = Candidate(text, tokens, sum(one.score for one in found))
+        words = None
+        if self.word_times:
+            speech = torch.from_numpy(samples).to(self.device)
+            sizes = window_seconds, overlap_seconds
+            words = self._words(ids, encode_windows(self.model, speech, *sizes)[0])
+        return Recognition.of([joined], words)

@@ -1,0 +1,124 @@
+"""Build a trained model again: its weights, and the config that lies beside them."""
+
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from espnet3.errors import ConfigError, RunFolderError
+
+if TYPE_CHECKING:
+    from torch import nn
+
+CONFIG = "config.yaml"
+_WRITE_STAGE = "python run.py --stages train --training_config conf/training.yaml"
+
+
+def load_trained(weights: str | os.PathLike[str], device: str = "cpu") -> "nn.Module":
+    """Build the `model` of the training config beside the weights, load them, and set it to eval.
+
+    Relative paths in the config, such as that of the tokenizer, count from the recipe's folder,
+    wherever this is called.
+
+    Args:
+        weights: `.safetensors`, or a checkpoint of the training.
+        device: Where the model goes.
+
+    Raises:
+        ConfigError: The weights or the config are missing, or do not belong together.
+    """
+    path = Path(weights)
+    config = read_training_config(path)
+    return build_trained(config["model"], path, device)
+
+
+def build_trained(block: Mapping[str, Any], weights: Path, device: str) -> "nn.Module":
+    """Build a `model` block whose paths are resolved, with these weights, in eval mode."""
+    from espnet3.config.instantiate import instantiate
+    from espnet3.trainer.checkpointing.weights import load_weights
+
+    require_weights(weights)
+    model: nn.Module = instantiate(block, key="model")
+    try:
+        model.load_state_dict(load_weights(weights))
+    except RuntimeError as error:
+        raise RunFolderError(
+            f"The weights {weights} are not those of the model in the config beside them: "
+            f"{_first_lines(error)} Give the weights that were trained with this config."
+        ) from error
+    return model.to(device).eval()
+
+
+def require_weights(path: Path, where: str = "") -> None:
+    """Refuse weights that are not there.
+
+    Args:
+        path: Of the file.
+        where: Where it was set, such as ` (set in conf/inference.yaml:3)`.
+
+    Raises:
+        ConfigError: Saying which stage makes it, and which ones there are.
+    """
+    if path.is_file():
+        return
+    there = sorted(one.name for one in path.parent.glob("*.safetensors"))
+    known = f" There are: {', '.join(there)}." if there else ""
+    raise ConfigError(
+        f"The weights {path}{where} do not exist.{known} Stage train (4) makes them at its end, "
+        f"and average (5) anew: {_WRITE_STAGE}"
+    )
+
+
+def read_training_config(weights: Path) -> dict[str, Any]:
+    """Return the training config beside the weights, its model's paths absolute.
+
+    Raises:
+        ConfigError: It is missing, or has no model.
+    """
+    from espnet3.config.load import load_config
+    from espnet3.config.resolve import resolved
+
+    require_weights(weights)
+    file = weights.with_name(CONFIG)
+    if not file.is_file():
+        raise ConfigError(
+            f"There is no {CONFIG} beside the weights {weights}, so the model is not known. The "
+            f"stage train writes it there; copy it from the training's folder: {file}"
+        )
+    config: dict[str, Any] = resolved(load_config(file).config)
+    if not isinstance(config.get("model"), Mapping):
+        raise ConfigError(f"{file} has no model block. Copy the config of the training there.")
+    roots = list(_roots(file.resolve().parent, config))
+    return {**config, "model": with_absolute_paths(config["model"], roots)}
+
+
+def with_absolute_paths(values: Any, roots: Iterable[Path]) -> Any:
+    """Return a copy in which relative paths that exist below one of the folders are absolute.
+
+    What is taken for a path has a slash in it, so that a plain word never is.
+    """
+    if isinstance(values, Mapping):
+        return {key: with_absolute_paths(value, roots) for key, value in values.items()}
+    if isinstance(values, list):
+        return [with_absolute_paths(value, roots) for value in values]
+    if not isinstance(values, str) or "/" not in values or os.path.isabs(values):
+        return values
+    found = (root / values for root in roots if (root / values).exists())
+    return os.path.normpath(next(found, values))
+
+
+def _roots(exp_dir: Path, config: Mapping[str, Any]) -> Iterable[Path]:
+    """Yield the folders that relative paths may count from, the likeliest first.
+
+    That is the recipe's folder, which is known from where the experiment was below it; if the
+    experiment was moved, one of the folders around it.
+    """
+    recorded = os.path.normpath(str(config.get("exp_dir", "")))
+    if not os.path.isabs(recorded) and str(exp_dir).endswith(os.sep + recorded):
+        yield Path(str(exp_dir)[: -len(recorded) - 1] or os.sep)
+    yield from (exp_dir, *exp_dir.parents)
+
+
+def _first_lines(error: Exception, n: int = 4) -> str:
+    lines = [line.strip() for line in str(error).splitlines()]
+    return " ".join(lines[:n])[:600]

@@ -1,0 +1,231 @@
+"""The texts that a tokenizer is trained on, from the training sets or a function."""
+
+import hashlib
+import logging
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from espnet3.components.data.dataset import fingerprint_of
+from espnet3.components.data.fields import fields_of, has_fields
+from espnet3.components.data.functions import find_function
+from espnet3.components.data.shard_shuffle import locality_of
+from espnet3.config.instantiate import instantiate
+from espnet3.config.resolve import resolved
+from espnet3.config.sources import set_in
+from espnet3.errors import ConfigError, StaleRunError
+from espnet3.io.tables import read_jsonl
+from espnet3.parallel.base_runner import BaseRunner
+from espnet3.parallel.env_provider import EnvironmentProvider
+from espnet3.parallel.parallel import as_parallel_config, use_parallel
+from espnet3.systems.asr.preprocessor import text_of
+from espnet3.systems.asr.tokenizer_config import BLOCK, TokenizerConfig
+from espnet3.systems.base.training_data import ORGANIZER, build_sets, has_split
+
+if TYPE_CHECKING:
+    from espnet3.config.load import LoadedConfig
+    from espnet3.parallel.config import ParallelConfig
+
+logger = logging.getLogger(__name__)
+
+_BATCH_SIZE = 100
+
+
+@dataclass(frozen=True)
+class TextSummary:
+    """What is remembered of texts, so that others are not taken for them."""
+
+    n_texts: int
+    sha256: str
+
+
+class LineFile(Iterable[str]):
+    """The texts in a file, one per line; empty lines are none."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __iter__(self) -> Iterator[str]:
+        with self.path.open(encoding="utf-8-sig", newline="\n") as lines:
+            yield from filter(None, map(str.strip, lines))
+
+
+class JsonFile(Iterable[str]):
+    """The texts in a file with one as JSON per line, as a run over a dataset leaves it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __iter__(self) -> Iterator[str]:
+        return read_jsonl(self.path)
+
+
+def summarize(texts: Iterable[str]) -> TextSummary:
+    """Return how many texts there are, and a digest of them in their order."""
+    hasher, n_texts = hashlib.sha256(), 0
+    for text in texts:
+        hasher.update(text.encode("utf-8") + b"\n")
+        n_texts += 1
+    return TextSummary(n_texts, hasher.hexdigest())
+
+
+def gather_texts(config: TokenizerConfig, loaded: "LoadedConfig") -> Iterable[str]:
+    """Return the texts, which can be gone through more than once.
+
+    Those of the training sets are read by workers as the `parallel` block says, or in this process
+    where no audio stands between us and them. They are kept in a folder beside the tokenizer, so
+    that a run that was killed goes on, and the same texts are not read twice.
+
+    Raises:
+        ConfigError: There are none, or they are not texts.
+        EspnetError: What the datasets raise.
+    """
+    if config.text_builder is not None:
+        texts = _built_texts(config.text_builder, loaded)
+    else:
+        texts = JsonFile(_read_training_sets(config, loaded))
+    if next(iter(texts), None) is None:
+        key = f"{BLOCK}.text_builder" if config.text_builder else "dataset.train"
+        raise ConfigError(
+            f"{key}{set_in(key, loaded)} gives no texts to train a tokenizer on. Check its "
+            "arguments."
+        )
+    return texts
+
+
+def texts_folder(config: TokenizerConfig) -> Path:
+    """Return where the texts of the training sets are kept: beside the tokenizer."""
+    return config.folder.with_name(f"{config.folder.name}_texts")
+
+
+class TextProvider(EnvironmentProvider):
+    """Builds the training set, without the preprocessor that needs the tokenizer."""
+
+    def build_env_local(self) -> dict[str, Any]:
+        """Build it in this process."""
+        return _build_env(self.config)
+
+    def build_worker_setup_fn(self) -> Callable[[], dict[str, Any]]:
+        """Return a function that builds it in a worker."""
+        return partial(_build_env, self.config)
+
+
+class TextRunner(BaseRunner):
+    """Reads the texts of a dataset, and writes them as `results.jsonl` in its order."""
+
+    @staticmethod
+    def forward(idx: list[int], dataset: Any) -> list[str]:  # type: ignore[override]
+        """Return the texts of some items; no audio is decoded where the dataset can do without."""
+        return [text_of(fields_of(dataset, i)) for i in idx]
+
+
+def _read_training_sets(config: TokenizerConfig, loaded: "LoadedConfig") -> Path:
+    own = _config_of(loaded)
+    dataset = _training_set(loaded)
+    folder = texts_folder(config)
+
+    def run(resume: bool) -> Path:
+        runner = TextRunner(TextProvider(own), _BATCH_SIZE, folder, resume=resume)
+        runner.not_results = ("config.recipe_dir",)
+        runner.config_block, runner.folder_key = BLOCK, f"{BLOCK}.save_path"
+        runner.depends_on = {"dataset.content": fingerprint_of(dataset)}
+        merged: Path = runner(range(len(dataset)))
+        return merged
+
+    with _where_it_pays(dataset, loaded):
+        try:
+            return run(resume=True)
+        except StaleRunError:
+            logger.info("The training sets have changed, so their texts are read again")
+            return run(resume=False)
+
+
+def _where_it_pays(
+    dataset: Any, loaded: "LoadedConfig"
+) -> "AbstractContextManager[ParallelConfig]":
+    """Use the workers of the config, unless the texts are in memory: a job may wait for hours."""
+    is_at_hand = has_fields(dataset) and locality_of(dataset) is None
+    return use_parallel({} if is_at_hand else as_parallel_config(loaded))
+
+
+def _training_set(loaded: "LoadedConfig") -> Any:
+    """Build the training set here, with the places of its entries in what it raises."""
+    from dataclasses import replace
+
+    from omegaconf import OmegaConf
+
+    block = OmegaConf.create({**resolved(loaded.config, loaded=loaded), **_config_of(loaded)})
+    return build_sets(replace(loaded, config=block))["train"]
+
+
+def _config_of(loaded: "LoadedConfig") -> dict[str, Any]:
+    """Return what the texts depend on, and no more: a change of the rest must not matter."""
+    plain = resolved(loaded.config, loaded=loaded)
+    block, recipe_dir = plain.get("dataset") or {}, plain.get("recipe_dir")
+    if block.get("_target_", ORGANIZER) == ORGANIZER:
+        if not has_split(loaded, "train"):
+            raise ConfigError(_no_training_set(loaded))
+        # How often training takes an item does not change its text.
+        train = [{k: v for k, v in entry.items() if k != "weight"} for entry in block["train"]]
+        recipe_dir = block.get("recipe_dir", recipe_dir)
+        block = {"_target_": ORGANIZER, "recipe_dir": recipe_dir, "train": train}
+    return {"dataset": block, "recipe_dir": recipe_dir}
+
+
+def check_training_sets(loaded: "LoadedConfig") -> None:
+    """Check the entries of the training sets; nothing is built.
+
+    Raises:
+        ConfigError: There are none, or one is wrong.
+    """
+    from espnet3.components.data.data_organizer import check_datasets
+
+    if has_split(loaded, "train") is False or not loaded.config.get("dataset"):
+        raise ConfigError(_no_training_set(loaded))
+    check_datasets(loaded, ("train",))
+
+
+def _no_training_set(loaded: "LoadedConfig") -> str:
+    return (
+        f"dataset.train{set_in('dataset', loaded)} lists no training set, so there are no texts to "
+        "train a tokenizer on. Write: dataset: {train: [{data_src: kaldi, data_src_args: {path: "
+        "data/train}}]}; or take the texts from elsewhere: tokenizer: {text_builder: {func: "
+        "src.texts.build}}"
+    )
+
+
+def _build_env(config: Mapping[str, Any]) -> dict[str, Any]:
+    return {"dataset": instantiate(config["dataset"], key="dataset").train}
+
+
+def _built_texts(builder: Mapping[str, Any], loaded: "LoadedConfig") -> Iterable[str]:
+    key = f"{BLOCK}.text_builder"
+    arguments = {name: value for name, value in builder.items() if name != "func"}
+    function = find_function(builder["func"], key=f"{key}.func", loaded=loaded)
+    result = function(**arguments)
+    if isinstance(result, str | os.PathLike):
+        path = Path(result)
+        if path.is_file():
+            return LineFile(path)
+        raise ConfigError(
+            f"{key}.func{set_in(key, loaded)} returned {os.fspath(result)!r:.80}, but there is no "
+            "such file. Return the path of a file with one text per line, or a list of texts."
+        )
+    if not isinstance(result, Iterable):
+        raise ConfigError(
+            f"{key}.func{set_in(key, loaded)} returned {result!r:.80}, of type "
+            f"{type(result).__name__}. Return or yield texts, or return the path of a file with "
+            "one text per line."
+        )
+    texts = list(result)
+    bad = next((text for text in texts if not isinstance(text, str)), None)
+    if bad is not None:
+        raise ConfigError(
+            f"{key}.func{set_in(key, loaded)} returned {bad!r:.80} among the texts, of type "
+            f"{type(bad).__name__}. Return texts alone."
+        )
+    return [text for text in texts if text.strip()]
