@@ -4,9 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 # What the demo shows and the tests cover; a user needs none of them.
-EXTRAS := moonshine,huggingface,lhotse,parquet,transformers,demo,bench,dev
+EXTRAS := moonshine,huggingface,lhotse,parquet,transformers,ngram,hub,demo,bench,dev
 
-.PHONY: setup demo test lint format bench test-clusters clean
+.PHONY: setup demo test test-recipes lint format bench test-clusters test-browser clean
 
 setup: $(STAMP)
 
@@ -17,15 +17,27 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[$(EXTRAS)]'
 	@touch $@
 
+# Overrides, `make demo ARGS="trainer.max_epochs=2"`, get an experiment of their own.
+DEMO_TAG := $(if $(ARGS),exp_tag=training-$(firstword $(shell printf '%s' '$(subst ',,$(ARGS))' | cksum)))
+
 demo: setup
-	$(BIN)/python examples/demo.py
+	$(BIN)/python egs3/digits/asr/run.py --stages create_dataset train_tokenizer train-report \
+	  --training_config conf/training.yaml --inference_config conf/inference.yaml \
+	  --metrics_config conf/metrics.yaml $(DEMO_TAG) $(ARGS)
 
 test: setup
 	$(BIN)/python -m pytest
 
+test-recipes: setup
+	$(BIN)/python -m pytest -m long --timeout 1800 tests/recipes
+
 test-clusters: setup
 	tests/cluster/install.sh
 	ESPNET3_CLUSTERS=1 $(BIN)/python -m pytest tests/cluster
+
+test-browser: setup
+	tests/browser/install.sh
+	ESPNET3_BROWSER=1 $(BIN)/python -m pytest tests/browser
 
 lint: setup
 	$(BIN)/ruff check .

@@ -119,7 +119,9 @@ class Dispatcher:
             task = self._again.popleft() if self._again else self._source.take()
             if task is None:
                 return
-            task = replace(task, attempt=self._source.new_attempt(task))
+            suspicion = self._suspicions.get(task.shard)
+            n_deaths = suspicion.deaths if suspicion else 0
+            task = replace(task, attempt=self._source.new_attempt(task), n_deaths=n_deaths)
             self._running[worker] = task
             self._watch.begin(worker)
             self._pool.submit(worker, task)

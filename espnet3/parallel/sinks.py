@@ -2,6 +2,7 @@
 
 import os
 import socket
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -98,6 +99,7 @@ class FolderSink:
 
     def finish(self, outcome: Outcome) -> None:
         """Close the writers, list the failures, make all durable and publish the shard."""
+        started = time.time() - outcome.seconds - outcome.load_seconds
         close, self._close_writers = self._close_writers, partial(bool)
         summary = close()
         if outcome.failures:
@@ -118,6 +120,8 @@ class FolderSink:
                 pid=os.getpid(),
                 summary=summary,
                 n_halved=outcome.n_halved,
+                started=round(started, 3),
+                n_deaths=self._task.n_deaths,
             ),
         )
         is_ours = commit(self._folder, self._layout, done)

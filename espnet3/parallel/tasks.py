@@ -54,6 +54,8 @@ class ShardTask:
     """Positions at which a batch must end: how a batch that kills its worker is taken apart."""
     skip: "dict[int, Failure]" = field(default_factory=dict)
     """Positions given up on, with the reason; they are listed, not run."""
+    n_deaths: int = 0
+    """Workers that died at this shard before."""
 
     @property
     def stop(self) -> int:

@@ -54,6 +54,10 @@ class Done:
     summary: Any = None
     n_halved: int = 0
     """Batches that were too large for the memory."""
+    started: float | None = None
+    """When the attempt began, by the worker's clock, loading included; None in older folders."""
+    n_deaths: int = 0
+    """Workers that died at this shard before."""
 
     @property
     def n_items(self) -> int:

@@ -21,7 +21,7 @@ KNOWN_KEYS = frozenset(
         "optimizers", "scheduler", "schedulers", "scheduler_interval", "scheduler_monitor",
         "trainer", "fit", "best_model_criterion", "parallel", "checkpoint", "init", "launch",
         "num_threads", "max_nonfinite_batches", "collect_stats",
-        "device", "metrics",
+        "device", "metrics", "report", "pack", "upload",
     )
 )  # fmt: skip
 """Top-level keys with a meaning, beside those of `InferenceConfig`; others are the recipe's own."""
@@ -70,6 +70,7 @@ def check_stages(system: BaseSystem, stages: Sequence[Stage], *, dry_run: bool =
         _check_config(loaded)
     for stage, loaded in zip(stages, configs, strict=True):
         check_targets(loaded, stage.blocks)
+    system.planned = tuple(stage.name for stage in stages)
     for stage in stages:
         check = f"check_{stage.name}"
         if has_own(type(system), stage.name, check):

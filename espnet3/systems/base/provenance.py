@@ -3,6 +3,7 @@
 Both files, `<exp_dir>/config/<stage>.{yaml,json}`, are there before the stage starts.
 """
 
+import json
 import platform
 import shlex
 import socket
@@ -34,6 +35,8 @@ _PACKAGES = (
     "dask-jobqueue",
     "rapidfuzz",
 )
+_KEPT_RUNS = 20
+"""Times of earlier runs of a stage that its record keeps."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +79,7 @@ class StageRecord:
     def begin(self) -> None:
         """Write the config and what is known so far."""
         self._begin = time.monotonic()
-        self._values = self._describe()
+        self._values = {**self._describe(), "earlier": self._earlier()}
         self.folder.mkdir(parents=True, exist_ok=True)
         write_text(self.folder / f"{self.stage.name}.yaml", self._yaml())
         self._write()
@@ -107,6 +110,15 @@ class StageRecord:
             "sources": self._sources(),
         }
 
+    def _earlier(self) -> list[dict[str, Any]]:
+        """Return the runs before this one, oldest first; one that was killed has no end."""
+        before = read_record(self.folder / f"{self.stage.name}.json")
+        if not before:
+            return []
+        last = {key: before.get(key) for key in ("state", "start", "end", "seconds")}
+        known = before.get("earlier")
+        return [*(known if isinstance(known, list) else []), last][-_KEPT_RUNS:]
+
     def _sources(self) -> dict[str, str]:
         from espnet3.config.redact import redact_command
 
@@ -128,6 +140,15 @@ class StageRecord:
         command = self.invocation.shown().replace("\n", "\\n")
         head = f"# {command}\n# {self._values['start']}\n"
         return head + OmegaConf.to_yaml(OmegaConf.create(redact(self.loaded.resolved())))
+
+
+def read_record(path: Path) -> dict[str, Any]:
+    """Return a record of a stage; empty if there is none, or it is damaged."""
+    try:
+        values = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return values if isinstance(values, dict) else {}
 
 
 def versions() -> dict[str, str]:

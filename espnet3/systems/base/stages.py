@@ -59,7 +59,8 @@ _INFERENCE = ("dataset", "model", "provider", "runner", "output_artifacts")
 STAGES = (
     Stage("create_dataset", 1, ("training", "inference"), "Prepare the data", blocks=_DATA),
     Stage(
-        "train_tokenizer", 2, _TRAINING, "Train the tokenizer", blocks=("dataset", "tokenizer")
+        "train_tokenizer", 2, _TRAINING, "Train the tokenizer",
+        blocks=("dataset", "tokenizer"), needs_any=("tokenizer",),
     ),
     Stage(
         "collect_stats", 3, _TRAINING, "Collect shapes and statistics of the features",
@@ -79,7 +80,9 @@ STAGES = (
     ),
     Stage("report", 8, ("metrics", "inference"), "Write a report of the scores", blocks=()),
     Stage("pack_model", 9, ("publication",), "Pack the model for others"),
-    Stage("upload_model", 10, ("publication",), "Upload the packed model"),
+    Stage(
+        "upload_model", 10, ("publication",), "Upload the packed model", needs_any=("upload",)
+    ),
     Stage("pack_demo", None, ("demo",), "Pack a demo", in_all=False),
     Stage("upload_demo", None, ("demo",), "Upload the demo", in_all=False),
 )  # fmt: skip

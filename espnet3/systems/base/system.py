@@ -32,6 +32,9 @@ class BaseSystem:
         training
     """
 
+    planned: tuple[str, ...] = ()
+    """Names of the stages that are to run, for checks of what an earlier one of them makes."""
+
     def __init__(
         self,
         training: "LoadedConfig | None" = None,
@@ -81,8 +84,11 @@ class BaseSystem:
     def create_dataset(self) -> Any:
         """Prepare the data."""
         from espnet3.components.data.dataset_builder import create_dataset
+        from espnet3.parallel.parallel import use_parallel
 
-        steps = create_dataset(self.config_for("create_dataset").resolved())
+        loaded = self.config_for("create_dataset")
+        with use_parallel(loaded):  # for builders that run a runner, such as `build_corpus`
+            steps = create_dataset(loaded.resolved())
         if steps and all(": skipped, " in step for step in steps):
             return Skipped("all is there already")
         return steps
@@ -90,8 +96,11 @@ class BaseSystem:
     def check_create_dataset(self) -> None:
         """Check the sources and the arguments of their builders before anything runs."""
         from espnet3.components.data.dataset_builder import check_create_dataset
+        from espnet3.parallel.parallel import as_parallel_config
 
-        check_create_dataset(self.config_for("create_dataset"))
+        loaded = self.config_for("create_dataset")
+        as_parallel_config(loaded)
+        check_create_dataset(loaded)
 
     def describe_create_dataset(self) -> list[str]:
         """Return which steps of the builders would run, and which are done."""
@@ -188,3 +197,21 @@ class BaseSystem:
         from espnet3.systems.base.metric import describe_measure
 
         return describe_measure(self.config_for("measure"))
+
+    def report(self) -> Any:
+        """Write a page with the scores, the curves and the worst utterances."""
+        from espnet3.systems.base.report import report
+
+        return report(self)
+
+    def check_report(self) -> None:
+        """Check what the page is to show before anything runs."""
+        from espnet3.systems.base.report import check_report
+
+        check_report(self)
+
+    def describe_report(self) -> list[str]:
+        """Return what `report` would read and write."""
+        from espnet3.systems.base.report import describe_report
+
+        return describe_report(self)

@@ -13,7 +13,7 @@ from espnet3.parallel.base_runner import BaseRunner
 from espnet3.systems.base.error_places import place_entry
 from espnet3.systems.base.inference_checks import check_inference
 from espnet3.systems.base.inference_code import describe_targets
-from espnet3.systems.base.inference_config import InferenceConfig
+from espnet3.systems.base.inference_config import InferenceConfig, load_inference_config
 from espnet3.systems.base.test_sets import chosen_test_sets, listed_test_sets, results_folder
 
 if TYPE_CHECKING:
@@ -64,6 +64,18 @@ def plan_inference(loaded: "LoadedConfig") -> list[TestSetRun]:
     return [_plan_test_set(_config_of(name, config, whole), config, loaded) for name in names]
 
 
+def open_test_set(loaded: "LoadedConfig", name: str) -> Any:
+    """Build the dataset of one test set as `infer` sees it, and nothing else.
+
+    Raises:
+        ConfigError: The config is wrong, or has no such test set.
+    """
+    config = load_inference_config(loaded)
+    chosen_test_sets(listed_test_sets(config.dataset, loaded), name, loaded)
+    own_config = _config_of(name, config, loaded.resolved())
+    return _build_dataset(_build_provider(own_config, config, loaded))
+
+
 def _plan_test_set(
     own_config: "DictConfig", config: InferenceConfig, loaded: "LoadedConfig"
 ) -> TestSetRun:
@@ -82,7 +94,8 @@ def _plan_test_set(
             f"The test set {name!r} has no items. Check its data_src_args, or run the stage that "
             "makes it: --stage create_dataset"
         )
-    durations = durations_of(dataset)
+    # With `skip`, audio that cannot be read fails alone, when its turn comes.
+    durations = durations_of(dataset, 0.0 if config.runner.get("on_error") == "skip" else None)
     if config.batch_seconds is not None and durations is None:
         raise ConfigError(
             f"batch_seconds is {config.batch_seconds:g} but the test set {name!r} does not know "

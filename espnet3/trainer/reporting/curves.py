@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from espnet3.io.atomic import StrPath, write_bytes
-from espnet3.trainer.reporting.history import Entry, names, read_history, series
+from espnet3.trainer.reporting.history_entries import Entry, names, read_history, series
 from espnet3.trainer.reporting.number_text import counted, value_text
 
 if TYPE_CHECKING:

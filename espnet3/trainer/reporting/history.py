@@ -5,11 +5,8 @@ A line is `{"step": 1250, "epoch": 2, "time": 1763260000.1, "values": {"train/lo
 checkpoints, and `batch` counts the batches of all epochs. A value that is not finite is null.
 """
 
-import json
 import logging
-import math
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import time
 from typing import IO, Any
@@ -17,58 +14,19 @@ from typing import IO, Any
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from espnet3.io.atomic import StrPath, write_text
+from espnet3.trainer.reporting.history_entries import (
+    FILE_NAME,
+    Entry,
+    names,
+    read_history,
+    series,
+)
 from espnet3.trainer.reporting.log_listener import LogListener
 from espnet3.trainer.reporting.loggers import hide_lost_steps
 
 logger = logging.getLogger(__name__)
 
-FILE_NAME = "history.jsonl"
-
-
-@dataclass(frozen=True)
-class Entry:
-    """A line of the history."""
-
-    step: int
-    epoch: int
-    time: float
-    """Seconds since 1970."""
-    values: Mapping[str, float]
-    batch: int = 0
-
-    def to_line(self) -> str:
-        """Return it as JSON."""
-        return json.dumps(
-            {**asdict(self), "values": {k: _plain(v) for k, v in self.values.items()}}
-        )
-
-
-def _plain(value: float) -> float | None:
-    # Most are of 32 bits, whose further digits say nothing.
-    return float(f"{value:.7g}") if math.isfinite(value) else None
-
-
-def read_history(path: StrPath) -> list[Entry]:
-    """Read a history, or `exp_dir/history.jsonl`; a file that is not there is empty.
-
-    Lines that a kill left unfinished are skipped: a plot is not worth an error.
-    """
-    file = Path(path)
-    file = file / FILE_NAME if file.is_dir() else file
-    if not file.exists():
-        return []
-    with file.open(encoding="utf-8", errors="replace") as lines:
-        return [entry for entry in map(_parse, lines) if entry is not None]
-
-
-def _parse(line: str) -> Entry | None:
-    try:
-        record = json.loads(line)
-        values = {str(k): math.nan if v is None else float(v) for k, v in record["values"].items()}
-        step, epoch, batch = (int(record[key]) for key in ("step", "epoch", "batch"))
-        return Entry(step, epoch, float(record["time"]), values, batch)
-    except (ValueError, TypeError, KeyError, AttributeError):
-        return None
+__all__ = ["FILE_NAME", "Entry", "History", "names", "read_history", "series"]
 
 
 class History(Callback):
@@ -151,19 +109,3 @@ def _keep_until(path: Path, batch: int) -> None:
 
 def _joined(lines: Iterable[str]) -> str:
     return "".join(f"{line}\n" for line in lines)
-
-
-def series(history: Iterable[Entry], name: str) -> tuple[list[int], list[float]]:
-    """Return the steps and values of a metric; of a step that comes twice, the last.
-
-    Example:
-        >>> series([Entry(1, 0, 0.0, {"a": 2.0}), Entry(1, 0, 1.0, {"a": 3.0})], "a")
-        ([1], [3.0])
-    """
-    values = {entry.step: entry.values[name] for entry in history if name in entry.values}
-    return list(values), list(values.values())
-
-
-def names(history: Iterable[Entry]) -> list[str]:
-    """Return the names of all metrics, in the order in which they first came."""
-    return list(dict[str, Any].fromkeys(name for entry in history for name in entry.values))

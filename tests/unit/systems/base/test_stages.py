@@ -20,7 +20,15 @@ def test_the_base_system_has_the_stages_of_the_design_in_order():
 
 def test_the_base_system_itself_defines_what_every_task_has():
     defined = [known.name for known in stages_of(BaseSystem) if known.is_defined]
-    assert defined == ["create_dataset", "collect_stats", "train", "average", "infer", "measure"]
+    assert defined == [
+        "create_dataset",
+        "collect_stats",
+        "train",
+        "average",
+        "infer",
+        "measure",
+        "report",
+    ]
 
 
 def test_a_stage_that_a_recipe_wrote_itself_may_read_other_keys_than_ours():
@@ -119,7 +127,7 @@ def test_what_describes_a_stage_does_not_describe_its_replacement():
     assert has_own(BaseSystem, "infer", "describe_infer")
     assert not has_own(Replaced, "infer", "describe_infer")
     assert has_own(Described, "infer", "describe_infer")
-    assert not has_own(BaseSystem, "report", "describe_report")
+    assert not has_own(BaseSystem, "pack_model", "describe_pack_model")
 
 
 def test_every_stage_says_what_it_does():

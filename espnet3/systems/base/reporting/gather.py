@@ -1,0 +1,242 @@
+"""Collect all that the report shows; what is missing becomes a line that says how to get it."""
+
+import logging
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from espnet3.components.metrics.error_rate import file_stem
+from espnet3.config.resolve import resolved
+from espnet3.io.scp import RecordError, read_scp
+from espnet3.shards.layout import manifest_path, shard_of
+from espnet3.systems.base.metric import metrics_path
+from espnet3.systems.base.metric_record import stale_inputs
+from espnet3.systems.base.reporting.clips import NoClip
+from espnet3.systems.base.reporting.learning import Learning, read_learning
+from espnet3.systems.base.reporting.report_config import ReportConfig, load_report_config
+from espnet3.systems.base.reporting.scores import Score, main_score, read_scores
+from espnet3.systems.base.reporting.shard_spans import RunFacts, read_run
+from espnet3.systems.base.reporting.stage_times import StageTime, read_stage_times
+from espnet3.systems.base.reporting.test_set_data import TestSetData, open_data
+from espnet3.systems.base.reporting.utterances import (
+    Group,
+    Utterances,
+    by_seconds,
+    by_units,
+    read_groups,
+    read_utterances,
+)
+from espnet3.systems.base.stages import stages_of
+from espnet3.systems.base.test_sets import listed_test_sets
+
+if TYPE_CHECKING:
+    from espnet3.systems.base.system import BaseSystem
+
+logger = logging.getLogger(__name__)
+
+_MOST_GROUPS = 100
+
+
+@dataclass(frozen=True)
+class Breakdown:
+    """An error rate of the parts of a test set."""
+
+    metric: str
+    by: str
+    unit: str
+    groups: list[Group]
+    n_hidden: int
+    is_ordered: bool
+    """The order says something, as that of lengths does."""
+
+
+@dataclass(frozen=True)
+class TestSetReport:
+    """What is known of a test set."""
+
+    __test__ = False  # pytest takes the name for a test
+
+    name: str
+    scores: list[Score]
+    main: Score | None
+    run: RunFacts | None
+    utterances: Utterances | None
+    breakdowns: list[Breakdown]
+    data: TestSetData | None
+    no_data: str
+    """Why the samples cannot be had."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """All facts, before they are laid out."""
+
+    inference_dir: Path
+    exp_dir: Path
+    recipe_dir: Path
+    config: ReportConfig
+    test_sets: list[TestSetReport]
+    learning: Learning | None
+    stages: list[StageTime]
+    notes: list[str] = field(default_factory=list)
+    """What is missing, and what would bring it."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing at all to show."""
+        return not self.learning and not any(t.scores or t.run for t in self.test_sets)
+
+
+def gather(system: "BaseSystem") -> Report:
+    """Read the files of an experiment and its results; only a damaged one is an error."""
+    loaded = system.config_for("report")
+    inference_dir, exp_dir = Path(str(loaded.config["inference_dir"])), system.exp_dir
+    config = load_report_config(loaded)
+    scores = read_scores(metrics_path(inference_dir))
+    found = [*(score.test_set for score in scores), *_run_folders(inference_dir)]
+    names = [name for name in dict.fromkeys([*_listed(system), *found]) if name in found]
+    test_sets = [_gather_test_set(system, inference_dir, name, scores) for name in names]
+    learning = read_learning(exp_dir)
+    stages = read_stage_times(exp_dir, stages_of(type(system)))
+    report = Report(inference_dir, exp_dir, system.recipe_dir, config, test_sets, learning, stages)
+    report.notes.extend(_notes(report))
+    return report
+
+
+def _listed(system: "BaseSystem") -> list[str]:
+    """Return the test sets in the order of the inference config."""
+    if system.inference is None:
+        return []
+    dataset = resolved(system.inference.config, loaded=system.inference).get("dataset")
+    return listed_test_sets(dataset, system.inference)
+
+
+def _run_folders(inference_dir: Path) -> list[str]:
+    if not inference_dir.is_dir():
+        return []
+    folders = [path for path in inference_dir.iterdir() if path.is_dir()]
+    return sorted(
+        path.name
+        for path in folders
+        if shard_of(path.name) is None and manifest_path(path).exists()
+    )
+
+
+def _gather_test_set(
+    system: "BaseSystem", inference_dir: Path, name: str, scores: list[Score]
+) -> TestSetReport:
+    main = main_score(scores, name)
+    run = read_run(inference_dir, name)
+    stem = file_stem(main.metric) if main else ""
+    utterances = read_utterances(inference_dir / name / f"{stem}.jsonl") if main else None
+    data, no_data = _open(system, inference_dir, name, main, run)
+    return TestSetReport(
+        name,
+        [score for score in scores if score.test_set == name],
+        main,
+        run,
+        utterances,
+        _breakdowns(inference_dir / name, stem, main, utterances, data) if main else [],
+        data,
+        no_data,
+    )
+
+
+def _open(
+    system: "BaseSystem", base: Path, name: str, main: Score | None, run: RunFacts | None
+) -> tuple[TestSetData | None, str]:
+    if system.inference is None:
+        return None, "give --inference_config conf/inference.yaml, which says where the data is"
+    path = main.input_path(str(main.settings.get("hyp_key", "hyp")), base) if main else None
+    if path is None or not path.is_file():
+        return None, "it is not on record where the hypotheses came from"
+    failed = [failure.get("index") for failure in run.failures] if run else []
+    try:
+        ids = [id for id, _ in read_scp(path)]
+        return open_data(system.inference, name, ids, _flat(failed)), ""
+    except (NoClip, RecordError) as error:
+        return None, str(error)
+
+
+def _flat(indices: list[Any]) -> list[Any]:
+    return [i for index in indices for i in (index if isinstance(index, list) else [index])]
+
+
+def _breakdowns(
+    folder: Path,
+    stem: str,
+    main: Score,
+    utterances: Utterances | None,
+    data: TestSetData | None,
+) -> list[Breakdown]:
+    found: list[Breakdown] = []
+    if not main.numbers.get("errors"):
+        return found
+    for path in sorted(folder.glob(f"{stem}.by_*.tsv")):
+        by = path.name.removeprefix(f"{stem}.by_").removesuffix(".tsv")
+        if by != "length" or utterances is None:
+            groups = sorted(read_groups(path), key=lambda group: -(group.rate or 0.0))
+            shown = groups[:_MOST_GROUPS]
+            hidden = len(groups) - len(shown)
+            found.append(Breakdown(main.metric, by, main.unit, shown, hidden, by == "length"))
+    if utterances is not None:
+        groups = by_units(utterances.counts)
+        by = f"number of {main.unit}"
+        found.append(Breakdown(main.metric, by, main.unit, groups, 0, True))
+        seconds = data.durations_of(utterances.ids) if data else None
+        if seconds is not None:
+            groups = by_seconds(utterances.counts, seconds)
+            found.append(Breakdown(main.metric, "duration", main.unit, groups, 0, True))
+    return found
+
+
+def _notes(report: Report) -> list[str]:
+    notes = []
+    path = metrics_path(report.inference_dir)
+    if not report.test_sets:
+        notes.append(
+            f"No results: {report.inference_dir} has no test set yet. Run: python run.py --stages "
+            "infer measure report --inference_config ... --metrics_config ..."
+        )
+    elif not path.is_file():
+        notes.append(
+            f"No scores: {path} is not there. Run: python run.py --stages measure report "
+            "--metrics_config conf/metrics.yaml ..."
+        )
+    elif stale := stale_inputs(path):
+        notes.append(
+            f"The scores are out of date: {'; '.join(stale)}. Run the measure stage again."
+        )
+    if report.learning is None:
+        notes.append(
+            f"No training: {report.exp_dir} has no history.jsonl. If another folder has it, give "
+            "--training_config conf/training.yaml"
+        )
+    if not report.stages:
+        notes.append("No stage times: run the stages by the recipe's run.py, which records them.")
+    for test_set in report.test_sets:
+        notes += _test_set_notes(test_set)
+    return notes
+
+
+def _test_set_notes(test_set: TestSetReport) -> list[str]:
+    notes = []
+    if test_set.run and not test_set.run.success:
+        notes.append(f"{test_set.name}: the run is not complete. Run the infer stage again.")
+    if test_set.main and test_set.utterances is None:
+        notes.append(
+            f"{test_set.name}: no numbers of single utterances. Write details: true in "
+            f"{test_set.main.metric}, and measure again."
+        )
+    if (
+        test_set.breakdowns
+        and test_set.main
+        and not any(not b.is_ordered for b in test_set.breakdowns)
+    ):
+        notes.append(
+            f"{test_set.name}: nothing by speaker. Write by: [speaker] in {test_set.main.metric} "
+            "of the metrics config, and speaker in output_keys of the inference config."
+        )
+    if test_set.run and not test_set.run.spans:
+        notes.append(f"{test_set.name}: no timeline, because the folders of its shards are gone.")
+    return notes

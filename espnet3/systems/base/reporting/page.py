@@ -1,0 +1,173 @@
+"""The page: one HTML file that asks nothing of any server."""
+
+import base64
+import hashlib
+import shlex
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from espnet3.systems.base.reporting import number_words as words
+from espnet3.systems.base.reporting.charts import draw_curves
+from espnet3.systems.base.reporting.gather import Report, TestSetReport
+from espnet3.systems.base.reporting.timeline import make_timeline
+from espnet3.systems.base.reporting.worst import find_worst
+from espnet3.trainer.reporting.number_text import duration, share_text
+
+_MOST_FAILURES = 20
+_MOST_CONFIG_CHARACTERS = 100_000
+_CONFIGS = ("train", "infer", "measure")
+_GIT = ("commit", "branch", "dirty", "changes")
+
+
+def render(report: Report) -> str:
+    """Return the page; all texts that come from data or configs are escaped."""
+    from jinja2 import Environment, StrictUndefined
+    from markupsafe import Markup
+
+    environment = Environment(
+        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.filters.update(
+        rate=words.rate, interval=words.interval, count=words.count, short=words.short,
+        number=words.number, minutes=words.minutes, percent=share_text, duration=duration,
+    )  # fmt: skip
+    style, script = _asset("page.css"), _asset("page.js")
+    return environment.from_string(_asset("page.html")).render(
+        title=_title(report),
+        # Of files of ours, so that nothing else may run or be loaded, whatever a text contains.
+        style=Markup(style),
+        script=Markup(script),
+        policy=_policy(style, script),
+        written=datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"),
+        **_content(report),
+    )
+
+
+def _asset(name: str) -> str:
+    return resources.files(__package__).joinpath("assets", name).read_text(encoding="utf-8")
+
+
+def _policy(style: str, script: str) -> str:
+    """Return what a browser may do with the page: run our script, and play what is in it."""
+    return (
+        f"default-src 'none'; style-src '{_digest(style)}'; script-src '{_digest(script)}'; "
+        "media-src data:; img-src data:; base-uri 'none'; form-action 'none'"
+    )
+
+
+def _digest(text: str) -> str:
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+
+def _title(report: Report) -> str:
+    recipe = "/".join(report.recipe_dir.absolute().parts[-2:])
+    return f"{recipe} · {report.exp_dir.name}"
+
+
+def _content(report: Report) -> dict[str, Any]:
+    records = [stage.record for stage in report.stages]
+    last: Mapping[str, Any] = records[-1] if records else {}
+    return {
+        "report": report,
+        "cards": [_card(test_set) for test_set in report.test_sets],
+        "rates": [s for t in report.test_sets for s in t.scores if s.is_error_rate],
+        "others": _other_tables(report),
+        "worst": find_worst(report),
+        "learning": report.learning,
+        "charts": draw_curves(report.learning.history) if report.learning else [],
+        "timelines": [_timeline(test_set) for test_set in report.test_sets if _has_run(test_set)],
+        "failures": [
+            _failures(t, report.inference_dir / t.name)
+            for t in report.test_sets
+            if t.run and t.run.failures
+        ],
+        "stages": report.stages,
+        "longest_stage": max((stage.seconds for stage in report.stages), default=0.0) or 1.0,
+        "git": {**dict.fromkeys(_GIT), **(last.get("git") or {})},
+        "versions": last.get("versions") or {},
+        "command": str(last.get("command", "")),
+        "host": str(last.get("host", "")),
+        "configs": _configs(report),
+        "largest_rate": _largest_rate,
+    }
+
+
+def _has_run(test_set: TestSetReport) -> bool:
+    return bool(test_set.run and test_set.run.spans)
+
+
+def _card(test_set: TestSetReport) -> dict[str, Any]:
+    others = [s for s in test_set.scores if s.is_error_rate and s is not test_set.main]
+    run = test_set.run
+    return {
+        "name": test_set.name,
+        "main": test_set.main,
+        "others": others,
+        "plain": [s for s in test_set.scores if not s.is_error_rate],
+        "rtf": run.real_time_factor if run else None,
+        "audio_seconds": run.success.get("audio_seconds") if run else None,
+        "n_failed": len(run.failures) if run else 0,
+    }
+
+
+def _other_tables(report: Report) -> list[dict[str, Any]]:
+    """Return a table for each metric that is no error rate."""
+    tables: dict[str, list[Any]] = {}
+    for test_set in report.test_sets:
+        for score in test_set.scores:
+            if not score.is_error_rate:
+                tables.setdefault(score.metric, []).append(score)
+    return [
+        {
+            "metric": metric,
+            "columns": list(dict.fromkeys(key for score in scores for key in score.scalars)),
+            "scores": scores,
+        }
+        for metric, scores in tables.items()
+    ]
+
+
+def _timeline(test_set: TestSetReport) -> dict[str, Any]:
+    assert test_set.run is not None
+    run = test_set.run
+    return {
+        "name": test_set.name,
+        "line": make_timeline(run.spans),
+        "padding": run.success.get("padded_share"),
+        "load_seconds": sum(span.load_end - span.start for span in run.spans),
+        "n_shards": len(run.spans),
+        "n_retried": sum(span.n_deaths > 0 for span in run.spans),
+        "n_failed": sum(span.n_failed for span in run.spans),
+    }
+
+
+def _failures(test_set: TestSetReport, folder: Path) -> dict[str, Any]:
+    assert test_set.run is not None
+    failures = test_set.run.failures
+    return {
+        "name": test_set.name,
+        "shown": [
+            {"index": str(f.get("index")), "error": words.shortened(str(f.get("error", "")), 400)}
+            for f in failures[:_MOST_FAILURES]
+        ],
+        "n_all": len(failures),
+        "command": f"espnet3 failed {shlex.quote(str(folder))}",
+    }
+
+
+def _configs(report: Report) -> list[tuple[str, str]]:
+    """Return the configs of the main stages, as they were when these last ran."""
+    found = []
+    for stage in _CONFIGS:
+        path = Path(report.exp_dir) / "config" / f"{stage}.yaml"
+        if path.is_file():
+            text = path.read_text(encoding="utf-8", errors="replace")
+            found.append((stage, words.shortened(text, _MOST_CONFIG_CHARACTERS)))
+    return found
+
+
+def _largest_rate(groups: Sequence[Any]) -> float:
+    return max((group.rate or 0.0 for group in groups), default=0.0) or 1.0

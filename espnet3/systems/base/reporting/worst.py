@@ -1,0 +1,121 @@
+"""The utterances with the most errors: their alignment, and their sound."""
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from espnet3.components.metrics.tally import n_errors, n_units, percentage
+from espnet3.io.scp import RecordError, read_scp
+from espnet3.systems.base.reporting.aligned_units import Aligner, Alignment, Cell
+from espnet3.systems.base.reporting.clips import Clip, ClipMaker, NoClip
+from espnet3.systems.base.reporting.gather import Report, TestSetReport
+from espnet3.systems.base.reporting.scores import Score
+
+_MOST_ALIGNED = 20_000
+"""Utterances with errors that are searched for the most frequent ones."""
+_MOST_CONFUSIONS = 12
+
+
+@dataclass(frozen=True)
+class WorstUtterance:
+    """What is shown of an utterance."""
+
+    id: str
+    n_errors: int
+    n_units: int
+    rate: float | None
+    alignment: Alignment
+    reference: str
+    hypothesis: str
+    clip: Clip | None
+    no_clip: str
+    """Why it cannot be heard."""
+
+
+@dataclass(frozen=True)
+class WorstOfTestSet:
+    """Those of a test set."""
+
+    test_set: str
+    unit: str
+    utterances: list[WorstUtterance]
+    n_with_errors: int
+    n_all: int
+    confusions: list[tuple[Cell, int]] = field(default_factory=list)
+    """The most frequent errors, and how often they came."""
+    problem: str = ""
+    """Why there is nothing to show."""
+
+
+def find_worst(report: Report) -> list[WorstOfTestSet]:
+    """Return the worst of each test set, in equal shares of `n_worst`."""
+    chosen = [t for t in report.test_sets if t.main is not None and t.utterances is not None]
+    if not chosen or not report.config.n_worst:
+        return []
+    n_each = math.ceil(report.config.n_worst / len(chosen))
+    clips = ClipMaker(report.config)
+    return [_of_test_set(test_set, report, clips, n_each) for test_set in chosen]
+
+
+def _of_test_set(
+    test_set: TestSetReport, report: Report, clips: ClipMaker, n_each: int
+) -> WorstOfTestSet:
+    main, utterances = test_set.main, test_set.utterances
+    assert main is not None
+    assert utterances is not None
+    errors, units = n_errors(utterances.counts), n_units(utterances.counts)
+    numbers = utterances.worst(n_each)
+    n_wrong, n_all = int((errors > 0).sum()), len(utterances.ids)
+    ids = [utterances.ids[number] for number in numbers]
+    wrong = [utterances.ids[number] for number in (errors > 0).nonzero()[0][:_MOST_ALIGNED]]
+    try:
+        texts = _texts(main, report.inference_dir, [*ids, *wrong])
+        align = Aligner(main.unit, main.settings)
+    except Exception as error:  # a file or a cleaner that is not there any more
+        return WorstOfTestSet(test_set.name, main.unit, [], n_wrong, n_all, problem=str(error))
+    confusions = _confusions(align, [texts[id] for id in wrong])
+    found = []
+    for number, id in zip(numbers, ids, strict=True):
+        reference, hypothesis = texts[id]
+        clip, no_clip = _clip(test_set, id, clips)
+        n_wrong_here, n_here = int(errors[number]), int(units[number])
+        rate = percentage(n_wrong_here, n_here)
+        alignment = align(reference, hypothesis)
+        found.append(
+            WorstUtterance(
+                id, n_wrong_here, n_here, rate, alignment, reference, hypothesis, clip, no_clip
+            )
+        )
+    return WorstOfTestSet(test_set.name, main.unit, found, n_wrong, n_all, confusions)
+
+
+def _confusions(align: Aligner, texts: Iterable[tuple[str, str]]) -> list[tuple[Cell, int]]:
+    counts = Counter(cell for pair in texts for cell in align.errors(*pair))
+    # Of equals the first in the alphabet, so that the same results give the same page.
+    ranked = sorted(counts.items(), key=lambda item: (-item[1], item[0].ref, item[0].hyp))
+    return ranked[:_MOST_CONFUSIONS]
+
+
+def _clip(test_set: TestSetReport, id: str, clips: ClipMaker) -> tuple[Clip | None, str]:
+    if not clips.config.audio_megabytes:
+        return None, ""
+    if test_set.data is None:
+        return None, test_set.no_data
+    try:
+        return clips.make(test_set.data.sample(id), test_set.data.duration(id)), ""
+    except NoClip as error:
+        return None, str(error)
+
+
+def _texts(score: Score, base: Path, ids: Sequence[str]) -> dict[str, tuple[str, str]]:
+    """Return reference and hypothesis of a few ids; files are read line by line."""
+    wanted = set(ids)
+    sides = []
+    for role in ("ref_key", "hyp_key"):
+        path = score.input_path(str(score.settings.get(role, role.removesuffix("_key"))), base)
+        if path is None:
+            raise RecordError(f"metrics.json does not tell where {role} was read from.")
+        sides.append({id: text for id, text in read_scp(path) if id in wanted})
+    return {id: (sides[0].get(id, ""), sides[1].get(id, "")) for id in ids}
