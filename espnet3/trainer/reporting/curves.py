@@ -1,10 +1,10 @@
-"""Learning curves: `curves.png`, and the same as SVG for a report."""
+"""Learning curves: `curves.png`, and what of a history is worth drawing."""
 
 import itertools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from io import BytesIO, StringIO
+from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -56,21 +56,6 @@ def plot_curves(exp_dir: StrPath) -> Path | None:
     path = folder / FILE_NAME
     write_bytes(path, image.getvalue())
     return path
-
-
-def curves_svg(history: Iterable[Entry], title: str = "") -> str | None:
-    """Return the curves as an SVG element for an HTML page, or None if nothing was logged yet."""
-    figure = _draw(list(history), title=title)
-    if figure is None:
-        return None
-    from matplotlib import rc_context
-
-    text = StringIO()
-    # Text stays text, and the same curves give the same file.
-    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "espnet3"}):
-        figure.savefig(text, format="svg", metadata={"Date": None})
-    whole = text.getvalue()
-    return whole[whole.index("<svg") :]
 
 
 def panels_of(history: Sequence[Entry]) -> list[Panel]:
