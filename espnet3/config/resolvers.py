@@ -1,9 +1,9 @@
 """The resolvers of config files: `self_name`, `set_corpus_and_system`, `config_path`, `load_line`.
 
-What they stand for depends on the file that holds them, which OmegaConf does not tell a resolver.
-So a file is bound when it is read: `${self_name:}` becomes `${self_name:'train'}`, and
-`${load_line:f}` becomes `${load_line_in:'/recipe/conf',f}`. A config saved in this form keeps its
-values wherever it is loaded again.
+`n_cores` is that of the machine. What the others stand for depends on the file that holds them,
+which OmegaConf does not tell a resolver. So a file is bound when it is read: `${self_name:}`
+becomes `${self_name:'train'}`, and `${load_line:f}` becomes `${load_line_in:'/recipe/conf',f}`. A
+config saved in this form keeps its values wherever it is loaded again.
 """
 
 import os
@@ -77,7 +77,9 @@ def register_resolvers() -> None:
 
 def suggest_resolver(name: str) -> str:
     """Return a did-you-mean for a misspelt resolver, or the list of those that there are."""
-    known = ("self_name", "config_path", "load_line", "set_corpus_and_system", *_BUILT_IN)
+    known = (
+        "self_name", "config_path", "load_line", "set_corpus_and_system", "n_cores", *_BUILT_IN,
+    )  # fmt: skip
     return suggest(name, known) or f" There are: {', '.join(known)}."
 
 
@@ -110,6 +112,14 @@ def _nearby(path: Path) -> str:
     return suggest(path.name, names) or " Mend the name, which counts from the file it stands in."
 
 
+def _n_cores(*most: Any) -> int:
+    """Return how many cores this process may use; `${n_cores:8}` is at most 8."""
+    if len(most) > 1 or not all(isinstance(n, int) and n > 0 for n in most):
+        raise ConfigError("n_cores takes the most that it may be, if any. Write: ${n_cores:8}")
+    own = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return min([own or 1, *map(int, most)])
+
+
 def _path(folder: str, names: tuple[Any, ...], resolver: str) -> str:
     if len(names) != 1 or not str(names[0]):
         raise ConfigError(
@@ -125,4 +135,5 @@ _RESOLVERS: dict[str, Callable[..., Any]] = {
     "set_corpus_and_system": _named,
     "config_path_in": _config_path_in,
     "load_line_in": _load_line_in,
+    "n_cores": _n_cores,
 }

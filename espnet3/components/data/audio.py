@@ -1,4 +1,7 @@
-"""Read audio files and their lengths with soundfile; nothing is resampled or mixed unasked."""
+"""Read audio files and their lengths with soundfile; nothing is resampled or mixed unasked.
+
+What happens to odd files is in docs/audio.md.
+"""
 
 import io
 import os
@@ -7,21 +10,28 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
+from espnet3.components.data.audio_problems import (
+    Source,
+    check_finite,
+    check_length,
+    diagnose,
+    name_of,
+    promised_frames,
+)
 from espnet3.components.data.errors import AudioError
+from espnet3.components.data.resampling import resample as to_rate
 
 if TYPE_CHECKING:
     import numpy as np
 
-Source = str | os.PathLike[str] | bytes
-"""A path, or the content of an audio file."""
+CHANNEL_CHOICES = ("mix", "only")
+"""What `channel` may be besides a number."""
 
 T = TypeVar("T")
 R = TypeVar("R")
 
 # Segments are often rounded up; Kaldi cuts off as much without a word.
 _MAX_OVERSHOOT_SECONDS = 0.5
-# The length that lossy formats declare is not exact.
-_MAX_SHORTFALL_SECONDS = 0.1
 # A header takes 50 microseconds on a local disk, where threads are no gain, and milliseconds on a
 # network file system, where they are.
 _N_THREADS = 8
@@ -44,8 +54,9 @@ def read_audio(
     *,
     start: float = 0.0,
     end: float | None = None,
-    channel: int | None = None,
+    channel: int | str | None = None,
     sample_rate: int | None = None,
+    resample: bool = False,
 ) -> Audio:
     """Read a file or a part of it.
 
@@ -53,25 +64,29 @@ def read_audio(
         source: A path, or the content of a file.
         start: In seconds.
         end: In seconds; None for the end of the file. Up to 0.5 s beyond it are cut off.
-        channel: Counted from 0. None keeps all: one channel as [samples], several as
-            [samples, channels].
+        channel: The one to take, counted from 0; `mix` for the mean of all, `only` for the only
+            one of a file that must not have more. None keeps all: one channel as [samples],
+            several as [samples, channels].
         sample_rate: The rate that the file must have; None for any.
+        resample: Bring a file of another rate to `sample_rate`, instead of refusing it.
 
     Raises:
-        AudioError: The file is missing, unreadable, shorter than asked for, or has another rate or
-            fewer channels; the message has a line to run or to write.
+        AudioError: The file is missing, unreadable, shorter than asked for, has another rate or
+            fewer channels, or samples that are no finite number; the message has a line to run or
+            to write.
     """
     with _opened(source) as file:
-        check_sample_rate(file.samplerate, sample_rate, source)
+        if not resample:
+            check_sample_rate(file.samplerate, sample_rate, source)
         first, last = _frame_range(file, start, end, source)
-        file.seek(first)
+        file.seek(min(first, file.frames))
         samples = file.read(last - first, dtype="float32")
-        if last - first - len(samples) > _MAX_SHORTFALL_SECONDS * file.samplerate:
-            raise AudioError(
-                f"{name_of(source)} is cut short: its header promises {last - first} samples, and "
-                f"{len(samples)} could be read. Copy or make the file again."
-            )
-        return Audio(pick_channel(samples, channel, source), file.samplerate)
+        check_length(len(samples), last - first, file, source)
+        check_finite(samples, file, source)
+        samples, rate = pick_channel(samples, channel, source), file.samplerate
+    if sample_rate is None:
+        return Audio(samples, rate)
+    return Audio(to_rate(samples, rate, sample_rate), sample_rate)
 
 
 def read_duration(source: Source) -> float:
@@ -81,7 +96,7 @@ def read_duration(source: Source) -> float:
         AudioError: The file is missing or unreadable.
     """
     with _opened(source) as file:
-        return float(file.frames / file.samplerate)
+        return float(promised_frames(file, source) / file.samplerate)
 
 
 def in_threads(function: Callable[[T], R], items: Sequence[T]) -> list[R]:
@@ -104,27 +119,31 @@ def check_sample_rate(found: int, wanted: int | None, source: Source) -> None:
         raise AudioError(
             f"{name} is sampled at {found} Hz, but sample_rate is {wanted}. Audio is never "
             f"resampled unasked. Convert it: sox {path} -r {wanted} OUT.wav (or ffmpeg -i {path} "
-            f"-ar {wanted} OUT.wav); or take it as it is: sample_rate: {found}"
+            f"-ar {wanted} OUT.wav); or let it be done when it is read: resample: true; or take it "
+            f"as it is: sample_rate: {found}"
         )
 
 
-def pick_channel(samples: Any, channel: int | None, source: Source) -> Any:
-    """Return one channel of [samples] or [samples, channels]; None keeps all."""
-    if channel is None:
-        return samples
+def pick_channel(samples: Any, channel: int | str | None, source: Source) -> Any:
+    """Return one channel of [samples] or [samples, channels]; see `read_audio`."""
     n_channels = samples.shape[1] if samples.ndim == 2 else 1
-    if not 0 <= channel < n_channels:
+    if channel is None or (samples.ndim == 1 and channel in CHANNEL_CHOICES):
+        return samples
+    if channel == "mix":
+        return samples.mean(axis=1)
+    if channel == "only" and n_channels > 1:
         raise AudioError(
-            f"{name_of(source)} has {n_channels} channel(s), but channel is {channel}, counted "
+            f"{name_of(source)} has {n_channels} channels, but channel is only. Take one, such as "
+            "channel: 0, or their mean: channel: mix"
+        )
+    number = 0 if channel == "only" else int(channel)
+    if not 0 <= number < n_channels:
+        raise AudioError(
+            f"{name_of(source)} has {n_channels} channel(s), but channel is {number}, counted "
             f"from 0. Write a number below {n_channels}, such as channel: 0"
         )
     # A copy, so that the other channels do not stay in memory.
-    return samples[:, channel].copy() if samples.ndim == 2 else samples
-
-
-def name_of(source: Source) -> str:
-    """Return how an error calls a source."""
-    return f"audio of {len(source)} bytes" if isinstance(source, bytes) else os.fspath(source)
+    return samples[:, number].copy() if samples.ndim == 2 else samples
 
 
 @contextmanager
@@ -137,29 +156,11 @@ def _opened(source: Source) -> Iterator[Any]:
         ) as file:
             yield file
     except soundfile.SoundFileError as error:
-        raise AudioError(_diagnose(source, error)) from error
-
-
-def _diagnose(source: Source, error: Exception) -> str:
-    name = name_of(source)
-    if isinstance(source, bytes):
-        reason = "It is no audio that soundfile knows. Make the data again."
-    elif not os.path.exists(source):
-        return f"{name} does not exist. Correct its path, or make the file."
-    elif os.path.isdir(source):
-        return f"{name} is a folder. Write the path of an audio file."
-    elif os.path.getsize(source) == 0:
-        return f"{name} is empty. Copy or make the file again."
-    else:
-        path = shlex.quote(name)
-        reason = f"If it plays, convert it: ffmpeg -i {path} OUT.wav; if not, make it again."
-    # soundfile names the file first: its path, or the object that it was read from.
-    text = str(error).rpartition(": ")[2].rstrip(".")
-    return f"{name} cannot be read as audio: {text}. {reason}"
+        raise AudioError(diagnose(source, error)) from error
 
 
 def _frame_range(file: Any, start: float, end: float | None, source: Source) -> tuple[int, int]:
-    rate, n_frames = file.samplerate, file.frames
+    rate, n_frames = file.samplerate, promised_frames(file, source)
     first = round(start * rate)
     last = n_frames if end is None else round(end * rate)
     stop = min(last, n_frames)

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 Batch = dict[str, Any]
 CollateFn = Callable[[list[Any]], Any]
 
-# Every source tells it, few models take it: as a tensor it would be in their way.
-_KEPT = ("sample_rate",)
+# Sources tell them, few models take them: as tensors they would be in their way.
+_KEPT = ("sample_rate", "duration")
 
 
 class PadCollate:
@@ -22,7 +22,8 @@ class PadCollate:
     - Arrays and tensors, and lists of numbers, are padded along their first axis and stacked:
       `<key>` is [batch, longest, ...] and `<key>_lengths` holds the lengths, as int64.
     - Numbers, and arrays without an axis, are stacked to [batch].
-    - All else, such as texts and `utt_id`, is a list. So is `sample_rate`.
+    - All else, such as texts and `utt_id`, is a list. So are the numbers `sample_rate` and
+      `duration`, which manifests tell.
 
     Args:
         pad_values: What to pad the field of that name with, such as `{"labels": -100}`.
@@ -71,7 +72,8 @@ class PadCollate:
     def _collect(
         self, key: str, values: list[Any], samples: Sequence[Mapping[str, Any]], batch: Batch
     ) -> None:
-        tensors = None if key in _KEPT else [as_tensor(value) for value in values]
+        is_kept = key in _KEPT and all(isinstance(value, int | float) for value in values)
+        tensors = None if is_kept else [as_tensor(value) for value in values]
         if tensors is None or any(tensor is None for tensor in tensors):
             batch[key] = values
             return

@@ -7,8 +7,10 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from espnet3.components.data.errors import DataError
+from espnet3.components.data.fields import fields_of, has_fields
 from espnet3.components.data.sample_seed import sample_of, sample_rng, takes_rng, uses_rng
 from espnet3.config.fingerprint import digest
+from espnet3.config.targets import signature_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -29,12 +31,14 @@ class Dataset(Protocol):
     More methods are used where a dataset has them:
 
     - `durations() -> Sequence[float] | None`: seconds of each item, in the order of the dataset,
-      found without decoding audio; None if unknown.
+      found without decoding audio; None if unknown. A parameter `unreadable`, if there is one, is
+      what to return for items that cannot be read.
     - `fingerprint() -> str`: a digest of what the items depend on; cheap, without decoding audio.
     - `sample_with(index, rng) -> sample`: the sample for training, with random choices drawn from
       a NumPy `Generator`, which is the same one whenever this epoch reads this sample.
     - `locality() -> array | None`: the number of the shard that holds each item, so that training
       reads a few shards at a time.
+    - `fields(index) -> sample`: the sample without its audio, for those who want its text alone.
     """
 
     def __len__(self) -> int:
@@ -87,14 +91,18 @@ class TransformedDataset:
         """Tell whether `sample_with` makes any random choices."""
         return self._is_random or uses_rng(self.dataset)
 
+    def has_fields(self) -> bool:
+        """Tell that there is no sample without audio: a step may need it, or make the text."""
+        return False
+
     def _apply(self, sample: Any, rng: "np.random.Generator | None") -> Any:
         for step, is_random in self._steps:
             sample = _as_sample(step(sample, rng=rng) if is_random else step(sample), step)
         return sample
 
-    def durations(self) -> "Floats | None":
+    def durations(self, unreadable: float | None = None) -> "Floats | None":
         """Return the durations of the dataset as it came: a transform does not change them."""
-        return durations_of(self.dataset)
+        return durations_of(self.dataset, unreadable)
 
     def fingerprint(self) -> str:
         """Return a digest of the dataset's own and of the names of the steps."""
@@ -151,6 +159,15 @@ class CombinedDataset:
         """Tell whether `sample_with` makes any random choices."""
         return any(uses_rng(dataset) for dataset in self.datasets)
 
+    def has_fields(self) -> bool:
+        """Tell whether all of them have samples without audio."""
+        return all(has_fields(dataset) for dataset in self.datasets)
+
+    def fields(self, index: int) -> Any:
+        """Return a sample, without its audio where that saves the reading of it."""
+        which, position = self._find(index)
+        return fields_of(self.datasets[which], position)
+
     def place_of(self, index: int) -> str:
         """Return how an error calls an item: `item 3 of dataset.train.1`."""
         which, position = self._find(index)
@@ -165,13 +182,13 @@ class CombinedDataset:
         which = bisect_right(self._ends, position)
         return which, position - (self._ends[which - 1] if which else 0)
 
-    def durations(self) -> "Floats | None":
+    def durations(self, unreadable: float | None = None) -> "Floats | None":
         """Return the durations of all, or None if one dataset does not know its own."""
         import numpy as np
 
         parts = []
         for dataset in self.datasets:
-            part = durations_of(dataset)
+            part = durations_of(dataset, unreadable)
             if part is None:
                 return None
             parts.append(part)
@@ -196,13 +213,16 @@ def as_position(index: Any, n_items: int) -> int:
     return position + n_items if position < 0 else position
 
 
-def durations_of(dataset: Any) -> "Floats | None":
+def durations_of(dataset: Any, unreadable: float | None = None) -> "Floats | None":
     """Return the seconds of each item, as float64, or None for a dataset that does not tell.
+
+    `unreadable` stands for those that cannot be read, where the dataset's method takes it.
 
     Raises:
         DataError: There is not exactly one finite number, 0 or more, for each item.
     """
-    values = _ask(dataset, "durations")
+    given = {} if unreadable is None else {"unreadable": unreadable}
+    values = _ask(dataset, "durations", given)
     if values is None:
         return None
     import numpy as np
@@ -236,9 +256,16 @@ def fingerprint_of(dataset: Any) -> str:
     return own
 
 
-def _ask(dataset: Any, name: str) -> Any:
+def _ask(dataset: Any, name: str, given: Mapping[str, Any] | None = None) -> Any:
+    """Return an attribute, or what it returns when called with those of `given` that it takes."""
     found = getattr(dataset, name, None)
-    return found() if callable(found) else found
+    signature = signature_of(found) if given and callable(found) else None
+    known = signature.parameters if signature else {}
+    return (
+        found(**{k: v for k, v in (given or {}).items() if k in known})
+        if callable(found)
+        else found
+    )
 
 
 def _bad_durations(dataset: Any, problem: str) -> DataError:

@@ -61,7 +61,8 @@ class LengthSource:
 
         if self.given is not None:
             return np.asarray(self.given, dtype=np.float64)
-        known = durations_of(self.dataset)
+        # With `skip`, what cannot be read is left out when its turn comes.
+        known = durations_of(self.dataset, 0.0 if self.config.on_error == "skip" else None)
         if known is not None:
             return np.asarray(known, dtype=np.float64)
         if self.config.shape_file is not None and self.config.sample_rate is not None:

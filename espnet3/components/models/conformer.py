@@ -22,14 +22,13 @@ class Conformer(nn.Module):
         n_heads: Of the attention; they share `hidden`.
         feed_forward: Size within the feed-forward networks; None: four times `hidden`.
         kernel_size: Frames that the convolutions see; odd.
-        subsampling_channels: Of the convolutions that lower the rate.
         dropout: While training.
 
     Raises:
         ConfigError: The subsampling is unknown, the kernel even, or the heads do not fit.
     """
 
-    def __init__(  # noqa: PLR0913 - the settings that users know by these names
+    def __init__(
         self,
         input_size: int,
         hidden: int = 144,
@@ -39,14 +38,13 @@ class Conformer(nn.Module):
         n_heads: int = 4,
         feed_forward: int | None = None,
         kernel_size: int = 15,
-        subsampling_channels: int = 32,
         dropout: float = 0.1,
     ) -> None:
         super().__init__()
         self.input_size = input_size
         self.output_size = hidden
         self.subsampling = subsampling
-        self.subsample = Subsampling(input_size, hidden, subsampling, subsampling_channels)
+        self.subsample = Subsampling(input_size, hidden, subsampling, dropout)
         self.dropout = nn.Dropout(dropout)
         self.layers = nn.ModuleList(
             ConformerLayer(
@@ -70,7 +68,6 @@ class Conformer(nn.Module):
         # An item without a frame attends to one of padding: attention to nothing is not a number.
         is_valid = valid_frames(lengths.clamp_min(1), frames.shape[1], frames.device)
         distances = self.dropout(distance_vectors(frames))
-        frames = self.dropout(frames)
         for layer in self.layers:
             frames = layer(frames, distances, is_valid)
         return frames.masked_fill(~is_valid[..., None], 0.0), lengths

@@ -61,7 +61,9 @@ class RelativeAttention(nn.Module):
 
     def _split(self, values: Tensor) -> Tensor:
         """Return [..., n, size] as [..., n_heads, n, size / n_heads]."""
-        return values.view(*values.shape[:-1], self.n_heads, -1).transpose(-3, -2)
+        *others, size = values.shape
+        # Not -1, whose meaning torch.export cannot work out for every length.
+        return values.view(*others, self.n_heads, size // self.n_heads).transpose(-3, -2)
 
 
 def distance_vectors(frames: Tensor) -> Tensor:
@@ -74,8 +76,8 @@ def shift(by_distance: Tensor) -> Tensor:
     """Turn scores of [frame, distance] into scores of [frame, other frame].
 
     Row i of the input has the distances from n - 1 down to 1 - n; what row i of the output wants
-    is i to i - n + 1. With one more column, reading on by one fewer than the width of a row moves
-    each row by one against the row before.
+    is i to i - n + 1, so each row begins one column before the one above it. A step from row to
+    row that is shorter by one reads that without copying.
 
     Args:
         by_distance: [..., n, 2 n - 1].
@@ -84,6 +86,8 @@ def shift(by_distance: Tensor) -> Tensor:
         >>> shift(torch.tensor([[1.0, 0.0, -1.0], [1.0, 0.0, -1.0]])).tolist()
         [[0.0, -1.0], [1.0, 0.0]]
     """
-    n = by_distance.shape[-2]
-    padded = nn.functional.pad(by_distance, (1, 0)).flatten(-2)
-    return padded[..., n:].view(*by_distance.shape)[..., :n]
+    *others, n, _ = by_distance.shape
+    scores = by_distance.contiguous()
+    *steps, step, _ = scores.stride()
+    offset = scores.storage_offset() + n - 1
+    return scores.as_strided((*others, n, n), (*steps, step - 1, 1), offset)

@@ -1,12 +1,13 @@
 """The runner of inference: a model over a dataset, into an SCP file per field."""
 
 import sys
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from shlex import quote
 from typing import Any
 
+from espnet3.components.data.errors import DataError
 from espnet3.errors import IncompleteRunError
 from espnet3.parallel.base_runner import BaseRunner
 from espnet3.shards.join import join_files
@@ -91,7 +92,7 @@ class InferenceRunner(BaseRunner):
         convert = load_function(outputs.output_fn) if outputs.output_fn else None
         if not isinstance(idx, list):
             data = dataset[idx]
-            with no_gradients():
+            with no_gradients(), naming([data], outputs):
                 output = model(**inputs_of(data, outputs), **params)
             if convert:
                 output = convert(data=data, model_output=output, idx=idx)
@@ -99,7 +100,7 @@ class InferenceRunner(BaseRunner):
         batch = [dataset[i] for i in idx]
         inputs = [inputs_of(data, outputs) for data in batch]
         lists = {key: [values[key] for values in inputs] for key in outputs.input_keys}
-        with no_gradients():
+        with no_gradients(), naming(batch, outputs):
             output = model(**lists, **params)
         if convert:
             output = convert(data=batch, model_output=output, idx=idx)
@@ -149,6 +150,17 @@ def no_gradients() -> AbstractContextManager[Any]:
     """Keep torch, where it is used, from remembering what a backward pass would need."""
     torch = sys.modules.get("torch")
     return nullcontext() if torch is None else torch.no_grad()
+
+
+@contextmanager
+def naming(batch: Sequence[Mapping[str, Any]], outputs: OutputSettings) -> Iterator[None]:
+    """Let what a model says about its one input begin with the id: the model does not know it."""
+    try:
+        yield
+    except DataError as error:
+        if len(batch) != 1 or outputs.idx_key not in batch[0]:
+            raise
+        raise type(error)(f"{batch[0][outputs.idx_key]}: {error}") from error
 
 
 def _input_key_of(provider: Any) -> Any:

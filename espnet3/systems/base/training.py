@@ -97,7 +97,7 @@ def _lacks_averages(loaded: "LoadedConfig") -> bool:
 
 def _history_time(loaded: "LoadedConfig") -> int:
     """Return when a metric was written last; 0 if never."""
-    from espnet3.trainer.reporting.history import FILE_NAME
+    from espnet3.trainer.reporting.history_entries import FILE_NAME
 
     file = _exp_dir(loaded) / FILE_NAME
     return file.stat().st_mtime_ns if file.exists() else 0

@@ -7,7 +7,6 @@ import torch
 
 from espnet3.errors import RunFolderError
 from espnet3.io.atomic import StrPath
-from espnet3.trainer.checkpointing.checkpoint_io import read_checkpoint
 
 PREFIX = "model."
 """Before the names of the model's parameters in a Lightning checkpoint."""
@@ -25,6 +24,9 @@ def load_weights(path: StrPath) -> dict[str, torch.Tensor]:
     """
     if Path(path).suffix == ".safetensors":
         return _load_safetensors(path)
+    # It imports Lightning, which takes each worker of an inference a second.
+    from espnet3.trainer.checkpointing.checkpoint_io import read_checkpoint
+
     return weights_in(read_checkpoint(path, mmap=True), path)
 
 

@@ -170,3 +170,16 @@ def test_a_resolver_of_the_user_is_left_alone(tmp_path):
     OmegaConf.register_new_resolver("test_resolvers", lambda x: x + 1, replace=True)
     path = write(tmp_path / "train.yaml", "a: ${test_resolvers:2}\n")
     assert load_config(path).resolved() == {"a": 3}
+
+
+def test_n_cores_is_what_the_process_may_use_and_at_most_so_many(tmp_path):
+    (tmp_path / "a.yaml").write_text("one: ${n_cores:1}\nall: ${n_cores:}\n")
+    config = load_config(tmp_path / "a.yaml").config
+    assert (config.one, config.all) == (1, len(os.sched_getaffinity(0)))
+
+
+@pytest.mark.parametrize("most", ["0", "many", "1,2"])
+def test_n_cores_of_something_else_tells_what_to_write(tmp_path, most):
+    (tmp_path / "a.yaml").write_text(f"n: ${{n_cores:{most}}}\n")
+    with pytest.raises(ConfigError, match=r"Write: \$\{n_cores:8\}"):
+        load_config(tmp_path / "a.yaml").resolved()

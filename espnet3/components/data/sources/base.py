@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from espnet3.components.data.audio import Audio, Source, in_threads, read_audio, read_duration
+from espnet3.components.data.audio import Audio, in_threads, read_duration
+from espnet3.components.data.audio_form import AudioForm
+from espnet3.components.data.audio_problems import Source
 from espnet3.components.data.dataset import Sample, as_position
 from espnet3.components.data.errors import AudioError
 from espnet3.config.fingerprint import digest, file_identity
-from espnet3.errors import ConfigError, MissingExtraError
+from espnet3.errors import MissingExtraError
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,14 +29,21 @@ class SpeechSource(ABC):
     """A dataset of utterances with audio.
 
     Args:
-        sample_rate: The rate that all audio must have; None for any. Nothing is resampled.
-        channel: The channel to take, from 0; None keeps all.
+        sample_rate: The rate that all audio must have; None for any.
+        channel: The channel to take, from 0; `mix` for the mean of all, `only` to refuse files with
+            more than one; None keeps all.
+        resample: Bring audio of another rate to `sample_rate`, instead of refusing it.
     """
 
-    def __init__(self, *, sample_rate: int | None = None, channel: int | None = None) -> None:
-        self._sample_rate = check_whole_number("sample_rate", sample_rate, 16000)
-        self._channel = check_whole_number("channel", channel, 0)
-        self._durations: list[float] | None = None
+    def __init__(
+        self,
+        *,
+        sample_rate: int | None = None,
+        channel: int | str | None = None,
+        resample: bool = False,
+    ) -> None:
+        self._form = AudioForm(sample_rate, channel, resample)
+        self._durations: list[float | None] | None = None
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -48,20 +57,31 @@ class SpeechSource(ABC):
             raise AudioError(f"{self._where(position)}: {error}") from error
         return {**fields, "speech": audio.samples, "sample_rate": audio.sample_rate}
 
-    def durations(self) -> list[float]:
+    def fields(self, index: int) -> Sample:
+        """Return the sample without its audio, which is not opened."""
+        return self._fields(as_position(index, len(self)))
+
+    def durations(self, unreadable: float | None = None) -> list[float]:
         """Return the seconds of each item: those that are written down, else from file headers.
 
+        Args:
+            unreadable: What to return for an item whose header cannot be read.
+
         Raises:
-            AudioError: A header cannot be read; the message has the number of such files.
+            AudioError: A header cannot be read, and `unreadable` is None; the message has the
+                number of such files.
         """
-        if self._durations is None:
-            self._durations = self._find_durations()
-        return self._durations
+        found = self._find_durations() if self._durations is None else self._durations
+        bad = [i for i, duration in enumerate(found) if duration is None]
+        if not bad:
+            self._durations = found
+        elif unreadable is None:
+            raise self._unreadable(bad, len(found))
+        return [unreadable or 0.0 if duration is None else duration for duration in found]
 
     def fingerprint(self) -> str:
         """Return a digest of what the items are made from, but for the audio files' content."""
-        settings = {"sample_rate": self._sample_rate, "channel": self._channel}
-        return digest({**settings, "origin": self._origin()})
+        return digest({**self._form.settings(), "origin": self._origin()})
 
     @abstractmethod
     def _fields(self, position: int) -> Sample:
@@ -85,24 +105,15 @@ class SpeechSource(ABC):
 
     def _audio(self, position: int) -> Audio:
         clip = self._clip(position)
-        return read_audio(
-            clip.source,
-            start=clip.start,
-            end=clip.end,
-            channel=self._channel,
-            sample_rate=self._sample_rate,
-        )
+        return self._form.read(clip.source, clip.start, clip.end)
 
-    def _find_durations(self) -> list[float]:
+    def _find_durations(self) -> list[float | None]:
         known = self._known_durations()
         unknown = [i for i, duration in enumerate(known) if duration is None]
         lengths = self._lengths(unknown)
         for i, length in zip(unknown, lengths, strict=True):
             known[i] = length
-        bad = [i for i in unknown if known[i] is None]
-        if bad:
-            raise self._unreadable(bad, len(unknown))
-        return [duration for duration in known if duration is not None]
+        return known
 
     def _lengths(self, positions: Sequence[int]) -> list[float | None]:
         return in_threads(self._try_length, positions)
@@ -120,7 +131,7 @@ class SpeechSource(ABC):
             raise AudioError(f"The part starts at {clip.start:g} s, after the end of the file.")
         return length
 
-    def _unreadable(self, positions: Sequence[int], n_read: int) -> AudioError:
+    def _unreadable(self, positions: Sequence[int], n_items: int) -> AudioError:
         first = positions[0]
         try:
             self._length(first)
@@ -128,7 +139,7 @@ class SpeechSource(ABC):
         except AudioError as error:
             reason = str(error)
         return AudioError(
-            f"The durations of {len(positions)} of {n_read} items cannot be read from the headers "
+            f"The durations of {len(positions)} of {n_items} items cannot be read from the headers "
             f"of their audio files. The first is {self._where(first)}: {reason}"
         )
 
@@ -136,16 +147,6 @@ class SpeechSource(ABC):
 def content_of(*files: Path) -> dict[str, str]:
     """Return the SHA-256 of those files that exist, by name."""
     return {file.name: file_identity(file)["sha256"] for file in files if file.is_file()}
-
-
-def check_whole_number(name: str, value: Any, example: int) -> int | None:
-    """Return the value, or raise a `ConfigError` unless it is a whole number or None."""
-    if value is None or (isinstance(value, int) and not isinstance(value, bool)):
-        return value
-    raise ConfigError(
-        f"{name} is {value!r}, of type {type(value).__name__}, but must be a whole number. "
-        f"Write it without quotes or unit: {name}: {example}"
-    )
 
 
 def check_extra(package: str, extra: str) -> None:

@@ -32,7 +32,9 @@ class Dataset(SpeechSource):
         columns: The column of each field, such as `{speech: audio, text: transcription}`. Fields
             that are not named are looked for under common names; see `columns.COMMON`.
         sample_rate: The rate that all audio must have; None for any.
-        channel: The channel to take, from 0; None keeps all.
+        channel: The channel to take, from 0; `mix` for the mean of all, `only` to refuse files with
+            more than one; None keeps all.
+        resample: Bring audio of another rate to `sample_rate`, instead of refusing it.
         recipe_dir: The recipe's folder.
 
     Raises:
@@ -47,10 +49,11 @@ class Dataset(SpeechSource):
         split: str | None = None,
         columns: Mapping[str, str] | None = None,
         sample_rate: int | None = None,
-        channel: int | None = None,
+        channel: int | str | None = None,
+        resample: bool = False,
         recipe_dir: StrPath | None = None,
     ) -> None:
-        super().__init__(sample_rate=sample_rate, channel=channel)
+        super().__init__(sample_rate=sample_rate, channel=channel, resample=resample)
         check_extra("datasets", "huggingface")
         self._folder = find_input(path, recipe_dir)
         table = _pick_split(_load(self._folder), split, self._folder)

@@ -37,7 +37,9 @@ class Dataset(SpeechSource):
     Args:
         path: The directory, relative to the current folder or the recipe's.
         sample_rate: The rate that all files must have; None for any.
-        channel: The channel to take, from 0; None keeps all.
+        channel: The channel to take, from 0; `mix` for the mean of all, `only` to refuse files with
+            more than one; None keeps all.
+        resample: Bring audio of another rate to `sample_rate`, instead of refusing it.
         strict: Refuse `text` and `utt2spk` that have not exactly the ids of the utterances. If
             False, an utterance without a line has no such field.
         recipe_dir: The recipe's folder.
@@ -52,11 +54,12 @@ class Dataset(SpeechSource):
         path: StrPath,
         *,
         sample_rate: int | None = None,
-        channel: int | None = None,
+        channel: int | str | None = None,
+        resample: bool = False,
         strict: bool = True,
         recipe_dir: StrPath | None = None,
     ) -> None:
-        super().__init__(sample_rate=sample_rate, channel=channel)
+        super().__init__(sample_rate=sample_rate, channel=channel, resample=resample)
         self._folder = find_input(path, recipe_dir)
         self._strict = strict
         self._wavs = read_table(_required(self._folder / "wav.scp"))

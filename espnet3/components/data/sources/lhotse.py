@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from espnet3.components.data.audio import Audio, pick_channel
+from espnet3.components.data.audio import Audio
 from espnet3.components.data.dataset import Sample
 from espnet3.components.data.errors import AudioError
 from espnet3.components.data.sources.base import Clip, SpeechSource, check_extra, content_of
@@ -35,7 +35,9 @@ class Dataset(SpeechSource):
     Args:
         path: The manifest, `.jsonl` or `.jsonl.gz`, relative to the current folder or the recipe's.
         sample_rate: The rate that all cuts must have; None for any.
-        channel: The channel to take, from 0; None keeps all.
+        channel: The channel to take, from 0; `mix` for the mean of all, `only` to refuse files with
+            more than one; None keeps all.
+        resample: Bring audio of another rate to `sample_rate`, instead of refusing it.
         recipe_dir: The recipe's folder.
 
     Raises:
@@ -49,10 +51,11 @@ class Dataset(SpeechSource):
         path: StrPath,
         *,
         sample_rate: int | None = None,
-        channel: int | None = None,
+        channel: int | str | None = None,
+        resample: bool = False,
         recipe_dir: StrPath | None = None,
     ) -> None:
-        super().__init__(sample_rate=sample_rate, channel=channel)
+        super().__init__(sample_rate=sample_rate, channel=channel, resample=resample)
         check_extra("lhotse", "lhotse")
         self._file = find_input(path, recipe_dir)
         # As text: 100,000 of lhotse's objects take seconds to make, and reading changes them.
@@ -109,11 +112,12 @@ class Dataset(SpeechSource):
 
     def _audio(self, position: int) -> Audio:
         cut = self._cut(position)
-        if self._sample_rate not in (None, cut.sampling_rate):
+        wanted = self._form.sample_rate
+        if not self._form.resample and wanted not in (None, cut.sampling_rate):
             raise AudioError(
                 f"The cut {cut.id} is sampled at {cut.sampling_rate} Hz, but sample_rate is "
-                f"{self._sample_rate}. Convert it where the cuts are made: "
-                f"cuts.resample({self._sample_rate}).save_audios(FOLDER).to_file(path); or take it "
+                f"{wanted}. Convert it where the cuts are made: "
+                f"cuts.resample({wanted}).save_audios(FOLDER).to_file(path); or take it "
                 f"as it is: sample_rate: {cut.sampling_rate}"
             )
         try:
@@ -126,7 +130,7 @@ class Dataset(SpeechSource):
                 f"--read-data {self._file}"
             ) from error
         samples = samples[0] if len(samples) == 1 else samples.T
-        return Audio(pick_channel(samples, self._channel, f"The cut {cut.id}"), cut.sampling_rate)
+        return self._form.apply(Audio(samples, cut.sampling_rate), f"The cut {cut.id}")
 
     def _length(self, position: int) -> float:
         return float(self._cut(position).duration)

@@ -57,7 +57,9 @@ class Dataset(ShardSource):
         columns: The column of each field, such as `{speech: audio, text: transcription}`. Fields
             that are not named are looked for under common names; see `columns.COMMON`.
         sample_rate: The rate that all audio must have; None for any.
-        channel: The channel to take, from 0; None keeps all.
+        channel: The channel to take, from 0; `mix` for the mean of all, `only` to refuse files with
+            more than one; None keeps all.
+        resample: Bring audio of another rate to `sample_rate`, instead of refusing it.
         cache_mb: Megabytes of row groups that each process keeps.
         index_dir: The folder for the indexes.
         recipe_dir: The recipe's folder.
@@ -75,7 +77,8 @@ class Dataset(ShardSource):
         *,
         columns: Mapping[str, str] | None = None,
         sample_rate: int | None = None,
-        channel: int | None = None,
+        channel: int | str | None = None,
+        resample: bool = False,
         cache_mb: int = 64,
         index_dir: StrPath | None = None,
         recipe_dir: StrPath | None = None,
@@ -83,7 +86,7 @@ class Dataset(ShardSource):
         check_extra("pyarrow", "parquet")
         shards = find_shards(path, ".parquet", recipe_dir)
         files = ParquetIndexer(columns).kind(index_dir).files_of(shards)
-        super().__init__(shards, files, sample_rate=sample_rate, channel=channel)
+        super().__init__(shards, files, sample_rate=sample_rate, channel=channel, resample=resample)
         self._groups: Recent[Any] = Recent(cache_mb * 2**20, cost=_n_bytes)
         self._columns: dict[str, str] = ColumnFile(files[0]).facts["columns"]
         self._settings["columns"] = self._columns

@@ -7,10 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from espnet3.components.data.audio import read_audio
+from espnet3.components.data.audio_form import AudioForm
 from espnet3.components.data.dataset import Sample, as_position
 from espnet3.components.data.errors import AudioError
-from espnet3.components.data.sources.base import check_whole_number
 from espnet3.components.data.sources.column_file import Array, ColumnFile
 from espnet3.components.data.sources.open_shards import Recent, ShardFile
 from espnet3.components.data.sources.shard_ids import check_unique, id_at
@@ -41,8 +40,10 @@ class ShardSource(ABC):
     Args:
         shards: The files.
         index_files: The index of each; see `IndexKind`.
-        sample_rate: The rate that all audio must have; None for any. Nothing is resampled.
-        channel: The channel to take, from 0; None keeps all.
+        sample_rate: The rate that all audio must have; None for any.
+        channel: The channel to take, from 0; `mix` for the mean of all, `only` to refuse files with
+            more than one; None keeps all.
+        resample: Bring audio of another rate to `sample_rate`, instead of refusing it.
 
     Raises:
         DataError: An item has no audio, or an id is there twice.
@@ -54,14 +55,14 @@ class ShardSource(ABC):
         index_files: Sequence[Path],
         *,
         sample_rate: int | None = None,
-        channel: int | None = None,
+        channel: int | str | None = None,
+        resample: bool = False,
     ) -> None:
-        self._sample_rate = check_whole_number("sample_rate", sample_rate, 16000)
-        self._channel = check_whole_number("channel", channel, 0)
+        self._form = AudioForm(sample_rate, channel, resample)
         self._shards = list(shards)
         self._index_files = list(index_files)
         self._open_shards: Recent[Any] = Recent(_MAX_OPEN)
-        self._settings: dict[str, Any] = {"sample_rate": sample_rate, "channel": channel}
+        self._settings: dict[str, Any] = self._form.settings()
 
     def _survey(self) -> None:
         """Go through all indexes once: the number of items, their durations and ids."""
@@ -83,19 +84,29 @@ class ShardSource(ABC):
         shard, row = self._locate(as_position(index, len(self)))
         fields, audio = self._read(self._opened(shard), row)
         try:
-            samples, rate = read_audio(audio, channel=self._channel, sample_rate=self._sample_rate)
+            samples, rate = self._form.read(audio)
         except AudioError as error:
             raise AudioError(f"{self._where(shard, row)}: {error}") from error
         return {**fields, "speech": samples, "sample_rate": rate}
 
-    def durations(self) -> "np.ndarray[Any, np.dtype[np.float64]]":
+    def fields(self, index: int) -> Sample:
+        """Return the sample without its audio, which is not decoded."""
+        shard, row = self._locate(as_position(index, len(self)))
+        return self._read(self._opened(shard), row)[0]
+
+    def durations(self, unreadable: float | None = None) -> "np.ndarray[Any, np.dtype[np.float64]]":
         """Return the seconds of each item, from when the shards were indexed.
 
+        Args:
+            unreadable: What to return for an item whose header could not be read.
+
         Raises:
-            AudioError: The header of an item's audio could not be read; the message has the number
-                of such items.
+            AudioError: The header of an item's audio could not be read, and `unreadable` is None;
+                the message has the number of such items.
         """
         bad = np.flatnonzero(np.isnan(self._seconds))
+        if bad.size and unreadable is not None:
+            return np.where(np.isnan(self._seconds), unreadable, self._seconds)
         if bad.size:
             shard, row = self._locate(int(bad[0]))
             raise AudioError(

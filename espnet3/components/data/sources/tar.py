@@ -44,7 +44,9 @@ class Dataset(ShardSource):
         columns: The ending, or the key of the JSON, of a field, such as
             `{speech: noisy.flac, text: transcript}`.
         sample_rate: The rate that all audio must have; None for any.
-        channel: The channel to take, from 0; None keeps all.
+        channel: The channel to take, from 0; `mix` for the mean of all, `only` to refuse files with
+            more than one; None keeps all.
+        resample: Bring audio of another rate to `sample_rate`, instead of refusing it.
         index_dir: The folder for the indexes.
         recipe_dir: The recipe's folder.
 
@@ -60,13 +62,14 @@ class Dataset(ShardSource):
         *,
         columns: Mapping[str, str] | None = None,
         sample_rate: int | None = None,
-        channel: int | None = None,
+        channel: int | str | None = None,
+        resample: bool = False,
         index_dir: StrPath | None = None,
         recipe_dir: StrPath | None = None,
     ) -> None:
         shards = find_shards(path, ".tar", recipe_dir)
         files = replace(TAR_INDEX, index_dir=index_dir).files_of(shards)
-        super().__init__(shards, files, sample_rate=sample_rate, channel=channel)
+        super().__init__(shards, files, sample_rate=sample_rate, channel=channel, resample=resample)
         facts = [ColumnFile(file).facts for file in files]
         endings = list(dict.fromkeys(e for each in facts for e in each["endings"]))
         keys = list(dict.fromkeys(k for each in facts for k in each["json_keys"]))

@@ -13,7 +13,7 @@ def _one_thread():
 
 
 def _small(subsampling=4, **options):
-    settings = {"n_heads": 2, "kernel_size": 5, "subsampling_channels": 4, **options}
+    settings = {"n_heads": 2, "kernel_size": 5, **options}
     return Conformer(40, 16, 2, subsampling, **settings)
 
 
@@ -74,7 +74,7 @@ def test_half_precision_is_close():
 
 
 def test_it_can_be_exported_for_any_batch_and_length():
-    encoder = Conformer(8, 8, 1, 2, n_heads=2, kernel_size=3, subsampling_channels=2).eval()
+    encoder = Conformer(8, 8, 1, 4, n_heads=2, kernel_size=3).eval()
     auto = torch.export.Dim.AUTO
     shapes = ({0: auto, 1: auto}, {0: auto})
     example = padded_features([40, 30, 5], size=8)

@@ -60,6 +60,13 @@ def test_each_row_is_shifted_to_its_own_distances(n):
     by_distance = torch.arange(n - 1, -n, -1.0).expand(3, n, 2 * n - 1)
     expected = torch.arange(n)[:, None] - torch.arange(n)
     assert torch.equal(shift(by_distance), expected.float().expand(3, n, n))
+    behind = torch.cat([by_distance[:1] + 7, by_distance])[1:]  # begins within its storage
+    assert torch.equal(shift(behind), expected.float().expand(3, n, n))
+
+
+def test_gradients_of_shifted_scores_go_where_they_came_from():
+    by_distance = torch.randn(2, 4, 7, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(shift, by_distance)
 
 
 def test_only_distances_matter_so_shifted_speech_is_heard_the_same():

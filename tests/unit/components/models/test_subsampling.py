@@ -14,14 +14,14 @@ def _one_thread():
 
 @pytest.mark.parametrize("subsampling", [1, 2, 4, 8])
 def test_padding_has_no_say(subsampling):
-    module = Subsampling(40, 16, subsampling, n_channels=4)
+    module = Subsampling(40, 16, subsampling)
     assert_padding_has_no_say(module, *padded_features([57, 40, 17, 2, 1]))
 
 
 @pytest.mark.parametrize("subsampling", [1, 2, 4, 8])
 @pytest.mark.parametrize("n_bins", [1, 7, 23])
-def test_frames_are_rounded_up_and_any_number_of_bins_will_do(subsampling, n_bins):
-    module = Subsampling(n_bins, 8, subsampling, n_channels=2)
+def test_frames_are_rounded_up_and_any_size_will_do(subsampling, n_bins):
+    module = Subsampling(n_bins, 8, subsampling)
     for n_frames in range(1, 41):
         reduced, lengths = module(torch.zeros(1, n_frames, n_bins), torch.tensor([n_frames]))
         assert lengths.item() == -(-n_frames // subsampling)

@@ -1,6 +1,5 @@
 import pytest
 import torch
-from torch import nn
 
 from espnet3.components.models.tdnn import TDNN
 from espnet3.errors import ConfigError
@@ -27,20 +26,6 @@ def test_frames_are_rounded_up_so_one_is_left(subsampling):
         encoded, lengths = encoder(torch.zeros(1, n_frames, 4), torch.tensor([n_frames]))
         assert lengths.item() == encoded.shape[1] == -(-n_frames // subsampling)
     assert (encoder.input_size, encoder.output_size, encoder.subsampling) == (4, 8, subsampling)
-
-
-@pytest.mark.parametrize(("stride", "dilation"), [(1, 1), (1, 3), (2, 1)])
-def test_a_layer_is_a_convolution(stride, dilation):
-    layer = TDNN(6, 8, 1, 2, dilations=(dilation,)).eval()
-    part = layer.subsample[0] if stride == 2 else layer.layers[0]
-    n_in, kernel = (6, 3) if stride == 2 else (8, 5)
-    conv = nn.Conv1d(n_in, 8, kernel, stride, dilation * (kernel // 2), dilation)
-    conv.weight.data = part.linear.weight.data.view(8, kernel, n_in).transpose(1, 2)
-    conv.bias.data = part.linear.bias.data
-    for n_frames in (1, 2, 11, 12):
-        hidden = torch.randn(2, n_frames, n_in)
-        expected = nn.functional.relu(part.norm(conv(hidden.transpose(1, 2)).transpose(1, 2)))
-        torch.testing.assert_close(part(hidden), expected)
 
 
 def test_a_frame_is_seen_as_far_as_kernels_and_dilations_reach():
@@ -85,7 +70,7 @@ def test_half_precision_is_close():
 
 
 def test_it_can_be_exported_for_any_batch_and_length():
-    encoder = TDNN(40, 16, 1, 2).eval()
+    encoder = TDNN(40, 16, 1, 4).eval()
     auto = torch.export.Dim.AUTO
     shapes = ({0: auto, 1: auto}, {0: auto})
     exported = torch.export.export(encoder, padded_features([40, 30, 5]), dynamic_shapes=shapes)
