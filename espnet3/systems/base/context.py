@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from espnet3.errors import ConfigError
+from espnet3.systems.base.override_routing import overrides_for
 from espnet3.systems.base.stages import KINDS
 
 if TYPE_CHECKING:
@@ -69,17 +70,21 @@ def load_configs(
 
     Args:
         files: by kind, as in `KINDS`.
-        overrides: applied to each config.
+        overrides: applied to each config, but for keys of another config's `model`.
         recipe_dir: the folder of the recipe.
 
     Raises:
         ConfigError: as `load_config`, or if a shared key refers to nothing or is no folder.
     """
+    from espnet3.config.load import load_config
+
+    given = [kind for kind in KINDS if files.get(kind)]
+    plain = {kind: load_config(files[kind], recipe_dir=recipe_dir) for kind in given}
     loaded: dict[str, LoadedConfig] = {}
-    for kind in KINDS:
-        if files.get(kind):
-            loaded[kind] = _load(files[kind], overrides, _above(loaded), recipe_dir)
-            _check_folders(loaded[kind])
+    for kind in given:
+        chosen = overrides_for(kind, overrides, plain)
+        loaded[kind] = _load(files[kind], chosen, _above(loaded), recipe_dir)
+        _check_folders(loaded[kind])
     return Configs(**loaded)
 
 

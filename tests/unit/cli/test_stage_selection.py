@@ -32,7 +32,7 @@ def names(*words, stop=None):
 
 ALL = (
     "create_dataset [train_tokenizer] [collect_stats] train [average] infer rescore measure "
-    "[report] [pack_model] [upload_model]"
+    "report [pack_model] [upload_model]"
 )
 
 

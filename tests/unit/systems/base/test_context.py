@@ -124,3 +124,17 @@ def test_a_value_that_must_still_be_given_is_not_shared(write, inference):
     assert context_value(load_configs(files).inference, "dataset_dir") is None
     given = load_configs(files, ["dataset_dir=/corpora"]).inference
     assert context_value(given, "dataset_dir") == "/corpora"
+
+
+def test_a_key_of_one_model_is_not_put_into_the_other(write):
+    files = {
+        "training": [write("conf/a.yaml", "model: {encoder: {n_layers: 2}}\n")],
+        "inference": [write("conf/b.yaml", "model: {decoder: {beam_size: 4}}\n")],
+        "metrics": [write("conf/c.yaml", "metrics: []\n")],
+    }
+    overrides = ["model.encoder.n_layers=4", "model.decoder.n_best=3", "model.new=1", "device=cpu"]
+    configs = load_configs(files, overrides)
+    assert configs.training.config.model == {"encoder": {"n_layers": 4}, "new": 1}
+    assert configs.inference.config.model == {"decoder": {"beam_size": 4, "n_best": 3}, "new": 1}
+    assert "model" not in configs.metrics.config
+    assert {config.config.device for config in vars(configs).values() if config} == {"cpu"}
