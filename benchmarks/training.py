@@ -1,30 +1,21 @@
 """What our training loop costs beyond a bare PyTorch loop, with the same model and batches."""
 
 import copy
-import logging
 import statistics
-import tempfile
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
 
 import torch
-import yaml
 from torch import Tensor, nn
 
 from benchmarks.figures import Figure
+from benchmarks.two_loops import N_ROUNDS, BareLoop, Clocks, Steps, compare
 from espnet3.components.data.collate import PadCollate
-from espnet3.components.data.loader import BatchLoader, build_loader
+from espnet3.components.data.loader import build_loader
 from espnet3.components.data.loader_config import LoaderConfig
-from espnet3.config.load import load_config
 
 LIMIT = 1.05
 """Seconds per step: 1 / 1.05 is 0.952 of the throughput."""
 LIMITED_FROM = 50
-N_ROUNDS = 5
 STEPS_PER_ROUND = 50
 """With one log point, as `trainer.log_every_n_steps` is 50 by default."""
 SIZES = {5: 1, 20: 3, 50: 8}
@@ -34,11 +25,7 @@ _SAMPLE_FRAMES = 160
 _N_TOKENS = 40
 _N_LABELS = 12
 _CLIP = 1.0
-_STEPS_PER_TURN = 5
 _STEPS_PER_TRIAL = 8
-
-Clocks = tuple[float, float]
-"""Seconds by the clock, and of the CPU."""
 
 
 class Recognizer(nn.Module):
@@ -77,95 +64,20 @@ class Features:
         return {"speech": self._speech[index % 64], "text": self._text[index % 64]}
 
 
-class BareLoop:
-    """What one would write by hand: torch's DataLoader, forward, backward, clipping, step."""
-
-    def __init__(self, n_layers: int, batch_size: int, n_steps: int) -> None:
-        torch.manual_seed(0)
-        self.model = Recognizer(n_layers)
-        self._optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4)
-        loader = torch.utils.data.DataLoader(
-            Features(batch_size * n_steps),  # type: ignore[arg-type]
-            batch_size=batch_size,
-            collate_fn=PadCollate(),
-        )
-        self._batches = iter(loader)
-
-    def step(self) -> Clocks:
-        """Do a step, and return how long it took."""
-        begin = _clocks()
-        loss, _, _ = self.model(**next(self._batches))
-        loss.backward()
-        nn.utils.clip_grad_norm_(self.model.parameters(), _CLIP)
-        self._optimizer.step()
-        self._optimizer.zero_grad()
-        return _since(begin)
+def bare_loop(n_layers: int, batch_size: int, n_steps: int) -> BareLoop:
+    """Return the loop that one would write by hand, with torch's DataLoader."""
+    torch.manual_seed(0)
+    loader = torch.utils.data.DataLoader(
+        Features(batch_size * n_steps),  # type: ignore[arg-type]
+        batch_size=batch_size,
+        collate_fn=PadCollate(),
+    )
+    return BareLoop(Recognizer(n_layers), loader, clip=_CLIP)
 
 
-@dataclass
-class Steps:
-    """Seconds of each step of both loops, by the clock and of the CPU."""
-
-    ours: list[Clocks] = field(default_factory=list)
-    bare: list[Clocks] = field(default_factory=list)
-
-    def least(self, clock: int) -> tuple[float, float]:
-        """Return the milliseconds of a step of both: the mean of a round that nothing disturbs.
-
-        Each step of that round is the shortest of those at its place in all rounds but the first.
-        """
-        return _undisturbed(self.ours, clock), _undisturbed(self.bare, clock)
-
-
-def _undisturbed(steps: list[Clocks], clock: int) -> float:
-    places = [steps[i + STEPS_PER_ROUND :: STEPS_PER_ROUND] for i in range(STEPS_PER_ROUND)]
-    return 1e3 * statistics.mean(min(step[clock] for step in place) for place in places)
-
-
-class InterruptedLoader:
-    """Our loader; after every few of its batches the bare loop has its turn.
-
-    So what else the machine does meets both alike.
-    """
-
-    def __init__(self, loader: BatchLoader, bare: BareLoop) -> None:
-        self.steps = Steps()
-        self._loader = loader
-        self._bare = bare
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._loader, name)
-
-    def __len__(self) -> int:
-        return len(self._loader)
-
-    def __iter__(self) -> Iterator[Any]:
-        begin = _clocks()
-        for number, batch in enumerate(self._loader):
-            if number:
-                self.steps.ours.append(_since(begin))
-            # Log points are in the middle of a turn, with what TensorBoard's thread does then.
-            if number % _STEPS_PER_TURN == _STEPS_PER_TURN // 2:
-                self.steps.bare += [self._bare.step() for _ in range(_STEPS_PER_TURN)]
-            begin = _clocks()
-            yield batch
-
-
-def _clocks() -> Clocks:
-    return time.perf_counter(), time.process_time()
-
-
-def _since(begin: Clocks) -> Clocks:
-    wall, cpu = _clocks()
-    return wall - begin[0], cpu - begin[1]
-
-
-def compare(n_layers: int, batch_size: int) -> Steps:
-    """Train with both loops by turns, ours as the stage `train` does it: all its callbacks."""
-    from espnet3.trainer.fit import Fit, TrainingParts
-    from espnet3.trainer.reporting.summary import StartupTimes
-
-    n_steps = (1 + N_ROUNDS) * STEPS_PER_ROUND  # the first round warms up
+def compare_sizes(n_layers: int, batch_size: int) -> Steps:
+    """Train the same model with both loops."""
+    n_steps = (1 + N_ROUNDS) * STEPS_PER_ROUND
     ours = build_loader(
         Features(batch_size * n_steps),
         LoaderConfig(batch_size=batch_size, shuffle=False),
@@ -173,47 +85,12 @@ def compare(n_layers: int, batch_size: int) -> Steps:
         seed=0,
         split="train",
     )
-    bare = BareLoop(n_layers, batch_size, n_steps)
-    model = copy.deepcopy(bare.model)
-    loader = InterruptedLoader(ours, bare)
-    with tempfile.TemporaryDirectory() as folder, _lines_in(Path(folder) / "train.log"):
-        path = Path(folder) / "training.yaml"
-        path.write_text(yaml.safe_dump(_config(folder)))
-        Fit(load_config(path), lambda: TrainingParts(model, loader), StartupTimes()).run()
-    for own, other in zip(model.parameters(), bare.model.parameters(), strict=True):
-        assert torch.equal(own, other), "the loops have not done the same"
-    return loader.steps
-
-
-def _config(folder: str) -> dict[str, Any]:
-    return {
-        "exp_dir": f"{folder}/exp",
-        "num_threads": 1,
+    bare = bare_loop(n_layers, batch_size, n_steps)
+    config = {
         "optimizer": {"_target_": "torch.optim.AdamW", "lr": 1e-4},
-        "trainer": {
-            "accelerator": "cpu",
-            "devices": 1,
-            "gradient_clip_val": _CLIP,
-            "max_epochs": 1,
-            "enable_progress_bar": False,
-        },
+        "trainer": {"gradient_clip_val": _CLIP},
     }
-
-
-@contextmanager
-def _lines_in(path: Path) -> Iterator[None]:
-    """Write the lines of a training to a file only, as they would be without a terminal."""
-    ours = logging.getLogger("espnet3")
-    before = ours.handlers, ours.level, ours.propagate
-    file = logging.FileHandler(path)
-    ours.handlers, ours.propagate = [file], False
-    ours.setLevel(logging.INFO)
-    try:
-        yield
-    finally:
-        ours.handlers, ours.propagate = before[0], before[2]
-        ours.setLevel(before[1])
-        file.close()
+    return compare(copy.deepcopy(bare.model), ours, bare, config, STEPS_PER_ROUND)
 
 
 def find_batch_size(n_layers: int, milliseconds: float) -> int:
@@ -227,7 +104,7 @@ def find_batch_size(n_layers: int, milliseconds: float) -> int:
 def try_steps(n_layers: int, batch_size: int, n_threads: int = 1) -> list[Clocks]:
     """Do some bare steps, and return how long they took."""
     torch.set_num_threads(n_threads)
-    loop = BareLoop(n_layers, batch_size, _STEPS_PER_TRIAL)
+    loop = bare_loop(n_layers, batch_size, _STEPS_PER_TRIAL)
     steps = [loop.step() for _ in range(_STEPS_PER_TRIAL)]
     torch.set_num_threads(1)
     return steps[1:]
@@ -238,7 +115,7 @@ def measure() -> Iterator[Figure]:
     torch.set_num_threads(1)
     for milliseconds, n_layers in SIZES.items():
         batch_size = find_batch_size(n_layers, milliseconds)
-        steps = compare(n_layers, batch_size)
+        steps = compare_sizes(n_layers, batch_size)
         limit = LIMIT if milliseconds >= LIMITED_FROM else None
         what = f"a step of {milliseconds} ms"
         ours, bare = steps.least(0)

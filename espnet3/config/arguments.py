@@ -37,7 +37,7 @@ def check_arguments(
     for name in block:
         if name not in known and name not in RESERVED:
             full = join_key(key, name)
-            hint = suggest(name, known) or f" It takes: {', '.join(sorted(known))}."
+            hint = suggest(name, known) or f" It takes: {', '.join(sorted(known)) or 'nothing'}."
             raise ConfigError(f"{full}{set_in(full, loaded)} is no argument of {target}.{hint}")
 
 
@@ -47,6 +47,12 @@ def _argument_names(target: Any) -> set[str] | None:
     A class that hands `**kwargs` on to its base class takes the names of that one as well.
     """
     names: set[str] = set()
+    if (
+        _is_class(target)
+        and target.__init__ is object.__init__
+        and target.__new__ is object.__new__
+    ):
+        return names  # it takes none; the signature of object's own method would let all pass
     functions = [vars(cls).get("__init__") for cls in target.__mro__] if _is_class(target) else []
     for function in [f for f in functions if f is not None] or [target]:
         try:

@@ -31,14 +31,41 @@ def check_call(
     Raises:
         ConfigError: naming the argument and its place, or those that are missing.
     """
+    _check(node, key, loaded, {**node, **dict.fromkeys(added)}, lacks_nothing=True)
+
+
+def check_parts(node: Mapping[str, Any], key: str, loaded: "LoadedConfig | None" = None) -> None:
+    """Refuse arguments that the targets within a node do not take; they may lack some as yet.
+
+    Raises:
+        ConfigError: naming the argument and its place.
+    """
+    if node.get("_recursive_") is False:
+        return  # what is built of it is up to the target
+    for name, child in node.items():
+        if isinstance(child, Mapping):
+            inner = join_key(key, str(name))
+            if "_target_" in child:
+                _check(child, inner, loaded, child, lacks_nothing=False)
+            check_parts(child, inner, loaded)
+
+
+def _check(
+    node: Mapping[str, Any],
+    key: str,
+    loaded: "LoadedConfig | None",
+    arguments: Mapping[str, Any],
+    *,
+    lacks_nothing: bool,
+) -> None:
     target = str(node["_target_"])
     try:
         signature = signature_of(locate(target))
     except BadTarget as bad:
         name = join_key(key, "_target_")
         raise ConfigError(f"{name} is {target!r}{set_in(name, loaded)}, but {bad}") from bad
-    bad_one = find_bad_argument(signature, {**node, **dict.fromkeys(added)}) if signature else None
-    if bad_one is None:
+    bad_one = find_bad_argument(signature, arguments) if signature else None
+    if bad_one is None or not (bad_one.name or lacks_nothing):
         return
     full = join_key(key, bad_one.name) if bad_one.name else key
     problem = (

@@ -58,6 +58,16 @@ def run(recipe, monkeypatch, capfd):
         ("model.decoder=greedy", "_target_: espnet3.components.decoding.ctc_greedy.GreedyCTC"),
         ("model.window_seconds=3", "window_seconds: 20, overlap_seconds: 4"),
         ("model.n_bset=2", "Did you mean 'n_best'?"),
+        (
+            "model.decoder={_target_: espnet3.components.decoding.ctc_greedy.GreedyCTC}",
+            "model.decoder.beam_size (set in conf/inference.yaml:9) is no argument",
+        ),
+        ("model.window_seconds=abc", "must be a number"),
+        (
+            "model.decoder={_target_: espnet3.components.decoding.lexicon_beam.LexiconCTC, "
+            "tokenizer: data/tokenizer, beam_sise: 3}",
+            "Did you mean 'beam_size'?",
+        ),
     ],
 )
 def test_mistakes_are_told_before_workers_start(recipe, run, override, problem):

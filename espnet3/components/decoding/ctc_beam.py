@@ -1,5 +1,6 @@
 """CTC prefix beam search, batched over utterances, with an optional n-gram over tokens."""
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +79,8 @@ class PrefixBeamCTC:
             return []
         longest_first = torch.argsort(lengths.cpu(), descending=True, stable=True)
         frames = _frames_of(log_probs, lengths, longest_first, self.token_limit)
-        found = self._hypotheses(frames)
+        with nullcontext() if self._table is None else self._table.lock:
+            found = self._hypotheses(frames)
         places = torch.argsort(longest_first).tolist()
         return [found[place] for place in places]
 

@@ -1,7 +1,7 @@
 """CTC beam search over the words of a lexicon, with a word n-gram, by flashlight-text."""
 
+import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,26 +19,6 @@ _IMPOSSIBLE = -1e30
 _NOT_WORDS = (BEGIN, END, UNKNOWN_WORD)
 
 
-@dataclass(frozen=True)
-class LexiconBeamOptions:
-    """What the search keeps, and how it weighs."""
-
-    beam_size: int = 50
-    """Hypotheses kept after each frame."""
-    beam_size_token: int = 30
-    """Tokens that count in each frame, the most likely ones."""
-    beam_threshold: float = 50.0
-    """Hypotheses worse than the best of a frame by more than this are dropped."""
-    lm_weight: float = 0.5
-    """Of the n-gram's log-probability."""
-    word_score: float = 0.0
-    """Added for each word; makes up for the n-gram's liking of short texts."""
-    space_score: float = 0.0
-    """Added for each frame whose token is the space."""
-    log_add: bool = False
-    """Add up the paths of the same words; else the best path counts."""
-
-
 class LexiconCTC:
     """Finds the best sequences of words from a lexicon.
 
@@ -53,24 +33,42 @@ class LexiconCTC:
             None for the words of the n-gram.
         ngram: An ARPA file of words, plain or .gz, or an `NGram`; None for none.
         n_best: Hypotheses returned, at most.
-        options: Fields of `LexiconBeamOptions`.
+        beam_size: Hypotheses kept after each frame.
+        beam_size_token: Tokens that count in each frame, the most likely ones.
+        beam_threshold: Hypotheses worse than the best of a frame by more than this are dropped.
+        lm_weight: Of the n-gram's log-probability.
+        word_score: Added for each word; makes up for the n-gram's liking of short texts.
+        space_score: Added for each frame whose token is the space.
+        log_add: Add up the paths of the same words; else the best path counts.
 
     Raises:
         MissingExtraError: flashlight-text is not installed.
-        ConfigError: there are no words, or a word cannot be spelled.
+        ConfigError: there are no words, a word cannot be spelled, or a number is out of range.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the settings that users know by these names
         self,
         tokenizer: str | Path,
         lexicon: str | Path | Sequence[str] | None = None,
         ngram: str | Path | NGram | None = None,
         n_best: int = 1,
-        **options: Any,
+        *,
+        beam_size: int = 50,
+        beam_size_token: int = 30,
+        beam_threshold: float = 50.0,
+        lm_weight: float = 0.5,
+        word_score: float = 0.0,
+        space_score: float = 0.0,
+        log_add: bool = False,
     ) -> None:
+        counts = {"n_best": n_best, "beam_size": beam_size, "beam_size_token": beam_size_token}
+        for name, value in counts.items():
+            if value < 1:
+                raise ConfigError(f"decoder.{name} is {value}, but must be 1 or more: {name}: 50")
         self._library = _flashlight()
         self.n_best = n_best
-        self.options = _parse(options)
+        self.beam_size = beam_size
+        self._space_score = space_score
         self._tokenizer = load_tokenizer(tokenizer)
         if SPACE_TOKEN not in self._tokenizer.tokens:
             raise ConfigError(
@@ -84,7 +82,17 @@ class LexiconCTC:
         # The decoder keeps no reference of its own to what Python gave it.
         self._model = self._make_model()
         self._trie = self._make_trie()
-        self._decoder = self._make_decoder()
+        self._decoder = self._make_decoder(
+            beam_size=beam_size,
+            beam_size_token=beam_size_token,
+            beam_threshold=beam_threshold,
+            lm_weight=lm_weight,
+            word_score=word_score,
+            sil_score=space_score,
+            log_add=log_add,
+        )
+        # The library's search, and the contexts of the n-gram, are of one utterance at a time.
+        self._lock = threading.Lock()
 
     def __call__(self, model: Any, encoded: Tensor, lengths: Tensor) -> list[list[Hypothesis]]:
         """Return the n-best of each utterance, best first; see `GreedyCTC`."""
@@ -94,12 +102,15 @@ class LexiconCTC:
     def decode(self, log_probs: Tensor, lengths: Tensor) -> list[list[Hypothesis]]:
         """Decode posteriors [B, T, V] of `lengths` frames each."""
         rows = log_probs.float().cpu().numpy()
-        return [self._decode_one(row[:n]) for row, n in zip(rows, lengths.tolist(), strict=True)]
+        with self._lock:
+            return [
+                self._decode_one(row[:n]) for row, n in zip(rows, lengths.tolist(), strict=True)
+            ]
 
     def _decode_one(self, log_probs: np.ndarray[Any, Any]) -> list[Hypothesis]:
         # A frame of certain space at the end lets the last word end as all others do.
         last = np.full((1, log_probs.shape[1]), _IMPOSSIBLE)
-        last[0, self._space] = -self.options.space_score
+        last[0, self._space] = -self._space_score
         frames = np.ascontiguousarray(np.concatenate([log_probs, last]), dtype=np.float32)
         frames = np.maximum(frames, _IMPOSSIBLE, out=frames)
         found: dict[tuple[int, ...], Any] = {}
@@ -133,17 +144,10 @@ class LexiconCTC:
         trie.smear(self._library.SmearingMode.MAX)
         return trie
 
-    def _make_decoder(self) -> Any:
-        kept = self.options
+    def _make_decoder(self, **settings: Any) -> Any:
         options = self._library.LexiconDecoderOptions(
-            beam_size=kept.beam_size,
-            beam_size_token=kept.beam_size_token,
-            beam_threshold=kept.beam_threshold,
-            lm_weight=kept.lm_weight,
-            word_score=kept.word_score,
+            **settings,
             unk_score=float("-inf"),
-            sil_score=kept.space_score,
-            log_add=kept.log_add,
             criterion_type=self._library.CriterionType.CTC,
         )
         unknown_word = -1
@@ -194,19 +198,6 @@ def _flashlight() -> Any:
     return decoder
 
 
-def _parse(options: dict[str, Any]) -> LexiconBeamOptions:
-    from espnet3.errors import suggest
-
-    known = list(LexiconBeamOptions.__dataclass_fields__)
-    for name in options:
-        if name not in known:
-            raise ConfigError(
-                f"decoder.{name} is not an option of LexiconCTC.{suggest(name, known)} "
-                f"Known: {', '.join(known)}"
-            )
-    return LexiconBeamOptions(**options)
-
-
 def _words_of(lexicon: str | Path | Sequence[str] | None, ngram: NGram | None) -> tuple[str, ...]:
     if lexicon is None:
         words = () if ngram is None else ngram.words
@@ -216,14 +207,30 @@ def _words_of(lexicon: str | Path | Sequence[str] | None, ngram: NGram | None) -
                 f"decoder.lexicon {lexicon} does not exist. Write a file with a word a line, or "
                 "leave it out for the words of the n-gram."
             )
-        lines = Path(lexicon).read_text(encoding="utf-8").splitlines()
-        words = tuple(line.split()[0] for line in lines if line.strip())
+        words = _read_words(Path(lexicon))
     else:
         words = tuple(lexicon)
+        odd = next((word for word in words if not isinstance(word, str)), None)
+        if odd is not None:
+            raise ConfigError(
+                f"decoder.lexicon has {odd!r}, which YAML does not read as a text. Quote such "
+                f'words: lexicon: ["{str(odd).lower()}", ...]'
+            )
     found = tuple(dict.fromkeys(word for word in words if word not in _NOT_WORDS))
     if not found:
         raise ConfigError("LexiconCTC has no words. Add to the decoder: lexicon: data/words.txt")
     return found
+
+
+def _read_words(file: Path) -> tuple[str, ...]:
+    try:
+        lines = file.read_text(encoding="utf-8-sig").splitlines()
+    except UnicodeDecodeError as error:
+        raise ConfigError(
+            f"decoder.lexicon {file} is not in UTF-8 ({error}). Convert it, for example from "
+            f"Latin-1: iconv -f LATIN1 -t UTF-8 {file}"
+        ) from error
+    return tuple(line.split()[0] for line in lines if line.strip())
 
 
 def _spelling(word: str, tokenizer: Tokenizer) -> list[int]:

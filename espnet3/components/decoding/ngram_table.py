@@ -1,5 +1,6 @@
 """An n-gram over tokens as arrays, filled in where the search comes by."""
 
+import threading
 from collections.abc import Sequence
 
 import numpy as np
@@ -14,7 +15,8 @@ class NGramTable:
     """Scores tokens after states, as `PrefixScorer` says.
 
     A state is a row of the table. Its row of scores is computed when the state is first reached,
-    so that a frame costs no Python per token.
+    so that a frame costs no Python per token. Whoever searches holds `lock` meanwhile: two searches
+    at once would give two contexts the same row.
 
     Args:
         ngram: its words are the tokens.
@@ -30,6 +32,7 @@ class NGramTable:
         self._words = [ngram.word_id(token) for token in tokens]
         self._weight = weight
         self._bonus = bonus
+        self.lock = threading.Lock()
         self._clear()
 
     def scores(self, states: Ints, tokens: Ints) -> Floats:

@@ -1,7 +1,7 @@
 """The recogniser that recipes train: an encoder with CTC, and an attention decoder if wanted."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -98,8 +98,7 @@ class ASRModel(nn.Module):
         Raises:
             DataError: A token is none of the tokenizer's.
         """
-        if tokens.device.type == "cpu" or not self.training:  # elsewhere we would have to wait
-            _check_tokens(tokens, self.n_tokens)
+        self._check_tokens(tokens)
         encoded, lengths = self.encode(speech, speech_lengths)
         log_probs = self.ctc_log_probs(encoded)
         loss, too_short = ctc_loss(log_probs, lengths, tokens, tokens_lengths, blank=BLANK)
@@ -116,7 +115,8 @@ class ASRModel(nn.Module):
             stats.update(loss_att=loss_att.detach(), acc=accuracy.detach())
             loss = self.ctc_weight * loss + (1 - self.ctc_weight) * loss_att
         if not self.training:
-            stats.update(self._error_rates(log_probs, lengths, tokens, tokens_lengths))
+            found = greedy_tokens(log_probs.detach(), lengths)
+            stats.update(self._error_rates(found, tokens, tokens_lengths))
         return loss, {"loss": loss.detach(), **stats}, len(speech)
 
     def encode(self, speech: Tensor, speech_lengths: Tensor) -> tuple[Tensor, Tensor]:
@@ -141,13 +141,25 @@ class ASRModel(nn.Module):
         feats, lengths = self.frontend(speech, speech_lengths)
         return {"feats": feats, "feats_lengths": lengths}
 
+    def _check_tokens(self, tokens: Tensor) -> None:
+        if tokens.device.type != "cpu" and self.training:
+            return  # we would have to wait for the device
+        # The CTC loss would read memory that is not its own.
+        if tokens.numel() and int(tokens.max()) >= self.n_tokens:
+            raise DataError(
+                f"A batch has the token {int(tokens.max())}, but the model's tokenizer has "
+                f"{self.n_tokens}: the texts were turned into tokens by another one. Write the "
+                "same folder in both places: model.tokenizer and dataset.preprocessor.tokenizer: "
+                '"${tokenizer.save_path}"'
+            )
+
     def _error_rates(
-        self, log_probs: Tensor, lengths: Tensor, tokens: Tensor, tokens_lengths: Tensor
+        self, found: Iterable[Sequence[int]], tokens: Tensor, tokens_lengths: Tensor
     ) -> dict[str, float]:
         decode = self.tokenizer.decode
         targets = zip(tokens.tolist(), tokens_lengths.tolist(), strict=True)
         references = [decode(row[:n]) for row, n in targets]
-        hypotheses = [decode(ids) for ids in greedy_tokens(log_probs.detach(), lengths)]
+        hypotheses = [decode(ids) for ids in found]
         pairs = list(zip(references, hypotheses, strict=True))
         words = [(reference.split(), hypothesis.split()) for reference, hypothesis in pairs]
         return {"cer": _mean_rate(pairs), "wer": _mean_rate(words)}
@@ -159,16 +171,6 @@ def _mean_rate(pairs: Any) -> float:
     errors = counts[:, CORRECT + 1 :].sum(1)
     n_units = [max(1, len(reference)) for reference, _ in pairs]
     return 100 * float((errors / n_units).mean())
-
-
-def _check_tokens(tokens: Tensor, n_tokens: int) -> None:
-    # The CTC loss would read memory that is not its own.
-    if tokens.numel() and int(tokens.max()) >= n_tokens:
-        raise DataError(
-            f"A batch has the token {int(tokens.max())}, but the model's tokenizer has {n_tokens}: "
-            "the texts were turned into tokens by another one. Write the same folder in both "
-            'places: model.tokenizer and dataset.preprocessor.tokenizer: "${tokenizer.save_path}"'
-        )
 
 
 def _make_decoder(

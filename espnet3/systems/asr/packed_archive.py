@@ -13,6 +13,10 @@ from espnet3.systems.asr.packed_layout import META
 from espnet3.systems.asr.trusted_targets import PackedModelError
 
 _ENDINGS = (".tar.gz", ".tgz", ".zip")
+_MOST_COMPRESSED = 50
+"""Weights shrink to a half at best, and a language model in text to a fifth."""
+_ALWAYS_ALLOWED = 100_000_000
+"""Bytes of the files together."""
 
 
 def is_archive(path: Path) -> bool:
@@ -72,12 +76,26 @@ def _extract(archive: Path, folder: Path) -> None:
         with zipfile.ZipFile(archive) as opened:
             for name in opened.namelist():
                 _check_name(name, archive)
+            _check_size(sum(entry.file_size for entry in opened.infolist()), archive)
             opened.extractall(folder)
         return
     with tarfile.open(archive, "r:gz") as tar:
-        for entry in tar.getmembers():
+        n_bytes = 0
+        for entry in tar:  # one by one, as a list of them would read through all that is packed
             _check_entry(entry, archive)
+            n_bytes += entry.size
+            _check_size(n_bytes, archive)
         tar.extractall(folder, filter="data")
+
+
+def _check_size(n_bytes: int, archive: Path) -> None:
+    allowed = max(_ALWAYS_ALLOWED, _MOST_COMPRESSED * archive.stat().st_size)
+    if n_bytes > allowed:
+        raise PackedModelError(
+            f"{archive} would take {n_bytes / 1e9:.1f} GB, more than {_MOST_COMPRESSED} times its "
+            "own size, as weights never do: it is made to fill a disk. Do not use it; get the "
+            "model from elsewhere."
+        )
 
 
 def _check_entry(entry: Any, archive: Path) -> None:

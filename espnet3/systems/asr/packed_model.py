@@ -63,7 +63,9 @@ def packed_settings(folder: Path, *, trust: bool, given: Mapping[str, Any]) -> d
     file = folder / INFERENCE
     if not file.is_file():
         return {}
-    block = read_yaml(file).get("model") or {}
+    block = read_yaml(file).get("model")
+    if not isinstance(block, Mapping):
+        return {}
     wanted = {k: v for k, v in block.items() if k in _SETTINGS and k not in given}
     if wanted.get("decoder") is not None:
         if not trust:
@@ -131,6 +133,11 @@ def _inside(values: Any, folder: Path, key: str) -> Any:
 
 
 def _check(folder: Path, named: Path) -> None:
+    if folder.is_file():
+        raise PackedModelError(
+            f"{named} is a file of an unknown kind. Give the folder that the stage pack_model "
+            "wrote, or its archive, whose name ends in .tar.gz or .zip"
+        )
     if not folder.is_dir():
         siblings = [one.name for one in named.absolute().parent.glob("*")]
         raise PackedModelError(
@@ -149,7 +156,8 @@ def _check(folder: Path, named: Path) -> None:
             f"{named} is of format {version!r}, and this version of ESPnet3 reads format "
             f"{FORMAT_VERSION}. Update ESPnet3, or pack the model again."
         )
-    _check_sums(folder, named, meta.get("sha256") or {})
+    sums = meta.get("sha256")
+    _check_sums(folder, named, sums if isinstance(sums, Mapping) else {})
 
 
 def _check_sums(folder: Path, named: Path, sums: Mapping[str, str]) -> None:

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from espnet3.components.decoding.alignment import Word
 from espnet3.io.json_text import dump_json
 
+_DIGITS = 4
+
 
 @dataclass(frozen=True)
 class Candidate:
@@ -50,17 +52,27 @@ class Recognition:
 
     def n_best_json(self) -> str:
         """Return the candidates as one line of JSON, best first."""
-        rows = [
-            {
-                "text": one.text,
-                "score": one.score,
-                **({"scores": dict(one.scores)} if one.scores else {}),
-            }
-            for one in self.n_best
-        ]
+        rows = []
+        for one in self.n_best:
+            parts = {name: _rounded(value) for name, value in one.scores.items()}
+            row = {"text": one.text, "score": _rounded(one.score)}
+            rows.append({**row, "scores": parts} if parts else row)
         return dump_json(rows)
 
     def words_json(self) -> str:
         """Return the words with their times as one line of JSON."""
-        names = ("word", "start", "end", "confidence")
-        return dump_json([{name: getattr(one, name) for name in names} for one in self.words or ()])
+        rows = [
+            {
+                "word": one.word,
+                "start": _rounded(one.start),
+                "end": _rounded(one.end),
+                "confidence": _rounded(one.confidence),
+            }
+            for one in self.words or ()
+        ]
+        return dump_json(rows)
+
+
+def _rounded(value: float) -> float:
+    """Leave out the digits that depend on which utterances shared a batch."""
+    return round(value, _DIGITS)

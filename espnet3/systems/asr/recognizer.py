@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from espnet3.components.data.errors import DataError
 from espnet3.components.decoding.alignment import Word, word_times
 from espnet3.components.decoding.ctc_greedy import GreedyCTC
 from espnet3.components.decoding.windows import encode_windows, join_texts, windows_of
@@ -68,6 +69,7 @@ class Recognizer:
 
         Raises:
             AudioError: Naming what cannot be recognised, and why.
+            DataError: The model computes numbers that are none, as after a training that diverged.
         """
         many = isinstance(speech, list | tuple)
         utterances = speech if many else [speech]
@@ -93,6 +95,7 @@ class Recognizer:
         return encoded
 
     def _decode(self, encoded: Tensor, lengths: Tensor) -> list[Recognition]:
+        _check_finite(encoded, lengths)
         found = self.decoder(self.model, encoded, lengths)
         return [
             self._result(hypotheses, encoded[i : i + 1, : int(lengths[i])])
@@ -135,6 +138,7 @@ class Recognizer:
         found = []
         for window in windows:
             encoded, lengths = self._encode([samples[window.start : window.end]])
+            _check_finite(encoded, lengths)
             found.append(self._candidate(self.decoder(self.model, encoded, lengths)[0][0]))
         text = join_texts([one.text for one in found])
         ids = self.tokenizer.encode(text)
@@ -146,3 +150,16 @@ class Recognizer:
             sizes = window_seconds, overlap_seconds
             words = self._words(ids, encode_windows(self.model, speech, *sizes)[0])
         return Recognition.of([joined], words)
+
+
+def _check_finite(encoded: Tensor, lengths: Tensor) -> None:
+    """Refuse NaN, of which decoders would make an empty text or any."""
+    frames = torch.arange(encoded.shape[1], device=encoded.device)
+    is_heard = frames < lengths.to(encoded.device)[:, None]
+    is_bad = (~torch.isfinite(encoded).all(-1) & is_heard).any(1)
+    if bad := is_bad.nonzero().flatten().tolist():
+        raise DataError(
+            f"The model computes NaN for {len(bad)} of {len(encoded)} utterances (in this batch "
+            f"number {', '.join(map(str, bad[:5]))}). Their audio is finite, so look at the "
+            "weights: did valid/loss stay finite in training?"
+        )

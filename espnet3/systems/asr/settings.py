@@ -2,6 +2,7 @@
 
 import copy
 import inspect
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -11,7 +12,7 @@ from espnet3.errors import ConfigError
 OVERLAP_SECONDS = 4.0
 
 
-def check_windows(window_seconds: float | None, overlap_seconds: float) -> None:
+def check_windows(window_seconds: Any, overlap_seconds: Any) -> None:
     """Refuse windows that would not move on.
 
     Raises:
@@ -19,6 +20,10 @@ def check_windows(window_seconds: float | None, overlap_seconds: float) -> None:
     """
     if window_seconds is None:
         return
+    for name, value in (("window_seconds", window_seconds), ("overlap_seconds", overlap_seconds)):
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not is_number or not math.isfinite(value):
+            raise ConfigError(f"{name} is {value!r:.80}, but must be a number. Write: {name}: 20")
     if overlap_seconds < 0 or window_seconds <= 2 * overlap_seconds:
         raise ConfigError(
             f"window_seconds is {window_seconds:g}, with overlap_seconds {overlap_seconds:g}: a "

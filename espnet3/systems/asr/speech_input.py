@@ -25,8 +25,9 @@ def to_samples(speech: Any, sample_rate: int | None, model_rate: int) -> Samples
         model_rate: What the model was trained with, in Hz.
 
     Raises:
-        AudioError: It has no samples, NaN, several channels, or cannot be read.
+        AudioError: It has no samples, NaN, several channels, no such rate, or cannot be read.
     """
+    _check_rate(sample_rate)
     if isinstance(speech, str | os.PathLike):
         return _read(speech, sample_rate, model_rate)
     samples = _to_float(_to_array(speech))
@@ -37,7 +38,7 @@ def to_samples(speech: Any, sample_rate: int | None, model_rate: int) -> Samples
             "several utterances go in a list."
         )
     _check(samples, "The speech")
-    return resample(samples, sample_rate or model_rate, model_rate)
+    return resample(samples, model_rate if sample_rate is None else int(sample_rate), model_rate)
 
 
 def _read(path: str | os.PathLike[str], sample_rate: int | None, model_rate: int) -> Samples:
@@ -53,7 +54,9 @@ def _read(path: str | os.PathLike[str], sample_rate: int | None, model_rate: int
 
 def _to_array(speech: Any) -> NDArray[Any]:
     if hasattr(speech, "detach"):  # a tensor; asked so, torch need not be imported
-        speech = speech.detach().cpu().numpy()
+        speech = speech.detach().cpu()
+        # NumPy has no bfloat16.
+        speech = (speech.float() if speech.is_floating_point() else speech).numpy()
     if isinstance(speech, np.ndarray):
         return speech
     raise AudioError(
@@ -63,14 +66,25 @@ def _to_array(speech: Any) -> NDArray[Any]:
 
 
 def _to_float(samples: NDArray[Any]) -> Samples:
-    if samples.dtype == np.int16:
+    if samples.dtype.newbyteorder("=") == np.int16:
         return (samples / np.float32(32768)).astype(np.float32)
     if not np.issubdtype(samples.dtype, np.floating):
         raise AudioError(
             f"The samples are of type {samples.dtype}. Give int16, or floating-point between -1 "
             "and 1: speech.astype('float32') / full_scale"
         )
-    return samples.astype(np.float32, copy=False)
+    # torch warns of arrays that cannot be written, such as those of mapped files.
+    return samples.astype(np.float32, copy=not samples.flags.writeable)
+
+
+def _check_rate(sample_rate: Any) -> None:
+    is_number = isinstance(sample_rate, int | float | np.integer | np.floating)
+    if sample_rate is None or (is_number and sample_rate > 0 and float(sample_rate).is_integer()):
+        return
+    raise AudioError(
+        f"sample_rate is {sample_rate!r:.80}, but must be a whole number of Hz above 0, such as "
+        "sample_rate=16000"
+    )
 
 
 def _check(samples: Samples, name: str) -> None:

@@ -42,6 +42,17 @@ class ASRSystem(BaseSystem):
         self._check_tokenizer("train")
         super().check_train()
 
+    def train(self) -> Any:
+        """Train the model, and keep with it which tokens it is trained for."""
+        from espnet3.systems.asr.trained_tokens import record_tokens
+
+        record_tokens(self.config_for("train"))
+        return super().train()
+
+    def describe_train(self) -> list[str]:
+        """Return what `train` would do: data, batches, model, devices."""
+        return super().describe_train()
+
     def _check_tokenizer(self, stage_name: str) -> None:
         from espnet3.systems.asr.tokenizer_config import check_tokenizer_exists
 

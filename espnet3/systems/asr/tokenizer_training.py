@@ -22,6 +22,7 @@ from espnet3.errors import ConfigError, StaleRunError
 from espnet3.parallel.clusters.table import check_resources
 from espnet3.parallel.parallel import as_parallel_config
 from espnet3.systems.asr.tokenizer_config import BLOCK, TokenizerConfig, load_tokenizer_config
+from espnet3.systems.asr.trained_tokens import has_weights
 from espnet3.systems.asr.training_texts import (
     TextSummary,
     check_training_sets,
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _SOURCE = "made_from"
-_WEIGHTS = ("*.ckpt", "*.safetensors")
 
 
 def train_tokenizer(loaded: "LoadedConfig") -> Any:
@@ -180,8 +180,7 @@ def trained_with(tokenizer: Path, exp_dir: Path) -> list[Path]:
     """
     found = []
     for file in sorted({exp_dir / "config.yaml", *exp_dir.parent.glob("*/config.yaml")}):
-        has_weights = any(next(file.parent.glob(pattern), None) for pattern in _WEIGHTS)
-        if has_weights and file.is_file() and _names(file, tokenizer):
+        if has_weights(file.parent) and file.is_file() and _names(file, tokenizer):
             found.append(file.parent)
     return found
 

@@ -5,7 +5,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from espnet3.errors import ConfigError, RunFolderError
+from espnet3.errors import ConfigError, ResourceError, RunFolderError
+from espnet3.systems.asr.trained_tokens import check_trained_tokens
 
 if TYPE_CHECKING:
     from torch import nn
@@ -25,7 +26,9 @@ def load_trained(weights: str | os.PathLike[str], device: str = "cpu") -> "nn.Mo
         device: Where the model goes.
 
     Raises:
-        ConfigError: The weights or the config are missing, or do not belong together.
+        ConfigError: The weights or the config are missing.
+        RunFolderError: They do not belong together, or the tokenizer is not that of the training.
+        ResourceError: There is no such device.
     """
     path = Path(weights)
     config = read_training_config(path)
@@ -39,6 +42,7 @@ def build_trained(block: Mapping[str, Any], weights: Path, device: str) -> "nn.M
 
     require_weights(weights)
     model: nn.Module = instantiate(block, key="model")
+    check_trained_tokens(model, weights.parent)
     try:
         model.load_state_dict(load_weights(weights))
     except RuntimeError as error:
@@ -46,7 +50,18 @@ def build_trained(block: Mapping[str, Any], weights: Path, device: str) -> "nn.M
             f"The weights {weights} are not those of the model in the config beside them: "
             f"{_first_lines(error)} Give the weights that were trained with this config."
         ) from error
-    return model.to(device).eval()
+    return _to_device(model, device).eval()
+
+
+def _to_device(model: "nn.Module", device: str) -> "nn.Module":
+    try:
+        return model.to(device)
+    except (RuntimeError, AssertionError) as error:  # the latter of a torch without CUDA
+        first = (str(error).splitlines() or [type(error).__name__])[0]
+        raise ResourceError(
+            f"The model cannot go to the device {device!r}: {first:.200} Write device: cpu, or one "
+            "that is here, such as cuda:0"
+        ) from error
 
 
 def require_weights(path: Path, where: str = "") -> None:
@@ -88,8 +103,25 @@ def read_training_config(weights: Path) -> dict[str, Any]:
     config: dict[str, Any] = resolved(load_config(file).config)
     if not isinstance(config.get("model"), Mapping):
         raise ConfigError(f"{file} has no model block. Copy the config of the training there.")
-    roots = list(_roots(file.resolve().parent, config))
-    return {**config, "model": with_absolute_paths(config["model"], roots)}
+    exp_dir = file.resolve().parent
+    block = _moved_along(config["model"], str(config.get("exp_dir", "")), exp_dir)
+    return {**config, "model": with_absolute_paths(block, list(_roots(exp_dir, config)))}
+
+
+def _moved_along(values: Any, recorded: str, exp_dir: Path) -> Any:
+    """Return a copy in which paths below the recorded `exp_dir` are below where it is now.
+
+    So a folder that was copied reads its own tokenizer, and not what has become of the original.
+    """
+    if isinstance(values, Mapping):
+        return {key: _moved_along(value, recorded, exp_dir) for key, value in values.items()}
+    if isinstance(values, list):
+        return [_moved_along(value, recorded, exp_dir) for value in values]
+    if not isinstance(values, str) or not recorded:
+        return values
+    before, path = os.path.normpath(recorded), os.path.normpath(values)
+    now = exp_dir / path.removeprefix(before + os.sep)
+    return str(now) if path.startswith(before + os.sep) and now.exists() else values
 
 
 def with_absolute_paths(values: Any, roots: Iterable[Path]) -> Any:

@@ -7,7 +7,6 @@ from typing import Any
 from torch import Tensor, nn
 
 from espnet3.components.decoding.transducer_greedy import TransducerGreedy
-from espnet3.components.metrics.edits import CORRECT, count_edits
 from espnet3.components.models.losses import ctc_loss
 from espnet3.components.models.masks import zero_padding
 from espnet3.components.models.rnnt_loss import rnnt_loss
@@ -75,6 +74,7 @@ class Transducer(ASRModel):
         self, speech: Tensor, speech_lengths: Tensor, tokens: Tensor, tokens_lengths: Tensor
     ) -> tuple[Tensor, dict[str, Tensor | float], int]:
         """Return the loss of a batch, what is to be logged, and the number of utterances."""
+        self._check_tokens(tokens)
         encoded, lengths = self.encode(speech, speech_lengths)
         log_probs = self.ctc_log_probs(encoded)
         loss_ctc, too_short = ctc_loss(log_probs, lengths, tokens, tokens_lengths, blank=BLANK)
@@ -91,23 +91,7 @@ class Transducer(ASRModel):
             "too_short": too_short.float().mean(),
         }
         if not self.training:
-            stats.update(self._greedy_error_rates(encoded, lengths, tokens, tokens_lengths))
+            found = TransducerGreedy()(self, encoded.detach(), lengths)
+            best = [n_best[0].tokens for n_best in found]
+            stats.update(self._error_rates(best, tokens, tokens_lengths))
         return loss, stats, len(speech)
-
-    def _greedy_error_rates(
-        self, encoded: Tensor, lengths: Tensor, tokens: Tensor, tokens_lengths: Tensor
-    ) -> dict[str, float]:
-        decode = self.tokenizer.decode
-        targets = zip(tokens.tolist(), tokens_lengths.tolist(), strict=True)
-        references = [decode(row[:n]) for row, n in targets]
-        found = TransducerGreedy()(self, encoded.detach(), lengths)
-        hypotheses = [decode(nbest[0].tokens) for nbest in found]
-        pairs = list(zip(references, hypotheses, strict=True))
-        words = [(reference.split(), hypothesis.split()) for reference, hypothesis in pairs]
-        return {"cer": _rate(pairs), "wer": _rate(words)}
-
-
-def _rate(pairs: Any) -> float:
-    """Return the mean error rate of utterances, in percent."""
-    errors = count_edits(pairs)[:, CORRECT + 1 :].sum(1)
-    return 100 * float((errors / [max(1, len(reference)) for reference, _ in pairs]).mean())

@@ -270,7 +270,7 @@ def load_loader_config(loaded: "LoadedConfig") -> "DataLoaderConfig":
 
 
 def _check_model(loaded: "LoadedConfig") -> None:
-    from espnet3.trainer.target_arguments import check_call
+    from espnet3.trainer.target_arguments import check_call, check_parts
 
     values = resolved(loaded.config, loaded=loaded)
     block = values.get("model")
@@ -285,6 +285,7 @@ def _check_model(loaded: "LoadedConfig") -> None:
             f"Write: {_MODEL}"
         )
     check_call(block, "model", loaded)
+    check_parts(block, "model", loaded)
 
 
 def _save_config(loaded: "LoadedConfig") -> None:

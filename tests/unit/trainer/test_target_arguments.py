@@ -2,7 +2,7 @@ import pytest
 
 from espnet3.config.load import load_config
 from espnet3.errors import ConfigError
-from espnet3.trainer.target_arguments import check_call
+from espnet3.trainer.target_arguments import check_call, check_parts
 
 
 class Base:
@@ -47,3 +47,11 @@ def test_a_target_that_is_not_there_is_told_with_its_place(tmp_path):
     loaded = load_config(file)
     with pytest.raises(ConfigError, match=r"model\._target_ .*training\.yaml:2\), but .*Linear"):
         check_call(loaded.resolved()["model"], "model", loaded)
+
+
+def test_parts_are_checked_too_but_may_lack_what_is_added_later():
+    part = node(Passing, name="a", depth=3)
+    check_parts({"encoder": node(Base), "others": {"first": part}}, "model")
+    with pytest.raises(ConfigError, match=r"model\.others\.first\.sise .*Did you mean 'size'"):
+        check_parts({"others": {"first": node(Base, sise=3)}}, "model")
+    check_parts({"_recursive_": False, "encoder": node(Base, sise=3)}, "model")

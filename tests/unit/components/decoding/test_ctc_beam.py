@@ -164,3 +164,12 @@ def test_an_ngram_without_tokenizer_names_the_line_to_add(ngram):
 def test_settings_out_of_range_are_refused(options, message):
     with pytest.raises(ConfigError, match=message):
         PrefixBeamCTC(**options)
+
+
+def test_threads_may_share_a_decoder_with_an_ngram(tokenizer, ngram, in_threads):
+    log_probs = posteriors(6, 40, len(tokenizer.tokens))
+    wanted = decode(log_probs, beam_size=8, **ngram)
+    for _ in range(3):
+        decoder = PrefixBeamCTC(8, **ngram)
+        found = in_threads(lambda d=decoder: d.decode(log_probs, torch.full((6,), 40)))
+        assert found == [wanted] * 4

@@ -103,6 +103,8 @@ def test_a_batch_gives_what_its_utterances_give_alone(folder, tmp_path):
 def test_a_lexicon_file_has_a_word_a_line(folder, awkward):
     (awkward / "words.txt").write_text("one o n e\ntwo t w o\n\none\n")
     assert LexiconCTC(folder, awkward / "words.txt").words == ("one", "two")
+    (awkward / "windows.txt").write_bytes(b"\xef\xbb\xbfone\r\ntwo\r\n")
+    assert LexiconCTC(folder, awkward / "windows.txt").words == ("one", "two")
 
 
 def test_what_is_wrong_is_refused_with_the_way_out(folder, tmp_path):
@@ -110,8 +112,14 @@ def test_what_is_wrong_is_refused_with_the_way_out(folder, tmp_path):
         LexiconCTC(folder)
     with pytest.raises(ConfigError, match=r"'zebra' of the lexicon.*Remove it"):
         LexiconCTC(folder, ["one", "zebra"])
-    with pytest.raises(ConfigError, match="Did you mean 'beam_size'"):
-        LexiconCTC(folder, WORDS, beam_sise=3)
+    for name in ("beam_size", "n_best", "beam_size_token"):
+        with pytest.raises(ConfigError, match=f"{name}: 50"):
+            LexiconCTC(folder, WORDS, **{name: 0})
+    with pytest.raises(ConfigError, match=r"has False.*lexicon: \[\"false\", ...\]"):
+        LexiconCTC(folder, ["one", False])
+    (tmp_path / "latin.txt").write_bytes("één".encode("latin-1"))
+    with pytest.raises(ConfigError, match=r"not in UTF-8.*iconv"):
+        LexiconCTC(folder, tmp_path / "latin.txt")
     with pytest.raises(ConfigError, match="does not exist"):
         LexiconCTC(folder, tmp_path / "missing.txt")
     train_pieces(["one two three"] * 3, "unigram", 12).save(tmp_path / "pieces")
@@ -123,3 +131,13 @@ def test_without_the_package_the_line_that_installs_it_is_told(folder, monkeypat
     monkeypatch.setitem(sys.modules, "flashlight.lib.text", None)
     with pytest.raises(MissingExtraError, match=r"\.\[ngram\]"):
         LexiconCTC(folder, WORDS)
+
+
+def test_threads_may_share_a_decoder(folder, tmp_path, in_threads):
+    path = train_ngram(["one two", "two three four", "tree"], 3, tmp_path / "words.arpa")
+    decoder = LexiconCTC(folder, ngram=path)
+    log_probs = torch.randn(1, 60, len(TOKENIZER.tokens)).log_softmax(-1)
+    wanted = decode(decoder, log_probs)
+    assert (
+        in_threads(lambda: [decode(decoder, log_probs) for _ in range(10)]) == [[wanted] * 10] * 4
+    )

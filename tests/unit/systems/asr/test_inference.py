@@ -10,10 +10,13 @@ import soundfile
 import torch
 from omegaconf import OmegaConf
 
-from espnet3.components.data.errors import AudioError
+from espnet3.components.data.errors import AudioError, DataError
 from espnet3.components.decoding.ctc_beam import PrefixBeamCTC
 from espnet3.components.decoding.joint_beam import JointBeam
-from espnet3.errors import ConfigError, RunFolderError
+from espnet3.components.text.characters import CharacterTokenizer
+from espnet3.components.text.tokenizer import load_tokenizer
+from espnet3.errors import ConfigError, ResourceError, RunFolderError
+from espnet3.io.atomic import write_json
 from espnet3.systems.asr.inference import Speech2Text, output_fn
 from espnet3.systems.asr.trained_weights import find_weights
 from tests.recognizer_parts import MODELS, RATE, WEIGHTS, make_experiment, model_block, noise
@@ -189,7 +192,8 @@ def test_words_have_times_and_become_one_line_of_json(exp_dir):
         (w.word, w.start, w.end) for w in alone
     ]
     rows = json.loads(output_fn({}, long, 0)["words"])
-    assert rows[0] == vars(long.words[0])
+    assert rows[0] == pytest.approx(vars(long.words[0]), abs=5e-5)
+    assert len(str(rows[0]["confidence"])) <= len("0.1234")  # the rest depends on the batch
 
 
 def test_long_audio_is_heard_in_windows(tmp_path):
@@ -225,3 +229,61 @@ def test_an_attention_decoder_hears_window_by_window(tmp_path):
     assert result.text
     assert result.words is not None
     assert len(result.n_best) == 1
+
+
+@pytest.mark.parametrize("recorded", ["./exp/training", "/scratch/asr/exp/training"])
+def test_a_copied_experiment_reads_the_tokenizer_in_it(tmp_path, model, recorded):
+    exp_dir = make_experiment(tmp_path / "asr")
+    shutil.move(tmp_path / "asr/data/tokenizer", exp_dir / "tokenizer")
+    config = OmegaConf.load(exp_dir / "config.yaml")
+    config.exp_dir, config.model.tokenizer = recorded, f"{recorded}/tokenizer"
+    OmegaConf.save(config, exp_dir / "config.yaml")
+    moved = exp_dir.rename(tmp_path / "on the shelf")
+    assert Speech2Text.from_experiment(moved)(noise()).text == model(noise()).text
+
+
+def test_a_tokenizer_that_is_not_that_of_the_training_is_refused(tmp_path):
+    exp_dir = make_experiment(tmp_path)
+    folder = tmp_path / "data/tokenizer"
+    tokens = load_tokenizer(folder).tokens
+    write_json(exp_dir / "tokens.json", tokens)
+    assert Speech2Text.from_experiment(exp_dir)(noise()).text
+    CharacterTokenizer([*tokens[:3], *reversed(tokens[3:-1]), tokens[-1]]).save(folder)
+    with pytest.raises(RunFolderError, match=r"token 3 was 'e', and is 'z'.*Put the tokenizer"):
+        Speech2Text.from_experiment(exp_dir)
+
+
+@pytest.mark.parametrize("rate", [0, -8000, 7999.5, float("inf"), "8000"])
+def test_a_rate_that_is_none_is_refused(model, rate):
+    with pytest.raises(AudioError, match=r"must be a whole number.*sample_rate=16000"):
+        model(noise(0.2), sample_rate=rate)
+
+
+@pytest.mark.filterwarnings("error")
+def test_samples_of_other_forms_are_heard_as_they_are(model):
+    whole = np.round(noise(1.0) * 32767).astype(np.int16)
+    locked = (whole / 32768).astype(np.float32)
+    locked.flags.writeable = False
+    kinds = [whole.astype(">i2"), locked, np.repeat(locked, 2)[::2]]
+    assert {model(kind).text for kind in kinds} == {model(whole).text}
+    assert model(torch.zeros(RATE, dtype=torch.bfloat16)).text == model(np.zeros(RATE)).text
+
+
+def test_a_device_that_is_not_there_is_named(exp_dir):
+    for device in ("gpu", "cuda:77"):
+        with pytest.raises(ResourceError, match=rf"'{device}'.*device: cpu"):
+            Speech2Text.from_experiment(exp_dir, device)
+
+
+@pytest.mark.parametrize("value", ["20", float("nan"), True])
+def test_a_window_that_is_no_number_is_refused(exp_dir, value):
+    with pytest.raises(ConfigError, match=r"window_seconds is .*must be a number\. Write: "):
+        Speech2Text.from_experiment(exp_dir, window_seconds=value)
+
+
+def test_weights_that_diverged_are_no_empty_text(exp_dir):
+    broken = Speech2Text.from_experiment(exp_dir)
+    with torch.no_grad():
+        next(broken.model.encoder.parameters()).fill_(float("nan"))
+    with pytest.raises(DataError, match=r"NaN for 2 of 2 utterances.*weights"):
+        broken([noise(0.5), noise(0.3)])

@@ -280,6 +280,39 @@ def test_links_in_archives_are_refused(tmp_path):
         Speech2Text.from_packed(tmp_path / "evil.tar.gz")
 
 
+@pytest.mark.parametrize("name", ["bomb.tar.gz", "bomb.zip"])
+def test_archives_that_would_fill_the_disk_are_refused(tmp_path, monkeypatch, name):
+    monkeypatch.setattr("espnet3.systems.asr.packed_archive._ALWAYS_ALLOWED", 100_000)
+    zeros = bytes(1_000_000)
+    if name.endswith("zip"):
+        with zipfile.ZipFile(tmp_path / name, "w", zipfile.ZIP_DEFLATED) as zipped:
+            zipped.writestr("meta.yaml", zeros)
+    else:
+        with tarfile.open(tmp_path / name, "w:gz") as tar:
+            entry = tarfile.TarInfo("meta.yaml")
+            entry.size = len(zeros)
+            tar.addfile(entry, io.BytesIO(zeros))
+    with pytest.raises(PackedModelError, match=r"made to fill a disk.*from elsewhere"):
+        Speech2Text.from_packed(tmp_path / name)
+
+
+def test_values_of_another_kind_are_told(recipe):
+    folder = pack_model(load())
+    repack(folder, set_key("conf/inference.yaml", "model.window_seconds", "three"))
+    with pytest.raises(ConfigError, match="must be a number"):
+        Speech2Text.from_packed(folder)
+    (folder / "meta.yaml").write_text("format: 1\nsha256: [a]\n")
+    with pytest.raises(PackedModelError, match=r"has no weights.safetensors in its meta.yaml"):
+        Speech2Text.from_packed(folder)
+
+
+def test_an_archive_of_another_name_is_told_from_a_missing_one(recipe, tmp_path):
+    pack_model(load())
+    renamed = (recipe / "exp/training/tiny_asr.tar.gz").rename(tmp_path / "model.bin")
+    with pytest.raises(PackedModelError, match=r"file of an unknown kind.*ends in \.tar\.gz"):
+        Speech2Text.from_packed(renamed)
+
+
 @pytest.mark.parametrize(
     ("override", "problem"),
     [
