@@ -303,7 +303,7 @@ def test_the_stages_are_listed(recipe):
     [
         (["--stage", "infr"], "There is no stage 'infr'. Did you mean 'infer'? Stages: 1 create_"),
         (["--stages", "7-6"], "--stages 7-6 runs backwards. Put the earlier stage first."),
-        (["--stage", "report"], "Words has no stage 'report' of its own: write def report("),
+        (["--stage", "pack_model"], "Words has no stage 'pack_model' of its own: write def pack_"),
         (["--stage", "6"], "Stage infer (6) needs a config: add --inference_config conf/inf"),
         (["--stage", "measure", *INFER], "Stage measure (7) needs a config: add --metrics_config"),
         (["--stage", "6", "--inferenc_config", "x"], "There is no option --inferenc_config. Did"),

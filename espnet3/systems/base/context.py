@@ -43,6 +43,8 @@ SHARED = (
 _INFERENCE_DIR = "inference_dir"
 _FOLDERS = ("recipe_dir", "data_dir", "exp_tag", "exp_dir", "stats_dir", _INFERENCE_DIR)
 _PLACES = ("exp_tag", "exp_dir", _INFERENCE_DIR)
+_COMMON = {*SHARED, *DEFAULTS, "parallel"}
+"""Keys that an override sets in all configs, also where a file does not have them."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,7 @@ def load_configs(
 
     Args:
         files: by kind, as in `KINDS`.
-        overrides: applied to each config, but for keys of another config's `model`.
+        overrides: applied to each config, but for keys that only others have.
         recipe_dir: the folder of the recipe.
 
     Raises:
@@ -82,7 +84,7 @@ def load_configs(
     plain = {kind: load_config(files[kind], recipe_dir=recipe_dir) for kind in given}
     loaded: dict[str, LoadedConfig] = {}
     for kind in given:
-        chosen = overrides_for(kind, overrides, plain)
+        chosen = overrides_for(kind, overrides, plain, _COMMON)
         loaded[kind] = _load(files[kind], chosen, _above(loaded), recipe_dir)
         _check_folders(loaded[kind])
     return Configs(**loaded)

@@ -1,36 +1,38 @@
 """Which config an override of the command line is meant for."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from espnet3.config.load import LoadedConfig
 
-_OF_THEIR_OWN = "model"
-"""The block that training and inference both have, and in which they say different things."""
-
 
 def overrides_for(
-    kind: str, overrides: Sequence[str], plain: Mapping[str, "LoadedConfig"]
+    kind: str,
+    overrides: Sequence[str],
+    plain: Mapping[str, "LoadedConfig"],
+    common: Collection[str] = (),
 ) -> list[str]:
-    """Return the overrides that a config gets: all, but for keys of another config's `model`.
+    """Return the overrides that a config gets: not those of keys that only others have.
 
-    `model.encoder.n_layers=4` is for the config whose model has an encoder. A key that both models
-    lack is for both, and one of them will name it as unknown.
+    `trainer.max_epochs=5` is for the config with a trainer, so that results of `infer` do not
+    depend on it, and `model.encoder.n_layers=4` for that whose model has an encoder. A key that no
+    config has is for all of them; where it is a mistake, each can say so.
 
     Args:
         kind: of the config.
         overrides: as they were typed.
         plain: the configs by kind, without overrides.
+        common: top-level keys that mean the same in all configs.
     """
-    return [text for text in overrides if kind in _kinds_of(text, plain)]
+    return [text for text in overrides if kind in _kinds_of(text, plain, common)]
 
 
-def _kinds_of(text: str, plain: Mapping[str, "LoadedConfig"]) -> list[str]:
+def _kinds_of(text: str, plain: Mapping[str, "LoadedConfig"], common: Collection[str]) -> list[str]:
     from espnet3.config.overrides import parse_override
 
     path = parse_override(text).path
-    if path[0] != _OF_THEIR_OWN or len(path) == 1:
+    if path[0] in common:
         return list(plain)
     depths = {kind: _depth(path, loaded) for kind, loaded in plain.items()}
     return [kind for kind, depth in depths.items() if depth == max(depths.values())]

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from espnet3.errors import IncompleteRunError
+from espnet3.systems.base.stages import Skipped
 
 if TYPE_CHECKING:
     from espnet3.systems.base.system import BaseSystem
@@ -14,18 +15,19 @@ logger = logging.getLogger(__name__)
 FILE_NAME = "report.html"
 
 
-def report(system: "BaseSystem") -> Path:
+def report(system: "BaseSystem") -> Path | Skipped:
     """Write `<inference_dir>/report.html` from what the other stages left, and log a summary.
 
     Nothing is computed anew, so it may be run at any time. What is not there yet is left out, with
     a line on the page that says what would bring it.
 
     Returns:
-        The path of the page.
+        The path of the page. After other stages that left nothing to show, such as those of a
+        system with outputs of its own, it is skipped.
 
     Raises:
         ConfigError: the block `report` is wrong.
-        IncompleteRunError: there is nothing to show, or `metrics.json` is damaged.
+        IncompleteRunError: there is nothing to show though it alone was asked for, or `metrics.json` is damaged.
     """
     from espnet3.io.atomic import write_text
     from espnet3.systems.base.reporting.gather import gather
@@ -34,9 +36,13 @@ def report(system: "BaseSystem") -> Path:
 
     facts = gather(system)
     if facts.is_empty:
+        found = (
+            f"{facts.inference_dir} has no results and no scores, and {facts.exp_dir} no training"
+        )
+        if set(system.planned) - {"report"}:
+            return Skipped(found)
         raise IncompleteRunError(
-            f"There is nothing to report: {facts.inference_dir} has no results and no scores, and "
-            f"{facts.exp_dir} no training. Run the stages before: python run.py --stages "
+            f"There is nothing to report: {found}. Run the stages before: python run.py --stages "
             "infer measure report --inference_config ... --metrics_config ..."
         )
     for note in facts.notes:

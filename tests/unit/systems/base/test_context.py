@@ -126,15 +126,26 @@ def test_a_value_that_must_still_be_given_is_not_shared(write, inference):
     assert context_value(given, "dataset_dir") == "/corpora"
 
 
-def test_a_key_of_one_model_is_not_put_into_the_other(write):
+def test_an_override_is_for_the_configs_that_have_its_key(write):
     files = {
-        "training": [write("conf/a.yaml", "model: {encoder: {n_layers: 2}}\n")],
-        "inference": [write("conf/b.yaml", "model: {decoder: {beam_size: 4}}\n")],
+        "training": [write("conf/a.yaml", "model: {encoder: {n_layers: 2}}\ntrainer: {}\n")],
+        "inference": [write("conf/b.yaml", "model: {decoder: {beam_size: 4}}\nparallel: {}\n")],
         "metrics": [write("conf/c.yaml", "metrics: []\n")],
     }
-    overrides = ["model.encoder.n_layers=4", "model.decoder.n_best=3", "model.new=1", "device=cpu"]
+    overrides = [
+        "model.encoder.n_layers=4", "model.decoder.n_best=3", "model.new=1", "trainer.devices=2",
+        "parallel.n_workers=2", "exp_tag=x", "new=1",
+    ]  # fmt: skip
     configs = load_configs(files, overrides)
     assert configs.training.config.model == {"encoder": {"n_layers": 4}, "new": 1}
     assert configs.inference.config.model == {"decoder": {"beam_size": 4, "n_best": 3}, "new": 1}
-    assert "model" not in configs.metrics.config
-    assert {config.config.device for config in vars(configs).values() if config} == {"cpu"}
+    having = {
+        key: [kind for kind in files if key in getattr(configs, kind).config]
+        for key in ("trainer", "model", "parallel", "new")
+    }
+    assert having == {
+        "trainer": ["training"],
+        "model": ["training", "inference"],
+        "parallel": list(files),
+        "new": list(files),
+    }
