@@ -27,7 +27,8 @@ def report(system: "BaseSystem") -> Path | Skipped:
 
     Raises:
         ConfigError: the block `report` is wrong.
-        IncompleteRunError: there is nothing to show though it alone was asked for, or `metrics.json` is damaged.
+        IncompleteRunError: there is nothing to show though it alone was asked for, or
+            `metrics.json` is damaged.
     """
     from espnet3.io.atomic import write_text
     from espnet3.systems.base.reporting.gather import gather
