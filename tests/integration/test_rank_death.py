@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import wait_until
+from tests.integration.conftest import wait_for_end
 
 JOB = Path(__file__).parent / "rank_job.py"
 ENV = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": str(JOB.parents[2])}
@@ -280,7 +281,7 @@ def test_what_lightning_started_does_not_outlive_rank_0(ranks):
     run.wait_for_steps(5)
     run.kill(0, signal.SIGKILL)
     pid = pid_of(run, 1)
-    wait_until(lambda: not Path(f"/proc/{pid}").exists(), SECONDS)
+    wait_for_end([pid], SECONDS)
     assert f"Rank 0 ({socket.gethostname()}, process {run.pids[0]}) is" in run.log
 
 

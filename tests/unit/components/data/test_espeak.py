@@ -13,6 +13,7 @@ import pytest
 from espnet3.components.data.errors import DataError
 from espnet3.components.data.espeak import ACCENTS, SAMPLE_RATE, speak
 from espnet3.errors import MissingExtraError
+from tests.integration.conftest import wait_for_end
 
 pytest.importorskip("espeakng_loader")
 
@@ -94,10 +95,7 @@ def test_no_process_is_left_when_the_worker_is_killed():
     worker.kill()
     worker.wait()
     worker.stdout.close()
-    deadline = time.monotonic() + 10
-    while any(os.path.exists(f"/proc/{pid}/exe") and _is_alive(pid) for pid in servers):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    wait_for_end(servers, 10)
 
 
 def test_without_the_package_the_error_has_the_line_that_installs(monkeypatch):
@@ -125,11 +123,3 @@ def _parent(pid: int) -> int:
             return int(file.read().rpartition(")")[2].split()[1])
     except OSError:
         return -1
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            return file.read().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
