@@ -2,25 +2,32 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-STAMP := $(VENV)/.ready
-# What the demo shows and the tests cover; a user needs none of them.
+READY_TO_RUN := $(VENV)/.ready-to-run
+READY := $(VENV)/.ready
+# What the tests cover; a user needs none of them.
 EXTRAS := moonshine,huggingface,lhotse,parquet,transformers,ngram,hub,demo,bench,dev
+# Not compiled: that would take a minute, most of it for modules that are never imported.
+INSTALL := $(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable
 
 .PHONY: setup demo test test-recipes lint format bench test-clusters test-browser clean
 
-setup: $(STAMP)
+setup: $(READY)
 
-$(STAMP): pyproject.toml constraints.txt
+$(READY_TO_RUN): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(None if (3, 11) <= v <= (3, 13) else f"ESPnet3 needs Python 3.11 to 3.13, but $(PYTHON) is {v[0]}.{v[1]}. Name one: make $(MAKECMDGOALS) PYTHON=python3.11")'
 	@echo 'Setting up $(VENV) from constraints.txt; the first time this takes a few minutes.'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[$(EXTRAS)]'
+	$(INSTALL) '.[demo]'
+	@touch $@
+
+$(READY): $(READY_TO_RUN)
+	$(INSTALL) '.[$(EXTRAS)]'
 	@touch $@
 
 # Overrides, `make demo ARGS="trainer.max_epochs=2"`, get an experiment of their own.
 DEMO_TAG := $(if $(ARGS),exp_tag=training-$(firstword $(shell printf '%s' '$(subst ',,$(ARGS))' | cksum)))
 
-demo: setup
+demo: $(READY_TO_RUN)
 	$(BIN)/python egs3/digits/asr/run.py --stages create_dataset train_tokenizer train-report \
 	  --training_config conf/training.yaml --inference_config conf/inference.yaml \
 	  --metrics_config conf/metrics.yaml $(DEMO_TAG) $(ARGS)
