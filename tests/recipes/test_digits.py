@@ -90,7 +90,7 @@ class Recipe:
             "corpus": self.corpus(),
             "tokenizer": _digests(exp / "tokenizer"),
             "weights": _digest(exp / "valid.loss.ave_3best.safetensors"),
-            "history": [_logged(record) for record in read_jsonl(exp / "history.jsonl")],
+            "validations": _validations(exp / "history.jsonl"),
             "texts": {
                 f"{name}/{file}": _digest(exp / "inference" / name / file)
                 for name in ("test_seen", "test_unseen")
@@ -117,9 +117,14 @@ def _digests(folder: Path) -> dict[str, str]:
     return {str(path.relative_to(folder)): _digest(path) for path in files}
 
 
-def _logged(record: dict[str, object]) -> dict[str, object]:
-    """Return what was logged of the model; the rest is about time."""
-    return {k: v for k, v in record.items() if k.startswith("valid/") or k in ("epoch", "step")}
+def _validations(history: Path) -> list[dict[str, object]]:
+    """Return what was logged of the model at each validation; the rest is about time."""
+    found = []
+    for entry in read_jsonl(history):
+        values = {k: v for k, v in entry["values"].items() if k.startswith("valid/")}
+        if values:
+            found.append({"step": entry["step"], "epoch": entry["epoch"], **values})
+    return found
 
 
 @pytest.fixture(scope="module")
