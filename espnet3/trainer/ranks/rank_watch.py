@@ -9,6 +9,7 @@ import queue
 import sys
 import threading
 import time
+from contextlib import suppress
 from types import TracebackType
 from typing import NoReturn
 
@@ -133,7 +134,8 @@ class RankWatch(pl.Callback):
         """End here if another rank has failed, or is found to be dead in the next seconds."""
         store = self._link.usable_store()
         if store is not None:
-            store.suspect()
+            with suppress(RuntimeError):  # its server may be what has gone, which is a verdict too
+                store.suspect()
         elif self._link.store is None:
             return
         patience = min(_AFTER_ERROR_SECONDS, self.silence_seconds) + 5 * self.tick_seconds

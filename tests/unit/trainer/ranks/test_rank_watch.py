@@ -1,11 +1,15 @@
 """The watch of a process alone; two ranks are in `tests/integration/test_rank_death.py`."""
 
 import os
+import sys
 import threading
 
 import lightning.pytorch as pl
 import pytest
+import torch
 
+from espnet3.trainer.ranks.launched_processes import LaunchedProcesses
+from espnet3.trainer.ranks.rank_failure import Failure
 from espnet3.trainer.ranks.rank_link import RankLink
 from espnet3.trainer.ranks.rank_watch import RankWatch
 
@@ -56,3 +60,25 @@ def test_a_server_that_is_not_up_yet_is_asked_again(monkeypatch):
     assert link.connect() is None
     assert (link.rank, link.world_size) == (1, 2)
     link.leave()  # nobody to tell
+
+
+class LostServer:
+    """A store whose server has gone, which nobody has noticed yet."""
+
+    def is_gone(self, seconds=0.0):
+        return False
+
+    def suspect(self):
+        raise torch.distributed.DistError("Connection reset by peer")
+
+
+def test_who_is_to_blame_is_awaited_though_the_store_went_with_it(monkeypatch):
+    watch = RankWatch(tick_seconds=0.05)
+    watch._processes = LaunchedProcesses()
+    watch._link.store, watch._link.rank, watch._link.is_in_group = LostServer(), 1, True
+    failure = Failure(0, "host", 7, "is gone.")
+    watch._verdicts.put(failure)
+    monkeypatch.setattr(watch, "_end_now", lambda verdict: sys.exit(verdict.name))
+    with pytest.raises(SystemExit) as ended:
+        watch.report(RuntimeError("gloo: Connection closed by peer"))
+    assert ended.value.code == failure.name
