@@ -8,10 +8,15 @@ import time
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from espnet3.parallel import parallel
 
 _START = os.getcwd()
+
+# A limit on the time of one example fails where the machine has other things to do.
+settings.register_profile("patient", deadline=None)
+settings.load_profile("patient")
 
 
 @pytest.fixture(autouse=True)
