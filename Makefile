@@ -32,19 +32,20 @@ demo: $(READY_TO_RUN)
 	  --training_config conf/training.yaml --inference_config conf/inference.yaml \
 	  --metrics_config conf/metrics.yaml $(DEMO_TAG) $(ARGS)
 
+# Two at a time: most of them wait for one process or another.
 test: setup
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 $(TEST_ARGS)
 
 test-recipes: setup
 	$(BIN)/python -m pytest -m long --timeout 1800 tests/recipes
 
 test-clusters: setup
 	tests/cluster/install.sh
-	ESPNET3_CLUSTERS=1 $(BIN)/python -m pytest tests/cluster
+	ESPNET3_CLUSTERS=1 $(BIN)/python -m pytest tests/cluster $(TEST_ARGS)
 
 test-browser: setup
 	tests/browser/install.sh
-	ESPNET3_BROWSER=1 $(BIN)/python -m pytest tests/browser
+	ESPNET3_BROWSER=1 $(BIN)/python -m pytest tests/browser $(TEST_ARGS)
 
 lint: setup
 	$(BIN)/ruff check .

@@ -25,7 +25,7 @@ _FOLDER_TROUBLE = {
     errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO,
     errno.ESTALE, errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG,
 }  # fmt: skip
-_TEMP_NAME = re.compile(r"\..*\.tmp-[0-9]+-[0-9a-f]{8}", re.DOTALL)
+_TEMP_NAME = re.compile(r"\..*\.tmp-([0-9]+)-[0-9a-f]{8}", re.DOTALL)
 _MAX_NAME_BYTES = 200  # leaves room for the ending below the usual limit of 255
 
 
@@ -115,6 +115,12 @@ def fsync_dir(path: StrPath) -> None:
 def is_temp_name(name: str) -> bool:
     """Tell whether a file name is that of a write under way, or of one that was killed."""
     return _TEMP_NAME.fullmatch(name) is not None
+
+
+def temp_pid(name: str) -> int | None:
+    """Return which process made a temp file, on a machine that the name does not tell."""
+    match = _TEMP_NAME.fullmatch(name)
+    return int(match[1]) if match else None
 
 
 def temp_path(target: str) -> str:

@@ -19,6 +19,13 @@ def create_bytes(path: StrPath, data: bytes, *, sync: bool = True) -> bool:
     Returns:
         False if the file was there already; it is then as it was.
     """
+    try:
+        return _create_by_link(path, data, sync)
+    except FileNotFoundError:  # another machine swept the temp file, taking its writer for dead
+        return _create_by_link(path, data, sync)
+
+
+def _create_by_link(path: StrPath, data: bytes, sync: bool) -> bool:
     temp = temp_path(os.path.abspath(path))
     try:
         with open(temp, "xb") as file:

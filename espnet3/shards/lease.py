@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
 
-from espnet3.io.atomic import is_temp_name, write_bytes
+from espnet3.io.atomic import temp_pid, write_bytes
 from espnet3.io.exclusive import create_bytes
 from espnet3.shards.layout import leases_folder
 
@@ -177,7 +177,7 @@ class Lease:
         for path in self.folder.glob("*.owner"):
             if not self._is_alive(path.stem):
                 path.unlink(missing_ok=True)
-        self._remove_old_temps()
+        self._remove_dead_temps()
 
     def others(self) -> list[Owner]:
         """Return the other living owners in this folder."""
@@ -214,13 +214,18 @@ class Lease:
         if taker is not None and not self._is_alive(taker):
             mark.unlink(missing_ok=True)
 
-    def _remove_old_temps(self) -> None:
+    def _remove_dead_temps(self) -> None:
         now = self._now()
+        # A pid of another machine says nothing here; of those, only old files are removed.
+        is_shared = any(owner.machine != machine_id() for owner in self.others())
         for path in self.folder.iterdir():
-            if is_temp_name(path.name):
-                with suppress(FileNotFoundError):
-                    if now - path.stat().st_mtime > self._timeout:
-                        path.unlink()
+            pid = temp_pid(path.name)
+            if pid is None:
+                continue
+            with suppress(FileNotFoundError):
+                is_old = now - path.stat().st_mtime > self._timeout
+                if is_old or (not is_shared and start_time(pid) is None):
+                    path.unlink()
 
     def _now(self) -> float:
         try:

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from espnet3.errors import ConfigError, ResourceError, suggest
+from espnet3.parallel.clusters.job_options import complete_options
 from espnet3.parallel.clusters.table import Backend, cluster_class
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ def job_script(config: "ParallelConfig", backend: Backend) -> str:
 
 def _checked(cluster: Any, config: "ParallelConfig", backend: Backend, **kwargs: Any) -> Any:
     try:
-        return cluster(**{**config.options, **kwargs})
+        return cluster(**{**complete_options(config), **kwargs})
     except (TypeError, ValueError) as error:
         raise ConfigError(_refusal(cluster, config, backend, error)) from error
 
