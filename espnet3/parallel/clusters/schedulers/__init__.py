@@ -1,10 +1,18 @@
 """Questions to the schedulers of computing centres."""
 
-from espnet3.parallel.clusters.schedulers.base import JobState, Scheduler
+import importlib
 
-__all__ = ["JobState", "Scheduler", "scheduler_of"]
+from espnet3.parallel.clusters.schedulers.base import JobState, Phase, Scheduler
+
+__all__ = ["JobState", "Phase", "Scheduler", "scheduler_of"]
+
+_CLASSES = {"slurm": "Slurm"}
 
 
 def scheduler_of(env: str) -> Scheduler | None:
     """Return who answers for a backend's jobs; None if it has no jobs."""
-    return None
+    if env not in _CLASSES:
+        return None
+    module = importlib.import_module(f"{__name__}.{env}")
+    scheduler: Scheduler = getattr(module, _CLASSES[env])()
+    return scheduler

@@ -4,12 +4,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
+Phase = Literal["pending", "running", "ended", "unknown"]
+
 
 @dataclass(frozen=True)
 class JobState:
     """What a scheduler says of one job."""
 
-    phase: Literal["pending", "running", "ended", "unknown"]
+    phase: Phase
     word: str
     """The scheduler's own: PENDING, qw, NODE_FAIL."""
     reason: str = ""
@@ -23,7 +25,10 @@ class Scheduler(Protocol):
     """What a user would type to see the jobs."""
 
     def jobs(self, job_ids: Sequence[str]) -> dict[str, JobState]:
-        """Return what is known of these jobs; one that has been forgotten is `unknown`."""
+        """Return what is known of these jobs; one that has been forgotten is `unknown`.
+
+        Empty if the scheduler does not answer: then nothing is known of any of them.
+        """
 
     def nodes(self, options: Mapping[str, Any]) -> list[str]:
         """Return names or addresses of nodes that a job with these options could get.
