@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,9 @@ class Job:
 
     has_own_session = False
     """As in a terminal, which sends Ctrl-C to all processes of a session."""
+    where: Sequence[str] = ()
+    """Words before the command."""
+    env: Mapping[str, str] | None = None
 
     def __init__(self, out: Path, **settings) -> None:
         self.out = out
@@ -26,7 +30,8 @@ class Job:
     def start(self, **more) -> subprocess.Popen:
         settings = json.dumps({**self.settings, **more})
         return subprocess.Popen(
-            [sys.executable, str(JOB), str(self.out), settings],
+            [*self.where, sys.executable, str(JOB), str(self.out), settings],
+            env=self.env,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
