@@ -1,7 +1,6 @@
 """`espnet3 launch CONFIG ...`: a training as a job of Slurm, PBS, SGE or LSF."""
 
 import argparse
-import os
 import shlex
 import subprocess
 import sys
@@ -10,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from espnet3.cli.plain import on_one_line, printable
-from espnet3.cli.recipe_folder import enter_recipe, find_files
+from espnet3.cli.recipe_folder import SCRIPT, enter_recipe, find_files, recipe_of
 from espnet3.cli.recipe_options import is_override
 from espnet3.cli.usage import UsageError
 from espnet3.errors import ConfigError, suggest
@@ -19,7 +18,6 @@ from espnet3.systems.base.stages import STAGES
 if TYPE_CHECKING:
     from espnet3.trainer.launching.job import Job
 
-_SCRIPT = "run.py"
 _TRAIN = "train"
 _EPILOG = (
     "The files are merged left to right; one of them has the `launch` block: scheduler, queue, "
@@ -39,7 +37,7 @@ def run_line(argv: Sequence[str]) -> int:
     overrides = [word for word in argv if is_override(word)]
     args = _parser().parse_args([word for word in argv if not is_override(word)])
     stages = _check_stages(args.stages or [_TRAIN])
-    recipe_dir = _find_recipe(args.configs[0])
+    recipe_dir = recipe_of(args.configs[0])
     start_dir = Path.cwd()
     enter_recipe(recipe_dir)
     files = find_files(args.configs, start_dir, recipe_dir)
@@ -89,21 +87,9 @@ def _check_stages(words: Sequence[str]) -> tuple[str, ...]:
     if _TRAIN not in names:
         raise UsageError(
             f"espnet3 launch is for trainings, but --stages has no train. Run the others as they "
-            f"are: python {_SCRIPT} --stages {' '.join(names)} --training_config FILE"
+            f"are: python {SCRIPT} --stages {' '.join(names)} --training_config FILE"
         )
     return tuple(name for name in known if name in names)
-
-
-def _find_recipe(config: str) -> Path:
-    """Return the folder of the recipe: the current one, or that of the first config."""
-    folder = Path(os.path.abspath(os.path.expanduser(config))).parent
-    for place in (Path.cwd(), folder, folder.parent):
-        if (place / _SCRIPT).is_file():
-            return place
-    raise UsageError(
-        f"there is no {_SCRIPT} here, nor beside {on_one_line(config)}. Change into the folder of "
-        "the recipe first: cd egs3/CORPUS/TASK"
-    )
 
 
 def _plan(
@@ -130,7 +116,7 @@ def _check_recipe(job: "Job") -> None:
     Raises:
         ConfigError: with what it says.
     """
-    words = [_SCRIPT, "--stages", *job.stages, *job.arguments, "--dry-run"]
+    words = [SCRIPT, "--stages", *job.stages, *job.arguments, "--dry-run"]
     print("Checking the recipe ...", file=sys.stderr, flush=True)
     told = subprocess.run(
         [job.python, *words], cwd=job.recipe_dir, capture_output=True, text=True, errors="replace"

@@ -13,6 +13,8 @@ from espnet3.errors import suggest
 VERBS = {
     "init": "write a new recipe that runs as it is",
     "run": "run stages of a recipe, from any folder",
+    "plan": "tell how long a run would take, and on how many workers",
+    "doctor": "check a parallel block, and all around it, before jobs wait in a queue",
     "status": "show how far runs are, from their folders alone",
     "failed": "list the items that failed, with their tracebacks",
     "merge": "join the shards of a finished run whose driver died",

@@ -6,10 +6,12 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
+from espnet3.cli.plain import on_one_line
 from espnet3.cli.recipe_options import Options
 from espnet3.cli.usage import UsageError
 from espnet3.systems.base.stages import Stage
 
+SCRIPT = "run.py"
 _STEM_LETTERS = 5  # `conf/infer_beam10.yaml` is meant for --inference_config
 
 
@@ -17,6 +19,22 @@ def find_recipe_dir() -> Path:
     """Return the folder of the script that runs, or the current one where there is no script."""
     script = getattr(sys.modules.get("__main__"), "__file__", None)
     return Path(os.path.abspath(script)).parent if script else Path.cwd()
+
+
+def recipe_of(config: str) -> Path:
+    """Return the folder of the recipe that a config belongs to: the current one, or its own.
+
+    Raises:
+        UsageError: there is no script in any of them.
+    """
+    folder = Path(os.path.abspath(os.path.expanduser(config))).parent
+    for place in (Path.cwd(), folder, folder.parent):
+        if (place / SCRIPT).is_file():
+            return place
+    raise UsageError(
+        f"there is no {SCRIPT} here, nor beside {on_one_line(config)}. Change into the folder of "
+        "the recipe first: cd egs3/CORPUS/TASK"
+    )
 
 
 def enter_recipe(recipe_dir: Path) -> None:

@@ -118,7 +118,7 @@ def check_targets(loaded: "LoadedConfig", blocks: Iterable[str] | None) -> None:
 
     values = resolved(loaded.config, loaded=loaded)
     used = values if blocks is None else {key: values[key] for key in blocks if key in values}
-    for key, target in _targets(used):
+    for key, target in find_targets(used):
         where = f"{key} is {target!r}{set_in(key, loaded)}"
         try:
             locate(str(target))
@@ -132,7 +132,8 @@ def check_targets(loaded: "LoadedConfig", blocks: Iterable[str] | None) -> None:
             ) from error
 
 
-def _targets(values: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+def find_targets(values: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the key and value of each `_target_` in plain containers."""
     children: Iterable[tuple[Any, Any]] = ()
     if isinstance(values, dict):
         children = values.items()
@@ -143,4 +144,4 @@ def _targets(values: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
         if name == "_target_":
             yield key, child
         else:
-            yield from _targets(child, f"{key}.")
+            yield from find_targets(child, f"{key}.")

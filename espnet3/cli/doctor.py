@@ -1,0 +1,264 @@
+"""`espnet3 doctor CONFIG ...`: checks before an hour in the queue."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from espnet3.cli.plain import count, on_one_line, print_json
+from espnet3.cli.recipe_folder import enter_recipe, find_files, recipe_of
+from espnet3.cli.recipe_options import is_override
+from espnet3.cli.usage import UsageError
+from espnet3.errors import EspnetError
+from espnet3.findings import Finding, has_problem, never_raises
+
+if TYPE_CHECKING:
+    from espnet3.config.load import LoadedConfig
+    from espnet3.parallel.config import ParallelConfig
+
+_STYLES = {"ok": "green", "warning": "yellow", "problem": "bold red"}
+_ON_THIS_MACHINE = ("local", "local_gpu")
+_TIMEOUT = 300.0
+_EPILOG = (
+    "The files are merged left to right, like those of run.py --config; one of them has the "
+    "`parallel` block. KEY.PATH=VALUE changes a value. The exit code is 1 if there is a problem."
+)
+
+
+@dataclass(frozen=True)
+class _Subject:
+    """What is checked."""
+
+    loaded: "LoadedConfig"
+    config: "ParallelConfig"
+    recipe_dir: Path | None
+    files: tuple[str, ...]
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether workers run on other machines."""
+        return self.config.env not in _ON_THIS_MACHINE
+
+
+def run_line(argv: Sequence[str]) -> int:
+    """Check a `parallel` block, and all around it that a run would stumble over.
+
+    Raises:
+        UsageError: the line is wrong.
+    """
+    overrides = [word for word in argv if is_override(word)]
+    args = _parser().parse_args([word for word in argv if not is_override(word)])
+    try:
+        subject = _load(args.configs, overrides)
+    except (EspnetError, OSError) as error:
+        findings = [Finding.of("config", error)]
+    else:
+        findings = _examine(subject, args)
+    if args.json:
+        print_json({"findings": [asdict(finding) for finding in findings]})
+    else:
+        _show(findings)
+    return 1 if has_problem(findings) else 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="espnet3 doctor",
+        usage="espnet3 doctor CONFIG ... [KEY.PATH=VALUE ...] [--submit] [--timeout S] [--json]",
+        description="Check a parallel block, and all around it, before jobs wait in a queue.",
+        epilog=_EPILOG,
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("configs", nargs="+", metavar="CONFIG",
+        help="such as conf/training.yaml conf/parallel_slurm.yaml")  # fmt: skip
+    add("--submit", action="store_true",
+        help="also run one tiny job with these options, which reports and ends")  # fmt: skip
+    add("--timeout", type=float, default=_TIMEOUT, metavar="SECONDS",
+        help=f"how long that job may wait and run (default: {_TIMEOUT:.0f})")  # fmt: skip
+    add("--json", action="store_true", help="print one JSON document for scripts")
+    return parser
+
+
+def _load(configs: Sequence[str], overrides: Sequence[str]) -> _Subject:
+    from espnet3.config.load import load_config
+    from espnet3.parallel.parallel import as_parallel_config
+    from espnet3.systems.base.context import DEFAULTS
+
+    start_dir, files = Path.cwd(), tuple(configs)
+    recipe_dir = None
+    with suppress(UsageError):  # a config may stand alone
+        recipe_dir = recipe_of(configs[0])
+        enter_recipe(recipe_dir)
+        files = find_files(configs, start_dir, recipe_dir)
+    loaded = load_config(files, overrides, below=DEFAULTS, recipe_dir=recipe_dir)
+    return _Subject(loaded, as_parallel_config(loaded), recipe_dir, files)
+
+
+def _examine(subject: _Subject, args: argparse.Namespace) -> list[Finding]:
+    from espnet3.parallel.checkup.filesystem import check_folders, check_shared
+
+    _note("Checking ...")
+    folders = _folders(subject)
+    findings = [*_config(subject), *_backend(subject), *_recipe(subject), *_training(subject)]
+    findings += check_folders(folders)
+    seen: set[str] = set()
+    if args.submit:
+        tried, seen = _submit(subject, findings, folders, args.timeout)
+        findings += tried
+    return findings + check_shared(folders, needs_shared=subject.is_remote, seen=seen)
+
+
+@never_raises("config")
+def _config(subject: _Subject) -> list[Finding]:
+    """Say which block is checked: with several files it may be another than one thinks."""
+    from espnet3.config.load import load_config
+
+    config, source = subject.config, subject.loaded.source_of("parallel.env")
+    told = f"parallel.env is {config.env!r} with n_workers: {config.n_workers}"
+    if not subject.loaded.has("parallel"):
+        fix = "Write such as: parallel: {env: slurm, n_workers: 8, options: {...}}"
+        return [Finding("warning", "config", f"no parallel block is given; {told}", fix)]
+    envs = {}
+    for file in subject.files:
+        block = load_config(file).config.get("parallel") or {}
+        if block.get("env"):
+            envs[file] = block["env"]
+    other = [file for file, env in envs.items() if env != config.env]
+    if not other or "command line" in source:
+        return [Finding("ok", "config", told)]
+    files = [*(f for f in subject.files if f != other[0]), other[0]]
+    said = f"{told} (set in {source}), though {other[0]} says {envs[other[0]]!r}: later files win"
+    return [Finding("warning", "config", said, f"Write it last: espnet3 doctor {' '.join(files)}")]
+
+
+def _backend(subject: _Subject) -> list[Finding]:
+    """Check packages, commands, queue, options and network, each as far as the last allows."""
+    from espnet3.parallel.checkup import commands, network, options, queues, reach, versions
+
+    config = subject.config
+    others = ("lightning", "torch") if subject.loaded.config.get("trainer") else ()
+    findings = versions.check_versions(config, others)
+    if has_problem(findings):
+        return findings
+    script, rendered = options.render(config)
+    findings += [*rendered, *reach.check_reach(config)]
+    answered = commands.check_commands(config)
+    findings += answered
+    if has_problem(answered):
+        return findings
+    queue = [*queues.check_queue(config), *queues.check_node_gpus(config)]
+    findings += queue
+    if not has_problem(queue):  # else the scheduler would say the same again
+        findings += options.try_script(config, script)
+    return findings + network.check_network(config)
+
+
+@never_raises("recipe")
+def _recipe(subject: _Subject) -> list[Finding]:
+    """Import here what the configs name."""
+    from espnet3.systems.base.checks import check_targets
+
+    targets = _targets(subject)
+    if not targets:
+        return []
+    check_targets(subject.loaded, None)
+    told = f"{count(len(targets), 'target')} of the config can be imported here"
+    return [Finding("ok", "recipe", told)]
+
+
+def _targets(subject: _Subject) -> list[tuple[str, str]]:
+    from espnet3.config.resolve import resolved
+    from espnet3.systems.base.checks import find_targets
+
+    values = resolved(subject.loaded.config, loaded=subject.loaded)
+    return [(key, str(target)) for key, target in find_targets(values)]
+
+
+def _training(subject: _Subject) -> list[Finding]:
+    if not subject.loaded.config.get("trainer"):
+        return []
+    from espnet3.trainer.launching.checkup import check_training
+
+    return check_training(
+        subject.loaded,
+        recipe_dir=str(subject.recipe_dir or "."),
+        trains_here=not subject.is_remote,
+    )
+
+
+def _folders(subject: _Subject) -> dict[str, Path]:
+    """Return the folders that a run writes to, by the name of the setting."""
+    settings = {key: subject.loaded.config.get(key) for key in ("exp_dir", "inference_dir")}
+    settings["output_dir"] = subject.loaded.config.get("output_dir")
+    settings["options.log_directory"] = subject.config.options.get("log_directory")
+    if not _is_set(subject.loaded, "inference_dir"):
+        del settings["inference_dir"]  # then it is below exp_dir
+    return {key: Path(value).absolute() for key, value in settings.items() if value}
+
+
+def _is_set(loaded: "LoadedConfig", key: str) -> bool:
+    source = loaded.find_source(key)
+    return source is not None and str(source) != "default"
+
+
+def _submit(
+    subject: _Subject, findings: Sequence[Finding], folders: dict[str, Path], timeout: float
+) -> tuple[list[Finding], set[str]]:
+    from espnet3.parallel.checkup.submit import Trial, submit_probe
+
+    if has_problem(findings):
+        told = "not submitted, because of the problems above"
+        return [Finding("warning", "job", told, "Mend them, then run the same line again")], set()
+    targets: list[tuple[str, str]] = []
+    with suppress(EspnetError):  # told already
+        targets = _targets(subject)
+    _note("Starting one worker with these options ...")
+    trial = Trial(
+        config=subject.config,
+        folders=folders,
+        targets=targets,
+        recipe_dir=subject.recipe_dir,
+        timeout=timeout,
+        tell=_note,
+    )
+    return submit_probe(trial)
+
+
+def _note(line: str) -> None:
+    print(on_one_line(line), file=sys.stderr, flush=True)
+
+
+def _show(findings: Sequence[Finding]) -> None:
+    from espnet3.cli.console import make_console
+
+    console = make_console()
+    if console.is_terminal:
+        _show_table(findings)
+    else:
+        for finding in findings:
+            print(f"{finding.level:8} {finding.what}: {on_one_line(finding.told)}")
+            if finding.fix:
+                print(f"{'':8} fix: {on_one_line(finding.fix)}")
+    numbers = {level: sum(f.level == level for f in findings) for level in _STYLES}
+    print(
+        f"\n{count(numbers['problem'], 'problem')}, {count(numbers['warning'], 'warning')}, "
+        f"{numbers['ok']} ok"
+    )
+
+
+def _show_table(findings: Sequence[Finding]) -> None:
+    from rich.text import Text
+
+    from espnet3.cli.console import make_console, make_table
+
+    table = make_table("", "Check", "Found")
+    for finding in findings:
+        found = Text(on_one_line(finding.told))
+        if finding.fix:
+            found.append(f"\n{on_one_line(finding.fix)}", style="bold")
+        table.add_row(Text(finding.level, style=_STYLES[finding.level]), finding.what, found)
+    make_console().print(table)

@@ -1,0 +1,70 @@
+"""What a check found: the lines of `espnet3 doctor`."""
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import wraps
+from typing import Literal, ParamSpec
+
+from espnet3.errors import EspnetError
+
+Level = Literal["ok", "warning", "problem"]
+P = ParamSpec("P")
+
+# Our errors say what is wrong, then what to do, which begins with one of these.
+_ADVICE = re.compile(
+    r"(?:(?<=[.?!;,:)] )|(?<=\n))"
+    r"(?=(?:Write|Set|Run|Add|Put|Give|Submit|Mend|Make|Install|Start|Use|Change|Make|quote it|"
+    r"In your clone|Without a GPU|Did you mean)\b)"
+)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at."""
+
+    level: Level
+    what: str
+    """What was looked at, in a word or two."""
+    told: str
+    """What is there."""
+    fix: str = ""
+    """What to do about it, as a line to paste where there is one."""
+
+    @classmethod
+    def of(cls, what: str, error: BaseException, level: Level = "problem") -> "Finding":
+        """Return an error as a finding, its advice apart."""
+        if not isinstance(error, EspnetError):
+            return cls(level, what, f"{type(error).__name__}: {error}")
+        told, *advice = _ADVICE.split(str(error), maxsplit=1)
+        return cls(level, what, told.strip(), "".join(advice).strip())
+
+
+Check = Callable[P, list[Finding]]
+
+
+def never_raises(what: str) -> Callable[[Check[P]], Check[P]]:
+    """Make a check tell of its own failure, so that the others are still made.
+
+    Errors of ours are problems that it was to find; others mean that it could not look.
+    """
+
+    def decorate(check: Check[P]) -> Check[P]:
+        @wraps(check)
+        def run(*args: P.args, **kwargs: P.kwargs) -> list[Finding]:
+            try:
+                return check(*args, **kwargs)
+            except EspnetError as error:
+                return [Finding.of(what, error)]
+            except Exception as error:
+                told = f"could not be checked: {type(error).__name__}: {error}"
+                return [Finding("warning", what, told)]
+
+        return run
+
+    return decorate
+
+
+def has_problem(findings: Iterable[Finding]) -> bool:
+    """Tell whether there is a problem among them."""
+    return any(finding.level == "problem" for finding in findings)

@@ -1,0 +1,185 @@
+"""Whether the folders of a run behave as its protocol needs: rename, links, fsync, clock, space."""
+
+import errno
+import os
+import shutil
+import time
+import uuid
+from collections.abc import Collection, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from espnet3.findings import Finding, never_raises
+from espnet3.io.atomic import fsync_dir, fsync_file, write_bytes
+from espnet3.parallel.checkup.mounts import find_mount
+
+MIN_FREE = 1e9
+"""Bytes; below it a warning is given."""
+MAX_SKEW = 5.0
+"""Seconds by which the clock of a file server may differ; heartbeats are judged by it."""
+
+_OCCUPIED = {errno.ENOTEMPTY, errno.EEXIST}
+_TRIAL_BYTES = 1 << 18  # a full quota shows only when something is really written
+
+
+def scratch_name() -> str:
+    """Return a name that nobody has, hidden, and telling whose it is."""
+    return f".espnet3-doctor-{uuid.uuid4().hex[:12]}"
+
+
+def nearest_folder(path: Path) -> Path:
+    """Return the folder, or the first of those above it that exists."""
+    path = Path(os.path.abspath(path))
+    while not path.is_dir() and path != path.parent:
+        path = path.parent
+    return path
+
+
+def check_folders(folders: Mapping[str, Path]) -> list[Finding]:
+    """Try in each folder, or where it would be made, what a run does there.
+
+    Args:
+        folders: by the name of the setting; those on one file system are tried once each all the
+            same, because quotas and permissions are of folders.
+    """
+    return [finding for key, path in folders.items() for finding in _check(key, path)]
+
+
+def _check(key: str, path: Path) -> list[Finding]:
+    @never_raises(key)
+    def check() -> list[Finding]:
+        return _check_folder(key, path)
+
+    return check()
+
+
+def _check_folder(key: str, path: Path) -> list[Finding]:
+    if os.path.lexists(path) and not path.is_dir():
+        told = f"{path} is no folder"
+        return [Finding("problem", key, told, f"Remove it, or set {key} to another place")]
+    place = nearest_folder(path)
+    trial = place / scratch_name()
+    try:
+        trial.mkdir()
+        write_bytes(trial / "file", os.urandom(_TRIAL_BYTES))
+    except OSError as error:
+        shutil.rmtree(trial, ignore_errors=True)
+        return [_unwritable(key, path, place, error)]
+    try:
+        troubles = [*_rename(key, trial), *_links(key, trial), *_clock(key, trial)]
+        seconds = _sync_seconds(trial)
+    finally:
+        shutil.rmtree(trial, ignore_errors=True)
+    free = shutil.disk_usage(place).free
+    if free < MIN_FREE:
+        troubles.append(_little_space(key, place, free))
+    if troubles:
+        return troubles
+    made = "" if path.is_dir() else " (will be made)"
+    told = (
+        f"{path}{made}: {find_mount(place).kind}, {free / 1e9:.0f} GB free, fsync in "
+        f"{seconds * 1000:.0f} ms; rename, links and clock are right"
+    )
+    return [Finding("ok", key, told)]
+
+
+def _unwritable(key: str, path: Path, place: Path, error: OSError) -> Finding:
+    reason = error.strerror or str(error)
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        fix = f"Make room (df -h {place}; quota -s), or set {key} to another place"
+    else:
+        fix = f"Set {key} to a folder that you may write to"
+    return Finding("problem", key, f"{path} cannot be written: {place}: {reason}", fix)
+
+
+def _rename(key: str, trial: Path) -> list[Finding]:
+    """Rename a folder, to a free name and over one that is taken: the first must stay."""
+    first, second, target = (trial / name for name in ("first", "second", "target"))
+    for folder in (first, second):
+        folder.mkdir()
+        (folder / "done").write_text(folder.name)
+    os.rename(first, target)
+    try:
+        os.rename(second, target)
+        refused = False
+    except OSError as error:
+        refused = error.errno in _OCCUPIED
+    if refused and (target / "done").read_text() == "first":
+        return []
+    told = (
+        f"{trial.parent}: renaming a folder over one that is taken is not refused; a shard that "
+        "ran twice could replace finished results"
+    )
+    return [Finding("problem", key, told, f"Set {key} to a folder on another file system")]
+
+
+def _links(key: str, trial: Path) -> list[Finding]:
+    """Create a name by a hard link, twice: the second must fail."""
+    try:
+        os.link(trial / "file", trial / "linked")
+    except OSError as error:
+        told = (
+            f"{trial.parent} has no hard links ({error.strerror}); runs go on without, but a "
+            "process that is killed at a bad moment may leave an empty file"
+        )
+        return [Finding("warning", key, told)]
+    with suppress(FileExistsError):
+        os.link(trial / "file", trial / "linked")
+        told = f"{trial.parent}: two processes can create the same name; both would be the first"
+        return [Finding("problem", key, told, f"Set {key} to a folder on another file system")]
+    return []
+
+
+def _clock(key: str, trial: Path) -> list[Finding]:
+    """Compare the time that a file server gives to a new file with that of this machine."""
+    before = time.time()
+    (trial / "now").touch()
+    mtime, after = (trial / "now").stat().st_mtime, time.time()
+    skew = mtime - after if mtime > after else min(0.0, mtime - before)
+    if abs(skew) <= MAX_SKEW:
+        return []
+    told = f"{trial.parent}: its clock is {skew:+.0f} s away from that of this machine"
+    return [Finding("warning", key, told, "Let both follow one time server: timedatectl status")]
+
+
+def _sync_seconds(trial: Path) -> float:
+    begin = time.monotonic()
+    fsync_file(trial / "file")
+    fsync_dir(trial)
+    return time.monotonic() - begin
+
+
+def _little_space(key: str, place: Path, free: float) -> Finding:
+    told = f"{place} has {free / 1e9:.2f} GB left"
+    return Finding("warning", key, told, f"Make room, or set {key} to another place")
+
+
+@never_raises("shared folders")
+def check_shared(
+    folders: Mapping[str, Path], *, needs_shared: bool, seen: Collection[str] = ()
+) -> list[Finding]:
+    """Warn of folders that other machines cannot see.
+
+    Args:
+        folders: by the name of the setting.
+        needs_shared: whether workers run on other machines.
+        seen: settings whose folders a job has been seen to write to.
+    """
+    if not needs_shared:
+        return []
+    local = {
+        key: mount
+        for key, path in folders.items()
+        if key not in seen and (mount := find_mount(nearest_folder(path))).is_local(path)
+    }
+    return [
+        Finding(
+            "warning",
+            key,
+            f"{folders[key]} looks local to this machine ({mount.kind} at {mount.point}), and "
+            "workers on other machines must see it",
+            f"Set {key} to a folder that all nodes share; if they do, see: espnet3 doctor ... "
+            "--submit",
+        )
+        for key, mount in local.items()
+    ]
