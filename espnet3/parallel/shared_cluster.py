@@ -1,6 +1,7 @@
 """One cluster for several runs, started by the first of them that has work to do."""
 
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 from espnet3.parallel.config import ParallelConfig
@@ -23,12 +24,14 @@ class SharedCluster:
         self._stack = ExitStack()
         self._client: Any = None
 
-    def connect(self) -> Any:
-        """Return the client; the first call starts the cluster."""
+    def connect(self, log_dir: Path | None = None) -> Any:
+        """Return the client; the first call starts the cluster, whose jobs log into `log_dir`."""
+        from espnet3.parallel.clusters.job_options import with_log_folder
         from espnet3.parallel.parallel import get_client
 
         if self._client is None:
-            self._client = self._stack.enter_context(get_client(self.config))
+            config = with_log_folder(self.config, log_dir)
+            self._client = self._stack.enter_context(get_client(config))
         return self._client
 
     def __enter__(self) -> "SharedCluster":

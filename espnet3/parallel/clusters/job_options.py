@@ -1,11 +1,245 @@
 """What a job's cluster class is given: the user's options, and what makes them right by default."""
 
+import hashlib
+import logging
+import os
+import re
+import shlex
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from espnet3.errors import ConfigError
+from espnet3.parallel.clusters.job_environment import prologue
+from espnet3.parallel.clusters.network import find_reach, interfaces
+from espnet3.parallel.clusters.schedulers import scheduler_of
+from espnet3.parallel.clusters.table import BACKENDS
 
 if TYPE_CHECKING:
     from espnet3.parallel.config import ParallelConfig
 
+logger = logging.getLogger(__name__)
 
-def complete_options(config: "ParallelConfig") -> dict[str, Any]:
-    """Return the user's options, word for word, and what makes them right by default."""
-    return dict(config.options)
+PRELOAD = "espnet3.parallel.clusters.worker_preload"
+_LOOPBACK = "127.0.0.1:0"
+_DEATH_SECONDS = 120
+# What dask-jobqueue still takes under an older name, unless the newer one is there as well.
+_OLD_NAMES = {
+    "job_script_prologue": "env_extra",
+    "job_extra_directives": "job_extra",
+    "worker_extra_args": "extra",
+    "job_directives_skip": "header_skip",
+}
+
+
+@dataclass(frozen=True)
+class _Directive:
+    """A line for the scheduler that is added unless the user's say something of the kind."""
+
+    text: str
+    unless: str
+
+
+@dataclass(frozen=True)
+class _Manners:
+    """In what schedulers differ from Slurm, as far as jobs of ours are concerned."""
+
+    directives: tuple[_Directive, ...] = ()
+    settings: Mapping[str, str] = field(default_factory=dict)
+    """The same for HTCondor, whose directives have names."""
+    starts_elsewhere: bool = False
+    """Whether jobs begin in another folder than the one they were submitted from."""
+    tells_gpus: bool = True
+    """Whether a job is told which GPUs it got."""
+
+
+# A job that its scheduler starts again comes back when our keeper has replaced it, or when the run
+# is over. On a dead Grid Engine host such a job stays `r` until the host is back: a line in qstat.
+_NOT_AGAIN = _Directive("-r n", r"-r ?[yn]\b")
+_WITH_ENVIRONMENT = _Directive("-V", r"-V\b")
+_PBS = _Manners((_WITH_ENVIRONMENT, _NOT_AGAIN), starts_elsewhere=True, tells_gpus=False)
+_MANNERS = {
+    "slurm": _Manners((_Directive("--no-requeue", r"--(no-)?requeue\b"),)),
+    "sge": _Manners((_WITH_ENVIRONMENT, _NOT_AGAIN), tells_gpus=False),
+    "pbs": _PBS,
+    "moab": _PBS,
+    "lsf": _Manners(),
+    "oar": _Manners(tells_gpus=False),
+    "htcondor": _Manners(settings={"getenv": "True"}, starts_elsewhere=True),
+}
+
+
+def complete_options(config: "ParallelConfig", *, is_dry: bool = False) -> dict[str, Any]:
+    """Return the user's options, word for word, and what makes them right by default.
+
+    Args:
+        config: of a backend of dask-jobqueue.
+        is_dry: only to look at the job script; then no scheduler is asked, and nothing logged.
+
+    Raises:
+        ConfigError: for options that would be taken for something else.
+    """
+    given = _Given(config)
+    manners = _MANNERS.get(config.env, _Manners())
+    options = {name: value for name, value in config.options.items() if name not in given.renamed}
+    _fill(options, given, "python", shlex.quote(sys.executable))
+    _fill(options, given, "processes", 1)
+    if given.get("death_timeout") in (
+        None,
+        60,
+    ):  # 60 is what dask-jobqueue says without being asked
+        options.setdefault("death_timeout", _DEATH_SECONDS)
+    options["job_extra_directives"] = _directives(given, manners)
+    options["job_script_prologue"] = given.list("job_script_prologue") + prologue(
+        config,
+        n_workers=int(options.get("processes") or given.get("processes")),
+        changes_folder=manners.starts_elsewhere,
+        tells_gpus=manners.tells_gpus,
+    )
+    options["worker_extra_args"] = _worker_arguments(given)
+    options["scheduler_options"] = _scheduler_options(config, given, is_dry=is_dry)
+    if not _has_own_protocol(given):
+        options["security"] = _security(given, is_dry=is_dry)
+    return options
+
+
+def with_log_folder(config: "ParallelConfig", folder: Path | None) -> "ParallelConfig":
+    """Return a config whose jobs write their logs into a folder, unless it says where."""
+    is_job = BACKENDS[config.env].module == "jobqueue"
+    if folder is None or not is_job or _Given(config).get("log_directory") is not None:
+        return config
+    options = {**config.options, "log_directory": str(_plain_folder(folder.resolve()))}
+    return config.model_copy(update={"options": options})
+
+
+class _Given:
+    """What the user set: in the options, or in Dask's own configuration files."""
+
+    def __init__(self, config: "ParallelConfig") -> None:
+        self._options, self._env = config.options, config.env
+        self.renamed = {
+            old for new, old in _OLD_NAMES.items() if old in config.options and not self._has(new)
+        }
+
+    def _has(self, name: str) -> bool:
+        return bool(self._options.get(name))
+
+    def get(self, name: str) -> Any:
+        import dask
+
+        value = self._options.get(name)
+        if value is None and (old := _OLD_NAMES.get(name)) in self.renamed:
+            value = self._options[old]
+        if value is not None:
+            return value
+        return dask.config.get(f"jobqueue.{self._env}.{name.replace('_', '-')}", None)
+
+    def list(self, name: str) -> "list[str]":
+        value = self.get(name) or []
+        if isinstance(value, str):
+            raise ConfigError(
+                f"parallel.options.{name} is the text {value!r}, but must be a list. Write: "
+                f"{name}: [{value!r}]"
+            )
+        return [str(each) for each in value]
+
+    def mapping(self, name: str) -> dict[str, Any]:
+        return dict(self.get(name) or {})
+
+
+def _fill(options: dict[str, Any], given: _Given, name: str, value: Any) -> None:
+    if given.get(name) is None:
+        options[name] = value
+
+
+def _directives(given: _Given, manners: _Manners) -> list[str] | dict[str, Any]:
+    skipped = given.list("job_directives_skip")
+    if manners.settings:
+        mine = {key: value for key, value in manners.settings.items() if key not in skipped}
+        return {**mine, **given.mapping("job_extra_directives")}
+    users = given.list("job_extra_directives")
+    return users + [
+        each.text
+        for each in manners.directives
+        if not any(re.match(each.unless, line.strip()) for line in users)
+        and not any(skip in each.text for skip in skipped)
+    ]
+
+
+def _worker_arguments(given: _Given) -> list[str]:
+    users = given.list("worker_extra_args")
+    words = " ".join(users)
+    mine = [] if "--dashboard-address" in words else ["--dashboard-address", _LOOPBACK]
+    return [*users, *mine, "--preload", PRELOAD]
+
+
+def _scheduler_options(config: "ParallelConfig", given: _Given, *, is_dry: bool) -> dict[str, Any]:
+    options = given.mapping("scheduler_options")
+    options.setdefault("dashboard_address", _LOOPBACK)
+    for place, name in _interfaces_of(given, options):
+        if name not in interfaces() and not is_dry:
+            known = ", ".join(f"{name} ({address})" for name, address in interfaces().items())
+            raise ConfigError(
+                f"parallel.options.{place} is {name!r}, but this machine has no such network: it "
+                f"has {known}. For a machine with another name for it than the nodes have: "
+                f"scheduler_options: {{interface: {next(iter(interfaces()))}}}"
+            )
+    if is_dry or "host" in options or _interfaces_of(given, options):
+        return options
+    return {**options, "host": _choose_host(config)}
+
+
+def _interfaces_of(given: _Given, options: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return by which interface the driver listens, with the option that says so."""
+    if options.get("interface"):
+        return [("scheduler_options.interface", options["interface"])]
+    return [("interface", given.get("interface"))] if given.get("interface") else []
+
+
+def _choose_host(config: "ParallelConfig") -> str:
+    scheduler = scheduler_of(config.env)
+    reach = find_reach(scheduler.nodes(config.options) if scheduler else [])
+    if reach.is_known:
+        logger.info("Workers connect to this program at %s (%s)", reach.host, reach.why)
+        return reach.host
+    known = ", ".join(f"{name} ({address})" for name, address in interfaces().items())
+    logger.warning(
+        "Where nodes reach this machine cannot be told (%s); it listens at %s. If workers do not "
+        "connect, say which network they share with it (here: %s): parallel.options.interface: "
+        "eth0, or parallel.options.scheduler_options: {host: 10.0.0.1}",
+        reach.why, reach.host, known,
+    )  # fmt: skip
+    return reach.host
+
+
+def _has_own_protocol(given: _Given) -> bool:
+    chosen = given.mapping("scheduler_options")
+    return any(
+        where.get(name) is not None
+        for where in (given, chosen)
+        for name in ("protocol", "security")
+    )
+
+
+def _security(given: _Given, *, is_dry: bool) -> Any:
+    from espnet3.parallel.clusters.tls import RunSecurity
+
+    shared = given.get("shared_temp_directory") or given.get("log_directory") or "."
+    return RunSecurity(_expanded(shared), name=".espnet3-tls" if is_dry else None)
+
+
+def _expanded(folder: str) -> Path:
+    return Path(os.path.expandvars(folder)).expanduser().absolute()
+
+
+def _plain_folder(folder: Path) -> Path:
+    """Return a folder whose name fits into a directive: dask-jobqueue does not quote it."""
+    if re.fullmatch(r"[\w./@+,:=-]+", str(folder), re.ASCII):
+        return folder
+    digest = hashlib.sha256(str(folder).encode()).hexdigest()[:12]
+    plain = Path.home() / ".espnet3" / "job-logs" / digest
+    logger.info("Logs of the jobs are in %s: the name of %s has letters that no scheduler takes",
+                plain, folder)  # fmt: skip
+    return plain

@@ -1,0 +1,69 @@
+"""The environment of a job: what its worker needs to run the code of the driver."""
+
+import os
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from espnet3.parallel.clusters.gpu_pinning import REQUESTED, VISIBLE, WORKERS
+from espnet3.parallel.clusters.requested import gpus_per_job
+
+if TYPE_CHECKING:
+    from espnet3.parallel.config import ParallelConfig
+
+# Dask's nanny would set them to 1, but leaves alone what it finds.
+_THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+
+
+def prologue(
+    config: "ParallelConfig", *, n_workers: int, changes_folder: bool, tells_gpus: bool
+) -> list[str]:
+    """Return shell lines for the job script, to follow the user's own, which they respect.
+
+    Args:
+        config: of the workers.
+        n_workers: how many share a job.
+        changes_folder: whether the job begins in another folder than this program is in.
+        tells_gpus: whether the scheduler tells jobs which GPUs they got.
+    """
+    lines = [f"cd {shlex.quote(os.getcwd())}"] if changes_folder else []
+    if folders := _module_folders():
+        path = shlex.quote(os.pathsep.join(folders))
+        lines.append(f"export PYTHONPATH=${{PYTHONPATH:+$PYTHONPATH:}}{path}")
+    n_threads = _threads(config, n_workers)
+    if n_threads:
+        lines += [f"export {name}=${{{name}:-{n_threads}}}" for name in _THREADS]
+    if n_workers > 1:
+        lines.append(f"export {WORKERS}={n_workers}")
+    if not tells_gpus and (n_gpus := gpus_per_job(config)):
+        lines.append(f"export {REQUESTED}={n_gpus}")
+    return lines
+
+
+def submission_environment() -> dict[str, str]:
+    """Return the environment in which to submit jobs: it travels to the nodes.
+
+    GPUs of this machine are none of theirs. Where the scheduler sets no others, all jobs would
+    see the same ones.
+    """
+    return {name: value for name, value in os.environ.items() if name != VISIBLE}
+
+
+def _threads(config: "ParallelConfig", n_workers: int) -> int:
+    cores = config.options.get("cores")
+    return max(int(cores) // n_workers, 1) if isinstance(cores, int | float) else 0
+
+
+def _module_folders() -> list[str]:
+    """Return where this program finds modules that the interpreter alone would not find."""
+    own = (sys.prefix, sys.base_prefix, sys.exec_prefix, sys.base_exec_prefix)
+    folders = [Path(entry).absolute() for entry in sys.path]
+    folders.append(Path(__file__).parents[3])
+    found = [
+        str(folder)
+        for folder in dict.fromkeys(folders)
+        if folder.is_dir() and not any(folder.is_relative_to(prefix) for prefix in own)
+    ]
+    # The variable knows no way to write these; sys.path is sent again with the first shard.
+    return [folder for folder in found if os.pathsep not in folder and "\n" not in folder]
