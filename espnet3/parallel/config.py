@@ -1,11 +1,40 @@
 """The `parallel` block of a config: where workers run, and how many."""
 
+from collections.abc import Mapping
 from typing import Any, Literal
 
-from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, field_validator
+from pydantic import (
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    field_validator,
+    model_validator,
+)
 
 from espnet3.config.schema import FrozenConfig
-from espnet3.parallel.clusters.table import check_env_name
+from espnet3.parallel.clusters.table import BACKENDS, check_env_name
+
+
+class AdaptiveConfig(FrozenConfig):
+    """How the number of jobs follows the work that is left."""
+
+    minimum: PositiveInt = 1
+    """Jobs that are kept while the run goes on."""
+    maximum: PositiveInt
+    """Jobs that are submitted while there are as many shards to run."""
+    idle_seconds: NonNegativeFloat = 30.0
+    """Seconds without work after which a job above the minimum is ended."""
+
+    @model_validator(mode="after")
+    def _is_a_range(self) -> "AdaptiveConfig":
+        if self.minimum > self.maximum:
+            raise ValueError(
+                f"minimum is {self.minimum}, which is more than maximum: {self.maximum}; write for "
+                f"example: {{minimum: 1, maximum: {self.maximum}}}"
+            )
+        return self
 
 
 class ParallelConfig(FrozenConfig):
@@ -29,6 +58,35 @@ class ParallelConfig(FrozenConfig):
     """Seconds without a sign of life after which a local worker is replaced."""
     start_timeout: PositiveFloat = 3600.0
     """Seconds to wait for the first worker."""
+    adaptive: AdaptiveConfig | None = None
+    """Lets the number of jobs shrink as the work runs out; in place of `n_workers`."""
+    max_lost_jobs: NonNegativeInt | None = None
+    """Lost jobs that are replaced in one run; 3 for each worker if not set."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _plan_for_all(cls, values: Any) -> Any:
+        """Take `adaptive.maximum` as the number of workers, for which the work is cut."""
+        if not isinstance(values, Mapping) or not isinstance(values.get("adaptive"), Mapping):
+            return values
+        maximum = values["adaptive"].get("maximum")
+        return {"n_workers": maximum, **values} if isinstance(maximum, int) else values
+
+    @model_validator(mode="after")
+    def _can_adapt(self) -> "ParallelConfig":
+        if self.adaptive is None:
+            return self
+        if self.n_workers != self.adaptive.maximum:
+            raise ValueError(
+                f"n_workers is {self.n_workers}, but adaptive.maximum is {self.adaptive.maximum}; "
+                "leave out n_workers: with adaptive, the maximum is the number of workers"
+            )
+        if BACKENDS[self.env].module != "jobqueue":
+            raise ValueError(
+                f"adaptive is for backends that submit jobs, such as slurm, and env is "
+                f"{self.env!r}; write instead: n_workers: {self.adaptive.maximum}"
+            )
+        return self
 
     @field_validator("env")
     @classmethod

@@ -16,6 +16,7 @@ from typing import Any
 import cloudpickle
 
 from espnet3.errors import WorkerError
+from espnet3.parallel.clusters.keeper import JobKeeper
 from espnet3.parallel.dask_worker import NEEDS_SPEC, run_attempt
 from espnet3.parallel.pools import Died, Event, Finished
 from espnet3.parallel.tasks import ShardTask
@@ -23,7 +24,9 @@ from espnet3.parallel.worker import load_result
 
 logger = logging.getLogger(__name__)
 _LOOK_SECONDS = 1.0
-_WAIT_MESSAGE_SECONDS = 30.0
+# Seconds after which missing workers are told of: soon if there are none, then less and less.
+_TELL_SECONDS = (10.0, 300.0)
+_TELL_OF_SOME_SECONDS = 60.0
 
 
 class DaskPool:
@@ -40,10 +43,12 @@ class DaskPool:
         # Names this call, not the run: a resumed one may have other settings than workers know.
         self._run_id = uuid.uuid4().hex
         self._topic = f"espnet3-{uuid.uuid4().hex}"
+        # A cluster that submitted jobs for its workers has one that looks after them.
+        self._keeper: JobKeeper | None = getattr(client.cluster, "keeper", None)
+        self._n_left = 0
         self._workers: list[str] = []
         self._last_look = 0.0
-        self._waiting_since = time.monotonic()
-        self._last_message = time.monotonic()
+        self._missing = _Missing()
         self._knows_spec: set[str] = set()
         self._running: dict[str, tuple[Any, ShardTask]] = {}
         self._positions: dict[str, int] = {}
@@ -53,7 +58,18 @@ class DaskPool:
     def idle(self) -> list[str]:
         """Return the workers that are there and have no attempt."""
         self._look()
-        return [worker for worker in self._workers if worker not in self._running]
+        idle = [worker for worker in self._workers if worker not in self._running]
+        if self._keeper is None:
+            return idle
+        return [worker for worker in idle if not self._keeper.is_leaving(worker)]
+
+    def expect(self, n_left: int) -> None:
+        """Hear how many shards are queued or running; no more jobs are kept."""
+        self._n_left = n_left
+
+    def waiting(self) -> str:
+        """Return why workers are missing and what to try; empty if that is not known."""
+        return self._keeper.waiting() if self._keeper else ""
 
     def submit(self, worker: str, task: ShardTask) -> None:
         """Pin an attempt to a worker."""
@@ -129,12 +145,9 @@ class DaskPool:
                 f"The Dask scheduler cannot be reached any more ({error}). Finished shards are on "
                 "disk; start the cluster and run the same command again."
             ) from error
-        if self._workers:
-            self._waiting_since = self._last_message = now
-        elif now - self._last_message > _WAIT_MESSAGE_SECONDS:
-            self._last_message = now
-            waited = now - self._waiting_since
-            logger.warning("No worker is connected; waiting for %.0f s so far", waited)
+        if self._keeper is not None and self._n_left:
+            self._keeper.look(self._n_left, list(self._running))
+        self._missing.tell(len(self._workers), self.waiting(), now)
 
     def _end(self, worker: str, future: Any) -> list[Event]:
         running = self._running.get(worker)
@@ -149,14 +162,41 @@ class DaskPool:
             self.submit(worker, running[1])
             return []
         del self._running[worker]
+        if self._keeper is not None:
+            self._keeper.note_finished(worker)
         return [Finished(worker, load_result(data, running[1]))]
 
     def _lose(self, worker: str, reason: str) -> Died:
         future, task = self._running.pop(worker)
         self._knows_spec.discard(worker)
         self._client.cancel([future], force=True)
-        logger.warning("Worker %s was lost: %s", worker, reason)
-        return Died(worker, task, reason)
+        job_id, log = self._keeper.describe(worker) if self._keeper else ("", "")
+        of_job = f" of job {job_id}" if job_id else ""
+        logger.warning("Worker %s%s was lost: %s", worker, of_job, reason)
+        return Died(worker, task, reason, log)
+
+
+class _Missing:
+    """Tells of workers that are not there: soon after the start, then less and less often."""
+
+    def __init__(self) -> None:
+        self._since: float | None = None
+        self._next = 0.0
+
+    def tell(self, n_workers: int, waiting: str, now: float) -> None:
+        shortest, longest = _TELL_SECONDS
+        if n_workers and not waiting:
+            self._since = None
+        elif self._since is None:
+            self._since = now
+            self._next = now + (_TELL_OF_SOME_SECONDS if n_workers else shortest)
+        elif now > self._next:
+            waited = now - self._since
+            self._next = now + min(waited, longest)
+            if n_workers:
+                logger.info("%d workers are at work. %s", n_workers, waiting)
+            else:
+                logger.warning("No worker is connected for %.0f s. %s", waited, waiting)
 
 
 def driver_sys_path() -> list[str]:

@@ -19,6 +19,7 @@ from espnet3.parallel.faults import (
     dies_at_once,
     error_of,
     keeps_dying,
+    no_worker,
     too_many,
     without_it,
 )
@@ -85,6 +86,8 @@ class Dispatcher:
             self._assign()
             if not self._running and not self._again and self._source.is_finished():
                 return
+            n_waiting = len(self._again) + self._source.n_queued()
+            self._pool.expect(n_waiting + len(self._running))
             for event in self._pool.poll(_POLL_SECONDS):
                 if isinstance(event, Finished):
                     self._finish(event)
@@ -94,10 +97,7 @@ class Dispatcher:
             if self._running or self._source.is_waiting():
                 waiting_since = time.monotonic()
             elif time.monotonic() - waiting_since > self._policy.start_timeout:
-                raise WorkerError(
-                    f"No worker was there for {self._policy.start_timeout:g} s. Look at the logs "
-                    "of the workers' jobs, or raise parallel.start_timeout."
-                )
+                raise WorkerError(no_worker(self._policy, self._pool.waiting()))
 
     def discard_running(self) -> None:
         """Remove what stopped workers were in the middle of."""

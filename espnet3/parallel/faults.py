@@ -40,6 +40,15 @@ def keeps_dying(task: ShardTask, event: Died) -> str:
     )
 
 
+def no_worker(policy: FaultPolicy, waiting: str) -> str:
+    """Say that no worker came in time, and why, as far as that is known."""
+    advice = waiting or "Look at the logs of the workers' jobs."
+    return (
+        f"No worker was there for {policy.start_timeout:g} s. {advice} To wait for longer, raise "
+        "parallel.start_timeout."
+    )
+
+
 def too_many(n_failed: int, policy: FaultPolicy) -> str:
     """Say that more items failed than may."""
     return (

@@ -52,6 +52,13 @@ class InlinePool:
         self._task = None
         return [Finished(_NAME, result)]
 
+    def expect(self, n_left: int) -> None:
+        """Do nothing: the number of workers is fixed."""
+
+    def waiting(self) -> str:
+        """Return nothing: these workers do not queue."""
+        return ""
+
     def positions(self) -> dict[str, int]:
         """Return how far this process is in its attempt."""
         return {_NAME: self._loop.position()} if self._task else {}

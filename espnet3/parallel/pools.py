@@ -39,6 +39,12 @@ class WorkerPool(Protocol):
     def poll(self, timeout: float) -> list[Event]:
         """Wait up to `timeout` seconds for something to happen, and return what did."""
 
+    def expect(self, n_left: int) -> None:
+        """Hear how many shards are queued or running: there is no use for more workers."""
+
+    def waiting(self) -> str:
+        """Return why workers are missing and what to try; empty if that is not known."""
+
     def positions(self) -> dict[str, int]:
         """Return the item position that each busy worker has reached; -1 before the first."""
 

@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, suppress
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -40,6 +41,7 @@ class ProcessPool:
         threads: what the numerical libraries may use in each, unless the user's environment says.
         log_dir: the folder of the logs; None lets workers write to this program's stderr.
         worker_timeout: seconds of silence after which a worker counts as frozen.
+        variables: what to set in the environment of each, by rank; nothing if there are none.
     """
 
     def __init__(
@@ -50,8 +52,10 @@ class ProcessPool:
         threads: int = 1,
         log_dir: Path | None = None,
         worker_timeout: float = 300.0,
+        variables: Sequence[Mapping[str, str]] = (),
     ) -> None:
         self._spec = spec
+        self._variables = variables
         self._threads = threads
         self._log_dir = log_dir
         self._worker_timeout = worker_timeout
@@ -82,6 +86,13 @@ class ProcessPool:
                 events.append(self._bury(worker, reason))
         return events
 
+    def expect(self, n_left: int) -> None:
+        """Do nothing: the number of workers is fixed."""
+
+    def waiting(self) -> str:
+        """Return nothing: these workers do not queue."""
+        return ""
+
     def positions(self) -> dict[str, int]:
         """Return what the busy workers last said of their position."""
         workers = list(self._workers.items())  # at once: the progress thread asks as well
@@ -101,7 +112,9 @@ class ProcessPool:
         self._workers.clear()
 
     def _start(self, rank: int) -> None:
-        worker = _Worker(rank, self._spec, self._threads, self._log_dir)
+        own = self._variables[rank] if self._variables else {}
+        environment = {**_environment(rank, self._threads), **own}
+        worker = _Worker(rank, self._spec, environment, self._log_dir)
         self._workers[worker.name] = worker
 
     def _bury(self, worker: "_Worker", reason: str) -> Died:
@@ -117,12 +130,14 @@ class ProcessPool:
 class _Worker:
     """One process, the connection to it, and what it is doing."""
 
-    def __init__(self, rank: int, spec: bytes, threads: int, log_dir: Path | None) -> None:
+    def __init__(
+        self, rank: int, spec: bytes, environment: dict[str, str], log_dir: Path | None
+    ) -> None:
         self.rank = rank
         ours, theirs = socket.socketpair()
         stamp = f"{socket.gethostname()}-{os.getpid()}-{rank}"
         self.log = str(log_dir / f"worker-{stamp}.log") if log_dir else ""
-        self.process = _spawn(theirs, self.log, _environment(rank, threads))
+        self.process = _spawn(theirs, self.log, environment)
         theirs.close()
         self.name = f"{rank} (pid {self.process.pid})"
         self.connection = Connection(ours.detach())

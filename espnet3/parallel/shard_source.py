@@ -26,6 +26,9 @@ class ShardSource(Protocol):
     def take(self) -> ShardTask | None:
         """Return the next shard to run; None if there is none for us now."""
 
+    def n_queued(self) -> int:
+        """Return how many shards wait, here or with another driver."""
+
     def new_attempt(self, task: ShardTask) -> str | None:
         """Return a folder for one attempt at a shard; None if there is nowhere to put one."""
 
@@ -58,6 +61,10 @@ class MemorySource:
     def take(self) -> ShardTask | None:
         """Return the next shard."""
         return self._tasks.popleft() if self._tasks else None
+
+    def n_queued(self) -> int:
+        """Return how many shards wait."""
+        return len(self._tasks)
 
     def new_attempt(self, task: ShardTask) -> str | None:
         """Return a scratch folder in which workers of this machine note their position."""
@@ -122,6 +129,10 @@ class FolderSource:
             if self._claim(shard):
                 return self._task(shard)
         return None
+
+    def n_queued(self) -> int:
+        """Return how many shards wait; another driver's too, as it may be gone tomorrow."""
+        return len(self._todo) + len(self._theirs)
 
     def _claim(self, shard: int) -> bool:
         if self._is_done(shard):

@@ -41,6 +41,12 @@ class ScriptedPool:
             return [replace(outcome, worker=worker)]
         return [Finished(worker, outcome)]
 
+    def expect(self, n_left):
+        self.n_left = n_left
+
+    def waiting(self):
+        return ""
+
     def positions(self):
         return {}
 

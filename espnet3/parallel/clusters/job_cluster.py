@@ -1,0 +1,160 @@
+"""A cluster of dask-jobqueue, job by job: submit, cancel, and see which workers are there."""
+
+import asyncio
+import itertools
+import time
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from espnet3.parallel.clusters.job_logs import find_log
+
+
+@dataclass(frozen=True)
+class Change:
+    """What became of jobs that were to be submitted."""
+
+    job_ids: dict[str, str] = field(default_factory=dict)
+    """By the names of their workers; without those that were refused."""
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class ConnectedWorker:
+    """A worker that the scheduler of Dask counts as there."""
+
+    name: str
+    silent: float
+    """Seconds since it was last heard of."""
+
+
+class JobCluster(Protocol):
+    """What a keeper of jobs needs of a cluster."""
+
+    @property
+    def n_processes(self) -> int:
+        """How many workers one job starts."""
+
+    def workers(self) -> dict[str, ConnectedWorker]:
+        """Return the workers that are there, by address."""
+
+    def change(self, *, drop: list[str], n_more: int) -> list[str]:
+        """Begin to cancel the jobs of some names and to submit more; return the new names."""
+
+    def outcome(self) -> Change | None:
+        """Return what became of the last change, once it is known; None before, and afterwards."""
+
+    def remove_worker(self, address: str) -> None:
+        """Let Dask forget a worker, and tell that to end."""
+
+    def find_log(self, job_id: str) -> Path | None:
+        """Return the file that a job writes to."""
+
+
+class DaskJobCluster:
+    """The same of a started `JobQueueCluster`."""
+
+    def __init__(self, cluster: Any) -> None:
+        self._cluster = cluster
+        self._numbers = itertools.count()
+        self._new: list[str] = []
+        self._running: Future[None] | None = None
+
+    @property
+    def n_processes(self) -> int:
+        """How many workers one job starts."""
+        return len(self._cluster.new_spec.get("group", ["one"]))
+
+    def workers(self) -> dict[str, ConnectedWorker]:
+        """Return the workers that are there, by address."""
+
+        async def read() -> dict[str, ConnectedWorker]:
+            now = time.time()
+            states = self._cluster.scheduler.workers.values()
+            return {
+                each.address: ConnectedWorker(str(each.name), now - each.last_seen)
+                for each in states
+            }
+
+        found: dict[str, ConnectedWorker] = self._cluster.sync(read)
+        return found
+
+    def change(self, *, drop: list[str], n_more: int) -> list[str]:
+        """Begin to cancel the jobs of some names and to submit more; return the new names."""
+        for name in drop:
+            self._cluster.worker_spec.pop(name, None)
+        # Not the cluster's own numbers: it would use that of a lost job again, whose worker may
+        # still be there, and two workers of one name are refused.
+        numbers = itertools.islice(self._numbers, n_more)
+        self._new = [self._cluster._new_worker_name(number) for number in numbers]
+        self._cluster.worker_spec.update(dict.fromkeys(self._new, self._cluster.new_spec))
+        loop = self._cluster.loop.asyncio_loop
+        self._running = asyncio.run_coroutine_threadsafe(self._correct_state(), loop)
+        return self._new
+
+    async def _correct_state(self) -> None:
+        # Not cluster.scale(): it submits in the background, where nobody hears of a refused job.
+        # And shielded, because what Ctrl-C interrupts is cancelled, and job ids forgotten.
+        await asyncio.shield(self._cluster._correct_state())
+
+    def wait(self) -> Change:
+        """Wait for the last change."""
+        if self._running is not None:
+            with suppress(Exception):  # `outcome` tells
+                self._running.result()
+        return self.outcome() or Change()
+
+    def outcome(self) -> Change | None:
+        """Return what became of the last change, once it is known; None before, and afterwards."""
+        if self._running is None or not self._running.done():
+            return None
+        error = self._running.exception()
+        self._running = None
+        workers = self._cluster.workers
+        found = {name: workers[name].job_id for name in self._new if name in workers}
+        for name in [name for name, job_id in found.items() if not job_id]:
+            self._cluster.worker_spec.pop(name, None)  # refused; not to be tried again unasked
+        return Change(
+            {name: str(job_id) for name, job_id in found.items() if job_id},
+            str(error).rpartition("stderr:")[2].strip() or repr(error) if error else "",
+        )
+
+    def remove_worker(self, address: str) -> None:
+        """Let Dask forget a worker, and tell that to end."""
+        scheduler = self._cluster.scheduler
+        stimulus = f"espnet3-remove-{time.time()}"
+        self._cluster.sync(scheduler.remove_worker, address, stimulus_id=stimulus)
+
+    def find_log(self, job_id: str) -> Path | None:
+        """Return the file that a job writes to."""
+        folder = self._cluster._job_kwargs.get("log_directory")
+        return find_log([Path(folder)] if folder else [Path.cwd()], job_id)
+
+
+def kept_cluster_class(cluster_class: Any) -> Any:
+    """Return a cluster class whose lost jobs are left to a keeper."""
+    from distributed.deploy.spec import SpecCluster
+
+    class Cluster(cluster_class):
+        keeper: Any = None
+
+        def _update_worker_status(self, op: str, msg: Any) -> None:
+            # Not SpecCluster's: it cancels a job 15 s after its worker has left, also one that
+            # the scheduler has put back into the queue.
+            super(SpecCluster, self)._update_worker_status(op, msg)
+
+        async def _close(self) -> None:
+            await super()._close()
+            if self.keeper is not None:
+                # Cancelled before, but nobody has seen them end: scancel itself may have failed.
+                job = self._dummy_job
+                closing = [
+                    job._close_job(job_id, job.cancel_command)
+                    for job_id in self.keeper.not_seen_to_end()
+                ]
+                await asyncio.gather(*closing)
+
+    Cluster.__name__ = cluster_class.__name__  # workers are named after it
+    return Cluster

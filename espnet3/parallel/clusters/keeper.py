@@ -1,0 +1,285 @@
+"""Keeps a cluster's jobs going: lost ones are replaced while there is work for them."""
+
+import logging
+import math
+import time
+from collections import deque
+from collections.abc import Collection
+
+from espnet3.errors import ResourceError, WorkerError
+from espnet3.parallel.clusters.advice import describe_waiting
+from espnet3.parallel.clusters.job_cluster import Change, ConnectedWorker, JobCluster
+from espnet3.parallel.clusters.job_logs import tail, words_of_daemon
+from espnet3.parallel.clusters.kept_job import KeptJob
+from espnet3.parallel.clusters.questions import Questions
+from espnet3.parallel.clusters.schedulers import Scheduler
+from espnet3.parallel.clusters.staffing import Staffing
+
+logger = logging.getLogger(__name__)
+
+MAX_EARLY_LOSSES = 3
+"""Jobs in a row that may end before they get anything done: then it is not bad luck."""
+_SILENT_SECONDS = 25.0
+# How often the scheduler is asked: it serves a whole centre.
+_ASK_SECONDS = (3.0, 30.0)
+_CALM_SECONDS = 15.0
+_RETRY_SECONDS = 10.0
+_TRANSIENT = ("timed out", "emporar", "Unable to contact", "Connection refused", "try again")
+
+
+class JobKeeper:
+    """Watches the jobs of one cluster; nothing happens but in `look`.
+
+    Args:
+        cluster: submits and cancels jobs.
+        scheduler: answers questions about jobs; None if nobody does.
+        staffing: how many jobs there may be.
+    """
+
+    def __init__(
+        self, cluster: JobCluster, scheduler: Scheduler | None, staffing: Staffing
+    ) -> None:
+        self._cluster = cluster
+        self._status_command = scheduler.status_command if scheduler else "your scheduler's queue"
+        self._questions = Questions(scheduler)
+        self._staffing = staffing
+        self._jobs: dict[str, KeptJob] = {}
+        self._workers: dict[str, ConnectedWorker] = {}
+        self._names: dict[str, str] = {}  # of jobs, by the addresses that their workers ever had
+        # Jobs that are no longer ours, by the names of their workers, which may still be there.
+        self._lost: dict[str, str] = {}
+        self._retired: dict[str, str] = {}
+        self._to_drop: list[str] = []
+        self._to_replace: deque[str] = deque()
+        self._not_seen_to_end: set[str] = set()
+        self._idle_since: dict[str, float] = {}
+        self._is_changing = False
+        self._n_lost = self._n_early = self._n_refused = 0
+        self._last_asked = self._not_before = -math.inf
+        self._unclear_since: float | None = None
+        self._has_said_enough = False
+
+    def begin(self, n_jobs: int) -> None:
+        """Begin to submit the first jobs."""
+        self._change(n_jobs)
+
+    def settle(self, change: Change) -> None:
+        """Take the numbers of jobs that were submitted, and their refusal."""
+        now = time.monotonic()
+        self._is_changing = False
+        for name, job_id in change.job_ids.items():
+            job = self._jobs[name]
+            job.job_id, job.submitted = job_id, now
+            if job.replaces:
+                logger.info("Job %s was submitted in place of job %s", job_id, job.replaces)
+        for name in [name for name, job in self._jobs.items() if not job.job_id]:
+            self._to_replace.append(self._jobs.pop(name).replaces)
+        if change.error:
+            self._note_refusal(change.error, now)
+
+    def look(self, n_left: int, busy: Collection[str] = ()) -> None:
+        """See what has become of the jobs, and do something about it; takes milliseconds.
+
+        Args:
+            n_left: shards that are queued or running; there are never more jobs than that.
+            busy: addresses of workers that have a shard.
+
+        Raises:
+            WorkerError: jobs keep ending at once, or too many were lost.
+            ResourceError: the scheduler refuses a job that was to replace another.
+        """
+        now = time.monotonic()
+        self._workers = self._cluster.workers()
+        self._names.update({each: self._name_of(who) for each, who in self._workers.items()})
+        self._see(now, busy)
+        change = self._cluster.outcome()
+        if change is not None:
+            self.settle(change)
+        self._hear()
+        self._judge(now)
+        self._fill(now, n_left)
+        self._ask(now)
+
+    def waiting(self) -> str:
+        """Return one line: which jobs are not there, why, for how long, and what to try."""
+        return describe_waiting(self._jobs.values(), time.monotonic(), self._status_command)
+
+    def is_leaving(self, worker: str) -> bool:
+        """Tell whether a worker, by its address, is about to go and should get no work."""
+        return worker in self._names and self._names[worker] not in self._jobs
+
+    def note_finished(self, worker: str) -> None:
+        """Hear that a worker, by its address, finished a shard: its job is a good one."""
+        self._n_early = 0
+        job = self._jobs.get(self._names.get(worker, ""))
+        if job is not None:
+            job.n_finished += 1
+
+    def describe(self, worker: str) -> tuple[str, str]:
+        """Return the number of a worker's job and the path of its log; empty if unknown."""
+        name = self._names.get(worker, "")
+        job_id = self._jobs[name].job_id if name in self._jobs else self._lost.get(name, "")
+        return (job_id, str(self._cluster.find_log(job_id) or "")) if job_id else ("", "")
+
+    def not_seen_to_end(self) -> list[str]:
+        """Return the jobs that were cancelled, but may still be there."""
+        return sorted(self._not_seen_to_end)
+
+    def _name_of(self, worker: ConnectedWorker) -> str:
+        name = worker.name
+        if any(name in known for known in (self._jobs, self._lost, self._retired)):
+            return name
+        return name.rpartition("-")[0]  # where a job has several workers, each has a suffix
+
+    def _see(self, now: float, busy: Collection[str]) -> None:
+        names = {address: self._names[address] for address in self._workers}
+        there, at_work = set(names.values()), {names[each] for each in busy if each in names}
+        for name, job in self._jobs.items():
+            was_missing = job.gone is not None
+            job.see(name in there, now)
+            if was_missing and job.is_connected:
+                logger.info("The worker of job %s is back", job.job_id)
+            if name in at_work or not job.is_connected:
+                self._idle_since.pop(name, None)
+            else:
+                self._idle_since.setdefault(name, now)
+        for address, name in names.items():
+            if name in self._lost:
+                logger.warning("A worker of the lost job %s is told to end", self._lost[name])
+                self._cluster.remove_worker(address)
+
+    def _hear(self) -> None:
+        answer = self._questions.take()
+        if answer is None:
+            return
+        for job in self._jobs.values():
+            if job.job_id in answer.states:
+                job.hear(answer.states[job.job_id], answer.asked)
+        for job_id, state in answer.states.items():
+            if state.phase in ("ended", "unknown"):
+                self._not_seen_to_end.discard(job_id)
+        for address in answer.unreachable:
+            self._give_up(address)
+
+    def _give_up(self, address: str) -> None:
+        worker = self._workers.get(address)
+        if worker is None or worker.silent < _SILENT_SECONDS:
+            return  # it came back while we tried
+        logger.warning(
+            "Worker %s has been silent for %.0f s and its machine cannot be reached",
+            address, worker.silent,
+        )  # fmt: skip
+        self._cluster.remove_worker(address)
+        if self._names[address] in self._jobs:
+            self._jobs[self._names[address]].is_unreachable = True
+
+    def _judge(self, now: float) -> None:
+        for job in list(self._jobs.values()):
+            verdict = job.judge(now)
+            if verdict == "given up":
+                self._end_workers(job)
+                verdict = "requeued" if job.state.phase == "pending" else "lost"
+            if verdict == "requeued":
+                logger.warning(
+                    "Job %s is back in the queue (%s): the scheduler will restart it",
+                    job.job_id, job.state.reason or job.state.word,
+                )  # fmt: skip
+                job.requeue(now)
+            elif verdict == "lost":
+                self._bury(job, now)
+
+    def _end_workers(self, job: KeptJob) -> None:
+        logger.warning(
+            "The scheduler has given job %s up (%s), but its worker still runs; it is told to end",
+            job.job_id, job.state.word,
+        )  # fmt: skip
+        for address in self._workers:
+            if self._names[address] == job.name:
+                self._cluster.remove_worker(address)
+
+    def _bury(self, job: KeptJob, now: float) -> None:
+        del self._jobs[job.name]
+        self._lost[job.name] = job.job_id
+        self._to_drop.append(job.name)
+        self._to_replace.append(job.job_id)
+        if job.state.phase != "ended":
+            self._not_seen_to_end.add(job.job_id)
+        self._n_lost += 1
+        log = self._cluster.find_log(job.job_id)
+        how = ". ".join(part for part in (job.how_it_was_lost(), words_of_daemon(log)) if part)
+        logger.warning(
+            "Job %s was lost %.0f s after its submission: %s. Log: %s",
+            job.job_id, now - job.submitted, how, log or "none found",
+        )  # fmt: skip
+        self._n_early = self._n_early + 1 if job.died_early(now) else 0
+        if self._n_early >= MAX_EARLY_LOSSES:
+            raise WorkerError(
+                f"{self._n_early} jobs in a row ended before they got anything done, the last one "
+                f"was job {job.job_id}: {how}. Mend what its log tells; to try a single job before "
+                f"the next run: espnet3 doctor --submit. Log: {log or 'none found'}{tail(log)}"
+            )
+
+    def _fill(self, now: float, n_left: int) -> None:
+        """Submit what is missing, and end what is lost or nobody needs."""
+        n_wanted = self._staffing.n_wanted(n_left, self._cluster.n_processes)
+        n_more = max(n_wanted - len(self._jobs), 0)
+        if n_more and self._n_lost > self._staffing.max_lost:
+            self._say_enough()
+            n_more = 0
+        for job in self._staffing.superfluous(self._jobs.values(), n_wanted, self._idle_since):
+            logger.info("Job %s is ended: there is no work left for it", job.job_id)
+            del self._jobs[job.name]
+            self._retired[job.name] = job.job_id
+            self._to_drop.append(job.name)
+            self._not_seen_to_end.add(job.job_id)
+        if now < self._not_before:
+            n_more = 0
+        if (n_more or self._to_drop) and not self._is_changing:
+            self._change(n_more)
+
+    def _change(self, n_more: int) -> None:
+        names = self._cluster.change(drop=self._to_drop, n_more=n_more)
+        self._to_drop = []
+        self._is_changing = True
+        for name in names:
+            replaces = self._to_replace.popleft() if self._to_replace else ""
+            self._jobs[name] = KeptJob(name, time.monotonic(), replaces)
+
+    def _note_refusal(self, error: str, now: float) -> None:
+        self._n_refused += 1
+        if self._n_refused < MAX_EARLY_LOSSES and any(words in error for words in _TRANSIENT):
+            logger.warning("A job could not be submitted, and is tried again: %s", error)
+            self._not_before = now + _RETRY_SECONDS
+            return
+        raise ResourceError(
+            f"A lost job could not be replaced: {error}. Finished shards are kept: mend "
+            "parallel.options, or wait until the scheduler takes jobs again, and run the same "
+            "command. To go on with the jobs that are left, set parallel.max_lost_jobs: 0."
+        )
+
+    def _say_enough(self) -> None:
+        told = f"{self._n_lost} jobs were lost, more than parallel.max_lost_jobs allows to replace"
+        if not self._jobs:
+            raise WorkerError(
+                f"{told} ({self._staffing.max_lost}), and none is left. Finished shards are kept; "
+                "the messages above tell how they were lost. Run the same command again, or raise "
+                "parallel.max_lost_jobs."
+            )
+        if not self._has_said_enough:
+            self._has_said_enough = True
+            logger.warning("%s; the run goes on with the other %d", told, len(self._jobs))
+
+    def _ask(self, now: float) -> None:
+        job_ids = [job.job_id for job in self._jobs.values() if job.job_id]
+        silent = [
+            address for address, worker in self._workers.items() if worker.silent > _SILENT_SECONDS
+        ]
+        is_calm = not silent and all(job.is_connected for job in self._jobs.values())
+        self._unclear_since = None if is_calm else self._unclear_since or now
+        pause = _CALM_SECONDS
+        if self._unclear_since is not None:
+            shortest, longest = _ASK_SECONDS
+            pause = min(max((now - self._unclear_since) / 10, shortest), longest)
+        if now - self._last_asked >= pause and not self._questions.is_open:
+            self._last_asked = now
+            self._questions.ask([*job_ids, *sorted(self._not_seen_to_end)], silent)
