@@ -79,7 +79,7 @@ def _run(system: type[BaseSystem], argv: Sequence[str], recipe_dir: Path) -> int
     rank = process_rank()
     selected = _stages_of_rank(selected, rank)
     working_dir = os.path.relpath(Path.cwd(), recipe_dir)
-    instance, selected = _set_up(system, options, selected, recipe_dir)
+    instance, selected = set_up(system, options, selected, recipe_dir)
     if options.dry_run:
         from espnet3.cli.dry_run import print_plan
 
@@ -111,7 +111,7 @@ def _stages_of_rank(selected: Sequence[Selected], rank: ProcessRank) -> Sequence
         raise SystemExit(2) from None
 
 
-def _set_up(
+def set_up(
     system: type[BaseSystem], options: Options, selected: Sequence[Selected], recipe_dir: Path
 ) -> tuple[BaseSystem, Sequence[Selected]]:
     """Load and check all configs, and build the system with them; the folder changes.

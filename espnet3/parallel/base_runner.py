@@ -187,7 +187,7 @@ class BaseRunner:
             items = collect_items(indices)
             seconds = None if durations is None else check_costs(durations, len(items))
             costs = seconds if costs is None else costs
-            costs = self._costs(items) if costs is None else costs
+            costs = self.costs_of(items) if costs is None else costs
             self._check_batches(costs)
             if self.output_dir is None:
                 return self._run_in_memory(items, config, client, costs)
@@ -207,13 +207,12 @@ class BaseRunner:
                 "durations(self), which returns the seconds of each item; or set batch_size."
             )
 
-    def _costs(self, items: Any) -> list[float] | None:
+    def costs_of(self, items: Any) -> list[float] | None:
+        """Return what `cost` says of each item; None if it is not known of all."""
         if not overridden(type(self), BaseRunner, ["cost"]):
             return None
-        costs = [self.cost(item) for item in items]
-        if any(cost is None for cost in costs):
-            return None
-        return [cost for cost in costs if cost is not None]
+        known = [cost for item in items if (cost := self.cost(item)) is not None]
+        return known if len(known) == len(items) else None
 
     def _run_in_memory(self, items: Any, config: "ParallelConfig", client: Any, costs: Any) -> Any:
         from espnet3.parallel.memory_run import run_in_memory

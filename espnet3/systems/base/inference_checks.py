@@ -28,15 +28,20 @@ _EXAMPLES = {
 }
 
 
-def check_inference(loaded: "LoadedConfig") -> InferenceConfig:
+def check_inference(loaded: "LoadedConfig", *, runs_here: bool = True) -> InferenceConfig:
     """Check all that can be checked without building anything.
+
+    Args:
+        loaded: the config.
+        runs_here: whether this machine must have what workers need, such as GPUs.
 
     Raises:
         ConfigError: naming the key, its place, and what to write.
     """
     from espnet3.components.data.data_organizer import check_datasets
 
-    check_resources(as_parallel_config(loaded))
+    if runs_here:
+        check_resources(as_parallel_config(loaded))
     config = load_inference_config(loaded)
     chosen_test_sets(listed_test_sets(config.dataset, loaded), config.test_set, loaded)
     check_datasets(loaded, ("test",))

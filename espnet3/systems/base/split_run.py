@@ -75,13 +75,17 @@ class SplitRun:
         return files
 
 
-def plan_statistics(loaded: "LoadedConfig") -> list[SplitRun]:
+def plan_statistics(loaded: "LoadedConfig", *, runs_here: bool = True) -> list[SplitRun]:
     """Build the datasets, and what runs over them.
+
+    Args:
+        loaded: the config.
+        runs_here: whether this machine must have what workers need; not for a mere description.
 
     Raises:
         ConfigError: also if a dataset is empty.
     """
-    config = check_collect_stats(loaded)
+    config = check_collect_stats(loaded, runs_here=runs_here)
     return [_plan_split(split, config, loaded) for split in splits_of(loaded)]
 
 

@@ -6,9 +6,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from espnet3.parallel.parallel import as_parallel_config, use_parallel
-from espnet3.parallel.progress import duration
 from espnet3.parallel.shared_cluster import SharedCluster
-from espnet3.systems.base.run_description import describe_folder, describe_job_script
+from espnet3.systems.base.run_description import (
+    describe_folder,
+    describe_items,
+    describe_job_script,
+)
 from espnet3.systems.base.split_run import SplitRun, plan_statistics
 from espnet3.systems.base.statistics_config import check_collect_stats
 
@@ -51,9 +54,8 @@ def describe_collect_stats(loaded: "LoadedConfig") -> list[str]:
     """
     parallel = as_parallel_config(loaded)
     lines = [f"workers: {parallel.n_workers} on env: {parallel.env}"]
-    for run in plan_statistics(loaded):
-        audio = "" if run.durations is None else f", {duration(run.durations.sum())} of audio"
-        lines.append(f"split {run.name}: {run.n_items} items{audio} -> {run.output_dir}")
+    for run in plan_statistics(loaded, runs_here=False):
+        lines.append(f"split {run.name}: {describe_items(run)}")
         lines += [f"  {fact}" for fact in (_features(run), describe_folder(run)) if fact]
     return [*lines, *describe_job_script(parallel)]
 

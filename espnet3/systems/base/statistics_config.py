@@ -54,14 +54,19 @@ def load_statistics_config(loaded: "LoadedConfig") -> StatisticsConfig:
     return validate(StatisticsConfig, values, prefix=BLOCK, loaded=loaded)
 
 
-def check_collect_stats(loaded: "LoadedConfig") -> StatisticsConfig:
+def check_collect_stats(loaded: "LoadedConfig", *, runs_here: bool = True) -> StatisticsConfig:
     """Check all that can be checked without building anything.
+
+    Args:
+        loaded: the config.
+        runs_here: whether this machine must have what workers need, such as GPUs.
 
     Raises:
         ConfigError: naming the key, its place, and what to write.
     """
     config = load_statistics_config(loaded)
-    check_resources(as_parallel_config(loaded))
+    if runs_here:
+        check_resources(as_parallel_config(loaded))
     if not loaded.config.get("stats_dir"):
         raise ConfigError(
             f"stats_dir is not set{set_in('stats_dir', loaded)}, so the statistics "

@@ -51,13 +51,17 @@ class TestSetRun:
         return self.runner(range(self.n_items), durations=self.durations, client=client)
 
 
-def plan_inference(loaded: "LoadedConfig") -> list[TestSetRun]:
+def plan_inference(loaded: "LoadedConfig", *, runs_here: bool = True) -> list[TestSetRun]:
     """Build the datasets, and what runs over them.
+
+    Args:
+        loaded: the config.
+        runs_here: whether this machine must have what workers need; not for a mere description.
 
     Raises:
         ConfigError: also if a test set is empty.
     """
-    config = check_inference(loaded)
+    config = check_inference(loaded, runs_here=runs_here)
     listed = listed_test_sets(config.dataset, loaded)
     names = chosen_test_sets(listed, config.test_set, loaded)
     whole = loaded.resolved()

@@ -34,7 +34,7 @@ def test_a_misspelt_command_gets_a_suggestion_and_exit_code_2(capsys):
     assert main(["stauts", "."]) == 2
     captured = capsys.readouterr()
     assert "'stauts'. Did you mean 'status'?" in captured.err
-    assert "run, status, failed, merge" in captured.err
+    assert "run, plan, doctor, status, failed, merge" in captured.err
     assert not captured.out
 
 
