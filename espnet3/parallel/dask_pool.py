@@ -182,13 +182,14 @@ class _Missing:
     def __init__(self) -> None:
         self._since: float | None = None
         self._next = 0.0
+        self._is_any_there = False
 
     def tell(self, n_workers: int, waiting: str, now: float) -> None:
         shortest, longest = _TELL_SECONDS
         if n_workers and not waiting:
             self._since = None
-        elif self._since is None:
-            self._since = now
+        elif self._since is None or bool(n_workers) != self._is_any_there:
+            self._since, self._is_any_there = now, bool(n_workers)
             self._next = now + (_TELL_OF_SOME_SECONDS if n_workers else shortest)
         elif now > self._next:
             waited = now - self._since

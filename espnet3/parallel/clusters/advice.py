@@ -60,8 +60,8 @@ def describe_waiting(jobs: Iterable[KeptJob], now: float, status_command: str) -
         parts.append(_describe_starting(starting, len(jobs), now))
     if unknown:
         parts.append(
-            f"of {len(unknown)} of {len(jobs)} jobs nothing is known yet, for "
-            f"{_longest(unknown, now)}. See: {status_command}."
+            f"{len(unknown)} of {len(jobs)} jobs were submitted {_longest(unknown, now)} ago, and "
+            f"nothing is known of them yet. See: {status_command}."
         )
     return " ".join(parts)
 

@@ -6,15 +6,24 @@ import signal
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from espnet3.errors import ConfigError, ResourceError, suggest
+from espnet3.parallel.clusters.before_jobs import check_log_folder, tell_of_workers
+from espnet3.parallel.clusters.job_cluster import DaskJobCluster, kept_cluster_class
+from espnet3.parallel.clusters.job_environment import submission_environment
 from espnet3.parallel.clusters.job_options import complete_options
+from espnet3.parallel.clusters.keeper import JobKeeper
+from espnet3.parallel.clusters.schedulers import scheduler_of
+from espnet3.parallel.clusters.staffing import staffing_of
 from espnet3.parallel.clusters.table import Backend, cluster_class
 
 if TYPE_CHECKING:
     from espnet3.parallel.config import ParallelConfig
+
+_CANCEL_SECONDS = 30.0
 
 
 def start(config: "ParallelConfig", backend: Backend) -> Any:
@@ -26,7 +35,17 @@ def start(config: "ParallelConfig", backend: Backend) -> Any:
     """
     with _sigint_kept():
         start_cluster = cluster_class(config.env, backend)
-    cluster = _checked(start_cluster, config, backend, job_cls=_mended(start_cluster.job_cls))
+    from espnet3.parallel.clusters.tls import removing_certificates
+
+    options = complete_options(config)
+    check_log_folder(options)
+    cluster = _checked(
+        kept_cluster_class(removing_certificates(start_cluster)),
+        config,
+        backend,
+        {**options, "job_cls": _mended(start_cluster.job_cls)},
+    )
+    tell_of_workers(config, cluster)
     try:
         _submit(cluster, config)
     except BaseException:  # Ctrl-C above all: what was submitted so far must not stay behind
@@ -57,17 +76,34 @@ def job_script(config: "ParallelConfig", backend: Backend) -> str:
 
     async def render() -> str:
         # Asynchronous, and never awaited: so no scheduler is started.
-        script: str = _checked(cluster, config, backend, asynchronous=True).job_script()
-        return script
+        options = {**complete_options(config, is_dry=True), "asynchronous": True}
+        with _no_new_folder(options.get("log_directory")):
+            script: str = _checked(cluster, config, backend, options).job_script()
+        return script.replace("tcp://<insert", "tls://<insert") if "--tls-key" in script else script
 
     # In a thread: the caller may be in an event loop already, as in a notebook.
     with ThreadPoolExecutor(1) as thread:
         return thread.submit(asyncio.run, render()).result()
 
 
-def _checked(cluster: Any, config: "ParallelConfig", backend: Backend, **kwargs: Any) -> Any:
+@contextmanager
+def _no_new_folder(folder: str | None) -> Iterator[None]:
+    """Remove the folder that dask-jobqueue makes for logs as soon as it sees the options."""
+    path = Path(folder).absolute() if folder else Path.cwd()
+    missing = [place for place in (path, *path.parents) if not place.exists()]
     try:
-        return cluster(**{**complete_options(config), **kwargs})
+        yield
+    finally:
+        for place in missing:
+            with suppress(OSError):  # not empty: somebody else is using it by now
+                place.rmdir()
+
+
+def _checked(
+    cluster: Any, config: "ParallelConfig", backend: Backend, options: dict[str, Any]
+) -> Any:
+    try:
+        return cluster(**options)
     except (TypeError, ValueError) as error:
         raise ConfigError(_refusal(cluster, config, backend, error)) from error
 
@@ -97,20 +133,20 @@ def _option_names(cluster: Any) -> set[str]:
 
 
 def _submit(cluster: Any, config: "ParallelConfig") -> None:
-    # Not cluster.scale(): it submits in the background, where nobody hears of a refused job. And
-    # shielded, because sync() cancels what Ctrl-C interrupts, and job ids would be forgotten.
-    for _ in range(config.n_workers):
-        cluster.worker_spec.update(cluster.new_worker_spec())
-    try:
-        cluster.sync(lambda: asyncio.shield(cluster._correct_state()))
-    except (RuntimeError, OSError) as error:
+    """Submit the first jobs, and let a keeper look after them."""
+    jobs = DaskJobCluster(cluster)
+    keeper = JobKeeper(jobs, scheduler_of(config.env), staffing_of(config))
+    keeper.begin(config.n_workers)
+    change = jobs.wait()
+    if change.error:
         command = cluster.job_cls.submit_command
         raise ResourceError(
             f"parallel.env is {config.env!r}, but {command} refused a job or could not be run: "
-            f"{str(error).rpartition('stderr:')[2].strip()}. Run this program where {command} "
-            "works, and set parallel.options to what your cluster has; the job script was:\n"
-            f"{cluster.job_script()}"
-        ) from error
+            f"{change.error}. Run this program where {command} works, and set parallel.options to "
+            f"what your cluster has; the job script was:\n{cluster.job_script()}"
+        )
+    keeper.settle(change)
+    cluster.keeper = keeper
 
 
 def _mended(job_class: Any) -> Any:
@@ -122,7 +158,14 @@ def _mended(job_class: Any) -> Any:
         async def _call(cmd: list[str], **kwargs: Any) -> Any:
             # In a session of its own: Ctrl-C would end an sbatch whose job id is not known yet,
             # and nobody could cancel that job.
-            return await job_class._call(cmd, start_new_session=True, **kwargs)
+            environment = submission_environment()
+            return await job_class._call(cmd, start_new_session=True, env=environment, **kwargs)
+
+        @classmethod
+        async def _close_job(cls, job_id: Any, cancel_command: str) -> None:
+            # One that hangs would keep the others from being cancelled.
+            with suppress(TimeoutError):
+                await asyncio.wait_for(super()._close_job(job_id, cancel_command), _CANCEL_SECONDS)
 
         async def close(self) -> None:
             await super().close()
