@@ -172,6 +172,8 @@ def _worker_arguments(given: _Given) -> list[str]:
     users = given.list("worker_extra_args")
     words = " ".join(users)
     mine = [] if "--dashboard-address" in words else ["--dashboard-address", _LOOPBACK]
+    if given.get("nanny") is not False:
+        mine += ["--preload-nanny", PRELOAD]
     return [*users, *mine, "--preload", PRELOAD]
 
 

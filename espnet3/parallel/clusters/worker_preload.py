@@ -1,4 +1,4 @@
-"""What a Dask worker does before its first task, as `--preload` of its job."""
+"""What a Dask worker does before its first task: `--preload` and `--preload-nanny` of its job."""
 
 import asyncio
 import logging
@@ -14,8 +14,25 @@ _TELL_SECONDS = 60.0
 _held: list[Any] = []
 
 
-async def dask_setup(worker: Any) -> None:
-    """Let the worker see its own GPUs; called by Dask when the worker starts."""
+async def dask_setup(server: Any) -> None:
+    """Prepare a nanny, before it starts its worker, or a worker; called by Dask."""
+    if hasattr(server, "worker_kwargs"):
+        _listen_where_driver_is(server)
+    else:
+        _see_own_gpus(server)
+
+
+def _listen_where_driver_is(nanny: Any) -> None:
+    """Let the worker listen where its nanny does: at the one address that the driver sees.
+
+    By itself it would listen on all networks of the node, and tell the driver only that one.
+    """
+    arguments = nanny.worker_kwargs
+    if not any((arguments.get("host"), arguments.get("interface"), nanny.contact_address)):
+        arguments["host"] = nanny.ip
+
+
+def _see_own_gpus(worker: Any) -> None:
     pinning = choose_gpus(os.environ, str(worker.name))
     _held[:] = pinning.locks  # until this process ends
     if pinning.visible is not None:
