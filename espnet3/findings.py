@@ -14,7 +14,7 @@ P = ParamSpec("P")
 # Our errors say what is wrong, then what to do, which begins with one of these.
 _ADVICE = re.compile(
     r"(?:(?<=[.?!;,:)] )|(?<=\n))"
-    r"(?=(?:Write|Set|Run|Add|Put|Give|Submit|Mend|Make|Install|Start|Use|Change|Make|quote it|"
+    r"(?=(?:Write|Set|Run|Add|Put|Give|Submit|Mend|Make|Install|Start|Use|Change|quote it|To |"
     r"In your clone|Without a GPU|Did you mean)\b)"
 )
 
@@ -37,7 +37,10 @@ class Finding:
         if not isinstance(error, EspnetError):
             return cls(level, what, f"{type(error).__name__}: {error}")
         told, *advice = _ADVICE.split(str(error), maxsplit=1)
-        return cls(level, what, told.strip(), "".join(advice).strip())
+        fix = "".join(advice).strip()
+        if fix.startswith("Did you mean"):
+            fix = fix.partition(" It takes: ")[0]  # the list of all would hide the one
+        return cls(level, what, told.strip(), fix)
 
 
 Check = Callable[P, list[Finding]]

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from espnet3.cli.plain import count, on_one_line, print_json
+from espnet3.cli.plain import count, on_one_line, print_json, printable
 from espnet3.cli.recipe_folder import enter_recipe, find_files, recipe_of
 from espnet3.cli.recipe_options import is_override
 from espnet3.cli.usage import UsageError
@@ -105,11 +105,11 @@ def _examine(subject: _Subject, args: argparse.Namespace) -> list[Finding]:
     folders = _folders(subject)
     findings = [*_config(subject), *_backend(subject), *_recipe(subject), *_training(subject)]
     findings += check_folders(folders)
-    seen: set[str] = set()
+    judged: set[str] = set()
     if args.submit:
-        tried, seen = _submit(subject, findings, folders, args.timeout)
+        tried, judged = _submit(subject, findings, folders, args.timeout)
         findings += tried
-    return findings + check_shared(folders, needs_shared=subject.is_remote, seen=seen)
+    return findings + check_shared(folders, needs_shared=subject.is_remote, judged=judged)
 
 
 @never_raises("config")
@@ -145,16 +145,20 @@ def _backend(subject: _Subject) -> list[Finding]:
     if has_problem(findings):
         return findings
     script, rendered = options.render(config)
-    findings += [*rendered, *reach.check_reach(config)]
+    findings += rendered
+    if not has_problem(rendered):
+        findings += reach.check_reach(config)
     answered = commands.check_commands(config)
     findings += answered
     if has_problem(answered):
         return findings
-    queue = [*queues.check_queue(config), *queues.check_node_gpus(config)]
-    findings += queue
+    queue = queues.check_queue(config)
+    if has_problem(queue):
+        return findings + queue
+    queue += queues.check_node_gpus(config)
     if not has_problem(queue):  # else the scheduler would say the same again
-        findings += options.try_script(config, script)
-    return findings + network.check_network(config)
+        queue += options.try_script(config, script)
+    return [*findings, *queue, *network.check_network(config)]
 
 
 @never_raises("recipe")
@@ -194,7 +198,7 @@ def _folders(subject: _Subject) -> dict[str, Path]:
     """Return the folders that a run writes to, by the name of the setting."""
     settings = {key: subject.loaded.config.get(key) for key in ("exp_dir", "inference_dir")}
     settings["output_dir"] = subject.loaded.config.get("output_dir")
-    settings["options.log_directory"] = subject.config.options.get("log_directory")
+    settings["log_directory"] = subject.config.options.get("log_directory")
     if not _is_set(subject.loaded, "inference_dir"):
         del settings["inference_dir"]  # then it is below exp_dir
     return {key: Path(value).absolute() for key, value in settings.items() if value}
@@ -240,14 +244,19 @@ def _show(findings: Sequence[Finding]) -> None:
         _show_table(findings)
     else:
         for finding in findings:
-            print(f"{finding.level:8} {finding.what}: {on_one_line(finding.told)}")
+            print(f"{finding.level:8} {finding.what}: {_indented(finding.told)}")
             if finding.fix:
-                print(f"{'':8} fix: {on_one_line(finding.fix)}")
+                print(f"{'':8} fix: {_indented(finding.fix)}")
     numbers = {level: sum(f.level == level for f in findings) for level in _STYLES}
     print(
         f"\n{count(numbers['problem'], 'problem')}, {count(numbers['warning'], 'warning')}, "
         f"{numbers['ok']} ok"
     )
+
+
+def _indented(text: str) -> str:
+    """Keep the lines of a log apart from those of the findings."""
+    return printable(text).replace("\n", f"\n{'':11}")
 
 
 def _show_table(findings: Sequence[Finding]) -> None:
@@ -257,8 +266,8 @@ def _show_table(findings: Sequence[Finding]) -> None:
 
     table = make_table("", "Check", "Found")
     for finding in findings:
-        found = Text(on_one_line(finding.told))
+        found = Text(printable(finding.told))
         if finding.fix:
-            found.append(f"\n{on_one_line(finding.fix)}", style="bold")
+            found.append(f"\nfix: {printable(finding.fix)}", style="bold")
         table.add_row(Text(finding.level, style=_STYLES[finding.level]), finding.what, found)
     make_console().print(table)

@@ -156,30 +156,26 @@ def _little_space(key: str, place: Path, free: float) -> Finding:
 
 @never_raises("shared folders")
 def check_shared(
-    folders: Mapping[str, Path], *, needs_shared: bool, seen: Collection[str] = ()
+    folders: Mapping[str, Path], *, needs_shared: bool, judged: Collection[str] = ()
 ) -> list[Finding]:
     """Warn of folders that other machines cannot see.
 
     Args:
         folders: by the name of the setting.
         needs_shared: whether workers run on other machines.
-        seen: settings whose folders a job has been seen to write to.
+        judged: settings whose folders a job has tried to write to.
     """
     if not needs_shared:
         return []
     local = {
         key: mount
         for key, path in folders.items()
-        if key not in seen and (mount := find_mount(nearest_folder(path))).is_local(path)
+        if key not in judged and (mount := find_mount(nearest_folder(path))).is_local(path)
     }
-    return [
-        Finding(
-            "warning",
-            key,
-            f"{folders[key]} looks local to this machine ({mount.kind} at {mount.point}), and "
-            "workers on other machines must see it",
-            f"Set {key} to a folder that all nodes share; if they do, see: espnet3 doctor ... "
-            "--submit",
-        )
-        for key, mount in local.items()
-    ]
+    if not local:
+        return []
+    keys = ", ".join(local)
+    places = ", ".join(f"{folders[key]} ({mount.kind})" for key, mount in local.items())
+    told = f"{keys}: {places} may be of this machine alone, and workers elsewhere must see it"
+    fix = f"Set {keys} to folders that all nodes share; to see whether they do: --submit"
+    return [Finding("warning", "shared folders", told, fix)]

@@ -1,9 +1,13 @@
 """Whether the backend and the scheduler take the options."""
 
+import logging
 import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from espnet3.errors import EspnetError
 from espnet3.findings import Finding, never_raises
 from espnet3.parallel.checkup.commands import Answer, ask
 from espnet3.parallel.clusters.table import check_resources, render_job_script
@@ -40,20 +44,38 @@ def render(config: "ParallelConfig") -> tuple[str | None, list[Finding]]:
 
 @never_raises("options")
 def _render(config: "ParallelConfig", scripts: list[str | None]) -> list[Finding]:
-    check_resources(config)
-    script = render_job_script(config)
-    scripts.append(script)
-    return [*_workers(config), *_rendered(config, script)]
+    with _warnings_heard() as findings:
+        check_resources(config)
+        scripts.append(script := render_job_script(config))
+    if script is not None:
+        told = f"they make a job script of {len(script.splitlines())} lines"
+        findings.append(Finding("ok", "options", told))
+    return [*findings, *_workers(config, is_told=bool(findings))]
 
 
-def _rendered(config: "ParallelConfig", script: str | None) -> list[Finding]:
-    if script is None:
-        return []
-    return [Finding("ok", "options", f"a job script of {len(script.splitlines())} lines")]
+@contextmanager
+def _warnings_heard() -> Iterator[list[Finding]]:
+    """Collect what the checks of a run would log as warnings."""
+    findings: list[Finding] = []
+
+    class Keep(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            findings.append(Finding.of("options", EspnetError(record.getMessage()), "warning"))
+
+    source, handler = logging.getLogger("espnet3.parallel"), Keep(logging.WARNING)
+    propagate, source.propagate = source.propagate, False
+    source.addHandler(handler)
+    try:
+        yield findings
+    finally:
+        source.removeHandler(handler)
+        source.propagate = propagate
 
 
-def _workers(config: "ParallelConfig") -> list[Finding]:
+def _workers(config: "ParallelConfig", *, is_told: bool) -> list[Finding]:
     """Compare the workers with this machine, where that is where they run."""
+    if config.env == "local_gpu" and not is_told:
+        return [Finding("ok", "workers", f"n_workers: {config.n_workers}, one for each GPU")]
     if config.env != "local":
         return []
     n_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()

@@ -9,7 +9,7 @@ import shutil
 import socket
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -180,3 +180,12 @@ def _write(folder: str, token: str) -> Written:
 def ours_name(token: str) -> str:
     """Return the name of the file that the driver makes."""
     return f"{token}.driver"
+
+
+def remove_traces(places: Mapping[str, str], token: str) -> None:
+    """Remove what driver and worker wrote, as far as it can be seen from here."""
+    for place in set(places.values()):
+        with suppress(OSError):
+            Path(place, ours_name(token)).unlink(missing_ok=True)
+        for name in (token, f"{token}.part"):
+            shutil.rmtree(Path(place, name), ignore_errors=True)

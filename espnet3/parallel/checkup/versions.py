@@ -31,7 +31,7 @@ def check_versions(config: "ParallelConfig", others: Sequence[str] = ()) -> list
     wanted = [*_DASK, *_packages(config.env), *others]
     found = {name: version for name in wanted if (version := installed(name))}
     missing = [name for name in wanted if name not in found and name not in _OPTIONAL]
-    findings = [*_import(config), *(_missing(config.env, name) for name in missing)]
+    findings = [_missing(config.env, name) for name in missing] or _import(config)
     findings += _misfits("espnet3", found, "problem")
     for name in found:
         if name not in _DASK:
@@ -76,12 +76,12 @@ def _import(config: "ParallelConfig") -> list[Finding]:
 
 
 def _missing(env: str, name: str) -> Finding:
-    return Finding(
-        "problem",
-        "packages",
-        f"{name} is not installed, and parallel.env: {env} needs it",
-        f"{_INSTALL} {name}",
-    )
+    from espnet3.parallel.clusters.table import BACKENDS
+
+    by_backend = name in _packages(env)
+    told = f"{name} is not installed" + (f", and parallel.env: {env} needs it" * by_backend)
+    what = BACKENDS[env].install if by_backend else name
+    return Finding("problem", "packages", told, f"{_INSTALL} {what}")
 
 
 def _misfits(package: str, found: dict[str, str], level: str) -> Iterator[Finding]:
