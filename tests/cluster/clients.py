@@ -123,15 +123,7 @@ class Slurm(Clients):
         return dict(line.split() for line in told.splitlines())
 
     def _options(self) -> dict:
-        options = {"job_extra_directives": ["--gres=gpu:1"]}
-        if not self.cluster.prefix:
-            # All that Dask opens listens on loopback only, where all nodes are.
-            options |= {
-                "interface": "lo",
-                "scheduler_options": {"dashboard_address": "127.0.0.1:0"},
-                "worker_extra_args": ["--dashboard-address", "127.0.0.1:0"],
-            }
-        return options
+        return {"job_extra_directives": ["--gres=gpu:1"]}
 
 
 class GridEngine(Clients):

@@ -182,11 +182,10 @@ def _scheduler_options(config: "ParallelConfig", given: _Given, *, is_dry: bool)
     options.setdefault("dashboard_address", _LOOPBACK)
     for place, name in _interfaces_of(given, options):
         if name not in interfaces() and not is_dry:
-            known = ", ".join(f"{name} ({address})" for name, address in interfaces().items())
             raise ConfigError(
                 f"parallel.options.{place} is {name!r}, but this machine has no such network: it "
-                f"has {known}. For a machine with another name for it than the nodes have: "
-                f"scheduler_options: {{interface: {next(iter(interfaces()))}}}"
+                f"has {_list_interfaces()}. If the one that it shares with the nodes has another "
+                "name here than there: scheduler_options: {interface: eth0}"
             )
     if is_dry or "host" in options or _interfaces_of(given, options):
         return options
@@ -206,14 +205,18 @@ def _choose_host(config: "ParallelConfig") -> str:
     if reach.is_known:
         logger.info("Workers connect to this program at %s (%s)", reach.host, reach.why)
         return reach.host
-    known = ", ".join(f"{name} ({address})" for name, address in interfaces().items())
     logger.warning(
         "Where nodes reach this machine cannot be told (%s); it listens at %s. If workers do not "
-        "connect, say which network they share with it (here: %s): parallel.options.interface: "
-        "eth0, or parallel.options.scheduler_options: {host: 10.0.0.1}",
-        reach.why, reach.host, known,
+        "connect, say which network they share with it (here: %s), such as: "
+        "parallel.options.interface: ib0, or, if it has another name there: "
+        "parallel.options.scheduler_options: {host: %s}",
+        reach.why, reach.host, _list_interfaces(), reach.host,
     )  # fmt: skip
     return reach.host
+
+
+def _list_interfaces() -> str:
+    return ", ".join(f"{name} ({address})" for name, address in interfaces().items())
 
 
 def _has_own_protocol(given: _Given) -> bool:

@@ -41,7 +41,7 @@ def find_reach(nodes: Sequence[str]) -> Reach:
     if not addresses:
         return Reach(_default_address(), problem, is_known=False)
     # A machine's own name often means loopback, also where the other nodes are elsewhere.
-    outside = Counter({a: n for a, n in addresses.items() if not a.startswith("127.")})
+    outside = Counter({a: n for a, n in addresses.items() if not _is_loopback(a)})
     if not outside:
         return Reach("127.0.0.1", "all nodes are this machine", is_known=True)
     host = outside.most_common(1)[0][0]
@@ -76,5 +76,9 @@ def interfaces() -> dict[str, str]:
 def _default_address() -> str:
     try:
         return local_address_towards(_OUTSIDE)
-    except OSError:
-        return "127.0.0.1"
+    except OSError:  # no way out, as on many clusters; but perhaps one network inside
+        return next((each for each in interfaces().values() if not _is_loopback(each)), "127.0.0.1")
+
+
+def _is_loopback(address: str) -> bool:
+    return address.startswith("127.")

@@ -175,7 +175,7 @@ def test_nodes_that_are_not_found_are_told_with_what_to_set(nodes, caplog):
     host = complete_options(config())["scheduler_options"]["host"]
     assert host != "0.0.0.0"
     assert "node node.invalid is not found" in caplog.text
-    assert "parallel.options.interface: eth0" in caplog.text
+    assert "parallel.options.interface: ib0" in caplog.text
     assert "lo (127.0.0.1)" in caplog.text
 
 
