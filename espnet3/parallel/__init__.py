@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from espnet3.parallel.base_runner import BaseRunner
+    from espnet3.parallel.clusters.table import register_backend
     from espnet3.parallel.env_provider import EnvironmentProvider
     from espnet3.parallel.parallel import (
         get_client,
@@ -21,6 +22,7 @@ _HOMES = {
     "get_client": "parallel",
     "get_parallel_config": "parallel",
     "parallel_map": "parallel",
+    "register_backend": "clusters.table",
     "set_parallel": "parallel",
     "use_parallel": "parallel",
 }
@@ -32,6 +34,7 @@ __all__ = [
     "get_client",
     "get_parallel_config",
     "parallel_map",
+    "register_backend",
     "set_parallel",
     "use_parallel",
 ]

@@ -14,6 +14,7 @@ from espnet3.parallel.open_pool import (
     fault_policy,
     is_inline,
     open_pool,
+    uses_processes,
 )
 from espnet3.parallel.progress import Progress
 from espnet3.parallel.shard_source import MemorySource
@@ -61,8 +62,8 @@ def run_in_memory(
         for failure in result.failures:
             results[order[failure.position]] = failure
 
-    on_this_machine = client is None and config.env == "local"
-    source = MemorySource(tasks, scratch=on_this_machine and not is_inline(config, client))
+    scratch = uses_processes(config, client) and not is_inline(config, client)
+    source = MemorySource(tasks, scratch=scratch)
     try:
         with interruptible():
             with open_pool(spec, provider, config, client=client, n_tasks=len(tasks)) as pool:

@@ -42,12 +42,28 @@ def count_workers(config: ParallelConfig, client: Any) -> int:
     """Return for how many workers to plan."""
     if isinstance(client, SharedCluster):
         client = client.connect() if client.config.env == "dask" else None  # it is there already
+    elif client is None and config.env == "dask":
+        from espnet3.parallel.parallel import get_client
+
+        with get_client(config) as running:
+            return max(config.n_workers, len(running.nthreads()))
     return max(config.n_workers, len(client.nthreads()) if client is not None else 0)
 
 
 def is_inline(config: ParallelConfig, client: Any) -> bool:
     """Tell whether a run needs no other process."""
     return client is None and config.env == "local" and config.n_workers == 1
+
+
+def uses_processes(config: ParallelConfig, client: Any) -> bool:
+    """Tell whether a run's workers are processes of ours on this machine, without Dask."""
+    if client is not None or config.env not in ("local", "local_gpu"):
+        return False
+    if config.env == "local":
+        return True
+    from espnet3.parallel.clusters.local_gpu import has_dask_cuda
+
+    return not has_dask_cuda()
 
 
 @contextmanager
@@ -99,20 +115,25 @@ def _open(
     if client is not None:
         from espnet3.parallel.dask_pool import DaskPool
 
-        yield DaskPool(client.connect() if isinstance(client, SharedCluster) else client, packed)
-    elif config.env == "local":
+        if isinstance(client, SharedCluster):
+            client = client.connect(log_dir)
+        yield DaskPool(client, packed)
+    elif uses_processes(config, client):
         yield ProcessPool(
             packed,
             n_workers,
             threads=_threads(config),
             log_dir=log_dir,
             worker_timeout=config.worker_timeout,
+            variables=_variables(config),
         )
     else:
+        from espnet3.parallel.clusters.job_options import with_log_folder
         from espnet3.parallel.dask_pool import DaskPool
         from espnet3.parallel.parallel import get_client
 
-        with get_client(config.model_copy(update={"n_workers": n_workers})) as own_client:
+        sized = config.model_copy(update={"n_workers": n_workers})
+        with get_client(with_log_folder(sized, log_dir)) as own_client:
             yield DaskPool(own_client, packed)
 
 
@@ -127,11 +148,21 @@ def _worker_setup_fn(provider: Any) -> Callable[[], Any]:
     return setup_fn
 
 
+def _variables(config: ParallelConfig) -> list[dict[str, str]]:
+    """Return what to set for each worker process."""
+    if config.env != "local_gpu":
+        return []
+    from espnet3.parallel.clusters.local_gpu import worker_variables
+
+    return worker_variables(config)
+
+
 def _threads(config: ParallelConfig) -> int:
-    unused = sorted(set(config.options) - {"threads_per_worker"})
+    unused = sorted(set(config.options) - {"threads_per_worker", "CUDA_VISIBLE_DEVICES"})
     if unused:
         logger.warning(
-            "parallel.options.%s is used by get_client only; a runner on env: local ignores it",
+            "parallel.options.%s is used by get_client only; a runner on env: %s ignores it",
             unused[0],
+            config.env,
         )
     return int(config.options.get("threads_per_worker", 1))

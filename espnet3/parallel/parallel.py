@@ -148,7 +148,8 @@ def _connect(target: Any) -> Iterator[Any]:
     with ExitStack() as stack:
         if not isinstance(cluster, str):
             stack.callback(cluster.close)
-        client: Any = Client(cluster)  # type: ignore[no-untyped-call]
+        security = getattr(cluster, "security", None)  # also of an address
+        client: Any = Client(cluster, security=security)  # type: ignore[no-untyped-call]
         stack.callback(client.close)
         yield client
 

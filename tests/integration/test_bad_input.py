@@ -1,6 +1,7 @@
 """Mistakes are told before anything runs: what is wrong, where, and what to write."""
 
 import logging
+import sys
 import time
 
 import pytest
@@ -75,10 +76,11 @@ def test_set_parallel_copies_and_accepts_a_dictconfig_and_none():
 
 @pytest.mark.parametrize(
     ("env", "install"),
-    [("local_gpu", "-e '.[gpu]'"), ("kube", "-e '.[kube]'")],
+    [("ssh", "-e '.[ssh]'"), ("kube", "-e '.[kube]'")],
 )
 def test_a_missing_extra_is_told_with_the_line_that_installs_it(env, install, monkeypatch):
-    monkeypatch.setattr("espnet3.parallel.clusters.local_gpu._count_gpus", lambda: 1)
+    for package in ("asyncssh", "dask_kubernetes"):
+        monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(MissingExtraError, match="pip install") as error:
         with get_client({"env": env}):
             pass
@@ -89,7 +91,8 @@ def test_a_missing_extra_is_told_with_the_line_that_installs_it(env, install, mo
     ("n_gpus", "advice"), [(2, "Set n_workers: 2"), (0, "Without a GPU, write env: local")]
 )
 def test_more_workers_than_gpus_are_refused_with_what_to_set(monkeypatch, n_gpus, advice):
-    monkeypatch.setattr("espnet3.parallel.clusters.local_gpu._count_gpus", lambda: n_gpus)
+    visible = [str(i) for i in range(n_gpus)]
+    monkeypatch.setattr("espnet3.parallel.clusters.gpus.visible_gpus", lambda _: visible)
     with pytest.raises(ResourceError, match=rf"n_workers is 4 but {n_gpus} GPU.*{advice}"):
         with get_client({"env": "local_gpu", "n_workers": 4}):
             pass

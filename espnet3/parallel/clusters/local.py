@@ -1,9 +1,10 @@
 """Processes of this machine, as a Dask cluster: for `get_client`. Runners use a lighter way."""
 
+from collections.abc import Mapping, Sequence
 from multiprocessing import spawn
 from typing import TYPE_CHECKING, Any
 
-from espnet3.parallel.clusters.table import Backend, cluster_class
+from espnet3.parallel.clusters.table import Backend
 
 if TYPE_CHECKING:
     from espnet3.parallel.config import ParallelConfig
@@ -13,10 +14,33 @@ _get_preparation_data = spawn.get_preparation_data
 
 def start(config: "ParallelConfig", backend: Backend) -> Any:
     """Start a `LocalCluster` of processes with one thread each, its dashboard on loopback."""
-    defaults = {"threads_per_worker": 1, "dashboard_address": "127.0.0.1:0", "processes": True}
-    options = {**defaults, **config.options}
+    return start_with(config, [{}] * config.n_workers)
+
+
+def start_with(config: "ParallelConfig", variables: Sequence[Mapping[str, str]]) -> Any:
+    """Start a worker for each entry of `variables`, which are added to its environment."""
+    from distributed import LocalCluster
+    from distributed.system import MEMORY_LIMIT
+
+    defaults = {
+        "threads_per_worker": 1,
+        "dashboard_address": "127.0.0.1:0",
+        "processes": True,
+        "memory_limit": MEMORY_LIMIT // len(variables),
+    }
     spawn.get_preparation_data = _spare_main
-    return cluster_class(config.env, backend)(n_workers=config.n_workers, **options)
+    cluster: Any = LocalCluster(n_workers=0, **{**defaults, **config.options})  # type: ignore[no-untyped-call]
+    try:
+        for each in variables:
+            ((name, spec),) = cluster.new_worker_spec().items()
+            options = spec["options"]
+            environment = {**options.get("env", {}), **each}
+            cluster.worker_spec[name] = {**spec, "options": {**options, "env": environment}}
+        cluster.sync(cluster._correct_state)
+    except BaseException:
+        cluster.close()
+        raise
+    return cluster
 
 
 def _spare_main(name: str) -> dict[str, Any]:

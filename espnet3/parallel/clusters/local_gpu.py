@@ -1,23 +1,39 @@
-"""One worker per visible GPU of this machine."""
+"""One worker per visible GPU of this machine, with its own GPU first.
 
+Through dask-cuda if it is installed; it is not needed. A worker's `CUDA_VISIBLE_DEVICES` is the
+driver's, turned so that its own GPU is number 0, which is where `LOCAL_RANK` 0 puts the model.
+"""
+
+import logging
 import os
+from functools import cache
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from espnet3.errors import ResourceError
-from espnet3.parallel.clusters.table import Backend, cluster_class
+from espnet3.parallel.clusters import gpus
+from espnet3.parallel.clusters.table import Backend
 
 if TYPE_CHECKING:
     from espnet3.parallel.config import ParallelConfig
 
+logger = logging.getLogger(__name__)
+
 
 def start(config: "ParallelConfig", backend: Backend) -> Any:
-    """Start a `LocalCUDACluster`.
+    """Start a Dask cluster: `LocalCUDACluster`, or without dask-cuda a `LocalCluster`.
 
     Raises:
         ResourceError: if there are fewer visible GPUs than workers.
     """
-    check(config)
-    return cluster_class(config.env, backend)(n_workers=config.n_workers, **config.options)
+    visible = _checked_gpus(config)
+    if has_dask_cuda():
+        return _start_dask_cuda(config, visible)
+    from espnet3.parallel.clusters import local
+
+    options = {name: value for name, value in config.options.items() if name != gpus.VARIABLE}
+    changed = config.model_copy(update={"options": options})
+    return local.start_with(changed, _variables(visible, config.n_workers))
 
 
 def check(config: "ParallelConfig") -> None:
@@ -26,19 +42,83 @@ def check(config: "ParallelConfig") -> None:
     Raises:
         ResourceError: if there are fewer GPUs.
     """
-    n_gpus = _count_gpus()
-    if config.n_workers > n_gpus:
-        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-        advice = f"Set n_workers: {n_gpus} or make more GPUs visible."
-        if n_gpus == 0:
+    _checked_gpus(config)
+
+
+def worker_variables(config: "ParallelConfig") -> list[dict[str, str]]:
+    """Return what to add to the environment of each worker process.
+
+    Raises:
+        ResourceError: if there are fewer visible GPUs than workers.
+    """
+    return _variables(_checked_gpus(config), config.n_workers)
+
+
+@cache
+def has_dask_cuda() -> bool:
+    """Tell whether dask-cuda can be used."""
+    if find_spec("dask_cuda") is None:
+        return False
+    try:
+        import dask_cuda  # noqa: F401
+    except ImportError as error:  # pip install dask-cuda leaves out what it imports
+        logger.warning(
+            "dask-cuda is installed but cannot be imported (%s), so workers are started without "
+            "it. To mend it: pip install -c constraints.txt -e '.[gpu]'",
+            error,
+        )
+        return False
+    return True
+
+
+def _start_dask_cuda(config: "ParallelConfig", visible: list[str]) -> Any:
+    from dask_cuda import LocalCUDACluster
+
+    defaults = {"threads_per_worker": 1, "dashboard_address": "127.0.0.1:0", "host": "127.0.0.1"}
+    # All visible ones, not only as many as workers: that is what each worker sees, turned.
+    options = {**defaults, **config.options, gpus.VARIABLE: visible}
+    return LocalCUDACluster(n_workers=config.n_workers, **options)
+
+
+def _variables(visible: list[str], n_workers: int) -> list[dict[str, str]]:
+    return [
+        {gpus.VARIABLE: gpus.rotated(visible, rank), "LOCAL_RANK": "0"} for rank in range(n_workers)
+    ]
+
+
+def _checked_gpus(config: "ParallelConfig") -> list[str]:
+    setting, where = _setting(config)
+    visible = gpus.visible_gpus(setting)
+    if config.n_workers > len(visible):
+        advice = f"Set n_workers: {len(visible)} or make more GPUs visible."
+        if not visible:
             advice = "Without a GPU, write env: local; or make GPUs visible."
         raise ResourceError(
-            f"parallel.n_workers is {config.n_workers} but {n_gpus} GPU(s) are visible "
-            f"(CUDA_VISIBLE_DEVICES={visible!r}). {advice}"
+            f"parallel.n_workers is {config.n_workers} but {len(visible)} GPU(s) are visible "
+            f"({where}). {advice}"
         )
+    if config.n_workers < len(visible):
+        _warn_of_idle(tuple(visible), config.n_workers)
+    return visible
 
 
-def _count_gpus() -> int:
-    import torch
+def _setting(config: "ParallelConfig") -> tuple[str | None, str]:
+    """Return which GPUs are meant to be visible, and where that is set."""
+    option = config.options.get(gpus.VARIABLE)  # an option of LocalCUDACluster
+    if option is not None:
+        entries = option if isinstance(option, list | tuple) else [option]
+        setting = ",".join(str(entry) for entry in entries)
+        return setting, f"parallel.options.{gpus.VARIABLE}={setting!r}"
+    return None, f"{gpus.VARIABLE}={os.environ.get(gpus.VARIABLE)!r}"
 
-    return torch.cuda.device_count()
+
+@cache  # a stage checks, and later starts: once is enough
+def _warn_of_idle(visible: tuple[str, ...], n_workers: int) -> None:
+    logger.warning(
+        "%d worker(s) for %d visible GPUs: GPU %s will stay idle. To use all, set "
+        "parallel.n_workers: %d",
+        n_workers,
+        len(visible),
+        ", ".join(visible[n_workers:]),
+        len(visible),
+    )

@@ -1,23 +1,190 @@
 """Machines that one can log in to."""
 
+import itertools
+import logging
+import os
+import shlex
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from espnet3.errors import ConfigError
-from espnet3.parallel.clusters.table import Backend, cluster_class
+from espnet3.errors import ConfigError, MissingExtraError, ResourceError, suggest
+from espnet3.parallel.clusters.deadline import start_within
+from espnet3.parallel.clusters.table import Backend
 
 if TYPE_CHECKING:
     from espnet3.parallel.config import ParallelConfig
 
+logger = logging.getLogger(__name__)
+OPTIONS = (
+    "hosts",
+    "connect_options",
+    "worker_options",
+    "scheduler_options",
+    "worker_class",
+    "remote_python",
+)
+_EXAMPLE = "options: {hosts: [head, node1, node2]} (the first one runs the scheduler)."
+_LOOPBACK = {"localhost", "127.0.0.1", "::1"}
+# A login without a terminal is not told that its driver is gone, and would run on for ever; what
+# it does notice is the end of its input. `$$` stays the same number when Python takes over.
+_REMOTE = 'cd {folder} && {{ {{ read _; kill $$; }} <&0 >/dev/null 2>&1 & exec {python} "$@"; }}'
+
 
 def start(config: "ParallelConfig", backend: Backend) -> Any:
-    """Start a scheduler on the first host and workers on the others.
+    """Start a scheduler on the first host and workers on the others, in turn.
 
     Raises:
-        ConfigError: if no hosts are given.
+        ConfigError: if the options are wrong.
+        MissingExtraError: if asyncssh is not installed.
+        ResourceError: if a host cannot be reached, or a process there does not start.
     """
-    if "hosts" not in config.options:
-        raise ConfigError(
-            "parallel.env is 'ssh', but parallel.options.hosts is not set. Write: "
-            "options: {hosts: [head, node1, node2]} (the first one runs the scheduler)."
+    check(config)
+    from distributed import SSHCluster
+
+    options = complete_options(config)
+    with _heard() as lines:
+        try:
+            return start_within(config.start_timeout, lambda: SSHCluster(**options))
+        except Exception as error:
+            if isinstance(error, ResourceError):
+                raise
+            raise ResourceError(_describe(error, config.options["hosts"], lines)) from error
+
+
+def check(config: "ParallelConfig") -> None:
+    """Look at the options; no host is asked.
+
+    Raises:
+        ConfigError: if they are wrong.
+        MissingExtraError: if asyncssh is not installed.
+    """
+    if find_spec("asyncssh") is None:
+        raise MissingExtraError(
+            "parallel.env is 'ssh', which needs the package 'asyncssh', and that is not "
+            "installed. In your clone of ESPnet3: pip install -c constraints.txt -e '.[ssh]'"
         )
-    return cluster_class(config.env, backend)(**config.options)
+    unknown = [name for name in config.options if name not in OPTIONS]
+    if unknown:
+        raise ConfigError(
+            f"parallel.options.{unknown[0]} is no option of SSHCluster."
+            f"{suggest(unknown[0], OPTIONS)} It takes: {', '.join(OPTIONS)}."
+        )
+    hosts = config.options.get("hosts")
+    if not hosts or isinstance(hosts, str):
+        problem = f"is {hosts!r}, not a list" if hosts else "is not set"
+        raise ConfigError(
+            f"parallel.env is 'ssh', but parallel.options.hosts {problem}. Write: {_EXAMPLE}"
+        )
+    if len(hosts) == 1:
+        raise ConfigError(
+            f"parallel.options.hosts is {hosts!r}: the first host runs the scheduler, and there is "
+            f"none for workers. To have them there too, write: hosts: [{hosts[0]}, {hosts[0]}]"
+        )
+    idle = hosts[1 + config.n_workers :]
+    if idle:
+        logger.warning(
+            "parallel.n_workers is %d, so %s will stay idle. To use all hosts, set n_workers: %d",
+            config.n_workers,
+            ", ".join(map(str, idle)),
+            len(hosts) - 1,
+        )
+
+
+def complete_options(config: "ParallelConfig") -> dict[str, Any]:
+    """Return what `SSHCluster` is given: as many hosts as workers, and right defaults."""
+    options = config.options
+    hosts = [str(host) for host in options["hosts"]]
+    only_here = {"host": "127.0.0.1"} if set(hosts) <= _LOOPBACK else {}
+    loopback = {"dashboard_address": "127.0.0.1:0"}
+    worker_hosts = list(itertools.islice(itertools.cycle(hosts[1:]), config.n_workers))
+    return {
+        **options,
+        "hosts": [hosts[0], *worker_hosts],
+        "connect_options": _repeated(options.get("connect_options") or {}, config.n_workers),
+        "scheduler_options": {
+            "port": 0,
+            **loopback,
+            **only_here,
+            **(options.get("scheduler_options") or {}),
+        },
+        "worker_options": {
+            "nthreads": 1,
+            **loopback,
+            **only_here,
+            **(options.get("worker_options") or {}),
+        },
+        "remote_python": _commands(options.get("remote_python"), worker_hosts),
+    }
+
+
+def _repeated(values: Any, n_workers: int) -> Any:
+    """Return a value per host for as many hosts as there are workers."""
+    if not isinstance(values, Sequence) or isinstance(values, str):
+        return values
+    return [values[0], *itertools.islice(itertools.cycle(values[1:]), n_workers)]
+
+
+def _commands(python: Any, worker_hosts: list[str]) -> list[str]:
+    """Return what takes the place of Python on each host.
+
+    It enters the driver's folder, so that relative paths mean the same there, ends with its driver,
+    and tells workers that share a machine apart, so that each takes a GPU of its own.
+    """
+    pythons = _repeated(python or sys.executable, len(worker_hosts))
+    if isinstance(pythons, str):
+        pythons = [pythons] * (1 + len(worker_hosts))
+    ranks = [worker_hosts[:i].count(host) for i, host in enumerate(worker_hosts)]
+    folder = shlex.quote(os.getcwd())
+    commands = []
+    for rank, each in zip([0, *ranks], pythons, strict=True):
+        script = _REMOTE.format(folder=folder, python=each)
+        commands.append(f"LOCAL_RANK={rank} sh -c {shlex.quote(script)} sh")
+    return commands
+
+
+@contextmanager
+def _heard() -> Iterator[list[str]]:
+    """Collect what the processes on the hosts say while they start; Dask only logs it."""
+    lines: list[str] = []
+
+    class Keep(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            lines.append(record.getMessage())
+
+    source = logging.getLogger("distributed.deploy.ssh")
+    handler, level, propagate = Keep(), source.level, source.propagate
+    source.addHandler(handler)
+    source.setLevel(logging.INFO)
+    source.propagate = False
+    try:
+        yield lines
+    finally:
+        source.removeHandler(handler)
+        source.setLevel(level)
+        source.propagate = propagate
+
+
+def _describe(error: Exception, hosts: Sequence[str], lines: Sequence[str]) -> str:
+    import asyncssh
+
+    host = next((host for host in hosts if host in str(error)), hosts[0])
+    if isinstance(error, asyncssh.PermissionDenied):
+        advice = f"Make this work without a question: ssh {host} true (ssh-copy-id {host})"
+    elif isinstance(error, asyncssh.HostKeyNotVerifiable):
+        advice = f"Its key is not known here. Log in once and accept it: ssh {host} true"
+    elif isinstance(error, OSError):
+        advice = f"See that this works: ssh {host} true; and that names and options.hosts are right"
+    else:
+        advice = (
+            "The interpreter and the folder of this program must be there under the same paths; "
+            "another interpreter is set by: remote_python: /path/to/python"
+        )
+    said = "".join(f"\n  {line}" for line in lines[-15:])
+    return (
+        f"parallel.env is 'ssh', but the cluster on {', '.join(map(str, hosts))} did not start: "
+        f"{type(error).__name__}: {' '.join(str(error).split())}. {advice}."
+        + (f"\nWhat the hosts said last:{said}" if said else "")
+    )

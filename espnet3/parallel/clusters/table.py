@@ -1,24 +1,36 @@
 """All backends by the name that `parallel.env` gives them."""
 
 import importlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from espnet3.errors import MissingExtraError, suggest
+from espnet3.errors import ConfigError, MissingExtraError, suggest
 
 if TYPE_CHECKING:
     from espnet3.parallel.config import ParallelConfig
 
 
 @dataclass(frozen=True)
+class Registered:
+    """What a user gave for a backend of their own; each function takes the config."""
+
+    start: Callable[["ParallelConfig"], Any]
+    check: Callable[["ParallelConfig"], None] | None = None
+    job_script: Callable[["ParallelConfig"], str] | None = None
+
+
+@dataclass(frozen=True)
 class Backend:
     """Where a backend's cluster class is, and what must be installed for it."""
 
-    module: str
+    module: str = ""
     """Our module with a `start(config, backend)` that returns a Dask cluster or address."""
     package: str = "distributed"
     cluster: str = ""
     install: str = "'dask[distributed]'"
+    own: Registered | None = None
+    """In place of a module, for one that a user registered."""
 
 
 def _jobqueue(cluster: str) -> Backend:
@@ -35,10 +47,44 @@ BACKENDS: dict[str, Backend] = {
     "oar": _jobqueue("OARCluster"),
     "htcondor": _jobqueue("HTCondorCluster"),
     "moab": _jobqueue("MoabCluster"),
-    "ssh": Backend("ssh", cluster="SSHCluster"),
+    "ssh": Backend("ssh", cluster="SSHCluster", install="-e '.[ssh]'"),
     "kube": Backend("kube", "dask_kubernetes.operator", "KubeCluster", "-e '.[kube]'"),
     "dask": Backend("dask"),
 }
+
+
+def register_backend(
+    name: str,
+    start: Callable[["ParallelConfig"], Any],
+    check: Callable[["ParallelConfig"], None] | None = None,
+    job_script: Callable[["ParallelConfig"], str] | None = None,
+    *,
+    replace: bool = False,
+) -> None:
+    """Make `parallel.env: name` start workers your way; call it in run.py, before the recipe.
+
+    Args:
+        name: what `parallel.env` says; it becomes one of the names that errors list.
+        start: is given the `ParallelConfig`, and returns a Dask cluster with `config.n_workers`
+            workers, which is closed at the end, or the address of a scheduler.
+        check: raises what is wrong with the config before anything is started.
+        job_script: returns what a worker's job would run, for `--dry-run`.
+        replace: take the place of a backend that has this name.
+
+    Raises:
+        ConfigError: if the name is taken.
+
+    Example:
+        >>> from distributed import LocalCluster
+        >>> register_backend("threads", lambda config: LocalCluster(processes=False))
+        >>> del BACKENDS["threads"]
+    """
+    if name in BACKENDS and not replace:
+        raise ConfigError(
+            f"register_backend() got {name!r}, which is the name of a backend already. Choose "
+            f"another, or write: register_backend({name!r}, ..., replace=True)"
+        )
+    BACKENDS[name] = Backend(own=Registered(start, check, job_script))
 
 
 def check_env_name(env: str) -> str:
@@ -62,8 +108,9 @@ def start_cluster(config: "ParallelConfig") -> Any:
         MissingExtraError: with the line that installs what is missing.
     """
     backend = BACKENDS[config.env]
-    module = importlib.import_module(f"espnet3.parallel.clusters.{backend.module}")
-    return module.start(config, backend)
+    if backend.own is not None:
+        return backend.own.start(config)
+    return _module(backend).start(config, backend)
 
 
 def check_resources(config: "ParallelConfig") -> None:
@@ -72,9 +119,10 @@ def check_resources(config: "ParallelConfig") -> None:
     Raises:
         ResourceError: if this machine cannot have it, such as more GPUs than are visible.
     """
-    module = importlib.import_module(f"espnet3.parallel.clusters.{BACKENDS[config.env].module}")
-    if hasattr(module, "check"):
-        module.check(config)
+    backend = BACKENDS[config.env]
+    check = backend.own.check if backend.own else getattr(_module(backend), "check", None)
+    if check is not None:
+        check(config)
 
 
 def render_job_script(config: "ParallelConfig") -> str | None:
@@ -84,11 +132,17 @@ def render_job_script(config: "ParallelConfig") -> str | None:
         ConfigError: if `parallel.options` is not what the backend takes.
     """
     backend = BACKENDS[config.env]
-    module = importlib.import_module(f"espnet3.parallel.clusters.{backend.module}")
+    if backend.own is not None:
+        return backend.own.job_script(config) if backend.own.job_script else None
+    module = _module(backend)
     if not hasattr(module, "job_script"):
         return None
     script: str = module.job_script(config, backend)
     return script
+
+
+def _module(backend: Backend) -> Any:
+    return importlib.import_module(f"espnet3.parallel.clusters.{backend.module}")
 
 
 def cluster_class(env: str, backend: Backend) -> Any:

@@ -1,0 +1,103 @@
+"""One worker per GPU without dask-cuda; the GPUs are those of a stand-in for the driver's library.
+
+With dask-cuda: `tests/cluster/test_local_gpu.py`.
+"""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from tests.nvml.stand_in import build_library, environment, uuid
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory):
+    return build_library(tmp_path_factory.mktemp("nvml"))
+
+
+def visible(library, n_gpus, setting, lost=None):
+    """Ask another process, which can load the stand-in."""
+    code = "from espnet3.parallel.clusters.gpus import visible_gpus; print(*visible_gpus())"
+    process = subprocess.run(
+        [sys.executable, "-c", code],
+        env=environment(library, n_gpus, setting, lost),
+        capture_output=True,
+        text=True,
+    )
+    return process.stdout.split() if process.returncode == 0 else process.stderr
+
+
+@pytest.mark.parametrize(
+    ("setting", "expected"),
+    [
+        (None, ["0", "1", "2", "3"]),
+        ("", []),
+        ("-1", []),
+        ("NoDevFiles", []),
+        ("2,0", ["2", "0"]),
+        ("0,-1,2", ["0"]),
+        ("1,7", ["1"]),
+        ("1,1", []),
+        (" 3 , 1", ["3", "1"]),
+        ("CUDA0", ["0"]),
+        (f"{uuid(3)},{uuid(1)}", [uuid(3), uuid(1)]),
+        (uuid(2)[:12], [uuid(2)[:12]]),
+        (uuid(2)[:8], []),  # could be any of them
+        ("MIG-1111,MIG-2222", ["MIG-1111", "MIG-2222"]),
+    ],
+)
+def test_gpus_are_counted_as_cuda_counts_them(library, setting, expected):
+    assert visible(library, 4, setting) == expected
+
+
+def test_a_gpu_that_does_not_answer_is_told_unless_it_is_left_out(library):
+    told = visible(library, 3, None, lost=1)
+    assert "GPU 1 of this machine does not answer (GPU is lost)" in told
+    assert "export CUDA_VISIBLE_DEVICES=0,2" in told
+    assert visible(library, 3, "0,2", lost=1) == ["0", "2"]
+
+
+def run(library, tmp_path, way, n_workers, *, n_gpus=4, setting=None):
+    meeting = tmp_path / "meeting"
+    meeting.mkdir()
+    return subprocess.run(
+        [sys.executable, "-m", "tests.nvml.job", way, str(n_workers), str(meeting)],
+        env=environment(library, n_gpus, setting),
+        capture_output=True,
+        text=True,
+        timeout=170,
+    )
+
+
+@pytest.mark.parametrize("way", ["runner", "client"])
+def test_each_worker_sees_its_own_gpu_first_and_its_model_goes_there(library, tmp_path, way):
+    process = run(library, tmp_path, way, 3, setting=f"2,0,{uuid(3)}")
+    assert process.returncode == 0, process.stderr
+    workers = json.loads(process.stdout)
+    gpus = ["2", "0", uuid(3)]
+    assert sorted(each["visible"] for each in workers) == sorted(
+        [gpus, gpus[1:] + gpus[:1], gpus[2:] + gpus[:2]]
+    )
+    assert [each["own"] for each in workers] == [each["visible"][0] for each in workers]
+    assert {each["own"] for each in workers} == set(gpus)
+    assert "idle" not in process.stderr
+
+
+@pytest.mark.parametrize("way", ["runner", "client"])
+def test_fewer_workers_than_gpus_are_warned_of_once(library, tmp_path, way):
+    process = run(library, tmp_path, way, 2)
+    assert process.returncode == 0, process.stderr
+    assert len(json.loads(process.stdout)) == 2
+    told = "2 worker(s) for 4 visible GPUs: GPU 2, 3 will stay idle. To use all, set "
+    assert process.stderr.count(told + "parallel.n_workers: 4") == 1
+
+
+@pytest.mark.parametrize("way", ["runner", "client"])
+def test_more_workers_than_gpus_are_refused_before_any_is_started(library, tmp_path, way):
+    process = run(library, tmp_path, way, 5, setting="0,1")
+    assert process.returncode == 1
+    assert "ResourceError: parallel.n_workers is 5 but 2 GPU(s) are visible" in process.stderr
+    assert "(CUDA_VISIBLE_DEVICES='0,1'). Set n_workers: 2 or make more" in process.stderr
+    assert not list((tmp_path / "meeting").iterdir())
