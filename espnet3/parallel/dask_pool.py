@@ -1,9 +1,12 @@
 """Workers of a Dask cluster, whoever started it.
 
 Dask moves the bytes and tells who is there; which shard runs where is decided by the dispatcher.
-Each attempt is pinned to its worker, so that one with eight threads gets one shard, not eight.
+Each attempt is pinned to its worker, so that one with eight threads gets one shard, not eight. To
+spare it the way to the driver and back between two shards, a worker that has proved itself gets its
+next attempt while it is at the one before; as soon as few shards are left, it does not.
 """
 
+import itertools
 import logging
 import queue
 import sys
@@ -25,8 +28,10 @@ from espnet3.parallel.worker import load_result
 logger = logging.getLogger(__name__)
 _LOOK_SECONDS = 1.0
 # Seconds after which missing workers are told of: soon if there are none, then less and less.
-_TELL_SECONDS = (10.0, 300.0)
+_TELL_SECONDS = (15.0, 300.0)
 _TELL_OF_SOME_SECONDS = 60.0
+_MANY = 2  # queued shards per worker
+_NEXT = " (next)"
 
 
 class DaskPool:
@@ -50,18 +55,26 @@ class DaskPool:
         self._last_look = 0.0
         self._missing = _Missing()
         self._knows_spec: set[str] = set()
+        self._proven: set[str] = set()
+        # By place, in the order of submission: of two attempts of a worker the first one runs.
         self._running: dict[str, tuple[Any, ShardTask]] = {}
         self._positions: dict[str, int] = {}
+        self._turns = itertools.count()
         self._ended: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
         client.subscribe_topic(self._topic, self._hear)
 
     def idle(self) -> list[str]:
         """Return the workers that are there and have no attempt."""
         self._look()
-        idle = [worker for worker in self._workers if worker not in self._running]
-        if self._keeper is None:
-            return idle
-        return [worker for worker in idle if not self._keeper.is_leaving(worker)]
+        keeper, running = self._keeper, self._running
+        workers = [each for each in self._workers if not (keeper and keeper.is_leaving(each))]
+        busy = self._busy()
+        idle = [worker for worker in workers if worker not in busy]
+        # With less than that in the queue, a shard that waits at a slow worker could end last.
+        if self._n_left - len(running) >= _MANY * len(self._workers):
+            places = [place for each in workers if each in self._proven for place in _places(each)]
+            idle += [p for p in places if p not in running and _worker_at(p) in busy]
+        return idle
 
     def expect(self, n_left: int) -> None:
         """Hear how many shards are queued or running; no more jobs are kept."""
@@ -73,7 +86,8 @@ class DaskPool:
 
     def submit(self, worker: str, task: ShardTask) -> None:
         """Pin an attempt to a worker."""
-        spec = None if worker in self._knows_spec else (driver_sys_path(), self._spec)
+        address = _worker_at(worker)
+        spec = None if address in self._knows_spec else (driver_sys_path(), self._spec)
         future = self._client.submit(
             run_attempt,
             self._run_id,
@@ -81,11 +95,12 @@ class DaskPool:
             cloudpickle.dumps(task),
             self._topic,
             key=f"espnet3-shard-{task.shard}-{uuid.uuid4().hex}",
-            workers=[worker],
+            workers=[address],
             allow_other_workers=False,
             pure=False,
+            priority=-next(self._turns),  # a worker takes what has waited longest
         )
-        self._knows_spec.add(worker)
+        self._knows_spec.add(address)
         self._running[worker] = (future, task)
         self._positions[worker] = -1
         future.add_done_callback(_put(self._ended, worker))
@@ -100,8 +115,8 @@ class DaskPool:
         except queue.Empty:
             pass
         self._look()
-        for worker in set(self._running) - set(self._workers):
-            events.append(self._lose(worker, "it left the cluster"))
+        for address in self._busy() - set(self._workers):
+            events += self._lose(address, "it left the cluster")
         return events
 
     def positions(self) -> dict[str, int]:
@@ -112,7 +127,7 @@ class DaskPool:
         """Restart a worker process through its nanny; `poll` reports it as gone."""
         logger.warning("Restarting worker %s: %s", worker, reason)
         try:
-            self._client.restart_workers([worker], raise_for_error=False)
+            self._client.restart_workers([_worker_at(worker)], raise_for_error=False)
         except ValueError as error:
             raise WorkerError(
                 f"Worker {worker} should be restarted ({reason}), but has no nanny that could do "
@@ -127,11 +142,15 @@ class DaskPool:
             self._client.cancel(futures, force=True)
         self._running.clear()
 
+    def _busy(self) -> set[str]:
+        return {_worker_at(place) for place in self._running}
+
     def _hear(self, event: tuple[float, list[Any]]) -> None:
         worker, shard, position = event[1]
-        running = self._running.get(worker)
-        if running and running[1].shard == shard:
-            self._positions[worker] = position
+        for place in _places(worker):
+            running = self._running.get(place)
+            if running and running[1].shard == shard:
+                self._positions[place] = position
 
     def _look(self) -> None:
         now = time.monotonic()
@@ -146,7 +165,7 @@ class DaskPool:
                 "disk; start the cluster and run the same command again."
             ) from error
         if self._keeper is not None and self._n_left:
-            self._keeper.look(self._n_left, list(self._running))
+            self._keeper.look(self._n_left, self._busy())
         self._missing.tell(len(self._workers), self.waiting(), now)
 
     def _end(self, worker: str, future: Any) -> list[Event]:
@@ -154,26 +173,33 @@ class DaskPool:
         if running is None or running[0] is not future:
             return []  # cancelled, or of a worker that was already given up
         if future.status != "finished":
-            return [self._lose(worker, _describe(future))]
+            return self._lose(_worker_at(worker), _describe(future))
         data = future.result()
         if data == NEEDS_SPEC:  # the process behind this address is a new one
-            self._knows_spec.discard(worker)
+            self._knows_spec.discard(_worker_at(worker))
             del self._running[worker]
             self.submit(worker, running[1])
             return []
         del self._running[worker]
+        self._proven.add(_worker_at(worker))
         if self._keeper is not None:
-            self._keeper.note_finished(worker)
+            self._keeper.note_finished(_worker_at(worker))
         return [Finished(worker, load_result(data, running[1]))]
 
-    def _lose(self, worker: str, reason: str) -> Died:
-        future, task = self._running.pop(worker)
-        self._knows_spec.discard(worker)
-        self._client.cancel([future], force=True)
-        job_id, log = self._keeper.describe(worker) if self._keeper else ("", "")
+    def _lose(self, address: str, reason: str) -> list[Event]:
+        """Give up a worker's attempts; only the one that was submitted first had begun."""
+        begun, *waiting = [place for place in self._running if _worker_at(place) == address]
+        lost = {place: self._running.pop(place) for place in (begun, *waiting)}
+        self._knows_spec.discard(address)
+        self._proven.discard(address)
+        self._client.cancel([future for future, _ in lost.values()], force=True)
+        job_id, log = self._keeper.describe(address) if self._keeper else ("", "")
         of_job = f" of job {job_id}" if job_id else ""
-        logger.warning("Worker %s%s was lost: %s", worker, of_job, reason)
-        return Died(worker, task, reason, log)
+        logger.warning("Worker %s%s was lost: %s", address, of_job, reason)
+        return [
+            Died(place, task, reason, log, was_waiting=place != begun)
+            for place, (_, task) in lost.items()
+        ]
 
 
 class _Missing:
@@ -198,6 +224,15 @@ class _Missing:
                 logger.info("%d workers are at work. %s", n_workers, waiting)
             else:
                 logger.warning("No worker is connected for %.0f s. %s", waited, waiting)
+
+
+def _places(address: str) -> tuple[str, str]:
+    """Return the places of a worker: where attempts run, or wait behind the one that runs."""
+    return address, address + _NEXT
+
+
+def _worker_at(place: str) -> str:
+    return place.removesuffix(_NEXT)
 
 
 def driver_sys_path() -> list[str]:

@@ -12,12 +12,17 @@ _DAEMON = re.compile(r"^(?:slurmstepd|srun|slurmd)[^:]*: error: (.*CANCELLED AT.
 
 
 def find_log(folders: Iterable[Path], job_id: str) -> Path | None:
-    """Return the log of a job, by its number in the name; of several, the one that says most."""
-    name = re.compile(rf"(?<!\d){re.escape(job_id)}(?!\d)")
-    found = []
+    """Return the log of a job, by its number in the name; of several, the one that says most.
+
+    Slurm's and LSF's are like `dask-worker-12.err`, those of Grid Engine and PBS `dask-worker.o12`,
+    OAR's `OAR.dask-worker.12.stderr`, HTCondor's `worker-12.0.err`.
+    """
+    name = re.compile(rf"[-.](?:[oe])?{re.escape(job_id)}(?:\.|$)")
+    found: list[Path] = []
     for folder in folders:
         with suppress(OSError):
             found += [path for path in folder.iterdir() if name.search(path.name)]
+    found = [path for path in found if path.is_file()]
     return max(found, key=_length, default=None)
 
 

@@ -162,16 +162,17 @@ class JobKeeper:
             self._give_up(address)
 
     def _give_up(self, address: str) -> None:
-        worker = self._workers.get(address)
-        if worker is None or worker.silent < _SILENT_SECONDS:
+        worker, job = self._workers.get(address), self._jobs.get(self._names[address])
+        if worker is not None and worker.silent > _SILENT_SECONDS:
+            logger.warning(
+                "Worker %s has been silent for %.0f s and its machine cannot be reached",
+                address, worker.silent,
+            )  # fmt: skip
+            self._cluster.remove_worker(address)
+        elif worker is not None or job is None or job.is_connected:
             return  # it came back while we tried
-        logger.warning(
-            "Worker %s has been silent for %.0f s and its machine cannot be reached",
-            address, worker.silent,
-        )  # fmt: skip
-        self._cluster.remove_worker(address)
-        if self._names[address] in self._jobs:
-            self._jobs[self._names[address]].is_unreachable = True
+        if job is not None:
+            job.is_unreachable = True
 
     def _judge(self, now: float) -> None:
         for job in list(self._jobs.values()):
@@ -271,9 +272,9 @@ class JobKeeper:
 
     def _ask(self, now: float) -> None:
         job_ids = [job.job_id for job in self._jobs.values() if job.job_id]
-        silent = [
-            address for address, worker in self._workers.items() if worker.silent > _SILENT_SECONDS
-        ]
+        silent = [each for each, who in self._workers.items() if who.silent > _SILENT_SECONDS]
+        missed = {name for name, job in self._jobs.items() if job.gone is not None}
+        silent += [address for address, name in self._names.items() if name in missed]
         is_calm = not silent and all(job.is_connected for job in self._jobs.values())
         self._unclear_since = None if is_calm else self._unclear_since or now
         pause = _CALM_SECONDS

@@ -6,7 +6,15 @@ from espnet3.parallel.clusters.schedulers.base import JobState, Phase, Scheduler
 
 __all__ = ["JobState", "Phase", "Scheduler", "scheduler_of"]
 
-_CLASSES = {"slurm": "Slurm"}
+_CLASSES = {
+    "slurm": "Slurm",
+    "sge": "GridEngine",
+    "pbs": "PBS",
+    "lsf": "LSF",
+    "oar": "OAR",
+    "htcondor": "HTCondor",
+    "moab": "Moab",
+}
 
 
 def scheduler_of(env: str) -> Scheduler | None:

@@ -8,27 +8,36 @@ from typing import Any
 TIMEOUT_SECONDS = 20.0
 
 
-def ask(*words: str, timeout: float = TIMEOUT_SECONDS) -> str | None:
-    """Return what a command prints; None if it fails, hangs or is not there."""
+def ask(*words: str, any_code: bool = False) -> str | None:
+    """Return what a command prints; None if it fails, hangs or is not there.
+
+    With `any_code`, what it prints counts even if it ends with an error: some commands do so when
+    they know all jobs but one.
+    """
     try:
         told = subprocess.run(
             words,
             capture_output=True,
             text=True,
             errors="replace",
-            timeout=timeout,
+            timeout=TIMEOUT_SECONDS,
             stdin=subprocess.DEVNULL,
             env={**os.environ, "LC_ALL": "C"},  # not every language says PENDING
             start_new_session=True,  # Ctrl-C is for this program
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return told.stdout if told.returncode == 0 else None
+    is_good = told.returncode == 0 or (any_code and told.stdout.strip())
+    return told.stdout if is_good else None
 
 
-def ask_json(*words: str) -> Any:
+def ask_json(*words: str, any_code: bool = False) -> Any:
     """Return what a command prints, read as JSON; None if it is none."""
-    text = ask(*words)
+    return read_json(ask(*words, any_code=any_code))
+
+
+def read_json(text: str | None) -> Any:
+    """Return what a text is as JSON; None if it is none."""
     try:
         return json.loads(text) if text and text.strip() else None
     except ValueError:

@@ -1,0 +1,64 @@
+"""Moab: showq and checkjob; the nodes and queues are those of the PBS or Torque below it."""
+
+import re
+import xml.etree.ElementTree as ET
+from collections.abc import Sequence
+
+from espnet3.parallel.clusters.schedulers.base import JobState, Phase
+from espnet3.parallel.clusters.schedulers.command import ask
+from espnet3.parallel.clusters.schedulers.pbs import PBS
+
+
+class Moab(PBS):
+    """Jobs of Moab."""
+
+    status_command = "showq"
+
+    def jobs(self, job_ids: Sequence[str]) -> dict[str, JobState]:
+        """Ask showq for all jobs, and checkjob for those that it does not list any more."""
+        told = ask("showq", "--xml")
+        if told is None:
+            return {}
+        found = parse_showq(told)
+        states = {}
+        for job in job_ids:
+            state = found.get(job)
+            if state is None:
+                state = parse_checkjob(ask("checkjob", job) or "")
+            elif state.phase == "pending" and not state.reason:
+                reason = parse_checkjob(ask("checkjob", job) or "").reason
+                state = JobState(state.phase, state.word, reason)
+            states[job] = state
+        return states
+
+
+def parse_showq(text: str) -> dict[str, JobState]:
+    """Read `showq --xml`: a queue of active, one of eligible and one of blocked jobs."""
+    states = {}
+    try:
+        queues = list(ET.fromstring(text).iter("queue"))
+    except ET.ParseError:
+        return {}
+    for queue in queues:
+        is_active = queue.get("option") == "active"
+        for job in queue.iter("job"):
+            number = re.findall(r"\d+", job.get("JobID", ""))
+            if number:
+                phase: Phase = "running" if is_active else "pending"
+                states[number[0]] = JobState(phase, job.get("State", ""))
+    return states
+
+
+def parse_checkjob(text: str) -> JobState:
+    """Read the state of one job, and why it waits or how it ended."""
+    state = re.search(r"^State: (\S+)", text, re.M)
+    if state is None:
+        return JobState("unknown", "")
+    word = state[1]
+    code = re.search(r"^Completion Code: (-?\d+)", text, re.M)
+    if code or word in ("Completed", "Removed", "Vacated"):
+        return JobState("ended", word, f"exit code {code[1]}" if code else "")
+    if word in ("Running", "Starting", "Suspended"):
+        return JobState("running", word)
+    reason = re.search(r"^(?:NOTE|BLOCK MSG|Holds):\s+(.*)$", text, re.M)
+    return JobState("pending", word, reason[1].strip() if reason else "")

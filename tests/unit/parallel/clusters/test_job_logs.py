@@ -1,0 +1,44 @@
+"""Finding the log of a job."""
+
+import pytest
+
+from espnet3.parallel.clusters.job_logs import find_log, tail, words_of_daemon
+
+
+@pytest.mark.parametrize(
+    ("name", "job_id"),
+    [
+        ("espnet3-asr-12.err", "12"),
+        ("dask-worker.o12", "12"),
+        ("dask-worker.e12", "12"),
+        ("OAR.dask-worker.12.stderr", "12"),
+        ("worker-12.0.err", "12.0"),
+    ],
+)
+def test_a_log_is_found_by_the_number_of_its_job(awkward, name, job_id):
+    (awkward / name).write_text("words")
+    for other in ("espnet3-asr-112.err", "dask-worker.o121", "asr12-7.err", "notes"):
+        (awkward / other).write_text("many more words")
+    (awkward / f".espnet3-tls-{job_id}").mkdir()
+    assert find_log([awkward / "missing", awkward], job_id) == awkward / name
+
+
+def test_of_several_logs_the_longest_is_taken(tmp_path):
+    (tmp_path / "dask-worker-12.err").write_text("Traceback")
+    (tmp_path / "dask-worker-12.out").touch()
+    assert find_log([tmp_path], "12").name == "dask-worker-12.err"
+
+
+def test_the_end_of_a_log_is_told(tmp_path):
+    log = tmp_path / "dask-worker-12.err"
+    log.write_text("".join(f"line {number}\n" for number in range(100_000)) + "the end\n")
+    assert tail(log).splitlines()[-1] == "  the end"
+    assert len(tail(log).splitlines()) < 20
+    assert tail(None) == tail(tmp_path / "missing") == ""
+
+
+def test_the_words_of_slurms_daemon_are_found(tmp_path):
+    log = tmp_path / "dask-worker-12.err"
+    ended = "JOB 12 ON node1 CANCELLED AT 2026-11-16T10:48:57 DUE TO TIME LIMIT"
+    log.write_text(f"words\nslurmstepd-node1: error: *** {ended} ***\n")
+    assert words_of_daemon(log) == ended
