@@ -31,7 +31,7 @@ _ADVICE = {
     ),
     "no suitable queues": "Ask for what a queue has: qconf -sq QUEUE, qhost -F",
     "unknown resource": "Write what `qconf -sc` lists, under resource_spec or job_extra_directives",
-    "does not exist": "Write under options: queue: NAME, one that qconf -sql lists",
+    "unknown queue": "Write under options: queue: NAME, one that qconf -sql lists",
 }
 
 

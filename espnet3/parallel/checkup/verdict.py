@@ -93,8 +93,8 @@ def _gpus(report: Report, config: "ParallelConfig") -> list[Finding]:
     what = f"CUDA_VISIBLE_DEVICES={visible}"
     if visible is None:
         fix = (
-            "Ask for it in the words of your scheduler, such as "
-            'job_extra_directives: ["--gres=gpu:1"]; the centre knows which'
+            "Write under options, with the number of GPUs of a node: "
+            "job_script_prologue: ['export ESPNET3_NODE_GPUS=4']"
         )
         told = "CUDA_VISIBLE_DEVICES is not set in the job: nothing says which GPU is its own"
         return [Finding("problem" if not report.gpus else "warning", "job: GPU", told, fix)]
