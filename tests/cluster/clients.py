@@ -23,6 +23,7 @@ class Clients:
         self.cluster = cluster
         self.folder = folder
         self.env = cluster.env
+        self._started: list[subprocess.Popen[str]] = []
         self._before = set(self._all())
 
     def parallel(self, n_workers: int = 2, **options) -> dict:
@@ -49,7 +50,13 @@ class Clients:
             "start_new_session": True,
             **kwargs,
         }
-        return subprocess.Popen([*self.cluster.where, *map(str, command)], **settings)
+        words = [*self.cluster.where, *map(str, command)]
+        return self.watch(subprocess.Popen(words, **settings))
+
+    def watch(self, process: "subprocess.Popen[str]") -> "subprocess.Popen[str]":
+        """Make sure that a process with a session of its own does not outlive the test."""
+        self._started.append(process)
+        return process
 
     def run(self, *command: str | Path, seconds: float = 120.0, **kwargs) -> tuple[int, str]:
         """Run a program to its end; return its code, and what it told on stdout and stderr."""
@@ -90,7 +97,11 @@ class Clients:
         wait_until(lambda: not self.active(), seconds)
 
     def tidy(self) -> None:
-        """Leave no job to the next test."""
+        """Leave no process and no job to the next test."""
+        for process in self._started:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.communicate()
         left = self.active()
         if left:
             self.cancel(*left)
@@ -161,8 +172,12 @@ class ClusterJob(Job):
 
     def __init__(self, out: Path, clients: Clients, n_workers: int = 2, **settings) -> None:
         super().__init__(out, **{"parallel": clients.parallel(n_workers), **settings})
+        self.clients = clients
         self.where = clients.cluster.where
         self.env = clients.env
+
+    def start(self, **more) -> "subprocess.Popen[str]":
+        return self.clients.watch(super().start(**more))
 
     def interrupt(self, process: "subprocess.Popen[str]") -> None:
         """Press Ctrl-C."""

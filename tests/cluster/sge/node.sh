@@ -27,7 +27,7 @@ case $verb in
   # The file has the id that the process has on its machine.
   kill-daemon) on_machine "$node" kill -KILL "$(cat "$dir/spool/execd/$node/execd.pid")" ;;
   up) up ;;
-  drain) on_head qmod -d "gpu.q@$node" >/dev/null ;;
-  resume) on_head qmod -e "gpu.q@$node" >/dev/null ;;
+  drain) on_head qmod -d "*@$node" >/dev/null ;;
+  resume) on_head qmod -e "*@$node" >/dev/null ;;
   *) echo "node.sh: no verb '$verb'" >&2; exit 2 ;;
 esac

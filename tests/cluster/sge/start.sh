@@ -6,9 +6,9 @@
 # ../network/network.sh PREFIX, and clients run on the head, with the variables of DIR/env:
 #   ../network/network.sh PREFIX exec 0 env $(cat DIR/env) qstat -f
 #
-# The queue is gpu.q, with 16 slots and GPUS of the consumable `gpu` on each node; Grid Engine only
-# counts these, and tells no job which GPU is its own. node.sh breaks and mends nodes; stop.sh DIR
-# ends it all.
+# Queues are gpu.q, for an hour at most, and long.q, with 16 slots on each node, and GPUS of the
+# consumable `gpu`; Grid Engine only counts these, and tells no job which GPU is its own. node.sh
+# breaks and mends nodes; stop.sh DIR ends it all.
 set -euo pipefail
 dir=$1 prefix=$2 n_nodes=${3:-4} n_gpus=${4:-2}
 here=$(dirname "$(readlink -f "$0")")
@@ -58,6 +58,8 @@ write_env() {
   echo "SGE_ARCH=$("$dir/root/util/arch")"
   echo "SGE_QMASTER_PORT=6444"
   echo "SGE_EXECD_PORT=6445"
+  # Nobody can count stand-in GPUs; as a user would, we say how many a node has.
+  echo "ESPNET3_NODE_GPUS=$n_gpus"
 }
 
 make_database() {
@@ -92,8 +94,8 @@ hostlist $(seq -s ' ' -f 'node%g' "$n_nodes")" >"$dir/conf/hosts"
   on_head qconf -Ahgrp "$dir/conf/hosts"
   write_parallel_environment >"$dir/conf/smp"
   on_head qconf -Ap "$dir/conf/smp"
-  write_queue >"$dir/conf/gpu.q"
-  on_head qconf -Aq "$dir/conf/gpu.q"
+  add_queue gpu.q 01:00:00
+  add_queue long.q INFINITY
 }
 
 add_node() {
@@ -124,9 +126,16 @@ qsort_args         NONE
 CONF
 }
 
+# add_queue NAME WALLTIME
+add_queue() {
+  write_queue "$@" >"$dir/conf/$1"
+  on_head qconf -Aq "$dir/conf/$1"
+}
+
 write_queue() {
-  cat <<'CONF'
-qname              gpu.q
+  cat <<CONF
+qname              $1
+h_rt               $2
 hostlist           @allhosts
 seq_no             0
 load_thresholds    NONE
@@ -145,7 +154,6 @@ shell              /bin/bash
 shell_start_mode   unix_behavior
 notify             00:00:10
 initial_state      default
-h_rt               01:00:00
 CONF
   for key in ckpt_list prolog epilog starter_method suspend_method resume_method terminate_method \
     owner_list user_lists xuser_lists subordinate_list complex_values projects xprojects calendar; do

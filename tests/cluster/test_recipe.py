@@ -1,0 +1,72 @@
+"""The default recipe's `infer` on real schedulers: the same files as on one machine."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("espeakng_loader", reason="needs pip install -e '.[demo]'")
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
+
+RECIPE = Path(__file__).parents[2] / "egs3/digits/asr"
+TINY = """
+create_dataset: {n_train: 24, n_valid: 6, n_test: 16}
+model: {encoder: {n_channels: 16, n_layers: 1}}
+dataloader: {train: {num_workers: 0}}
+trainer: {max_epochs: 3}
+"""
+# What a tiny network hears is mostly nothing; its scores tell one from another.
+DECODING = ("batch_seconds=6", "output_keys=[hyp,ref,speaker,accent,score]")
+CONFIGS = ["--training_config", "conf/training.yaml", "conf/more.yaml"]
+
+
+@pytest.fixture(scope="module")
+def recipe(tmp_path_factory):
+    """Return a folder with a network that was trained for a moment, and what it hears."""
+    folder = tmp_path_factory.mktemp("digits") / "it's my recipe"
+    made = shutil.ignore_patterns("data", "exp", "logs", "__pycache__")
+    shutil.copytree(RECIPE, folder, ignore=made)
+    (folder / "conf/more.yaml").write_text(TINY)
+    stages = ["create_dataset", "train_tokenizer", "train", "average", "infer"]
+    command = infer_command("local", stages=stages)
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    told = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=250)
+    assert told.returncode == 0, told.stdout + told.stderr
+    return folder
+
+
+def infer_command(env, *more, stages=("infer",)):
+    inference = ["--inference_config", "conf/inference.yaml", *more]
+    settings = [f"inference_dir=${{exp_dir}}/on_{env}", *DECODING]
+    return [sys.executable, "run.py", "--stages", *stages, *CONFIGS, *inference, *settings]
+
+
+def read_outputs(recipe, env):
+    folder = recipe / f"exp/training/on_{env}"
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for name in ("test_seen", "test_unseen")
+        for path in sorted((folder / name).glob("*.scp"))
+    }
+
+
+@pytest.mark.parametrize("scheduler", ["slurm_net", "sge"])
+def test_infer_gives_the_same_bytes_as_on_this_machine(scheduler, request, recipe):
+    clients = request.getfixturevalue(scheduler)
+    env = clients.env_name
+    (recipe / f"conf/{env}.yaml").write_text(json.dumps({"parallel": clients.parallel(2)}))
+    code, told = clients.run(*infer_command(env, f"conf/{env}.yaml"), cwd=recipe, seconds=200)
+    assert code == 0, told
+    here, there = read_outputs(recipe, "local"), read_outputs(recipe, env)
+    assert set(here) == {
+        f"{name}/{key}.scp"
+        for name in ("test_seen", "test_unseen")
+        for key in ("hyp", "ref", "speaker", "accent", "score")
+    }
+    assert there == here
+    assert len(clients.submitted()) == 2
+    assert clients.left_behind() == {}
