@@ -13,7 +13,9 @@ set -euo pipefail
 dir=$1 prefix=$2 n_nodes=${3:-4} n_gpus=${4:-2}
 here=$(dirname "$(readlink -f "$0")")
 . "$here/../network/machine.sh"
-binaries=/usr/lib/gridengine resources=/usr/share/gridengine/util/resources
+resources=/usr/share/gridengine/util/resources
+# Debian's commands in /usr/bin are scripts that look for these, for a while.
+export PATH=/usr/lib/gridengine:$PATH
 
 main() {
   mkdir -p "$dir"/{root/default/common,spool/qmaster/job_scripts,spool/db,spool/execd,pids,log,conf}
@@ -25,7 +27,7 @@ main() {
   # shellcheck disable=SC2046 # the words of this file have no spaces
   export $(cat "$dir/env")
   make_database >"$dir/log/database.out" 2>&1 || give_up "$(tail -n 1 "$dir/log/database.out")"
-  start_machine head "SGE_ND=1 $binaries/sge_qmaster"
+  start_machine head "SGE_ND=1 sge_qmaster"
   wait_for "the master does not answer" on_head qconf -sh
   configure >"$dir/log/configure.out" 2>&1 || give_up "$(tail -n 1 "$dir/log/configure.out")"
   for k in $(seq "$n_nodes"); do "$here/node.sh" "$dir" up "node$k"; done
@@ -43,7 +45,7 @@ ignore_fqdn             true
 spooling_method         berkeleydb
 spooling_lib            libspoolb
 spooling_params         $dir/spool/db
-binary_path             $binaries
+binary_path             /usr/lib/gridengine
 qmaster_spool_dir       $dir/spool/qmaster
 security_mode           none
 listener_threads        2
@@ -72,11 +74,11 @@ make_database() {
     -e 's/^shell_start_mode.*/shell_start_mode unix_behavior/' \
     -e 's/^execd_params.*/execd_params ENABLE_ADDGRP_KILL=true/' \
     /usr/share/gridengine/default-configuration >"$dir/conf/global"
-  on_head $binaries/spoolinit berkeleydb libspoolb "$dir/spool/db" init
-  on_head $binaries/spooldefaults configuration "$dir/conf/global"
-  on_head $binaries/spooldefaults complexes $resources/centry
-  on_head $binaries/spooldefaults usersets $resources/usersets
-  on_head $binaries/spooldefaults managers root
+  on_head spoolinit berkeleydb libspoolb "$dir/spool/db" init
+  on_head spooldefaults configuration "$dir/conf/global"
+  on_head spooldefaults complexes $resources/centry
+  on_head spooldefaults usersets $resources/usersets
+  on_head spooldefaults managers root
 }
 
 configure() {
@@ -88,6 +90,7 @@ configure() {
   on_head qconf -ssconf | sed -e 's/^schedule_interval.*/schedule_interval 0:0:1/' \
     -e 's/^\(flush_[a-z]*_sec\).*/\1 1/' >"$dir/conf/scheduler"
   on_head qconf -Msconf "$dir/conf/scheduler"
+  on_head qconf -ah "$(seq -s , -f 'node%g' "$n_nodes")"
   for k in $(seq "$n_nodes"); do add_node "node$k"; done
   echo "group_name @allhosts
 hostlist $(seq -s ' ' -f 'node%g' "$n_nodes")" >"$dir/conf/hosts"
@@ -99,8 +102,6 @@ hostlist $(seq -s ' ' -f 'node%g' "$n_nodes")" >"$dir/conf/hosts"
 }
 
 add_node() {
-  on_head qconf -ah "$1"
-  on_head qconf -as "$1" # a job may submit others
   echo "hostname $1
 complex_values gpu=$n_gpus" >"$dir/conf/$1"
   for key in load_scaling user_lists xuser_lists projects xprojects usage_scaling report_variables; do
