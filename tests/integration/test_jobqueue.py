@@ -1,11 +1,12 @@
 """Submitting jobs, with stand-ins for sbatch and scancel; real ones are in `tests/cluster`."""
 
+import json
 from pathlib import Path
 
 import pytest
 
 from espnet3.errors import ResourceError
-from espnet3.parallel import parallel_map, use_parallel
+from espnet3.parallel import BaseRunner, parallel_map, use_parallel
 
 PARALLEL = {
     "env": "slurm",
@@ -15,9 +16,24 @@ PARALLEL = {
         "memory": "1GB",
         "queue": "weekend",
         "interface": "lo",
-        "scheduler_options": {"dashboard_address": "127.0.0.1:0"},
     },
 }
+
+
+class Provider:
+    def build_env_local(self):
+        return {}
+
+    def build_worker_setup_fn(self):
+        return self.build_env_local
+
+
+class Runner(BaseRunner):
+    @staticmethod
+    def forward(idx):
+        import os
+
+        return {"idx": idx, "threads": os.environ["OMP_NUM_THREADS"]}
 
 
 def test_a_scheduler_that_is_not_there_is_told_at_once(monkeypatch, tmp_path):
@@ -37,6 +53,31 @@ def test_when_a_job_is_refused_the_others_are_cancelled(monkeypatch, tmp_path):
         parallel_map(str, range(10))
     assert "#SBATCH -p weekend" in str(error.value)
     assert (tmp_path / "scancel.log").read_text() == "7\n"
+
+
+def test_job_scripts_run_whatever_the_names_of_their_folders(monkeypatch, tmp_path, awkward):
+    # Jobs are processes of this machine, each in a session that scancel ends.
+    run = 'setsid bash "$0.$$" >"$0.$$.log" 2>&1 & echo "Submitted batch job $!"'
+    write_command(tmp_path / "sbatch", f'cp "$1" "$0.$$"; {run}')
+    write_command(tmp_path / "scancel", 'for job; do kill -- "-$job"; done; true')
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.chdir(awkward)
+    shared = tmp_path / "it's a place"
+    options = {"cores": 4, "processes": 2, "shared_temp_directory": str(shared)}
+    block = {**PARALLEL, "n_workers": 1, "options": {**PARALLEL["options"], **options}}
+    with use_parallel(block):
+        merged = Runner(Provider(), output_dir=awkward / "out")(range(10))
+
+    results = [json.loads(line) for line in merged.read_text().splitlines()]
+    assert results == [{"idx": idx, "threads": "2"} for idx in range(10)]
+    assert list(shared.iterdir()) == []  # the certificates are gone
+    assert [path.name for path in awkward.iterdir()] == ["out"]
+    (script,) = (path for path in tmp_path.glob("sbatch.*") if path.suffix != ".log")
+    # The name of the run's own folder of logs cannot be written into a directive.
+    (logs,) = (tmp_path / "home/.espnet3/job-logs").iterdir()
+    assert f"#SBATCH -o {logs}/" in script.read_text()
 
 
 def write_command(path: Path, body: str) -> None:

@@ -4,17 +4,20 @@ Slurm, LSF and HTCondor tell a job its GPUs. Grid Engine and PBS count them, and
 are meant: there, workers choose free ones by lock files on the node.
 """
 
-import ctypes
 import fcntl
 import os
 import re
 import socket
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
-VISIBLE = "CUDA_VISIBLE_DEVICES"
+from espnet3.errors import ResourceError
+from espnet3.parallel.clusters.gpus import VARIABLE as VISIBLE
+from espnet3.parallel.clusters.gpus import rotated, visible_gpus
+
 REQUESTED = "ESPNET3_JOB_GPUS"
 """How many GPUs the job asked for, where the scheduler does not tell which it got."""
 WORKERS = "ESPNET3_JOB_WORKERS"
@@ -51,47 +54,47 @@ def choose_gpus(environ: Mapping[str, str], worker: str, *, locks: Path | None =
     if REQUESTED not in environ:
         return Pinning(None)
     n_wanted = max(int(environ[REQUESTED]) // n_workers, 1)
-    n_gpus = int(environ[ON_NODE]) if ON_NODE in environ else count_gpus()
-    if not n_gpus:
-        return Pinning(
-            None,
-            f"{n_wanted} GPU(s) were asked for, but the scheduler does not tell which, and NVML "
-            f"finds none on {socket.gethostname()}: workers on one node may share a GPU. Say how "
-            f"many GPUs a node has: job_script_prologue: ['export {ON_NODE}=4']",
-            is_warning=True,
-        )
-    return _by_slot(n_wanted, n_gpus, locks or _lock_folder())
+    try:
+        n_gpus = int(environ[ON_NODE]) if ON_NODE in environ else len(visible_gpus())
+        return _by_slot(n_wanted, n_gpus, locks or _lock_folder())
+    except (OSError, ResourceError) as error:
+        return _shared(n_wanted, str(error))
+
+
+def _shared(n_wanted: int, why: str) -> Pinning:
+    return Pinning(
+        None,
+        f"{n_wanted} GPU(s) were asked for, but the scheduler does not tell which, and on "
+        f"{socket.gethostname()} none can be chosen: {why}. Workers of one node may share a GPU.",
+        is_warning=True,
+    )
 
 
 def _of_scheduler(given: str, number: int) -> Pinning:
     # HTCondor says CUDA0, which CUDA itself does not understand.
     devices = [re.sub(r"^CUDA(?=\d+$)", "", device.strip()) for device in given.split(",")]
-    first = number % len(devices)
-    visible = ",".join(devices[first:] + devices[:first])
+    visible = rotated(devices, number % len(devices))
     if visible == given:
         return Pinning(None)
     return Pinning(visible, f"{VISIBLE} is {visible}; the scheduler gave {given}")
 
 
 def _by_slot(n_wanted: int, n_gpus: int, folder: Path) -> Pinning:
+    if not n_gpus:
+        advice = f"say how many there are: job_script_prologue: ['export {ON_NODE}=4']"
+        return _shared(n_wanted, f"no GPU is found there; {advice}")
     held: dict[int, IO[str]] = {}
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     for device in range(n_gpus):
-        if len(held) == n_wanted:
-            break
         lock = _try_lock(folder / f"{socket.gethostname()}-{device}")
         if lock is not None:
             held[device] = lock
+        if len(held) == n_wanted:
+            break
+    else:
+        for lock in held.values():
+            lock.close()
+        return _shared(n_wanted, f"other workers hold all but {len(held)} of its {n_gpus} GPUs")
     visible = ",".join(map(str, held))
-    if len(held) < n_wanted:
-        return Pinning(
-            visible or None,
-            f"{n_wanted} GPU(s) were asked for, but other workers hold all but {len(held)} of the "
-            f"{n_gpus} on {socket.gethostname()}: GPUs may be shared. Does the scheduler count "
-            "GPUs (Grid Engine: a consumable per host)?",
-            is_warning=True,
-            locks=list(held.values()),
-        )
     message = f"{VISIBLE} is {visible}: free GPUs by the locks in {folder}, as none were named"
     return Pinning(visible, message, locks=list(held.values()))
 
@@ -108,17 +111,9 @@ def _try_lock(path: Path) -> IO[str] | None:
 
 def _lock_folder() -> Path:
     # Not $TMPDIR: Grid Engine gives each job its own.
-    return Path(f"/tmp/espnet3-gpus-{os.getuid()}")
-
-
-def count_gpus() -> int:
-    """Return how many GPUs NVML finds on this machine, whatever `CUDA_VISIBLE_DEVICES` says."""
-    try:
-        nvml = ctypes.CDLL("libnvidia-ml.so.1")
-    except OSError:
-        return 0
-    count = ctypes.c_uint(0)
-    if nvml.nvmlInit_v2() or nvml.nvmlDeviceGetCount_v2(ctypes.byref(count)):
-        return 0
-    nvml.nvmlShutdown()
-    return count.value
+    folder = Path(f"/tmp/espnet3-gpus-{os.getuid()}")
+    folder.mkdir(mode=0o700, exist_ok=True)
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+        raise PermissionError(f"{folder} is not ours")  # its links could lead to files of ours
+    return folder

@@ -232,7 +232,10 @@ def _security(given: _Given, *, is_dry: bool) -> Any:
     from espnet3.parallel.clusters.tls import RunSecurity
 
     shared = given.get("shared_temp_directory") or given.get("log_directory") or "."
-    return RunSecurity(_expanded(shared), name=".espnet3-tls" if is_dry else None)
+    base = _expanded(shared)
+    if "\n" in str(base):  # Dask would take the path for the certificate itself
+        base = Path.home() / ".espnet3" / "tls"
+    return RunSecurity(base, name=".espnet3-tls" if is_dry else None)
 
 
 def _expanded(folder: str) -> Path:

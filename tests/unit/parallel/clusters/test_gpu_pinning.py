@@ -3,6 +3,7 @@
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -44,7 +45,7 @@ def test_workers_of_a_node_take_different_gpus(tmp_path):
     third = choose(**settings)
     assert third.is_warning
     assert third.visible is None
-    assert "other workers hold all but 0 of the 4" in third.message
+    assert "other workers hold all but 0 of its 4 GPUs" in third.message
     for lock in first.locks:
         lock.close()  # its process ended
     assert choose(**settings).visible == "0,1"
@@ -81,7 +82,15 @@ def test_a_killed_worker_gives_its_gpu_back(tmp_path):
 
 
 def test_a_node_whose_gpus_cannot_be_counted_is_told_what_to_set(tmp_path, monkeypatch):
-    monkeypatch.setattr("espnet3.parallel.clusters.gpu_pinning.count_gpus", lambda: 0)
+    monkeypatch.setattr("espnet3.parallel.clusters.gpu_pinning.visible_gpus", list)
     pinning = choose(ESPNET3_JOB_GPUS=1, locks=tmp_path)
     assert pinning.is_warning
     assert "job_script_prologue: ['export ESPNET3_NODE_GPUS=4']" in pinning.message
+
+
+def test_a_lock_folder_of_somebody_else_is_not_used(tmp_path, monkeypatch):
+    monkeypatch.setattr("os.getuid", lambda: 12345)  # who has none, and may not own the new one
+    pinning = choose(ESPNET3_JOB_GPUS=1, ESPNET3_NODE_GPUS=2)
+    Path("/tmp/espnet3-gpus-12345").rmdir()
+    assert pinning.is_warning
+    assert "/tmp/espnet3-gpus-12345 is not ours" in pinning.message
