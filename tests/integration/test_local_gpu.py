@@ -43,7 +43,7 @@ def visible(library, n_gpus, setting, lost=None):
         (" 3 , 1", ["3", "1"]),
         ("CUDA0", ["0"]),
         (f"{uuid(3)},{uuid(1)}", [uuid(3), uuid(1)]),
-        (uuid(2)[:12], [uuid(2)[:12]]),
+        (uuid(2)[:12], [uuid(2)]),
         (uuid(2)[:8], []),  # could be any of them
         ("MIG-1111,MIG-2222", ["MIG-1111", "MIG-2222"]),
     ],
@@ -59,12 +59,12 @@ def test_a_gpu_that_does_not_answer_is_told_unless_it_is_left_out(library):
     assert visible(library, 3, "0,2", lost=1) == ["0", "2"]
 
 
-def run(library, tmp_path, way, n_workers, *, n_gpus=4, setting=None):
+def run(library, tmp_path, way, n_workers, *, setting=None, python=sys.executable):
     meeting = tmp_path / "meeting"
     meeting.mkdir()
     return subprocess.run(
-        [sys.executable, "-m", "tests.nvml.job", way, str(n_workers), str(meeting)],
-        env=environment(library, n_gpus, setting),
+        [python, "-m", "tests.nvml.job", way, str(n_workers), str(meeting)],
+        env={**environment(library, 4, setting), "LOCAL_RANK": "3"},  # of a job of torchrun, say
         capture_output=True,
         text=True,
         timeout=170,
@@ -75,21 +75,21 @@ def run(library, tmp_path, way, n_workers, *, n_gpus=4, setting=None):
 def test_each_worker_sees_its_own_gpu_first_and_its_model_goes_there(library, tmp_path, way):
     process = run(library, tmp_path, way, 3, setting=f"2,0,{uuid(3)}")
     assert process.returncode == 0, process.stderr
-    workers = json.loads(process.stdout)
-    gpus = ["2", "0", uuid(3)]
-    assert sorted(each["visible"] for each in workers) == sorted(
-        [gpus, gpus[1:] + gpus[:1], gpus[2:] + gpus[:2]]
-    )
-    assert [each["own"] for each in workers] == [each["visible"][0] for each in workers]
-    assert {each["own"] for each in workers} == set(gpus)
+    assert_each_has_its_own(json.loads(process.stdout), ["2", "0", uuid(3)])
     assert "idle" not in process.stderr
+
+
+def assert_each_has_its_own(workers, gpus):
+    turned = [gpus[i:] + gpus[:i] for i in range(len(gpus))]
+    assert sorted(each["visible"] for each in workers) == sorted(turned)
+    assert [each["own"] for each in workers] == [each["visible"][0] for each in workers]
 
 
 @pytest.mark.parametrize("way", ["runner", "client"])
 def test_fewer_workers_than_gpus_are_warned_of_once(library, tmp_path, way):
     process = run(library, tmp_path, way, 2)
     assert process.returncode == 0, process.stderr
-    assert len(json.loads(process.stdout)) == 2
+    assert_each_has_its_own(json.loads(process.stdout), ["0", "1"])
     told = "2 worker(s) for 4 visible GPUs: GPU 2, 3 will stay idle. To use all, set "
     assert process.stderr.count(told + "parallel.n_workers: 4") == 1
 

@@ -70,7 +70,8 @@ def _selected(setting: str | None, uuids: Sequence[str]) -> dict[str, int | None
             break
         if index in chosen.values():
             return {}
-        chosen[entry] = index
+        # Written out: CUDA takes a UUID that is cut short, dask-cuda does not.
+        chosen[entry if entry.isdecimal() else uuids[index]] = index
     return chosen
 
 

@@ -1,7 +1,7 @@
 """One worker per visible GPU of this machine, with its own GPU first.
 
-Through dask-cuda if it is installed; it is not needed. A worker's `CUDA_VISIBLE_DEVICES` is the
-driver's, turned so that its own GPU is number 0, which is where `LOCAL_RANK` 0 puts the model.
+Through dask-cuda if it is installed; it is not needed. A worker's `CUDA_VISIBLE_DEVICES` is that of
+the run, turned so that its own GPU is number 0, which is where `LOCAL_RANK` 0 puts the model.
 """
 
 import logging
@@ -26,14 +26,14 @@ def start(config: "ParallelConfig", backend: Backend) -> Any:
     Raises:
         ResourceError: if there are fewer visible GPUs than workers.
     """
-    visible = _checked_gpus(config)
+    own = _checked_gpus(config)
     if has_dask_cuda():
-        return _start_dask_cuda(config, visible)
+        return _start_dask_cuda(config, own)
     from espnet3.parallel.clusters import local
 
     options = {name: value for name, value in config.options.items() if name != gpus.VARIABLE}
     changed = config.model_copy(update={"options": options})
-    return local.start_with(changed, _variables(visible, config.n_workers))
+    return local.start_with(changed, _variables(own))
 
 
 def check(config: "ParallelConfig") -> None:
@@ -51,7 +51,7 @@ def worker_variables(config: "ParallelConfig") -> list[dict[str, str]]:
     Raises:
         ResourceError: if there are fewer visible GPUs than workers.
     """
-    return _variables(_checked_gpus(config), config.n_workers)
+    return _variables(_checked_gpus(config))
 
 
 @cache
@@ -71,22 +71,28 @@ def has_dask_cuda() -> bool:
     return True
 
 
-def _start_dask_cuda(config: "ParallelConfig", visible: list[str]) -> Any:
+def _start_dask_cuda(config: "ParallelConfig", own: list[str]) -> Any:
     from dask_cuda import LocalCUDACluster
 
+    class Cluster(LocalCUDACluster):
+        def new_worker_spec(self) -> dict[Any, Any]:
+            specs: dict[Any, Any] = super().new_worker_spec()
+            for spec in specs.values():
+                # Workers inherit ours, which is another in a job of torchrun, say.
+                spec["options"]["env"]["LOCAL_RANK"] = "0"
+            return specs
+
     defaults = {"threads_per_worker": 1, "dashboard_address": "127.0.0.1:0", "host": "127.0.0.1"}
-    # All visible ones, not only as many as workers: that is what each worker sees, turned.
-    options = {**defaults, **config.options, gpus.VARIABLE: visible}
-    return LocalCUDACluster(n_workers=config.n_workers, **options)
+    options = {**defaults, **config.options, gpus.VARIABLE: own}
+    return Cluster(n_workers=config.n_workers, **options)
 
 
-def _variables(visible: list[str], n_workers: int) -> list[dict[str, str]]:
-    return [
-        {gpus.VARIABLE: gpus.rotated(visible, rank), "LOCAL_RANK": "0"} for rank in range(n_workers)
-    ]
+def _variables(own: list[str]) -> list[dict[str, str]]:
+    return [{gpus.VARIABLE: gpus.rotated(own, rank), "LOCAL_RANK": "0"} for rank in range(len(own))]
 
 
 def _checked_gpus(config: "ParallelConfig") -> list[str]:
+    """Return one GPU per worker; those that stay idle are left to others."""
     setting, where = _setting(config)
     visible = gpus.visible_gpus(setting)
     if config.n_workers > len(visible):
@@ -99,7 +105,7 @@ def _checked_gpus(config: "ParallelConfig") -> list[str]:
         )
     if config.n_workers < len(visible):
         _warn_of_idle(tuple(visible), config.n_workers)
-    return visible
+    return visible[: config.n_workers]
 
 
 def _setting(config: "ParallelConfig") -> tuple[str | None, str]:
