@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import IO
 
 from espnet3.errors import ResourceError
-from espnet3.parallel.clusters.gpus import VARIABLE as VISIBLE
-from espnet3.parallel.clusters.gpus import rotated, visible_gpus
+from espnet3.parallel.clusters.gpus import VARIABLE, rotated, visible_gpus
 
 REQUESTED = "ESPNET3_JOB_GPUS"
 """How many GPUs the job asked for, where the scheduler does not tell which it got."""
@@ -46,7 +45,7 @@ def choose_gpus(environ: Mapping[str, str], worker: str, *, locks: Path | None =
         worker: the worker's name, which ends with its number if several share the job.
         locks: the folder for lock files; one of this user and node if not given.
     """
-    given = environ.get(VISIBLE)
+    given = environ.get(VARIABLE)
     n_workers = int(environ.get(WORKERS, "1"))
     number = int(worker.rpartition("-")[2]) if n_workers > 1 else 0
     if given:
@@ -76,7 +75,7 @@ def _of_scheduler(given: str, number: int) -> Pinning:
     visible = rotated(devices, number % len(devices))
     if visible == given:
         return Pinning(None)
-    return Pinning(visible, f"{VISIBLE} is {visible}; the scheduler gave {given}")
+    return Pinning(visible, f"{VARIABLE} is {visible}; the scheduler gave {given}")
 
 
 def _by_slot(n_wanted: int, n_gpus: int, folder: Path) -> Pinning:
@@ -95,7 +94,7 @@ def _by_slot(n_wanted: int, n_gpus: int, folder: Path) -> Pinning:
             lock.close()
         return _shared(n_wanted, f"other workers hold all but {len(held)} of its {n_gpus} GPUs")
     visible = ",".join(map(str, held))
-    message = f"{VISIBLE} is {visible}: free GPUs by the locks in {folder}, as none were named"
+    message = f"{VARIABLE} is {visible}: free GPUs by the locks in {folder}, as none were named"
     return Pinning(visible, message, locks=list(held.values()))
 
 

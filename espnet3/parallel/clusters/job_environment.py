@@ -6,7 +6,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from espnet3.parallel.clusters.gpu_pinning import REQUESTED, VISIBLE, WORKERS
+from espnet3.parallel.clusters.gpu_pinning import REQUESTED, WORKERS
+from espnet3.parallel.clusters.gpus import VARIABLE
 from espnet3.parallel.clusters.requested import gpus_per_job
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ def submission_environment() -> dict[str, str]:
     GPUs of this machine are none of theirs. Where the scheduler sets no others, all jobs would
     see the same ones.
     """
-    return {name: value for name, value in os.environ.items() if name != VISIBLE}
+    return {name: value for name, value in os.environ.items() if name != VARIABLE}
 
 
 def _threads(config: "ParallelConfig", n_workers: int) -> int:

@@ -6,7 +6,8 @@ import os
 import pickle
 from typing import Any
 
-from espnet3.parallel.clusters.gpu_pinning import VISIBLE, Pinning, choose_gpus
+from espnet3.parallel.clusters.gpu_pinning import Pinning, choose_gpus
+from espnet3.parallel.clusters.gpus import VARIABLE
 
 # Under Dask's name, whose messages go into the job's log.
 logger = logging.getLogger("distributed.espnet3")
@@ -36,7 +37,7 @@ def _see_own_gpus(worker: Any) -> None:
     pinning = choose_gpus(os.environ, str(worker.name))
     _held[:] = pinning.locks  # until this process ends
     if pinning.visible is not None:
-        os.environ[VISIBLE] = pinning.visible
+        os.environ[VARIABLE] = pinning.visible
     if pinning.message:
         logger.log(logging.WARNING if pinning.is_warning else logging.INFO, pinning.message)
     if pinning.is_warning:
