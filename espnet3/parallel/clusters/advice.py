@@ -18,10 +18,10 @@ _ADVICE = (
         "These jobs will never start: set parallel.options.account to one of yours",
     ),
     (
-        r"BadConstraints|NodeLimit|can never run|Cannot run in any|no suitable queues",
+        r"BadConstraints|NodeLimit|can never run|cannot run in any|no suitable queues",
         "These jobs will never start: ask for less cores, memory or GPUs per job",
     ),
-    (r"Held|^hold|^h[A-Za-z]*qw|HELD", "Somebody holds these jobs; see {status}"),
+    (r"held|\bhold\b|^h[a-z]*qw", "Somebody holds these jobs; see {status}"),
     (
         r"QOSMax|AssocMax|MaxJobs|PerUser|PerAccount|slot limit reached|user.*limit",
         "You may not have more jobs at once: set a lower parallel.n_workers; the run goes on with "
@@ -32,13 +32,13 @@ _ADVICE = (
         "Your group has used up its share: wait, or set another parallel.options.account",
     ),
     (
-        r"ReqNodeNotAvail|DOWN|DRAINED|Reservation|[Mm]aintenance|offline|unavailable",
+        r"ReqNodeNotAvail|DOWN|DRAINED|Reservation|maintenance|offline|unavailable",
         "Nodes are down, drained or reserved: a shorter parallel.options.walltime may fit before "
         "a reservation; or set another parallel.options.queue",
     ),
     (r"BeginTime", "They start by themselves; Slurm lets a requeued job wait for two minutes"),
     (
-        r"Resources|Insufficient|not enough|Not enough|cannot be satisfied|resource requirement",
+        r"Resources|insufficient|not enough|offers only|resource requirement",
         "Nothing is free: ask for less (memory, cores, GPUs, walltime), or set another "
         "parallel.options.queue",
     ),
@@ -87,6 +87,6 @@ def _longest(jobs: list[KeptJob], now: float) -> str:
 def find_advice(reason: str, status_command: str) -> str:
     """Return what to try when jobs wait for a reason; empty if it is not a well-known one."""
     for pattern, advice in _ADVICE:
-        if re.search(pattern, reason):
+        if re.search(pattern, reason, re.IGNORECASE):
             return advice.format(status=status_command)
     return ""
