@@ -127,8 +127,9 @@ def _config(subject: _Subject) -> list[Finding]:
         block = load_config(file).config.get("parallel") or {}
         if block.get("env"):
             envs[file] = block["env"]
-    other = [file for file, env in envs.items() if env != config.env]
-    if not other or "command line" in source:
+    other = [file for file, env in envs.items() if env not in _ON_THIS_MACHINE]
+    # The other way round is how a recipe is sent to a cluster: its own file says local.
+    if not other or subject.is_remote or "command line" in source:
         return [Finding("ok", "config", told)]
     files = [*(f for f in subject.files if f != other[0]), other[0]]
     said = f"{told} (set in {source}), though {other[0]} says {envs[other[0]]!r}: later files win"

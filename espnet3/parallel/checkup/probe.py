@@ -8,6 +8,7 @@ import platform
 import shutil
 import socket
 import sys
+import tempfile
 import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -60,6 +61,10 @@ class Report:
     n_cpus: int
     memory: int | None
     """Bytes that this process may use, as far as that can be told."""
+    scratch: str
+    """Where temporary files go."""
+    scratch_free: int
+    """Bytes."""
     gpus: list[str]
     gpu_trouble: str
     imports: dict[str, str]
@@ -92,6 +97,8 @@ def look(asked: Request) -> Report:
         variables={name: os.environ[name] for name in _VARIABLES if name in os.environ},
         n_cpus=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0,
         memory=_memory(),
+        scratch=tempfile.gettempdir(),
+        scratch_free=shutil.disk_usage(tempfile.gettempdir()).free,
         gpus=gpus,
         gpu_trouble=trouble,
         imports=imports,

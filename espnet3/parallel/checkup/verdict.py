@@ -108,7 +108,10 @@ def _gpus(report: Report, config: "ParallelConfig") -> list[Finding]:
 def _machine(report: Report) -> list[Finding]:
     threads = report.variables.get("OMP_NUM_THREADS")
     memory = "" if report.memory is None else f", {report.memory / 1e9:.0f} GB of memory"
-    told = f"{report.n_cpus} CPU(s){memory}, OMP_NUM_THREADS={threads or 'not set'}"
+    told = (
+        f"{report.n_cpus} CPU(s){memory}, OMP_NUM_THREADS={threads or 'not set'}, "
+        f"{report.scratch_free / 1e9:.0f} GB free in {report.scratch}"
+    )
     return [Finding("ok", "job: machine", told)]
 
 

@@ -1,0 +1,169 @@
+"""`espnet3 doctor` as it is typed, with stand-ins for the commands of Slurm."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from espnet3.cli.main import main
+
+SLURM = """
+parallel:
+  env: slurm
+  n_workers: 2
+  options:
+    queue: gpu
+    cores: 1
+    memory: 1GB
+    interface: lo
+    log_directory: logs
+    job_extra_directives: ["--gres=gpu:1"]
+"""
+COMMANDS = {
+    "sbatch": 'cat >/dev/null; echo "sbatch: Job 7 to start at 12:00 on nodes n1" >&2',
+    "scancel": "",
+    "squeue": "",
+    "sinfo": """case "$*" in *%G*) echo 'n1|gpu:2|gpu' ;; *) printf 'cpu\\ngpu\\n' ;; esac""",
+}
+
+
+@pytest.fixture
+def recipe(tmp_path, monkeypatch) -> Path:
+    folder = tmp_path / "my recipe"
+    for name in ("conf", "src"):
+        (folder / name).mkdir(parents=True)
+    (folder / "run.py").touch()
+    (folder / "conf/slurm.yaml").write_text(SLURM)
+    (folder / "conf/local.yaml").write_text("parallel: {env: local, n_workers: 1}\n")
+    binaries = tmp_path / "bin"
+    binaries.mkdir()
+    for name, body in COMMANDS.items():
+        (binaries / name).write_text(f"#!/bin/sh\n{body}\n")
+        (binaries / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{binaries}:/usr/bin:/bin")
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.chdir(folder)
+    return folder
+
+
+@pytest.fixture
+def doctor(capsys):
+    """Return a function that runs it: its exit code, and the findings by what they are about."""
+
+    def run(*words: str) -> tuple[int, dict[str, dict]]:
+        capsys.readouterr()
+        code = main(["doctor", *words, "--json"])
+        findings = json.loads(capsys.readouterr().out)["findings"]
+        return code, {finding["what"]: finding for finding in findings}
+
+    return run
+
+
+def test_this_machine_is_well(recipe, doctor):
+    code, found = doctor("conf/local.yaml", "--submit")
+    assert code == 0
+    assert {finding["level"] for finding in found.values()} == {"ok"}, found
+    assert {"config", "packages", "workers", "exp_dir", "job", "job: exp_dir"} <= set(found)
+    assert sorted(path.name for path in recipe.iterdir()) == ["conf", "run.py", "src"]
+
+
+def test_a_block_for_slurm_is_well_but_for_its_folder(recipe, doctor):
+    code, found = doctor("conf/slurm.yaml")
+    assert code == 0, found
+    levels = {what: finding["level"] for what, finding in found.items()}
+    assert levels.pop("shared folders") == "warning"  # it is below /tmp
+    assert set(levels.values()) == {"ok"}, found
+    assert found["scheduler"]["told"].endswith("Job 7 to start at 12:00 on nodes n1")
+    assert {"commands", "queue", "GPUs", "options", "network", "log_directory"} <= set(levels)
+
+
+@pytest.mark.parametrize(
+    ("override", "what", "fix"),
+    [
+        ("parallel.options.queue=gpuu", "queue", "queue: gpu"),
+        ("parallel.options.quue=gpu", "options", "Did you mean 'queue'?"),
+        ("parallel.options.job_extra_directives=[--gres=gpu:3]", "GPUs", "--gres=gpu:2"),
+        ("parallel.options.interface=ib9", "network", "interface: lo"),
+        ("parallel.n_wokers=3", "config", "Did you mean 'n_workers'?"),
+        ("model._target_=src.nothing.Model", "recipe", ""),
+        ("trainer.strategy=dpp", "trainer", "Did you mean 'ddp'?"),
+    ],
+)
+def test_a_mistake_is_a_problem_with_its_fix(recipe, doctor, override, what, fix):
+    code, found = doctor("conf/slurm.yaml", override)
+    assert code == 1
+    problems = {name: f for name, f in found.items() if f["level"] == "problem"}
+    assert list(problems) == [what]
+    assert fix in problems[what]["fix"]
+
+
+def test_yaml_that_is_broken_is_a_problem(recipe, doctor):
+    (recipe / "conf/broken.yaml").write_text("parallel: {env: slurm\n")
+    code, found = doctor("conf/broken.yaml")
+    assert code == 1
+    assert "conf/broken.yaml" in found["config"]["told"]
+
+
+def test_a_scheduler_that_is_not_here_is_a_problem(recipe, doctor, monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    code, found = doctor("conf/slurm.yaml")
+    assert code == 1
+    assert found["commands"]["level"] == "problem"
+
+
+def test_a_missing_package_is_a_problem(recipe, doctor, monkeypatch):
+    from espnet3.parallel.checkup import versions
+
+    find = versions.installed
+    monkeypatch.setattr(
+        versions, "installed", lambda name: None if name == "dask-jobqueue" else find(name)
+    )
+    code, found = doctor("conf/slurm.yaml")
+    assert code == 1
+    assert found["packages"]["fix"].endswith("pip install -c constraints.txt dask-jobqueue")
+
+
+def test_problems_keep_the_job_from_being_submitted(recipe, doctor):
+    code, found = doctor("conf/slurm.yaml", "parallel.options.queue=gpuu", "--submit")
+    assert code == 1
+    assert "not submitted" in found["job"]["told"]
+
+
+def test_a_later_file_with_another_backend_is_told(recipe, doctor):
+    code, found = doctor("conf/slurm.yaml", "conf/local.yaml")
+    assert code == 0
+    assert found["config"]["level"] == "warning"
+    assert "though conf/slurm.yaml says 'slurm'" in found["config"]["told"]
+    assert found["config"]["fix"].endswith("espnet3 doctor conf/local.yaml conf/slurm.yaml")
+    _, found = doctor("conf/local.yaml", "conf/slurm.yaml")
+    assert found["config"]["level"] == "ok"
+
+
+def test_a_config_without_a_recipe_is_checked_too(recipe, doctor, monkeypatch, tmp_path):
+    alone = tmp_path / "alone"
+    alone.mkdir()
+    (alone / "parallel.yaml").write_text("parallel: {env: local}\n")
+    monkeypatch.chdir(alone)
+    code, found = doctor("parallel.yaml")
+    assert code == 0, found
+    assert found["config"]["level"] == "ok"
+
+
+def test_piped_output_is_a_line_each(recipe, capsys):
+    assert main(["doctor", "conf/slurm.yaml", "parallel.options.queue=gpuu"]) == 1
+    shown = capsys.readouterr().out
+    assert "problem  queue: parallel.options.queue is 'gpuu', which does not exist." in shown
+    assert "\n         fix: Write under options: queue: gpu\n" in shown
+    assert shown.endswith(" ok\n")
+    assert "\x1b" not in shown
+    assert "1 problem, " in shown
+
+
+def test_a_terminal_gets_a_table(recipe, capsys, monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(["doctor", "conf/slurm.yaml", "parallel.options.queue=gpuu"]) == 1
+    shown = capsys.readouterr().out
+    assert "Check" in shown
+    assert "fix: Write under options: queue: gpu" in shown
