@@ -13,6 +13,7 @@ import sys
 import time
 import uuid
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -115,8 +116,10 @@ class DaskPool:
         except queue.Empty:
             pass
         self._look()
-        for address in self._busy() - set(self._workers):
-            events += self._lose(address, "it left the cluster")
+        gone = self._busy() - set(self._workers)
+        for number, address in enumerate(gone):
+            lost = self._lose(address, "it left the cluster")
+            events += [replace(event, went_with_others=number > 0) for event in lost]
         return events
 
     def positions(self) -> dict[str, int]:
@@ -173,7 +176,7 @@ class DaskPool:
         if running is None or running[0] is not future:
             return []  # cancelled, or of a worker that was already given up
         if future.status != "finished":
-            return self._lose(_worker_at(worker), _describe(future))
+            return list(self._lose(_worker_at(worker), _describe(future)))
         data = future.result()
         if data == NEEDS_SPEC:  # the process behind this address is a new one
             self._knows_spec.discard(_worker_at(worker))
@@ -186,7 +189,7 @@ class DaskPool:
             self._keeper.note_finished(_worker_at(worker))
         return [Finished(worker, load_result(data, running[1]))]
 
-    def _lose(self, address: str, reason: str) -> list[Event]:
+    def _lose(self, address: str, reason: str) -> list[Died]:
         """Give up a worker's attempts; only the one that was submitted first had begun."""
         begun, *waiting = [place for place in self._running if _worker_at(place) == address]
         lost = {place: self._running.pop(place) for place in (begun, *waiting)}

@@ -178,7 +178,11 @@ class Dispatcher:
         self._source.clean_up(task)
         if self._is_committed(task):  # it died after its commit, before it could say so
             return
-        self._note_early_death(event, has_begun=position is not None or task.attempt is None)
+        if event.was_waiting and position is None:
+            self._again.appendleft(task)
+            return
+        if not event.went_with_others:
+            self._note_early_death(event, has_begun=position is not None or task.attempt is None)
         suspicion = self._suspicions.setdefault(task.shard, _Suspicion())
         suspicion.deaths += 1
         # At the end of the task the writers are being closed: no item is to blame.

@@ -22,13 +22,21 @@ class Died:
     task: ShardTask | None
     reason: str
     log: str = ""
+    was_waiting: bool = False
+    """Whether `task` had not begun: it waited behind the attempt that the worker was doing."""
+    went_with_others: bool = False
+    """Whether others left at the same moment: then it was their node, and not what they did."""
 
 
 Event = Finished | Died
 
 
 class WorkerPool(Protocol):
-    """Workers that run one attempt at a time."""
+    """Workers that run one attempt at a time.
+
+    A pool that is slow to hand over may let attempts wait at a worker, behind the running one; to
+    the dispatcher such a place in the queue is a worker with a name of its own.
+    """
 
     def idle(self) -> list[str]:
         """Return the workers that can take an attempt now."""

@@ -20,6 +20,8 @@ DEFAULTS = {
     "batch_size": None,
     "fault": "",
     "seconds": 0.002,
+    "hurry": "",
+    "last": "",
     "on_error": "raise",
     "max_errors": None,
     "resume": True,
@@ -121,7 +123,11 @@ class Runner(BaseRunner):
 
 
 def compute(item, config, faults):
-    time.sleep(faults["seconds"])
+    # A run that a test wants to disturb lasts until the file says that it has seen enough.
+    in_a_hurry = faults["hurry"] and Path(faults["hurry"]).exists()
+    time.sleep(0.002 if in_a_hurry else faults["seconds"])
+    while item == faults["n_items"] - 1 and faults["last"] and Path(faults["last"]).exists():
+        time.sleep(0.1)
     fault, out = faults["fault"], faults["out"]
     if item == faults["n_items"] // 2:
         if fault in ("driver in attempt", "both in attempt") and once(out, "attempt"):

@@ -235,3 +235,33 @@ def test_an_attempt_that_another_driver_took_away_runs_again():
 
     results, _ = run(ScriptedPool(["a"], behave), MemorySource(tasks(3), scratch=True))
     assert sorted(results) == [0, 1, 2]
+
+
+def test_workers_that_leave_together_are_no_sign_that_none_can_start():
+    deaths = []
+
+    def behave(worker, task):
+        if len(deaths) < 6:
+            deaths.append(worker)
+            return Died(worker, task, "it left", went_with_others=len(deaths) % 3 != 1)
+        return succeed(worker, task)
+
+    results, _ = run(
+        ScriptedPool(["a", "b", "c"], behave), MemorySource(tasks(1, 1, 1), scratch=True)
+    )
+    assert results == {0: 0, 1: 1, 2: 2}
+
+
+def test_an_attempt_that_waited_behind_a_dying_one_is_run_again_without_blame():
+    n_deaths = []
+
+    def behave(worker, task):
+        if task.shard == 1 and len(n_deaths) < 5:
+            n_deaths.append(task.n_deaths)
+            return Died(worker, task, "it left the cluster", was_waiting=True)
+        return succeed(worker, task)
+
+    pool = ScriptedPool(["a"], behave)
+    results, _ = run(pool, MemorySource(tasks(2, 2, 2), scratch=True), FaultPolicy(retries=0))
+    assert sorted(results) == list(range(6))
+    assert n_deaths == [0] * 5

@@ -26,7 +26,9 @@ class GridEngine:
         states = {}
         for job in job_ids:
             if job not in words:
-                states[job] = JobState("ended", "ended", parse_qacct(ask("qacct", "-j", job) or ""))
+                # Its record may come later, or never: then that it is gone is all that is known.
+                record = parse_qacct(ask("qacct", "-j", job) or "")
+                states[job] = JobState("ended", "ended", record or "it is not in qstat any more")
             elif "q" in words[job]:  # qw, hqw, Eqw, and Rq for one that was rescheduled
                 states[job] = JobState("pending", words[job], reasons.get(job, ""))
             else:
