@@ -39,9 +39,10 @@ test: setup
 test-recipes: setup
 	$(BIN)/python -m pytest -m long --timeout 1800 tests/recipes
 
+# Two at a time, each with schedulers of its own: most tests wait for a job or a timeout.
 test-clusters: setup
 	tests/cluster/install.sh
-	ESPNET3_CLUSTERS=1 $(BIN)/python -m pytest tests/cluster $(TEST_ARGS)
+	ESPNET3_CLUSTERS=1 $(BIN)/python -m pytest -n 2 --dist loadfile tests/cluster $(TEST_ARGS)
 
 test-browser: setup
 	tests/browser/install.sh

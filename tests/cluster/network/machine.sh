@@ -3,17 +3,22 @@
 # network.
 #
 # A machine is a process namespace with a host name and an /etc/hosts. When its first process is
-# killed, all others die with it, as if it had lost power.
+# killed, all others die with it, as if it had lost power. Machines share all files but the locks
+# of GPUs, which those of different schedulers, that are called the same, must not take for theirs.
+
+locks=/tmp/espnet3-gpus-$(id -u)
 
 # start_machine NAME COMMAND
 start_machine() {
   local net=()
   # Not `ip netns exec`: it hides the control groups, without which slurmd does not start.
   [ -z "$prefix" ] || net=(nsenter "--net=/run/netns/$prefix$(machine_number "$1")")
+  mkdir -m 700 -p "$dir/gpus" "$locks"
   # In a session of its own, which Ctrl-C in a test does not reach. The shell stays as the first
   # process, even without its daemon, and reaps what jobs leave behind.
   setsid "${net[@]}" unshare --mount --uts --pid --fork --kill-child --mount-proc sh -c \
-    "hostname $1 && mount --bind $dir/hosts /etc/hosts && { sleep infinity & $2 & wait; }" \
+    "hostname $1 && mount --bind $dir/hosts /etc/hosts && mount --bind $dir/gpus $locks &&
+     { sleep infinity & $2 & wait; }" \
     >"$dir/log/$1.out" 2>&1 </dev/null &
   echo $! >"$dir/pids/$1"
 }
