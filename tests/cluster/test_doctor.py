@@ -138,7 +138,7 @@ def test_a_recipe_that_the_nodes_do_not_see_is_told(slurm, unshared, tmp_path):
 
 
 def test_an_output_folder_that_is_not_shared_is_told(patient, unshared):
-    code, findings, _ = patient.examine("--submit", f"exp_dir={unshared}/exp", "--timeout", "40")
+    code, findings, _ = patient.examine("--submit", f"exp_dir={unshared}/exp")
     assert code == 1
     assert of_level(findings, "problem") == ["job: exp_dir"], findings
     assert "wrote there, but this machine does not see it" in findings["job: exp_dir"]["told"]

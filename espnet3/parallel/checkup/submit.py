@@ -12,6 +12,7 @@ from espnet3.errors import EspnetError
 from espnet3.findings import Finding
 from espnet3.io.atomic import write_text
 from espnet3.parallel.checkup.filesystem import nearest_folder, scratch_name
+from espnet3.parallel.checkup.mounts import find_mount
 from espnet3.parallel.checkup.probe import (
     DONE,
     Report,
@@ -32,8 +33,10 @@ NOTE_SECONDS = 5.0
 """Between two lines on why the job waits."""
 _CLEAN_SECONDS = 30.0
 _ON_THIS_MACHINE = ("local", "local_gpu")
-VISIBLE_SECONDS = 90.0
+CACHE_SECONDS = 90.0
 """How long to look for what the job wrote: NFS may remember for a minute that it was not there."""
+DISK_SECONDS = 5.0
+"""The same for a disk of this machine, which remembers nothing of the kind."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +48,7 @@ class Trial:
     targets: Sequence[tuple[str, str]] = ()
     recipe_dir: Path | None = None
     timeout: float = 300.0
-    """Seconds until the job must have reported."""
+    """Seconds from its submission until the job must have reported."""
     tell: Callable[[str], None] = lambda line: None
     """Gets a line now and then on what is waited for."""
 
@@ -106,19 +109,19 @@ def _request(trial: Trial, places: Mapping[str, str], token: str) -> Request:
 
 def _visit(trial: Trial, places: Mapping[str, str], token: str) -> Visit:
     request = _request(trial, places, token)
-    deadline = time.monotonic() + trial.timeout
     if trial.config.env in _ON_THIS_MACHINE:
         report = _read(_run_here(trial, request))
-        return Visit(report, "this process", 0.0, _delays(report, places, token, deadline))
+        return Visit(report, "this process", 0.0, _delays(report, places, token))
     from espnet3.parallel.parallel import get_client
 
     with get_client(_with_one_worker(trial)) as client:
+        deadline = time.monotonic() + trial.timeout
         worker = _wait_for_worker(client, trial, deadline)
         trial.tell(f"{worker} has come; it looks around")
         probe = client.submit(run_probe, asdict(request), pure=False)
         report = _read(_wait_for_result(probe, client, deadline))
         skew = report.now - time.time()
-        delays = _delays(report, places, token, deadline)
+        delays = _delays(report, places, token)
         # There, because what cannot be seen from here cannot be removed from here.
         cleaned = client.submit(remove_traces, places, token, pure=False)
         with suppress(Exception):
@@ -126,11 +129,9 @@ def _visit(trial: Trial, places: Mapping[str, str], token: str) -> Visit:
         return Visit(report, client.scheduler.address, skew, delays)
 
 
-def _delays(
-    report: Report, places: Mapping[str, str], token: str, deadline: float
-) -> dict[str, float | None]:
+def _delays(report: Report, places: Mapping[str, str], token: str) -> dict[str, float | None]:
     return {
-        key: _wait_for(Path(place, token, DONE), token, deadline)
+        key: _wait_for(Path(place), token)
         for key, place in places.items()
         if not report.written[key].error
     }
@@ -192,13 +193,13 @@ def _wait_for_result(future: Any, client: Any, deadline: float) -> dict[str, Any
     return result
 
 
-def _wait_for(path: Path, token: str, deadline: float) -> float | None:
+def _wait_for(place: Path, token: str) -> float | None:
     """Return after how many seconds a file of the job can be read here; None if never."""
     begin = time.monotonic()
-    end = max(min(begin + VISIBLE_SECONDS, deadline), begin + LOOK_SECONDS)
-    while time.monotonic() < end:
+    seconds = CACHE_SECONDS if find_mount(place).is_network else DISK_SECONDS
+    while time.monotonic() - begin < seconds:
         try:
-            if path.read_text() == token:
+            if (place / token / DONE).read_text() == token:
                 return time.monotonic() - begin
         except OSError:
             pass
