@@ -24,6 +24,7 @@ logger = logging.getLogger(__name__)
 
 PRELOAD = "espnet3.parallel.clusters.worker_preload"
 _LOOPBACK = "127.0.0.1:0"
+_WORKER_COMMANDS = ("distributed.cli.dask_worker", "dask_cuda.cli")
 _DEATH_SECONDS = 120
 # What dask-jobqueue still takes under an older name, unless the newer one is there as well.
 _OLD_NAMES = {
@@ -170,6 +171,8 @@ def _directives(given: _Given, manners: _Manners) -> list[str] | dict[str, Any]:
 
 def _worker_arguments(given: _Given) -> list[str]:
     users = given.list("worker_extra_args")
+    if given.get("worker_command") not in (None, *_WORKER_COMMANDS):
+        return users  # it may not know these arguments
     words = " ".join(users)
     mine = [] if "--dashboard-address" in words else ["--dashboard-address", _LOOPBACK]
     if given.get("nanny") is not False:

@@ -211,6 +211,11 @@ def test_one_process_per_job_unless_the_user_says_otherwise():
     assert complete_options(config(processes=4), is_dry=True)["processes"] == 4
 
 
+def test_another_program_in_place_of_the_worker_gets_no_arguments_of_ours():
+    own = {"worker_command": "my.worker", "worker_extra_args": ["--mine"]}
+    assert complete_options(config(**own), is_dry=True)["worker_extra_args"] == ["--mine"]
+
+
 def test_logs_of_jobs_are_with_the_run(tmp_path):
     logs = tmp_path / "logs"
     assert with_log_folder(config(), logs).options["log_directory"] == str(logs)
