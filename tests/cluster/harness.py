@@ -16,11 +16,13 @@ import pytest
 HERE = Path(__file__).parent
 NETWORK = HERE / "network/network.sh"
 LOCKS = Path("/run/lock")
+HTCONDOR = Path(os.environ.get("ESPNET3_HTCONDOR", "/var/lib/espnet3-htcondor"))
 N_NODES = 4
 N_GPUS = 2
 COMMANDS = {
     "slurm": ("munged", "slurmctld", "slurmd", "sbatch", "scancel", "squeue"),
     "sge": ("qsub", "qstat", "qdel", "qconf", "/usr/lib/gridengine/sge_qmaster"),
+    "htcondor": (),
     "network": ("ip", "unshare", "nsenter", "pgrep"),
 }
 
@@ -75,6 +77,17 @@ def start_sge(folder: Path) -> Iterator[Cluster]:
         _run(str(HERE / "sge/start.sh"), str(folder), prefix, str(N_NODES), str(N_GPUS))
         lines = (folder / "env").read_text().split()
         yield Cluster("sge", folder, dict(line.split("=", 1) for line in lines), prefix)
+
+
+@contextmanager
+def start_htcondor(folder: Path) -> Iterator[list[str]]:
+    """Start HTCondor, and yield the words before a command that make it run there."""
+    skip_unless_possible("htcondor")
+    if not (HTCONDOR / ".ready").exists():
+        pytest.skip("HTCondor is not set up; run tests/cluster/htcondor/setup.sh (some minutes)")
+    with _slot("htcondor", folder) as prefix:
+        _run(str(HERE / "htcondor/start.sh"), str(folder), prefix)
+        yield [str(HERE / "htcondor/enter.sh"), str(folder)]
 
 
 def skip_unless_possible(kind: str) -> None:

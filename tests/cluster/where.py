@@ -24,8 +24,9 @@ TRACE = Path("trace").absolute()
 
 def note(idx, trace, n_jobs):
     """Compute an item, and tell about it."""
-    job = os.environ.get("SLURM_JOB_ID") or os.environ["JOB_ID"]
-    file = trace / job
+    # HTCondor does not tell a job its name.
+    job = os.environ.get("SLURM_JOB_ID") or os.environ.get("JOB_ID") or os.getpid()
+    file = trace / str(job)
     file.touch()
     begin, deadline = time.time(), time.monotonic() + PATIENCE
     while idx >= N_EARLY and len(os.listdir(trace)) < n_jobs:

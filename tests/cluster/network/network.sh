@@ -13,8 +13,8 @@
 set -euo pipefail
 prefix=$1 verb=$2
 shift 2
-[[ $prefix =~ ^[a-z]([a-z0-9]{0,6}[a-z])?$ ]] ||
-  { echo "network.sh: '$prefix' is no prefix: at most 8 letters, ending in one" >&2; exit 2; }
+[[ $prefix =~ ^[a-z]([a-z0-9]{0,8}[a-z])?$ ]] ||
+  { echo "network.sh: '$prefix' is no prefix: at most 10 letters, ending in one" >&2; exit 2; }
 # Not needed to keep prefixes apart; but logs are easier to read.
 subnet=10.$((128 + $(printf %s "$prefix" | cksum | cut -d ' ' -f 1) % 120)).0
 
