@@ -61,7 +61,8 @@ class ParallelConfig(FrozenConfig):
     adaptive: AdaptiveConfig | None = None
     """Lets the number of jobs shrink as the work runs out; in place of `n_workers`."""
     max_lost_jobs: NonNegativeInt | None = None
-    """Lost jobs that are replaced in one run; 3 for each worker if not set."""
+    """Lost jobs that are replaced in one run. If not set: all that had finished a shard, and of
+    the others 3 for each worker."""
 
     @model_validator(mode="before")
     @classmethod

@@ -205,7 +205,8 @@ class JobKeeper:
         self._to_replace.append(job.job_id)
         if job.state.phase != "ended":
             self._not_seen_to_end.add(job.job_id)
-        self._n_lost += 1
+        if not (job.n_finished and self._staffing.spares_useful):
+            self._n_lost += 1
         log = self._cluster.find_log(job.job_id)
         how = ". ".join(part for part in (job.how_it_was_lost(), words_of_daemon(log)) if part)
         logger.warning(

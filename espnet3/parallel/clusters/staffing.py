@@ -23,12 +23,15 @@ class Staffing:
         minimum: as many are kept while the run goes on.
         max_lost: how many lost jobs are replaced.
         idle_seconds: after which a job that nobody needs is ended.
+        spares_useful: do not count jobs that had finished a shard: a long run on a short walltime
+            loses many of them.
     """
 
     maximum: int
     minimum: int
     max_lost: int
     idle_seconds: float = math.inf
+    spares_useful: bool = False
 
     def n_wanted(self, n_left: int, n_per_job: int) -> int:
         """Return for how many jobs there is work."""
@@ -53,12 +56,13 @@ class Staffing:
 
 def staffing_of(config: "ParallelConfig") -> Staffing:
     """Return what a config says about the number of jobs."""
+    spares_useful = config.max_lost_jobs is None
     max_lost = config.max_lost_jobs
     if max_lost is None:
         max_lost = _LOST_PER_WORKER * config.n_workers
-    adaptive = config.adaptive
-    if adaptive is None:
-        return Staffing(config.n_workers, config.n_workers, max_lost)
-    # There may be less work than workers: then n_workers was lowered.
-    maximum = min(adaptive.maximum, config.n_workers)
-    return Staffing(maximum, min(adaptive.minimum, maximum), max_lost, adaptive.idle_seconds)
+    # With adaptive, this is its maximum, unless there is less work than workers.
+    n_jobs = config.n_workers
+    if config.adaptive is None:
+        return Staffing(n_jobs, n_jobs, max_lost, spares_useful=spares_useful)
+    minimum = min(config.adaptive.minimum, n_jobs)
+    return Staffing(n_jobs, minimum, max_lost, config.adaptive.idle_seconds, spares_useful)

@@ -13,7 +13,7 @@ ADAPTIVE = {"minimum": 2, "maximum": 8}
 def test_the_maximum_is_the_number_of_workers_to_plan_for():
     config = as_parallel_config({"env": "slurm", "adaptive": ADAPTIVE})
     assert config.n_workers == 8
-    assert staffing_of(config) == Staffing(8, 2, max_lost=24, idle_seconds=30.0)
+    assert staffing_of(config) == Staffing(8, 2, 24, 30.0, spares_useful=True)
 
 
 def test_with_less_work_there_are_fewer_jobs():
@@ -24,7 +24,7 @@ def test_with_less_work_there_are_fewer_jobs():
 
 def test_without_adaptive_the_number_is_fixed():
     staffing = staffing_of(ParallelConfig(env="slurm", n_workers=4, max_lost_jobs=0))
-    assert (staffing.maximum, staffing.minimum, staffing.max_lost) == (4, 4, 0)
+    assert staffing == Staffing(4, 4, max_lost=0)
     assert staffing.n_wanted(100, 1) == 4
     assert staffing.n_wanted(3, 1) == 3
 
@@ -35,7 +35,7 @@ def test_without_adaptive_the_number_is_fixed():
         ({"adaptive": {"minimum": 9, "maximum": 8}}, "minimum is 9, which is more than maximum: 8"),
         ({"adaptive": {"minimum": 0, "maximum": 8}}, "minimum"),
         ({"adaptive": {"minimum": 1}}, "maximum"),
-        ({"adaptive": {"maximum": 8, "minimun": 1}}, "minimum"),
+        ({"adaptive": {"maximum": 8, "minimums": 1}}, "minimum"),
         ({"adaptive": ADAPTIVE, "n_workers": 4}, "leave out n_workers"),
         ({"adaptive": ADAPTIVE, "env": "local"}, "write instead: n_workers: 8"),
         ({"adaptive": ADAPTIVE, "env": "kube"}, "backends that submit jobs"),

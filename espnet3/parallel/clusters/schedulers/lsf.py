@@ -29,7 +29,7 @@ class LSF:
         return {job: found.get(job, JobState("unknown", "")) for job in job_ids}
 
     def nodes(self, options: Mapping[str, Any]) -> list[str]:
-        """Return the hosts of a queue, or all."""
+        """Return all hosts."""
         return parse_table(ask("bhosts", "-w") or "")
 
     def queues(self) -> list[str] | None:

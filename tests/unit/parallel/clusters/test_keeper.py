@@ -270,6 +270,18 @@ def test_no_more_than_the_limit_are_replaced(make_world, caplog):
         world.look(5)
 
 
+def test_jobs_that_were_of_use_are_always_replaced(make_world):
+    world = make_world(n_jobs=1, max_lost=1, spares_useful=True)
+    for number in range(1, 10):
+        world.look(5)
+        world.connect(number)
+        world.look(3600)
+        world.keeper.note_finished(f"tcp://w-{number}")
+        world.end(number, JobState("ended", "TIMEOUT", "its walltime was over"))
+    world.look(5)
+    assert world.n_submitted == 10
+
+
 def test_a_refused_replacement_stops_the_run_in_the_words_of_the_scheduler(make_world):
     world = make_world()
     world.connect(1, 2)
