@@ -11,7 +11,7 @@ skip() {
 
 # Not slurm-wlm-emulator: its alternatives take over /usr/sbin/slurmd.
 packages=(slurmctld slurmd slurm-client munge
-  gridengine-master gridengine-exec gridengine-client iproute2 procps)
+  gridengine-master gridengine-exec gridengine-client openssh-server iproute2 procps)
 missing=()
 for package in "${packages[@]}"; do
   dpkg-query -W -f '${Status}' "$package" 2>/dev/null | grep -q ' installed$' || missing+=("$package")

@@ -1,29 +1,47 @@
 """A limit on starts that may hang."""
 
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
 from espnet3.errors import ResourceError
 
+_LOOK_SECONDS = 0.2
 
-def start_within(seconds: float, start: Callable[[], Any], hint: str = "") -> Any:
+
+def start_within(
+    seconds: float,
+    start: Callable[[], Any],
+    watch: Callable[[], None] = lambda: None,
+    hint: Callable[[], str] = str,
+) -> Any:
     """Return the cluster that `start` returns; one that comes too late is closed again.
 
     The start runs in a thread of its own, which is left alone after the deadline: it cannot be
     ended from outside.
 
+    Args:
+        seconds: the deadline, `parallel.start_timeout`.
+        start: starts the cluster.
+        watch: called several times a second meanwhile; what it raises ends the wait.
+        hint: returns what to try, if the deadline is missed.
+
     Raises:
         ResourceError: after `seconds`.
-        BaseException: whatever `start` raises.
+        BaseException: whatever `start` or `watch` raises.
     """
     attempt = _Attempt(start)
+    deadline = time.monotonic() + seconds
     try:
-        if not attempt.ended.wait(seconds):
-            raise ResourceError(
-                f"The cluster did not start within parallel.start_timeout, {seconds:g} s. {hint}"
-            )
+        while not attempt.ended.wait(_LOOK_SECONDS):
+            watch()
+            if time.monotonic() > deadline:
+                raise ResourceError(
+                    "The cluster did not start within parallel.start_timeout, "
+                    f"{seconds:g} s. {hint()}".strip()
+                )
     except BaseException:  # Ctrl-C as well
         attempt.abandon()
         raise

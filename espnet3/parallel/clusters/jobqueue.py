@@ -159,6 +159,8 @@ def _mended(job_class: Any) -> Any:
             # In a session of its own: Ctrl-C would end an sbatch whose job id is not known yet,
             # and nobody could cancel that job.
             environment = submission_environment()
+            # LSF's command line would throw away why bsub refuses a job.
+            cmd = [word.removesuffix(" 2> /dev/null") for word in cmd]
             return await job_class._call(cmd, start_new_session=True, env=environment, **kwargs)
 
         @classmethod

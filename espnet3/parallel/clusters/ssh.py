@@ -5,14 +5,16 @@ import logging
 import os
 import shlex
 import sys
+import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from espnet3.errors import ConfigError, MissingExtraError, ResourceError, suggest
 from espnet3.parallel.clusters.deadline import start_within
 from espnet3.parallel.clusters.table import Backend
+from espnet3.parallel.clusters.tls import RunSecurity
 
 if TYPE_CHECKING:
     from espnet3.parallel.config import ParallelConfig
@@ -30,7 +32,10 @@ _EXAMPLE = "options: {hosts: [head, node1, node2]} (the first one runs the sched
 _LOOPBACK = {"localhost", "127.0.0.1", "::1"}
 # A login without a terminal is not told that its driver is gone, and would run on for ever; what
 # it does notice is the end of its input. `$$` stays the same number when Python takes over.
-_REMOTE = 'cd {folder} && {{ {{ read _; kill $$; }} <&0 >/dev/null 2>&1 & exec {python} "$@"; }}'
+_REMOTE = (
+    "cd {folder} || exit 1; exec 3<&0; {{ read _ <&3; kill $$; }} >/dev/null 2>&1 & "
+    'exec {python} "$@" 3<&-'
+)
 
 
 def start(config: "ParallelConfig", backend: Backend) -> Any:
@@ -42,16 +47,52 @@ def start(config: "ParallelConfig", backend: Backend) -> Any:
         ResourceError: if a host cannot be reached, or a process there does not start.
     """
     check(config)
+    security = RunSecurity(Path.cwd())
+    security.write()
+    try:
+        cluster = _start(config, security)
+    except BaseException:
+        security.remove()
+        raise
+    _remove_with(cluster, security)
+    return cluster
+
+
+def _remove_with(cluster: Any, security: RunSecurity) -> None:
+    """Remove the certificates when the cluster is closed, or else at the end of the program."""
+    remove = weakref.finalize(cluster, security.remove)
+    close = cluster.close
+
+    def close_and_remove(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return close(*args, **kwargs)
+        finally:
+            remove()
+
+    cluster.close = close_and_remove
+
+
+def _start(config: "ParallelConfig", security: RunSecurity) -> Any:
+    import dask
     from distributed import SSHCluster
 
-    options = complete_options(config)
-    with _heard() as lines:
+    options = {**complete_options(config), "security": security}
+    # Processes on the hosts get this configuration from Dask; the files are in a shared folder.
+    with _heard() as lines, dask.config.set(_tls_config(security)):
         try:
             return start_within(config.start_timeout, lambda: SSHCluster(**options))
+        except ResourceError:
+            raise
         except Exception as error:
-            if isinstance(error, ResourceError):
-                raise
-            raise ResourceError(_describe(error, config.options["hosts"], lines)) from error
+            cause = error.__cause__ or error  # Dask says only that the cluster failed to start
+            raise ResourceError(_describe(cause, config.options["hosts"], lines)) from error
+
+
+def _tls_config(security: RunSecurity) -> dict[str, Any]:
+    files = security.get_tls_config_for_role("scheduler")
+    pair = {"cert": files["cert"], "key": files["key"]}
+    tls = {"ca-file": files["ca_file"], "client": pair, "scheduler": pair, "worker": pair}
+    return {"distributed.comm.tls": tls, "distributed.comm.require-encryption": True}
 
 
 def check(config: "ParallelConfig") -> None:
@@ -61,11 +102,14 @@ def check(config: "ParallelConfig") -> None:
         ConfigError: if they are wrong.
         MissingExtraError: if asyncssh is not installed.
     """
-    if find_spec("asyncssh") is None:
+    try:
+        import asyncssh  # noqa: F401
+    except ImportError as error:
         raise MissingExtraError(
-            "parallel.env is 'ssh', which needs the package 'asyncssh', and that is not "
-            "installed. In your clone of ESPnet3: pip install -c constraints.txt -e '.[ssh]'"
-        )
+            f"parallel.env is 'ssh', which needs the package 'asyncssh', and that cannot be "
+            f"imported ({error}). "
+            "In your clone of ESPnet3: pip install -c constraints.txt -e '.[ssh]'"
+        ) from error
     unknown = [name for name in config.options if name not in OPTIONS]
     if unknown:
         raise ConfigError(
@@ -106,6 +150,7 @@ def complete_options(config: "ParallelConfig") -> dict[str, Any]:
         "connect_options": _repeated(options.get("connect_options") or {}, config.n_workers),
         "scheduler_options": {
             "port": 0,
+            "protocol": "tls",
             **loopback,
             **only_here,
             **(options.get("scheduler_options") or {}),
@@ -167,7 +212,7 @@ def _heard() -> Iterator[list[str]]:
         source.propagate = propagate
 
 
-def _describe(error: Exception, hosts: Sequence[str], lines: Sequence[str]) -> str:
+def _describe(error: BaseException, hosts: Sequence[str], lines: Sequence[str]) -> str:
     import asyncssh
 
     host = next((host for host in hosts if host in str(error)), hosts[0])

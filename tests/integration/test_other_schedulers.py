@@ -1,0 +1,95 @@
+"""Jobs of LSF, PBS, Moab and OAR: the real classes of dask-jobqueue, and stand-in commands.
+
+The options are those that the pages in docs/clusters show. Slurm, Grid Engine and HTCondor are real
+in tests/cluster.
+"""
+
+import os
+import re
+import sys
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+
+from espnet3.errors import ResourceError
+from espnet3.parallel import BaseRunner, use_parallel
+from tests.conftest import wait_until
+from tests.providers import Provider
+
+ROOT = Path(__file__).parents[2]
+COMMANDS = {
+    "lsf": ("bsub", "bjobs", "bkill", "bhosts"),
+    "pbs": ("qsub", "qstat", "qdel", "pbsnodes"),
+    "moab": ("msub", "showq", "checkjob", "canceljob", "pbsnodes"),
+    "oar": ("oarsub", "oarstat", "oardel", "oarnodes"),
+}
+DIRECTIVES = {
+    "lsf": ["#BSUB -q gpu", '#BSUB -gpu "num=1'],
+    "pbs": ["#PBS -q gpu", "#PBS -l select=1:ncpus=4:mem=32gb:ngpus=1", "#PBS -V", "#PBS -r n"],
+    "moab": ["#PBS -q gpu", "#PBS -l nodes=1:ppn=4:gpus=1", "#PBS -V"],
+    "oar": ["-q default", "-l /host=1/gpu=1,walltime=04:00:00"],
+}
+
+
+class Where(BaseRunner):
+    @staticmethod
+    def forward(idx, meeting):
+        (Path(meeting) / str(os.getpid())).touch()
+        wait_until(lambda: len(os.listdir(meeting)) == 2, 120)
+        return {"idx": idx, "folder": os.getcwd(), "threads": os.environ["OMP_NUM_THREADS"]}
+
+
+@pytest.fixture(params=sorted(COMMANDS))
+def scheduler(request, tmp_path, monkeypatch):
+    """Put the commands of a scheduler on the path; end the jobs that a test leaves."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    source = (Path(__file__).parent / "stand_in_scheduler.py").read_text()
+    for name in COMMANDS[request.param]:
+        (folder / name).write_text(f"#!{sys.executable}\n{source}")
+        (folder / name).chmod(0o700)
+    monkeypatch.setenv("PATH", str(folder), prepend=":")
+    recipe = tmp_path / "recipe"
+    recipe.mkdir()
+    monkeypatch.chdir(recipe)
+    yield request.param
+    for job in folder.glob("jobs/*"):
+        os.system(f"kill -9 -- -{(job / 'pid').read_text()} 2>/dev/null")
+
+
+def block(env: str) -> dict:
+    """Return what its page shows, for two workers of this machine."""
+    page = (ROOT / "docs" / "clusters" / f"{env}.md").read_text()
+    text = re.search(r"```yaml\n(.*?)```", page, re.DOTALL).group(1)
+    parallel = OmegaConf.to_container(OmegaConf.create(text).parallel)
+    options = {**parallel["options"], "job_script_prologue": ["export TEST=1"]}
+    return {**parallel, "n_workers": 2, "options": options}
+
+
+@pytest.mark.filterwarnings("ignore:OAR Job memory")
+def test_items_run_on_jobs_and_no_job_is_left(scheduler, tmp_path):
+    meeting = tmp_path / "meeting"
+    meeting.mkdir()
+    with use_parallel(block(scheduler)):
+        found = Where(Provider(meeting=str(meeting)), output_dir="out")(range(20))
+    lines = [eval(line) for line in found.read_text().splitlines()]
+    assert [each["idx"] for each in lines] == list(range(20))
+    assert {each["folder"] for each in lines} == {str(tmp_path / "recipe")}
+    assert {each["threads"] for each in lines} == {"4"}
+    jobs = sorted((tmp_path / "bin" / "jobs").iterdir())
+    assert len(jobs) == 2
+    for job in jobs:
+        submitted = (job / "script").read_text() + (job / "words").read_text().replace("'", "")
+        assert all(directive in submitted for directive in DIRECTIVES[scheduler]), submitted
+        assert (job / "cancelled").exists()
+    assert not list((tmp_path / "recipe").glob(".espnet3-tls*"))
+
+
+@pytest.mark.filterwarnings("ignore:OAR Job memory")
+def test_a_refusal_is_told_in_the_words_of_the_scheduler(scheduler, tmp_path):
+    (tmp_path / "bin" / "refusal").write_text("gpu: No such queue. Job not submitted.")
+    with use_parallel(block(scheduler)), pytest.raises(ResourceError) as error:
+        Where(Provider(meeting=""), output_dir="out")(range(20))
+    assert "gpu: No such queue. Job not submitted." in str(error.value)
+    assert not (tmp_path / "bin" / "jobs").exists()
