@@ -85,7 +85,7 @@ def look(asked: Request) -> Report:
     import espnet3
 
     imports = _import_all(asked)
-    written = {key: _write(folder, asked.token) for key, folder in asked.folders.items()}
+    written = {key: _write(Path(folder), asked.token, key) for key, folder in asked.folders.items()}
     gpus, trouble = _find_gpus() if asked.needs_gpu else ([], "")
     return Report(
         host=socket.gethostname(),
@@ -167,21 +167,26 @@ def _page_bytes(name: str) -> int | None:
         return None
 
 
-def _write(folder: str, token: str) -> Written:
+def _write(place: Path, token: str, key: str) -> Written:
     """Publish a folder as a shard is published: written aside, forced to disk, renamed."""
-    place = Path(folder)
+    target = trace_path(place, token, key)
+    attempt = target.with_name(f"{target.name}.part")
     try:
         from espnet3.io.atomic import fsync_dir, write_text
 
         saw_ours = (place / ours_name(token)).is_file()
-        attempt, target = place / f"{token}.part", place / token
         attempt.mkdir()
         write_text(attempt / DONE, token)
         fsync_dir(attempt)
         os.rename(attempt, target)
         return Written(shutil.disk_usage(place).free, saw_ours)
     except OSError as error:
-        return Written(error=f"{error.strerror or error}: {error.filename or folder}")
+        return Written(error=f"{error.strerror or error}: {error.filename or place}")
+
+
+def trace_path(place: Path, token: str, key: str) -> Path:
+    """Return what a worker publishes for a setting; several may be made in one folder."""
+    return place / f"{token}-{key}"
 
 
 def ours_name(token: str) -> str:
@@ -194,5 +199,5 @@ def remove_traces(places: Mapping[str, str], token: str) -> None:
     for place in set(places.values()):
         with suppress(OSError):
             Path(place, ours_name(token)).unlink(missing_ok=True)
-        for name in (token, f"{token}.part"):
-            shutil.rmtree(Path(place, name), ignore_errors=True)
+        for trace in Path(place).glob(f"{token}-*"):
+            shutil.rmtree(trace, ignore_errors=True)

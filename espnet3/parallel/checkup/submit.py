@@ -21,6 +21,7 @@ from espnet3.parallel.checkup.probe import (
     ours_name,
     remove_traces,
     run_probe,
+    trace_path,
 )
 from espnet3.parallel.checkup.verdict import judge
 from espnet3.parallel.clusters.requested import gpus_per_job
@@ -94,9 +95,10 @@ def submit_probe(trial: Trial) -> tuple[list[Finding], set[str]]:
 def _request(trial: Trial, places: Mapping[str, str], token: str) -> Request:
     from espnet3.parallel.dask_pool import driver_sys_path
 
-    for place in places.values():
+    for key, place in places.items():
+        # So that NFS remembers its absence, as it does in a run.
+        os.path.exists(trace_path(Path(place), token, key))
         write_text(Path(place, ours_name(token)), token)
-        os.path.exists(Path(place, token))  # so that NFS remembers its absence, as it does in a run
     return Request(
         token=token,
         sys_path=driver_sys_path(),
@@ -131,7 +133,7 @@ def _visit(trial: Trial, places: Mapping[str, str], token: str) -> Visit:
 
 def _delays(report: Report, places: Mapping[str, str], token: str) -> dict[str, float | None]:
     return {
-        key: _wait_for(Path(place), token)
+        key: _wait_for(trace_path(Path(place), token, key) / DONE, token)
         for key, place in places.items()
         if not report.written[key].error
     }
@@ -193,13 +195,13 @@ def _wait_for_result(future: Any, client: Any, deadline: float) -> dict[str, Any
     return result
 
 
-def _wait_for(place: Path, token: str) -> float | None:
+def _wait_for(path: Path, token: str) -> float | None:
     """Return after how many seconds a file of the job can be read here; None if never."""
     begin = time.monotonic()
-    seconds = CACHE_SECONDS if find_mount(place).is_network else DISK_SECONDS
+    seconds = CACHE_SECONDS if find_mount(nearest_folder(path)).is_network else DISK_SECONDS
     while time.monotonic() - begin < seconds:
         try:
-            if (place / token / DONE).read_text() == token:
+            if path.read_text() == token:
                 return time.monotonic() - begin
         except OSError:
             pass

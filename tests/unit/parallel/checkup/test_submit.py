@@ -31,6 +31,13 @@ def test_a_worker_of_this_machine_reports_all_that_is_right(awkward):
     assert [path.name for path in awkward.rglob("*")] == ["exp"]
 
 
+def test_settings_that_are_made_in_one_folder_do_not_collide(tmp_path):
+    folders = {"exp_dir": tmp_path / "exp", "log_directory": tmp_path / "logs"}
+    findings, _ = submit_probe(Trial(LOCAL, folders))
+    assert set(levels(findings).values()) == {"ok"}, findings
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_worker_of_dask_reports_as_well(dask_address, tmp_path):
     lines = []
     config = ParallelConfig(env="dask", options={"address": dask_address})
