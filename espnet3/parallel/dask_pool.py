@@ -12,7 +12,8 @@ import queue
 import sys
 import time
 import uuid
-from collections.abc import Callable
+from asyncio import CancelledError
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -61,7 +62,7 @@ class DaskPool:
         self._running: dict[str, tuple[Any, ShardTask]] = {}
         self._positions: dict[str, int] = {}
         self._turns = itertools.count()
-        self._ended: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
+        self._ended: queue.SimpleQueue[tuple[str, Any, bytes | None]] = queue.SimpleQueue()
         client.subscribe_topic(self._topic, self._hear)
 
     def idle(self) -> list[str]:
@@ -104,7 +105,7 @@ class DaskPool:
         self._knows_spec.add(address)
         self._running[worker] = (future, task)
         self._positions[worker] = -1
-        future.add_done_callback(_put(self._ended, worker))
+        self._client.loop.add_callback(self._fetch, worker, future)
 
     def poll(self, timeout: float) -> list[Event]:
         """Wait for an attempt to end; notice workers that left."""
@@ -171,13 +172,22 @@ class DaskPool:
             self._keeper.look(self._n_left, self._busy())
         self._missing.tell(len(self._workers), self.waiting(), now)
 
-    def _end(self, worker: str, future: Any) -> list[Event]:
+    async def _fetch(self, worker: str, future: Any) -> None:
+        """Wait for what an attempt returns; `poll` must not: its worker may die before it is here.
+
+        Dask would wait for such a worker until `_lose` cancels the future.
+        """
+        data = None
+        with suppress(Exception, CancelledError):  # the status of the future tells
+            data = await future
+        self._ended.put((worker, future, data))
+
+    def _end(self, worker: str, future: Any, data: bytes | None) -> list[Event]:
         running = self._running.get(worker)
         if running is None or running[0] is not future:
             return []  # cancelled, or of a worker that was already given up
-        if future.status != "finished":
+        if data is None:
             return list(self._lose(_worker_at(worker), _describe(future)))
-        data = future.result()
         if data == NEEDS_SPEC:  # the process behind this address is a new one
             self._knows_spec.discard(_worker_at(worker))
             del self._running[worker]
@@ -190,9 +200,10 @@ class DaskPool:
         return [Finished(worker, load_result(data, running[1]))]
 
     def _lose(self, address: str, reason: str) -> list[Died]:
-        """Give up a worker's attempts; only the one that was submitted first had begun."""
-        begun, *waiting = [place for place in self._running if _worker_at(place) == address]
-        lost = {place: self._running.pop(place) for place in (begun, *waiting)}
+        """Give up a worker's attempts; it was at the first that is not over."""
+        places = [place for place in self._running if _worker_at(place) == address]
+        lost = {place: self._running.pop(place) for place in places}
+        running = [place for place, (future, _) in lost.items() if future.status != "finished"]
         self._knows_spec.discard(address)
         self._proven.discard(address)
         self._client.cancel([future for future, _ in lost.values()], force=True)
@@ -200,7 +211,7 @@ class DaskPool:
         of_job = f" of job {job_id}" if job_id else ""
         logger.warning("Worker %s%s was lost: %s", address, of_job, reason)
         return [
-            Died(place, task, reason, log, was_waiting=place != begun)
+            Died(place, task, reason, log, was_running=place in running[:1])
             for place, (_, task) in lost.items()
         ]
 
@@ -241,10 +252,6 @@ def _worker_at(place: str) -> str:
 def driver_sys_path() -> list[str]:
     """Return where this program finds its modules, for workers that look elsewhere."""
     return [str(Path(entry).resolve()) for entry in sys.path]
-
-
-def _put(target: "queue.SimpleQueue[tuple[str, Any]]", worker: str) -> Callable[[Any], None]:
-    return lambda future: target.put((worker, future))
 
 
 def _describe(future: Any) -> str:

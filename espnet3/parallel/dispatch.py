@@ -178,7 +178,7 @@ class Dispatcher:
         self._source.clean_up(task)
         if self._is_committed(task):  # it died after its commit, before it could say so
             return
-        if event.was_waiting and position is None:
+        if not event.was_running and position is None:
             self._again.appendleft(task)
             return
         if not event.went_with_others:

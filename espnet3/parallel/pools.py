@@ -22,8 +22,8 @@ class Died:
     task: ShardTask | None
     reason: str
     log: str = ""
-    was_waiting: bool = False
-    """Whether `task` had not begun: it waited behind the attempt that the worker was doing."""
+    was_running: bool = True
+    """Whether the worker died at `task`; not if that waited behind another, or was over."""
     went_with_others: bool = False
     """Whether others left at the same moment: then it was their node, and not what they did."""
 

@@ -258,7 +258,7 @@ def test_an_attempt_that_waited_behind_a_dying_one_is_run_again_without_blame():
     def behave(worker, task):
         if task.shard == 1 and len(n_deaths) < 5:
             n_deaths.append(task.n_deaths)
-            return Died(worker, task, "it left the cluster", was_waiting=True)
+            return Died(worker, task, "it left the cluster", was_running=False)
         return succeed(worker, task)
 
     pool = ScriptedPool(["a"], behave)

@@ -1,0 +1,90 @@
+"""Attempts that wait at a Dask worker behind the one that runs: real workers with four threads."""
+
+import itertools
+import json
+import os
+import signal
+import time
+
+import pytest
+from distributed import Client
+
+from espnet3.parallel import BaseRunner, use_parallel
+from espnet3.parallel.dask_pool import DaskPool
+from espnet3.shards.layout import DONE
+from tests.providers import Provider
+
+WAITING = " (next)"
+
+
+class Trace(BaseRunner):
+    """Tells when and where items ran; the worker of item `killer` dies once, not at its start."""
+
+    @staticmethod
+    def forward(idx, killer=None, marker=""):
+        begin = time.time()
+        time.sleep(0.005)
+        if idx == killer and not os.path.exists(marker):
+            open(marker, "w").close()
+            time.sleep(1.0)  # by then the next attempt has come
+            os.kill(os.getpid(), signal.SIGKILL)
+        return {"idx": idx, "pid": os.getpid(), "begin": begin, "end": time.time()}
+
+
+@pytest.fixture
+def submitted(monkeypatch):
+    """Return what was submitted: the place, how many shards were queued, and the shard."""
+    seen = []
+    submit = DaskPool.submit
+
+    def spy(self, worker, task):
+        seen.append((worker, self._n_left - len(self._running), task.shard))
+        submit(self, worker, task)
+
+    monkeypatch.setattr(DaskPool, "submit", spy)
+    return seen
+
+
+@pytest.fixture
+def client(dask_address):
+    with Client(dask_address) as client:
+        client.wait_for_workers(2, timeout=60)
+        yield client
+
+
+def test_workers_run_one_shard_at_a_time_in_the_order_of_submission(client, submitted):
+    results = Trace(Provider())(range(96), client=client)
+    assert [result["idx"] for result in results] == list(range(96))
+    assert len(submitted) == 32  # each shard once
+    assert any(place.endswith(WAITING) for place, _, _ in submitted)
+    for pid in {result["pid"] for result in results}:
+        mine = sorted((r["begin"], r["end"]) for r in results if r["pid"] == pid)
+        assert all(end <= begin for (_, end), (begin, _) in itertools.pairwise(mine))
+
+
+def test_no_attempt_waits_at_a_worker_that_has_not_finished_one_nor_at_the_end(client, submitted):
+    Trace(Provider())(range(96), client=client)
+    busy = set()
+    for place, n_queued, _ in submitted:
+        address = place.removesuffix(WAITING)
+        if place.endswith(WAITING):
+            assert address in busy
+            assert n_queued >= 2
+        busy.add(address)
+    first = {place.removesuffix(WAITING): place for place, _, _ in reversed(submitted)}
+    assert not any(place.endswith(WAITING) for place in first.values())
+
+
+def test_a_shard_that_waited_behind_a_dying_one_is_not_blamed(client, submitted, tmp_path):
+    marker = str(tmp_path / "killed")
+    runner = Trace(Provider(killer=20, marker=marker), output_dir=tmp_path / "out")
+    with use_parallel({"retries": 1}):
+        file = runner(range(96), client=client)
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    assert [line["idx"] for line in lines] == list(range(96))
+    done = [json.loads(path.read_text()) for path in (tmp_path / "out").glob(f"split.*/{DONE}")]
+    deaths = {each["shard"]: each["n_deaths"] for each in done if each["n_deaths"]}
+    guilty = next(each["shard"] for each in done if each["start"] <= 20 < each["stop"])
+    assert deaths == {guilty: 1}
+    again = [shard for _, _, shard in submitted]
+    assert len(again) in (33, 34)  # the guilty one, and the one behind it, if there was one
