@@ -103,9 +103,9 @@ def run(request, tmp_path):
         program = tmp_path / "program.py"
         program.write_text(PROGRAM)
         block = clients.parallel(2, processes=2, **clients.two_gpus)
-        driver = clients.start(
-            sys.executable, program, json.dumps(block), stdin=subprocess.PIPE, cwd=tmp_path
-        )
+        env = {key: value for key, value in clients.env.items() if "NUM_THREADS" not in key}
+        settings = {"stdin": subprocess.PIPE, "cwd": tmp_path, "env": env}
+        driver = clients.start(sys.executable, program, json.dumps(block), **settings)
         started.append(driver)
         line = driver.stdout.readline()
         assert line, driver.stderr.read()

@@ -1,6 +1,7 @@
 """What workers do before their first task, with real ones of Dask."""
 
 import asyncio
+import os
 import warnings
 
 import pytest
@@ -9,9 +10,16 @@ from distributed import Client, Nanny, Scheduler
 PRELOAD = "espnet3.parallel.clusters.worker_preload"
 
 
-def worker_facts(dask_worker):
-    import os
+@pytest.fixture(autouse=True)
+def _environment():
+    """Undo what a nanny in this process does: it sets OMP_NUM_THREADS, and others, for good."""
+    before = dict(os.environ)
+    yield
+    os.environ.clear()
+    os.environ.update(before)
 
+
+def worker_facts(dask_worker):
     sockets = list(dask_worker.listeners[0].tcp_server._sockets.values())
     return os.environ.get("CUDA_VISIBLE_DEVICES"), {each.getsockname()[0] for each in sockets}
 
