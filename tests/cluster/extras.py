@@ -1,9 +1,14 @@
 """Optional packages that are large, in an environment of their own beside the tests'."""
 
+import fcntl
 import hashlib
+import shutil
 import subprocess
 import sys
 import sysconfig
+import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -17,9 +22,14 @@ def install_extras(*extras: str) -> str:
     """
     constraints = ROOT / "constraints.txt"
     digest = hashlib.sha256(constraints.read_bytes()).hexdigest()[:12]
-    folder = Path(sys.prefix) / f"with-{'-'.join(extras)}-{digest}"
+    name = f"with-{'-'.join(extras)}"
+    folder = Path(sys.prefix) / f"{name}-{digest}"
     python, ready = folder / "bin" / "python", folder / ".ready"
-    if not ready.exists():
+    with _alone(folder.parent / f"{name}.lock"):
+        if ready.exists():
+            return str(python)
+        for older in folder.parent.glob(f"{name}-*/"):
+            shutil.rmtree(older)
         subprocess.run([sys.executable, "-m", "venv", "--clear", folder], check=True)
         seen = f"{sysconfig.get_path('purelib')}\n{ROOT}\n"
         inside = next(folder.glob("lib/python*/site-packages"))
@@ -31,8 +41,14 @@ def install_extras(*extras: str) -> str:
     return str(python)
 
 
-def _requirements(extras: tuple[str, ...]) -> list[str]:
-    import tomllib
+@contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """Keep out the other processes that run tests."""
+    with path.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
+
+def _requirements(extras: tuple[str, ...]) -> list[str]:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     return [each for extra in extras for each in project["optional-dependencies"][extra]]

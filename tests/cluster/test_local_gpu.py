@@ -8,7 +8,8 @@ from tests.cluster.extras import install_extras
 from tests.integration.test_local_gpu import assert_each_has_its_own, library, run  # noqa: F401
 from tests.nvml.stand_in import uuid
 
-pytestmark = pytest.mark.cluster
+# Patient: what is missing may have to be installed first.
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from espnet3.parallel import BaseRunner, get_client, use_parallel
 from tests.conftest import wait_until
 from tests.providers import Provider
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
 
 class Where(BaseRunner):

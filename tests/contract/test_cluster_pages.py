@@ -1,0 +1,52 @@
+"""Every block that docs/clusters shows is one that works, and every backend has a page."""
+
+import re
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+
+from espnet3.parallel.clusters.table import BACKENDS, check_resources, render_job_script
+from espnet3.parallel.parallel import as_parallel_config
+
+PAGES = Path(__file__).parents[2] / "docs" / "clusters"
+BLOCKS = [
+    pytest.param(path.stem, text, id=f"{path.stem}-{number}")
+    for path in sorted(PAGES.glob("*.md"))
+    for number, text in enumerate(re.findall(r"```yaml\n(.*?)```", path.read_text(), re.DOTALL))
+]
+
+
+@pytest.mark.filterwarnings("ignore:OAR Job memory")
+@pytest.mark.parametrize(("page", "text"), BLOCKS)
+def test_a_block_can_be_copied(page, text, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "certificates").mkdir()
+    for name in ("ca.pem", "me.pem", "me.key"):
+        (tmp_path / "certificates" / name).touch()
+    gpus = [str(i) for i in range(8)]
+    monkeypatch.setattr("espnet3.parallel.clusters.gpus.visible_gpus", lambda _: gpus)
+    config = as_parallel_config(OmegaConf.create(text).parallel)
+    assert config.env == page
+    check_resources(config)
+    script = render_job_script(config)
+    is_job = BACKENDS[page].module == "jobqueue"
+    assert is_job == (script is not None)
+    for value in config.options.values() if is_job else ():
+        if isinstance(value, str) and not value.endswith("GB"):  # those are translated
+            assert value in script
+
+
+def test_there_is_a_page_for_each_backend_and_the_index_has_it():
+    index = (PAGES / "README.md").read_text()
+    for env in BACKENDS:
+        if env != "local":
+            assert (PAGES / f"{env}.md").exists()
+            assert f"[`{env}`]({env}.md)" in index
+            assert "## When it fails" in (PAGES / f"{env}.md").read_text()
+
+
+def test_links_of_the_pages_lead_somewhere():
+    for path in PAGES.glob("*.md"):
+        for link in re.findall(r"\]\(([^)#]+\.md)[^)]*\)", path.read_text()):
+            assert (path.parent / link).exists(), f"{path.name}: {link}"
