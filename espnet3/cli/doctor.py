@@ -1,12 +1,13 @@
 """`espnet3 doctor CONFIG ...`: checks before an hour in the queue."""
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from espnet3.cli.plain import count, on_one_line, print_json, printable
 from espnet3.cli.recipe_folder import enter_recipe, find_files, recipe_of
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 _STYLES = {"ok": "green", "warning": "yellow", "problem": "bold red"}
 _ON_THIS_MACHINE = ("local", "local_gpu")
+_FOLDERS = ("exp_dir", "inference_dir", "output_dir")
 _TIMEOUT = 300.0
 _EPILOG = (
     "The files are merged left to right, like those of run.py --config; one of them has the "
@@ -33,6 +35,8 @@ class _Subject:
     """What is checked."""
 
     loaded: "LoadedConfig"
+    values: dict[str, Any]
+    """The config without interpolations."""
     config: "ParallelConfig"
     recipe_dir: Path | None
     files: tuple[str, ...]
@@ -85,6 +89,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _load(configs: Sequence[str], overrides: Sequence[str]) -> _Subject:
     from espnet3.config.load import load_config
+    from espnet3.config.resolve import resolved
     from espnet3.parallel.parallel import as_parallel_config
     from espnet3.systems.base.context import DEFAULTS
 
@@ -95,7 +100,8 @@ def _load(configs: Sequence[str], overrides: Sequence[str]) -> _Subject:
         enter_recipe(recipe_dir)
         files = find_files(configs, start_dir, recipe_dir)
     loaded = load_config(files, overrides, below=DEFAULTS, recipe_dir=recipe_dir)
-    return _Subject(loaded, as_parallel_config(loaded), recipe_dir, files)
+    values = resolved(loaded.config, loaded=loaded)
+    return _Subject(loaded, values, as_parallel_config(loaded), recipe_dir, files)
 
 
 def _examine(subject: _Subject, args: argparse.Namespace) -> list[Finding]:
@@ -141,7 +147,7 @@ def _backend(subject: _Subject) -> list[Finding]:
     from espnet3.parallel.checkup import commands, network, options, queues, reach, versions
 
     config = subject.config
-    others = ("lightning", "torch") if subject.loaded.config.get("trainer") else ()
+    others = ("lightning", "torch") if subject.values.get("trainer") else ()
     findings = versions.check_versions(config, others)
     if has_problem(findings):
         return findings
@@ -176,15 +182,13 @@ def _recipe(subject: _Subject) -> list[Finding]:
 
 
 def _targets(subject: _Subject) -> list[tuple[str, str]]:
-    from espnet3.config.resolve import resolved
     from espnet3.systems.base.checks import find_targets
 
-    values = resolved(subject.loaded.config, loaded=subject.loaded)
-    return [(key, str(target)) for key, target in find_targets(values)]
+    return [(key, str(target)) for key, target in find_targets(subject.values)]
 
 
 def _training(subject: _Subject) -> list[Finding]:
-    if not subject.loaded.config.get("trainer"):
+    if not subject.values.get("trainer"):
         return []
     from espnet3.trainer.launching.checkup import check_training
 
@@ -197,12 +201,12 @@ def _training(subject: _Subject) -> list[Finding]:
 
 def _folders(subject: _Subject) -> dict[str, Path]:
     """Return the folders that a run writes to, by the name of the setting."""
-    settings = {key: subject.loaded.config.get(key) for key in ("exp_dir", "inference_dir")}
-    settings["output_dir"] = subject.loaded.config.get("output_dir")
+    settings = {key: subject.values.get(key) for key in _FOLDERS}
     settings["log_directory"] = subject.config.options.get("log_directory")
     if not _is_set(subject.loaded, "inference_dir"):
         del settings["inference_dir"]  # then it is below exp_dir
-    return {key: Path(value).absolute() for key, value in settings.items() if value}
+    named = {key: str(value) for key, value in settings.items() if value not in (None, "", "???")}
+    return {key: Path(os.path.expandvars(value)).absolute() for key, value in named.items()}
 
 
 def _is_set(loaded: "LoadedConfig", key: str) -> bool:
@@ -218,14 +222,11 @@ def _submit(
     if has_problem(findings):
         told = "not submitted, because of the problems above"
         return [Finding("warning", "job", told, "Mend them, then run the same line again")], set()
-    targets: list[tuple[str, str]] = []
-    with suppress(EspnetError):  # told already
-        targets = _targets(subject)
     _note("Starting one worker with these options ...")
     trial = Trial(
         config=subject.config,
         folders=folders,
-        targets=targets,
+        targets=_targets(subject),
         recipe_dir=subject.recipe_dir,
         timeout=timeout,
         tell=_note,

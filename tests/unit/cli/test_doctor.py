@@ -85,6 +85,7 @@ def test_a_block_for_slurm_is_well_but_for_its_folder(recipe, doctor):
         ("parallel.options.quue=gpu", "options", "Did you mean 'queue'?"),
         ("parallel.options.job_extra_directives=[--gres=gpu:3]", "GPUs", "--gres=gpu:2"),
         ("parallel.options.interface=ib9", "network", "interface: lo"),
+        ("exp_dir=${nowhere}/exp", "config", ""),
         ("parallel.n_wokers=3", "config", "Did you mean 'n_workers'?"),
         ("model._target_=src.nothing.Model", "recipe", ""),
         ("trainer.strategy=dpp", "trainer", "Did you mean 'ddp'?"),
