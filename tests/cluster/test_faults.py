@@ -69,6 +69,7 @@ class Run:
     def finish(self) -> None:
         self.hurry.touch()
         self.driver.wait(_PATIENCE)
+        self.ended = time.time()
         assert self.driver.returncode == 0, self.told
         assert "Traceback" not in self.told
         print("\n" + self.told)
@@ -83,12 +84,10 @@ class Run:
     def report(self, fault: str, since: float, job: str) -> None:
         """Print a line of the table in docs/reliability.md."""
         noticed = self.seconds_until(since, f"Job {job} (was lost|is back in the queue)")
-        replaced = (
-            self.seconds_until(since, f"in place of job {job}") if job in self.replaced() else 0
-        )
-        print(
-            f"| {fault} | {noticed:.0f} s | {replaced:.0f} s | {time.time() - self.begin:.0f} s |"
-        )
+        replaced = "the same job"
+        if job in self.replaced():
+            replaced = f"{self.seconds_until(since, f'in place of job {job}'):.0f} s"
+        print(f"| {fault} | {noticed:.0f} s | {replaced} | {self.ended - self.begin:.0f} s |")
 
 
 @pytest.fixture(scope="session")
@@ -221,6 +220,7 @@ def test_grid_engine_loses_a_job_and_a_node(sge, tmp_path, long_reference):
         run.finish()
     finally:
         sge.cluster.node("up", int(node))
+    sge.wait_until_empty(_PATIENCE)  # a cancelled job of the host is there until that is back
     assert run.job.text == long_reference
     assert re.search(rf"Job {cancelled} was lost .*: ended, (it is not in qstat|exit)", run.told)
     # Grid Engine keeps a job of a dead host as running until the host is back.
