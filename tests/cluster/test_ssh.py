@@ -183,4 +183,4 @@ def test_hosts_without_a_worker_are_warned_of(sshd, tmp_path, monkeypatch, caplo
     hosts = ["localhost", "localhost", "127.0.0.1"]
     with get_client(parallel(sshd, n_workers=1, hosts=hosts)) as client:
         assert len(client.nthreads()) == 1
-    assert "127.0.0.1 will stay idle. To use all hosts, set n_workers: 2" in caplog.text
+    assert "127.0.0.1 will stay idle. To use all, set parallel.n_workers: 2" in caplog.text

@@ -14,7 +14,7 @@ HEAVY = ("torch", "dask", "distributed", "lightning")
         (
             "espnet3.parallel",
             "set_parallel get_parallel_config use_parallel get_client parallel_map BaseRunner "
-            "EnvironmentProvider",
+            "EnvironmentProvider register_backend",
         ),
         ("espnet3.parallel.parallel", "set_parallel use_parallel get_client parallel_map"),
         ("espnet3.parallel.env_provider", "EnvironmentProvider"),

@@ -4,12 +4,18 @@ With dask-cuda: `tests/cluster/test_local_gpu.py`.
 """
 
 import json
+import os
+import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+from espnet3.parallel import BaseRunner, use_parallel
+from tests.conftest import wait_until
 from tests.nvml.stand_in import build_library, environment, uuid
+from tests.providers import Provider
 
 
 @pytest.fixture(scope="module")
@@ -101,3 +107,29 @@ def test_more_workers_than_gpus_are_refused_before_any_is_started(library, tmp_p
     assert "ResourceError: parallel.n_workers is 5 but 2 GPU(s) are visible" in process.stderr
     assert "(CUDA_VISIBLE_DEVICES='0,1'). Set n_workers: 2 or make more" in process.stderr
     assert not list((tmp_path / "meeting").iterdir())
+
+
+class Fragile(BaseRunner):
+    """Waits for two workers at each of its first items, one of which kills its worker once."""
+
+    @staticmethod
+    def forward(idx, meeting):
+        gpu = os.environ["CUDA_VISIBLE_DEVICES"]
+        (Path(meeting) / f"{gpu} {os.getpid()}").touch()
+        wait_until(
+            lambda: len({name.split()[0] for name in os.listdir(meeting) if "," in name}) == 2, 120
+        )
+        if idx == 7 and not Path(meeting, "killed").exists():
+            Path(meeting, "killed").touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return gpu
+
+
+def test_a_worker_that_is_replaced_hands_its_gpu_on(tmp_path, monkeypatch):
+    monkeypatch.setattr("espnet3.parallel.clusters.gpus.visible_gpus", lambda _: ["4", "5"])
+    monkeypatch.setattr("espnet3.parallel.clusters.local_gpu.has_dask_cuda", lambda: False)
+    with use_parallel({"env": "local_gpu", "n_workers": 2}):
+        found = Fragile(Provider(meeting=str(tmp_path)))(range(20))
+    assert set(found) == {"4,5", "5,4"}
+    seen = [name.split()[0] for name in os.listdir(tmp_path) if name != "killed"]
+    assert sorted(seen) in (["4,5", "4,5", "5,4"], ["4,5", "5,4", "5,4"])

@@ -9,6 +9,7 @@ import logging
 import os
 import re
 import uuid
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from espnet3.errors import ConfigError, ResourceError, suggest
@@ -106,11 +107,16 @@ def check(config: "ParallelConfig") -> None:
         )
     service = options.get("scheduler_service_type", "ClusterIP")
     if service != "ClusterIP":
-        logger.warning(
-            "parallel.options.scheduler_service_type is %r: whoever reaches that port can run code "
-            "in your pods, because dask-kubernetes knows no TLS. ClusterIP needs no such port.",
-            service,
-        )
+        _warn_of_service(service)
+
+
+@cache  # a stage checks, and later starts: once is enough
+def _warn_of_service(service: str) -> None:
+    logger.warning(
+        "parallel.options.scheduler_service_type is %r: whoever reaches that port can run code in "
+        "your pods, because dask-kubernetes knows no TLS. ClusterIP needs no such port.",
+        service,
+    )
 
 
 def cluster_spec(config: "ParallelConfig") -> dict[str, Any]:

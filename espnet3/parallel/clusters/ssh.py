@@ -8,6 +8,7 @@ import sys
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -129,12 +130,18 @@ def check(config: "ParallelConfig") -> None:
         )
     idle = hosts[1 + config.n_workers :]
     if idle:
-        logger.warning(
-            "parallel.n_workers is %d, so %s will stay idle. To use all hosts, set n_workers: %d",
-            config.n_workers,
-            ", ".join(map(str, idle)),
-            len(hosts) - 1,
-        )
+        _warn_of_idle(tuple(map(str, idle)), config.n_workers, len(hosts) - 1)
+
+
+@cache  # a stage checks, and later starts: once is enough
+def _warn_of_idle(idle: tuple[str, ...], n_workers: int, n_hosts: int) -> None:
+    logger.warning(
+        "%d worker(s) for %d hosts: %s will stay idle. To use all, set parallel.n_workers: %d",
+        n_workers,
+        n_hosts,
+        ", ".join(idle),
+        n_hosts,
+    )
 
 
 def complete_options(config: "ParallelConfig") -> dict[str, Any]:
