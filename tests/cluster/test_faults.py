@@ -22,7 +22,9 @@ N_ITEMS = 3000
 class Run:
     """A run that goes on until it is told to hurry, with all it says in a file."""
 
-    def __init__(self, clients, folder: Path, n_workers: int, adaptive=None, **options) -> None:
+    def __init__(
+        self, clients, folder: Path, n_workers: int, adaptive=None, lock_seconds=0, **options
+    ) -> None:
         self.clients = clients
         self.out = folder / "out"
         self.hurry, self.last = folder / "hurry", folder / "last"
@@ -36,6 +38,7 @@ class Run:
             "seconds": 0.2,
             "hurry": str(self.hurry),
             "last": str(self.last),
+            "lock_seconds": lock_seconds,
             "parallel": parallel,
         }
         self.job = Job(self.out, **settings)
@@ -184,7 +187,8 @@ def test_jobs_whose_walltime_is_over_are_replaced_and_idle_ones_ended(
     slurm, tmp_path, long_reference
 ):
     adaptive = {"minimum": 1, "maximum": 3, "idle_seconds": 2}
-    run = Run(slurm, tmp_path, n_workers=3, adaptive=adaptive, walltime="00:01:00")
+    # Meanwhile one worker is silent for longer than one whose machine is gone may be.
+    run = Run(slurm, tmp_path, n_workers=3, adaptive=adaptive, lock_seconds=35, walltime="00:01:00")
     run.wait_for_attempts(3)
     jobs = list(slurm.active())
     run.wait_for(lambda: set(run.replaced()) == set(jobs))
@@ -200,6 +204,7 @@ def test_jobs_whose_walltime_is_over_are_replaced_and_idle_ones_ended(
     for job in jobs:
         assert re.search(rf"Job {job} was lost .*TIMEOUT, its walltime was over", run.told)
     assert "DUE TO TIME LIMIT" in run.told
+    assert Path(f"{run.out}.faults/lock").exists()
     assert slurm.left_behind() == {}
     ended = slurm.tell("squeue", "-h", "-t", "all", "-j", jobs[0], "-O", "EndTime:40").strip()
     run.report("walltime", datetime.fromisoformat(ended).timestamp(), jobs[0])

@@ -4,6 +4,7 @@ Each fault is a real signal, sent at a certain step of the protocol, and only on
 `OUT.faults` remembers that it has happened.
 """
 
+import ctypes
 import json
 import os
 import signal
@@ -22,6 +23,7 @@ DEFAULTS = {
     "seconds": 0.002,
     "hurry": "",
     "last": "",
+    "lock_seconds": 0,
     "on_error": "raise",
     "max_errors": None,
     "resume": True,
@@ -129,6 +131,8 @@ def compute(item, config, faults):
     while item == faults["n_items"] - 1 and faults["last"] and Path(faults["last"]).exists():
         time.sleep(0.1)
     fault, out = faults["fault"], faults["out"]
+    if item == 0 and faults["lock_seconds"] and once(out, "lock"):
+        ctypes.PyDLL(None).sleep(faults["lock_seconds"])  # with the interpreter lock
     if item == faults["n_items"] // 2:
         if fault in ("driver in attempt", "both in attempt") and once(out, "attempt"):
             os.kill(faults["driver"], signal.SIGKILL)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from espnet3.errors import ResourceError
+from espnet3.errors import ResourceError, WorkerError
 from espnet3.parallel import BaseRunner, parallel_map, use_parallel
 
 PARALLEL = {
@@ -78,6 +78,29 @@ def test_job_scripts_run_whatever_the_names_of_their_folders(monkeypatch, tmp_pa
     # The name of the run's own folder of logs cannot be written into a directive.
     (logs,) = (tmp_path / "home/.espnet3/job-logs").iterdir()
     assert f"#SBATCH -o {logs}/" in script.read_text()
+
+
+def test_jobs_that_fail_at_once_stop_the_run_and_all_are_cancelled(monkeypatch, tmp_path):
+    folder = tmp_path / "logs"
+    folder.mkdir()
+    write_command(
+        tmp_path / "sbatch",
+        'n=1; until mkdir "$0.$n"; do n=$((n + 1)); done 2>/dev/null; echo $n; '
+        f'echo "no module named recipe$n" > {folder}/dask-worker-$n.err',
+    )
+    state = f"{'FAILED':40}{'None':80}{'256':40}"
+    write_command(
+        tmp_path / "squeue", f'for n in 1 2 3 4 5 6; do printf "%-40s%s\\n" $n "{state}"; done'
+    )
+    write_command(tmp_path / "scancel", 'echo "$@" >> "$0.log"')
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    options = {**PARALLEL["options"], "log_directory": str(folder)}
+    parallel = {**PARALLEL, "n_workers": 1, "options": options}
+    with use_parallel(parallel), pytest.raises(WorkerError, match="3 jobs in a row") as error:
+        parallel_map(str, range(10))
+    assert "FAILED, exit code 1" in str(error.value)
+    assert "  no module named recipe3" in str(error.value)
+    assert set((tmp_path / "scancel.log").read_text().split()) == {"1", "2", "3"}
 
 
 def write_command(path: Path, body: str) -> None:
