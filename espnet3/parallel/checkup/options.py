@@ -3,6 +3,7 @@
 import logging
 import os
 import re
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -66,10 +67,16 @@ def _warnings_heard() -> Iterator[list[Finding]]:
     propagate, source.propagate = source.propagate, False
     source.addHandler(handler)
     try:
-        yield findings
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("default")
+            yield findings
     finally:
         source.removeHandler(handler)
         source.propagate = propagate
+    for warning in caught:  # of the cluster class, such as an option under its older name
+        if issubclass(warning.category, UserWarning | FutureWarning):
+            findings.append(Finding("warning", "options", " ".join(str(warning.message).split())))
+    findings[:] = dict.fromkeys(findings)  # a script may be rendered twice
 
 
 def _workers(config: "ParallelConfig", *, is_told: bool) -> list[Finding]:

@@ -168,3 +168,28 @@ def test_a_terminal_gets_a_table(recipe, capsys, monkeypatch):
     shown = capsys.readouterr().out
     assert "Check" in shown
     assert "fix: Write under options: queue: gpu" in shown
+
+
+JOB = {"cores": 1, "memory": "1GB"}
+OPTIONS = {
+    **dict.fromkeys(("slurm", "pbs", "sge", "lsf", "oar", "moab"), JOB),
+    "htcondor": {**JOB, "disk": "1GB"},
+    "ssh": {"hosts": ["127.0.0.1", "127.0.0.1"], "connect_options": {"port": 1}},
+    "dask": {"address": "tcp://127.0.0.1:1", "timeout": 1},
+    "kube": {},
+    "local_gpu": {"CUDA_VISIBLE_DEVICES": ""},
+}
+
+
+@pytest.mark.parametrize("env", OPTIONS)
+def test_every_backend_is_checked_and_none_is_here(recipe, doctor, monkeypatch, tmp_path, env):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
+    block = {"env": env, "options": OPTIONS[env]}
+    (recipe / "conf/block.yaml").write_text(json.dumps({"parallel": block}))
+    code, found = doctor("conf/block.yaml")
+    assert code == 1
+    problems = [finding for finding in found.values() if finding["level"] == "problem"]
+    assert len(problems) == 1, problems
+    assert problems[0]["fix"]
+    assert not any("could not be checked" in finding["told"] for finding in found.values())

@@ -63,5 +63,12 @@ def test_warnings_of_the_backend_are_findings(monkeypatch):
     assert "n_workers: 2" in finding.fix
 
 
+def test_warnings_of_the_cluster_class_are_findings_once():
+    config = ParallelConfig(env="oar", options={"cores": 1, "memory": "1GB"})
+    _, findings = render(config)
+    assert [finding.level for finding in findings] == ["warning", "ok"]
+    assert "memory reserved resources will not be set" in findings[0].told
+
+
 def test_backends_that_judge_nothing_are_not_asked():
     assert try_script(ParallelConfig(env="local"), None) == []
