@@ -119,7 +119,7 @@ def _refusal(cluster: Any, config: "ParallelConfig", backend: Backend, error: Ex
     return (
         f"parallel.options is not what {backend.cluster} of dask-jobqueue takes: "
         f"{' '.join(str(error).split())}. It needs at least cores and memory; see "
-        "docs/how-it-works.md for a complete block."
+        "docs/clusters/ for a complete block."
     )
 
 
