@@ -32,7 +32,7 @@ _LOOK_SECONDS = 1.0
 # Seconds after which missing workers are told of: soon if there are none, then less and less.
 _TELL_SECONDS = (15.0, 300.0)
 _TELL_OF_SOME_SECONDS = 60.0
-_MANY = 2  # queued shards per worker
+_MANY = 1  # queued shards per worker
 _NEXT = " (next)"
 
 
@@ -155,6 +155,8 @@ class DaskPool:
             running = self._running.get(place)
             if running and running[1].shard == shard:
                 self._positions[place] = position
+                if position >= 0:  # all is loaded
+                    self._proven.add(worker)
 
     def _look(self) -> None:
         now = time.monotonic()

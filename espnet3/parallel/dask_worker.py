@@ -10,6 +10,7 @@ from espnet3.parallel.tasks import Failure, ShardResult, Stopped
 from espnet3.parallel.worker import ShardServer, dump_result
 
 BEAT_SECONDS = 1.0
+_FIRST_BEAT_SECONDS = 0.1
 NEEDS_SPEC = b""
 Spec = tuple[list[str], bytes]
 """Where the driver finds its modules, and the pickled `RunSpec`."""
@@ -33,7 +34,7 @@ def run_attempt(run_id: str, spec: Spec | None, task: bytes, topic: str) -> byte
             return NEEDS_SPEC
         if isinstance(server, ShardResult):
             return dump_result(server)
-        beat = _Beat(server, topic, work.shard)
+        beat = _Beat(server, topic, work.shard, is_first=spec is not None)
         try:
             return dump_result(server.run(work))
         finally:
@@ -59,18 +60,23 @@ def _find_server(run_id: str, spec: Spec | None, task: Any) -> ShardServer | Sha
 
 
 class _Beat:
-    """Tells the driver every second how far the attempt is."""
+    """Tells the driver every second how far the attempt is; the first of a run, soon for once.
 
-    def __init__(self, server: ShardServer, topic: str, shard: int) -> None:
+    Because the driver gives the next one to workers of which it knows that they get on.
+    """
+
+    def __init__(self, server: ShardServer, topic: str, shard: int, *, is_first: bool) -> None:
         from distributed import get_worker
 
         self._worker = get_worker()
         self._server, self._topic, self._shard = server, topic, shard
+        self._next = _FIRST_BEAT_SECONDS if is_first else BEAT_SECONDS
         self._stop = threading.Event()
         threading.Thread(target=self._run, name="beat", daemon=True).start()
 
     def _run(self) -> None:
-        while not self._stop.wait(BEAT_SECONDS):
+        while not self._stop.wait(self._next):
+            self._next = BEAT_SECONDS
             message = [self._worker.address, self._shard, self._server.position()]
             self._worker.log_event(self._topic, message)
 
