@@ -25,8 +25,9 @@ _ON_THIS_MACHINE = ("local", "local_gpu")
 _FOLDERS = ("exp_dir", "inference_dir", "output_dir")
 _TIMEOUT = 300.0
 _EPILOG = (
-    "The files are merged left to right, like those of run.py --config; one of them has the "
-    "`parallel` block. KEY.PATH=VALUE changes a value. The exit code is 1 if there is a problem."
+    "The files are merged left to right, like those of run.py --config, but a `parallel` block "
+    "that names a cluster wins wherever it stands. KEY.PATH=VALUE changes a value. The exit code "
+    "is 1 if there is a problem."
 )
 
 
@@ -99,9 +100,21 @@ def _load(configs: Sequence[str], overrides: Sequence[str]) -> _Subject:
         recipe_dir = recipe_of(configs[0])
         enter_recipe(recipe_dir)
         files = find_files(configs, start_dir, recipe_dir)
+    files = _clusters_last(files)
     loaded = load_config(files, overrides, below=DEFAULTS, recipe_dir=recipe_dir)
     values = resolved(loaded.config, loaded=loaded)
     return _Subject(loaded, values, as_parallel_config(loaded), recipe_dir, files)
+
+
+def _clusters_last(files: tuple[str, ...]) -> tuple[str, ...]:
+    """Put files that name a cluster behind those of a recipe, which mostly say `local`."""
+    from espnet3.config.load import load_config
+
+    def names_cluster(file: str) -> bool:
+        block = load_config(file).config.get("parallel") or {}
+        return str(block.get("env", "local")) not in _ON_THIS_MACHINE
+
+    return tuple(sorted(files, key=names_cluster))
 
 
 def _examine(subject: _Subject, args: argparse.Namespace) -> list[Finding]:
@@ -121,25 +134,13 @@ def _examine(subject: _Subject, args: argparse.Namespace) -> list[Finding]:
 @never_raises("config")
 def _config(subject: _Subject) -> list[Finding]:
     """Say which block is checked: with several files it may be another than one thinks."""
-    from espnet3.config.load import load_config
-
-    config, source = subject.config, subject.loaded.source_of("parallel.env")
+    config = subject.config
     told = f"parallel.env is {config.env!r} with n_workers: {config.n_workers}"
     if not subject.loaded.has("parallel"):
         fix = "Write such as: parallel: {env: slurm, n_workers: 8, options: {...}}"
         return [Finding("warning", "config", f"no parallel block is given; {told}", fix)]
-    envs = {}
-    for file in subject.files:
-        block = load_config(file).config.get("parallel") or {}
-        if block.get("env"):
-            envs[file] = block["env"]
-    other = [file for file, env in envs.items() if env not in _ON_THIS_MACHINE]
-    # The other way round is how a recipe is sent to a cluster: its own file says local.
-    if not other or subject.is_remote or "command line" in source:
-        return [Finding("ok", "config", told)]
-    files = [*(f for f in subject.files if f != other[0]), other[0]]
-    said = f"{told} (set in {source}), though {other[0]} says {envs[other[0]]!r}: later files win"
-    return [Finding("warning", "config", said, f"Write it last: espnet3 doctor {' '.join(files)}")]
+    source = subject.loaded.find_source("parallel.env")
+    return [Finding("ok", "config", f"{told}, set in {source}" if source else told)]
 
 
 def _backend(subject: _Subject) -> list[Finding]:

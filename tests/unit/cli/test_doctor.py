@@ -131,14 +131,13 @@ def test_problems_keep_the_job_from_being_submitted(recipe, doctor):
     assert "not submitted" in found["job"]["told"]
 
 
-def test_a_later_file_with_another_backend_is_told(recipe, doctor):
-    code, found = doctor("conf/slurm.yaml", "conf/local.yaml")
-    assert code == 0
-    assert found["config"]["level"] == "warning"
-    assert "though conf/slurm.yaml says 'slurm'" in found["config"]["told"]
-    assert found["config"]["fix"].endswith("espnet3 doctor conf/local.yaml conf/slurm.yaml")
-    _, found = doctor("conf/local.yaml", "conf/slurm.yaml")
+@pytest.mark.parametrize("files", [("slurm", "local"), ("local", "slurm")])
+def test_the_block_that_names_a_cluster_is_checked_wherever_it_stands(recipe, doctor, files):
+    code, found = doctor(*(f"conf/{name}.yaml" for name in files))
+    assert code == 0, found
     assert found["config"]["level"] == "ok"
+    assert "parallel.env is 'slurm'" in found["config"]["told"]
+    assert "conf/slurm.yaml" in found["config"]["told"]
 
 
 def test_a_config_without_a_recipe_is_checked_too(recipe, doctor, monkeypatch, tmp_path):
