@@ -82,7 +82,7 @@ def test_a_missing_extra_is_told_with_the_line_that_installs_it(env, install, mo
     for package in ("asyncssh", "dask_kubernetes"):
         monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(MissingExtraError, match="pip install") as error:
-        with get_client({"env": env}):
+        with get_client({"env": env, "options": {"image": "registry/espnet3:1"}}):
             pass
     assert install in str(error.value)
 
