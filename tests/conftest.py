@@ -72,9 +72,9 @@ def dask_address(tmp_path_factory) -> str:
             process.wait(30)
 
 
-def wait_until(condition, seconds: float = 30.0) -> None:
+def wait_until(condition, seconds: float = 30.0, pause: float = 0.01) -> None:
     """Poll until a condition holds; fail after the deadline."""
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.01)
+        time.sleep(pause)

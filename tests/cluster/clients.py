@@ -10,6 +10,9 @@ from tests.cluster.harness import Cluster
 from tests.conftest import wait_until
 from tests.integration.conftest import Job
 
+PAUSE = 0.5
+"""Between two questions to a scheduler; each is a process, and jobs need the cores more."""
+
 
 class Clients:
     """Commands of a scheduler, seen by the jobs of one test."""
@@ -94,7 +97,7 @@ class Clients:
 
     def wait_until_empty(self, seconds: float = 60.0) -> None:
         """Wait for the end of all jobs."""
-        wait_until(lambda: not self.active(), seconds)
+        wait_until(lambda: not self.active(), seconds, PAUSE)
 
     def tidy(self) -> None:
         """Leave no process and no job to the next test."""

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.cluster.clients import PAUSE
 from tests.conftest import wait_until
 
 pytestmark = pytest.mark.cluster
@@ -74,7 +75,7 @@ class Recipe:
         configs = ["conf/training.yaml", "conf/launch_slurm.yaml"]
         command = [sys.executable, "-m", "espnet3.cli", "launch", *configs, *words]
         told = subprocess.run(
-            command, cwd=self.folder, env=self.slurm.env, capture_output=True, text=True, timeout=60
+            command, cwd=self.folder, env=self.slurm.env, capture_output=True, text=True, timeout=150
         )
         assert told.returncode == 0, told.stderr
         return re.search(r"Submitted job (\d+)", told.stdout)[1]
@@ -114,7 +115,7 @@ def recipe(slurm, tmp_path) -> Recipe:
 
 def shorten_delay(recipe: Recipe, job_id: str) -> None:
     """Let a requeued job wait for two seconds instead of Slurm's two minutes."""
-    wait_until(lambda: recipe.job(job_id)["Reason"] == "BeginTime", _PATIENCE)
+    wait_until(lambda: recipe.job(job_id)["Reason"] == "BeginTime", _PATIENCE, PAUSE)
     # Not now: in the second of the requeue, nodes still refuse the job ("credential revoked").
     recipe.tell("scontrol", "update", f"JobId={job_id}", "StartTime=now+2")
 

@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from tests.cluster import where
+from tests.cluster.clients import PAUSE
 from tests.conftest import wait_until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
@@ -102,7 +103,7 @@ def test_four_jobs_have_a_gpu_each_and_share_the_items(scheduler, seed, how, req
 
 def wait_for(driver, condition):
     """Wait until a condition holds while a driver runs."""
-    wait_until(lambda: condition() or driver.poll() is not None, _PATIENCE)
+    wait_until(lambda: condition() or driver.poll() is not None, _PATIENCE, PAUSE)
     assert driver.poll() is None, driver.stderr.read()
 
 

@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.cluster.clients import PAUSE
 from tests.conftest import wait_until
 
 pytestmark = pytest.mark.cluster
@@ -10,7 +11,7 @@ _PATIENCE = 120.0  # seconds; other programs share the machine
 
 def wait_for(driver, condition):
     """Wait until a condition holds while a driver runs."""
-    wait_until(lambda: condition() or driver.poll() is not None, _PATIENCE)
+    wait_until(lambda: condition() or driver.poll() is not None, _PATIENCE, PAUSE)
     assert driver.poll() is None, driver.stderr.read()
 
 

@@ -116,7 +116,7 @@ def assert_one_item_at_a_time(notes):
 
 def wait_for(driver, condition):
     """Wait until a condition holds while a driver runs."""
-    wait_until(lambda: condition() or driver.poll() is not None, _PATIENCE)
+    wait_until(lambda: condition() or driver.poll() is not None, _PATIENCE, 0.1)
     assert driver.poll() is None, driver.stderr.read()
 
 

@@ -11,7 +11,7 @@ from tests.cluster.test_launch import shorten_delay
 from tests.conftest import wait_until
 from tests.integration.training_recipe import TrainingRecipe
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
 LAUNCH = """\
 launch:
@@ -45,20 +45,20 @@ def recipe(slurm, tmp_path) -> Recipe:
 
 def test_two_nodes_stop_at_the_signal_and_end_with_the_right_number_of_steps(recipe):
     # `resume: never` holds for the first start of a job only.
-    settings = ("trainer.log_every_n_steps=1", "trainer.max_epochs=60", "resume=never")
+    settings = ("trainer.log_every_n_steps=1", "trainer.max_epochs=30", "resume=never")
     job_id = recipe.launch(*SETTINGS, *settings)
-    wait_until(lambda: "Epoch 2/60" in recipe.log, 120)
+    wait_until(lambda: "Epoch 2/30" in recipe.log, 120)
     recipe.tell("scancel", "--signal=USR1", job_id)  # as --signal=USR1@120 does it
     shorten_delay(recipe, job_id)
     stopped = torch.load(recipe.recipe.exp_dir / "last.ckpt", weights_only=True)
-    assert N_STEPS < stopped["global_step"] < N_STEPS * 60
-    recipe.slurm.wait_until_empty(200)
+    assert N_STEPS < stopped["global_step"] < N_STEPS * 30
+    recipe.slurm.wait_until_empty(400)
     ended = recipe.job(job_id)
     assert (ended["JobState"], ended["ExitCode"], ended["Restarts"]) == ("COMPLETED", "0:0", "1")
     assert "4 ranks" in recipe.log
     assert f"step {stopped['global_step']}, saved" in recipe.log  # went on from there
     last = torch.load(recipe.recipe.exp_dir / "last.ckpt", weights_only=True)
-    assert last["global_step"] == N_STEPS * 60
+    assert last["global_step"] == N_STEPS * 30
     assert (recipe.recipe.exp_dir / "valid.loss.ave_2best.safetensors").exists()
 
 

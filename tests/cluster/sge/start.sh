@@ -71,6 +71,7 @@ make_database() {
     -e 's/^max_unheard.*/max_unheard 00:00:10/' \
     -e 's/^reschedule_unknown.*/reschedule_unknown 00:00:10/' \
     -e 's/^min_\([ug]id\).*/min_\1 0/' \
+    -e 's/^\(reporting_params.*\)/\1 accounting_flush_time=00:00:00/' \
     -e 's/^shell_start_mode.*/shell_start_mode unix_behavior/' \
     -e 's/^execd_params.*/execd_params ENABLE_ADDGRP_KILL=true/' \
     /usr/share/gridengine/default-configuration >"$dir/conf/global"
