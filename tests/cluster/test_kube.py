@@ -104,7 +104,7 @@ def test_workers_are_pods_and_the_cluster_is_deleted_at_the_end(python, tmp_path
         ("no-operator-installed", "The Dask operator is not installed in that cluster"),
         ("forbidden", "kubectl auth can-i create daskclusters.kubernetes.dask.org -n speech"),
         ("no-operator-running", "The operator is installed but does nothing"),
-        ("no-image", 'cannot start. .*ImagePullBackOff Back-off pulling image "nowhere:1"'),
+        ("no-image", 'cannot start. .*ImagePullBackOff Back-off pulling image "no:1"'),
         ("no-room", "did not start within .*40 s.*Unschedulable: 0/4 nodes: Insufficient nvidia"),
     ],
 )

@@ -34,7 +34,7 @@ def refused(**options):
     ("options", "told"),
     [
         ({}, "Write: options: {address: 'tcp://host:8786'}"),
-        ({"adress": "tcp://a:1"}, "Did you mean 'address'?"),
+        ({"addres": "tcp://a:1"}, "Did you mean 'address'?"),
         ({"address": "head"}, "Write protocol, host and port"),
         ({"address": "http://head:8787"}, "Write protocol, host and port"),
         ({"address": "tcp://a:1", "tls_cert": __file__}, "Write: address: 'tls://a:1'"),

@@ -168,7 +168,10 @@ class Api:
         ready = [{"type": kind, "status": is_ready} for kind in ("Ready", "ContainersReady")]
         status: dict = {"phase": "Running", "conditions": ready}
         if self.mode == "no-image":
-            waiting = {"reason": "ImagePullBackOff", "message": 'Back-off pulling image "nowhere:1"'}
+            waiting = {
+                "reason": "ImagePullBackOff",
+                "message": 'Back-off pulling image "nowhere:1"',
+            }
             status = {"phase": "Pending", "containerStatuses": [{"state": {"waiting": waiting}}]}
         elif self.mode == "no-room":
             why = {"reason": "Unschedulable", "message": "0/4 nodes: Insufficient nvidia.com/gpu"}
