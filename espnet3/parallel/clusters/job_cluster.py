@@ -143,7 +143,7 @@ def kept_cluster_class(cluster_class: Any) -> Any:
         def _update_worker_status(self, op: str, msg: Any) -> None:
             # Not SpecCluster's: it cancels a job 15 s after its worker has left, also one that
             # the scheduler has put back into the queue.
-            super(SpecCluster, self)._update_worker_status(op, msg)
+            super(SpecCluster, self)._update_worker_status(op, msg)  # type: ignore[misc]
 
         async def _close(self) -> None:
             await super()._close()

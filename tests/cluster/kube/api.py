@@ -170,7 +170,7 @@ class Api:
         if self.mode == "no-image":
             waiting = {
                 "reason": "ImagePullBackOff",
-                "message": 'Back-off pulling image "nowhere:1"',
+                "message": 'Back-off pulling image "no:1"',
             }
             status = {"phase": "Pending", "containerStatuses": [{"state": {"waiting": waiting}}]}
         elif self.mode == "no-room":
