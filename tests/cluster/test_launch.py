@@ -75,7 +75,12 @@ class Recipe:
         configs = ["conf/training.yaml", "conf/launch_slurm.yaml"]
         command = [sys.executable, "-m", "espnet3.cli", "launch", *configs, *words]
         told = subprocess.run(
-            command, cwd=self.folder, env=self.slurm.env, capture_output=True, text=True, timeout=150
+            command,
+            cwd=self.folder,
+            env=self.slurm.env,
+            capture_output=True,
+            text=True,
+            timeout=150,
         )
         assert told.returncode == 0, told.stderr
         return re.search(r"Submitted job (\d+)", told.stdout)[1]
