@@ -58,6 +58,8 @@ class DaskPool:
         self._missing = _Missing()
         self._knows_spec: set[str] = set()
         self._proven: set[str] = set()
+        self._may_wait = True
+        self._over: set[str] = set()
         # By place, in the order of submission: of two attempts of a worker the first one runs.
         self._running: dict[str, tuple[Any, ShardTask]] = {}
         self._positions: dict[str, int] = {}
@@ -73,7 +75,7 @@ class DaskPool:
         busy = self._busy()
         idle = [worker for worker in workers if worker not in busy]
         # With less than that in the queue, a shard that waits at a slow worker could end last.
-        if self._n_left - len(running) >= _MANY * len(self._workers):
+        if self._may_wait and self._n_left - len(running) >= _MANY * len(self._workers):
             places = [place for each in workers if each in self._proven for place in _places(each)]
             idle += [p for p in places if p not in running and _worker_at(p) in busy]
         return idle
@@ -105,6 +107,7 @@ class DaskPool:
         self._knows_spec.add(address)
         self._running[worker] = (future, task)
         self._positions[worker] = -1
+        future.add_done_callback(self._note_end)
         self._client.loop.add_callback(self._fetch, worker, future)
 
     def poll(self, timeout: float) -> list[Event]:
@@ -174,6 +177,11 @@ class DaskPool:
             self._keeper.look(self._n_left, self._busy())
         self._missing.tell(len(self._workers), self.waiting(), now)
 
+    def _note_end(self, future: Any) -> None:
+        # Kept, because a future whose result is lost with its worker is pending again.
+        if future.status == "finished":
+            self._over.add(future.key)
+
     async def _fetch(self, worker: str, future: Any) -> None:
         """Wait for what an attempt returns; `poll` must not: its worker may die before it is here.
 
@@ -196,6 +204,7 @@ class DaskPool:
             self.submit(worker, running[1])
             return []
         del self._running[worker]
+        self._over.discard(future.key)
         self._proven.add(_worker_at(worker))
         if self._keeper is not None:
             self._keeper.note_finished(_worker_at(worker))
@@ -205,7 +214,11 @@ class DaskPool:
         """Give up a worker's attempts; it was at the first that is not over."""
         places = [place for place in self._running if _worker_at(place) == address]
         lost = {place: self._running.pop(place) for place in places}
-        running = [place for place, (future, _) in lost.items() if future.status != "finished"]
+        running = [place for place, (future, _) in lost.items() if future.key not in self._over]
+        if len(running) > 1 and lost[running[0]][1].attempt is None:
+            # The first may have ended without a word, and left no trace in a folder either: both
+            # run again, and from now on alone, so that the next death has one author.
+            running, self._may_wait = [], False
         self._knows_spec.discard(address)
         self._proven.discard(address)
         self._client.cancel([future for future, _ in lost.values()], force=True)
