@@ -27,8 +27,8 @@ BENCHMARKS = (
     "digits_training",
     "first_step",
 )
-LONG = ("five_minutes",)
-"""Run only when they are named."""
+LONG = ("five_minutes", "clusters", "many_shards")
+"""Run only when they are named; each that runs alone has a report of its own."""
 
 
 def main() -> int:
@@ -51,7 +51,7 @@ def _run(names: list[str]) -> int:
     from benchmarks.machine import describe_machine
     from benchmarks.report import show_table, write_report
 
-    machine = describe_machine()
+    machine = describe_machine(names)
     rows = []
     for name in names or BENCHMARKS:
         begin = time.monotonic()
@@ -59,8 +59,9 @@ def _run(names: list[str]) -> int:
         rows += [(name, line) for line in module.measure()]
         print(f"{name}: measured in {time.monotonic() - begin:.0f} s", file=sys.stderr)
     show_table(rows)
-    if not names:  # what a few benchmarks say must not replace a full report
-        print(f"Written to {write_report(rows, machine).relative_to(Path.cwd())}")
+    is_alone = len(names) == 1 and names[0] in LONG
+    if not names or is_alone:  # what a few benchmarks say must not replace a full report
+        print(f"Written to {write_report(rows, machine, *names).relative_to(Path.cwd())}")
     return int(any(isinstance(line, Figure) and line.is_over for _, line in rows))
 
 

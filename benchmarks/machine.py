@@ -3,6 +3,7 @@
 import os
 import platform
 import subprocess
+from collections.abc import Sequence
 from datetime import date
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -10,14 +11,14 @@ from typing import Any
 
 _PACKAGES = (
     "espnet3", "numpy", "dask", "distributed", "joblib", "ray", "datasets", "datatrove", "torch",
-    "lightning",
+    "lightning", "dask-jobqueue",
 )  # fmt: skip
 
 
-def describe_machine() -> dict[str, Any]:
-    """Return what the figures of this run depend on."""
+def describe_machine(names: Sequence[str] = ()) -> dict[str, Any]:
+    """Return what the figures of a run, of all benchmarks or of some, depend on."""
     return {
-        "command": "python -m benchmarks",
+        "command": " ".join(["python -m benchmarks", *names]),
         "date": date.today().isoformat(),
         "commit": _commit(),
         "python": platform.python_version(),

@@ -48,10 +48,13 @@ def _number(value: float, unit: str) -> str:
     return f"{value:.{digits}f} {unit}".strip()
 
 
-def write_report(rows: list[Row], machine: dict[str, Any]) -> Path:
-    """Write the figures of a full run under `results/`, named by the day; return the Markdown."""
+def write_report(rows: list[Row], machine: dict[str, Any], name: str = "") -> Path:
+    """Write the figures of a run under `results/`, named by the day; return the Markdown.
+
+    A full run has no other name; what one benchmark says must not replace it.
+    """
     RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / machine["date"]
+    path = RESULTS / (f"{machine['date']}-{name}" if name else machine["date"])
     values = {"machine": machine, "figures": [_record(*row) for row in rows]}
     path.with_suffix(".json").write_text(json.dumps(values, indent=1) + "\n")
     path.with_suffix(".md").write_text(_markdown(rows, machine))

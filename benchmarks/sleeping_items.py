@@ -1,7 +1,8 @@
-"""Items that take a known time, and workers that are slow or late: what `spread` runs."""
+"""Items that take a known time, and workers that are slow or late: for `spread` and `clusters`."""
 
 import os
 import random
+import socket
 import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -15,17 +16,17 @@ MEAN_SECONDS = 0.020
 class Span(NamedTuple):
     """When an item ran, by the wall clock, and on whom."""
 
-    pid: int
+    worker: str
     speed: float
     begin: float
     end: float
 
 
-def draw_costs(seed: int) -> list[float]:
+def draw_costs(seed: int, n_items: int = N_ITEMS) -> list[float]:
     """Return lognormal seconds, sorted: the long items are neighbours, as in many datasets."""
     draw = random.Random(seed)
-    costs = sorted(draw.lognormvariate(0.0, 1.0) for _ in range(N_ITEMS))
-    scale = MEAN_SECONDS * N_ITEMS / sum(costs)
+    costs = sorted(draw.lognormvariate(0.0, 1.0) for _ in range(n_items))
+    scale = MEAN_SECONDS * n_items / sum(costs)
     return [cost * scale for cost in costs]
 
 
@@ -33,7 +34,9 @@ def sleep_for(cost: float, speed: float = 1.0) -> Span:
     """Work on an item, at a worker's speed."""
     begin = time.time()
     time.sleep(cost / speed)
-    return Span(os.getpid(), speed, begin, time.time())
+    # Not the pid alone: nodes number their processes alike.
+    worker = f"{socket.gethostname()}:{os.getpid()}"
+    return Span(worker, speed, begin, time.time())
 
 
 class UnevenWorkers:
@@ -56,6 +59,21 @@ class UnevenWorkers:
             return {"costs": draw_costs(seed), "speed": speeds.get(rank, 1.0)}
 
         return setup
+
+
+class EvenWorkers:
+    """A provider for any number of items, on workers that are all alike."""
+
+    def __init__(self, seed: int, n_items: int = N_ITEMS) -> None:
+        self.seed, self.n_items = seed, n_items
+
+    def build_env_local(self) -> dict[str, Any]:
+        """Return the costs."""
+        return {"costs": draw_costs(self.seed, self.n_items), "speed": 1.0}
+
+    def build_worker_setup_fn(self) -> Callable[[], dict[str, Any]]:
+        """Return the same for workers."""
+        return self.build_env_local
 
 
 class SleepRunner(BaseRunner):

@@ -31,9 +31,9 @@ def ideal_end(spans: Iterable[Span]) -> float:
     So neither the start of processes nor an overlong sleep() counts for or against anyone.
     """
     spans = list(spans)
-    ready: dict[int, tuple[float, float]] = {}
+    ready: dict[str, tuple[float, float]] = {}
     for span in sorted(spans, key=lambda span: -span.begin):
-        ready[span.pid] = (span.begin, span.speed)
+        ready[span.worker] = (span.begin, span.speed)
     work = sum((span.end - span.begin) * span.speed for span in spans)
     speed = offset = 0.0
     end = float("inf")
