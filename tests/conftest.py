@@ -69,7 +69,11 @@ def dask_address(tmp_path_factory) -> str:
         for process in reversed(processes):
             process.terminate()
         for process in processes:
-            process.wait(30)
+            try:
+                process.wait(30)
+            except subprocess.TimeoutExpired:  # Dask's nanny may hang after a worker was killed
+                process.kill()
+                process.wait()
 
 
 def wait_until(condition, seconds: float = 30.0, pause: float = 0.01) -> None:
