@@ -34,7 +34,7 @@ demo: $(READY_TO_RUN)
 
 # Two at a time: most of them wait for one process or another.
 test: setup
-	$(BIN)/python -m pytest -n 2 $(TEST_ARGS)
+	$(BIN)/python -m pytest -n 2 --dist worksteal $(TEST_ARGS)
 
 test-recipes: setup
 	$(BIN)/python -m pytest -m long --timeout 1800 tests/recipes

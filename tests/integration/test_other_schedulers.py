@@ -53,6 +53,8 @@ def scheduler(request, tmp_path, monkeypatch):
     recipe = tmp_path / "recipe"
     recipe.mkdir()
     monkeypatch.chdir(recipe)
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+        monkeypatch.delenv(name, raising=False)  # a Dask nanny of another test may have set them
     yield request.param
     for job in folder.glob("jobs/*"):
         os.system(f"kill -9 -- -{(job / 'pid').read_text()} 2>/dev/null")

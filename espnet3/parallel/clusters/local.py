@@ -1,6 +1,8 @@
 """Processes of this machine, as a Dask cluster: for `get_client`. Runners use a lighter way."""
 
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from multiprocessing import spawn
 from typing import TYPE_CHECKING, Any
 
@@ -36,11 +38,31 @@ def start_with(config: "ParallelConfig", variables: Sequence[Mapping[str, str]])
             options = spec["options"]
             environment = {**options.get("env", {}), **each}
             cluster.worker_spec[name] = {**spec, "options": {**options, "env": environment}}
-        cluster.sync(cluster._correct_state)
+        with _environment_kept():
+            cluster.sync(cluster._correct_state)
     except BaseException:
         cluster.close()
         raise
     return cluster
+
+
+@contextmanager
+def _environment_kept() -> Iterator[None]:
+    """Undo what Dask does to start workers with one thread: it sets variables here, for good.
+
+    What this program starts later, jobs on a cluster among them, would inherit them.
+    """
+    import dask
+
+    names = list(dask.config.get("distributed.nanny.pre-spawn-environ", {}))
+    before = {name: os.environ.get(name) for name in names}
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
 
 
 def _spare_main(name: str) -> dict[str, Any]:

@@ -42,6 +42,8 @@ def _elsewhere(tmp_path, monkeypatch):
     monkeypatch.chdir(folder)
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         monkeypatch.delenv(name, raising=False)
+    # Other tests of this session leave folders of recipes there.
+    monkeypatch.setattr(sys, "path", [e for e in sys.path if e.startswith((sys.prefix, str(ROOT)))])
 
 
 @pytest.mark.parametrize("env", JOB_BACKENDS)
