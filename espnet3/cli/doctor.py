@@ -219,6 +219,7 @@ def _submit(
     subject: _Subject, findings: Sequence[Finding], folders: dict[str, Path], timeout: float
 ) -> tuple[list[Finding], set[str]]:
     from espnet3.parallel.checkup.submit import Trial, submit_probe
+    from espnet3.parallel.signals import interruptible
 
     if has_problem(findings):
         told = "not submitted, because of the problems above"
@@ -232,7 +233,8 @@ def _submit(
         timeout=timeout,
         tell=_note,
     )
-    return submit_probe(trial)
+    with interruptible():
+        return submit_probe(trial)
 
 
 def _note(line: str) -> None:

@@ -18,7 +18,7 @@ resources=/usr/share/gridengine/util/resources
 export PATH=/usr/lib/gridengine:$PATH
 
 main() {
-  mkdir -p "$dir"/{root/default/common,spool/qmaster/job_scripts,spool/db,spool/execd,pids,log,conf}
+  mkdir -p "$dir"/{sge_root/default/common,spool/qmaster/job_scripts,spool/db,spool/execd,pids,log,conf}
   echo "$prefix" >"$dir/prefix"
   "$network" "$prefix" up "$n_nodes"
   cp "/etc/netns/${prefix}0/hosts" "$dir/hosts"
@@ -35,10 +35,10 @@ main() {
 }
 
 make_root() {
-  for folder in bin lib util utilbin; do ln -s "/var/lib/gridengine/$folder" "$dir/root/$folder"; done
-  echo head >"$dir/root/default/common/act_qmaster"
-  echo espnet3 >"$dir/root/default/common/cluster_name"
-  cat >"$dir/root/default/common/bootstrap" <<CONF
+  for folder in bin lib util utilbin; do ln -s "/var/lib/gridengine/$folder" "$dir/sge_root/$folder"; done
+  echo head >"$dir/sge_root/default/common/act_qmaster"
+  echo espnet3 >"$dir/sge_root/default/common/cluster_name"
+  cat >"$dir/sge_root/default/common/bootstrap" <<CONF
 admin_user              root
 default_domain          none
 ignore_fqdn             true
@@ -55,9 +55,9 @@ CONF
 }
 
 write_env() {
-  echo "SGE_ROOT=$dir/root"
+  echo "SGE_ROOT=$dir/sge_root"
   echo "SGE_CELL=default"
-  echo "SGE_ARCH=$("$dir/root/util/arch")"
+  echo "SGE_ARCH=$("$dir/sge_root/util/arch")"
   echo "SGE_QMASTER_PORT=6444"
   echo "SGE_EXECD_PORT=6445"
   # Nobody can count stand-in GPUs; as a user would, we say how many a node has.
