@@ -15,13 +15,13 @@ from espnet3.cli.recipe_options import is_override
 from espnet3.cli.usage import UsageError
 from espnet3.errors import EspnetError
 from espnet3.findings import Finding, has_problem, never_raises
+from espnet3.parallel.clusters.table import ON_THIS_MACHINE
 
 if TYPE_CHECKING:
     from espnet3.config.load import LoadedConfig
     from espnet3.parallel.config import ParallelConfig
 
 _STYLES = {"ok": "green", "warning": "yellow", "problem": "bold red"}
-_ON_THIS_MACHINE = ("local", "local_gpu")
 _FOLDERS = ("exp_dir", "inference_dir", "output_dir")
 _TIMEOUT = 300.0
 _EPILOG = (
@@ -45,7 +45,7 @@ class _Subject:
     @property
     def is_remote(self) -> bool:
         """Whether workers run on other machines."""
-        return self.config.env not in _ON_THIS_MACHINE
+        return self.config.env not in ON_THIS_MACHINE
 
 
 def run_line(argv: Sequence[str]) -> int:
@@ -112,7 +112,7 @@ def _clusters_last(files: tuple[str, ...]) -> tuple[str, ...]:
 
     def names_cluster(file: str) -> bool:
         block = load_config(file).config.get("parallel") or {}
-        return str(block.get("env", "local")) not in _ON_THIS_MACHINE
+        return str(block.get("env", "local")) not in ON_THIS_MACHINE
 
     return tuple(sorted(files, key=names_cluster))
 

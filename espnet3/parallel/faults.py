@@ -1,10 +1,10 @@
 """What a run puts up with, and the words for what it does not."""
 
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from espnet3.errors import ConfigError, EspnetError, ItemError, ProviderError, RunFolderError
+from espnet3.parallel.clusters.job_logs import tail
 from espnet3.parallel.pools import Died
 from espnet3.parallel.tasks import Failure, ShardTask, Stopped
 
@@ -109,13 +109,5 @@ def dies_at_once(event: Died) -> str:
     return (
         f"{MAX_EARLY_DEATHS} workers died before their first item, the last one: {event.reason}. "
         f"Look at {event.log or 'the messages above'}; to see the error in this process, set "
-        f"parallel.n_workers: 1.{_tail(event.log)}"
+        f"parallel.n_workers: 1.{tail(Path(event.log) if event.log else None)}"
     )
-
-
-def _tail(log: str, n_lines: int = 15) -> str:
-    with suppress(OSError):
-        lines = Path(log).read_text(errors="replace").splitlines()[-n_lines:] if log else []
-        if lines:
-            return "\nIts last lines:\n" + "\n".join(f"  {line}" for line in lines)
-    return ""

@@ -29,7 +29,7 @@ _BOOT = (
     "import json, sys; sys.path[:] = json.loads(sys.argv.pop(1)); "
     "from espnet3.parallel.worker import main; main()"
 )
-_THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
 class ProcessPool:
@@ -208,7 +208,7 @@ def _spawn(link: socket.socket, log: str, environment: dict[str, str]) -> "subpr
 
 
 def _environment(rank: int, threads: int) -> dict[str, str]:
-    limits = {name: str(threads) for name in _THREAD_VARIABLES}
+    limits = {name: str(threads) for name in THREAD_VARIABLES}
     return {**limits, **os.environ, "LOCAL_RANK": str(rank), "PYTHONUNBUFFERED": "1"}
 
 

@@ -190,3 +190,9 @@ class ClusterJob(Job):
     def n_running(self) -> int:
         """How many attempts have begun and not ended."""
         return len(list(self.out.glob("split.*.part-*/.position")))
+
+
+def wait_for(driver: subprocess.Popen, condition, seconds: float = 120.0) -> None:
+    """Wait until a condition holds while a driver runs."""
+    wait_until(lambda: condition() or driver.poll() is not None, seconds, 0.1)
+    assert driver.poll() is None, driver.stderr.read()

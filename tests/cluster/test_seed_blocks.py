@@ -13,8 +13,7 @@ import pytest
 import yaml
 
 from tests.cluster import where
-from tests.cluster.clients import PAUSE
-from tests.conftest import wait_until
+from tests.cluster.clients import wait_for
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 _PATIENCE = 120.0  # seconds; other programs share the machine
@@ -99,12 +98,6 @@ def test_four_jobs_have_a_gpu_each_and_share_the_items(scheduler, seed, how, req
     if "log_directory" in seed:
         assert list((folder / "logs/dask").iterdir())
     assert clients.left_behind() == {}
-
-
-def wait_for(driver, condition):
-    """Wait until a condition holds while a driver runs."""
-    wait_until(lambda: condition() or driver.poll() is not None, _PATIENCE, PAUSE)
-    assert driver.poll() is None, driver.stderr.read()
 
 
 def count_jobs(folder):

@@ -2,17 +2,10 @@
 
 import pytest
 
-from tests.cluster.clients import PAUSE
-from tests.conftest import wait_until
+from tests.cluster.clients import wait_for
 
 pytestmark = pytest.mark.cluster
 _PATIENCE = 120.0  # seconds; other programs share the machine
-
-
-def wait_for(driver, condition):
-    """Wait until a condition holds while a driver runs."""
-    wait_until(lambda: condition() or driver.poll() is not None, _PATIENCE, PAUSE)
-    assert driver.poll() is None, driver.stderr.read()
 
 
 def test_a_job_that_is_cancelled_costs_no_item(sge, sge_job, reference):

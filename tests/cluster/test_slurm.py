@@ -12,6 +12,7 @@ import pytest
 
 from espnet3.errors import ConfigError, ResourceError
 from espnet3.parallel import BaseRunner, set_parallel
+from tests.cluster.clients import wait_for
 from tests.conftest import wait_until
 
 pytestmark = pytest.mark.cluster
@@ -112,12 +113,6 @@ def assert_one_item_at_a_time(notes):
     for lines in notes.values():
         spans = sorted((begin, end) for begin, end, *_ in lines)
         assert all(end <= begin for (_, end), (begin, _) in itertools.pairwise(spans))
-
-
-def wait_for(driver, condition):
-    """Wait until a condition holds while a driver runs."""
-    wait_until(lambda: condition() or driver.poll() is not None, _PATIENCE, 0.1)
-    assert driver.poll() is None, driver.stderr.read()
 
 
 def assert_no_job_is_left(slurm):

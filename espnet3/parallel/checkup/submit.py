@@ -25,6 +25,7 @@ from espnet3.parallel.checkup.probe import (
 )
 from espnet3.parallel.checkup.verdict import judge
 from espnet3.parallel.clusters.requested import gpus_per_job
+from espnet3.parallel.clusters.table import ON_THIS_MACHINE
 
 if TYPE_CHECKING:
     from espnet3.parallel.config import ParallelConfig
@@ -33,7 +34,6 @@ LOOK_SECONDS = 1.0
 NOTE_SECONDS = 5.0
 """Between two lines on why the job waits."""
 _CLEAN_SECONDS = 30.0
-_ON_THIS_MACHINE = ("local", "local_gpu")
 CACHE_SECONDS = 90.0
 """How long to look for what the job wrote: NFS may remember for a minute that it was not there."""
 DISK_SECONDS = 5.0
@@ -111,7 +111,7 @@ def _request(trial: Trial, places: Mapping[str, str], token: str) -> Request:
 
 def _visit(trial: Trial, places: Mapping[str, str], token: str) -> Visit:
     request = _request(trial, places, token)
-    if trial.config.env in _ON_THIS_MACHINE:
+    if trial.config.env in ON_THIS_MACHINE:
         report = _read(_run_here(trial, request))
         return Visit(report, "this process", 0.0, _delays(report, places, token))
     from espnet3.parallel.parallel import get_client

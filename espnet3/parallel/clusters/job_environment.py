@@ -9,12 +9,10 @@ from typing import TYPE_CHECKING
 from espnet3.parallel.clusters.gpu_pinning import REQUESTED, WORKERS
 from espnet3.parallel.clusters.gpus import VARIABLE
 from espnet3.parallel.clusters.requested import gpus_per_job
+from espnet3.parallel.process_pool import THREAD_VARIABLES
 
 if TYPE_CHECKING:
     from espnet3.parallel.config import ParallelConfig
-
-# Dask's nanny would set them to 1, but leaves alone what it finds.
-_THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
 def prologue(
@@ -33,8 +31,8 @@ def prologue(
         path = shlex.quote(os.pathsep.join(folders))
         lines.append(f"export PYTHONPATH=${{PYTHONPATH:+$PYTHONPATH:}}{path}")
     n_threads = _threads(config, n_workers)
-    if n_threads:
-        lines += [f"export {name}=${{{name}:-{n_threads}}}" for name in _THREADS]
+    if n_threads:  # Dask's nanny would set them to 1, but leaves alone what it finds
+        lines += [f"export {name}=${{{name}:-{n_threads}}}" for name in THREAD_VARIABLES]
     if n_workers > 1:
         lines.append(f"export {WORKERS}={n_workers}")
     if not tells_gpus and (n_gpus := gpus_per_job(config)):

@@ -87,10 +87,8 @@ def complete_options(config: "ParallelConfig", *, is_dry: bool = False) -> dict[
     options = {name: value for name, value in config.options.items() if name not in given.renamed}
     _fill(options, given, "python", shlex.quote(sys.executable))
     _fill(options, given, "processes", 1)
-    if given.get("death_timeout") in (
-        None,
-        60,
-    ):  # 60 is what dask-jobqueue says without being asked
+    # 60 is what dask-jobqueue says without being asked.
+    if given.get("death_timeout") in (None, 60):
         options.setdefault("death_timeout", _DEATH_SECONDS)
     options["job_extra_directives"] = _directives(given, manners)
     options["job_script_prologue"] = given.list("job_script_prologue") + prologue(

@@ -37,6 +37,9 @@ def _jobqueue(cluster: str) -> Backend:
     return Backend("jobqueue", "dask_jobqueue", cluster, "dask-jobqueue")
 
 
+ON_THIS_MACHINE = ("local", "local_gpu")
+"""Backends whose workers are processes of this machine."""
+
 BACKENDS: dict[str, Backend] = {
     "local": Backend("local", cluster="LocalCluster"),
     "local_gpu": Backend("local_gpu", "dask_cuda", "LocalCUDACluster", "-e '.[gpu]'"),

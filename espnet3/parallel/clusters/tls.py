@@ -14,6 +14,7 @@ from typing import Any
 from distributed.security import Security
 
 from espnet3.errors import ResourceError
+from espnet3.shards.lease import start_time
 
 _PREFIX = ".espnet3-tls"
 _CERTIFICATE, _KEY = "certificate.pem", "key.pem"
@@ -152,16 +153,6 @@ def _sweep(base: Path) -> None:
     """Remove certificates of drivers of this machine that were killed."""
     for folder in base.glob(f"{_PREFIX}-{socket.gethostname()}-*"):
         pid = folder.name.split("-")[-2]
-        if pid.isdigit() and not _is_alive(int(pid)):
+        if pid.isdigit() and start_time(int(pid)) is None:
             with suppress(OSError):
                 shutil.rmtree(folder)
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass
-    return True
