@@ -9,9 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.clients import PAUSE
-from tests.conftest import wait_until
-
 pytest.importorskip("espeakng_loader", reason="needs pip install -e '.[demo]'")
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
@@ -71,5 +68,9 @@ def test_infer_gives_the_same_bytes_as_on_this_machine(scheduler, request, recip
         for key in ("hyp", "ref", "speaker", "accent", "score")
     }
     assert there == here
-    wait_until(lambda: len(clients.submitted()) == 2, 60, PAUSE)  # not two for each test set
     assert clients.left_behind() == {}
+    clients.wait_until_empty()
+    # Not two for each test set. Less is possible: one job may be done before the other begins,
+    # and Grid Engine writes its records when it likes.
+    assert len(clients.submitted()) <= 2, clients.submitted()
+    assert len(list((clients.folder / "jobs").glob("*.o[0-9]*"))) <= 2
