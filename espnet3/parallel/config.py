@@ -46,8 +46,8 @@ class ParallelConfig(FrozenConfig):
     """Worker processes to start; unrelated to `trainer.devices`."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Handed verbatim to the backend's cluster class."""
-    mode: Literal["sync"] = "sync"
-    """The driver waits for its workers."""
+    mode: Literal["sync", "async"] = "sync"
+    """sync: the driver waits for its workers; async: it submits them and ends."""
     shards_per_worker: PositiveInt = 16
     """How finely the work is cut; more lets workers finish together, fewer costs less."""
     retries: NonNegativeInt = 3

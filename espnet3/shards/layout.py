@@ -106,6 +106,6 @@ def committed_name(name: str) -> str:
 
 def is_protocol_name(name: str) -> bool:
     """Tell whether a name at the top of a run folder belongs to the protocol, not to the user."""
-    fixed = {"manifest.json", "leases", "logs", FAILED, "_SUCCESS.json"}
+    fixed = {"manifest.json", "leases", "logs", "detached", FAILED, "_SUCCESS.json"}
     patterns = (_SHARD, _ATTEMPT, _ITEMS)
     return name in fixed or any(pattern.fullmatch(name) for pattern in patterns)

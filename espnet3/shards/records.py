@@ -1,0 +1,250 @@
+"""What detached workers and their jobs leave in a run folder, a small JSON file each.
+
+Nobody writes another's file, so none of them needs a lock: who was submitted (`jobs/`), who works
+or worked (`workers/`), at what a worker died (`deaths/`), and that nobody should go on
+(`stop.json`).
+"""
+
+import json
+import os
+import re
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from espnet3.io.atomic import write_json
+from espnet3.io.exclusive import create_bytes
+from espnet3.io.json_text import dump_json
+
+_FOLDER = "detached"
+_NOT_IN_NAMES = re.compile(r"[^\w.-]+", re.ASCII)
+
+DeathKind = Literal["died", "machine", "walltime"]
+StopKind = Literal["cancelled", "failed"]
+
+
+@dataclass(frozen=True)
+class RecordPaths:
+    """Where the records of a run are: the only place that spells these names."""
+
+    root: Path
+
+    @property
+    def folder(self) -> Path:
+        """All of them."""
+        return self.root / _FOLDER
+
+    @property
+    def run(self) -> Path:
+        """The description of the run, to read."""
+        return self.folder / "run.json"
+
+    @property
+    def code(self) -> Path:
+        """The runner and what its workers need, serialised."""
+        return self.folder / "code.pkl"
+
+    @property
+    def jobs(self) -> Path:
+        """A record per submitted job, or per process that was started."""
+        return self.folder / "jobs"
+
+    @property
+    def workers(self) -> Path:
+        """A record per worker that ever began."""
+        return self.folder / "workers"
+
+    @property
+    def deaths(self) -> Path:
+        """A note per attempt that a worker did not survive."""
+        return self.folder / "deaths"
+
+    @property
+    def stop(self) -> Path:
+        """Says that no worker should go on, and why."""
+        return self.folder / "stop.json"
+
+
+def make_folders(root: Path) -> RecordPaths:
+    """Make the folders for the records of a run."""
+    paths = RecordPaths(root)
+    for folder in (paths.jobs, paths.workers, paths.deaths):
+        folder.mkdir(parents=True, exist_ok=True)
+    return paths
+
+
+@dataclass(frozen=True)
+class JobRecord:
+    """A job that was submitted for one worker; on this machine, a process that was started."""
+
+    env: str
+    job_id: str
+    """The scheduler's number; of a process its pid."""
+    submitted: float
+    host: str = ""
+    """Where it was submitted from; of a process, where it runs."""
+    machine: str = ""
+    """Of a process: the `machine_id` in which its pid means something."""
+    started: int = 0
+    """Of a process: its start time in ticks, as `lease.start_time` tells it."""
+    walltime: float | None = None
+    after: str = ""
+    """The job that must end before this one may begin: a successor waits for it."""
+    generation: int = 0
+    """How many jobs came before it in its chain of successors."""
+    log: str = ""
+    script: str = ""
+
+    @property
+    def key(self) -> str:
+        """The name of its file."""
+        return f"{self.env}-{_NOT_IN_NAMES.sub('_', self.job_id)}"
+
+
+@dataclass(frozen=True)
+class WorkerRecord:
+    """A worker, as it says itself: written when it begins, now and then, and when it ends."""
+
+    owner_id: str
+    host: str
+    pid: int
+    started: float
+    env: str = "local"
+    job_id: str = ""
+    submitted: float | None = None
+    """When its job was submitted; None if it has none."""
+    log: str = ""
+    """Its log, relative to the run folder."""
+    limit: float | None = None
+    """When the scheduler will end it, in seconds since 1970."""
+    seen: float = 0.0
+    """When this record was last written: of a worker that was killed, all that is known of its
+    end."""
+    ended: float | None = None
+    reason: str = ""
+    """Why it ended, in words."""
+    exit_code: int | None = None
+    generation: int = 0
+    n_shards: int = 0
+    n_items: int = 0
+    load_seconds: float = 0.0
+    compute_seconds: float = 0.0
+    """In shards that it published."""
+    lost_seconds: float = 0.0
+    """In attempts that came to nothing: deaths, walltime, twins that came second."""
+
+    @property
+    def seconds(self) -> float:
+        """For how long it was there."""
+        return max((self.ended or self.seen or self.started) - self.started, 0.0)
+
+    @property
+    def queue_seconds(self) -> float:
+        """For how long its job waited."""
+        return max(self.started - self.submitted, 0.0) if self.submitted else 0.0
+
+
+@dataclass(frozen=True)
+class DeathNote:
+    """An attempt that its worker did not survive, or that its machine could not bear."""
+
+    shard: int
+    host: str
+    reason: str
+    start: int | None = None
+    """The batch that was running: its first position, and the one behind its last."""
+    stop: int | None = None
+    kind: DeathKind = "died"
+    seconds: float = 0.0
+    """How long the attempt had run."""
+    owner_id: str = ""
+    job_id: str = ""
+    log: str = ""
+    time: float = field(default_factory=time.time)
+    note_id: str = field(default_factory=lambda: uuid.uuid4().hex[:12])
+
+    @property
+    def key(self) -> str:
+        """The name of its file."""
+        return f"{self.shard}-{self.note_id}"
+
+
+@dataclass(frozen=True)
+class StopMark:
+    """Why workers should end, and take no more."""
+
+    kind: StopKind
+    reason: str
+    by: str = ""
+    time: float = field(default_factory=time.time)
+
+
+def write_job(paths: RecordPaths, record: JobRecord) -> None:
+    """Note that a job was submitted."""
+    write_json(paths.jobs / f"{record.key}.json", asdict(record))
+
+
+def write_worker(paths: RecordPaths, record: WorkerRecord) -> None:
+    """Note how a worker stands."""
+    write_json(paths.workers / f"{record.owner_id}.json", asdict(record), sync=False)
+
+
+def write_death(paths: RecordPaths, note: DeathNote) -> bool:
+    """Note a death, unless somebody else noted this very one; see `DeathNote.note_id`."""
+    text = dump_json(asdict(note), indent=1) + "\n"
+    return create_bytes(paths.deaths / f"{note.key}.json", text.encode(), sync=False)
+
+
+def write_stop(paths: RecordPaths, mark: StopMark) -> None:
+    """Tell all workers to end; they look at each heartbeat."""
+    write_json(paths.stop, asdict(mark))
+
+
+def read_jobs(paths: RecordPaths) -> list[JobRecord]:
+    """Return all jobs in the order of their submission."""
+    return sorted(_read_all(paths.jobs, JobRecord), key=lambda job: (job.submitted, job.job_id))
+
+
+def read_workers(paths: RecordPaths) -> list[WorkerRecord]:
+    """Return all workers in the order in which they began."""
+    return sorted(_read_all(paths.workers, WorkerRecord), key=lambda worker: worker.started)
+
+
+def read_deaths(paths: RecordPaths, shard: int | None = None) -> list[DeathNote]:
+    """Return the notes of all shards, or of one, the oldest first."""
+    prefix = "" if shard is None else f"{shard}-"
+    notes = _read_all(paths.deaths, DeathNote, prefix)
+    return sorted(notes, key=lambda note: (note.time, note.note_id))
+
+
+def read_stop(paths: RecordPaths) -> StopMark | None:
+    """Return why workers should end; None if they should not."""
+    mark: StopMark | None = _read(paths.stop, StopMark)
+    return mark
+
+
+def clear_stop(paths: RecordPaths) -> None:
+    """Let workers begin again."""
+    paths.stop.unlink(missing_ok=True)
+
+
+def _read_all(folder: Path, kind: type[Any], prefix: str = "") -> Iterator[Any]:
+    with suppress(FileNotFoundError):
+        names = sorted(entry.name for entry in os.scandir(folder))
+        for name in names:
+            if name.startswith(prefix) and name.endswith(".json") and not name.startswith("."):
+                record = _read(folder / name, kind)
+                if record is not None:
+                    yield record
+
+
+def _read(path: Path, kind: type[Any]) -> Any:
+    """Return a record; None if it is not there, damaged, or of a version that says more."""
+    try:
+        return kind(**json.loads(path.read_bytes()))
+    except (OSError, ValueError, TypeError):
+        return None
