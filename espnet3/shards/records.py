@@ -98,6 +98,9 @@ class JobRecord:
     """How many jobs came before it in its chain of successors."""
     log: str = ""
     script: str = ""
+    others: list[str] = field(default_factory=list)
+    """Other run folders that its worker serves, relative to this one: cancelling one of them must
+    not end the job."""
 
     @property
     def key(self) -> str:
