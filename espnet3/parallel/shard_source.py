@@ -157,7 +157,8 @@ class FolderSource:
     def _task(self, shard: int) -> ShardTask:
         start, stop = self._manifest.bounds[shard : shard + 2]
         edges = None if self._edges is None else batch_edges(self._edges, start, stop)
-        return ShardTask(shard, start, self._items[start:stop], edges=edges)
+        owner_id = self._lease.owner.owner_id
+        return ShardTask(shard, start, self._items[start:stop], edges=edges, owner_id=owner_id)
 
     def new_attempt(self, task: ShardTask) -> str | None:
         """Return the name of a folder that the worker will make."""

@@ -122,6 +122,7 @@ class FolderSink:
                 n_halved=outcome.n_halved,
                 started=round(started, 3),
                 n_deaths=self._task.n_deaths,
+                owner_id=self._task.owner_id,
             ),
         )
         is_ours = commit(self._folder, self._layout, done)

@@ -56,6 +56,8 @@ class ShardTask:
     """Positions given up on, with the reason; they are listed, not run."""
     n_deaths: int = 0
     """Workers that died at this shard before."""
+    owner_id: str = ""
+    """Who holds the claim of the shard; `done` keeps it, for the accounting."""
 
     @property
     def stop(self) -> int:

@@ -58,6 +58,8 @@ class Done:
     """When the attempt began, by the worker's clock, loading included; None in older folders."""
     n_deaths: int = 0
     """Workers that died at this shard before."""
+    owner_id: str = ""
+    """The owner, in `leases/`, for whom the worker ran it: a driver, or a detached worker."""
 
     @property
     def n_items(self) -> int:
