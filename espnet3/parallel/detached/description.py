@@ -1,0 +1,223 @@
+"""All that workers must know of a run, in its folder: a description to read, and the code."""
+
+import json
+import os
+import platform
+import shlex
+import socket
+import sys
+import time
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from espnet3 import __version__
+from espnet3.errors import RunFolderError, StaleRunError
+from espnet3.io.atomic import write_json
+from espnet3.parallel.config import ParallelConfig
+from espnet3.parallel.detached.packed_code import (
+    check_owner,
+    digest_file,
+    digest_modules,
+    read_code,
+    spec_for_folder,
+    user_name,
+    write_code,
+)
+from espnet3.parallel.faults import FaultPolicy
+from espnet3.parallel.tasks import RunSpec
+from espnet3.shards.manifest import Manifest, load_manifest
+from espnet3.shards.records import RecordPaths, make_folders
+
+if TYPE_CHECKING:
+    from espnet3.parallel.base_runner import BaseRunner
+
+
+@dataclass(frozen=True)
+class Description:
+    """A run as it was submitted."""
+
+    run_id: str
+    name: str
+    python: str
+    cwd: str
+    sys_path: list[str]
+    parallel: dict[str, Any]
+    """The `parallel` block."""
+    policy: dict[str, Any]
+    """The fields of the `FaultPolicy`."""
+    code: dict[str, str] = field(default_factory=dict)
+    """The user's module files, and a digest of each."""
+    host: str = ""
+    user: str = ""
+    created: float = 0.0
+    versions: dict[str, str] = field(default_factory=dict)
+
+    def config(self) -> ParallelConfig:
+        """Return the `parallel` block, checked."""
+        return ParallelConfig(**self.parallel)
+
+    def fault_policy(self) -> FaultPolicy:
+        """Return what the run puts up with."""
+        return FaultPolicy(**self.policy)
+
+
+def write_description(
+    root: Path,
+    runner: "BaseRunner",
+    spec: RunSpec,
+    manifest: Manifest,
+    config: ParallelConfig,
+    policy: FaultPolicy,
+) -> Description:
+    """Write description and code of a run into its folder; those of an earlier call are replaced.
+
+    `spec` must have the set-up function of the provider.
+
+    Raises:
+        ProviderError: if the code cannot be written.
+    """
+    paths = make_folders(root)
+    write_code(paths.code, spec, runner)
+    description = Description(
+        run_id=manifest.run_id,
+        name=manifest.name,
+        python=sys.executable,
+        cwd=os.getcwd(),
+        sys_path=[os.path.abspath(entry) for entry in sys.path if isinstance(entry, str)],
+        parallel=config.model_dump(mode="json"),
+        policy=asdict(policy),
+        code=digest_modules(spec, runner),
+        host=socket.gethostname(),
+        user=user_name(os.getuid()),
+        created=time.time(),
+        versions={"espnet3": __version__, "python": platform.python_version()},
+    )
+    write_json(paths.run, asdict(description))
+    paths.run.chmod(0o644)  # under a loose umask others could write it: see check_owner
+    return description
+
+
+def load_description(root: Path) -> Description:
+    """Read the description of the run in `root`.
+
+    Raises:
+        RunFolderError: if there is none: the run was begun by a program that waits for its workers.
+    """
+    path = RecordPaths(root).run
+    try:
+        values = json.loads(path.read_bytes())
+        known = {each.name for each in fields(Description)}
+        return Description(**{name: value for name, value in values.items() if name in known})
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise RunFolderError(_not_detached(root)) from error
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        raise RunFolderError(
+            f"{path} cannot be read ({error}). Run the command that began the run again: it writes "
+            "the file anew, and finished shards are kept."
+        ) from error
+
+
+def _not_detached(root: Path) -> str:
+    if load_manifest(root) is None:
+        return f"There is no run in {root}: it has no manifest.json. Is it the right folder?"
+    return (
+        f"The run in {root} was begun by a program that waits for its workers, so its folder has "
+        "no code that others could run. To go on, run the same command again; to let it go on by "
+        "itself from then on, with parallel.mode=async."
+    )
+
+
+def load_code(root: Path, *, trust: str | None = None) -> tuple[bytes, Any]:
+    """Return the packed `RunSpec` for the run in `root`, and the runner; see the parts below."""
+    return load_spec(root, trust=trust), load_runner(root, trust=trust)
+
+
+def load_spec(root: Path, *, trust: str | None = None) -> bytes:
+    """Return the packed `RunSpec` of the run in `root`, for a `ProcessPool`.
+
+    The user's modules are not imported here, but in the process that loads it.
+
+    Args:
+        root: the run folder, which may have moved since.
+        trust: a user whose code may be run as well as one's own.
+
+    Raises:
+        RunFolderError: if the code is somebody else's, or of another Python.
+    """
+    manifest = _manifest(root)
+    packed = _parts(root, trust)["spec"]
+    return spec_for_folder(packed, manifest.run_id, root.resolve(), manifest.n_shards)
+
+
+def load_runner(root: Path, *, trust: str | None = None) -> Any:
+    """Return the runner of the run in `root`, its `output_dir` as the plan has it.
+
+    Adds to `sys.path` what the user's modules need.
+
+    Raises:
+        RunFolderError: if the code is somebody else's, of another Python, or cannot be imported.
+    """
+    import cloudpickle
+
+    manifest = _manifest(root)
+    packed = _parts(root, trust)["runner"]
+    description = load_description(root)
+    add_to_sys_path(description)
+    try:
+        runner = cloudpickle.loads(packed)
+    except Exception as error:
+        raise RunFolderError(
+            f"The runner of {root} cannot be loaded here ({type(error).__name__}: {error}). Its "
+            f"modules must be where they were on {description.host}: PYTHONPATH="
+            f"{shlex.quote(os.pathsep.join(description.sys_path))}"
+        ) from error
+    runner.output_dir = Path(os.path.normpath(root.resolve() / manifest.output_dir))
+    return runner
+
+
+def check_code(description: Description) -> None:
+    """Refuse to go on with code that is not what was submitted.
+
+    Raises:
+        StaleRunError: naming the file, and the ways on.
+    """
+    for path, digest in description.code.items():
+        now = digest_file(Path(path))
+        if now != digest:
+            what = "changed since the run was submitted" if now else "is gone"
+            raise StaleRunError(
+                f"{path} {what}, so results would be of two versions. Put the file back and type: "
+                "espnet3 resume; or run the command that began the run again, which says what is "
+                "to be decided."
+            )
+
+
+def add_to_sys_path(description: Description) -> None:
+    """Let this process import what the submitting one could; its own modules come first."""
+    sys.path += [entry for entry in description.sys_path if entry not in sys.path]
+
+
+def _parts(root: Path, trust: str | None) -> dict[str, bytes]:
+    description = load_description(root)
+    paths = RecordPaths(root)
+    check_owner(paths.run, paths.run.stat(), trust)  # it says where modules are imported from
+    parts = read_code(paths.code, trust=trust)
+    theirs, ours = description.versions.get("python", ""), platform.python_version()
+    if _minor(theirs) != _minor(ours):
+        raise RunFolderError(
+            f"The code of the run in {root} was written by Python {theirs}, and this is {ours}, "
+            f"which cannot load it. Use the same: {description.python} on {description.host}"
+        )
+    return parts
+
+
+def _minor(version: str) -> str:
+    return ".".join(version.split(".")[:2])
+
+
+def _manifest(root: Path) -> Manifest:
+    manifest = load_manifest(root)
+    if manifest is None:
+        raise RunFolderError(_not_detached(root))
+    return manifest

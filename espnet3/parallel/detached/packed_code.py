@@ -1,0 +1,157 @@
+"""The runner and what its workers need as a file: who may load it, and whether it still holds.
+
+The file is a pickle, and to load a pickle is to run what somebody else wrote. So it is loaded only
+if it belongs to the one who loads it, or to somebody whom they name.
+"""
+
+import hashlib
+import inspect
+import os
+import pickle
+import pwd
+import stat
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from espnet3.errors import ProviderError, RunFolderError
+from espnet3.io.atomic import open_atomic
+from espnet3.parallel.payload import pack_spec
+from espnet3.parallel.tasks import RunSpec
+
+_OTHERS_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH
+
+
+def write_code(path: Path, spec: RunSpec, runner: Any) -> None:
+    """Write what workers and the merge need; the two parts can be loaded one without the other.
+
+    Raises:
+        ProviderError: naming what is too large, or cannot be sent at all.
+    """
+    parts = {"spec": pack_spec(spec, runner.provider), "runner": _pack_runner(runner)}
+    with open_atomic(path, "wb") as file:
+        # Others may read it, and with `--trust` use it; nobody else may change it.
+        os.fchmod(file.fileno(), 0o644)
+        file.write(pickle.dumps(parts))
+
+
+def _pack_runner(runner: Any) -> bytes:
+    import cloudpickle
+
+    try:
+        packed: bytes = cloudpickle.dumps(runner)
+    except Exception as error:
+        raise ProviderError(
+            f"{type(runner).__name__} cannot be written for detached workers "
+            f"({type(error).__name__}: {error}), and the last of them merges with it. Open files, "
+            "locks and connections belong in the provider's build functions; or set parallel.mode: "
+            "sync."
+        ) from error
+    return packed
+
+
+def read_code(path: Path, *, trust: str | None = None) -> dict[str, bytes]:
+    """Return the packed parts, `spec` and `runner`, if the caller may load them.
+
+    Raises:
+        RunFolderError: if the file is somebody else's, or no such file.
+    """
+    try:
+        with path.open("rb") as file:
+            check_owner(path, os.fstat(file.fileno()), trust)
+            parts: dict[str, bytes] = pickle.load(file)
+            return {name: parts[name] for name in ("spec", "runner")}
+    except (OSError, pickle.UnpicklingError, EOFError, KeyError, TypeError) as error:
+        raise RunFolderError(
+            f"{path}, with the code of the run, cannot be read ({error}). Run the command that "
+            "began it again: it writes the file anew, and finished shards are kept."
+        ) from error
+
+
+def check_owner(path: Path, found: os.stat_result, trust: str | None) -> None:
+    """Refuse a file that somebody else wrote, or could have written.
+
+    Raises:
+        RunFolderError: with what to type for one that is trusted.
+    """
+    owner = user_name(found.st_uid)
+    if found.st_uid != os.getuid() and trust != owner:
+        hint = "" if trust is None else f" (not to {trust})"
+        raise RunFolderError(
+            f"{path} belongs to {owner}{hint}, and to go on with this run is to run their code as "
+            f"{user_name(os.getuid())}. If you trust it, add: --trust {owner}"
+        )
+    if found.st_mode & _OTHERS_MAY_WRITE:
+        raise RunFolderError(
+            f"{path} could have been changed by anybody: its mode is "
+            f"{stat.S_IMODE(found.st_mode):o}. If you know that it was not: chmod 644 {path}"
+        )
+
+
+def user_name(uid: int) -> str:
+    """Return who a number stands for; the number itself if nobody here knows."""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
+
+
+class _ForFolder:
+    """A packed spec that, once it is loaded, says of which run it is.
+
+    Only the process that runs the items loads it, and with it the user's modules.
+    """
+
+    def __init__(self, packed: bytes, run_id: str, run_dir: str, n_shards: int) -> None:
+        self._arguments = (packed, run_id, run_dir, n_shards)
+
+    def __reduce__(self) -> Any:
+        return _load_spec, self._arguments
+
+
+def spec_for_folder(packed: bytes, run_id: str, run_dir: Path, n_shards: int) -> bytes:
+    """Return a packed spec like the given one, for the run in `run_dir`."""
+    return pickle.dumps(_ForFolder(packed, run_id, str(run_dir), n_shards))
+
+
+def _load_spec(packed: bytes, run_id: str, run_dir: str, n_shards: int) -> RunSpec:
+    spec: RunSpec = pickle.loads(packed)
+    return replace(spec, run_id=run_id, run_dir=run_dir, n_shards=n_shards)
+
+
+def digest_modules(spec: RunSpec, runner: Any) -> dict[str, str]:
+    """Return the files of the user's modules that a run imports by name, with their digests.
+
+    Not those of ESPnet3, of installed packages, or of the script itself, which is in the pickle.
+    """
+    things = [*type(runner).__mro__, *type(runner.provider).__mro__, spec.setup_fn]
+    files = dict.fromkeys(filter(None, map(_users_file, things)))
+    return {path: digest for path in files if (digest := digest_file(Path(path)))}
+
+
+def digest_file(path: Path) -> str:
+    """Return a digest of a file's content; empty if it cannot be read."""
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError:
+        return ""
+
+
+def _users_file(thing: Any) -> str | None:
+    module = sys.modules.get(getattr(thing, "__module__", None) or "")
+    if module is None or module.__name__ == "__main__":
+        return None
+    if module.__name__.partition(".")[0] in ("espnet3", *sys.stdlib_module_names):
+        return None
+    try:
+        path = Path(inspect.getfile(module)).resolve()
+    except (TypeError, OSError):  # built in
+        return None
+    is_installed = any(path.is_relative_to(folder) for folder in _installed_folders())
+    return None if is_installed else str(path)
+
+
+def _installed_folders() -> Iterator[str]:
+    yield from {os.path.realpath(prefix) for prefix in (sys.prefix, sys.base_prefix)}

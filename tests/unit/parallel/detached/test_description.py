@@ -1,0 +1,218 @@
+"""What a run folder tells workers that have nothing else, and whose code they load."""
+
+import json
+import os
+import pickle
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+
+from espnet3.errors import ProviderError, RunFolderError, StaleRunError
+from espnet3.parallel.base_runner import BaseRunner
+from espnet3.parallel.config import ParallelConfig
+from espnet3.parallel.detached.description import (
+    check_code,
+    load_code,
+    load_description,
+    load_spec,
+    write_description,
+)
+from espnet3.parallel.faults import FaultPolicy
+from espnet3.shards.manifest import load_manifest
+from espnet3.shards.records import RecordPaths
+
+_CONFIG = ParallelConfig(env="slurm", n_workers=3, options={"cores": 1, "memory": "1GB"})
+_POLICY = FaultPolicy(skip_errors=True, retries=1)
+
+
+class Numbers:
+    def build_env_local(self):
+        return {"factor": 3}
+
+    def build_worker_setup_fn(self):
+        return self.build_env_local
+
+
+class Times(BaseRunner):
+    @staticmethod
+    def forward(idx, factor):
+        return idx * factor
+
+
+def describe(root, runner=None):
+    runner = runner or Times(Numbers(), output_dir=root)
+    if load_manifest(root) is None:
+        Times(Numbers(), output_dir=root)(range(6))
+    spec = replace(runner._spec(), setup_fn=runner.provider.build_worker_setup_fn())
+    return write_description(root, runner, spec, load_manifest(root), _CONFIG, _POLICY)
+
+
+def test_a_description_is_read_as_it_was_written(awkward):
+    written = describe(awkward)
+    read = load_description(awkward)
+    assert read == written
+    assert read.config() == _CONFIG
+    assert read.fault_policy() == _POLICY
+    assert read.run_id == load_manifest(awkward).run_id
+
+
+def test_code_comes_back_for_the_folder_as_it_is_now(tmp_path):
+    describe(tmp_path / "run")
+    os.rename(tmp_path / "run", tmp_path / "moved")
+    packed, runner = load_code(tmp_path / "moved")
+    spec = pickle.loads(packed)
+    assert spec.run_dir == str(tmp_path / "moved")
+    assert spec.run_id == load_manifest(tmp_path / "moved").run_id
+    assert spec.n_shards == load_manifest(tmp_path / "moved").n_shards
+    assert spec.hooks.forward(5, **spec.setup_fn()) == 15
+    assert runner.output_dir == tmp_path / "moved"
+
+
+def test_output_folder_above_the_run_folder_is_kept(tmp_path):
+    runner = Times(Numbers(), output_dir=tmp_path, shard_subdir="shards/of it")
+    runner(range(2))
+    describe(tmp_path / "shards/of it", runner)
+    assert load_code(tmp_path / "shards/of it")[1].output_dir == tmp_path
+
+
+def test_packed_spec_does_not_import_the_users_modules(tmp_path):
+    module = tmp_path / "their_parts.py"
+    module.write_text(
+        "from espnet3.parallel.base_runner import BaseRunner\n"
+        "class Provider:\n"
+        "    def build_env_local(self): return {}\n"
+        "    def build_worker_setup_fn(self): return self.build_env_local\n"
+        "class Runner(BaseRunner):\n"
+        "    @staticmethod\n"
+        "    def forward(idx): return idx\n"
+    )
+    root = tmp_path / "run"
+    sys.path.insert(0, str(tmp_path))
+    try:
+        import their_parts
+
+        runner = their_parts.Runner(their_parts.Provider(), output_dir=root)
+        description = describe(root, runner)
+    finally:
+        sys.path.remove(str(tmp_path))
+        sys.modules.pop("their_parts", None)
+    assert list(description.code) == [str(module)]
+    load_spec(root)
+    assert "their_parts" not in sys.modules
+
+    check_code(description)
+    module.write_text(module.read_text() + "\nBEAM = 4\n")
+    with pytest.raises(StaleRunError, match=r"their_parts\.py changed since.*espnet3 resume"):
+        check_code(description)
+    module.unlink()
+    with pytest.raises(StaleRunError, match=r"their_parts\.py is gone"):
+        check_code(description)
+
+
+def test_a_run_of_a_waiting_program_says_to_run_it_again(tmp_path):
+    Times(Numbers(), output_dir=tmp_path)(range(2))
+    with pytest.raises(RunFolderError, match="run the same command again"):
+        load_description(tmp_path)
+    with pytest.raises(RunFolderError, match=r"no manifest.json"):
+        load_description(tmp_path / "elsewhere")
+
+
+def test_a_damaged_description_says_what_to_do(tmp_path):
+    describe(tmp_path)
+    RecordPaths(tmp_path).run.write_text("{")
+    with pytest.raises(RunFolderError, match="writes the file anew"):
+        load_description(tmp_path)
+
+
+def test_unknown_keys_of_a_later_version_are_left_alone(tmp_path):
+    written = describe(tmp_path)
+    path = RecordPaths(tmp_path).run
+    path.write_text(json.dumps({**json.loads(path.read_text()), "later": 1}))
+    assert load_description(tmp_path) == written
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give a file away")
+@pytest.mark.parametrize("name", ["code", "run"])
+def test_code_of_another_user_is_loaded_only_if_they_are_named(tmp_path, name):
+    describe(tmp_path)
+    os.chown(getattr(RecordPaths(tmp_path), name), 1, -1)
+    with pytest.raises(RunFolderError, match=r"belongs to daemon.*add: --trust daemon"):
+        load_code(tmp_path)
+    with pytest.raises(RunFolderError, match="--trust daemon"):
+        load_code(tmp_path, trust="nobody")
+    assert load_code(tmp_path, trust="daemon")[1].on_error == "raise"
+
+
+def test_code_that_anybody_may_write_is_refused(tmp_path):
+    describe(tmp_path)
+    code = RecordPaths(tmp_path).code
+    assert code.stat().st_mode & 0o777 == 0o644
+    code.chmod(0o666)
+    with pytest.raises(RunFolderError, match=r"its mode is 666.*chmod 644"):
+        load_code(tmp_path)
+
+
+def test_a_loose_umask_does_not_matter(tmp_path):
+    before = os.umask(0)
+    try:
+        describe(tmp_path)
+    finally:
+        os.umask(before)
+    load_code(tmp_path)
+
+
+def test_damaged_code_says_what_to_do(tmp_path):
+    describe(tmp_path)
+    RecordPaths(tmp_path).code.write_bytes(b"no pickle")
+    with pytest.raises(RunFolderError, match="writes the file anew"):
+        load_code(tmp_path)
+
+
+def test_another_python_is_refused_with_the_right_one(tmp_path):
+    describe(tmp_path)
+    path = RecordPaths(tmp_path).run
+    values = json.loads(path.read_text())
+    values["versions"]["python"] = "3.2.1"
+    path.write_text(json.dumps(values))
+    with pytest.raises(RunFolderError, match=r"written by Python 3\.2\.1.*Use the same"):
+        load_code(tmp_path)
+
+
+def test_a_runner_that_cannot_be_written_is_named(tmp_path):
+    runner = Times(Numbers(), output_dir=tmp_path)
+    runner.lock = __import__("threading").Lock()
+    with pytest.raises(ProviderError, match=r"Times cannot be written.*parallel.mode: sync"):
+        describe(tmp_path, runner)
+
+
+def test_a_script_of_its_own_travels_by_value(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "from dataclasses import replace; from pathlib import Path; import sys\n"
+        "from espnet3.parallel.base_runner import BaseRunner\n"
+        "from espnet3.parallel.config import ParallelConfig\n"
+        "from espnet3.parallel.detached.description import write_description\n"
+        "from espnet3.parallel.faults import FaultPolicy\n"
+        "from espnet3.shards.manifest import load_manifest\n"
+        "class Provider:\n"
+        "    def build_env_local(self): return {}\n"
+        "    def build_worker_setup_fn(self): return self.build_env_local\n"
+        "class Runner(BaseRunner):\n"
+        "    @staticmethod\n"
+        "    def forward(idx): return idx + 1\n"
+        "root = Path(sys.argv[1])\n"
+        "runner = Runner(Provider(), output_dir=root)\n"
+        "runner(range(3))\n"
+        "spec = replace(runner._spec(), setup_fn=runner.provider.build_worker_setup_fn())\n"
+        "write_description(root, runner, spec, load_manifest(root), ParallelConfig(),\n"
+        "                  FaultPolicy())\n"
+    )
+    root = tmp_path / "run"
+    subprocess.run([sys.executable, script, root], check=True, timeout=120, cwd=tmp_path)
+    script.unlink()
+    packed, runner = load_code(root)
+    assert pickle.loads(packed).hooks.forward(4) == 5
+    assert type(runner).__name__ == "Runner"
+    assert load_description(root).code == {}
