@@ -1,5 +1,6 @@
 """How a run stands, from its folder alone: no driver, worker or scheduler is asked."""
 
+import os
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -7,16 +8,18 @@ from typing import Any
 
 from espnet3.errors import RunFolderError
 from espnet3.io.tables import read_jsonl
-from espnet3.shards.commit import Done, attempts
-from espnet3.shards.layout import FAILED
+from espnet3.shards.commit import Done, read_done
+from espnet3.shards.layout import FAILED, shard_of, shard_of_attempt
 from espnet3.shards.lease import claims, living_owners
-from espnet3.shards.manifest import Manifest, load_manifest
+from espnet3.shards.manifest import Manifest, load_manifest, read_run_id
 from espnet3.shards.merge import read_coverage
 from espnet3.shards.position import read_position
+from espnet3.shards.records import RecordPaths, StopMark, read_stop
 from espnet3.shards.success import read_success
 
 _RECENT_SHARDS = 64
 _GAP_SECONDS = 1.0
+_TWIN = ".twin"
 
 
 @dataclass(frozen=True)
@@ -27,6 +30,11 @@ class RunningShard:
     owner: str
     n_done: int
     n_items: int
+    owner_id: str = ""
+    seconds: float = 0.0
+    """Since it was taken."""
+    is_twin: bool = False
+    """Somebody else works on it as well, and the first to finish wins; so it counts once."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +53,15 @@ class RunStatus:
     items_per_second: float | None
     eta_seconds: float | None
     seconds: float | None
+    stop: StopMark | None = None
+    """Why detached workers should end, and take no more."""
+    is_detached: bool = False
+    """Whether its workers need no driver."""
+
+    @property
+    def n_done_so_far(self) -> int:
+        """Items done, those of unfinished shards included."""
+        return self.n_done + sum(shard.n_done for shard in self.running if not shard.is_twin)
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain data for `--json`."""
@@ -67,33 +84,113 @@ def require_manifest(run_dir: Path) -> Manifest:
 
 def read_status(run_dir: Path) -> RunStatus:
     """Count what is done, running and failed, and estimate the time left."""
-    manifest = require_manifest(run_dir)
-    coverage = read_coverage(run_dir, manifest)
-    done = list(coverage.committed.values())
-    success = read_success(manifest.layout(run_dir), manifest.run_id)
-    owners = {
-        owner.owner_id: str(owner) for owner in living_owners(manifest.layout(run_dir).leases)
-    }
-    running = _running_shards(run_dir, manifest, owners) if owners and coverage.missing else []
-    # Once merged, the shards may have been removed to save room.
-    n_done = manifest.n_items if success else sum(shard.n_items for shard in done)
-    n_failed = success["n_failed"] if success else sum(shard.n_failed for shard in done)
-    rate = _recent_rate(done, len(running))
-    left = manifest.n_items - n_done - sum(shard.n_done for shard in running)
-    return RunStatus(
-        run_dir=str(run_dir),
-        name=manifest.name,
-        state=_state(success is not None, bool(owners), not coverage.missing),
-        n_items=manifest.n_items,
-        n_done=n_done,
-        n_failed=n_failed,
-        n_shards=manifest.n_shards,
-        n_shards_done=manifest.n_shards if success else len(done),
-        running=running,
-        items_per_second=rate,
-        eta_seconds=left / rate if rate and owners else None,
-        seconds=success["seconds"] if success else _end(done, bool(owners)) - manifest.created,
-    )
+    return StatusReader(run_dir).read()
+
+
+class StatusReader:
+    """Tells again and again how a run stands; what each committed shard says is read once."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self.run_dir = run_dir
+        self._load()
+
+    def _load(self) -> None:
+        self.manifest = require_manifest(self.run_dir)
+        self._layout = self.manifest.layout(self.run_dir)
+        self._known: dict[tuple[str, int], Done | None] = {}
+
+    def read(self) -> RunStatus:
+        """Look at the folder again."""
+        if read_run_id(self.run_dir) != self.manifest.run_id:  # started anew
+            self._load()
+        manifest, layout = self.manifest, self._layout
+        committed, working = self._scan()
+        done = list(committed.values())
+        is_complete = len(committed) == manifest.n_shards
+        success = read_success(layout, manifest.run_id)
+        owners = {owner.owner_id: str(owner) for owner in living_owners(layout.leases)}
+        running = self._running(working, owners) if owners and not is_complete else []
+        # Once merged, the shards may have been removed to save room.
+        n_done = manifest.n_items if success else sum(shard.n_items for shard in done)
+        n_failed = success["n_failed"] if success else sum(shard.n_failed for shard in done)
+        rate = _recent_rate(done, len(running))
+        left = manifest.n_items - n_done - sum(s.n_done for s in running if not s.is_twin)
+        records = RecordPaths(self.run_dir)
+        stop = read_stop(records)
+        return RunStatus(
+            run_dir=str(self.run_dir),
+            name=manifest.name,
+            state=_state(success is not None, bool(owners), is_complete, stop),
+            n_items=manifest.n_items,
+            n_done=n_done,
+            n_failed=n_failed,
+            n_shards=manifest.n_shards,
+            n_shards_done=manifest.n_shards if success else len(done),
+            running=running,
+            items_per_second=rate,
+            eta_seconds=left / rate if rate and owners else None,
+            seconds=success["seconds"] if success else _end(done, bool(owners)) - manifest.created,
+            stop=stop,
+            is_detached=records.run.exists(),
+        )
+
+    def _scan(self) -> tuple[dict[int, Done], dict[int, list[Path]]]:
+        """Return the committed shards, and the folders of attempts, from one listing."""
+        committed: dict[int, Done] = {}
+        working: dict[int, list[Path]] = {}
+        known = {}
+        for entry in os.scandir(self.run_dir):
+            attempted = shard_of_attempt(entry.name)
+            if attempted is not None:
+                working.setdefault(attempted, []).append(Path(entry.path))
+            shard = shard_of(entry.name)
+            # A copy that somebody made by hand (`split.07`) is none.
+            if shard is None or entry.name != self._layout.shard_name(shard):
+                continue
+            key = (entry.name, entry.inode())
+            done = self._known.get(key) or read_done(entry.path)
+            known[key] = done
+            if done is not None and self._is_of_plan(done, shard):
+                committed[shard] = done
+        self._known = known
+        return committed, working
+
+    def _is_of_plan(self, done: Done, shard: int) -> bool:
+        manifest = self.manifest
+        if shard >= manifest.n_shards or done.shard != shard or done.run_id != manifest.run_id:
+            return False
+        return [done.start, done.stop] == manifest.bounds[shard : shard + 2]
+
+    def _running(
+        self, working: dict[int, list[Path]], owners: dict[str, str]
+    ) -> list[RunningShard]:
+        claimed = claims(self._layout.leases)
+        running = []
+        for shard, folders in sorted(working.items()):
+            if shard >= self.manifest.n_shards:
+                continue
+            name = self._layout.shard_name(shard)
+            held = [(claim, claimed.get(claim, "")) for claim in (name, name + _TWIN)]
+            held = [(claim, owner) for claim, owner in held if owner in owners]
+            start, stop = self.manifest.bounds[shard : shard + 2]
+            positions = [position for folder in folders if (position := read_position(folder))]
+            # An attempt that is left over from another run of this folder may be anywhere.
+            n_done = max((p[0] - start for p in positions if start <= p[0] <= stop), default=0)
+            for number, (claim, owner) in enumerate(held):
+                seconds = _age(self._layout.claim(claim))
+                running.append(
+                    RunningShard(
+                        shard, owners[owner], n_done, stop - start, owner, seconds, number > 0
+                    )
+                )
+        return running
+
+
+def _age(path: Path) -> float:
+    try:
+        return max(time.time() - path.stat().st_mtime, 0.0)
+    except OSError:
+        return 0.0
 
 
 def _end(done: list[Done], has_owner: bool) -> float:
@@ -101,31 +198,14 @@ def _end(done: list[Done], has_owner: bool) -> float:
     return time.time() if has_owner or not done else max(shard.finished for shard in done)
 
 
-def _state(is_merged: bool, has_owner: bool, is_complete: bool) -> str:
+def _state(is_merged: bool, has_owner: bool, is_complete: bool, stop: StopMark | None) -> str:
     if is_merged:
         return "complete"
     if has_owner:
-        return "running"
+        return "stopping" if stop else "running"
+    if stop and (stop.kind == "failed" or not is_complete):
+        return stop.kind
     return "not merged" if is_complete else "stopped"
-
-
-def _running_shards(
-    run_dir: Path, manifest: Manifest, owners: dict[str, str]
-) -> list[RunningShard]:
-    layout = manifest.layout(run_dir)
-    claimed = claims(layout.leases)
-    working = attempts(run_dir)
-    running = []
-    for shard, folders in sorted(working.items()):
-        owner = owners.get(claimed.get(layout.shard_name(shard), ""))
-        if owner is None or shard >= manifest.n_shards:
-            continue
-        start, stop = manifest.bounds[shard : shard + 2]
-        positions = [position for folder in folders if (position := read_position(folder))]
-        # An attempt that is left over from another run of this folder may be anywhere.
-        n_done = max((p[0] - start for p in positions if start <= p[0] <= stop), default=0)
-        running.append(RunningShard(shard, owner, n_done, stop - start))
-    return running
 
 
 def _recent_rate(done: list[Done], n_running: int) -> float | None:

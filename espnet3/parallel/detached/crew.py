@@ -1,0 +1,181 @@
+"""Who works for a detached run, and who is on the way: workers and jobs, side by side."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from espnet3.parallel.clusters.schedulers import JobState
+from espnet3.shards.layout import leases_folder
+from espnet3.shards.lease import Owner, living_owners
+from espnet3.shards.records import (
+    JobRecord,
+    RecordPaths,
+    WorkerRecord,
+    read_jobs,
+    read_workers,
+)
+
+_NEW_SECONDS = 60.0
+_MOST_ASKED = 200
+_CLOCK_SECONDS = 5.0
+UNKNOWN = JobState("unknown", "")
+
+AskJobs = Callable[[Sequence[JobRecord]], dict[str, JobState]]
+
+
+@dataclass(frozen=True)
+class Worker:
+    """A worker that is, or was, at work."""
+
+    record: WorkerRecord
+    is_alive: bool
+
+    @property
+    def name(self) -> str:
+        """How people call it: by its job where it has one, else by machine and process."""
+        record = self.record
+        return record.job_id or f"{record.host}:{record.pid}"
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether it is gone and could not say why."""
+        return not self.is_alive and self.record.ended is None
+
+
+@dataclass(frozen=True)
+class Job:
+    """A job that was submitted, or a process that was started, and what is known of it."""
+
+    record: JobRecord
+    state: JobState
+    workers: tuple[WorkerRecord, ...] = ()
+    """Those that it brought: several if it was requeued."""
+    has_living_worker: bool = False
+    is_successor: bool = False
+    """It waits for a job that is still there."""
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether it is in the queue and nothing but the scheduler holds it back."""
+        return self.state.phase == "pending" and not self.is_successor
+
+    @property
+    def is_starting(self) -> bool:
+        """Whether it runs, or should, but its worker has not signed in."""
+        if self.has_living_worker or self.workers:
+            return False
+        is_new = time.time() - self.record.submitted < _NEW_SECONDS
+        return self.state.phase == "running" or (self.state.phase == "unknown" and is_new)
+
+    @property
+    def is_there(self) -> bool:
+        """Whether it has not ended, as far as one can tell."""
+        return self.has_living_worker or self.is_starting or self.state.phase != "ended"
+
+
+@dataclass(frozen=True)
+class Crew:
+    """All workers and jobs of a run."""
+
+    workers: list[Worker]
+    jobs: list[Job]
+
+    @property
+    def living(self) -> list[Worker]:
+        """Those at work."""
+        return [worker for worker in self.workers if worker.is_alive]
+
+    @property
+    def waiting(self) -> list[Job]:
+        """Jobs in the queue, without successors of jobs that are still there."""
+        return [job for job in self.jobs if job.is_waiting]
+
+    @property
+    def starting(self) -> list[Job]:
+        """Jobs whose workers should sign in soon."""
+        return [job for job in self.jobs if job.is_starting]
+
+    @property
+    def n_present(self) -> int:
+        """How many work, or will without anybody's help."""
+        return len(self.living) + len(self.waiting) + len(self.starting)
+
+
+def read_crew(root: Path, ask: AskJobs | None = None) -> Crew:
+    """Read who is there, and ask the scheduler of jobs that have no living worker.
+
+    Args:
+        root: the run folder.
+        ask: answers for jobs, in place of `job_states`.
+    """
+    paths = RecordPaths(root)
+    owners = {owner.owner_id: owner for owner in living_owners(leases_folder(root))}
+    records = {record.owner_id: record for record in read_workers(paths)}
+    workers = [Worker(record, owner_id in owners) for owner_id, record in records.items()]
+    # One whose record is not to be seen yet, or a driver that waits for its own workers.
+    workers += [Worker(_of_owner(o), True) for key, o in owners.items() if key not in records]
+    return Crew(workers, _read_jobs(read_jobs(paths), workers, ask or _ask_schedulers))
+
+
+def count_crew(root: Path) -> int:
+    """Return how many workers a run has or will have without anybody's help."""
+    return read_crew(root).n_present
+
+
+def _of_owner(owner: Owner) -> WorkerRecord:
+    return WorkerRecord(
+        owner.owner_id, owner.host, owner.pid, time.time(), env="", job_id=owner.job_id
+    )
+
+
+def _ask_schedulers(records: Sequence[JobRecord]) -> dict[str, JobState]:
+    from espnet3.parallel.detached.submit import job_states
+
+    return job_states(records)
+
+
+def _read_jobs(records: list[JobRecord], workers: list[Worker], ask: AskJobs) -> list[Job]:
+    brought = {r.key: [w for w in workers if _is_of(w.record, r)] for r in records}
+    asked = [r for r in records if _is_open(brought[r.key])][-_MOST_ASKED:]
+    states = ask(asked) if asked else {}
+    told = {r.key: states.get(r.key) or _as_told(brought[r.key]) for r in records}
+    present = {
+        (r.env, r.job_id)
+        for r in records
+        if any(w.is_alive for w in brought[r.key]) or told[r.key].phase in ("pending", "running")
+    }
+    return [
+        Job(
+            record,
+            told[record.key],
+            tuple(worker.record for worker in brought[record.key]),
+            has_living_worker=any(worker.is_alive for worker in brought[record.key]),
+            is_successor=bool(record.after) and (record.env, record.after) in present,
+        )
+        for record in records
+    ]
+
+
+def _is_of(worker: WorkerRecord, job: JobRecord) -> bool:
+    if worker.env != job.env or worker.started < job.submitted - _CLOCK_SECONDS:
+        return False
+    if job.machine:  # a process
+        return str(worker.pid) == job.job_id and worker.host in (job.host, "")
+    return worker.job_id == job.job_id
+
+
+def _is_open(workers: list[Worker]) -> bool:
+    """Tell whether only the scheduler knows what became of a job: it brought no worker yet, or one
+    that could not say why it ended."""
+    if any(worker.is_alive for worker in workers):
+        return False
+    return not any(worker.record.ended and worker.record.exit_code == 0 for worker in workers)
+
+
+def _as_told(workers: list[Worker]) -> JobState:
+    """Return what the workers' own records say of their job."""
+    if any(worker.is_alive for worker in workers):
+        return JobState("running", "")
+    ended = [worker.record for worker in workers if worker.record.ended is not None]
+    return JobState("ended", "", ended[-1].reason) if ended else UNKNOWN
