@@ -1,7 +1,6 @@
 """Where the results of a shard go: into memory, or into a folder that is committed."""
 
 import os
-import socket
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -17,6 +16,7 @@ from espnet3.parallel.tasks import Cells, Failure, RunSpec, ShardTask, failure_r
 from espnet3.shards.commit import Done, commit, discard_attempt, finish_attempt
 from espnet3.shards.layout import FAILED, POSITION, RunLayout
 from espnet3.shards.manifest import read_run_id
+from espnet3.shards.owner import node_name
 from espnet3.shards.position import Position
 
 
@@ -116,7 +116,7 @@ class FolderSink:
                 n_failed=len(outcome.failures),
                 seconds=outcome.seconds,
                 load_seconds=outcome.load_seconds,
-                host=socket.gethostname(),
+                host=node_name(),
                 pid=os.getpid(),
                 summary=summary,
                 n_halved=outcome.n_halved,

@@ -12,6 +12,7 @@ _SHARD = re.compile(r"split\.(\d+)")
 _ATTEMPT = re.compile(r"split\.(\d+)\.part-.+")
 _ITEMS = re.compile(r"manifest\.[0-9a-f]{16}\.items")
 _DISCARDED = "-dead"
+_CLAIM = ".claim"
 
 
 class RunLayout:
@@ -59,7 +60,7 @@ class RunLayout:
 
     def claim(self, name: str) -> Path:
         """Return the file that says who works on `name` (a shard's name, or `merge`)."""
-        return self.leases / f"{name}.claim"
+        return self.leases / f"{name}{_CLAIM}"
 
 
 def manifest_path(root: Path) -> Path:
@@ -85,6 +86,11 @@ def discarded_path(attempt: Path) -> Path:
 def leases_folder(root: Path) -> Path:
     """Return the folder of owner and claim files of the run in `root`."""
     return root / "leases"
+
+
+def claimed_name(file_name: str) -> str:
+    """Return what a claim file claims; empty for a file that is none."""
+    return file_name.removesuffix(_CLAIM) if file_name.endswith(_CLAIM) else ""
 
 
 def shard_of(name: str) -> int | None:

@@ -8,19 +8,21 @@ import json
 import logging
 import os
 import re
-import socket
 import threading
 import time
-import uuid
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
-from functools import cache
+from dataclasses import asdict
 from pathlib import Path
 
 from espnet3.io.atomic import temp_pid, write_bytes
 from espnet3.io.exclusive import create_bytes
 from espnet3.shards.layout import leases_folder
+from espnet3.shards.owner import Owner, machine_id, node_name, start_time
 
+__all__ = [
+    "HEARTBEAT", "TIMEOUT", "Lease", "Owner", "claims", "find_owner", "living_owners", "machine_id",
+    "node_name", "start_time",
+]  # fmt: skip
 logger = logging.getLogger(__name__)
 
 HEARTBEAT = 5.0
@@ -28,65 +30,6 @@ HEARTBEAT = 5.0
 TIMEOUT = 60.0
 """Seconds without a heartbeat after which an owner counts as dead."""
 _OWNER_ID = re.compile("[0-9a-f]{16}")
-_JOB_VARIABLES = ("SLURM_JOB_ID", "PBS_JOBID", "JOB_ID", "LSB_JOBID", "OAR_JOB_ID")
-
-
-@dataclass(frozen=True)
-class Owner:
-    """A process that works in a run folder."""
-
-    host: str
-    machine: str
-    pid: int
-    started: int
-    job_id: str = ""
-    owner_id: str = field(default_factory=lambda: uuid.uuid4().hex[:16])
-
-    @classmethod
-    def of_this_process(cls) -> "Owner":
-        """Describe the calling process."""
-        job_id = next((os.environ[name] for name in _JOB_VARIABLES if name in os.environ), "")
-        pid = os.getpid()
-        return cls(socket.gethostname(), machine_id(), pid, start_time(pid) or 0, job_id)
-
-    def __str__(self) -> str:
-        """Return `host:pid`, with the scheduler's job if there is one."""
-        return f"{self.host}:{self.pid}" + (f" (job {self.job_id})" if self.job_id else "")
-
-
-@cache
-def machine_id() -> str:
-    """Identify the kernel and process namespace, in which a pid means one process."""
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return f"{boot} {os.readlink('/proc/self/ns/pid')}"
-    except OSError:
-        return socket.gethostname()
-
-
-def start_time(pid: int) -> int | None:
-    """Return when a process started, in clock ticks since boot; None if it is gone.
-
-    With the pid it names a process for good: pids are used again. 0 if it is there and one cannot
-    tell: no /proc, or one that hides the processes of other users.
-    """
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return _alive_by_signal(pid)
-    fields = stat.rpartition(")")[2].split()
-    is_zombie = fields[0] in "ZX"
-    return None if is_zombie else int(fields[19])
-
-
-def _alive_by_signal(pid: int) -> int | None:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return None
-    except PermissionError:
-        pass
-    return 0
 
 
 class Lease:
@@ -165,6 +108,11 @@ class Lease:
         path = self.folder / f"{name}.claim"
         if _read_owner_id(path) == self.owner.owner_id:
             path.unlink(missing_ok=True)
+
+    def is_held(self, name: str) -> bool:
+        """Tell whether a living owner has claimed `name`; a look that changes nothing."""
+        holder = _read_owner_id(self.folder / f"{name}.claim")
+        return holder is not None and self._is_alive(holder)
 
     def sweep(self) -> None:
         """Remove what dead owners left in the lease folder."""

@@ -1,0 +1,193 @@
+"""What is left of a run: one listing of its folder instead of a look at each shard.
+
+A worker among many must not touch thousands of files to find its next shard. The names say nearly
+all: a folder `split.7` is a committed shard, a file `split.7.claim` one in somebody's hands. They
+may be seen late, so a name that is not there proves nothing: the claim decides who works, and the
+commit whose results count.
+"""
+
+import os
+import random
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from espnet3.shards.layout import claimed_name, shard_of, shard_of_attempt
+from espnet3.shards.lease import HEARTBEAT, Lease
+from espnet3.shards.manifest import Manifest
+from espnet3.shards.plan import run_order
+
+FRESH_SECONDS = 5.0
+"""How long a listing is good enough to choose from."""
+_SETTLED_SECONDS = 120.0  # longer than any file system keeps names that are not true any more
+_MAX_TRIES = 20
+
+
+def _any(shard: int) -> bool:
+    return True
+
+
+class Board:
+    """The shards of a run as one worker sees them: committed, in others' hands, or free.
+
+    What is asked without `refresh` is answered from the last listing. Taking a shard costs at most
+    two listings and a few files, however many shards there are; see docs/file-systems.md.
+
+    Example:
+        ```python
+        board = Board(root, manifest, lease)
+        while (shard := board.take()) is not None:
+            ...  # run and commit it
+            board.finished(shard)
+        ```
+    """
+
+    def __init__(self, root: Path, manifest: Manifest, lease: Lease) -> None:
+        self._root = root
+        self._layout = manifest.layout(root)
+        self._lease = lease
+        self._order = run_order(manifest.costs)
+        self._costs = manifest.costs
+        # By owner: workers that start at once must not all reach for the same shard.
+        self._random = random.Random(lease.owner.owner_id)
+        self._listed = float("-inf")
+        self._looked = time.monotonic()
+        self._committed: set[int] = set()
+        self._noted: dict[int, float] = {}
+        self._claimed: set[int] = set()
+        self._mine: set[int] = set()
+        self._n_owners = 1
+        self._attempts: dict[int, list[str]] = {}
+
+    def refresh(self, max_age: float = 0.0) -> None:
+        """List the folder, unless the last listing is younger than `max_age` seconds."""
+        if time.monotonic() - self._listed <= max_age:
+            return
+        self._list_leases()  # first: what is released meanwhile is in the other list
+        self._list_shards()
+        self._listed = time.monotonic()
+
+    def _list_leases(self) -> None:
+        self._claimed, self._n_owners = set(), 0
+        for name in _names(self._lease.folder):
+            if name.endswith(".owner"):
+                self._n_owners += 1
+            elif (shard := shard_of(claimed_name(name))) is not None:
+                self._claimed.add(shard)
+
+    def _list_shards(self) -> None:
+        found: set[int] = set()
+        self._attempts = {}
+        for name in _names(self._root):
+            if (shard := shard_of(name)) is not None and name == self._layout.shard_name(shard):
+                found.add(shard)
+            elif (shard := shard_of_attempt(name)) is not None:
+                self._attempts.setdefault(shard, []).append(name)
+        # What we know to be published may be missing in the list for a while; not for ever, as it
+        # may have been set aside.
+        now = time.monotonic()
+        self._noted = {s: t for s, t in self._noted.items() if now - t < _SETTLED_SECONDS}
+        self._committed = found.union(self._noted)
+
+    @property
+    def committed(self) -> frozenset[int]:
+        """Shards whose folder is there. Only the merge looks whether they are intact."""
+        return frozenset(self._committed)
+
+    def n_left(self) -> int:
+        """Return how many shards are not committed."""
+        return sum(shard not in self._committed for shard in self._order)
+
+    def is_complete(self) -> bool:
+        """Tell whether all shards are committed, as far as their names tell."""
+        return self.n_left() == 0
+
+    def free(self) -> list[int]:
+        """Return the shards that nobody has, the costliest first."""
+        return [s for s in self._order if s not in self._committed and s not in self._claimed]
+
+    def in_hands(self) -> list[int]:
+        """Return the uncommitted shards that others have, dead or alive, the costliest first."""
+        return [
+            s
+            for s in self._order
+            if s in self._claimed and s not in self._committed and s not in self._mine
+        ]
+
+    def attempts(self, shard: int) -> list[Path]:
+        """Return the folders of unfinished attempts at a shard, the dead ones' too."""
+        return [self._root / name for name in self._attempts.get(shard, [])]
+
+    def take(self, fits: Callable[[int], bool] = _any) -> int | None:
+        """Claim a shard that is free, or whose owner died, preferring costly ones.
+
+        Args:
+            fits: tells whether to take a shard at all; the others are left to other workers.
+
+        Returns:
+            None if there is none for us now: nothing is left, fits, or is in dead hands.
+        """
+        self.refresh(FRESH_SECONDS)
+        for _ in range(_MAX_TRIES):
+            shard = self._of_the_dead(fits)
+            if shard is None:
+                shard = self._choose(fits)
+            if shard is None:
+                return None
+            if self._claim(shard):
+                return shard
+            self.refresh()
+        return None
+
+    def _choose(self, fits: Callable[[int], bool]) -> int | None:
+        """Choose one of the costliest free shards, as many as there are workers to reach for it."""
+        free = [shard for shard in self.free() if fits(shard)]
+        if not free:
+            return None
+        nearly_as_costly = [s for s in free if self._costs[s] >= self._costs[free[0]] / 2]
+        return self._random.choice(nearly_as_costly[: max(self._n_owners, 1)])
+
+    def _of_the_dead(self, fits: Callable[[int], bool]) -> int | None:
+        """Return a shard whose owner died.
+
+        As long as others are free one look at one of them is enough, now and then: with each
+        worker looking, the dead are found soon. Later all are looked at.
+        """
+        if time.monotonic() - self._looked < HEARTBEAT:
+            return None
+        self._looked = time.monotonic()
+        held = [shard for shard in self.in_hands() if fits(shard)]
+        if len(held) > 1 and any(fits(shard) for shard in self.free()):
+            held = [self._random.choice(held)]
+        self._random.shuffle(held)
+        return next((s for s in held if not self._lease.is_held(self._layout.shard_name(s))), None)
+
+    def _claim(self, shard: int) -> bool:
+        name = self._layout.shard_name(shard)
+        if not self._lease.claim(name):
+            self._claimed.add(shard)
+            return False
+        if self._layout.shard(shard).is_dir():  # committed and released since the listing
+            self.finished(shard)
+            return False
+        self._mine.add(shard)
+        self._claimed.add(shard)
+        return True
+
+    def finished(self, shard: int) -> None:
+        """Note that a shard is committed, by us or by another, and give the claim back."""
+        self._committed.add(shard)
+        self._noted[shard] = time.monotonic()
+        self.release(shard)
+
+    def release(self, shard: int) -> None:
+        """Give a shard back, done or not: others may take it at once."""
+        self._mine.discard(shard)
+        self._claimed.discard(shard)
+        self._lease.release(self._layout.shard_name(shard))
+
+
+def _names(folder: Path) -> Iterator[str]:
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            yield entry.name

@@ -1,0 +1,77 @@
+"""Which process is it: what an owner file says, and how to tell whether it still runs."""
+
+import os
+import socket
+import uuid
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+
+_JOB_VARIABLES = ("SLURM_JOB_ID", "PBS_JOBID", "JOB_ID", "LSB_JOBID", "OAR_JOB_ID")
+
+
+@dataclass(frozen=True)
+class Owner:
+    """A process that works in a run folder."""
+
+    host: str
+    machine: str
+    pid: int
+    started: int
+    job_id: str = ""
+    owner_id: str = field(default_factory=lambda: uuid.uuid4().hex[:16])
+
+    @classmethod
+    def of_this_process(cls) -> "Owner":
+        """Describe the calling process."""
+        job_id = next((os.environ[name] for name in _JOB_VARIABLES if name in os.environ), "")
+        pid = os.getpid()
+        return cls(node_name(), machine_id(), pid, start_time(pid) or 0, job_id)
+
+    def __str__(self) -> str:
+        """Return `host:pid`, with the scheduler's job if there is one."""
+        return f"{self.host}:{self.pid}" + (f" (job {self.job_id})" if self.job_id else "")
+
+
+def node_name() -> str:
+    """Return the name of this machine, as its scheduler calls it.
+
+    That is the name by which a scheduler can be told to avoid it, and nodes that are containers of
+    one machine may share a host name.
+    """
+    return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
+
+
+@cache
+def machine_id() -> str:
+    """Identify the kernel and process namespace, in which a pid means one process."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {os.readlink('/proc/self/ns/pid')}"
+    except OSError:
+        return socket.gethostname()
+
+
+def start_time(pid: int) -> int | None:
+    """Return when a process started, in clock ticks since boot; None if it is gone.
+
+    With the pid it names a process for good: pids are used again. 0 if it is there and one cannot
+    tell: no /proc, or one that hides the processes of other users.
+    """
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return _alive_by_signal(pid)
+    fields = stat.rpartition(")")[2].split()
+    is_zombie = fields[0] in "ZX"
+    return None if is_zombie else int(fields[19])
+
+
+def _alive_by_signal(pid: int) -> int | None:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return None
+    except PermissionError:
+        pass
+    return 0
