@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from espnet3.io.atomic import write_json
+from espnet3.shards.accounting import account
 from espnet3.shards.commit import Done
 from espnet3.shards.layout import RunLayout
 from espnet3.shards.manifest import Manifest
+from espnet3.shards.usage import Accounting
 
 _PATH = "__path__"
 
@@ -24,7 +26,7 @@ def write_success(
     result: Any,
     keep_result: bool = True,
 ) -> None:
-    """Write `_SUCCESS.json`: counts, sizes, versions, timings, and what `merge` returned.
+    """Write `_SUCCESS.json`: counts, sizes, versions, accounting, and what `merge` returned.
 
     A result that JSON cannot hold, or that is not to be kept, is left out; asking again then
     merges again.
@@ -40,6 +42,7 @@ def write_success(
         "worker_seconds": round(sum(shard.seconds for shard in done), 3),
         "load_seconds": round(sum(shard.load_seconds for shard in done), 3),
         **_speech_facts(manifest, done),
+        "accounting": account(layout.root, manifest, done).as_dict(),
         "hosts": sorted({shard.host for shard in done}),
         "outputs": outputs,
         "versions": manifest.versions,
@@ -65,6 +68,15 @@ def read_success(layout: RunLayout, run_id: str) -> dict[str, Any] | None:
     except (OSError, ValueError):
         return None
     return values if isinstance(values, dict) and values.get("run_id") == run_id else None
+
+
+def read_accounting(run_dir: Path, manifest: Manifest) -> Accounting:
+    """Return what a run cost so far; of a finished one, what `_SUCCESS.json` says."""
+    success = read_success(manifest.layout(run_dir), manifest.run_id) or {}
+    known = success.get("accounting")
+    if isinstance(known, dict):
+        return Accounting.from_dict(known)
+    return account(run_dir, manifest)
 
 
 def has_outputs(values: dict[str, Any], folder: Path) -> bool:

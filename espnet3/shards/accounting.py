@@ -1,0 +1,197 @@
+"""What a run cost: where the time of its workers went, per worker, per node and in all.
+
+Made of what is in the folder: each committed shard tells what it took and for whom it was run;
+detached workers also tell when they were submitted, began and ended, and what came to nothing.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from espnet3.shards.commit import Done
+from espnet3.shards.manifest import Manifest
+from espnet3.shards.merge import read_coverage
+from espnet3.shards.records import (
+    DeathNote,
+    RecordPaths,
+    WorkerRecord,
+    read_deaths,
+    read_jobs,
+    read_workers,
+)
+from espnet3.shards.usage import Accounting, Usage, add_up
+
+
+def account(
+    run_dir: Path, manifest: Manifest, committed: Iterable[Done] | None = None
+) -> Accounting:
+    """Add up what the workers of a run did.
+
+    Args:
+        run_dir: the run folder.
+        manifest: its plan.
+        committed: what its shards say, if the caller has read it.
+    """
+    if committed is None:
+        committed = read_coverage(run_dir, manifest).committed.values()
+    paths = RecordPaths(run_dir)
+    notes = read_deaths(paths)
+    records = _Records(paths, notes)
+    known = {record.owner_id for record in records.workers}
+    detached, others = _split(sorted(committed, key=_start), known)
+    rows = [
+        (record.started, records.usage(record, _sums(detached.get(record.owner_id, []), manifest)))
+        for record in records.workers
+    ]
+    rows += _of_drivers(others, manifest)
+    workers = [usage for _, usage in sorted(rows, key=lambda row: row[0])]
+    waits = [usage.queue_seconds for usage in workers if usage.queue_seconds is not None]
+    deaths = Counter(note.kind for note in notes)
+    deaths["died"] += sum(done.n_deaths for shards in others.values() for done in shards)
+    return Accounting(
+        total=add_up("", workers),
+        nodes=_by_node(workers),
+        workers=workers,
+        padded_share=manifest.padded_share,
+        n_queued=len(waits),
+        longest_queue_seconds=max(waits, default=None),
+        deaths={str(kind): number for kind, number in sorted(deaths.items()) if number},
+        n_generations=max((record.generation + 1 for record in records.workers), default=0),
+    )
+
+
+class _Records:
+    """What detached workers and their jobs say of themselves."""
+
+    def __init__(self, paths: RecordPaths, notes: Sequence[DeathNote]) -> None:
+        self.workers = read_workers(paths)
+        self._notes = notes
+        self._after = {(job.env, job.job_id): job.after for job in read_jobs(paths)}
+        self._ends = {(worker.env, worker.job_id): _end(worker) for worker in self.workers}
+
+    def usage(self, record: WorkerRecord, sums: "_Sums") -> Usage:
+        """Return what a worker did: of its shards what these say, of the rest what it says."""
+        lost = record.lost_seconds + self._lost_at_its_end(record)
+        if record.n_shards > sums.n_shards:  # some were set aside since, to be computed anew
+            then = record.load_seconds + record.compute_seconds
+            lost += max(then - sums.load_seconds - sums.compute_seconds, 0.0)
+        seconds = max(_end(record), sums.finished) - record.started
+        return Usage(
+            f"{record.host}:{record.pid}",
+            host=record.host,
+            job_id=record.job_id,
+            seconds=max(seconds, sums.busy_seconds + lost),
+            lost_seconds=lost,
+            queue_seconds=self._queue_seconds(record),
+            n_deaths=sum(note.owner_id == record.owner_id for note in self._notes),
+            **sums.as_usage(),
+        )
+
+    def _lost_at_its_end(self, record: WorkerRecord) -> float:
+        """Return what others noted of a worker that could not say itself that it was killed."""
+        if record.ended is not None:
+            return 0.0
+        mine = (note for note in self._notes if note.owner_id == record.owner_id)
+        return sum(note.seconds for note in mine if note.time > _end(record))
+
+    def _queue_seconds(self, record: WorkerRecord) -> float | None:
+        if record.submitted is None:
+            return None
+        # A successor may not begin before its predecessor ends: that is no wait for a machine.
+        before = (record.env, self._after.get((record.env, record.job_id), ""))
+        eligible = max(record.submitted, self._ends.get(before, 0.0))
+        return max(record.started - eligible, 0.0)
+
+
+@dataclass
+class _Sums:
+    """What the shards of a worker add up to."""
+
+    n_shards: int = 0
+    n_items: int = 0
+    load_seconds: float = 0.0
+    compute_seconds: float = 0.0
+    write_seconds: float = 0.0
+    audio_seconds: float | None = None
+    finished: float = 0.0
+
+    @property
+    def busy_seconds(self) -> float:
+        return self.load_seconds + self.compute_seconds + self.write_seconds
+
+    def as_usage(self) -> dict[str, Any]:
+        return {key: value for key, value in vars(self).items() if key != "finished"}
+
+
+def _sums(shards: Sequence[Done], manifest: Manifest) -> _Sums:
+    sums = _Sums(audio_seconds=_audio_seconds(shards, manifest))
+    for done in shards:
+        sums.n_shards += 1
+        sums.n_items += done.n_items
+        sums.load_seconds += done.load_seconds
+        sums.compute_seconds += done.seconds
+        span = done.finished - _start(done)
+        sums.write_seconds += max(span - done.load_seconds - done.seconds, 0.0)
+        sums.finished = max(sums.finished, done.finished)
+    return sums
+
+
+def _audio_seconds(shards: Sequence[Done], manifest: Manifest) -> float | None:
+    total = sum(manifest.costs)
+    if not manifest.audio_seconds or total <= 0:
+        return None
+    return manifest.audio_seconds * sum(manifest.costs[done.shard] for done in shards) / total
+
+
+def _split(
+    committed: Iterable[Done], known: set[str]
+) -> tuple[dict[str, list[Done]], dict[str, list[Done]]]:
+    """Return the shards of detached workers and those of drivers, both by owner."""
+    detached: dict[str, list[Done]] = {}
+    others: dict[str, list[Done]] = {}
+    for done in committed:
+        group = detached if done.owner_id in known else others
+        group.setdefault(done.owner_id, []).append(done)
+    return detached, others
+
+
+def _of_drivers(by_owner: dict[str, list[Done]], manifest: Manifest) -> list[tuple[float, Usage]]:
+    """Return when the workers of drivers began, and what they did."""
+    rows = []
+    for shards in by_owner.values():
+        end = max(done.finished for done in shards)
+        longest = max(done.finished - _start(done) for done in shards)
+        for (host, pid), own in _by_process(shards).items():
+            sums, begin = _sums(own, manifest), min(map(_start, own))
+            # It waits for the last shards of the others, which began before its own last one
+            # ended. One that is not heard of for longer was gone.
+            seconds = min(end, sums.finished + longest) - begin
+            usage = Usage(f"{host}:{pid}", host=host, seconds=seconds, **sums.as_usage())
+            rows.append((begin, usage))
+    return rows
+
+
+def _by_process(shards: Iterable[Done]) -> dict[tuple[str, int], list[Done]]:
+    found: dict[tuple[str, int], list[Done]] = {}
+    for done in shards:
+        found.setdefault((done.host, done.pid), []).append(done)
+    return found
+
+
+def _by_node(workers: Iterable[Usage]) -> list[Usage]:
+    by_host: dict[str, list[Usage]] = {}
+    for usage in workers:
+        by_host.setdefault(usage.host, []).append(usage)
+    return [add_up(host, by_host[host]) for host in sorted(by_host)]
+
+
+def _start(done: Done) -> float:
+    if done.started is not None:
+        return done.started
+    return done.finished - done.seconds - done.load_seconds
+
+
+def _end(record: WorkerRecord) -> float:
+    return record.ended or record.seen or record.started

@@ -1,0 +1,147 @@
+"""Where the time of workers went: the figures of the accounting, and how they add up."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+_MAX_ROWS = 64
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Where time went: of a worker, of a node, or of all.
+
+    Load, compute, write, lost and idle add up to `seconds`; the wait in the queue is before that.
+    """
+
+    name: str
+    n_workers: int = 1
+    host: str = ""
+    job_id: str = ""
+    n_shards: int = 0
+    n_items: int = 0
+    seconds: float = 0.0
+    """For how long the workers were there."""
+    load_seconds: float = 0.0
+    """Building what `forward` needs, before the first shard."""
+    compute_seconds: float = 0.0
+    """In the items of committed shards."""
+    write_seconds: float = 0.0
+    """Closing the writers, forcing files to disk, checksums."""
+    lost_seconds: float = 0.0
+    """In attempts that came to nothing, and in shards that were later computed anew."""
+    queue_seconds: float | None = None
+    """Between submission and begin; None where it is not known."""
+    audio_seconds: float | None = None
+    """Of the shards, as far as their costs tell; None where durations are not known."""
+    n_deaths: int = 0
+
+    @property
+    def idle_seconds(self) -> float:
+        """What is left: starting Python, and having nothing to do while others finish."""
+        return max(self.seconds - self.busy_seconds, 0.0)
+
+    @property
+    def busy_seconds(self) -> float:
+        """All but idle."""
+        used = self.load_seconds + self.compute_seconds + self.write_seconds
+        return used + self.lost_seconds
+
+    @property
+    def idle_share(self) -> float:
+        """Which part of the time was idle, from 0 to 1."""
+        return self.idle_seconds / self.seconds if self.seconds else 0.0
+
+    @property
+    def real_time_factor(self) -> float | None:
+        """Seconds of computing for a second of audio."""
+        return self.compute_seconds / self.audio_seconds if self.audio_seconds else None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain data, with what follows from it; what is not known or empty is left out."""
+        values = {
+            **asdict(self),
+            "idle_seconds": self.idle_seconds,
+            "idle_share": self.idle_share,
+            "real_time_factor": self.real_time_factor,
+        }
+        return {key: _rounded(value) for key, value in values.items() if value not in (None, "")}
+
+
+@dataclass(frozen=True)
+class Accounting:
+    """What a run cost, in all and by whom."""
+
+    total: Usage
+    nodes: list[Usage] = field(default_factory=list)
+    workers: list[Usage] = field(default_factory=list)
+    """In the order in which they began."""
+    padded_share: float | None = None
+    """Which part of what was computed is padding; None without `batch_seconds`."""
+    n_queued: int = 0
+    """Workers whose wait is known."""
+    longest_queue_seconds: float | None = None
+    deaths: dict[str, int] = field(default_factory=dict)
+    """Attempts that ended without a result, by kind: died, machine, walltime."""
+    n_generations: int = 0
+    """The longest chain of jobs that followed each other; 0 if nobody was detached."""
+
+    @property
+    def worker_hours(self) -> float:
+        """Time of all workers."""
+        return self.total.seconds / 3600
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain data of bounded size: what many workers did is summed up."""
+        facts = {
+            "padded_share": self.padded_share,
+            "longest_queue_seconds": self.longest_queue_seconds,
+        }
+        return {
+            "worker_hours": round(self.worker_hours, 6),
+            **self.total.as_dict(),
+            **{key: _rounded(value) for key, value in facts.items() if value is not None},
+            "n_nodes": len(self.nodes),
+            "n_queued": self.n_queued,
+            "n_generations": self.n_generations,
+            "deaths": self.deaths,
+            "nodes": [usage.as_dict() for usage in _bounded(self.nodes)],
+            "workers": [usage.as_dict() for usage in _bounded(self.workers)],
+        }
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> "Accounting":
+        """Undo `as_dict`, but for what it summed up."""
+        own = {name: values[name] for name in _names(cls) if name in values}
+        rows = {
+            name: [_usage(row) for row in values.get(name, [])] for name in ("nodes", "workers")
+        }
+        return cls(**{**own, **rows, "total": _usage(values)})
+
+
+def add_up(name: str, usages: Sequence[Usage]) -> Usage:
+    """Return one for all; of what is known of some only, the sum of these."""
+    sums: dict[str, Any] = {"n_workers": 0}
+    for usage in usages:
+        for key, value in asdict(usage).items():
+            if value is not None and not isinstance(value, str):
+                sums[key] = sums.get(key, 0) + value
+    return Usage(name, **sums)
+
+
+def _bounded(usages: list[Usage]) -> list[Usage]:
+    rest = usages[_MAX_ROWS:]
+    return [*usages[:_MAX_ROWS], *([add_up(f"{len(rest)} more", rest)] if rest else [])]
+
+
+def _usage(values: dict[str, Any]) -> Usage:
+    known = {name: values[name] for name in _names(Usage) if name in values}
+    return Usage(**{"name": "", **known})
+
+
+def _names(kind: type[Any]) -> list[str]:
+    return [entry.name for entry in fields(kind)]
+
+
+def _rounded(value: Any) -> Any:
+    return round(value, 6) if isinstance(value, float) else value
