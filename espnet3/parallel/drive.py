@@ -1,7 +1,6 @@
 """Drive a run folder to its end: run what is missing on the workers, then merge."""
 
 import logging
-import shlex
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -11,6 +10,7 @@ from typing import Any
 from espnet3.errors import EspnetError, ItemError
 from espnet3.parallel.config import ParallelConfig
 from espnet3.parallel.dispatch import Dispatcher
+from espnet3.parallel.end_of_run import tell_the_end
 from espnet3.parallel.faults import FaultPolicy, too_many
 from espnet3.parallel.folder_run import (
     Merge,
@@ -25,13 +25,12 @@ from espnet3.parallel.folder_run import (
     write_failures,
 )
 from espnet3.parallel.open_pool import count_workers, open_pool
-from espnet3.parallel.progress import Progress, duration
+from espnet3.parallel.progress import Progress
 from espnet3.parallel.shard_source import FolderSource
 from espnet3.parallel.signals import interruptible
 from espnet3.parallel.tasks import RunSpec, failure_record
 from espnet3.shards.lease import Lease
 from espnet3.shards.manifest import Manifest
-from espnet3.shards.success import read_success
 
 logger = logging.getLogger(__name__)
 _WAIT_SECONDS = 0.5
@@ -151,39 +150,5 @@ class FolderDriver:
         begin = time.monotonic()
         result = merge_run(request.root, request.output_dir, manifest, merge)
         sweep(manifest.layout(request.root), lease)  # another driver may have died meanwhile
-        self._tell_the_end(manifest, time.monotonic() - begin)
+        tell_the_end(request.root, manifest, time.monotonic() - begin)
         return result
-
-    def _tell_the_end(self, manifest: Manifest, merge_seconds: float) -> None:
-        root = self._request.root
-        success = read_success(manifest.layout(root), manifest.run_id) or {}
-        n_failed = success.get("n_failed", 0)
-        logger.info(
-            "%s is complete: %d items, %d failed, %s since the plan, merged in %.1f s",
-            root, manifest.n_items, n_failed, duration(success.get("seconds", 0.0)), merge_seconds,
-        )  # fmt: skip
-        for line in speech_facts(success):
-            logger.info("%s", line)
-        if success.get("n_halved"):
-            logger.warning(
-                "%d batches did not fit into memory and were halved, which takes time; set a "
-                "smaller batch_seconds or batch_size", success["n_halved"],
-            )  # fmt: skip
-        if n_failed:
-            logger.warning(
-                "Failed items: %d; see: espnet3 failed %s", n_failed, shlex.quote(str(root))
-            )
-
-
-def speech_facts(success: dict[str, Any]) -> list[str]:
-    """Return what a finished run over audio tells of its speed and its padding."""
-    lines = []
-    if seconds := success.get("audio_seconds"):
-        factor = success["worker_seconds"] / seconds
-        lines.append(
-            f"{duration(seconds)} of audio in {duration(success['worker_seconds'])} of worker "
-            f"time: real-time factor {factor:.3g}"
-        )
-    if "padded_share" in success:
-        lines.append(f"{success['padded_share']:.1%} of the batches was padding")
-    return lines
