@@ -97,6 +97,8 @@ class StatusReader:
     def _load(self) -> None:
         self.manifest = require_manifest(self.run_dir)
         self._layout = self.manifest.layout(self.run_dir)
+        self.committed: dict[int, Done] = {}
+        """The shards that were committed at the last look."""
         self._known: dict[tuple[str, int], Done | None] = {}
 
     def read(self) -> RunStatus:
@@ -104,9 +106,9 @@ class StatusReader:
         if read_run_id(self.run_dir) != self.manifest.run_id:  # started anew
             self._load()
         manifest, layout = self.manifest, self._layout
-        committed, working = self._scan()
-        done = list(committed.values())
-        is_complete = len(committed) == manifest.n_shards
+        working = self._scan()
+        done = list(self.committed.values())
+        is_complete = len(self.committed) == manifest.n_shards
         success = read_success(layout, manifest.run_id)
         owners = {owner.owner_id: str(owner) for owner in living_owners(layout.leases)}
         running = self._running(working, owners) if owners and not is_complete else []
@@ -134,8 +136,8 @@ class StatusReader:
             is_detached=records.run.exists(),
         )
 
-    def _scan(self) -> tuple[dict[int, Done], dict[int, list[Path]]]:
-        """Return the committed shards, and the folders of attempts, from one listing."""
+    def _scan(self) -> dict[int, list[Path]]:
+        """Note the committed shards, and return the folders of attempts, from one listing."""
         committed: dict[int, Done] = {}
         working: dict[int, list[Path]] = {}
         known = {}
@@ -152,8 +154,8 @@ class StatusReader:
             known[key] = done
             if done is not None and self._is_of_plan(done, shard):
                 committed[shard] = done
-        self._known = known
-        return committed, working
+        self._known, self.committed = known, committed
+        return working
 
     def _is_of_plan(self, done: Done, shard: int) -> bool:
         manifest = self.manifest

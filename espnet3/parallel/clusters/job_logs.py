@@ -28,17 +28,18 @@ def find_log(folders: Iterable[Path], job_id: str) -> Path | None:
 
 def tail(log: Path | None) -> str:
     """Return the last lines of a log, for an error message."""
-    lines = _read_end(log).splitlines()[-_N_LINES:]
+    lines = read_end(log).splitlines()[-_N_LINES:]
     return "\nIts last lines:\n" + "\n".join(f"  {line}" for line in lines) if lines else ""
 
 
 def words_of_daemon(log: Path | None) -> str:
     """Return what the scheduler itself wrote into the log about the end of the job."""
-    found = _DAEMON.findall(_read_end(log))
+    found = _DAEMON.findall(read_end(log))
     return str(found[-1]).strip("* ") if found else ""
 
 
-def _read_end(log: Path | None) -> str:
+def read_end(log: Path | None) -> str:
+    """Return the end of a log; empty if it cannot be read."""
     if log is None:
         return ""
     with suppress(OSError), log.open("rb") as file:

@@ -19,6 +19,7 @@ from espnet3.shards.records import (
 _NEW_SECONDS = 60.0
 _MOST_ASKED = 200
 _CLOCK_SECONDS = 5.0
+_START_SECONDS = 600.0
 UNKNOWN = JobState("unknown", "")
 
 AskJobs = Callable[[Sequence[JobRecord]], dict[str, JobState]]
@@ -101,6 +102,11 @@ class Crew:
         """How many work, or will without anybody's help."""
         return len(self.living) + len(self.waiting) + len(self.starting)
 
+    def of_env(self, env: str) -> "Crew":
+        """Return those of one backend."""
+        workers = [worker for worker in self.workers if worker.record.env == env]
+        return Crew(workers, [job for job in self.jobs if job.record.env == env])
+
 
 def read_crew(root: Path, ask: AskJobs | None = None) -> Crew:
     """Read who is there, and ask the scheduler of jobs that have no living worker.
@@ -115,7 +121,12 @@ def read_crew(root: Path, ask: AskJobs | None = None) -> Crew:
     workers = [Worker(record, owner_id in owners) for owner_id, record in records.items()]
     # One whose record is not to be seen yet, or a driver that waits for its own workers.
     workers += [Worker(_of_owner(o), True) for key, o in owners.items() if key not in records]
-    return Crew(workers, _read_jobs(read_jobs(paths), workers, ask or _ask_schedulers))
+    return Crew(workers, _read_jobs(read_jobs(paths), workers, ask or ask_schedulers))
+
+
+def living_ids(root: Path) -> set[str]:
+    """Return the owner ids of all who are at work in a run folder."""
+    return {owner.owner_id for owner in living_owners(leases_folder(root))}
 
 
 def count_crew(root: Path) -> int:
@@ -129,7 +140,8 @@ def _of_owner(owner: Owner) -> WorkerRecord:
     )
 
 
-def _ask_schedulers(records: Sequence[JobRecord]) -> dict[str, JobState]:
+def ask_schedulers(records: Sequence[JobRecord]) -> dict[str, JobState]:
+    """Return what schedulers, or this machine, say of jobs, by the key of the record."""
     from espnet3.parallel.detached.submit import job_states
 
     return job_states(records)
@@ -160,8 +172,8 @@ def _read_jobs(records: list[JobRecord], workers: list[Worker], ask: AskJobs) ->
 def _is_of(worker: WorkerRecord, job: JobRecord) -> bool:
     if worker.env != job.env or worker.started < job.submitted - _CLOCK_SECONDS:
         return False
-    if job.machine:  # a process
-        return str(worker.pid) == job.job_id and worker.host in (job.host, "")
+    if job.machine:  # a process; its number may be used again, but not within minutes
+        return str(worker.pid) == job.job_id and worker.started < job.submitted + _START_SECONDS
     return worker.job_id == job.job_id
 
 

@@ -1,0 +1,139 @@
+"""Stop a detached run: mark it, cancel its jobs, and wait until nobody is left."""
+
+import getpass
+import os
+import socket
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from espnet3.errors import RunFolderError
+from espnet3.parallel.detached.crew import Crew, Job, read_crew
+from espnet3.shards.layout import leases_folder
+from espnet3.shards.lease import living_owners
+from espnet3.shards.manifest import load_manifest
+from espnet3.shards.records import (
+    JobRecord,
+    RecordPaths,
+    StopMark,
+    make_folders,
+    read_stop,
+    write_stop,
+)
+from espnet3.shards.status import read_status, require_manifest
+from espnet3.shards.success import read_success
+
+_POLL_SECONDS = 1.0
+_PATIENCE_SECONDS = 90.0
+
+
+@dataclass
+class Cancelled:
+    """What became of one run."""
+
+    run_dir: Path
+    was_complete: bool = False
+    n_workers: int = 0
+    """Workers that were at work."""
+    n_jobs: int = 0
+    """Jobs and processes that were told to end."""
+    shared: list[str] = field(default_factory=list)
+    """Jobs that go on, because they serve other runs as well."""
+    problems: list[str] = field(default_factory=list)
+    """What could not be cancelled, in words."""
+    left: list[str] = field(default_factory=list)
+    """Who is still there."""
+
+
+def cancel_runs(
+    run_dirs: Sequence[Path], *, reason: str = "", patience: float = _PATIENCE_SECONDS
+) -> list[Cancelled]:
+    """Cancel runs, and return when nobody works on them any more, or when patience ends.
+
+    Finished shards are kept, and `resume` goes on with the rest.
+
+    Raises:
+        RunFolderError: if a run has a driver that waits for it; nothing is cancelled then.
+    """
+    for run_dir in run_dirs:
+        _refuse_driver(run_dir)
+    results = [_mark(run_dir, reason) for run_dir in run_dirs]
+    active = [result for result in results if not result.was_complete]
+    deadline = time.monotonic() + patience
+    told: dict[str, JobRecord] = {}
+    while True:
+        # Each time: a worker may have submitted a successor before it saw the mark.
+        crews = {result.run_dir: read_crew(result.run_dir) for result in active}
+        for result in active:
+            _cancel_jobs(result, crews[result.run_dir], told, run_dirs)
+        for result in active:
+            result.left = _left(crews[result.run_dir], result)
+        if not any(result.left for result in active) or time.monotonic() >= deadline:
+            return results
+        time.sleep(_POLL_SECONDS)
+
+
+def _refuse_driver(run_dir: Path) -> None:
+    """A program that waits for its own workers does not look for marks."""
+    manifest = require_manifest(run_dir)
+    if RecordPaths(run_dir).run.exists() or read_success(manifest.layout(run_dir), manifest.run_id):
+        return
+    owners = living_owners(leases_folder(run_dir))
+    who = f"Stop it where it runs, with Ctrl-C or: kill {owners[0].pid} (on {owners[0].host})"
+    raise RunFolderError(
+        f"The run in {run_dir} was not detached: its workers end with the program that started "
+        f"them. {who if owners else 'Nobody is working there now.'}"
+    )
+
+
+def _mark(run_dir: Path, reason: str) -> Cancelled:
+    if read_status(run_dir).state == "complete":
+        return Cancelled(run_dir, was_complete=True)
+    paths = make_folders(run_dir)
+    by = f"{getpass.getuser()}@{socket.gethostname()}"
+    if read_stop(paths) is None:  # why it failed must not be forgotten
+        write_stop(paths, StopMark("cancelled", reason or f"cancelled by {by}", by))
+    return Cancelled(run_dir, n_workers=len(read_crew(run_dir).living))
+
+
+def _cancel_jobs(
+    result: Cancelled, crew: Crew, told: dict[str, JobRecord], run_dirs: Sequence[Path]
+) -> None:
+    from espnet3.parallel.detached.submit import cancel_jobs
+
+    jobs = [job for job in crew.jobs if job.is_there]
+    shared = [job for job in jobs if _serves_others(result.run_dir, job, run_dirs)]
+    result.shared = [job.record.job_id for job in shared]
+    new = [job.record for job in jobs if job not in shared and job.record.key not in told]
+    if new:
+        told.update({record.key: record for record in new})
+        result.n_jobs += len(new)
+        result.problems += cancel_jobs(new)
+
+
+def _serves_others(run_dir: Path, job: Job, run_dirs: Sequence[Path]) -> bool:
+    """Tell whether a job has work in a run that is not being cancelled."""
+    ending = {path.resolve() for path in run_dirs}
+    others = [Path(os.path.normpath(run_dir.resolve() / other)) for other in job.record.others]
+    return any(other not in ending and _has_work(other) for other in others)
+
+
+def _has_work(run_dir: Path) -> bool:
+    manifest = load_manifest(run_dir)
+    if manifest is None or read_stop(RecordPaths(run_dir)) is not None:
+        return False
+    return read_success(manifest.layout(run_dir), manifest.run_id) is None
+
+
+def _left(crew: Crew, result: Cancelled) -> list[str]:
+    """Name who is still there; a job of which nothing is known cannot be waited for."""
+    workers = [f"worker {worker.name} on {worker.record.host}" for worker in crew.living]
+    jobs = [
+        f"job {job.record.job_id} ({job.state.word or job.state.phase})"
+        for job in crew.jobs
+        if job.state.phase in ("pending", "running")
+        and not job.has_living_worker
+        and job.record.job_id not in result.shared
+    ]
+    return workers + jobs

@@ -1,0 +1,237 @@
+"""What workers wrote: all of one, what belongs to a shard, or the end of what failed."""
+
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from espnet3.errors import RunFolderError, suggest
+from espnet3.parallel.clusters.job_logs import read_end
+from espnet3.parallel.detached.crew import Worker, living_ids
+from espnet3.shards.records import RecordPaths, WorkerRecord, read_deaths, read_jobs, read_workers
+from espnet3.shards.status import read_failures, require_manifest
+
+# Around each attempt, an agent says which shard the lines are of.
+_BEGINS = re.compile(r"\bshard (\d+) begins\b")
+_ENDS = re.compile(r"\bshard (\d+) ends: ")
+_N_SECTIONS = 10
+_N_LINES = 30
+
+
+@dataclass(frozen=True)
+class LogPart:
+    """Some lines of a log."""
+
+    title: str
+    path: Path
+    lines: list[str] = field(default_factory=list)
+
+    def last(self, n_lines: int | None) -> "LogPart":
+        """Return its end, of so many lines; all of it if None."""
+        return self if n_lines is None else LogPart(self.title, self.path, self.lines[-n_lines:])
+
+
+def logs_of_workers(run_dir: Path, name: str | None = None) -> list[LogPart]:
+    """Return the logs of the workers with a name; without one, of those that are at work.
+
+    Where nobody works, those of the workers that were there last, and of jobs that began none.
+
+    Args:
+        run_dir: the run folder.
+        name: job id, node, `node:pid`, the beginning of an owner id, or the name of a log file.
+
+    Raises:
+        RunFolderError: if no worker has that name, with those that there are.
+    """
+    workers = known_workers(run_dir)
+    if name is not None:
+        return _texts(run_dir, _named(run_dir, workers, name))
+    chosen = [worker for worker in workers if worker.is_alive] or workers[-_N_SECTIONS:]
+    parts = _texts(run_dir, chosen)
+    return parts or [_whole(path.name, path) for path in _files(run_dir)[-_N_SECTIONS:]]
+
+
+def known_workers(run_dir: Path) -> list[Worker]:
+    """Return all workers that left a record, in the order in which they began."""
+    living = living_ids(run_dir)
+    records = read_workers(RecordPaths(run_dir))
+    return [Worker(record, record.owner_id in living) for record in records]
+
+
+def _named(run_dir: Path, workers: list[Worker], name: str) -> list[Worker]:
+    found = [worker for worker in workers if _has_name(worker.record, name)]
+    if found:
+        return found
+    for job in read_jobs(RecordPaths(run_dir)):
+        if job.job_id == name and job.log and (run_dir / job.log).is_file():
+            record = WorkerRecord("", job.host, 0, job.submitted, job_id=name, log=job.log)
+            return [Worker(record, False)]
+    for path in _files(run_dir):
+        if name in (path.name, path.stem):
+            return [Worker(WorkerRecord("", "", 0, 0.0, job_id=path.name, log=str(path)), False)]
+    names = list(dict.fromkeys(worker.name for worker in workers))
+    names = names or [path.stem for path in _files(run_dir)]
+    listed = ", ".join(names[-_N_SECTIONS:]) or "none so far"
+    raise RunFolderError(
+        f"No worker of {run_dir} is called {name!r}.{suggest(name, names)} There are: {listed}."
+    )
+
+
+def _has_name(record: WorkerRecord, name: str) -> bool:
+    if len(name) >= 4 and record.owner_id.startswith(name):
+        return True
+    log = Path(record.log)
+    known = (record.job_id, record.host, f"{record.host}:{record.pid}", log.name, log.stem)
+    return bool(name) and name in known
+
+
+def _texts(run_dir: Path, workers: Iterable[Worker]) -> list[LogPart]:
+    paths = {run_dir / w.record.log: _title(w) for w in workers if w.record.log}
+    return [_whole(title, path) for path, title in paths.items() if path.is_file()]
+
+
+def _title(worker: Worker) -> str:
+    record = worker.record
+    where = f" on {record.host}" if record.host and record.job_id else ""
+    if worker.is_alive:
+        return f"worker {worker.name}{where}"
+    end = record.reason or ("ended" if record.ended else "gone without a word")
+    return f"worker {worker.name}{where} ({end})"
+
+
+def _whole(title: str, path: Path) -> LogPart:
+    return LogPart(title, path, list(read_lines(path)))
+
+
+def read_lines(path: Path) -> Iterator[str]:
+    """Yield the lines of a log; none if it cannot be read."""
+    with suppress(OSError), path.open(encoding="utf-8", errors="replace", newline="\n") as file:
+        for line in file:
+            yield line.rstrip("\r\n")
+
+
+def _files(run_dir: Path) -> list[Path]:
+    """Return the logs in the folder of a run, the latest last."""
+    folder = require_manifest(run_dir).layout(run_dir).logs
+    found: list[tuple[float, Path]] = []
+    with suppress(OSError):
+        found = [(path.stat().st_mtime, path) for path in folder.iterdir() if path.is_file()]
+    return [path for _, path in sorted(found)]
+
+
+def logs_of_shard(run_dir: Path, shard: int) -> list[LogPart]:
+    """Return what was written during each attempt at a shard, the oldest first.
+
+    Raises:
+        RunFolderError: if there is no such shard, or if no log tells of it.
+    """
+    n_shards = require_manifest(run_dir).n_shards
+    if not 0 <= shard < n_shards:
+        raise RunFolderError(f"{run_dir} has no shard {shard}: its shards are 0 to {n_shards - 1}.")
+    parts = [part for path in _all_logs(run_dir) for part in cut(path, shard)]
+    if parts:
+        return parts
+    if not RecordPaths(run_dir).run.exists():
+        raise RunFolderError(
+            f"The logs of {run_dir} do not tell shards apart: its workers were started by a "
+            f"program that waited for them. Look at all of it: {run_dir / 'logs'}"
+        )
+    raise RunFolderError(f"No worker of {run_dir} has begun shard {shard} so far.")
+
+
+def _all_logs(run_dir: Path) -> list[Path]:
+    """Return all logs: those in the folder, and those of workers that serve several folders."""
+    recorded = [run_dir / record.log for record in read_workers(RecordPaths(run_dir)) if record.log]
+    named = {path.resolve(): path for path in [*recorded, *_files(run_dir)]}
+    return list(named.values())
+
+
+def cut(path: Path, shard: int) -> Iterator[LogPart]:
+    """Yield the lines of each attempt at a shard from the log of a worker."""
+    lines: list[str] | None = None
+    title = f"shard {shard} in {path.name}"
+    for line in read_lines(path):
+        begins, ends = _BEGINS.search(line), _ENDS.search(line)
+        if begins:
+            if lines:  # killed before it could say how that attempt ended
+                yield LogPart(title, path, lines)
+            lines = [line] if int(begins[1]) == shard else None
+        elif lines is not None:
+            lines.append(line)
+            if ends and int(ends[1]) == shard:
+                yield LogPart(title, path, lines)
+                lines = None
+    if lines:
+        yield LogPart(title, path, lines)
+
+
+def logs_of_failed(run_dir: Path) -> list[LogPart]:
+    """Return the end of what was written at each death and each item that failed, the newest last.
+
+    Those of the last ten; jobs that ended before their worker began count as deaths.
+    """
+    notes = read_deaths(RecordPaths(run_dir))
+    wanted = {(note.log, note.shard): f"shard {note.shard}: {note.reason}" for note in notes}
+    for failure in read_failures(run_dir):
+        key = (failure.get("log", ""), failure.get("shard", -1))
+        wanted[key] = f"shard {key[1]}, item {failure.get('index')!r}: {failure.get('error')}"
+    parts = []
+    for (log, shard), title in list(wanted.items())[-_N_SECTIONS:]:
+        path = run_dir / log
+        if log and path.is_file():
+            sections = list(cut(path, shard))
+            lines = sections[-1].lines if sections else read_end(path).splitlines()
+            parts.append(LogPart(title, path, lines[-_N_LINES:]))
+    return parts + _logs_of_stillborn(run_dir)
+
+
+def _logs_of_stillborn(run_dir: Path) -> list[LogPart]:
+    """Return the logs of jobs that never brought a worker, if they wrote anything."""
+    paths = RecordPaths(run_dir)
+    began = {(record.env, record.job_id) for record in read_workers(paths)}
+    parts = []
+    for job in read_jobs(paths):
+        path = run_dir / job.log
+        if job.machine or not job.log or (job.env, job.job_id) in began or not path.is_file():
+            continue
+        lines = read_end(path).splitlines()[-_N_LINES:]
+        if lines:
+            parts.append(LogPart(f"job {job.job_id}, which began no worker", path, lines))
+    return parts[-_N_SECTIONS:]
+
+
+class Follower:
+    """Reads what is added to the logs of a run's workers, also of those that begin meanwhile."""
+
+    def __init__(self, run_dir: Path, name: str | None = None) -> None:
+        self._run_dir = run_dir
+        self._name = name
+        self._offsets: dict[Path, int] = {}
+        self._titles: dict[Path, str] = {}
+        self._find(from_start=False)
+
+    def read(self) -> Iterator[tuple[str, str]]:
+        """Yield the name of the worker and each whole line that it wrote since the last call."""
+        self._find(from_start=True)
+        for path, offset in self._offsets.items():
+            with suppress(OSError), path.open("rb") as file:
+                file.seek(offset)
+                data = file.read()
+                whole = data[: data.rfind(b"\n") + 1]  # the rest of a line comes later
+                self._offsets[path] = offset + len(whole)
+                for line in whole.decode(errors="replace").splitlines():
+                    yield self._titles[path], line
+
+    def _find(self, *, from_start: bool) -> None:
+        for worker in known_workers(self._run_dir):
+            record = worker.record
+            path = self._run_dir / record.log
+            if not record.log or path in self._offsets:
+                continue
+            if self._name is not None and not _has_name(record, self._name):
+                continue
+            with suppress(OSError):
+                size = path.stat().st_size
+                self._offsets[path] = 0 if from_start else size
+                self._titles[path] = worker.name

@@ -1,0 +1,105 @@
+"""All that can be told of a run at one moment: progress, workers, jobs, and nodes it avoids."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from espnet3.parallel.clusters.schedulers import JobState
+from espnet3.parallel.detached.bad_nodes import judge_nodes
+from espnet3.parallel.detached.crew import AskJobs, Crew, Job, Worker, ask_schedulers, read_crew
+from espnet3.shards.records import JobRecord, RecordPaths, read_deaths
+from espnet3.shards.status import RunningShard, RunStatus, StatusReader
+
+OVER = ("complete", "failed", "cancelled", "stopped", "not merged")
+"""States in which nobody works on a run, or will without somebody's help."""
+
+
+@dataclass(frozen=True)
+class Overview:
+    """A run at one moment."""
+
+    status: RunStatus
+    crew: Crew = field(default_factory=lambda: Crew([], []))
+    avoided: dict[str, str] = field(default_factory=dict)
+    """Nodes that get no more work, and why."""
+
+    @property
+    def state(self) -> str:
+        """How it stands, in a word."""
+        return self.status.state
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing will happen any more without somebody's help."""
+        return self.state in OVER
+
+    def shard_of(self, worker: Worker) -> RunningShard | None:
+        """Return what a worker is working on."""
+        owner_id = worker.record.owner_id
+        return next((s for s in self.status.running if s.owner_id == owner_id), None)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain data for `--json`."""
+        return {
+            **self.status.as_dict(),
+            "workers": [self._worker(worker) for worker in self.crew.workers],
+            "jobs": [_job(job) for job in self.crew.jobs],
+            "avoided_nodes": self.avoided,
+        }
+
+    def _worker(self, worker: Worker) -> dict[str, Any]:
+        shard = self.shard_of(worker)
+        facts = {"name": worker.name, "is_alive": worker.is_alive}
+        return {**facts, **asdict(worker.record), "shard": shard.shard if shard else None}
+
+
+def _job(job: Job) -> dict[str, Any]:
+    return {**asdict(job.record), **asdict(job.state), "is_successor": job.is_successor}
+
+
+class Observer:
+    """Looks at a run again and again.
+
+    Args:
+        run_dir: the run folder.
+        ask_seconds: how long an answer of the scheduler holds: it serves many, so it is not asked
+            each time.
+    """
+
+    def __init__(self, run_dir: Path, ask_seconds: float = 0.0, ask: AskJobs | None = None) -> None:
+        self._reader = StatusReader(run_dir)
+        self._run_dir = run_dir
+        self._ask = ask or ask_schedulers
+        self._ask_seconds = ask_seconds
+        self._asked: dict[str, tuple[float, JobState]] = {}
+
+    def look(self) -> Overview:
+        """Return how the run stands now."""
+        status = self._reader.read()
+        if not status.is_detached:
+            return Overview(status)
+        crew = read_crew(self._run_dir, self._ask_at_times)
+        state = status.state
+        if state == "stopped" and (crew.waiting or crew.starting):
+            state = "queued" if crew.waiting else "starting"
+        avoided = {} if state == "complete" else self._avoided()
+        return Overview(replace(status, state=state), crew, avoided)
+
+    def _avoided(self) -> dict[str, str]:
+        notes = read_deaths(RecordPaths(self._run_dir))
+        return judge_nodes(notes, self._reader.committed.values(), time.time()) if notes else {}
+
+    def _ask_at_times(self, records: Sequence[JobRecord]) -> dict[str, JobState]:
+        now = time.monotonic()
+        due = [r for r in records if now - self._asked.get(r.key, (-1e9,))[0] >= self._ask_seconds]
+        if due:
+            told = self._ask(due)
+            self._asked |= {key: (now, state) for key, state in told.items()}
+        return {r.key: self._asked[r.key][1] for r in records if r.key in self._asked}
+
+
+def look(run_dir: Path) -> Overview:
+    """Return how a run stands now."""
+    return Observer(run_dir).look()

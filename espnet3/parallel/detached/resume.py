@@ -1,0 +1,130 @@
+"""Give a run more workers, here or on another backend."""
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from espnet3.errors import RunFolderError
+from espnet3.parallel.clusters.table import ON_THIS_MACHINE
+from espnet3.parallel.config import ParallelConfig
+from espnet3.parallel.detached.crew import read_crew
+from espnet3.parallel.detached.deaths import forget_deaths
+from espnet3.parallel.detached.description import Description, load_description, load_spec
+from espnet3.parallel.parallel import as_parallel_config
+from espnet3.shards.lease import Lease
+from espnet3.shards.records import JobRecord, RecordPaths, clear_stop, read_stop
+from espnet3.shards.status import RunStatus, read_status
+
+_OF_THE_PLACE = ("env", "options", "n_workers", "adaptive")
+"""Keys of a `parallel` block that mean nothing on another backend."""
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """What was started."""
+
+    run_dirs: list[Path]
+    """Those that had work left."""
+    finished: list[Path] = field(default_factory=list)
+    """Those that were complete already."""
+    config: ParallelConfig | None = None
+    jobs: list[JobRecord] = field(default_factory=list)
+    n_present: int = 0
+    """Workers of this backend, and jobs that wait, that were there before."""
+
+
+def resume_runs(
+    run_dirs: Sequence[Path],
+    changes: Mapping[str, Any] | None = None,
+    *,
+    n_more: int | None = None,
+    trust: str | None = None,
+) -> Resumed:
+    """Submit workers for runs that are not complete; they share the workers.
+
+    Args:
+        run_dirs: folders of detached runs.
+        changes: keys of the `parallel` block to change. Another `env` also drops the options, which
+            were those of another backend.
+        n_more: how many workers to add; if None, as many as are missing to `n_workers` on this
+            backend.
+        trust: a user whose code may be run as well as one's own.
+
+    Raises:
+        RunFolderError: if a run was not detached, or if its code is somebody else's.
+        ConfigError: if the changes are wrong.
+    """
+    from espnet3.parallel.detached.submit import submit_workers
+
+    todo = [run_dir for run_dir in run_dirs if not _is_finished(run_dir)]
+    finished = [run_dir for run_dir in run_dirs if run_dir not in todo]
+    if not todo:
+        return Resumed([], finished)
+    descriptions = [load_description(run_dir) for run_dir in todo]
+    config = changed_config(descriptions[0], changes or {})
+    for run_dir in todo:
+        load_spec(run_dir, trust=trust)  # refuses what the workers would refuse
+    n_present = max(read_crew(run_dir).of_env(config.env).n_present for run_dir in todo)
+    n_left = sum(_n_left(read_status(run_dir)) for run_dir in todo)
+    n_new = max(config.n_workers - n_present, 0) if n_more is None else n_more
+    for run_dir in todo:
+        forgive(run_dir)
+    n_new = min(n_new, max(n_left, 1))  # a worker without a shard has nothing to do
+    jobs = submit_workers(todo, config, n_new, trust=trust) if n_new else []
+    return Resumed(todo, finished, config, jobs, n_present)
+
+
+def _is_finished(run_dir: Path) -> bool:
+    return read_status(run_dir).state == "complete"
+
+
+def _n_left(status: RunStatus) -> int:
+    return status.n_shards - status.n_shards_done - len(status.running)
+
+
+def forgive(run_dir: Path) -> None:
+    """Remove the mark that keeps workers from a run; after a failure, forget the deaths too.
+
+    Somebody looked at what failed and wants it to be tried again.
+    """
+    paths = RecordPaths(run_dir)
+    stop = read_stop(paths)
+    if stop is not None and stop.kind == "failed":
+        forget_deaths(run_dir)
+    clear_stop(paths)
+
+
+def changed_config(description: Description, changes: Mapping[str, Any]) -> ParallelConfig:
+    """Return the `parallel` block of a run with changes, checked."""
+    block = dict(description.parallel)
+    env = changes.get("env", block.get("env"))
+    if env != block.get("env"):
+        block = {key: value for key, value in block.items() if key not in _OF_THE_PLACE}
+        if env in ON_THIS_MACHINE:
+            block["n_workers"] = _n_workers_here(str(env))
+        else:
+            block["n_workers"] = description.parallel.get("n_workers", 1)
+    if changes.get("adaptive") or "n_workers" in changes:
+        block = {key: value for key, value in block.items() if key not in ("adaptive", "n_workers")}
+    return as_parallel_config({**block, **changes, "mode": "async"})
+
+
+def _n_workers_here(env: str) -> int:
+    """Return how many workers this machine can take, if nobody says."""
+    if env == "local_gpu":
+        from espnet3.parallel.clusters.gpus import visible_gpus
+
+        return max(len(visible_gpus()), 1)
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def refuse_merging(run_dir: Path, lease: Lease) -> None:
+    """Make sure that nobody is merging, and that nobody begins while the lease is held.
+
+    Raises:
+        RunFolderError: if somebody is.
+    """
+    if not lease.claim("merge"):
+        raise RunFolderError(f"Somebody is merging {run_dir} just now. Try again in a moment.")

@@ -1,0 +1,75 @@
+"""Wait for a run to end, whoever works on it."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from espnet3.errors import EspnetError, IncompleteRunError, WorkerError
+from espnet3.parallel.detached.overview import Observer, Overview
+
+_FIRST_SECONDS = 0.5
+_MOST_SECONDS = 10.0
+_ASK_SECONDS = 30.0
+# What others wrote may be seen late, and between two jobs of a chain nobody is there for a moment.
+_SURE_SECONDS = 20.0
+
+
+def wait_for(
+    run_dir: Path,
+    timeout: float | None = None,
+    *,
+    tell: Callable[[Overview], None] | None = None,
+    sure_seconds: float = _SURE_SECONDS,
+) -> Overview:
+    """Return when a run is complete, or when nobody works on it any more, or will.
+
+    Args:
+        run_dir: the run folder.
+        timeout: seconds after which to give up; None: never.
+        tell: is given each look at the run.
+        sure_seconds: for how long nobody must be seen before a run without a stop mark is over.
+
+    Raises:
+        TimeoutError: if it is still running then.
+    """
+    observer = Observer(run_dir, _ASK_SECONDS)
+    begin, pause = time.monotonic(), _FIRST_SECONDS
+    alone_since: float | None = None
+    while True:
+        seen = observer.look()
+        if tell:
+            tell(seen)
+        now = time.monotonic()
+        if seen.state in ("complete", "failed", "cancelled"):
+            return seen
+        alone_since = (alone_since or now) if seen.is_over else None
+        if alone_since is not None and now - alone_since >= sure_seconds:
+            return seen
+        if timeout is not None and now - begin >= timeout:
+            raise TimeoutError(f"{run_dir} is {seen.state} after {timeout:g} s of waiting.")
+        left = float("inf") if timeout is None else max(begin + timeout - now, 0.05)
+        time.sleep(min(pause, left))
+        pause = min(pause * 1.5, _MOST_SECONDS)
+
+
+def failure_of(seen: Overview) -> EspnetError:
+    """Return the error that says why a run that is over is not complete, and how to go on."""
+    status = seen.status
+    where = status.run_dir
+    if status.stop is not None and status.stop.kind == "failed":
+        return WorkerError(f"The run in {where} failed: {status.stop.reason}")
+    if status.stop is not None and seen.state == "cancelled":
+        return IncompleteRunError(
+            f"The run in {where} was cancelled by {status.stop.by or 'somebody'}, with "
+            f"{status.n_done:,} of {status.n_items:,} items done. To go on: espnet3 resume {where}"
+        )
+    if seen.state == "not merged":
+        return IncompleteRunError(
+            f"All shards in {where} are done, but nobody is there to merge them. Type: "
+            f"espnet3 merge {where}"
+        )
+    return IncompleteRunError(
+        f"Nobody works in {where} any more, and no job waits: {status.n_done:,} of "
+        f"{status.n_items:,} items are done. To see why: espnet3 explain {where}; to go on: "
+        f"espnet3 resume {where}"
+    )
