@@ -68,8 +68,11 @@ class _Records:
     def __init__(self, paths: RecordPaths, notes: Sequence[DeathNote]) -> None:
         self.workers = read_workers(paths)
         self._notes = notes
+        self._by_job: dict[tuple[str, str], list[WorkerRecord]] = {}
+        for worker in self.workers:
+            if worker.job_id:
+                self._by_job.setdefault((worker.env, worker.job_id), []).append(worker)
         self._after = {(job.env, job.job_id): job.after for job in read_jobs(paths)}
-        self._ends = {(worker.env, worker.job_id): _end(worker) for worker in self.workers}
 
     def usage(self, record: WorkerRecord, sums: "_Sums") -> Usage:
         """Return what a worker did: of its shards what these say, of the rest what it says."""
@@ -99,9 +102,12 @@ class _Records:
     def _queue_seconds(self, record: WorkerRecord) -> float | None:
         if record.submitted is None:
             return None
-        # A successor may not begin before its predecessor ends: that is no wait for a machine.
-        before = (record.env, self._after.get((record.env, record.job_id), ""))
-        eligible = max(record.submitted, self._ends.get(before, 0.0))
+        # A successor may not begin before its predecessor ends, nor a job that is queued again
+        # before its first run does: that is no wait for a machine.
+        job = (record.env, record.job_id)
+        before = self._by_job.get((record.env, self._after.get(job, "")), [])
+        earlier = [w for w in self._by_job.get(job, []) if w.started < record.started]
+        eligible = max([record.submitted, *map(_end, [*before, *earlier])])
         return max(record.started - eligible, 0.0)
 
 

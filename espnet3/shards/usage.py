@@ -98,7 +98,7 @@ class Accounting:
             "longest_queue_seconds": self.longest_queue_seconds,
         }
         return {
-            "worker_hours": round(self.worker_hours, 6),
+            "worker_hours": _rounded(self.worker_hours),
             **self.total.as_dict(),
             **{key: _rounded(value) for key, value in facts.items() if value is not None},
             "n_nodes": len(self.nodes),
@@ -144,4 +144,4 @@ def _names(kind: type[Any]) -> list[str]:
 
 
 def _rounded(value: Any) -> Any:
-    return round(value, 6) if isinstance(value, float) else value
+    return float(f"{value:.9g}") if isinstance(value, float) else value

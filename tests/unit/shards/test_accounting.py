@@ -127,6 +127,12 @@ def test_a_successor_does_not_queue_while_its_predecessor_works(run):
     assert (found.n_queued, found.n_generations) == (2, 2)
 
 
+def test_a_job_that_is_queued_again_did_not_wait_while_it_ran_first(run):
+    worker(run, "w1", 20.0, env="slurm", job_id="1", submitted=10.0, seen=80.0)
+    worker(run, "w2", 200.0, env="slurm", job_id="1", submitted=10.0, ended=210.0)
+    assert [usage.queue_seconds for usage in of(run).workers] == [10, 120]
+
+
 def test_clocks_that_differ_make_no_negative_wait(run):
     worker(run, "w", 100.0, submitted=130.0, ended=110.0)
     assert of(run).workers[0].queue_seconds == 0
