@@ -3,6 +3,7 @@
 import os
 import signal
 import subprocess
+from contextlib import suppress
 from pathlib import Path
 from typing import ClassVar
 
@@ -107,10 +108,8 @@ class Clients:
                 process.communicate()
         left = self.active()
         if left:
-            try:
+            with suppress(AssertionError):  # a job that ended in the meantime is unknown to qdel
                 self.cancel(*left)
-            except AssertionError:  # a job that ended in the meantime is unknown to qdel
-                pass
             self.wait_until_empty()
 
     def _all(self) -> dict[str, str]:
@@ -158,7 +157,7 @@ class GridEngine(Clients):
 
     def ended(self) -> dict[str, str]:
         """Return the exit status of each job that ran and ended."""
-        file = self.cluster.folder / "root/default/common/accounting"
+        file = self.cluster.folder / "sge_root/default/common/accounting"
         lines = file.read_text().splitlines() if file.exists() else []
         records = [line.split(":") for line in lines if not line.startswith("#")]
         return {record[5]: f"exit status {record[12]}" for record in records}

@@ -19,6 +19,13 @@ def slurm_cluster(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
+def strict_slurm_cluster(tmp_path_factory):
+    """Start Slurm on loopback that kills jobs that take more memory than they asked for."""
+    with start_slurm(tmp_path_factory.mktemp("strict"), memory="strict") as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="session")
 def slurm_net_cluster(tmp_path_factory):
     """Start Slurm with a network between its machines."""
     with start_slurm(tmp_path_factory.mktemp("slurm-net"), networked=True) as cluster:
@@ -37,6 +44,14 @@ def slurm(slurm_cluster, tmp_path, monkeypatch):
     """Make this test a client of Slurm, and leave no job of it to the next."""
     monkeypatch.setenv("SLURM_CONF", slurm_cluster.variables["SLURM_CONF"])
     clients = Slurm(slurm_cluster, tmp_path)
+    yield clients
+    clients.tidy()
+
+
+@pytest.fixture
+def strict_slurm(strict_slurm_cluster, tmp_path):
+    """Clients of a Slurm that watches the memory of jobs."""
+    clients = Slurm(strict_slurm_cluster, tmp_path)
     yield clients
     clients.tidy()
 

@@ -48,9 +48,14 @@ class Cluster:
         return [str(NETWORK), self.prefix, "exec", "0"] if self.prefix else []
 
     def node(self, verb: str, number: int) -> None:
-        """Break or mend a node: kill, kill-daemon, up, drain or resume; see `node.sh`."""
+        """Break or mend a node: kill, kill-daemon, up, drain, resume, fill, free; see `node.sh`."""
         script = str(HERE / self.kind / "node.sh")
         _run(script, str(self.folder), verb, f"node{number}")
+
+    @property
+    def scratch(self) -> Path:
+        """Return where each node has a small disk of its own; all have it at the same place."""
+        return self.folder / "scratch"
 
     def cable(self, verb: str, number: int) -> None:
         """Pull the cable of a node, or put it back: cut or heal."""
@@ -58,12 +63,12 @@ class Cluster:
 
 
 @contextmanager
-def start_slurm(folder: Path, *, networked: bool = False) -> Iterator[Cluster]:
-    """Start Slurm on loopback, or with a network between head and nodes."""
+def start_slurm(folder: Path, *, networked: bool = False, memory: str = "") -> Iterator[Cluster]:
+    """Start Slurm on loopback, or with a network between head and nodes; see `start.sh`."""
     skip_unless_possible("slurm")
     with _slot("slurm", folder) as prefix:
         port = _free_ports(N_NODES + 1)
-        words = [folder, port, N_NODES, N_GPUS, prefix if networked else ""]
+        words = [folder, port, N_NODES, N_GPUS, prefix if networked else "", memory]
         _run(str(HERE / "slurm/start.sh"), *map(str, words))
         variables = {"SLURM_CONF": str(folder / "slurm.conf")}
         yield Cluster("slurm", folder, variables, prefix if networked else "")

@@ -9,6 +9,7 @@ import json
 import os
 import signal
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -24,6 +25,8 @@ DEFAULTS = {
     "hurry": "",
     "last": "",
     "lock_seconds": 0,
+    "trace": "",
+    "scratch": "",
     "on_error": "raise",
     "max_errors": None,
     "resume": True,
@@ -130,6 +133,8 @@ def compute(item, config, faults):
     time.sleep(0.002 if in_a_hurry else faults["seconds"])
     while item == faults["n_items"] - 1 and faults["last"] and Path(faults["last"]).exists():
         time.sleep(0.1)
+    if faults["scratch"]:
+        use_disk(faults["scratch"])
     fault, out = faults["fault"], faults["out"]
     if item == 0 and faults["lock_seconds"] and once(out, "lock"):
         ctypes.PyDLL(None).sleep(faults["lock_seconds"])  # with the interpreter lock
@@ -147,12 +152,27 @@ def compute(item, config, faults):
             time.sleep(1000)
     if item in faults["bad"]:
         fail(faults["how"])
+    if faults["trace"]:
+        with open(faults["trace"], "a") as file:
+            file.write(f"{item}\n")
     return f"utt{item} beam{config['beam']} " + "x" * faults["line"]
+
+
+def use_disk(folder):
+    """Write what a model might unpack, and remove it."""
+    with tempfile.TemporaryFile(dir=folder) as file:
+        file.write(b"x" * (1 << 18))
 
 
 def fail(how):
     if how == "exit":
         os._exit(3)
+    if how == "eat":
+        eaten = []
+        while len(eaten) < 40:  # 2.5 GB, if nobody ends it
+            eaten.append(b"x" * (1 << 26))
+            time.sleep(0.1)
+        time.sleep(1000)
     if how == "kill":
         die()
     if how == "memory":

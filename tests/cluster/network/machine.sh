@@ -4,7 +4,8 @@
 #
 # A machine is a process namespace with a host name and an /etc/hosts. When its first process is
 # killed, all others die with it, as if it had lost power. Machines share all files but the locks
-# of GPUs, which those of different schedulers, that are called the same, must not take for theirs.
+# of GPUs, which those of different schedulers, that are called the same, must not take for theirs,
+# and $dir/scratch, a small disk of each machine's own.
 
 locks=/tmp/espnet3-gpus-$(id -u)
 
@@ -14,10 +15,12 @@ start_machine() {
   # Not `ip netns exec`: it hides the control groups, without which slurmd does not start.
   [ -z "$prefix" ] || net=(nsenter "--net=/run/netns/$prefix$(machine_number "$1")")
   mkdir -m 700 -p "$dir/gpus" "$locks"
+  mkdir -p "$dir/scratch"
   # In a session of its own, which Ctrl-C in a test does not reach. The shell stays as the first
   # process, even without its daemon, and reaps what jobs leave behind.
   setsid "${net[@]}" unshare --mount --uts --pid --fork --kill-child --mount-proc sh -c \
     "hostname $1 && mount --bind $dir/hosts /etc/hosts && mount --bind $dir/gpus $locks &&
+     mount -t tmpfs -o size=4m,mode=1777 scratch $dir/scratch &&
      { sleep infinity & $2 & wait; }" \
     >"$dir/log/$1.out" 2>&1 </dev/null &
   echo $! >"$dir/pids/$1"
@@ -40,6 +43,10 @@ on_machine() {
   shift
   nsenter --target "$first" --mount --uts --pid --net "$@"
 }
+
+# fill_scratch NAME: leave not a byte on the disk of a machine; free_scratch NAME undoes it.
+fill_scratch() { on_machine "$1" sh -c "cat /dev/zero >$dir/scratch/full" 2>/dev/null || true; }
+free_scratch() { on_machine "$1" rm -f "$dir/scratch/full"; }
 
 # end_machine NAME
 end_machine() {

@@ -6,6 +6,8 @@
 #   up           start what was killed
 #   drain        no new jobs; those that run may end
 #   resume       take jobs again
+#   fill         leave no space on its scratch disk, DIR/scratch
+#   free         undo that
 set -euo pipefail
 dir=$1 verb=$2 node=$3
 prefix=$(cat "$dir/prefix")
@@ -29,5 +31,7 @@ case $verb in
   up) up ;;
   drain) on_head scontrol update "NodeName=$node" State=DRAIN Reason=test ;;
   resume) on_head scontrol update "NodeName=$node" State=RESUME ;;
+  fill) fill_scratch "$node" ;;
+  free) free_scratch "$node" ;;
   *) echo "node.sh: no verb '$verb'" >&2; exit 2 ;;
 esac

@@ -1,5 +1,5 @@
 #!/bin/bash
-# start.sh DIR PORT [NODES [GPUS [PREFIX]]]: a real, private Slurm; needs root, no systemd.
+# start.sh DIR PORT [NODES [GPUS [PREFIX [MEMORY]]]]: a real, private Slurm; needs root, no systemd.
 #
 # Clients need SLURM_CONF=DIR/slurm.conf. All state is below DIR, whose name may not have spaces.
 # PORT and the NODES ports after it must be free. Each node is a slurmd on a "machine" of its own
@@ -10,9 +10,11 @@
 # of its own, made by ../network/network.sh, and clients run on the head:
 #   ../network/network.sh PREFIX exec 0 env SLURM_CONF=DIR/slurm.conf squeue
 #
+# With MEMORY=strict, jobs that take more memory than they asked for are killed within seconds.
+#
 # node.sh breaks and mends nodes; stop.sh DIR ends it all.
 set -euo pipefail
-dir=$1 port=$2 n_nodes=${3:-4} n_gpus=${4:-2} prefix=${5:-}
+dir=$1 port=$2 n_nodes=${3:-4} n_gpus=${4:-2} prefix=${5:-} memory=${6:-}
 here=$(dirname "$(readlink -f "$0")")
 . "$here/../network/machine.sh"
 export SLURM_CONF=$dir/slurm.conf
@@ -61,10 +63,9 @@ CommunicationParameters=NoInAddrAny,NoCtldInAddrAny
 # No cgroups and no binding, so that two cores may pass for any number of CPUs.
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
-JobAcctGatherType=jobacct_gather/none
+$(write_memory)
 SlurmdParameters=config_overrides
 SelectType=select/cons_tres
-SelectTypeParameters=CR_Core
 GresTypes=gpu
 MpiDefault=none
 SwitchType=switch/none
@@ -89,7 +90,21 @@ CONF
   done
   echo "PartitionName=cpu Nodes=ALL Default=YES MaxTime=60 DefaultTime=10 State=UP"
   echo "PartitionName=gpu Nodes=ALL MaxTime=60 DefaultTime=10 State=UP"
+  echo "PartitionName=spread Nodes=ALL MaxTime=60 DefaultTime=10 LLN=YES State=UP"
   echo "PartitionName=long Nodes=ALL MaxTime=INFINITE DefaultTime=10 State=UP"
+}
+
+write_memory() {
+  if [ "$memory" = strict ]; then
+    echo "SelectTypeParameters=CR_Core_Memory"
+    echo "DefMemPerCPU=1000"
+    echo "JobAcctGatherType=jobacct_gather/linux"
+    echo "JobAcctGatherFrequency=1"
+    echo "JobAcctGatherParams=OverMemoryKill"
+  else
+    echo "SelectTypeParameters=CR_Core"
+    echo "JobAcctGatherType=jobacct_gather/none"
+  fi
 }
 
 make_gpus() {
