@@ -6,14 +6,15 @@ that dies takes a single shard with it.
 
 import logging
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 
 from espnet3.errors import ItemError, WorkerError
 from espnet3.parallel.faults import (
     MAX_EARLY_DEATHS,
+    EarlyDeaths,
     FaultPolicy,
     describe_failure,
     dies_at_once,
@@ -25,21 +26,13 @@ from espnet3.parallel.faults import (
 )
 from espnet3.parallel.pools import Died, Finished, WorkerPool
 from espnet3.parallel.shard_source import ShardSource
+from espnet3.parallel.suspicion import Death, Suspicion, Verdict
 from espnet3.parallel.tasks import Failure, ShardResult, ShardTask, Stopped
+from espnet3.parallel.watch import Watch
 from espnet3.shards.position import read_position
 
 logger = logging.getLogger(__name__)
 _POLL_SECONDS = 0.2
-_SLOW_SECONDS = 60.0
-
-
-@dataclass
-class _Suspicion:
-    """What is known of the deaths of a shard's workers."""
-
-    deaths: int = 0
-    blamed: Counter[tuple[int, int]] = field(default_factory=Counter)
-    is_isolating: bool = False
 
 
 class Dispatcher:
@@ -51,6 +44,7 @@ class Dispatcher:
         policy: what to put up with.
         on_result: told of each finished attempt.
         n_failed_before: items that failed in earlier calls, for `max_errors`.
+        on_turn: called several times a second; it may raise to end the run.
     """
 
     def __init__(
@@ -60,17 +54,19 @@ class Dispatcher:
         policy: FaultPolicy,
         on_result: Callable[[ShardResult], object] = bool,
         n_failed_before: int = 0,
+        on_turn: Callable[[], object] = bool,
     ) -> None:
         self._source = source
         self._pool = pool
         self._policy = policy
         self._on_result = on_result
         self._n_failed_before = n_failed_before
+        self._on_turn = on_turn
         self._again: deque[ShardTask] = deque()
         self._running: dict[str, ShardTask] = {}
-        self._suspicions: dict[int, _Suspicion] = {}
+        self._suspicions: dict[int, Suspicion] = {}
         self._failures: dict[int, Failure] = {}
-        self._watch = _Watch(policy.item_timeout)
+        self._watch = Watch(policy.item_timeout)
         self._n_done = 0
         self._early_deaths = 0
 
@@ -83,6 +79,7 @@ class Dispatcher:
         """
         waiting_since = time.monotonic()
         while True:
+            self._on_turn()
             self._assign()
             if not self._running and not self._again and self._source.is_finished():
                 return
@@ -98,6 +95,11 @@ class Dispatcher:
                 waiting_since = time.monotonic()
             elif time.monotonic() - waiting_since > self._policy.start_timeout:
                 raise WorkerError(no_worker(self._policy, self._pool.waiting()))
+
+    @property
+    def running(self) -> dict[str, ShardTask]:
+        """What each busy worker is doing."""
+        return dict(self._running)
 
     def discard_running(self) -> None:
         """Remove what stopped workers were in the middle of."""
@@ -116,15 +118,27 @@ class Dispatcher:
 
     def _assign(self) -> None:
         for worker in self._pool.idle():
-            task = self._again.popleft() if self._again else self._source.take()
+            task = self._again.popleft() if self._again else self._take()
             if task is None:
                 return
-            suspicion = self._suspicions.get(task.shard)
-            n_deaths = suspicion.deaths if suspicion else 0
+            n_deaths = self._suspicion(task).deaths
             task = replace(task, attempt=self._source.new_attempt(task), n_deaths=n_deaths)
             self._running[worker] = task
             self._watch.begin(worker)
             self._pool.submit(worker, task)
+
+    def _take(self) -> ShardTask | None:
+        """Take a shard from the source, with what follows from earlier deaths at it."""
+        task = self._source.take()
+        if task is None:
+            return None
+        self._suspicions.pop(task.shard, None)  # the source knows all of them
+        for death in self._source.deaths(task):
+            (task,) = self._after_death(task, death)
+        return task
+
+    def _suspicion(self, task: ShardTask) -> Suspicion:
+        return self._suspicions.setdefault(task.shard, Suspicion())
 
     def _finish(self, event: Finished) -> None:
         self._running.pop(event.worker, None)
@@ -144,6 +158,9 @@ class Dispatcher:
         if stopped.kind == "lost":
             self._try_again(stopped, task)
             return
+        if stopped.kind == "machine":
+            self._leave_machine(stopped, task)
+            return
         if stopped.kind != "write" or not self._policy.skip_errors:
             self._failures[stopped.failure.position] = stopped.failure
             raise error_of(stopped, self._policy) from None
@@ -151,9 +168,25 @@ class Dispatcher:
         # will do better.
         self._give_up_on(stopped.failure, task)
 
+    def _leave_machine(self, stopped: Stopped, task: ShardTask) -> None:
+        """Try again, elsewhere if one can; a machine that fails often may fail for the item."""
+        suspicion = self._suspicion(task)
+        suspicion.machines += 1
+        logger.warning(
+            "Shard %d could not go on, on %s: %s", task.shard, stopped.failure.host,
+            stopped.failure.error,
+        )  # fmt: skip
+        if self._source.leave_to_others(task, stopped.failure):
+            return
+        is_item = suspicion.machines >= self._policy.retries
+        self._again.append(replace(task, blames_item=is_item))
+
     def _give_up_on(self, failure: Failure, task: ShardTask) -> None:
+        self._again.append(self._without(failure, task))
+
+    def _without(self, failure: Failure, task: ShardTask) -> ShardTask:
         self._note(failure)
-        self._again.append(replace(task, skip={**task.skip, failure.position: failure}))
+        return replace(task, skip={**task.skip, failure.position: failure})
 
     def _note(self, failure: Failure) -> None:
         self._failures[failure.position] = failure
@@ -183,15 +216,9 @@ class Dispatcher:
             return
         if not event.went_with_others:
             self._note_early_death(event, has_begun=position is not None or task.attempt is None)
-        suspicion = self._suspicions.setdefault(task.shard, _Suspicion())
-        suspicion.deaths += 1
-        # At the end of the task the writers are being closed: no item is to blame.
-        if position is not None and position[0] < task.stop:
-            self._blame(position, task, event, suspicion)
-        elif suspicion.deaths <= self._policy.retries:
-            self._again.append(task)
-        else:
-            self._divide(task, event)
+        death = Death(event.reason, position, event.log)
+        self._source.died(task, death)
+        self._again.extend(self._after_death(task, death))
 
     def _is_committed(self, task: ShardTask) -> bool:
         """Tell whether somebody published the shard; if so, it is done."""
@@ -205,88 +232,49 @@ class Dispatcher:
         """Another driver took the attempt away: take what it made of the shard, or run it again."""
         if self._is_committed(task):
             return
-        self._suspicions.setdefault(task.shard, _Suspicion()).deaths += 1
-        if self._suspicions[task.shard].deaths > self._policy.retries:
+        suspicion = self._suspicion(task)
+        suspicion.deaths += 1
+        if suspicion.deaths > self._policy.retries:
             raise error_of(stopped, self._policy)
         self._again.append(task)
 
     def _note_early_death(self, event: Died, *, has_begun: bool) -> None:
         self._early_deaths = 0 if has_begun else self._early_deaths + 1
         if self._early_deaths >= MAX_EARLY_DEATHS:
-            raise WorkerError(dies_at_once(event))
+            raise EarlyDeaths(dies_at_once(event))
 
-    def _blame(
-        self, position: tuple[int, int], task: ShardTask, event: Died, suspicion: _Suspicion
-    ) -> None:
-        """Decide after a death at a known batch: try again, halve it, or give the item up."""
-        suspicion.blamed[position] += 1
-        times = suspicion.blamed[position]
-        start, stop = position[0], min(position[1], task.stop)
-        if times <= self._policy.retries and not suspicion.is_isolating:
-            if suspicion.deaths > 3 * (self._policy.retries + 1):
-                raise WorkerError(keeps_dying(task, event))
-            self._again.append(task)
-        elif stop - start > 1:
-            suspicion.is_isolating = True
-            middle = (start + stop) // 2
+    def _after_death(self, task: ShardTask, death: Death) -> list[ShardTask]:
+        """Return what to run after a death: the same, with a batch halved, or without an item."""
+        verdict = self._suspicion(task).judge(death.position, task, self._policy.retries)
+        if verdict.kind == "again":
+            return [task]
+        if verdict.kind == "halve":
+            start, stop = verdict.start, verdict.stop
             logger.warning("Items %d to %d kill their worker; trying halves", start, stop - 1)
-            self._again.append(replace(task, cuts=(*task.cuts, start, middle, stop)))
-        else:
-            self._give_up_or_raise(start, task, event, times)
+            return [replace(task, cuts=(*task.cuts, start, (start + stop) // 2, stop))]
+        if verdict.kind == "item":
+            return [self._without(self._failure(verdict, task, death), task)]
+        return self._divide(task, death)
 
-    def _give_up_or_raise(self, position: int, task: ShardTask, event: Died, times: int) -> None:
-        index = task.items[position - task.start]
-        error = f"the worker died on this item, {times} time(s): {event.reason}"
-        failure = Failure(position, index, task.shard, error, "", log=event.log)
-        if self._policy.skip_errors:
-            self._give_up_on(failure, task)
-            return
-        self._failures[position] = failure
-        raise ItemError(describe_failure(failure) + without_it(self._policy))
+    def _failure(self, verdict: Verdict, task: ShardTask, death: Death) -> Failure:
+        """Return what to say of an item that kills its worker, unless the run ends with it."""
+        index = task.items[verdict.start - task.start]
+        error = f"the worker died on this item, {verdict.times} time(s): {death.reason}"
+        failure = Failure(verdict.start, index, task.shard, error, "", log=death.log)
+        failure = replace(failure, host=death.host) if death.host else failure
+        if not self._policy.skip_errors:
+            self._failures[failure.position] = failure
+            raise ItemError(describe_failure(failure) + without_it(self._policy))
+        return failure
 
-    def _divide(self, task: ShardTask, event: Died) -> None:
+    def _divide(self, task: ShardTask, death: Death) -> list[ShardTask]:
         """Without a position, halve the task itself; possible where results are in memory."""
-        if self._source.is_on_disk:
-            raise WorkerError(keeps_dying(task, event))
+        is_in_items = death.position is not None and death.position[0] < task.stop
+        if self._source.is_on_disk or is_in_items:
+            raise WorkerError(keeps_dying(task, death))
         if len(task.items) == 1:
-            self._give_up_or_raise(task.start, task, event, self._policy.retries + 1)
-            return
+            verdict = Verdict("item", task.start, task.stop, self._policy.retries + 1)
+            return [self._without(self._failure(verdict, task, death), task)]
         middle = len(task.items) // 2
-        self._again.append(replace(task, items=task.items[:middle]))
-        self._again.append(replace(task, start=task.start + middle, items=task.items[middle:]))
-
-
-class _Watch:
-    """Notices attempts that make no progress."""
-
-    def __init__(self, item_timeout: float | None) -> None:
-        self._item_timeout = item_timeout
-        self._last: dict[str, tuple[int, float]] = {}
-        self._warned: dict[str, float] = {}
-
-    def begin(self, worker: str) -> None:
-        self._last[worker] = (-1, time.monotonic())
-
-    def look(self, pool: WorkerPool, running: dict[str, ShardTask]) -> None:
-        now = time.monotonic()
-        for worker, position in pool.positions().items():
-            known, since = self._last.get(worker, (-1, now))
-            if position != known or worker not in running:
-                self._last[worker] = (position, now)
-            elif position >= 0:
-                self._judge(pool, worker, running[worker], position, now - since)
-
-    def _judge(
-        self, pool: WorkerPool, worker: str, task: ShardTask, position: int, seconds: float
-    ) -> None:
-        if self._item_timeout is not None and seconds > self._item_timeout:
-            pool.kill(worker, f"no item was finished in {self._item_timeout:g} s (item_timeout)")
-            self.begin(worker)
-        elif seconds - self._warned.get(worker, 0.0) > _SLOW_SECONDS or seconds < 1:
-            self._warned[worker] = seconds
-            if seconds > _SLOW_SECONDS:
-                logger.warning(
-                    "Item at position %d of shard %d has been running for %.0f s on worker %s. "
-                    "To have such workers replaced, set parallel.item_timeout: 600.",
-                    position, task.shard, seconds, worker,
-                )  # fmt: skip
+        first, second = task.items[:middle], task.items[middle:]
+        return [replace(task, items=first), replace(task, start=task.start + middle, items=second)]

@@ -12,6 +12,7 @@ from typing import Any
 from espnet3.errors import ConfigError, ProviderError, RunFolderError
 from espnet3.io.atomic import is_folder_trouble
 from espnet3.parallel.hooks import bind
+from espnet3.parallel.machine_errors import is_machine_trouble
 from espnet3.parallel.memory_errors import free_memory, is_out_of_memory
 from espnet3.parallel.sinks import FolderSink, MemorySink, Outcome, open_sink
 from espnet3.parallel.tasks import Cells, Failure, RunSpec, ShardResult, ShardTask, Stopped
@@ -169,7 +170,10 @@ class _Attempt:
     def _is_worth_halving(self, batch: list[int], error: BaseException, is_memory: bool) -> bool:
         """Tell whether to try the halves of a failed batch; if not, it is given up on."""
         can_help = is_memory or self._spec.skip_errors
-        if len(batch) == 1 or not can_help or isinstance(error, ProviderError):
+        is_hopeless = isinstance(error, ProviderError) or (
+            not self._task.blames_item and is_machine_trouble(error, self._spec.run_dir)
+        )
+        if len(batch) == 1 or not can_help or is_hopeless:
             self._give_up_on(batch[0], error, batch)
             return False
         reason = "does not fit into memory" if is_memory else "failed"
@@ -188,6 +192,8 @@ class _Attempt:
         failure = self._failure(error, position, batch)
         if isinstance(error, ProviderError):
             raise _GiveUp(Stopped("provider", failure, error))
+        if not self._task.blames_item and is_machine_trouble(error, self._spec.run_dir):
+            raise _GiveUp(Stopped("machine", failure, error))
         if not self._spec.skip_errors:
             # A wrong setting fails with every item: nothing is gained by going on without this one.
             kind = "config" if isinstance(error, ConfigError) else "item"

@@ -3,13 +3,25 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from espnet3.errors import ConfigError, EspnetError, ItemError, ProviderError, RunFolderError
+from espnet3.errors import (
+    ConfigError,
+    EspnetError,
+    ItemError,
+    ProviderError,
+    RunFolderError,
+    WorkerError,
+)
 from espnet3.parallel.clusters.job_logs import tail
 from espnet3.parallel.pools import Died
+from espnet3.parallel.suspicion import Death
 from espnet3.parallel.tasks import Failure, ShardTask, Stopped
 
 MAX_EARLY_DEATHS = 3
 """Workers in a row that may die before their first item: then it is not the item."""
+
+
+class EarlyDeaths(WorkerError):
+    """Workers die before their first item: it is their machine, or the code."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +42,7 @@ class FaultPolicy:
         return f"set {block}.{name}={value}" if block else f"set the runner's {name} to {value}"
 
 
-def keeps_dying(task: ShardTask, event: Died) -> str:
+def keeps_dying(task: ShardTask, event: Death) -> str:
     """Say that a shard's workers die at no particular item."""
     log = f" Log: {event.log}" if event.log else ""
     return (

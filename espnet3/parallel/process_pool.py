@@ -40,6 +40,7 @@ class ProcessPool:
         n_workers: how many to keep alive until `stop`.
         threads: what the numerical libraries may use in each, unless the user's environment says.
         log_dir: the folder of the logs; None lets workers write to this program's stderr.
+        log: one log for all of them instead.
         worker_timeout: seconds of silence after which a worker counts as frozen.
         variables: what to set in the environment of each, by rank; nothing if there are none.
     """
@@ -51,6 +52,7 @@ class ProcessPool:
         *,
         threads: int = 1,
         log_dir: Path | None = None,
+        log: Path | None = None,
         worker_timeout: float = 300.0,
         variables: Sequence[Mapping[str, str]] = (),
     ) -> None:
@@ -58,6 +60,7 @@ class ProcessPool:
         self._variables = variables
         self._threads = threads
         self._log_dir = log_dir
+        self._log = log
         self._worker_timeout = worker_timeout
         self._workers: dict[str, _Worker] = {}
         for rank in range(n_workers):
@@ -114,8 +117,12 @@ class ProcessPool:
     def _start(self, rank: int) -> None:
         own = self._variables[rank] if self._variables else {}
         environment = {**_environment(rank, self._threads), **own}
-        worker = _Worker(rank, self._spec, environment, self._log_dir)
+        worker = _Worker(rank, self._spec, environment, self._log or self._own_log(rank))
         self._workers[worker.name] = worker
+
+    def _own_log(self, rank: int) -> Path | None:
+        stamp = f"{socket.gethostname()}-{os.getpid()}-{rank}"
+        return self._log_dir / f"worker-{stamp}.log" if self._log_dir else None
 
     def _bury(self, worker: "_Worker", reason: str) -> Died:
         del self._workers[worker.name]
@@ -131,12 +138,11 @@ class _Worker:
     """One process, the connection to it, and what it is doing."""
 
     def __init__(
-        self, rank: int, spec: bytes, environment: dict[str, str], log_dir: Path | None
+        self, rank: int, spec: bytes, environment: dict[str, str], log: Path | None
     ) -> None:
         self.rank = rank
         ours, theirs = socket.socketpair()
-        stamp = f"{socket.gethostname()}-{os.getpid()}-{rank}"
-        self.log = str(log_dir / f"worker-{stamp}.log") if log_dir else ""
+        self.log = str(log) if log else ""
         self.process = _spawn(theirs, self.log, environment)
         theirs.close()
         self.name = f"{rank} (pid {self.process.pid})"

@@ -3,11 +3,12 @@
 import itertools
 import tempfile
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from espnet3.parallel.tasks import ShardTask
+from espnet3.parallel.suspicion import Death
+from espnet3.parallel.tasks import Failure, ShardTask
 from espnet3.shards.commit import discard_attempt, read_done
 from espnet3.shards.items import reorder
 from espnet3.shards.lease import Lease
@@ -41,6 +42,15 @@ class ShardSource(Protocol):
     def finished(self, task: ShardTask) -> None:
         """Note that a shard is done."""
 
+    def deaths(self, task: ShardTask) -> Sequence[Death]:
+        """Return the deaths at a shard of workers that were not ours, the oldest first."""
+
+    def died(self, task: ShardTask, death: Death) -> None:
+        """Note that a worker of ours died at a shard."""
+
+    def leave_to_others(self, task: ShardTask, trouble: Failure) -> bool:
+        """Leave a shard that this machine cannot bear to other drivers, if there are any."""
+
     def is_finished(self) -> bool:
         """Tell whether nothing is left, here or with another driver."""
 
@@ -48,7 +58,22 @@ class ShardSource(Protocol):
         """Tell whether what is left is in another driver's hands."""
 
 
-class MemorySource:
+class _OnlyDriver:
+    """What a source answers whose deaths are all known to the dispatcher."""
+
+    def deaths(self, task: ShardTask) -> Sequence[Death]:
+        """Return none: those of other drivers are not known."""
+        return ()
+
+    def died(self, task: ShardTask, death: Death) -> None:
+        """Do nothing: the dispatcher remembers."""
+
+    def leave_to_others(self, task: ShardTask, trouble: Failure) -> bool:
+        """Return False: another worker of the same driver may have more luck."""
+        return False
+
+
+class MemorySource(_OnlyDriver):
     """All shards of a run whose results stay in memory."""
 
     is_on_disk = False
@@ -100,7 +125,7 @@ class MemorySource:
             self._scratch.cleanup()
 
 
-class FolderSource:
+class FolderSource(_OnlyDriver):
     """The uncommitted shards of a run folder, shared with other drivers by leases."""
 
     is_on_disk = True

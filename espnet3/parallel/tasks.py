@@ -56,6 +56,8 @@ class ShardTask:
     """Positions given up on, with the reason; they are listed, not run."""
     n_deaths: int = 0
     """Workers that died at this shard before."""
+    blames_item: bool = False
+    """Whether trouble of the machine counts as the item's: several machines had it."""
     owner_id: str = ""
     """Who holds the claim of the shard; `done` keeps it, for the accounting."""
 
@@ -122,7 +124,10 @@ class ShardResult:
 
 @dataclass(frozen=True)
 class Stopped:
-    """Why an attempt could not go on: `kind` is item, write, config, provider, disk or lost."""
+    """Why an attempt could not go on.
+
+    `kind` is item, write, config, provider, disk (of the run folder), lost or machine.
+    """
 
     kind: str
     failure: Failure

@@ -18,6 +18,7 @@ import cloudpickle
 from espnet3 import logs
 from espnet3.errors import ProviderError
 from espnet3.parallel.execute import ShardLoop, check_env
+from espnet3.parallel.machine_errors import is_machine_trouble
 from espnet3.parallel.tasks import (
     Failure,
     RunSpec,
@@ -156,6 +157,8 @@ class ShardServer:
                 self._loop = ShardLoop(self._spec, env, log=self._log)
             except Exception as error:
                 failure = Failure.of(error, task.start, None, task.shard, log=self._log)
-                return ShardResult(task, stopped=Stopped("provider", failure))
+                is_machine = not task.blames_item and is_machine_trouble(error, self._spec.run_dir)
+                kind = "machine" if is_machine else "provider"
+                return ShardResult(task, stopped=Stopped(kind, failure))
             return self._loop.run(task, load_seconds=time.monotonic() - begin)
         return self._loop.run(task)

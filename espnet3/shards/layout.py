@@ -2,6 +2,7 @@
 
 import os
 import re
+import time
 import uuid
 from pathlib import Path
 
@@ -10,6 +11,7 @@ POSITION = ".position"
 FAILED = "failed.jsonl"
 _SHARD = re.compile(r"split\.(\d+)")
 _ATTEMPT = re.compile(r"split\.(\d+)\.part-.+")
+_OWNED = re.compile(r"split\.\d+\.part-([0-9a-f]{16})-([0-9a-f]{8})-[0-9a-f]{4}")
 _ITEMS = re.compile(r"manifest\.[0-9a-f]{16}\.items")
 _DISCARDED = "-dead"
 _CLAIM = ".claim"
@@ -54,9 +56,15 @@ class RunLayout:
         """Return the folder of a committed shard."""
         return self.root / self.shard_name(shard)
 
-    def new_attempt(self, shard: int) -> Path:
-        """Return a folder name for one attempt at a shard that nobody else will choose."""
-        return self.root / f"{self.shard_name(shard)}.part-{uuid.uuid4().hex[:16]}"
+    def new_attempt(self, shard: int, owner_id: str = "") -> Path:
+        """Return a folder name for one attempt at a shard that nobody else will choose.
+
+        With an owner it tells whose it is and when it began: see `origin_of_attempt`.
+        """
+        unique = uuid.uuid4().hex[:16]
+        if owner_id:
+            unique = f"{owner_id}-{int(time.time()):08x}-{unique[:4]}"
+        return self.root / f"{self.shard_name(shard)}.part-{unique}"
 
     def claim(self, name: str) -> Path:
         """Return the file that says who works on `name` (a shard's name, or `merge`)."""
@@ -88,6 +96,11 @@ def leases_folder(root: Path) -> Path:
     return root / "leases"
 
 
+def twin_name(name: str) -> str:
+    """Return what one claims who runs a shard that another one is running already."""
+    return f"{name}.twin"
+
+
 def claimed_name(file_name: str) -> str:
     """Return what a claim file claims; empty for a file that is none."""
     return file_name.removesuffix(_CLAIM) if file_name.endswith(_CLAIM) else ""
@@ -103,6 +116,12 @@ def shard_of_attempt(name: str) -> int | None:
     """Return the shard number of an attempt's folder name, or None for another name."""
     match = _ATTEMPT.fullmatch(name)
     return int(match[1]) if match else None
+
+
+def origin_of_attempt(name: str) -> tuple[str, int] | None:
+    """Return whose attempt it is and when it began, in seconds since 1970; None if not told."""
+    match = _OWNED.fullmatch(name)
+    return (match[1], int(match[2], 16)) if match else None
 
 
 def committed_name(name: str) -> str:

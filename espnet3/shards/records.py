@@ -48,6 +48,14 @@ class RecordPaths:
         """The runner and what its workers need, serialised."""
         return self.folder / "code.pkl"
 
+    def parallel(self, env: str) -> Path:
+        """The `parallel` block with which workers were last submitted to a backend."""
+        return self.folder / f"parallel-{env}.json"
+
+    def watch(self, minute: int) -> Path:
+        """Says that a worker compares the jobs with what the scheduler says, in this minute."""
+        return self.folder / f"watch.{minute}"
+
     @property
     def jobs(self) -> Path:
         """A record per submitted job, or per process that was started."""
@@ -101,11 +109,15 @@ class JobRecord:
     others: list[str] = field(default_factory=list)
     """Other run folders that its worker serves, relative to this one: cancelling one of them must
     not end the job."""
+    gpu: str = ""
+    """Of a process: the GPU that is its own."""
 
     @property
     def key(self) -> str:
         """The name of its file."""
-        return f"{self.env}-{_NOT_IN_NAMES.sub('_', self.job_id)}"
+        # Two machines may have processes of one number.
+        words = (self.env, self.host, self.job_id) if self.machine else (self.env, self.job_id)
+        return _NOT_IN_NAMES.sub("_", "-".join(words))
 
 
 @dataclass(frozen=True)
@@ -215,6 +227,12 @@ def read_jobs(paths: RecordPaths) -> list[JobRecord]:
 def read_workers(paths: RecordPaths) -> list[WorkerRecord]:
     """Return all workers in the order in which they began."""
     return sorted(_read_all(paths.workers, WorkerRecord), key=lambda worker: worker.started)
+
+
+def read_worker(paths: RecordPaths, owner_id: str) -> WorkerRecord | None:
+    """Return what a worker said of itself; None if it said nothing."""
+    record: WorkerRecord | None = _read(paths.workers / f"{owner_id}.json", WorkerRecord)
+    return record
 
 
 def read_deaths(paths: RecordPaths, shard: int | None = None) -> list[DeathNote]:
