@@ -5,8 +5,6 @@ needs is imported when a run begins.
 """
 
 import logging
-import shlex
-import sys
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -15,8 +13,10 @@ from typing import TYPE_CHECKING, Any, Literal
 from espnet3 import logs
 from espnet3.errors import ConfigError, EspnetError, RunInterrupted
 from espnet3.io.tables import JsonlWriter
+from espnet3.parallel.detached.choice import goes_on_alone
 from espnet3.parallel.hooks import WRITER_HOOKS, RunnerHooks, overridden
 from espnet3.parallel.runner_settings import check_settings
+from espnet3.parallel.signals import say_how_to_resume
 from espnet3.parallel.tasks import RunSpec
 from espnet3.shards.batches import check_costs
 from espnet3.shards.items import check_unique, collect_items
@@ -72,6 +72,9 @@ class BaseRunner:
 
     not_results: tuple[str, ...] = ()
     """Keys that the results do not depend on, such as `config.exp_tag`."""
+    can_detach = True
+    """Whether `parallel.mode: async` may leave the run to its workers; set it to False where the
+    program cannot go on without what `merge` returns."""
     config_block, folder_key = "", "output_dir"
     """For errors: the block of a config with the settings, if any, and the key of the folder."""
 
@@ -174,7 +177,7 @@ class BaseRunner:
 
         Returns:
             Without `output_dir` the results in order, a `Failure` in place of a skipped item; with
-            it, what `merge` returns.
+            it, what `merge` returns; with `parallel.mode: async` a `DetachedRun`, at once.
         """
         from espnet3.parallel.parallel import enclosing_client, get_parallel_config
 
@@ -190,13 +193,14 @@ class BaseRunner:
             costs = self.costs_of(items) if costs is None else costs
             self._check_batches(costs)
             if self.output_dir is None:
+                goes_on_alone(self, config, client)
                 return self._run_in_memory(items, config, client, costs)
             total = None if seconds is None else float(seconds.sum())
             return self._run_in_folder(items, config, client, costs, total)
         except EspnetError as error:
             raise error.with_traceback(None) from error.__cause__
         except RunInterrupted:
-            self._say_how_to_resume()
+            say_how_to_resume(self.output_dir)
             raise
 
     def _check_batches(self, costs: Any) -> None:
@@ -276,6 +280,10 @@ class BaseRunner:
             config_block=self.config_block,
             folder_key=self.folder_key,
         )
+        if goes_on_alone(self, config, client):
+            from espnet3.parallel.detached.launch import launch
+
+            return launch(self, request, self._spec(), config, self._policy(config))
         driver = FolderDriver(request, self._spec(), self.provider, config, client)
         return driver.run(self._policy(config), self.merge)
 
@@ -290,10 +298,3 @@ class BaseRunner:
                 "not be joined",
                 type(self).__name__, own[0], self.output_dir,
             )  # fmt: skip
-
-    def _say_how_to_resume(self) -> None:
-        if self.output_dir is None:
-            logger.warning("Interrupted. Results were in memory only; set output_dir to resume.")
-            return
-        command = shlex.join([Path(sys.executable).name, *sys.orig_argv[1:]])
-        logger.warning("Interrupted. Finished shards are kept; to resume, run again: %s", command)

@@ -14,7 +14,7 @@ from pydantic import (
 )
 
 from espnet3.config.schema import FrozenConfig
-from espnet3.parallel.clusters.table import BACKENDS, check_env_name
+from espnet3.parallel.clusters.table import BACKENDS, DETACHED, check_env_name
 
 
 class AdaptiveConfig(FrozenConfig):
@@ -63,6 +63,9 @@ class ParallelConfig(FrozenConfig):
     max_lost_jobs: NonNegativeInt | None = None
     """Lost jobs that are replaced in one run. If not set: all that had finished a shard, and of
     the others 3 for each worker."""
+    max_successors: NonNegativeInt | None = None
+    """With mode async: jobs that may follow a job one after the other, each when the last one has
+    ended while work remains. If not set: as many as it takes; 0: none."""
 
     @model_validator(mode="before")
     @classmethod
@@ -86,6 +89,16 @@ class ParallelConfig(FrozenConfig):
             raise ValueError(
                 f"adaptive is for backends that submit jobs, such as slurm, and env is "
                 f"{self.env!r}; write instead: n_workers: {self.adaptive.maximum}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _can_detach(self) -> "ParallelConfig":
+        can_detach = self.env in DETACHED and BACKENDS[self.env].own is None
+        if self.mode == "async" and not can_detach:
+            raise ValueError(
+                f"mode is 'async', but workers of env: {self.env} cannot go on without the program "
+                f"that started them; write mode: sync, or one of env: {', '.join(DETACHED)}"
             )
         return self
 

@@ -100,7 +100,7 @@ def _open(
     n_tasks: int,
     log_dir: Path | None,
 ) -> Iterator[WorkerPool]:
-    setup_fn = _worker_setup_fn(provider)
+    setup_fn = worker_setup_fn(provider)
     if is_inline(config, client):
         check_size(setup_fn, provider)
         if config.item_timeout is not None:
@@ -137,7 +137,12 @@ def _open(
             yield DaskPool(own_client, packed)
 
 
-def _worker_setup_fn(provider: Any) -> Callable[[], Any]:
+def worker_setup_fn(provider: Any) -> Callable[[], Any]:
+    """Return what builds the environment in a worker.
+
+    Raises:
+        ProviderError: if the provider returns something else.
+    """
     setup_fn: Callable[[], Any] = provider.build_worker_setup_fn()
     if not callable(setup_fn):
         raise ProviderError(

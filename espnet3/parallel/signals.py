@@ -1,15 +1,20 @@
 """Ctrl-C and SIGTERM: the run ends within seconds, with the right exit code and a way on."""
 
+import logging
 import os
+import shlex
 import signal
 import socket
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
 
 from espnet3.errors import RunInterrupted
 
+logger = logging.getLogger(__name__)
 _GRACE_SECONDS = 4.0
 _CLEAN_UP_SECONDS = 30.0
 _SOON_SECONDS = 0.02
@@ -83,3 +88,12 @@ class _Watchdog:
         self._writer.close()
         self._thread.join()
         self._reader.close()
+
+
+def say_how_to_resume(output_dir: Path | None) -> None:
+    """Tell after an interrupt what is kept, and what to type."""
+    if output_dir is None:
+        logger.warning("Interrupted. Results were in memory only; set output_dir to resume.")
+        return
+    command = shlex.join([Path(sys.executable).name, *sys.orig_argv[1:]])
+    logger.warning("Interrupted. Finished shards are kept; to resume, run again: %s", command)

@@ -4,7 +4,7 @@ import asyncio
 import inspect
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -33,17 +33,17 @@ def start(config: "ParallelConfig", backend: Backend) -> Any:
         ConfigError: if the cluster class refuses the options; nothing was submitted.
         ResourceError: if the scheduler refuses a job; those it had accepted are cancelled.
     """
-    with _sigint_kept():
+    with sigint_kept():
         start_cluster = cluster_class(config.env, backend)
     from espnet3.parallel.clusters.tls import removing_certificates
 
     options = complete_options(config)
     check_log_folder(options)
-    cluster = _checked(
+    cluster = checked(
         kept_cluster_class(removing_certificates(start_cluster)),
         config,
         backend,
-        {**options, "job_cls": _mended(start_cluster.job_cls)},
+        {**options, "job_cls": mended(start_cluster.job_cls)},
     )
     tell_of_workers(config, cluster)
     try:
@@ -71,14 +71,14 @@ def job_script(config: "ParallelConfig", backend: Backend) -> str:
     Raises:
         ConfigError: if the cluster class refuses the options.
     """
-    with _sigint_kept():
+    with sigint_kept():
         cluster = cluster_class(config.env, backend)
 
     async def render() -> str:
         # Asynchronous, and never awaited: so no scheduler is started.
         options = {**complete_options(config, is_dry=True), "asynchronous": True}
-        with _no_new_folder(options.get("log_directory")):
-            script: str = _checked(cluster, config, backend, options).job_script()
+        with no_new_folder(options.get("log_directory")):
+            script: str = checked(cluster, config, backend, options).job_script()
         return script.replace("tcp://<insert", "tls://<insert") if "--tls-key" in script else script
 
     # In a thread: the caller may be in an event loop already, as in a notebook.
@@ -87,7 +87,7 @@ def job_script(config: "ParallelConfig", backend: Backend) -> str:
 
 
 @contextmanager
-def _no_new_folder(folder: str | None) -> Iterator[None]:
+def no_new_folder(folder: str | None) -> Iterator[None]:
     """Remove the folder that dask-jobqueue makes for logs as soon as it sees the options."""
     path = Path(folder).absolute() if folder else Path.cwd()
     missing = [place for place in (path, *path.parents) if not place.exists()]
@@ -99,9 +99,14 @@ def _no_new_folder(folder: str | None) -> Iterator[None]:
                 place.rmdir()
 
 
-def _checked(
+def checked(
     cluster: Any, config: "ParallelConfig", backend: Backend, options: dict[str, Any]
 ) -> Any:
+    """Make a cluster, or a job, of the options.
+
+    Raises:
+        ConfigError: if the class refuses them.
+    """
     try:
         return cluster(**options)
     except (TypeError, ValueError) as error:
@@ -125,7 +130,7 @@ def _refusal(cluster: Any, config: "ParallelConfig", backend: Backend, error: Ex
 
 def _option_names(cluster: Any) -> set[str]:
     """Return what a cluster class and its jobs take; each hands on what it does not know."""
-    classes = [*cluster.__mro__, *cluster.job_cls.__mro__]
+    classes = [*cluster.__mro__, *getattr(cluster, "job_cls", cluster).__mro__]
     functions = [vars(each).get("__init__") for each in classes]
     signatures = [inspect.signature(each) for each in functions if inspect.isfunction(each)]
     names = {name for signature in signatures for name in signature.parameters}
@@ -149,8 +154,13 @@ def _submit(cluster: Any, config: "ParallelConfig") -> None:
     cluster.keeper = keeper
 
 
-def _mended(job_class: Any) -> Any:
-    """Return a job class of dask-jobqueue 0.9 that can be interrupted and closed at any time."""
+def mended(
+    job_class: Any, environment: Callable[[], dict[str, str]] = submission_environment
+) -> Any:
+    """Return a job class of dask-jobqueue 0.9 that can be interrupted and closed at any time.
+
+    Its commands run in what `environment` returns.
+    """
     from distributed.core import Status
 
     class Job(job_class):
@@ -158,10 +168,9 @@ def _mended(job_class: Any) -> Any:
         async def _call(cmd: list[str], **kwargs: Any) -> Any:
             # In a session of its own: Ctrl-C would end an sbatch whose job id is not known yet,
             # and nobody could cancel that job.
-            environment = submission_environment()
             # LSF's command line would throw away why bsub refuses a job.
             cmd = [word.removesuffix(" 2> /dev/null") for word in cmd]
-            return await job_class._call(cmd, start_new_session=True, env=environment, **kwargs)
+            return await job_class._call(cmd, start_new_session=True, env=environment(), **kwargs)
 
         @classmethod
         async def _close_job(cls, job_id: Any, cancel_command: str) -> None:
@@ -178,7 +187,7 @@ def _mended(job_class: Any) -> Any:
 
 
 @contextmanager
-def _sigint_kept() -> Iterator[None]:
+def sigint_kept() -> Iterator[None]:
     """Undo what importing dask_jobqueue does: a SIGINT handler that exits with code 0."""
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -40,6 +40,9 @@ def _jobqueue(cluster: str) -> Backend:
 ON_THIS_MACHINE = ("local", "local_gpu")
 """Backends whose workers are processes of this machine."""
 
+DETACHED = (*ON_THIS_MACHINE, "slurm", "pbs", "sge", "lsf", "oar", "htcondor", "moab")
+"""Backends whose workers can go on without the program that started them."""
+
 BACKENDS: dict[str, Backend] = {
     "local": Backend("local", cluster="LocalCluster"),
     "local_gpu": Backend("local_gpu", "dask_cuda", "LocalCUDACluster", "-e '.[gpu]'"),

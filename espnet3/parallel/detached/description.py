@@ -144,9 +144,11 @@ def load_spec(root: Path, *, trust: str | None = None) -> bytes:
 
     Raises:
         RunFolderError: if the code is somebody else's, or of another Python.
+        StaleRunError: if the user's modules changed since the run was submitted.
     """
     manifest = _manifest(root)
     packed = _parts(root, trust)["spec"]
+    check_code(load_description(root))
     return spec_for_folder(packed, manifest.run_id, root.resolve(), manifest.n_shards)
 
 

@@ -1,0 +1,72 @@
+"""What schedulers are told beside the user's options: after which job, and on which nodes not."""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+Directives = list[str] | dict[str, Any]
+
+_AFTER = {
+    "slurm": "--dependency=afterany:{job}",
+    "sge": "-hold_jid {job}",
+    "pbs": "-W depend=afterany:{job}",
+    "moab": "-W depend=afterany:{job}",
+    "lsf": '-w "ended({job})"',
+    "oar": "-a {job}",
+}
+HAS_SUCCESSORS = tuple(_AFTER)
+"""Schedulers that can hold a job back until another has ended, however that ends."""
+AGAIN = 75
+"""The exit code with which a worker asks HTCondor to start its job again: work remains."""
+
+_SLURM_EXCLUDE = re.compile(r"(?:--exclude[= ]|-x ?)(\S+)")
+_SGE_HOSTS = re.compile(r"-l\s+(?:\S*,)?(?:h|hostname)=")
+
+
+def with_dependency(env: str, directives: Directives, after: str) -> Directives:
+    """Return directives with which a job begins when the job `after` has ended, however it did."""
+    if not after or isinstance(directives, Mapping):
+        return directives
+    return [*directives, _AFTER[env].format(job=after)]
+
+
+def with_exclusion(env: str, directives: Directives, nodes: Sequence[str]) -> Directives:
+    """Return directives with which a job begins on none of these nodes, if one can say so.
+
+    What the user says of nodes goes on to hold.
+    """
+    nodes = [node for node in dict.fromkeys(nodes) if re.fullmatch(r"[\w.-]+", node, re.ASCII)]
+    if not nodes:
+        return directives
+    if isinstance(directives, Mapping):
+        return _with_requirements(dict(directives), nodes)
+    if env == "slurm":
+        # The last line that says --exclude counts, so it must say all.
+        users = [match[1] for line in directives if (match := _SLURM_EXCLUDE.match(line))]
+        return [*directives, f"--exclude={','.join([*users[-1:], *nodes])}"]
+    if env == "sge" and not any(map(_SGE_HOSTS.match, directives)):
+        return [*directives, f"-l h={'&'.join(f'!{node}' for node in nodes)}"]
+    if env == "lsf":
+        wanted = " && ".join(f"hname!='{node}'" for node in nodes)
+        return [*directives, f'-R "select[{wanted}]"']
+    return directives
+
+
+def _with_requirements(settings: dict[str, Any], nodes: Sequence[str]) -> dict[str, Any]:
+    name = next((key for key in settings if key.lower() == "requirements"), "requirements")
+    users = [f"({settings[name]})"] if name in settings else []
+    mine = [f'(Machine != "{node}")' for node in nodes]
+    return {**settings, name: " && ".join([*users, *mine])}
+
+
+def with_restart(env: str, directives: Directives, max_successors: int | None) -> Directives:
+    """Return directives with which HTCondor puts a job back into its queue while work remains.
+
+    It has no way to hold a job back for another one; but a job can stay until it is content.
+    """
+    if env != "htcondor" or not isinstance(directives, Mapping):
+        return directives
+    is_over = f"(ExitBySignal == False) && (ExitCode != {AGAIN})"
+    if max_successors is not None:
+        is_over = f"({is_over}) || (NumJobStarts > {max_successors})"
+    return {"on_exit_remove": is_over, **directives}

@@ -1,0 +1,139 @@
+"""Begin a detached run: plan it, describe it in its folder, submit its workers, and leave."""
+
+import logging
+import shlex
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from espnet3.errors import ItemError
+from espnet3.parallel.clusters.table import check_resources
+from espnet3.parallel.detached.crew import count_crew
+from espnet3.parallel.detached.description import write_description
+from espnet3.parallel.detached.handle import DetachedRun
+from espnet3.parallel.detached.resume import forgive
+from espnet3.parallel.detached.submit import cancel_jobs, job_states, submit_workers
+from espnet3.parallel.faults import too_many
+from espnet3.parallel.folder_run import (
+    RunRequest,
+    count_failed,
+    finished_result,
+    folder_errors,
+    open_run,
+    shards_to_run,
+    sweep,
+)
+from espnet3.parallel.open_pool import worker_setup_fn
+from espnet3.shards.lease import Lease
+from espnet3.shards.manifest import Manifest, load_manifest
+from espnet3.shards.records import RecordPaths, read_jobs
+
+if TYPE_CHECKING:
+    from espnet3.parallel.base_runner import BaseRunner
+    from espnet3.parallel.config import ParallelConfig
+    from espnet3.parallel.faults import FaultPolicy
+    from espnet3.parallel.tasks import RunSpec
+
+logger = logging.getLogger(__name__)
+
+
+def launch(
+    runner: "BaseRunner",
+    request: RunRequest,
+    spec: "RunSpec",
+    config: "ParallelConfig",
+    policy: "FaultPolicy",
+) -> DetachedRun:
+    """Begin a run, or go on with it, without waiting for it.
+
+    Only workers that are missing are submitted: those at work and those in the queue count.
+
+    Raises:
+        EspnetError: before anything is submitted, as a run that waits would.
+    """
+    n_left = prepare(runner, request, spec, config, policy)
+    root = request.root.resolve()
+    if n_left is None:
+        logger.info("%s is complete already; nothing is submitted", root)
+        return DetachedRun(root)
+    submit_missing([root], config, n_left)
+    return DetachedRun(root)
+
+
+def prepare(
+    runner: "BaseRunner",
+    request: RunRequest,
+    spec: "RunSpec",
+    config: "ParallelConfig",
+    policy: "FaultPolicy",
+) -> int | None:
+    """Plan a run and describe it in its folder; nothing is submitted.
+
+    Returns:
+        How many shards are to be run; None if the run is complete.
+    """
+    check_resources(config)
+    root = request.root
+    queued = read_jobs(RecordPaths(root))  # before a run that is replaced is removed with them
+    before = load_manifest(root) if queued and request.resume else None
+    with folder_errors(root):
+        manifest = open_run(request, lambda: config.n_workers * config.shards_per_worker)
+        if queued and (before is None or before.run_id != manifest.run_id):
+            cancel_jobs([job for job in queued if job_states([job])[job.key].phase == "pending"])
+        if finished_result(request, manifest) is not None:
+            return None
+        with Lease(root.resolve()) as lease:
+            n_left = _shards_left(request, manifest, lease, policy)
+        described = replace(spec, setup_fn=worker_setup_fn(runner.provider))
+        write_description(root.resolve(), runner, described, manifest, config, policy)
+        forgive(root)
+    return n_left
+
+
+def _shards_left(
+    request: RunRequest, manifest: Manifest, lease: Lease, policy: "FaultPolicy"
+) -> int:
+    layout = manifest.layout(request.root.resolve())
+    sweep(layout, lease)
+    order = shards_to_run(layout, manifest, retry_failed=request.retry_failed)
+    if policy.max_errors is not None:
+        n_failed = count_failed(layout, manifest)
+        if n_failed > policy.max_errors:
+            raise ItemError(too_many(n_failed, policy))
+    return len(order)
+
+
+def submit_missing(roots: Sequence[Path], config: "ParallelConfig", n_shards: int) -> None:
+    """Submit the workers that several run folders lack, for all of them together, and tell of it.
+
+    Args:
+        roots: run folders that are prepared and not complete.
+        config: where workers run.
+        n_shards: how many shards are to be run in all; no more workers are submitted.
+    """
+    n_wanted = min(config.n_workers, max(n_shards, 1))  # one, if only the merge is left
+    n_there = max(count_crew(root) for root in roots)
+    n_missing = max(n_wanted - n_there, 0)
+    if n_missing:
+        jobs = submit_workers(roots, config, n_missing)
+        what = "processes" if jobs and jobs[0].machine else "jobs"
+        numbers = ", ".join(job.job_id for job in jobs[:8]) + (", ..." if len(jobs) > 8 else "")
+        logger.info("Submitted to %s: %d %s (%s)", config.env, len(jobs), what, numbers)
+    if n_there:
+        logger.info("%d workers are there or in the queue already", n_there)
+    for line in what_to_type(roots):
+        logger.info("%s", line)
+
+
+def what_to_type(roots: Sequence[Path]) -> list[str]:
+    """Return the commands with which one looks after detached runs."""
+    folders = shlex.join(map(str, roots))
+    first = shlex.quote(str(roots[0]))
+    return [
+        "The workers go on without this program. To look after them:",
+        f"  espnet3 status {folders} --watch",
+        f"  espnet3 logs {first} -f",
+        f"  espnet3 wait {folders}",
+        f"  espnet3 cancel {folders}",
+    ]

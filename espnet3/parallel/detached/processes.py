@@ -1,0 +1,128 @@
+"""Detached workers as processes of this machine: they outlive the terminal and who started them."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from espnet3.errors import ResourceError
+from espnet3.parallel.clusters.gpus import VARIABLE
+from espnet3.parallel.clusters.schedulers import JobState
+from espnet3.parallel.process_pool import THREAD_VARIABLES
+from espnet3.shards.lease import machine_id, start_time
+from espnet3.shards.records import JobRecord
+
+if TYPE_CHECKING:
+    from espnet3.parallel.config import ParallelConfig
+
+# In the background of a shell that ends at once: the process is nobody's child, so nobody has to
+# wait for it, and in a session of its own, so no terminal takes it along.
+_SHELL = 'log=$1; shift; "$@" >>"$log" 2>&1 </dev/null & echo $!'
+
+
+def start_process(
+    config: "ParallelConfig",
+    arguments: Sequence[str],
+    logs: Path,
+    variables: Mapping[str, str],
+    *,
+    generation: int = 0,
+) -> JobRecord:
+    """Start a worker that goes on without this program, and return its record.
+
+    Args:
+        config: of the run.
+        arguments: of `espnet3.parallel.detached.work`.
+        logs: the folder for what the process writes before it has a log of its own.
+        variables: what to add to its environment.
+        generation: how many were there before it in its place.
+
+    Raises:
+        ResourceError: if it cannot be started.
+    """
+    command = [sys.executable, "-m", "espnet3.parallel.detached.work", *arguments]
+    limits = dict.fromkeys(THREAD_VARIABLES, str(config.options.get("threads_per_worker", 1)))
+    environment = {**limits, **os.environ, "PYTHONUNBUFFERED": "1", **variables}
+    environment["PYTHONPATH"] = os.pathsep.join(_python_path(environment.get("PYTHONPATH")))
+    submitted = time.time()
+    output = logs / f"detached-{config.env}.out"
+    try:
+        told = subprocess.run(
+            ["/bin/sh", "-c", _SHELL, "sh", str(output), *command],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            env=environment,
+            start_new_session=True,
+            check=True,
+            timeout=60,
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        raise ResourceError(
+            f"No worker process could be started on {socket.gethostname()}: {error}"
+        ) from error
+    pid = int(told.stdout)
+    return JobRecord(
+        env=config.env,
+        job_id=str(pid),
+        submitted=submitted,
+        host=socket.gethostname(),
+        machine=machine_id(),
+        started=start_time(pid) or 0,
+        generation=generation,
+        log=os.path.join(logs.name, f"detached-{config.env}-{socket.gethostname()}-{pid}.log"),
+        gpu=variables.get(VARIABLE, "").partition(",")[0],
+    )
+
+
+def _python_path(given: str | None) -> list[str]:
+    """Return where the process finds ESPnet3 itself; of the rest the run folder tells."""
+    entries = given.split(os.pathsep) if given else []
+    home = str(Path(__file__).parents[3])
+    return entries if home in entries else [*entries, home]
+
+
+def process_variables(config: "ParallelConfig", taken: Sequence[str]) -> list[dict[str, str]]:
+    """Return what to add to the environment of workers: for GPUs, one entry per free GPU.
+
+    Empty if they need nothing.
+
+    Raises:
+        ResourceError: if there are fewer visible GPUs than workers.
+    """
+    if config.env != "local_gpu":
+        return []
+    from espnet3.parallel.clusters.local_gpu import worker_variables
+
+    own = worker_variables(config)
+    return [each for each in own if each[VARIABLE].partition(",")[0] not in taken]
+
+
+def process_state(record: JobRecord) -> JobState:
+    """Tell whether a process is there; of another machine nothing is known."""
+    if record.machine != machine_id():
+        return JobState("unknown", "", f"it is a process of {record.host}")
+    started = start_time(int(record.job_id))
+    if started is None or (started and record.started and started != record.started):
+        return JobState("ended", "gone")
+    return JobState("running", "running")
+
+
+def end_process(record: JobRecord) -> str:
+    """Ask a process to hand back its work and end; return what keeps it from being asked."""
+    state = process_state(record)
+    if state.phase == "ended":
+        return ""
+    if state.phase == "unknown":
+        return f"process {record.job_id} runs on {record.host}: it ends when it sees the mark"
+    try:
+        os.kill(int(record.job_id), signal.SIGTERM)
+    except ProcessLookupError:
+        return ""
+    except PermissionError:
+        return f"process {record.job_id} on {record.host} is another user's"
+    return ""

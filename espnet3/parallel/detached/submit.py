@@ -1,0 +1,199 @@
+"""Submit detached workers, and ask for them and end them later: all by what the folder tells."""
+
+import logging
+import os
+import shlex
+import socket
+import subprocess
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from espnet3.errors import ResourceError
+from espnet3.io.atomic import write_json
+from espnet3.parallel.clusters.before_jobs import check_log_folder
+from espnet3.parallel.clusters.schedulers import JobState, scheduler_of
+from espnet3.parallel.clusters.table import BACKENDS, ON_THIS_MACHINE, cluster_class
+from espnet3.parallel.config import ParallelConfig
+from espnet3.parallel.detached.processes import (
+    end_process,
+    process_state,
+    process_variables,
+    start_process,
+)
+from espnet3.shards.layout import RunLayout
+from espnet3.shards.records import JobRecord, make_folders, read_jobs, write_job
+
+logger = logging.getLogger(__name__)
+_UNKNOWN = JobState("unknown", "")
+_CANCEL_SECONDS = 30.0
+
+
+def submit_workers(
+    roots: Sequence[Path],
+    config: ParallelConfig,
+    n_workers: int,
+    *,
+    after: str = "",
+    generation: int = 0,
+    exclude: Sequence[str] = (),
+    trust: str | None = None,
+) -> list[JobRecord]:
+    """Submit workers that serve these run folders one after the other, and note them in each.
+
+    The config is kept in the folders: with it, jobs submit their own successors.
+
+    Args:
+        roots: the run folders.
+        config: where workers run; its `n_workers` is how many should be there in all.
+        n_workers: how many to submit now.
+        after: the job that must end before they may begin.
+        generation: how many jobs came before each of them.
+        exclude: nodes on which they should not begin, where the scheduler can be told so.
+        trust: the user whose code they may load.
+
+    Raises:
+        ConfigError: if the options are not what the backend takes; nothing was submitted.
+        ResourceError: if no worker could be submitted.
+    """
+    from espnet3.parallel.detached.job_script import WorkerJob
+
+    roots = [root.resolve() for root in roots]
+    for root in roots:
+        write_json(make_folders(root).parallel(config.env), config.model_dump(mode="json"))
+        _logs(root).mkdir(exist_ok=True)
+    work = WorkerJob(tuple(roots), after, generation, tuple(exclude), trust)
+    if config.env in ON_THIS_MACHINE:
+        return _start_processes(work, config, n_workers)
+    return _submit_jobs(work, config, n_workers)
+
+
+def _logs(root: Path) -> Path:
+    return RunLayout(root, 0).logs
+
+
+def _start_processes(work: Any, config: ParallelConfig, n_workers: int) -> list[JobRecord]:
+    living = [job for job in read_jobs(make_folders(work.roots[0])) if _is_running(job)]
+    variables = process_variables(config, [job.gpu for job in living])
+    if config.env == "local_gpu":
+        n_workers = min(n_workers, len(variables))
+    records = []
+    for number in range(n_workers):
+        own = variables[number] if variables else {}
+        arguments = work.arguments(config.env, time.time(), None)
+        logs = _logs(work.roots[0])
+        record = start_process(config, arguments, logs, own, generation=work.generation)
+        _note(record, work.roots)
+        records.append(record)
+    return records
+
+
+def _is_running(job: JobRecord) -> bool:
+    return bool(job.machine) and process_state(job).phase == "running"
+
+
+def _submit_jobs(work: Any, config: ParallelConfig, n_workers: int) -> list[JobRecord]:
+    from espnet3.parallel.clusters.job_options import with_log_folder
+    from espnet3.parallel.detached.job_script import make_job, submit_job, walltime_of
+
+    config = with_log_folder(config, _logs(work.roots[0]))
+    check_log_folder(config.options)
+    records: list[JobRecord] = []
+    for _ in range(n_workers):
+        submitted = time.time()
+        job = make_job(config, work, submitted)
+        try:
+            number = submit_job(job)
+        except ResourceError as error:
+            if not records:
+                raise ResourceError(_refused(config, error, job)) from error
+            logger.warning(
+                "%d of %d jobs were submitted; then %s. The run goes on with these.",
+                len(records), n_workers, error,
+            )  # fmt: skip
+            break
+        record = JobRecord(
+            env=config.env,
+            job_id=number,
+            submitted=submitted,
+            host=socket.gethostname(),
+            walltime=walltime_of(config),
+            after=work.after,
+            generation=work.generation,
+            log=f"{_logs(work.roots[0]).name}/detached-{config.env}-{number}.log",
+            script=job.job_script(),
+        )
+        _note(record, work.roots)
+        records.append(record)
+    return records
+
+
+def _refused(config: ParallelConfig, error: ResourceError, job: Any) -> str:
+    command = shlex.split(job.submit_command)[0]
+    return (
+        f"parallel.env is {config.env!r}, but {error}. Run this where {command} works, and set "
+        f"parallel.options to what your cluster has; the job script was:\n{job.job_script()}"
+    )
+
+
+def _note(record: JobRecord, roots: Sequence[Path]) -> None:
+    for root in roots:
+        others = [os.path.relpath(other, root) for other in roots if other != root]
+        log = os.path.relpath(roots[0] / record.log, root) if record.log else ""
+        write_job(make_folders(root), replace(record, others=others, log=log))
+
+
+def job_states(records: Sequence[JobRecord]) -> dict[str, JobState]:
+    """Return what the scheduler, or this machine, says of jobs, by the key of their record.
+
+    A job of which nobody here can tell is `unknown`.
+    """
+    states = {record.key: process_state(record) for record in records if record.machine}
+    by_env: dict[str, list[JobRecord]] = defaultdict(list)
+    for record in records:
+        if not record.machine:
+            by_env[record.env].append(record)
+    for env, jobs in by_env.items():
+        scheduler = scheduler_of(env)
+        told = scheduler.jobs([job.job_id for job in jobs]) if scheduler else {}
+        states.update({job.key: told.get(job.job_id, _UNKNOWN) for job in jobs})
+    return states
+
+
+def cancel_jobs(records: Sequence[JobRecord]) -> list[str]:
+    """Cancel jobs, and ask processes of this machine to end; what has ended is left alone.
+
+    Returns:
+        What could not be done, a sentence each.
+    """
+    problems = [end_process(record) for record in records if record.machine]
+    failed = {r.key: told for r in records if not r.machine and (told := _cancel(r))}
+    # Most say so, with an error, of a job that has ended meanwhile.
+    left = job_states([record for record in records if record.key in failed])
+    problems += [told for key, told in failed.items() if left[key].phase != "ended"]
+    return [problem for problem in problems if problem]
+
+
+def _cancel(record: JobRecord) -> str:
+    """Cancel a job; return what the command said if it refused."""
+    words = shlex.split(cluster_class(record.env, BACKENDS[record.env]).job_cls.cancel_command)
+    words.append(record.job_id)
+    try:
+        told = subprocess.run(
+            words,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_CANCEL_SECONDS,
+            start_new_session=True,  # Ctrl-C is for this program
+        )
+    except FileNotFoundError:
+        return f"{words[0]} is not there: type {shlex.join(words)} on {record.host}, say"
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"{shlex.join(words)}: {error}"
+    said = " ".join((told.stderr or told.stdout).split())
+    return f"{shlex.join(words)}: {said or told.returncode}" if told.returncode else ""
