@@ -24,10 +24,19 @@ up() {
   fi
 }
 
+kill_daemon() {
+  for _ in $(seq 100); do
+    # The file has the id that the process has on its machine, or soon will have.
+    on_machine "$node" kill -KILL "$(cat "$dir/spool/execd/$node/execd.pid")" 2>/dev/null && return
+    sleep 0.1
+  done
+  echo "node.sh: $node has no daemon" >&2
+  return 1
+}
+
 case $verb in
   kill) end_machine "$node" ;;
-  # The file has the id that the process has on its machine.
-  kill-daemon) on_machine "$node" kill -KILL "$(cat "$dir/spool/execd/$node/execd.pid")" ;;
+  kill-daemon) kill_daemon ;;
   up) up ;;
   drain) on_head qmod -d "*@$node" >/dev/null ;;
   resume) on_head qmod -e "*@$node" >/dev/null ;;
