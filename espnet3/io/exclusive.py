@@ -2,12 +2,14 @@
 
 import errno
 import os
+from contextlib import suppress
 from typing import IO
 
 from espnet3.io.atomic import StrPath, fsync_dir, temp_path
 
 # File systems without hard links (exFAT, some FUSE) say so in one of these ways.
 _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
+_MAX_SWEPT = 3
 
 
 def create_bytes(path: StrPath, data: bytes, *, sync: bool = True) -> bool:
@@ -19,10 +21,10 @@ def create_bytes(path: StrPath, data: bytes, *, sync: bool = True) -> bool:
     Returns:
         False if the file was there already; it is then as it was.
     """
-    try:
-        return _create_by_link(path, data, sync)
-    except FileNotFoundError:  # another machine swept the temp file, taking its writer for dead
-        return _create_by_link(path, data, sync)
+    for _ in range(_MAX_SWEPT):
+        with suppress(FileNotFoundError):  # another machine swept it, taking its writer for dead
+            return _create_by_link(path, data, sync)
+    return _create_by_link(path, data, sync)
 
 
 def _create_by_link(path: StrPath, data: bytes, sync: bool) -> bool:
@@ -34,7 +36,7 @@ def _create_by_link(path: StrPath, data: bytes, sync: bool) -> bool:
             os.link(temp, path)
         except FileExistsError:
             # NFS sends a request again when the answer is lost, and then finds its own link.
-            if os.stat(temp).st_nlink < 2:
+            if _n_links(temp) < 2:
                 return False
         except OSError as error:
             if error.errno not in _NO_LINKS:
@@ -42,11 +44,17 @@ def _create_by_link(path: StrPath, data: bytes, sync: bool) -> bool:
             if not _create_plainly(path, data, sync):
                 return False
     finally:
-        if os.path.lexists(temp):
+        with suppress(FileNotFoundError):
             os.unlink(temp)
     if sync:
         fsync_dir(os.path.dirname(os.path.abspath(path)))
     return True
+
+
+def _n_links(path: str) -> int:
+    # Opening a file makes NFS ask the server; a mere `stat` may be answered from its memory.
+    with open(path, "rb", buffering=0) as file:
+        return os.fstat(file.fileno()).st_nlink
 
 
 def _fill(file: IO[bytes], data: bytes, sync: bool) -> None:

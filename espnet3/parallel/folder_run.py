@@ -17,8 +17,14 @@ from espnet3.io.atomic import is_folder_trouble, is_temp_name, write_text
 from espnet3.io.json_text import dump_json
 from espnet3.parallel.identity import changes, is_below
 from espnet3.shards.commit import attempts, discard_attempt, set_aside, set_aside_damaged
-from espnet3.shards.layout import FAILED, RunLayout, is_protocol_name, manifest_path
-from espnet3.shards.lease import Lease, claims, living_owners
+from espnet3.shards.layout import (
+    FAILED,
+    RunLayout,
+    is_protocol_name,
+    manifest_path,
+    twin_name,
+)
+from espnet3.shards.lease import Lease, living_owners
 from espnet3.shards.manifest import Manifest, load_manifest, publish_manifest, refuse_foreign
 from espnet3.shards.merge import check_complete, outputs_of, read_coverage
 from espnet3.shards.plan import make_plan, run_order
@@ -196,11 +202,14 @@ def finished_result(request: RunRequest, manifest: Manifest) -> tuple[Any] | Non
 def sweep(layout: RunLayout, lease: Lease) -> None:
     """Remove what dead processes left behind."""
     lease.sweep()
-    claimed = set(claims(layout.leases))
     for shard, folders in attempts(layout.root).items():
-        if layout.shard_name(shard) not in claimed:
-            for folder in folders:
-                discard_attempt(folder)
+        name = layout.shard_name(shard)
+        # Only who gets the claim knows that nobody has it: another's may not be seen here yet.
+        if lease.is_held(twin_name(name)) or not lease.claim(name):
+            continue
+        for folder in folders:
+            discard_attempt(folder)
+        lease.release(name)
     if not lease.others():
         _sweep_temporary(layout.root)
 

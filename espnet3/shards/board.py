@@ -114,6 +114,11 @@ class Board:
             if s in self._claimed and s not in self._committed and s not in self._mine
         ]
 
+    def held(self) -> dict[int, str]:
+        """Return the uncommitted shards in the hands of living owners, with the owner's id."""
+        found = {s: self._lease.holder(self._layout.shard_name(s)) for s in self.in_hands()}
+        return {shard: owner_id for shard, owner_id in found.items() if owner_id}
+
     def attempts(self, shard: int) -> list[Path]:
         """Return the folders of unfinished attempts at a shard, the dead ones' too."""
         return [self._root / name for name in self._attempts.get(shard, [])]
@@ -129,14 +134,15 @@ class Board:
         """
         self.refresh(FRESH_SECONDS)
         for _ in range(_MAX_TRIES):
-            shard = self._of_the_dead(fits)
-            if shard is None:
-                shard = self._choose(fits)
+            dead = self._of_the_dead(fits)
+            shard = self._choose(fits) if dead is None else dead
             if shard is None:
                 return None
-            if self._claim(shard):
+            is_ours = self._claim(shard)
+            if dead is not None or not is_ours:  # with what the dead one left, or whom we met
+                self.refresh()
+            if is_ours:
                 return shard
-            self.refresh()
         return None
 
     def _choose(self, fits: Callable[[int], bool]) -> int | None:

@@ -2,6 +2,9 @@
 
 A shard may be run more than once, by a requeued job or by a second driver, but is seen only once:
 the first rename wins and a late twin removes itself. There are no locks to leave behind.
+
+Of a network file system it is assumed that a rename is all or nothing at the server, and that what
+others published may be seen late; see docs/file-systems.md.
 """
 
 import errno
@@ -9,6 +12,7 @@ import json
 import logging
 import os
 import shutil
+import tempfile
 import time
 import zlib
 from collections.abc import Iterator
@@ -31,7 +35,10 @@ from espnet3.shards.layout import (
 from espnet3.shards.manifest import read_run_id
 
 logger = logging.getLogger(__name__)
+SETTLE_SECONDS = 10.0
+"""How long a folder without a `done` may be one that was published, and is not all seen yet."""
 _BLOCK = 1 << 17  # larger ones are new memory at each read, which costs more than the reading
+_LOOK_SECONDS = 0.2
 # What rename says of a target that is a folder with something in it, or a file.
 _OCCUPIED = {errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR}
 
@@ -168,7 +175,7 @@ def commit(attempt: Path, layout: RunLayout, done: Done) -> bool:
         # Not forced to disk: if power fails before it is there, the shard is run again.
         if _rename(attempt, target):
             return True
-        if _is_commit(read_done(target), done.shard, done.run_id):
+        if _is_commit(_read_settled(target), done.shard, done.run_id):
             break
         logger.warning("%s is damaged or of another run; this attempt replaces it", target)
         set_aside_damaged(layout, done.shard)
@@ -205,6 +212,29 @@ def read_done(shard_dir: str | os.PathLike[str]) -> Done | None:
         return None
 
 
+def _read_settled(shard_dir: Path) -> Done | None:
+    """Return what a shard says of itself, waiting for a `done` that may only be seen late."""
+    begin, age = time.monotonic(), None
+    while (done := read_done(shard_dir)) is None and not (shard_dir / DONE).exists():
+        if age is None:
+            age = _age(shard_dir)
+        if age + time.monotonic() - begin >= SETTLE_SECONDS:
+            break
+        time.sleep(_LOOK_SECONDS)
+    return done
+
+
+def _age(shard_dir: Path) -> float:
+    """Return for how long nothing was put into a folder; 0 if it is not to be seen."""
+    # Both times are the file system's: its clock need not be that of this machine.
+    try:
+        with tempfile.TemporaryFile(dir=shard_dir.parent) as file:
+            now = os.fstat(file.fileno()).st_mtime
+        return max(now - shard_dir.stat().st_mtime, 0.0)
+    except OSError:
+        return 0.0
+
+
 def set_aside(layout: RunLayout, shard: int) -> None:
     """Take a shard's folder out of the way, so that the shard counts as not done.
 
@@ -224,9 +254,11 @@ def set_aside_damaged(layout: RunLayout, shard: int) -> None:
     back.
     """
     target, removed = layout.shard(shard), layout.new_attempt(shard)
+    if target.is_dir():
+        _read_settled(target)  # before it is moved: for others it would be gone meanwhile
     with suppress(FileNotFoundError):
         os.rename(target, removed)
-        done = read_done(removed)
+        done = _read_settled(removed)
         if done is not None and done.shard == shard and _is_current(layout.root, done.run_id):
             with suppress(OSError):  # a third one took the place: then this one is a late twin
                 os.rename(removed, target)

@@ -2,6 +2,10 @@
 
 Leases only spare double work; what keeps outputs right is the commit. So a lease may be taken over
 whenever its owner looks dead, and being wrong about that costs time, not results.
+
+On a network file system the names of others' new files may be seen late. So an owner whose file is
+not to be seen is dead only if its claim is old, and heartbeats are read from an open file, for
+which the server is asked.
 """
 
 import json
@@ -11,7 +15,7 @@ import re
 import threading
 import time
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from espnet3.io.atomic import temp_pid, write_bytes
@@ -50,7 +54,9 @@ class Lease:
         self.owner = Owner.of_this_process()
         self._heartbeat = heartbeat
         self._timeout = timeout
-        self._path = self.folder / f"{self.owner.owner_id}.owner"
+        self._path = owner_path(self.folder, self.owner.owner_id)
+        self._names: set[str] = set()
+        self._clock = (time.time(), time.monotonic())
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._beat_until_stopped, daemon=True)
 
@@ -63,13 +69,13 @@ class Lease:
     def __exit__(self, *exc_info: object) -> None:
         self._stop.set()
         self._thread.join()
-        for claim in self.folder.glob("*.claim"):
-            if _read_owner_id(claim) == self.owner.owner_id:
-                claim.unlink(missing_ok=True)
+        for name in list(self._names):
+            self.release(name)
         self._path.unlink(missing_ok=True)
 
     def _sign_in(self) -> None:
         create_bytes(self._path, json.dumps(asdict(self.owner)).encode(), sync=False)
+        self._set_clock()
 
     def _beat_until_stopped(self) -> None:
         while not self._stop.wait(self._heartbeat):
@@ -80,6 +86,7 @@ class Lease:
         try:
             try:
                 os.utime(self._path)
+                self._set_clock()
             except FileNotFoundError:  # suspended for long, and swept by one who took it for dead
                 self._sign_in()
         except OSError as error:  # a full or absent file system must not stop the work
@@ -87,43 +94,52 @@ class Lease:
 
     def claim(self, name: str) -> bool:
         """Try to become the one who works on `name`; False if a living owner has it."""
-        path = self.folder / f"{name}.claim"
+        path = claim_path(self.folder, name)
         content = self.owner.owner_id.encode()
+        self._names.add(name)
         for _ in range(3):  # a claim may vanish or change between two looks
             if create_bytes(path, content, sync=False):
                 return True
-            holder = _read_owner_id(path)
-            if holder == self.owner.owner_id:
+            found = _read_claim(path)
+            if found is not None and found.owner_id == self.owner.owner_id:
                 return True
-            if holder is None:
+            if found is None:  # given back just now, or so new that it is not to be seen here yet
                 continue
-            if self._is_alive(holder):
-                return False
-            if self._take_from(holder, path, content):
+            if self._is_alive(found):
+                break
+            if self._take_from(found.owner_id, path, content):
                 return True
+        self._names.discard(name)
         return False
 
     def release(self, name: str) -> None:
         """Give up a claim, so that others may take it at once."""
-        path = self.folder / f"{name}.claim"
-        if _read_owner_id(path) == self.owner.owner_id:
+        path = claim_path(self.folder, name)
+        self._names.discard(name)
+        found = _read_claim(path)
+        if found is not None and found.owner_id == self.owner.owner_id:
             path.unlink(missing_ok=True)
 
     def is_held(self, name: str) -> bool:
         """Tell whether a living owner has claimed `name`; a look that changes nothing."""
-        holder = _read_owner_id(self.folder / f"{name}.claim")
-        return holder is not None and self._is_alive(holder)
+        return self.holder(name) is not None
+
+    def holder(self, name: str) -> str | None:
+        """Return the id of the living owner who has claimed `name`; None if there is none."""
+        found = _read_claim(claim_path(self.folder, name))
+        return found.owner_id if found is not None and self._is_alive(found) else None
 
     def sweep(self) -> None:
         """Remove what dead owners left in the lease folder."""
         # Each owner is looked up after the file that names it: one that comes in meanwhile lives.
-        for name, holder in claims(self.folder).items():
-            if not self._is_alive(holder):
-                self._take_from(holder, self.folder / f"{name}.claim", None)
+        for path in list(self.folder.glob("*.claim")):
+            found = _read_claim(path)
+            if found is not None and not self._is_alive(found):
+                self._take_from(found.owner_id, path, None)
         for path in self.folder.glob("[!.]*.taken-*"):  # not the temp file of one being made
             self._remove_dead_mark(path)
         for path in self.folder.glob("*.owner"):
-            if not self._is_alive(path.stem):
+            if find_owner(self.folder, path.stem, self._now(), self._timeout) is None:
                 path.unlink(missing_ok=True)
         self._remove_dead_temps()
 
@@ -133,8 +149,14 @@ class Lease:
             o for o in living_owners(self.folder, self._now(), self._timeout) if o != self.owner
         ]
 
-    def _is_alive(self, owner_id: str) -> bool:
-        return find_owner(self.folder, owner_id, self._now(), self._timeout) is not None
+    def _is_alive(self, claim: "_Claim") -> bool:
+        """Tell whether the one who made a claim, or a mark, is alive."""
+        now = self._now()
+        if find_owner(self.folder, claim.owner_id, now, self._timeout) is not None:
+            return True
+        if not claim.owner_id or owner_path(self.folder, claim.owner_id).exists():
+            return False
+        return now - claim.since < self._timeout  # its file may be there for all but us
 
     def _take_from(self, holder: str, path: Path, content: bytes | None) -> bool:
         """Replace or remove the claim of a dead owner; False if another process is about to.
@@ -147,7 +169,8 @@ class Lease:
             self._remove_dead_mark(mark)
             return False
         try:
-            if _read_owner_id(path) != holder:
+            found = _read_claim(path)
+            if found is None or found.owner_id != holder:
                 return False
             if content is None:
                 path.unlink(missing_ok=True)
@@ -158,7 +181,7 @@ class Lease:
             mark.unlink(missing_ok=True)
 
     def _remove_dead_mark(self, mark: Path) -> None:
-        taker = _read_owner_id(mark)
+        taker = _read_claim(mark)
         if taker is not None and not self._is_alive(taker):
             mark.unlink(missing_ok=True)
 
@@ -175,12 +198,31 @@ class Lease:
                 if is_old or (not is_shared and start_time(pid) is None):
                     path.unlink()
 
+    def _set_clock(self) -> None:
+        """Look what time it is for the file system, which need not be what it is for us."""
+        self._clock = (self._path.stat().st_mtime, time.monotonic())
+
     def _now(self) -> float:
-        try:
-            os.utime(self._path)
-            return self._path.stat().st_mtime
-        except OSError:
-            return time.time()
+        then, since = self._clock
+        return then + time.monotonic() - since
+
+
+@dataclass(frozen=True)
+class _Claim:
+    owner_id: str
+    """Empty if the file is damaged."""
+    since: float
+    """When it was made, by the clock of the file system."""
+
+
+def claim_path(folder: Path, name: str) -> Path:
+    """Return the file in a lease folder that says who has `name`."""
+    return folder / f"{name}.claim"
+
+
+def owner_path(folder: Path, owner_id: str) -> Path:
+    """Return the file in a lease folder that an owner keeps fresh."""
+    return folder / f"{owner_id}.owner"
 
 
 def living_owners(folder: Path, now: float | None = None, timeout: float = TIMEOUT) -> list[Owner]:
@@ -192,13 +234,12 @@ def living_owners(folder: Path, now: float | None = None, timeout: float = TIMEO
 
 def find_owner(folder: Path, owner_id: str, now: float, timeout: float) -> Owner | None:
     """Return an owner if it is alive: heartbeat fresh and, on this machine, process there."""
-    path = folder / f"{owner_id}.owner"
     try:
-        age = now - path.stat().st_mtime
-        owner = Owner(**json.loads(path.read_bytes()))
+        text, beat = _read_with_time(owner_path(folder, owner_id))
+        owner = Owner(**json.loads(text))
     except (OSError, ValueError, TypeError):
         return None
-    if age > timeout:
+    if now - beat > timeout:
         return None
     if owner.machine == machine_id():
         started = start_time(owner.pid)
@@ -209,15 +250,23 @@ def find_owner(folder: Path, owner_id: str, now: float, timeout: float) -> Owner
 
 def claims(folder: Path) -> dict[str, str]:
     """Return the claims in a lease folder: what is claimed, and the id of its owner."""
-    return {path.stem: _read_owner_id(path) or "" for path in folder.glob("*.claim")}
+    found = {path.stem: _read_claim(path) for path in folder.glob("*.claim")}
+    return {name: claim.owner_id for name, claim in found.items() if claim is not None}
 
 
-def _read_owner_id(path: Path) -> str | None:
-    """Return the owner that a file names; empty if it is damaged, None if it is not there."""
+def _read_claim(path: Path) -> _Claim | None:
+    """Return what a claim says; None if it is not there."""
     try:
-        text = path.read_text()
+        data, since = _read_with_time(path)
     except FileNotFoundError:
         return None
-    except (OSError, ValueError):
-        return ""
-    return text if _OWNER_ID.fullmatch(text) else ""
+    except OSError:
+        return _Claim("", 0.0)
+    text = data.decode("ascii", "replace")
+    return _Claim(text if _OWNER_ID.fullmatch(text) else "", since)
+
+
+def _read_with_time(path: Path) -> tuple[bytes, float]:
+    # Opening a file makes NFS ask the server; a mere `stat` may be answered from its memory.
+    with path.open("rb", buffering=0) as file:
+        return file.read(), os.fstat(file.fileno()).st_mtime

@@ -11,6 +11,13 @@ import pytest
 
 from espnet3.errors import RunFolderError, StaleRunError
 from espnet3.parallel import BaseRunner, use_parallel
+from espnet3.shards import commit
+
+
+@pytest.fixture(autouse=True)
+def _settled(monkeypatch):
+    """Damage is no late view here, and need not be waited for."""
+    monkeypatch.setattr(commit, "SETTLE_SECONDS", 0.0)
 
 
 @pytest.mark.parametrize("sequence", [(1, 2), (2, 1), (1, 3, 1), (2, 4)])

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from espnet3.shards import commit as commit_module
 from espnet3.shards.commit import Done, begin_attempt, commit, finish_attempt
 from espnet3.shards.items import collect_items
 from espnet3.shards.manifest import Manifest, publish_manifest
@@ -19,6 +20,12 @@ settings.register_profile(
     "files", deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
 )
 settings.load_profile("files")
+
+
+@pytest.fixture(autouse=True)
+def _settled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Damage is no late view here, and need not be waited for."""
+    monkeypatch.setattr(commit_module, "SETTLE_SECONDS", 0.0)
 
 
 @pytest.fixture

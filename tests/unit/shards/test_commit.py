@@ -2,9 +2,11 @@ import errno
 import os
 import shutil
 import signal
+import time
 import zlib
 from collections import Counter
 from itertools import chain
+from pathlib import Path
 
 import pytest
 
@@ -189,6 +191,56 @@ def test_shard_of_an_earlier_run_is_replaced(run):
     assert committed(anew) == []
     assert anew.commit(0, "new\n")
     assert committed_text(anew, 0) == "new\n"
+
+
+def see_late(monkeypatch, n_looks: int) -> list[object]:
+    """Let what another machine published be seen only at a later look."""
+    looks: list[object] = []
+    real, real_exists = commit_module.read_done, Path.exists
+
+    def look(path):
+        looks.append(path)
+        return None if len(looks) <= n_looks else real(path)
+
+    def exists(path):
+        return real_exists(path) and not (path.name == DONE and len(looks) <= n_looks)
+
+    monkeypatch.setattr(commit_module, "read_done", look)
+    monkeypatch.setattr(Path, "exists", exists)
+    monkeypatch.setattr(commit_module, "_LOOK_SECONDS", 0.001)
+    return looks
+
+
+def test_commit_that_is_seen_late_is_not_taken_for_damage(run, monkeypatch):
+    attempt = run.begin(0, "mine\n")
+    done = run.finish(attempt, 0)
+    run.commit(0, "theirs\n")
+    monkeypatch.setattr(commit_module, "SETTLE_SECONDS", 60.0)
+    looks = see_late(monkeypatch, n_looks=3)
+    assert commit(attempt, run.layout, done) is False
+    assert len(looks) == 4
+    assert committed_text(run, 0) == "theirs\n"
+    assert attempts(run.root) == {}
+
+
+def test_shard_whose_done_is_seen_late_is_not_set_aside(run, monkeypatch):
+    run.commit(0)
+    monkeypatch.setattr(commit_module, "SETTLE_SECONDS", 60.0)
+    looks = see_late(monkeypatch, n_looks=2)
+    set_aside_damaged(run.layout, 0)
+    assert len(looks) > 2
+    assert committed(run) == [0]
+
+
+def test_folder_that_has_been_without_a_done_for_long_is_not_waited_for(run, monkeypatch):
+    run.layout.shard(0).mkdir()
+    (run.layout.shard(0) / "text").write_text("damaged")
+    os.utime(run.layout.shard(0), (0, 0))
+    monkeypatch.setattr(commit_module, "SETTLE_SECONDS", 60.0)
+    begin = time.monotonic()
+    assert run.commit(0)
+    assert time.monotonic() - begin < 60
+    assert committed(run) == [0]
 
 
 @pytest.mark.parametrize("is_taken", [True, False])

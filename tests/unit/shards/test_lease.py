@@ -1,16 +1,18 @@
 import json
 import os
 import signal
+import socket
 import threading
 import time
 from collections import Counter
+from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
 
 import pytest
 
 from espnet3.shards import lease as lease_module
-from espnet3.shards.lease import Lease, Owner, claims, living_owners, start_time
+from espnet3.shards.lease import Lease, Owner, claims, living_owners, node_name, start_time
 
 DRIVER = """
     import os, sys
@@ -44,6 +46,13 @@ def rewrite(lease: Lease, **values: object) -> None:
     """Let the owner file say something else, its heartbeat as fresh as before."""
     path = owner_file(lease)
     path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
+
+
+def claim_of_nobody(lease: Lease, name: str) -> None:
+    """A claim that has been there for long, of an owner who is not."""
+    path = lease.folder / f"{name}.claim"
+    path.write_text("0" * 16)
+    os.utime(path, (0, 0))
 
 
 def wait_until(condition) -> None:
@@ -249,8 +258,51 @@ def test_damaged_claim_is_nobodys(mine, content):
 
 
 def test_claim_of_an_owner_that_never_was_is_nobodys(mine):
-    (mine.folder / "split.0.claim").write_text("0" * 16)
+    claim_of_nobody(mine, "split.0")
     assert mine.claim("split.0")
+
+
+def test_claim_of_an_owner_whose_file_is_not_to_be_seen_yet_stays_its_own(mine, other):
+    other.claim("split.0")
+    hidden = owner_file(other).rename(mine.folder / "hidden")
+    assert not mine.claim("split.0")
+    mine.sweep()
+    assert claims(mine.folder) == {"split.0": other.owner.owner_id}
+    old = time.time() - 61
+    os.utime(mine.folder / "split.0.claim", (old, old))
+    assert mine.claim("split.0")
+    hidden.rename(owner_file(other))
+
+
+def test_claim_that_is_there_but_not_to_be_seen_yet_is_not_ours(mine, other, monkeypatch):
+    other.claim("split.0")
+    monkeypatch.setattr(lease_module, "_read_claim", lambda path: None)
+    assert not mine.claim("split.0")
+    monkeypatch.undo()
+    assert claims(mine.folder) == {"split.0": other.owner.owner_id}
+
+
+def test_heartbeat_is_asked_of_the_server_and_not_of_what_is_remembered(mine, other, monkeypatch):
+    other.claim("split.0")
+    rewrite(other, machine="another")
+    real = os.stat
+
+    def remembered(path: object, **values: object) -> os.stat_result:
+        found = list(real(path, **values))
+        found[8] -= 1000  # st_mtime
+        return os.stat_result(found)
+
+    monkeypatch.setattr(os, "stat", remembered)
+    assert not mine.claim("split.0")
+
+
+def test_look_at_a_claim_tells_whether_its_owner_lives_and_changes_nothing(mine, other):
+    assert not mine.is_held("split.0")
+    other.claim("split.0")
+    assert mine.is_held("split.0")
+    age(other)
+    assert not mine.is_held("split.0")
+    assert claims(mine.folder) == {"split.0": other.owner.owner_id}
 
 
 def test_sweep_removes_what_the_dead_left_and_nothing_of_the_living(folder, mine, other):
@@ -283,15 +335,15 @@ def test_sweep_leaves_the_temp_file_of_a_mark_that_another_process_is_making(min
 
 def test_driver_that_comes_in_while_another_sweeps_is_not_swept(folder, mine, monkeypatch):
     newcomer = quiet_lease(folder)
-    real = lease_module.claims
+    real = Path.glob
 
-    def come_in_first(path: Path) -> dict[str, str]:
+    def come_in_first(path: Path, pattern: str) -> Iterator[Path]:
         monkeypatch.undo()
         newcomer.__enter__()
         assert newcomer.claim("split.0")
-        return real(path)
+        return real(path, pattern)
 
-    monkeypatch.setattr(lease_module, "claims", come_in_first)
+    monkeypatch.setattr(Path, "glob", come_in_first)
     mine.sweep()
     assert mine.others() == [newcomer.owner]
     assert claims(mine.folder) == {"split.0": newcomer.owner.owner_id}
@@ -301,7 +353,7 @@ def test_driver_that_comes_in_while_another_sweeps_is_not_swept(folder, mine, mo
 def test_one_who_is_late_to_a_dead_claim_does_not_take_it_from_the_one_who_was_quicker(
     mine, other, monkeypatch
 ):
-    (mine.folder / "split.0.claim").write_text("0" * 16)
+    claim_of_nobody(mine, "split.0")
     real = Lease._take_from
 
     def other_first(self: Lease, holder: str, path: Path, content: bytes | None) -> bool:
@@ -315,13 +367,20 @@ def test_one_who_is_late_to_a_dead_claim_does_not_take_it_from_the_one_who_was_q
 
 
 def test_dead_claim_that_another_is_just_taking_is_left_to_it(mine, other):
-    (mine.folder / "split.0.claim").write_text("0" * 16)
+    claim_of_nobody(mine, "split.0")
     mark = mine.folder / f"split.0.taken-{'0' * 16}"
     mark.write_text(other.owner.owner_id)
     assert not mine.claim("split.0")
     age(other)  # it died in the act
     assert mine.claim("split.0")
     assert not mark.exists()
+
+
+def test_node_has_the_name_that_its_scheduler_knows(monkeypatch):
+    monkeypatch.delenv("SLURMD_NODENAME", raising=False)
+    assert node_name() == socket.gethostname()
+    monkeypatch.setenv("SLURMD_NODENAME", "node7")
+    assert node_name() == Owner.of_this_process().host == "node7"
 
 
 def test_owner_says_who_it_is(monkeypatch):
@@ -361,7 +420,7 @@ def test_many_processes_that_claim_at_once_agree_on_one(folder, race):
 
 def test_many_processes_that_take_over_dead_claims_at_once_agree_on_one(folder, mine, race):
     for number in range(60):
-        (mine.folder / f"split.{number}.claim").write_text("0" * 16)
+        claim_of_nobody(mine, f"split.{number}")
     printed = race(CLAIMER, 4, folder, "", n_goes=2)
     assert Counter(chain(*printed)) == {str(number): 1 for number in range(60)}
     assert os.listdir(mine.folder) == [owner_file(mine).name]
@@ -369,7 +428,7 @@ def test_many_processes_that_take_over_dead_claims_at_once_agree_on_one(folder, 
 
 def test_nobody_claims_twice_while_another_process_sweeps(folder, mine, race):
     for number in range(60):
-        (mine.folder / f"split.{number}.claim").write_text("0" * 16)
+        claim_of_nobody(mine, f"split.{number}")
     printed = race(CLAIMER, 4, folder, "sweep", n_goes=2)
     assert max(Counter(chain(*printed)).values()) == 1
     assert os.listdir(mine.folder) == [owner_file(mine).name]
