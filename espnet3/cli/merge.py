@@ -1,21 +1,23 @@
-"""Join the shards of a run that is complete, but whose driver died before merging.
+"""Join the shards of a run that is complete, but whose driver or workers died before merging.
 
-A file of the shards is joined if it has one line per result, as results.jsonl and scp files have;
-others stay where they are. A merge() of your own is not known here: to have that, run the same
-command as before again, which computes nothing anew.
+A detached run is merged by the merge() of its runner. Of others a file of the shards is joined if
+it has one line per result, as results.jsonl and scp files have; others stay where they are. A
+merge() of your own is then not known here: to have that, run the same command as before again,
+which computes nothing anew.
 """
 
 import argparse
 import codecs
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from espnet3.cli.plain import command, count, on_one_line, print_json
 from espnet3.cli.run_folders import find_run
 from espnet3.errors import RunFolderError
+from espnet3.parallel.detached.merge import merge_detached
 from espnet3.parallel.folder_run import folder_errors, merge_run
 from espnet3.shards.commit import Done
 from espnet3.shards.join import join_files
@@ -23,6 +25,7 @@ from espnet3.shards.layout import FAILED, RunLayout, is_protocol_name
 from espnet3.shards.lease import Lease, Owner, living_owners
 from espnet3.shards.manifest import Manifest
 from espnet3.shards.merge import check_complete
+from espnet3.shards.records import RecordPaths
 from espnet3.shards.status import require_manifest
 from espnet3.shards.success import has_outputs, read_success
 
@@ -41,6 +44,7 @@ class Merged:
     already_merged: bool
     n_items: int
     n_failed: int
+    by_runner: bool = False
     files: dict[str, int | None] = field(default_factory=dict)
     left: dict[str, str] = field(default_factory=dict)
 
@@ -49,18 +53,43 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of `espnet3 merge`."""
     parser.add_argument("dir", metavar="DIR", type=Path, help="a run folder")
     parser.add_argument("--json", action="store_true", help="print one JSON document for scripts")
+    parser.add_argument(
+        "--trust",
+        metavar="USER",
+        help="of a detached run: run code that this user submitted; without it, only your own",
+    )
+    parser.add_argument(
+        "--join",
+        action="store_true",
+        help="of a detached run: only join files, without the runner's code",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     """Merge a run and tell what was written."""
     run_dir = find_run(args.dir)
     with folder_errors(run_dir):
-        merged = merge_folder(run_dir)
+        if RecordPaths(run_dir).code.exists() and not args.join:
+            merged = _merge_by_runner(run_dir, args.trust)
+        else:
+            merged = merge_folder(run_dir)
     if args.json:
         print_json(asdict(merged))
     else:
         _show(merged)
     return 0
+
+
+def _merge_by_runner(run_dir: Path, trust: str | None) -> Merged:
+    manifest = require_manifest(run_dir)
+    output_dir = Path(os.path.normpath(run_dir / manifest.output_dir))
+    merged = _already_merged(run_dir, output_dir, manifest)
+    if merged is not None:
+        return merged
+    merge_detached(run_dir, trust=trust)
+    merged = _already_merged(run_dir, output_dir, manifest)
+    assert merged is not None, "it was merged a moment ago"
+    return replace(merged, already_merged=False, by_runner=True)
 
 
 def merge_folder(run_dir: Path) -> Merged:
@@ -213,7 +242,7 @@ def _show(merged: Merged) -> None:
         console.print(
             f"\n{count(merged.n_failed, 'item')} failed and left no line: {failed}", soft_wrap=True
         )
-    if not merged.already_merged:
+    if not merged.already_merged and not merged.by_runner:
         console.print(
             "\nA merge() of your own was not run. If your runner has one, run the same command as "
             "before again: it merges anew, and computes nothing."

@@ -1,6 +1,7 @@
 """Find the runs that a folder on the command line stands for."""
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from espnet3.cli.plain import on_one_line
@@ -24,6 +25,15 @@ def find_runs(folder: Path) -> list[Path]:
     if not runs:
         require_manifest(folder)  # says what is wrong with the folder
     return runs
+
+
+def find_all_runs(folders: Sequence[Path]) -> list[Path]:
+    """Return the runs that some folders stand for, each once.
+
+    Raises:
+        RunFolderError: if one of them has none.
+    """
+    return list(dict.fromkeys(run for folder in folders for run in find_runs(folder)))
 
 
 def find_run(folder: Path) -> Path:

@@ -25,7 +25,8 @@ from espnet3.shards.status import read_status, require_manifest
 from espnet3.shards.success import read_success
 
 _POLL_SECONDS = 1.0
-_PATIENCE_SECONDS = 90.0
+PATIENCE_SECONDS = 90.0
+"""How long to wait until all are gone: schedulers give a job some time to end."""
 
 
 @dataclass
@@ -47,7 +48,7 @@ class Cancelled:
 
 
 def cancel_runs(
-    run_dirs: Sequence[Path], *, reason: str = "", patience: float = _PATIENCE_SECONDS
+    run_dirs: Sequence[Path], *, reason: str = "", patience: float = PATIENCE_SECONDS
 ) -> list[Cancelled]:
     """Cancel runs, and return when nobody works on them any more, or when patience ends.
 

@@ -1,6 +1,7 @@
 """Join the shards of a detached run with the runner's own `merge`."""
 
 import os
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +60,7 @@ def result_of(run_dir: Path, *, trust: str | None = None) -> Any:
     if read_success(manifest.layout(run_dir), manifest.run_id) is None:
         raise IncompleteRunError(
             f"The run in {run_dir} is not complete, so it has no result yet. Wait for it: "
-            f"espnet3 wait {run_dir}, or in Python: run.wait()"
+            f"espnet3 wait {shlex.quote(str(run_dir))}, or in Python: run.wait()"
         )
     answer = finished_answer(run_dir)
     return answer[0] if answer is not None else merge_detached(run_dir, trust=trust)

@@ -1,7 +1,8 @@
 """Give a run more workers, here or on another backend."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,15 @@ from espnet3.parallel.clusters.table import ON_THIS_MACHINE
 from espnet3.parallel.config import ParallelConfig
 from espnet3.parallel.detached.crew import read_crew
 from espnet3.parallel.detached.deaths import forget_deaths
-from espnet3.parallel.detached.description import Description, load_description, load_spec
+from espnet3.parallel.detached.description import (
+    Description,
+    check_code,
+    load_description,
+    load_spec,
+)
 from espnet3.parallel.parallel import as_parallel_config
 from espnet3.shards.lease import Lease
-from espnet3.shards.records import JobRecord, RecordPaths, clear_stop, read_stop
+from espnet3.shards.records import JobRecord, RecordPaths, clear_stop, read_stop, write_stop
 from espnet3.shards.status import RunStatus, read_status
 
 _OF_THE_PLACE = ("env", "options", "n_workers", "adaptive")
@@ -65,14 +71,13 @@ def resume_runs(
     descriptions = [load_description(run_dir) for run_dir in todo]
     config = changed_config(descriptions[0], changes or {})
     for run_dir in todo:
-        load_spec(run_dir, trust=trust)  # refuses what the workers would refuse
+        check_code_of(run_dir, trust)
     n_present = max(read_crew(run_dir).of_env(config.env).n_present for run_dir in todo)
     n_left = sum(_n_left(read_status(run_dir)) for run_dir in todo)
     n_new = max(config.n_workers - n_present, 0) if n_more is None else n_more
-    for run_dir in todo:
-        forgive(run_dir)
     n_new = min(n_new, max(n_left, 1))  # a worker without a shard has nothing to do
-    jobs = submit_workers(todo, config, n_new, trust=trust) if n_new else []
+    with _forgiven(todo):
+        jobs = submit_workers(todo, config, n_new, trust=trust) if n_new else []
     return Resumed(todo, finished, config, jobs, n_present)
 
 
@@ -82,6 +87,32 @@ def _is_finished(run_dir: Path) -> bool:
 
 def _n_left(status: RunStatus) -> int:
     return status.n_shards - status.n_shards_done - len(status.running)
+
+
+def check_code_of(run_dir: Path, trust: str | None) -> None:
+    """Refuse at once what workers would refuse: code of somebody else's, or that changed.
+
+    Raises:
+        RunFolderError: naming the user.
+        StaleRunError: naming the file.
+    """
+    load_spec(run_dir, trust=trust)
+    check_code(load_description(run_dir))
+
+
+@contextmanager
+def _forgiven(run_dirs: Sequence[Path]) -> Iterator[None]:
+    """Remove the marks that keep workers away; they come back if none can be submitted."""
+    marks = {run_dir: read_stop(RecordPaths(run_dir)) for run_dir in run_dirs}
+    for run_dir in run_dirs:
+        forgive(run_dir)
+    try:
+        yield
+    except BaseException:
+        for run_dir, mark in marks.items():
+            if mark is not None:
+                write_stop(RecordPaths(run_dir), mark)
+        raise
 
 
 def forgive(run_dir: Path) -> None:

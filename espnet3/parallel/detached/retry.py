@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from espnet3.parallel.detached.deaths import forget_deaths
-from espnet3.parallel.detached.description import load_description
-from espnet3.parallel.detached.resume import Resumed, refuse_merging, resume_runs
+from espnet3.parallel.detached.resume import Resumed, check_code_of, refuse_merging, resume_runs
 from espnet3.shards.commit import set_aside
 from espnet3.shards.lease import Lease
 from espnet3.shards.merge import read_coverage
@@ -38,7 +37,7 @@ def retry_runs(
     An item whose error stopped the run is tried again, too. A run without either is left alone.
     """
     for run_dir in run_dirs:
-        load_description(run_dir)  # refuses before anything is set aside
+        check_code_of(run_dir, trust)  # before anything is set aside
     counts = [_set_aside(run_dir) for run_dir in run_dirs]
     touched = [
         run_dir

@@ -1,5 +1,6 @@
 """Wait for a run to end, whoever works on it."""
 
+import shlex
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -55,21 +56,21 @@ def wait_for(
 def failure_of(seen: Overview) -> EspnetError:
     """Return the error that says why a run that is over is not complete, and how to go on."""
     status = seen.status
-    where = status.run_dir
+    where, quoted = status.run_dir, shlex.quote(status.run_dir)
     if status.stop is not None and status.stop.kind == "failed":
         return WorkerError(f"The run in {where} failed: {status.stop.reason}")
     if status.stop is not None and seen.state == "cancelled":
         return IncompleteRunError(
             f"The run in {where} was cancelled by {status.stop.by or 'somebody'}, with "
-            f"{status.n_done:,} of {status.n_items:,} items done. To go on: espnet3 resume {where}"
+            f"{status.n_done:,} of {status.n_items:,} items done. To go on: espnet3 resume {quoted}"
         )
     if seen.state == "not merged":
         return IncompleteRunError(
             f"All shards in {where} are done, but nobody is there to merge them. Type: "
-            f"espnet3 merge {where}"
+            f"espnet3 merge {quoted}"
         )
     return IncompleteRunError(
         f"Nobody works in {where} any more, and no job waits: {status.n_done:,} of "
-        f"{status.n_items:,} items are done. To see why: espnet3 explain {where}; to go on: "
-        f"espnet3 resume {where}"
+        f"{status.n_items:,} items are done. To see why: espnet3 explain {quoted}; to go on: "
+        f"espnet3 resume {quoted}"
     )

@@ -11,7 +11,8 @@ from espnet3.cli import status
 from espnet3.cli.main import VERBS, main
 
 ESPNET3 = Path(sys.executable).with_name("espnet3")
-OF_RUN_FOLDERS = ["status", "failed", "merge"]
+OF_RUN_FOLDERS = ["status", "failed", "merge", "explain"]
+OF_DETACHED_RUNS = ["logs", "cancel", "resume", "wait"]
 
 
 def run_python(code: str) -> subprocess.CompletedProcess[str]:
@@ -34,7 +35,7 @@ def test_a_misspelt_command_gets_a_suggestion_and_exit_code_2(capsys):
     assert main(["stauts", "."]) == 2
     captured = capsys.readouterr()
     assert "'stauts'. Did you mean 'status'?" in captured.err
-    assert "run, plan, doctor, status, failed, merge" in captured.err
+    assert "run, plan, doctor, status, explain, logs, failed" in captured.err
     assert not captured.out
 
 
@@ -52,7 +53,7 @@ def test_every_command_has_help(verb, capsys):
     assert ("--json" in shown) == (verb in [*OF_RUN_FOLDERS, "doctor"])
 
 
-@pytest.mark.parametrize("verb", OF_RUN_FOLDERS)
+@pytest.mark.parametrize("verb", [*OF_RUN_FOLDERS, *OF_DETACHED_RUNS])
 def test_an_error_is_one_message_without_a_traceback(verb, tmp_path, capsys):
     assert main([verb, str(tmp_path)]) == 1
     captured = capsys.readouterr()
@@ -61,7 +62,7 @@ def test_an_error_is_one_message_without_a_traceback(verb, tmp_path, capsys):
     assert not captured.out
 
 
-@pytest.mark.parametrize("verb", OF_RUN_FOLDERS)
+@pytest.mark.parametrize("verb", [*OF_RUN_FOLDERS, *OF_DETACHED_RUNS])
 def test_a_folder_that_does_not_exist_gets_a_suggestion(verb, tmp_path, capsys):
     (tmp_path / "decode").mkdir()
     assert main([verb, str(tmp_path / "deocde")]) == 1

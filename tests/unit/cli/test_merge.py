@@ -7,7 +7,7 @@ import pytest
 from espnet3.cli.main import main
 from espnet3.shards.lease import Lease
 
-KEYS = {"run_dir", "output_dir", "already_merged", "n_items", "n_failed", "files", "left"}
+KEYS = {"run_dir", "output_dir", "already_merged", "by_runner", "n_items", "n_failed", "files", "left"}
 
 
 def merge_text(capsys, folder) -> str:

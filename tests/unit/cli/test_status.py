@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from espnet3.cli.main import main
-from espnet3.cli.status import _percent
+from espnet3.cli.run_view import percent
 from espnet3.shards.commit import Done, begin_attempt
 from espnet3.shards.lease import Lease
 from espnet3.shards.manifest import load_manifest
@@ -17,7 +17,8 @@ from espnet3.shards.status import RunStatus, read_status
 
 KEYS = {
     "run_dir", "name", "state", "n_items", "n_done", "n_failed", "n_shards", "n_shards_done",
-    "running", "items_per_second", "eta_seconds", "seconds",
+    "running", "items_per_second", "eta_seconds", "seconds", "stop", "is_detached", "workers", "jobs",
+    "avoided_nodes", "accounting",
 }  # fmt: skip
 
 
@@ -132,7 +133,9 @@ def test_json_has_stable_keys(complete, running, capsys):
     runs = status_json(capsys, complete, running)
     assert [set(run) for run in runs] == [KEYS, KEYS]
     assert [run["state"] for run in runs] == ["complete", "running"]
-    assert set(runs[1]["running"][0]) == {"shard", "owner", "n_done", "n_items"}
+    assert set(runs[1]["running"][0]) == {
+        "shard", "owner", "n_done", "n_items", "owner_id", "seconds", "is_twin",
+    }  # fmt: skip
     assert runs[0]["run_dir"] == str(complete)
     assert runs[0]["eta_seconds"] is None
 
@@ -186,7 +189,7 @@ def test_a_damaged_run_does_not_hide_the_others(tmp_path, complete, stopped, cap
 
 def test_percent_is_rounded_down():
     status = RunStatus("x", "", "running", 100_000, 99_999, 0, 2, 1, [], None, None, None)
-    assert _percent(status) == "99.9 %"
+    assert percent(status) == "99.9 %"
 
 
 def test_a_terminal_gets_colours(complete, capsys, monkeypatch):

@@ -1,0 +1,54 @@
+"""Stop detached runs: their workers, and their jobs of the scheduler. Finished shards are kept."""
+
+import argparse
+from pathlib import Path
+
+from espnet3.cli.plain import command, count, on_one_line
+from espnet3.cli.run_folders import find_all_runs
+from espnet3.parallel.detached.cancel import PATIENCE_SECONDS, Cancelled, cancel_runs
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of `espnet3 cancel`."""
+    parser.add_argument(
+        "dirs", metavar="DIR", nargs="+", type=Path, help="a run folder, or a folder of such"
+    )
+    parser.add_argument("--reason", default="", help="is shown by status and explain")
+    parser.add_argument(
+        "--patience",
+        metavar="SECONDS",
+        type=float,
+        default=PATIENCE_SECONDS,
+        help=f"how long to wait until all are gone (default: {PATIENCE_SECONDS:g})",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Cancel runs; 1 if somebody may still be at work."""
+    results = cancel_runs(
+        find_all_runs(args.dirs), reason=args.reason, patience=max(args.patience, 0.0)
+    )
+    for result in results:
+        _show(result)
+    return 1 if any(result.left for result in results) else 0
+
+
+def _show(result: Cancelled) -> None:
+    where = on_one_line(result.run_dir)
+    if result.was_complete:
+        print(f"{where} is complete; there is nothing to cancel.")
+        return
+    jobs = f"{count(result.n_jobs, 'job')} cancelled" if result.n_jobs else "no job was left"
+    print(f"{where} is cancelled: {count(result.n_workers, 'worker')} stopped, {jobs}.")
+    if result.shared:
+        print(f"  Job {', '.join(result.shared)} goes on: it works for other runs as well.")
+    for problem in result.problems:
+        print(f"  Not cancelled: {on_one_line(problem)}")
+    if result.problems:
+        print("  Such jobs end by themselves as soon as they start: the run is marked.")
+    if result.left:
+        print(f"  Still there: {on_one_line(', '.join(result.left))}")
+        print(
+            f"  They look at the mark every few seconds; see: {command('status', result.run_dir)}"
+        )
+    print(f"  Finished shards are kept. To go on: {command('resume', result.run_dir)}")

@@ -1,0 +1,63 @@
+"""Tell why runs do not get on: what jobs wait for, how they ended, what died where, with a
+suggestion for each."""
+
+import argparse
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from espnet3.cli.plain import on_one_line, print_json, printable
+from espnet3.cli.run_folders import find_all_runs
+from espnet3.parallel.detached.explain import explain_run
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from espnet3.findings import Finding
+
+_STYLES = {"ok": "green", "warning": "yellow", "problem": "bold red"}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of `espnet3 explain`."""
+    parser.add_argument(
+        "dirs", metavar="DIR", nargs="+", type=Path, help="a run folder, or a folder of such"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON document for scripts")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print what was found; that something is wrong is no error of this command."""
+    found = {run_dir: explain_run(run_dir) for run_dir in find_all_runs(args.dirs)}
+    if args.json:
+        runs = [
+            {"run_dir": str(run_dir), "findings": [asdict(each) for each in findings]}
+            for run_dir, findings in found.items()
+        ]
+        print_json({"runs": runs})
+        return 0
+    from espnet3.cli.console import make_console
+
+    console = make_console()
+    for run_dir, findings in found.items():
+        console.print(on_one_line(run_dir), style="bold", soft_wrap=True)
+        for finding in findings:
+            _show(finding, console)
+        console.print()
+    return 0
+
+
+def _show(finding: "Finding", console: "Console") -> None:
+    from rich.padding import Padding
+    from rich.text import Text
+
+    first, *rest = printable(finding.told).split("\n")
+    line = Text(f"  {finding.level}: ", style=_STYLES[finding.level])
+    line.append(f"{finding.what}: ", style="bold")
+    line.append(first, style="default")
+    console.print(line, soft_wrap=True)
+    if rest:
+        # Lines of logs stay as they are: somebody may want to search for them.
+        console.print(Padding(Text("\n".join(rest), style="dim"), (0, 0, 0, 4)), soft_wrap=True)
+    if finding.fix:
+        console.print(Text(f"    -> {on_one_line(finding.fix)}"), soft_wrap=True)

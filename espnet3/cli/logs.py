@@ -1,0 +1,120 @@
+"""Show what workers wrote: those at work, one of them, all about a shard, or what failed."""
+
+import argparse
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from espnet3.cli.plain import command, on_one_line, printable
+from espnet3.cli.run_folders import find_run
+from espnet3.cli.usage import UsageError
+from espnet3.parallel.detached.logs import (
+    Follower,
+    LogPart,
+    logs_of_failed,
+    logs_of_shard,
+    logs_of_workers,
+)
+from espnet3.parallel.detached.overview import Observer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_N_LINES = 20
+_FOLLOW_SECONDS = 1.0
+_STATE_SECONDS = 5.0
+_SURE_LOOKS = 3
+_STYLES = ("cyan", "green", "magenta", "yellow", "blue", "red")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of `espnet3 logs`."""
+    parser.add_argument("dir", metavar="DIR", type=Path, help="a run folder")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--shard", metavar="N", type=int, help="all attempts at a shard")
+    which.add_argument(
+        "--worker", metavar="W", help="a worker by its job, its node, node:pid or its log file"
+    )
+    which.add_argument(
+        "--failed", action="store_true", help="the end of what was written where something failed"
+    )
+    parser.add_argument(
+        "-f", "--follow", action="store_true", help="go on with what is written, until the run ends"
+    )
+    parser.add_argument(
+        "-n",
+        "--lines",
+        metavar="N",
+        type=int,
+        help=f"the last N lines of each (default: {_N_LINES} without another option, else all)",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print logs."""
+    run_dir = find_run(args.dir)
+    if args.follow and (args.shard is not None or args.failed):
+        raise UsageError("-f goes with all workers or with --worker, not with --shard or --failed.")
+    from espnet3.cli.console import make_console
+
+    console = make_console()
+    follower = Follower(run_dir, args.worker) if args.follow else None
+    parts = _parts(args, run_dir)
+    n_lines = _N_LINES if args.lines is None and _is_plain(args) else args.lines
+    for number, part in enumerate(parts):
+        _show(part.last(n_lines), console, is_first=number == 0)
+    if not parts and follower is None:
+        print(_nothing(args, run_dir))
+    if follower is not None:
+        _follow(run_dir, follower, console)
+    return 0
+
+
+def _is_plain(args: argparse.Namespace) -> bool:
+    return (args.shard is None and args.worker is None and not args.failed) or args.follow
+
+
+def _parts(args: argparse.Namespace, run_dir: Path) -> list[LogPart]:
+    if args.shard is not None:
+        return logs_of_shard(run_dir, args.shard)
+    return logs_of_failed(run_dir) if args.failed else logs_of_workers(run_dir, args.worker)
+
+
+def _show(part: LogPart, console: "Console", *, is_first: bool) -> None:
+    if not is_first:
+        console.print()
+    console.print(f"==> {on_one_line(part.title)} <==", style="bold", soft_wrap=True)
+    console.print(f"    {on_one_line(part.path)}", style="dim", soft_wrap=True)
+    for text in part.lines:
+        console.print(printable(text), soft_wrap=True)
+
+
+def _nothing(args: argparse.Namespace, run_dir: Path) -> str:
+    if args.failed:
+        return f"Nothing failed in {on_one_line(run_dir)}, or nothing was written about it."
+    return (
+        f"There are no logs in {on_one_line(run_dir)} yet: no worker has begun. "
+        f"Why: {command('explain', run_dir)}"
+    )
+
+
+def _follow(run_dir: Path, follower: Follower, console: "Console") -> None:
+    """Print new lines, each with the name of its worker, until nobody is left to write."""
+    observer = Observer(run_dir, ask_seconds=30.0)
+    styles: dict[str, str] = {}
+    n_over = 0
+    try:
+        while True:
+            for _ in range(round(_STATE_SECONDS / _FOLLOW_SECONDS)):
+                for worker, text in follower.read():
+                    style = styles.setdefault(worker, _STYLES[len(styles) % len(_STYLES)])
+                    console.print(f"[{on_one_line(worker)}] ", style=style, end="")
+                    console.print(printable(text), soft_wrap=True)
+                time.sleep(_FOLLOW_SECONDS)
+            seen = observer.look()
+            n_over = n_over + 1 if seen.is_over else 0
+            if seen.state in ("complete", "failed", "cancelled") or n_over >= _SURE_LOOKS:
+                console.print(f"{on_one_line(run_dir)} is {seen.state}.", style="bold")
+                return
+    except KeyboardInterrupt:
+        return

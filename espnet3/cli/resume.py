@@ -1,0 +1,135 @@
+"""Give detached runs more workers: those that are missing, or as many as one says, here or there.
+
+The first words are run folders, or folders of such. A file conf/parallel_x.yaml gives another
+`parallel` block; KEY=VALUE changes a key of it.
+"""
+
+import argparse
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from espnet3.cli.plain import count, on_one_line
+from espnet3.cli.recipe_options import is_override
+from espnet3.cli.run_folders import find_all_runs
+from espnet3.cli.usage import UsageError
+from espnet3.parallel.detached.resume import Resumed, resume_runs
+
+_BLOCK = "parallel."
+_SHOWN = 8
+_EPILOG = (
+    "Start on Slurm, finish on a laptop: espnet3 resume DIR --env local. The other way round: "
+    "espnet3 resume DIR conf/parallel_slurm.yaml. Several people may do so at once: they share the "
+    "work."
+)
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a line asks for."""
+
+    run_dirs: list[Path]
+    changes: dict[str, Any] = field(default_factory=dict)
+    n_more: int | None = None
+    trust: str | None = None
+    failed: bool = False
+
+
+def run_line(argv: Sequence[str]) -> int:
+    """Submit more workers.
+
+    Raises:
+        UsageError: the line is wrong.
+    """
+    request = parse(argv, "resume", __doc__ or "")
+    resumed = resume_runs(
+        request.run_dirs, request.changes, n_more=request.n_more, trust=request.trust
+    )
+    show(resumed)
+    return 0
+
+
+def parse(argv: Sequence[str], verb: str, description: str) -> Request:
+    """Read a line of folders, a config, options and changes."""
+    overrides = [word for word in argv if is_override(word)]
+    parser = _parser(verb, description)
+    args = parser.parse_args([word for word in argv if not is_override(word)])
+    files = [word for word in args.words if word.endswith((".yaml", ".yml"))]
+    folders = [Path(word) for word in args.words if word not in files]
+    if not folders:
+        raise UsageError(f"name a run folder: espnet3 {verb} DIR")
+    changes = _changes(files, overrides)
+    if args.env:
+        changes["env"] = args.env
+    return Request(
+        find_all_runs(folders), changes, args.workers, args.trust, getattr(args, "failed", False)
+    )
+
+
+def _parser(verb: str, description: str) -> argparse.ArgumentParser:
+    failed = " --failed" if verb == "retry" else ""
+    parser = argparse.ArgumentParser(
+        prog=f"espnet3 {verb}",
+        usage=f"espnet3 {verb} DIR ...{failed} [PARALLEL.yaml] [--env ENV] [--workers N] "
+        "[--trust USER] [KEY=VALUE ...]",
+        description=description,
+        epilog=_EPILOG,
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("words", metavar="DIR", nargs="+", help="a run folder, or a folder of such")
+    if verb == "retry":
+        add("--failed", action="store_true", required=True,
+            help="what to try again: the shards with items that failed")  # fmt: skip
+    add("--env", help="another backend, such as local; options of the first are dropped")
+    add("--workers", metavar="N", type=_number,
+        help="add N workers (default: as many as are missing to n_workers)")  # fmt: skip
+    add("--trust", metavar="USER",
+        help="run code that this user submitted; without it, only your own")  # fmt: skip
+    return parser
+
+
+def _number(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 on")
+    return int(text)
+
+
+def _changes(files: Sequence[str], overrides: Sequence[str]) -> dict[str, Any]:
+    """Return the keys of the `parallel` block that a line changes."""
+    if not files and not overrides:
+        return {}
+    from espnet3.config.load import load_config
+    from espnet3.config.resolve import resolved
+
+    spelled = [word if word.startswith(_BLOCK) else _BLOCK + word for word in overrides]
+    loaded = load_config(list(files), spelled)
+    block = resolved(loaded.config, loaded=loaded).get("parallel")
+    if not block:
+        raise UsageError(f"{' '.join(files)} has no block `parallel:`.")
+    return dict(block)
+
+
+def show(resumed: Resumed) -> None:
+    """Tell what was submitted, and what to type next."""
+    for run_dir in resumed.finished:
+        print(f"{on_one_line(run_dir)} is complete; nothing to do.")
+    if not resumed.run_dirs or resumed.config is None:
+        return
+    if resumed.n_present:
+        present = count(resumed.n_present, "worker")
+        print(f"{present} of {resumed.config.env} at work or in the queue already.")
+    if resumed.jobs:
+        what = "process" if resumed.jobs[0].machine else "job"
+        plural = "" if len(resumed.jobs) == 1 else "es" if what == "process" else "s"
+        ids = ", ".join(job.job_id for job in resumed.jobs[:_SHOWN])
+        more = ", ..." if len(resumed.jobs) > _SHOWN else ""
+        number = f"{len(resumed.jobs)} {what}{plural}"
+        print(f"Submitted to {resumed.config.env}: {number} ({ids}{more}).")
+    else:
+        print("Nothing was submitted. To add workers all the same: --workers N")
+    folders = on_one_line(shlex.join(map(str, resumed.run_dirs)))
+    print(f"  espnet3 status {folders} --watch")
+    print(f"  espnet3 wait {folders}")

@@ -1,0 +1,27 @@
+"""Compute the shards with failed items anew; the rest of the line is as for `espnet3 resume`."""
+
+from collections.abc import Sequence
+
+from espnet3.cli.plain import count
+from espnet3.cli.resume import parse, show
+from espnet3.parallel.detached.retry import retry_runs
+
+
+def run_line(argv: Sequence[str]) -> int:
+    """Set shards aside and submit workers.
+
+    Raises:
+        UsageError: the line is wrong.
+    """
+    request = parse(argv, "retry", __doc__ or "")
+    retried = retry_runs(
+        request.run_dirs, request.changes, n_more=request.n_more, trust=request.trust
+    )
+    if retried.n_shards:
+        failed = count(retried.n_failed, "failed item")
+        print(f"{failed} in {count(retried.n_shards, 'shard')}, which will be computed anew.")
+    elif retried.resumed is None:
+        print("No item failed; nothing to do.")
+    if retried.resumed is not None:
+        show(retried.resumed)
+    return 0

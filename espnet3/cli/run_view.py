@@ -1,0 +1,215 @@
+"""How a run is shown: its facts, its workers with a bar each, its jobs, and what to type next."""
+
+import math
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from espnet3.cli.plain import command, count, on_one_line
+from espnet3.parallel.clusters.advice import find_advice
+from espnet3.parallel.clusters.schedulers import scheduler_of
+from espnet3.parallel.detached.crew import Job, Worker
+from espnet3.parallel.detached.overview import Overview
+from espnet3.parallel.progress import duration
+from espnet3.shards.layout import FAILED
+from espnet3.shards.status import RunStatus
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.table import Table
+    from rich.text import Text
+
+_SHOWN = 20
+_BAR_WIDTH = 20
+_MOST_REASONS = 3
+STYLES = {
+    "complete": "green",
+    "running": "cyan",
+    "queued": "blue",
+    "starting": "blue",
+    "failed": "bold red",
+    "cancelled": "yellow",
+    "stopping": "yellow",
+    "stopped": "yellow",
+    "not merged": "yellow",
+}
+
+
+def state_text(seen: Overview) -> "Text":
+    """Return the state in its colour, with what one would ask next."""
+    from rich.text import Text
+
+    return Text(_state(seen), style=STYLES.get(seen.state, ""))
+
+
+def _state(seen: Overview) -> str:
+    status = seen.status
+    if seen.state == "running" and status.n_shards_done == status.n_shards:
+        return "running: all shards are done, they are being merged"
+    if seen.state == "queued":
+        return "queued: jobs wait, nobody works yet"
+    if seen.state == "starting":
+        return "starting: workers were started and have not signed in yet"
+    if seen.state == "stopping":
+        return "stopping: workers hand back what they were doing"
+    if seen.state == "cancelled" and status.stop is not None:
+        return f"cancelled by {on_one_line(status.stop.by or 'somebody')}"
+    if seen.state == "failed" and status.stop is not None:
+        return f"failed: {on_one_line(status.stop.reason.strip().partition(chr(10))[0])}"
+    return seen.state
+
+
+def facts_of(seen: Overview) -> "Table":
+    """Return a grid of what is known of a run."""
+    from espnet3.cli.console import make_facts
+
+    status = seen.status
+    facts = make_facts()
+    facts.add_row("State", state_text(seen))
+    facts.add_row("Shards", shards_text(status))
+    facts.add_row("Items", items_text(status))
+    if status.items_per_second is not None:
+        facts.add_row("Speed", speed_text(status))
+    if status.seconds is not None:
+        facts.add_row("Elapsed", duration(status.seconds))
+    for name, text in crew_facts(seen):
+        facts.add_row(name, text)
+    return facts
+
+
+def crew_facts(seen: Overview) -> Iterator[tuple[str, str]]:
+    """Yield who works, which jobs wait and why, and which nodes are avoided."""
+    crew = seen.crew
+    if not seen.status.is_detached or seen.state == "complete":
+        return
+    n_idle = sum(seen.shard_of(worker) is None for worker in crew.living)
+    idle = f", {n_idle} of them without a shard just now" if n_idle else ""
+    yield "Workers", f"{len(crew.living)} at work{idle}"
+    if crew.waiting or crew.starting:
+        yield "Jobs", jobs_text(crew.waiting, len(crew.starting))
+    for node, why in seen.avoided.items():
+        yield "Avoided", on_one_line(f"{node}: {why}")
+
+
+def jobs_text(waiting: list[Job], n_starting: int) -> str:
+    """Return how many jobs are not there yet, why, and what to try."""
+    parts = [f"{count(n_starting, 'worker')} about to begin"] if n_starting else []
+    if waiting:
+        reasons = Counter(job.state.reason or job.state.word for job in waiting)
+        told = ", ".join(f"{reason} ({n})" for reason, n in reasons.most_common(_MOST_REASONS))
+        scheduler = scheduler_of(waiting[0].record.env)
+        see = scheduler.status_command if scheduler else ""
+        advice = find_advice(reasons.most_common(1)[0][0], see)
+        text = f"{count(len(waiting), 'job')} in the queue: {told}"
+        parts.append(on_one_line(f"{text}. {advice}." if advice else f"{text}."))
+    return "; ".join(parts)
+
+
+def worker_table(seen: Overview, limit: int = _SHOWN) -> "Table | None":
+    """Return a row per living worker, with a bar for its shard; None if nobody works."""
+    from espnet3.cli.console import make_table
+
+    living = seen.crew.living
+    if not living:
+        return None
+    table = make_table(
+        "Worker", "Shard", "", "Items", "For", "Done", right=("Shard", "Items", "For", "Done")
+    )
+    busy = sorted(living, key=lambda worker: seen.shard_of(worker) is None)
+    for worker in busy[:limit]:
+        table.add_row(*_worker_row(seen, worker))
+    if len(busy) > limit:
+        table.add_row(f"and {len(busy) - limit} more")
+    return table
+
+
+def _worker_row(seen: Overview, worker: Worker) -> "list[RenderableType]":
+    record, shard = worker.record, seen.shard_of(worker)
+    name = on_one_line(f"{record.host} (job {record.job_id})" if record.job_id else worker.name)
+    done = f"{record.n_shards:,}"
+    if shard is None:
+        return [name, "", "", "no shard", "", done]
+    mark = f"{shard.shard}*" if shard.is_twin else str(shard.shard)
+    items = f"{shard.n_done:,} of {shard.n_items:,}"
+    bar = _bar(shard.n_items, shard.n_done, _BAR_WIDTH)
+    return [name, mark, bar, items, duration(shard.seconds), done]
+
+
+def _bar(total: float, done: float, width: int | None = None) -> "RenderableType":
+    from rich.progress_bar import ProgressBar
+
+    return ProgressBar(total=max(total, 1), completed=done, width=width)
+
+
+def run_bar(status: RunStatus, width: int) -> "RenderableType":
+    """Return a bar for all items of a run."""
+    return _bar(status.n_items, status.n_done_so_far, width)
+
+
+def running_table(status: RunStatus) -> "Table":
+    """Return a row per running shard, for runs whose workers a driver looks after."""
+    from espnet3.cli.console import make_table
+
+    table = make_table("Running shard", "Items", "Owner", right=("Running shard", "Items"))
+    for shard in status.running[:_SHOWN]:
+        done = f"{shard.n_done:,} of {shard.n_items:,}"
+        table.add_row(str(shard.shard), done, on_one_line(shard.owner))
+    if len(status.running) > _SHOWN:
+        table.add_row("...", "", f"and {len(status.running) - _SHOWN} more")
+    return table
+
+
+def shards_text(status: RunStatus) -> str:
+    """Return how many shards are done and running."""
+    n_running = sum(not shard.is_twin for shard in status.running)
+    running = f", {n_running:,} running" if n_running else ""
+    n_twins = len(status.running) - n_running
+    twins = f" ({n_twins:,} of them twice: the first to finish wins)" if n_twins else ""
+    return f"{status.n_shards_done:,} of {status.n_shards:,} done{running}{twins}"
+
+
+def items_text(status: RunStatus) -> str:
+    """Return how many items are done and failed."""
+    failed = f", {status.n_failed:,} failed" if status.n_failed else ""
+    return f"{status.n_done_so_far:,} of {status.n_items:,} done ({percent(status)}){failed}"
+
+
+def percent(status: RunStatus) -> str:
+    """Return the share that is done, rounded down: 100 % means all."""
+    share = status.n_done_so_far / status.n_items if status.n_items else 1.0
+    return f"{math.floor(share * 1000) / 10:.1f} %"
+
+
+def speed_text(status: RunStatus) -> str:
+    """Return how fast it goes, and how long it will take."""
+    left = f", about {duration(status.eta_seconds)} left" if status.eta_seconds is not None else ""
+    return f"{rate_text(status)} items/s{left}"
+
+
+def rate_text(status: RunStatus) -> str:
+    """Return items per second; empty if not known."""
+    rate = status.items_per_second
+    return "" if rate is None else f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}"
+
+
+def next_steps(seen: Overview) -> list[str]:
+    """Return what to type now, a sentence each."""
+    status = seen.status
+    where, state = on_one_line(status.run_dir), seen.state
+    steps = []
+    if state in ("stopped", "cancelled", "failed") and status.is_detached:
+        steps.append(f"Why: {command('explain', status.run_dir)}")
+        steps.append(f"Go on: {command('resume', status.run_dir)}")
+    elif state == "stopped":
+        steps.append(f"{where} is stopped: run the same command again to resume it.")
+    if state == "not merged":
+        steps.append(f"{where} is done but not merged: {command('merge', status.run_dir)}")
+    if state in ("queued", "starting"):
+        steps.append(f"Why it waits: {command('explain', status.run_dir)}")
+    if status.n_failed:
+        failed = count(status.n_failed, "item")
+        steps.append(f"{failed} failed: {command('failed', status.run_dir)}")
+    elif state in ("stopped", "failed") and (Path(status.run_dir) / FAILED).exists():
+        steps.append(f"See what stopped it: {command('failed', status.run_dir)}")
+    return steps

@@ -1,0 +1,60 @@
+"""Wait for runs to end. The exit code is 0 if all are complete, 1 if one failed, was cancelled or
+has nobody who works on it, and 124 after --timeout."""
+
+import argparse
+import time
+from pathlib import Path
+
+from espnet3.cli.plain import on_one_line, print_error
+from espnet3.cli.run_folders import find_all_runs
+from espnet3.cli.run_view import items_text, speed_text
+from espnet3.parallel.detached.overview import Overview
+from espnet3.parallel.detached.wait import failure_of, wait_for
+
+_TIMED_OUT = 124
+_TELL_SECONDS = 60.0
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of `espnet3 wait`."""
+    parser.add_argument(
+        "dirs", metavar="DIR", nargs="+", type=Path, help="a run folder, or a folder of such"
+    )
+    parser.add_argument(
+        "--timeout", metavar="SECONDS", type=float, help="give up after so long; the run goes on"
+    )
+    parser.add_argument("-q", "--quiet", action="store_true", help="no line a minute")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Wait for all runs, one after the other."""
+    deadline = None if args.timeout is None else time.monotonic() + args.timeout
+    code = 0
+    for run_dir in find_all_runs(args.dirs):
+        left = None if deadline is None else max(deadline - time.monotonic(), 0.0)
+        try:
+            seen = wait_for(run_dir, left, tell=None if args.quiet else _Teller())
+        except TimeoutError as error:
+            print_error(error)
+            return _TIMED_OUT
+        if seen.state == "complete":
+            print(f"{on_one_line(run_dir)} is complete: {items_text(seen.status)}.")
+        else:
+            print_error(failure_of(seen))
+            code = 1
+    return code
+
+
+class _Teller:
+    """Prints a line a minute."""
+
+    def __init__(self) -> None:
+        self._told = time.monotonic()
+
+    def __call__(self, seen: Overview) -> None:
+        if time.monotonic() - self._told < _TELL_SECONDS or seen.is_over:
+            return
+        self._told = time.monotonic()
+        speed = f", {speed_text(seen.status)}" if seen.status.items_per_second else ""
+        where = on_one_line(seen.status.run_dir)
+        print(f"{where} is {seen.state}: {items_text(seen.status)}{speed}", flush=True)

@@ -1,0 +1,277 @@
+"""Why a run does not get on: all that its folder and the scheduler can tell, the worst first."""
+
+import shlex
+import shutil
+import statistics
+import time
+from collections import Counter
+from collections.abc import Iterator
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from espnet3.findings import Finding
+from espnet3.parallel.clusters.job_logs import read_end
+from espnet3.parallel.clusters.schedulers import scheduler_of
+from espnet3.parallel.detached.crew import Job, Worker
+from espnet3.parallel.detached.job_ends import explain_ends, explain_waiting, last_lines, log_of
+from espnet3.parallel.detached.overview import Overview, look
+from espnet3.parallel.progress import duration
+from espnet3.shards.records import DeathNote, RecordPaths, read_deaths
+from espnet3.shards.status import read_failures, require_manifest
+
+_LEVELS = {"problem": 0, "warning": 1, "ok": 2}
+_MOST = 5
+_LITTLE_BYTES = 200 << 20
+_LATE_SECONDS = 90.0
+_LONG_SECONDS = 120.0
+_LONG_TIMES = 5.0
+_NO_SUCCESSOR = "no successor:"
+
+
+def explain_run(run_dir: Path) -> list[Finding]:
+    """Look at all that may keep a run from getting on.
+
+    Raises:
+        RunFolderError: if there is no run in the folder.
+    """
+    seen = look(run_dir)
+    found = list(_Explainer(run_dir, seen).findings())
+    return sorted(found, key=lambda finding: _LEVELS[finding.level])
+
+
+class _Explainer:
+    def __init__(self, run_dir: Path, seen: Overview) -> None:
+        self._run_dir = run_dir
+        self._seen = seen
+        self._quoted = shlex.quote(str(run_dir))
+        self._now = time.time()
+
+    def findings(self) -> Iterator[Finding]:
+        """Yield what was found, as far as possible the causes before what follows from them."""
+        seen = self._seen
+        yield from self._state()
+        yield from self._disk()
+        yield from self._failures()
+        if not seen.status.is_detached:
+            return
+        if seen.state != "complete":
+            yield from explain_waiting(seen.crew.waiting, self._now, n_jobs=self._n_jobs())
+            yield from self._starting()
+            yield from self._silent_schedulers()
+            yield from self._avoided()
+            yield from self._stuck()
+            yield from self._no_successor()
+        jobs = [job for job in seen.crew.jobs if not job.is_successor]
+        is_over = seen.is_over and seen.state != "complete"
+        yield from explain_ends(jobs, self._run_dir, quoted=self._quoted, is_over=is_over)
+        yield from self._lost_workers()
+        yield from self._deaths()
+
+    def _n_jobs(self) -> int:
+        return sum(job.is_there and not job.is_successor for job in self._seen.crew.jobs)
+
+    def _state(self) -> Iterator[Finding]:
+        state, status = self._seen.state, self._seen.status
+        done = f"{status.n_done_so_far:,} of {status.n_items:,} items are done"
+        if state == "complete":
+            yield Finding("ok", "run", "it is complete")
+        elif state in ("running", "stopping"):
+            yield Finding("ok", "run", f"{self._at_work()}; {done}{self._speed()}")
+        elif state in ("queued", "starting"):
+            yield Finding("warning", "run", f"nobody works yet, but jobs are on their way; {done}")
+        elif state == "not merged":
+            told = "all shards are done, but nobody is there to merge them"
+            yield Finding("problem", "run", told, f"espnet3 merge {self._quoted}")
+        elif state == "stopped":
+            told = f"nobody works on it, and no job waits; {done}"
+            yield Finding("problem", "run", told, self._resume())
+        if status.stop is not None and state != "complete":
+            yield self._stop()
+
+    def _at_work(self) -> str:
+        living = self._seen.crew.living
+        n_owners = len(living) or len({shard.owner_id for shard in self._seen.status.running}) or 1
+        return f"{n_owners} {'works' if n_owners == 1 else 'work'} on it"
+
+    def _speed(self) -> str:
+        status = self._seen.status
+        if status.items_per_second is None:
+            return ""
+        left = status.eta_seconds
+        ends = f", about {duration(left)} left" if left is not None else ""
+        return f", {status.items_per_second:.3g} items/s{ends}"
+
+    def _resume(self) -> str:
+        if self._seen.status.is_detached:
+            return f"espnet3 resume {self._quoted}"
+        return "Run the command that began it again: finished shards are kept"
+
+    def _stop(self) -> Finding:
+        stop = self._seen.status.stop
+        assert stop is not None
+        ago = duration(max(self._now - stop.time, 0.0))
+        if stop.kind == "cancelled":
+            reason = "" if stop.reason.startswith("cancelled by") else f": {stop.reason}"
+            told = f"it was cancelled by {stop.by or 'somebody'} {ago} ago{reason}"
+            return Finding("problem", "stop", told, self._resume())
+        told = f"it was stopped by an error {ago} ago ({stop.by or 'a worker'}):\n{stop.reason}"
+        return Finding("problem", "stop", told, f"Mend that, then: {self._resume()}")
+
+    def _disk(self) -> Iterator[Finding]:
+        free = shutil.disk_usage(self._run_dir).free
+        if free < _LITTLE_BYTES:
+            told = f"only {free >> 20} MB are free where {self._run_dir} is"
+            yield Finding("problem", "disk", told, "Make room: workers cannot publish their shards")
+
+    def _failures(self) -> Iterator[Finding]:
+        failures = read_failures(self._run_dir)
+        if not failures:
+            return
+        errors = Counter(str(failure.get("error", "")) for failure in failures)
+        error, number = errors.most_common(1)[0]
+        times = f" ({number} times)" if number > 1 else ""
+        n_failed = f"{len(failures)} item{'' if len(failures) == 1 else 's'}"
+        stopped = self._seen.state == "failed"
+        fix = f"espnet3 failed {self._quoted}"
+        if self._seen.status.is_detached:
+            fix += f" ; to try them again: espnet3 retry {self._quoted} --failed"
+        told = f"{n_failed} failed, mostly with: {error}{times}"
+        yield Finding("problem" if stopped else "warning", "items", told, fix)
+
+    def _starting(self) -> Iterator[Finding]:
+        late = [
+            job
+            for job in self._seen.crew.starting
+            if self._now - job.record.submitted > _LATE_SECONDS and job.state.phase == "running"
+        ]
+        if late:
+            ids = ", ".join(job.record.job_id for job in late[:_MOST])
+            told = f"{len(late)} jobs run, but their workers have not signed in (job {ids})"
+            told += last_lines(log_of(late[-1], self._run_dir))
+            fix = "If this lasts, the nodes cannot start the Python of the run, or do not see this "
+            yield Finding("warning", "jobs", told, f"{fix}folder")
+
+    def _silent_schedulers(self) -> Iterator[Finding]:
+        unknown = [job for job in self._seen.crew.jobs if _is_unknown(job)]
+        for env, jobs in groupby(sorted(unknown, key=_env), key=_env):
+            n_jobs = len(list(jobs))
+            scheduler = scheduler_of(env)
+            if scheduler is None:
+                told = f"{n_jobs} processes were started on another machine; what became of them "
+                fix = "espnet3 status tells who is alive"
+                yield Finding("warning", "jobs", f"{told}cannot be seen from here", fix)
+                continue
+            command = scheduler.status_command
+            if shutil.which(command.split()[0]) is None:
+                told = f"{command.split()[0]} is not here, so what became of {n_jobs} jobs of {env}"
+                fix = f"Run this where you submitted them, or there: {command}"
+                yield Finding("warning", "jobs", f"{told} cannot be told", fix)
+
+    def _avoided(self) -> Iterator[Finding]:
+        for node, why in self._seen.avoided.items():
+            fix = "New jobs avoid it, where the scheduler lets them. Tell your administrators"
+            yield Finding("warning", "node", f"{node} is avoided: {why}", fix)
+
+    def _stuck(self) -> Iterator[Finding]:
+        """Name shards that take much longer than others did."""
+        running = sorted(self._seen.status.running, key=lambda shard: -shard.seconds)
+        usual = self._usual_seconds()
+        for shard in running[:_MOST]:
+            if usual is None or shard.seconds < max(_LONG_SECONDS, _LONG_TIMES * usual):
+                continue
+            told = (
+                f"shard {shard.shard} runs for {duration(shard.seconds)} on {shard.owner}, others "
+                f"took {duration(usual)}; it is at item {shard.n_done:,} of {shard.n_items:,}"
+            )
+            fix = (
+                f"espnet3 logs {self._quoted} --shard {shard.shard} ; if an item hangs, set "
+                "parallel.item_timeout"
+            )
+            yield Finding("warning", "shard", told, fix)
+
+    def _usual_seconds(self) -> float | None:
+        from espnet3.shards.merge import read_coverage
+
+        manifest = require_manifest(self._run_dir)
+        done = read_coverage(self._run_dir, manifest).committed.values()
+        seconds = [shard.seconds for shard in done]
+        return statistics.median(seconds) if seconds else None
+
+    def _no_successor(self) -> Iterator[Finding]:
+        for worker in reversed(self._seen.crew.workers[-_MOST:]):
+            text = read_end(self._run_dir / worker.record.log) if worker.record.log else ""
+            at = text.rfind(_NO_SUCCESSOR)
+            if at >= 0:
+                reason = text[at + len(_NO_SUCCESSOR) :].splitlines()[0].strip()
+                told = f"worker {worker.name} could not submit its successor: {reason}"
+                fix = f"When the jobs that run have ended: {self._resume()}"
+                yield Finding("warning", "chain", told, fix)
+                return
+
+    def _lost_workers(self) -> Iterator[Finding]:
+        """Tell of workers that are gone without a word, unless their job's end told of it."""
+        told_of = {
+            w.owner_id for job in self._seen.crew.jobs if _has_ended(job) for w in job.workers
+        }
+        lost = [
+            w for w in self._seen.crew.workers if w.is_lost and w.record.owner_id not in told_of
+        ]
+        if lost:
+            yield self._lost(lost)
+
+    def _lost(self, lost: list[Worker]) -> Finding:
+        last = lost[-1]
+        names = ", ".join(f"{worker.name} on {worker.record.host}" for worker in lost[-_MOST:])
+        is_one = len(lost) == 1
+        told = f"{len(lost)} worker{'' if is_one else 's'} went without a word: {names}"
+        log = self._run_dir / last.record.log if last.record.log else None
+        fix = "Killed, or their machine is gone: others take over their shards"
+        is_open = self._seen.is_over and self._seen.state != "complete"
+        return Finding("problem" if is_open else "warning", "workers", told + last_lines(log), fix)
+
+    def _deaths(self) -> Iterator[Finding]:
+        notes = read_deaths(RecordPaths(self._run_dir))
+        by_shard: dict[int, list[DeathNote]] = {}
+        for note in notes:
+            by_shard.setdefault(note.shard, []).append(note)
+        worst = sorted(by_shard.items(), key=lambda entry: -len(entry[1]))
+        for shard, found in worst[:_MOST]:
+            yield self._shard_deaths(shard, found)
+        if len(worst) > _MOST:
+            told = f"attempts at {len(worst) - _MOST} more shards came to nothing"
+            yield Finding("warning", "deaths", told, f"espnet3 logs {self._quoted} --failed")
+
+    def _shard_deaths(self, shard: int, notes: list[DeathNote]) -> Finding:
+        last = notes[-1]
+        where = "" if last.start is None else f" at {_items(last.start, last.stop)}"
+        times = "once" if len(notes) == 1 else f"{len(notes)} times"
+        if last.kind == "walltime":
+            told = (
+                f"shard {shard} was cut off by the walltime {times}, after {duration(last.seconds)}"
+            )
+            fix = (
+                f"espnet3 resume {self._quoted} options.walltime='...' , if it does not fit at all"
+            )
+            return Finding("warning", "walltime", told, fix)
+        what = "its machine was at fault" if last.kind == "machine" else "its worker died"
+        told = f"shard {shard} came to nothing {times}: {what}{where} on {last.host}: {last.reason}"
+        return Finding("warning", "deaths", told, f"espnet3 logs {self._quoted} --shard {shard}")
+
+
+def _items(start: int, stop: int | None) -> str:
+    if stop is None or stop - start <= 1:
+        return f"position {start}"
+    return f"positions {start} to {stop - 1}"
+
+
+def _is_unknown(job: Job) -> bool:
+    return job.state.phase == "unknown" and not job.has_living_worker and not job.workers
+
+
+def _has_ended(job: Job) -> bool:
+    return job.state.phase == "ended"
+
+
+def _env(job: Job) -> Any:
+    return job.record.env

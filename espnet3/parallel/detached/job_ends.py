@@ -1,0 +1,147 @@
+"""How jobs ended, in words, and what to change: the exit states of all schedulers."""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from espnet3.findings import Finding, Level
+from espnet3.parallel.clusters.advice import find_advice
+from espnet3.parallel.clusters.job_logs import read_end, words_of_daemon
+from espnet3.parallel.clusters.schedulers import scheduler_of
+from espnet3.parallel.detached.crew import Job
+from espnet3.parallel.progress import duration
+
+_N_LINES = 8
+_MOST_IDS = 5
+_NEVER = "will never start"
+
+
+@dataclass(frozen=True)
+class _End:
+    """A kind of end: its mark in what a scheduler says, in words, and what to do."""
+
+    pattern: str
+    words: str
+    advice: str
+
+
+# The first that fits is taken. Slurm names the kind; the others say it in their own words.
+_ENDS = (
+    _End(
+        r"OUT_OF_MEMORY|more memory|MEMLIMIT|h_vmem|oom|Cannot allocate memory",
+        "used more memory than they had asked for",
+        "Ask for more: espnet3 resume {dir} options.memory=... ; or use smaller batches",
+    ),
+    _End(
+        r"TIMEOUT|DEADLINE|walltime|h_rt|RUNLIMIT|CPULIMIT",
+        "ran until their walltime was over",
+        "Nothing is lost but the shard that was running, and the next job goes on. If shards do "
+        "not fit at all, ask for a longer walltime: espnet3 resume {dir} options.walltime='...'",
+    ),
+    _End(
+        r"NODE_FAIL|BOOT_FAIL|node (was lost|failed)|UNKNWN|ZOMBI|LaunchFailed|launch failed",
+        "lost their node",
+        "Others take over their shards; tell the administrators if it is the same node again",
+    ),
+    _End(
+        r"PREEMPTED|preempt",
+        "had to make room for jobs of higher priority",
+        "Others take over their shards; another queue or account may be left in peace",
+    ),
+    _End(
+        r"CANCELLED|deleted by|TERM_OWNER|TERM_ADMIN|removed",
+        "were cancelled by somebody",
+        "If that was not meant: espnet3 resume {dir}",
+    ),
+    _End(
+        r"signal 9\b|exit (code|status) 137|SIGKILL",
+        "were killed (signal 9), mostly because memory ran out",
+        "Ask for more memory, or use smaller batches: espnet3 resume {dir} options.memory=...",
+    ),
+    _End(
+        r"exit (code|status) 127|command not found|No such file",
+        "did not find a program or a file",
+        "See the log; the Python of the run must be there on the nodes, too",
+    ),
+    _End(
+        r"FAILED|Error|exit (code|status) [1-9]|signal [1-9]",
+        "ended with an error",
+        "See the log: espnet3 logs {dir} --worker {job}",
+    ),
+)
+
+
+def explain_ends(
+    jobs: Iterable[Job], run_dir: Path, *, quoted: str, is_over: bool
+) -> list[Finding]:
+    """Return a finding for each kind of bad end; jobs whose worker ended well are left out."""
+    groups: dict[str, list[Job]] = {}
+    for job in jobs:
+        if job.state.phase == "ended" and not _ended_well(job):
+            groups.setdefault(_kind(job).pattern, []).append(job)
+    level: Level = "problem" if is_over else "warning"
+    return [Finding(level, "jobs", *_describe(jobs, run_dir, quoted)) for jobs in groups.values()]
+
+
+def _ended_well(job: Job) -> bool:
+    if job.workers:
+        return job.workers[-1].ended is not None and job.workers[-1].exit_code == 0
+    told = f"{job.state.word} {job.state.reason}"
+    # Ended before its worker signed in, with nothing to say: a successor that was not needed.
+    return bool(re.search(r"COMPLETED|exit (code|status) 0\b|^DONE\b|^ *$", told))
+
+
+def _kind(job: Job) -> _End:
+    told = f"{job.state.word} {job.state.reason}"
+    ended = next((end for end in _ENDS if re.search(end.pattern, told, re.IGNORECASE)), None)
+    return ended or _End(told, "ended without a word of their worker", "See the log")
+
+
+def _describe(jobs: list[Job], run_dir: Path, quoted: str) -> tuple[str, str]:
+    last = jobs[-1]
+    kind = _kind(last)
+    ids = ", ".join(job.record.job_id for job in jobs[-_MOST_IDS:])
+    what = "process" if last.record.machine else "job"
+    n_jobs = f"{len(jobs)} {what}{'' if len(jobs) == 1 else 'es' if what == 'process' else 's'}"
+    word = last.state.word or last.state.reason or "ended"
+    reason = f", {last.state.reason}" if last.state.reason and last.state.word else ""
+    told = f"{n_jobs} {kind.words} ({word}{reason}): {ids}"
+    log = log_of(last, run_dir)
+    daemon = words_of_daemon(log)
+    told += f". The scheduler wrote: {daemon}" if daemon else ""
+    told += last_lines(log)
+    return told, kind.advice.format(dir=quoted, job=last.record.job_id)
+
+
+def log_of(job: Job, run_dir: Path) -> Path | None:
+    """Return the log of a job: its worker's, else what the scheduler wrote."""
+    logs = [worker.log for worker in reversed(job.workers)] + [job.record.log]
+    return next((run_dir / log for log in logs if log and (run_dir / log).is_file()), None)
+
+
+def last_lines(log: Path | None, n_lines: int = _N_LINES) -> str:
+    """Return the end of a log, indented, under its name; empty if there is none."""
+    lines = read_end(log).rstrip().splitlines()[-n_lines:]
+    if not lines:
+        return ""
+    return f"\nThe end of {log}:\n" + "\n".join(f"  {line}" for line in lines)
+
+
+def explain_waiting(jobs: list[Job], now: float, *, n_jobs: int) -> list[Finding]:
+    """Return why jobs are in the queue, a finding for each reason."""
+    groups: dict[tuple[str, str], list[Job]] = {}
+    for job in jobs:
+        reason = job.state.reason or job.state.word or "no reason given"
+        groups.setdefault((job.record.env, reason), []).append(job)
+    return [_waiting(env, reason, found, now, n_jobs) for (env, reason), found in groups.items()]
+
+
+def _waiting(env: str, reason: str, jobs: list[Job], now: float, n_jobs: int) -> Finding:
+    scheduler = scheduler_of(env)
+    command = scheduler.status_command if scheduler else ""
+    waited = duration(max(now - job.record.submitted for job in jobs))
+    ids = ", ".join(job.record.job_id for job in jobs[:_MOST_IDS])
+    told = f"{len(jobs)} of {n_jobs} jobs wait for {waited} in the queue: {reason} (job {ids})"
+    advice = find_advice(reason, command) or f"See: {command}"
+    return Finding("problem" if _NEVER in advice else "warning", "queue", told, advice)
