@@ -68,7 +68,7 @@ class Board:
         self._listed = time.monotonic()
 
     def _list_leases(self) -> None:
-        self._claimed, self._n_owners = set(), 0
+        self._claimed, self._n_owners = set(self._mine), 0
         for name in _names(self._lease.folder):
             if name.endswith(".owner"):
                 self._n_owners += 1
