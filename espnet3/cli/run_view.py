@@ -97,7 +97,10 @@ def jobs_text(waiting: list[Job], n_starting: int) -> str:
     parts = [f"{count(n_starting, 'worker')} about to begin"] if n_starting else []
     if waiting:
         reasons = Counter(job.state.reason or job.state.word for job in waiting)
-        told = ", ".join(f"{reason} ({n})" for reason, n in reasons.most_common(_MOST_REASONS))
+        told = ", ".join(
+            f"{reason} ({n})" if len(reasons) > 1 else reason
+            for reason, n in reasons.most_common(_MOST_REASONS)
+        )
         scheduler = scheduler_of(waiting[0].record.env)
         see = scheduler.status_command if scheduler else ""
         advice = find_advice(reasons.most_common(1)[0][0], see)
@@ -116,11 +119,12 @@ def worker_table(seen: Overview, limit: int = _SHOWN) -> "Table | None":
     table = make_table(
         "Worker", "Shard", "", "Items", "For", "Done", right=("Shard", "Items", "For", "Done")
     )
-    busy = sorted(living, key=lambda worker: seen.shard_of(worker) is None)
-    for worker in busy[:limit]:
+    if len(living) > limit:  # else each keeps its place, so that eyes can follow it
+        living = sorted(living, key=lambda worker: seen.shard_of(worker) is None)
+    for worker in living[:limit]:
         table.add_row(*_worker_row(seen, worker))
-    if len(busy) > limit:
-        table.add_row(f"and {len(busy) - limit} more")
+    if len(living) > limit:
+        table.add_row(f"and {len(living) - limit} more")
     return table
 
 

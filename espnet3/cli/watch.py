@@ -145,7 +145,9 @@ def _run(seen: Overview, width: int, rows: int) -> "list[RenderableType]":
     title.append(f"  {on_one_line(status.name)}  ", style="dim")
     title.append_text(state_text(seen))
     bar = Table.grid(padding=(0, 1))
-    bar.add_row(run_bar(status, max(width - 12, 10)), Text(percent(status), style="bold"))
+    left = status.eta_seconds
+    share = percent(status) + ("" if left is None else f", {duration(left)} left")
+    bar.add_row(run_bar(status, max(width - len(share) - 2, 10)), Text(share, style="bold"))
     facts = make_facts()
     facts.add_row("Items", items_text(status))
     facts.add_row("Shards", shards_text(status))

@@ -142,6 +142,6 @@ def _waiting(env: str, reason: str, jobs: list[Job], now: float, n_jobs: int) ->
     command = scheduler.status_command if scheduler else ""
     waited = duration(max(now - job.record.submitted for job in jobs))
     ids = ", ".join(job.record.job_id for job in jobs[:_MOST_IDS])
-    told = f"{len(jobs)} of {n_jobs} jobs wait for {waited} in the queue: {reason} (job {ids})"
+    told = f"{len(jobs)} of {n_jobs} jobs in the queue, for {waited} so far: {reason} (job {ids})"
     advice = find_advice(reason, command) or f"See: {command}"
     return Finding("problem" if _NEVER in advice else "warning", "queue", told, advice)

@@ -101,7 +101,7 @@ def test_json_has_stable_keys(unmerged, capsys):
     assert set(merged) == KEYS
     assert merged == {
         "run_dir": str(unmerged), "output_dir": str(unmerged), "already_merged": False,
-        "n_items": 20, "n_failed": 2, "files": {"results.jsonl": 18}, "left": {},
+        "by_runner": False, "n_items": 20, "n_failed": 2, "files": {"results.jsonl": 18}, "left": {},
     }  # fmt: skip
 
 
