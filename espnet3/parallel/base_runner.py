@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from espnet3 import logs
 from espnet3.errors import ConfigError, EspnetError, RunInterrupted
 from espnet3.io.tables import JsonlWriter
-from espnet3.parallel.detached.choice import goes_on_alone
+from espnet3.parallel.detached.mode import goes_on_alone
 from espnet3.parallel.hooks import WRITER_HOOKS, RunnerHooks, overridden
 from espnet3.parallel.runner_settings import check_settings
 from espnet3.parallel.signals import say_how_to_resume

@@ -40,6 +40,8 @@ class StatsRunner(BaseRunner):
         **settings: those of `BaseRunner`.
     """
 
+    can_detach = False  # the stage goes on with what it returns
+
     def __init__(
         self, provider: Any, batch_size: int = DEFAULT_BATCH_SIZE, **settings: Any
     ) -> None:

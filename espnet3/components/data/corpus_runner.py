@@ -67,6 +67,7 @@ class CorpusRunner(BaseRunner):
     A shard may run twice, at the same time even: a file appears whole, and is the same each time.
     """
 
+    can_detach = False  # the manifest is written from what it returns
     not_results = ("config.rows", "config.folder", "make_audio")  # `depends_on` has a digest
 
     @staticmethod

@@ -22,6 +22,8 @@ class _Nothing(EnvironmentProvider):
 class FileDurations(BaseRunner):
     """Reads the header of a file; the items are paths."""
 
+    can_detach = False  # the stage goes on with what it returns
+
     @staticmethod
     def forward(idx: str) -> float:  # type: ignore[override]
         """Return the seconds of one file."""

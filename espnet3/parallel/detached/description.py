@@ -3,6 +3,7 @@
 import json
 import os
 import platform
+import re
 import shlex
 import socket
 import sys
@@ -31,6 +32,9 @@ from espnet3.shards.records import RecordPaths, make_folders
 
 if TYPE_CHECKING:
     from espnet3.parallel.base_runner import BaseRunner
+
+_LIBRARY = re.compile(r"python\d+t?\.zip")
+"""Where Python's own library begins in every `sys.path`."""
 
 
 @dataclass(frozen=True)
@@ -104,11 +108,19 @@ def load_description(root: Path) -> Description:
     Raises:
         RunFolderError: if there is none: the run was begun by a program that waits for its workers.
     """
+    return _read(root)[0]
+
+
+def _read(root: Path) -> tuple[Description, os.stat_result]:
+    """Return the description, and whose the very file is that was read."""
     path = RecordPaths(root).run
     try:
-        values = json.loads(path.read_bytes())
+        with path.open("rb") as file:
+            values, found = json.load(file), os.fstat(file.fileno())
         known = {each.name for each in fields(Description)}
-        return Description(**{name: value for name, value in values.items() if name in known})
+        return Description(
+            **{name: value for name, value in values.items() if name in known}
+        ), found
     except (FileNotFoundError, NotADirectoryError) as error:
         raise RunFolderError(_not_detached(root)) from error
     except (OSError, ValueError, TypeError, AttributeError) as error:
@@ -147,9 +159,9 @@ def load_spec(root: Path, *, trust: str | None = None) -> bytes:
         StaleRunError: if the user's modules changed since the run was submitted.
     """
     manifest = _manifest(root)
-    packed = _parts(root, trust)["spec"]
-    check_code(load_description(root))
-    return spec_for_folder(packed, manifest.run_id, root.resolve(), manifest.n_shards)
+    description, parts = _load(root, trust)
+    check_code(description)
+    return spec_for_folder(parts["spec"], manifest.run_id, root.resolve(), manifest.n_shards)
 
 
 def load_runner(root: Path, *, trust: str | None = None) -> Any:
@@ -163,11 +175,10 @@ def load_runner(root: Path, *, trust: str | None = None) -> Any:
     import cloudpickle
 
     manifest = _manifest(root)
-    packed = _parts(root, trust)["runner"]
-    description = load_description(root)
+    description, parts = _load(root, trust)
     add_to_sys_path(description)
     try:
-        runner = cloudpickle.loads(packed)
+        runner = cloudpickle.loads(parts["runner"])
     except Exception as error:
         raise RunFolderError(
             f"The runner of {root} cannot be loaded here ({type(error).__name__}: {error}). Its "
@@ -182,28 +193,41 @@ def check_code(description: Description) -> None:
     """Refuse to go on with code that is not what was submitted.
 
     Raises:
-        StaleRunError: naming the file, and the ways on.
+        StaleRunError: naming the file that changed, and the ways on.
+        RunFolderError: if a file cannot be read on this machine; others may see it.
     """
     for path, digest in description.code.items():
         now = digest_file(Path(path))
+        if not now:
+            raise RunFolderError(
+                f"{path}, with code of the run, cannot be read on {socket.gethostname()}. Workers "
+                f"need it where it was on {description.host}."
+            )
         if now != digest:
-            what = "changed since the run was submitted" if now else "is gone"
             raise StaleRunError(
-                f"{path} {what}, so results would be of two versions. Put the file back and type: "
-                "espnet3 resume; or run the command that began the run again, which says what is "
-                "to be decided."
+                f"{path} changed since the run was submitted, so results would be of two versions. "
+                "Put the file back and type: espnet3 resume; or run the command that began the run "
+                "again, which says what is to be decided."
             )
 
 
 def add_to_sys_path(description: Description) -> None:
-    """Let this process import what the submitting one could; its own modules come first."""
-    sys.path += [entry for entry in description.sys_path if entry not in sys.path]
+    """Let this process import what the submitting one could, in the same order.
+
+    What stood before Python's own library there does so here: a user's `datasets.py` must not be
+    taken for the package. Python's own folders are those of this machine.
+    """
+    theirs = description.sys_path
+    library = [i for i, entry in enumerate(theirs) if _LIBRARY.fullmatch(os.path.basename(entry))]
+    n_first = library[0] if library else len(theirs)
+    entries = [*theirs[:n_first], *sys.path, *theirs[n_first:]]
+    sys.path[:] = dict.fromkeys(entries)
 
 
-def _parts(root: Path, trust: str | None) -> dict[str, bytes]:
-    description = load_description(root)
+def _load(root: Path, trust: str | None) -> tuple[Description, dict[str, bytes]]:
+    description, found = _read(root)
     paths = RecordPaths(root)
-    check_owner(paths.run, paths.run.stat(), trust)  # it says where modules are imported from
+    check_owner(paths.run, found, trust)  # it says where modules are imported from
     parts = read_code(paths.code, trust=trust)
     theirs, ours = description.versions.get("python", ""), platform.python_version()
     if _minor(theirs) != _minor(ours):
@@ -211,7 +235,7 @@ def _parts(root: Path, trust: str | None) -> dict[str, bytes]:
             f"The code of the run in {root} was written by Python {theirs}, and this is {ours}, "
             f"which cannot load it. Use the same: {description.python} on {description.host}"
         )
-    return parts
+    return description, parts
 
 
 def _minor(version: str) -> str:

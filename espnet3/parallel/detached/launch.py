@@ -12,7 +12,7 @@ from espnet3.parallel.clusters.table import check_resources
 from espnet3.parallel.detached.crew import count_crew
 from espnet3.parallel.detached.description import write_description
 from espnet3.parallel.detached.handle import DetachedRun
-from espnet3.parallel.detached.resume import forgive
+from espnet3.parallel.detached.resume import forgive, refuse_merging
 from espnet3.parallel.detached.submit import cancel_jobs, job_states, submit_workers
 from espnet3.parallel.faults import too_many
 from espnet3.parallel.folder_run import (
@@ -22,7 +22,6 @@ from espnet3.parallel.folder_run import (
     folder_errors,
     open_run,
     shards_to_run,
-    sweep,
 )
 from espnet3.parallel.open_pool import worker_setup_fn
 from espnet3.shards.lease import Lease
@@ -83,20 +82,21 @@ def prepare(
             cancel_jobs([job for job in queued if job_states([job])[job.key].phase == "pending"])
         if finished_result(request, manifest) is not None:
             return None
-        with Lease(root.resolve()) as lease:
-            n_left = _shards_left(request, manifest, lease, policy)
+        n_left = _shards_left(request, manifest, policy)
         described = replace(spec, setup_fn=worker_setup_fn(runner.provider))
         write_description(root.resolve(), runner, described, manifest, config, policy)
         forgive(root)
     return n_left
 
 
-def _shards_left(
-    request: RunRequest, manifest: Manifest, lease: Lease, policy: "FaultPolicy"
-) -> int:
-    layout = manifest.layout(request.root.resolve())
-    sweep(layout, lease)
-    order = shards_to_run(layout, manifest, retry_failed=request.retry_failed)
+def _shards_left(request: RunRequest, manifest: Manifest, policy: "FaultPolicy") -> int:
+    root = request.root.resolve()
+    layout = manifest.layout(root)
+    # Workers that died left notes of where: workers to come read them, so nothing is swept here.
+    with Lease(root) as lease:
+        if request.retry_failed:
+            refuse_merging(root, lease)
+        order = shards_to_run(layout, manifest, retry_failed=request.retry_failed)
     if policy.max_errors is not None:
         n_failed = count_failed(layout, manifest)
         if n_failed > policy.max_errors:

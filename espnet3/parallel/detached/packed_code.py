@@ -9,6 +9,7 @@ import inspect
 import os
 import pickle
 import pwd
+import shlex
 import stat
 import sys
 from collections.abc import Iterator
@@ -77,7 +78,9 @@ def check_owner(path: Path, found: os.stat_result, trust: str | None) -> None:
         RunFolderError: with what to type for one that is trusted.
     """
     owner = user_name(found.st_uid)
-    if found.st_uid != os.getuid() and trust != owner:
+    if trust == owner:
+        return
+    if found.st_uid != os.getuid():
         hint = "" if trust is None else f" (not to {trust})"
         raise RunFolderError(
             f"{path} belongs to {owner}{hint}, and to go on with this run is to run their code as "
@@ -86,7 +89,8 @@ def check_owner(path: Path, found: os.stat_result, trust: str | None) -> None:
     if found.st_mode & _OTHERS_MAY_WRITE:
         raise RunFolderError(
             f"{path} could have been changed by anybody: its mode is "
-            f"{stat.S_IMODE(found.st_mode):o}. If you know that it was not: chmod 644 {path}"
+            f"{stat.S_IMODE(found.st_mode):o}. If you know that it was not: chmod 644 "
+            f"{shlex.quote(str(path))}; or, where that does nothing, add: --trust {owner}"
         )
 
 

@@ -20,6 +20,7 @@ from espnet3.shards.records import JobRecord
 if TYPE_CHECKING:
     from espnet3.parallel.config import ParallelConfig
 
+_PROGRAM = "espnet3.parallel.detached.work"
 # In the background of a shell that ends at once: the process is nobody's child, so nobody has to
 # wait for it, and in a session of its own, so no terminal takes it along.
 _SHELL = 'log=$1; shift; "$@" >>"$log" 2>&1 </dev/null & echo $!'
@@ -45,7 +46,7 @@ def start_process(
     Raises:
         ResourceError: if it cannot be started.
     """
-    command = [sys.executable, "-m", "espnet3.parallel.detached.work", *arguments]
+    command = [sys.executable, "-m", _PROGRAM, *arguments]
     limits = dict.fromkeys(THREAD_VARIABLES, str(config.options.get("threads_per_worker", 1)))
     environment = {**limits, **os.environ, "PYTHONUNBUFFERED": "1", **variables}
     environment["PYTHONPATH"] = os.pathsep.join(_python_path(environment.get("PYTHONPATH")))
@@ -104,6 +105,8 @@ def process_variables(config: "ParallelConfig", taken: Sequence[str]) -> list[di
 
 def process_state(record: JobRecord) -> JobState:
     """Tell whether a process is there; of another machine nothing is known."""
+    if not record.job_id.isdecimal():
+        return JobState("ended", "", f"{record.job_id!r} is no number of a process")
     if record.machine != machine_id():
         return JobState("unknown", "", f"it is a process of {record.host}")
     started = start_time(int(record.job_id))
@@ -119,6 +122,8 @@ def end_process(record: JobRecord) -> str:
         return ""
     if state.phase == "unknown":
         return f"process {record.job_id} runs on {record.host}: it ends when it sees the mark"
+    if not _is_worker(int(record.job_id)):
+        return f"process {record.job_id} on {record.host} is no worker of ESPnet3"
     try:
         os.kill(int(record.job_id), signal.SIGTERM)
     except ProcessLookupError:
@@ -126,3 +131,13 @@ def end_process(record: JobRecord) -> str:
     except PermissionError:
         return f"process {record.job_id} on {record.host} is another user's"
     return ""
+
+
+def _is_worker(pid: int) -> bool:
+    """Tell whether a process is what it should be: others may write into a run folder."""
+    try:
+        command = Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return not Path("/proc/self/cmdline").exists()
+    # The shell that is about to become it has the name among its words, too.
+    return _PROGRAM.encode() in command.split(b"\0")

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import re
 import shlex
 import socket
 import subprocess
@@ -30,6 +31,7 @@ from espnet3.shards.records import JobRecord, make_folders, read_jobs, write_job
 logger = logging.getLogger(__name__)
 _UNKNOWN = JobState("unknown", "")
 _CANCEL_SECONDS = 30.0
+_JOB_ID = re.compile(r"[A-Za-z0-9][\w.\[\]-]*", re.ASCII)
 
 
 def submit_workers(
@@ -179,6 +181,9 @@ def cancel_jobs(records: Sequence[JobRecord]) -> list[str]:
 
 def _cancel(record: JobRecord) -> str:
     """Cancel a job; return what the command said if it refused."""
+    if not _JOB_ID.fullmatch(record.job_id) or record.env not in BACKENDS:
+        # Others may write into a run folder, and `-u somebody` is an option of scancel.
+        return f"{record.job_id!r} is no number of a job of {record.env!r}"
     words = shlex.split(cluster_class(record.env, BACKENDS[record.env]).job_cls.cancel_command)
     words.append(record.job_id)
     try:

@@ -117,6 +117,8 @@ class TextProvider(EnvironmentProvider):
 class TextRunner(BaseRunner):
     """Reads the texts of a dataset, and writes them as `results.jsonl` in its order."""
 
+    can_detach = False  # the stage goes on with what it returns
+
     @staticmethod
     def forward(idx: list[int], dataset: Any) -> list[str]:  # type: ignore[override]
         """Return the texts of some items; no audio is decoded where the dataset can do without."""

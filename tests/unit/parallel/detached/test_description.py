@@ -1,5 +1,6 @@
 """What a run folder tells workers that have nothing else, and whose code they load."""
 
+import getpass
 import json
 import os
 import pickle
@@ -13,6 +14,7 @@ from espnet3.errors import ProviderError, RunFolderError, StaleRunError
 from espnet3.parallel.base_runner import BaseRunner
 from espnet3.parallel.config import ParallelConfig
 from espnet3.parallel.detached.description import (
+    add_to_sys_path,
     check_code,
     load_code,
     load_description,
@@ -107,7 +109,8 @@ def test_packed_spec_does_not_import_the_users_modules(tmp_path):
     with pytest.raises(StaleRunError, match=r"their_parts\.py changed since.*espnet3 resume"):
         check_code(description)
     module.unlink()
-    with pytest.raises(StaleRunError, match=r"their_parts\.py is gone"):
+    # Others may see it: this is no reason to stop the run.
+    with pytest.raises(RunFolderError, match=r"their_parts\.py, .* cannot be read on"):
         check_code(description)
 
 
@@ -152,6 +155,15 @@ def test_code_that_anybody_may_write_is_refused(tmp_path):
     code.chmod(0o666)
     with pytest.raises(RunFolderError, match=r"its mode is 666.*chmod 644"):
         load_code(tmp_path)
+    load_code(tmp_path, trust=getpass.getuser())
+
+
+def test_the_users_folders_stand_where_they_stood(tmp_path, monkeypatch):
+    written = describe(tmp_path)
+    theirs = ["/their/script", "/their/lib/python311.zip", "/their/lib", "/their/editable"]
+    monkeypatch.setattr(sys, "path", ["", "/our/lib/python311.zip", "/our/lib"])
+    add_to_sys_path(replace(written, sys_path=theirs))
+    assert sys.path == ["/their/script", "", "/our/lib/python311.zip", "/our/lib", *theirs[1:]]
 
 
 def test_a_loose_umask_does_not_matter(tmp_path):

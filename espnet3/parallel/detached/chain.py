@@ -1,0 +1,54 @@
+"""Jobs that follow one another: which came before, and whether they got anything done."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from espnet3.parallel.config import ParallelConfig
+from espnet3.parallel.detached.crew import Crew
+from espnet3.parallel.detached.description import load_description
+from espnet3.parallel.parallel import as_parallel_config
+from espnet3.shards.records import JobRecord, RecordPaths, WorkerRecord, read_workers
+
+N_FRUITLESS = 3
+"""Jobs in a row that may end without finishing a shard."""
+
+
+def load_config(root: Path, env: str) -> ParallelConfig:
+    """Return with which config workers were last submitted to a backend."""
+    try:
+        return as_parallel_config(json.loads(RecordPaths(root).parallel(env).read_bytes()))
+    except (OSError, ValueError):
+        return load_description(root).config()
+
+
+def predecessors(records: Sequence[JobRecord], job: str) -> list[JobRecord]:
+    """Return the last jobs of a chain before a job, the latest first."""
+    by_number = {record.job_id: record for record in records}
+    found: list[JobRecord] = []
+    current = by_number.get(job)
+    while current is not None and current.after and len(found) < N_FRUITLESS:
+        current = by_number.get(current.after)
+        found += [current] if current else []
+    return found
+
+
+def last_ended(crew: Crew, env: str) -> list[JobRecord]:
+    """Return the last jobs of a run that have ended, the latest first."""
+    ended = [job.record for job in crew.jobs if job.record.env == env and not job.is_there]
+    return sorted(ended, key=lambda record: record.submitted, reverse=True)[:N_FRUITLESS]
+
+
+def is_fruitless(root: Path, jobs: Sequence[JobRecord]) -> bool:
+    """Tell whether these jobs finished nothing, nor did anybody else since the first of them."""
+    if len(jobs) < N_FRUITLESS:
+        return False
+    numbers = {(job.env, job.job_id) for job in jobs}
+    workers = read_workers(RecordPaths(root))
+    theirs = [worker for worker in workers if (worker.env, worker.job_id) in numbers]
+    since = min((worker.started for worker in theirs), default=min(job.submitted for job in jobs))
+    return not any(_was_useful(worker, since) for worker in workers)
+
+
+def _was_useful(worker: WorkerRecord, since: float) -> bool:
+    return worker.n_shards > 0 and (worker.ended or worker.seen or worker.started) >= since

@@ -1,0 +1,216 @@
+"""The program that a worker's job runs beside it: who follows when this job ends, who is missing?
+
+`python -m espnet3.parallel.detached.succeed RUN_DIR ... --env ENV --job ID --generation N`
+
+A job submits its own successor when it begins, to start when it has ended, however it ends: one
+that is killed could not do so any more. Once a minute one of all workers also compares the jobs in
+the folder with what the scheduler says, and submits what is missing.
+"""
+
+import argparse
+import logging
+import os
+import shlex
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from espnet3 import logs
+from espnet3.errors import EspnetError
+from espnet3.io.exclusive import create_bytes
+from espnet3.parallel.clusters.schedulers import JobState, scheduler_of
+from espnet3.parallel.clusters.table import ON_THIS_MACHINE
+from espnet3.parallel.config import ParallelConfig
+from espnet3.parallel.detached.chain import is_fruitless, last_ended, load_config, predecessors
+from espnet3.parallel.detached.crew import read_crew
+from espnet3.parallel.detached.directives import HAS_SUCCESSORS
+from espnet3.parallel.detached.open_runs import count_open_shards, is_open, nodes_to_avoid
+from espnet3.parallel.detached.submit import cancel_jobs, submit_workers
+from espnet3.shards.layout import leases_folder
+from espnet3.shards.lease import living_owners
+from espnet3.shards.records import JobRecord, RecordPaths, read_jobs
+
+logger = logging.getLogger("espnet3.parallel.detached.succeed")  # also as __main__
+_MINUTE = 60.0
+
+
+class NoAnswer(Exception):
+    """The scheduler says nothing: neither that jobs are there nor that they are not."""
+
+
+@dataclass(frozen=True)
+class Follower:
+    """The job that asks who follows it."""
+
+    roots: tuple[Path, ...]
+    env: str
+    job: str
+    generation: int = 0
+    trust: str | None = None
+
+    def run(self) -> Iterator[str]:
+        """Do what is to be done, and yield what was done, a line each."""
+        roots = [root for root in self.roots if is_open(root)]
+        if not roots:
+            yield from self.cancel_waiting()
+        elif self.env not in ON_THIS_MACHINE:
+            config = load_config(roots[0], self.env)
+            yield from self.submit_successor(roots, config)
+            if _is_first_in_this_minute(roots[0]):
+                yield from self.complete_crew(roots, config)
+
+    def submit_successor(self, roots: list[Path], config: ParallelConfig) -> Iterator[str]:
+        """Submit who follows this job, unless there is one, or nothing for it to do."""
+        records = self._records(roots[0])
+        if (
+            self.env not in HAS_SUCCESSORS
+            or not self.job
+            or any(r.after == self.job for r in records)
+        ):
+            return
+        if config.max_successors is not None and self.generation >= config.max_successors:
+            yield f"no successor: parallel.max_successors is {config.max_successors}"
+            return
+        if count_open_shards(roots) <= self._n_others(roots):
+            return  # others have all that is left in their hands
+        chain = predecessors(records, self.job)
+        if is_fruitless(roots[0], chain):
+            yield _fruitless(chain, roots)
+            return
+        try:
+            jobs = self._submit(roots, config, 1, after=self.job, generation=self.generation + 1)
+        except EspnetError as error:
+            reason = str(error).splitlines()[0]
+            yield f"no successor: {reason} When this job ends, type: {_resume(roots)}"
+            return
+        yield f"job {jobs[0].job_id} follows when this one has ended"
+
+    def complete_crew(self, roots: list[Path], config: ParallelConfig) -> Iterator[str]:
+        """Submit workers in the place of those that are gone without a successor."""
+        try:
+            crew = read_crew(roots[0], ask=self._ask)
+        except NoAnswer:
+            return
+        n_wanted = min(config.n_workers, count_open_shards(roots))
+        n_missing = n_wanted - crew.n_present
+        if n_missing <= 0:
+            return
+        ended = last_ended(crew, self.env)
+        generation = max((record.generation for record in ended), default=-1) + 1
+        if config.max_successors is not None and generation > config.max_successors:
+            return
+        if is_fruitless(roots[0], ended):
+            yield _fruitless(ended, roots)
+            return
+        try:
+            jobs = self._submit(roots, config, n_missing, after="", generation=generation)
+        except EspnetError as error:
+            yield f"no successor: {str(error).splitlines()[0]}"
+            return
+        numbers = ", ".join(job.job_id for job in jobs)
+        yield f"{n_missing} of {n_wanted} workers were missing; submitted: {numbers}"
+
+    def cancel_waiting(self) -> Iterator[str]:
+        """Cancel the jobs that wait for work, now that there is none."""
+        waiting: dict[str, JobRecord] = {}
+        for root in self.roots:
+            with suppress(NoAnswer):
+                jobs = read_crew(root, ask=self._ask).jobs
+                waiting.update({
+                    job.record.key: job.record
+                    for job in jobs
+                    if job.state.phase == "pending" and not _serves_another(job.record, root)
+                })  # fmt: skip
+        if not waiting:
+            return
+        problems = cancel_jobs(list(waiting.values()))
+        yield f"cancelled jobs that waited: {', '.join(r.job_id for r in waiting.values())}"
+        yield from problems
+
+    def _submit(
+        self, roots: list[Path], config: ParallelConfig, n: int, *, after: str, generation: int
+    ) -> list[JobRecord]:
+        avoided = nodes_to_avoid(roots)
+        return submit_workers(
+            roots,
+            config,
+            n,
+            after=after,
+            generation=generation,
+            exclude=avoided,
+            trust=self.trust,
+        )
+
+    def _records(self, root: Path) -> list[JobRecord]:
+        return [record for record in read_jobs(RecordPaths(root)) if record.env == self.env]
+
+    def _n_others(self, roots: list[Path]) -> int:
+        owners = [owner for root in roots for owner in living_owners(leases_folder(root))]
+        return sum(owner.job_id.partition(".")[0] != self.job.partition(".")[0] for owner in owners)
+
+    def _ask(self, records: Sequence[JobRecord]) -> dict[str, JobState]:
+        """Ask for jobs of this scheduler; of those elsewhere nothing is known here."""
+        mine = [record for record in records if record.env == self.env and not record.machine]
+        scheduler = scheduler_of(self.env)
+        if not mine or scheduler is None:
+            return {}
+        told = scheduler.jobs([record.job_id for record in mine])
+        if not told:
+            raise NoAnswer
+        return {r.key: told[r.job_id] for r in mine if r.job_id in told}
+
+
+def _serves_another(record: JobRecord, root: Path) -> bool:
+    return any(is_open(Path(os.path.normpath(root / other))) for other in record.others)
+
+
+def _is_first_in_this_minute(root: Path) -> bool:
+    """Tell whether no other worker of the run has this minute's turn; by the name of a file."""
+    paths = RecordPaths(root)
+    minute = int(time.time() // _MINUTE)
+    if not create_bytes(paths.watch(minute), b"", sync=False):
+        return False
+    for path in paths.folder.glob(paths.watch(0).with_suffix(".*").name):
+        with suppress(OSError, ValueError):
+            if int(path.suffix[1:]) < minute - 1:
+                path.unlink()
+    return True
+
+
+def _fruitless(jobs: Sequence[JobRecord], roots: Sequence[Path]) -> str:
+    numbers = ", ".join(job.job_id for job in jobs)
+    return (
+        f"no successor: the last {len(jobs)} jobs ({numbers}) ended without finishing a shard. To "
+        f"see why: espnet3 explain {shlex.quote(str(roots[0]))}; to go on: {_resume(roots)}"
+    )
+
+
+def _resume(roots: Sequence[Path]) -> str:
+    return f"espnet3 resume {shlex.join(map(str, roots))}"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """See to it that somebody follows, and log what was done."""
+    parser = argparse.ArgumentParser(prog="python -m espnet3.parallel.detached.succeed")
+    parser.add_argument("run_dirs", nargs="+", type=Path)
+    parser.add_argument("--env", required=True)
+    parser.add_argument("--job", default="")
+    parser.add_argument("--generation", type=int, default=0)
+    parser.add_argument("--trust")
+    given = parser.parse_args(arguments)
+    logs.log_to_stderr()
+    roots = tuple(root.resolve() for root in given.run_dirs)
+    follower = Follower(roots, given.env, given.job, given.generation, given.trust)
+    try:
+        for line in follower.run():
+            logger.info("%s", line)
+    except (EspnetError, OSError) as error:  # the worker goes on; it must not end for this
+        logger.warning("no successor: %s", error)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
