@@ -22,6 +22,7 @@ _KUBE_GPU = "/gpu"  # nvidia.com/gpu, amd.com/gpu
 _TIME_OPTIONS = (
     r"(?:--time[= ]|-t +)([\d:-]+)",  # Slurm
     r"\b(?:h_rt|walltime)=([\d:]+)",  # Grid Engine; PBS
+    r"\ballowed_(?:job|execute)_duration *= *(\d+)",  # HTCondor
 )
 _UNITS = (3600.0, 60.0, 1.0)
 _MINUTE, _SECOND = 1, 2  # what the last part of a time counts

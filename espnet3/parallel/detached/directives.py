@@ -10,7 +10,7 @@ _AFTER = {
     "slurm": "--dependency=afterany:{job}",
     "sge": "-hold_jid {job}",
     "pbs": "-W depend=afterany:{job}",
-    "moab": "-W depend=afterany:{job}",
+    "moab": "-l depend=afterany:{job}",  # msub does not know -W depend
     "lsf": '-w "ended({job})"',
     "oar": "-a {job}",
 }

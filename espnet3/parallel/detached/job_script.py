@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import shlex
 import sys
 import warnings
@@ -76,12 +77,12 @@ def make_job(config: "ParallelConfig", work: WorkerJob, submitted: float) -> Any
     with sigint_kept():
         job_class = mended(cluster_class(config.env, backend).job_cls, job_environment)
     options = _options(config, work)
-    python = options["python"] if "python" in options else shlex.quote(sys.executable)
+    python = options.get("python") or shlex.quote(sys.executable)
     with warnings.catch_warnings():
         # That OAR's memory is not limited by Dask; that a name is old.
         warnings.simplefilter("ignore")
         job = checked(job_class, config, backend, {**options, "name": _NAME})
-    command = [python, "-m", "espnet3.parallel.detached.work"]
+    command = [*_exec(python), python, "-m", "espnet3.parallel.detached.work"]
     command += map(shlex.quote, work.arguments(config.env, submitted, walltime_of(config)))
     if config.env in _JOB_IDS:
         command += ["--job", _JOB_IDS[config.env]]
@@ -90,6 +91,11 @@ def make_job(config: "ParallelConfig", work: WorkerJob, submitted: float) -> Any
         line = "; ".join([*options["job_script_prologue"], line])
     job._command_template = line
     return job
+
+
+def _exec(python: str) -> list[str]:
+    """Let the worker take the place of the script's shell, which would keep signals to itself."""
+    return [] if re.search(r"[;&|\n]", python) else ["exec"]
 
 
 def _options(config: "ParallelConfig", work: WorkerJob) -> dict[str, Any]:

@@ -1,0 +1,16 @@
+#!/usr/bin/env bash
+
+#BSUB -J espnet3
+#BSUB -q gpu
+#BSUB -P "my-lab"
+#BSUB -n 4
+#BSUB -R "span[hosts=1]"
+#BSUB -M 32000000
+#BSUB -W 04:00
+#BSUB -gpu "num=1:mode=exclusive_process"
+module load cuda
+export PYTHONPATH=${PYTHONPATH:+$PYTHONPATH:}{clone}
+export OMP_NUM_THREADS=${OMP_NUM_THREADS:-4}
+export MKL_NUM_THREADS=${MKL_NUM_THREADS:-4}
+export OPENBLAS_NUM_THREADS=${OPENBLAS_NUM_THREADS:-4}
+exec {python} -m espnet3.parallel.detached.work '/data/it'"'"'s a run' --env lsf --generation 0 --submitted 0.000 --walltime 14400

@@ -1,0 +1,18 @@
+#!/usr/bin/env bash
+
+#PBS -N espnet3
+#PBS -q gpu
+#PBS -A my-lab
+#PBS -l nodes=1:ppn=4:gpus=1
+#PBS -l walltime=04:00:00
+#PBS -V
+#PBS -r n
+#PBS -l depend=afterany:12
+module load cuda
+cd {folder}
+export PYTHONPATH=${PYTHONPATH:+$PYTHONPATH:}{clone}
+export OMP_NUM_THREADS=${OMP_NUM_THREADS:-4}
+export MKL_NUM_THREADS=${MKL_NUM_THREADS:-4}
+export OPENBLAS_NUM_THREADS=${OPENBLAS_NUM_THREADS:-4}
+export ESPNET3_JOB_GPUS=1
+exec {python} -m espnet3.parallel.detached.work '/data/it'"'"'s a run' '/data/it'"'"'s a run/b' --env moab --generation 3 --submitted 1763300000.000 --walltime 14400 --trust alice --job "$(j=${MOAB_JOBID:-$PBS_JOBID}; j=${j#Moab.}; echo "${j%%.*}")"
