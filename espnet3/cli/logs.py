@@ -114,7 +114,9 @@ def _follow(run_dir: Path, follower: Follower, console: "Console") -> None:
             seen = observer.look()
             n_over = n_over + 1 if seen.is_over else 0
             if seen.state in ("complete", "failed", "cancelled") or n_over >= _SURE_LOOKS:
-                console.print(f"{on_one_line(run_dir)} is {seen.state}.", style="bold")
+                console.print(
+                    f"{on_one_line(run_dir)} is {seen.state}.", style="bold", soft_wrap=True
+                )
                 return
     except KeyboardInterrupt:
         return

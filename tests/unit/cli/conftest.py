@@ -1,15 +1,17 @@
 """Real run folders for the command line, made by a runner in this process."""
 
+import os
 import shutil
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from espnet3.errors import EspnetError
-from espnet3.parallel import BaseRunner
+from espnet3.parallel import BaseRunner, use_parallel
+from tests.unit.cli.detached_folder import DetachedFolder, install_squeue
 
 N_ITEMS = 20
 
@@ -68,6 +70,13 @@ def run_square(
 
 def run_sound(folder: Path) -> Any:
     return Sound(NoEnv(), output_dir=folder)(range(N_ITEMS))
+
+
+def describe(folder: Path, **parallel: Any) -> None:
+    """Make a folder that of a detached run, without starting its workers."""
+    with pytest.MonkeyPatch.context() as patch, use_parallel({"mode": "async", **parallel}):
+        patch.setattr("espnet3.parallel.detached.launch.submit_missing", lambda *_: None)
+        run_square(folder)
 
 
 def lose_driver(folder: Path) -> None:
@@ -141,3 +150,24 @@ def square() -> Callable[..., Any]:
 def resound() -> Callable[..., Any]:
     """Runs, or resumes, the runner of `sound` in a folder."""
     return run_sound
+
+
+@pytest.fixture
+def detached(stopped: Path) -> Iterator[DetachedFolder]:
+    """A detached run that was killed with two shards to go; tests add workers and jobs."""
+    describe(stopped, env="local", n_workers=2)
+    with ExitStack() as stack:
+        yield DetachedFolder(stopped, stack)
+
+
+@pytest.fixture
+def squeue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Stands in for Slurm's squeue: give it the jobs that it tells of."""
+    folder = tmp_path / "bin"
+    monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
+
+    def install(*jobs: tuple[str, str, str, int, str]) -> None:
+        install_squeue(folder, *jobs)
+
+    install()
+    return install

@@ -7,7 +7,9 @@ import pytest
 from espnet3.cli.main import main
 from espnet3.shards.lease import Lease
 
-KEYS = {"run_dir", "output_dir", "already_merged", "by_runner", "n_items", "n_failed", "files", "left"}
+KEYS = {
+    "run_dir", "output_dir", "already_merged", "by_runner", "n_items", "n_failed", "files", "left",
+}  # fmt: skip
 
 
 def merge_text(capsys, folder) -> str:
@@ -101,7 +103,8 @@ def test_json_has_stable_keys(unmerged, capsys):
     assert set(merged) == KEYS
     assert merged == {
         "run_dir": str(unmerged), "output_dir": str(unmerged), "already_merged": False,
-        "by_runner": False, "n_items": 20, "n_failed": 2, "files": {"results.jsonl": 18}, "left": {},
+        "by_runner": False, "n_items": 20, "n_failed": 2, "files": {"results.jsonl": 18},
+        "left": {},
     }  # fmt: skip
 
 

@@ -17,8 +17,8 @@ from espnet3.shards.status import RunStatus, read_status
 
 KEYS = {
     "run_dir", "name", "state", "n_items", "n_done", "n_failed", "n_shards", "n_shards_done",
-    "running", "items_per_second", "eta_seconds", "seconds", "stop", "is_detached", "workers", "jobs",
-    "avoided_nodes", "accounting",
+    "running", "items_per_second", "eta_seconds", "seconds", "stop", "is_detached", "workers",
+    "jobs", "avoided_nodes", "accounting",
 }  # fmt: skip
 
 

@@ -1,0 +1,90 @@
+"""A run folder as detached workers leave it, written through the records themselves."""
+
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from espnet3.shards.commit import begin_attempt
+from espnet3.shards.lease import Lease
+from espnet3.shards.manifest import load_manifest
+from espnet3.shards.position import Position
+from espnet3.shards.records import (
+    DeathNote,
+    JobRecord,
+    StopMark,
+    WorkerRecord,
+    make_folders,
+    write_death,
+    write_job,
+    write_stop,
+    write_worker,
+)
+
+SQUEUE = """#!/bin/sh
+cat {table}
+"""
+
+
+class DetachedFolder:
+    """Adds workers, jobs and deaths to a run folder, and stands in for the scheduler."""
+
+    def __init__(self, root: Path, stack: ExitStack) -> None:
+        self.root = root
+        self.paths = make_folders(root)
+        manifest = load_manifest(root)
+        assert manifest is not None
+        self.manifest = manifest
+        self.layout = manifest.layout(root)
+        self.layout.logs.mkdir(exist_ok=True)
+        self._stack = stack
+
+    def log(self, name: str, *lines: str) -> str:
+        """Write a log and return its name in the run folder."""
+        path = self.layout.logs / name
+        path.write_text("".join(f"{line}\n" for line in lines))
+        return f"logs/{name}"
+
+    def worker(self, job_id: str, host: str = "node1", **more: Any) -> Lease:
+        """Let a worker sign in; it lives as long as the test."""
+        lease = self._stack.enter_context(Lease(self.root))
+        self.record(lease.owner.owner_id, job_id, host, **more)
+        return lease
+
+    def record(self, owner_id: str, job_id: str, host: str = "node1", **more: Any) -> None:
+        """Write the record of a worker, alive or not."""
+        facts = {"started": time.time() - 60, "seen": time.time(), "env": "slurm", **more}
+        write_worker(self.paths, WorkerRecord(owner_id, host, 4711, job_id=job_id, **facts))
+
+    def take(self, lease: Lease, shard: int, n_done: int, suffix: str = "") -> None:
+        """Let a worker begin a shard."""
+        assert lease.claim(self.layout.shard_name(shard) + suffix)
+        position = Position(begin_attempt(self.layout, shard))
+        self._stack.callback(position.close)
+        position.cells[0] = self.manifest.bounds[shard] + n_done
+
+    def job(self, job_id: str, **more: Any) -> None:
+        """Note a job."""
+        facts = {"env": "slurm", "submitted": time.time() - 300, "host": "login1", **more}
+        write_job(self.paths, JobRecord(job_id=job_id, **facts))
+
+    def death(self, shard: int, **more: Any) -> None:
+        """Note a death."""
+        facts = {"host": "node9", "reason": "it was killed by signal 9", **more}
+        write_death(self.paths, DeathNote(shard, **facts))
+
+    def stop(self, kind: Any, reason: str, by: str = "me@login1") -> None:
+        """Mark the run."""
+        write_stop(self.paths, StopMark(kind, reason, by))
+
+
+def install_squeue(folder: Path, *jobs: tuple[str, str, str, int, str]) -> None:
+    """Write a squeue that tells of these jobs: id, state, reason, status as wait() has it, more."""
+    folder.mkdir(exist_ok=True)
+    widths = (40, 40, 80, 40, 0)
+    rows = ("".join(f"{field:<{n}}" for field, n in zip(job, widths, strict=True)) for job in jobs)
+    text = "".join(f"{row}\n" for row in rows)
+    (folder / "table").write_text(text)
+    command = folder / "squeue"
+    command.write_text(SQUEUE.format(table=f"'{folder / 'table'}'"))
+    command.chmod(0o755)

@@ -1,0 +1,135 @@
+import json
+import time
+
+import pytest
+
+from espnet3.cli.main import main
+from espnet3.parallel.detached.explain import explain_run
+
+
+def found(root, what: str):
+    return [finding for finding in explain_run(root) if finding.what == what]
+
+
+def test_a_run_that_nobody_works_on_says_how_to_go_on(detached, capsys):
+    assert main(["explain", str(detached.root)]) == 0
+    shown = capsys.readouterr().out
+    assert "problem: run: nobody works on it, and no job waits" in shown
+    assert f"-> espnet3 resume {detached.root}" in shown
+
+
+def test_a_run_that_was_not_detached_is_explained_as_well(stopped, complete, capsys):
+    (finding,) = found(stopped, "run")
+    assert finding.fix.startswith("Run the command that began it again")
+    assert main(["explain", "--json", str(complete)]) == 0
+    (run,) = json.loads(capsys.readouterr().out)["runs"]
+    assert [finding["what"] for finding in run["findings"]] == ["items", "run"]
+
+
+def test_the_scheduler_s_reason_comes_with_advice(detached, squeue):
+    squeue(
+        ("12", "PENDING", "PartitionTimeLimit", 0, "(PartitionTimeLimit)"),
+        ("13", "PENDING", "Priority", 0, "(Priority)"),
+    )
+    detached.job("12")
+    detached.job("13")
+    never, late = found(detached.root, "queue")
+    assert never.level == "problem"
+    assert "1 of 2 jobs in the queue, for 5 min so far: PartitionTimeLimit (job 12)" in never.told
+    assert "set a shorter parallel.options.walltime" in never.fix
+    assert (late.level, late.fix[:16]) == ("warning", "Others are first")
+
+
+@pytest.mark.parametrize(
+    ("word", "words", "fix"),
+    [
+        ("OUT_OF_MEMORY", "used more memory than they had asked for", "options.memory="),
+        ("TIMEOUT", "ran until their walltime was over", "options.walltime="),
+        ("NODE_FAIL", "lost their node", "Others take over their shards"),
+        ("PREEMPTED", "had to make room", "Others take over their shards"),
+        ("CANCELLED", "were cancelled by somebody", "espnet3 resume"),
+        ("FAILED", "ended with an error", "--worker 12"),
+    ],
+)
+def test_exit_states_are_told_in_words_with_a_suggestion(detached, squeue, word, words, fix):
+    squeue(("12", word, "None", 256 if word == "FAILED" else 0, ""))
+    log = detached.log("detached-slurm-12.log", "before", "the last thing it said")
+    detached.job("12", log=log)
+    detached.record("0123456789abcdef", "12", log=log)
+    (finding,) = found(detached.root, "jobs")
+    assert words in finding.told
+    assert word in finding.told
+    assert "the last thing it said" in finding.told
+    assert fix in finding.fix
+    assert not found(detached.root, "workers"), "one thing is told once"
+
+
+def test_a_job_that_ended_well_is_not_worth_a_word(detached, squeue):
+    squeue(("12", "COMPLETED", "None", 0, ""), ("13", "TIMEOUT", "TimeLimit", 0, ""))
+    detached.job("12")
+    detached.job("13")
+    detached.record("0123456789abcdef", "13", ended=time.time(), exit_code=0, reason="walltime")
+    assert not found(detached.root, "jobs")
+
+
+def test_an_error_that_stopped_the_run_is_shown(detached):
+    detached.stop("failed", "Item 3 failed on node1: ValueError: broken\n\nTraceback ...")
+    (finding,) = found(detached.root, "stop")
+    assert "ValueError: broken" in finding.told
+    assert finding.fix == f"Mend that, then: espnet3 resume {detached.root}"
+
+
+def test_a_cancelled_run_says_by_whom(detached):
+    detached.stop("cancelled", "the queue is needed", "anna@login1")
+    (finding,) = found(detached.root, "stop")
+    assert "cancelled by anna@login1" in finding.told
+    assert "the queue is needed" in finding.told
+
+
+def test_deaths_are_told_by_shard(detached):
+    detached.death(2, start=4, stop=5)
+    detached.death(2, start=4, stop=5)
+    detached.death(15, kind="walltime", seconds=90.0)
+    by_shard, by_time = found(detached.root, "deaths"), found(detached.root, "walltime")
+    assert "shard 2 came to nothing 2 times: its worker died at position 4 on node9" in (
+        by_shard[0].told
+    )
+    assert by_shard[0].fix == f"espnet3 logs {detached.root} --shard 2"
+    assert "cut off by the walltime once, after 2 min" in by_time[0].told
+
+
+def test_workers_that_are_gone_without_a_word_are_named(detached):
+    log = detached.log("detached-local-node3-1.log", "famous last words")
+    detached.record("0123456789abcdef", "", "node3", env="local", log=log)
+    (finding,) = found(detached.root, "workers")
+    assert "1 worker went without a word: node3:4711 on node3" in finding.told
+    assert "famous last words" in finding.told
+
+
+def test_a_node_that_cannot_submit_is_named(detached):
+    log = detached.log("detached-slurm-10.log", "10:00 WARNING no successor: sbatch is not here")
+    detached.worker("10", log=log)
+    (finding,) = found(detached.root, "chain")
+    assert "worker 10 could not submit its successor: sbatch is not here" in finding.told
+
+
+def test_jobs_whose_scheduler_is_elsewhere_are_said_to_be_unknown(detached, monkeypatch):
+    monkeypatch.setenv("PATH", "/nonexistent")
+    detached.job("12")
+    (finding,) = found(detached.root, "jobs")
+    assert "squeue is not here" in finding.told
+
+
+def test_failed_items_point_to_failed_and_retry(detached):
+    (finding,) = found(detached.root, "items")
+    assert "2 items failed, mostly with: ValueError: utterance" in finding.told
+    assert f"espnet3 retry {detached.root} --failed" in finding.fix
+
+
+def test_the_worst_comes_first_and_nothing_steers_the_terminal(detached, capsys):
+    detached.worker("10")
+    detached.death(2)
+    assert main(["explain", str(detached.root)]) == 0
+    shown = capsys.readouterr().out
+    assert "\x1b" not in shown
+    assert shown.index("warning: deaths") < shown.index("ok: run: 1 works on it")
