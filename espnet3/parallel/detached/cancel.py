@@ -81,10 +81,12 @@ def _refuse_driver(run_dir: Path) -> None:
     if RecordPaths(run_dir).run.exists() or read_success(manifest.layout(run_dir), manifest.run_id):
         return
     owners = living_owners(leases_folder(run_dir))
-    who = f"Stop it where it runs, with Ctrl-C or: kill {owners[0].pid} (on {owners[0].host})"
+    todo = "Nobody is working there now."
+    if owners:
+        todo = f"Stop it where it runs, with Ctrl-C or: kill {owners[0].pid} (on {owners[0].host})"
     raise RunFolderError(
         f"The run in {run_dir} was not detached: its workers end with the program that started "
-        f"them. {who if owners else 'Nobody is working there now.'}"
+        f"them. {todo}"
     )
 
 

@@ -47,7 +47,7 @@ def wait_for(
         if alone_since is not None and now - alone_since >= sure_seconds:
             return seen
         if timeout is not None and now - begin >= timeout:
-            raise TimeoutError(f"{run_dir} is {seen.state} after {timeout:g} s of waiting.")
+            raise TimeoutError(f"{run_dir} is {seen.state} after {timeout:.3g} s of waiting.")
         left = float("inf") if timeout is None else max(begin + timeout - now, 0.05)
         time.sleep(min(pause, left))
         pause = min(pause * 1.5, _MOST_SECONDS)

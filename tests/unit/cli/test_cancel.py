@@ -1,0 +1,104 @@
+import threading
+import time
+
+import pytest
+
+from espnet3.cli.main import main
+from espnet3.parallel.detached.overview import look
+from espnet3.shards.records import read_stop
+
+SCANCEL = """#!/bin/sh
+echo "$@" >> {told}
+for job; do sed -i "/^$job /d" {table}; done
+"""
+
+
+@pytest.fixture
+def slurm(squeue, tmp_path):
+    """A queue whose jobs can be cancelled; returns the file that tells which were."""
+    folder = tmp_path / "bin"
+    told, table = folder / "told", folder / "table"
+    command = folder / "scancel"
+    command.write_text(SCANCEL.format(told=f"'{told}'", table=f"'{table}'"))
+    command.chmod(0o755)
+    return told
+
+
+def test_jobs_in_the_queue_are_cancelled_and_the_run_is_marked(detached, squeue, slurm, capsys):
+    squeue(("12", "PENDING", "", 0, "(Priority)"), ("13", "PENDING", "", 0, "(Dependency)"))
+    detached.job("12")
+    detached.job("13", after="12")
+    assert main(["cancel", str(detached.root), "--reason", "wrong beam"]) == 0
+    assert sorted(slurm.read_text().split()) == ["12", "13"]
+    told = capsys.readouterr().out
+    assert "0 workers stopped, 2 jobs cancelled" in told
+    assert f"espnet3 resume {detached.root}" in told
+    mark = read_stop(detached.paths)
+    assert mark is not None
+    assert (mark.kind, mark.reason) == ("cancelled", "wrong beam")
+    assert "@" in mark.by
+    assert look(detached.root).state == "cancelled"
+
+
+def test_who_does_not_go_is_named_with_exit_code_1(detached, slurm, capsys):
+    detached.worker("10", "node3")
+    assert main(["cancel", str(detached.root), "--patience", "0"]) == 1
+    assert "Still there: worker 10 on node3" in capsys.readouterr().out
+
+
+def test_a_worker_that_ends_is_waited_for(detached, slurm, capsys):
+    lease = detached.worker("10")
+
+    def leave() -> None:
+        while read_stop(detached.paths) is None:
+            time.sleep(0.05)
+        (lease.folder / f"{lease.owner.owner_id}.owner").unlink()
+
+    thread = threading.Thread(target=leave)
+    thread.start()
+    assert main(["cancel", str(detached.root)]) == 0
+    thread.join()
+    assert "1 worker stopped" in capsys.readouterr().out
+
+
+def test_without_scancel_it_says_what_could_not_be_done(
+    detached, squeue, capsys, monkeypatch, tmp_path
+):
+    squeue(("12", "PENDING", "", 0, "(Priority)"))
+    detached.job("12")
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/bin:/usr/bin")
+    assert main(["cancel", str(detached.root), "--patience", "0"]) == 1
+    told = capsys.readouterr().out
+    assert "Not cancelled:" in told
+    assert "12" in told
+    assert "end by themselves as soon as they start" in told
+
+
+def test_a_job_that_serves_another_run_goes_on(detached, squeue, slurm, complete, capsys):
+    squeue(("12", "RUNNING", "", 0, "node1"))
+    other = detached.root.with_name("other")
+    complete.rename(other)
+    (other / "_SUCCESS.json").unlink()
+    detached.job("12", others=["../other"])
+    assert main(["cancel", str(detached.root)]) == 0
+    assert not slurm.exists()
+    assert "Job 12 goes on: it works for other runs as well." in capsys.readouterr().out
+
+
+def test_why_a_run_failed_is_not_forgotten(detached, slurm):
+    detached.stop("failed", "Item 3 is broken")
+    assert main(["cancel", str(detached.root)]) == 0
+    mark = read_stop(detached.paths)
+    assert mark is not None
+    assert mark.reason == "Item 3 is broken"
+
+
+def test_a_complete_run_is_left_alone(complete, capsys):
+    assert main(["cancel", str(complete)]) == 0
+    assert "there is nothing to cancel" in capsys.readouterr().out
+    assert not (complete / "detached" / "stop.json").exists()
+
+
+def test_a_run_that_waits_for_its_workers_is_refused(stopped, capsys):
+    assert main(["cancel", str(stopped)]) == 1
+    assert "was not detached" in capsys.readouterr().err
