@@ -57,11 +57,14 @@ class Lease:
         self._path = owner_path(self.folder, self.owner.owner_id)
         self._names: set[str] = set()
         self._clock = (time.time(), time.monotonic())
+        self.taken_over: set[str] = set()
+        """Claims of ours that had been a dead owner's."""
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._beat_until_stopped, daemon=True)
 
     def __enter__(self) -> "Lease":
-        self.folder.mkdir(parents=True, exist_ok=True)
+        with suppress(FileExistsError):  # not `exist_ok`, which looks, and may not see it yet
+            self.folder.mkdir(parents=True)
         self._sign_in()
         self._thread.start()
         return self
@@ -108,6 +111,7 @@ class Lease:
             if self._is_alive(found):
                 break
             if self._take_from(found.owner_id, path, content):
+                self.taken_over.add(name)
                 return True
         self._names.discard(name)
         return False

@@ -1,26 +1,60 @@
 """A worker that needs no driver: it takes shards from a run folder until nothing is left."""
 
+import logging
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from espnet3.parallel.detached.ending import EndSignals
+from espnet3.errors import EspnetError
+from espnet3.parallel.detached.description import (
+    Description,
+    add_to_sys_path,
+    check_code,
+    load_description,
+    load_spec,
+)
+from espnet3.parallel.detached.ending import EndSignals, HandBack
+from espnet3.parallel.detached.failing import stop_for
+from espnet3.parallel.detached.ledger import Identity, Ledger
+from espnet3.parallel.detached.merging import Merger
+from espnet3.parallel.detached.shift import Shift, stopped_by
+from espnet3.parallel.detached.walltime import Walltime
+from espnet3.parallel.folder_run import folder_errors
 from espnet3.parallel.pools import WorkerPool
+from espnet3.parallel.process_pool import ProcessPool
+from espnet3.shards.lease import Lease
+from espnet3.shards.records import RecordPaths, read_stop
+from espnet3.shards.status import require_manifest
+from espnet3.shards.success import read_success
 
-OpenPool = Callable[[bytes, str], WorkerPool]
-"""Starts the process that does the work, from the packed `RunSpec` and the path of its log."""
+logger = logging.getLogger(__name__)
+OpenPool = Callable[[bytes], WorkerPool]
+"""Starts the process that does the work, from the packed `RunSpec`."""
 
 
 @dataclass(frozen=True)
-class Identity:
-    """What a worker knows of itself when it is started."""
+class Outcome:
+    """How the work on a folder ended."""
 
-    env: str = "local"
-    job_id: str = ""
-    generation: int = 0
-    submitted: float | None = None
-    walltime: float | None = None
-    """Seconds after which the scheduler ends it, if nothing better is known."""
+    reason: str
+    code: int = 0
+    is_over: bool = False
+    """Whether nobody has anything to do there any more: the run is merged, or stopped."""
+    ends_all: bool = False
+    """Whether the worker should end, even if it has other folders."""
+
+
+def find_end(root: Path) -> Outcome | None:
+    """Return why there is nothing to do in a run folder; None if there may be."""
+    mark = read_stop(RecordPaths(root))
+    if mark is not None:
+        end = stopped_by(mark)
+        return Outcome(end.reason, end.code, is_over=True)
+    manifest = require_manifest(root)
+    if read_success(manifest.layout(root), manifest.run_id) is not None:
+        return Outcome("nothing to do: the run is complete", is_over=True)
+    return None
 
 
 class Agent:
@@ -30,8 +64,10 @@ class Agent:
         root: the run folder.
         identity: who this worker is.
         signals: what may ask it to end.
+        walltime: until when it may work.
+        on_turn: called several times a second while it works.
         open_pool: starts the process that does the work; another one for tests.
-        trust: the user whose code may be loaded, if not one's own.
+        trust: a user whose code may be run as well as one's own.
     """
 
     def __init__(
@@ -40,18 +76,89 @@ class Agent:
         identity: Identity,
         signals: EndSignals,
         *,
+        walltime: Walltime | None = None,
+        on_turn: Callable[[], object] = bool,
         open_pool: OpenPool | None = None,
         trust: str | None = None,
     ) -> None:
         self.root = root.resolve()
         self._identity = identity
         self._signals = signals
+        self._walltime = walltime or Walltime(time.time())
+        self._on_turn = on_turn
         self._open_pool = open_pool
         self._trust = trust
 
-    def work(self, *, is_patient: bool = True) -> bool:
-        """Work until nothing is left; return whether the run is complete and merged.
+    def work(self, *, is_patient: bool = True) -> Outcome:
+        """Work until nothing is left, or until something ends it.
 
         An impatient one returns when what is left is in other hands.
         """
-        raise NotImplementedError
+        over = find_end(self.root)
+        if over is not None:
+            return over
+        with Lease(self.root) as lease:
+            ledger = Ledger(self.root, lease.owner, self._identity, self._walltime.limit)
+            with ledger.kept():
+                outcome = self._work(lease, ledger, is_patient)
+                ledger.end(outcome.reason, outcome.code)
+        return outcome
+
+    def _work(self, lease: Lease, ledger: Ledger, is_patient: bool) -> Outcome:
+        try:
+            packed = load_spec(self.root, trust=self._trust)
+            description = load_description(self.root)
+        except EspnetError as error:  # not ours to run; others may
+            logger.error("%s", error)
+            return Outcome(f"{type(error).__name__}: {error}", 1)
+        try:
+            with folder_errors(self.root):
+                check_code(description)
+                add_to_sys_path(description)
+                self._finish(packed, description, lease, ledger, is_patient)
+        except HandBack as end:
+            logger.info("Handed back: %s", end.reason)
+            is_over = read_stop(RecordPaths(self.root)) is not None
+            return Outcome(end.reason, end.code, is_over, end.ends_all)
+        except EspnetError as error:
+            logger.error("%s", error)
+            is_over = stop_for(error, self.root, lease)
+            return Outcome(f"{type(error).__name__}: {error}", 1, is_over, ends_all=not is_over)
+        return Outcome("the run is complete", is_over=True)
+
+    def _finish(
+        self,
+        packed: bytes,
+        description: Description,
+        lease: Lease,
+        ledger: Ledger,
+        is_patient: bool,
+    ) -> None:
+        manifest = require_manifest(self.root)
+        shift = Shift(
+            self.root,
+            manifest,
+            lease=lease,
+            ledger=ledger,
+            policy=description.fault_policy(),
+            signals=self._signals,
+            walltime=self._walltime,
+            is_patient=is_patient,
+            on_turn=self._on_turn,
+        )
+        merger = Merger(self.root, manifest, lease, self._signals, trust=self._trust)
+        shift.look_around()
+        while True:
+            if not shift.is_done():
+                shift.run(self._pool(packed, description))
+            ledger.write()  # the merge sums up what all workers say
+            if not merger.await_turn(shift.choice.stands_by, shift.on_turn) or merger.merge():
+                return
+
+    def _pool(self, packed: bytes, description: Description) -> WorkerPool:
+        if self._open_pool is not None:
+            return self._open_pool(packed)
+        config = description.config()
+        threads = int(config.options.get("threads_per_worker", 1))
+        log, timeout = self._identity.log, config.worker_timeout
+        return ProcessPool(packed, 1, threads=threads, log=log, worker_timeout=timeout)

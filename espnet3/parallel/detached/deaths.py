@@ -1,13 +1,34 @@
-"""What killed workers, from what they left behind: notes that all workers of a run share."""
+"""What killed workers, from what they left behind: notes that all workers of a run share.
 
+A worker that is killed with its whole job cannot say at what. The next one that takes its shard
+finds the folder of the attempt, in which the position of the running batch is, and writes it down.
+"""
+
+import logging
 import os
-from collections.abc import Collection
+import time
+from collections.abc import Collection, Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from espnet3.shards.records import RecordPaths, read_deaths
+from espnet3.parallel.suspicion import Death
+from espnet3.shards.commit import discard_attempt
+from espnet3.shards.layout import origin_of_attempt, shard_of_attempt
+from espnet3.shards.lease import TIMEOUT, Lease, find_owner
+from espnet3.shards.position import read_position
+from espnet3.shards.records import (
+    DeathKind,
+    DeathNote,
+    RecordPaths,
+    WorkerRecord,
+    read_deaths,
+    read_worker,
+    write_death,
+)
 
+logger = logging.getLogger(__name__)
 _FORGOTTEN = ".forgotten"
+_NEAR_LIMIT = 20.0  # seconds: heartbeats are 5 s apart, and clocks differ
 
 
 def forget_deaths(root: Path, shards: Collection[int] | None = None) -> None:
@@ -21,3 +42,81 @@ def forget_deaths(root: Path, shards: Collection[int] | None = None) -> None:
             path = paths.deaths / f"{note.key}.json"
             with suppress(FileNotFoundError):
                 os.rename(path, path.with_name(path.name + _FORGOTTEN))
+
+
+def bury(root: Path, attempts: Iterable[Path], lease: Lease) -> list[DeathNote]:
+    """Note the deaths of workers that left these attempts behind, and remove the attempts.
+
+    Those of living workers stay. The note comes first: without it nobody would know of the batch.
+    """
+    notes = []
+    for attempt in attempts:
+        origin = origin_of_attempt(attempt.name)
+        if origin is None:  # of a driver, or half removed: those are not blamed on an item
+            discard_attempt(attempt)
+            continue
+        if origin[0] == lease.owner.owner_id or is_alive(lease, origin[0]):
+            continue
+        if note := _note_of(root, attempt, *origin, lease):
+            if write_death(RecordPaths(root), note):
+                logger.warning("Shard %d: %s", note.shard, note.reason)
+            notes.append(note)
+        discard_attempt(attempt)
+    return notes
+
+
+def is_alive(lease: Lease, owner_id: str) -> bool:
+    """Tell whether an owner's heart beats."""
+    return find_owner(lease.folder, owner_id, time.time(), TIMEOUT) is not None
+
+
+def _note_of(
+    root: Path, attempt: Path, owner_id: str, began: int, lease: Lease
+) -> DeathNote | None:
+    shard = shard_of_attempt(attempt.name)
+    if shard is None or not attempt.is_dir():
+        return None
+    position = read_position(attempt)
+    worker = read_worker(RecordPaths(root), owner_id)
+    last_sign = _last_sign(lease, owner_id, worker) or attempt.stat().st_mtime
+    kind: DeathKind = "died"
+    limit = worker.limit if worker else None
+    if limit is not None and last_sign > limit - _NEAR_LIMIT:
+        kind = "walltime"
+    elif position is None:
+        kind = "machine"  # it had not begun: no item is to blame
+    who = f"{worker.host}:{worker.pid}" if worker else f"worker {owner_id}"
+    job = f" (job {worker.job_id})" if worker and worker.job_id else ""
+    how = "was ended at its walltime" if kind == "walltime" else "vanished without a word"
+    return DeathNote(
+        shard,
+        worker.host if worker else "",
+        f"{who}{job} {how}",
+        start=position[0] if position else None,
+        stop=position[1] if position else None,
+        kind=kind,
+        seconds=round(max(last_sign - began, 0.0), 3),
+        owner_id=owner_id,
+        job_id=worker.job_id if worker else "",
+        log=worker.log if worker else "",
+        # Of the attempt, so that two who find it write one note.
+        note_id=attempt.name.rpartition(".part-")[2],
+    )
+
+
+def _last_sign(lease: Lease, owner_id: str, worker: WorkerRecord | None) -> float:
+    """Return when an owner was last known to live: its last heartbeat, if it is still there."""
+    with suppress(OSError):
+        return (lease.folder / f"{owner_id}.owner").stat().st_mtime
+    return worker.seen if worker else 0.0
+
+
+def deaths_at(notes: Iterable[DeathNote], root: Path) -> list[Death]:
+    """Return the notes from which follows what item is to blame, in the dispatcher's words."""
+    deaths = []
+    for note in notes:
+        if note.kind == "died":
+            position = None if note.start is None or note.stop is None else (note.start, note.stop)
+            log = str(root / note.log) if note.log else ""
+            deaths.append(Death(note.reason, position, log, note.host))
+    return deaths

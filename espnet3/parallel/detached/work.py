@@ -1,27 +1,148 @@
 """The program of a detached worker: `python -m espnet3.parallel.detached.work RUN_DIR ...`."""
 
 import argparse
+import logging
+import os
 import sys
+import time
 from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
+
+from espnet3 import logs
+from espnet3.errors import EspnetError
+from espnet3.parallel.clusters.gpu_pinning import Pinning, choose_gpus
+from espnet3.parallel.clusters.gpus import VARIABLE
+from espnet3.parallel.detached.agent import Agent, Outcome, find_end
+from espnet3.parallel.detached.description import load_description
+from espnet3.parallel.detached.ending import EndSignals
+from espnet3.parallel.detached.ledger import Identity
+from espnet3.parallel.detached.succession import Succession
+from espnet3.parallel.detached.walltime import find_walltime, process_start
+from espnet3.shards.layout import RunLayout
+from espnet3.shards.owner import Owner
+
+logger = logging.getLogger(__name__)
+_JOB_ID = "ESPNET3_JOB_ID"  # set by job scripts where the scheduler sets nothing
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m espnet3.parallel.detached.work")
-    parser.add_argument("run_dirs", nargs="+", type=Path)
-    parser.add_argument("--env", default="local")
-    parser.add_argument("--job", default="")
-    parser.add_argument("--generation", type=int, default=0)
-    parser.add_argument("--submitted", type=float)
-    parser.add_argument("--walltime", type=float)
-    parser.add_argument("--trust")
+    parser.add_argument("run_dirs", nargs="+", type=Path, metavar="RUN_DIR")
+    parser.add_argument("--env", default="local", help="the backend of this worker's job")
+    parser.add_argument("--job", default="", help="its number, if no variable tells it")
+    parser.add_argument("--generation", type=int, default=0, help="jobs before it in its chain")
+    parser.add_argument("--submitted", type=float, help="when, in seconds since 1970")
+    parser.add_argument("--walltime", type=float, help="seconds, if the scheduler does not tell")
+    parser.add_argument("--trust", help="a user whose code may be run as well as one's own")
     return parser
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Work on the folders, one after the other; return the exit code."""
-    _parser().parse_args(arguments)
-    raise NotImplementedError
+    options = _parser().parse_args(arguments)
+    roots = [root.resolve() for root in options.run_dirs]
+    logs.log_to_stderr()
+    with EndSignals().installed() as signals:
+        worker = _Worker(roots, options, signals)
+        try:
+            return worker.work()
+        except EspnetError as error:
+            logger.error("%s", error)
+            return 1
+        finally:
+            worker.succession.close()
+
+
+class _Worker:
+    """This process: its job, its folders, and what became of them."""
+
+    def __init__(self, roots: list[Path], options: argparse.Namespace, signals: EndSignals) -> None:
+        self._roots, self._options, self._signals = roots, options, signals
+        owner = Owner.of_this_process()
+        self._job_id = options.job or os.environ.get(_JOB_ID, "") or owner.job_id
+        stamp = self._job_id or f"{owner.host}-{owner.pid}"
+        self._log_name = f"detached-{options.env}-{stamp}.log".replace(os.sep, "_")
+        self._submitted: float | None = options.submitted
+        self._pinning: Pinning | None = None
+        self.succession = Succession(
+            roots,
+            env=options.env,
+            job_id=self._job_id,
+            generation=options.generation,
+            trust=options.trust,
+        )
+
+    def work(self) -> int:
+        """Finish the folders in their order; wait for others only when none has work left."""
+        outcomes: dict[Path, Outcome] = {}
+        for root in self._roots:
+            if over := find_end(root):
+                outcomes[root] = replace(over, code=0)  # not for anything that happened here
+                logger.info("%s: %s", root, over.reason)
+        if len(outcomes) == len(self._roots):
+            return 0
+        self._prepare()
+        for is_patient in (False, True) if len(self._roots) > 1 else (True,):
+            for root in self._roots:
+                if root in outcomes and outcomes[root].is_over:
+                    continue
+                outcomes[root] = self._work_on(root, is_patient)
+                if outcomes[root].ends_all:
+                    return outcomes[root].code
+        if all(outcome.is_over for outcome in outcomes.values()):
+            self.succession.finish()
+        return max(outcome.code for outcome in outcomes.values())
+
+    def _prepare(self) -> None:
+        self._pinning = choose_gpus(os.environ, "0")  # kept: its locks are
+        if self._pinning.visible is not None:
+            os.environ[VARIABLE] = self._pinning.visible
+        if self._pinning.message:
+            level = logging.WARNING if self._pinning.is_warning else logging.INFO
+            logger.log(level, "%s", self._pinning.message)
+        self._walltime = find_walltime(process_start(), self._options.walltime)
+
+    def _work_on(self, root: Path, is_patient: bool) -> Outcome:
+        identity = Identity(
+            env=self._options.env,
+            job_id=self._job_id,
+            generation=self._options.generation,
+            submitted=self._submitted,
+            log=self._log_to(root),
+        )
+        self._submitted = None  # the wait in the queue counts once
+        with suppress(OSError):  # relative paths of the user's code
+            os.chdir(load_description(root).cwd)
+        until = self._walltime.limit
+        logger.info(
+            "Worker of %s, pid %d%s%s", root, os.getpid(),
+            f", job {self._job_id}" if self._job_id else "",
+            f", {until - time.time():.0f} s until it is ended" if until else "",
+        )  # fmt: skip
+        agent = Agent(
+            root,
+            identity,
+            self._signals,
+            walltime=self._walltime,
+            on_turn=self.succession.tick,
+            trust=self._options.trust,
+        )
+        outcome = agent.work(is_patient=is_patient)
+        logger.info("Worker ends with code %d: %s", outcome.code, outcome.reason)
+        return outcome
+
+    def _log_to(self, root: Path) -> Path:
+        """Let all that this process and its children say go into the folder's log."""
+        log = RunLayout(root, 0).logs / self._log_name
+        log.parent.mkdir(exist_ok=True)
+        with log.open("ab") as file:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os.dup2(file.fileno(), sys.stdout.fileno())
+            os.dup2(file.fileno(), sys.stderr.fileno())
+        return log
 
 
 if __name__ == "__main__":

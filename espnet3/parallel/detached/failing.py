@@ -1,0 +1,44 @@
+"""What an error of one worker means for the run: stop it for all, or leave it to the others."""
+
+import getpass
+import logging
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from espnet3.errors import EspnetError, RunFolderError
+from espnet3.parallel.faults import EarlyDeaths
+from espnet3.parallel.folder_run import write_failures
+from espnet3.parallel.tasks import Failure, failure_record
+from espnet3.shards.lease import Lease
+from espnet3.shards.manifest import Manifest
+from espnet3.shards.records import RecordPaths, StopMark, write_stop
+
+logger = logging.getLogger(__name__)
+
+
+def note_failures(root: Path, manifest: Manifest, failures: Sequence[Failure]) -> None:
+    """Write what failed to `failed.jsonl`, as a driver does."""
+    with suppress(OSError):  # on a full disk, the error that is raised matters more
+        records = [failure_record(failure, root) for failure in failures]
+        write_failures(manifest.layout(root), records)
+
+
+def stop_for(error: EspnetError, root: Path, lease: Lease) -> bool:
+    """Stop the run for all workers, unless the error may be about this node only.
+
+    Returns:
+        Whether the run is stopped.
+    """
+    is_of_node = isinstance(error, EarlyDeaths | RunFolderError)
+    others = [owner for owner in lease.others() if owner.host != lease.owner.host]
+    if is_of_node and others:
+        logger.warning("Others go on, such as %s: this may be about this node only", others[0])
+        return False
+    by = f"{getpass.getuser()}, {lease.owner}"
+    try:
+        write_stop(RecordPaths(root), StopMark("failed", str(error), by))
+    except OSError as trouble:
+        logger.warning("The other workers could not be told: %s", trouble)
+        return False
+    return True

@@ -1,0 +1,106 @@
+"""The last thing that workers do: one of them merges, a few wait for it."""
+
+import logging
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+from espnet3.errors import EspnetError, ProviderError
+from espnet3.parallel.detached.description import load_runner
+from espnet3.parallel.detached.ending import EndSignals, HandBack
+from espnet3.parallel.folder_run import merge_run, shards_to_run, sweep
+from espnet3.parallel.tasks import describe_error
+from espnet3.shards.lease import Lease
+from espnet3.shards.manifest import Manifest
+from espnet3.shards.merge import read_coverage
+from espnet3.shards.success import read_success
+
+logger = logging.getLogger(__name__)
+_FIRST_PAUSE, _MAX_PAUSE = 0.2, 5.0
+_LATE_SECONDS = 3.0
+
+
+class Merger:
+    """Merges a run whose shards are all committed, unless another worker does.
+
+    Args:
+        root: the run folder.
+        manifest: its plan.
+        lease: this worker's presence in it.
+        signals: may interrupt the merge.
+        trust: a user whose code may be run as well as one's own.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        manifest: Manifest,
+        lease: Lease,
+        signals: EndSignals,
+        *,
+        trust: str | None = None,
+    ) -> None:
+        self._root, self._manifest, self._lease = root, manifest, lease
+        self._signals, self._trust = signals, trust
+
+    def is_merged(self) -> bool:
+        """Tell whether the run is complete."""
+        layout = self._manifest.layout(self._root)
+        return read_success(layout, self._manifest.run_id) is not None
+
+    def await_turn(self, stands_by: Callable[[], bool], on_turn: Callable[[], object]) -> bool:
+        """Wait until it is ours to merge; False if another one did it.
+
+        Raises:
+            HandBack: if others merge, and enough wait in case that they die.
+        """
+        pause = _FIRST_PAUSE
+        while not self.is_merged():
+            if self._lease.claim("merge"):
+                return not self.is_merged()
+            if not stands_by():
+                raise HandBack("nothing to take: another worker is merging", ends_all=False)
+            on_turn()
+            time.sleep(pause)
+            pause = min(pause * 1.5, _MAX_PAUSE)
+        return False
+
+    def merge(self) -> bool:
+        """Prove that all is there, and merge; False if a shard must be computed anew."""
+        if self._missing():
+            self._lease.release("merge")
+            return False
+        begin = time.monotonic()
+        logger.info("All %d shards are done; merging", self._manifest.n_shards)
+        with self._signals.raised_at_once():
+            self._merge_as_user()
+        sweep(self._manifest.layout(self._root), self._lease)
+        logger.info(
+            "%s is complete: %d items, merged in %.1f s",
+            self._root, self._manifest.n_items, time.monotonic() - begin,
+        )  # fmt: skip
+        return True
+
+    def _missing(self) -> list[int]:
+        """Return the shards that are damaged or gone, and set them aside."""
+        deadline = time.monotonic() + _LATE_SECONDS
+        while read_coverage(self._root, self._manifest).missing:
+            if time.monotonic() > deadline:  # not only seen late
+                layout = self._manifest.layout(self._root)
+                return shards_to_run(layout, self._manifest, retry_failed=False)
+            time.sleep(_FIRST_PAUSE)
+        return []
+
+    def _merge_as_user(self) -> None:
+        try:
+            runner = load_runner(self._root, trust=self._trust)
+            merge_run(self._root, runner.output_dir, self._manifest, runner.merge)
+        except (EspnetError, OSError, HandBack):
+            raise
+        except Exception as error:
+            raise ProviderError(
+                f"merge() failed on {self._lease.owner}: {describe_error(error)}. Mend it and "
+                "run the same command again; all shards are done and kept.\n\n"
+                f"{traceback.format_exc()}"
+            ) from error
