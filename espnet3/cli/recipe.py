@@ -139,6 +139,11 @@ def set_up(
     if any("metrics" in stage.configs for stage in stages):
         check_inference_dir(configs)
     instance = system(**vars(configs))
+    if options.detach:
+        from espnet3.cli.detach import check_detach
+
+        check_detach(stages, stages_of(system))
+        instance.detach = True
     check_stages(instance, stages, dry_run=options.dry_run)
     return instance, selected
 

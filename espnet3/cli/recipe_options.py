@@ -30,6 +30,7 @@ class Options:
     """Files by kind, for those that were given."""
     overrides: tuple[str, ...] = ()
     dry_run: bool = False
+    detach: bool = False
     list_stages: bool = False
 
     def arguments(self, stages: Sequence[str]) -> list[str]:
@@ -61,6 +62,7 @@ def parse_options(argv: Sequence[str], stages: Sequence[Stage], *, prog: str) ->
         configs={kind: files for kind, files in configs.items() if files},
         overrides=overrides,
         dry_run=args.dry_run,
+        detach=args.detach,
         list_stages=args.list_stages,
     )
 
@@ -90,6 +92,8 @@ def make_parser(stages: Sequence[Stage], *, prog: str) -> argparse.ArgumentParse
     for kind in KINDS:
         _add_files(parser, f"{kind}_config", _HELP[kind])
     add("--dry-run", "--dry_run", action="store_true", help="say what would be done, and end")
+    add("--detach", action="store_true",
+        help="leave the work of a stage to workers that go on without this program")  # fmt: skip
     add("--list-stages", "--list_stages", action="store_true", help="list the stages, and end")
     return parser
 
@@ -116,7 +120,7 @@ def list_stages(stages: Sequence[Stage]) -> str:
 def _explain_stray(word: str, stages: Sequence[Stage]) -> str:
     if word.startswith("-"):
         known = ["--help", "--stages", "--stage", "--stop_stage", "--config", "--dry-run"]
-        known += ["--list-stages", *(f"--{kind}_config" for kind in KINDS)]
+        known += ["--detach", "--list-stages", *(f"--{kind}_config" for kind in KINDS)]
         name = word.partition("=")[0]
         if "." in name and "=" in word:
             return f"There is no option {name}. An override has no dashes: {word.lstrip('-')}"

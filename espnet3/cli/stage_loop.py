@@ -14,6 +14,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from espnet3.cli.detach import what_comes_after
 from espnet3.cli.failure import describe_failure
 from espnet3.cli.plain import on_one_line, print_error
 from espnet3.cli.recipe_options import Options
@@ -28,7 +29,7 @@ from espnet3.errors import (
 from espnet3.logs import StageLog, open_stage_log
 from espnet3.systems.base.context import context_value
 from espnet3.systems.base.provenance import Invocation, StageRecord
-from espnet3.systems.base.stages import Skipped, Stage, stages_of
+from espnet3.systems.base.stages import Detached, Skipped, Stage, stages_of
 from espnet3.systems.base.system import BaseSystem
 
 logger = logging.getLogger(__name__)
@@ -46,6 +47,8 @@ class Outcome:
     exit_code: int = 0
     is_refused: bool = False
     """The config is wrong, or does not fit the results that are there."""
+    run_dirs: tuple[Path, ...] = ()
+    """Where its work goes on without this program."""
 
 
 @dataclass(frozen=True)
@@ -70,18 +73,20 @@ class StageLoop:
             outcome = self._run_stage(entry)
             self.outcomes.append(outcome)
             code = outcome.exit_code
-            if code:
+            if code or outcome.run_dirs:
                 self._not_run(self.selected[position + 1 :])
                 break
         self._summarise()
+        self._say_what_comes_after()
         if code and not self._was_wrong_from_the_start():
             self._say_how_to_go_on()
         return code
 
     def _not_run(self, left: Sequence[Selected]) -> None:
-        culprit = self.outcomes[-1].stage.name
+        last = self.outcomes[-1]
+        why = "goes on without this program" if last.run_dirs else "did not end well"
         for entry in left:
-            reason = entry.skipped or f"{culprit} did not end well"
+            reason = entry.skipped or f"{last.stage.name} {why}"
             self.outcomes.append(Outcome(entry.stage, "skipped", reason))
 
     def _run_stage(self, entry: Selected) -> Outcome:
@@ -124,6 +129,8 @@ class StageLoop:
         else:
             if isinstance(result, Skipped):
                 outcome.state, outcome.reason = "skipped", result.reason
+            elif isinstance(result, Detached):
+                outcome.state, outcome.run_dirs = "submitted", result.run_dirs
         finally:
             os.chdir(self.invocation.recipe_dir)  # a stage may have gone elsewhere
 
@@ -140,10 +147,22 @@ class StageLoop:
     def _say_how_to_go_on(self) -> None:
         ended_here = next(i for i, outcome in enumerate(self.outcomes) if outcome.exit_code)
         left = [outcome.stage for outcome in self.outcomes[ended_here:]]
-        words = spell_stages(left, stages_of(type(self.system)))
-        command = [*self.program, *self.options.arguments(words)]
         sys.stdout.flush()
-        print(f"To go on: {on_one_line(shlex.join(command))}", file=sys.stderr)
+        print(f"To go on: {on_one_line(shlex.join(self._command(left)))}", file=sys.stderr)
+
+    def _say_what_comes_after(self) -> None:
+        """Tell how to run what was left out because a stage's work goes on elsewhere."""
+        last = next((i for i, outcome in enumerate(self.outcomes) if outcome.run_dirs), None)
+        if last is None:
+            return
+        left = [outcome.stage for outcome in self.outcomes[last + 1 :] if outcome.stage.is_defined]
+        if left:
+            line = what_comes_after(self.outcomes[last].run_dirs, self._command(left))
+            print(f"When it has ended: {line}")
+
+    def _command(self, stages: Sequence[Stage]) -> list[str]:
+        words = spell_stages(stages, stages_of(type(self.system)))
+        return [*self.program, *self.options.arguments(words)]
 
 
 def _fail(outcome: Outcome, error: BaseException) -> None:

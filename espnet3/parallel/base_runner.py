@@ -172,8 +172,8 @@ class BaseRunner:
             indices: what `forward` is called with, each once: integers, or any JSON values.
             costs: how much work each item is; the `cost` hook if None.
             durations: seconds of audio of each item: costs that also let the run tell its speed.
-            client: a Dask client or a `SharedCluster` to run on; else that of the enclosing
-                `get_client`, else what the active config says.
+            client: a Dask client, `SharedCluster` or `SharedWorkers` to run on; else that of the
+                enclosing `get_client`, else what the active config says.
 
         Returns:
             Without `output_dir` the results in order, a `Failure` in place of a skipped item; with
@@ -283,7 +283,7 @@ class BaseRunner:
         if goes_on_alone(self, config, client):
             from espnet3.parallel.detached.launch import launch
 
-            return launch(self, request, self._spec(), config, self._policy(config))
+            return launch(self, request, self._spec(), config, self._policy(config), client)
         driver = FolderDriver(request, self._spec(), self.provider, config, client)
         return driver.run(self._policy(config), self.merge)
 

@@ -13,6 +13,7 @@ from espnet3.parallel.detached.crew import count_crew
 from espnet3.parallel.detached.description import write_description
 from espnet3.parallel.detached.handle import DetachedRun
 from espnet3.parallel.detached.resume import forgive, refuse_merging
+from espnet3.parallel.detached.shared import SharedWorkers
 from espnet3.parallel.detached.submit import cancel_jobs, job_states, submit_workers
 from espnet3.parallel.faults import too_many
 from espnet3.parallel.folder_run import (
@@ -43,8 +44,9 @@ def launch(
     spec: "RunSpec",
     config: "ParallelConfig",
     policy: "FaultPolicy",
+    shared: SharedWorkers | None = None,
 ) -> DetachedRun:
-    """Begin a run, or go on with it, without waiting for it.
+    """Begin a run, or go on with it, without waiting for it; with `shared`, at its end.
 
     Only workers that are missing are submitted: those at work and those in the queue count.
 
@@ -55,8 +57,10 @@ def launch(
     root = request.root.resolve()
     if n_left is None:
         logger.info("%s is complete already; nothing is submitted", root)
-        return DetachedRun(root)
-    submit_missing([root], config, n_left)
+    elif shared is not None:
+        shared.add(root, n_left)
+    else:
+        submit_missing([root], config, n_left)
     return DetachedRun(root)
 
 

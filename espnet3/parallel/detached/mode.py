@@ -4,6 +4,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from espnet3.errors import ConfigError
+from espnet3.parallel.detached.shared import SharedWorkers
 
 if TYPE_CHECKING:
     from espnet3.parallel.base_runner import BaseRunner
@@ -33,7 +34,7 @@ def goes_on_alone(runner: "BaseRunner", config: "ParallelConfig", client: Any) -
             f"parallel.mode is 'async', but {name} has no output_dir, and results in memory end "
             f"with this program. Write: {name}(provider, output_dir=...), or parallel.mode: sync"
         )
-    if client is not None:
+    if client is not None and not isinstance(client, SharedWorkers):
         raise ConfigError(
             f"parallel.mode is 'async', but {name} was given a Dask client, whose workers end with "
             "this program. Leave out client and get_client(), or write parallel.mode: sync"

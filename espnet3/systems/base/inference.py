@@ -1,42 +1,76 @@
 """Stage 6, `infer`: decode the test sets of a config on the workers of its `parallel` block."""
 
 import logging
+from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from espnet3.errors import ConfigError
+from espnet3.parallel.detached.shared import SharedWorkers
 from espnet3.parallel.parallel import as_parallel_config, use_parallel
 from espnet3.parallel.shared_cluster import SharedCluster
 from espnet3.systems.base.error_places import place_key
-from espnet3.systems.base.test_set_run import plan_inference
+from espnet3.systems.base.stages import Detached
+from espnet3.systems.base.test_set_run import TestSetRun, plan_inference
 
 if TYPE_CHECKING:
     from espnet3.config.load import LoadedConfig
+    from espnet3.parallel.config import ParallelConfig
 
 logger = logging.getLogger(__name__)
 
 
-def infer(loaded: "LoadedConfig") -> dict[str, Any]:
+def infer(loaded: "LoadedConfig", *, detach: bool = False) -> dict[str, Any] | Detached:
     """Decode all test sets, one after the other, on one cluster.
+
+    Args:
+        loaded: the config.
+        detach: leave the work to workers that go on alone, as with `parallel.mode: async`.
 
     Returns:
         What the runner's `merge` returned, by test set: for an `InferenceRunner` the files by
-        field.
+        field; or where the work goes on without this program.
 
     Raises:
         ConfigError: before anything starts.
     """
-    parallel = as_parallel_config(loaded)
+    parallel = parallel_of(loaded, detach=detach)
     runs = plan_inference(loaded)
+    if parallel.mode == "async":
+        return _leave(runs, parallel, loaded)
     n_tasks = sum(run.n_items for run in runs)
     with use_parallel(parallel):
         shared = SharedCluster(parallel, n_tasks) if parallel.env != "local" else nullcontext(None)
         with shared as client:
-            results = {}
-            for run in runs:
-                logger.info("Test set %s: %d items into %s", run.name, run.n_items, run.output_dir)
-                try:
-                    results[run.name] = run(client)
-                except ConfigError as error:
-                    raise place_key(error, loaded) from error.__cause__
-    return results
+            return {run.name: _run(run, client, loaded) for run in runs}
+
+
+def parallel_of(loaded: "LoadedConfig", *, detach: bool = False) -> "ParallelConfig":
+    """Return the `parallel` block, as it is with `--detach`.
+
+    Raises:
+        ConfigError: if its workers cannot go on alone.
+    """
+    parallel = as_parallel_config(loaded)
+    if not detach or parallel.mode == "async":
+        return parallel
+    return as_parallel_config({**parallel.model_dump(exclude_unset=True), "mode": "async"})
+
+
+def _leave(
+    runs: Sequence[TestSetRun], parallel: "ParallelConfig", loaded: "LoadedConfig"
+) -> dict[str, Any] | Detached:
+    """Submit workers for all test sets together; results are there if all is done already."""
+    with use_parallel(parallel), SharedWorkers(parallel) as workers:
+        handles = {run.name: _run(run, workers, loaded) for run in runs}
+    if workers.roots:
+        return Detached(tuple(workers.roots))
+    return {name: handle.result() for name, handle in handles.items()}
+
+
+def _run(run: TestSetRun, client: Any, loaded: "LoadedConfig") -> Any:
+    logger.info("Test set %s: %d items into %s", run.name, run.n_items, run.output_dir)
+    try:
+        return run(client)
+    except ConfigError as error:
+        raise place_key(error, loaded) from error.__cause__

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from espnet3.parallel.parallel import as_parallel_config
+from espnet3.systems.base.inference import parallel_of
 from espnet3.systems.base.run_description import (
     describe_batches,
     describe_folder,
@@ -10,6 +10,7 @@ from espnet3.systems.base.run_description import (
     describe_job_script,
     describe_shards,
     plan_shards,
+    run_folder,
 )
 from espnet3.systems.base.test_set_run import TestSetRun, plan_inference
 
@@ -18,17 +19,19 @@ if TYPE_CHECKING:
     from espnet3.parallel.config import ParallelConfig
 
 
-def describe_inference(loaded: "LoadedConfig") -> list[str]:
+def describe_inference(loaded: "LoadedConfig", *, detach: bool = False) -> list[str]:
     """Return lines that tell test sets, batches, padding, shards, workers and the job script.
 
     Raises:
         ConfigError: as the stage itself would.
     """
-    parallel = as_parallel_config(loaded)
-    lines = [f"workers: {parallel.n_workers} on env: {parallel.env}"]
-    for run in plan_inference(loaded, runs_here=False):
+    parallel = parallel_of(loaded, detach=detach)
+    alone = ", which go on without this program" if parallel.mode == "async" else ""
+    lines = [f"workers: {parallel.n_workers} on env: {parallel.env}{alone}"]
+    runs = plan_inference(loaded, runs_here=False)
+    for run in runs:
         lines += _describe_test_set(run, parallel)
-    return [*lines, *describe_job_script(parallel)]
+    return [*lines, *describe_job_script(parallel, [run_folder(run) for run in runs])]
 
 
 def _describe_test_set(run: TestSetRun, parallel: "ParallelConfig") -> list[str]:

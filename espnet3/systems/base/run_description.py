@@ -1,10 +1,12 @@
 """What `--dry-run` and `espnet3 plan` tell of any run on workers, before anything is started."""
 
+import os
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from espnet3.parallel.clusters.table import render_job_script
+from espnet3.parallel.clusters.table import ON_THIS_MACHINE, render_job_script
 from espnet3.parallel.identity import changes, describe_run, is_below
 from espnet3.parallel.progress import duration
 from espnet3.shards.batches import check_costs, padding_in_order
@@ -146,10 +148,23 @@ def describe_shards(plan: Plan) -> str:
     return f"shards: {plan.n_shards}, of {min(sizes)} to {max(sizes)} items; the costliest first"
 
 
-def describe_job_script(parallel: "ParallelConfig") -> list[str]:
-    """Return the script that each worker's job would run; nothing without a scheduler."""
-    script = render_job_script(parallel)
+def describe_job_script(parallel: "ParallelConfig", run_dirs: Sequence[Path] = ()) -> list[str]:
+    """Return the script that each worker's job would run; nothing without a scheduler.
+
+    Args:
+        parallel: where workers run.
+        run_dirs: the run folders, which workers that go on alone are told.
+    """
+    script = _job_script(parallel, run_dirs)
     if script is None:
         return []
     head = f"job script of each of the {parallel.n_workers} workers:"
     return [head, *(f"  {line}" for line in script.strip().splitlines())]
+
+
+def _job_script(parallel: "ParallelConfig", run_dirs: Sequence[Path]) -> str | None:
+    if parallel.mode == "sync" or not run_dirs or parallel.env in ON_THIS_MACHINE:
+        return render_job_script(parallel)
+    from espnet3.parallel.detached.job_script import render_worker_script
+
+    return render_worker_script(parallel, [Path(os.path.abspath(folder)) for folder in run_dirs])

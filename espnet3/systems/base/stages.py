@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from espnet3.errors import ConfigError, suggest
@@ -36,6 +37,8 @@ class Stage:
     """Whether `--stages all` runs it."""
     is_distributed: bool = False
     """Whether it may run in many processes at once that srun or torchrun started."""
+    can_detach: bool = False
+    """Whether it can leave its work to workers that go on without it."""
     is_defined: bool = False
     """Whether the system has a method for it."""
 
@@ -48,6 +51,13 @@ class Skipped:
     """What a stage returns if there was nothing to do, and why."""
 
     reason: str
+
+
+@dataclass(frozen=True)
+class Detached:
+    """What a stage returns if its work goes on without it, and where."""
+
+    run_dirs: tuple[Path, ...]
 
 
 _TRAINING = ("training",)
@@ -73,7 +83,10 @@ STAGES = (
     Stage(
         "average", 5, _TRAINING, "Average the best checkpoints", blocks=(), needs_any=_TRAINER
     ),
-    Stage("infer", 6, ("inference",), "Run the model over the test sets", blocks=_INFERENCE),
+    Stage(
+        "infer", 6, ("inference",), "Run the model over the test sets",
+        blocks=_INFERENCE, can_detach=True,
+    ),
     Stage(
         "measure", 7, ("metrics", "inference"), "Score the results",
         alternative_key="metrics", blocks=("metrics",),

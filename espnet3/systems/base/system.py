@@ -34,6 +34,8 @@ class BaseSystem:
 
     planned: tuple[str, ...] = ()
     """Names of the stages that are to run, for checks of what an earlier one of them makes."""
+    detach = False
+    """Whether stages that can leave their work to workers that go on alone: `--detach`."""
 
     def __init__(
         self,
@@ -166,19 +168,21 @@ class BaseSystem:
         """Run the model over the test sets."""
         from espnet3.systems.base.inference import infer
 
-        return infer(self.config_for("infer"))
+        return infer(self.config_for("infer"), detach=self.detach)
 
     def check_infer(self) -> None:
         """Check the inference config before anything runs."""
+        from espnet3.systems.base.inference import parallel_of
         from espnet3.systems.base.inference_checks import check_inference
 
+        parallel_of(self.config_for("infer"), detach=self.detach)
         check_inference(self.config_for("infer"))
 
     def describe_infer(self) -> list[str]:
         """Return what `infer` would do: test sets, shards, batches, job script."""
         from espnet3.systems.base.inference_plan import describe_inference
 
-        return describe_inference(self.config_for("infer"))
+        return describe_inference(self.config_for("infer"), detach=self.detach)
 
     def measure(self) -> Any:
         """Score the results."""
