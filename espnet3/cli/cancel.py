@@ -38,8 +38,8 @@ def _show(result: Cancelled) -> None:
     if result.was_complete:
         print(f"{where} is complete; there is nothing to cancel.")
         return
-    jobs = f"{count(result.n_jobs, 'job')} cancelled" if result.n_jobs else "no job was left"
-    print(f"{where} is cancelled: {count(result.n_workers, 'worker')} stopped, {jobs}.")
+    jobs = f", {count(result.n_jobs, 'job')} cancelled" if result.n_jobs else ""
+    print(f"{where} is cancelled: {count(result.n_workers, 'worker')} stopped{jobs}.")
     if result.shared:
         print(f"  Job {', '.join(result.shared)} goes on: it works for other runs as well.")
     for problem in result.problems:

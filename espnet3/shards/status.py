@@ -9,7 +9,7 @@ from typing import Any
 from espnet3.errors import RunFolderError
 from espnet3.io.tables import read_jsonl
 from espnet3.shards.commit import Done, read_done
-from espnet3.shards.layout import FAILED, shard_of, shard_of_attempt
+from espnet3.shards.layout import FAILED, origin_of_attempt, shard_of, shard_of_attempt
 from espnet3.shards.lease import claims, living_owners
 from espnet3.shards.manifest import Manifest, load_manifest, read_run_id
 from espnet3.shards.merge import read_coverage
@@ -174,18 +174,26 @@ class StatusReader:
             name = self._layout.shard_name(shard)
             held = [(claim, claimed.get(claim, "")) for claim in (name, name + _TWIN)]
             held = [(claim, owner) for claim, owner in held if owner in owners]
-            start, stop = self.manifest.bounds[shard : shard + 2]
-            positions = [position for folder in folders if (position := read_position(folder))]
-            # An attempt that is left over from another run of this folder may be anywhere.
-            n_done = max((p[0] - start for p in positions if start <= p[0] <= stop), default=0)
             for number, (claim, owner) in enumerate(held):
+                n_done, n_items = self._progress(shard, folders, owner)
                 seconds = _age(self._layout.claim(claim))
                 running.append(
                     RunningShard(
-                        shard, owners[owner], n_done, stop - start, owner, seconds, number > 0
+                        shard, owners[owner], n_done, n_items, owner, seconds, is_twin=number > 0
                     )
                 )
         return running
+
+    def _progress(self, shard: int, folders: list[Path], owner: str) -> tuple[int, int]:
+        """Return how many items of a shard an owner has done, and how many there are."""
+        start, stop = self.manifest.bounds[shard : shard + 2]
+        origins = {folder: origin_of_attempt(folder.name) for folder in folders}
+        # The workers of a driver do not tell whose an attempt is.
+        own = [folder for folder, origin in origins.items() if origin is None or origin[0] == owner]
+        positions = [position for folder in own if (position := read_position(folder))]
+        # An attempt that is left over from another run of this folder may be anywhere.
+        n_done = max((p[0] - start for p in positions if start <= p[0] <= stop), default=0)
+        return n_done, stop - start
 
 
 def _age(path: Path) -> float:

@@ -38,7 +38,9 @@ class Cancelled:
     n_workers: int = 0
     """Workers that were at work."""
     n_jobs: int = 0
-    """Jobs and processes that were told to end."""
+    """Jobs that were cancelled."""
+    n_processes: int = 0
+    """Processes of this machine that were told to end."""
     shared: list[str] = field(default_factory=list)
     """Jobs that go on, because they serve other runs as well."""
     problems: list[str] = field(default_factory=list)
@@ -111,7 +113,9 @@ def _cancel_jobs(
     new = [job.record for job in jobs if job not in shared and job.record.key not in told]
     if new:
         told.update({record.key: record for record in new})
-        result.n_jobs += len(new)
+        n_processes = sum(bool(record.machine) for record in new)
+        result.n_processes += n_processes
+        result.n_jobs += len(new) - n_processes
         result.problems += cancel_jobs(new)
 
 

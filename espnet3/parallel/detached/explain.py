@@ -136,7 +136,8 @@ class _Explainer:
         fix = f"espnet3 failed {self._quoted}"
         if self._seen.status.is_detached:
             fix += f" ; to try them again: espnet3 retry {self._quoted} --failed"
-        told = f"{n_failed} failed, mostly with: {error}{times}"
+        mostly = ", mostly with" if len(errors) > 1 else ""
+        told = f"{n_failed} failed{mostly}: {error}{times}"
         yield Finding("problem" if stopped else "warning", "items", told, fix)
 
     def _starting(self) -> Iterator[Finding]:

@@ -22,7 +22,7 @@ from espnet3.shards.records import (
 )
 
 SQUEUE = """#!/bin/sh
-cat {table}
+exec /bin/cat {table}
 """
 
 

@@ -66,7 +66,7 @@ def test_without_scancel_it_says_what_could_not_be_done(
 ):
     squeue(("12", "PENDING", "", 0, "(Priority)"))
     detached.job("12")
-    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/bin:/usr/bin")
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     assert main(["cancel", str(detached.root), "--patience", "0"]) == 1
     told = capsys.readouterr().out
     assert "Not cancelled:" in told
