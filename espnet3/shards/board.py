@@ -9,6 +9,7 @@ commit whose results count.
 import os
 import random
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -20,6 +21,8 @@ from espnet3.shards.plan import run_order
 FRESH_SECONDS = 5.0
 """How long a listing is good enough to choose from."""
 _SETTLED_SECONDS = 120.0  # longer than any file system keeps names that are not true any more
+_KEEP_SECONDS = 15.0
+_MAX_KEPT = 16
 _MAX_TRIES = 20
 
 
@@ -56,6 +59,7 @@ class Board:
         self._noted: dict[int, float] = {}
         self._claimed: set[int] = set()
         self._mine: set[int] = set()
+        self._kept: deque[tuple[int, float]] = deque()
         self._n_owners = 1
         self._attempts: dict[int, list[str]] = {}
 
@@ -132,6 +136,7 @@ class Board:
         Returns:
             None if there is none for us now: nothing is left, fits, or is in dead hands.
         """
+        self._release_kept()
         self.refresh(FRESH_SECONDS)
         for _ in range(_MAX_TRIES):
             dead = self._of_the_dead(fits)
@@ -181,10 +186,23 @@ class Board:
         return True
 
     def finished(self, shard: int) -> None:
-        """Note that a shard is committed, by us or by another, and give the claim back."""
+        """Note that a shard is committed, by us or by another.
+
+        The claim is given back a little later: one who does not see the commit yet cannot get it,
+        and so does not run the shard again.
+        """
         self._committed.add(shard)
         self._noted[shard] = time.monotonic()
-        self.release(shard)
+        self._mine.discard(shard)
+        self._kept.append((shard, time.monotonic()))
+
+    def _release_kept(self) -> None:
+        while self._kept:
+            shard, since = self._kept[0]
+            if len(self._kept) <= _MAX_KEPT and time.monotonic() - since < _KEEP_SECONDS:
+                break
+            self._kept.popleft()
+            self.release(shard)
 
     def release(self, shard: int) -> None:
         """Give a shard back, done or not: others may take it at once."""

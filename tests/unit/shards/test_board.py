@@ -47,7 +47,6 @@ def test_workers_share_the_shards_and_see_when_all_are_done(run):
             assert not board.is_complete()
             run.commit(shard)
             board.finished(shard)
-        assert claims(one.folder) == {}
         for board in boards:
             board.refresh()
             assert board.is_complete()
@@ -123,7 +122,7 @@ def test_shard_that_was_committed_since_the_listing_is_not_run_again(many, sit_d
     shard = board.take()
     assert shard not in board.committed
     assert len(board.committed) == 3
-    assert list(claims(board.lease.folder)) == [many.layout.shard_name(shard)]
+    assert board._mine == {shard}
 
 
 def test_published_shard_counts_though_the_listing_does_not_show_it_yet(
@@ -136,8 +135,33 @@ def test_published_shard_counts_though_the_listing_does_not_show_it_yet(
     assert shard in board.committed
     assert shard not in board.free()
     monkeypatch.setattr(board_module, "_SETTLED_SECONDS", 0.0)
+    monkeypatch.setattr(board_module, "_KEEP_SECONDS", 0.0)
     board.refresh()
-    assert shard in board.free(), "it may have been set aside since"
+    assert board.take() == shard, "it may have been set aside since"
+
+
+def test_claim_of_a_committed_shard_is_kept_until_all_can_see_the_commit(
+    many, sit_down, monkeypatch
+):
+    board, blind = sit_down(), sit_down()
+    shard = board.take()
+    board.finished(shard)  # not to be seen by the other: nothing was committed
+    blind.refresh()
+    taken = [blind.take() for _ in range(many.n_shards)]
+    assert shard not in taken
+    monkeypatch.setattr(board_module, "_KEEP_SECONDS", 0.0)
+    board.take()
+    assert many.layout.shard_name(shard) not in claims(board.lease.folder)
+
+
+def test_only_a_few_claims_of_committed_shards_are_kept(many, sit_down):
+    board = sit_down()
+    for _ in range(50):
+        shard = board.take()
+        many.commit(shard)
+        board.finished(shard)
+    board.take()
+    assert len(claims(board.lease.folder)) == board_module._MAX_KEPT + 1
 
 
 def test_given_back_shard_is_free_for_all(many, sit_down):
