@@ -1,7 +1,6 @@
 """What crosses the border between driver and worker: small dataclasses, no handles."""
 
 import os
-import socket
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
@@ -11,6 +10,7 @@ from typing import Any
 from espnet3.errors import EspnetError
 from espnet3.parallel.hooks import RunnerHooks
 from espnet3.shards.commit import Done
+from espnet3.shards.owner import node_name
 
 Cells = memoryview | list[int]
 """First position and length of the running batch."""
@@ -76,7 +76,7 @@ class Failure:
     shard: int
     error: str
     traceback: str
-    host: str = field(default_factory=socket.gethostname)
+    host: str = field(default_factory=node_name)
     pid: int = field(default_factory=os.getpid)
     log: str = ""
 
