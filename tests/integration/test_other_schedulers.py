@@ -6,6 +6,7 @@ in tests/cluster.
 
 import os
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -95,3 +96,63 @@ def test_a_refusal_is_told_in_the_words_of_the_scheduler(scheduler, tmp_path):
         Where(Provider(meeting=""), output_dir="out")(range(20))
     assert "gpu: No such queue. Job not submitted." in str(error.value)
     assert not (tmp_path / "bin" / "jobs").exists()
+
+
+AFTER = {
+    "lsf": '#BSUB -w "ended(1)"',
+    "pbs": "#PBS -W depend=afterany:1",
+    "moab": "#PBS -l depend=afterany:1",
+    "oar": "-a 1",
+}
+CANCEL = {"lsf": "bkill", "pbs": "qdel", "moab": "canceljob", "oar": "oardel"}
+
+
+class Patient(BaseRunner):
+    @staticmethod
+    def forward(idx, hold):
+        while idx >= 5 and os.path.exists(hold):
+            wait_until(lambda: not os.path.exists(hold), 120)
+        return idx
+
+
+@pytest.mark.filterwarnings("ignore:OAR Job memory")
+def test_a_detached_job_that_is_cancelled_is_followed_by_its_successor(scheduler, tmp_path):
+    hold = tmp_path / "hold"
+    hold.touch()
+    jobs = tmp_path / "bin" / "jobs"
+    config = {**block(scheduler), "n_workers": 1, "mode": "async"}
+    # OAR gives its jobs a new environment; there, users say where its commands are.
+    config["options"]["job_script_prologue"].append(f"export PATH={tmp_path / 'bin'}:$PATH")
+    with use_parallel(config):
+        run = Patient(Provider(hold=str(hold)), output_dir="out")(range(16))
+    wait_until(lambda: (jobs / "2" / "pid").exists() and run.status().status.n_shards_done, 120)
+    submitted = (jobs / "2" / "script").read_text() + (jobs / "2" / "words").read_text()
+    assert AFTER[scheduler] in submitted.replace("'", "")
+    hold.unlink()
+    subprocess.run([CANCEL[scheduler], "1"], check=True)
+    found = run.wait(120)
+    assert [int(line) for line in found.read_text().splitlines()] == list(range(16))
+    workers = {worker.record.job_id: worker.record for worker in run.status().crew.workers}
+    assert workers["2"].n_shards > 0
+    assert workers["2"].generation == 1
+    wait_until(lambda: not any(map(is_at_work, jobs.iterdir())), 120)
+    assert "cancelled jobs that waited: 3" in run.logs(worker="2")
+
+
+def is_at_work(job: Path) -> bool:
+    try:
+        status = Path(f"/proc/{(job / 'pid').read_text()}/status").read_text()
+    except OSError:
+        return False
+    return "State:\tZ" not in status
+
+
+@pytest.mark.filterwarnings("ignore:OAR Job memory")
+def test_a_detached_run_that_is_refused_has_no_job(scheduler, tmp_path):
+    (tmp_path / "bin" / "refusal").write_text("gpu: No such queue. Job not submitted.")
+    config = {**block(scheduler), "mode": "async"}
+    with use_parallel(config), pytest.raises(ResourceError) as error:
+        Patient(Provider(hold=""), output_dir="out")(range(20))
+    assert "gpu: No such queue. Job not submitted." in str(error.value)
+    assert "espnet3.parallel.detached.work" in str(error.value)
+    assert not list(Path("out/detached/jobs").iterdir())

@@ -33,8 +33,13 @@ _ONLY_DASK = (
     "scheduler_cls", "job_cls", "worker_extra_args", "extra", "nanny", "worker_command",
     "death_timeout", "local_directory",
 )  # fmt: skip
-# Where a job does not tell its number under the name that its submission told.
+# How a job tells its number as its submission told it. A worker could look for it among its
+# variables, but there may be those of another scheduler, from whose job this one was submitted.
 _JOB_IDS = {
+    "slurm": '"$SLURM_JOB_ID"',
+    "sge": '"$JOB_ID"',
+    "lsf": '"$LSB_JOBID"',
+    "oar": '"$OAR_JOB_ID"',
     "pbs": '"${PBS_JOBID%%.*}"',
     "moab": '"$(j=${MOAB_JOBID:-$PBS_JOBID}; j=${j#Moab.}; echo "${j%%.*}")"',
     "htcondor": "$(ClusterId).$(ProcId)",
@@ -84,8 +89,7 @@ def make_job(config: "ParallelConfig", work: WorkerJob, submitted: float) -> Any
         job = checked(job_class, config, backend, {**options, "name": _NAME})
     command = [*_exec(python), python, "-m", "espnet3.parallel.detached.work"]
     command += map(shlex.quote, work.arguments(config.env, submitted, walltime_of(config)))
-    if config.env in _JOB_IDS:
-        command += ["--job", _JOB_IDS[config.env]]
+    command += ["--job", _JOB_IDS[config.env]]
     line = " ".join(command)
     if config.env == "htcondor":  # it has no script, but one line for a shell
         line = "; ".join([*options["job_script_prologue"], line])

@@ -83,8 +83,7 @@ class Follower:
         try:
             jobs = self._submit(roots, config, 1, after=self.job, generation=self.generation + 1)
         except EspnetError as error:
-            reason = str(error).splitlines()[0]
-            yield f"no successor: {reason} When this job ends, type: {_resume(roots)}"
+            yield f"no successor: {_reason(error)}. When this job ends, type: {_resume(roots)}"
             return
         yield f"job {jobs[0].job_id} follows when this one has ended"
 
@@ -108,7 +107,7 @@ class Follower:
         try:
             jobs = self._submit(roots, config, n_missing, after="", generation=generation)
         except EspnetError as error:
-            yield f"no successor: {str(error).splitlines()[0]}"
+            yield f"no successor: {_reason(error)}"
             return
         numbers = ", ".join(job.job_id for job in jobs)
         yield f"{n_missing} of {n_wanted} workers were missing; submitted: {numbers}"
@@ -163,6 +162,11 @@ class Follower:
         return {r.key: told[r.job_id] for r in mine if r.job_id in told}
 
 
+def _reason(error: EspnetError) -> str:
+    """Return what a scheduler said; what to do about it is not for the one who reads the log."""
+    return str(error.__cause__ or error).splitlines()[0].rstrip(".")
+
+
 def _serves_another(record: JobRecord, root: Path) -> bool:
     return any(is_open(Path(os.path.normpath(root / other))) for other in record.others)
 
@@ -202,6 +206,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--trust")
     given = parser.parse_args(arguments)
     logs.log_to_stderr()
+    logging.getLogger("dask_jobqueue").setLevel(logging.WARNING)  # it tells what it assumes
     roots = tuple(root.resolve() for root in given.run_dirs)
     follower = Follower(roots, given.env, given.job, given.generation, given.trust)
     try:
