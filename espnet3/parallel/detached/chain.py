@@ -8,7 +8,13 @@ from espnet3.parallel.config import ParallelConfig
 from espnet3.parallel.detached.crew import Crew
 from espnet3.parallel.detached.description import load_description
 from espnet3.parallel.parallel import as_parallel_config
-from espnet3.shards.records import JobRecord, RecordPaths, WorkerRecord, read_workers
+from espnet3.shards.records import (
+    JobRecord,
+    RecordPaths,
+    WorkerRecord,
+    read_deaths,
+    read_workers,
+)
 
 N_FRUITLESS = 3
 """Jobs in a row that may end without finishing a shard."""
@@ -40,14 +46,21 @@ def last_ended(crew: Crew, env: str) -> list[JobRecord]:
 
 
 def is_fruitless(root: Path, jobs: Sequence[JobRecord]) -> bool:
-    """Tell whether these jobs finished nothing, nor did anybody else since the first of them."""
+    """Tell whether these jobs finished nothing, nor did anybody else since the first of them.
+
+    A worker that died at a certain batch got something done: after some such deaths the item is
+    found and given up, or the run stops.
+    """
     if len(jobs) < N_FRUITLESS:
         return False
     numbers = {(job.env, job.job_id) for job in jobs}
-    workers = read_workers(RecordPaths(root))
+    paths = RecordPaths(root)
+    workers = read_workers(paths)
     theirs = [worker for worker in workers if (worker.env, worker.job_id) in numbers]
     since = min((worker.started for worker in theirs), default=min(job.submitted for job in jobs))
-    return not any(_was_useful(worker, since) for worker in workers)
+    if any(_was_useful(worker, since) for worker in workers):
+        return False
+    return not any(note.start is not None and note.time >= since for note in read_deaths(paths))
 
 
 def _was_useful(worker: WorkerRecord, since: float) -> bool:
