@@ -46,6 +46,8 @@ def once(path):
 class Runner(BaseRunner):
     @staticmethod
     def forward(idx, settings):
+        if isinstance(idx, list):
+            return [Runner.forward(item, settings) for item in idx]
         time.sleep(settings["slow"].get(str(idx), settings["seconds"]))
         while settings["gate"] and not Path(settings["gate"]).exists():
             time.sleep(0.05)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from espnet3.errors import EspnetError
+from espnet3.errors import EspnetError, StaleRunError
 from espnet3.parallel.detached.description import (
     Description,
     add_to_sys_path,
@@ -108,6 +108,8 @@ class Agent:
         try:
             packed = load_spec(self.root, trust=self._trust)
             description = load_description(self.root)
+        except StaleRunError as error:
+            return self._failed(error, lease)
         except EspnetError as error:  # not ours to run; others may
             logger.error("%s", error)
             return Outcome(f"{type(error).__name__}: {error}", 1)
@@ -121,10 +123,13 @@ class Agent:
             is_over = read_stop(RecordPaths(self.root)) is not None
             return Outcome(end.reason, end.code, is_over, end.ends_all)
         except EspnetError as error:
-            logger.error("%s", error)
-            is_over = stop_for(error, self.root, lease)
-            return Outcome(f"{type(error).__name__}: {error}", 1, is_over, ends_all=not is_over)
+            return self._failed(error, lease)
         return Outcome("the run is complete", is_over=True)
+
+    def _failed(self, error: EspnetError, lease: Lease) -> Outcome:
+        logger.error("%s", error)
+        is_over = stop_for(error, self.root, lease)
+        return Outcome(f"{type(error).__name__}: {error}", 1, is_over, ends_all=not is_over)
 
     def _finish(
         self,
@@ -135,25 +140,29 @@ class Agent:
         is_patient: bool,
     ) -> None:
         manifest = require_manifest(self.root)
-        shift = Shift(
-            self.root,
-            manifest,
-            lease=lease,
-            ledger=ledger,
-            policy=description.fault_policy(),
-            signals=self._signals,
-            walltime=self._walltime,
-            is_patient=is_patient,
-            on_turn=self._on_turn,
-        )
         merger = Merger(self.root, manifest, lease, self._signals, trust=self._trust)
-        shift.look_around()
         while True:
+            shift = Shift(
+                self.root,
+                manifest,
+                lease=lease,
+                ledger=ledger,
+                policy=description.fault_policy(),
+                signals=self._signals,
+                walltime=self._walltime,
+                is_patient=is_patient,
+                on_turn=self._on_turn,
+            )
+            shift.look_around()
             if not shift.is_done():
                 shift.run(self._pool(packed, description))
             ledger.write()  # the merge sums up what all workers say
-            if not merger.await_turn(shift.choice.stands_by, shift.on_turn) or merger.merge():
+            if not merger.await_turn(shift.choice.stands_by, shift.on_turn):
                 return
+            missing = merger.merge()
+            if not missing:
+                return
+            shift.release(missing)
 
     def _pool(self, packed: bytes, description: Description) -> WorkerPool:
         if self._open_pool is not None:

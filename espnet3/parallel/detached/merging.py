@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from espnet3.errors import EspnetError, ProviderError
+from espnet3.io.atomic import is_folder_trouble
 from espnet3.parallel.detached.description import load_runner
 from espnet3.parallel.detached.ending import EndSignals, HandBack
 from espnet3.parallel.folder_run import merge_run, shards_to_run, sweep
@@ -66,11 +67,12 @@ class Merger:
             pause = min(pause * 1.5, _MAX_PAUSE)
         return False
 
-    def merge(self) -> bool:
-        """Prove that all is there, and merge; False if a shard must be computed anew."""
-        if self._missing():
+    def merge(self) -> list[int]:
+        """Prove that all is there, and merge; else return the shards to be computed anew."""
+        missing = self._missing()
+        if missing:
             self._lease.release("merge")
-            return False
+            return missing
         begin = time.monotonic()
         logger.info("All %d shards are done; merging", self._manifest.n_shards)
         with self._signals.raised_at_once():
@@ -80,7 +82,7 @@ class Merger:
             "%s is complete: %d items, merged in %.1f s",
             self._root, self._manifest.n_items, time.monotonic() - begin,
         )  # fmt: skip
-        return True
+        return []
 
     def _missing(self) -> list[int]:
         """Return the shards that are damaged or gone, and set them aside."""
@@ -96,9 +98,11 @@ class Merger:
         try:
             runner = load_runner(self._root, trust=self._trust)
             merge_run(self._root, runner.output_dir, self._manifest, runner.merge)
-        except (EspnetError, OSError, HandBack):
+        except (EspnetError, HandBack):
             raise
         except Exception as error:
+            if is_folder_trouble(error):
+                raise  # a full disk: the caller says what to do
             raise ProviderError(
                 f"merge() failed on {self._lease.owner}: {describe_error(error)}. Mend it and "
                 "run the same command again; all shards are done and kept.\n\n"

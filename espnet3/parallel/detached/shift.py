@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from espnet3.errors import EspnetError, ItemError
@@ -110,6 +110,11 @@ class Shift:
         """Tell whether all shards are committed, as far as their names tell."""
         self._board.refresh()
         return self._board.is_complete()
+
+    def release(self, shards: Sequence[int]) -> None:
+        """Give shards free that were taken for done; claims of finished ones are kept a while."""
+        for shard in shards:
+            self._board.release(shard)
 
     def run(self, pool: WorkerPool) -> None:
         """Run shards until all are committed, by whomever.

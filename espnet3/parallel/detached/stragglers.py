@@ -13,7 +13,7 @@ from espnet3.shards.position import read_position
 logger = logging.getLogger(__name__)
 _WORTH_IT = 1.5  # a second one must be expected to be done so much sooner
 _MIN_SECONDS = 5.0
-_HANGS = 3.0
+_HANGS, _HANGS_SECONDS = 3.0, 30.0
 
 
 class Stragglers:
@@ -76,8 +76,9 @@ class Stragglers:
         if share > 0:
             return elapsed * (stop - start - share) / share
         expected = (self._pace.expected(shard) or 0.0) + self._pace.load_seconds
-        # Without any sign of progress it may hang.
-        return float("inf") if elapsed > _HANGS * expected else max(expected - elapsed, 0.0)
+        # Without any sign of progress it may hang; but not all machines are as quick to start.
+        hangs = elapsed > _HANGS * expected + _HANGS_SECONDS
+        return float("inf") if hangs else max(expected - elapsed, 0.0)
 
     def _position(self, attempt: Path, start: int) -> int:
         position = read_position(attempt)

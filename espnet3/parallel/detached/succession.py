@@ -16,6 +16,7 @@ _MODULE = "espnet3.parallel.detached.succeed"
 _EVERY_SECONDS = 60.0
 _MAX_SECONDS = 120.0
 _LAST_SECONDS = 60.0
+_CLOSE_SECONDS = 15.0
 WITHOUT_JOBS = ("local", "local_gpu")
 """Backends whose workers are no jobs: nobody submits successors there."""
 
@@ -60,8 +61,15 @@ class Succession:
             self._await(_LAST_SECONDS)
 
     def close(self) -> None:
-        """End it."""
-        self._await(0.0)
+        """Let it end: between submitting a job and noting it, it must not be killed."""
+        if self._process is not None:
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(_CLOSE_SECONDS)
+            if self._process.poll() is None:
+                logger.info("%s takes too long, and is ended with this worker", _MODULE)
+            self._process.kill()
+            self._process.wait()
+            self._process = None
 
     def _start(self) -> None:
         self._started = time.monotonic()

@@ -16,6 +16,7 @@ from espnet3.parallel.clusters.gpu_pinning import Pinning, choose_gpus
 from espnet3.parallel.clusters.gpus import VARIABLE
 from espnet3.parallel.detached.agent import Agent, Outcome, find_end
 from espnet3.parallel.detached.description import load_description
+from espnet3.parallel.detached.directives import AGAIN
 from espnet3.parallel.detached.ending import EndSignals
 from espnet3.parallel.detached.ledger import Identity
 from espnet3.parallel.detached.succession import Succession
@@ -90,10 +91,15 @@ class _Worker:
                     continue
                 outcomes[root] = self._work_on(root, is_patient)
                 if outcomes[root].ends_all:
-                    return outcomes[root].code
+                    return self._code_to_go_on(outcomes[root])
         if all(outcome.is_over for outcome in outcomes.values()):
             self.succession.finish()
         return max(outcome.code for outcome in outcomes.values())
+
+    def _code_to_go_on(self, outcome: Outcome) -> int:
+        """Return the exit code of a worker that ends while there is work for another."""
+        # HTCondor knows no successors; it puts a job back that ends with this code.
+        return AGAIN if self._options.env == "htcondor" and not outcome.code else outcome.code
 
     def _prepare(self) -> None:
         self._pinning = choose_gpus(os.environ, "0")  # kept: its locks are
