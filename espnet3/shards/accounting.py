@@ -6,7 +6,7 @@ detached workers also tell when they were submitted, began and ended, and what c
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +45,7 @@ def account(
         (record.started, records.usage(record, _sums(detached.get(record.owner_id, []), manifest)))
         for record in records.workers
     ]
-    rows += _of_drivers(others, manifest)
+    rows = [*_joined(rows), *_of_drivers(others, manifest)]
     workers = [usage for _, usage in sorted(rows, key=lambda row: row[0])]
     waits = [usage.queue_seconds for usage in workers if usage.queue_seconds is not None]
     deaths = Counter(note.kind for note in notes)
@@ -60,6 +60,26 @@ def account(
         deaths={str(kind): number for kind, number in sorted(deaths.items()) if number},
         n_generations=max((record.generation + 1 for record in records.workers), default=0),
     )
+
+
+def _joined(rows: list[tuple[float, Usage]]) -> list[tuple[float, Usage]]:
+    """Put together what one worker did here at several times, between which it served other runs.
+
+    Only its first time in its first run tells of a queue.
+    """
+    joined: list[tuple[float, Usage]] = []
+    places: dict[tuple[str, str], int] = {}
+    for began, usage in rows:
+        key = (usage.name, usage.job_id)
+        if usage.queue_seconds is None and key in places:
+            first, known = joined[places[key]]
+            both = add_up(usage.name, [known, usage])
+            both = replace(both, n_workers=1, host=usage.host, job_id=usage.job_id)
+            joined[places[key]] = (first, both)
+        else:
+            places[key] = len(joined)
+            joined.append((began, usage))
+    return joined
 
 
 class _Records:

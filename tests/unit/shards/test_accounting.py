@@ -133,6 +133,16 @@ def test_a_job_that_is_queued_again_did_not_wait_while_it_ran_first(run):
     assert [usage.queue_seconds for usage in of(run).workers] == [10, 120]
 
 
+def test_a_worker_that_comes_back_from_another_run_is_one_worker(run):
+    worker(run, "w1", 100.0, submitted=90.0, ended=110.0, pid=7)
+    worker(run, "w2", 150.0, ended=152.0, pid=7)
+    worker(run, "w3", 500.0, submitted=490.0, ended=501.0, pid=7)  # the pid came up again
+    found = of(run)
+    assert [usage.seconds for usage in found.workers] == [12, 1]
+    assert (found.total.n_workers, found.nodes[0].n_workers) == (2, 2)
+    assert found.workers[0].queue_seconds == 10
+
+
 def test_clocks_that_differ_make_no_negative_wait(run):
     worker(run, "w", 100.0, submitted=130.0, ended=110.0)
     assert of(run).workers[0].queue_seconds == 0
