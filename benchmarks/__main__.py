@@ -27,7 +27,7 @@ BENCHMARKS = (
     "digits_training",
     "first_step",
 )
-LONG = ("five_minutes", "clusters", "many_shards")
+LONG = ("five_minutes", "clusters", "many_shards", "many_workers")
 """Run only when they are named; each that runs alone has a report of its own."""
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.file_operations import FileOperations
 from espnet3.shards import board as board_module
 from espnet3.shards.board import Board
 from espnet3.shards.lease import Lease, claims
@@ -185,6 +186,24 @@ def test_names_that_are_no_shards_of_this_plan_do_not_count(many, sit_down):
     assert board.n_left() == many.n_shards
     assert len(board.free()) == many.n_shards
     assert board.attempts(7) == [many.root / "split.007.part-x"]
+
+
+def test_way_to_the_next_shard_is_as_short_with_2000_shards_as_with_200(make_run):
+    run = make_run(n_items=4000, n_shards=2000)
+    for shard in range(1000):
+        run.layout.shard(shard).mkdir()
+    with Lease(run.root, heartbeat=1000) as other, Lease(run.root, heartbeat=1000) as lease:
+        for shard in range(1000, 1064):
+            other.claim(run.layout.shard_name(shard))
+        board = Board(run.root, run.manifest, lease)
+        with FileOperations(run.root) as first:
+            shard = board.take()
+        run.commit(shard)
+        board.finished(shard)
+        with FileOperations(run.root) as second:
+            assert board.take() is not None
+    assert first.counts == {"list": 2, "open": 1, "link": 1, "unlink": 1, "stat": 1}
+    assert second.counts == {"open": 1, "link": 1, "unlink": 1, "stat": 1}
 
 
 TAKER = """
