@@ -65,6 +65,11 @@ _ENDS = (
         "See the log; the Python of the run must be there on the nodes, too",
     ),
     _End(
+        r"^gone\b",
+        "ended without a word: killed, or the machine was restarted",
+        "Others take over their shards; if nobody is left: espnet3 resume {dir}",
+    ),
+    _End(
         r"FAILED|Error|exit (code|status) [1-9]|signal [1-9]",
         "ended with an error",
         "See the log: espnet3 logs {dir} --worker {job}",
@@ -104,9 +109,9 @@ def _describe(jobs: list[Job], run_dir: Path, quoted: str) -> tuple[str, str]:
     ids = ", ".join(job.record.job_id for job in jobs[-_MOST_IDS:])
     what = "process" if last.record.machine else "job"
     n_jobs = f"{len(jobs)} {what}{'' if len(jobs) == 1 else 'es' if what == 'process' else 's'}"
-    word = last.state.word or last.state.reason or "ended"
-    reason = f", {last.state.reason}" if last.state.reason and last.state.word else ""
-    told = f"{n_jobs} {kind.words} ({word}{reason}): {ids}"
+    state = ", ".join(part for part in (last.state.word, last.state.reason) if part)
+    said = f" ({state})" if state and not last.record.machine else ""
+    told = f"{n_jobs} {kind.words}{said}: {ids}"
     log = log_of(last, run_dir)
     daemon = words_of_daemon(log)
     told += f". The scheduler wrote: {daemon}" if daemon else ""

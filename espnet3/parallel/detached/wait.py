@@ -13,6 +13,7 @@ _MOST_SECONDS = 10.0
 _ASK_SECONDS = 30.0
 # What others wrote may be seen late, and between two jobs of a chain nobody is there for a moment.
 _SURE_SECONDS = 20.0
+_SURE_HERE_SECONDS = 2.0
 
 
 def wait_for(
@@ -44,13 +45,20 @@ def wait_for(
         if seen.state in ("complete", "failed", "cancelled"):
             return seen
         alone_since = (alone_since or now) if seen.is_over else None
-        if alone_since is not None and now - alone_since >= sure_seconds:
+        sure = min(sure_seconds, _SURE_HERE_SECONDS) if _all_ended_here(seen) else sure_seconds
+        if alone_since is not None and now - alone_since >= sure:
             return seen
         if timeout is not None and now - begin >= timeout:
             raise TimeoutError(f"{run_dir} is {seen.state} after {timeout:.3g} s of waiting.")
         left = float("inf") if timeout is None else max(begin + timeout - now, 0.05)
         time.sleep(min(pause, left))
         pause = min(pause * 1.5, _MOST_SECONDS)
+
+
+def _all_ended_here(seen: Overview) -> bool:
+    """Tell whether all who were started were processes of this machine, and are gone."""
+    jobs = seen.crew.jobs
+    return bool(jobs) and all(job.record.machine and job.state.phase == "ended" for job in jobs)
 
 
 def failure_of(seen: Overview) -> EspnetError:
