@@ -48,7 +48,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _show(finding: "Finding", console: "Console") -> None:
-    from rich.padding import Padding
     from rich.text import Text
 
     first, *rest = printable(finding.told).split("\n")
@@ -56,8 +55,7 @@ def _show(finding: "Finding", console: "Console") -> None:
     line.append(f"{finding.what}: ", style="bold")
     line.append(first, style="default")
     console.print(line, soft_wrap=True)
-    if rest:
-        # Lines of logs stay as they are: somebody may want to search for them.
-        console.print(Padding(Text("\n".join(rest), style="dim"), (0, 0, 0, 4)), soft_wrap=True)
+    for text in rest:  # not wrapped: somebody may want to search for it
+        console.print(f"    {text}", style="dim", soft_wrap=True)
     if finding.fix:
-        console.print(Text(f"    -> {on_one_line(finding.fix)}"), soft_wrap=True)
+        console.print(f"    -> {on_one_line(finding.fix)}", soft_wrap=True)

@@ -114,7 +114,7 @@ def worker_table(seen: Overview, limit: int = _SHOWN) -> "Table | None":
     from espnet3.cli.console import make_table
 
     living = seen.crew.living
-    if not living:
+    if not living or seen.is_over:  # one that finds nothing to do may need a moment to leave
         return None
     table = make_table(
         "Worker", "Shard", "", "Items", "For", "Done", right=("Shard", "Items", "For", "Done")
@@ -131,7 +131,7 @@ def worker_table(seen: Overview, limit: int = _SHOWN) -> "Table | None":
 def _worker_row(seen: Overview, worker: Worker) -> "list[RenderableType]":
     record, shard = worker.record, seen.shard_of(worker)
     name = on_one_line(f"{record.host} (job {record.job_id})" if record.job_id else worker.name)
-    done = f"{record.n_shards:,}"
+    done = f"{seen.n_shards_of(worker):,}"
     if shard is None:
         return [name, "", "", "no shard", "", done]
     mark = f"{shard.shard}*" if shard.is_twin else str(shard.shard)
@@ -204,7 +204,10 @@ def next_steps(seen: Overview) -> list[str]:
     steps = []
     if state in ("stopped", "cancelled", "failed") and status.is_detached:
         steps.append(f"Why: {command('explain', status.run_dir)}")
-        steps.append(f"Go on: {command('resume', status.run_dir)}")
+        mended = "Go on, once it is mended" if state == "failed" else "Go on"
+        steps.append(f"{mended}: {command('resume', status.run_dir)}")
+        if state == "failed":
+            steps.append("If it was your code: run the command that began it again instead.")
     elif state == "stopped":
         steps.append(f"{where} is stopped: run the same command again to resume it.")
     if state == "not merged":

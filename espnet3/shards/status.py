@@ -130,7 +130,7 @@ class StatusReader:
             n_shards_done=manifest.n_shards if success else len(done),
             running=running,
             items_per_second=rate,
-            eta_seconds=left / rate if rate and owners else None,
+            eta_seconds=left / rate if rate and owners and not success else None,
             seconds=success["seconds"] if success else _end(done, bool(owners)) - manifest.created,
             stop=stop,
             is_detached=records.run.exists(),

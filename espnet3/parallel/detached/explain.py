@@ -62,11 +62,18 @@ class _Explainer:
             yield from self._avoided()
             yield from self._stuck()
             yield from self._no_successor()
-        jobs = [job for job in seen.crew.jobs if not job.is_successor]
+        jobs = [job for job in seen.crew.jobs if not job.is_successor and not self._is_told(job)]
         is_over = seen.is_over and seen.state != "complete"
         yield from explain_ends(jobs, self._run_dir, quoted=self._quoted, is_over=is_over)
         yield from self._lost_workers()
         yield from self._deaths()
+
+    def _is_told(self, job: Job) -> bool:
+        """Tell whether the error that stopped the run says how a job ended."""
+        stop = self._seen.status.stop
+        if stop is None or stop.kind != "failed" or not job.workers:
+            return False
+        return job.workers[-1].ended is not None
 
     def _n_jobs(self) -> int:
         return sum(job.is_there and not job.is_successor for job in self._seen.crew.jobs)
@@ -116,7 +123,11 @@ class _Explainer:
             told = f"it was cancelled by {stop.by or 'somebody'} {ago} ago{reason}"
             return Finding("problem", "stop", told, self._resume())
         told = f"it was stopped by an error {ago} ago ({stop.by or 'a worker'}):\n{stop.reason}"
-        return Finding("problem", "stop", told, f"Mend that, then: {self._resume()}")
+        fix = (
+            f"If it is about data or a machine, mend that, then: {self._resume()} ; if it is about "
+            "your code, mend it and run the command that began the run again"
+        )
+        return Finding("problem", "stop", told, fix)
 
     def _disk(self) -> Iterator[Finding]:
         free = shutil.disk_usage(self._run_dir).free

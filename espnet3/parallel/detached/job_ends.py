@@ -98,6 +98,11 @@ def _ended_well(job: Job) -> bool:
 
 
 def _kind(job: Job) -> _End:
+    if job.workers and job.workers[-1].ended is not None:
+        reason = job.workers[-1].reason.strip().partition("\n")[0]
+        return _End(
+            reason, f"ended with an error, {reason}", "See: espnet3 logs {dir} --worker {job}"
+        )
     told = f"{job.state.word} {job.state.reason}"
     ended = next((end for end in _ENDS if re.search(end.pattern, told, re.IGNORECASE)), None)
     return ended or _End(told, "ended without a word of their worker", "See the log")

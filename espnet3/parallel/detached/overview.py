@@ -1,6 +1,7 @@
 """All that can be told of a run at one moment: progress, workers, jobs, and nodes it avoids."""
 
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -24,6 +25,8 @@ class Overview:
     crew: Crew = field(default_factory=lambda: Crew([], []))
     avoided: dict[str, str] = field(default_factory=dict)
     """Nodes that get no more work, and why."""
+    n_committed: dict[str, int] = field(default_factory=dict)
+    """Shards by the owner for whom they were run: newer than what workers say of themselves."""
 
     @property
     def state(self) -> str:
@@ -34,6 +37,10 @@ class Overview:
     def is_over(self) -> bool:
         """Whether nothing will happen any more without somebody's help."""
         return self.state in OVER
+
+    def n_shards_of(self, worker: Worker) -> int:
+        """Return how many shards a worker has finished."""
+        return max(worker.record.n_shards, self.n_committed.get(worker.record.owner_id, 0))
 
     def shard_of(self, worker: Worker) -> RunningShard | None:
         """Return what a worker is working on."""
@@ -52,7 +59,12 @@ class Overview:
     def _worker(self, worker: Worker) -> dict[str, Any]:
         shard = self.shard_of(worker)
         facts = {"name": worker.name, "is_alive": worker.is_alive}
-        return {**facts, **asdict(worker.record), "shard": shard.shard if shard else None}
+        return {
+            **facts,
+            **asdict(worker.record),
+            "n_shards": self.n_shards_of(worker),
+            "shard": shard.shard if shard else None,
+        }
 
 
 def _job(job: Job) -> dict[str, Any]:
@@ -85,7 +97,8 @@ class Observer:
         if state == "stopped" and (crew.waiting or crew.starting):
             state = "queued" if crew.waiting else "starting"
         avoided = {} if state == "complete" else self._avoided()
-        return Overview(replace(status, state=state), crew, avoided)
+        n_committed = Counter(done.owner_id for done in self._reader.committed.values())
+        return Overview(replace(status, state=state), crew, avoided, n_committed)
 
     def _avoided(self) -> dict[str, str]:
         notes = read_deaths(RecordPaths(self._run_dir))

@@ -76,7 +76,26 @@ def test_an_error_that_stopped_the_run_is_shown(detached):
     detached.stop("failed", "Item 3 failed on node1: ValueError: broken\n\nTraceback ...")
     (finding,) = found(detached.root, "stop")
     assert "ValueError: broken" in finding.told
-    assert finding.fix == f"Mend that, then: espnet3 resume {detached.root}"
+    assert f"mend that, then: espnet3 resume {detached.root} ;" in finding.fix
+    assert finding.fix.endswith("run the command that began the run again")
+
+
+def test_workers_that_said_why_they_ended_are_quoted_or_left_to_the_error(detached, squeue):
+    squeue(("12", "FAILED", "NonZeroExitCode", 256, ""))
+    detached.job("12")
+    ended = {"ended": time.time(), "exit_code": 1, "reason": "RunFolderError: it is full\nmore"}
+    detached.record("0123456789abcdef", "12", **ended)
+    (finding,) = found(detached.root, "jobs")
+    assert "1 job ended with an error, RunFolderError: it is full (FAILED" in finding.told
+    detached.stop("failed", "The run folder is full")
+    assert not found(detached.root, "jobs")
+
+
+def test_long_lines_are_not_cut(detached, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    detached.stop("failed", "short\n" + "x" * 200 + " the end of it")
+    assert main(["explain", str(detached.root)]) == 0
+    assert "x the end of it\n" in capsys.readouterr().out
 
 
 def test_a_cancelled_run_says_by_whom(detached):
