@@ -34,8 +34,9 @@ def worker_table(accounting: Accounting) -> "Table":
 def _table(title: str, usages: Sequence[Usage]) -> "Table":
     has_queue = any(usage.queue_seconds is not None for usage in usages)
     has_audio = any(usage.real_time_factor is not None for usage in usages)
-    parts = ["Compute", "Load", "Write", "Lost", "Idle"]
-    numbers = ["Shards", "Time", *(["Queue"] if has_queue else []), *parts]
+    parts = [part for part in time_parts(Usage("")) if part != "running" or _is_running(usages)]
+    titles = [part.capitalize() for part in parts]
+    numbers = ["Shards", "Time", *(["Queue"] if has_queue else []), *titles]
     numbers += ["RTF"] if has_audio else []
     table = make_table(title, *numbers, right=numbers)
     for usage in usages[:_SHOWN]:
@@ -43,13 +44,18 @@ def _table(title: str, usages: Sequence[Usage]) -> "Table":
         if has_queue:
             wait = usage.queue_seconds
             row.append("" if wait is None else duration(wait / max(usage.n_workers, 1)))
-        row += [f"{share:.0%}" for share in time_parts(usage).values()]
+        shares = time_parts(usage)
+        row += [f"{shares[part]:.0%}" for part in parts]
         factor = usage.real_time_factor
         row += ["" if factor is None else f"{factor:.3g}"] if has_audio else []
         table.add_row(*row)
     if len(usages) > _SHOWN:
         table.add_row(f"and {len(usages) - _SHOWN} more")
     return table
+
+
+def _is_running(usages: Sequence[Usage]) -> bool:
+    return any(usage.running_seconds for usage in usages)
 
 
 def _name(usage: Usage) -> str:

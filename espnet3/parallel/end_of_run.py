@@ -54,6 +54,7 @@ def time_parts(usage: Usage) -> dict[str, float]:
         "compute": usage.compute_seconds,
         "load": usage.load_seconds,
         "write": usage.write_seconds,
+        "running": usage.running_seconds,
         "lost": usage.lost_seconds,
         "idle": usage.idle_seconds,
     }

@@ -6,11 +6,14 @@ detached workers also tell when they were submitted, began and ended, and what c
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from espnet3.shards.commit import Done
+from espnet3.shards.commit import Done, attempts
+from espnet3.shards.layout import leases_folder, origin_of_attempt
+from espnet3.shards.lease import owner_path
 from espnet3.shards.manifest import Manifest
 from espnet3.shards.merge import read_coverage
 from espnet3.shards.records import (
@@ -36,9 +39,9 @@ def account(
     """
     if committed is None:
         committed = read_coverage(run_dir, manifest).committed.values()
-    paths = RecordPaths(run_dir)
-    notes = read_deaths(paths)
-    records = _Records(paths, notes)
+    committed = list(committed)
+    notes = read_deaths(RecordPaths(run_dir))
+    records = _Records(run_dir, notes, {done.shard for done in committed})
     known = {record.owner_id for record in records.workers}
     detached, others = _split(sorted(committed, key=_start), known)
     rows = [
@@ -85,9 +88,12 @@ def _joined(rows: list[tuple[float, Usage]]) -> list[tuple[float, Usage]]:
 class _Records:
     """What detached workers and their jobs say of themselves."""
 
-    def __init__(self, paths: RecordPaths, notes: Sequence[DeathNote]) -> None:
+    def __init__(self, root: Path, notes: Sequence[DeathNote], committed: set[int]) -> None:
+        paths = RecordPaths(root)
         self.workers = read_workers(paths)
+        self._leases = leases_folder(root)
         self._notes = notes
+        self._running = _running_attempts(root, committed) if self.workers else {}
         self._by_job: dict[tuple[str, str], list[WorkerRecord]] = {}
         for worker in self.workers:
             if worker.job_id:
@@ -96,21 +102,42 @@ class _Records:
 
     def usage(self, record: WorkerRecord, sums: "_Sums") -> Usage:
         """Return what a worker did: of its shards what these say, of the rest what it says."""
-        lost = record.lost_seconds + self._lost_at_its_end(record)
+        last_sign = self._last_sign(record)
+        running, wasted = self._unfinished(record, last_sign)
+        lost = record.lost_seconds + self._lost_at_its_end(record) + wasted
         if record.n_shards > sums.n_shards:  # some were set aside since, to be computed anew
             then = record.load_seconds + record.compute_seconds
             lost += max(then - sums.load_seconds - sums.compute_seconds, 0.0)
-        seconds = max(_end(record), sums.finished) - record.started
+        seconds = max(last_sign, sums.finished) - record.started
         return Usage(
             f"{record.host}:{record.pid}",
             host=record.host,
             job_id=record.job_id,
-            seconds=max(seconds, sums.busy_seconds + lost),
+            seconds=max(seconds, sums.busy_seconds + lost + running),
+            running_seconds=running,
             lost_seconds=lost,
             queue_seconds=self._queue_seconds(record),
             n_deaths=sum(note.owner_id == record.owner_id for note in self._notes),
             **sums.as_usage(),
         )
+
+    def _last_sign(self, record: WorkerRecord) -> float:
+        """Return until when a worker is known to have been there: while it lives, its heart beats
+        more often than it writes its record."""
+        beat = 0.0
+        if record.ended is None:
+            with suppress(OSError):
+                beat = owner_path(self._leases, record.owner_id).stat().st_mtime
+        return max(_end(record), beat)
+
+    def _unfinished(self, record: WorkerRecord, last_sign: float) -> tuple[float, float]:
+        """Return seconds in the attempt that runs, and in one at a shard that is done already."""
+        if record.ended is not None:
+            return 0.0, 0.0
+        seconds = {False: 0.0, True: 0.0}
+        for began, is_late in self._running.get(record.owner_id, []):
+            seconds[is_late] += max(last_sign - max(began, record.started), 0.0)
+        return seconds[False], seconds[True]
 
     def _lost_at_its_end(self, record: WorkerRecord) -> float:
         """Return what others noted of a worker that could not say itself that it was killed."""
@@ -129,6 +156,16 @@ class _Records:
         earlier = [w for w in self._by_job.get(job, []) if w.started < record.started]
         eligible = max([record.submitted, *map(_end, [*before, *earlier])])
         return max(record.started - eligible, 0.0)
+
+
+def _running_attempts(root: Path, committed: set[int]) -> dict[str, list[tuple[int, bool]]]:
+    """Return when the attempts of each owner began that are there, and whether they come late."""
+    found: dict[str, list[tuple[int, bool]]] = {}
+    for shard, folders in attempts(root).items():
+        for folder in folders:
+            if origin := origin_of_attempt(folder.name):
+                found.setdefault(origin[0], []).append((origin[1], shard in committed))
+    return found
 
 
 @dataclass

@@ -11,7 +11,8 @@ _MAX_ROWS = 64
 class Usage:
     """Where time went: of a worker, of a node, or of all.
 
-    Load, compute, write, lost and idle add up to `seconds`; the wait in the queue is before that.
+    Load, compute, write, running, lost and idle add up to `seconds`; the wait in the queue is
+    before that.
     """
 
     name: str
@@ -28,6 +29,8 @@ class Usage:
     """In the items of committed shards."""
     write_seconds: float = 0.0
     """Closing the writers, forcing files to disk, checksums."""
+    running_seconds: float = 0.0
+    """In attempts that are not finished; 0 once the run is complete."""
     lost_seconds: float = 0.0
     """In attempts that came to nothing, and in shards that were later computed anew."""
     queue_seconds: float | None = None
@@ -45,7 +48,7 @@ class Usage:
     def busy_seconds(self) -> float:
         """All but idle."""
         used = self.load_seconds + self.compute_seconds + self.write_seconds
-        return used + self.lost_seconds
+        return used + self.running_seconds + self.lost_seconds
 
     @property
     def idle_share(self) -> float:

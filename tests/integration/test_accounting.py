@@ -54,7 +54,7 @@ def test_a_synchronous_run_tells_what_its_workers_did(accounting):
 @pytest.mark.parametrize("kind", ["workers", "nodes"])
 def test_rows_add_up_to_the_total_and_parts_to_the_time(accounting, kind):
     approx = partial(pytest.approx, abs=1e-4)  # all are rounded
-    parts = ["load", "compute", "write", "lost", "idle"]
+    parts = ["load", "compute", "write", "running", "lost", "idle"]
     for row in accounting[kind]:
         assert sum(row[f"{part}_seconds"] for part in parts) == approx(row["seconds"])
     for key in ("seconds", "n_shards", *(f"{part}_seconds" for part in parts)):

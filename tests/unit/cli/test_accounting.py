@@ -37,6 +37,14 @@ def test_a_row_per_worker_with_its_job():
     ]  # fmt: skip
 
 
+def test_running_attempts_have_a_column_while_there_are_any():
+    busy = Usage("a:1", host="a", seconds=100.0, running_seconds=40.0)
+    lines = text(worker_table(accounting(busy))).splitlines()
+    assert lines[0].split()[-3:] == ["Running", "Lost", "Idle"]
+    assert lines[2].split()[-3:] == ["40%", "0%", "60%"]
+    assert "Running" not in text(worker_table(accounting(*WORKERS)))
+
+
 def test_a_row_per_node_with_the_number_of_its_workers():
     assert "a (2 workers)" in text(node_table(accounting(*WORKERS)))
 

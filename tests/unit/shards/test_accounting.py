@@ -1,4 +1,5 @@
 import json
+import os
 from dataclasses import replace
 
 import pytest
@@ -165,6 +166,46 @@ def test_notes_about_a_worker_that_ended_by_itself_are_in_its_own_count(run):
     found = of(run)
     assert found.workers[0].lost_seconds == 5
     assert found.deaths == {"walltime": 1}
+
+
+def attempt(run, number, owner_id, began):
+    (run.root / f"{run.layout.shard_name(number)}.part-{owner_id}-{began:08x}-0123").mkdir()
+
+
+def beat(run, owner_id, when):
+    run.layout.leases.mkdir(exist_ok=True)
+    path = run.layout.leases / f"{owner_id}.owner"
+    path.touch()
+    os.utime(path, (when, when))
+
+
+OWNER = "0123456789abcdef"
+
+
+def test_the_attempt_that_runs_is_neither_idle_nor_lost(run):
+    worker(run, OWNER, 100.0, seen=101.0)
+    beat(run, OWNER, 140.0)
+    attempt(run, 0, OWNER, 110)
+    (found,) = of(run).workers
+    assert (found.seconds, found.running_seconds) == (40, 30)
+    assert (found.idle_seconds, found.lost_seconds) == (10, 0)
+
+
+def test_an_attempt_at_a_shard_that_is_done_already_is_lost(run):
+    """As of a slow worker whose twin came first, when the twin merges."""
+    worker(run, OWNER, 100.0, seen=101.0)
+    beat(run, OWNER, 140.0)
+    attempt(run, 0, OWNER, 110)
+    shard(run, 0, start=120, compute=10, owner="twin")
+    found = next(usage for usage in of(run).workers if not usage.n_shards)
+    assert (found.seconds, found.lost_seconds, found.running_seconds) == (40, 30, 0)
+
+
+def test_what_a_worker_says_at_its_end_counts_more_than_what_it_left_behind(run):
+    worker(run, OWNER, 100.0, ended=120.0, lost_seconds=1.0)
+    attempt(run, 0, OWNER, 110)
+    (found,) = of(run).workers
+    assert (found.seconds, found.lost_seconds, found.running_seconds) == (20, 1, 0)
 
 
 def test_a_worker_was_there_at_least_until_its_last_commit(run):
