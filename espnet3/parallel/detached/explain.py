@@ -14,7 +14,13 @@ from espnet3.findings import Finding
 from espnet3.parallel.clusters.job_logs import read_end
 from espnet3.parallel.clusters.schedulers import scheduler_of
 from espnet3.parallel.detached.crew import Job, Worker
-from espnet3.parallel.detached.job_ends import explain_ends, explain_waiting, last_lines, log_of
+from espnet3.parallel.detached.job_ends import (
+    explain_ends,
+    explain_waiting,
+    is_cancelled,
+    last_lines,
+    log_of,
+)
 from espnet3.parallel.detached.overview import Overview, look
 from espnet3.parallel.progress import duration
 from espnet3.shards.records import DeathNote, RecordPaths, read_deaths
@@ -62,18 +68,19 @@ class _Explainer:
             yield from self._avoided()
             yield from self._stuck()
             yield from self._no_successor()
-        jobs = [job for job in seen.crew.jobs if not job.is_successor and not self._is_told(job)]
+        jobs = [job for job in seen.crew.jobs if not self._is_told(job)]
         is_over = seen.is_over and seen.state != "complete"
         yield from explain_ends(jobs, self._run_dir, quoted=self._quoted, is_over=is_over)
         yield from self._lost_workers()
         yield from self._deaths()
 
     def _is_told(self, job: Job) -> bool:
-        """Tell whether the error that stopped the run says how a job ended."""
+        """Tell whether how a job ended follows from what is told already, or does not matter."""
         stop = self._seen.status.stop
-        if stop is None or stop.kind != "failed" or not job.workers:
-            return False
-        return job.workers[-1].ended is not None
+        if not job.workers:
+            is_wanted = bool(job.record.after) or stop is not None or self._seen.state == "complete"
+            return job.is_successor or (is_wanted and is_cancelled(job))
+        return stop is not None and job.workers[-1].ended is not None
 
     def _n_jobs(self) -> int:
         return sum(job.is_there and not job.is_successor for job in self._seen.crew.jobs)

@@ -15,6 +15,7 @@ from espnet3.parallel.progress import duration
 _N_LINES = 8
 _MOST_IDS = 5
 _NEVER = "will never start"
+_CANCELLED = r"CANCELLED|deleted by|TERM_OWNER|TERM_ADMIN|removed"
 
 
 @dataclass(frozen=True)
@@ -30,33 +31,33 @@ class _End:
 _ENDS = (
     _End(
         r"OUT_OF_MEMORY|more memory|MEMLIMIT|h_vmem|oom|Cannot allocate memory",
-        "used more memory than they had asked for",
+        "used more memory than asked for",
         "Ask for more: espnet3 resume {dir} options.memory=... ; or use smaller batches",
     ),
     _End(
         r"TIMEOUT|DEADLINE|walltime|h_rt|RUNLIMIT|CPULIMIT",
-        "ran until their walltime was over",
+        "ran until the walltime was over",
         "Nothing is lost but the shard that was running, and the next job goes on. If shards do "
         "not fit at all, ask for a longer walltime: espnet3 resume {dir} options.walltime='...'",
     ),
     _End(
         r"NODE_FAIL|BOOT_FAIL|node (was lost|failed)|UNKNWN|ZOMBI|LaunchFailed|launch failed",
-        "lost their node",
+        "lost the node",
         "Others take over their shards; tell the administrators if it is the same node again",
     ),
     _End(
         r"PREEMPTED|preempt",
-        "had to make room for jobs of higher priority",
+        "made room for jobs of higher priority",
         "Others take over their shards; another queue or account may be left in peace",
     ),
     _End(
-        r"CANCELLED|deleted by|TERM_OWNER|TERM_ADMIN|removed",
-        "were cancelled by somebody",
+        _CANCELLED,
+        "got cancelled by somebody",
         "If that was not meant: espnet3 resume {dir}",
     ),
     _End(
         r"signal 9\b|exit (code|status) 137|SIGKILL",
-        "were killed (signal 9), mostly because memory ran out",
+        "got killed (signal 9), mostly because memory ran out",
         "Ask for more memory, or use smaller batches: espnet3 resume {dir} options.memory=...",
     ),
     _End(
@@ -95,6 +96,11 @@ def _ended_well(job: Job) -> bool:
     told = f"{job.state.word} {job.state.reason}"
     # Ended before its worker signed in, with nothing to say: a successor that was not needed.
     return bool(re.search(r"COMPLETED|exit (code|status) 0\b|^DONE\b|^ *$", told))
+
+
+def is_cancelled(job: Job) -> bool:
+    """Tell whether somebody cancelled a job."""
+    return bool(re.search(_CANCELLED, f"{job.state.word} {job.state.reason}"))
 
 
 def _kind(job: Job) -> _End:

@@ -43,11 +43,11 @@ def test_the_scheduler_s_reason_comes_with_advice(detached, squeue):
 @pytest.mark.parametrize(
     ("word", "words", "fix"),
     [
-        ("OUT_OF_MEMORY", "used more memory than they had asked for", "options.memory="),
-        ("TIMEOUT", "ran until their walltime was over", "options.walltime="),
-        ("NODE_FAIL", "lost their node", "Others take over their shards"),
-        ("PREEMPTED", "had to make room", "Others take over their shards"),
-        ("CANCELLED", "were cancelled by somebody", "espnet3 resume"),
+        ("OUT_OF_MEMORY", "used more memory than asked for", "options.memory="),
+        ("TIMEOUT", "ran until the walltime was over", "options.walltime="),
+        ("NODE_FAIL", "lost the node", "Others take over their shards"),
+        ("PREEMPTED", "made room", "Others take over their shards"),
+        ("CANCELLED", "got cancelled by somebody", "espnet3 resume"),
         ("FAILED", "ended with an error", "--worker 12"),
     ],
 )
@@ -69,6 +69,17 @@ def test_a_job_that_ended_well_is_not_worth_a_word(detached, squeue):
     detached.job("12")
     detached.job("13")
     detached.record("0123456789abcdef", "13", ended=time.time(), exit_code=0, reason="walltime")
+    assert not found(detached.root, "jobs")
+
+
+def test_jobs_that_were_cancelled_with_the_run_are_not_told_again(detached, squeue):
+    squeue(("12", "CANCELLED", "None", 0, ""), ("13", "CANCELLED", "Dependency", 0, ""))
+    detached.job("12")
+    detached.job("13", after="12")
+    (finding,) = found(detached.root, "jobs")
+    assert "1 job got cancelled by somebody" in finding.told
+    assert "12" in finding.told
+    detached.stop("cancelled", "cancelled by me@login1")
     assert not found(detached.root, "jobs")
 
 
