@@ -1,5 +1,6 @@
 """Runs for detached workers, with faults built in; agents are real processes."""
 
+import errno
 import json
 import os
 import signal
@@ -14,8 +15,9 @@ from espnet3.parallel.detached.launch import prepare
 from espnet3.parallel.folder_run import RunRequest
 from espnet3.parallel.identity import describe_run
 from espnet3.shards.merge import concat_files
+from espnet3.shards.owner import node_name
 
-DEFAULTS = {"seconds": 0.0, "faults": {}, "slow": {}, "gate": "", "load": 0.0, "full": ""}
+DEFAULTS = {"seconds": 0.0, "faults": {}, "slow": {}, "gate": "", "load": 0.0, "full_on": []}
 
 
 class Provider:
@@ -51,6 +53,8 @@ class Runner(BaseRunner):
         time.sleep(settings["slow"].get(str(idx), settings["seconds"]))
         while settings["gate"] and not Path(settings["gate"]).exists():
             time.sleep(0.05)
+        if node_name() in settings["full_on"]:
+            raise OSError(errno.ENOSPC, "No space left on device", "/scratch/x")
         fault = settings["faults"].get(str(idx))
         if fault:
             suffer(fault, settings)
@@ -93,8 +97,8 @@ def suffer(fault, settings):
 
         resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))
         bytearray(1 << 31)
-    if how == "full":  # as long as the mark is there
-        raise OSError(28, "No space left on device")
+    if how == "full":  # as write() says it
+        raise OSError(errno.ENOSPC, "No space left on device")
     time.sleep(60)
 
 

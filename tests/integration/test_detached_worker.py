@@ -36,7 +36,7 @@ def test_one_worker_does_all_and_merges(folder):
     assert worker["started"] - worker["submitted"] > 4
     log = (run.out / worker["log"]).read_text()
     assert "shard 3 begins (attempt split.3.part-" in log
-    assert "shard 3 ends: done, 3 items" in log
+    assert "shard 3 ends: done, items: 3" in log
 
 
 def test_a_worker_that_comes_too_late_ends_at_once(folder):
@@ -234,6 +234,19 @@ def test_a_disk_that_stays_full_is_a_failure_in_the_end(folder):
     run = folder(n_items=8, n_shards=4, on_error="skip", faults={"3": "full"})
     assert run.run() == 0
     run.assert_complete(without=[3])
+
+
+def test_a_full_disk_of_one_node_is_left_to_another_node(folder):
+    """The node with the full disk is avoided after three shards, and named."""
+    run = folder(n_items=30, n_shards=30, seconds=0.5, full_on=["n1"])
+    bad = run.start(SLURMD_NODENAME="n1")
+    good = run.start(SLURMD_NODENAME="n2")
+    assert good.wait(120) == 0
+    assert bad.wait(120) in (0, 1)
+    run.assert_complete()
+    assert {note["host"] for note in run.records("deaths")} == {"n1"}
+    reasons = {worker["host"]: worker["reason"] for worker in run.records("workers")}
+    assert reasons["n1"].startswith("n1 is avoided: attempts at 3 shards")
 
 
 def test_several_folders_are_finished_one_after_the_other(folder):

@@ -1,6 +1,7 @@
 """Nodes on which attempts die while others get on: workers there end, and jobs avoid them."""
 
 import time
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -18,7 +19,9 @@ MEMORY_SECONDS = 3600.0
 def bad_nodes(root: Path, manifest: Manifest) -> dict[str, str]:
     """Return the nodes to avoid, each with the reason."""
     notes = read_deaths(RecordPaths(root))
-    if len({note.shard for note in notes}) < MIN_SHARDS:
+    died = {(note.host, note.shard) for note in notes if note.kind != "walltime"}
+    n_shards = Counter(host for host, _ in died)
+    if max(n_shards.values(), default=0) < MIN_SHARDS:
         return {}  # nearly always; and then no shard need be looked at
     return judge_nodes(notes, read_coverage(root, manifest).committed.values(), time.time())
 

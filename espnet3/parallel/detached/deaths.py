@@ -14,7 +14,7 @@ from pathlib import Path
 from espnet3.parallel.suspicion import Death
 from espnet3.shards.commit import discard_attempt
 from espnet3.shards.layout import origin_of_attempt, shard_of_attempt
-from espnet3.shards.lease import TIMEOUT, Lease, find_owner
+from espnet3.shards.lease import TIMEOUT, Lease, find_owner, owner_path
 from espnet3.shards.position import read_position
 from espnet3.shards.records import (
     DeathKind,
@@ -55,7 +55,7 @@ def bury(root: Path, attempts: Iterable[Path], lease: Lease) -> list[DeathNote]:
         if origin is None:  # of a driver, or half removed: those are not blamed on an item
             discard_attempt(attempt)
             continue
-        if origin[0] == lease.owner.owner_id or is_alive(lease, origin[0]):
+        if origin[0] == lease.owner.owner_id or _may_be_alive(lease, *origin):
             continue
         if note := _note_of(root, attempt, *origin, lease):
             if write_death(RecordPaths(root), note):
@@ -65,9 +65,12 @@ def bury(root: Path, attempts: Iterable[Path], lease: Lease) -> list[DeathNote]:
     return notes
 
 
-def is_alive(lease: Lease, owner_id: str) -> bool:
-    """Tell whether an owner's heart beats."""
-    return find_owner(lease.folder, owner_id, time.time(), TIMEOUT) is not None
+def _may_be_alive(lease: Lease, owner_id: str, began: int) -> bool:
+    if find_owner(lease.folder, owner_id, time.time(), TIMEOUT) is not None:
+        return True
+    if owner_path(lease.folder, owner_id).exists():
+        return False  # those that are killed leave it behind
+    return time.time() - began < TIMEOUT  # its file may be there for all but us
 
 
 def _note_of(
@@ -78,7 +81,7 @@ def _note_of(
         return None
     position = read_position(attempt)
     worker = read_worker(RecordPaths(root), owner_id)
-    last_sign = _last_sign(lease, owner_id, worker) or attempt.stat().st_mtime
+    last_sign = max(_last_sign(lease, owner_id, worker), _last_change(attempt))
     kind: DeathKind = "died"
     limit = worker.limit if worker else None
     if limit is not None and last_sign > limit - _NEAR_LIMIT:
@@ -107,8 +110,18 @@ def _note_of(
 def _last_sign(lease: Lease, owner_id: str, worker: WorkerRecord | None) -> float:
     """Return when an owner was last known to live: its last heartbeat, if it is still there."""
     with suppress(OSError):
-        return (lease.folder / f"{owner_id}.owner").stat().st_mtime
+        return owner_path(lease.folder, owner_id).stat().st_mtime
     return worker.seen if worker else 0.0
+
+
+def _last_change(attempt: Path) -> float:
+    """Return when something was last written to an attempt: heartbeats are seconds apart."""
+    last = 0.0
+    with suppress(OSError):
+        last = attempt.stat().st_mtime
+        for entry in os.scandir(attempt):
+            last = max(last, entry.stat().st_mtime)
+    return last
 
 
 def deaths_at(notes: Iterable[DeathNote], root: Path) -> list[Death]:

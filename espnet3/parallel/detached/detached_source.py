@@ -208,8 +208,8 @@ class DetachedSource:
             self._end(shard, "another worker was done sooner", is_lost=True)
             return
         self._ledger.published(done)
-        failed = f", {done.n_failed} failed" if done.n_failed else ""
-        self._end(shard, f"done, {done.n_items} items in {done.seconds:.1f} s{failed}")
+        failed = f", failed: {done.n_failed}" if done.n_failed else ""
+        self._end(shard, f"done, items: {done.n_items}, {done.seconds:.1f} s{failed}")
 
     def settle(self, how: str) -> None:
         """Note how the last attempt ended, if nothing did: by its commit, another's, or `how`."""

@@ -10,8 +10,10 @@ from types import FrameType
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
 
 
-class HandBack(Exception):
+class HandBack(BaseException):
     """Leave the run folder to others: what is not finished goes back.
+
+    No `Exception`: a `merge` of the user's that catches those must not hold it up.
 
     Args:
         reason: in words, for the log and the worker's record.

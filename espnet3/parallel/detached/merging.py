@@ -98,7 +98,7 @@ class Merger:
         try:
             runner = load_runner(self._root, trust=self._trust)
             merge_run(self._root, runner.output_dir, self._manifest, runner.merge)
-        except (EspnetError, HandBack):
+        except EspnetError:
             raise
         except Exception as error:
             if is_folder_trouble(error):

@@ -9,6 +9,7 @@ from espnet3.shards.board import Board
 from espnet3.shards.lease import Lease
 from espnet3.shards.manifest import Manifest
 from espnet3.shards.position import read_position
+from espnet3.shards.records import RecordPaths, read_deaths
 
 logger = logging.getLogger(__name__)
 _WORTH_IT = 1.5  # a second one must be expected to be done so much sooner
@@ -23,6 +24,7 @@ class Stragglers:
         self, root: Path, manifest: Manifest, board: Board, lease: Lease, pace: Pace
     ) -> None:
         self._layout = manifest.layout(root)
+        self._paths = RecordPaths(root)
         self._manifest = manifest
         self._board = board
         self._lease = lease
@@ -46,7 +48,7 @@ class Stragglers:
             if anew is None or anew > seconds_left:
                 continue
             remaining = self.remaining(shard)
-            if remaining > _WORTH_IT * anew + _MIN_SECONDS:
+            if remaining > _WORTH_IT * anew + _MIN_SECONDS and not self._kills(shard):
                 slow.append((remaining, shard))
         for remaining, shard in sorted(slow, reverse=True):
             if self._lease.claim(self._twin_name(shard)):
@@ -57,6 +59,10 @@ class Stragglers:
                 )  # fmt: skip
                 return shard
         return None
+
+    def _kills(self, shard: int) -> bool:
+        """Tell whether workers died at a shard: its owner is about to find out at which item."""
+        return any(note.kind == "died" for note in read_deaths(self._paths, shard))
 
     def _anew(self, shard: int, is_loaded: bool) -> float | None:
         expected = self._pace.expected(shard)

@@ -57,7 +57,7 @@ class Walltime:
 
     def is_fresh(self, now: float | None = None) -> bool:
         """Tell whether a new worker would not have much more time."""
-        return self.left(now) > (1 - _MARGIN_SHARE) * self.usable - _MIN_MARGIN
+        return self.left(now) >= (1 - _MARGIN_SHARE) * self.usable - _MIN_MARGIN
 
 
 def find_walltime(

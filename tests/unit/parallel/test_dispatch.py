@@ -10,6 +10,7 @@ from espnet3.parallel.dispatch import Dispatcher
 from espnet3.parallel.faults import FaultPolicy
 from espnet3.parallel.pools import Died, Finished
 from espnet3.parallel.shard_source import MemorySource
+from espnet3.parallel.suspicion import Death
 from espnet3.parallel.tasks import Failure, ShardResult, ShardTask, Stopped
 from espnet3.shards.position import Position
 
@@ -265,3 +266,94 @@ def test_an_attempt_that_waited_behind_a_dying_one_is_run_again_without_blame():
     results, _ = run(pool, MemorySource(tasks(2, 2, 2), scratch=True), FaultPolicy(retries=0))
     assert sorted(results) == list(range(6))
     assert n_deaths == [0] * 5
+
+
+class SharedSource(MemorySource):
+    """Knows of deaths at other drivers' workers, and is told of ours."""
+
+    def __init__(self, *args, known=(), leaves=False, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.known, self.noted, self.leaves, self.left = list(known), [], leaves, []
+
+    def deaths(self, task):
+        return self.known
+
+    def died(self, task, death):
+        self.noted.append((task.shard, death.position, death.reason))
+
+    def leave_to_others(self, task, trouble):
+        self.left.append(trouble.error)
+        return self.leaves
+
+
+def test_deaths_elsewhere_count_as_if_they_had_happened_here():
+    known = [Death("it was killed", (4, 5), host="b")] * 2
+    source = SharedSource(tasks(8), scratch=True, known=known)
+    results, dispatcher = run(
+        ScriptedPool(["a"], succeed), source, FaultPolicy(skip_errors=True, retries=1)
+    )
+    assert sorted(results) == [0, 1, 2, 3, 5, 6, 7]
+    (failure,) = dispatcher.failures
+    assert (failure.index, failure.host) == (4, "b")
+    assert "2 time(s): it was killed" in failure.error
+
+
+def test_halving_goes_on_where_others_left_off():
+    tried = []
+
+    def behave(worker, task):
+        tried.append(task.cuts)
+        return succeed(worker, task)
+
+    known = [Death("killed", (0, 8))] * 2 + [Death("killed", (4, 8))]
+    source = SharedSource(tasks(8), scratch=True, known=known)
+    run(ScriptedPool(["a"], behave), source, FaultPolicy(skip_errors=True, retries=1))
+    assert tried == [(0, 4, 8, 4, 6, 8)]
+
+
+def test_an_item_that_others_found_to_kill_stops_a_run_that_skips_nothing():
+    source = SharedSource(tasks(8), scratch=True, known=[Death("killed", (4, 5))] * 2)
+    with pytest.raises(ItemError, match=r"Item 4 .*on_error to skip"):
+        run(ScriptedPool(["a"], succeed), source, FaultPolicy(retries=1))
+
+
+def test_a_source_is_told_where_our_worker_died():
+    def behave(worker, task):
+        return die_at(task, 2) if not source.noted else succeed(worker, task)
+
+    source = SharedSource(tasks(3), scratch=True)
+    run(ScriptedPool(["a"], behave), source)
+    assert source.noted == [(0, (2, 3), "it was ended by SIGKILL")]
+
+
+def full_disk(task):
+    return ShardResult(task, stopped=Stopped("machine", failure_at(task)))
+
+
+def test_trouble_of_the_machine_is_tried_again_before_the_item_is_blamed():
+    blamed = []
+
+    def behave(worker, task):
+        blamed.append(task.blames_item)
+        return succeed(worker, task) if task.blames_item else full_disk(task)
+
+    run(ScriptedPool(["a"], behave), MemorySource(tasks(3), scratch=True), FaultPolicy(retries=2))
+    assert blamed == [False, False, True]
+
+
+def test_a_shard_in_trouble_may_be_left_to_others():
+    source = SharedSource(tasks(3), scratch=True, leaves=True)
+    results, _ = run(ScriptedPool(["a"], lambda worker, task: full_disk(task)), source)
+    assert results == {}
+    assert source.left == ["ValueError: bad"]
+
+
+def test_something_else_may_end_the_run_at_any_turn():
+    def end():
+        raise KeyError("enough")
+
+    source = MemorySource(tasks(3), scratch=True)
+    dispatcher = Dispatcher(source, ScriptedPool(["a"], succeed), FaultPolicy(), on_turn=end)
+    with pytest.raises(KeyError, match="enough"):
+        dispatcher.run()
+    source.close()

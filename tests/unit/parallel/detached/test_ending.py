@@ -1,0 +1,40 @@
+import os
+import signal
+import time
+
+import pytest
+
+from espnet3.parallel.detached.ending import SIGNALS, EndSignals, HandBack
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_signal_is_remembered_until_one_looks(number):
+    with EndSignals().installed() as signals:
+        signals.check()
+        os.kill(os.getpid(), number)
+        time.sleep(0.01)
+        with pytest.raises(HandBack, match=signal.Signals(number).name) as end:
+            signals.check()
+    assert end.value.code == 0
+    assert end.value.ends_all
+
+
+def sleep_until_signalled(signals):
+    with signals.raised_at_once():
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(60)
+
+
+def test_what_does_not_look_is_interrupted_once():
+    with EndSignals().installed() as signals:
+        with pytest.raises(HandBack, match="SIGTERM"):
+            sleep_until_signalled(signals)
+        os.kill(os.getpid(), signal.SIGTERM)  # cleaning up is not disturbed
+        time.sleep(0.01)
+
+
+def test_handlers_are_put_back():
+    before = signal.getsignal(signal.SIGUSR1)
+    with EndSignals().installed():
+        assert signal.getsignal(signal.SIGUSR1) != before
+    assert signal.getsignal(signal.SIGUSR1) == before
