@@ -2,12 +2,14 @@
 
 import json
 import os
+import signal
 import time
 from functools import partial
 
 import pytest
 
 from espnet3.parallel import BaseRunner, use_parallel
+from tests.integration.detached_parts import DetachedFolder
 from tests.providers import Provider
 
 N_ITEMS = 40
@@ -59,3 +61,32 @@ def test_rows_add_up_to_the_total_and_parts_to_the_time(accounting, kind):
         assert sum(row[f"{part}_seconds"] for part in parts) == approx(row["seconds"])
     for key in ("seconds", "n_shards", *(f"{part}_seconds" for part in parts)):
         assert sum(row[key] for row in accounting[kind]) == approx(accounting[key])
+
+
+@pytest.fixture
+def detached(awkward):
+    """A run whose first worker is killed at an item, with all that it started."""
+    mark = awkward / "killed"
+    run = DetachedFolder(
+        awkward / "run", faults={"9": f"kill agent@{mark}"}, seconds=0.05, load=0.3
+    )
+    assert run.run("--submitted", str(time.time() - 10)) == -signal.SIGKILL
+    assert run.run("--submitted", str(time.time() - 30), "--generation", "1") == 0
+    run.assert_complete()
+    yield json.loads((run.out / "_SUCCESS.json").read_text())["accounting"]
+    run.close()
+
+
+def test_a_detached_run_tells_of_a_worker_that_could_not_speak_any_more(detached):
+    first, second = detached["workers"]
+    assert first["n_shards"] + second["n_shards"] == detached["n_shards"] == 6
+    assert detached["deaths"] == {"died": 1}
+    assert (first["n_deaths"], second["n_deaths"]) == (1, 0)
+    assert second["load_seconds"] >= 0.3
+    assert detached["compute_seconds"] >= 24 * 0.05
+    assert (first["queue_seconds"] >= 10, second["queue_seconds"] >= 30) == (True, True)
+    assert detached["n_generations"] == 2
+    for row in detached["workers"]:
+        parts = ["load", "compute", "write", "running", "lost", "idle"]
+        total = sum(row[f"{part}_seconds"] for part in parts)
+        assert total == pytest.approx(row["seconds"], abs=1e-4)
