@@ -15,6 +15,9 @@ from omegaconf import OmegaConf
 
 from espnet3.errors import ResourceError
 from espnet3.parallel import BaseRunner, use_parallel
+from espnet3.parallel.detached.chain import load_config
+from espnet3.parallel.detached.succeed import Follower
+from espnet3.shards.records import RecordPaths, read_jobs
 from tests.conftest import wait_until
 from tests.providers import Provider
 
@@ -156,3 +159,36 @@ def test_a_detached_run_that_is_refused_has_no_job(scheduler, tmp_path):
     assert "gpu: No such queue. Job not submitted." in str(error.value)
     assert "espnet3.parallel.detached.work" in str(error.value)
     assert not list(Path("out/detached/jobs").iterdir())
+
+
+@pytest.mark.parametrize("scheduler", ["lsf"], indirect=True)
+def test_jobs_that_are_gone_are_replaced_by_those_at_work(scheduler, tmp_path):
+    hold = tmp_path / "hold"
+    hold.touch()
+    jobs = tmp_path / "bin" / "jobs"
+    with use_parallel({**block(scheduler), "mode": "async"}):
+        run = Patient(Provider(hold=str(hold)), output_dir="out")(range(32))
+    root = run.run_dir
+    wait_until(lambda: len(run.status().crew.living) == 2 and (jobs / "4" / "pid").exists(), 120)
+    successors = {record.after: record.job_id for record in read_jobs(RecordPaths(root))}
+    others = Follower((root,), scheduler, "2")
+    config = load_config(root, scheduler)
+    assert list(others.complete_crew([root], config)) == []  # nobody is missing
+
+    subprocess.run(["bkill", successors["2"]], check=True)
+    (told,) = others.complete_crew([root], config)
+    assert re.fullmatch(r"job \d+ follows when job 2 has ended", told)
+    for number in (successors["1"], "1"):
+        subprocess.run(["bkill", number], check=True)
+    wait_until(lambda: len(run.status().crew.living) == 1, 120)
+    (told,) = others.complete_crew([root], config)
+    assert told.startswith("1 of 2 workers were missing; submitted: ")
+
+    none = config.model_copy(update={"max_successors": 0})
+    newest = Follower((root,), scheduler, "77")
+    assert list(newest.submit_successor([root], none)) == [
+        "no successor: parallel.max_successors is 0"
+    ]
+    hold.unlink()
+    assert len(run.wait(120).read_text().splitlines()) == 32
+    wait_until(lambda: not any(map(is_at_work, jobs.iterdir())), 120)

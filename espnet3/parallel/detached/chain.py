@@ -1,11 +1,12 @@
 """Jobs that follow one another: which came before, and whether they got anything done."""
 
 import json
-from collections.abc import Sequence
+import re
+from collections.abc import Container, Sequence
 from pathlib import Path
 
 from espnet3.parallel.config import ParallelConfig
-from espnet3.parallel.detached.crew import Crew
+from espnet3.parallel.detached.crew import Crew, Job
 from espnet3.parallel.detached.description import load_description
 from espnet3.parallel.parallel import as_parallel_config
 from espnet3.shards.records import (
@@ -16,6 +17,8 @@ from espnet3.shards.records import (
     read_workers,
 )
 
+_CANCELLED = re.compile("cancel|delet", re.IGNORECASE)
+_SIGNALLED = "it got SIG"
 N_FRUITLESS = 3
 """Jobs in a row that may end without finishing a shard."""
 
@@ -40,9 +43,35 @@ def predecessors(records: Sequence[JobRecord], job: str) -> list[JobRecord]:
 
 
 def last_ended(crew: Crew, env: str) -> list[JobRecord]:
-    """Return the last jobs of a run that have ended, the latest first."""
-    ended = [job.record for job in crew.jobs if job.record.env == env and not job.is_there]
+    """Return the last jobs of a run that have ended, the latest first.
+
+    Not those that were cancelled while they waited: they say nothing of the work.
+    """
+    mine = [job for job in crew.jobs if job.record.env == env]
+    there = {job.record.job_id for job in mine if job.is_there}
+    ended = [
+        job.record
+        for job in mine
+        if not job.is_there and (job.workers or not _was_cancelled(job, there))
+    ]
     return sorted(ended, key=lambda record: record.submitted, reverse=True)[:N_FRUITLESS]
+
+
+def _was_cancelled(job: Job, there: Container[str]) -> bool:
+    """Tell whether a job that brought no worker never began, as far as one can tell."""
+    return job.record.after in there or bool(
+        _CANCELLED.search(f"{job.state.word} {job.state.reason}")
+    )
+
+
+def without_successor(crew: Crew, env: str) -> list[JobRecord]:
+    """Return the jobs at work whose successor is gone: somebody cancelled it."""
+    mine = [job for job in crew.jobs if job.record.env == env]
+    after = {job.record.after for job in mine if job.record.after}
+    there = {job.record.after for job in mine if job.is_there}
+    return [
+        job.record for job in mine if job.has_living_worker and job.record.job_id in after - there
+    ]
 
 
 def is_fruitless(root: Path, jobs: Sequence[JobRecord]) -> bool:
@@ -57,6 +86,8 @@ def is_fruitless(root: Path, jobs: Sequence[JobRecord]) -> bool:
     paths = RecordPaths(root)
     workers = read_workers(paths)
     theirs = [worker for worker in workers if (worker.env, worker.job_id) in numbers]
+    if any(worker.reason.startswith(_SIGNALLED) for worker in theirs):
+        return False  # somebody ended it, and it handed its work back
     since = min((worker.started for worker in theirs), default=min(job.submitted for job in jobs))
     if any(_was_useful(worker, since) for worker in workers):
         return False

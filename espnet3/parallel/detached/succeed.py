@@ -24,7 +24,13 @@ from espnet3.io.exclusive import create_bytes
 from espnet3.parallel.clusters.schedulers import JobState, scheduler_of
 from espnet3.parallel.clusters.table import ON_THIS_MACHINE
 from espnet3.parallel.config import ParallelConfig
-from espnet3.parallel.detached.chain import is_fruitless, last_ended, load_config, predecessors
+from espnet3.parallel.detached.chain import (
+    is_fruitless,
+    last_ended,
+    load_config,
+    predecessors,
+    without_successor,
+)
 from espnet3.parallel.detached.crew import read_crew
 from espnet3.parallel.detached.directives import HAS_SUCCESSORS
 from espnet3.parallel.detached.open_runs import count_open_shards, is_open, nodes_to_avoid
@@ -65,34 +71,44 @@ class Follower:
     def submit_successor(self, roots: list[Path], config: ParallelConfig) -> Iterator[str]:
         """Submit who follows this job, unless there is one, or nothing for it to do."""
         records = self._records(roots[0])
-        if (
-            self.env not in HAS_SUCCESSORS
-            or not self.job
-            or any(r.after == self.job for r in records)
-        ):
+        if self.job and not any(record.after == self.job for record in records):
+            yield from self._follow(roots, config, records, self.job, self.generation)
+
+    def _follow(
+        self,
+        roots: list[Path],
+        config: ParallelConfig,
+        records: Sequence[JobRecord],
+        job: str,
+        generation: int,
+    ) -> Iterator[str]:
+        if self.env not in HAS_SUCCESSORS:
             return
-        if config.max_successors is not None and self.generation >= config.max_successors:
+        if config.max_successors is not None and generation >= config.max_successors:
             yield f"no successor: parallel.max_successors is {config.max_successors}"
             return
-        if count_open_shards(roots) <= self._n_others(roots):
+        if count_open_shards(roots) <= self._n_others(roots, job):
             return  # others have all that is left in their hands
-        chain = predecessors(records, self.job)
+        chain = predecessors(records, job)
         if is_fruitless(roots[0], chain):
             yield _fruitless(chain, roots)
             return
         try:
-            jobs = self._submit(roots, config, 1, after=self.job, generation=self.generation + 1)
+            jobs = self._submit(roots, config, 1, after=job, generation=generation + 1)
         except EspnetError as error:
-            yield f"no successor: {_reason(error)}. When this job ends, type: {_resume(roots)}"
+            yield f"no successor: {_reason(error)}. When job {job} ends, type: {_resume(roots)}"
             return
-        yield f"job {jobs[0].job_id} follows when this one has ended"
+        yield f"job {jobs[0].job_id} follows when job {job} has ended"
 
     def complete_crew(self, roots: list[Path], config: ParallelConfig) -> Iterator[str]:
-        """Submit workers in the place of those that are gone without a successor."""
+        """Submit workers in the place of those that are gone, and successors that are gone."""
         try:
             crew = read_crew(roots[0], ask=self._ask)
         except NoAnswer:
             return
+        for record in without_successor(crew, self.env):
+            records = self._records(roots[0])
+            yield from self._follow(roots, config, records, record.job_id, record.generation)
         n_wanted = min(config.n_workers, count_open_shards(roots))
         n_missing = n_wanted - crew.n_present
         if n_missing <= 0:
@@ -146,9 +162,9 @@ class Follower:
     def _records(self, root: Path) -> list[JobRecord]:
         return [record for record in read_jobs(RecordPaths(root)) if record.env == self.env]
 
-    def _n_others(self, roots: list[Path]) -> int:
+    def _n_others(self, roots: list[Path], job: str) -> int:
         owners = [owner for root in roots for owner in living_owners(leases_folder(root))]
-        return sum(owner.job_id.partition(".")[0] != self.job.partition(".")[0] for owner in owners)
+        return sum(owner.job_id.partition(".")[0] != job.partition(".")[0] for owner in owners)
 
     def _ask(self, records: Sequence[JobRecord]) -> dict[str, JobState]:
         """Ask for jobs of this scheduler; of those elsewhere nothing is known here."""
