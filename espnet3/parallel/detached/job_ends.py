@@ -41,7 +41,7 @@ _ENDS = (
         "not fit at all, ask for a longer walltime: espnet3 resume {dir} options.walltime='...'",
     ),
     _End(
-        r"NODE_FAIL|BOOT_FAIL|node (was lost|failed)|UNKNWN|ZOMBI|LaunchFailed|launch failed",
+        r"NODE_FAIL|BOOT_FAIL|node (was lost|failed)|ZOMBI|LaunchFailed|launch failed",
         "lost the node",
         "Others take over their shards; tell the administrators if it is the same node again",
     ),
