@@ -21,6 +21,7 @@ from espnet3.shards.plan import run_order
 FRESH_SECONDS = 5.0
 """How long a listing is good enough to choose from."""
 _SETTLED_SECONDS = 120.0  # longer than any file system keeps names that are not true any more
+_MET_SECONDS = 10.0
 _KEEP_SECONDS = 15.0
 _MAX_KEPT = 16
 _MAX_TRIES = 20
@@ -58,6 +59,7 @@ class Board:
         self._committed: set[int] = set()
         self._noted: dict[int, float] = {}
         self._claimed: set[int] = set()
+        self._met: dict[int, float] = {}
         self._mine: set[int] = set()
         self._kept: deque[tuple[int, float]] = deque()
         self._n_owners = 1
@@ -72,7 +74,10 @@ class Board:
         self._listed = time.monotonic()
 
     def _list_leases(self) -> None:
-        self._claimed, self._n_owners = set(self._mine), 0
+        # Whom we met at a shard is there, even if the list does not show it yet.
+        now = time.monotonic()
+        self._met = {s: t for s, t in self._met.items() if now - t < _MET_SECONDS}
+        self._claimed, self._n_owners = self._mine.union(self._met), 0
         for name in _names(self._lease.folder):
             if name.endswith(".owner"):
                 self._n_owners += 1
@@ -177,6 +182,7 @@ class Board:
         name = self._layout.shard_name(shard)
         if not self._lease.claim(name):
             self._claimed.add(shard)
+            self._met[shard] = time.monotonic()
             return False
         if self._layout.shard(shard).is_dir():  # committed and released since the listing
             self.finished(shard)

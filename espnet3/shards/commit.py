@@ -17,13 +17,13 @@ import time
 import zlib
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from espnet3.errors import ProviderError
 from espnet3.io.atomic import fsync_dir, fsync_file
 from espnet3.io.json_text import dump_json
+from espnet3.shards.done import Done
 from espnet3.shards.layout import (
     DONE,
     POSITION,
@@ -34,49 +34,18 @@ from espnet3.shards.layout import (
 )
 from espnet3.shards.manifest import read_run_id
 
+__all__ = [
+    "Done", "attempts", "begin_attempt", "commit", "committed_shards", "discard_attempt",
+    "entry_name", "finish_attempt", "read_done", "set_aside", "set_aside_damaged", "walk_files",
+]  # fmt: skip
 logger = logging.getLogger(__name__)
 SETTLE_SECONDS = 10.0
 """How long a folder without a `done` may be one that was published, and is not all seen yet."""
 _BLOCK = 1 << 17  # larger ones are new memory at each read, which costs more than the reading
 _LOOK_SECONDS = 0.2
+_REMOVED = (".nfs", ".fuse_hidden")  # NFS, FUSE: gone, but still open somewhere; vanish soon
 # What rename says of a target that is a folder with something in it, or a file.
 _OCCUPIED = {errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR}
-
-
-@dataclass(frozen=True)
-class Done:
-    """What a committed shard says of itself."""
-
-    run_id: str
-    shard: int
-    start: int
-    stop: int
-    n_failed: int = 0
-    seconds: float = 0.0
-    load_seconds: float = 0.0
-    finished: float = field(default_factory=time.time)
-    host: str = ""
-    pid: int = 0
-    files: dict[str, dict[str, int]] = field(default_factory=dict)
-    summary: Any = None
-    n_halved: int = 0
-    """Batches that were too large for the memory."""
-    started: float | None = None
-    """When the attempt began, by the worker's clock, loading included; None in older folders."""
-    n_deaths: int = 0
-    """Workers that died at this shard before."""
-    owner_id: str = ""
-    """The owner, in `leases/`, for whom the worker ran it: a driver, or a detached worker."""
-
-    @property
-    def n_items(self) -> int:
-        """Items of the shard, failed ones included."""
-        return self.stop - self.start
-
-    @property
-    def n_written(self) -> int:
-        """Items that have a result."""
-        return self.n_items - self.n_failed
 
 
 def begin_attempt(layout: RunLayout, shard: int) -> Path:
@@ -142,7 +111,7 @@ def entry_name(folder: Path, path: Path) -> str:
 def walk_files(folder: Path) -> Iterator[Path]:
     """Yield all files below a folder in a fixed order."""
     for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
-        if entry.name.startswith(".nfs"):  # NFS: removed, but still open somewhere; vanishes soon
+        if entry.name.startswith(_REMOVED):
             continue
         if entry.is_dir(follow_symlinks=False):
             yield from walk_files(Path(entry.path))

@@ -18,6 +18,7 @@ from espnet3.shards.merge import check_complete, concat_files
 from espnet3.shards.plan import make_plan
 from tests.conftest import wait_until
 from tests.delayed_view import can_mount, environment_of, on_machine
+from tests.integration.detached_parts import DetachedFolder, expected
 
 ROOT = Path(__file__).parents[2]
 N_ITEMS, N_SHARDS = 240, 40
@@ -142,6 +143,53 @@ def test_killed_workers_that_see_each_other_late_finish_with_every_item_once(
     assert merged.read_text() == "".join(f"utt{item} words\n" for item in range(N_ITEMS))
     published = Counter(line.split()[0] for line in said if line.endswith(" True"))
     assert set(published.values()) == {1}, "a commit was taken for damaged, and replaced"
+
+
+HASTE = """
+from espnet3.shards.lease import Lease
+Lease.__init__.__kwdefaults__.update(heartbeat=1.0, timeout=10.0)
+"""
+
+
+@pytest.fixture
+def agents(tmp_path):
+    crews = []
+
+    def make(kind: str, seconds: float) -> tuple[DetachedFolder, Crew]:
+        truth, scratch = tmp_path / "truth", tmp_path / "scratch"
+        run = DetachedFolder(truth, n_items=120, n_shards=30, seconds=0.05)
+        command = [sys.executable, "-m", "espnet3.parallel.detached.work", str(truth)]
+        env = environment_of(truth, seconds, scratch)
+        if kind == "machine":
+            # The dead of other machines are known by their silence; a minute of it is long here.
+            (scratch / "sitecustomize.py").write_text(HASTE)
+            (tmp_path / "mount").mkdir()
+            command[-1] = str(tmp_path / "mount")
+            command = on_machine(tmp_path / "mount", truth, seconds, command)
+        crews.append(Crew(truth, tmp_path, command, env))
+        return run, crews[-1]
+
+    yield make
+    for one in crews:
+        one.stop()
+
+
+@pytest.mark.parametrize("kind", ["process", pytest.param("machine", marks=needs_mounts)])
+def test_detached_workers_that_see_each_other_late_finish_and_merge_by_themselves(agents, kind):
+    run, workers = agents(kind, 3.0)
+    for _ in range(3):
+        workers.start()
+    for n_done in (3, 9):
+        wait_until(lambda n=n_done: n_committed(workers.folder) >= n, 60)
+        workers.living()[0].kill()
+        workers.start()
+    wait_until(lambda: not workers.living(), 120)
+    ended = Counter(process.returncode for process in workers.processes)
+    assert ended == {0: 3, -9: 2}, (workers.said(), run.log())
+    assert (run.out / "_SUCCESS.json").exists(), run.log()
+    assert run.text == expected(run.n_items)
+    done = [line for line in run.log().splitlines() if "ends: done" in line]
+    assert len(done) == len({line.partition(" shard ")[2].split()[0] for line in done})
 
 
 def n_committed(folder: Path) -> int:

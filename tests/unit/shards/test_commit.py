@@ -99,9 +99,10 @@ def test_all_files_and_folders_are_on_disk_before_done_is(run, monkeypatch):
     assert synced[-1] == str(attempt)
 
 
-def test_file_that_nfs_keeps_until_it_is_closed_is_no_part_of_the_shard(run):
+@pytest.mark.parametrize("name", [".nfs0000000000a1b2c3", ".fuse_hidden0000002700000004"])
+def test_file_that_is_kept_until_it_is_closed_is_no_part_of_the_shard(run, name):
     attempt = run.begin(0)
-    (attempt / ".nfs0000000000a1b2c3").touch()
+    (attempt / name).touch()
     assert list(run.finish(attempt, 0).files) == ["text"]
     assert [path.name for path in walk_files(attempt)] == [DONE, "text"]
 
