@@ -27,6 +27,8 @@ DEFAULTS = {
     "lock_seconds": 0,
     "trace": "",
     "scratch": "",
+    "hangs_on": "",
+    "dies_on": "",
     "on_error": "raise",
     "max_errors": None,
     "resume": True,
@@ -135,6 +137,7 @@ def compute(item, config, faults):
         time.sleep(0.1)
     if faults["scratch"]:
         use_disk(faults["scratch"])
+    suffer_from_node(os.environ.get("SLURMD_NODENAME"), faults)
     fault, out = faults["fault"], faults["out"]
     if item == 0 and faults["lock_seconds"] and once(out, "lock"):
         ctypes.PyDLL(None).sleep(faults["lock_seconds"])  # with the interpreter lock
@@ -156,6 +159,13 @@ def compute(item, config, faults):
         with open(faults["trace"], "a") as file:
             file.write(f"{item}\n")
     return f"utt{item} beam{config['beam']} " + "x" * faults["line"]
+
+
+def suffer_from_node(node, faults):
+    if node and node == faults["dies_on"]:
+        os._exit(3)
+    if node and node == faults["hangs_on"]:
+        time.sleep(1000)
 
 
 def use_disk(folder):

@@ -1,0 +1,34 @@
+"""Nodes that are no good: the others do the work, and nobody is asked."""
+
+import pytest
+
+from tests.cluster.detached_run import DetachedRun
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(400)]
+N_WORKERS = 4
+BAD = "node2"
+
+
+@pytest.fixture
+def run_with(slurm, tmp_path):
+    """Return a function that submits a worker per node, of which one is no good."""
+
+    def submit(**settings) -> DetachedRun:
+        block = {**slurm.parallel(N_WORKERS, queue="spread"), "shards_per_worker": 5}
+        run = DetachedRun(tmp_path / "out", slurm, seconds=0.2, parallel=block, **settings)
+        run.submit()
+        return run
+
+    return submit
+
+
+def test_a_shard_of_a_node_that_hangs_is_run_a_second_time(run_with, reference):
+    run = run_with(hangs_on=BAD)
+    run.wait_for_end(300.0)
+    assert run.text == reference
+    assert run.computed_twice() == set(), run.state
+    logs = "".join(log.read_text() for log in (run.out / "logs").glob("*.log"))
+    assert "it is started a second time" in logs, run.state
+    (slow,) = [node for node in run.success["accounting"]["nodes"] if node["name"] == BAD]
+    assert slow["n_shards"] == 0
+    assert slow["lost_seconds"] > 0
