@@ -219,14 +219,23 @@ def write_stop(paths: RecordPaths, mark: StopMark) -> None:
     write_json(paths.stop, asdict(mark))
 
 
-def read_jobs(paths: RecordPaths) -> list[JobRecord]:
-    """Return all jobs in the order of their submission."""
-    return sorted(_read_all(paths.jobs, JobRecord), key=lambda job: (job.submitted, job.job_id))
+def read_jobs(paths: RecordPaths, known: dict[str, Any] | None = None) -> list[JobRecord]:
+    """Return all jobs in the order of their submission.
+
+    What is in `known` is not read again; what cannot change any more is added to it.
+    """
+    jobs = list(_read_all(paths.jobs, JobRecord, known=known))
+    if known is not None:
+        known |= {f"{job.key}.json": job for job in jobs}
+    return sorted(jobs, key=lambda job: (job.submitted, job.job_id))
 
 
-def read_workers(paths: RecordPaths) -> list[WorkerRecord]:
-    """Return all workers in the order in which they began."""
-    return sorted(_read_all(paths.workers, WorkerRecord), key=lambda worker: worker.started)
+def read_workers(paths: RecordPaths, known: dict[str, Any] | None = None) -> list[WorkerRecord]:
+    """Return all workers in the order in which they began; for `known` see `read_jobs`."""
+    workers = list(_read_all(paths.workers, WorkerRecord, known=known))
+    if known is not None:
+        known |= {f"{w.owner_id}.json": w for w in workers if w.ended is not None}
+    return sorted(workers, key=lambda worker: worker.started)
 
 
 def read_worker(paths: RecordPaths, owner_id: str) -> WorkerRecord | None:
@@ -253,12 +262,14 @@ def clear_stop(paths: RecordPaths) -> None:
     paths.stop.unlink(missing_ok=True)
 
 
-def _read_all(folder: Path, kind: type[Any], prefix: str = "") -> Iterator[Any]:
+def _read_all(
+    folder: Path, kind: type[Any], prefix: str = "", known: dict[str, Any] | None = None
+) -> Iterator[Any]:
     with suppress(FileNotFoundError):
         names = sorted(entry.name for entry in os.scandir(folder))
         for name in names:
             if name.startswith(prefix) and name.endswith(".json") and not name.startswith("."):
-                record = _read(folder / name, kind)
+                record = (known or {}).get(name) or _read(folder / name, kind)
                 if record is not None:
                     yield record
 

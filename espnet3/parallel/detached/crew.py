@@ -1,9 +1,11 @@
 """Who works for a detached run, and who is on the way: workers and jobs, side by side."""
 
 import time
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from espnet3.parallel.clusters.schedulers import JobState
 from espnet3.shards.layout import leases_folder
@@ -108,20 +110,21 @@ class Crew:
         return Crew(workers, [job for job in self.jobs if job.record.env == env])
 
 
-def read_crew(root: Path, ask: AskJobs | None = None) -> Crew:
+def read_crew(root: Path, ask: AskJobs | None = None, known: dict[str, Any] | None = None) -> Crew:
     """Read who is there, and ask the scheduler of jobs that have no living worker.
 
     Args:
         root: the run folder.
         ask: answers for jobs, in place of `job_states`.
+        known: what earlier calls need not read again; they add to it.
     """
     paths = RecordPaths(root)
     owners = {owner.owner_id: owner for owner in living_owners(leases_folder(root))}
-    records = {record.owner_id: record for record in read_workers(paths)}
+    records = {record.owner_id: record for record in read_workers(paths, known)}
     workers = [Worker(record, owner_id in owners) for owner_id, record in records.items()]
     # One whose record is not to be seen yet, or a driver that waits for its own workers.
     workers += [Worker(_of_owner(o), True) for key, o in owners.items() if key not in records]
-    return Crew(workers, _read_jobs(read_jobs(paths), workers, ask or ask_schedulers))
+    return Crew(workers, _read_jobs(read_jobs(paths, known), workers, ask or ask_schedulers))
 
 
 def living_ids(root: Path) -> set[str]:
@@ -148,7 +151,14 @@ def ask_schedulers(records: Sequence[JobRecord]) -> dict[str, JobState]:
 
 
 def _read_jobs(records: list[JobRecord], workers: list[Worker], ask: AskJobs) -> list[Job]:
-    brought = {r.key: [w for w in workers if _is_of(w.record, r)] for r in records}
+    by_number: dict[tuple[str, str], list[Worker]] = defaultdict(list)
+    for worker in workers:
+        for number in {worker.record.job_id, str(worker.record.pid)}:
+            by_number[worker.record.env, number].append(worker)
+    brought = {
+        r.key: [w for w in by_number.get((r.env, r.job_id), ()) if _is_of(w.record, r)]
+        for r in records
+    }
     asked = [r for r in records if _is_open(brought[r.key])][-_MOST_ASKED:]
     states = ask(asked) if asked else {}
     told = {r.key: states.get(r.key) or _as_told(brought[r.key]) for r in records}
@@ -170,7 +180,7 @@ def _read_jobs(records: list[JobRecord], workers: list[Worker], ask: AskJobs) ->
 
 
 def _is_of(worker: WorkerRecord, job: JobRecord) -> bool:
-    if worker.env != job.env or worker.started < job.submitted - _CLOCK_SECONDS:
+    if worker.started < job.submitted - _CLOCK_SECONDS:
         return False
     if job.machine:  # a process; its number may be used again, but not within minutes
         return str(worker.pid) == job.job_id and worker.started < job.submitted + _START_SECONDS

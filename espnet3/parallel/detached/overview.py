@@ -86,13 +86,14 @@ class Observer:
         self._ask = ask or ask_schedulers
         self._ask_seconds = ask_seconds
         self._asked: dict[str, tuple[float, JobState]] = {}
+        self._known: dict[str, Any] = {}
 
     def look(self) -> Overview:
         """Return how the run stands now."""
         status = self._reader.read()
         if not status.is_detached:
             return Overview(status)
-        crew = read_crew(self._run_dir, self._ask_at_times)
+        crew = read_crew(self._run_dir, self._ask_at_times, self._known)
         state = status.state
         if state == "stopped" and (crew.waiting or crew.starting):
             state = "queued" if crew.waiting else "starting"
