@@ -1,7 +1,7 @@
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -23,9 +23,11 @@ settings.load_profile("files")
 
 
 @pytest.fixture(autouse=True)
-def _settled(monkeypatch: pytest.MonkeyPatch) -> None:
+def _settled() -> Iterator[None]:
     """Damage is no late view here, and need not be waited for."""
-    monkeypatch.setattr(commit_module, "SETTLE_SECONDS", 0.0)
+    with pytest.MonkeyPatch.context() as patch:  # of its own: tests undo theirs
+        patch.setattr(commit_module, "SETTLE_SECONDS", 0.0)
+        yield
 
 
 @pytest.fixture

@@ -30,8 +30,10 @@ from espnet3.shards.position import Position
 WORKER = """
     import os, signal, sys
     from pathlib import Path
+    from espnet3.shards import commit as commit_module
     from espnet3.shards.commit import Done, begin_attempt, commit, finish_attempt
     from espnet3.shards.manifest import load_manifest
+    commit_module.SETTLE_SECONDS = 0.0
 
     def begin(root, shard, text):
         manifest = load_manifest(root)
