@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
     n_lines = _N_LINES if args.lines is None and _is_plain(args) else args.lines
     for number, part in enumerate(parts):
         _show(part.last(n_lines), console, is_first=number == 0)
-    if not parts and follower is None:
+    if not parts:
         print(_nothing(args, run_dir))
     if follower is not None:
         _follow(run_dir, follower, console)

@@ -28,6 +28,7 @@ STYLES = {
     "running": "cyan",
     "queued": "blue",
     "starting": "blue",
+    "unknown": "yellow",
     "failed": "bold red",
     "cancelled": "yellow",
     "stopping": "yellow",
@@ -51,6 +52,8 @@ def _state(seen: Overview) -> str:
         return "queued: jobs wait, nobody works yet"
     if seen.state == "starting":
         return "starting: workers were started and have not signed in yet"
+    if seen.state == "unknown":
+        return "unknown: nobody works, and whether jobs wait cannot be seen from this machine"
     if seen.state == "stopping":
         return "stopping: workers hand back what they were doing"
     if seen.state == "cancelled" and status.stop is not None:
@@ -212,7 +215,7 @@ def next_steps(seen: Overview) -> list[str]:
         steps.append(f"{where} is stopped: run the same command again to resume it.")
     if state == "not merged":
         steps.append(f"{where} is done but not merged: {command('merge', status.run_dir)}")
-    if state in ("queued", "starting"):
+    if state in ("queued", "starting", "unknown"):
         steps.append(f"Why it waits: {command('explain', status.run_dir)}")
     if status.n_failed:
         failed = count(status.n_failed, "item")

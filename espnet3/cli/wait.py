@@ -37,6 +37,9 @@ def run(args: argparse.Namespace) -> int:
         except TimeoutError as error:
             print_error(error)
             return _TIMED_OUT
+        except KeyboardInterrupt:
+            print(f"Nobody waits any more; {on_one_line(run_dir)} goes on.")
+            raise
         if seen.state == "complete":
             print(f"{on_one_line(run_dir)} is complete: {items_text(seen.status)}.")
         else:

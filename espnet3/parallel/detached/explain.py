@@ -94,6 +94,10 @@ class _Explainer:
             yield Finding("ok", "run", f"{self._at_work()}; {done}{self._speed()}")
         elif state in ("queued", "starting"):
             yield Finding("warning", "run", f"nobody works yet, but jobs are on their way; {done}")
+        elif state == "unknown":
+            yield Finding(
+                "warning", "run", f"nobody works on it; whether jobs wait: see below; {done}"
+            )
         elif state == "not merged":
             told = "all shards are done, but nobody is there to merge them"
             yield Finding("problem", "run", told, f"espnet3 merge {self._quoted}")

@@ -1,5 +1,6 @@
 """All that can be told of a run at one moment: progress, workers, jobs, and nodes it avoids."""
 
+import shutil
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -7,7 +8,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from espnet3.parallel.clusters.schedulers import JobState
+from espnet3.parallel.clusters.schedulers import JobState, scheduler_of
 from espnet3.parallel.detached.bad_nodes import judge_nodes
 from espnet3.parallel.detached.crew import AskJobs, Crew, Job, Worker, ask_schedulers, read_crew
 from espnet3.shards.records import JobRecord, RecordPaths, read_deaths
@@ -95,8 +96,8 @@ class Observer:
             return Overview(status)
         crew = read_crew(self._run_dir, self._ask_at_times, self._known)
         state = status.state
-        if state == "stopped" and (crew.waiting or crew.starting):
-            state = "queued" if crew.waiting else "starting"
+        if state == "stopped":
+            state = _state_of_jobs(crew)
         avoided = {} if state == "complete" else self._avoided()
         n_committed = Counter(done.owner_id for done in self._reader.committed.values())
         return Overview(replace(status, state=state), crew, avoided, n_committed)
@@ -112,6 +113,23 @@ class Observer:
             told = self._ask(due)
             self._asked |= {key: (now, state) for key, state in told.items()}
         return {r.key: self._asked[r.key][1] for r in records if r.key in self._asked}
+
+
+def _state_of_jobs(crew: Crew) -> str:
+    """Return the state of a run on which nobody works."""
+    if crew.waiting:
+        return "queued"
+    if crew.starting:
+        return "starting"
+    return "unknown" if any(is_out_of_sight(job) for job in crew.jobs) else "stopped"
+
+
+def is_out_of_sight(job: Job) -> bool:
+    """Tell whether a job may wait in the queue of a scheduler whose commands are not here."""
+    if job.state.phase != "unknown" or job.workers:
+        return False
+    scheduler = scheduler_of(job.record.env)
+    return scheduler is not None and shutil.which(scheduler.status_command.split()[0]) is None
 
 
 def look(run_dir: Path) -> Overview:

@@ -79,6 +79,16 @@ def test_status_of_a_run_whose_jobs_wait_is_queued(detached, squeue, capsys):
     assert f"espnet3 explain {detached.root}" in shown
 
 
+def test_jobs_that_cannot_be_seen_from_here_are_not_taken_for_gone(detached, capsys, monkeypatch):
+    detached.job("12")
+    monkeypatch.setenv("PATH", "/nonexistent")
+    assert look(detached.root).state == "unknown"
+    assert main(["status", str(detached.root)]) == 0
+    shown = capsys.readouterr().out
+    assert "cannot be seen from this machine" in shown
+    assert "resume" not in shown
+
+
 def test_a_stop_mark_is_the_state_once_nobody_works(detached, capsys):
     detached.stop("cancelled", "cancelled by me@login1")
     assert look(detached.root).state == "cancelled"
