@@ -214,11 +214,12 @@ class Dispatcher:
         if not event.was_running and position is None:
             self._again.appendleft(task)
             return
+        death = Death(event.reason, position, event.log)
+        is_left = self._source.died(task, death)
         if not event.went_with_others:
             self._note_early_death(event, has_begun=position is not None or task.attempt is None)
-        death = Death(event.reason, position, event.log)
-        self._source.died(task, death)
-        self._again.extend(self._after_death(task, death))
+        if not is_left:
+            self._again.extend(self._after_death(task, death))
 
     def _is_committed(self, task: ShardTask) -> bool:
         """Tell whether somebody published the shard; if so, it is done."""

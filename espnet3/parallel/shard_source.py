@@ -45,8 +45,8 @@ class ShardSource(Protocol):
     def deaths(self, task: ShardTask) -> Sequence[Death]:
         """Return the deaths at a shard of workers that were not ours, the oldest first."""
 
-    def died(self, task: ShardTask, death: Death) -> None:
-        """Note that a worker of ours died at a shard."""
+    def died(self, task: ShardTask, death: Death) -> bool:
+        """Note that a worker of ours died at a shard; tell whether it is left to other drivers."""
 
     def leave_to_others(self, task: ShardTask, trouble: Failure) -> bool:
         """Leave a shard that this machine cannot bear to other drivers, if there are any."""
@@ -65,8 +65,9 @@ class _OnlyDriver:
         """Return none: those of other drivers are not known."""
         return ()
 
-    def died(self, task: ShardTask, death: Death) -> None:
-        """Do nothing: the dispatcher remembers."""
+    def died(self, task: ShardTask, death: Death) -> bool:
+        """Return False: the dispatcher remembers, and tries again."""
+        return False
 
     def leave_to_others(self, task: ShardTask, trouble: Failure) -> bool:
         """Return False: another worker of the same driver may have more luck."""

@@ -17,7 +17,7 @@ from espnet3.parallel.identity import describe_run
 from espnet3.shards.merge import concat_files
 from espnet3.shards.owner import node_name
 
-DEFAULTS = {"seconds": 0.0, "faults": {}, "slow": {}, "gate": "", "load": 0.0, "full_on": []}
+DEFAULTS = {"seconds": 0.0, "faults": {}, "slow": {}, "gate": "", "load": 0.0, "bad_nodes": {}}
 
 
 class Provider:
@@ -30,6 +30,8 @@ class Provider:
 
     def build_env_local(self):
         time.sleep(self.settings["load"])
+        if self.settings["bad_nodes"].get(node_name()) == "no start":
+            os._exit(4)
         return {"settings": self.settings}
 
     def build_worker_setup_fn(self):
@@ -53,9 +55,7 @@ class Runner(BaseRunner):
         time.sleep(settings["slow"].get(str(idx), settings["seconds"]))
         while settings["gate"] and not Path(settings["gate"]).exists():
             time.sleep(0.05)
-        if node_name() in settings["full_on"]:
-            raise OSError(errno.ENOSPC, "No space left on device", "/scratch/x")
-        fault = settings["faults"].get(str(idx))
+        fault = settings["bad_nodes"].get(node_name()) or settings["faults"].get(str(idx))
         if fault:
             suffer(fault, settings)
         return f"utt{idx} ok"

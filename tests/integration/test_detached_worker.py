@@ -67,6 +67,16 @@ def test_an_item_that_kills_its_worker_is_isolated(folder):
     assert len(run.records("deaths")) == 2
 
 
+def test_a_process_that_is_killed_once_is_replaced(folder, tmp_path):
+    run = folder(faults={"7": f"kill child@{tmp_path / 'mark'}"})
+    assert run.run() == 0
+    run.assert_complete()
+    (note,) = run.records("deaths")
+    assert (note["start"], note["kind"]) == (7, "died")
+    assert "SIGKILL" in note["reason"]
+    assert run.records("workers")[0]["lost_seconds"] > 0
+
+
 def test_a_batch_that_kills_its_worker_is_halved(folder):
     run = folder(on_error="skip", faults={"7": "kill child"}, batch_size=4)
     assert run.run() == 0
@@ -236,17 +246,22 @@ def test_a_disk_that_stays_full_is_a_failure_in_the_end(folder):
     run.assert_complete(without=[3])
 
 
-def test_a_full_disk_of_one_node_is_left_to_another_node(folder):
-    """The node with the full disk is avoided after three shards, and named."""
-    run = folder(n_items=30, n_shards=30, seconds=0.5, full_on=["n1"])
+@pytest.mark.parametrize("how", ["full", "exit", "no start"])
+def test_a_node_on_which_nothing_works_is_avoided_while_another_gets_on(folder, how):
+    """With `on_error: raise`, which a single item that is to blame would stop."""
+    run = folder(n_items=30, n_shards=30, seconds=0.5, bad_nodes={"n1": how})
     bad = run.start(SLURMD_NODENAME="n1")
     good = run.start(SLURMD_NODENAME="n2")
+    assert bad.wait(120) == 1
+    while run.run(SLURMD_NODENAME="n1") == 1:  # as a successor would be
+        assert good.poll() is None
     assert good.wait(120) == 0
-    assert bad.wait(120) in (0, 1)
     run.assert_complete()
-    assert {note["host"] for note in run.records("deaths")} == {"n1"}
-    reasons = {worker["host"]: worker["reason"] for worker in run.records("workers")}
-    assert reasons["n1"].startswith("n1 is avoided: attempts at 3 shards")
+    notes = run.records("deaths")
+    assert {note["host"] for note in notes} == {"n1"}
+    assert len({note["shard"] for note in notes}) == len(notes)
+    reasons = [worker["reason"] for worker in run.records("workers") if worker["host"] == "n1"]
+    assert any(reason.startswith("n1 is avoided: attempts at ") for reason in reasons)
 
 
 def test_several_folders_are_finished_one_after_the_other(folder):

@@ -1,5 +1,6 @@
 """Which shard a worker takes next, or why it takes none."""
 
+import random
 import time
 from collections.abc import Callable
 
@@ -66,7 +67,8 @@ class Choice:
         if shard is None:
             shard = self._second_look()
         if shard is None:
-            self._next_look = time.monotonic() + self._pause
+            # Many workers may have begun to wait in the same moment.
+            self._next_look = time.monotonic() + self._pause * random.uniform(0.7, 1.3)
             self._pause = min(self._pause * 1.5, _MAX_PAUSE)
             return None
         self._pause = _FIRST_PAUSE
@@ -103,7 +105,9 @@ class Choice:
             return None
         if free := self._board.free():
             ours = [shard for shard in free if not self._is_avoided(shard)]
-            return self._squeeze(ours) if ours else None
+            # Those that fit are about to be somebody else's: we met others at them.
+            is_too_late = not ours or any(self._fits(shard) for shard in ours)
+            return None if is_too_late else self._squeeze(ours)
         return self._help_others()
 
     def _squeeze(self, free: list[int]) -> int | None:

@@ -52,8 +52,9 @@ def bury(root: Path, attempts: Iterable[Path], lease: Lease) -> list[DeathNote]:
     notes = []
     for attempt in attempts:
         origin = origin_of_attempt(attempt.name)
-        if origin is None:  # of a driver, or half removed: those are not blamed on an item
-            discard_attempt(attempt)
+        if origin is None:  # of a driver that may be alive, or half removed: nobody is blamed
+            if time.time() - _last_change(attempt) > TIMEOUT:
+                discard_attempt(attempt)
             continue
         if origin[0] == lease.owner.owner_id or _may_be_alive(lease, *origin):
             continue

@@ -3,6 +3,7 @@
 import logging
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,7 +26,8 @@ if TYPE_CHECKING:
     from espnet3.shards.items import Items
 
 logger = logging.getLogger(__name__)
-_ELSEWHERE_SECONDS, _HERE_SECONDS = 60.0, 5.0
+_ELSEWHERE_SECONDS = 10.0
+_HERE_SECONDS, _MAX_HERE_SECONDS = 5.0, 60.0
 
 
 class DetachedSource:
@@ -84,8 +86,7 @@ class DetachedSource:
         bury(self._root, self._board.attempts(shard), self._lease)
         notes = read_deaths(self._paths, shard)
         if self._is_for_others(notes):
-            self._choice.avoid(shard, _ELSEWHERE_SECONDS)
-            self._release(shard)
+            self._leave(shard, _ELSEWHERE_SECONDS)
             return None
         self._deaths = deaths_at(notes, self._root)
         start, stop = self._manifest.bounds[shard : shard + 2]
@@ -106,10 +107,17 @@ class DetachedSource:
         return is_often and (len(set(hosts)) > 1 or not self._others_elsewhere())
 
     def _is_for_others(self, notes: Sequence[DeathNote]) -> bool:
-        """Tell whether this machine could not bear the shard a moment ago, and others might."""
-        host, since = self._lease.owner.host, time.time() - _ELSEWHERE_SECONDS
-        is_ours = any(n.kind == "machine" and n.host == host and n.time > since for n in notes)
-        return is_ours and self._others_elsewhere()
+        """Tell whether a shard died on this node, and less often on one where others work.
+
+        It may be the node: so it must not be blamed on an item by deaths of one node alone, and
+        a node on which all dies does so once at each of a few shards.
+        """
+        n_deaths = Counter(note.host for note in notes if note.kind != "walltime")
+        host = self._lease.owner.host
+        if not n_deaths[host]:
+            return False
+        elsewhere = {owner.host for owner in self._lease.others()} - {host}
+        return any(n_deaths[other] < n_deaths[host] for other in elsewhere)
 
     def _others_elsewhere(self) -> bool:
         host = self._lease.owner.host
@@ -119,8 +127,8 @@ class DetachedSource:
         """Return the deaths that were noted at the shard that was just taken."""
         return self._deaths
 
-    def died(self, task: ShardTask, death: Death) -> None:
-        """Note the death of our worker, for whoever takes the shard after us."""
+    def died(self, task: ShardTask, death: Death) -> bool:
+        """Note the death of our worker; leave the shard to another node, if there are any."""
         self._before_death(death.reason)
         self._choice.is_loaded = False
         kind: DeathKind = "died" if death.position else "machine"
@@ -128,6 +136,10 @@ class DetachedSource:
         self._write_note(task, death.reason, kind, death.position, log)
         self._end(task.shard, f"its worker died: {death.reason}", is_lost=True)
         self._ledger.write()
+        is_left = self._is_for_others(read_deaths(self._paths, task.shard))
+        if is_left:
+            self._leave(task.shard, _ELSEWHERE_SECONDS)
+        return is_left
 
     def leave_to_others(self, task: ShardTask, trouble: Failure) -> bool:
         """Give a shard back that this machine cannot bear; without others, it is tried later."""
@@ -136,13 +148,15 @@ class DetachedSource:
         self._write_note(task, trouble.error, "machine", position, log)
         self._end(task.shard, f"this machine cannot go on with it: {trouble.error}", is_lost=True)
         self._ledger.write()
-        n_notes = sum(n.kind == "machine" for n in read_deaths(self._paths, task.shard))
-        here = _HERE_SECONDS * 2 ** (n_notes - 1)
-        self._choice.avoid(
-            task.shard, _ELSEWHERE_SECONDS if self._others_elsewhere() else min(here, 60.0)
-        )
-        self._release(task.shard)
+        notes = read_deaths(self._paths, task.shard)
+        n_troubles = sum(note.kind == "machine" for note in notes)
+        later = min(_HERE_SECONDS * 2 ** (n_troubles - 1), _MAX_HERE_SECONDS)
+        self._leave(task.shard, _ELSEWHERE_SECONDS if self._is_for_others(notes) else later)
         return True
+
+    def _leave(self, shard: int, seconds: float) -> None:
+        self._choice.avoid(shard, seconds)
+        self._release(shard)
 
     def cut_off(self, task: ShardTask) -> None:
         """Note that the walltime ended an attempt."""

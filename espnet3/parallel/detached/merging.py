@@ -1,6 +1,7 @@
 """The last thing that workers do: one of them merges, a few wait for it."""
 
 import logging
+import random
 import time
 import traceback
 from collections.abc import Callable
@@ -63,7 +64,7 @@ class Merger:
             if not stands_by():
                 raise HandBack("nothing to take: another worker is merging", ends_all=False)
             on_turn()
-            time.sleep(pause)
+            time.sleep(pause * random.uniform(0.7, 1.3))
             pause = min(pause * 1.5, _MAX_PAUSE)
         return False
 

@@ -1,6 +1,7 @@
 """A worker's time in one run folder: shard after shard, an eye on its surroundings, the merge."""
 
 import logging
+import random
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -130,6 +131,7 @@ class Shift:
         self._dispatcher = dispatcher
         try:
             dispatcher.run()
+            self._source.settle("failed")
         except HandBack as end:
             if self._walltime.left() < 0:
                 for task in dispatcher.running.values():
@@ -151,7 +153,7 @@ class Shift:
             raise HandBack("its walltime is nearly over")
         self._tell()
         if time.monotonic() >= self._next_beat:
-            self._next_beat = time.monotonic() + HEARTBEAT
+            self._next_beat = time.monotonic() + HEARTBEAT * random.uniform(0.7, 1.0)
             self.check_stop()
             self._drop_superseded()
             self._ledger.write_if_due()

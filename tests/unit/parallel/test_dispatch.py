@@ -280,6 +280,7 @@ class SharedSource(MemorySource):
 
     def died(self, task, death):
         self.noted.append((task.shard, death.position, death.reason))
+        return self.leaves
 
     def leave_to_others(self, task, trouble):
         self.left.append(trouble.error)
@@ -324,6 +325,17 @@ def test_a_source_is_told_where_our_worker_died():
     source = SharedSource(tasks(3), scratch=True)
     run(ScriptedPool(["a"], behave), source)
     assert source.noted == [(0, (2, 3), "it was ended by SIGKILL")]
+
+
+def test_a_shard_at_which_a_worker_died_may_be_left_to_others():
+    source = SharedSource(tasks(3, 3), scratch=True, leaves=True)
+
+    def behave(worker, task):
+        return die_at(task, 1) if task.shard == 0 else succeed(worker, task)
+
+    results, _ = run(ScriptedPool(["a"], behave), source)
+    assert results == {3: 3, 4: 4, 5: 5}
+    assert len(source.noted) == 1
 
 
 def full_disk(task):
