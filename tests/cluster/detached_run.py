@@ -2,9 +2,12 @@
 
 import json
 import os
+import re
 import signal
 import sys
+import time
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 from espnet3.shards.records import RecordPaths, read_deaths, read_jobs, read_stop, read_workers
@@ -12,6 +15,9 @@ from tests.cluster.clients import PAUSE, Clients, ClusterJob
 from tests.conftest import wait_until
 
 PATIENCE = 180.0  # seconds; other programs share the machine
+FORGOTTEN = 20.0
+"""Seconds without a job and without a worker, after which nobody will come any more."""
+_TWIN = r"Shard (\d+) would take .* started a second time"
 
 
 class DetachedRun(ClusterJob):
@@ -51,16 +57,21 @@ class DetachedRun(ClusterJob):
         return path
 
     def wait_for(self, condition, seconds: float = PATIENCE) -> None:
-        """Wait until a condition holds, unless the run stops before."""
+        """Wait until a condition holds, unless the run stops or is forgotten before."""
+        seen = [time.monotonic()]
 
         def is_over() -> bool:
-            return bool(condition()) or read_stop(self.paths) is not None
+            if condition() or read_stop(self.paths) is not None:
+                return True
+            if self.pids() or self.clients.active():
+                seen[0] = time.monotonic()
+            return time.monotonic() - seen[0] > FORGOTTEN
 
         try:
             wait_until(is_over, seconds, PAUSE)
         except AssertionError:
             raise AssertionError(f"waited in vain: {self.state}") from None
-        assert condition(), f"the run stopped: {self.state}"
+        assert condition(), f"the run stopped, or nobody works for it: {self.state}"
 
     def wait_for_end(self, seconds: float = PATIENCE) -> None:
         """Wait until the run is complete and all its jobs are gone."""
@@ -86,6 +97,14 @@ class DetachedRun(ClusterJob):
         lines = self.trace.read_text().split() if self.trace.exists() else []
         return Counter(map(int, lines))
 
+    def computed_twice(self) -> set[int]:
+        """Return the items that were computed more than once, though nobody found them slow."""
+        logs = [log.read_text(errors="replace") for log in (self.out / "logs").glob("*.log")]
+        twins = {int(shard) for log in logs for shard in re.findall(_TWIN, log)}
+        slow = [done for done in self.owners().values() if done["shard"] in twins]
+        allowed = {item for done in slow for item in range(done["start"], done["stop"])}
+        return {item for item, times in self.computed().items() if times > 1} - allowed
+
     def pids(self) -> list[int]:
         """Return the workers and their children on this machine and on its stand-in nodes."""
         found = [pid for pid, words in _processes() if str(self.out) in words]
@@ -102,18 +121,19 @@ class DetachedRun(ClusterJob):
         facts = [
             f"stop: {read_stop(self.paths)}",
             f"{self.n_committed} shards are committed",
-            *[f"job: {job}" for job in read_jobs(self.paths)],
+            *[f"job: {replace(job, script='')}" for job in read_jobs(self.paths)],
             *[f"worker: {worker}" for worker in read_workers(self.paths)],
             *[f"death: {note}" for note in read_deaths(self.paths)],
             f"queue: {self.clients.active()}",
         ]
         logs = sorted((self.out / "logs").glob("*.log"), key=lambda log: log.stat().st_mtime)
-        tails = [f"--- {log.name}\n{_tail(log)}" for log in logs[-8:]]
+        tails = [f"--- {log.name}\n{_shorten(log)}" for log in logs[-8:]]
         return "\n".join(["", *facts, *tails])
 
 
-def _tail(log: Path) -> str:
-    return "\n".join(log.read_text(errors="replace").splitlines()[-15:])
+def _shorten(log: Path) -> str:
+    lines = log.read_text(errors="replace").splitlines()
+    return "\n".join(lines if len(lines) < 20 else [*lines[:5], "...", *lines[-12:]])
 
 
 def _processes() -> list[tuple[int, list[str]]]:

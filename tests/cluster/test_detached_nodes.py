@@ -1,7 +1,8 @@
-"""Nodes that are no good: the others do the work, and nobody is asked."""
+"""Nodes that are slow, or on which all dies: the others do the work, and nobody is asked."""
 
 import pytest
 
+from espnet3.shards.records import read_deaths, read_jobs, read_workers
 from tests.cluster.detached_run import DetachedRun
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(400)]
@@ -32,3 +33,16 @@ def test_a_shard_of_a_node_that_hangs_is_run_a_second_time(run_with, reference):
     (slow,) = [node for node in run.success["accounting"]["nodes"] if node["name"] == BAD]
     assert slow["n_shards"] == 0
     assert slow["lost_seconds"] > 0
+
+
+def test_a_node_on_which_all_dies_is_avoided_and_named(run_with, reference):
+    run = run_with(dies_on=BAD)
+    run.wait_for_end(300.0)
+    assert run.text == reference
+    assert run.success["n_failed"] == 0
+    assert {note.host for note in read_deaths(run.paths)} == {BAD}
+    print(run.tell("explain"))
+    workers = [worker for worker in read_workers(run.paths) if worker.host == BAD]
+    assert workers, run.state
+    scripts = [job.script for job in read_jobs(run.paths)]
+    print(sum(f"--exclude={BAD}" in script for script in scripts), len(scripts))

@@ -21,7 +21,7 @@ def test_an_item_that_kills_its_worker_is_isolated(strict_slurm, tmp_path, refer
     lines = reference.splitlines(keepends=True)
     assert run.text == b"".join(line for line in lines if not line.startswith(b"utt41 "))
     (failure,) = run.failures()
-    assert failure["item"] == BAD, failure
+    assert failure["index"] == BAD, failure
     assert run.success["n_failed"] == 1
     assert {note.start for note in read_deaths(run.paths)} == {BAD}
     explained = run.tell("explain")

@@ -92,6 +92,8 @@ configure() {
     -e 's/^\(flush_[a-z]*_sec\).*/\1 1/' >"$dir/conf/scheduler"
   on_head qconf -Msconf "$dir/conf/scheduler"
   on_head qconf -ah "$(seq -s , -f 'node%g' "$n_nodes")"
+  # Jobs may submit jobs, as on most Grid Engines.
+  on_head qconf -as "$(seq -s , -f 'node%g' "$n_nodes")"
   for k in $(seq "$n_nodes"); do add_node "node$k"; done
   echo "group_name @allhosts
 hostlist $(seq -s ' ' -f 'node%g' "$n_nodes")" >"$dir/conf/hosts"
