@@ -6,7 +6,7 @@ from collections.abc import Container, Sequence
 from pathlib import Path
 
 from espnet3.parallel.config import ParallelConfig
-from espnet3.parallel.detached.crew import Crew, Job
+from espnet3.parallel.detached.crew import Crew, Job, living_ids
 from espnet3.parallel.detached.description import load_description
 from espnet3.parallel.parallel import as_parallel_config
 from espnet3.shards.records import (
@@ -17,7 +17,7 @@ from espnet3.shards.records import (
     read_workers,
 )
 
-_CANCELLED = re.compile("cancel|delet", re.IGNORECASE)
+_CANCELLED = re.compile("cancel|deleted", re.IGNORECASE)
 _SIGNALLED = "it got SIG"
 N_FRUITLESS = 3
 """Jobs in a row that may end without finishing a shard."""
@@ -72,6 +72,15 @@ def without_successor(crew: Crew, env: str) -> list[JobRecord]:
     return [
         job.record for job in mine if job.has_living_worker and job.record.job_id in after - there
     ]
+
+
+def waiting_successors(root: Path, records: Sequence[JobRecord]) -> list[JobRecord]:
+    """Return the jobs that wait for one at work, as far as the folder tells."""
+    workers = read_workers(RecordPaths(root))
+    living = living_ids(root)
+    at_work = {worker.job_id for worker in workers if worker.owner_id in living}
+    began = {worker.job_id for worker in workers}
+    return [job for job in records if job.after in at_work and job.job_id not in began]
 
 
 def is_fruitless(root: Path, jobs: Sequence[JobRecord]) -> bool:

@@ -29,14 +29,13 @@ from espnet3.parallel.detached.chain import (
     last_ended,
     load_config,
     predecessors,
+    waiting_successors,
     without_successor,
 )
 from espnet3.parallel.detached.crew import read_crew
 from espnet3.parallel.detached.directives import HAS_SUCCESSORS
 from espnet3.parallel.detached.open_runs import count_open_shards, is_open, nodes_to_avoid
 from espnet3.parallel.detached.submit import cancel_jobs, submit_workers
-from espnet3.shards.layout import leases_folder
-from espnet3.shards.lease import living_owners
 from espnet3.shards.records import JobRecord, RecordPaths, read_jobs
 
 logger = logging.getLogger("espnet3.parallel.detached.succeed")  # also as __main__
@@ -71,25 +70,21 @@ class Follower:
     def submit_successor(self, roots: list[Path], config: ParallelConfig) -> Iterator[str]:
         """Submit who follows this job, unless there is one, or nothing for it to do."""
         records = self._records(roots[0])
-        if self.job and not any(record.after == self.job for record in records):
-            yield from self._follow(roots, config, records, self.job, self.generation)
+        if not self.job or any(record.after == self.job for record in records):
+            return
+        # Of those at work others may end at the same time; who waits for them will be there.
+        if len(waiting_successors(roots[0], records)) < count_open_shards(roots):
+            yield from self._follow(roots, config, self.job, self.generation)
 
     def _follow(
-        self,
-        roots: list[Path],
-        config: ParallelConfig,
-        records: Sequence[JobRecord],
-        job: str,
-        generation: int,
+        self, roots: list[Path], config: ParallelConfig, job: str, generation: int
     ) -> Iterator[str]:
         if self.env not in HAS_SUCCESSORS:
             return
         if config.max_successors is not None and generation >= config.max_successors:
             yield f"no successor: parallel.max_successors is {config.max_successors}"
             return
-        if count_open_shards(roots) <= self._n_others(roots, job):
-            return  # others have all that is left in their hands
-        chain = predecessors(records, job)
+        chain = predecessors(self._records(roots[0]), job)
         if is_fruitless(roots[0], chain):
             yield _fruitless(chain, roots)
             return
@@ -106,10 +101,11 @@ class Follower:
             crew = read_crew(roots[0], ask=self._ask)
         except NoAnswer:
             return
-        for record in without_successor(crew, self.env):
-            records = self._records(roots[0])
-            yield from self._follow(roots, config, records, record.job_id, record.generation)
-        n_wanted = min(config.n_workers, count_open_shards(roots))
+        n_open = count_open_shards(roots)
+        n_waiting = sum(job.is_successor and job.state.phase == "pending" for job in crew.jobs)
+        for record in without_successor(crew, self.env)[: max(n_open - n_waiting, 0)]:
+            yield from self._follow(roots, config, record.job_id, record.generation)
+        n_wanted = min(config.n_workers, n_open)
         n_missing = n_wanted - crew.n_present
         if n_missing <= 0:
             return
@@ -161,10 +157,6 @@ class Follower:
 
     def _records(self, root: Path) -> list[JobRecord]:
         return [record for record in read_jobs(RecordPaths(root)) if record.env == self.env]
-
-    def _n_others(self, roots: list[Path], job: str) -> int:
-        owners = [owner for root in roots for owner in living_owners(leases_folder(root))]
-        return sum(owner.job_id.partition(".")[0] != job.partition(".")[0] for owner in owners)
 
     def _ask(self, records: Sequence[JobRecord]) -> dict[str, JobState]:
         """Ask for jobs of this scheduler; of those elsewhere nothing is known here."""

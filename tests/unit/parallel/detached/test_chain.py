@@ -1,5 +1,7 @@
 """Chains of jobs: who came before, whose successor is gone, and when it is no use to go on."""
 
+from dataclasses import replace
+
 import pytest
 
 from espnet3.parallel.clusters.schedulers import JobState
@@ -8,9 +10,11 @@ from espnet3.parallel.detached.chain import (
     last_ended,
     load_config,
     predecessors,
+    waiting_successors,
     without_successor,
 )
 from espnet3.parallel.detached.crew import Crew, Job
+from espnet3.shards.lease import Lease
 from espnet3.shards.records import (
     DeathNote,
     JobRecord,
@@ -118,3 +122,13 @@ def test_a_job_that_was_cancelled_while_it_waited_says_nothing_of_the_work():
 def test_workers_follow_with_the_config_of_their_backend(paths):
     paths.parallel("slurm").write_text('{"env": "slurm", "mode": "async", "n_workers": 7}')
     assert load_config(paths.root, "slurm").n_workers == 7
+
+
+def test_successors_wait_for_those_at_work_and_for_nobody_else(tmp_path):
+    with Lease(tmp_path) as lease:
+        paths = make_folders(tmp_path)
+        write_worker(paths, worker(1, ended=150.0))
+        write_worker(paths, replace(worker(2), owner_id=lease.owner.owner_id))
+        records = [*CHAIN[:3], JobRecord("slurm", "9", 300.0, after="8")]
+        assert [job.job_id for job in waiting_successors(tmp_path, records)] == ["3"]
+    assert waiting_successors(tmp_path, records) == []
