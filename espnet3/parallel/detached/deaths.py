@@ -6,7 +6,6 @@ finds the folder of the attempt, in which the position of the running batch is, 
 
 import logging
 import os
-import time
 from collections.abc import Collection, Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -53,10 +52,10 @@ def bury(root: Path, attempts: Iterable[Path], lease: Lease) -> list[DeathNote]:
     for attempt in attempts:
         origin = origin_of_attempt(attempt.name)
         if origin is None:  # of a driver that may be alive, or half removed: nobody is blamed
-            if time.time() - _last_change(attempt) > TIMEOUT:
+            if lease.now() - _last_change(attempt) > TIMEOUT:
                 discard_attempt(attempt)
             continue
-        if origin[0] == lease.owner.owner_id or _may_be_alive(lease, *origin):
+        if origin[0] == lease.owner.owner_id or _may_be_alive(lease, origin[0], attempt):
             continue
         if note := _note_of(root, attempt, *origin, lease):
             if write_death(RecordPaths(root), note):
@@ -66,12 +65,13 @@ def bury(root: Path, attempts: Iterable[Path], lease: Lease) -> list[DeathNote]:
     return notes
 
 
-def _may_be_alive(lease: Lease, owner_id: str, began: int) -> bool:
-    if find_owner(lease.folder, owner_id, time.time(), TIMEOUT) is not None:
+def _may_be_alive(lease: Lease, owner_id: str, attempt: Path) -> bool:
+    if find_owner(lease.folder, owner_id, lease.now(), TIMEOUT) is not None:
         return True
     if owner_path(lease.folder, owner_id).exists():
         return False  # those that are killed leave it behind
-    return time.time() - began < TIMEOUT  # its file may be there for all but us
+    # Its file may be there for all but us.
+    return lease.now() - _last_change(attempt) < TIMEOUT
 
 
 def _note_of(

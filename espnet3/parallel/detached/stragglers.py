@@ -1,7 +1,6 @@
 """Start a slow shard a second time when there is nothing else to do: the first commit wins."""
 
 import logging
-import time
 from pathlib import Path
 
 from espnet3.parallel.detached.walltime import Pace
@@ -76,7 +75,7 @@ class Stragglers:
             claimed = self._layout.claim(self._layout.shard_name(shard)).stat().st_mtime
         except OSError:
             return 0.0  # given back just now
-        elapsed = max(time.time() - claimed, 0.0)
+        elapsed = max(self._lease.now() - claimed, 0.0)
         start, stop = self._manifest.bounds[shard : shard + 2]
         share = max((self._position(a, start) for a in self._board.attempts(shard)), default=0)
         if share > 0:
