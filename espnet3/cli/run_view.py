@@ -48,6 +48,9 @@ def _state(seen: Overview) -> str:
     status = seen.status
     if seen.state == "running" and status.n_shards_done == status.n_shards:
         return "running: all shards are done, they are being merged"
+    if seen.behind:
+        first = ", ".join(Path(folder).name for folder in seen.behind)
+        return on_one_line(f"queued: its workers are at {first} first")
     if seen.state == "queued":
         return "queued: jobs wait, nobody works yet"
     if seen.state == "starting":
@@ -89,7 +92,7 @@ def crew_facts(seen: Overview) -> Iterator[tuple[str, str]]:
     n_idle = sum(seen.shard_of(worker) is None for worker in crew.living)
     idle = f", {n_idle} of them without a shard just now" if n_idle else ""
     yield "Workers", f"{len(crew.living)} at work{idle}"
-    if crew.waiting or crew.starting:
+    if crew.waiting or (crew.starting and not seen.behind):
         yield "Jobs", jobs_text(crew.waiting, len(crew.starting))
     for node, why in seen.avoided.items():
         yield "Avoided", on_one_line(f"{node}: {why}")
@@ -215,7 +218,7 @@ def next_steps(seen: Overview) -> list[str]:
         steps.append(f"{where} is stopped: run the same command again to resume it.")
     if state == "not merged":
         steps.append(f"{where} is done but not merged: {command('merge', status.run_dir)}")
-    if state in ("queued", "starting", "unknown"):
+    if state in ("queued", "starting", "unknown") and not seen.behind:
         steps.append(f"Why it waits: {command('explain', status.run_dir)}")
     if status.n_failed:
         failed = count(status.n_failed, "item")

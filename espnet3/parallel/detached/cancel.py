@@ -17,6 +17,7 @@ from espnet3.shards.records import (
     JobRecord,
     RecordPaths,
     StopMark,
+    clear_stop,
     make_folders,
     read_stop,
     write_stop,
@@ -73,8 +74,18 @@ def cancel_runs(
         for result in active:
             result.left = _left(crews[result.run_dir], result)
         if not any(result.left for result in active) or time.monotonic() >= deadline:
-            return results
+            break
         time.sleep(_POLL_SECONDS)
+    for result in active:
+        _unmark_finished(result)
+    return results
+
+
+def _unmark_finished(result: Cancelled) -> None:
+    """Remove the mark from a run that was completed in this very moment."""
+    if read_status(result.run_dir).state == "complete":
+        result.was_complete = True
+        clear_stop(RecordPaths(result.run_dir))
 
 
 def _refuse_driver(run_dir: Path) -> None:

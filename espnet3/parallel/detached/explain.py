@@ -2,7 +2,6 @@
 
 import shlex
 import shutil
-import statistics
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -22,16 +21,15 @@ from espnet3.parallel.detached.job_ends import (
     log_of,
 )
 from espnet3.parallel.detached.overview import Overview, look
+from espnet3.parallel.detached.shard_troubles import explain_deaths, explain_slow
 from espnet3.parallel.progress import duration
-from espnet3.shards.records import DeathNote, RecordPaths, read_deaths
+from espnet3.shards.merge import read_coverage
 from espnet3.shards.status import read_failures, require_manifest
 
 _LEVELS = {"problem": 0, "warning": 1, "ok": 2}
 _MOST = 5
 _LITTLE_BYTES = 200 << 20
 _LATE_SECONDS = 90.0
-_LONG_SECONDS = 120.0
-_LONG_TIMES = 5.0
 _NO_SUCCESSOR = "no successor:"
 
 
@@ -61,18 +59,19 @@ class _Explainer:
         yield from self._failures()
         if not seen.status.is_detached:
             return
+        done = read_coverage(self._run_dir, require_manifest(self._run_dir)).committed
         if seen.state != "complete":
             yield from explain_waiting(seen.crew.waiting, self._now, n_jobs=self._n_jobs())
             yield from self._starting()
             yield from self._silent_schedulers()
             yield from self._avoided()
-            yield from self._stuck()
+            yield from explain_slow(seen.status.running, done.values(), self._quoted)
             yield from self._no_successor()
         jobs = [job for job in seen.crew.jobs if not self._is_told(job)]
         is_over = seen.is_over and seen.state != "complete"
         yield from explain_ends(jobs, self._run_dir, quoted=self._quoted, is_over=is_over)
         yield from self._lost_workers()
-        yield from self._deaths()
+        yield from explain_deaths(self._run_dir, done, self._quoted)
 
     def _is_told(self, job: Job) -> bool:
         """Tell whether how a job ended follows from what is told already, or does not matter."""
@@ -86,12 +85,16 @@ class _Explainer:
         return sum(job.is_there and not job.is_successor for job in self._seen.crew.jobs)
 
     def _state(self) -> Iterator[Finding]:
-        state, status = self._seen.state, self._seen.status
+        seen = self._seen
+        state, status = seen.state, seen.status
         done = f"{status.n_done_so_far:,} of {status.n_items:,} items are done"
         if state == "complete":
             yield Finding("ok", "run", "it is complete")
         elif state in ("running", "stopping"):
             yield Finding("ok", "run", f"{self._at_work()}; {done}{self._speed()}")
+        elif seen.behind:
+            first = ", ".join(seen.behind)
+            yield Finding("ok", "run", f"its workers work on {first} first, then they come here")
         elif state in ("queued", "starting"):
             yield Finding("warning", "run", f"nobody works yet, but jobs are on their way; {done}")
         elif state == "unknown":
@@ -196,31 +199,6 @@ class _Explainer:
             fix = "New jobs avoid it, where the scheduler lets them. Tell your administrators"
             yield Finding("warning", "node", f"{node} is avoided: {why}", fix)
 
-    def _stuck(self) -> Iterator[Finding]:
-        """Name shards that take much longer than others did."""
-        running = sorted(self._seen.status.running, key=lambda shard: -shard.seconds)
-        usual = self._usual_seconds()
-        for shard in running[:_MOST]:
-            if usual is None or shard.seconds < max(_LONG_SECONDS, _LONG_TIMES * usual):
-                continue
-            told = (
-                f"shard {shard.shard} runs for {duration(shard.seconds)} on {shard.owner}, others "
-                f"took {duration(usual)}; it is at item {shard.n_done:,} of {shard.n_items:,}"
-            )
-            fix = (
-                f"espnet3 logs {self._quoted} --shard {shard.shard} ; if an item hangs, set "
-                "parallel.item_timeout"
-            )
-            yield Finding("warning", "shard", told, fix)
-
-    def _usual_seconds(self) -> float | None:
-        from espnet3.shards.merge import read_coverage
-
-        manifest = require_manifest(self._run_dir)
-        done = read_coverage(self._run_dir, manifest).committed.values()
-        seconds = [shard.seconds for shard in done]
-        return statistics.median(seconds) if seconds else None
-
     def _no_successor(self) -> Iterator[Finding]:
         for worker in reversed(self._seen.crew.workers[-_MOST:]):
             text = read_end(self._run_dir / worker.record.log) if worker.record.log else ""
@@ -252,40 +230,6 @@ class _Explainer:
         fix = "Killed, or their machine is gone: others take over their shards"
         is_open = self._seen.is_over and self._seen.state != "complete"
         return Finding("problem" if is_open else "warning", "workers", told + last_lines(log), fix)
-
-    def _deaths(self) -> Iterator[Finding]:
-        notes = read_deaths(RecordPaths(self._run_dir))
-        by_shard: dict[int, list[DeathNote]] = {}
-        for note in notes:
-            by_shard.setdefault(note.shard, []).append(note)
-        worst = sorted(by_shard.items(), key=lambda entry: -len(entry[1]))
-        for shard, found in worst[:_MOST]:
-            yield self._shard_deaths(shard, found)
-        if len(worst) > _MOST:
-            told = f"attempts at {len(worst) - _MOST} more shards came to nothing"
-            yield Finding("warning", "deaths", told, f"espnet3 logs {self._quoted} --failed")
-
-    def _shard_deaths(self, shard: int, notes: list[DeathNote]) -> Finding:
-        last = notes[-1]
-        where = "" if last.start is None else f" at {_items(last.start, last.stop)}"
-        times = "once" if len(notes) == 1 else f"{len(notes)} times"
-        if last.kind == "walltime":
-            told = (
-                f"shard {shard} was cut off by the walltime {times}, after {duration(last.seconds)}"
-            )
-            fix = (
-                f"espnet3 resume {self._quoted} options.walltime='...' , if it does not fit at all"
-            )
-            return Finding("warning", "walltime", told, fix)
-        what = "its machine was at fault" if last.kind == "machine" else "its worker died"
-        told = f"shard {shard} came to nothing {times}: {what}{where} on {last.host}: {last.reason}"
-        return Finding("warning", "deaths", told, f"espnet3 logs {self._quoted} --shard {shard}")
-
-
-def _items(start: int, stop: int | None) -> str:
-    if stop is None or stop - start <= 1:
-        return f"position {start}"
-    return f"positions {start} to {stop - 1}"
 
 
 def _is_unknown(job: Job) -> bool:

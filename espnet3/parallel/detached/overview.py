@@ -1,5 +1,6 @@
 """All that can be told of a run at one moment: progress, workers, jobs, and nodes it avoids."""
 
+import os
 import shutil
 import time
 from collections import Counter
@@ -11,6 +12,8 @@ from typing import Any
 from espnet3.parallel.clusters.schedulers import JobState, scheduler_of
 from espnet3.parallel.detached.bad_nodes import judge_nodes
 from espnet3.parallel.detached.crew import AskJobs, Crew, Job, Worker, ask_schedulers, read_crew
+from espnet3.shards.layout import leases_folder
+from espnet3.shards.lease import living_owners
 from espnet3.shards.records import JobRecord, RecordPaths, read_deaths
 from espnet3.shards.status import RunningShard, RunStatus, StatusReader
 
@@ -28,6 +31,8 @@ class Overview:
     """Nodes that get no more work, and why."""
     n_committed: dict[str, int] = field(default_factory=dict)
     """Shards by the owner for whom they were run: newer than what workers say of themselves."""
+    behind: list[str] = field(default_factory=list)
+    """Other run folders that its workers serve first."""
 
     @property
     def state(self) -> str:
@@ -95,12 +100,12 @@ class Observer:
         if not status.is_detached:
             return Overview(status)
         crew = read_crew(self._run_dir, self._ask_at_times, self._known)
-        state = status.state
-        if state == "stopped":
-            state = _state_of_jobs(crew)
+        state = _state_of_jobs(crew) if status.state == "stopped" else status.state
+        behind = _busy_elsewhere(self._run_dir, crew) if state == "starting" else []
+        state = "queued" if behind else state
         avoided = {} if state == "complete" else self._avoided()
         n_committed = Counter(done.owner_id for done in self._reader.committed.values())
-        return Overview(replace(status, state=state), crew, avoided, n_committed)
+        return Overview(replace(status, state=state), crew, avoided, n_committed, behind)
 
     def _avoided(self) -> dict[str, str]:
         notes = read_deaths(RecordPaths(self._run_dir))
@@ -122,6 +127,13 @@ def _state_of_jobs(crew: Crew) -> str:
     if crew.starting:
         return "starting"
     return "unknown" if any(is_out_of_sight(job) for job in crew.jobs) else "stopped"
+
+
+def _busy_elsewhere(run_dir: Path, crew: Crew) -> list[str]:
+    """Return the folders that workers who serve several are at, before they come here."""
+    others = {other for job in crew.starting for other in job.record.others}
+    folders = sorted(os.path.normpath(run_dir / other) for other in others)
+    return [folder for folder in folders if living_owners(leases_folder(Path(folder)))]
 
 
 def is_out_of_sight(job: Job) -> bool:

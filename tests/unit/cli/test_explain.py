@@ -1,4 +1,5 @@
 import json
+import os
 import time
 
 import pytest
@@ -126,6 +127,24 @@ def test_deaths_are_told_by_shard(detached):
     )
     assert by_shard[0].fix == f"espnet3 logs {detached.root} --shard 2"
     assert "cut off by the walltime once, after 2 min" in by_time[0].told
+
+
+def test_deaths_that_were_made_up_for_are_no_worry(detached):
+    detached.death(3)
+    (finding,) = found(detached.root, "deaths")
+    assert finding.level == "ok"
+    assert "attempts at 1 shard came to nothing, but others have done them since" in finding.told
+
+
+def test_a_shard_that_takes_too_long_is_named(detached):
+    lease = detached.worker("10")
+    detached.take(lease, 2, 1)
+    hour = time.time() - 3600
+    os.utime(detached.layout.claim("split.02"), (hour, hour))
+    (finding,) = found(detached.root, "shard")
+    assert "shard 2 runs for 1 h 00 min" in finding.told
+    assert "it is at item 1 of 2" in finding.told
+    assert "parallel.item_timeout" in finding.fix
 
 
 def test_workers_that_are_gone_without_a_word_are_named(detached):

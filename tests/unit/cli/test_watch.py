@@ -10,6 +10,7 @@ import pytest
 from espnet3.cli.main import main
 from espnet3.cli.watch import _End, line, render
 from espnet3.parallel.detached.overview import Observer, look
+from espnet3.shards.lease import Lease
 from tests.conftest import wait_until
 
 
@@ -87,6 +88,15 @@ def test_jobs_that_cannot_be_seen_from_here_are_not_taken_for_gone(detached, cap
     shown = capsys.readouterr().out
     assert "cannot be seen from this machine" in shown
     assert "resume" not in shown
+
+
+def test_a_run_whose_workers_are_at_another_one_first_says_so(detached, complete, squeue, capsys):
+    squeue(("12", "RUNNING", "", 0, "node1"))
+    detached.job("12", others=["../complete"])
+    with Lease(complete):
+        assert main(["status", str(detached.root)]) == 0
+        assert "queued: its workers are at complete first" in capsys.readouterr().out
+    assert look(detached.root).state == "starting"
 
 
 def test_a_stop_mark_is_the_state_once_nobody_works(detached, capsys):
