@@ -2,7 +2,7 @@
 
 import pytest
 
-from espnet3.shards.records import read_deaths, read_jobs, read_workers
+from espnet3.shards.records import WorkerRecord, read_deaths, read_jobs, read_workers
 from tests.cluster.detached_run import DetachedRun
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(400)]
@@ -16,7 +16,7 @@ def run_with(slurm, tmp_path):
 
     def submit(**settings) -> DetachedRun:
         block = {**slurm.parallel(N_WORKERS, queue="spread"), "shards_per_worker": 5}
-        run = DetachedRun(tmp_path / "out", slurm, seconds=0.2, parallel=block, **settings)
+        run = DetachedRun(tmp_path / "out", slurm, parallel=block, **{"seconds": 0.2, **settings})
         run.submit()
         return run
 
@@ -36,13 +36,18 @@ def test_a_shard_of_a_node_that_hangs_is_run_a_second_time(run_with, reference):
 
 
 def test_a_node_on_which_all_dies_is_avoided_and_named(run_with, reference):
-    run = run_with(dies_on=BAD)
+    run = run_with(dies_on=BAD, seconds=3.0)
+    run.wait_for(lambda: any("is avoided" in worker.reason for worker in on_bad_node(run)))
+    assert BAD in run.tell("explain"), run.state
+    assert f"Avoided {BAD}: " in " ".join(run.tell("status").split()), run.state
+    run.wait_for(lambda: any(f"--exclude={BAD}" in job.script for job in read_jobs(run.paths)))
+    run.hurry.touch()
     run.wait_for_end(300.0)
     assert run.text == reference
     assert run.success["n_failed"] == 0
     assert {note.host for note in read_deaths(run.paths)} == {BAD}
-    print(run.tell("explain"))
-    workers = [worker for worker in read_workers(run.paths) if worker.host == BAD]
-    assert workers, run.state
-    scripts = [job.script for job in read_jobs(run.paths)]
-    print(sum(f"--exclude={BAD}" in script for script in scripts), len(scripts))
+    assert not any(worker.n_shards for worker in on_bad_node(run))
+
+
+def on_bad_node(run) -> list[WorkerRecord]:
+    return [worker for worker in read_workers(run.paths) if worker.host == BAD]
