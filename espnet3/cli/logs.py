@@ -45,9 +45,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "-n",
         "--lines",
         metavar="N",
-        type=int,
+        type=_number,
         help=f"the last N lines of each (default: {_N_LINES} without another option, else all)",
     )
+
+
+def _number(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 on")
+    return int(text)
 
 
 def run(args: argparse.Namespace) -> int:

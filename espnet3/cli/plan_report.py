@@ -21,6 +21,7 @@ from espnet3.systems.base.run_description import (
     describe_folder,
     describe_items,
     describe_job_script,
+    run_folder,
     describe_shards,
 )
 from espnet3.systems.base.run_forecast import ExpectedRun
@@ -84,7 +85,8 @@ def show(plan: StagePlan) -> None:
         _print_table(plan)
         print()
         _print_lines(_walltime(plan, expected))
-    _print_lines(describe_job_script(plan.parallel))
+    folders = [run_folder(run.run) for run in plan.runs]
+    _print_lines(describe_job_script(plan.parallel, folders))
 
 
 def _print_lines(lines: Iterator[str] | list[str]) -> None:

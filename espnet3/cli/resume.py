@@ -5,6 +5,7 @@ The first words are run folders, or folders of such. A file conf/parallel_x.yaml
 """
 
 import argparse
+import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ from espnet3.parallel.detached.resume import Resumed, resume_runs
 
 _BLOCK = "parallel."
 _SHOWN = 8
+_TIME = re.compile(r"^(.*\bwalltime)=([\d-]+(?::\d+)+)$")
 _EPILOG = (
     "Start on Slurm, finish on a laptop: espnet3 resume DIR --env local. The other way round: "
     "espnet3 resume DIR conf/parallel_slurm.yaml. Several people may do so at once: they share the "
@@ -32,9 +34,8 @@ class Request:
 
     run_dirs: list[Path]
     changes: dict[str, Any] = field(default_factory=dict)
-    n_more: int | None = None
-    trust: str | None = None
-    failed: bool = False
+    settings: dict[str, Any] = field(default_factory=dict)
+    """How many workers, whom to trust, and whether the changes are a whole block."""
 
 
 def run_line(argv: Sequence[str]) -> int:
@@ -44,10 +45,7 @@ def run_line(argv: Sequence[str]) -> int:
         UsageError: the line is wrong.
     """
     request = parse(argv, "resume", __doc__ or "")
-    resumed = resume_runs(
-        request.run_dirs, request.changes, n_more=request.n_more, trust=request.trust
-    )
-    show(resumed)
+    show(resume_runs(request.run_dirs, request.changes, **request.settings))
     return 0
 
 
@@ -63,9 +61,8 @@ def parse(argv: Sequence[str], verb: str, description: str) -> Request:
     changes = _changes(files, overrides)
     if args.env:
         changes["env"] = args.env
-    return Request(
-        find_all_runs(folders), changes, args.workers, args.trust, getattr(args, "failed", False)
-    )
+    settings = {"n_more": args.workers, "trust": args.trust, "is_block": bool(files)}
+    return Request(find_all_runs(folders), changes, settings)
 
 
 def _parser(verb: str, description: str) -> argparse.ArgumentParser:
@@ -105,6 +102,8 @@ def _changes(files: Sequence[str], overrides: Sequence[str]) -> dict[str, Any]:
     from espnet3.config.resolve import resolved
 
     spelled = [word if word.startswith(_BLOCK) else _BLOCK + word for word in overrides]
+    # The shell has eaten the quotes without which YAML reads 10:00:00 as a number.
+    spelled = [_TIME.sub(r'\1="\2"', word) for word in spelled]
     loaded = load_config(list(files), spelled)
     block = resolved(loaded.config, loaded=loaded).get("parallel")
     if not block:

@@ -14,9 +14,7 @@ def run_line(argv: Sequence[str]) -> int:
         UsageError: the line is wrong.
     """
     request = parse(argv, "retry", __doc__ or "")
-    retried = retry_runs(
-        request.run_dirs, request.changes, n_more=request.n_more, trust=request.trust
-    )
+    retried = retry_runs(request.run_dirs, request.changes, **request.settings)
     if retried.n_shards:
         failed = count(retried.n_failed, "failed item")
         print(f"{failed} in {count(retried.n_shards, 'shard')}, which will be computed anew.")

@@ -47,16 +47,17 @@ def resume_runs(
     *,
     n_more: int | None = None,
     trust: str | None = None,
+    is_block: bool = False,
 ) -> Resumed:
     """Submit workers for runs that are not complete; they share the workers.
 
     Args:
         run_dirs: folders of detached runs.
-        changes: keys of the `parallel` block to change. Another `env` also drops the options, which
-            were those of another backend.
+        changes: keys of the `parallel` block to change; see `changed_config`.
         n_more: how many workers to add; if None, as many as are missing to `n_workers` on this
             backend.
         trust: a user whose code may be run as well as one's own.
+        is_block: `changes` says all about the place where workers run.
 
     Raises:
         RunFolderError: if a run was not detached, or if its code is somebody else's.
@@ -69,7 +70,7 @@ def resume_runs(
     if not todo:
         return Resumed([], finished)
     descriptions = [load_description(run_dir) for run_dir in todo]
-    config = changed_config(descriptions[0], changes or {})
+    config = changed_config(descriptions[0], changes or {}, is_block=is_block)
     for run_dir in todo:
         check_code_of(run_dir, trust)
     n_present = max(read_crew(run_dir).of_env(config.env).n_present for run_dir in todo)
@@ -127,19 +128,25 @@ def forgive(run_dir: Path) -> None:
     clear_stop(paths)
 
 
-def changed_config(description: Description, changes: Mapping[str, Any]) -> ParallelConfig:
-    """Return the `parallel` block of a run with changes, checked."""
+def changed_config(
+    description: Description, changes: Mapping[str, Any], *, is_block: bool = False
+) -> ParallelConfig:
+    """Return the `parallel` block of a run with changes, checked.
+
+    Options are changed one by one; but with another `env`, or a whole block, those of the run are
+    dropped: they were made for another place.
+    """
     block = dict(description.parallel)
     env = changes.get("env", block.get("env"))
-    if env != block.get("env"):
+    if is_block or env != block.get("env"):
         block = {key: value for key, value in block.items() if key not in _OF_THE_PLACE}
-        if env in ON_THIS_MACHINE:
-            block["n_workers"] = _n_workers_here(str(env))
-        else:
-            block["n_workers"] = description.parallel.get("n_workers", 1)
+        is_here = env in ON_THIS_MACHINE
+        n_before = description.parallel.get("n_workers", 1)
+        block["n_workers"] = _n_workers_here(str(env)) if is_here else n_before
     if changes.get("adaptive") or "n_workers" in changes:
         block = {key: value for key, value in block.items() if key not in ("adaptive", "n_workers")}
-    return as_parallel_config({**block, **changes, "mode": "async"})
+    options = {**(block.get("options") or {}), **(changes.get("options") or {})}
+    return as_parallel_config({**block, **changes, "options": options, "mode": "async"})
 
 
 def _n_workers_here(env: str) -> int:

@@ -31,6 +31,7 @@ def retry_runs(
     *,
     n_more: int | None = None,
     trust: str | None = None,
+    is_block: bool = False,
 ) -> Retried:
     """Set the shards with failed items aside and resume; the other arguments are `resume_runs`'.
 
@@ -47,7 +48,11 @@ def retry_runs(
     n_shards, n_failed = (sum(column) for column in zip(*counts, strict=True))
     if not touched:
         return Retried(n_shards, n_failed)
-    return Retried(n_shards, n_failed, resume_runs(touched, changes, n_more=n_more, trust=trust))
+    return Retried(
+        n_shards,
+        n_failed,
+        resume_runs(touched, changes, n_more=n_more, trust=trust, is_block=is_block),
+    )
 
 
 def _is_incomplete(run_dir: Path) -> bool:

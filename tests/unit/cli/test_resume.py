@@ -49,7 +49,19 @@ def test_a_line_may_hold_folders_a_file_and_changes(detached, tmp_path):
     assert request.changes == {
         "env": "slurm", "n_workers": 3, "retries": 1, "options": {"queue": "long"},
     }  # fmt: skip
-    assert (request.n_more, request.trust) == (2, "anna")
+    assert request.settings == {"n_more": 2, "trust": "anna", "is_block": True}
+
+
+def test_an_option_is_changed_beside_the_others(detached, description):
+    words = [str(detached.root), "options.walltime=10:00:00", "n_workers=8"]
+    config = changed_config(description, parse(words, "resume", "").changes)
+    assert config.options == {"queue": "gpu", "walltime": "10:00:00"}
+    assert (config.env, config.n_workers) == ("slurm", 8)
+
+
+def test_a_whole_block_keeps_no_option_of_the_one_before(description):
+    block = {"env": "slurm", "options": {"cores": 1}}
+    assert changed_config(description, block, is_block=True).options == {"cores": 1}
 
 
 @pytest.mark.parametrize(
