@@ -62,8 +62,14 @@ def _state(seen: Overview) -> str:
     if seen.state == "cancelled" and status.stop is not None:
         return f"cancelled by {on_one_line(status.stop.by or 'somebody')}"
     if seen.state == "failed" and status.stop is not None:
-        return f"failed: {on_one_line(status.stop.reason.strip().partition(chr(10))[0])}"
+        return f"failed: {on_one_line(_first_sentence(status.stop.reason))}"
     return seen.state
+
+
+def _first_sentence(text: str) -> str:
+    """Return how a message begins: `explain` shows all of it."""
+    first = text.strip().partition("\n")[0]
+    return first.partition(". ")[0].rstrip(".")
 
 
 def facts_of(seen: Overview) -> "Table":

@@ -137,6 +137,8 @@ class _Explainer:
             told = f"it was cancelled by {stop.by or 'somebody'} {ago} ago{reason}"
             return Finding("problem", "stop", told, self._resume())
         told = f"it was stopped by an error {ago} ago ({stop.by or 'a worker'}):\n{stop.reason}"
+        if "espnet3 resume" in stop.reason:  # it says itself how to go on
+            return Finding("problem", "stop", told)
         fix = (
             f"If it is about data or a machine, mend that, then: {self._resume()} ; if it is about "
             "your code, mend it and run the command that began the run again"

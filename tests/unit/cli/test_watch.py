@@ -110,6 +110,18 @@ def test_a_stop_mark_is_the_state_once_nobody_works(detached, capsys):
     assert look(detached.root).state == "stopping"
 
 
+def test_of_a_long_error_status_shows_the_first_sentence(detached, capsys):
+    detached.stop(
+        "failed", "Item 3 of shard 1 failed: broken. Finished shards are kept.\nTraceback"
+    )
+    assert main(["status", str(detached.root)]) == 0
+    shown = capsys.readouterr().out
+    assert "failed: Item 3 of shard 1 failed: broken\n" in shown.replace(" \n", "\n").replace(
+        "  ", ""
+    )
+    assert "are kept" not in shown
+
+
 def test_avoided_nodes_are_named(detached):
     for shard in (2, 4, 15):
         detached.death(shard, host="node9", time=time.time() + 1)
