@@ -23,7 +23,7 @@ FRESH_SECONDS = 5.0
 _SETTLED_SECONDS = 120.0  # longer than any file system keeps names that are not true any more
 _MET_SECONDS = 10.0
 _KEEP_SECONDS = 15.0
-_MAX_KEPT = 16
+_MAX_KEPT = 8
 _MAX_TRIES = 20
 
 
@@ -157,11 +157,17 @@ class Board:
 
     def _choose(self, fits: Callable[[int], bool]) -> int | None:
         """Choose one of the costliest free shards, as many as there are workers to reach for it."""
-        free = [shard for shard in self.free() if fits(shard)]
-        if not free:
-            return None
-        nearly_as_costly = [s for s in free if self._costs[s] >= self._costs[free[0]] / 2]
-        return self._random.choice(nearly_as_costly[: max(self._n_owners, 1)])
+        reach: list[int] = []
+        for shard in self._order:
+            if shard in self._committed or shard in self._claimed:
+                continue
+            if reach and self._costs[shard] < self._costs[reach[0]] / 2:
+                break
+            if fits(shard):
+                reach.append(shard)
+            if len(reach) >= max(self._n_owners, 1):  # `fits` takes time: not all are asked for
+                break
+        return self._random.choice(reach) if reach else None
 
     def _of_the_dead(self, fits: Callable[[int], bool]) -> int | None:
         """Return a shard whose owner died.
@@ -173,7 +179,7 @@ class Board:
             return None
         self._looked = time.monotonic()
         held = [shard for shard in self.in_hands() if fits(shard)]
-        if len(held) > 1 and any(fits(shard) for shard in self.free()):
+        if len(held) > 1 and self._choose(fits) is not None:
             held = [self._random.choice(held)]
         self._random.shuffle(held)
         return next((s for s in held if not self._lease.is_held(self._layout.shard_name(s))), None)

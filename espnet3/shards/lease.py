@@ -133,6 +133,11 @@ class Lease:
         found = _read_claim(claim_path(self.folder, name))
         return found.owner_id if found is not None and self._is_alive(found) else None
 
+    def now(self) -> float:
+        """Return the time by the clock of the file system, which heartbeats are compared with."""
+        then, since = self._clock
+        return then + time.monotonic() - since
+
     def sweep(self) -> None:
         """Remove what dead owners left in the lease folder."""
         # Each owner is looked up after the file that names it: one that comes in meanwhile lives.
@@ -143,19 +148,17 @@ class Lease:
         for path in self.folder.glob("[!.]*.taken-*"):  # not the temp file of one being made
             self._remove_dead_mark(path)
         for path in self.folder.glob("*.owner"):
-            if find_owner(self.folder, path.stem, self._now(), self._timeout) is None:
+            if find_owner(self.folder, path.stem, self.now(), self._timeout) is None:
                 path.unlink(missing_ok=True)
         self._remove_dead_temps()
 
     def others(self) -> list[Owner]:
         """Return the other living owners in this folder."""
-        return [
-            o for o in living_owners(self.folder, self._now(), self._timeout) if o != self.owner
-        ]
+        return [o for o in living_owners(self.folder, self.now(), self._timeout) if o != self.owner]
 
     def _is_alive(self, claim: "_Claim") -> bool:
         """Tell whether the one who made a claim, or a mark, is alive."""
-        now = self._now()
+        now = self.now()
         if find_owner(self.folder, claim.owner_id, now, self._timeout) is not None:
             return True
         if not claim.owner_id or owner_path(self.folder, claim.owner_id).exists():
@@ -190,7 +193,7 @@ class Lease:
             mark.unlink(missing_ok=True)
 
     def _remove_dead_temps(self) -> None:
-        now = self._now()
+        now = self.now()
         # A pid of another machine says nothing here; of those, only old files are removed.
         is_shared = any(owner.machine != machine_id() for owner in self.others())
         for path in self.folder.iterdir():
@@ -205,10 +208,6 @@ class Lease:
     def _set_clock(self) -> None:
         """Look what time it is for the file system, which need not be what it is for us."""
         self._clock = (self._path.stat().st_mtime, time.monotonic())
-
-    def _now(self) -> float:
-        then, since = self._clock
-        return then + time.monotonic() - since
 
 
 @dataclass(frozen=True)
