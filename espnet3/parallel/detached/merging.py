@@ -11,6 +11,7 @@ from espnet3.errors import EspnetError, ProviderError
 from espnet3.io.atomic import is_folder_trouble
 from espnet3.parallel.detached.description import load_runner
 from espnet3.parallel.detached.ending import EndSignals, HandBack
+from espnet3.parallel.end_of_run import tell_the_end
 from espnet3.parallel.folder_run import merge_run, shards_to_run, sweep
 from espnet3.parallel.tasks import describe_error
 from espnet3.shards.lease import Lease
@@ -79,10 +80,7 @@ class Merger:
         with self._signals.raised_at_once():
             self._merge_as_user()
         sweep(self._manifest.layout(self._root), self._lease)
-        logger.info(
-            "%s is complete: %d items, merged in %.1f s",
-            self._root, self._manifest.n_items, time.monotonic() - begin,
-        )  # fmt: skip
+        tell_the_end(self._root, self._manifest, time.monotonic() - begin)
         return []
 
     def _missing(self) -> list[int]:
