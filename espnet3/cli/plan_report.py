@@ -21,8 +21,8 @@ from espnet3.systems.base.run_description import (
     describe_folder,
     describe_items,
     describe_job_script,
-    run_folder,
     describe_shards,
+    run_folder,
 )
 from espnet3.systems.base.run_forecast import ExpectedRun
 

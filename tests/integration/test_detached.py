@@ -1,5 +1,6 @@
 """Runs that go on without the program that began them, as processes of this machine."""
 
+import json
 import os
 import shlex
 import signal
@@ -16,6 +17,7 @@ from espnet3.shards.records import RecordPaths, read_jobs
 from tests.conftest import wait_until
 from tests.integration.conftest import is_alive
 from tests.integration.test_run_py import CONFIG, INFERENCE, RUN, Recipe
+from tests.nvml.stand_in import build_library, environment
 from tests.providers import Provider
 
 ESPNET3 = Path(sys.executable).with_name("espnet3")
@@ -198,3 +200,55 @@ def test_a_backend_that_cannot_detach_is_refused(decoding):
         "--stages", "infer", "--config", "conf/decode.yaml", "parallel.env=ssh", "--detach", code=1
     )
     assert "write mode: sync, or one of env: local, local_gpu, slurm" in told.stderr
+
+
+GPU_JOB = """
+import os, sys, time
+from pathlib import Path
+from espnet3.parallel import BaseRunner, set_parallel
+
+class Provider:
+    def build_env_local(self):
+        return {}
+    def build_worker_setup_fn(self):
+        return self.build_env_local
+
+class Gpu(BaseRunner):
+    @staticmethod
+    def forward(idx):
+        while idx > 3 and Path("hold").exists():
+            time.sleep(0.05)
+        return [os.environ["CUDA_VISIBLE_DEVICES"], os.environ["LOCAL_RANK"]]
+
+set_parallel({"env": "local_gpu", "n_workers": 3, "mode": "async"})
+Gpu(Provider(), output_dir=sys.argv[1])(range(48))
+"""
+
+
+@pytest.mark.usefixtures("_ended")
+def test_each_worker_has_a_gpu_and_a_new_one_gets_that_of_the_dead(tmp_path):
+    (tmp_path / "job.py").write_text(GPU_JOB)
+    (tmp_path / "hold").touch()
+    (tmp_path / "nvml").mkdir()
+    variables = environment(build_library(tmp_path / "nvml"), 3, "2,0,1")
+
+    def start():
+        command = [sys.executable, "job.py", "out"]
+        subprocess.run(
+            command, cwd=tmp_path, env=variables, check=True, timeout=120, capture_output=True
+        )
+
+    start()
+    root = tmp_path / "out"
+    first = read_jobs(RecordPaths(root))
+    assert [job.gpu for job in first] == ["2", "0", "1"]
+    wait_until(lambda: len(DetachedRun(root).status().crew.living) == 3, 60)
+    os.kill(int(first[1].job_id), signal.SIGKILL)
+    wait_until(lambda: not is_alive(int(first[1].job_id)), 60)
+    start()
+    assert [job.gpu for job in read_jobs(RecordPaths(root))] == ["2", "0", "1", "0"]
+    (tmp_path / "hold").unlink()
+    lines = DetachedRun(root).wait(120).read_text().splitlines()
+    seen = {tuple(json.loads(line)) for line in lines}
+    assert seen <= {("2,0,1", "0"), ("0,1,2", "0"), ("1,2,0", "0")}
+    assert len(seen) > 1
