@@ -143,6 +143,8 @@ def worker_table(seen: Overview, limit: int = _SHOWN) -> "Table | None":
 def _worker_row(seen: Overview, worker: Worker) -> "list[RenderableType]":
     record, shard = worker.record, seen.shard_of(worker)
     name = on_one_line(f"{record.host} (job {record.job_id})" if record.job_id else worker.name)
+    if worker.is_silent:
+        name += f", silent for {duration(worker.silent_seconds)}"
     done = f"{seen.n_shards_of(worker):,}"
     if shard is None:
         return [name, "", "", "no shard", "", done]

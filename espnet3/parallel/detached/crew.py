@@ -2,14 +2,15 @@
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from espnet3.parallel.clusters.schedulers import JobState
 from espnet3.shards.layout import leases_folder
-from espnet3.shards.lease import Owner, living_owners
+from espnet3.shards.lease import HEARTBEAT, Owner, living_owners, owner_path
 from espnet3.shards.records import (
     JobRecord,
     RecordPaths,
@@ -22,6 +23,7 @@ _NEW_SECONDS = 60.0
 _MOST_ASKED = 200
 _CLOCK_SECONDS = 5.0
 _START_SECONDS = 600.0
+_SILENT_SECONDS = 4 * HEARTBEAT
 UNKNOWN = JobState("unknown", "")
 
 AskJobs = Callable[[Sequence[JobRecord]], dict[str, JobState]]
@@ -33,12 +35,19 @@ class Worker:
 
     record: WorkerRecord
     is_alive: bool
+    silent_seconds: float = 0.0
+    """How much older its last sign of life is than that of the others."""
 
     @property
     def name(self) -> str:
         """How people call it: by its job where it has one, else by machine and process."""
         record = self.record
         return record.job_id or f"{record.host}:{record.pid}"
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether it counts as alive, but several heartbeats are missing."""
+        return self.is_alive and self.silent_seconds > _SILENT_SECONDS
 
     @property
     def is_lost(self) -> bool:
@@ -121,10 +130,24 @@ def read_crew(root: Path, ask: AskJobs | None = None, known: dict[str, Any] | No
     paths = RecordPaths(root)
     owners = {owner.owner_id: owner for owner in living_owners(leases_folder(root))}
     records = {record.owner_id: record for record in read_workers(paths, known)}
-    workers = [Worker(record, owner_id in owners) for owner_id, record in records.items()]
+    silence = _silence(root, owners)
+    workers = [Worker(r, key in owners, silence.get(key, 0.0)) for key, r in records.items()]
     # One whose record is not to be seen yet, or a driver that waits for its own workers.
     workers += [Worker(_of_owner(o), True) for key, o in owners.items() if key not in records]
     return Crew(workers, _read_jobs(read_jobs(paths, known), workers, ask or ask_schedulers))
+
+
+def _silence(root: Path, owner_ids: Iterable[str]) -> dict[str, float]:
+    """Return how long ago each gave a sign of life, compared with the latest of all.
+
+    Not with this machine's clock: that of the file system may be another.
+    """
+    beats = {}
+    for owner_id in owner_ids:
+        with suppress(OSError):
+            beats[owner_id] = owner_path(leases_folder(root), owner_id).stat().st_mtime
+    latest = max(beats.values(), default=0.0)
+    return {owner_id: latest - beat for owner_id, beat in beats.items()}
 
 
 def living_ids(root: Path) -> set[str]:

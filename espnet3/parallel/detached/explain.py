@@ -64,6 +64,7 @@ class _Explainer:
             yield from explain_waiting(seen.crew.waiting, self._now, n_jobs=self._n_jobs())
             yield from self._starting()
             yield from self._silent_schedulers()
+            yield from self._silent_workers()
             yield from self._avoided()
             yield from explain_slow(seen.status.running, done.values(), self._quoted)
             yield from self._no_successor()
@@ -195,6 +196,14 @@ class _Explainer:
                 told = f"{command.split()[0]} is not here, so what became of {n_jobs} jobs of {env}"
                 fix = f"Run this where you submitted them, or there: {command}"
                 yield Finding("warning", "jobs", f"{told} cannot be told", fix)
+
+    def _silent_workers(self) -> Iterator[Finding]:
+        for worker in self._seen.crew.living:
+            if worker.is_silent:
+                silent = duration(worker.silent_seconds)
+                told = f"worker {worker.name} on {worker.record.host} is silent for {silent}"
+                fix = "After a minute it counts as dead, and another one takes its shard"
+                yield Finding("warning", "workers", told, fix)
 
     def _avoided(self) -> Iterator[Finding]:
         for node, why in self._seen.avoided.items():

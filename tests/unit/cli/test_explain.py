@@ -147,6 +147,15 @@ def test_a_shard_that_takes_too_long_is_named(detached):
     assert "parallel.item_timeout" in finding.fix
 
 
+def test_a_worker_whose_heart_stopped_is_named_before_it_counts_as_dead(detached):
+    detached.worker("10")
+    silent = detached.worker("11", "node2")
+    before = time.time() - 40
+    os.utime(silent.folder / f"{silent.owner.owner_id}.owner", (before, before))
+    (finding,) = found(detached.root, "workers")
+    assert "worker 11 on node2 is silent for" in finding.told
+
+
 def test_workers_that_are_gone_without_a_word_are_named(detached):
     log = detached.log("detached-local-node3-1.log", "famous last words")
     detached.record("0123456789abcdef", "", "node3", env="local", log=log)
