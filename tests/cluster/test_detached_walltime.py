@@ -51,4 +51,12 @@ def assert_nothing_was_lost(run, undisturbed):
     assert sum(worker.lost_seconds for worker in workers) == 0
     assert sum(worker.compute_seconds for worker in workers) >= N_ITEMS
     accounting = run.success["accounting"]
-    print(f"\n{run.clients.env_name}: {accounting}")
+    assert accounting["n_shards"] == 18 * N_WORKERS
+    assert accounting["n_workers"] == len(read_workers(run.paths))
+    assert accounting["n_generations"] >= 2
+    assert accounting["lost_seconds"] == accounting["n_deaths"] == 0
+    assert accounting["deaths"] == {}
+    assert sum(row["n_shards"] for row in accounting["workers"]) == accounting["n_shards"]
+    assert accounting["compute_seconds"] >= N_ITEMS
+    assert accounting["worker_hours"] * 3600 >= accounting["compute_seconds"]
+    assert "Worker time" in run.tell("status")
