@@ -65,8 +65,8 @@ def run(args: argparse.Namespace) -> int:
 
     console = make_console()
     follower = Follower(run_dir, args.worker) if args.follow else None
-    parts = _parts(args, run_dir)
     n_lines = _N_LINES if args.lines is None and _is_plain(args) else args.lines
+    parts = _parts(args, run_dir, n_lines)
     for number, part in enumerate(parts):
         _show(part.last(n_lines), console, is_first=number == 0)
     if not parts:
@@ -80,10 +80,12 @@ def _is_plain(args: argparse.Namespace) -> bool:
     return (args.shard is None and args.worker is None and not args.failed) or args.follow
 
 
-def _parts(args: argparse.Namespace, run_dir: Path) -> list[LogPart]:
+def _parts(args: argparse.Namespace, run_dir: Path, n_lines: int | None) -> list[LogPart]:
     if args.shard is not None:
         return logs_of_shard(run_dir, args.shard)
-    return logs_of_failed(run_dir) if args.failed else logs_of_workers(run_dir, args.worker)
+    if args.failed:
+        return logs_of_failed(run_dir)
+    return logs_of_workers(run_dir, args.worker, n_lines)
 
 
 def _show(part: LogPart, console: "Console", *, is_first: bool) -> None:

@@ -1,5 +1,6 @@
 """What workers wrote: all of one, what belongs to a shard, or the end of what failed."""
 
+import os
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -17,6 +18,7 @@ _BEGINS = re.compile(r"\bshard (\d+) begins\b")
 _ENDS = re.compile(r"\bshard (\d+) ends: ")
 _N_SECTIONS = 10
 _N_LINES = 30
+_BLOCK = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -32,7 +34,9 @@ class LogPart:
         return self if n_lines is None else LogPart(self.title, self.path, self.lines[-n_lines:])
 
 
-def logs_of_workers(run_dir: Path, name: str | None = None) -> list[LogPart]:
+def logs_of_workers(
+    run_dir: Path, name: str | None = None, n_lines: int | None = None
+) -> list[LogPart]:
     """Return the logs of the workers with a name; without one, of those that are at work.
 
     Where nobody works, those of the workers that were there last, and of jobs that began none.
@@ -40,16 +44,17 @@ def logs_of_workers(run_dir: Path, name: str | None = None) -> list[LogPart]:
     Args:
         run_dir: the run folder.
         name: job id, node, `node:pid`, the beginning of an owner id, or the name of a log file.
+        n_lines: the last lines of each; all if None.
 
     Raises:
         RunFolderError: if no worker has that name, with those that there are.
     """
     workers = known_workers(run_dir)
     if name is not None:
-        return _texts(run_dir, _named(run_dir, workers, name))
+        return _texts(run_dir, _named(run_dir, workers, name), n_lines)
     chosen = [worker for worker in workers if worker.is_alive] or workers[-_N_SECTIONS:]
-    parts = _texts(run_dir, chosen)
-    return parts or [_whole(path.name, path) for path in _files(run_dir)[-_N_SECTIONS:]]
+    parts = _texts(run_dir, chosen, n_lines)
+    return parts or [_part(path.name, path, n_lines) for path in _files(run_dir)[-_N_SECTIONS:]]
 
 
 def known_workers(run_dir: Path) -> list[Worker]:
@@ -86,9 +91,9 @@ def _has_name(record: WorkerRecord, name: str) -> bool:
     return bool(name) and name in known
 
 
-def _texts(run_dir: Path, workers: Iterable[Worker]) -> list[LogPart]:
+def _texts(run_dir: Path, workers: Iterable[Worker], n_lines: int | None) -> list[LogPart]:
     paths = {run_dir / w.record.log: _title(w) for w in workers if w.record.log}
-    return [_whole(title, path) for path, title in paths.items() if path.is_file()]
+    return [_part(title, path, n_lines) for path, title in paths.items() if path.is_file()]
 
 
 def _title(worker: Worker) -> str:
@@ -100,8 +105,21 @@ def _title(worker: Worker) -> str:
     return f"worker {worker.name}{where} ({end})"
 
 
-def _whole(title: str, path: Path) -> LogPart:
-    return LogPart(title, path, list(read_lines(path)))
+def _part(title: str, path: Path, n_lines: int | None) -> LogPart:
+    lines = list(read_lines(path)) if n_lines is None else last_lines(path, n_lines)
+    return LogPart(title, path, lines)
+
+
+def last_lines(path: Path, n_lines: int) -> list[str]:
+    """Return the end of a log, without reading all of it; nothing if it cannot be read."""
+    data = b""
+    with suppress(OSError), path.open("rb") as file:
+        start = file.seek(0, os.SEEK_END)
+        while start and data.count(b"\n") <= n_lines:
+            size = min(_BLOCK, start)
+            start = file.seek(start - size)
+            data = file.read(size) + data
+    return data.decode(errors="replace").splitlines()[-n_lines:]
 
 
 def read_lines(path: Path) -> Iterator[str]:
