@@ -17,7 +17,7 @@ from espnet3.parallel.identity import describe_run
 from espnet3.shards.merge import concat_files
 from espnet3.shards.owner import node_name
 
-DEFAULTS = {"seconds": 0.0, "faults": {}, "slow": {}, "gate": "", "load": 0.0, "bad_nodes": {}}
+DEFAULTS = {"seconds": 0.0, "faults": {}, "gate": "", "load": 0.0, "bad_nodes": {}, "hurry": ""}
 
 
 class Provider:
@@ -52,7 +52,8 @@ class Runner(BaseRunner):
     def forward(idx, settings):
         if isinstance(idx, list):
             return [Runner.forward(item, settings) for item in idx]
-        time.sleep(settings["slow"].get(str(idx), settings["seconds"]))
+        if not settings["hurry"] or not Path(settings["hurry"]).exists():
+            time.sleep(settings["seconds"])
         while settings["gate"] and not Path(settings["gate"]).exists():
             time.sleep(0.05)
         fault = settings["bad_nodes"].get(node_name()) or settings["faults"].get(str(idx))
