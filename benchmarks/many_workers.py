@@ -1,7 +1,8 @@
 """Leases and status of a run with 2,000 shards and 64 workers, in one folder of this machine.
 
 The items sleep, so that 64 workers fit onto any number of cores. Each is a process that does all
-that a detached worker does, except that it runs the items itself and not in a child process.
+that a detached worker does, except that it runs the items itself and not in a child process. Time
+in which it waits for a core does not count: real workers do not share two of them.
 """
 
 import json
@@ -29,6 +30,7 @@ from espnet3.parallel.detached.ledger import Identity
 from espnet3.parallel.detached.shared import SharedWorkers
 from espnet3.parallel.inline_pool import InlinePool
 from espnet3.parallel.pools import Event
+from espnet3.shards.done import Done
 from espnet3.shards.manifest import load_manifest
 from espnet3.shards.merge import check_complete, concat_files
 from espnet3.shards.success import read_success
@@ -97,6 +99,8 @@ class Diary:
     """Beside it in attempts: folders, files, the commit."""
     lease_seconds: float = 0.0
     """Between two attempts: all that it takes to come from one shard to the next."""
+    queue_seconds: float = 0.0
+    """Between two attempts as well, but in wait for a core of this machine, which it shares."""
     operations: dict[str, int] = field(default_factory=dict)
 
 
@@ -107,22 +111,35 @@ class DiaryPool(InlinePool):
         super().__init__(cloudpickle.loads(packed))
         self._diary = diary
         self._last_end: float | None = None
+        self._last_queued = 0.0
 
     def poll(self, timeout: float) -> list[Event]:
         """Run the attempt that was submitted, if any."""
         if self._task is None:
             self._last_end = None  # nothing to do: this is no price of leases
             return super().poll(timeout)
-        begin = time.monotonic()
+        begin, queued = time.monotonic(), _queued()
         if self._last_end is not None:
-            self._diary.lease_seconds += begin - self._last_end
+            waited = queued - self._last_queued
+            self._diary.lease_seconds += begin - self._last_end - waited
+            self._diary.queue_seconds += waited
         events = super().poll(timeout)
-        self._last_end = time.monotonic()
-        done = events[0].result.done
+        self._last_end, self._last_queued = time.monotonic(), _queued()
+        self._note(events[0].result.done, self._last_end - begin)
+        return events
+
+    def _note(self, done: Done, seconds: float) -> None:
         self._diary.n_attempts += 1
         self._diary.work_seconds += done.seconds
-        self._diary.commit_seconds += self._last_end - begin - done.seconds
-        return events
+        self._diary.commit_seconds += seconds - done.seconds
+
+
+def _queued() -> float:
+    """Return for how many seconds this thread could have run, had there been a core for it."""
+    try:
+        return int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
+    except OSError:
+        return 0.0
 
 
 def plan(root: Path, n_shards: int, item_seconds: float) -> None:
@@ -224,6 +241,8 @@ def _figures(diaries: list[Diary], watch: StatusWatch, elapsed: float) -> Iterat
     kinds = ", ".join(f"{kind} {n / N_SHARDS:.1f}" for kind, n in operations.most_common())
     yield Figure(f"beside: of these {kinds}; attempts per shard", n_attempts / N_SHARDS, "")
     yield Figure("beside: from one shard to the next", 1000 * lease_seconds / n_attempts, "ms")
+    queue_seconds = sum(diary.queue_seconds for diary in diaries)
+    yield Figure("beside: then, wait for a core", 1000 * queue_seconds / n_attempts, "ms")
     commit_seconds = sum(diary.commit_seconds for diary in diaries)
     yield Figure("beside: files and commit of a shard", 1000 * commit_seconds / n_attempts, "ms")
     yield Figure(
