@@ -3,6 +3,7 @@
 import random
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 from espnet3.errors import ResourceError
 from espnet3.parallel.detached.ending import HandBack
@@ -20,6 +21,7 @@ class Choice:
     """Takes shards from the board as far as the worker's time and machine allow.
 
     Args:
+        root: the run folder.
         board: what is left, and in whose hands.
         lease: the worker's presence in the folder.
         walltime: until when it may work.
@@ -31,6 +33,7 @@ class Choice:
 
     def __init__(
         self,
+        root: Path,
         board: Board,
         lease: Lease,
         *,
@@ -40,14 +43,14 @@ class Choice:
         is_patient: bool = True,
         before_look: Callable[[], object] = bool,
     ) -> None:
-        self._board, self._lease = board, lease
+        self._root, self._board, self._lease = root, board, lease
         self._walltime, self._pace, self._stragglers = walltime, pace, stragglers
         self._is_patient, self._before_look = is_patient, before_look
         self._avoided: dict[int, float] = {}
         self._next_look = 0.0
         self._pause = _FIRST_PAUSE
         self._standby = ""
-        self._n_troubles = 0
+        self._n_troubles = self._n_taken = 0
         self.is_loaded = False
         """Whether the model is loaded: the next shard will not wait for it."""
         self.is_finished = False
@@ -72,6 +75,7 @@ class Choice:
             self._pause = min(self._pause * 1.5, _MAX_PAUSE)
             return None
         self._pause = _FIRST_PAUSE
+        self._n_taken += 1
         self._leave_standby()
         return shard
 
@@ -113,7 +117,8 @@ class Choice:
     def _squeeze(self, free: list[int]) -> int | None:
         """Take a shard that seems too long if a new worker had no more time for it either."""
         left = self._walltime.left()
-        if not self._walltime.is_fresh():
+        is_first = not self._n_taken and left > self._walltime.usable / 2  # it was slow to start
+        if not is_first and not self._walltime.is_fresh():
             raise HandBack(f"none of {len(free)} shards fits into the {max(left, 0):.0f} s left")
         hopeful = [shard for shard in free if not self._pace.is_hopeless(shard)]
         if hopeful:
@@ -121,7 +126,7 @@ class Choice:
             return self._board.take(lambda shard: shard == shortest)
         if self._board.in_hands():
             raise HandBack(f"{len(free)} shards are too long for the walltime; others go on")
-        raise ResourceError(too_long(self._pace, free[0], self._walltime))
+        raise ResourceError(too_long(self._root, self._pace, free[0], self._walltime))
 
     def _help_others(self) -> int | None:
         """Run the slowest shard in other hands a second time, or wait until one is given back."""

@@ -70,6 +70,7 @@ class Shift:
         self._board = Board(root, manifest, lease)
         stragglers = Stragglers(root, manifest, self._board, lease, self._pace)
         self.choice = Choice(
+            root,
             self._board,
             lease,
             walltime=walltime,

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import shlex
 import subprocess
 import time
 from collections import deque
@@ -9,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
+from pathlib import Path
 
 from espnet3.shards.commit import Done
 from espnet3.shards.manifest import Manifest
@@ -153,7 +155,7 @@ class Pace:
         return self.n_cuts.get(shard, 0) >= _MIN_CUTS
 
 
-def too_long(pace: Pace, shard: int, walltime: Walltime) -> str:
+def too_long(root: Path, pace: Pace, shard: int, walltime: Walltime) -> str:
     """Say that a shard cannot be done within the walltime."""
     longer = int(2 * walltime.total)
     spelled = f"{longer // 3600:02d}:{longer // 60 % 60:02d}:{longer % 60:02d}"
@@ -161,6 +163,6 @@ def too_long(pace: Pace, shard: int, walltime: Walltime) -> str:
         f"Shard {shard} cannot be finished within the walltime of {walltime.total:.0f} s: "
         f"{pace.n_cuts[shard]} attempts were cut off, the longest after "
         f"{pace.at_least[shard]:.0f} s. Ask for a longer one, which keeps what is done: "
-        f'espnet3 resume DIR options.walltime="{spelled}"; or start anew with more and smaller '
-        "shards: parallel.shards_per_worker=64 resume=false."
+        f"espnet3 resume {shlex.quote(str(root))} options.walltime='{spelled}'; or start anew with "
+        "more and smaller shards: parallel.shards_per_worker=64 and resume=False."
     )

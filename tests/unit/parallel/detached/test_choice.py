@@ -25,6 +25,7 @@ def choose(planned, lease, board, pace):
 
     def make(walltime=None, **settings):
         return Choice(
+            planned.root,
             board,
             lease,
             walltime=walltime or Walltime(time.time()),
@@ -78,6 +79,14 @@ def test_a_new_worker_tries_the_shortest_even_if_it_seems_too_long(planned, choo
     pace.learn(done(planned, 0, seconds=10_000 * planned.manifest.costs[0]))
     shard = choose(ending_in(1000)).next()
     assert planned.manifest.costs[shard] == min(planned.manifest.costs)
+
+
+def test_one_that_was_slow_to_start_tries_as_well(planned, choose, pace):
+    pace.learn(done(planned, 0, seconds=10_000 * planned.manifest.costs[0]))
+    choice = choose(ending_in(700))
+    assert choice.next() is not None
+    with pytest.raises(HandBack, match="none of 5 shards fits"):
+        choice.next()
 
 
 def test_what_fits_into_no_walltime_stops_the_run(planned, choose, pace):

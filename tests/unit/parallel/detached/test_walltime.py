@@ -1,5 +1,6 @@
 import os
 import time
+from pathlib import Path
 
 import pytest
 
@@ -110,8 +111,8 @@ def test_a_shard_that_was_cut_off_twice_after_a_whole_walltime_is_hopeless(pace)
     pace.learn_cuts(notes, usable=95.0)
     assert pace.is_hopeless(0)
     assert not pace.is_hopeless(1)
-    words = too_long(pace, 0, Walltime(0.0, 100.0))
+    words = too_long(Path("/a run"), pace, 0, Walltime(0.0, 100.0))
     assert "within the walltime of 100 s" in words
-    assert 'options.walltime="00:03:20"' in words
+    assert "espnet3 resume '/a run' options.walltime='00:03:20'" in words
     pace.learn_cuts(notes, usable=1000.0)  # resumed with a longer one
     assert not pace.is_hopeless(0)
