@@ -12,7 +12,7 @@ from espnet3.shards.records import RecordPaths, read_deaths
 
 logger = logging.getLogger(__name__)
 _WORTH_IT = 1.5  # a second one must be expected to be done so much sooner
-_MIN_SECONDS = 5.0
+_MIN_SECONDS = 10.0
 _HANGS, _HANGS_SECONDS = 3.0, 30.0
 
 

@@ -148,7 +148,8 @@ class Pace:
     def needed(self, shard: int, *, is_loaded: bool) -> float:
         """Return the time to keep free for a shard, loading included."""
         load = 0.0 if is_loaded else self.load_seconds
-        return _SAFETY * (self.expected(shard) or 0.0) + load
+        slowest = max(self.seconds_per_cost, default=0.0) * self.manifest.costs[shard]
+        return max(_SAFETY * (self.expected(shard) or 0.0), slowest) + load
 
     def is_hopeless(self, shard: int) -> bool:
         """Tell whether a shard was cut off again and again after a whole walltime."""

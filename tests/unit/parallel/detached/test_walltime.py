@@ -99,6 +99,14 @@ def test_the_expected_time_follows_cost_and_loading(planned, pace):
     assert pace.needed(0, is_loaded=False) == pytest.approx(2.4 * costs[0] + 7.0)
 
 
+def test_the_time_kept_free_is_that_of_the_slowest_so_far(planned, pace):
+    costs = planned.manifest.costs
+    for seconds in (1.0, 1.0, 4.0):
+        pace.learn(done(planned, 1, seconds=seconds * costs[1]))
+    assert pace.expected(0) == pytest.approx(2.0 * costs[0])
+    assert pace.needed(0, is_loaded=True) == pytest.approx(4.0 * costs[0])
+
+
 def test_a_shard_that_was_cut_off_takes_at_least_that_long(planned, pace):
     pace.learn(done(planned, 1, seconds=0.1))
     pace.learn_cuts([cut(0, 50.0), cut(0, 40.0)], usable=95.0)
