@@ -16,7 +16,7 @@ def run_with(slurm, tmp_path):
 
     def submit(**settings) -> DetachedRun:
         block = {**slurm.parallel(N_WORKERS, queue="spread"), "shards_per_worker": 5}
-        run = DetachedRun(tmp_path / "out", slurm, parallel=block, **{"seconds": 0.2, **settings})
+        run = DetachedRun(tmp_path / "out", slurm, parallel=block, **settings)
         run.submit()
         return run
 
@@ -24,7 +24,9 @@ def run_with(slurm, tmp_path):
 
 
 def test_a_shard_of_a_node_that_hangs_is_run_a_second_time(run_with, reference):
-    run = run_with(hangs_on=BAD)
+    run = run_with(hangs_on=BAD, seconds=3.0)
+    run.wait_for(lambda: "begins" in log_of_bad_node(run))
+    run.hurry.touch()
     run.wait_for_end(300.0)
     assert run.text == reference
     assert run.computed_twice() == set(), run.state
@@ -36,7 +38,7 @@ def test_a_shard_of_a_node_that_hangs_is_run_a_second_time(run_with, reference):
 
 
 def test_a_node_on_which_all_dies_is_avoided_and_named(run_with, reference):
-    run = run_with(dies_on=BAD, seconds=3.0)
+    run = run_with(dies_on=BAD, seconds=5.0)
     run.wait_for(lambda: any("is avoided" in worker.reason for worker in on_bad_node(run)))
     assert BAD in run.tell("explain"), run.state
     assert f"Avoided {BAD}: " in " ".join(run.tell("status").split()), run.state
@@ -47,6 +49,11 @@ def test_a_node_on_which_all_dies_is_avoided_and_named(run_with, reference):
     assert run.success["n_failed"] == 0
     assert {note.host for note in read_deaths(run.paths)} == {BAD}
     assert not any(worker.n_shards for worker in on_bad_node(run))
+
+
+def log_of_bad_node(run) -> str:
+    logs = [run.out / worker.log for worker in on_bad_node(run)]
+    return "".join(log.read_text() for log in logs if log.exists())
 
 
 def on_bad_node(run) -> list[WorkerRecord]:

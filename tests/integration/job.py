@@ -130,6 +130,7 @@ class Runner(BaseRunner):
 
 
 def compute(item, config, faults):
+    suffer_from_node(os.environ.get("SLURMD_NODENAME"), faults)
     # A run that a test wants to disturb lasts until the file says that it has seen enough.
     in_a_hurry = faults["hurry"] and Path(faults["hurry"]).exists()
     time.sleep(0.002 if in_a_hurry else faults["seconds"])
@@ -137,7 +138,6 @@ def compute(item, config, faults):
         time.sleep(0.1)
     if faults["scratch"]:
         use_disk(faults["scratch"])
-    suffer_from_node(os.environ.get("SLURMD_NODENAME"), faults)
     fault, out = faults["fault"], faults["out"]
     if item == 0 and faults["lock_seconds"] and once(out, "lock"):
         ctypes.PyDLL(None).sleep(faults["lock_seconds"])  # with the interpreter lock
