@@ -120,7 +120,7 @@ def _as_dict(seen: Overview) -> dict[str, Any]:
 
 def _accounting(seen: Overview) -> "Accounting":
     run_dir = Path(seen.status.run_dir)
-    return read_accounting(run_dir, require_manifest(run_dir))
+    return read_accounting(run_dir, require_manifest(run_dir), seen.committed.values())
 
 
 def _show(seen: list[Overview], *, all_workers: bool) -> None:

@@ -70,13 +70,15 @@ def read_success(layout: RunLayout, run_id: str) -> dict[str, Any] | None:
     return values if isinstance(values, dict) and values.get("run_id") == run_id else None
 
 
-def read_accounting(run_dir: Path, manifest: Manifest) -> Accounting:
+def read_accounting(
+    run_dir: Path, manifest: Manifest, committed: Iterable[Done] | None = None
+) -> Accounting:
     """Return what a run cost so far; of a finished one, what `_SUCCESS.json` says."""
     success = read_success(manifest.layout(run_dir), manifest.run_id) or {}
     known = success.get("accounting")
     if isinstance(known, dict):
         return Accounting.from_dict(known)
-    return account(run_dir, manifest)
+    return account(run_dir, manifest, committed)
 
 
 def has_outputs(values: dict[str, Any], folder: Path) -> bool:

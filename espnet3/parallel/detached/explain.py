@@ -23,8 +23,7 @@ from espnet3.parallel.detached.job_ends import (
 from espnet3.parallel.detached.overview import Overview, look
 from espnet3.parallel.detached.shard_troubles import explain_deaths, explain_slow
 from espnet3.parallel.progress import duration
-from espnet3.shards.merge import read_coverage
-from espnet3.shards.status import read_failures, require_manifest
+from espnet3.shards.status import read_failures
 
 _LEVELS = {"problem": 0, "warning": 1, "ok": 2}
 _MOST = 5
@@ -59,19 +58,21 @@ class _Explainer:
         yield from self._failures()
         if not seen.status.is_detached:
             return
-        done = read_coverage(self._run_dir, require_manifest(self._run_dir)).committed
         if seen.state != "complete":
             yield from explain_waiting(seen.crew.waiting, self._now, n_jobs=self._n_jobs())
             yield from self._starting()
             yield from self._silent_schedulers()
             yield from self._silent_workers()
             yield from self._avoided()
-            yield from explain_slow(seen.status.running, done.values(), self._quoted)
+            yield from explain_slow(seen.status.running, seen.committed.values(), self._quoted)
             yield from self._no_successor()
         jobs = [job for job in seen.crew.jobs if not self._is_told(job)]
         is_over = seen.is_over and seen.state != "complete"
         yield from explain_ends(jobs, self._run_dir, quoted=self._quoted, is_over=is_over)
         yield from self._lost_workers()
+        # Once merged, the shards may have been removed to save room.
+        is_merged = seen.state == "complete"
+        done = range(seen.status.n_shards) if is_merged else seen.committed
         yield from explain_deaths(self._run_dir, done, self._quoted)
 
     def _is_told(self, job: Job) -> bool:

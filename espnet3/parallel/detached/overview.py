@@ -6,12 +6,14 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from espnet3.parallel.clusters.schedulers import JobState, scheduler_of
 from espnet3.parallel.detached.bad_nodes import judge_nodes
 from espnet3.parallel.detached.crew import AskJobs, Crew, Job, Worker, ask_schedulers, read_crew
+from espnet3.shards.commit import Done
 from espnet3.shards.layout import leases_folder
 from espnet3.shards.lease import living_owners
 from espnet3.shards.records import JobRecord, RecordPaths, read_deaths
@@ -29,8 +31,8 @@ class Overview:
     crew: Crew = field(default_factory=lambda: Crew([], []))
     avoided: dict[str, str] = field(default_factory=dict)
     """Nodes that get no more work, and why."""
-    n_committed: dict[str, int] = field(default_factory=dict)
-    """Shards by the owner for whom they were run: newer than what workers say of themselves."""
+    committed: dict[int, Done] = field(default_factory=dict)
+    """What the shards that are done say of themselves."""
     behind: list[str] = field(default_factory=list)
     """Other run folders that its workers serve first."""
 
@@ -45,8 +47,12 @@ class Overview:
         return self.state in OVER
 
     def n_shards_of(self, worker: Worker) -> int:
-        """Return how many shards a worker has finished."""
-        return max(worker.record.n_shards, self.n_committed.get(worker.record.owner_id, 0))
+        """Return how many shards a worker has finished; it says so itself only now and then."""
+        return max(worker.record.n_shards, self._n_committed[worker.record.owner_id])
+
+    @cached_property
+    def _n_committed(self) -> Counter[str]:
+        return Counter(done.owner_id for done in self.committed.values())
 
     def shard_of(self, worker: Worker) -> RunningShard | None:
         """Return what a worker is working on."""
@@ -98,14 +104,14 @@ class Observer:
         """Return how the run stands now."""
         status = self._reader.read()
         if not status.is_detached:
-            return Overview(status)
+            return Overview(status, committed=self._reader.committed)
         crew = read_crew(self._run_dir, self._ask_at_times, self._known)
         state = _state_of_jobs(crew) if status.state == "stopped" else status.state
         behind = _busy_elsewhere(self._run_dir, crew) if state == "starting" else []
         state = "queued" if behind else state
         avoided = {} if state == "complete" else self._avoided()
-        n_committed = Counter(done.owner_id for done in self._reader.committed.values())
-        return Overview(replace(status, state=state), crew, avoided, n_committed, behind)
+        committed = self._reader.committed
+        return Overview(replace(status, state=state), crew, avoided, committed, behind)
 
     def _avoided(self) -> dict[str, str]:
         notes = read_deaths(RecordPaths(self._run_dir))
