@@ -53,6 +53,29 @@ def interruptible() -> Iterator[None]:
         watchdog.close()
 
 
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Let SIGINT and SIGTERM wait until the end of the block, which must be short.
+
+    For what must be whole: a job that was submitted, and the note of its number.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    received: list[int] = []
+    previous = {
+        number: signal.signal(number, lambda number, frame: received.append(number))
+        for number in _HANDLED
+    }
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+        if received:
+            signal.raise_signal(received[0])
+
+
 def _is_in_finalizer(frame: FrameType | None) -> bool:
     while frame is not None:
         if frame.f_code.co_name == "__del__":

@@ -56,6 +56,10 @@ class RecordPaths:
         """Says that a worker compares the jobs with what the scheduler says, in this minute."""
         return self.folder / f"watch.{minute}"
 
+    def refused(self, env: str, job: str) -> Path:
+        """Says that a job could not submit its successor, and when it last tried."""
+        return self.folder / _NOT_IN_NAMES.sub("_", f"refused-{env}-{job}")
+
     @property
     def jobs(self) -> Path:
         """A record per submitted job, or per process that was started."""

@@ -169,16 +169,20 @@ def test_jobs_that_are_gone_are_replaced_by_those_at_work(scheduler, tmp_path):
     with use_parallel({**block(scheduler), "mode": "async"}):
         run = Patient(Provider(hold=str(hold)), output_dir="out")(range(32))
     root = run.run_dir
-    wait_until(lambda: len(run.status().crew.living) == 2 and (jobs / "4" / "pid").exists(), 120)
-    successors = {record.after: record.job_id for record in read_jobs(RecordPaths(root))}
+
+    def successors():
+        return {record.after: record.job_id for record in read_jobs(RecordPaths(root))}
+
+    wait_until(lambda: {"1", "2"} <= successors().keys(), 120)
+    assert len(run.status().crew.living) == 2
     others = Follower((root,), scheduler, "2")
     config = load_config(root, scheduler)
     assert list(others.complete_crew([root], config)) == []  # nobody is missing
 
-    subprocess.run(["bkill", successors["2"]], check=True)
+    subprocess.run(["bkill", successors()["2"]], check=True)
     (told,) = others.complete_crew([root], config)
     assert re.fullmatch(r"job \d+ follows when job 2 has ended", told)
-    for number in (successors["1"], "1"):
+    for number in (successors()["1"], "1"):
         subprocess.run(["bkill", number], check=True)
     wait_until(lambda: len(run.status().crew.living) == 1, 120)
     (told,) = others.complete_crew([root], config)

@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from espnet3.errors import ResourceError
 from espnet3.io.atomic import write_json
@@ -25,8 +25,12 @@ from espnet3.parallel.detached.processes import (
     process_variables,
     start_process,
 )
+from espnet3.parallel.signals import uninterrupted
 from espnet3.shards.layout import RunLayout
 from espnet3.shards.records import JobRecord, make_folders, read_jobs, write_job
+
+if TYPE_CHECKING:
+    from espnet3.parallel.detached.job_script import WorkerJob
 
 logger = logging.getLogger(__name__)
 _UNKNOWN = JobState("unknown", "")
@@ -77,7 +81,7 @@ def _logs(root: Path) -> Path:
     return RunLayout(root, 0).logs
 
 
-def _start_processes(work: Any, config: ParallelConfig, n_workers: int) -> list[JobRecord]:
+def _start_processes(work: "WorkerJob", config: ParallelConfig, n_workers: int) -> list[JobRecord]:
     living = [job for job in read_jobs(make_folders(work.roots[0])) if _is_running(job)]
     variables = process_variables(config, [job.gpu for job in living])
     if config.env == "local_gpu":
@@ -87,8 +91,9 @@ def _start_processes(work: Any, config: ParallelConfig, n_workers: int) -> list[
         own = variables[number] if variables else {}
         arguments = work.arguments(config.env, time.time(), None)
         logs = _logs(work.roots[0])
-        record = start_process(config, arguments, logs, own, generation=work.generation)
-        _note(record, work.roots)
+        with uninterrupted():
+            record = start_process(config, arguments, logs, own, generation=work.generation)
+            _note(record, work.roots)
         records.append(record)
     return records
 
@@ -97,18 +102,18 @@ def _is_running(job: JobRecord) -> bool:
     return bool(job.machine) and process_state(job).phase == "running"
 
 
-def _submit_jobs(work: Any, config: ParallelConfig, n_workers: int) -> list[JobRecord]:
+def _submit_jobs(work: "WorkerJob", config: ParallelConfig, n_workers: int) -> list[JobRecord]:
     from espnet3.parallel.clusters.job_options import with_log_folder
-    from espnet3.parallel.detached.job_script import make_job, submit_job, walltime_of
+    from espnet3.parallel.detached.job_script import make_job
 
     config = with_log_folder(config, _logs(work.roots[0]))
     check_log_folder(config.options)
     records: list[JobRecord] = []
     for _ in range(n_workers):
-        submitted = time.time()
-        job = make_job(config, work, submitted)
+        job = make_job(config, work, time.time())
         try:
-            number = submit_job(job)
+            with uninterrupted():
+                records.append(_submit_job(job, work, config))
         except ResourceError as error:
             if not records:
                 raise ResourceError(_refused(config, error, job)) from error
@@ -117,20 +122,27 @@ def _submit_jobs(work: Any, config: ParallelConfig, n_workers: int) -> list[JobR
                 len(records), n_workers, error,
             )  # fmt: skip
             break
-        record = JobRecord(
-            env=config.env,
-            job_id=number,
-            submitted=submitted,
-            host=socket.gethostname(),
-            walltime=walltime_of(config),
-            after=work.after,
-            generation=work.generation,
-            log=f"{_logs(work.roots[0]).name}/detached-{config.env}-{number}.log",
-            script=job.job_script(),
-        )
-        _note(record, work.roots)
-        records.append(record)
     return records
+
+
+def _submit_job(job: Any, work: "WorkerJob", config: ParallelConfig) -> JobRecord:
+    from espnet3.parallel.detached.job_script import submit_job, walltime_of
+
+    submitted = time.time()
+    number = submit_job(job)
+    record = JobRecord(
+        env=config.env,
+        job_id=number,
+        submitted=submitted,
+        host=socket.gethostname(),
+        walltime=walltime_of(config),
+        after=work.after,
+        generation=work.generation,
+        log=f"{_logs(work.roots[0]).name}/detached-{config.env}-{number}.log",
+        script=job.job_script(),
+    )
+    _note(record, work.roots)
+    return record
 
 
 def _refused(config: ParallelConfig, error: ResourceError, job: Any) -> str:

@@ -40,6 +40,7 @@ from espnet3.shards.records import JobRecord, RecordPaths, read_jobs
 
 logger = logging.getLogger("espnet3.parallel.detached.succeed")  # also as __main__
 _MINUTE = 60.0
+_AGAIN_SECONDS = 600.0
 
 
 class NoAnswer(Exception):
@@ -72,6 +73,8 @@ class Follower:
         records = self._records(roots[0])
         if not self.job or any(record.after == self.job for record in records):
             return
+        if _age(RecordPaths(roots[0]).refused(self.env, self.job)) < _AGAIN_SECONDS:
+            return  # a node that may not submit will not be let in a minute either
         # Of those at work others may end at the same time; who waits for them will be there.
         if len(waiting_successors(roots[0], records)) < count_open_shards(roots):
             yield from self._follow(roots, config, self.job, self.generation)
@@ -91,6 +94,7 @@ class Follower:
         try:
             jobs = self._submit(roots, config, 1, after=job, generation=generation + 1)
         except EspnetError as error:
+            RecordPaths(roots[0]).refused(self.env, job).touch()
             yield f"no successor: {_reason(error)}. When job {job} ends, type: {_resume(roots)}"
             return
         yield f"job {jobs[0].job_id} follows when job {job} has ended"
@@ -173,6 +177,13 @@ class Follower:
 def _reason(error: EspnetError) -> str:
     """Return what a scheduler said; what to do about it is not for the one who reads the log."""
     return str(error.__cause__ or error).splitlines()[0].rstrip(".")
+
+
+def _age(path: Path) -> float:
+    try:
+        return time.time() - path.stat().st_mtime
+    except OSError:
+        return float("inf")
 
 
 def _serves_another(record: JobRecord, root: Path) -> bool:
