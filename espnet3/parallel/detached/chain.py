@@ -1,13 +1,17 @@
 """Jobs that follow one another: which came before, and whether they got anything done."""
 
 import json
+import os
 import re
+import shlex
 from collections.abc import Container, Sequence
 from pathlib import Path
 
+from espnet3.errors import RunFolderError
 from espnet3.parallel.config import ParallelConfig
 from espnet3.parallel.detached.crew import Crew, Job, living_ids
-from espnet3.parallel.detached.description import load_description
+from espnet3.parallel.detached.description import load_trusted
+from espnet3.parallel.detached.packed_code import check_owner
 from espnet3.parallel.parallel import as_parallel_config
 from espnet3.shards.records import (
     JobRecord,
@@ -23,12 +27,29 @@ N_FRUITLESS = 3
 """Jobs in a row that may end without finishing a shard."""
 
 
-def load_config(root: Path, env: str) -> ParallelConfig:
-    """Return with which config workers were last submitted to a backend."""
+def load_config(root: Path, env: str, *, trust: str | None = None) -> ParallelConfig:
+    """Return with which config workers were last submitted to a backend.
+
+    Its options are commands that a job runs, so one that somebody else wrote, or could have
+    written, is not taken; then that of the run's submission is.
+
+    Raises:
+        RunFolderError: if that is somebody else's too, or of another backend.
+    """
+    path = RecordPaths(root).parallel(env)
     try:
-        return as_parallel_config(json.loads(RecordPaths(root).parallel(env).read_bytes()))
-    except (OSError, ValueError):
-        return load_description(root).config()
+        with path.open("rb") as file:
+            check_owner(path, os.fstat(file.fileno()), trust)
+            config = as_parallel_config(json.load(file))
+    except (OSError, ValueError, RunFolderError):
+        config = load_trusted(root, trust=trust).config()
+    if config.env != env:
+        raise RunFolderError(
+            f"{path}, with the block for more workers, cannot be used here, and the run was "
+            f"submitted to {config.env}. To go on: espnet3 resume {shlex.quote(str(root))} "
+            f"--env {env}"
+        )
+    return config
 
 
 def predecessors(records: Sequence[JobRecord], job: str) -> list[JobRecord]:

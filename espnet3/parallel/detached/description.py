@@ -111,6 +111,17 @@ def load_description(root: Path) -> Description:
     return _read(root)[0]
 
 
+def load_trusted(root: Path, *, trust: str | None = None) -> Description:
+    """Read the description of a run for one who will do what it says.
+
+    Raises:
+        RunFolderError: if there is none, or if it is somebody else's.
+    """
+    description, found = _read(root)
+    check_owner(RecordPaths(root).run, found, trust)
+    return description
+
+
 def _read(root: Path) -> tuple[Description, os.stat_result]:
     """Return the description, and whose the very file is that was read."""
     path = RecordPaths(root).run
@@ -225,10 +236,8 @@ def add_to_sys_path(description: Description) -> None:
 
 
 def _load(root: Path, trust: str | None) -> tuple[Description, dict[str, bytes]]:
-    description, found = _read(root)
-    paths = RecordPaths(root)
-    check_owner(paths.run, found, trust)  # it says where modules are imported from
-    parts = read_code(paths.code, trust=trust)
+    description = load_trusted(root, trust=trust)  # it says where modules are imported from
+    parts = read_code(RecordPaths(root).code, trust=trust)
     theirs, ours = description.versions.get("python", ""), platform.python_version()
     if _minor(theirs) != _minor(ours):
         raise RunFolderError(

@@ -69,7 +69,9 @@ def submit_workers(
 
     roots = [root.resolve() for root in roots]
     for root in roots:
-        write_json(make_folders(root).parallel(config.env), config.model_dump(mode="json"))
+        path = make_folders(root).parallel(config.env)
+        write_json(path, config.model_dump(mode="json"))
+        path.chmod(0o644)  # under a loose umask others could write it: see load_config
         _logs(root).mkdir(exist_ok=True)
     work = WorkerJob(tuple(roots), after, generation, tuple(exclude), trust)
     if config.env in ON_THIS_MACHINE:

@@ -63,7 +63,7 @@ class Follower:
         if not roots:
             yield from self.cancel_waiting()
         elif self.env not in ON_THIS_MACHINE:
-            config = load_config(roots[0], self.env)
+            config = load_config(roots[0], self.env, trust=self.trust)
             yield from self.submit_successor(roots, config)
             if _is_first_in_this_minute(roots[0]):
                 yield from self.complete_crew(roots, config)

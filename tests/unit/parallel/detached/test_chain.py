@@ -1,9 +1,12 @@
 """Chains of jobs: who came before, whose successor is gone, and when it is no use to go on."""
 
+import json
+import os
 from dataclasses import replace
 
 import pytest
 
+from espnet3.errors import RunFolderError
 from espnet3.parallel.clusters.schedulers import JobState
 from espnet3.parallel.detached.chain import (
     is_fruitless,
@@ -14,6 +17,7 @@ from espnet3.parallel.detached.chain import (
     without_successor,
 )
 from espnet3.parallel.detached.crew import Crew, Job
+from espnet3.parallel.detached.packed_code import user_name
 from espnet3.shards.lease import Lease
 from espnet3.shards.records import (
     DeathNote,
@@ -119,9 +123,39 @@ def test_a_job_that_was_cancelled_while_it_waited_says_nothing_of_the_work():
     assert last_ended(died, "slurm") == [CHAIN[0]]
 
 
+def write_block(path, **values):
+    path.write_text(json.dumps({"env": "slurm", "mode": "async", **values}))
+    path.chmod(0o644)
+
+
 def test_workers_follow_with_the_config_of_their_backend(paths):
-    paths.parallel("slurm").write_text('{"env": "slurm", "mode": "async", "n_workers": 7}')
+    write_block(paths.parallel("slurm"), n_workers=7)
     assert load_config(paths.root, "slurm").n_workers == 7
+
+
+def describe(paths, **values):
+    block = {"env": "slurm", "mode": "async", "n_workers": 3, **values}
+    description = {"run_id": "", "name": "", "python": "", "cwd": "", "sys_path": [], "policy": {}}
+    paths.run.write_text(json.dumps({**description, "parallel": block}))
+    paths.run.chmod(0o644)
+
+
+def test_a_block_that_others_could_have_written_is_not_submitted(paths):
+    """Its options are commands of a job."""
+    describe(paths)
+    write_block(paths.parallel("slurm"), n_workers=7)
+    paths.parallel("slurm").chmod(0o666)
+    assert load_config(paths.root, "slurm").n_workers == 3
+    assert load_config(paths.root, "slurm", trust=user_name(os.getuid())).n_workers == 7
+    paths.run.chmod(0o666)
+    with pytest.raises(RunFolderError, match="could have been changed by anybody"):
+        load_config(paths.root, "slurm")
+
+
+def test_jobs_of_one_backend_are_not_followed_by_those_of_another(paths):
+    describe(paths, env="local")
+    with pytest.raises(RunFolderError, match=r"espnet3 resume .* --env slurm"):
+        load_config(paths.root, "slurm")
 
 
 def test_successors_wait_for_those_at_work_and_for_nobody_else(tmp_path):
