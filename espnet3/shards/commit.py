@@ -35,8 +35,9 @@ from espnet3.shards.layout import (
 from espnet3.shards.manifest import read_run_id
 
 __all__ = [
-    "Done", "attempts", "begin_attempt", "commit", "committed_shards", "discard_attempt",
-    "entry_name", "finish_attempt", "read_done", "set_aside", "set_aside_damaged", "walk_files",
+    "SETTLE_SECONDS", "Done", "attempts", "begin_attempt", "commit", "committed_shards",
+    "discard_attempt", "entry_name", "finish_attempt", "read_done", "set_aside",
+    "set_aside_damaged", "walk_files",
 ]  # fmt: skip
 logger = logging.getLogger(__name__)
 SETTLE_SECONDS = 10.0

@@ -3,6 +3,7 @@
 import os
 import zlib
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -176,6 +177,7 @@ def outputs_of(
     found = {}
     for entry in os.scandir(folder):
         if entry.is_file(follow_symlinks=False) and not entry.name.startswith("."):
-            stat = entry.stat()
-            found[entry.name] = (stat.st_size, stat.st_mtime_ns)
+            with suppress(FileNotFoundError):  # removed, or listed before it can be looked at
+                stat = entry.stat()
+                found[entry.name] = (stat.st_size, stat.st_mtime_ns)
     return {name: value for name, value in found.items() if (since or {}).get(name) != value}

@@ -1,6 +1,7 @@
 """The last thing that workers do: one of them merges, a few wait for it."""
 
 import logging
+import os
 import random
 import time
 import traceback
@@ -14,6 +15,7 @@ from espnet3.parallel.detached.ending import EndSignals, HandBack
 from espnet3.parallel.end_of_run import tell_the_end
 from espnet3.parallel.folder_run import merge_run, shards_to_run, sweep
 from espnet3.parallel.tasks import describe_error
+from espnet3.shards.commit import SETTLE_SECONDS
 from espnet3.shards.lease import Lease
 from espnet3.shards.manifest import Manifest
 from espnet3.shards.merge import read_coverage
@@ -61,13 +63,24 @@ class Merger:
         pause = _FIRST_PAUSE
         while not self.is_merged():
             if self._lease.claim("merge"):
-                return not self.is_merged()
+                return not self._is_merged_by_another()
             if not stands_by():
                 raise HandBack("nothing to take: another worker is merging", ends_all=False)
             on_turn()
             time.sleep(pause * random.uniform(0.7, 1.3))
             pause = min(pause * 1.5, _MAX_PAUSE)
         return False
+
+    def _is_merged_by_another(self) -> bool:
+        """Tell whether somebody merged before we could; give their proof time to be seen."""
+        deadline = time.monotonic() + SETTLE_SECONDS
+        name = self._manifest.layout(self._root).success.name
+        while not self.is_merged():
+            # It was looked for in vain a moment ago, which a file system may remember.
+            if name not in os.listdir(self._root) or time.monotonic() > deadline:
+                return False
+            time.sleep(_FIRST_PAUSE)
+        return True
 
     def merge(self) -> list[int]:
         """Prove that all is there, and merge; else return the shards to be computed anew."""

@@ -236,6 +236,20 @@ def test_value_with_newlines_forges_no_second_record(run, values):
     assert load_scp(run.root / "hyp.scp") == {f"utt{i}": value for i, value in enumerate(values)}
 
 
+def test_output_that_is_listed_and_not_to_be_seen_yet_is_left_out(folder, monkeypatch):
+    class Late:
+        name = "_SUCCESS.json"
+
+        def is_file(self, **_):
+            return True
+
+        def stat(self):
+            raise FileNotFoundError(self.name)
+
+    monkeypatch.setattr(os, "scandir", lambda path: [Late()])
+    assert outputs_of(folder) == {}
+
+
 def test_outputs_are_the_files_that_are_new_or_changed(folder):
     for name in ("old", "touched", ".hidden"):
         (folder / name).write_text("x")
