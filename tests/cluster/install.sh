@@ -11,7 +11,7 @@ skip() {
 
 # Not slurm-wlm-emulator: its alternatives take over /usr/sbin/slurmd.
 packages=(slurmctld slurmd slurm-client munge
-  gridengine-master gridengine-exec gridengine-client openssh-server iproute2 procps
+  gridengine-master gridengine-exec gridengine-client openssh-server iproute2 procps bindfs
   gcc libc6-dev) # the last for the stand-in of NVML
 missing=()
 for package in "${packages[@]}"; do
