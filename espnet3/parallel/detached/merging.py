@@ -16,6 +16,7 @@ from espnet3.parallel.end_of_run import tell_the_end
 from espnet3.parallel.folder_run import merge_run, shards_to_run, sweep
 from espnet3.parallel.tasks import describe_error
 from espnet3.shards.commit import SETTLE_SECONDS
+from espnet3.shards.commit import attempts, discard_attempt
 from espnet3.shards.lease import Lease
 from espnet3.shards.manifest import Manifest
 from espnet3.shards.merge import read_coverage
@@ -92,9 +93,16 @@ class Merger:
         logger.info("All %d shards are done; merging", self._manifest.n_shards)
         with self._signals.raised_at_once():
             self._merge_as_user()
-        sweep(self._manifest.layout(self._root), self._lease)
+        self._tidy_up()
         tell_the_end(self._root, self._manifest, time.monotonic() - begin)
         return []
+
+    def _tidy_up(self) -> None:
+        """Remove what is left of attempts: nobody needs another one, a slow twin's neither."""
+        for folders in attempts(self._root).values():
+            for folder in folders:
+                discard_attempt(folder)
+        sweep(self._manifest.layout(self._root), self._lease)
 
     def _missing(self) -> list[int]:
         """Return the shards that are damaged or gone, and set them aside."""
