@@ -100,6 +100,9 @@ class Clients:
         """Wait for the end of all jobs."""
         wait_until(lambda: not self.active(), seconds, PAUSE)
 
+    def hasten(self) -> None:
+        """Let jobs begin that the scheduler holds back for a while."""
+
     def tidy(self) -> None:
         """Leave no process and no job to the next test."""
         for process in self._started:
@@ -130,6 +133,13 @@ class Slurm(Clients):
 
     def cancel(self, *jobs: str) -> None:
         self.tell("scancel", *jobs)
+
+    def hasten(self) -> None:
+        # A job that a node could not start is put back into the queue, and waits two minutes.
+        told = self.tell("squeue", "--noheader", "--states", "PD", "--format", "%i %r")
+        for job, reason in map(str.split, told.splitlines()):
+            if reason == "BeginTime":
+                self.run("scontrol", "update", f"JobId={job}", "StartTime=now")
 
     def _all(self) -> dict[str, str]:
         return self._squeue("--states", "all")

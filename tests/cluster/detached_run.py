@@ -76,8 +76,13 @@ class DetachedRun(ClusterJob):
     def wait_for_end(self, seconds: float = PATIENCE) -> None:
         """Wait until the run is complete and all its jobs are gone."""
         self.wait_for(self.is_complete, seconds)
+
+        def is_empty() -> bool:
+            self.clients.hasten()
+            return not self.clients.active()
+
         try:
-            self.clients.wait_until_empty(120.0)
+            wait_until(is_empty, PATIENCE, PAUSE)
         except AssertionError:
             raise AssertionError(f"jobs are left: {self.clients.active()} {self.state}") from None
 
@@ -97,10 +102,14 @@ class DetachedRun(ClusterJob):
         lines = self.trace.read_text().split() if self.trace.exists() else []
         return Counter(map(int, lines))
 
+    def slow_shards(self) -> set[int]:
+        """Return the shards that somebody found slow and started a second time."""
+        logs = [log.read_text(errors="replace") for log in (self.out / "logs").glob("*.log")]
+        return {int(shard) for log in logs for shard in re.findall(_TWIN, log)}
+
     def computed_twice(self) -> set[int]:
         """Return the items that were computed more than once, though nobody found them slow."""
-        logs = [log.read_text(errors="replace") for log in (self.out / "logs").glob("*.log")]
-        twins = {int(shard) for log in logs for shard in re.findall(_TWIN, log)}
+        twins = self.slow_shards()
         slow = [done for done in self.owners().values() if done["shard"] in twins]
         allowed = {item for done in slow for item in range(done["start"], done["stop"])}
         return {item for item, times in self.computed().items() if times > 1} - allowed

@@ -131,8 +131,9 @@ def test_a_detached_job_that_is_cancelled_is_followed_by_its_successor(scheduler
     wait_until(lambda: (jobs / "2" / "pid").exists() and run.status().status.n_shards_done, 120)
     submitted = (jobs / "2" / "script").read_text() + (jobs / "2" / "words").read_text()
     assert AFTER[scheduler] in submitted.replace("'", "")
-    hold.unlink()
     subprocess.run([CANCEL[scheduler], "1"], check=True)
+    wait_until(lambda: not is_at_work(jobs / "1"), 120)
+    hold.unlink()
     found = run.wait(120)
     assert [int(line) for line in found.read_text().splitlines()] == list(range(16))
     workers = {worker.record.job_id: worker.record for worker in run.status().crew.workers}

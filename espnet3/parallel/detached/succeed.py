@@ -32,7 +32,7 @@ from espnet3.parallel.detached.chain import (
     waiting_successors,
     without_successor,
 )
-from espnet3.parallel.detached.crew import read_crew
+from espnet3.parallel.detached.crew import Job, read_crew
 from espnet3.parallel.detached.directives import HAS_SUCCESSORS
 from espnet3.parallel.detached.open_runs import count_open_shards, is_open, nodes_to_avoid
 from espnet3.parallel.detached.submit import cancel_jobs, submit_workers
@@ -137,7 +137,7 @@ class Follower:
                 waiting.update({
                     job.record.key: job.record
                     for job in jobs
-                    if job.state.phase == "pending" and not _serves_another(job.record, root)
+                    if _is_needless(job) and not _serves_another(job.record, root)
                 })  # fmt: skip
         if not waiting:
             return
@@ -184,6 +184,14 @@ def _age(path: Path) -> float:
         return time.time() - path.stat().st_mtime
     except OSError:
         return float("inf")
+
+
+def _is_needless(job: Job) -> bool:
+    """Tell whether a job waits, or will wait again: a node that could not start it gives it back.
+
+    One that has brought a worker ends by itself.
+    """
+    return job.state.phase == "pending" or (job.state.phase == "running" and not job.workers)
 
 
 def _serves_another(record: JobRecord, root: Path) -> bool:
