@@ -15,8 +15,7 @@ from espnet3.parallel.detached.ending import EndSignals, HandBack
 from espnet3.parallel.end_of_run import tell_the_end
 from espnet3.parallel.folder_run import merge_run, shards_to_run, sweep
 from espnet3.parallel.tasks import describe_error
-from espnet3.shards.commit import SETTLE_SECONDS
-from espnet3.shards.commit import attempts, discard_attempt
+from espnet3.shards.commit import SETTLE_SECONDS, attempts, discard_attempt
 from espnet3.shards.lease import Lease
 from espnet3.shards.manifest import Manifest
 from espnet3.shards.merge import read_coverage
