@@ -132,7 +132,8 @@ def test_a_detached_job_that_is_cancelled_is_followed_by_its_successor(scheduler
     submitted = (jobs / "2" / "script").read_text() + (jobs / "2" / "words").read_text()
     assert AFTER[scheduler] in submitted.replace("'", "")
     subprocess.run([CANCEL[scheduler], "1"], check=True)
-    wait_until(lambda: not is_at_work(jobs / "1"), 120)
+    # The second begins, and submits the third; then there is something to do, and to cancel.
+    wait_until(lambda: "2" in {r.after for r in read_jobs(RecordPaths(run.run_dir))}, 120)
     hold.unlink()
     found = run.wait(120)
     assert [int(line) for line in found.read_text().splitlines()] == list(range(16))

@@ -8,6 +8,15 @@ import pytest
 from espnet3.parallel.signals import uninterrupted
 
 
+@pytest.fixture
+def _ctrl_c():
+    """Let SIGINT do what it does at a prompt: a shell's background, or a library, may change it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("_ctrl_c")
 def test_a_signal_waits_for_the_end_of_the_block():
     steps = []
 
