@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -35,10 +34,8 @@ def test_a_run_is_resumed_on_other_numbers_of_workers(job, reference, sequence):
 def test_a_finished_run_answers_at_once(job, reference):
     run = job(seconds=0.02)
     run.succeed()
-    begin = time.monotonic()
-    told = run.succeed(n_workers=4)
+    told = run.succeed(n_workers=4, seconds=100)  # one item would take longer than the test may
     assert "complete already" in told
-    assert time.monotonic() - begin < 60 * 0.02
     assert run.text == reference
 
 
@@ -192,7 +189,7 @@ def test_resume_false_does_not_remove_a_manifest_of_another_program(model, tmp_p
 def test_resume_false_refuses_while_another_driver_works_there(job):
     from tests.conftest import wait_until
 
-    run = job(seconds=0.05)
+    run = job(seconds=0.5)  # long enough for the other one to start, however busy the machine is
     process = run.start()
     wait_until(lambda: run.n_committed > 0)
     refused = run.run(resume=False)
