@@ -57,6 +57,8 @@ class Lease:
         self._path = owner_path(self.folder, self.owner.owner_id)
         self._names: set[str] = set()
         self._clock = (time.time(), time.monotonic())
+        self._last_beat = float("inf")
+        self._gap, self._gap_until = 0.0, 0.0
         self.taken_over: set[str] = set()
         """Claims of ours that had been a dead owner's."""
         self._stop = threading.Event()
@@ -138,6 +140,21 @@ class Lease:
         then, since = self._clock
         return then + time.monotonic() - since
 
+    @property
+    def timeout(self) -> float:
+        """Seconds without a heartbeat after which another owner counts as dead.
+
+        More when ours was not heard for a while either: the file server was away, or this machine
+        asleep, and others may need a moment longer to come back.
+        """
+        silent = time.monotonic() - self._clock[1]
+        if self._is_gap(silent):
+            return self._timeout + silent
+        return self._timeout + (self._gap if time.monotonic() < self._gap_until else 0.0)
+
+    def _is_gap(self, seconds: float) -> bool:
+        return seconds > max(self._timeout / 2, 3 * self._heartbeat)
+
     def sweep(self) -> None:
         """Remove what dead owners left in the lease folder."""
         # Each owner is looked up after the file that names it: one that comes in meanwhile lives.
@@ -148,18 +165,18 @@ class Lease:
         for path in self.folder.glob("[!.]*.taken-*"):  # not the temp file of one being made
             self._remove_dead_mark(path)
         for path in self.folder.glob("*.owner"):
-            if find_owner(self.folder, path.stem, self.now(), self._timeout) is None:
+            if find_owner(self.folder, path.stem, self.now(), self.timeout) is None:
                 path.unlink(missing_ok=True)
         self._remove_dead_temps()
 
     def others(self) -> list[Owner]:
         """Return the other living owners in this folder."""
-        return [o for o in living_owners(self.folder, self.now(), self._timeout) if o != self.owner]
+        return [o for o in living_owners(self.folder, self.now(), self.timeout) if o != self.owner]
 
     def _is_alive(self, claim: "_Claim") -> bool:
         """Tell whether the one who made a claim, or a mark, is alive."""
         now = self.now()
-        if find_owner(self.folder, claim.owner_id, now, self._timeout) is not None:
+        if find_owner(self.folder, claim.owner_id, now, self.timeout) is not None:
             return True
         if not claim.owner_id or owner_path(self.folder, claim.owner_id).exists():
             return False
@@ -207,7 +224,11 @@ class Lease:
 
     def _set_clock(self) -> None:
         """Look what time it is for the file system, which need not be what it is for us."""
-        self._clock = (self._path.stat().st_mtime, time.monotonic())
+        beat = self._path.stat().st_mtime
+        if self._is_gap(beat - self._last_beat):
+            self._gap, self._gap_until = beat - self._last_beat, time.monotonic() + self._timeout
+        self._last_beat = beat
+        self._clock = (beat, time.monotonic())
 
 
 @dataclass(frozen=True)

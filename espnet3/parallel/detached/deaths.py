@@ -66,7 +66,7 @@ def bury(root: Path, attempts: Iterable[Path], lease: Lease) -> list[DeathNote]:
 
 
 def _may_be_alive(lease: Lease, owner_id: str, attempt: Path) -> bool:
-    if find_owner(lease.folder, owner_id, lease.now(), TIMEOUT) is not None:
+    if find_owner(lease.folder, owner_id, lease.now(), lease.timeout) is not None:
         return True
     if owner_path(lease.folder, owner_id).exists():
         return False  # those that are killed leave it behind

@@ -432,3 +432,43 @@ def test_nobody_claims_twice_while_another_process_sweeps(folder, mine, race):
     printed = race(CLAIMER, 4, folder, "sweep", n_goes=2)
     assert max(Counter(chain(*printed)).values()) == 1
     assert os.listdir(mine.folder) == [owner_file(mine).name]
+
+
+def silence(lease: Lease, seconds: float) -> None:
+    """Let it be as if nothing had reached the file system for a while."""
+    age(lease, seconds)
+    lease._last_beat -= seconds
+    then, since = lease._clock
+    lease._clock = (then - seconds, since - seconds)
+
+
+def test_after_an_outage_of_the_file_system_others_have_time_to_come_back(folder):
+    with Lease(folder) as mine, Lease(folder) as other:
+        assert other.claim("split.0")
+        for lease in (mine, other):
+            silence(lease, 300)
+        assert mine.is_held("split.0"), "ours cannot be heard either"
+        mine.beat()
+        assert mine.is_held("split.0")
+        assert other.owner in mine.others()
+        mine._gap_until = time.monotonic()  # it did not come back in time
+        assert not mine.is_held("split.0")
+        assert mine.claim("split.0")
+
+
+def test_after_an_outage_one_who_was_silent_before_is_dead(folder):
+    with Lease(folder) as mine, Lease(folder) as other:
+        assert other.claim("split.0")
+        silence(mine, 300)
+        silence(other, 300 + 61)
+        mine.beat()
+        assert mine.claim("split.0")
+
+
+def test_a_machine_that_was_asleep_takes_nobody_for_dead_at_once(folder):
+    with Lease(folder) as mine, Lease(folder) as other:
+        assert other.claim("split.0")
+        age(other, 3600)
+        mine._last_beat -= 3600  # the monotonic clock stood still meanwhile
+        mine.beat()
+        assert not mine.claim("split.0")
