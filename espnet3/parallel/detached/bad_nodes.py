@@ -16,14 +16,19 @@ MEMORY_SECONDS = 3600.0
 """For how long a node is held to what happened there: it may have been mended."""
 
 
-def bad_nodes(root: Path, manifest: Manifest) -> dict[str, str]:
-    """Return the nodes to avoid, each with the reason."""
-    notes = read_deaths(RecordPaths(root))
+def bad_nodes(root: Path, manifest: Manifest, host: str | None = None) -> dict[str, str]:
+    """Return the nodes to avoid, each with the reason; with `host`, as far as it is this one."""
+    now = time.time()
+    notes = [
+        note
+        for note in read_deaths(RecordPaths(root))
+        if note.time > now - MEMORY_SECONDS and host in (None, note.host)
+    ]
     died = {(note.host, note.shard) for note in notes if note.kind != "walltime"}
-    n_shards = Counter(host for host, _ in died)
+    n_shards = Counter(name for name, _ in died)
     if max(n_shards.values(), default=0) < MIN_SHARDS:
         return {}  # nearly always; and then no shard need be looked at
-    return judge_nodes(notes, read_coverage(root, manifest).committed.values(), time.time())
+    return judge_nodes(notes, read_coverage(root, manifest).committed.values(), now)
 
 
 def judge_nodes(

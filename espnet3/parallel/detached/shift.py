@@ -171,9 +171,9 @@ class Shift:
             self._source.had_trouble = False
             self._next_node_look = time.monotonic() + _NODE_SECONDS
             self._pace.learn_cuts(read_deaths(self._paths), self._walltime.usable)
-            why = bad_nodes(self._root, self._manifest).get(self._lease.owner.host)
-            if why:
-                raise HandBack(f"{self._lease.owner.host} is avoided: {why}", code=1)
+            host = self._lease.owner.host
+            if why := bad_nodes(self._root, self._manifest, host).get(host):
+                raise HandBack(f"{host} is avoided: {why}", code=1)
 
     def _before_death(self, reason: str) -> None:
         """Give the scheduler's signal to this process the time to come, if one ended the child."""

@@ -1,4 +1,7 @@
+import time
 from dataclasses import replace
+
+import pytest
 
 from espnet3.parallel.detached.bad_nodes import MEMORY_SECONDS, bad_nodes, judge_nodes
 from espnet3.shards.commit import Done
@@ -56,3 +59,20 @@ def test_the_folder_tells(planned):
     assert bad_nodes(planned.root, planned.manifest) == {}
     planned.commit(0, host="b")
     assert list(bad_nodes(planned.root, planned.manifest)) == ["a"]
+    assert list(bad_nodes(planned.root, planned.manifest, "a")) == ["a"]
+    assert bad_nodes(planned.root, planned.manifest, "b") == {}
+
+
+def test_no_shard_is_looked_at_for_other_nodes_or_for_what_is_long_ago(planned, monkeypatch):
+    def refuse(*arguments):
+        raise AssertionError("each worker would read each shard once a minute")
+
+    monkeypatch.setattr("espnet3.parallel.detached.bad_nodes.read_coverage", refuse)
+    for shard in (1, 2, 3):
+        write_death(planned.paths, DeathNote(shard, "a", "it died"))
+        old = time.time() - MEMORY_SECONDS - 1
+        write_death(planned.paths, DeathNote(shard, "b", "it died", time=old))
+    assert bad_nodes(planned.root, planned.manifest, "b") == {}
+    assert bad_nodes(planned.root, planned.manifest, "c") == {}
+    with pytest.raises(AssertionError, match="once a minute"):
+        bad_nodes(planned.root, planned.manifest, "a")
