@@ -14,6 +14,7 @@ from espnet3.shards.lease import Lease
 
 _FIRST_PAUSE, _MAX_PAUSE = 0.5, 10.0
 _TROUBLE_PAUSE, _MAX_TROUBLE_PAUSE = 2.0, 30.0
+_MIN_PATIENCE, _MAX_PATIENCE = 600.0, 3600.0
 _STANDBY = ("standby.0", "standby.1")
 
 
@@ -90,6 +91,11 @@ class Choice:
         self._avoided[shard] = time.monotonic() + seconds
         pause = min(_TROUBLE_PAUSE * self._n_troubles, _MAX_TROUBLE_PAUSE)
         self._next_look = time.monotonic() + pause
+
+    def patience(self) -> float:
+        """Return for how long a shard is left to others, who may be busy with another one."""
+        longest = self._pace.longest()
+        return _MAX_PATIENCE if longest is None else max(_MIN_PATIENCE, 3 * longest)
 
     def _fits(self, shard: int) -> bool:
         if self._is_avoided(shard):

@@ -110,11 +110,14 @@ class DetachedSource:
         """Tell whether a shard died on this node, and less often on one where others work.
 
         It may be the node: so it must not be blamed on an item by deaths of one node alone, and
-        a node on which all dies does so once at each of a few shards.
+        a node on which all dies does so once at each of a few shards. Not for ever: one that hangs
+        elsewhere will never take it.
         """
-        n_deaths = Counter(note.host for note in notes if note.kind != "walltime")
+        notes = [note for note in notes if note.kind != "walltime"]
+        n_deaths = Counter(note.host for note in notes)
         host = self._lease.owner.host
-        if not n_deaths[host]:
+        last = max((note.time for note in notes if note.host == host), default=0.0)
+        if time.time() - last > self._choice.patience():
             return False
         elsewhere = {owner.host for owner in self._lease.others()} - {host}
         return any(n_deaths[other] < n_deaths[host] for other in elsewhere)

@@ -145,6 +145,12 @@ class Pace:
         mean = sum(self.seconds_per_cost) / len(self.seconds_per_cost)
         return max(mean * self.manifest.costs[shard], self.at_least.get(shard, 0.0))
 
+    def longest(self) -> float | None:
+        """Return how long the costliest shard may take, with loading; None if nothing is known."""
+        if not self.seconds_per_cost:
+            return None
+        return max(self.seconds_per_cost) * max(self.manifest.costs) + self.load_seconds
+
     def needed(self, shard: int, *, is_loaded: bool) -> float:
         """Return the time to keep free for a shard, loading included."""
         load = 0.0 if is_loaded else self.load_seconds
