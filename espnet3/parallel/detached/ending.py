@@ -43,9 +43,9 @@ class EndSignals:
     @contextmanager
     def raised_at_once(self) -> Iterator[None]:
         """Let a signal interrupt the code of the block, which does not call `check`."""
-        self.check()
-        self._may_raise = True
+        self._may_raise = True  # first: one that comes between the two would not be noticed
         try:
+            self.check()
             yield
         finally:
             self._may_raise = False

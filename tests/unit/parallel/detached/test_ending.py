@@ -33,6 +33,22 @@ def test_what_does_not_look_is_interrupted_once():
         time.sleep(0.01)
 
 
+class SignalledLate(EndSignals):
+    """Gets a signal just when it has looked for one."""
+
+    def check(self):
+        super().check()
+        if self.received is None:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(0.01)
+
+
+def test_a_signal_between_the_look_and_the_work_is_not_missed():
+    with SignalledLate().installed() as signals:
+        with pytest.raises(HandBack, match="SIGTERM"), signals.raised_at_once():
+            pytest.fail("the work began")
+
+
 def test_handlers_are_put_back():
     before = signal.getsignal(signal.SIGUSR1)
     with EndSignals().installed():
