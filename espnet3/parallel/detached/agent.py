@@ -115,7 +115,7 @@ class Agent:
             return Outcome(f"{type(error).__name__}: {error}", 1)
         try:
             with folder_errors(self.root):
-                check_code(description)
+                check_code(description, self.root)
                 add_to_sys_path(description)
                 self._finish(packed, description, lease, ledger, is_patient)
         except HandBack as end:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from espnet3.errors import RunFolderError
 from espnet3.parallel.detached.crew import Crew, Job, read_crew
+from espnet3.parallel.folder_run import folder_errors
 from espnet3.shards.layout import leases_folder
 from espnet3.shards.lease import living_owners
 from espnet3.shards.manifest import load_manifest
@@ -66,13 +67,20 @@ def cancel_runs(
     active = [result for result in results if not result.was_complete]
     deadline = time.monotonic() + patience
     told: dict[str, JobRecord] = {}
+    refused: dict[Path, dict[str, str]] = {result.run_dir: {} for result in active}
     while True:
         # Each time: a worker may have submitted a successor before it saw the mark.
         crews = {result.run_dir: read_crew(result.run_dir) for result in active}
         for result in active:
-            _cancel_jobs(result, crews[result.run_dir], told, run_dirs)
+            _cancel_jobs(result, crews[result.run_dir], told, run_dirs, refused[result.run_dir])
         for result in active:
-            result.left = _left(crews[result.run_dir], result)
+            crew = crews[result.run_dir]
+            result.left = _left(crew, result)
+            # Who could not be told has seen the mark, if it is gone.
+            there = {job.record.key for job in crew.jobs if job.is_there}
+            result.problems = [
+                said for key, said in refused[result.run_dir].items() if key in there
+            ]
         if not any(result.left for result in active) or time.monotonic() >= deadline:
             break
         time.sleep(_POLL_SECONDS)
@@ -106,28 +114,36 @@ def _refuse_driver(run_dir: Path) -> None:
 def _mark(run_dir: Path, reason: str) -> Cancelled:
     if read_status(run_dir).state == "complete":
         return Cancelled(run_dir, was_complete=True)
-    paths = make_folders(run_dir)
     by = f"{getpass.getuser()}@{socket.gethostname()}"
-    if read_stop(paths) is None:  # why it failed must not be forgotten
-        write_stop(paths, StopMark("cancelled", reason or f"cancelled by {by}", by))
+    with folder_errors(run_dir):
+        paths = make_folders(run_dir)
+        if read_stop(paths) is None:  # why it failed must not be forgotten
+            write_stop(paths, StopMark("cancelled", reason or f"cancelled by {by}", by))
     return Cancelled(run_dir, n_workers=len(read_crew(run_dir).living))
 
 
 def _cancel_jobs(
-    result: Cancelled, crew: Crew, told: dict[str, JobRecord], run_dirs: Sequence[Path]
+    result: Cancelled,
+    crew: Crew,
+    told: dict[str, JobRecord],
+    run_dirs: Sequence[Path],
+    refused: dict[str, str],
 ) -> None:
     from espnet3.parallel.detached.submit import cancel_jobs
 
     jobs = [job for job in crew.jobs if job.is_there]
     shared = [job for job in jobs if _serves_others(result.run_dir, job, run_dirs)]
-    result.shared = [job.record.job_id for job in shared]
+    # Not only those of this look: a worker that has left this run is at the next one.
+    result.shared = list(dict.fromkeys([*result.shared, *(job.record.job_id for job in shared)]))
     new = [job.record for job in jobs if job not in shared and job.record.key not in told]
     if new:
         told.update({record.key: record for record in new})
         n_processes = sum(bool(record.machine) for record in new)
         result.n_processes += n_processes
         result.n_jobs += len(new) - n_processes
-        result.problems += cancel_jobs(new)
+        for record in new:
+            problems = cancel_jobs([record])
+            refused |= {record.key: problems[0]} if problems else {}
 
 
 def _serves_others(run_dir: Path, job: Job, run_dirs: Sequence[Path]) -> bool:

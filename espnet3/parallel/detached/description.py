@@ -171,7 +171,7 @@ def load_spec(root: Path, *, trust: str | None = None) -> bytes:
     """
     manifest = _manifest(root)
     description, parts = _load(root, trust)
-    check_code(description)
+    check_code(description, root)
     return spec_for_folder(parts["spec"], manifest.run_id, root.resolve(), manifest.n_shards)
 
 
@@ -200,8 +200,8 @@ def load_runner(root: Path, *, trust: str | None = None) -> Any:
     return runner
 
 
-def check_code(description: Description) -> None:
-    """Refuse to go on with code that is not what was submitted.
+def check_code(description: Description, root: Path) -> None:
+    """Refuse to go on in `root` with code that is not what was submitted.
 
     Raises:
         StaleRunError: naming the file that changed, and the ways on.
@@ -217,8 +217,8 @@ def check_code(description: Description) -> None:
         if now != digest:
             raise StaleRunError(
                 f"{path} changed since the run was submitted, so results would be of two versions. "
-                "Put the file back and type: espnet3 resume; or run the command that began the run "
-                "again, which says what is to be decided."
+                f"Put the file back and type: espnet3 resume {shlex.quote(str(root))} ; or run the "
+                "command that began the run again, which says what is to be decided."
             )
 
 

@@ -10,6 +10,7 @@ from espnet3.parallel.clusters.advice import find_advice
 from espnet3.parallel.clusters.job_logs import read_end, words_of_daemon
 from espnet3.parallel.clusters.schedulers import scheduler_of
 from espnet3.parallel.detached.crew import Job
+from espnet3.parallel.detached.job_output import output_of
 from espnet3.parallel.progress import duration
 
 _N_LINES = 8
@@ -124,7 +125,7 @@ def _describe(jobs: list[Job], run_dir: Path, quoted: str) -> tuple[str, str]:
     said = f" ({state})" if state and not last.record.machine else ""
     told = f"{n_jobs} {kind.words}{said}: {ids}"
     log = log_of(last, run_dir)
-    daemon = words_of_daemon(log)
+    daemon = words_of_daemon(log) or words_of_daemon(output_of(last.record, run_dir))
     told += f". The scheduler wrote: {daemon}" if daemon else ""
     told += last_lines(log)
     return told, kind.advice.format(dir=quoted, job=last.record.job_id)
@@ -133,7 +134,8 @@ def _describe(jobs: list[Job], run_dir: Path, quoted: str) -> tuple[str, str]:
 def log_of(job: Job, run_dir: Path) -> Path | None:
     """Return the log of a job: its worker's, else what the scheduler wrote."""
     logs = [worker.log for worker in reversed(job.workers)] + [job.record.log]
-    return next((run_dir / log for log in logs if log and (run_dir / log).is_file()), None)
+    own = next((run_dir / log for log in logs if log and (run_dir / log).is_file()), None)
+    return own or output_of(job.record, run_dir)
 
 
 def last_lines(log: Path | None, n_lines: int = _N_LINES) -> str:

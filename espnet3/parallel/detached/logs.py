@@ -4,13 +4,21 @@ import os
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from espnet3.errors import RunFolderError, suggest
 from espnet3.parallel.clusters.job_logs import read_end
 from espnet3.parallel.detached.crew import Worker, living_ids
-from espnet3.shards.records import RecordPaths, WorkerRecord, read_deaths, read_jobs, read_workers
+from espnet3.parallel.detached.job_output import output_of
+from espnet3.shards.records import (
+    JobRecord,
+    RecordPaths,
+    WorkerRecord,
+    read_deaths,
+    read_jobs,
+    read_workers,
+)
 from espnet3.shards.status import read_failures, require_manifest
 
 # Around each attempt, an agent says which shard the lines are of.
@@ -69,9 +77,10 @@ def _named(run_dir: Path, workers: list[Worker], name: str) -> list[Worker]:
     if found:
         return found
     for job in read_jobs(RecordPaths(run_dir)):
-        if job.job_id == name and job.log and (run_dir / job.log).is_file():
-            record = WorkerRecord("", job.host, 0, job.submitted, job_id=name, log=job.log)
-            return [Worker(record, False)]
+        path = _written_for(job, run_dir) if job.job_id == name else None
+        if path is not None:
+            record = WorkerRecord("", job.host, 0, job.submitted, job_id=name, log=str(path))
+            return [Worker(replace(record, reason="it began no worker"), False)]
     for path in _files(run_dir):
         if name in (path.name, path.stem):
             return [Worker(WorkerRecord("", "", 0, 0.0, job_id=path.name, log=str(path)), False)]
@@ -83,11 +92,19 @@ def _named(run_dir: Path, workers: list[Worker], name: str) -> list[Worker]:
     )
 
 
+def _written_for(job: JobRecord, run_dir: Path) -> Path | None:
+    """Return what was written for a job that no worker tells of."""
+    own = run_dir / job.log
+    return own if job.log and own.is_file() else output_of(job, run_dir)
+
+
 def _has_name(record: WorkerRecord, name: str) -> bool:
     if len(name) >= 4 and record.owner_id.startswith(name):
         return True
     log = Path(record.log)
-    known = (record.job_id, record.host, f"{record.host}:{record.pid}", log.name, log.stem)
+    # A process is its own job: its number is what was told when it was started.
+    number = record.job_id or str(record.pid)
+    known = (number, record.host, f"{record.host}:{record.pid}", log.name, log.stem)
     return bool(name) and name in known
 
 
@@ -193,7 +210,9 @@ def logs_of_failed(run_dir: Path) -> list[LogPart]:
     wanted = {(note.log, note.shard): f"shard {note.shard}: {note.reason}" for note in notes}
     for failure in read_failures(run_dir):
         key = (failure.get("log", ""), failure.get("shard", -1))
-        wanted[key] = f"shard {key[1]}, item {failure.get('index')!r}: {failure.get('error')}"
+        index = failure.get("index")
+        what = "the provider" if index is None else f"item {index!r}"
+        wanted[key] = f"shard {key[1]}, {what}: {failure.get('error')}"
     parts = []
     for (log, shard), title in list(wanted.items())[-_N_SECTIONS:]:
         path = run_dir / log
@@ -210,11 +229,11 @@ def _logs_of_stillborn(run_dir: Path) -> list[LogPart]:
     began = {(record.env, record.job_id) for record in read_workers(paths)}
     parts = []
     for job in read_jobs(paths):
-        path = run_dir / job.log
-        if job.machine or not job.log or (job.env, job.job_id) in began or not path.is_file():
+        if job.machine or (job.env, job.job_id) in began:
             continue
+        path = _written_for(job, run_dir)
         lines = read_end(path).splitlines()[-_N_LINES:]
-        if lines:
+        if path is not None and lines:
             parts.append(LogPart(f"job {job.job_id}, which began no worker", path, lines))
     return parts[-_N_SECTIONS:]
 

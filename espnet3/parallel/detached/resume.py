@@ -18,6 +18,7 @@ from espnet3.parallel.detached.description import (
     load_description,
     load_spec,
 )
+from espnet3.parallel.folder_run import folder_errors
 from espnet3.parallel.parallel import as_parallel_config
 from espnet3.shards.lease import Lease
 from espnet3.shards.records import JobRecord, RecordPaths, clear_stop, read_stop, write_stop
@@ -77,7 +78,7 @@ def resume_runs(
     n_left = sum(_n_left(read_status(run_dir)) for run_dir in todo)
     n_new = max(config.n_workers - n_present, 0) if n_more is None else n_more
     n_new = min(n_new, max(n_left, 1))  # a worker without a shard has nothing to do
-    with _forgiven(todo):
+    with folder_errors(todo[0]), _forgiven(todo):
         jobs = submit_workers(todo, config, n_new, trust=trust) if n_new else []
     return Resumed(todo, finished, config, jobs, n_present)
 
@@ -98,7 +99,7 @@ def check_code_of(run_dir: Path, trust: str | None) -> None:
         StaleRunError: naming the file.
     """
     load_spec(run_dir, trust=trust)
-    check_code(load_description(run_dir))
+    check_code(load_description(run_dir), run_dir)
 
 
 @contextmanager

@@ -7,6 +7,7 @@ from typing import Any
 
 from espnet3.parallel.detached.deaths import forget_deaths
 from espnet3.parallel.detached.resume import Resumed, check_code_of, refuse_merging, resume_runs
+from espnet3.parallel.folder_run import folder_errors
 from espnet3.shards.commit import set_aside
 from espnet3.shards.lease import Lease
 from espnet3.shards.merge import read_coverage
@@ -63,7 +64,7 @@ def _set_aside(run_dir: Path) -> tuple[int, int]:
     """Return how many shards, and failed items in them, count as not done from now on."""
     manifest = require_manifest(run_dir)
     layout = manifest.layout(run_dir)
-    with Lease(run_dir) as lease:
+    with folder_errors(run_dir), Lease(run_dir) as lease:
         refuse_merging(run_dir, lease)
         committed = read_coverage(run_dir, manifest).committed
         failed = {shard: done for shard, done in committed.items() if done.n_failed}

@@ -217,4 +217,6 @@ def stopped_by(mark: StopMark) -> HandBack:
     by = f" by {mark.by}" if mark.by else ""
     reason = f"the run was {'cancelled' if mark.kind == 'cancelled' else 'stopped'}{by}"
     code = 0 if mark.kind == "cancelled" else 1
-    return HandBack(f"{reason}: {mark.reason}", code=code, ends_all=False)
+    # Who gives no reason has it noted that they cancelled: that is said already.
+    why = "" if reason.endswith(mark.reason) else f": {mark.reason}"
+    return HandBack(f"{reason}{why}", code=code, ends_all=False)

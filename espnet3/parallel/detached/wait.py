@@ -77,6 +77,11 @@ def failure_of(seen: Overview) -> EspnetError:
             f"All shards in {where} are done, but nobody is there to merge them. Type: "
             f"espnet3 merge {quoted}"
         )
+    if not status.is_detached:
+        return IncompleteRunError(
+            f"Nobody works in {where} any more: {status.n_done:,} of {status.n_items:,} items are "
+            "done. Run the command that began it again: finished shards are kept."
+        )
     return IncompleteRunError(
         f"Nobody works in {where} any more, and no job waits: {status.n_done:,} of "
         f"{status.n_items:,} items are done. To see why: espnet3 explain {quoted}; to go on: "

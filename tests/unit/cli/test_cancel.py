@@ -102,3 +102,57 @@ def test_a_complete_run_is_left_alone(complete, capsys):
 def test_a_run_that_waits_for_its_workers_is_refused(stopped, capsys):
     assert main(["cancel", str(stopped)]) == 1
     assert "was not detached" in capsys.readouterr().err
+
+
+def test_a_worker_that_goes_on_elsewhere_is_named_though_it_has_left(
+    detached, squeue, slurm, complete, capsys
+):
+    squeue(("12", "RUNNING", "", 0, "node1"))
+    other = detached.root.with_name("other")
+    complete.rename(other)
+    (other / "_SUCCESS.json").unlink()
+    detached.job("12", others=["../other"])
+    lease = detached.worker("12")
+
+    def leave() -> None:
+        while read_stop(detached.paths) is None:
+            time.sleep(0.05)
+        time.sleep(0.5)
+        detached.record(lease.owner.owner_id, "12", ended=time.time(), exit_code=0)
+        (lease.folder / f"{lease.owner.owner_id}.owner").unlink()
+
+    thread = threading.Thread(target=leave)
+    thread.start()
+    assert main(["cancel", str(detached.root)]) == 0
+    thread.join()
+    assert "Job 12 goes on: it works for other runs as well." in capsys.readouterr().out
+
+
+def test_who_could_not_be_told_but_is_gone_is_no_problem(detached, squeue, slurm, capsys):
+    squeue(("12", "RUNNING", "", 0, "node1"))
+    (slurm.parent / "scancel").write_text("#!/bin/sh\necho Access denied >&2\nexit 1\n")
+    detached.job("12")
+    lease = detached.worker("12")
+
+    def leave() -> None:
+        while read_stop(detached.paths) is None:
+            time.sleep(0.05)
+        time.sleep(0.5)
+        detached.record(lease.owner.owner_id, "12", ended=time.time(), exit_code=0)
+        (lease.folder / f"{lease.owner.owner_id}.owner").unlink()
+
+    thread = threading.Thread(target=leave)
+    thread.start()
+    assert main(["cancel", str(detached.root)]) == 0
+    thread.join()
+    assert "Not cancelled" not in capsys.readouterr().out
+
+
+def test_a_folder_that_one_may_not_write_into_is_said_to_be_so(detached, capsys, monkeypatch):
+    def refuse(*_: object) -> None:
+        raise PermissionError(13, "Permission denied", str(detached.paths.stop))
+
+    monkeypatch.setattr("espnet3.parallel.detached.cancel.write_stop", refuse)
+    assert main(["cancel", str(detached.root)]) == 1
+    error = capsys.readouterr().err
+    assert f"The run folder {detached.root} cannot be used: Permission denied" in error

@@ -191,3 +191,22 @@ def test_the_worst_comes_first_and_nothing_steers_the_terminal(detached, capsys)
     shown = capsys.readouterr().out
     assert "\x1b" not in shown
     assert shown.index("warning: deaths") < shown.index("ok: run: 1 works on it")
+
+
+def test_a_job_that_began_no_worker_is_explained_by_what_the_scheduler_kept(detached, squeue):
+    squeue(("12", "FAILED", "None", 256, ""))
+    detached.log("espnet3-12.err", "python: command not found")
+    detached.job("12", log="logs/detached-slurm-12.log")
+    (finding,) = found(detached.root, "jobs")
+    assert "python: command not found" in finding.told
+
+
+def test_what_slurm_wrote_beside_the_worker_s_log_is_told(detached, squeue):
+    squeue(("12", "OUT_OF_MEMORY", "None", 0, ""))
+    log = detached.log("detached-slurm-12.log", "the last thing it said")
+    detached.log("espnet3-12.err", "slurmstepd: error: Detected 1 oom_kill event in StepId=12")
+    detached.job("12", log=log)
+    detached.record("0123456789abcdef", "12", log=log)
+    (finding,) = found(detached.root, "jobs")
+    assert "the last thing it said" in finding.told
+    assert "The scheduler wrote: Detected 1 oom_kill event" in finding.told

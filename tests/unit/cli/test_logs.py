@@ -1,3 +1,4 @@
+import json
 import threading
 import time
 
@@ -89,6 +90,38 @@ def test_failed_shows_jobs_that_began_no_worker(told, capsys):
     text = logs_text(capsys, told.root, "--failed")
     assert "job 77, which began no worker" in text
     assert "python: command not found" in text
+
+
+def test_a_job_that_began_no_worker_is_found_by_what_the_scheduler_kept(told, capsys, tmp_path):
+    told.log("espnet3-77.err", "python: command not found")
+    told.job("77", log="logs/detached-slurm-77.log")  # where its worker would have written
+    assert "command not found" in logs_text(capsys, told.root, "--failed")
+    text = logs_text(capsys, told.root, "--worker", "77")
+    assert "==> worker 77 on login1 (it began no worker) <==" in text
+    assert "command not found" in text
+
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "espnet3-78.err").write_text("no such module\n")
+    options = {"options": {"log_directory": str(tmp_path / "mine")}}
+    told.paths.parallel("slurm").write_text(json.dumps(options))
+    told.paths.run.write_text('{"cwd": "/"}')
+    told.job("78", log="logs/detached-slurm-78.log")
+    assert "no such module" in logs_text(capsys, told.root, "--worker", "78")
+
+
+def test_a_process_is_found_by_its_number(told, capsys):
+    log = told.log("detached-local-node5-4711.log", "an error")
+    told.job("4711", env="local", machine="m", log=log)
+    told.record("fedcba98", "", "node5", env="local", log=log, ended=1.0, reason="it failed")
+    text = logs_text(capsys, told.root, "--worker", "4711")
+    assert "==> worker node5:4711 (it failed) <==" in text
+
+
+def test_an_error_of_the_provider_is_not_called_one_of_an_item(told, capsys):
+    failure = {"position": 0, "shard": 2, "index": None, "error": "no model"}
+    failure["log"] = "logs/detached-slurm-10.log"
+    (told.root / "failed.jsonl").write_text(json.dumps(failure) + "\n")
+    assert "==> shard 2, the provider: no model <==" in logs_text(capsys, told.root, "--failed")
 
 
 def test_of_a_run_that_waits_for_its_workers_all_logs_are_shown(complete, capsys):

@@ -65,3 +65,9 @@ def test_the_end_is_noticed(detached):
 def test_shards_that_nobody_merges_are_said_to_be_so(unmerged):
     seen = wait_for(unmerged, 60, sure_seconds=0.0)
     assert "espnet3 merge '" in str(failure_of(seen)), "the line can be pasted"
+
+
+def test_a_run_that_was_not_detached_is_not_to_be_resumed_as_one(stopped):
+    told = str(failure_of(wait_for(stopped, 60, sure_seconds=0.0)))
+    assert "Run the command that began it again" in told
+    assert "espnet3 resume" not in told

@@ -5,6 +5,8 @@ import time
 import pytest
 
 from espnet3.parallel.detached.ending import SIGNALS, EndSignals, HandBack
+from espnet3.parallel.detached.shift import stopped_by
+from espnet3.shards.records import StopMark
 
 
 @pytest.mark.parametrize("number", SIGNALS)
@@ -54,3 +56,10 @@ def test_handlers_are_put_back():
     with EndSignals().installed():
         assert signal.getsignal(signal.SIGUSR1) != before
     assert signal.getsignal(signal.SIGUSR1) == before
+
+
+def test_who_cancelled_a_run_is_said_once():
+    said = stopped_by(StopMark("cancelled", "cancelled by me@login1", "me@login1"))
+    assert said.reason == "the run was cancelled by me@login1"
+    said = stopped_by(StopMark("cancelled", "wrong beam", "me@login1"))
+    assert said.reason == "the run was cancelled by me@login1: wrong beam"
