@@ -161,6 +161,8 @@ class Dispatcher:
         if stopped.kind == "machine":
             self._leave_machine(stopped, task)
             return
+        if stopped.kind == "load" and self._source.could_not_load(task, stopped.failure):
+            return
         if stopped.kind != "write" or not self._policy.skip_errors:
             self._failures[stopped.failure.position] = stopped.failure
             raise error_of(stopped, self._policy) from None

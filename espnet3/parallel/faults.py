@@ -98,7 +98,7 @@ def error_of(stopped: Stopped, policy: FaultPolicy) -> EspnetError:
     failure = stopped.failure
     if stopped.kind == "config":
         return ConfigError(failure.error)
-    if stopped.kind == "provider":
+    if stopped.kind in ("provider", "load"):
         if not failure.traceback:
             return ProviderError(failure.error)
         where = f"on {failure.host}{', log ' + failure.log if failure.log else ''}"

@@ -51,6 +51,9 @@ class ShardSource(Protocol):
     def leave_to_others(self, task: ShardTask, trouble: Failure) -> bool:
         """Leave a shard that this machine cannot bear to other drivers, if there are any."""
 
+    def could_not_load(self, task: ShardTask, trouble: Failure) -> bool:
+        """Leave a shard to other drivers if they could load what it needs, and this one not."""
+
     def is_finished(self) -> bool:
         """Tell whether nothing is left, here or with another driver."""
 
@@ -71,6 +74,10 @@ class _OnlyDriver:
 
     def leave_to_others(self, task: ShardTask, trouble: Failure) -> bool:
         """Return False: another worker of the same driver may have more luck."""
+        return False
+
+    def could_not_load(self, task: ShardTask, trouble: Failure) -> bool:
+        """Return False: the user is there, and can mend it."""
         return False
 
 

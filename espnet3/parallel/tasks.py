@@ -126,7 +126,8 @@ class ShardResult:
 class Stopped:
     """Why an attempt could not go on.
 
-    `kind` is item, write, config, provider, disk (of the run folder), lost or machine.
+    `kind` is item, write, config, provider, load (the provider, before the first item), disk (of
+    the run folder), lost or machine.
     """
 
     kind: str

@@ -158,7 +158,7 @@ class ShardServer:
             except Exception as error:
                 failure = Failure.of(error, task.start, None, task.shard, log=self._log)
                 is_machine = not task.blames_item and is_machine_trouble(error, self._spec.run_dir)
-                kind = "machine" if is_machine else "provider"
+                kind = "machine" if is_machine else "load"
                 return ShardResult(task, stopped=Stopped(kind, failure))
             return self._loop.run(task, load_seconds=time.monotonic() - begin)
         return self._loop.run(task)

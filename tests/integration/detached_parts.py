@@ -32,6 +32,8 @@ class Provider:
         time.sleep(self.settings["load"])
         if self.settings["bad_nodes"].get(node_name()) == "no start":
             os._exit(4)
+        if self.settings["bad_nodes"].get(node_name()) == "no load":
+            raise RuntimeError("no GPU here")
         return {"settings": self.settings}
 
     def build_worker_setup_fn(self):

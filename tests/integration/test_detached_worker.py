@@ -250,13 +250,13 @@ def test_a_full_disk_is_a_fault_of_the_item_only_if_it_stays(folder, tmp_path):
 
 def test_nodes_on_which_nothing_works_are_avoided_while_another_gets_on(folder, tmp_path):
     """With `on_error: raise`, which a single item that is to blame would stop."""
-    bad = {"full": "full", "kills": "exit", "broken": "no start"}
+    bad = {"full": "full", "kills": "exit", "broken": "no start", "bare": "no load"}
     hurry = tmp_path / "hurry"
     run = folder(n_items=300, n_shards=300, seconds=0.5, bad_nodes=bad, hurry=str(hurry))
     good = run.start(SLURMD_NODENAME="good")
     wait_until(lambda: run.n_committed() >= 1, 60)
     agents = [run.start(SLURMD_NODENAME=node) for node in bad]
-    assert [agent.wait(120) for agent in agents] == [1, 1, 1]
+    assert [agent.wait(120) for agent in agents] == [1, 1, 1, 1]
     assert run.run(SLURMD_NODENAME="broken") == 1  # as a successor would be
     assert good.poll() is None
     hurry.touch()

@@ -157,6 +157,22 @@ class DetachedSource:
         self._leave(task.shard, _ELSEWHERE_SECONDS if self._is_for_others(notes) else later)
         return True
 
+    def could_not_load(self, task: ShardTask, trouble: Failure) -> bool:
+        """Leave a shard to another node if a worker there got one done: here a GPU may be gone."""
+        if not self._others_elsewhere() or not self._is_done_elsewhere():
+            return False
+        log = os.path.relpath(trouble.log, self._root) if trouble.log else ""
+        self._write_note(task, trouble.error, "machine", None, log)
+        self._end(task.shard, f"nothing can be loaded here: {trouble.error}", is_lost=True)
+        self._ledger.write()
+        self._leave(task.shard, _ELSEWHERE_SECONDS)
+        return True
+
+    def _is_done_elsewhere(self) -> bool:
+        host = self._lease.owner.host
+        found = (read_done(self._layout.shard(shard)) for shard in self._board.committed)
+        return any(done is not None and done.host != host for done in found)
+
     def _leave(self, shard: int, seconds: float) -> None:
         self._choice.avoid(shard, seconds)
         self._release(shard)

@@ -193,7 +193,13 @@ def failure_at(task, offset=0):
 
 
 @pytest.mark.parametrize(
-    ("kind", "error"), [("item", ItemError), ("provider", ProviderError), ("write", ItemError)]
+    ("kind", "error"),
+    [
+        ("item", ItemError),
+        ("provider", ProviderError),
+        ("load", ProviderError),
+        ("write", ItemError),
+    ],
 )
 def test_what_stopped_an_attempt_stops_the_run(kind, error):
     def behave(worker, task):

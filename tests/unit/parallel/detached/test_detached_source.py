@@ -7,9 +7,10 @@ from espnet3.parallel.detached.detached_source import DetachedSource
 from espnet3.parallel.detached.ledger import Identity, Ledger
 from espnet3.parallel.detached.stragglers import Stragglers
 from espnet3.parallel.detached.walltime import Walltime
+from espnet3.parallel.tasks import Failure
 from espnet3.shards.commit import Done
 from espnet3.shards.lease import Lease
-from espnet3.shards.records import DeathNote, write_death
+from espnet3.shards.records import DeathNote, read_deaths, write_death
 
 
 @pytest.fixture
@@ -66,6 +67,32 @@ def test_a_node_that_hangs_is_not_waited_for(planned, lease, elsewhere, source, 
     source._choice._avoided.clear()
     pace.learn(Done("r", 1, 4, 8, seconds=1.0))
     assert source.take().shard == 0
+
+
+def failed_load(source):
+    task = source.take()
+    source.new_attempt(task)
+    return source.could_not_load(task, Failure(task.start, None, task.shard, "no GPU", ""))
+
+
+def test_what_cannot_be_loaded_here_but_elsewhere_is_left_to_others(planned, elsewhere, source):
+    planned.commit(0, host=elsewhere.owner.host)
+    assert failed_load(source)
+    (note,) = read_deaths(planned.paths)
+    assert (note.kind, note.start, note.reason) == ("machine", None, "no GPU")
+    assert elsewhere.claim(planned.layout.shard_name(note.shard)), "it was given back"
+
+
+def test_what_was_loaded_nowhere_or_by_nobody_who_is_there_stops_the_run(
+    planned, lease, elsewhere, source
+):
+    planned.commit(0, host=lease.owner.host)
+    assert not failed_load(source)
+    planned.commit(1, host=elsewhere.owner.host)
+    elsewhere.__exit__()
+    assert not failed_load(source)
+    elsewhere._sign_in()
+    assert read_deaths(planned.paths) == []
 
 
 def test_who_has_long_shards_is_waited_for_longer(planned, lease, elsewhere, source, pace):
