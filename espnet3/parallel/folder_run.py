@@ -220,7 +220,7 @@ def shards_to_run(layout: RunLayout, manifest: Manifest, *, retry_failed: bool) 
     for shard in coverage.missing:
         if layout.shard(shard).exists():
             logger.warning("%s is damaged and will be computed anew", layout.shard(shard))
-            set_aside_damaged(layout, shard)
+            set_aside_damaged(layout, shard, manifest.bounds[shard : shard + 2])
     missing = list(coverage.missing)
     if retry_failed:
         failed = [shard for shard, done in coverage.committed.items() if done.n_failed]

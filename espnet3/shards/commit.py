@@ -15,7 +15,7 @@ import shutil
 import tempfile
 import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -217,11 +217,11 @@ def set_aside(layout: RunLayout, shard: int) -> None:
         _remove(removed)
 
 
-def set_aside_damaged(layout: RunLayout, shard: int) -> None:
+def set_aside_damaged(layout: RunLayout, shard: int, bounds: Sequence[int] = ()) -> None:
     """Do the same, unless the folder turns out to be a good commit of the current run.
 
     A twin may have committed since the caller looked: what was moved is looked at again, and put
-    back.
+    back. With `bounds`, only if it holds the items between them.
     """
     target, removed = layout.shard(shard), layout.new_attempt(shard)
     if target.is_dir():
@@ -229,7 +229,12 @@ def set_aside_damaged(layout: RunLayout, shard: int) -> None:
     with suppress(FileNotFoundError):
         os.rename(target, removed)
         done = _read_settled(removed)
-        if done is not None and done.shard == shard and _is_current(layout.root, done.run_id):
+        if (
+            done is not None
+            and done.shard == shard
+            and list(bounds) in ([], [done.start, done.stop])
+            and _is_current(layout.root, done.run_id)
+        ):
             with suppress(OSError):  # a third one took the place: then this one is a late twin
                 os.rename(removed, target)
                 return

@@ -310,6 +310,15 @@ def test_set_aside_makes_a_shard_not_done(run):
     set_aside(run.layout, 0)  # nothing is there: nothing to do
 
 
+def test_shard_with_other_items_than_planned_is_not_put_back(run):
+    run.commit(0)
+    start, stop = run.manifest.bounds[:2]
+    set_aside_damaged(run.layout, 0, [start, stop])
+    assert run.layout.shard(0).exists()
+    set_aside_damaged(run.layout, 0, [start, stop + 1])
+    assert not run.layout.shard(0).exists()
+
+
 def test_set_aside_damaged_leaves_a_good_shard(run):
     set_aside_damaged(run.layout, 0)
     run.commit(0)
