@@ -11,8 +11,8 @@ from espnet3.parallel.detached.description import (
     Description,
     add_to_sys_path,
     check_code,
-    load_description,
     load_spec,
+    load_trusted,
 )
 from espnet3.parallel.detached.ending import EndSignals, HandBack
 from espnet3.parallel.detached.failing import stop_for
@@ -107,7 +107,8 @@ class Agent:
     def _work(self, lease: Lease, ledger: Ledger, is_patient: bool) -> Outcome:
         try:
             packed = load_spec(self.root, trust=self._trust)
-            description = load_description(self.root)
+            # Whose it is, is looked at again: others may have put another file there since.
+            description = load_trusted(self.root, trust=self._trust)
         except StaleRunError as error:
             return self._failed(error, lease)
         except EspnetError as error:  # not ours to run; others may

@@ -87,7 +87,7 @@ def make_job(config: "ParallelConfig", work: WorkerJob, submitted: float) -> Any
         # That OAR's memory is not limited by Dask; that a name is old.
         warnings.simplefilter("ignore")
         job = checked(job_class, config, backend, {**options, "name": _NAME})
-    command = [*_exec(python), python, "-m", "espnet3.parallel.detached.work"]
+    command = [*_exec(python), python, "-P", "-m", "espnet3.parallel.detached.work"]
     command += map(shlex.quote, work.arguments(config.env, submitted, walltime_of(config)))
     command += ["--job", _JOB_IDS[config.env]]
     line = " ".join(command)

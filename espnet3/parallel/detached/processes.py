@@ -46,7 +46,9 @@ def start_process(
     Raises:
         ResourceError: if it cannot be started.
     """
-    command = [sys.executable, "-m", _PROGRAM, *arguments]
+    # -P: the folder in which one types `espnet3 resume` may be one that others write into, and
+    # their json.py is not to be imported.
+    command = [sys.executable, "-P", "-m", _PROGRAM, *arguments]
     limits = dict.fromkeys(THREAD_VARIABLES, str(config.options.get("threads_per_worker", 1)))
     environment = {**limits, **os.environ, "PYTHONUNBUFFERED": "1", **variables}
     environment["PYTHONPATH"] = os.pathsep.join(_python_path(environment.get("PYTHONPATH")))

@@ -36,7 +36,7 @@ class Succession:
         self, roots: Sequence[Path], *, env: str, job_id: str, generation: int, trust: str | None
     ) -> None:
         self._command = [
-            sys.executable, "-m", _MODULE, *map(str, roots), "--env", env, "--job", job_id,
+            sys.executable, "-P", "-m", _MODULE, *map(str, roots), "--env", env, "--job", job_id,
             "--generation", str(generation), *(["--trust", trust] if trust else []),
         ]  # fmt: skip
         self._is_wanted = env not in WITHOUT_JOBS and bool(job_id)

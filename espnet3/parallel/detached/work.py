@@ -15,7 +15,7 @@ from espnet3.errors import EspnetError
 from espnet3.parallel.clusters.gpu_pinning import Pinning, choose_gpus
 from espnet3.parallel.clusters.gpus import VARIABLE
 from espnet3.parallel.detached.agent import Agent, Outcome, find_end
-from espnet3.parallel.detached.description import load_description
+from espnet3.parallel.detached.description import load_trusted
 from espnet3.parallel.detached.directives import AGAIN
 from espnet3.parallel.detached.ending import EndSignals
 from espnet3.parallel.detached.ledger import Identity
@@ -119,8 +119,9 @@ class _Worker:
             log=self._log_to(root),
         )
         self._submitted = None  # the wait in the queue counts once
-        with suppress(OSError):  # relative paths of the user's code
-            os.chdir(load_description(root).cwd)
+        # For relative paths of the user's code. What is wrong with the file, the agent says.
+        with suppress(OSError, EspnetError):
+            os.chdir(load_trusted(root, trust=self._options.trust).cwd)
         until = self._walltime.limit
         logger.info(
             "Worker of %s, pid %d%s%s", root, os.getpid(),

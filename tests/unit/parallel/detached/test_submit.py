@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from dataclasses import replace
 
 import pytest
@@ -16,7 +17,7 @@ from espnet3.parallel.detached.job_script import (
     make_job,
     walltime_of,
 )
-from espnet3.parallel.detached.processes import process_state
+from espnet3.parallel.detached.processes import process_state, start_process
 from espnet3.parallel.detached.submit import cancel_jobs, job_states
 from espnet3.shards.lease import machine_id, start_time
 from espnet3.shards.records import JobRecord
@@ -120,3 +121,13 @@ def test_what_a_job_hands_on_does_not_grow_and_asks_for_nothing(monkeypatch):
     assert found["SBATCH_ACCOUNT"] == "my-lab"
     assert "SLURM_MEM_PER_CPU" not in found
     assert "CUDA_VISIBLE_DEVICES" not in found
+
+
+def test_a_process_imports_nothing_from_where_it_is_started(tmp_path, monkeypatch):
+    (tmp_path / "json.py").write_text("raise SystemExit('not meant for this program')\n")
+    monkeypatch.chdir(tmp_path)
+    record = start_process(ParallelConfig(env="local"), ["--help"], tmp_path, {})
+    deadline = time.monotonic() + 60
+    while process_state(record).phase == "running" and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert "usage: " in (tmp_path / "detached-local.out").read_text()

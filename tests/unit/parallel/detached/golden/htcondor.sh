@@ -14,7 +14,7 @@ getenv = True
 request_gpus = 1
 allowed_job_duration = 14400
 
-Arguments = "-c 'cd {folder}; export PYTHONPATH=${PYTHONPATH:+$PYTHONPATH:}{clone}; export OMP_NUM_THREADS=${OMP_NUM_THREADS:-4}; export MKL_NUM_THREADS=${MKL_NUM_THREADS:-4}; export OPENBLAS_NUM_THREADS=${OPENBLAS_NUM_THREADS:-4}; exec {python} -m espnet3.parallel.detached.work ''/data/it''""''""''s a run'' --env htcondor --generation 0 --submitted 0.000 --walltime 14400 --job $(ClusterId).$(ProcId)'"
+Arguments = "-c 'cd {folder}; export PYTHONPATH=${PYTHONPATH:+$PYTHONPATH:}{clone}; export OMP_NUM_THREADS=${OMP_NUM_THREADS:-4}; export MKL_NUM_THREADS=${MKL_NUM_THREADS:-4}; export OPENBLAS_NUM_THREADS=${OPENBLAS_NUM_THREADS:-4}; exec {python} -P -m espnet3.parallel.detached.work ''/data/it''""''""''s a run'' --env htcondor --generation 0 --submitted 0.000 --walltime 14400 --job $(ClusterId).$(ProcId)'"
 Executable = /bin/sh
 
 Queue

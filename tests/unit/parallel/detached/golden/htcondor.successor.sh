@@ -15,7 +15,7 @@ request_gpus = 1
 allowed_job_duration = 14400
 requirements = (Machine != "n01") && (Machine != "n02.cluster")
 
-Arguments = "-c 'cd {folder}; export PYTHONPATH=${PYTHONPATH:+$PYTHONPATH:}{clone}; export OMP_NUM_THREADS=${OMP_NUM_THREADS:-4}; export MKL_NUM_THREADS=${MKL_NUM_THREADS:-4}; export OPENBLAS_NUM_THREADS=${OPENBLAS_NUM_THREADS:-4}; exec {python} -m espnet3.parallel.detached.work ''/data/it''""''""''s a run'' ''/data/it''""''""''s a run/b'' --env htcondor --generation 3 --submitted 1763300000.000 --walltime 14400 --trust alice --job $(ClusterId).$(ProcId)'"
+Arguments = "-c 'cd {folder}; export PYTHONPATH=${PYTHONPATH:+$PYTHONPATH:}{clone}; export OMP_NUM_THREADS=${OMP_NUM_THREADS:-4}; export MKL_NUM_THREADS=${MKL_NUM_THREADS:-4}; export OPENBLAS_NUM_THREADS=${OPENBLAS_NUM_THREADS:-4}; exec {python} -P -m espnet3.parallel.detached.work ''/data/it''""''""''s a run'' ''/data/it''""''""''s a run/b'' --env htcondor --generation 3 --submitted 1763300000.000 --walltime 14400 --trust alice --job $(ClusterId).$(ProcId)'"
 Executable = /bin/sh
 
 Queue

@@ -15,4 +15,4 @@ export OMP_NUM_THREADS=${OMP_NUM_THREADS:-4}
 export MKL_NUM_THREADS=${MKL_NUM_THREADS:-4}
 export OPENBLAS_NUM_THREADS=${OPENBLAS_NUM_THREADS:-4}
 export ESPNET3_JOB_GPUS=1
-exec {python} -m espnet3.parallel.detached.work '/data/it'"'"'s a run' '/data/it'"'"'s a run/b' --env pbs --generation 3 --submitted 1763300000.000 --walltime 14400 --trust alice --job "${PBS_JOBID%%.*}"
+exec {python} -P -m espnet3.parallel.detached.work '/data/it'"'"'s a run' '/data/it'"'"'s a run/b' --env pbs --generation 3 --submitted 1763300000.000 --walltime 14400 --trust alice --job "${PBS_JOBID%%.*}"
