@@ -2,7 +2,9 @@
 
 import io
 import os
+import signal
 import sys
+import threading
 from collections.abc import Callable
 
 from espnet3.cli.usage import UsageError
@@ -16,6 +18,7 @@ def guarded(run: Callable[[], int]) -> int:
         Its exit code: 1 after an error, 2 for a wrong call, 130 after Ctrl-C, 143 after SIGTERM.
     """
     _escape_what_cannot_be_encoded()
+    _heed_ctrl_c()
     try:
         code = _guarded(run)
         if sys.stdout is not None:  # None if the caller closed it
@@ -33,6 +36,17 @@ def _escape_what_cannot_be_encoded() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
+
+
+def _heed_ctrl_c() -> None:
+    """Let Ctrl-C end what shows something on a terminal, also where a script ignores it.
+
+    What a script starts with `&` ignores it, and Python then leaves it at that.
+    """
+    is_ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    on_main = threading.current_thread() is threading.main_thread()
+    if is_ignored and on_main and sys.stdout is not None and sys.stdout.isatty():
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _guarded(run: Callable[[], int]) -> int:

@@ -1,9 +1,12 @@
 import json
 import os
 import pty
+import signal
 import subprocess
 import sys
+import threading
 import time
+from contextlib import suppress
 
 import pytest
 
@@ -148,24 +151,29 @@ def test_a_terminal_gets_a_live_view_that_ctrl_c_ends(busy):
     master, slave = pty.openpty()
     command = [sys.executable, "-m", "espnet3.cli", "status", "--watch", str(busy.root)]
     env = {**os.environ, "TERM": "xterm", "COLUMNS": "100"}
+    shown = bytearray()
+
+    def read() -> None:  # all the time: a terminal that nobody reads holds up who writes to it
+        with suppress(OSError):
+            while data := os.read(master, 65536):
+                shown.extend(data)
+
+    ignored = signal.signal(signal.SIGINT, signal.SIG_IGN)  # as a script does with what has an `&`
     process = subprocess.Popen(
         command, stdin=slave, stdout=slave, stderr=slave, env=env, start_new_session=True
     )
+    signal.signal(signal.SIGINT, ignored)
     os.close(slave)
-    shown = b""
-
-    def has_shown() -> bool:
-        nonlocal shown
-        shown += os.read(master, 65536)
-        return b"Ctrl-C ends this view" in shown
-
+    reader = threading.Thread(target=read, daemon=True)
+    reader.start()
     try:
-        wait_until(has_shown, seconds=60)
-        process.send_signal(2)
+        wait_until(lambda: b"Ctrl-C ends this view" in shown, seconds=60)
+        process.send_signal(signal.SIGINT)
         assert process.wait(60) == 0
     finally:
         process.kill()
         process.wait()
+        reader.join(60)
         os.close(master)
     assert b"node1 (job 10)" in shown
 
