@@ -118,7 +118,9 @@ def _title(worker: Worker) -> str:
     where = f" on {record.host}" if record.host and record.job_id else ""
     if worker.is_alive:
         return f"worker {worker.name}{where}"
-    end = record.reason or ("ended" if record.ended else "gone without a word")
+    end = record.reason.strip().partition("\n")[0] or (
+        "ended" if record.ended else "gone without a word"
+    )
     return f"worker {worker.name}{where} ({end})"
 
 

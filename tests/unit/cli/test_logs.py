@@ -112,7 +112,9 @@ def test_a_job_that_began_no_worker_is_found_by_what_the_scheduler_kept(told, ca
 def test_a_process_is_found_by_its_number(told, capsys):
     log = told.log("detached-local-node5-4711.log", "an error")
     told.job("4711", env="local", machine="m", log=log)
-    told.record("fedcba98", "", "node5", env="local", log=log, ended=1.0, reason="it failed")
+    told.record(
+        "fedcba98", "", "node5", env="local", log=log, ended=1.0, reason="it failed\n\nTrace"
+    )
     text = logs_text(capsys, told.root, "--worker", "4711")
     assert "==> worker node5:4711 (it failed) <==" in text
 
