@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 
 from espnet3.cli.plain import command, count, on_one_line
-from espnet3.cli.run_folders import find_all_runs
+from espnet3.cli.run_folders import find_detached_runs
 from espnet3.parallel.detached.cancel import PATIENCE_SECONDS, Cancelled, cancel_runs
 
 
@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Cancel runs; 1 if somebody may still be at work."""
     results = cancel_runs(
-        find_all_runs(args.dirs), reason=args.reason, patience=max(args.patience, 0.0)
+        find_detached_runs(args.dirs), reason=args.reason, patience=max(args.patience, 0.0)
     )
     for result in results:
         _show(result)
@@ -39,7 +39,9 @@ def _show(result: Cancelled) -> None:
         print(f"{where} is complete; there is nothing to cancel.")
         return
     jobs = f", {count(result.n_jobs, 'job')} cancelled" if result.n_jobs else ""
-    print(f"{where} is cancelled: {count(result.n_workers, 'worker')} stopped{jobs}.")
+    n_early = max(result.n_processes - result.n_workers, 0)  # they had not signed in yet
+    early = f", {n_early:,} before their start" if n_early else ""
+    print(f"{where} is cancelled: {count(result.n_workers, 'worker')} stopped{early}{jobs}.")
     if result.shared:
         print(f"  Job {', '.join(result.shared)} goes on: it works for other runs as well.")
     for problem in result.problems:

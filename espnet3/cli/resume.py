@@ -14,7 +14,7 @@ from typing import Any
 
 from espnet3.cli.plain import count, on_one_line
 from espnet3.cli.recipe_options import is_override
-from espnet3.cli.run_folders import find_all_runs
+from espnet3.cli.run_folders import find_detached_runs
 from espnet3.cli.usage import UsageError
 from espnet3.parallel.detached.resume import Resumed, resume_runs
 
@@ -62,7 +62,7 @@ def parse(argv: Sequence[str], verb: str, description: str) -> Request:
     if args.env:
         changes["env"] = args.env
     settings = {"n_more": args.workers, "trust": args.trust, "is_block": bool(files)}
-    return Request(find_all_runs(folders), changes, settings)
+    return Request(find_detached_runs(folders), changes, settings)
 
 
 def _parser(verb: str, description: str) -> argparse.ArgumentParser:

@@ -7,6 +7,7 @@ from pathlib import Path
 from espnet3.cli.plain import on_one_line
 from espnet3.errors import RunFolderError, suggest
 from espnet3.shards.layout import manifest_path
+from espnet3.shards.records import RecordPaths
 from espnet3.shards.status import require_manifest
 
 _DEPTH = 4
@@ -34,6 +35,22 @@ def find_all_runs(folders: Sequence[Path]) -> list[Path]:
         RunFolderError: if one of them has none.
     """
     return list(dict.fromkeys(run for folder in folders for run in find_runs(folder)))
+
+
+def find_detached_runs(folders: Sequence[Path]) -> list[Path]:
+    """Return the same, without runs of drivers that merely lie in one of the folders.
+
+    Who names such a run itself is told what is wrong; who names a folder above means the others.
+    """
+    chosen: dict[Path, None] = {}
+    for folder in folders:
+        runs = find_runs(folder)
+        detached = [run for run in runs if RecordPaths(run).run.exists()]
+        for run in runs if detached else ():
+            if run not in detached:
+                print(f"{on_one_line(run)} was not detached, and is left alone.")
+        chosen |= dict.fromkeys(detached or runs)
+    return list(chosen)
 
 
 def find_run(folder: Path) -> Path:

@@ -21,9 +21,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "dirs", metavar="DIR", nargs="+", type=Path, help="a run folder, or a folder of such"
     )
     parser.add_argument(
-        "--timeout", metavar="SECONDS", type=float, help="give up after so long; the run goes on"
+        "--timeout", metavar="SECONDS", type=_seconds, help="give up after so long; the run goes on"
     )
     parser.add_argument("-q", "--quiet", action="store_true", help="no line a minute")
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not seconds >= 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds from 0 on")
+    return seconds
 
 
 def run(args: argparse.Namespace) -> int:

@@ -156,3 +156,13 @@ def test_a_folder_that_one_may_not_write_into_is_said_to_be_so(detached, capsys,
     assert main(["cancel", str(detached.root)]) == 1
     error = capsys.readouterr().err
     assert f"The run folder {detached.root} cannot be used: Permission denied" in error
+
+
+def test_runs_of_drivers_in_the_same_folder_are_left_alone(detached, complete, slurm, capsys):
+    assert complete.parent == detached.root.parent
+    (complete / "_SUCCESS.json").unlink()
+    assert main(["cancel", str(detached.root.parent)]) == 0
+    told = capsys.readouterr().out
+    assert f"{complete} was not detached, and is left alone." in told
+    assert f"{detached.root} is cancelled" in told
+    assert read_stop(detached.paths) is not None

@@ -71,3 +71,9 @@ def test_a_run_that_was_not_detached_is_not_to_be_resumed_as_one(stopped):
     told = str(failure_of(wait_for(stopped, 60, sure_seconds=0.0)))
     assert "Run the command that began it again" in told
     assert "espnet3 resume" not in told
+
+
+@pytest.mark.parametrize("text", ["-1", "nan", "soon"])
+def test_a_timeout_that_is_none_is_refused(complete, text, capsys):
+    assert main(["wait", f"--timeout={text}", str(complete)]) == 2
+    assert f"'{text}' is not a number of seconds from 0 on" in capsys.readouterr().err
