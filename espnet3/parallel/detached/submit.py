@@ -68,6 +68,7 @@ def submit_workers(
     from espnet3.parallel.detached.job_script import WorkerJob
 
     roots = [root.resolve() for root in roots]
+    config = _with_log_folder_from_here(config)
     for root in roots:
         path = make_folders(root).parallel(config.env)
         write_json(path, config.model_dump(mode="json"))
@@ -77,6 +78,15 @@ def submit_workers(
     if config.env in ON_THIS_MACHINE:
         return _start_processes(work, config, n_workers)
     return _submit_jobs(work, config, n_workers)
+
+
+def _with_log_folder_from_here(config: ParallelConfig) -> ParallelConfig:
+    """Make a relative `log_directory` absolute: successors are submitted from somewhere else."""
+    folder = str(config.options.get("log_directory") or "")
+    if not folder or folder.startswith(("/", "~", "$")):
+        return config
+    options = {**config.options, "log_directory": os.path.abspath(folder)}
+    return config.model_copy(update={"options": options})
 
 
 def _logs(root: Path) -> Path:

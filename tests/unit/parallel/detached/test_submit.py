@@ -1,5 +1,6 @@
 """Asking for jobs and ending them: by records that others may have written."""
 
+import json
 import os
 import signal
 import subprocess
@@ -18,7 +19,7 @@ from espnet3.parallel.detached.job_script import (
     walltime_of,
 )
 from espnet3.parallel.detached.processes import process_state, start_process
-from espnet3.parallel.detached.submit import cancel_jobs, job_states
+from espnet3.parallel.detached.submit import cancel_jobs, job_states, submit_workers
 from espnet3.shards.lease import machine_id, start_time
 from espnet3.shards.records import JobRecord
 
@@ -131,3 +132,18 @@ def test_a_process_imports_nothing_from_where_it_is_started(tmp_path, monkeypatc
     while process_state(record).phase == "running" and time.monotonic() < deadline:
         time.sleep(0.1)
     assert "usage: " in (tmp_path / "detached-local.out").read_text()
+
+
+def test_logs_stay_in_one_place_whoever_submits_the_next_job(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    commands = tmp_path / "bin"
+    commands.mkdir()
+    (commands / "sbatch").write_text("#!/bin/sh\ncat >/dev/null 2>&1\necho 7\n")
+    (commands / "sbatch").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{commands}{os.pathsep}{os.environ['PATH']}")
+    options = {**OPTIONS, "log_directory": "logs/jobs"}
+    config = ParallelConfig(env="slurm", mode="async", options=options)
+    (tmp_path / "run").mkdir()
+    submit_workers([tmp_path / "run"], config, 1)
+    kept = json.loads((tmp_path / "run/detached/parallel-slurm.json").read_text())
+    assert kept["options"]["log_directory"] == str(tmp_path / "logs/jobs")
