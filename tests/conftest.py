@@ -31,6 +31,21 @@ def _no_leaks():
     assert not leaked
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _own_imports():
+    """Forget what the tests of a module import from recipes: each of them has a `src`."""
+    path = list(sys.path)
+    _forget_recipes()
+    yield
+    sys.path[:] = path
+    _forget_recipes()
+
+
+def _forget_recipes() -> None:
+    for name in [name for name in sys.modules if name.partition(".")[0] in ("src", "dataset")]:
+        del sys.modules[name]
+
+
 @pytest.fixture
 def awkward(tmp_path: Path) -> Path:
     """Return a folder whose name has spaces, quotes and a newline."""
