@@ -5,6 +5,7 @@ from pathlib import Path
 
 from espnet3.cli.plain import command, count, on_one_line
 from espnet3.cli.run_folders import find_detached_runs
+from espnet3.cli.usage import seconds
 from espnet3.parallel.detached.cancel import PATIENCE_SECONDS, Cancelled, cancel_runs
 
 
@@ -17,7 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--patience",
         metavar="SECONDS",
-        type=float,
+        type=seconds,
         default=PATIENCE_SECONDS,
         help=f"how long to wait until all are gone (default: {PATIENCE_SECONDS:g})",
     )
@@ -25,9 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Cancel runs; 1 if somebody may still be at work."""
-    results = cancel_runs(
-        find_detached_runs(args.dirs), reason=args.reason, patience=max(args.patience, 0.0)
-    )
+    results = cancel_runs(find_detached_runs(args.dirs), reason=args.reason, patience=args.patience)
     for result in results:
         _show(result)
     return 1 if any(result.left for result in results) else 0

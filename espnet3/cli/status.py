@@ -7,6 +7,7 @@ running, stopped and finished runs.
 import argparse
 import os
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,7 @@ from espnet3.cli.run_view import (
     running_table,
     worker_table,
 )
+from espnet3.cli.usage import seconds
 from espnet3.errors import EspnetError
 from espnet3.parallel.detached.overview import Overview, look
 from espnet3.parallel.progress import duration
@@ -54,22 +56,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--interval",
         metavar="SECONDS",
-        type=_seconds,
+        type=partial(seconds, least=0.1),
         help=f"with --watch: how often to look (default: {_INTERVAL:g}; 60 where output is piped)",
     )
     parser.add_argument(
         "--workers", action="store_true", help="tell what each worker did, however many there are"
     )
-
-
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = -1.0
-    if not 0.1 <= seconds < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds from 0.1 on")
-    return seconds
 
 
 def run(args: argparse.Namespace) -> int:

@@ -8,6 +8,7 @@ from pathlib import Path
 from espnet3.cli.plain import on_one_line, print_error
 from espnet3.cli.run_folders import find_all_runs
 from espnet3.cli.run_view import items_text, speed_text
+from espnet3.cli.usage import seconds
 from espnet3.parallel.detached.overview import Overview
 from espnet3.parallel.detached.wait import failure_of, wait_for
 
@@ -21,19 +22,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "dirs", metavar="DIR", nargs="+", type=Path, help="a run folder, or a folder of such"
     )
     parser.add_argument(
-        "--timeout", metavar="SECONDS", type=_seconds, help="give up after so long; the run goes on"
+        "--timeout", metavar="SECONDS", type=seconds, help="give up after so long; the run goes on"
     )
     parser.add_argument("-q", "--quiet", action="store_true", help="no line a minute")
-
-
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = -1.0
-    if not seconds >= 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds from 0 on")
-    return seconds
 
 
 def run(args: argparse.Namespace) -> int:

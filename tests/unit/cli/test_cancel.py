@@ -1,5 +1,6 @@
 import threading
 import time
+from contextlib import contextmanager
 
 import pytest
 
@@ -22,6 +23,24 @@ def slurm(squeue, tmp_path):
     command.write_text(SCANCEL.format(told=f"'{told}'", table=f"'{table}'"))
     command.chmod(0o755)
     return told
+
+
+@contextmanager
+def leaving(detached, lease, job=None):
+    """Let a worker leave as soon as it sees the mark; as that of a job, with a record of it."""
+
+    def leave() -> None:
+        while read_stop(detached.paths) is None:
+            time.sleep(0.05)
+        if job is not None:
+            time.sleep(0.5)
+            detached.record(lease.owner.owner_id, job, ended=time.time(), exit_code=0)
+        (lease.folder / f"{lease.owner.owner_id}.owner").unlink()
+
+    thread = threading.Thread(target=leave)
+    thread.start()
+    yield
+    thread.join()
 
 
 def test_jobs_in_the_queue_are_cancelled_and_the_run_is_marked(detached, squeue, slurm, capsys):
@@ -48,16 +67,8 @@ def test_who_does_not_go_is_named_with_exit_code_1(detached, slurm, capsys):
 
 def test_a_worker_that_ends_is_waited_for(detached, slurm, capsys):
     lease = detached.worker("10")
-
-    def leave() -> None:
-        while read_stop(detached.paths) is None:
-            time.sleep(0.05)
-        (lease.folder / f"{lease.owner.owner_id}.owner").unlink()
-
-    thread = threading.Thread(target=leave)
-    thread.start()
-    assert main(["cancel", str(detached.root)]) == 0
-    thread.join()
+    with leaving(detached, lease):
+        assert main(["cancel", str(detached.root)]) == 0
     assert "1 worker stopped" in capsys.readouterr().out
 
 
@@ -113,18 +124,8 @@ def test_a_worker_that_goes_on_elsewhere_is_named_though_it_has_left(
     (other / "_SUCCESS.json").unlink()
     detached.job("12", others=["../other"])
     lease = detached.worker("12")
-
-    def leave() -> None:
-        while read_stop(detached.paths) is None:
-            time.sleep(0.05)
-        time.sleep(0.5)
-        detached.record(lease.owner.owner_id, "12", ended=time.time(), exit_code=0)
-        (lease.folder / f"{lease.owner.owner_id}.owner").unlink()
-
-    thread = threading.Thread(target=leave)
-    thread.start()
-    assert main(["cancel", str(detached.root)]) == 0
-    thread.join()
+    with leaving(detached, lease, "12"):
+        assert main(["cancel", str(detached.root)]) == 0
     assert "Job 12 goes on: it works for other runs as well." in capsys.readouterr().out
 
 
@@ -133,18 +134,8 @@ def test_who_could_not_be_told_but_is_gone_is_no_problem(detached, squeue, slurm
     (slurm.parent / "scancel").write_text("#!/bin/sh\necho Access denied >&2\nexit 1\n")
     detached.job("12")
     lease = detached.worker("12")
-
-    def leave() -> None:
-        while read_stop(detached.paths) is None:
-            time.sleep(0.05)
-        time.sleep(0.5)
-        detached.record(lease.owner.owner_id, "12", ended=time.time(), exit_code=0)
-        (lease.folder / f"{lease.owner.owner_id}.owner").unlink()
-
-    thread = threading.Thread(target=leave)
-    thread.start()
-    assert main(["cancel", str(detached.root)]) == 0
-    thread.join()
+    with leaving(detached, lease, "12"):
+        assert main(["cancel", str(detached.root)]) == 0
     assert "Not cancelled" not in capsys.readouterr().out
 
 

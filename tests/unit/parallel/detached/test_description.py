@@ -174,7 +174,8 @@ def test_a_loose_umask_does_not_matter(tmp_path):
         describe(tmp_path)
     finally:
         os.umask(before)
-    load_code(tmp_path)
+    assert RecordPaths(tmp_path).code.stat().st_mode & 0o022 == 0
+    load_code(tmp_path)  # which refuses what others may write
 
 
 def test_damaged_code_says_what_to_do(tmp_path):
