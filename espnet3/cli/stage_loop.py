@@ -147,8 +147,10 @@ class StageLoop:
     def _say_how_to_go_on(self) -> None:
         ended_here = next(i for i, outcome in enumerate(self.outcomes) if outcome.exit_code)
         left = [outcome.stage for outcome in self.outcomes[ended_here:]]
+        detach = ["--detach"] if self.options.detach and left[0].can_detach else []
         sys.stdout.flush()
-        print(f"To go on: {on_one_line(shlex.join(self._command(left)))}", file=sys.stderr)
+        line = shlex.join([*self._command(left), *detach])
+        print(f"To go on: {on_one_line(line)}", file=sys.stderr)
 
     def _say_what_comes_after(self) -> None:
         """Tell how to run what was left out because a stage's work goes on elsewhere."""

@@ -178,6 +178,15 @@ def test_other_stages_are_refused_before_anything_starts(recipe_of_words, stages
     assert not (recipe_of_words.folder / "exp").exists()
 
 
+def test_the_way_on_after_a_failure_is_detached_too(decoding):
+    broken = INFERENCE.replace("        return [{", "        open('not/there')\n        return [{")
+    (decoding.folder / "src/inference.py").write_text(broken)
+    told = decoding.run("--stages", "infer", "--config", "conf/decode.yaml", "--detach", code=1)
+    ways = [line for line in told.stderr.splitlines() if line.startswith("To go on")]
+    assert len(ways) == 1, told.stderr
+    assert ways[0].endswith("--detach")
+
+
 @pytest.fixture
 def recipe_of_words(tmp_path) -> Recipe:
     return Recipe(tmp_path / "words")
