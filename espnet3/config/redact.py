@@ -1,8 +1,14 @@
-"""Take secrets out of what is written to disk or shown: configs, command lines, job scripts."""
+"""Take secrets out of what is written to disk or shown: configs, command lines, job scripts, logs.
 
+Nothing here is for a fingerprint to look through: what it hides would not be compared. `mask` is,
+which puts a digest in the place of each secret, so that another one is another value.
+"""
+
+import functools
+import hashlib
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -15,23 +21,48 @@ _SECRET_WORDS = {"secret", "secrets", "password", "passwords", "passwd", "passph
     "credentials",
 }
 _SECRET_PAIRS = {(word, "key") for word in ("api", "access", "private", "secret", "auth")}
+# In speech and language a token is a piece of text nearly everywhere: only these are credentials.
+_ISSUERS = re.compile(
+    "access|anthropic|api|auth|aws|azure|bearer|bot|ci|clearml|comet|csrf|deploy|discord|face|gcp"
+    "|gh|git|github|gitlab|google|hf|hub|huggingface|jwt|kaggle|login|neptune|npm|oauth|openai"
+    "|personal|private|pypi|refresh|secret|security|service|session|slack|wandb|zenodo"
+)
 _TOKENS_OF_TEXT = re.compile(
     "bos|eos|sos|pad|unk|oov|blank|mask|cls|sep|start|end|space|special|lang|language|task|max|num"
+    "|min|per|word|sub|subword|char|text|speech|audio|first|last|next|prev|n|id|prefix|suffix|stop"
 )
-_SECRET_VARIABLE = re.compile(r"(.*_)?(TOKEN|KEY)|.*(SECRET|PASSWORD).*")
+_SECRET_VARIABLE = re.compile(r"(.*_)?KEY|.*(SECRET|PASSWORD).*")
 
 _SHELL_WORD = re.compile(r"""(?:'[^']*'|"(?:\\.|[^"\\])*"|\\.|[^\s'"\\]|['"\\])+""", re.DOTALL)
-_ASSIGNED_NAME = re.compile(r"""(?<![\w$])([A-Za-z_][\w.-]*)["']?\s*[=:]\s*""")
-_OPTION_NAME = re.compile(r"(?<!\S)(--?[A-Za-z][\w-]*)\s+(?!-)")
+_ASSIGNED_NAME = re.compile(r"""(?<![\w$])([A-Za-z_][\w.-]*)(["']?\s*[=:]\s*)""")
+_OPTION_NAME = re.compile(r"(?<!\S)(--?[A-Za-z][\w-]*)(\s+)(?!-)")
 _VARIABLE = re.compile(r"\$\{\s*oc\.env\s*:\s*([A-Za-z_]\w*)\s*(,|\})")
-# Tokens of Hugging Face, GitHub and OpenAI, and what follows Bearer in a header.
+# The tokens that services hand out. Only as a word of its own: `exp/hf_conformer/model.pt` is a
+# path and `sk-SK_commonvoice_17` a data set, however much they begin like one.
 _TOKEN_SHAPE = re.compile(
-    r"\b(?:hf_[A-Za-z0-9]{8,}|gh[pousr]_[A-Za-z0-9]{20,}|sk-[A-Za-z0-9_-]{20,})|(?<=Bearer )\S+"
+    r"(?<![\w./-])(?:"
+    r"hf_[A-Za-z0-9]{30,}"
+    r"|gh[pousr]_[A-Za-z0-9]{30,}|github_pat_\w{22,}|glpat-[\w-]{20,}"
+    r"|sk-(?=[\w-]*[A-Za-z0-9]{20})(?=[\w-]*[0-9])(?=[\w-]*[a-z])(?=[\w-]*[A-Z])[\w-]{32,}"
+    r"|xox[abeoprs]-[\w-]{20,}|AKIA[0-9A-Z]{16}|AIza[\w-]{35}"
+    r"|eyJ[\w-]{10,}\.eyJ[\w-]{10,}\.[\w-]{10,}"
+    r")(?![\w/-])(?!\.\w)"
 )
-_PASSWORD_IN_URL = re.compile(r"(\w://[^/\s:@]*:)[^/\s@]+(?=@)")
+_BEARER = re.compile(
+    r"(?<=[Bb]earer )(?=\S*\d)[\w.~+/=-]{12,}"
+    r"|(?:(?<=uthorization: Bearer )|(?<=uthorization: Basic ))\S+"
+)
+_PASSWORD_IN_URL = re.compile(r"(\w://[^/\s:@]*:)([^/\s@]+)(?=@)")
+_RANDOM = re.compile(
+    r"""["'(]*(?=[\w+/=.~-]*\d)(?=[\w+/=.~-]*[A-Za-z])[\w+/=.~-]{16,}.*""", re.DOTALL
+)
+"""A value with letters and digits of the length of a key: few words of a text have that shape."""
 
 _SHORTEST_VALUE, _SHORTEST_PART = 4, 8
 """Shorter secrets are not looked for as a value, or inside of one: that would mangle others."""
+
+_SLOW = 20_000
+"""Rounds of hashing a secret for a fingerprint, some 5 ms."""
 
 
 def redact(values: Any) -> Any:
@@ -39,15 +70,16 @@ def redact(values: Any) -> Any:
 
     A secret is what stands under a key such as `token`, `hf_token`, `password` or `api_key`, what
     comes from an environment variable such as `HF_TOKEN` or `X_KEY`, what a string assigns to such
-    a name (`export HF_TOKEN=...`), and each further place that repeats it. Interpolations in a
-    config stay text, so the result can be loaded again.
+    a name (`export HF_TOKEN=...`), and each further place that repeats it. Numbers under a name
+    that ends in `token` are none. Interpolations in a config stay text, so the result can be loaded
+    again.
 
     Example:
         >>> redact({"hub": {"token": "hf_1"}, "idx_key": "utt_id", "run": "export A_KEY=1; ls"})
         {'hub': {'token': '<redacted>'}, 'idx_key': 'utt_id', 'run': 'export A_KEY=<redacted> ls'}
     """
     plain = _plain(values)
-    return _without(plain, _Known.of(plain))
+    return _without(plain, _Scrubber(_hidden, secrets_in(plain)))
 
 
 def redact_command(argv: Sequence[str]) -> list[str]:
@@ -57,7 +89,7 @@ def redact_command(argv: Sequence[str]) -> list[str]:
         >>> redact_command(["run.py", "--token", "abc", "hub.password=abc", "idx_key=utt_id"])
         ['run.py', '--token', '<redacted>', 'hub.password=<redacted>', 'idx_key=utt_id']
     """
-    known = _Known.of(None)
+    scrubber = _Scrubber(_hidden)
     shown = list[str]()
     for previous, word in zip(["", *argv], argv, strict=False):
         name, equals, _ = word.partition("=")
@@ -66,8 +98,38 @@ def redact_command(argv: Sequence[str]) -> list[str]:
         elif equals and is_secret(name):
             shown.append(f"{name}={REDACTED}")
         else:
-            shown.append(known.scrub(word))
+            shown.append(scrubber.scrub(word))
     return shown
+
+
+def scrub_text(text: str, known: Iterable[str] = ()) -> str:
+    """Return free text, such as a traceback or a line of a log, with `<redacted>` for each secret.
+
+    Found are the values of environment variables such as `HF_TOKEN`, passwords in URLs, what
+    follows `Bearer`, tokens that services hand out (`hf_...`, `ghp_...`, `sk-...`), what is
+    assigned to a secret name (`password=...`, `"token": ...`), and `known`.
+
+    Args:
+        text: anything.
+        known: further values that are secrets, such as `secrets_in(config)`.
+
+    Example:
+        >>> scrub_text("GET https://me:abc@host/x with password=1 failed")
+        'GET https://me:<redacted>@host/x with password=<redacted> failed'
+    """
+    return _Scrubber(_hidden, known).scrub_words(text)
+
+
+def mask(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """Return flat values with a digest for each secret: for a fingerprint that others can read.
+
+    Unlike `redact` it loses nothing: two values that differ do so afterwards.
+    """
+    scrubber = _Scrubber(_digest_of, secrets_in(dict(flat)))
+    return {
+        key: _digest_of(str(value)) if _is_hidden_leaf(key, value) else scrubber.scrub(value)
+        for key, value in flat.items()
+    }
 
 
 def is_secret(name: str) -> bool:
@@ -76,41 +138,120 @@ def is_secret(name: str) -> bool:
     if last.isupper() and _SECRET_VARIABLE.fullmatch(last.replace("-", "_")):
         return True
     words = [word.lower() for word in _WORDS.findall(last)]
-    if _SECRET_WORDS.intersection(words) or _SECRET_PAIRS.intersection(pairwise(words)):
-        return True
+    return _is_named_secret(words) or _is_token(words, is_variable=last.isupper())
+
+
+def secrets_in(values: Any) -> set[str]:
+    """Return the texts under secret keys of a config, dicts and lists."""
+    return set(_named(_plain(values)))
+
+
+def _is_named_secret(words: Sequence[str]) -> bool:
+    pairs = _SECRET_PAIRS.intersection(pairwise(words))
+    return bool(_SECRET_WORDS.intersection(words) or pairs)
+
+
+def _is_token(words: Sequence[str], *, is_variable: bool) -> bool:
     *before, end = words or [""]
-    return end in ("token", "authtoken") and not _TOKENS_OF_TEXT.fullmatch("".join(before[-1:]))
+    if end not in ("token", "authtoken"):
+        return False
+    if not before or _ISSUERS.fullmatch(before[-1]):
+        return True
+    # Whoever exports X_TOKEN means a credential, unless it says otherwise.
+    return is_variable and not _TOKENS_OF_TEXT.fullmatch(before[-1])
 
 
-class _Known:
-    """Secrets by their value, to find them where no name gives them away."""
+def _hidden(_secret: str) -> str:
+    return REDACTED
 
-    def __init__(self, whole: set[str], parts: set[str]) -> None:
-        """Take what is a secret when a value equals it, and what is one inside of a value too."""
-        self._whole = whole
-        longest_first = sorted(map(re.escape, parts), key=len, reverse=True)
-        self._parts = re.compile("|".join(longest_first)) if parts else None
 
-    @classmethod
-    def of(cls, values: Any) -> "_Known":
-        """Collect the environment's secrets, and those that keys of plain containers name."""
-        found = {text for name, text in os.environ.items() if is_secret(name)} | set(_named(values))
-        whole = {text for text in found if len(text) >= _SHORTEST_VALUE}
-        return cls(whole, {text for text in whole if len(text) >= _SHORTEST_PART})
+@functools.lru_cache(maxsize=256)
+def _digest_of(secret: str) -> str:
+    """Return a text that stands for a secret, and from which it cannot be told.
 
-    def scrub(self, text: str) -> str:
-        """Return the text without secrets."""
+    A token of a service has more than 100 random bits, so that any digest would do. A password may
+    be in a dictionary: the rounds make each guess cost, and 32 bits leave several candidates for
+    whoever goes through a large one. To notice that it is another one they are plenty.
+    """
+    raw = secret.encode("utf-8", "surrogatepass")
+    return "secret:" + hashlib.pbkdf2_hmac("sha256", raw, b"espnet3.fingerprint", _SLOW).hex()[:8]
+
+
+class _Scrubber:
+    """Finds secrets inside of text, and puts something else there."""
+
+    def __init__(self, mask: Callable[[str], str], known: Iterable[str] = ()) -> None:
+        """Take what to put in place of a secret, and secrets beside those of the environment."""
+        self._mask = mask
+        self._whole, self._parts = _search(_variables(), frozenset(known))
+
+    def scrub(self, text: Any) -> Any:
+        """Return the value without secrets, if it is a text; one that a config can still hold."""
+        if not isinstance(text, str):
+            return text
         secret_variables = {end for name, end in _VARIABLE.findall(text) if is_secret(name)}
         # What follows a comma is the value to take instead: a secret as well, and hard to delimit.
         if text in self._whole or "," in secret_variables:
-            return REDACTED
-        shown = _VARIABLE.sub(lambda match: REDACTED if is_secret(match[1]) else match[0], text)
+            return self._mask(text)
+        shown = _VARIABLE.sub(lambda m: self._mask(m[0]) if is_secret(m[1]) else m[0], text)
+        shown = self.scrub_words(shown)
+        return self._mask(text) if _is_broken(shown, text) else shown
+
+    def scrub_words(self, text: str) -> str:
+        """Return the text without the secrets in it."""
         for pattern in (_ASSIGNED_NAME, _OPTION_NAME):
-            shown = _hide_values(pattern, shown)
-        shown = _PASSWORD_IN_URL.sub(rf"\1{REDACTED}", shown)
-        shown = _TOKEN_SHAPE.sub(REDACTED, shown)
-        shown = self._parts.sub(REDACTED, shown) if self._parts else shown
-        return REDACTED if _is_broken(shown, text) else shown
+            text = self._hide_values(pattern, text)
+        text = _PASSWORD_IN_URL.sub(lambda m: m[1] + self._mask(m[2]), text)
+        for shape in (_BEARER, _TOKEN_SHAPE, self._parts):
+            text = shape.sub(lambda m: self._mask(m[0]), text) if shape else text
+        return text
+
+    def _hide_values(self, pattern: re.Pattern[str], text: str) -> str:
+        """Replace the word that follows each secret name."""
+        shown, done = "", 0
+        for match in pattern.finditer(text):
+            value = _SHELL_WORD.match(text, match.end())
+            if match.start() < done or not value or not is_secret(match[1]):
+                continue
+            if _is_assignment(match, value[0]):
+                shown += text[done : match.end()] + self._mask(value[0])
+                done = value.end()
+        return shown + text[done:]
+
+
+def _is_assignment(name: re.Match[str], value: str) -> bool:
+    """Tell whether a name and what follows it are a setting, and not a sentence or a line of code.
+
+    `password=x`, `{token: x}`, `"token": "x"` are settings; of `the token: x` and `password = x`
+    only what has the shape of a key is hidden, because a prompt may say such things.
+    """
+    if REDACTED in value or re.fullmatch(rf"[\w.]*{re.escape(name[1])}[),]*|None[),]*", value):
+        return False  # done already, or `login(token=self.token)`
+    between = name[2]
+    if not re.search(r"[=:]", between):
+        return True  # an option
+    if between[0] in "\"'" or between == "=" or _RANDOM.fullmatch(value):
+        return True
+    if "=" in between:
+        return value[0] in "\"'"
+    before = name.string[: name.start()].rstrip()
+    return before.endswith(("{", ",")) and "{" in before
+
+
+def _variables() -> frozenset[str]:
+    """Return the values of the environment that are secrets."""
+    return frozenset(text for name, text in os.environ.items() if _holds_secret(name, text))
+
+
+@functools.lru_cache(maxsize=16)
+def _search(
+    variables: frozenset[str], known: frozenset[str]
+) -> tuple[frozenset[str], re.Pattern[str] | None]:
+    """Return what is a secret when a value equals it, and what finds it inside of a value."""
+    whole = frozenset(text for text in variables | known if len(text) >= _SHORTEST_VALUE)
+    parts = [text for text in whole if len(text) >= _SHORTEST_PART]
+    longest_first = sorted(map(re.escape, parts), key=len, reverse=True)
+    return whole, re.compile("|".join(longest_first)) if parts else None
 
 
 def _is_broken(shown: str, text: str) -> bool:
@@ -127,17 +268,6 @@ def _can_be_loaded(text: str) -> bool:
     except GrammarParseError:
         return False
     return True
-
-
-def _hide_values(name: re.Pattern[str], text: str) -> str:
-    """Replace the word that follows each secret name."""
-    shown, done = "", 0
-    for match in name.finditer(text):
-        value = _SHELL_WORD.match(text, match.end())
-        if match.start() >= done and value and is_secret(match[1]):
-            shown += text[done : match.end()] + REDACTED
-            done = value.end()
-    return shown + text[done:]
 
 
 def _is_option(word: str) -> bool:
@@ -160,7 +290,7 @@ def _named(values: Any) -> Iterator[str]:
     """Yield the strings under secret keys, but no interpolations: they hold no secret."""
     for key, value in _children(values):
         if isinstance(value, str) and is_secret(str(key)):
-            yield from (() if "${" in value else (value,))
+            yield from ((value,) if "${" not in value and _holds_secret(str(key), value) else ())
         else:
             yield from _named(value)
 
@@ -172,17 +302,44 @@ def _children(values: Any) -> Iterator[tuple[Any, Any]]:
         yield from enumerate(values)
 
 
-def _without(values: Any, known: _Known) -> Any:
+def _without(values: Any, scrubber: _Scrubber) -> Any:
     if isinstance(values, dict):
         return {
-            key: REDACTED if is_secret(str(key)) and _is_filled(value) else _without(value, known)
+            key: REDACTED if _holds_secret(str(key), value) else _without(value, scrubber)
             for key, value in values.items()
         }
     if isinstance(values, list):
-        return [_without(value, known) for value in values]
-    return known.scrub(values) if isinstance(values, str) else values
+        return [_without(value, scrubber) for value in values]
+    return scrubber.scrub(values)
 
 
-def _is_filled(value: Any) -> bool:
-    """Tell whether there is something to hide: a switch such as `use_token: true` is no secret."""
-    return value not in (None, "", "???") and not isinstance(value, bool)
+def _holds_secret(name: str, value: Any) -> bool:
+    """Tell whether there is something to hide under a name.
+
+    A switch such as `use_token: true` is none, a number or a block only where the name leaves no
+    doubt, and a path tells where a secret is, not what it is.
+    """
+    if value in (None, "", "???") or isinstance(value, bool) or not is_secret(name):
+        return False
+    if isinstance(value, int | float | dict):
+        return not _may_be_of_text(name)
+    return not (isinstance(value, str) and _is_path(value))
+
+
+def _is_hidden_leaf(key: str, value: Any) -> bool:
+    """Tell whether a flat key, or a block that it is in, holds a secret: `secrets.db.user`."""
+    *blocks, _ = named = [part for part in key.split(".") if not part.isdigit()] or [""]
+    words = [[word.lower() for word in _WORDS.findall(block)] for block in blocks]
+    if any(map(_is_named_secret, words)):
+        return _holds_secret("password", value)
+    return _holds_secret(named[-1], value)
+
+
+def _may_be_of_text(name: str) -> bool:
+    return [word.lower() for word in _WORDS.findall(name)][-1:] == ["token"]
+
+
+def _is_path(text: str) -> bool:
+    """Tell whether a value is the path of something, such as `~/.ssh/id_ed25519`."""
+    is_spelled = text.startswith(("/", "~/", "./", "../")) and "\n" not in text
+    return is_spelled and os.path.exists(os.path.expanduser(text))

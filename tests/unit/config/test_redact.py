@@ -2,7 +2,15 @@ import pytest
 from omegaconf import OmegaConf
 
 from espnet3.config.load import load_config
-from espnet3.config.redact import REDACTED, is_secret, redact, redact_command
+from espnet3.config.redact import (
+    REDACTED,
+    is_secret,
+    mask,
+    redact,
+    redact_command,
+    scrub_text,
+    secrets_in,
+)
 
 SECRET = "hf_3b1c7f"
 
@@ -163,3 +171,83 @@ def test_secrets_of_a_command_are_replaced(argv, shown):
 def test_a_secret_of_the_environment_is_found_in_a_command(monkeypatch):
     monkeypatch.setenv("HF_TOKEN", SECRET)
     assert redact_command(["run.py", f"url=x?{SECRET}"]) == ["run.py", f"url=x?{REDACTED}"]
+
+
+# Names and words that only begin or end like a secret
+
+TOKEN = "hf_" + "aB3dE5gH7jK9mN1pQ3sT5vW7yZ9bC1dF3h"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("frames_per_token", "penalty_per_token", "word_token", "start_of_text_token"),
+        *("FRAMES_PER_TOKEN", "PAD_TOKEN", "decoder_start_token", "image_token", "seconds_token"),
+    ],
+)
+def test_a_word_is_no_secret_because_it_ends_in_token(name):
+    assert not is_secret(name)
+    assert redact({name: "a"}) == {name: "a"}
+
+
+@pytest.mark.parametrize(
+    "name", ["access_token", "api_token", "github_token", "ci.HUB_TOKEN", "refreshToken", "X_TOKEN"]
+)
+def test_tokens_of_a_service_are_secrets(name):
+    assert is_secret(name)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("exp/hf_conformer1/model.pt", "org/hf_whisperlarge", "hf_whisperlargev3turbo"),
+        f"exp/{TOKEN}/model.pt", f"org/{TOKEN}", f"{TOKEN}.pt",
+        "sk-SK_commonvoice_17_0_2024_train_and_valid", "data/sk-SK_commonvoice_17_0_2024_validated",
+        "Translate. token: A, then stop", "the password = x of the puzzle", "Bearer of good news",
+    ],
+)  # fmt: skip
+def test_paths_names_and_prompts_are_shown(text):
+    assert redact({"a": text}) == {"a": text}
+    assert scrub_text(text) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        (f"401 for {TOKEN}!", "401 for <redacted>!"),
+        ("ghp_" + "a1B2" * 9, "<redacted>"),
+        ("sk-proj-" + "aB3dE5gH7j" * 4, "<redacted>"),
+        ("login(token='abc')", "login(token=<redacted>"),
+        ("login(token=self.token)", "login(token=self.token)"),
+        ('    password = "hunter2"\n', "    password = <redacted>\n"),
+        ("{'Authorization': 'Bearer abc12345678901'}", "{'Authorization': 'Bearer <redacted>'}"),
+        ("Authorization: Bearer abc", "Authorization: Bearer <redacted>"),
+        ("https://u:p@h/x https://h/x:1@2", "https://u:<redacted>@h/x https://h/x:1@2"),
+        ("token: a1b2c3d4e5f6a7b8c9d0 is wrong", "token: <redacted> is wrong"),
+    ],
+)  # fmt: skip
+def test_secrets_in_free_text_are_replaced(text, shown):
+    assert scrub_text(text) == shown
+    assert scrub_text(shown) == shown
+
+
+def test_known_values_in_free_text_are_replaced(monkeypatch):
+    monkeypatch.setenv("MY_SERVICE_TOKEN", "correct horse")
+    monkeypatch.setenv("SORT_KEY", "/")
+    text = "KeyError: 'correct horse' in /tmp, 0123456789"
+    assert scrub_text(text) == "KeyError: '<redacted>' in /tmp, 0123456789"
+    known = secrets_in({"hub": [{"api_key": "0123456789"}], "beam": 5})
+    assert scrub_text(text, known) == "KeyError: '<redacted>' in /tmp, <redacted>"
+
+
+def test_a_mask_keeps_what_differs_apart_and_shows_no_secret():
+    def flat(secret):
+        return {
+            "hub.token": secret, "header": f"Bearer {secret}", "secrets.db.user": secret,
+            "run": f"export X_KEY={secret}; ls", "api_token.0": secret, "frames_per_token": 4,
+        }  # fmt: skip
+
+    one, two = mask(flat("abcdefgh1234")), mask(flat("abcdefgh1235"))
+    assert "abcdefgh" not in str(one)
+    assert [key for key in one if one[key] == two[key]] == ["frames_per_token"]
+    assert one["frames_per_token"] == 4
