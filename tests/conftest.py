@@ -19,6 +19,14 @@ settings.register_profile("patient", deadline=None)
 settings.load_profile("patient")
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _own_cache(tmp_path_factory):
+    """Keep what is remembered of files away from the user's home."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ESPNET3_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
 @pytest.fixture(autouse=True)
 def _no_leaks():
     """Reset the active config and the folder, and fail on threads that outlive their test."""

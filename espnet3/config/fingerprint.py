@@ -13,19 +13,21 @@ import functools
 import hashlib
 import json
 import math
+import os
 import sys
 import uuid
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from os import PathLike
-from pathlib import Path, PurePath
-from typing import Any, TypeGuard
+from pathlib import PurePath
+from typing import Any
+
+from espnet3.config.content import identify, is_same
+from espnet3.config.named_paths import NamedPath, named_paths
+from espnet3.errors import ConfigError
 
 Scalar = str | int | float | bool | None
 
-_FULL_HASH_BYTES = 64 * 2**20
-_BLOCK_BYTES = 2**20
-_SAMPLED_BLOCKS = 16
 _TEXT_TYPES = (
     complex,
     datetime.date,
@@ -70,39 +72,66 @@ def diff(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     return [f"{key}: {_change(_shown(key, before), _shown(key, after))}" for key in changed]
 
 
-def file_identity(path: str | PathLike[str]) -> dict[str, Any]:
-    """Return `size`, `mtime_ns` and `sha256` of a file.
+def file_identity(
+    path: str | PathLike[str], *, outputs: Sequence[str | PathLike[str]] = ()
+) -> dict[str, Any]:
+    """Return what tells the content of a file or folder from any other; see `content.identify`.
 
-    Up to 64 MB the hash covers the whole file; above, its size and 16 evenly spaced blocks of 1 MB,
-    the first and the last among them.
+    Of a file: `size`, `mtime_ns` and `sha256`.
     """
-    path = Path(path)
-    stat = path.stat()
-    return {"size": stat.st_size, "mtime_ns": stat.st_mtime_ns, "sha256": _hash(path, stat.st_size)}
+    return identify(path, outputs=outputs)
 
 
-def same_file(old: Mapping[str, Any], new_path: str | PathLike[str]) -> bool:
-    """Tell whether the file still is what `old` (a `file_identity`) describes.
+def same_file(
+    old: Mapping[str, Any],
+    new_path: str | PathLike[str],
+    *,
+    outputs: Sequence[str | PathLike[str]] = (),
+) -> bool:
+    """Tell whether a file or folder still has the content that `old` (a `file_identity`) describes.
 
-    The content is read only when the size agrees and the time does not, so `touch` is no change.
+    Times do not count, neither equal ones nor other ones.
+
+    Raises:
+        OSError: It cannot be read; that it is not there is an answer.
     """
     try:
-        stat = Path(new_path).stat()
-    except OSError:
+        return is_same(dict(old), identify(new_path, outputs=outputs), new_path)
+    except (FileNotFoundError, NotADirectoryError):
         return False
-    if stat.st_size != old["size"]:
-        return False
-    if stat.st_mtime_ns == old["mtime_ns"]:
-        return True
-    return bool(_hash(Path(new_path), stat.st_size) == old["sha256"])
 
 
-def files_in(flat: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return the identity of every value that names an existing regular file, by key.
+def files_in(
+    flat: Mapping[str, Any], *, outputs: Sequence[str | PathLike[str]] = ()
+) -> dict[str, dict[str, Any]]:
+    """Return the identity of every file and folder that a value names, by key.
 
-    Relative paths count from the current folder.
+    See `named_paths` for what counts as a name. The key of a path that is a part of a longer value
+    has a number behind it: `command#1`; `path` is in its identity.
+
+    Args:
+        flat: as `flatten` returns it.
+        outputs: folders that the run writes: what holds them changes by running.
+
+    Raises:
+        ConfigError: Something cannot be read.
     """
-    return {key: file_identity(value) for key, value in flat.items() if _names_a_file(value)}
+    return {named.key: _identity_of(named, outputs) for named in named_paths(flat)}
+
+
+def _identity_of(named: NamedPath, outputs: Sequence[str | PathLike[str]]) -> dict[str, Any]:
+    try:
+        identity = file_identity(named.path, outputs=outputs)
+    except OSError as error:
+        where = error.filename or named.path
+        raise ConfigError(
+            f"{named.setting} names {named.path}, but {where} cannot be read: "
+            f"{error.strerror or error}. Results depend on its content. Make it readable "
+            f"(chmod u+r {where}), or name another path."
+        ) from error
+    if named.commit:
+        return {"kind": "hub", "commit": named.commit, "files": identity.get("files", {})}
+    return {**identity, "path": named.text} if named.key != named.setting else identity
 
 
 def _leaves(value: Any, key: str) -> Iterator[tuple[str, Scalar]]:
@@ -161,6 +190,8 @@ def _scalar(value: Any) -> Scalar:
         return _number(value)
     if isinstance(value, PurePath):
         return str(value)
+    if isinstance(value, PathLike):
+        return _scalar(os.fspath(value))
     if isinstance(value, bytes | bytearray | memoryview):
         return _data_digest(bytes(value), f"bytes[{len(bytes(value))}]")
     if isinstance(value, _TEXT_TYPES):
@@ -253,22 +284,3 @@ def _window(text: str, start: int, limit: int) -> str:
         return text
     before, after = ("..." if start else ""), ("..." if start + limit < len(text) else "")
     return f"{before}{text[start : start + limit]}{after}"
-
-
-def _hash(path: Path, size: int) -> str:
-    hasher = hashlib.sha256()
-    with path.open("rb") as file:
-        if size <= _FULL_HASH_BYTES:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-        hasher.update(f"{size}:".encode())
-        for i in range(_SAMPLED_BLOCKS):
-            file.seek(i * (size - _BLOCK_BYTES) // (_SAMPLED_BLOCKS - 1))
-            hasher.update(file.read(_BLOCK_BYTES))
-    return hasher.hexdigest()
-
-
-def _names_a_file(value: Any) -> TypeGuard[str | PathLike[str]]:
-    try:
-        return isinstance(value, str | PathLike) and bool(value) and Path(value).is_file()
-    except (OSError, ValueError):  # text longer than a name may be, or with a null byte
-        return False

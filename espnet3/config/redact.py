@@ -132,6 +132,16 @@ def mask(flat: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def stands_for(masked: Any, value: Any) -> bool:
+    """Tell whether `mask` may have made one of the other, in whatever environment it was called."""
+    if not isinstance(masked, str) or masked == value:
+        return bool(masked == value and type(masked) is type(value))
+    parts = re.split(r"(secret:[0-9a-f]{8})", masked)
+    pattern = "(.+)".join(map(re.escape, parts[::2]))
+    found = re.fullmatch(pattern, str(value), re.DOTALL) if len(parts) > 1 else None
+    return found is not None and list(map(_digest_of, found.groups())) == parts[1::2]
+
+
 def is_secret(name: str) -> bool:
     """Tell whether a key, option or environment variable is named like one that holds a secret."""
     last = re.split(r"[.\]\[]", name.strip("-[]"))[-1]

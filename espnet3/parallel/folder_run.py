@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from espnet3 import __version__
 from espnet3.config.fingerprint import files_in
+from espnet3.config.redact import mask
 from espnet3.errors import RunFolderError, StaleRunError
 from espnet3.io.atomic import is_folder_trouble, is_temp_name, write_text
 from espnet3.io.json_text import dump_json
-from espnet3.parallel.identity import changes, is_below
+from espnet3.parallel.identity import RULES, changes, is_below
 from espnet3.shards.commit import attempts, discard_attempt, set_aside, set_aside_damaged
 from espnet3.shards.layout import (
     FAILED,
@@ -58,6 +59,11 @@ class RunRequest:
     """Where the runner's settings come from, if from a config; see `BaseRunner`."""
     folder_key: str = "output_dir"
 
+    @property
+    def outputs(self) -> tuple[Path, ...]:
+        """The folders that the run writes."""
+        return (self.root, self.output_dir)
+
 
 @contextmanager
 def folder_errors(root: Path) -> Iterator[None]:
@@ -81,12 +87,13 @@ def open_run(request: RunRequest, n_shards: Callable[[], int]) -> Manifest:
     Raises:
         StaleRunError: if the folder holds a run with other items, code, config or files.
         RunFolderError: if the folder cannot be used.
+        ConfigError: a file or folder that a value names cannot be read.
     """
     _make_folder(request.root)
     if not request.resume:
         remove_run(request.root)
     manifest = load_manifest(request.root) or _plan(request, n_shards())
-    changed = changes(manifest, request.described)
+    changed = changes(manifest, request.described, outputs=request.outputs)
     if changed and not _is_begun(request.root, manifest):
         remove_run(request.root)  # nothing is lost: what stopped it at once was mended
         return _plan(request, n_shards())
@@ -150,11 +157,11 @@ def _plan(request: RunRequest, n_shards: int) -> Manifest:
         batch_size=request.batch_size,
         batch_seconds=request.batch_seconds,
         audio_seconds=request.audio_seconds,
-        fingerprint=request.described,
-        files=files_in(request.described),
+        fingerprint=mask(request.described),  # others read it
+        files=files_in(request.described, outputs=request.outputs),
         name=request.name,
         output_dir=os.path.relpath(request.output_dir, request.root),
-        versions={"espnet3": __version__, "python": platform.python_version()},
+        versions={"espnet3": __version__, "python": platform.python_version(), **RULES},
     )
     return publish_manifest(request.root, manifest, request.items, plan.batches)
 

@@ -1,12 +1,15 @@
 """What the results of a run depend on, key by key, so that a change can be named."""
 
-import os
+import logging
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from os import PathLike
 from typing import TYPE_CHECKING, Any
 
-from espnet3.config.fingerprint import diff, file_identity, flatten, same_file
-from espnet3.config.redact import redact
+from espnet3.config.content import changed_files, is_same
+from espnet3.config.fingerprint import diff, files_in, flatten
+from espnet3.config.named_paths import setting_of
+from espnet3.config.redact import REDACTED, mask, stands_for
 from espnet3.parallel.source import describe_code
 from espnet3.shards.items import items_digest
 from espnet3.shards.manifest import Manifest
@@ -15,12 +18,24 @@ if TYPE_CHECKING:
     from espnet3.parallel.base_runner import BaseRunner
     from espnet3.shards.items import Items
 
+logger = logging.getLogger(__name__)
+
+RULES = {"fingerprint": "2"}
+"""Noted beside a fingerprint: secrets are digests, and folders are among the files. Before, what
+looked like a secret was left out, and folders were."""
+
+_SHOWN_FILES = 3
+
 # Where and how fast things run must not change results, so it may differ between two calls.
 _NOT_RESULTS = ("config.parallel", "config.device", "config.num_device", "config.num_nodes")
 
 
 def describe_run(runner: "BaseRunner", items: "Items") -> dict[str, Any]:
-    """Return all that the results depend on, flat: items, settings, code, config and parameters."""
+    """Return all that the results depend on, flat: items, settings, code, config and parameters.
+
+    Values are as they are: what `redact` made of a path would name nothing. What is written for
+    others to read goes through `mask` first.
+    """
     provider = runner.provider
     described: dict[str, Any] = {"items": items_digest(items)}
     for name, value in runner.result_settings().items():
@@ -30,8 +45,7 @@ def describe_run(runner: "BaseRunner", items: "Items") -> dict[str, Any]:
         code = describe_code(cls)
         described.update({f"{role}.code{name}": value for name, value in code.items()})
     for name, value in sorted(_state(provider).items()):
-        # Secrets are none of the results', and a manifest is read by others.
-        flat = redact(flatten(value, name.lstrip("_")))
+        flat = flatten(value, name.lstrip("_"))
         described.update({k: v for k, v in flat.items() if not _is_in_parallel_block(k, flat)})
     ignored = (*_NOT_RESULTS, *getattr(provider, "fingerprint_ignore", ()), *runner.not_results)
     return {key: value for key, value in described.items() if not is_below(key, ignored)}
@@ -60,22 +74,106 @@ def _name(cls: type) -> str:
     return cls.__qualname__.rpartition("<locals>.")[2]
 
 
-def changes(manifest: Manifest, described: Mapping[str, Any]) -> list[str]:
-    """Return what differs between a run's manifest and the run that is asked for, line by line."""
-    lines = [_in_words(line) for line in diff(manifest.fingerprint, described)]
-    for key, old in manifest.files.items():
-        path = described.get(key)
-        if path != manifest.fingerprint.get(key):
-            continue  # another file: the line above says so
-        if not os.path.isfile(str(path)):
-            lines.append(f"{key}: the file {path} is gone")
-        elif not same_file(old, str(path)):
-            new = file_identity(str(path))
-            lines.append(
-                f"{key}: the file {path} has other content "
-                f"({old['size']} bytes then, {new['size']} bytes now)"
-            )
+def changes(
+    manifest: Manifest,
+    described: Mapping[str, Any],
+    *,
+    outputs: Sequence[str | PathLike[str]] = (),
+) -> list[str]:
+    """Return what differs between a run's manifest and the run that is asked for, line by line.
+
+    Args:
+        manifest: of the run that is there.
+        described: what `describe_run` returned for the one that is asked for.
+        outputs: the folders that the run writes; see `files_in`.
+
+    Raises:
+        ConfigError: a file or folder that a value names cannot be read.
+    """
+    masked = mask(described)
+    before = _in_todays_form(manifest, described, masked)
+    lines = [_in_words(line) for line in diff(before, masked)]
+    now = files_in(described, outputs=outputs)
+    unknown = list[str]()
+    for key in sorted(manifest.files.keys() | now.keys()):
+        setting = setting_of(key)
+        if setting not in masked or before.get(setting) != masked[setting]:
+            continue  # another value: a line above says so
+        old, new = manifest.files.get(key), now.get(key)
+        path = str((old or new or {}).get("path", described[setting]))
+        if old is None and not _is_complete(manifest):
+            unknown.append(f"{setting} ({path})")
+        elif line := _file_change(path, old, new):
+            lines.append(f"{setting}: {line}")
+    if unknown:
+        text = "Not compared, because an earlier version planned the run without noting it: %s"
+        logger.warning(text, ", ".join(unknown))
     return lines
+
+
+def _is_complete(manifest: Manifest) -> bool:
+    return all(manifest.versions.get(name) == rule for name, rule in RULES.items())
+
+
+def _in_todays_form(
+    manifest: Manifest, described: Mapping[str, Any], masked: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the fingerprint with secrets as they would be masked now, where they are the same.
+
+    What counts as one depends on the environment; and an earlier version left them out.
+    """
+    before = dict(manifest.fingerprint)
+    other = [key for key in before.keys() & masked.keys() if before[key] != masked[key]]
+    same = [key for key in other if stands_for(before[key], described[key])]
+    left_out = (
+        [] if _is_complete(manifest) else [k for k in other if _fits(before[k], described[k])]
+    )
+    if left_out:
+        text = "Not compared, because an earlier version took it for a secret: %s"
+        logger.warning(text, ", ".join(sorted(left_out)))
+    return before | {key: masked[key] for key in (*same, *left_out)}
+
+
+def _fits(old: Any, new: Any) -> bool:
+    """Tell whether a text with parts left out may have been this value."""
+    if not isinstance(old, str) or REDACTED not in old:
+        return False
+    pattern = ".*".join(map(re.escape, old.split(REDACTED)))
+    return re.fullmatch(pattern, str(new), re.DOTALL) is not None
+
+
+def _file_change(
+    path: str, old: Mapping[str, Any] | None, new: Mapping[str, Any] | None
+) -> str | None:
+    """Return how what a path names differs; None if it does not."""
+    if new is None:
+        assert old is not None
+        return f"the {_kind(old)} {path} is gone"
+    if old is None:
+        # What the hub has is often fetched by the workers of the very first run.
+        return None if new.get("kind") == "hub" else f"the {_kind(new)} {path} was not there"
+    if _kind(old) != _kind(new):
+        return f"{path} was a {_kind(old)} and is a {_kind(new)}"
+    if is_same(dict(old), dict(new), path):
+        return None
+    return f"the {_kind(new)} {path} has other content{_details(old, new)}"
+
+
+def _kind(identity: Mapping[str, Any]) -> str:
+    kind = identity.get("kind", "file")
+    return "model of the hub" if kind == "hub" else str(kind)
+
+
+def _details(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
+    if "commit" in new and old.get("commit") != new["commit"]:
+        return f" (commit {old.get('commit')} then, {new['commit']} now)"
+    if files := changed_files(dict(old), dict(new)):
+        rest = len(files) - _SHOWN_FILES
+        more = [f"{rest} more"] if rest > 0 else []
+        return f" ({', '.join([*files[:_SHOWN_FILES], *more])})"
+    if old.get("size") != new.get("size"):
+        return f" ({old.get('size')} bytes then, {new.get('size')} bytes now)"
+    return " (of the same size)"
 
 
 def _in_words(line: str) -> str:

@@ -123,7 +123,8 @@ def _differences(folder: Path, run: PlannedRun) -> list[str]:
     """Return which settings that matter for the speed an earlier run had otherwise."""
     manifest = load_manifest(folder)
     assert manifest is not None
-    changed = changes(manifest, describe_run(run.runner, range(run.n_items)))
+    described = describe_run(run.runner, range(run.n_items))
+    changed = changes(manifest, described, outputs=(folder, run.output_dir))
     keys = [line.partition(":")[0] for line in changed]
     mattering = [key for key in keys if key.startswith(_SPEED_KEYS) and ".code" not in key]
     return list(dict.fromkeys(".".join(key.split(".")[:4]) for key in mattering))

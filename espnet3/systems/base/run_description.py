@@ -68,7 +68,8 @@ def look_at_folder(run: PlannedRun) -> FolderState:
     committed = read_coverage(root, manifest).committed
     if not run.runner.resume:
         return FolderState(manifest, committed=committed)
-    changed = changes(manifest, describe_run(run.runner, range(run.n_items)))
+    described = describe_run(run.runner, range(run.n_items))
+    changed = changes(manifest, described, outputs=(root, run.output_dir))
     accepted = run.runner.accept_changes
     refused = [line for line in changed if not is_below(line.partition(":")[0], accepted)]
     return FolderState(manifest, refused, committed, not refused and _is_complete(run, manifest))
