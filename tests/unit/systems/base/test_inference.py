@@ -252,7 +252,7 @@ def test_a_wrong_setting_that_shows_at_the_first_item_is_an_error_of_the_config(
         infer(load("output_artifacts={wav: {type: npy}}", workers))
 
 
-def test_secrets_are_no_part_of_the_results_and_not_written(load, awkward, monkeypatch, caplog):
+def test_secrets_are_not_written_and_another_one_is_told(load, awkward, monkeypatch, caplog):
     monkeypatch.setenv("HF_TOKEN", "hf_from_the_environment")
     text = BASE + "mine: ${oc.env:HF_TOKEN}\nhub: {password: one two three}\n"
     settings = ["provider.params.api_key=null", f"model._target_={PARTS}.Keyed"]
@@ -262,8 +262,14 @@ def test_secrets_are_no_part_of_the_results_and_not_written(load, awkward, monke
             assert b"hf_from" not in path.read_bytes()
             assert b"one two three" not in path.read_bytes()
     monkeypatch.setenv("HF_TOKEN", "hf_another_of_them")
+    other = text.replace("one two three", "four")
+    with pytest.raises(StaleRunError, match=r"config\.hub\.password: 'secret:.* -> ") as caught:
+        infer(load(*settings, text=other))
+    assert "four" not in str(caught.value)
+    assert "hf_another" not in str(caught.value)
+    accepted = "runner.accept_changes=[config.hub.password,config.mine]"
     with caplog.at_level(logging.INFO):
-        infer(load(*settings, text=text.replace("one two three", "four")))
+        infer(load(*settings, accepted, text=other))
     assert "is complete already" in caplog.text
 
 
