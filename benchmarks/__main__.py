@@ -18,6 +18,7 @@ BENCHMARKS = (
     "ten_million",
     "run_status",
     "merge_speed",
+    "fingerprint",
     "scoring",
     "decoding",
     "recognition",

@@ -50,6 +50,8 @@ def flatten(value: Any, prefix: str = "") -> dict[str, Scalar]:
     Raises:
         ConfigError: An interpolation in a DictConfig leads nowhere.
     """
+    if not prefix and _is_flat(value):
+        return dict(sorted(value.items()))
     flat: dict[str, Scalar] = {}
     for key, scalar in _leaves(value, prefix):
         flat[_unused(key, flat)] = scalar
@@ -132,6 +134,14 @@ def _identity_of(named: NamedPath, outputs: Sequence[str | PathLike[str]]) -> di
     if named.commit:
         return {"kind": "hub", "commit": named.commit, "files": identity.get("files", {})}
     return {**identity, "path": named.text} if named.key != named.setting else identity
+
+
+def _is_flat(value: Any) -> bool:
+    """Tell whether nothing would change, as with what was flattened before."""
+    return type(value) is dict and all(
+        type(k) is str and k and (type(v) in (str, int, bool) or v is None)
+        for k, v in value.items()
+    )
 
 
 def _leaves(value: Any, key: str) -> Iterator[tuple[str, Scalar]]:

@@ -33,6 +33,9 @@ _TOKENS_OF_TEXT = re.compile(
 )
 _SECRET_VARIABLE = re.compile(r"(.*_)?KEY|.*(SECRET|PASSWORD).*")
 
+_MAYBE = re.compile("token|key|secret|pass(w|ph)|bearer|credential", re.IGNORECASE)
+"""In each name of a secret: most names are none, and there are many."""
+
 _SHELL_WORD = re.compile(r"""(?:'[^']*'|"(?:\\.|[^"\\])*"|\\.|[^\s'"\\]|['"\\])+""", re.DOTALL)
 _ASSIGNED_NAME = re.compile(r"""(?<![\w$])([A-Za-z_][\w.-]*)(["']?\s*[=:]\s*)""")
 _OPTION_NAME = re.compile(r"(?<!\S)(--?[A-Za-z][\w-]*)(\s+)(?!-)")
@@ -144,6 +147,8 @@ def stands_for(masked: Any, value: Any) -> bool:
 
 def is_secret(name: str) -> bool:
     """Tell whether a key, option or environment variable is named like one that holds a secret."""
+    if not _MAYBE.search(name):
+        return False
     last = re.split(r"[.\]\[]", name.strip("-[]"))[-1]
     if last.isupper() and _SECRET_VARIABLE.fullmatch(last.replace("-", "_")):
         return True
@@ -209,7 +214,7 @@ class _Scrubber:
 
     def scrub_words(self, text: str) -> str:
         """Return the text without the secrets in it."""
-        for pattern in (_ASSIGNED_NAME, _OPTION_NAME):
+        for pattern in (_ASSIGNED_NAME, _OPTION_NAME) if _MAYBE.search(text) else ():
             text = self._hide_values(pattern, text)
         text = _PASSWORD_IN_URL.sub(lambda m: m[1] + self._mask(m[2]), text)
         for shape in (_BEARER, _TOKEN_SHAPE, self._parts):
@@ -329,7 +334,7 @@ def _holds_secret(name: str, value: Any) -> bool:
     A switch such as `use_token: true` is none, a number or a block only where the name leaves no
     doubt, and a path tells where a secret is, not what it is.
     """
-    if value in (None, "", "???") or isinstance(value, bool) or not is_secret(name):
+    if not is_secret(name) or value in (None, "", "???") or isinstance(value, bool):
         return False
     if isinstance(value, int | float | dict):
         return not _may_be_of_text(name)
@@ -338,6 +343,8 @@ def _holds_secret(name: str, value: Any) -> bool:
 
 def _is_hidden_leaf(key: str, value: Any) -> bool:
     """Tell whether a flat key, or a block that it is in, holds a secret: `secrets.db.user`."""
+    if not _MAYBE.search(key):
+        return False
     *blocks, _ = named = [part for part in key.split(".") if not part.isdigit()] or [""]
     words = [[word.lower() for word in _WORDS.findall(block)] for block in blocks]
     if any(map(_is_named_secret, words)):
