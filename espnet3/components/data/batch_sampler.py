@@ -48,6 +48,7 @@ class EpochSampler:
         self._steps = 0
         self._n_ranks = 1
         self._has_begun = False
+        self._has_told = False
         self._planned: tuple[int, list[Ints]] | None = None
 
     def __len__(self) -> int:
@@ -68,7 +69,9 @@ class EpochSampler:
             self._restart([])
         self._has_begun = True
         self._n_ranks, rank = world()
-        return self._dealt(self._n_ranks)[rank :: self._n_ranks]
+        dealt = self._dealt(self._n_ranks)
+        self._tell_what_fits_no_step(dealt)
+        return dealt[rank :: self._n_ranks]
 
     def advance(self) -> None:
         """Count a step as done."""
@@ -116,8 +119,20 @@ class EpochSampler:
         """Return the batches that earlier processes left of the epoch."""
         batches = self._batches()
         for n_then, steps in self._before:
-            batches = self._in_steps(batches, n_then)[n_then * steps :]
+            dealt = self._in_steps(batches, n_then)
+            # What those ranks had to leave out may fit now, unless they were through.
+            out = [] if n_then * steps >= len(dealt) else self._left_out(batches, dealt)
+            batches = [*dealt[n_then * steps :], *out]
         return batches
+
+    def _left_out(self, batches: list["Ints"], dealt: list["Ints"]) -> list["Ints"]:
+        """Return the samples that were in no step of the ranks, as batches of one."""
+        import numpy as np
+
+        if self.drop_last or sum(map(len, batches)) == sum(map(len, dealt)):
+            return []
+        tickets = np.concatenate(batches)
+        return list(tickets[~np.isin(tickets, np.concatenate(dealt))][:, None])
 
     def _dealt(self, n_ranks: int) -> list["Ints"]:
         batches = self._left()
@@ -134,9 +149,26 @@ class EpochSampler:
                 "step of %d ranks.", self.key, sum(map(len, left)), self.epoch, n_ranks,
             )  # fmt: skip
 
+    def _tell_what_fits_no_step(self, dealt: list["Ints"]) -> None:
+        """Say, once, that each epoch leaves samples out that would make a batch too large."""
+        if self.drop_last or self._has_told or not dealt:
+            return
+        n_samples = sum(map(len, self._left()))
+        n_out = n_samples - sum(map(len, dealt))
+        if n_out:
+            self._has_told = True
+            logger.warning(
+                "%s: %d of %d samples are left out of each epoch (others each time where they are "
+                "shuffled): %d ranks take equally many steps, and a batch with one more sample "
+                "would be larger than is set. To use all, allow larger batches, or use a number "
+                "of devices that divides %d.",
+                self.key, n_out, n_samples, self._n_ranks, n_samples,
+            )  # fmt: skip
+
     def _in_steps(self, batches: list["Ints"], n_ranks: int) -> list["Ints"]:
         try:
-            return in_steps(batches, n_ranks, drop_last=self.drop_last)
+            limit = getattr(self.plan, "limit", None)  # a plan of one's own may have none
+            return in_steps(batches, n_ranks, drop_last=self.drop_last, limit=limit)
         except ConfigError as error:
             raise ConfigError(f"{self.key}: {error}") from error
 

@@ -5,11 +5,12 @@ the epoch, and on nothing else. The number of batches is the same in each epoch.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Protocol
 
-from espnet3.components.data.selection import Part, find_slots
+from espnet3.components.data.dealing import TOLERANCE, Limit
+from espnet3.components.data.selection import Part, Slots, find_slots
 
 if TYPE_CHECKING:
     import numpy as np
@@ -23,12 +24,13 @@ Order = Callable[[int], "Ints"]
 # Ranks wait for the slowest one, so batches of similar cost stand together: in blocks of these
 # sizes, each within the one before, in random order. They fit the usual numbers of ranks.
 _BLOCKS = (96, 16, 8, 4, 2, 1)
-# Sums of lengths are rounded.
-_TOLERANCE = 1e-9
 
 
 class BatchPlan(Protocol):
     """Makes the batches of an epoch."""
+
+    limit: Limit
+    """What one of them may hold, also where ranks need others."""
 
     def batches(self, epoch: int) -> list["Ints"]:
         """Return the tickets of each batch, in the order of training."""
@@ -59,6 +61,7 @@ class CountBatches:
     ) -> None:
         self.slots = find_slots(parts, seed or 0)
         self.batch_size = batch_size
+        self.limit = Limit(batch_size)
         self.n_items = n_items
         self.seed = seed
         self.drop_last = drop_last
@@ -84,7 +87,8 @@ class LengthBatches:
 
     Args:
         parts: The datasets.
-        lengths: Of each item, in seconds or whatever the budget is in.
+        lengths: Of each item, in seconds or whatever the budget is in; [fields, items] where the
+            sum of several fields counts, of which each is padded for itself.
         budget: What the number of samples times the longest may come to.
         max_items: The largest number of samples of a batch.
         max_padding: The largest part of a batch that may be padding.
@@ -105,7 +109,8 @@ class LengthBatches:
     ) -> None:
         import numpy as np
 
-        self.lengths = lengths
+        self.limit = Limit(max_items, np.atleast_2d(lengths), budget)
+        self.lengths = lengths = np.atleast_2d(lengths).sum(axis=0)
         self.seed = seed
         self.order = order
         by_length = [Part(_falling(part.items, lengths), part.weight) for part in parts]
@@ -113,9 +118,12 @@ class LengthBatches:
         longest, shortest = slots.bounds(lengths)
         falling = np.argsort(-longest, kind="stable")
         self.slots = slots.at(falling)
-        self.buckets = list(
-            _find_buckets(longest[falling], shortest[falling], budget, max_items, max_padding)
-        )
+        self.buckets = [
+            _for_fields(bucket, self.slots, self.limit)
+            for bucket in _find_buckets(
+                longest[falling], shortest[falling], self.limit, max_padding
+            )
+        ]
         self.sizes = _join([_even_sizes(len(bucket), bucket.capacity) for bucket in self.buckets])
 
     def batches(self, epoch: int) -> list["Ints"]:
@@ -153,11 +161,7 @@ class _Bucket:
 
 
 def _find_buckets(
-    longest: "Floats",
-    shortest: "Floats",
-    budget: float,
-    max_items: int | None,
-    max_padding: float,
+    longest: "Floats", shortest: "Floats", limit: Limit, max_padding: float
 ) -> Iterator[_Bucket]:
     """Yield buckets of places, whose longest lengths fall."""
     import numpy as np
@@ -165,11 +169,8 @@ def _find_buckets(
     totals = np.concatenate([[0.0], np.cumsum(shortest)])
     start, n_slots = 0, len(longest)
     while start < n_slots:
-        most = max_items or n_slots
-        # A product, since a length may be 0.
-        fits = longest[start] * most <= budget * (1 + _TOLERANCE)
-        capacity = most if fits else max(int(budget * (1 + _TOLERANCE) / longest[start]), 1)
-        least = longest[start] * (1 - max_padding) * (1 - _TOLERANCE)
+        capacity = min(limit.capacity(float(longest[start])), n_slots)
+        least = longest[start] * (1 - max_padding) * (1 - TOLERANCE)
         # However these are dealt, none is more padded than is allowed for all.
         end = start + _n_leading(shortest[start:] >= least)
         # What is one batch in any case may differ more, as long as its mean is fine.
@@ -178,6 +179,14 @@ def _find_buckets(
         end = max(end, start + _n_leading(means >= least), start + 1)
         yield _Bucket(start, end, capacity)
         start = end
+
+
+def _for_fields(bucket: _Bucket, slots: Slots, limit: Limit) -> _Bucket:
+    """Return the bucket with room for the longest of each field, which may be of two samples."""
+    if limit.sizes is None or len(limit.sizes) == 1:
+        return bucket
+    candidates = slots.candidates(bucket.start, bucket.end)
+    return replace(bucket, capacity=min(bucket.capacity, limit.capacity(limit.padded(candidates))))
 
 
 def _n_leading(values: "np.ndarray[Any, np.dtype[np.bool_]]") -> int:

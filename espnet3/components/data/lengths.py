@@ -78,10 +78,15 @@ class LengthSource:
 
     def bins(self) -> "Floats":
         """Return the size of each item: the product of its shape, or the sum of these."""
+        total: Floats = self.bins_by_file().sum(axis=0)
+        return total
+
+    def bins_by_file(self) -> "Floats":
+        """Return the size of each item in each shape_file, [files, items]: fields of a batch are
+        padded each to its own longest."""
         import numpy as np
 
-        total: Floats = np.sum([shapes.n_bins for shapes in self._shapes], axis=0)
-        return total
+        return np.stack([shapes.n_bins for shapes in self._shapes])
 
     def without_empty(self, items: "Ints") -> "Ints":
         """Leave out what has the length 0 in a shape_file: collect_stats could not read it."""

@@ -110,16 +110,19 @@ class _Maker:
         return batches, {name: digest({name: kind})}
 
     def by_length(self, seconds: "Floats | None") -> tuple[BatchPlan, dict[str, Any]] | None:
+        import numpy as np
+
         config = self.config
         if config.batch_bins is not None:
-            lengths, budget, name = self.source.bins(), float(config.batch_bins), "batch_bins"
+            lengths, name = self.source.bins_by_file(), "batch_bins"
+            budget = float(config.batch_bins)
         elif config.batch_seconds is not None and seconds is not None:
             lengths, budget, name = seconds, config.batch_seconds, "batch_seconds"
         elif config.max_padding is not None and seconds is not None:
             lengths, budget, name = seconds, float("inf"), "batch_size"
         else:
             return None
-        _check_budget(self, lengths, budget, name)
+        _check_budget(self, np.atleast_2d(lengths).sum(axis=0), budget, name)
         batches = LengthBatches(
             self.parts,
             lengths,
@@ -134,7 +137,8 @@ class _Maker:
             self.source.key, round(sum(p.weight * len(p.items) for p in self.parts)),
             len(batches.sizes), len(batches.buckets),
         )  # fmt: skip
-        return batches, {"lengths": digest({"lengths": lengths})}
+        # As one row of all fields, which is what positions in an epoch were stored with.
+        return batches, {"lengths": digest({"lengths": batches.lengths})}
 
     def by_count(self) -> tuple[BatchPlan, dict[str, Any]]:
         batches = CountBatches(

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from espnet3.components.data.dealing import Limit
 from espnet3.components.data.sample_seed import global_rngs_kept
 from espnet3.components.data.selection import tickets_of
 from espnet3.config.instantiate import instantiate
@@ -49,6 +50,8 @@ class OwnBatches:
         self.n_items = n_items
         self.seed = seed
         self.batch_size = batch_size
+        # Whatever a sampler of batches goes by: none of them gets more than it had.
+        self.limit = Limit(batch_size or 1)
         self.drop_last = drop_last
         self.key = key
         n_replicas = getattr(sampler, "num_replicas", 1)

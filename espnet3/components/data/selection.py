@@ -60,6 +60,15 @@ class Slots:
         """Return the longest and the shortest that may take each place, if items fall in length."""
         return lengths[self.items[self.starts]], lengths[self.items[self.starts + self.counts - 1]]
 
+    def candidates(self, start: int, end: int) -> "Ints":
+        """Return the items that may take one of the places from `start` to `end`."""
+        import numpy as np
+
+        counts = self.counts[start:end]
+        offsets = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+        found: Ints = self.items[np.repeat(self.starts[start:end], counts) + offsets]
+        return found
+
 
 def find_slots(parts: Sequence[Part], seed: int) -> Slots:
     """Return the places of all datasets; neighbours among a dataset's items share one."""

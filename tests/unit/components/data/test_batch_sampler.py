@@ -4,7 +4,7 @@ from itertools import chain, pairwise
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from espnet3.components.data.batch_sampler import EpochSampler
@@ -132,6 +132,7 @@ def test_the_number_of_ranks_may_change_in_mid_epoch(ranks, worlds):
     assert length == n_steps + steps
 
 
+@example(changes=[(5, 1)], n=6, size=1, n_ranks=1)
 @given(
     changes=st.lists(st.tuples(st.integers(1, 6), st.integers(0, 4)), max_size=5),
     n=st.integers(6, 60),
@@ -150,7 +151,9 @@ def test_whatever_the_changes_no_sample_comes_twice_and_few_are_lost(changes, n,
             seen += part
             assert sum(done for _, done in source.state_dict()["done"]) <= length
     assert len(seen) == len(set(seen))
-    assert len(seen) > n - n_ranks
+    # Single samples do not fill a step of those who came to the end of the epoch.
+    at_the_end = n_ranks if size > 1 else max(n_then for n_then, _ in [*changes, (n_ranks, 1)])
+    assert len(seen) > n - at_the_end
     assert length == sum(done for _, done in source.state_dict()["done"])
 
 
@@ -192,6 +195,29 @@ def test_a_state_is_of_plain_values():
     torch.save(source.state_dict(), file)
     file.seek(0)
     assert torch.load(file, weights_only=True) == source.state_dict()
+
+
+def test_samples_that_fit_no_step_are_told_once_and_are_others_in_each_epoch(ranks, caplog):
+    ranks(4)
+    source, left_out = sampler(n=11, size=1), set()
+    for epoch in range(20):
+        seen = set()
+        for rank in range(4):
+            ranks(4, rank)
+            source.set_epoch(epoch)
+            batches = source.begin()
+            assert list(map(len, batches)) == [1, 1]
+            seen |= {int(batch[0]) for batch in batches}
+        left_out |= set(range(11)) - seen
+    assert left_out == set(range(11))
+    assert caplog.text.count("3 of 11 samples are left out") == 1
+
+
+def test_what_fits_no_step_comes_after_a_change_of_ranks(ranks):
+    source = sampler(n=11, size=1)
+    first, _ = take(source, 1, ranks, 4)
+    second, _ = take(source, 1000, ranks, 1)
+    assert sorted(first + second) == list(range(11))
 
 
 def test_fewer_samples_than_ranks_name_the_key(ranks):

@@ -76,6 +76,28 @@ def test_every_batch_keeps_to_budget_and_padding(lengths, budget, max_padding, m
         assert len(batch) <= (max_items or len(batch))
 
 
+@settings(deadline=None, max_examples=60)
+@given(
+    st.lists(st.tuples(st.integers(0, 50), st.integers(0, 50)), min_size=2, max_size=60),
+    st.floats(1.0, 5.0),
+    st.sampled_from([1.0, 0.4, 1.7]),
+    st.integers(1, 5),
+)
+def test_fields_padded_each_for_itself_keep_to_the_budget(sizes, room, weight, n_ranks):
+    fields = np.array(sizes, dtype=float).T
+    n_items, budget = len(sizes), max(fields.sum(axis=0).max() * room, 1.0)
+    parts = [Part(np.arange(n_items), weight)]
+    plan = by_length(fields, parts, budget=budget, max_padding=0.5)
+    batches = plan.batches(0)
+    n_samples = sum(map(len, batches))
+    dealt = in_steps(batches, n_ranks, drop_last=False, limit=plan.limit) if (
+        n_samples >= n_ranks
+    ) else []  # fmt: skip
+    for batch in [*batches, *dealt]:
+        padded = len(batch) * fields[:, batch % n_items].max(axis=1).sum()
+        assert padded <= budget * (1 + 1e-6)
+
+
 @pytest.mark.parametrize(("n", "budget"), [(1003, 60), (1003, 200), (20_000, 300)])
 def test_padding_of_speech_is_below_8_percent(n, budget):
     lengths = speech_like(n)
