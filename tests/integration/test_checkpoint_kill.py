@@ -1,6 +1,5 @@
 """SIGKILL at any moment, full disks and several ranks, with real processes."""
 
-import multiprocessing
 import os
 import signal
 import subprocess
@@ -16,18 +15,16 @@ from espnet3.trainer.checkpointing.best_checkpoints import read_index
 from espnet3.trainer.checkpointing.checkpoint_io import read_checkpoint
 from espnet3.trainer.checkpointing.checkpoints import CheckpointConfig
 from espnet3.trainer.checkpointing.criteria import Criterion
+from tests import clean_process
 from tests.checkpoint_parts import LOSS, Module, run
 from tests.conftest import wait_until
 
-fork = multiprocessing.get_context("fork")
 EVERY_STEP = CheckpointConfig(every_n_steps=1)
 ALL = [Criterion("valid/loss", 9, "min")]
 
 
 def start(*args, **options):
-    process = fork.Process(target=run, args=args, kwargs=options)
-    process.start()
-    return process
+    return clean_process.start(run, *args, **options)
 
 
 def kill(process):
@@ -103,16 +100,25 @@ def weights(folder):
     return read_checkpoint(folder / "last.ckpt")["state_dict"]
 
 
+def run_ranks(*args, **options):
+    """Train on two ranks, which are forked of a process without threads."""
+    clean_process.call(run_quietly, *args, strategy="ddp_fork", devices=2, **options)
+
+
+def run_quietly(*args, **options):
+    run(*args, **options)
+
+
 def test_two_ranks_go_on_together(tmp_path):
     often = CheckpointConfig(every_minutes=1e-6)  # decided by the clock of rank 0
-    options = {"valid": True, "config": often, "strategy": "ddp_fork", "devices": 2}
-    run(tmp_path / "whole", max_epochs=3, **options)
+    options = {"valid": True, "config": often}
+    run_ranks(tmp_path / "whole", max_epochs=3, **options)
     stored = read_checkpoint(tmp_path / "whole" / "last.ckpt")
     states = [state["torch"] for state in stored["random_states"]]
     assert len(states) == 2
-    run(tmp_path / "two", max_epochs=-1, max_steps=6, **options)  # in mid-epoch
+    run_ranks(tmp_path / "two", max_epochs=-1, max_steps=6, **options)  # in mid-epoch
     assert read_checkpoint(tmp_path / "two" / "last.ckpt")["global_step"] == 6
-    run(tmp_path / "two", max_epochs=3, ckpt_path=tmp_path / "two" / "last.ckpt", **options)
+    run_ranks(tmp_path / "two", max_epochs=3, ckpt_path=tmp_path / "two" / "last.ckpt", **options)
     for name, value in weights(tmp_path / "whole").items():
         assert torch.equal(value, weights(tmp_path / "two")[name]), name
     assert read_index(tmp_path / "two") == read_index(tmp_path / "whole")

@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from espnet3.parallel import BaseRunner, Failure, use_parallel
+from tests import clean_process
 from tests.providers import Provider
 
 
@@ -30,9 +31,13 @@ class Cancels(BaseRunner):
 
 @pytest.mark.parametrize("n_workers", [1, 2])
 def test_a_forked_child_ends_where_it_exits(tmp_path, n_workers):
-    with use_parallel({"n_workers": n_workers}):
-        path = Forks(Provider(), output_dir=tmp_path)(range(4))
+    path = clean_process.call(run_forks, tmp_path, n_workers)
     assert path.read_text().split() == ["0", "1", "2", "3"]
+
+
+def run_forks(folder, n_workers):
+    with use_parallel({"n_workers": n_workers}):
+        return Forks(Provider(), output_dir=folder)(range(4))
 
 
 @pytest.mark.parametrize("n_workers", [1, 2])

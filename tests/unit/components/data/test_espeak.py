@@ -13,6 +13,7 @@ import pytest
 from espnet3.components.data.errors import DataError
 from espnet3.components.data.espeak import ACCENTS, SAMPLE_RATE, speak
 from espnet3.errors import MissingExtraError
+from tests import clean_process
 from tests.integration.conftest import wait_for_end
 
 pytest.importorskip("espeakng_loader")
@@ -32,13 +33,30 @@ def test_another_process_gives_the_same_samples():
     assert np.array_equal(here, there)
 
 
+def speak_in_forks(texts):
+    """Return what this process speaks and then, at the same time, two that it forks."""
+    own = [speak(text) for text in texts]
+    fork = multiprocessing.get_context("fork")
+    queues = [fork.SimpleQueue() for _ in range(2)]
+    forks = [fork.Process(target=speak_into, args=(queue, texts)) for queue in queues]
+    for process in forks:
+        process.start()
+    spoken = [[queue.get() for _ in texts] for queue in queues]
+    for process in forks:
+        process.join()
+    return own, *spoken
+
+
+def speak_into(queue, texts):
+    for text in texts:
+        queue.put(speak(text))
+
+
 def test_a_fork_has_a_synthesiser_of_its_own():
-    speak("one")
-    context = multiprocessing.get_context("fork")
-    with context.Pool(2) as pool:
-        spoken = pool.map(speak, ["one", "two", "three", "four"] * 3)
-    for text, speech in zip(["one", "two", "three", "four"] * 3, spoken, strict=True):
-        assert np.array_equal(speech, speak(text))
+    texts = ["one", "two", "three", "four"] * 3
+    expected = [speak(text) for text in texts]
+    for spoken in clean_process.call(speak_in_forks, texts):
+        assert all(map(np.array_equal, spoken, expected))
 
 
 def test_each_argument_changes_what_is_heard():

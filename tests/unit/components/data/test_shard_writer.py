@@ -17,6 +17,7 @@ from espnet3.components.data.sources import parquet, tar
 from espnet3.components.data.tar_writer import write_tar_shards
 from espnet3.errors import ConfigError, StaleRunError
 from espnet3.io.scp import RecordError
+from tests import clean_process
 
 KINDS = {"tar": (write_tar_shards, tar.Dataset), "parquet": (write_parquet_shards, parquet.Dataset)}
 
@@ -204,13 +205,8 @@ class Deadly(Corpus):
 
 
 def write_and_die(write, dataset, folder, **options):
-    if (child := os.fork()) == 0:
-        try:
-            write(dataset, folder, **options)
-        finally:
-            os._exit(1)
-    _, status = os.waitpid(child, 0)
-    assert os.WTERMSIG(status) == signal.SIGKILL
+    code = clean_process.exit_code(write, dataset, folder, **options)
+    assert code == -signal.SIGKILL
 
 
 def test_a_killed_writer_goes_on_where_it_was(kind, tmp_path):

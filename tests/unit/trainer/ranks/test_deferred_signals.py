@@ -9,6 +9,7 @@ import pytest
 from espnet3.errors import ConfigError, RunInterrupted
 from espnet3.trainer.ranks import deferred_signals
 from espnet3.trainer.ranks.deferred_signals import DeferredSignals, Phase, signal_named
+from tests import clean_process
 
 CODES = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGUSR1: 75}
 
@@ -76,13 +77,18 @@ def test_after_a_failure_only_ctrl_c_counts(signals):
 @pytest.mark.parametrize(
     ("number", "expected"), [(signal.SIGUSR1, 7), (signal.SIGINT, 7), (signal.SIGTERM, -15)]
 )
-def test_a_forked_worker_ignores_what_is_meant_for_the_training(signals, number, expected):
+def test_a_forked_worker_ignores_what_is_meant_for_the_training(number, expected):
+    assert clean_process.call(send_to_a_fork, number) == (expected, None)
+
+
+def send_to_a_fork(number):
+    signals = DeferredSignals(CODES)
+    signals.install()
     pid = os.fork()
     if pid == 0:
         send(number)
         os._exit(7)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == expected
-    assert signals.code is None
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), signals.code
 
 
 def test_other_threads_leave_signals_alone():

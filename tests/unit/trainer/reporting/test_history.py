@@ -2,7 +2,6 @@
 
 import json
 import math
-import multiprocessing
 import os
 import signal
 
@@ -11,6 +10,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 
 from espnet3.trainer.reporting.history import Entry, History, names, read_history, series
 from espnet3.trainer.reporting.throughput import ThroughputMonitor
+from tests import clean_process
 from tests.report_parts import Loader, Module, fit
 
 
@@ -91,13 +91,8 @@ class Killed(Module):
 
 
 def test_a_kill_leaves_all_lines_that_were_logged(tmp_path):
-    run = multiprocessing.get_context("fork").Process(
-        target=lambda: fit(tmp_path, [History(tmp_path)], module=Killed())
-    )
-    run.start()
-    run.join(60)
-    run.kill()  # if it hangs; a second signal changes nothing
-    assert run.exitcode == -signal.SIGKILL
+    code = clean_process.exit_code(fit, tmp_path, [History(tmp_path)], module=Killed())
+    assert code == -signal.SIGKILL
     assert [e.step for e in read_history(tmp_path)] == [2, 4]
 
 

@@ -22,6 +22,7 @@ from espnet3.trainer.reporting.progress_text import (
     time_left,
 )
 from espnet3.trainer.reporting.throughput import ThroughputMonitor
+from tests import clean_process
 from tests.report_parts import Loader, Module, fit
 
 
@@ -100,21 +101,22 @@ def test_log_points_that_come_in_a_flood_give_a_line_a_second(tmp_path, lines, m
     assert sum("batch" in line for line in lines()[1:]) <= 2
 
 
-def test_an_error_of_the_training_takes_the_bar_away_and_is_seen(tmp_path):
+def train_and_fail(folder) -> None:
     class Failing(Module):
         def training_step(self, batch, batch_idx):
             if batch_idx == 3:
                 raise ValueError("of the model")
             super().training_step(batch, batch_idx)
 
-    def train():
-        before = sys.stderr
-        with pytest.raises(ValueError, match="of the model"):
-            fit(tmp_path, [TrainingProgress()], module=Failing())
-        assert sys.stderr is before
-        print("seen")
+    before = sys.stderr
+    with pytest.raises(ValueError, match="of the model"):
+        fit(folder, [TrainingProgress()], module=Failing())
+    assert sys.stderr is before
+    print("seen")
 
-    shown = run_on_terminal(train, 80)
+
+def test_an_error_of_the_training_takes_the_bar_away_and_is_seen(tmp_path):
+    shown = clean_process.call(run_on_terminal, train_and_fail, 80, tmp_path)
     assert any("Epoch 1/2" in line for line in shown)
     assert [line for line in shown if line][-1] == "seen"
 
@@ -122,14 +124,13 @@ def test_an_error_of_the_training_takes_the_bar_away_and_is_seen(tmp_path):
 def test_no_bar_where_the_user_wants_none_or_there_is_no_terminal(tmp_path, capfd):
     fit(tmp_path, [TrainingProgress(bar=True)])
     assert "━" not in "".join(capfd.readouterr())
-    shown = run_on_terminal(lambda: fit(tmp_path, [TrainingProgress(bar=False)]), 80)
+    shown = clean_process.call(run_on_terminal, fit, 80, tmp_path, [TrainingProgress(bar=False)])
     assert "━" not in "".join(shown)
 
 
 @pytest.mark.parametrize("columns", [80, 120])
-def test_a_terminal_shows_a_bar_and_the_log_file_has_the_lines(tmp_path, columns, monkeypatch):
-    monkeypatch.setattr(progress, "_MOST_OFTEN", 0.0)
-    shown = run_on_terminal(lambda: train_on_terminal(tmp_path), columns)
+def test_a_terminal_shows_a_bar_and_the_log_file_has_the_lines(tmp_path, columns):
+    shown = clean_process.call(run_on_terminal, train_on_terminal, columns, tmp_path)
     bars = [line for line in shown if "━" in line]
     assert any(re.search(r"Epoch 1/2 .*6/6 .*loss \S+  [\d,]+ audio s/s ", b) for b in bars), bars
     assert any(re.search(r"Epoch 2/2 .*valid 3 ", b) for b in bars)
@@ -147,6 +148,8 @@ def train_on_terminal(folder) -> None:
     """Run in a process whose stderr is a terminal."""
     from espnet3 import logs
 
+    progress._MOST_OFTEN = 0.0
+
     class Printing(Module):
         def on_train_epoch_end(self):
             print("shown above the bar")
@@ -158,7 +161,7 @@ def train_on_terminal(folder) -> None:
         fit(folder, [ThroughputMonitor(), TrainingProgress()], module=Printing())
 
 
-def run_on_terminal(run, columns: int) -> list[str]:
+def run_on_terminal(run, columns: int, *args) -> list[str]:
     """Return the lines that a terminal was shown, without its escape sequences."""
     pid, terminal = pty.fork()
     if pid == 0:
@@ -167,7 +170,7 @@ def run_on_terminal(run, columns: int) -> list[str]:
         os.environ |= {"TERM": "xterm", "COLUMNS": str(columns)}
         code = 1
         try:
-            run()
+            run(*args)
             code = 0
         finally:
             sys.stderr.flush()

@@ -2,7 +2,6 @@
 
 import logging
 import math
-import multiprocessing
 import os
 import socket
 
@@ -13,6 +12,7 @@ from espnet3.trainer.reporting import throughput
 from espnet3.trainer.reporting.history import History, read_history, series
 from espnet3.trainer.reporting.progress import TrainingProgress
 from espnet3.trainer.reporting.throughput import ThroughputMonitor, Window
+from tests import clean_process
 from tests.report_parts import Info, Loader, Module, fit
 
 
@@ -129,14 +129,12 @@ def run_rank(folder, rank: int, port: int) -> None:
 def test_two_ranks_give_one_figure_and_speak_with_one_voice(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-    context = multiprocessing.get_context("fork")
-    ranks = [context.Process(target=run_rank, args=(tmp_path, rank, port)) for rank in range(2)]
-    for process in ranks:
-        process.start()
+    ranks = [clean_process.start(run_rank, tmp_path, rank, port) for rank in range(2)]
     for process in ranks:
         process.join(60)
     for process in ranks:
         process.kill()  # one that hangs
+        process.join()
     assert [process.exitcode for process in ranks] == [0, 0]
     history = read_history(tmp_path)
     assert [e.step for e in history] == [2, 4, 4]  # rank 0 alone has written

@@ -9,6 +9,7 @@ import pytest
 from espnet3.components.data.errors import DataError
 from espnet3.components.data.sources.open_shards import Recent, ShardFile
 from espnet3.components.data.sources.shard_index import identity_of
+from tests import clean_process
 
 
 def test_only_the_most_recent_are_kept():
@@ -30,19 +31,18 @@ def test_what_is_larger_than_all_is_kept_alone():
     assert recent.get("c", lambda: "made again") == "x" * 100
 
 
-def test_another_process_opens_its_own():
+def fork_with_an_open_one():
     recent = Recent(2)
     recent.get("a", os.getpid)
     assert len(pickle.loads(pickle.dumps(recent))) == 0
-    read, write = os.pipe()
     if (child := os.fork()) == 0:
-        os.write(write, b"own" if recent.get("a", os.getpid) == os.getpid() else b"shared")
-        os._exit(0)
-    os.waitpid(child, 0)
-    assert os.read(read, 10) == b"own"
-    os.close(read)
-    os.close(write)
+        os._exit(7 if recent.get("a", os.getpid) == os.getpid() else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
     assert recent.get("a", lambda: -1) == os.getpid()
+
+
+def test_another_process_opens_its_own():
+    clean_process.call(fork_with_an_open_one)
 
 
 def test_a_handle_is_closed_with_its_last_use(tmp_path):

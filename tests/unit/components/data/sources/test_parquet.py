@@ -12,6 +12,7 @@ from espnet3.components.data.errors import AudioError, DataError
 from espnet3.components.data.sources.parquet import Dataset
 from espnet3.errors import ConfigError, MissingExtraError
 from espnet3.io.scp import RecordError
+from tests import clean_process
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
@@ -123,6 +124,10 @@ def read_all(dataset, queue):
 
 def test_processes_do_not_disturb_each_other(tmp_path):
     path = write(tmp_path / "a.parquet", audio=cells(60, 0.01), id=[f"u{i}" for i in range(60)])
+    assert clean_process.call(read_in_forks, path) == [True] * 3
+
+
+def read_in_forks(path):
     dataset = Dataset(path, cache_mb=0)
     dataset[0]
     context = multiprocessing.get_context("fork")  # after the parent has read
@@ -131,9 +136,10 @@ def test_processes_do_not_disturb_each_other(tmp_path):
     for worker in workers:
         worker.start()
     read_all(dataset, queue)
-    assert [queue.get(timeout=60) for _ in range(3)] == [True] * 3
+    answers = [queue.get(timeout=60) for _ in range(3)]
     for worker in workers:
         worker.join()
+    return answers
 
 
 def test_large_row_groups_are_told(tmp_path, caplog, monkeypatch):

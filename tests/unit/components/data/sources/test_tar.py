@@ -19,6 +19,7 @@ from espnet3.components.data.sources import shard_source
 from espnet3.components.data.sources.tar import Dataset
 from espnet3.errors import ConfigError
 from espnet3.io.scp import RecordError
+from tests import clean_process
 
 
 def audio(seconds=0.1, kind="FLAC", seed=0):
@@ -263,7 +264,12 @@ def read_many(dataset, seed, n_reads, queue):
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_processes_that_read_one_shard_do_not_disturb_each_other(tmp_path, method):
-    dataset = Dataset(write_items(tmp_path / "a.tar", [f"u{i}" for i in range(50)], 0.01))
+    path = write_items(tmp_path / "a.tar", [f"u{i}" for i in range(50)], 0.01)
+    assert clean_process.call(read_in_processes, path, method) == [True] * 3
+
+
+def read_in_processes(path, method):
+    dataset = Dataset(path)
     dataset[0]  # open before the fork
     context = multiprocessing.get_context(method)
     queue = context.Queue()
@@ -273,9 +279,10 @@ def test_processes_that_read_one_shard_do_not_disturb_each_other(tmp_path, metho
     for worker in workers:
         worker.start()
     read_many(dataset, 3, 400, queue)
-    assert [queue.get(timeout=60) for _ in range(3)] == [True] * 3
+    answers = [queue.get(timeout=60) for _ in range(3)]
     for worker in workers:
         worker.join()
+    return answers
 
 
 # What can be wrong
