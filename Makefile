@@ -9,7 +9,7 @@ EXTRAS := moonshine,huggingface,lhotse,parquet,transformers,ngram,hub,demo,bench
 # Not compiled: that would take a minute, most of it for modules that are never imported.
 INSTALL := $(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable
 
-.PHONY: setup demo test test-recipes lint format bench test-clusters test-browser clean
+.PHONY: setup demo test soak test-recipes lint format bench test-clusters test-browser clean
 
 setup: $(READY)
 
@@ -35,6 +35,11 @@ demo: $(READY_TO_RUN)
 # Two at a time: most of them wait for one process or another.
 test: setup
 	$(BIN)/python -m pytest -n 2 --dist worksteal $(TEST_ARGS)
+
+# The random search of hypothesis, which `make test` leaves out: other examples each time.
+soak: setup
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m hypothesis --hypothesis-profile soak --timeout 3600 \
+	  $(TEST_ARGS)
 
 test-recipes: setup
 	$(BIN)/python -m pytest -m long --timeout 1800 tests/recipes

@@ -3,20 +3,29 @@
 import os
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from espnet3.parallel import parallel
+from tests.leaks import Watch
 
 _START = os.getcwd()
 
-# A limit on the time of one example fails where the machine has other things to do.
-settings.register_profile("patient", deadline=None)
-settings.load_profile("patient")
+# A limit on the time of one example fails where the machine has other things to do. The random
+# search is for `make soak`: what it finds becomes an @example, and is then found each time.
+_PATIENT: dict[str, Any] = {
+    "deadline": None,
+    "suppress_health_check": [HealthCheck.too_slow, HealthCheck.data_too_large],
+}
+settings.register_profile("repeatable", derandomize=True, database=None, **_PATIENT)
+settings.register_profile("soak", max_examples=2000, print_blob=True, **_PATIENT)
+settings.load_profile("repeatable")
+
+_watch = Watch()
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -28,15 +37,36 @@ def _own_cache(tmp_path_factory):
 
 
 @pytest.fixture(autouse=True)
-def _no_leaks():
-    """Reset the active config and the folder, and fail on threads that outlive their test."""
-    before = set(threading.enumerate())
+def _no_leaks(request):
+    """Reset the active config and the folder; fail on what outlives its test, by name."""
+    _watch.begin()
     yield
     os.chdir(_START)  # a recipe that runs in this process enters its folder
     parallel._active = None
     assert parallel.enclosing_client() is None
-    leaked = [t for t in set(threading.enumerate()) - before if t.name in ("progress", "interrupt")]
-    assert not leaked
+    leaked = _watch.leaked()
+    assert not leaked, f"{request.node.nodeid} left behind: {'; '.join(leaked)}"
+    assert not _watch.forks, (
+        f"{request.node.nodeid} forked the test process, which has threads; use "
+        f"tests/clean_process.py. It was here: {'; '.join(_watch.forks)}"
+    )
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_fixture_setup(fixturedef):
+    """What fixtures of a module or session start is theirs to end."""
+    result = yield
+    if fixturedef.scope != "function":
+        _watch.adopt(fixturedef.scope)
+    return result
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _no_leaks_of_fixtures(request):
+    """Fail on what the fixtures of a module left behind."""
+    yield
+    leaked = _watch.left_by_fixtures("class", "module", "package")
+    assert not leaked, f"fixtures of {request.node.nodeid} left behind: {'; '.join(leaked)}"
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, settings
 
 from espnet3.shards import commit as commit_module
 from espnet3.shards.commit import Done, begin_attempt, commit, finish_attempt
@@ -14,12 +13,6 @@ from espnet3.shards.manifest import Manifest, publish_manifest
 from espnet3.shards.plan import make_plan
 
 ROOT = Path(__file__).parents[3]
-
-# Files are slow on a busy machine, which says nothing about the code.
-settings.register_profile(
-    "files", deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
-)
-settings.load_profile("files")
 
 
 @pytest.fixture(autouse=True)
