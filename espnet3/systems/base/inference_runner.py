@@ -22,6 +22,7 @@ from espnet3.systems.base.inference_output import (
     to_records,
 )
 from espnet3.systems.base.inference_writers import NBEST, RESULTS, FieldWriters
+from espnet3.systems.base.sampling_rates import check_call
 
 _PARQUET = "results.parquet"
 
@@ -93,12 +94,17 @@ class InferenceRunner(BaseRunner):
         if not isinstance(idx, list):
             data = dataset[idx]
             with no_gradients(), naming([data], outputs):
-                output = model(**inputs_of(data, outputs), **params)
+                named = inputs_of(data, outputs)
+                check_call(data, model, outputs.input_keys)
+                output = model(**named, **params)
             if convert:
                 output = convert(data=data, model_output=output, idx=idx)
             return to_record(output, data, idx, outputs)
         batch = [dataset[i] for i in idx]
         inputs = [inputs_of(data, outputs) for data in batch]
+        for data in batch:
+            with naming([data], outputs):
+                check_call(data, model, outputs.input_keys)
         lists = {key: [values[key] for values in inputs] for key in outputs.input_keys}
         with no_gradients(), naming(batch, outputs):
             output = model(**lists, **params)

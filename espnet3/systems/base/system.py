@@ -174,9 +174,13 @@ class BaseSystem:
         """Check the inference config before anything runs."""
         from espnet3.systems.base.inference import parallel_of
         from espnet3.systems.base.inference_checks import check_inference
+        from espnet3.systems.base.sampling_rates import check_test_rates
 
         parallel_of(self.config_for("infer"), detach=self.detach)
         check_inference(self.config_for("infer"))
+        is_trained_first = "train" in self.planned
+        training = self.config_for("train") if is_trained_first else None
+        check_test_rates(self.config_for("infer"), training)
 
     def describe_infer(self) -> list[str]:
         """Return what `infer` would do: test sets, shards, batches, job script."""

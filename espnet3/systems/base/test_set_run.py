@@ -14,6 +14,7 @@ from espnet3.systems.base.error_places import place_entry
 from espnet3.systems.base.inference_checks import check_inference
 from espnet3.systems.base.inference_code import describe_targets
 from espnet3.systems.base.inference_config import InferenceConfig, load_inference_config
+from espnet3.systems.base.sampling_rates import check_test_samples
 from espnet3.systems.base.test_sets import chosen_test_sets, listed_test_sets, results_folder
 
 if TYPE_CHECKING:
@@ -98,6 +99,7 @@ def _plan_test_set(
             f"The test set {name!r} has no items. Check its data_src_args, or run the stage that "
             "makes it: --stage create_dataset"
         )
+    check_test_samples(dataset, name, own_config)
     # With `skip`, audio that cannot be read fails alone, when its turn comes.
     durations = durations_of(dataset, 0.0 if config.runner.get("on_error") == "skip" else None)
     if config.batch_seconds is not None and durations is None:

@@ -122,6 +122,7 @@ def check_train(loaded: "LoadedConfig") -> None:
         ConfigError: naming the key, its place, and what to write.
         ResourceError: the GPUs or processes are not those that the config describes.
     """
+    from espnet3.systems.base.sampling_rates import check_training_rates
     from espnet3.trainer.config import check_trainer
     from espnet3.trainer.fit import check_fit
     from espnet3.trainer.launching.launch_check import check_launch
@@ -135,6 +136,7 @@ def check_train(loaded: "LoadedConfig") -> None:
     load_loader_config(loaded)
     _check_model(loaded)
     check_data(loaded)
+    check_training_rates(loaded)
     if has_split(loaded, "valid") is False:
         refuse_without_validation(configured_monitors(loaded), loaded)
     check_launch(block, loaded=loaded)
@@ -197,6 +199,7 @@ def _criteria(loaded: "LoadedConfig") -> Any:
 
 
 def _build_parts(loaded: "LoadedConfig", times: "StartupTimes") -> "TrainingParts":
+    from espnet3.systems.base.sampling_rates import check_training_samples
     from espnet3.trainer.fit import TrainingParts
 
     config = load_loader_config(loaded)
@@ -204,6 +207,7 @@ def _build_parts(loaded: "LoadedConfig", times: "StartupTimes") -> "TrainingPart
         datasets = build_sets(loaded)
     with times.part("model"):
         model = build_model(loaded)
+        check_training_samples(datasets, model, loaded)
     with times.part("loaders"):
         loaders = {
             split: build_split_loader(dataset, config, split, loaded)

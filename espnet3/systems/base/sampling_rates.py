@@ -1,0 +1,270 @@
+"""Compare the sampling rates of data and model: a model hears any other as another speed and pitch.
+
+Rates are known from the config, where both stand there, or else from the samples and the model as
+they were built. What tells no rate, a model or a dataset of one's own, is let pass.
+"""
+
+import numbers
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from espnet3.components.data.errors import DataError
+from espnet3.config.resolve import resolved
+from espnet3.config.sources import set_in
+from espnet3.config.targets import BadTarget, locate, signature_of
+from espnet3.errors import ConfigError, EspnetError
+
+if TYPE_CHECKING:
+    from espnet3.config.load import LoadedConfig
+
+SPEECH = "speech"
+RATE = "sample_rate"
+
+_ORGANIZER = "espnet3.components.data.data_organizer.DataOrganizer"
+_CONFIG = "config.yaml"
+_OURS = "espnet3."
+
+
+@dataclass(frozen=True)
+class StatedRate:
+    """A sampling rate, and who says so."""
+
+    hertz: int
+    what: str
+    """The key with its place, or what else the rate was found in."""
+
+
+def check_training_rates(loaded: "LoadedConfig") -> None:
+    """Compare what a training config says of its data and of its model.
+
+    Raises:
+        ConfigError: They differ; the message has both values with their places.
+    """
+    values = resolved(loaded.config, loaded=loaded)
+    model = _in_model(values.get("model"), lambda key: set_in(key, loaded), imports=True)
+    for split in ("train", "valid"):
+        _compare_all(_in_datasets(loaded, split), model, can_change_model=True)
+
+
+def check_training_samples(datasets: Mapping[str, Any], model: Any, loaded: "LoadedConfig") -> None:
+    """Compare the first sample of each dataset with the model that was built.
+
+    Raises:
+        ConfigError: They differ.
+    """
+    hertz = rate_of_model(model)
+    if hertz is None:
+        return
+    values = resolved(loaded.config, loaded=loaded)
+    stated = [
+        rate
+        for rate in _in_model(values.get("model"), lambda key: set_in(key, loaded), imports=True)
+        if rate.hertz == hertz
+    ]
+    expected = stated or [StatedRate(hertz, f"sample_rate of the model, a {type(model).__name__},")]
+    for split, dataset in datasets.items():
+        if dataset is not None:
+            found = _in_samples(dataset, f"dataset.{split}", loaded)
+            _compare_all(found, expected, can_change_model=True)
+
+
+def check_test_rates(loaded: "LoadedConfig", training: "LoadedConfig | None" = None) -> None:
+    """Compare what an inference config says of its test sets with the model that it names.
+
+    Args:
+        loaded: The inference config.
+        training: The config of the training that is to come first; otherwise the one that lies
+            beside the weights counts.
+
+    Raises:
+        ConfigError: They differ.
+    """
+    values = resolved(loaded.config, loaded=loaded)
+    if not _hears_speech_alone(values):
+        return
+    model = values.get("model")
+    if training is not None and _training_file(model) is not None:
+        block = resolved(training.config, loaded=training).get("model")
+        rates = _in_model(block, lambda key: set_in(key, training))
+    else:
+        rates = rates_of_trained(model)
+    _compare_all(_in_datasets(loaded, "test"), rates, can_change_model=False)
+
+
+def check_test_samples(dataset: Any, name: str, config: Any) -> None:
+    """Compare the first sample of a test set with the model that the config names.
+
+    Raises:
+        ConfigError: They differ.
+    """
+    values = resolved(config)
+    rates = rates_of_trained(values.get("model")) if _hears_speech_alone(values) else []
+    if rates:
+        _compare_all(_in_samples(dataset, f"test set {name}"), rates, can_change_model=False)
+
+
+def check_call(data: Any, model: Any, input_keys: Sequence[str]) -> None:
+    """Refuse to call a model with speech of another rate than it has.
+
+    Raises:
+        DataError: They differ.
+    """
+    if SPEECH not in input_keys or RATE in input_keys:
+        return
+    found = _as_rate(data.get(RATE))
+    if found is None:
+        return
+    hertz = rate_of_model(model)
+    if hertz is not None and hertz != found:
+        raise DataError(
+            f"The sample has a sample_rate of {found}, but the model, a {type(model).__name__}, "
+            f"one of {hertz}. {_advice(hertz, can_change_model=False)}"
+        )
+
+
+def rate_of_model(model: Any) -> int | None:
+    """Return the `sample_rate` of a model or of its front end, or None if it tells none."""
+    for owner in (model, getattr(model, "frontend", None)):
+        try:
+            rate = _as_rate(getattr(owner, RATE, None))
+        except (TypeError, ValueError):  # a property of ours, with a front end that has no rate
+            rate = None
+        if rate is not None:
+            return rate
+    return None
+
+
+def rates_of_trained(block: Any) -> list[StatedRate]:
+    """Return what the training config says that lies beside the weights of a model block."""
+    file = _training_file(block)
+    if file is None or not file.is_file():
+        return []
+    from espnet3.config.load import load_config
+
+    try:
+        values = resolved(load_config(file).config)
+    except EspnetError:
+        return []  # told by who builds the model
+    return list(_in_model(values.get("model"), lambda _: f" (set in {file})"))
+
+
+def _training_file(block: Any) -> Path | None:
+    if not isinstance(block, Mapping):
+        return None
+    if isinstance(weights := block.get("weights"), str):
+        return Path(weights).with_name(_CONFIG)
+    folder = block.get("exp_dir")
+    return Path(folder, _CONFIG) if isinstance(folder, str) else None
+
+
+def _in_model(
+    block: Any, where: Callable[[str], str], *, imports: bool = False
+) -> list[StatedRate]:
+    """Return the rates of a model block and of its front end, also where they are defaults."""
+    if not isinstance(block, Mapping):
+        return []
+    parts = {"model": block, "model.frontend": block.get("frontend")}
+    found = []
+    for key, part in parts.items():
+        if not isinstance(part, Mapping):
+            continue
+        rate = _as_rate(part.get(RATE))
+        if rate is not None:
+            found.append(StatedRate(rate, f"{key}.{RATE}{where(f'{key}.{RATE}')}"))
+        elif imports and (rate := _default_rate(part.get("_target_"))) is not None:
+            found.append(StatedRate(rate, f"{key}.{RATE}, a default{where(key)},"))
+    return found
+
+
+def _default_rate(target: Any) -> int | None:
+    if not isinstance(target, str):
+        return None
+    try:
+        signature = signature_of(locate(target))
+    except BadTarget:
+        return None  # told elsewhere
+    parameter = signature.parameters.get(RATE) if signature else None
+    return None if parameter is None else _as_rate(parameter.default)
+
+
+def _in_datasets(loaded: "LoadedConfig", split: str) -> Iterator[StatedRate]:
+    """Yield the rates that audio is checked for or brought to, by the config alone."""
+    block = resolved(loaded.config, loaded=loaded).get("dataset")
+    if not isinstance(block, Mapping) or block.get("_target_", _ORGANIZER) != _ORGANIZER:
+        return
+    entries = block.get(split)
+    if not isinstance(entries, list) or _may_resample(block.get("preprocessor")):
+        return
+    for i, entry in enumerate(entries):
+        arguments = entry.get("data_src_args") if isinstance(entry, Mapping) else None
+        rate = _as_rate(arguments.get(RATE)) if isinstance(arguments, Mapping) else None
+        if rate is not None and not _may_resample(entry.get("transform")):
+            key = f"dataset.{split}.{i}.data_src_args.{RATE}"
+            yield StatedRate(rate, f"{key}{set_in(key, loaded)}")
+
+
+def _may_resample(step: Any) -> bool:
+    """Tell whether a step is somebody's own: then only what comes out of it tells the rate."""
+    if step is None:
+        return False
+    target = step.get("_target_") if isinstance(step, Mapping) else step
+    return not (isinstance(target, str) and target.startswith(_OURS))
+
+
+def _in_samples(
+    dataset: Any, name: str, loaded: "LoadedConfig | None" = None
+) -> Iterator[StatedRate]:
+    """Yield the rate of the first sample of each dataset that a split is made of."""
+    ranges = getattr(dataset, "ranges", None)
+    starts = [r.start for r in ranges()] if callable(ranges) else [0]
+    names = getattr(dataset, "names", None) or [name]
+    for start, called in zip(starts, names, strict=False):
+        try:
+            sample = dataset[start]
+        except Exception:
+            continue  # told, or skipped, when its turn comes
+        is_speech = isinstance(sample, Mapping) and SPEECH in sample
+        rate = _as_rate(sample.get(RATE)) if is_speech else None
+        if rate is not None:
+            utt_id = sample.get("utt_id", "the first one")
+            where = set_in(called, loaded)
+            yield StatedRate(rate, f"sample_rate of {utt_id} in {called}{where}")
+
+
+def _compare_all(
+    data: Iterator[StatedRate], model: Sequence[StatedRate], *, can_change_model: bool
+) -> None:
+    if not model:
+        return
+    for found in data:
+        for expected in model:
+            if found.hertz != expected.hertz:
+                raise ConfigError(
+                    f"{found.what} is {found.hertz}, but {expected.what} is {expected.hertz}: the "
+                    "model would hear another speed and pitch. "
+                    f"{_advice(expected.hertz, found.hertz, can_change_model=can_change_model)}"
+                )
+
+
+def _advice(hertz: int, found: int | None = None, *, can_change_model: bool) -> str:
+    ways = f"Bring the audio to its rate: data_src_args: {{sample_rate: {hertz}, resample: true}}"
+    if can_change_model:
+        return f"{ways}, or build the model for that of the data: sample_rate: {found}"
+    return (
+        f"{ways}, or let a model that can resample know the rate: input_key: [{SPEECH}, {RATE}]. "
+        "A transform that resamples has to set sample_rate in the sample as well."
+    )
+
+
+def _hears_speech_alone(values: Mapping[str, Any]) -> bool:
+    """Tell whether the model is called with speech, and not told its rate."""
+    keys = values.get("input_key") or SPEECH
+    keys = [keys] if isinstance(keys, str) else list(keys)
+    return SPEECH in keys and RATE not in keys
+
+
+def _as_rate(value: Any) -> int | None:
+    is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    return int(value) if is_number and value > 0 else None
