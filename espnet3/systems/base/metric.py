@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from espnet3.config.redact import redact
 from espnet3.errors import ConfigError, IncompleteRunError
-from espnet3.io.atomic import is_temp_name, write_json, write_text
-from espnet3.shards.layout import manifest_path, shard_of
+from espnet3.io.atomic import write_json, write_text
 from espnet3.systems.base.metric_config import MetricsConfig, load_metrics_config
 from espnet3.systems.base.metric_data import (
     INFER,
@@ -28,7 +27,13 @@ from espnet3.systems.base.metric_data import (
 from espnet3.systems.base.metric_record import MEASURED_FROM, identify, stale_inputs
 from espnet3.systems.base.metric_setup import PreparedMetric, prepare_metrics
 from espnet3.systems.base.results_table import format_results, summary_lines
-from espnet3.systems.base.test_sets import chosen_test_sets, listed_test_sets
+from espnet3.systems.base.test_sets import (
+    also_found,
+    chosen_test_sets,
+    found_test_sets,
+    listed_test_sets,
+    named_test_sets,
+)
 
 if TYPE_CHECKING:
     from espnet3.config.load import LoadedConfig
@@ -38,12 +43,17 @@ logger = logging.getLogger(__name__)
 _RUN_KEYS = ("n_items", "n_failed", "audio_seconds", "worker_seconds")
 
 
-def measure(loaded: "LoadedConfig") -> Path:
+def measure(loaded: "LoadedConfig", inference: "LoadedConfig | None" = None) -> Path:
     """Score all test sets by all metrics.
 
     Afterwards `inference_dir` holds `metrics.json` (`{metric: {test set: numbers}}`, with what they
     were measured from) and `RESULTS.md`, the same as tables; our metrics add files to the folders
     of the test sets. What was there before is replaced.
+
+    Args:
+        loaded: The metrics config.
+        inference: The inference config, if it is known: results that it does not list are of an
+            earlier one, and are left out.
 
     Returns:
         The path of `metrics.json`.
@@ -53,11 +63,12 @@ def measure(loaded: "LoadedConfig") -> Path:
         IncompleteRunError: A file is missing, a run is not complete, or ids do not match.
         RecordError: A file is damaged, or has an id twice; or a number cannot be written as JSON.
     """
-    folder, metrics, test_sets = _plan(loaded)
+    folder, metrics, test_sets, others = _plan(loaded, inference)
     if not test_sets:
+        left = f" ({also_found(others)})" if others else ""
         raise IncompleteRunError(
-            f"{folder} holds no results to measure: no folder in it has .scp files. Run the infer "
-            f"stage first: {INFER}"
+            f"{folder} holds no results to measure: no folder in it has .scp files{left}. Run the "
+            f"infer stage first: {INFER}"
         )
     runs = {test_set: run_facts(folder / test_set) for test_set in test_sets}
     check_files(metrics, folder, test_sets)
@@ -73,17 +84,19 @@ def measure(loaded: "LoadedConfig") -> Path:
     write_text(folder / "RESULTS.md", format_results(results))
     for line in summary_lines(results):
         logger.info("%s", line)
+    if others:
+        logger.info("%s: %s", folder, also_found(others))
     logger.info("Written to %s and RESULTS.md beside it", path)
     return path
 
 
-def describe_measure(loaded: "LoadedConfig") -> list[str]:
+def describe_measure(loaded: "LoadedConfig", inference: "LoadedConfig | None" = None) -> list[str]:
     """Return what `measure` would read and write, line by line, without reading any of it.
 
     Raises:
         ConfigError: The config is wrong.
     """
-    folder, metrics, test_sets = _plan(loaded)
+    folder, metrics, test_sets, others = _plan(loaded, inference)
     lines = [
         f"{metric.name} of {test_set} reads {_described_files(metric, folder, test_set)}"
         for test_set in test_sets
@@ -92,22 +105,26 @@ def describe_measure(loaded: "LoadedConfig") -> list[str]:
     if not test_sets:
         names = ", ".join(metric.name for metric in metrics)
         lines.append(f"{names} of each test set that stage 6 will have written below {folder}")
+    if others:
+        lines.append(f"leaves out what is {also_found(others)}")
     return [*lines, f"writes {metrics_path(folder)} and RESULTS.md{_described_age(folder)}"]
 
 
-def check_measure(loaded: "LoadedConfig") -> None:
+def check_measure(loaded: "LoadedConfig", inference: "LoadedConfig | None" = None) -> None:
     """Check the config and build its metrics; files may be missing yet.
 
     Raises:
         ConfigError: The config is wrong.
     """
-    _plan(loaded)
+    _plan(loaded, inference)
 
 
-def _plan(loaded: "LoadedConfig") -> tuple[Path, list[PreparedMetric], list[str]]:
+def _plan(
+    loaded: "LoadedConfig", inference: "LoadedConfig | None"
+) -> tuple[Path, list[PreparedMetric], list[str], list[str]]:
     config = load_metrics_config(loaded)
     metrics = prepare_metrics(loaded, config)
-    return Path(config.inference_dir), metrics, find_test_sets(loaded, config)
+    return Path(config.inference_dir), metrics, *find_test_sets(loaded, config, inference)
 
 
 def metrics_path(inference_dir: Path) -> Path:
@@ -115,33 +132,26 @@ def metrics_path(inference_dir: Path) -> Path:
     return inference_dir / "metrics.json"
 
 
-def find_test_sets(loaded: "LoadedConfig", config: MetricsConfig) -> list[str]:
-    """Return what `test_set` says, or the names in `dataset.test`, or else the folders of results.
+def find_test_sets(
+    loaded: "LoadedConfig", config: MetricsConfig, inference: "LoadedConfig | None" = None
+) -> tuple[list[str], list[str]]:
+    """Return the test sets to measure, and what else there are results of.
+
+    Those are what `test_set` says, or the names in `dataset.test`; or else the folders of results,
+    of which only those count that the inference config lists, if it has a list.
 
     Raises:
         ConfigError: An entry of `dataset.test` is wrong, or `test_set` names none of them.
     """
+    folder = Path(config.inference_dir)
+    found = found_test_sets(folder)
     listed = listed_test_sets(config.dataset, loaded)
     if config.test_set is not None:
-        return chosen_test_sets(listed, config.test_set, loaded)
-    return listed or _result_folders(Path(config.inference_dir))
-
-
-def _result_folders(inference_dir: Path) -> list[str]:
-    if not inference_dir.is_dir():
-        return []
-    folders = [path for path in inference_dir.iterdir() if path.is_dir()]
-    # A run that has begun but has no results yet must not be passed over in silence.
-    return sorted(
-        path.name
-        for path in folders
-        if shard_of(path.name) is None
-        and (manifest_path(path).exists() or any(_is_scp(file) for file in path.glob("*.scp")))
-    )
-
-
-def _is_scp(path: Path) -> bool:
-    return path.is_file() and not is_temp_name(path.name)
+        # A choice, so that all others are no surprise.
+        return chosen_test_sets(listed, config.test_set, loaded), []
+    named = listed or named_test_sets(inference, folder)
+    others = [name for name in found if named and name not in named]
+    return listed or [name for name in named or found if name in found], others
 
 
 @dataclass(frozen=True)

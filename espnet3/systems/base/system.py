@@ -192,19 +192,19 @@ class BaseSystem:
         """Score the results."""
         from espnet3.systems.base.metric import measure
 
-        return measure(self.config_for("measure"))
+        return measure(self.config_for("measure"), self.inference)
 
     def check_measure(self) -> None:
         """Check the metrics config before anything runs."""
         from espnet3.systems.base.metric import check_measure
 
-        check_measure(self.config_for("measure"))
+        check_measure(self.config_for("measure"), self.inference)
 
     def describe_measure(self) -> list[str]:
         """Return what `measure` would do."""
         from espnet3.systems.base.metric import describe_measure
 
-        return describe_measure(self.config_for("measure"))
+        return describe_measure(self.config_for("measure"), self.inference)
 
     def report(self) -> Any:
         """Write a page with the scores, the curves and the worst utterances."""

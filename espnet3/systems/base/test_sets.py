@@ -1,12 +1,15 @@
 """Which test sets a config names, and where their results go."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from espnet3.components.data.test_set_names import check_name, check_names
+from espnet3.config.resolve import resolved
 from espnet3.config.sources import set_in
 from espnet3.errors import ConfigError, suggest
+from espnet3.io.atomic import is_temp_name
+from espnet3.shards.layout import manifest_path, shard_of
 
 if TYPE_CHECKING:
     from espnet3.config.load import LoadedConfig
@@ -61,6 +64,44 @@ def chosen_test_sets(
             )
         check_name("test_set", name, loaded)
     return list(dict.fromkeys(names))
+
+
+def named_test_sets(loaded: "LoadedConfig | None", inference_dir: Path) -> list[str]:
+    """Return the test sets that a config names for the results in a folder; none if it does not.
+
+    Raises:
+        ConfigError: as `listed_test_sets`.
+    """
+    if loaded is None:
+        return []
+    values = resolved(loaded.config, loaded=loaded)
+    own = values.get("inference_dir")
+    if own is not None and Path(own).absolute() != inference_dir.absolute():
+        return []  # it is about results elsewhere
+    dataset = values.get("dataset")
+    return listed_test_sets(dataset if isinstance(dataset, Mapping) else None, loaded)
+
+
+def found_test_sets(inference_dir: Path) -> list[str]:
+    """Return the folders of results, sorted: also one that has begun but has no results yet."""
+    if not inference_dir.is_dir():
+        return []
+    return sorted(
+        path.name
+        for path in inference_dir.iterdir()
+        if path.is_dir()
+        and shard_of(path.name) is None
+        and (manifest_path(path).exists() or any(_is_scp(file) for file in path.glob("*.scp")))
+    )
+
+
+def also_found(names: Iterable[str]) -> str:
+    """Return the line about results that no config names."""
+    return f"also found, not in the config: {', '.join(names)}"
+
+
+def _is_scp(path: Path) -> bool:
+    return path.is_file() and not is_temp_name(path.name)
 
 
 def results_folder(inference_dir: str, test_set: str) -> Path:

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from espnet3.components.metrics.error_rate import file_stem
-from espnet3.config.resolve import resolved
 from espnet3.io.scp import RecordError, read_scp
 from espnet3.shards.layout import manifest_path, shard_of
 from espnet3.systems.base.metric import metrics_path
@@ -27,7 +26,7 @@ from espnet3.systems.base.reporting.utterances import (
     read_utterances,
 )
 from espnet3.systems.base.stages import stages_of
-from espnet3.systems.base.test_sets import listed_test_sets
+from espnet3.systems.base.test_sets import also_found, named_test_sets
 
 if TYPE_CHECKING:
     from espnet3.systems.base.system import BaseSystem
@@ -93,22 +92,25 @@ def gather(system: "BaseSystem") -> Report:
     inference_dir, exp_dir = Path(str(loaded.config["inference_dir"])), system.exp_dir
     config = load_report_config(loaded)
     scores = read_scores(metrics_path(inference_dir))
-    found = [*(score.test_set for score in scores), *_run_folders(inference_dir)]
-    names = [name for name in dict.fromkeys([*_listed(system), *found]) if name in found]
+    found = dict.fromkeys([*(score.test_set for score in scores), *_run_folders(inference_dir)])
+    named = _named(system, inference_dir)
+    names = [name for name in named or found if name in found]
+    others = [name for name in found if name not in names]
     test_sets = [_gather_test_set(system, inference_dir, name, scores) for name in names]
     learning = read_learning(exp_dir)
     stages = read_stage_times(exp_dir, stages_of(type(system)))
     report = Report(inference_dir, exp_dir, system.recipe_dir, config, test_sets, learning, stages)
     report.notes.extend(_notes(report))
+    if others:
+        report.notes.append(f"{inference_dir}: {also_found(others)}")
     return report
 
 
-def _listed(system: "BaseSystem") -> list[str]:
-    """Return the test sets in the order of the inference config."""
-    if system.inference is None:
-        return []
-    dataset = resolved(system.inference.config, loaded=system.inference).get("dataset")
-    return listed_test_sets(dataset, system.inference)
+def _named(system: "BaseSystem", inference_dir: Path) -> list[str]:
+    """Return the test sets that the configs name, in the order of the inference config."""
+    configs = (system.inference, system.metrics)
+    names = [name for loaded in configs for name in named_test_sets(loaded, inference_dir)]
+    return list(dict.fromkeys(names))
 
 
 def _run_folders(inference_dir: Path) -> list[str]:
