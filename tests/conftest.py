@@ -1,8 +1,10 @@
 """What all tests share: nothing of a test may leak into the next one."""
 
 import os
+import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,13 @@ _PATIENT: dict[str, Any] = {
 settings.register_profile("repeatable", derandomize=True, database=None, **_PATIENT)
 settings.register_profile("soak", max_examples=2000, print_blob=True, **_PATIENT)
 settings.load_profile("repeatable")
+
+# A shell lets what it starts in the background ignore Ctrl-C, and so would all that tests start.
+if (
+    threading.current_thread() is threading.main_thread()
+    and signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+):
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 _watch = Watch()
 

@@ -112,8 +112,6 @@ class Recipe:
             stderr=subprocess.PIPE,
             text=True,
             env={**os.environ, "COLUMNS": "200"},
-            # A shell lets what it starts in the background ignore Ctrl-C, and so would this.
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
 
     def run(self, *arguments, code=0, **how) -> subprocess.CompletedProcess:

@@ -1,7 +1,6 @@
 """A small recipe that trains a recogniser of tones, run as `python run.py`."""
 
 import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -152,8 +151,6 @@ class TrainingRecipe:
             text=True,
             env={**os.environ, "COLUMNS": "200", "OMP_NUM_THREADS": "1", **environ},
             start_new_session=True,  # so that a test can signal all of its processes
-            # A shell lets what it starts in the background ignore Ctrl-C, and so would this.
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )  # fmt: skip
 
     def run(self, *arguments, code=0, seconds=120, **how) -> str:
