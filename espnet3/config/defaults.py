@@ -10,6 +10,7 @@ from espnet3.config.files import find_neighbours, read_file
 from espnet3.config.merge import Layer
 from espnet3.config.resolvers import RunNames, bind
 from espnet3.config.sources import Source
+from espnet3.config.trust import checked_path, current_trust
 from espnet3.errors import ConfigError
 
 _KEY = "defaults"
@@ -54,7 +55,9 @@ class _Entry:
 
 
 def _read(path: Path, names: RunNames, chain: tuple[Path, ...]) -> list[tuple[Path, Layer]]:
-    layer = read_file(path)
+    layer = read_file(checked_path(path))
+    if (trust := current_trust()) is not None:
+        trust.check_file(layer.values, path)
     listed = layer.values.pop(_KEY, None)
     sources = {k: s for k, s in layer.sources.items() if k != _KEY and not k.startswith(f"{_KEY}.")}
     own = path, Layer(bind(layer.values, names, path.parent), sources)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from espnet3.config.resolve import resolved
 from espnet3.config.sources import dotted, join_key, set_in
 from espnet3.config.targets import BadTarget, find_bad_argument, locate, signature_of
+from espnet3.config.trust import current_trust
 from espnet3.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ def instantiate(
 
     Raises:
         ConfigError: A target cannot be imported, Hydra forbids it, or its arguments do not fit.
+        PackedModelError: It belongs to a packed model, and names code or paths of others.
         Exception: Whatever a target itself raises, with a note that names its key.
 
     Example:
@@ -37,6 +39,7 @@ def instantiate(
     from hydra.utils import instantiate as hydra_instantiate
     from omegaconf.errors import OmegaConfBaseException
 
+    _check_trust(config, key)
     resolved(config, prefix=key, loaded=loaded)  # for its errors
     try:
         return hydra_instantiate(config, **kwargs)
@@ -44,6 +47,17 @@ def instantiate(
         failure = error
     # Outside of the except block, so that Hydra's wrapper does not show up in the traceback.
     raise _Failure.of(failure, config, kwargs, key, loaded).as_error()
+
+
+def _check_trust(config: Any, key: str) -> None:
+    trust = current_trust()
+    if trust is None:
+        return
+    if type(config).__module__.startswith("omegaconf."):
+        from omegaconf import OmegaConf
+
+        config = OmegaConf.to_container(config, resolve=False)
+    trust.check(config, key)
 
 
 @dataclass(frozen=True)

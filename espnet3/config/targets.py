@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
+from espnet3.config.trust import PackedModelError, current_trust
 from espnet3.errors import suggest
 
 RESERVED = ("_target_", "_args_", "_recursive_", "_convert_", "_partial_")
@@ -34,7 +35,15 @@ def locate(path: str) -> Any:
     Raises:
         BadTarget: A part of the path does not exist. An error raised inside an imported module is
             passed on as it is.
+        PackedModelError: A packed model asks for it, and it is no part of ESPnet3.
     """
+    trust = current_trust()
+    if trust is not None and not trust.code and not trust.allows(path):
+        raise PackedModelError(
+            f"The packed model {trust.root} names {path!r:.80}, which is no part of ESPnet3: "
+            "importing it would run foreign code. If you trust those who packed the model: "
+            "from_packed(path, trust_remote_code=True)"
+        )
     first, *rest = path.split(".")
     if not rest:
         raise BadTarget(f"a target needs its module. Write: _target_: package.module.{path}")

@@ -8,6 +8,7 @@ from typing import IO
 
 from espnet3.components.data.errors import DataError
 from espnet3.components.decoding.ngram import BEGIN, END, LN_10, Context, NGram
+from espnet3.config.trust import checked_path
 from espnet3.io.atomic import write_bytes
 
 Written = Mapping[tuple[str, ...], tuple[float, float | None]]
@@ -18,7 +19,7 @@ def read_arpa(path: Path) -> NGram:
     """Read a file, gzipped if its name ends in .gz; see `NGram.read`."""
     reader = _Reader(path)
     try:
-        with _open(path) as file:
+        with _open(checked_path(path)) as file:
             reader.read(file)
     except (OSError, EOFError, UnicodeDecodeError) as error:
         raise DataError(f"The n-gram {path} cannot be read: {error}") from error

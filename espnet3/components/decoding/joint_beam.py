@@ -12,6 +12,7 @@ from espnet3.components.data.errors import DataError
 from espnet3.components.decoding.fusion import CTCPart, NetworkPart, Part
 from espnet3.components.decoding.hypothesis import Hypothesis
 from espnet3.components.decoding.joint_search import JointSearch, SearchSettings
+from espnet3.config.trust import current_trust, under
 from espnet3.errors import ConfigError
 
 
@@ -70,6 +71,8 @@ class JointBeam:
         self.max_length_ratio = max_length_ratio
         self.settings = SearchSettings(beam_size, n_best, n_candidates, length_bonus)
         self._lm = lm
+        # It is loaded later, and by the rules of whoever named it.
+        self._trust = current_trust()
 
     @torch.inference_mode()
     def __call__(self, model: Any, encoded: Tensor, lengths: Tensor) -> list[list[Hypothesis]]:
@@ -114,7 +117,8 @@ class JointBeam:
         if not isinstance(self._lm, nn.Module):
             from espnet3.config.targets import locate
 
-            self._lm = locate(self.lm_loader)(self._lm, device=str(device))
+            with under(self._trust):
+                self._lm = locate(self.lm_loader)(self._lm, device=str(device))
         assert isinstance(self._lm, nn.Module)
         check_same_tokens(self._lm, model)
         return self._lm.to(device).eval()

@@ -13,6 +13,7 @@ from espnet3.components.decoding.hypothesis import Hypothesis
 from espnet3.components.decoding.ngram import BEGIN, END, UNKNOWN_WORD, NGram
 from espnet3.components.text.tokenizer import Tokenizer, load_tokenizer
 from espnet3.components.text.tokens import BLANK, SPACE_TOKEN, UNKNOWN
+from espnet3.config.trust import checked_path
 from espnet3.errors import ConfigError, MissingExtraError
 
 _IMPOSSIBLE = -1e30
@@ -202,7 +203,7 @@ def _words_of(lexicon: str | Path | Sequence[str] | None, ngram: NGram | None) -
     if lexicon is None:
         words = () if ngram is None else ngram.words
     elif isinstance(lexicon, str | Path):
-        if not Path(lexicon).is_file():
+        if not checked_path(lexicon).is_file():
             raise ConfigError(
                 f"decoder.lexicon {lexicon} does not exist. Write a file with a word a line, or "
                 "leave it out for the words of the n-gram."

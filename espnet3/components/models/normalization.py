@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from espnet3.components.data.errors import DataError
 from espnet3.components.models.masks import zero_padding
+from espnet3.config.trust import checked_path, current_trust
 
 _Normalized = tuple[Tensor, Tensor | None]
 
@@ -45,9 +46,14 @@ class GlobalNormalization(nn.Module):
         self.norm_means = norm_means
         self.norm_vars = norm_vars
         self.eps = eps
-        mean, std = _load(self.stats_file) if os.path.exists(self.stats_file) else (None, None)
+        mean, std = _load(self.stats_file) if self._has_file() else (None, None)
         self.register_buffer("mean", torch.empty(0) if mean is None else mean)
         self.register_buffer("std", torch.empty(0) if std is None else std)
+
+    def _has_file(self) -> bool:
+        # Of a packed model only the name may be left: what lies elsewhere under it is another one.
+        is_packed_away = current_trust() is not None and not os.path.isabs(self.stats_file)
+        return not is_packed_away and os.path.exists(self.stats_file)
 
     def forward(self, feats: Tensor, lengths: Tensor | None = None) -> _Normalized:
         """Normalise `[batch, time, dim]`; behind the end of an item, as `lengths` says, is 0.
@@ -143,7 +149,7 @@ class UtteranceNormalization(nn.Module):
 def _load(path: str) -> tuple[Tensor, Tensor]:
     from espnet3.components.data.stats import load_stats
 
-    stats = load_stats(path)
+    stats = load_stats(checked_path(path))
     to_tensor = torch.from_numpy
     return to_tensor(stats.mean.copy()).float(), to_tensor(stats.var.copy()).sqrt().float()
 

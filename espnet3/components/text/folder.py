@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from espnet3.config.trust import checked_path
 from espnet3.errors import ConfigError
 from espnet3.io.atomic import write_bytes, write_json
 
@@ -59,9 +60,9 @@ class TokenizerFolder:
         """
         self._check_exists()
         try:
-            about = json.loads((self.path / ABOUT).read_text("utf-8"))
+            about = json.loads(checked_path(self.path / ABOUT).read_text("utf-8"))
             version = about["version"]
-        except (OSError, ValueError, TypeError, KeyError) as error:
+        except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
             raise self._damaged(f"{ABOUT} is no description of one ({error!r:.80})") from error
         if version != VERSION:
             raise self._damaged(f"it is of version {version!r}, and this is version {VERSION}")
@@ -75,7 +76,7 @@ class TokenizerFolder:
     def read_file(self, name: str) -> bytes:
         """Return the content of a file of the tokenizer."""
         try:
-            data = (self.path / name).read_bytes()
+            data = checked_path(self.path / name).read_bytes()
         except FileNotFoundError as error:
             raise self._damaged(f"its file {name} is missing") from error
         if hashlib.sha256(data).hexdigest() != self.read_about().get("files", {}).get(name):

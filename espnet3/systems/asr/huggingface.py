@@ -17,6 +17,7 @@ from espnet3.systems.asr.huggingface_parts import (
     load_feature_extractor,
     load_hub_tokenizer,
     load_network_config,
+    refuse_foreign_code,
     transformers,
 )
 
@@ -163,6 +164,7 @@ class HuggingFaceSeq2Seq(nn.Module):
         generate: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__()
+        refuse_foreign_code(generate or {}, "generate")
         place = tokenizer or pretrained
         if place is None:
             raise ConfigError(

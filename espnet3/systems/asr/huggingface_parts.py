@@ -1,16 +1,38 @@
 """Networks, feature extractors and tokenizers of Hugging Face: from a folder, name or config."""
 
 import importlib.util
+import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from espnet3.components.text.tokens import SPACE_TOKEN
+from espnet3.config.resolve import resolved
+from espnet3.config.trust import PackedModelError, checked_path, current_trust, leads_out
 from espnet3.errors import ConfigError, MissingExtraError
 
 _WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "*.bin", "*.bin.index.json")
 _RATE = 16000
+_CODE_KEYS = frozenset({
+    "auto_map", "custom_generate", "custom_pipelines", "trust_remote_code", "quantization_config",
+    "use_kernels", "kernel_config", "gguf_file", "subfolder", "cache_dir", "proxies", "backbone",
+    "base_model_name_or_path", "assistant_model",
+})  # fmt: skip
+"""What lets transformers run, or fetch, what is no part of it."""
+_ATTENTION = ("attn_implementation", "_attn_implementation", "_attn_implementation_internal")
+_ATTENTIONS = (None, "eager", "sdpa")
+"""Others are kernels of the Hub, which are code."""
+_OWN_NAMES = ("_name_or_path", "name_or_path")
+"""Where a model once came from; transformers only shows it."""
+_CONFIG_FILES = (
+    "config.json", "generation_config.json", "preprocessor_config.json", "processor_config.json",
+    "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
+)  # fmt: skip
+_CODE_FILES = (
+    "*.py", "*.pkl", "*.pickle", "*.bin", "*.pt", "*.pth", "*.ckpt", "*.h5", "*.msgpack", "*.so",
+    "adapter_config.json",
+)  # fmt: skip
 
 
 def transformers() -> Any:
@@ -45,7 +67,8 @@ def load_network_config(pretrained: str | None, config: Mapping[str, Any] | None
             "A model of Hugging Face needs either pretrained or a config. Write: pretrained: "
             "facebook/wav2vec2-base, or config: {model_type: wav2vec2, hidden_size: 32, ...}"
         )
-    values = dict(config or {})
+    values = dict(resolved(config or {}))  # transformers wants plain lists
+    refuse_foreign_code(values, "config")
     if pretrained is None:
         return auto.for_model(values.pop("model_type"), **values)
     values.pop("model_type", None)
@@ -76,6 +99,7 @@ def load_feature_extractor(
         options: Arguments of the feature extractor.
     """
     package = transformers()
+    refuse_foreign_code(options or {}, "feature_extractor")
     if pretrained is not None:
         return _from_pretrained(package.AutoFeatureExtractor, pretrained, **dict(options or {}))
     if config.model_type == "whisper":
@@ -92,7 +116,79 @@ def load_hub_tokenizer(place: str) -> Any:
     return _from_pretrained(transformers().AutoTokenizer, place)
 
 
+def refuse_foreign_code(values: Any, where: str) -> None:
+    """Refuse what makes transformers run code of others, if a packed model asks for it.
+
+    Args:
+        values: Keys for transformers, with mappings and lists in them.
+        where: The key of the config, or the file, that they come from.
+
+    Raises:
+        PackedModelError: Naming the key.
+    """
+    trust = current_trust()
+    if trust is None or trust.code:
+        return
+    for key, value in _items_in(resolved(values)):
+        is_code = key in _CODE_KEYS and value not in (None, False)
+        is_kernel = key in _ATTENTION and not _is_plain_attention(value)
+        is_path = isinstance(value, str) and len(value) > 1 and leads_out(value)
+        is_path = is_path and key not in _OWN_NAMES
+        if is_code or is_kernel or is_path:
+            raise PackedModelError(
+                f"{key} in {where} is {value!r:.80}, by which transformers may run or fetch what "
+                "is no part of it. If you trust those who packed the model: from_packed(path, "
+                "trust_remote_code=True)"
+            )
+
+
+def _is_plain_attention(value: Any) -> bool:
+    names = value.values() if isinstance(value, Mapping) else [value]
+    return all(name in _ATTENTIONS for name in names)
+
+
+def _items_in(values: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(values, Mapping):
+        children = list(values.items())
+    else:
+        children = [("", one) for one in values] if isinstance(values, list | tuple) else []
+    for key, value in children:
+        yield str(key), value
+        yield from _items_in(value)
+
+
+def _check_folder(place: str) -> None:
+    """Refuse a folder or a name of the Hub, if a packed model must not use it."""
+    trust = current_trust()
+    if trust is None or trust.code:
+        return
+    if not os.path.isdir(place):
+        raise PackedModelError(
+            f"The packed model needs {place!r:.80} of the Hub, but may only use what is in it. If "
+            "you trust those who packed it: from_packed(path, trust_remote_code=True)"
+        )
+    folder = checked_path(place)
+    if odd := sorted(file.name for pattern in _CODE_FILES for file in folder.rglob(pattern)):
+        raise PackedModelError(
+            f"{folder} holds {odd[0]!r:.80}, which can hold code. Pack the model again with: "
+            "python run.py --stages pack_model"
+        )
+    for name in _CONFIG_FILES:
+        if (file := folder / name).is_file():
+            refuse_foreign_code(_read_json(file), str(file))
+
+
+def _read_json(file: Path) -> Any:
+    try:
+        return json.loads(file.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise PackedModelError(
+            f"{file} is damaged ({error!s:.80}). Copy the packed model anew."
+        ) from error
+
+
 def _from_pretrained(cls: Any, place: str, **options: Any) -> Any:
+    _check_folder(place)
     try:
         return cls.from_pretrained(place, trust_remote_code=False, **options)
     except (OSError, ValueError) as error:

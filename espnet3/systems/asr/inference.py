@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from espnet3.config.trust import under
 from espnet3.systems.asr.output import output_fn
 from espnet3.systems.asr.recognition import Recognition
 from espnet3.systems.asr.recognizer import Recognizer
@@ -88,12 +89,14 @@ class Speech2Text(Recognizer):
         from espnet3.systems.asr.packed_layout import WEIGHTS
         from espnet3.systems.asr.packed_model import open_packed, packed_settings
 
-        trust = bool(settings.get("trust_remote_code", False))
-        folder, keeper = open_packed(path)
-        own = packed_settings(folder, trust=trust, given=settings)
-        model = cls(folder / WEIGHTS, device, **{**own, **settings})
-        # Decoders may read their files when they are first used.
+        trusted = bool(settings.get("trust_remote_code", False))
+        folder, keeper, trust = open_packed(path, trust_code=trusted)
+        with under(trust):
+            own = packed_settings(folder, trust, given=settings)
+            model = cls(folder / WEIGHTS, device, **{**own, **settings})
+        # Decoders may read their files when they are first used, by the same rules.
         model._keeper = keeper
+        model.decoder_trust = trust if "decoder" in own else None
         return model
 
 

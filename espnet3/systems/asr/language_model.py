@@ -3,7 +3,6 @@
 import math
 import os
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,6 +14,7 @@ from espnet3.components.models.token_lstm import LSTMState, TokenLSTM
 from espnet3.components.models.token_transformer import TokenTransformer, TransformerState
 from espnet3.components.text.tokenizer import load_tokenizer
 from espnet3.components.text.tokens import end_of
+from espnet3.config.trust import checked_path
 from espnet3.errors import ConfigError, suggest
 
 _KINDS = ("lstm", "transformer")
@@ -155,7 +155,7 @@ def load_language_model(path: str | os.PathLike[str], device: str = "cpu") -> An
     from espnet3.systems.asr.trained_model import load_trained
     from espnet3.systems.asr.trained_weights import find_weights
 
-    place = Path(path)
+    place = checked_path(path)
     if not place.exists():
         raise ConfigError(
             f"The language model {place} does not exist. Correct the path, which counts from the "

@@ -10,11 +10,14 @@ from espnet3.systems.asr.packed_layout import FILES, TOKENIZER, WEIGHTS
 from espnet3.systems.asr.trained_model import CONFIG, read_training_config
 from espnet3.systems.asr.trained_weights import find_weights
 
+_HUGGINGFACE = "espnet3.systems.asr.huggingface."
+_HUB_KEYS = ("pretrained", "tokenizer")
 _TOKENIZER_FILE = "tokenizer.json"
-# Of a folder of Hugging Face, all but the weights: ours replace them.
+# Of a folder of Hugging Face, all but the weights, which ours replace, and code.
 _NO_WEIGHTS = shutil.ignore_patterns(
-    "*.safetensors*", "*.bin", "*.pt", "*.pth", "*.ckpt", "*.h5", "*.msgpack", "*.onnx", ".*"
-)
+    "*.safetensors*", "*.bin", "*.pt", "*.pth", "*.ckpt", "*.h5", "*.msgpack", "*.onnx", ".*",
+    "*.py", "*.so", "*.pkl", "*.pickle",
+)  # fmt: skip
 
 
 class FileCollector:
@@ -41,7 +44,7 @@ class FileCollector:
         if isinstance(values, Mapping):
             return {
                 name: value if name == "_target_" else self.collect(value, f"{key}.{name}")
-                for name, value in values.items()
+                for name, value in _with_hub_folders(values).items()
             }
         if isinstance(values, list):
             return [self.collect(value, f"{key}.{i}") for i, value in enumerate(values)]
@@ -85,6 +88,28 @@ class FileCollector:
         (folder / CONFIG).write_text(OmegaConf.to_yaml(OmegaConf.create(redact(config))))
         write_weights(weights, folder / WEIGHTS)
         return f"{name}/{WEIGHTS}"
+
+
+def _with_hub_folders(block: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Let a model of Hugging Face name the folder in the cache, instead of a name on the Hub.
+
+    A packed model may only use what is in it.
+    """
+    if not str(block.get("_target_", "")).startswith(_HUGGINGFACE):
+        return block
+    named = {key: block[key] for key in _HUB_KEYS if isinstance(block.get(key), str)}
+    found = {key: _hub_folder(name) for key, name in named.items() if not os.path.exists(name)}
+    return {**block, **{key: folder for key, folder in found.items() if folder is not None}}
+
+
+def _hub_folder(name: str) -> str | None:
+    """Return where the Hub's cache has a model, as the training left it; None if it has not."""
+    try:
+        from huggingface_hub import snapshot_download
+
+        return str(snapshot_download(name, local_files_only=True))
+    except (ImportError, OSError, ValueError):
+        return None
 
 
 def write_weights(source: Path, target: Path) -> None:

@@ -2,11 +2,20 @@
 
 import hashlib
 import os
+import stat
 from collections.abc import Mapping
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
-from espnet3.errors import suggest
+from espnet3.config.trust import (
+    PackedModelError,
+    Trust,
+    checked_path,
+    current_trust,
+    leads_out,
+    under,
+)
+from espnet3.errors import ConfigError, suggest
 from espnet3.systems.asr.packed_archive import extract, is_archive, model_in
 from espnet3.systems.asr.packed_layout import (
     FORMAT_VERSION,
@@ -16,7 +25,7 @@ from espnet3.systems.asr.packed_layout import (
     WEIGHTS,
 )
 from espnet3.systems.asr.trained_model import build_trained
-from espnet3.systems.asr.trusted_targets import PackedModelError, check_trusted
+from espnet3.systems.asr.trusted_targets import is_allowed
 
 _SETTINGS = ("decoder", "n_best", "word_times", "window_seconds", "overlap_seconds")
 
@@ -26,53 +35,74 @@ def is_packed(folder: Path) -> bool:
     return (folder / META).is_file()
 
 
-def open_packed(path: str | os.PathLike[str]) -> tuple[Path, Any]:
-    """Return the folder of a packed model, its files checked, and what keeps it.
+def open_packed(
+    path: str | os.PathLike[str], *, trust_code: bool = False
+) -> tuple[Path, Any, Trust]:
+    """Check a packed model, and say what its parts may use.
 
     An archive is extracted to a temporary folder, which is gone with its keeper.
+
+    Args:
+        path: The folder, or its archive.
+        trust_code: Whether it may run code that is no part of ESPnet3.
+
+    Returns:
+        The folder, its keeper, and the trust to build it under.
 
     Raises:
         PackedModelError: It is none, or damaged.
     """
     place = Path(path)
     keeper = extract(place) if is_archive(place) else None
-    folder = place if keeper is None else model_in(Path(keeper.name))
-    _check(folder, place)
-    return folder, keeper
+    try:
+        folder = place if keeper is None else model_in(Path(keeper.name))
+        return folder, keeper, _checked(folder, place, trust_code)
+    except BaseException:
+        if keeper is not None:
+            keeper.cleanup()
+        raise
 
 
 def load_packed_model(folder: Path, device: str, *, trust: bool = False) -> Any:
     """Build the model of a packed folder.
 
+    Args:
+        folder: Of the packed model. Its checksums are compared, unless `open_packed` did so.
+        device: Where the model goes.
+        trust: Whether it may run code that is no part of ESPnet3.
+
     Raises:
         PackedModelError: Its config names foreign code, and is not trusted.
     """
+    known = current_trust()
+    if known is None or os.path.realpath(known.root) != os.path.realpath(folder):
+        known = _checked(folder, folder, trust)
     config = read_yaml(folder / TRAINING)
     block = config.get("model")
     if not isinstance(block, Mapping):
         raise PackedModelError(f"{folder / TRAINING} has no model block. Pack the model again.")
-    if not trust:
-        check_trusted(block, "model", TRAINING)
-    return build_trained(_inside(block, folder, "model"), folder / WEIGHTS, device)
+    with under(known):
+        known.check(block, "model", TRAINING)
+        return build_trained(_inside(block, folder), folder / WEIGHTS, device)
 
 
-def packed_settings(folder: Path, *, trust: bool, given: Mapping[str, Any]) -> dict[str, Any]:
+def packed_settings(folder: Path, trust: Trust, given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings that the model was packed with, but for those that are given."""
     from espnet3.config.instantiate import instantiate
 
     file = folder / INFERENCE
     if not file.is_file():
         return {}
-    block = read_yaml(file).get("model")
-    if not isinstance(block, Mapping):
-        return {}
-    wanted = {k: v for k, v in block.items() if k in _SETTINGS and k not in given}
-    if wanted.get("decoder") is not None:
-        if not trust:
-            check_trusted(wanted["decoder"], "model.decoder", INFERENCE)
-            _check_other_configs(folder)
-        inside = _inside(wanted["decoder"], folder, "model.decoder")
-        wanted["decoder"] = instantiate(inside, key="model.decoder")
+    with under(trust):
+        block = read_yaml(checked_path(file)).get("model")
+        if not isinstance(block, Mapping):
+            return {}
+        wanted = {k: v for k, v in block.items() if k in _SETTINGS and k not in given}
+        if isinstance(wanted.get("decoder"), Mapping):
+            trust.check(wanted["decoder"], "model.decoder", INFERENCE)
+            _check_other_configs(folder, trust)
+            inside = _inside(wanted["decoder"], folder)
+            wanted["decoder"] = instantiate(inside, key="model.decoder")
     return wanted
 
 
@@ -82,57 +112,57 @@ def read_yaml(file: Path) -> dict[str, Any]:
     Raises:
         PackedModelError: It is missing or malformed.
     """
-    from omegaconf import OmegaConf
+    from espnet3.config.files import read_file
 
     try:
-        values = OmegaConf.to_container(OmegaConf.load(file), resolve=False)
-    except Exception as error:  # of YAML or OmegaConf, which have many
-        raise PackedModelError(
-            f"{file} cannot be read ({type(error).__name__}: {error!s:.100}). Copy the packed "
-            "model anew."
-        ) from error
-    if not isinstance(values, dict):
-        raise PackedModelError(f"{file} is no mapping. Copy the packed model anew.")
+        values = read_file(file).values
+    except ConfigError as error:
+        raise PackedModelError(f"{error} Copy the packed model anew.") from error
     return {str(key): value for key, value in values.items()}
 
 
-def _check_other_configs(folder: Path) -> None:
-    """Check configs that a decoder may read by itself, such as that of a language model."""
+def _check_other_configs(folder: Path, trust: Trust) -> None:
+    """Check configs that a decoder may read at its first call, such as that of a language model.
+
+    They are checked when they are read as well; here they are refused before anything is built.
+    """
+    if trust.code:
+        return
     known = {folder / name for name in (META, TRAINING, INFERENCE)}
     for file in sorted({*folder.rglob("*.yaml"), *folder.rglob("*.yml")} - known):
-        name = file.relative_to(folder).as_posix()
-        values = read_yaml(file)
-        check_trusted(values, "", name)
-        if "defaults" in values:
-            raise PackedModelError(
-                f"{name} reads other files by its defaults list, which a packed config does not. "
-                "Pack the model again with: python run.py --stages pack_model"
-            )
+        is_own = file.is_file() and not file.is_symlink()
+        if is_own or os.path.realpath(file) in trust.files:
+            trust.check_file(read_yaml(file), file.relative_to(folder))
 
 
-def _inside(values: Any, folder: Path, key: str) -> Any:
-    """Return a copy in which paths of the packed folder are absolute, and no others are named.
-
-    Raises:
-        PackedModelError: A path leads out of the folder.
-    """
+def _inside(values: Any, folder: Path) -> Any:
+    """Return a copy of checked values in which paths of the packed folder are absolute."""
     if isinstance(values, Mapping):
-        return {name: _inside(value, folder, f"{key}.{name}") for name, value in values.items()}
+        return {name: _inside(value, folder) for name, value in values.items()}
     if isinstance(values, list):
-        return [_inside(value, folder, f"{key}.{i}") for i, value in enumerate(values)]
-    if not isinstance(values, str):
+        return [_inside(value, folder) for value in values]
+    if not isinstance(values, str) or not values or leads_out(values):
         return values
-    path = PurePosixPath(values)
-    if path.is_absolute() or ".." in path.parts:
-        raise PackedModelError(
-            f"{key} is {values!r:.80}, a path that leads out of the packed model. Pack it again "
-            "with: python run.py --stages pack_model"
-        )
     found = folder / values
-    return str(found.absolute()) if values and found.exists() else values
+    return str(found.absolute()) if found.exists() else values
 
 
-def _check(folder: Path, named: Path) -> None:
+def _checked(folder: Path, named: Path, trust_code: bool) -> Trust:
+    """Compare the checksums of a folder, and return what may be read and run of it."""
+    _require_packed(folder, named)
+    meta = read_yaml(folder / META)
+    version = meta.get("format")
+    if version != FORMAT_VERSION:
+        raise PackedModelError(
+            f"{named} is of format {version!r:.80}, and this version of ESPnet3 reads format "
+            f"{FORMAT_VERSION}. Update ESPnet3, or pack the model again."
+        )
+    sums = meta.get("sha256")
+    files = _check_sums(folder, named, sums if isinstance(sums, Mapping) else {})
+    return Trust(str(folder.absolute()), files, is_allowed, trust_code)
+
+
+def _require_packed(folder: Path, named: Path) -> None:
     if folder.is_file():
         raise PackedModelError(
             f"{named} is a file of an unknown kind. Give the folder that the stage pack_model "
@@ -149,29 +179,58 @@ def _check(folder: Path, named: Path) -> None:
             f"{named} is no packed model: it has no {META}. Pack one with: python run.py --stages "
             "pack_model; or load an experiment's folder: Speech2Text.from_experiment(...)"
         )
-    meta = read_yaml(folder / META)
-    version = meta.get("format")
-    if version != FORMAT_VERSION:
-        raise PackedModelError(
-            f"{named} is of format {version!r}, and this version of ESPnet3 reads format "
-            f"{FORMAT_VERSION}. Update ESPnet3, or pack the model again."
-        )
-    sums = meta.get("sha256")
-    _check_sums(folder, named, sums if isinstance(sums, Mapping) else {})
 
 
-def _check_sums(folder: Path, named: Path, sums: Mapping[str, str]) -> None:
+def _check_sums(folder: Path, named: Path, sums: Mapping[Any, Any]) -> frozenset[str]:
+    """Return the real paths of the files that the checksums are of."""
+    roots = _roots(folder)
+    files = {name: _real_file(folder, name, named, roots) for name in sums}
     for name, wanted in sums.items():
-        file = folder / name
-        if not file.is_file() or sha256(file) != wanted:
-            state = "damaged" if file.is_file() else "missing"
+        file = files[name]
+        if file is None or sha256(file) != wanted:
             raise PackedModelError(
-                f"{name} of {named} is {state}: its checksum in {META} does not fit. Copy the "
-                "packed model anew."
+                f"{name} of {named} is {'missing' if file is None else 'damaged'}: its checksum in "
+                f"{META} does not fit. Copy the packed model anew."
             )
     for name in (WEIGHTS, TRAINING):
         if name not in sums:
             raise PackedModelError(f"{named} has no {name} in its {META}. Pack the model again.")
+    return frozenset(str(file) for file in files.values())
+
+
+def _roots(folder: Path) -> tuple[str, ...]:
+    """Return the folders that files may really be in.
+
+    The cache of the Hub has links in `snapshots/REVISION`, and what they lead to in `blobs`. It is
+    the cache that makes them, not those who packed the model.
+    """
+    root = os.path.realpath(folder)
+    is_cache = os.path.basename(os.path.dirname(root)) == "snapshots"
+    blobs = os.path.join(os.path.dirname(os.path.dirname(root)), "blobs")
+    return (root, blobs) if is_cache else (root,)
+
+
+def _real_file(folder: Path, name: Any, named: Path, roots: tuple[str, ...]) -> Path | None:
+    """Return the real path of a plain file in the folder; None if it does not exist."""
+    if not isinstance(name, str) or not name or leads_out(name) or "\0" in name:
+        raise PackedModelError(
+            f"{META} of {named} has the checksum of {name!r:.80}, a path that leads out of the "
+            "packed model. Do not use it; get the model from elsewhere."
+        )
+    real = os.path.realpath(folder / name)
+    if not os.path.lexists(real):
+        return None
+    if not real.startswith(tuple(f"{root}{os.sep}" for root in roots)):
+        raise PackedModelError(
+            f"{name!r:.80} of {named} is a link that leads out of the packed model. Copy what it "
+            "leads to in its place, if you trust those who packed the model."
+        )
+    if not stat.S_ISREG(os.stat(real).st_mode):
+        raise PackedModelError(
+            f"{name!r:.80} of {named} is no plain file. Do not use it; get the model from "
+            "elsewhere."
+        )
+    return Path(real)
 
 
 def sha256(file: Path) -> str:

@@ -10,6 +10,7 @@ from espnet3.components.data.errors import DataError
 from espnet3.components.decoding.alignment import Word, word_times
 from espnet3.components.decoding.ctc_greedy import GreedyCTC
 from espnet3.components.decoding.windows import encode_windows, join_texts, windows_of
+from espnet3.config.trust import Trust, under
 from espnet3.systems.asr.recognition import Candidate, Recognition
 from espnet3.systems.asr.settings import OVERLAP_SECONDS, check_windows, searching_for
 from espnet3.systems.asr.speech_input import Samples, to_samples
@@ -52,6 +53,8 @@ class Recognizer:
         self.word_times = word_times
         self.window_seconds = window_seconds
         self.overlap_seconds = overlap_seconds
+        self.decoder_trust: Trust | None = None
+        """What a decoder of a packed model may use when it loads something at its first call."""
         self.model = model
         self.tokenizer = model.tokenizer
         self.sample_rate: int = model.sample_rate
@@ -96,11 +99,16 @@ class Recognizer:
 
     def _decode(self, encoded: Tensor, lengths: Tensor) -> list[Recognition]:
         _check_finite(encoded, lengths)
-        found = self.decoder(self.model, encoded, lengths)
+        found = self._search(encoded, lengths)
         return [
             self._result(hypotheses, encoded[i : i + 1, : int(lengths[i])])
             for i, hypotheses in enumerate(found)
         ]
+
+    def _search(self, encoded: Tensor, lengths: Tensor) -> list[Any]:
+        with under(self.decoder_trust):
+            found: list[Any] = self.decoder(self.model, encoded, lengths)
+        return found
 
     def _result(self, hypotheses: Sequence[Any], encoded: Tensor) -> Recognition:
         candidates = [self._candidate(one) for one in hypotheses[: self.n_best]]
@@ -139,7 +147,7 @@ class Recognizer:
         for window in windows:
             encoded, lengths = self._encode([samples[window.start : window.end]])
             _check_finite(encoded, lengths)
-            found.append(self._candidate(self.decoder(self.model, encoded, lengths)[0][0]))
+            found.append(self._candidate(self._search(encoded, lengths)[0][0]))
         text = join_texts([one.text for one in found])
         ids = self.tokenizer.encode(text)
         tokens = tuple(self.tokenizer.tokens[id] for id in ids)

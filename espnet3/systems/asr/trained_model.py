@@ -103,7 +103,7 @@ def read_training_config(weights: Path) -> dict[str, Any]:
     config: dict[str, Any] = resolved(load_config(file).config)
     if not isinstance(config.get("model"), Mapping):
         raise ConfigError(f"{file} has no model block. Copy the config of the training there.")
-    exp_dir = file.resolve().parent
+    exp_dir = file.parent.resolve()  # the file itself may be a link, as in the cache of the Hub
     block = _moved_along(config["model"], str(config.get("exp_dir", "")), exp_dir)
     return {**config, "model": with_absolute_paths(block, list(_roots(exp_dir, config)))}
 

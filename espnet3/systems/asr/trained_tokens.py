@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from espnet3.components.text.tokenizer import load_tokenizer
 from espnet3.config.resolve import resolved
+from espnet3.config.trust import checked_path
 from espnet3.errors import ConfigError, RunFolderError, StaleRunError
 from espnet3.io.atomic import write_json
 
@@ -77,7 +78,16 @@ def _read(folder: Path) -> tuple[str, ...] | None:
     file = folder / _TOKENS
     if not file.is_file():
         return None  # it was not trained by a stage, or is packed, with checksums
-    return tuple(json.loads(file.read_text(encoding="utf-8")))
+    try:
+        tokens = json.loads(checked_path(file).read_text(encoding="utf-8"))
+    except (ValueError, RecursionError):
+        tokens = None
+    if not isinstance(tokens, list):
+        raise RunFolderError(
+            f"{file} is damaged: it is no list of tokens. Copy it anew from the folder of the "
+            "training, or delete it if you know that the tokenizer is that of the training."
+        )
+    return tuple(tokens)
 
 
 def _difference(before: tuple[str, ...], now: tuple[str, ...]) -> str:

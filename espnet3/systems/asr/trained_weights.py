@@ -2,9 +2,11 @@
 
 import json
 import logging
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from espnet3.config.trust import PackedModelError, checked_path, current_trust
 from espnet3.errors import RunFolderError
 from espnet3.systems.asr.trained_model import CONFIG
 
@@ -23,7 +25,7 @@ def find_weights(exp_dir: str | Path) -> Path:
         RunFolderError: nothing is trained there.
     """
     folder = Path(exp_dir)
-    found, what = _find(folder)
+    found, what = _find(checked_path(folder))
     if found is None:
         raise RunFolderError(
             f"{folder} has no trained model: there is {_content(folder)}. Give the folder of a "
@@ -44,8 +46,8 @@ def _find(folder: Path) -> tuple[Path | None, str]:
     if averages:
         return averages[0], "an average of the best checkpoints"
     for criterion in criteria:
-        for one in criterion["checkpoints"]:
-            if (file := folder / one["file"]).is_file():
+        for one in _names_in(criterion):
+            if (file := folder / one).is_file():
                 return file, f"the best checkpoint by {criterion['monitor']}; none is averaged"
     if (file := folder / _LAST).is_file():
         return file, "the last checkpoint, as none is averaged"
@@ -55,10 +57,36 @@ def _find(folder: Path) -> tuple[Path | None, str]:
 def _criteria(folder: Path) -> list[dict[str, Any]]:
     try:
         index = json.loads((folder / _INDEX).read_text(encoding="utf-8"))
-        criteria: list[dict[str, Any]] = index["criteria"]
-    except (OSError, ValueError, KeyError, TypeError):
+        criteria = index["criteria"]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return []  # other files may still be there
-    return criteria
+    return [one for one in criteria if _is_criterion(one)] if isinstance(criteria, list) else []
+
+
+def _is_criterion(value: Any) -> bool:
+    return (
+        isinstance(value, dict)
+        and isinstance(value.get("monitor"), str)
+        and isinstance(value.get("k"), int)
+    )
+
+
+def _names_in(criterion: dict[str, Any]) -> Iterator[str]:
+    """Yield the checkpoints, best first; they are beside the index, so a path is none of ours.
+
+    Raises:
+        PackedModelError: The index of a packed model names a path.
+    """
+    checkpoints = criterion.get("checkpoints")
+    for one in checkpoints if isinstance(checkpoints, list) else ():
+        name = one.get("file") if isinstance(one, dict) else None
+        if isinstance(name, str) and name not in ("", ".", "..") and not set(name) & set("/\\\0"):
+            yield name
+        elif current_trust() is not None:
+            raise PackedModelError(
+                f"{_INDEX} of a packed model names {name!r:.80} as weights, which leads out of its "
+                "folder. Do not use it; get the model from elsewhere."
+            )
 
 
 def _content(folder: Path) -> str:

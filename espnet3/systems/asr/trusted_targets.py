@@ -1,88 +1,61 @@
 """Which classes the config of a packed model may name, so that loading it runs no foreign code."""
 
-from collections.abc import Iterator, Mapping
+import importlib
 from typing import Any
 
-from espnet3.config.targets import BadTarget, locate
-from espnet3.errors import EspnetError
+from espnet3.config.trust import PackedModelError
 
-_MODULES = ("espnet3.components.models.", "espnet3.systems.asr.", "torch.nn.")
-"""Where modules of torch may come from."""
+__all__ = ["PackedModelError", "is_allowed"]
+
+_OWN_MODULES = ("espnet3.components.models.", "espnet3.systems.asr.")
+"""Where modules of torch that ESPnet3 defines come from."""
 _DECODERS = "espnet3.components.decoding."
-_CODE_KEYS = ("_target_", "lm_loader")
-_LOADERS = ("espnet3.systems.asr.language_model.load_language_model",)
+_TORCH_NAMES = ("torch.nn", "torch.nn.modules")
+_TORCH_MODULES = frozenset(
+    f"torch.nn.modules.{name}"
+    for name in (
+        "activation", "adaptive", "batchnorm", "channelshuffle", "container", "conv", "distance",
+        "dropout", "flatten", "fold", "instancenorm", "linear", "loss", "normalization", "padding",
+        "pixelshuffle", "pooling", "rnn", "sparse", "transformer", "upsampling",
+    )
+)  # fmt: skip
+"""Layers; not those that wrap a model for several processes, nor what is built lazily."""
+_FUNCTIONS = (
+    "espnet3.systems.asr.language_model.load_language_model",
+    "espnet3.components.text.characters.CharacterTokenizer",
+    "espnet3.components.text.sentencepiece.SentencePieceTokenizer",
+)
+"""What our own code looks up by its name."""
 
 
-class PackedModelError(EspnetError):
-    """A packed model is damaged, incomplete, or would run foreign code."""
+def is_allowed(target: str) -> bool:
+    """Tell whether a dotted name is that of a part of a recogniser.
 
-
-def check_trusted(values: Any, key: str, file: str) -> None:
-    """Refuse a block of a packed config that builds anything but parts of a recogniser.
-
-    Allowed are modules of torch that ESPnet3 or torch.nn define, and ESPnet3's decoders. A name
-    alone proves nothing, as `espnet3.components.models.x.os.system` would be one: what counts is
-    the class that it leads to, and the module that defines it.
-
-    Args:
-        values: Plain containers.
-        key: Of the block.
-        file: That it comes from.
-
-    Raises:
-        PackedModelError: Naming the key.
+    Allowed are modules of torch that ESPnet3 defines, layers of torch.nn, and ESPnet3's decoders. A
+    name alone proves nothing, as `espnet3.components.models.x.os.system` would be one: it must be
+    that of a module and of a class in it, and what counts is where that class is defined.
     """
-    for place, text in _strings(values, key):
-        if "${" in text:  # could turn into a target when it is resolved
-            raise PackedModelError(
-                f"{place} in {file} is {text!r:.80}, an interpolation, which a packed config does "
-                "not have. Pack the model again with: python run.py --stages pack_model"
-            )
-    for place, target in _code_names(values, key):
-        if not _is_trusted(target):
-            raise PackedModelError(
-                f"{place} in {file} is {target!r:.80}, which is no part of ESPnet3: building it "
-                "would run foreign code. If you trust those who packed the model, and their code "
-                "is installed: from_packed(path, trust_remote_code=True)"
-            )
-
-
-def _is_trusted(target: Any) -> bool:
-    if target in _LOADERS:
+    if target in _FUNCTIONS:
         return True
-    if not isinstance(target, str) or not target.startswith((*_MODULES, _DECODERS)):
+    module_name, _, name = target.rpartition(".")
+    if not all(part.isidentifier() and part.isascii() for part in target.split(".")):
+        return False
+    is_ours = module_name.startswith((*_OWN_MODULES, _DECODERS))
+    if not is_ours and module_name not in (*_TORCH_NAMES, *_TORCH_MODULES):
         return False
     try:
-        found = locate(target)
-    except BadTarget:
+        found = vars(importlib.import_module(module_name)).get(name)
+    except ImportError:
         return False
-    if not isinstance(found, type):
-        return False
+    return isinstance(found, type) and _is_part(found)
+
+
+def _is_part(found: Any) -> bool:
     home = f"{found.__module__}."
     if home.startswith(_DECODERS):
-        return True
+        return "__call__" in vars(found) and not found.__name__.startswith("_")
     from torch import nn
 
-    return issubclass(found, nn.Module) and home.startswith(_MODULES)
-
-
-def _strings(values: Any, key: str) -> Iterator[tuple[str, str]]:
-    if isinstance(values, str):
-        yield key, values
-    for name, child in _children(values):
-        yield from _strings(child, f"{key}.{name}")
-
-
-def _code_names(values: Any, key: str) -> Iterator[tuple[str, Any]]:
-    """Yield what is imported: targets, and the functions that some classes take by their name."""
-    for name, child in _children(values):
-        if name in _CODE_KEYS:
-            yield f"{key}.{name}".lstrip("."), child
-        yield from _code_names(child, f"{key}.{name}")
-
-
-def _children(values: Any) -> Iterator[tuple[Any, Any]]:
-    if isinstance(values, Mapping):
-        yield from values.items()
-    elif isinstance(values, list):
-        yield from enumerate(values)
+    is_home = home.startswith(_OWN_MODULES) or found.__module__ in _TORCH_MODULES
+    is_lazy = found.__name__.startswith("Lazy")
+    return issubclass(found, nn.Module) and is_home and not is_lazy

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from espnet3.config.trust import PackedModelError, checked_path, current_trust
 from espnet3.errors import RunFolderError
 from espnet3.io.atomic import StrPath
 
@@ -21,9 +22,16 @@ def load_weights(path: StrPath) -> dict[str, torch.Tensor]:
 
     Raises:
         RunFolderError: it is missing or damaged, or has no weights.
+        PackedModelError: a packed model names them, and they are none of its own.
     """
     if Path(path).suffix == ".safetensors":
         return _load_safetensors(path)
+    trust = current_trust()
+    if trust is not None and not trust.code:
+        raise PackedModelError(
+            f"{path} is no .safetensors file, as all weights of a packed model are. Pack the model "
+            "again with: python run.py --stages pack_model"
+        )
     # It imports Lightning, which takes each worker of an inference a second.
     from espnet3.trainer.checkpointing.checkpoint_io import read_checkpoint
 
@@ -56,6 +64,7 @@ def _load_safetensors(path: StrPath) -> dict[str, torch.Tensor]:
 
     if not Path(path).is_file():
         raise RunFolderError(f"The weights {path} do not exist. Check the path.")
+    checked_path(path)
     try:
         return load_file(path)
     except SafetensorError as error:
