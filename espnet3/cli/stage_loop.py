@@ -112,8 +112,10 @@ class StageLoop:
         with open_stage_log(outcome.log, self.invocation.hidden()) as log:
             logger.info("Stage %s: %s (log: %s)", stage, stage.help, on_one_line(log.path))
             begin = time.monotonic()
+            self.system.on_work, self.system.found_all_done = record.publish, False
             self._call(outcome, log)
-            record.finish(outcome.state)
+            nothing = outcome.state == "skipped" or self.system.found_all_done
+            record.finish(outcome.state, changed_nothing=nothing or outcome.is_refused)
             _log_end(outcome, time.monotonic() - begin)
 
     def _call(self, outcome: Outcome, log: StageLog) -> None:

@@ -3,7 +3,7 @@
 import inspect
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -75,14 +75,20 @@ class Fit:
         loaded: the training config.
         build: builds model and loaders; called when it is known that there is something to train.
         times: measures what the start takes.
-        on_start: called in the first process when all is built and nothing but training is left;
-            until then an earlier training in the folder stays as it was.
+        on_start: called in the first process when all is built and nothing but training is left,
+            with the checkpoint to go on from; until then an earlier training in the folder stays as
+            it was.
+        on_finished: called there instead if there is nothing left to train.
+        changed_since: returns the keys of the config that changed after a checkpoint of some step
+            was written, so that what it restores must give way.
     """
 
     loaded: "LoadedConfig"
     build: Callable[[], TrainingParts]
     times: StartupTimes
-    on_start: Callable[[], None] = lambda: None
+    on_start: Callable[[ResumePoint | None], None] = lambda point: None
+    on_finished: Callable[[ResumePoint | None], None] = lambda point: None
+    changed_since: Callable[[int], Sequence[str]] = lambda step: ()
 
     def run(self) -> bool:
         """Train to the end.
@@ -102,6 +108,8 @@ class Fit:
         point = self._resume_point(config)
         stops_early = "EarlyStopping" in str(block.get("callbacks"))
         if report_resume(point, *limits, stops_early=stops_early):
+            if process_rank().is_first:
+                self.on_finished(point)
             return False
         if point is None:
             check_files(parse_init(config.init, self.loaded), self.loaded)
@@ -152,9 +160,13 @@ class Fit:
             load_initial_weights(parts.model, parse_init(config.init, self.loaded), self.loaded)
         if process_rank().is_first and not self.is_trial:
             prepare_folder(config.exp_dir, config.resume)
-            self.on_start()
+            self.on_start(point)
         with self.times.part("trainer"):
-            module = TrainingModule(parts.model, OptimizationConfig.from_config(self.loaded))
+            module = TrainingModule(
+                parts.model,
+                OptimizationConfig.from_config(self.loaded),
+                self.changed_since(point.position.step) if point else (),
+            )
             keeper = _keeper(config, self.loaded)
             preemption = Preemption(keeper.save_last)
             trainer = self._build_trainer(config, [watch, preemption, keeper])

@@ -1,7 +1,7 @@
 """The Lightning module: any model with a loss, one optimizer or several, on any number of ranks."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,7 +11,13 @@ from torch import Tensor, nn
 from espnet3.errors import TrainingError
 from espnet3.trainer.lean_module import LeanModule
 from espnet3.trainer.optimization.combinations import check_combination
-from espnet3.trainer.optimization.kept_settings import Settings, settings_of, warn_of_kept
+from espnet3.trainer.optimization.kept_settings import (
+    BuiltState,
+    Settings,
+    apply_changed,
+    settings_of,
+    warn_of_kept,
+)
 from espnet3.trainer.optimization.model_inputs import ModelInputs, fields_of
 from espnet3.trainer.optimization.model_output import ModelOutput, batch_size, parse_output
 from espnet3.trainer.optimization.model_steps import compute, is_lazy, is_named, steps_of
@@ -37,11 +43,21 @@ class TrainingModule(LeanModule):
     optimizers as `train/<optimizer>/<name>`. `trainer.global_step` counts the steps of the
     optimizer that steps most often, the first of equals.
 
+    Args:
+        model: what is trained.
+        optimization: how.
+        changed: keys of the config that count although the checkpoint to go on from has others.
+
     Raises:
         ConfigError: the parameters of the model do not fit the optimizers.
     """
 
-    def __init__(self, model: nn.Module, optimization: OptimizationConfig) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        optimization: OptimizationConfig,
+        changed: Sequence[str] = (),
+    ) -> None:
         super().__init__()
         self.automatic_optimization = False
         self.model = model
@@ -55,6 +71,8 @@ class TrainingModule(LeanModule):
         self._guard = NonFiniteGuard(optimization.max_nonfinite_batches)
         self._updaters: list[Updater] = []
         self._built: Settings = {}
+        self._changed = tuple(changed)
+        self._built_states: dict[str, BuiltState] = {}
         self._stepper = Stepper(self, self._updaters, self._guard, self.last_gradient_norms)
         self._train_log = TrainLog(self.last_gradient_norms)
         self._valid_stats = StatMeter()
@@ -98,11 +116,15 @@ class TrainingModule(LeanModule):
             self._updaters.append(Updater(name, config, optimizer, scheduler, schedule))
         check_combination(self.trainer, self._updaters)
         self._built = settings_of(self._updaters)
+        if self._changed:
+            self._built_states = {one.name: BuiltState.of(one) for one in self._updaters}
         return [updater.for_lightning() for updater in self._updaters]
 
     def on_train_start(self) -> None:
         self._train_log.restore_metrics(self.trainer)
         path = self.trainer.ckpt_path
+        if path and self._changed:
+            apply_changed(self._built_states, self._updaters, self._changed)
         if path and self.trainer.is_global_zero:
             warn_of_kept(self._built, self._updaters, path)
 

@@ -21,6 +21,8 @@ class TrainingConfig(FrozenConfig):
     """Of the weights, the order of the data, and everything random."""
     resume: Literal["auto", "never"] = "auto"
     """`auto` goes on from `last.ckpt`; `never` puts it aside and starts anew."""
+    accept_changes: list[str] = Field(default_factory=list)
+    """Keys, as a refusal names them, with which a training goes on although they changed."""
     num_threads: PositiveInt | None = None
     """Threads of torch on the CPU in each process; see `threads.py` for the default."""
     best_model_criterion: Any = None

@@ -93,6 +93,7 @@ class ASRSystem(BaseSystem):
         from espnet3.systems.asr.packing import check_pack_model
 
         check_pack_model(self.config_for("pack_model"))
+        self.check_trained()
 
     def describe_pack_model(self) -> list[str]:
         """Return what `pack_model` would write."""

@@ -22,7 +22,6 @@ from espnet3.errors import ConfigError, StaleRunError
 from espnet3.parallel.clusters.table import check_resources
 from espnet3.parallel.parallel import as_parallel_config
 from espnet3.systems.asr.tokenizer_config import BLOCK, TokenizerConfig, load_tokenizer_config
-from espnet3.systems.asr.trained_tokens import has_weights
 from espnet3.systems.asr.training_texts import (
     TextSummary,
     check_training_sets,
@@ -30,6 +29,7 @@ from espnet3.systems.asr.training_texts import (
     summarize,
 )
 from espnet3.systems.base.stages import Skipped
+from espnet3.systems.base.training_record import has_weights
 
 if TYPE_CHECKING:
     from espnet3.config.load import LoadedConfig

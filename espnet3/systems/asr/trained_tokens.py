@@ -14,17 +14,12 @@ from espnet3.config.resolve import resolved
 from espnet3.config.trust import checked_path
 from espnet3.errors import ConfigError, RunFolderError, StaleRunError
 from espnet3.io.atomic import write_json
+from espnet3.systems.base.training_record import has_weights
 
 if TYPE_CHECKING:
     from espnet3.config.load import LoadedConfig
 
 _TOKENS = "tokens.json"
-_WEIGHTS = ("*.ckpt", "*.safetensors")
-
-
-def has_weights(exp_dir: Path) -> bool:
-    """Tell whether an experiment has checkpoints or averaged weights."""
-    return any(next(exp_dir.glob(pattern), None) for pattern in _WEIGHTS)
 
 
 def record_tokens(loaded: "LoadedConfig") -> None:

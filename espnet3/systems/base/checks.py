@@ -94,7 +94,8 @@ def _check_config(loaded: "LoadedConfig") -> None:
 
     known = KNOWN_KEYS.union(KEYS)
     if any(loaded.has(key) for key in ("optimizer", "optimizers")):
-        known |= {"resume"}  # of training; that of inference stands under runner
+        # Of training; those of inference stand under runner.
+        known |= {"resume", "accept_changes"}
     check_keys(loaded, known, homes=HOMES)
     for block, homes in BLOCK_HOMES.items():
         check_block(loaded, block, homes)

@@ -1,7 +1,7 @@
 """Stage 6, `infer`: decode the test sets of a config on the workers of its `parallel` block."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +9,9 @@ from espnet3.errors import ConfigError
 from espnet3.parallel.detached.shared import SharedWorkers
 from espnet3.parallel.parallel import as_parallel_config, use_parallel
 from espnet3.parallel.shared_cluster import SharedCluster
+from espnet3.shards.layout import RunLayout
 from espnet3.systems.base.error_places import place_key
+from espnet3.systems.base.run_description import run_folder
 from espnet3.systems.base.stages import Detached
 from espnet3.systems.base.test_set_run import TestSetRun, plan_inference
 
@@ -20,12 +22,18 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-def infer(loaded: "LoadedConfig", *, detach: bool = False) -> dict[str, Any] | Detached:
+def infer(
+    loaded: "LoadedConfig",
+    *,
+    detach: bool = False,
+    on_all_done: Callable[[], None] = lambda: None,
+) -> dict[str, Any] | Detached:
     """Decode all test sets, one after the other, on one cluster.
 
     Args:
         loaded: the config.
         detach: leave the work to workers that go on alone, as with `parallel.mode: async`.
+        on_all_done: called if an earlier run had finished all test sets.
 
     Returns:
         What the runner's `merge` returned, by test set: for an `InferenceRunner` the files by
@@ -36,6 +44,16 @@ def infer(loaded: "LoadedConfig", *, detach: bool = False) -> dict[str, Any] | D
     """
     parallel = parallel_of(loaded, detach=detach)
     runs = plan_inference(loaded)
+    before = _ends(runs)
+    results = _decode(runs, parallel, loaded)
+    if None not in before and _ends(runs) == before:
+        on_all_done()
+    return results
+
+
+def _decode(
+    runs: Sequence[TestSetRun], parallel: "ParallelConfig", loaded: "LoadedConfig"
+) -> dict[str, Any] | Detached:
     if parallel.mode == "async":
         return _leave(runs, parallel, loaded)
     n_tasks = sum(run.n_items for run in runs)
@@ -43,6 +61,16 @@ def infer(loaded: "LoadedConfig", *, detach: bool = False) -> dict[str, Any] | D
         shared = SharedCluster(parallel, n_tasks) if parallel.env != "local" else nullcontext(None)
         with shared as client:
             return {run.name: _run(run, client, loaded) for run in runs}
+
+
+def _ends(runs: Sequence[TestSetRun]) -> list[tuple[int, int] | None]:
+    """Return what tells the end of each run from that of another; None of one that is not over."""
+    found: list[tuple[int, int] | None] = []
+    for run in runs:
+        file = RunLayout(run_folder(run), n_shards=1).success
+        stat = file.stat() if file.exists() else None
+        found.append((stat.st_ino, stat.st_mtime_ns) if stat else None)
+    return found
 
 
 def parallel_of(loaded: "LoadedConfig", *, detach: bool = False) -> "ParallelConfig":

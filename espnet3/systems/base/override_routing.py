@@ -7,6 +7,10 @@ if TYPE_CHECKING:
     from espnet3.config.load import LoadedConfig
 
 
+_OF_TRAINING = ("resume", "accept_changes")
+"""Of a training at the top; others have them in a block."""
+
+
 def overrides_for(
     kind: str,
     overrides: Sequence[str],
@@ -34,6 +38,8 @@ def _kinds_of(text: str, plain: Mapping[str, "LoadedConfig"], common: Collection
     path = parse_override(text).path
     if path[0] in common:
         return list(plain)
+    if path[0] in _OF_TRAINING and "training" in plain:
+        return ["training"]
     depths = {kind: _depth(path, loaded) for kind, loaded in plain.items()}
     return [kind for kind, depth in depths.items() if depth == max(depths.values())]
 

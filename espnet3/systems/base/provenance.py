@@ -1,6 +1,7 @@
 """What is kept of a run of a stage: its config, where each key came from, the command, versions.
 
-Both files, `<exp_dir>/config/<stage>.{yaml,json}`, are there before the stage starts.
+`<exp_dir>/config/<stage>.{yaml,json}` describe the run that made what is there. A stage that has
+nothing to do, or is refused, leaves them as they were.
 """
 
 import json
@@ -67,7 +68,11 @@ class Invocation:
 
 @dataclass
 class StageRecord:
-    """The record of one run of a stage; `begin` writes it, `finish` completes it."""
+    """The record of one run of a stage.
+
+    The first one is written when the stage begins; one that replaces another when it is known that
+    there is something to do, which the stage tells with `publish`, and else at its end.
+    """
 
     folder: Path
     stage: Stage
@@ -75,23 +80,44 @@ class StageRecord:
     invocation: Invocation
     _values: dict[str, Any] = field(default_factory=dict)
     _begin: float = 0.0
+    _is_published: bool = False
 
     def begin(self) -> None:
-        """Write the config and what is known so far."""
+        """Note the config and what is known so far; write it, unless that would replace another."""
         self._begin = time.monotonic()
         self._values = {**self._describe(), "earlier": self._earlier()}
-        self.folder.mkdir(parents=True, exist_ok=True)
-        write_text(self.folder / f"{self.stage.name}.yaml", self._yaml())
-        self._write()
+        if not any(file.exists() for file in self._files):
+            self.publish()
 
-    def finish(self, state: str) -> None:
-        """Add how and when it ended: done, skipped, failed, interrupted."""
+    def publish(self) -> None:
+        """Write it, as the stage has something to do."""
+        if not self._is_published:
+            self._is_published = True
+            self.folder.mkdir(parents=True, exist_ok=True)
+            write_text(self._files[0], self._yaml())
+            self._write()
+
+    def finish(self, state: str, *, changed_nothing: bool = False) -> None:
+        """Add how and when it ended: done, skipped, failed, interrupted.
+
+        Args:
+            state: of these.
+            changed_nothing: the stage was refused, or found all done: what was on record before
+                stays.
+        """
+        if changed_nothing and not self._is_published:
+            return
+        self.publish()
         seconds = round(time.monotonic() - self._begin, 3)
         self._values.update(state=state, end=_now(), seconds=seconds)
         self._write()
 
+    @property
+    def _files(self) -> tuple[Path, Path]:
+        return self.folder / f"{self.stage.name}.yaml", self.folder / f"{self.stage.name}.json"
+
     def _write(self) -> None:
-        write_json(self.folder / f"{self.stage.name}.json", self._values)
+        write_json(self._files[1], self._values)
 
     def _describe(self) -> dict[str, Any]:
         return {
@@ -112,7 +138,7 @@ class StageRecord:
 
     def _earlier(self) -> list[dict[str, Any]]:
         """Return the runs before this one, oldest first; one that was killed has no end."""
-        before = read_record(self.folder / f"{self.stage.name}.json")
+        before = read_record(self._files[1])
         if not before:
             return []
         last = {key: before.get(key) for key in ("state", "start", "end", "seconds")}

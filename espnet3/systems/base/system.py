@@ -1,5 +1,6 @@
 """A system: a class whose methods are the stages of a recipe."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -8,6 +9,10 @@ from espnet3.systems.base.stages import KINDS, Skipped, find_config, find_stage,
 
 if TYPE_CHECKING:
     from espnet3.config.load import LoadedConfig
+    from espnet3.systems.base.training_record import Comparison
+
+_MAKE_NO_INPUTS = ("train", "average", "infer", "measure", "report", "pack_model", "upload_model")
+"""Stages that make neither data nor files of a training config; one of a recipe's own may."""
 
 
 class BaseSystem:
@@ -36,6 +41,11 @@ class BaseSystem:
     """Names of the stages that are to run, for checks of what an earlier one of them makes."""
     detach = False
     """Whether stages that can leave their work to workers that go on alone: `--detach`."""
+    on_work: Callable[[], None] = staticmethod(lambda: None)
+    """Called by a stage that often finds all done, when it has something to do after all."""
+    found_all_done = False
+    """Set by a stage that did nothing, because an earlier run had done it all."""
+    _comparison: "Comparison | None" = None
 
     def __init__(
         self,
@@ -132,19 +142,50 @@ class BaseSystem:
         """Train the model, or go on where it was stopped."""
         from espnet3.systems.base.training import train
 
-        return train(self.config_for("train"))
+        self.found_all_done = True
+
+        def start() -> None:
+            self.found_all_done = False
+            self.on_work()
+
+        comparison, self._comparison = self._comparison, None  # it holds the datasets
+        return train(self.config_for("train"), comparison, start)
 
     def check_train(self) -> None:
-        """Check the training config, and what was launched, before anything runs."""
+        """Check the training config, and what was launched, before anything runs.
+
+        Settings and code are compared with those of the training that is there; files and data
+        too, if no earlier stage makes them, or else when the stage starts.
+        """
         from espnet3.systems.base.training import check_train
 
-        check_train(self.config_for("train"))
+        with_inputs = self._has_inputs("train")
+        comparison = check_train(self.config_for("train"), with_inputs=with_inputs)
+        self._comparison = comparison if with_inputs else None
+
+    def _has_inputs(self, stage_name: str) -> bool:
+        """Tell whether no stage that runs before another one makes files or data."""
+        before = (
+            self.planned[: self.planned.index(stage_name)] if stage_name in self.planned else ()
+        )
+        return all(name in _MAKE_NO_INPUTS for name in before)
+
+    def check_trained(self, *, with_data: bool = False) -> None:
+        """Refuse to use weights that another training config made than the one that is given.
+
+        Raises:
+            StaleRunError: Naming each key that differs.
+        """
+        from espnet3.systems.base.training_record import compare_weights
+
+        if self.training is not None and "train" not in self.planned:
+            compare_weights(self.training, with_data=with_data)
 
     def describe_train(self) -> list[str]:
         """Return what `train` would do: data, batches, model, where it goes on."""
         from espnet3.systems.base.training import describe_train
 
-        return describe_train(self.config_for("train"))
+        return describe_train(self.config_for("train"), self._comparison)
 
     def average(self) -> Any:
         """Average the best checkpoints."""
@@ -157,6 +198,7 @@ class BaseSystem:
         from espnet3.systems.base.training import check_average
 
         check_average(self.config_for("average"))
+        self.check_trained()
 
     def describe_average(self) -> list[str]:
         """Return which files would be written."""
@@ -168,7 +210,12 @@ class BaseSystem:
         """Run the model over the test sets."""
         from espnet3.systems.base.inference import infer
 
-        return infer(self.config_for("infer"), detach=self.detach)
+        if not self._has_inputs("infer"):  # or it was done before anything ran
+            self.check_trained(with_data=True)
+        return infer(self.config_for("infer"), detach=self.detach, on_all_done=self._note_all_done)
+
+    def _note_all_done(self) -> None:
+        self.found_all_done = True
 
     def check_infer(self) -> None:
         """Check the inference config before anything runs."""
@@ -181,6 +228,7 @@ class BaseSystem:
         is_trained_first = "train" in self.planned
         training = self.config_for("train") if is_trained_first else None
         check_test_rates(self.config_for("infer"), training)
+        self.check_trained(with_data=self._has_inputs("infer"))
 
     def describe_infer(self) -> list[str]:
         """Return what `infer` would do: test sets, shards, batches, job script."""
@@ -199,6 +247,7 @@ class BaseSystem:
         from espnet3.systems.base.metric import check_measure
 
         check_measure(self.config_for("measure"), self.inference)
+        self.check_trained()
 
     def describe_measure(self) -> list[str]:
         """Return what `measure` would do."""
@@ -217,6 +266,7 @@ class BaseSystem:
         from espnet3.systems.base.report import check_report
 
         check_report(self)
+        self.check_trained()
 
     def describe_report(self) -> list[str]:
         """Return what `report` would read and write."""

@@ -2,7 +2,7 @@
 
 import logging
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,11 +13,13 @@ from espnet3.errors import ConfigError
 from espnet3.io.atomic import write_text
 from espnet3.systems.base.stages import Skipped
 from espnet3.systems.base.training_data import build_sets, check_data, has_split
+from espnet3.systems.base.training_record import Comparison, compare_training
 
 if TYPE_CHECKING:
     from espnet3.components.data.loader import BatchLoader
     from espnet3.components.data.loader_config import DataLoaderConfig
     from espnet3.config.load import LoadedConfig
+    from espnet3.trainer.checkpointing.resume import ResumePoint
     from espnet3.trainer.fit import TrainingParts
     from espnet3.trainer.reporting.summary import StartupTimes
 
@@ -26,14 +28,24 @@ logger = logging.getLogger(__name__)
 _MODEL = "model: {_target_: src.model.MyModel}"
 
 
-def train(loaded: "LoadedConfig") -> Any:
+def train(
+    loaded: "LoadedConfig",
+    comparison: Comparison | None = None,
+    on_start: Callable[[], None] = lambda: None,
+) -> Any:
     """Train the model, or go on with a training that was stopped; then average its best.
+
+    Args:
+        loaded: the training config.
+        comparison: with the training that is there, if it was made a moment ago.
+        on_start: called in the first process when nothing but training is left.
 
     Returns:
         `Skipped` if an earlier run has trained it to the end.
 
     Raises:
         ConfigError: before anything starts.
+        StaleRunError: another training is in the folder; likewise.
         RunInterrupted: after a signal, when a checkpoint has been written.
     """
     from time import monotonic
@@ -47,12 +59,24 @@ def train(loaded: "LoadedConfig") -> Any:
     times.add("imports", monotonic() - begin)
     is_first = process_rank().is_first
     before: list[int] = []
+    with times.part("comparison"):
+        compared = comparison or _compare(loaded)
+    sets = compared.described.sets if compared else None
 
-    def start() -> None:
+    def start(point: "ResumePoint | None") -> None:
+        _write_record(compared, point)
         _save_config(loaded)
+        on_start()
         before.append(_history_time(loaded))
 
-    fit = Fit(loaded, lambda: _build_parts(loaded, times), times, start)
+    fit = Fit(
+        loaded,
+        lambda: _build_parts(loaded, times, sets),
+        times,
+        start,
+        on_finished=lambda point: _write_record(compared, point),
+        changed_since=compared.changed_since if compared else lambda step: (),
+    )
     try:
         was_trained = fit.run()
     finally:
@@ -61,6 +85,20 @@ def train(loaded: "LoadedConfig") -> Any:
     if is_first and not fit.is_trial and (was_trained or _lacks_averages(loaded)):
         _average_at_the_end(loaded)
     return None if was_trained else Skipped("it is trained to the end already")
+
+
+def _compare(loaded: "LoadedConfig", *, with_inputs: bool = True) -> Comparison | None:
+    """Compare with the training that is there; of a trial nothing is kept, so it may differ."""
+    from espnet3.trainer.config import trainer_block
+
+    is_trial = bool(trainer_block(loaded).get("fast_dev_run"))
+    return None if is_trial else compare_training(loaded, with_inputs=with_inputs)
+
+
+def _write_record(compared: Comparison | None, point: "ResumePoint | None") -> None:
+    if compared is not None:
+        position = point and point.position
+        compared.write(*((position.n_epochs, position.step) if position else (0, 0)))
 
 
 def _average_at_the_end(loaded: "LoadedConfig") -> None:
@@ -115,12 +153,20 @@ def _plot(loaded: "LoadedConfig") -> None:
         logger.info("Learning curves: %s", curves)
 
 
-def check_train(loaded: "LoadedConfig") -> None:
-    """Check all that can be checked without building data or model, and what is launched.
+def check_train(loaded: "LoadedConfig", *, with_inputs: bool = True) -> Comparison | None:
+    """Check all that can be checked without building a model, and what is launched.
+
+    Args:
+        loaded: the training config.
+        with_inputs: whether files and data are there, and not yet to be made by another stage.
+
+    Returns:
+        How it compares with the training that is there, for `train`; None for a trial.
 
     Raises:
         ConfigError: naming the key, its place, and what to write.
         ResourceError: the GPUs or processes are not those that the config describes.
+        StaleRunError: another training is in the folder.
     """
     from espnet3.systems.base.sampling_rates import check_training_rates
     from espnet3.trainer.config import check_trainer
@@ -142,6 +188,7 @@ def check_train(loaded: "LoadedConfig") -> None:
     check_launch(block, loaded=loaded)
     with quiet_lightning(), _unheard():
         build_trainer(loaded, exp_dir=str(_exp_dir(loaded)))
+    return _compare(loaded, with_inputs=with_inputs)
 
 
 @contextmanager
@@ -157,11 +204,16 @@ def _unheard() -> Iterator[None]:
         logging.disable(before)
 
 
-def describe_train(loaded: "LoadedConfig") -> list[str]:
-    """Return what `train` would do: data, batches, model, where it goes on; nothing is written."""
+def describe_train(loaded: "LoadedConfig", comparison: Comparison | None = None) -> list[str]:
+    """Return what `train` would do: data, batches, model, where it goes on; nothing is written.
+
+    Raises:
+        StaleRunError: another training is in the folder.
+    """
     from espnet3.systems.base.training_plan import describe_training
 
-    return describe_training(loaded)
+    compared = comparison or _compare(loaded)
+    return describe_training(loaded, compared.described.sets if compared else None)
 
 
 def average(loaded: "LoadedConfig") -> Any:
@@ -198,13 +250,15 @@ def _criteria(loaded: "LoadedConfig") -> Any:
     return parse_criteria(values.get("best_model_criterion"), loaded)
 
 
-def _build_parts(loaded: "LoadedConfig", times: "StartupTimes") -> "TrainingParts":
+def _build_parts(
+    loaded: "LoadedConfig", times: "StartupTimes", sets: Mapping[str, Any] | None
+) -> "TrainingParts":
     from espnet3.systems.base.sampling_rates import check_training_samples
     from espnet3.trainer.fit import TrainingParts
 
     config = load_loader_config(loaded)
     with times.part("datasets"):
-        datasets = build_sets(loaded)
+        datasets = sets or build_sets(loaded)
     with times.part("model"):
         model = build_model(loaded)
         check_training_samples(datasets, model, loaded)

@@ -1,5 +1,6 @@
 """What the `train` stage would do, for `--dry-run`: nothing is trained, nothing is written."""
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from espnet3.parallel.progress import duration
@@ -16,15 +17,19 @@ if TYPE_CHECKING:
     from espnet3.config.load import LoadedConfig
 
 
-def describe_training(loaded: "LoadedConfig") -> list[str]:
+def describe_training(loaded: "LoadedConfig", sets: Mapping[str, Any] | None = None) -> list[str]:
     """Return lines that tell data, batches, model, devices, and where the training goes on.
+
+    Args:
+        loaded: the training config.
+        sets: its datasets, if they are built.
 
     Raises:
         ConfigError: as the stage itself would.
     """
     lines = [
         line
-        for split, dataset in build_sets(loaded).items()
+        for split, dataset in (sets or build_sets(loaded)).items()
         for line in _describe_split(split, dataset, loaded)
     ]
     return [*lines, _describe_model(loaded), _describe_trainer(loaded), _describe_start(loaded)]

@@ -21,6 +21,7 @@ from espnet3.trainer.checkpointing.weights import PREFIX
 log = logging.getLogger(__name__)
 
 _PUT_ASIDE = ("*.ckpt", "*.ave_*best.*", INDEX, "history.jsonl", "curves.*", "tensorboard")
+_COPIED = ("config.yaml", "training.json", "tokens.json")
 _SHOWN = 4
 
 
@@ -120,8 +121,9 @@ def put_aside(folder: Path) -> Path | None:
         n += 1
     target = folder / f"previous.{n}"
     target.mkdir()
-    if (folder / "config.yaml").is_file():
-        shutil.copy2(folder / "config.yaml", target)
+    for name in _COPIED:
+        if (folder / name).is_file():
+            shutil.copy2(folder / name, target)
     # `last.ckpt` last: after a kill on the way, `resume: auto` would still find it.
     for path in sorted(found, key=lambda p: p.name == LAST):
         os.rename(path, target / path.name)

@@ -1,6 +1,7 @@
 """What our sources share: one audio file per item, read when the item is asked for."""
 
 import importlib.util
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -82,6 +83,18 @@ class SpeechSource(ABC):
     def fingerprint(self) -> str:
         """Return a digest of what the items are made from, but for the audio files' content."""
         return digest({**self._form.settings(), "origin": self._origin()})
+
+    def audio_files(self, most: int) -> list[str | os.PathLike[str]]:
+        """Return the files of at most so many items, evenly spaced; none where they are inside."""
+        step = max(1, -(-len(self) // most))
+        return [file for i in range(0, len(self), step) if (file := self._audio_file(i))]
+
+    def _audio_file(self, position: int) -> str | os.PathLike[str] | None:
+        try:
+            source = self._clip(position).source
+        except (AudioError, NotImplementedError):  # told when its turn comes; or another reads it
+            return None
+        return None if isinstance(source, bytes) else source
 
     @abstractmethod
     def _fields(self, position: int) -> Sample:

@@ -121,6 +121,10 @@ class ShardSource(ABC):
         shards = [[p.name, d] for p, d in zip(self._shards, self._digests, strict=True)]
         return digest({**self._settings, "shards": shards})
 
+    def audio_files(self, most: int) -> list[Path]:
+        """Return at most so many shards, evenly spaced: the audio is in them."""
+        return self._shards[:: max(1, -(-len(self._shards) // most))]
+
     def locality(self) -> "np.ndarray[Any, np.dtype[np.int32]]":
         """Return the number of the shard of each item; see `shard_shuffle`."""
         numbers = np.arange(len(self._shards), dtype=np.int32)

@@ -1,0 +1,330 @@
+"""The record of a training, `<exp_dir>/training.json`: what its weights were made of.
+
+It is written before the first step. Later calls are compared with it before anything else: the
+weights of one training are never gone on with, or shown, as those of another. What was accepted
+on the way stands in it with epoch and step.
+"""
+
+import logging
+import os
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from espnet3 import __version__
+from espnet3.config.fingerprint import diff, same_file
+from espnet3.errors import EspnetError, RunFolderError, StaleRunError
+from espnet3.io.atomic import write_json
+from espnet3.io.records import DamagedFileError, read_record
+from espnet3.parallel.identity import is_below
+from espnet3.systems.base.training_fingerprint import (
+    TrainingDescription,
+    describe_training_run,
+    describe_values,
+    is_unknown,
+)
+
+if TYPE_CHECKING:
+    from espnet3.config.load import LoadedConfig
+
+logger = logging.getLogger(__name__)
+
+FILE = "training.json"
+_CONFIG = "config.yaml"
+_VERSION = 1
+_WEIGHTS = ("*.ckpt", "*.safetensors")
+_OF_DATA = re.compile(r"(dataset\.\w+(?:\.\d+)?)\.(content|n_items|audio)")
+_BUILT_ONCE = re.compile(
+    r"(optimizer|scheduler)s?(\.\w+\.\w+)?\._target_|optimizers\.\w+\.params.*"
+)
+"""What the state in a checkpoint belongs to: no new value can take it over."""
+_NO_RECORD = "there was no record of data and code before"
+
+
+@dataclass(frozen=True)
+class Acceptance:
+    """Changes with which a training went on."""
+
+    time: str
+    epoch: int
+    """Epochs that were done before."""
+    step: int
+    """Steps that were done before."""
+    changes: list[str]
+    """Lines as a refusal has them: `optimizer.lr: 0.1 -> 0.01`."""
+
+
+@dataclass(frozen=True)
+class TrainingRecord:
+    """What a training depends on, as its latest step was made."""
+
+    fingerprint: dict[str, Any]
+    files: dict[str, dict[str, Any]] = field(default_factory=dict)
+    start: str = ""
+    espnet3: str = ""
+    accepted: list[Acceptance] = field(default_factory=list)
+    version: int = _VERSION
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A training that is asked for, beside the one that is there."""
+
+    exp_dir: Path
+    described: TrainingDescription
+    record: TrainingRecord | None = None
+    """None where nothing was trained yet, or it starts anew."""
+    accepted: tuple[str, ...] = ()
+    """Changes that the config allows, line by line."""
+
+    def write(self, epoch: int, step: int) -> None:
+        """Write the record, as the training goes on from here; to be called by the first process.
+
+        Whatever was accepted on the way here stays in it.
+        """
+        now = datetime.now().astimezone().isoformat(timespec="seconds")
+        record = self.record or TrainingRecord({}, start=now, espnet3=__version__)
+        history = list(record.accepted)
+        if self.accepted:
+            history.append(Acceptance(now, epoch, step, list(self.accepted)))
+        elif self.record is not None and self.record.start:
+            return  # it says all this already
+        described = self.described
+        record = replace(
+            record,
+            fingerprint=described.fingerprint,
+            files=described.files(),
+            start=record.start or now,
+            accepted=history,
+        )
+        self.exp_dir.mkdir(parents=True, exist_ok=True)
+        write_json(self.exp_dir / FILE, asdict(record))
+
+    def changed_since(self, step: int) -> tuple[str, ...]:
+        """Return the keys that were accepted after a checkpoint of this step was written.
+
+        After a kill before the next checkpoint, the record has them and the checkpoint has not.
+        """
+        known = self.record.accepted if self.record else []
+        lines = [line for one in known if one.step >= step for line in one.changes]
+        return tuple(dict.fromkeys(_key(line) for line in (*lines, *self.accepted)))
+
+
+def has_weights(exp_dir: Path) -> bool:
+    """Tell whether an experiment has checkpoints or averaged weights."""
+    return any(next(exp_dir.glob(pattern), None) for pattern in _WEIGHTS)
+
+
+def compare_training(loaded: "LoadedConfig", *, with_inputs: bool = True) -> Comparison:
+    """Compare the training that is asked for with the one in `exp_dir`; nothing is written.
+
+    Args:
+        loaded: the training config.
+        with_inputs: also compare files and data; without, what no stage makes.
+
+    Raises:
+        StaleRunError: Naming each key that differs and was not accepted, and the ways on.
+        RunFolderError: The record is damaged.
+        EspnetError: A dataset cannot be built.
+    """
+    exp_dir = Path(str(loaded.config["exp_dir"]))
+    if loaded.config.get("resume") == "never" or not has_weights(exp_dir):
+        return Comparison(exp_dir, describe_training_run(loaded, with_inputs=with_inputs))
+    return _compare(exp_dir, describe_training_run(loaded, with_inputs=with_inputs), loaded)
+
+
+def compare_weights(loaded: "LoadedConfig", *, with_data: bool) -> None:
+    """Refuse weights that another training config made than the one that is given beside them.
+
+    Data that cannot be looked at here is left out, with a line: results may well be made where the
+    training data is not.
+
+    Raises:
+        StaleRunError: Naming each key that differs and was not accepted.
+    """
+    exp_dir = Path(str(loaded.config["exp_dir"]))
+    if not has_weights(exp_dir) or not (loaded.has("optimizer") or loaded.has("optimizers")):
+        return
+    _compare(exp_dir, _described_here(loaded, with_data), loaded, is_used=True)
+
+
+def _described_here(loaded: "LoadedConfig", with_data: bool) -> TrainingDescription:
+    if with_data and (Path(str(loaded.config["exp_dir"])) / FILE).exists():
+        try:
+            return describe_training_run(loaded)
+        except (EspnetError, OSError) as error:
+            logger.info("The training data was not compared with that of the weights: %s", error)
+    return describe_training_run(loaded, with_inputs=False)
+
+
+def _compare(
+    exp_dir: Path,
+    described: TrainingDescription,
+    loaded: "LoadedConfig",
+    *,
+    is_used: bool = False,
+) -> Comparison:
+    record = read_training_record(exp_dir)
+    if record is None:
+        record = _from_config(exp_dir)
+        if not is_used and record is not None:
+            logger.warning(
+                "%s was trained before trainings left a record (%s): its settings were compared "
+                "with %s, its data and code were not. From now on they are.",
+                exp_dir, FILE, _CONFIG,
+            )  # fmt: skip
+        if record is None:
+            return Comparison(exp_dir, described)
+        changed = _changed_values(record.fingerprint, described.fingerprint)
+        lines = [*changed, *([] if is_used else [_NO_RECORD])]
+    else:
+        changed = lines = _changes(record, described)
+    accept = loaded.config.get("accept_changes") or ()
+    allowed = [accept] if isinstance(accept, str) else [str(key) for key in accept]
+    refused = [line for line in changed if not _is_allowed(_key(line), allowed)]
+    if refused:
+        raise StaleRunError(_refusal(exp_dir, refused, loaded, is_used=is_used))
+    if changed and not is_used:
+        logger.warning("Accepted, and written to %s: %s", exp_dir / FILE, "; ".join(changed))
+    return Comparison(exp_dir, described, record, tuple(lines))
+
+
+def read_training_record(exp_dir: Path) -> TrainingRecord | None:
+    """Return the record of a training, or None if it has none.
+
+    Raises:
+        RunFolderError: It is damaged, or of a newer version.
+    """
+    try:
+        record = read_record(exp_dir / FILE, TrainingRecord)
+    except DamagedFileError as error:
+        raise RunFolderError(
+            f"{error} It says what the weights were made of. Put it back from a copy; or remove it "
+            f"to compare with {_CONFIG} alone: rm {shlex.quote(str(exp_dir / FILE))}"
+        ) from error
+    if record is not None and record.version > _VERSION:
+        raise RunFolderError(
+            f"{exp_dir / FILE} is of version {record.version}, and this ESPnet3 ({__version__}) "
+            f"reads up to {_VERSION}. Use the ESPnet3 that trained it: {record.espnet3}"
+        )
+    return record
+
+
+def _from_config(exp_dir: Path) -> TrainingRecord | None:
+    """Return what an experiment without a record says of itself: its settings."""
+    from espnet3.config.load import load_config
+    from espnet3.config.resolve import resolved
+
+    file = exp_dir / _CONFIG
+    if not file.is_file():
+        return None
+    config: Mapping[str, Any] = resolved(load_config(file).config)
+    return TrainingRecord(describe_values(config))
+
+
+def _changed_values(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    unknown = {key for key, value in old.items() if is_unknown(value) and "sha256" not in value}
+    kept = {
+        key: value
+        for key, value in new.items()
+        if key not in unknown and not key.startswith("code.") and not _OF_DATA.fullmatch(key)
+    }
+    return diff({key: value for key, value in old.items() if key not in unknown}, kept)
+
+
+def _changes(record: TrainingRecord, described: TrainingDescription) -> list[str]:
+    old, new = record.fingerprint, described.fingerprint
+    if described.sets is None:  # files and data may be made by a stage that comes first
+        old = {key: value for key, value in old.items() if key in new or not _is_input(key)}
+        return [_in_words(line, old, new) for line in diff(old, new)]
+    # Sets that a stage of another version did not look into are no change.
+    lines = [_in_words(line, old, new) for line in diff(old, new) if not _is_count(_key(line))]
+    return [*lines, *_changed_files(record, described)]
+
+
+def _is_input(key: str) -> bool:
+    return key.startswith("code.") or _OF_DATA.fullmatch(key) is not None
+
+
+def _is_count(key: str) -> bool:
+    match = _OF_DATA.fullmatch(key)
+    return match is not None and match[2] == "n_items"
+
+
+def _in_words(line: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
+    """Say what changed; two digests tell nobody anything."""
+    key = _key(line)
+    if key not in old or key not in new:
+        return line
+    if key.startswith("code."):
+        return f"{key}: the code changed"
+    match = _OF_DATA.fullmatch(key)
+    if match is None:
+        return line
+    if match[2] == "audio":
+        return f"{key}: the audio files have other content"
+    counts = [values.get(f"{match[1]}.n_items", "?") for values in (old, new)]
+    return f"{key}: other data ({counts[0]} items then, {counts[1]} now)"
+
+
+def _changed_files(record: TrainingRecord, described: TrainingDescription) -> list[str]:
+    lines = []
+    for key, old in record.files.items():
+        if described.fingerprint.get(key) != record.fingerprint.get(key):
+            continue  # another file: a line of its own says so
+        path = described.paths.get(key)
+        if path is None:
+            # Weights to start from are read once.
+            if not is_below(key, ("init",)):
+                lines.append(f"{key}: the file is gone")
+        elif not same_file(old, path):
+            lines.append(f"{key}: {path} has other content")
+    return lines
+
+
+def _key(line: str) -> str:
+    return line.partition(":")[0]
+
+
+def _is_allowed(key: str, accept: Sequence[str]) -> bool:
+    return is_below(key, accept) and not _BUILT_ONCE.fullmatch(key)
+
+
+def _refusal(
+    exp_dir: Path, refused: Sequence[str], loaded: "LoadedConfig", *, is_used: bool
+) -> str:
+    listing = "\n".join(f"  {line}" for line in refused)
+    keys = [_key(line) for line in refused]
+    fixed = [key for key in keys if _BUILT_ONCE.fullmatch(key)]
+    accept = f"'accept_changes=[{','.join(key for key in keys if key not in fixed)}]'"
+    tag = f"exp_tag={shlex.quote(_free_tag(exp_dir, loaded))}"
+    if is_used:
+        ways = (
+            f"They are not what this config would give. Give the config that they were trained "
+            f"with; or train another model: --stages train ... {tag}; or take them all the same: "
+            f"{accept}"
+        )
+    else:
+        ways = f"It was not touched. Keep it and train another one: {tag}; or put it aside and "
+        ways += "start anew: resume=never"
+        if len(fixed) < len(keys):
+            ways += f"; or go on with the change, which is then on record: {accept}"
+    if fixed and not is_used:
+        ways += (
+            f". {', '.join(fixed)} cannot change in a training that goes on; start another one "
+            f"from its weights: {tag} 'init={{path: {exp_dir / 'last.ckpt'}}}'"
+        )
+    what = "weights of another training" if is_used else "another training"
+    return f"{exp_dir} holds {what}:\n{listing}\n{ways}"
+
+
+def _free_tag(exp_dir: Path, loaded: "LoadedConfig") -> str:
+    tag = str(loaded.config.get("exp_tag") or exp_dir.name)
+    n = 2
+    while os.path.exists(exp_dir.parent / f"{tag}_{n}"):
+        n += 1
+    return f"{tag}_{n}"
