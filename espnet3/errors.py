@@ -43,6 +43,10 @@ class RunFolderError(EspnetError):
     """A run folder cannot be read or written: wrong version, damaged, read-only, or full."""
 
 
+class FileSystemError(RunFolderError):
+    """A file cannot be reached from this node, which says nothing of the run: others go on."""
+
+
 class IncompleteRunError(EspnetError):
     """Results are not whole: items, ids or files are missing, or there twice."""
 

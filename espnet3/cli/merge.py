@@ -27,7 +27,7 @@ from espnet3.shards.manifest import Manifest
 from espnet3.shards.merge import check_complete
 from espnet3.shards.records import RecordPaths
 from espnet3.shards.status import require_manifest
-from espnet3.shards.success import has_outputs, read_success
+from espnet3.shards.success import has_artifacts, has_outputs, read_success
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -107,7 +107,7 @@ def merge_folder(run_dir: Path) -> Merged:
         return merged
     layout = manifest.layout(run_dir)
     _refuse_company(run_dir, living_owners(layout.leases))
-    coverage = check_complete(run_dir, manifest)
+    coverage = check_complete(run_dir, manifest, contents=False)  # the merge compares contents
     left = _find_left(layout, coverage.committed, output_dir)
     names = sorted(_names(coverage.committed) - left.keys())
     if left and not names:
@@ -150,6 +150,8 @@ def _output_dir(run_dir: Path, manifest: Manifest) -> Path:
 def _already_merged(run_dir: Path, output_dir: Path, manifest: Manifest) -> Merged | None:
     success = read_success(manifest.layout(run_dir), manifest.run_id)
     if success is None or not has_outputs(success, output_dir):
+        return None
+    if not has_artifacts(success, manifest.layout(run_dir)):
         return None
     files: dict[str, int | None] = dict.fromkeys(sorted(success.get("outputs", {})))
     n_failed = success.get("n_failed", 0)

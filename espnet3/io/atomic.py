@@ -31,7 +31,12 @@ _MAX_NAME_BYTES = 200  # leaves room for the ending below the usual limit of 255
 
 @contextmanager
 def open_atomic(
-    path: StrPath, mode: str = "w", encoding: str = "utf-8", *, sync: bool = True
+    path: StrPath,
+    mode: str = "w",
+    encoding: str = "utf-8",
+    *,
+    sync: bool = True,
+    permissions: int | None = None,
 ) -> Iterator[IO[Any]]:
     r"""Open a file that replaces `path` when the block ends, and only if it ends well.
 
@@ -46,6 +51,7 @@ def open_atomic(
         encoding: Of text.
         sync: Wait until the data is on the disk. Pass False for a file that a later commit syncs;
             it is then still whole for readers, but may be empty after a power cut.
+        permissions: What it has whatever the umask, and the file that it replaces, say.
     """
     if mode not in ("w", "wb"):
         raise ValueError(f'open_atomic got mode={mode!r} for {path}. Use mode="w" or mode="wb".')
@@ -54,7 +60,10 @@ def open_atomic(
     file = _create(temp, mode, encoding)
     try:
         with file:
-            _copy_permissions(target, file.fileno())
+            if permissions is None:
+                _copy_permissions(target, file.fileno())
+            else:
+                os.fchmod(file.fileno(), permissions)
             yield file
             file.flush()
             if sync:
@@ -68,9 +77,11 @@ def open_atomic(
         fsync_dir(os.path.dirname(target))
 
 
-def write_bytes(path: StrPath, data: bytes, *, sync: bool = True) -> None:
+def write_bytes(
+    path: StrPath, data: bytes, *, sync: bool = True, permissions: int | None = None
+) -> None:
     """Create or replace a file atomically; see `open_atomic`."""
-    with open_atomic(path, "wb", sync=sync) as file:
+    with open_atomic(path, "wb", sync=sync, permissions=permissions) as file:
         file.write(data)
 
 

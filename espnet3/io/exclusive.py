@@ -12,8 +12,12 @@ _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.E
 _MAX_SWEPT = 3
 
 
-def create_bytes(path: StrPath, data: bytes, *, sync: bool = True) -> bool:
+def create_bytes(
+    path: StrPath, data: bytes, *, sync: bool = True, permissions: int | None = None
+) -> bool:
     """Create a file with this content, unless it exists.
+
+    With `permissions` it has them whatever the umask is.
 
     Readers see nothing or all of it. Where there are no hard links, a process that is killed
     between creating and writing leaves an empty file.
@@ -23,15 +27,15 @@ def create_bytes(path: StrPath, data: bytes, *, sync: bool = True) -> bool:
     """
     for _ in range(_MAX_SWEPT):
         with suppress(FileNotFoundError):  # another machine swept it, taking its writer for dead
-            return _create_by_link(path, data, sync)
-    return _create_by_link(path, data, sync)
+            return _create_by_link(path, data, sync, permissions)
+    return _create_by_link(path, data, sync, permissions)
 
 
-def _create_by_link(path: StrPath, data: bytes, sync: bool) -> bool:
+def _create_by_link(path: StrPath, data: bytes, sync: bool, permissions: int | None) -> bool:
     temp = temp_path(os.path.abspath(path))
     try:
         with open(temp, "xb") as file:
-            _fill(file, data, sync)
+            _fill(file, data, sync, permissions)
         try:
             os.link(temp, path)
         except FileExistsError:
@@ -41,7 +45,7 @@ def _create_by_link(path: StrPath, data: bytes, sync: bool) -> bool:
         except OSError as error:
             if error.errno not in _NO_LINKS:
                 raise
-            if not _create_plainly(path, data, sync):
+            if not _create_plainly(path, data, sync, permissions):
                 return False
     finally:
         with suppress(FileNotFoundError):
@@ -57,18 +61,20 @@ def _n_links(path: str) -> int:
         return os.fstat(file.fileno()).st_nlink
 
 
-def _fill(file: IO[bytes], data: bytes, sync: bool) -> None:
+def _fill(file: IO[bytes], data: bytes, sync: bool, permissions: int | None) -> None:
+    if permissions is not None:
+        os.fchmod(file.fileno(), permissions)
     file.write(data)
     file.flush()
     if sync:
         os.fsync(file.fileno())
 
 
-def _create_plainly(path: StrPath, data: bytes, sync: bool) -> bool:
+def _create_plainly(path: StrPath, data: bytes, sync: bool, permissions: int | None) -> bool:
     try:
         with open(path, "xb") as file:
             try:
-                _fill(file, data, sync)
+                _fill(file, data, sync, permissions)
             except OSError:  # such as a full disk: half a file must not count as the first one's
                 os.unlink(path)
                 raise

@@ -5,8 +5,11 @@ about the run. An EIO, ESTALE or EACCES says something about this node: it is ra
 nothing may be removed, taken over or computed again on its account.
 """
 
+import json
 import os
+import re
 from collections.abc import Hashable
+from dataclasses import fields, is_dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -16,6 +19,7 @@ if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
 T = TypeVar("T")
+_SURROGATE = re.compile(rb"(?<!\\)((?:\\\\)*)\\u[dD][89a-fA-F][0-9a-fA-F]{2}")
 
 
 class DamagedFileError(RunFolderError):
@@ -50,8 +54,16 @@ def parse_record(content: bytes, kind: type[T], path: str | os.PathLike[str]) ->
     """
     from pydantic import ValidationError  # on the start-up path of workers: imported when needed
 
+    adapter = _adapter(cast(Hashable, kind))
     try:
-        record: T = _adapter(cast(Hashable, kind)).validate_json(content, strict=True)
+        if _SURROGATE.search(content) is None or not is_dataclass(kind):
+            record: T = adapter.validate_json(content, strict=True)
+        else:
+            # Names that are no UTF-8, which `json` writes and reads and pydantic does not: it only
+            # looks at the types.
+            adapter.validate_json(_SURROGATE.sub(rb"\1?", content), strict=True)
+            values, names = json.loads(content), {each.name for each in fields(kind)}
+            record = kind(**{name: value for name, value in values.items() if name in names})
     except ValidationError as error:
         raise DamagedFileError(
             f"{os.fspath(path)} is damaged, or of another version: {_problem(error)}."

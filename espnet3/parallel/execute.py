@@ -16,6 +16,7 @@ from espnet3.parallel.machine_errors import is_machine_trouble
 from espnet3.parallel.memory_errors import free_memory, is_out_of_memory
 from espnet3.parallel.sinks import FolderSink, MemorySink, Outcome, open_sink
 from espnet3.parallel.tasks import Cells, Failure, RunSpec, ShardResult, ShardTask, Stopped
+from espnet3.shards.reachable import is_of_node
 
 logger = logging.getLogger(__name__)
 
@@ -90,7 +91,7 @@ class _Attempt:
         try:
             sink = open_sink(self._spec, self._env, self._task)
         except Exception as error:
-            kind = "disk" if is_folder_trouble(error, self._spec.run_dir) else "provider"
+            kind = _trouble_with(self._spec.run_dir, error) or "provider"
             return self._stopped(Stopped(kind, self._failure(error, self._task.start), error))
         self.cells = sink.cells
         try:
@@ -217,8 +218,8 @@ def _kind_of(
     """Tell what an error outside `forward` is about: the folder, the disk, us, or the record."""
     if sink.is_lost(error):
         return "lost"
-    if is_folder_trouble(error, spec.run_dir):
-        return "disk"
+    if trouble := _trouble_with(spec.run_dir, error):
+        return trouble
     if isinstance(error, ConfigError) and not spec.skip_errors:
         return "config"
     # Behind the last item the writers are closed: without this item or that it would fail again.
@@ -226,6 +227,13 @@ def _kind_of(
     if is_closing or isinstance(error, ProviderError | RunFolderError):
         return "provider"
     return "write"
+
+
+def _trouble_with(run_dir: str | None, error: Exception) -> str | None:
+    """Tell whether this node cannot reach the run folder, or nobody can write there."""
+    if run_dir is not None and is_of_node(error, run_dir):
+        return "node"
+    return "disk" if is_folder_trouble(error, run_dir) else None
 
 
 def _refuse_interrupt(error: BaseException, pid: int) -> BaseException:

@@ -6,6 +6,7 @@ from pathlib import Path
 from espnet3.errors import (
     ConfigError,
     EspnetError,
+    FileSystemError,
     ItemError,
     ProviderError,
     RunFolderError,
@@ -104,6 +105,12 @@ def error_of(stopped: Stopped, policy: FaultPolicy) -> EspnetError:
         where = f"on {failure.host}{', log ' + failure.log if failure.log else ''}"
         return ProviderError(
             f"The provider or runner failed {where}: {failure.error}\n\n{failure.traceback}"
+        )
+    if stopped.kind == "node":
+        return FileSystemError(
+            f"Shard {failure.shard} could not be written or published on {failure.host}: "
+            f"{failure.error}. Finished shards are kept, as they are. Run the same command again "
+            "when the file system is back."
         )
     if stopped.kind in ("disk", "lost"):
         return RunFolderError(

@@ -17,20 +17,31 @@ from espnet3.errors import RunFolderError, StaleRunError
 from espnet3.io.atomic import is_folder_trouble, is_temp_name, write_text
 from espnet3.io.json_text import dump_json
 from espnet3.parallel.identity import RULES, changes, is_below
-from espnet3.shards.commit import attempts, discard_attempt, set_aside, set_aside_damaged
+from espnet3.shards.commit import (
+    attempts,
+    discard_attempt,
+    remove_set_aside,
+    restore_set_aside,
+    set_aside,
+    set_aside_damaged,
+)
 from espnet3.shards.layout import (
     FAILED,
     RunLayout,
     is_protocol_name,
+    is_set_aside,
     manifest_path,
+    shard_of,
     twin_name,
 )
 from espnet3.shards.lease import Lease, living_owners
 from espnet3.shards.manifest import Manifest, load_manifest, publish_manifest, refuse_foreign
 from espnet3.shards.merge import check_complete, outputs_of, read_coverage
 from espnet3.shards.plan import make_plan, run_order
+from espnet3.shards.reachable import is_of_node, is_there, names_in, unreachable
+from espnet3.shards.sharing import share_files
 from espnet3.shards.status import read_failures
-from espnet3.shards.success import decode_result, has_outputs, paths_in, read_success, write_success
+from espnet3.shards.success import known_result, read_success, write_success
 
 if TYPE_CHECKING:
     from espnet3.shards.items import Items
@@ -71,6 +82,8 @@ def folder_errors(root: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        if is_of_node(error, root):
+            raise unreachable(error, error.filename or root) from error
         if not is_folder_trouble(error):
             raise  # not diagnosed here: it may come from the user's merge()
         where = f" ({error.filename})" if error.filename else ""
@@ -103,7 +116,9 @@ def open_run(request: RunRequest, n_shards: Callable[[], int]) -> Manifest:
 
 def _is_begun(root: Path, manifest: Manifest) -> bool:
     """Tell whether a run has results, or somebody who is working on them."""
-    if any(manifest.layout(root).shard(shard).exists() for shard in range(manifest.n_shards)):
+    names = names_in(root)
+    # Also what was set aside: it may turn out to be good.
+    if any(shard_of(name) is not None or is_set_aside(name) for name in names):
         return True
     return manifest.n_items == 0 or bool(living_owners(manifest.layout(root).leases))
 
@@ -172,7 +187,7 @@ def remove_run(root: Path) -> None:
     Raises:
         RunFolderError: if another driver is working in the folder.
     """
-    if not manifest_path(root).exists():
+    if not is_there(manifest_path(root)):
         return
     refuse_foreign(root)
     with Lease(root) as lease:
@@ -196,14 +211,9 @@ def remove_run(root: Path) -> None:
 def finished_result(request: RunRequest, manifest: Manifest) -> tuple[Any] | None:
     """Return what `merge` returned, in a tuple, if the run is complete and its outputs exist."""
     success = read_success(manifest.layout(request.root), manifest.run_id)
-    if success is None or "result" not in success:
+    if success is None or (request.retry_failed and success["n_failed"]):
         return None
-    if request.retry_failed and success["n_failed"]:
-        return None
-    result = decode_result(success["result"], request.output_dir)
-    if not has_outputs(success, request.output_dir) or not all(map(Path.exists, paths_in(result))):
-        return None  # changed or removed since
-    return (result,)
+    return known_result(success, manifest.layout(request.root), request.output_dir)
 
 
 def sweep(layout: RunLayout, lease: Lease) -> None:
@@ -222,13 +232,19 @@ def sweep(layout: RunLayout, lease: Lease) -> None:
 
 
 def shards_to_run(layout: RunLayout, manifest: Manifest, *, retry_failed: bool) -> list[int]:
-    """Return the shards that are not done, the costliest first; take damaged ones away."""
+    """Return the shards that are not done, the costliest first; set damaged ones aside.
+
+    Raises:
+        FileSystemError: if it cannot be told from here which ones are done.
+    """
     coverage = read_coverage(layout.root, manifest)
+    bounds = {shard: manifest.bounds[shard : shard + 2] for shard in coverage.missing}
     for shard in coverage.missing:
-        if layout.shard(shard).exists():
+        if is_there(layout.shard(shard)):
             logger.warning("%s is damaged and will be computed anew", layout.shard(shard))
-            set_aside_damaged(layout, shard, manifest.bounds[shard : shard + 2])
-    missing = list(coverage.missing)
+            set_aside_damaged(layout, shard, bounds[shard])
+    restored = restore_set_aside(layout, bounds)
+    missing = [shard for shard in coverage.missing if shard not in restored]
     if retry_failed:
         failed = [shard for shard, done in coverage.committed.items() if done.n_failed]
         for shard in failed:
@@ -283,6 +299,9 @@ def merge_run(
         result=result,
         keep_result=keep_result,
     )
+    made = [layout.success, layout.failed, *(output_dir / name for name in outputs)]
+    share_files(made, root, layout.success)
+    remove_set_aside(layout)
     return result
 
 

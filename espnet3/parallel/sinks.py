@@ -18,6 +18,8 @@ from espnet3.shards.layout import FAILED, POSITION, RunLayout
 from espnet3.shards.manifest import read_run_id
 from espnet3.shards.owner import node_name
 from espnet3.shards.position import Position
+from espnet3.shards.reachable import is_there
+from espnet3.shards.sharing import share_folder
 
 
 @dataclass(frozen=True)
@@ -90,11 +92,13 @@ class FolderSink:
             try:
                 folder = Path(self._task.attempt)
                 folder.mkdir()
+                share_folder(folder)
                 return folder
             except FileExistsError:
                 pass
         folder = self._layout.new_attempt(self._task.shard)
         folder.mkdir()
+        share_folder(folder)
         return folder
 
     def finish(self, outcome: Outcome) -> None:
@@ -135,7 +139,7 @@ class FolderSink:
 
     def is_lost(self, error: Exception) -> bool:
         """Tell whether an error means that the attempt was taken for dead and removed."""
-        return isinstance(error, FileNotFoundError) and not (self._folder / POSITION).exists()
+        return isinstance(error, FileNotFoundError) and not is_there(self._folder / POSITION)
 
     def abandon(self) -> None:
         """Remove the attempt: it is not finished, and nobody will look at it."""

@@ -127,7 +127,7 @@ class Stopped:
     """Why an attempt could not go on.
 
     `kind` is item, write, config, provider, load (the provider, before the first item), disk (of
-    the run folder), lost or machine.
+    the run folder), node (which cannot reach the run folder), lost or machine.
     """
 
     kind: str

@@ -17,6 +17,7 @@ from espnet3.shards.layout import claimed_name, shard_of, shard_of_attempt
 from espnet3.shards.lease import HEARTBEAT, Lease
 from espnet3.shards.manifest import Manifest
 from espnet3.shards.plan import run_order
+from espnet3.shards.reachable import is_there, reaching
 
 FRESH_SECONDS = 5.0
 """How long a listing is good enough to choose from."""
@@ -190,7 +191,7 @@ class Board:
             self._claimed.add(shard)
             self._met[shard] = time.monotonic()
             return False
-        if self._layout.shard(shard).is_dir():  # committed and released since the listing
+        if is_there(self._layout.shard(shard)):  # committed and released since the listing
             self.finished(shard)
             return False
         self._mine.add(shard)
@@ -224,6 +225,6 @@ class Board:
 
 
 def _names(folder: Path) -> Iterator[str]:
-    with os.scandir(folder) as entries:
+    with reaching(folder), os.scandir(folder) as entries:
         for entry in entries:
             yield entry.name

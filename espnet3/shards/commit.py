@@ -8,14 +8,13 @@ others published may be seen late; see docs/file-systems.md.
 """
 
 import errno
-import json
 import logging
 import os
 import shutil
 import tempfile
 import time
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -23,27 +22,33 @@ from pathlib import Path
 from espnet3.errors import ProviderError
 from espnet3.io.atomic import fsync_dir, fsync_file
 from espnet3.io.json_text import dump_json
-from espnet3.shards.done import Done
+from espnet3.io.records import DamagedFileError
+from espnet3.shards.done import Done, parse_done
 from espnet3.shards.layout import (
     DONE,
     POSITION,
     RunLayout,
     discarded_path,
+    is_set_aside,
     shard_of,
     shard_of_attempt,
+    shard_of_damaged,
 )
 from espnet3.shards.manifest import read_run_id
+from espnet3.shards.reachable import is_there, names_in, reaching, read_file
+from espnet3.shards.sharing import share_files, share_folder
 
 __all__ = [
-    "SETTLE_SECONDS", "Done", "attempts", "begin_attempt", "commit", "committed_shards",
-    "discard_attempt", "entry_name", "finish_attempt", "read_done", "set_aside",
-    "set_aside_damaged", "walk_files",
+    "SETTLE_SECONDS", "Done", "add_to_entry", "attempts", "begin_attempt", "commit",
+    "committed_shards", "discard_attempt", "entry_name", "finish_attempt", "read_done",
+    "remove_set_aside", "restore_set_aside", "set_aside", "set_aside_damaged", "walk_files",
 ]  # fmt: skip
 logger = logging.getLogger(__name__)
 SETTLE_SECONDS = 10.0
 """How long a folder without a `done` may be one that was published, and is not all seen yet."""
 _BLOCK = 1 << 17  # larger ones are new memory at each read, which costs more than the reading
 _LOOK_SECONDS = 0.2
+_MORE_LOOKS = 2  # at a `done` that is there and not valid, before it counts as damaged
 _REMOVED = (".nfs", ".fuse_hidden")  # NFS, FUSE: gone, but still open somewhere; vanish soon
 # What rename says of a target that is a folder with something in it, or a file.
 _OCCUPIED = {errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR}
@@ -53,6 +58,7 @@ def begin_attempt(layout: RunLayout, shard: int) -> Path:
     """Make a fresh folder for one attempt at a shard."""
     attempt = layout.new_attempt(shard)
     attempt.mkdir()
+    share_folder(attempt)
     (attempt / POSITION).touch()
     return attempt
 
@@ -67,7 +73,7 @@ def finish_attempt(attempt: Path, done: Done) -> Done:
     # Also the proof that this is still the folder that was begun: a writer that makes its folders
     # as it goes would bring a discarded attempt back, with only what it wrote since.
     (attempt / POSITION).unlink()
-    if (attempt / DONE).exists():
+    if is_there(attempt / DONE):
         raise ProviderError(
             f"The runner wrote {attempt / DONE}, but a file {DONE!r} is what commits a shard. "
             f'Give it another name in open_writers, such as shard_dir / "{DONE}.txt".'
@@ -76,8 +82,17 @@ def finish_attempt(attempt: Path, done: Done) -> Done:
     done = Done(**{**asdict(done), "files": files, "finished": time.time()})
     # Without a temporary file: nobody looks at it before the rename.
     _write_through(attempt / DONE, dump_json(asdict(done), indent=2, where=attempt) + "\n")
+    share_files(_all_in(attempt), attempt.parent, attempt / DONE)
     fsync_dir(attempt)
     return done
+
+
+def _all_in(folder: Path) -> Iterator[Path]:
+    """Yield a folder and all that is in it."""
+    for parent, _, names in os.walk(folder):
+        yield Path(parent)
+        for name in names:
+            yield Path(parent, name)
 
 
 def _write_through(path: Path, text: str) -> None:
@@ -93,7 +108,8 @@ def _seal_all(folder: Path) -> dict[str, dict[str, int]]:
     for path in walk_files(folder):
         name = entry_name(folder, path)
         entry = entries.setdefault(name, {"files": 0, "bytes": 0, "crc32": 0, "lines": 0})
-        _seal(path, entry)
+        fsync_file(path)
+        add_to_entry(entry, folder, path)
     for parent, folders, _ in os.walk(folder):
         for name in folders:
             fsync_dir(os.path.join(parent, name))
@@ -120,15 +136,27 @@ def walk_files(folder: Path) -> Iterator[Path]:
             yield Path(entry.path)
 
 
-def _seal(path: Path, entry: dict[str, int]) -> None:
-    """Force a file to disk and add it to the entry: size, checksum, number of lines."""
-    fsync_file(path)
-    entry["files"] += 1
+def add_to_entry(
+    entry: dict[str, int], folder: Path, path: Path, *, counts_lines: bool = True
+) -> None:
+    """Add a file to its entry: size, checksum, number of lines; in a subfolder, also its name.
+
+    The entry of a subfolder has one checksum for the content of all, which does not tell what they
+    are called, nor where one ends: `names_crc32` does.
+    """
+    size = 0
     with path.open("rb", buffering=0) as file:
         while block := file.read(_BLOCK):
             entry["crc32"] = zlib.crc32(block, entry["crc32"])
-            entry["bytes"] += len(block)
-            entry["lines"] += block.count(b"\n")
+            size += len(block)
+            if counts_lines:
+                entry["lines"] += block.count(b"\n")
+    entry["files"] += 1
+    entry["bytes"] += size
+    name = os.path.relpath(path, folder)
+    if os.sep in name:
+        line = os.fsencode(f"{name}\0{size}\n")
+        entry["names_crc32"] = zlib.crc32(line, entry.get("names_crc32", 0))
 
 
 def commit(attempt: Path, layout: RunLayout, done: Done) -> bool:
@@ -159,7 +187,7 @@ def _rename(attempt: Path, target: Path) -> bool:
         os.rename(attempt, target)  # refuses a folder that is not empty
     except OSError as error:
         # A lost attempt was swept by someone who took it for dead: then the shard is not ours.
-        if error.errno in _OCCUPIED or (attempt.exists() and target.exists()):
+        if error.errno in _OCCUPIED or (is_there(attempt) and is_there(target)):
             return False
         raise
     return True
@@ -174,22 +202,36 @@ def _is_current(root: Path, run_id: str) -> bool:
 
 
 def read_done(shard_dir: str | os.PathLike[str]) -> Done | None:
-    """Return what a shard folder says of itself; None if `done` is absent or damaged."""
+    """Return what a shard folder says of itself; None if `done` is not there, or not valid.
+
+    Raises:
+        FileSystemError: It cannot be read from here, so the shard may be as good as any.
+    """
+    path = os.path.join(shard_dir, DONE)
     try:
-        with open(os.path.join(shard_dir, DONE), "rb") as file:
-            return Done(**json.loads(file.read()))
-    except (OSError, ValueError, TypeError):
+        content = read_file(path)
+        return None if content is None else parse_done(content, path)
+    except (DamagedFileError, IsADirectoryError) as error:
+        logger.debug("%s", error)
         return None
 
 
 def _read_settled(shard_dir: Path) -> Done | None:
-    """Return what a shard says of itself, waiting for a `done` that may only be seen late."""
-    begin, age = time.monotonic(), None
-    while (done := read_done(shard_dir)) is None and not (shard_dir / DONE).exists():
-        if age is None:
-            age = _age(shard_dir)
-        if age + time.monotonic() - begin >= SETTLE_SECONDS:
-            break
+    """Return what a shard says of itself, waiting for a `done` that may only be seen late.
+
+    One that is there and not valid is looked at more than once, too.
+    """
+    begin, age, n_invalid = time.monotonic(), None, 0
+    while (done := read_done(shard_dir)) is None:
+        waited = time.monotonic() - begin
+        if is_there(shard_dir / DONE):
+            n_invalid += 1
+            if n_invalid > _MORE_LOOKS or waited >= SETTLE_SECONDS:
+                break
+        else:
+            age = _age(shard_dir) if age is None else age
+            if age + waited >= SETTLE_SECONDS:
+                break
         time.sleep(_LOOK_SECONDS)
     return done
 
@@ -208,13 +250,13 @@ def _age(shard_dir: Path) -> float:
 def set_aside(layout: RunLayout, shard: int) -> None:
     """Take a shard's folder out of the way, so that the shard counts as not done.
 
+    It is kept until the merge; see `remove_set_aside`.
+
     Raises:
         OSError: if it is there and cannot be moved.
     """
-    removed = layout.new_attempt(shard)
     with suppress(FileNotFoundError):
-        os.rename(layout.shard(shard), removed)
-        _remove(removed)
+        os.rename(layout.shard(shard), layout.new_aside(shard, is_damaged=False))
 
 
 def set_aside_damaged(layout: RunLayout, shard: int, bounds: Sequence[int] = ()) -> None:
@@ -222,34 +264,91 @@ def set_aside_damaged(layout: RunLayout, shard: int, bounds: Sequence[int] = ())
 
     A twin may have committed since the caller looked: what was moved is looked at again, and put
     back. With `bounds`, only if it holds the items between them.
+
+    Raises:
+        FileSystemError: It cannot be read from here; it is then where it was.
     """
-    target, removed = layout.shard(shard), layout.new_attempt(shard)
-    if target.is_dir():
-        _read_settled(target)  # before it is moved: for others it would be gone meanwhile
+    target, removed = layout.shard(shard), layout.new_aside(shard, is_damaged=True)
+    # Before it is moved: for others it would be gone meanwhile.
+    if not is_there(target) or _is_good(layout, target, shard, bounds):
+        return
     with suppress(FileNotFoundError):
         os.rename(target, removed)
-        done = _read_settled(removed)
-        if (
-            done is not None
-            and done.shard == shard
-            and list(bounds) in ([], [done.start, done.stop])
-            and _is_current(layout.root, done.run_id)
-        ):
-            with suppress(OSError):  # a third one took the place: then this one is a late twin
-                os.rename(removed, target)
-                return
-        _remove(removed)
+        try:
+            is_good = _is_good(layout, removed, shard, bounds)
+        except BaseException:
+            _put_back(removed, target)
+            raise
+        if is_good:
+            _put_back(removed, target)
+        else:
+            logger.warning("It is kept as %s until the merge", removed)
+
+
+def _is_good(layout: RunLayout, folder: Path, shard: int, bounds: Sequence[int]) -> bool:
+    done = _read_settled(folder)
+    return (
+        done is not None
+        and done.shard == shard
+        and list(bounds) in ([], [done.start, done.stop])
+        and _is_current(layout.root, done.run_id)
+    )
+
+
+def _put_back(removed: Path, target: Path) -> bool:
+    try:
+        os.rename(removed, target)
+    except OSError:  # another one took the place: then this one is a late twin
+        return False
+    return True
+
+
+def restore_set_aside(layout: RunLayout, missing: Mapping[int, Sequence[int]]) -> set[int]:
+    """Put folders back that were set aside as damaged, and are seen to be good by now.
+
+    Args:
+        layout: The run's.
+        missing: The shards that are not done, with the bounds that the plan gives them.
+
+    Returns:
+        The shards that count as done again.
+    """
+    restored = set()
+    for name in names_in(layout.root):
+        shard, folder = shard_of_damaged(name), layout.root / name
+        if shard is None or shard not in missing or read_done(folder) is None:
+            continue
+        target = layout.shard(shard)
+        if _is_good(layout, folder, shard, missing[shard]) and _put_back(folder, target):
+            logger.warning("%s is good after all, and counts as done", target)
+            restored.add(shard)
+    return restored
+
+
+def remove_set_aside(layout: RunLayout) -> None:
+    """Remove the folders that were set aside: the run is merged without them."""
+    names = sorted(filter(is_set_aside, names_in(layout.root)))
+    if names:
+        logger.info("Removing what was set aside in %s: %s", layout.root, ", ".join(names))
+    for name in names:
+        _remove(layout.root / name)
 
 
 def committed_shards(layout: RunLayout, run_id: str) -> dict[int, Done]:
-    """Return the committed shards of a run, by number; damaged and foreign ones are left out."""
+    """Return the committed shards of a run, by number; damaged and foreign ones are left out.
+
+    Raises:
+        FileSystemError: The folder, or a shard in it, cannot be read from here.
+    """
     found = {}
-    for entry in os.scandir(layout.root):
-        shard = shard_of(entry.name)
+    with reaching(layout.root):
+        names = os.listdir(layout.root)
+    for name in names:
+        shard = shard_of(name)
         # A copy that somebody made by hand (`split.07`, or one that says it is another) is none.
-        if shard is None or entry.name != layout.shard_name(shard):
+        if shard is None or name != layout.shard_name(shard):
             continue
-        done = read_done(entry.path)
+        done = read_done(os.path.join(layout.root, name))
         if done is not None and _is_commit(done, shard, run_id):
             found[shard] = done
     return found
@@ -258,10 +357,12 @@ def committed_shards(layout: RunLayout, run_id: str) -> dict[int, Done]:
 def attempts(root: Path) -> dict[int, list[Path]]:
     """Return the folders of unfinished attempts, by shard."""
     found: dict[int, list[Path]] = {}
-    for entry in os.scandir(root):
-        shard = shard_of_attempt(entry.name)
+    with reaching(root):
+        names = os.listdir(root)
+    for name in names:
+        shard = shard_of_attempt(name)
         if shard is not None:
-            found.setdefault(shard, []).append(Path(entry.path))
+            found.setdefault(shard, []).append(root / name)
     return found
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from espnet3.errors import ConfigError, RunFolderError
+from espnet3.shards.reachable import read_file
 
 if TYPE_CHECKING:  # `array[int]` cannot be evaluated before Python 3.12
     Items: TypeAlias = range | array[int] | list[Any]
@@ -143,13 +144,13 @@ def unpack_items(description: dict[str, Any], file: Path) -> "Items":
 
     Raises:
         RunFolderError: if the file is missing or is not the one the manifest was written with.
+        FileSystemError: if it cannot be read from here.
     """
     if description["kind"] == "range":
         return range(*description["range"])
-    try:
-        data = file.read_bytes()
-    except OSError as error:
-        raise RunFolderError(f"{file} cannot be read ({error}). {_START_ANEW}") from error
+    data = read_file(file)
+    if data is None:
+        raise RunFolderError(f"{file} is missing. {_START_ANEW}")
     if hashlib.sha256(data).hexdigest() != description["sha256"]:
         raise RunFolderError(f"{file} is not the item list of its manifest. {_START_ANEW}")
     if description["kind"] == "json":

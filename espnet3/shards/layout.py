@@ -12,6 +12,7 @@ FAILED = "failed.jsonl"
 _SHARD = re.compile(r"split\.(\d+)")
 _ATTEMPT = re.compile(r"split\.(\d+)\.part-.+")
 _OWNED = re.compile(r"split\.\d+\.part-([0-9a-f]{16})-([0-9a-f]{8})-[0-9a-f]{4}")
+_ASIDE = re.compile(r"split\.(\d+)\.(damaged|replaced)-[0-9a-f]{16}")
 _ITEMS = re.compile(r"manifest\.[0-9a-f]{16}\.items")
 _DISCARDED = "-dead"
 _CLAIM = ".claim"
@@ -66,6 +67,15 @@ class RunLayout:
             unique = f"{owner_id}-{int(time.time()):08x}-{unique[:4]}"
         return self.root / f"{self.shard_name(shard)}.part-{unique}"
 
+    def new_aside(self, shard: int, *, is_damaged: bool) -> Path:
+        """Return a name for a shard's folder that is set aside; see `shard_of_damaged`.
+
+        In the same folder: who may not write to a shard's folder may give it another name there,
+        but not move it elsewhere.
+        """
+        kind = "damaged" if is_damaged else "replaced"
+        return self.root / f"{self.shard_name(shard)}.{kind}-{uuid.uuid4().hex[:16]}"
+
     def claim(self, name: str) -> Path:
         """Return the file that says who works on `name` (a shard's name, or `merge`)."""
         return self.leases / f"{name}{_CLAIM}"
@@ -118,6 +128,17 @@ def shard_of_attempt(name: str) -> int | None:
     return int(match[1]) if match else None
 
 
+def is_set_aside(name: str) -> bool:
+    """Tell whether a name is that of a shard's folder that was set aside, until the merge."""
+    return _ASIDE.fullmatch(name) is not None
+
+
+def shard_of_damaged(name: str) -> int | None:
+    """Return the shard of a folder that was set aside because it was damaged, or None."""
+    match = _ASIDE.fullmatch(name)
+    return int(match[1]) if match and match[2] == "damaged" else None
+
+
 def origin_of_attempt(name: str) -> tuple[str, int] | None:
     """Return whose attempt it is and when it began, in seconds since 1970; None if not told."""
     match = _OWNED.fullmatch(name)
@@ -132,5 +153,5 @@ def committed_name(name: str) -> str:
 def is_protocol_name(name: str) -> bool:
     """Tell whether a name at the top of a run folder belongs to the protocol, not to the user."""
     fixed = {"manifest.json", "leases", "logs", "detached", FAILED, "_SUCCESS.json"}
-    patterns = (_SHARD, _ATTEMPT, _ITEMS)
+    patterns = (_SHARD, _ATTEMPT, _ASIDE, _ITEMS)
     return name in fixed or any(pattern.fullmatch(name) for pattern in patterns)

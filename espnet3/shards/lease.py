@@ -5,13 +5,15 @@ whenever its owner looks dead, and being wrong about that costs time, not result
 
 On a network file system the names of others' new files may be seen late. So an owner whose file is
 not to be seen is dead only if its claim is old, and heartbeats are read from an open file, for
-which the server is asked.
+which the server is asked. An owner whose file cannot be read is judged by the time of its last
+heartbeat, and is alive where not even that can be told.
 """
 
 import json
 import logging
 import os
 import re
+import tempfile
 import threading
 import time
 from contextlib import suppress
@@ -20,12 +22,22 @@ from pathlib import Path
 
 from espnet3.io.atomic import temp_pid, write_bytes
 from espnet3.io.exclusive import create_bytes
-from espnet3.shards.layout import leases_folder
-from espnet3.shards.owner import Owner, machine_id, node_name, start_time
+from espnet3.io.records import DamagedFileError
+from espnet3.shards.layout import claimed_name, leases_folder
+from espnet3.shards.owner import (
+    Owner,
+    machine_id,
+    node_name,
+    parse_owner,
+    start_time,
+    unknown_owner,
+)
+from espnet3.shards.reachable import names_in
+from espnet3.shards.sharing import share_folder
 
 __all__ = [
-    "HEARTBEAT", "TIMEOUT", "Lease", "Owner", "claims", "find_owner", "living_owners", "machine_id",
-    "node_name", "start_time",
+    "HEARTBEAT", "TIMEOUT", "Lease", "Owner", "claims", "find_owner", "folder_time",
+    "living_owners", "machine_id", "node_name", "start_time",
 ]  # fmt: skip
 logger = logging.getLogger(__name__)
 
@@ -34,6 +46,7 @@ HEARTBEAT = 5.0
 TIMEOUT = 60.0
 """Seconds without a heartbeat after which an owner counts as dead."""
 _OWNER_ID = re.compile("[0-9a-f]{16}")
+_READABLE = 0o644  # whatever the umask: who cannot read a lease cannot respect it
 
 
 class Lease:
@@ -67,6 +80,7 @@ class Lease:
     def __enter__(self) -> "Lease":
         with suppress(FileExistsError):  # not `exist_ok`, which looks, and may not see it yet
             self.folder.mkdir(parents=True)
+            share_folder(self.folder, is_writable=True)
         self._sign_in()
         self._thread.start()
         return self
@@ -74,12 +88,16 @@ class Lease:
     def __exit__(self, *exc_info: object) -> None:
         self._stop.set()
         self._thread.join()
-        for name in list(self._names):
-            self.release(name)
-        self._path.unlink(missing_ok=True)
+        try:
+            for name in list(self._names):
+                self.release(name)
+            self._path.unlink(missing_ok=True)
+        except OSError as error:  # what ended the work matters more; a lease ends by itself
+            logger.warning("%s could not be given back: %s", self._path, error)
 
     def _sign_in(self) -> None:
-        create_bytes(self._path, json.dumps(asdict(self.owner)).encode(), sync=False)
+        content = json.dumps(asdict(self.owner)).encode()
+        create_bytes(self._path, content, sync=False, permissions=_READABLE)
         self._set_clock()
 
     def _beat_until_stopped(self) -> None:
@@ -103,7 +121,7 @@ class Lease:
         content = self.owner.owner_id.encode()
         self._names.add(name)
         for _ in range(3):  # a claim may vanish or change between two looks
-            if create_bytes(path, content, sync=False):
+            if create_bytes(path, content, sync=False, permissions=_READABLE):
                 return True
             found = _read_claim(path)
             if found is not None and found.owner_id == self.owner.owner_id:
@@ -112,7 +130,7 @@ class Lease:
                 continue
             if self._is_alive(found):
                 break
-            if self._take_from(found.owner_id, path, content):
+            if self._take_from(found, path, content):
                 self.taken_over.add(name)
                 return True
         self._names.discard(name)
@@ -158,15 +176,18 @@ class Lease:
     def sweep(self) -> None:
         """Remove what dead owners left in the lease folder."""
         # Each owner is looked up after the file that names it: one that comes in meanwhile lives.
-        for path in list(self.folder.glob("*.claim")):
-            found = _read_claim(path)
+        names = names_in(self.folder)
+        for name in filter(claimed_name, names):
+            found = _read_claim(self.folder / name)
             if found is not None and not self._is_alive(found):
-                self._take_from(found.owner_id, path, None)
-        for path in self.folder.glob("[!.]*.taken-*"):  # not the temp file of one being made
-            self._remove_dead_mark(path)
-        for path in self.folder.glob("*.owner"):
-            if find_owner(self.folder, path.stem, self.now(), self.timeout) is None:
-                path.unlink(missing_ok=True)
+                self._take_from(found, self.folder / name, None)
+        for name in names:
+            is_temp = name.startswith(".")  # of a mark that is just being made
+            if ".taken-" in name and not is_temp:
+                self._remove_dead_mark(self.folder / name)
+        for owner_id in _owner_ids(names_in(self.folder)):
+            if find_owner(self.folder, owner_id, self.now(), self.timeout) is None:
+                owner_path(self.folder, owner_id).unlink(missing_ok=True)
         self._remove_dead_temps()
 
     def others(self) -> list[Owner]:
@@ -176,30 +197,46 @@ class Lease:
     def _is_alive(self, claim: "_Claim") -> bool:
         """Tell whether the one who made a claim, or a mark, is alive."""
         now = self.now()
-        if find_owner(self.folder, claim.owner_id, now, self.timeout) is not None:
-            return True
-        if not claim.owner_id or owner_path(self.folder, claim.owner_id).exists():
+        if not claim.is_readable:
+            return now - claim.since < self._timeout or self._lives_one_of(claim.user)
+        if not claim.owner_id:  # damaged
             return False
-        return now - claim.since < self._timeout  # its file may be there for all but us
+        sign = _last_sign(owner_path(self.folder, claim.owner_id))
+        if sign is None:
+            return now - claim.since < self._timeout  # its file may be there for all but us
+        return _judge(sign, claim.owner_id, now, self.timeout) is not None
 
-    def _take_from(self, holder: str, path: Path, content: bytes | None) -> bool:
+    def _lives_one_of(self, user: int | None) -> bool:
+        """Tell whether somebody lives who may have made a claim that we cannot read.
+
+        Claims that a dead one left are for the living of the same user to take: they can read them.
+        """
+        for owner in self.others():
+            with suppress(OSError):
+                of_owner = os.stat(owner_path(self.folder, owner.owner_id)).st_uid
+                if user is not None and of_owner != user:
+                    continue
+            return True
+        return False
+
+    def _take_from(self, holder: "_Claim", path: Path, content: bytes | None) -> bool:
         """Replace or remove the claim of a dead owner; False if another process is about to.
 
         Whoever makes the mark may do so. Without it, a slow one could remove the claim that a
         quick one had just put in the dead one's place.
         """
-        mark = path.with_suffix(f".taken-{holder}")
-        if not create_bytes(mark, self.owner.owner_id.encode(), sync=False):
+        mark = path.with_suffix(f".taken-{holder.owner_id}")
+        own_id = self.owner.owner_id.encode()
+        if not create_bytes(mark, own_id, sync=False, permissions=_READABLE):
             self._remove_dead_mark(mark)
             return False
         try:
-            found = _read_claim(path)
-            if found is None or found.owner_id != holder:
+            if _read_claim(path) != holder:  # also one that became readable, or is newer
                 return False
             if content is None:
                 path.unlink(missing_ok=True)
             else:
-                write_bytes(path, content, sync=False)
+                write_bytes(path, content, sync=False, permissions=_READABLE)
             return True
         finally:
             mark.unlink(missing_ok=True)
@@ -213,8 +250,8 @@ class Lease:
         now = self.now()
         # A pid of another machine says nothing here; of those, only old files are removed.
         is_shared = any(owner.machine != machine_id() for owner in self.others())
-        for path in self.folder.iterdir():
-            pid = temp_pid(path.name)
+        for name in names_in(self.folder):
+            pid, path = temp_pid(name), self.folder / name
             if pid is None:
                 continue
             with suppress(FileNotFoundError):
@@ -234,9 +271,22 @@ class Lease:
 @dataclass(frozen=True)
 class _Claim:
     owner_id: str
-    """Empty if the file is damaged."""
+    """Empty if the file is damaged, or cannot be read."""
     since: float
     """When it was made, by the clock of the file system."""
+    is_readable: bool = True
+    user: int | None = None
+    """Of one that cannot be read, whose file it is, as far as that is known."""
+
+
+@dataclass(frozen=True)
+class _Sign:
+    """The last sign of life of an owner."""
+
+    content: bytes | None
+    """What its file says; None if it cannot be read."""
+    beat: float
+    """By the clock of the file system."""
 
 
 def claim_path(folder: Path, name: str) -> Path:
@@ -249,21 +299,54 @@ def owner_path(folder: Path, owner_id: str) -> Path:
     return folder / f"{owner_id}.owner"
 
 
+def _owner_ids(names: list[str]) -> list[str]:
+    return [
+        name.removesuffix(".owner")
+        for name in names
+        if name.endswith(".owner") and not name.startswith(".")
+    ]
+
+
+def folder_time(folder: Path) -> float:
+    """Return the time by the clock of a folder's file system, as heartbeats are told by it.
+
+    Where nothing can be written that is not to be had: then it is this machine's.
+    """
+    with suppress(OSError), tempfile.TemporaryFile(dir=folder) as file:
+        return os.fstat(file.fileno()).st_mtime
+    return time.time()
+
+
 def living_owners(folder: Path, now: float | None = None, timeout: float = TIMEOUT) -> list[Owner]:
-    """Return the owners in a lease folder whose heart beats."""
-    now = time.time() if now is None else now
-    names = [path.stem for path in folder.glob("*.owner")]
-    return [owner for name in names if (owner := find_owner(folder, name, now, timeout))]
+    """Return the owners in a lease folder whose heart beats.
+
+    Raises:
+        FileSystemError: if the folder cannot be listed from here.
+    """
+    owner_ids = _owner_ids(names_in(folder))
+    if owner_ids and now is None:
+        now = folder_time(folder)
+    found = (find_owner(folder, owner_id, now or 0.0, timeout) for owner_id in owner_ids)
+    return [owner for owner in found if owner is not None]
 
 
 def find_owner(folder: Path, owner_id: str, now: float, timeout: float) -> Owner | None:
-    """Return an owner if it is alive: heartbeat fresh and, on this machine, process there."""
-    try:
-        text, beat = _read_with_time(owner_path(folder, owner_id))
-        owner = Owner(**json.loads(text))
-    except (OSError, ValueError, TypeError):
+    """Return an owner if it is alive: heartbeat fresh and, on this machine, process there.
+
+    One whose file cannot be read is alive while its heartbeat is fresh; its host is not known.
+    """
+    sign = _last_sign(owner_path(folder, owner_id))
+    return None if sign is None else _judge(sign, owner_id, now, timeout)
+
+
+def _judge(sign: _Sign, owner_id: str, now: float, timeout: float) -> Owner | None:
+    if now - sign.beat > timeout:
         return None
-    if now - beat > timeout:
+    if sign.content is None:
+        return unknown_owner(owner_id)
+    try:
+        owner = parse_owner(sign.content)
+    except DamagedFileError:
         return None
     if owner.machine == machine_id():
         started = start_time(owner.pid)
@@ -272,9 +355,29 @@ def find_owner(folder: Path, owner_id: str, now: float, timeout: float) -> Owner
     return owner
 
 
+def _last_sign(path: Path) -> _Sign | None:
+    """Return the last sign of life of an owner; None if its file is not there."""
+    try:
+        return _Sign(*_read_with_time(path))
+    except FileNotFoundError:
+        return None
+    except OSError:
+        pass
+    try:
+        return _Sign(None, path.stat().st_mtime)
+    except FileNotFoundError:
+        return None
+    except OSError:
+        return _Sign(None, float("inf"))
+
+
 def claims(folder: Path) -> dict[str, str]:
     """Return the claims in a lease folder: what is claimed, and the id of its owner."""
-    found = {path.stem: _read_claim(path) for path in folder.glob("*.claim")}
+    found = {}
+    for file_name in names_in(folder):
+        name = claimed_name(file_name)
+        if name and not name.startswith("."):
+            found[name] = _read_claim(folder / file_name)
     return {name: claim.owner_id for name, claim in found.items() if claim is not None}
 
 
@@ -285,9 +388,19 @@ def _read_claim(path: Path) -> _Claim | None:
     except FileNotFoundError:
         return None
     except OSError:
-        return _Claim("", 0.0)
+        return _unreadable_claim(path)
     text = data.decode("ascii", "replace")
     return _Claim(text if _OWNER_ID.fullmatch(text) else "", since)
+
+
+def _unreadable_claim(path: Path) -> _Claim | None:
+    try:
+        stat = path.stat()
+    except FileNotFoundError:
+        return None
+    except OSError:
+        return _Claim("", float("inf"), is_readable=False)
+    return _Claim("", stat.st_mtime, is_readable=False, user=stat.st_uid)
 
 
 def _read_with_time(path: Path) -> tuple[bytes, float]:

@@ -2,7 +2,8 @@
 
 import os
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,12 +11,21 @@ from typing import Any
 
 from espnet3.errors import IncompleteRunError
 from espnet3.io.atomic import open_atomic
-from espnet3.shards.commit import Done, committed_shards, entry_name, read_done, walk_files
+from espnet3.shards.commit import (
+    Done,
+    add_to_entry,
+    committed_shards,
+    entry_name,
+    read_done,
+    walk_files,
+)
 from espnet3.shards.layout import DONE
 from espnet3.shards.manifest import Manifest
+from espnet3.shards.reachable import reaching
 
 _BLOCK = 1 << 18
 _SHOWN = 5
+_N_READERS = 8  # zlib and reading let other threads run; a network answers several at once
 
 
 @dataclass(frozen=True)
@@ -42,19 +52,74 @@ def read_coverage(root: Path, manifest: Manifest) -> Coverage:
     return Coverage(committed, [s for s in range(manifest.n_shards) if s not in committed])
 
 
-def check_complete(root: Path, manifest: Manifest) -> Coverage:
+def check_complete(root: Path, manifest: Manifest, *, contents: bool = True) -> Coverage:
     """Make sure that each item of the plan is in exactly one intact, committed shard.
+
+    Args:
+        root: The run folder.
+        manifest: Its plan.
+        contents: Compare all files with the checksums of `done`, not only their number and size:
+            also those that a `merge` reads by itself, or leaves where they are.
 
     Raises:
         IncompleteRunError: with the shards and items that are missing, or the files that changed.
+        FileSystemError: if they cannot be read from here.
     """
     coverage = read_coverage(root, manifest)
     if coverage.missing:
         raise IncompleteRunError(_describe_missing(root, manifest, coverage.missing))
     layout = manifest.layout(root)
-    for shard, done in coverage.committed.items():
-        _check_sizes(layout.shard(shard), done)
+    shards = [(layout.shard(shard), done) for shard, done in sorted(coverage.committed.items())]
+    for shard_dir, done in shards:
+        check_sizes(shard_dir, done)
+    if contents:
+        check_contents(shards)
     return coverage
+
+
+def check_contents(shards: Sequence[tuple[Path, Done]]) -> None:
+    """Compare the content of all files of shards with the checksums of their `done`.
+
+    Raises:
+        IncompleteRunError: naming the file, or the subfolder, that was changed since its commit.
+        FileSystemError: if it cannot be read from here.
+    """
+    n_threads = min(_N_READERS, len(shards))
+    if n_threads < 2:
+        for shard_dir, done in shards:
+            _check_content(shard_dir, done)
+        return
+    with ThreadPoolExecutor(n_threads) as pool:
+        try:
+            for _ in pool.map(lambda shard: _check_content(*shard), shards):
+                pass
+        except BaseException:  # also a signal: the rest is not waited for
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+def _check_content(shard_dir: Path, done: Done) -> None:
+    found: dict[str, dict[str, int]] = {}
+    for name, path in _committed_files(shard_dir):
+        entry = found.setdefault(name, {"files": 0, "bytes": 0, "crc32": 0})
+        with reaching(path):
+            add_to_entry(entry, shard_dir, path, counts_lines=False)
+    for name, expected in done.files.items():
+        now = found.get(name, {})
+        # Folders of earlier versions have no checksum of the names.
+        if any(now.get(key) != expected[key] for key in expected.keys() & now.keys()) or not now:
+            same = now.get("crc32") == expected["crc32"]
+            what = "files of other names" if same else "other content"
+            amount = _amount(expected["files"], expected["bytes"])
+            raise IncompleteRunError(_damaged(shard_dir / name, amount, what))
+
+
+def _committed_files(shard_dir: Path) -> Iterator[tuple[str, Path]]:
+    """Yield the files of a shard, each with the entry of `done` that covers it."""
+    with reaching(shard_dir):
+        for path in walk_files(shard_dir):
+            if (name := entry_name(shard_dir, path)) != DONE:
+                yield name, path
 
 
 def _describe_missing(root: Path, manifest: Manifest, missing: list[int]) -> str:
@@ -68,18 +133,29 @@ def _describe_missing(root: Path, manifest: Manifest, missing: list[int]) -> str
     )
 
 
-def _check_sizes(shard_dir: Path, done: Done) -> None:
-    """Compare the files with what `done` says: cheap, and catches what was edited or lost."""
+def check_sizes(shard_dir: Path, done: Done) -> None:
+    """Compare the files with what `done` says: cheap, and catches what was added or lost.
+
+    Raises:
+        IncompleteRunError: naming the file, or the subfolder.
+    """
     found: dict[str, tuple[int, int]] = {}
-    for path in walk_files(shard_dir):
-        name = entry_name(shard_dir, path)
+    for name, path in _committed_files(shard_dir):
         n_files, n_bytes = found.get(name, (0, 0))
-        found[name] = (n_files + 1, n_bytes + path.stat().st_size)
+        with reaching(path):
+            found[name] = (n_files + 1, n_bytes + path.stat().st_size)
     for name, entry in done.files.items():
         expected = (entry["files"], entry["bytes"])
         if found.get(name) != expected:
             now = _amount(*found[name]) if name in found else "missing"
             raise IncompleteRunError(_damaged(shard_dir / name, _amount(*expected), now))
+    for name in sorted(found.keys() - done.files.keys()):
+        if not name.startswith("."):  # of a desktop, or of a file system
+            raise IncompleteRunError(
+                f"{shard_dir / name} was not there when {shard_dir.name} was committed. A merge "
+                "would take it for a result: move it out of that folder and run the same command "
+                "again."
+            )
 
 
 def _amount(n_files: int, n_bytes: int) -> str:
@@ -143,14 +219,16 @@ def read_part(part: Path, done: Done, buffer: memoryview, take: Callable[[memory
     if expected is None:
         check_lines(part, done, 0)
         return 0
-    if not part.exists():
-        raise IncompleteRunError(_damaged(part, f"{expected['bytes']} bytes", "missing"))
     checksum = size = 0
-    with part.open("rb", buffering=0) as file:
-        while length := file.readinto(buffer):
-            checksum = zlib.crc32(buffer[:length], checksum)
-            size += length
-            take(buffer[:length])
+    try:
+        with part.open("rb", buffering=0) as file:
+            while length := file.readinto(buffer):
+                checksum = zlib.crc32(buffer[:length], checksum)
+                size += length
+                take(buffer[:length])
+    except FileNotFoundError:
+        missing = _damaged(part, f"{expected['bytes']} bytes", "missing")
+        raise IncompleteRunError(missing) from None
     if (size, checksum) != (expected["bytes"], expected["crc32"]):
         raise IncompleteRunError(
             _damaged(part, f"{expected['bytes']} bytes", f"{size} bytes of other content")

@@ -2,6 +2,7 @@
 
 from array import array
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from espnet3.errors import IncompleteRunError
@@ -48,7 +49,6 @@ def _refuse_twice(parts: Sequence[Path], suspects: set[int]) -> None:
 
 def _ids(parts: Sequence[Path]) -> Iterator[tuple[Path, int, bytes]]:
     for part in parts:
-        if part.exists():
-            with part.open("rb") as file:
-                for number, line in enumerate(file, 1):
-                    yield part, number, line.partition(b" ")[0].rstrip(b"\n")
+        with suppress(FileNotFoundError), part.open("rb") as file:  # a shard without results
+            for number, line in enumerate(file, 1):
+                yield part, number, line.partition(b" ")[0].rstrip(b"\n")

@@ -1,5 +1,6 @@
 """Which process is it: what an owner file says, and how to tell whether it still runs."""
 
+import json
 import os
 import socket
 import uuid
@@ -7,7 +8,15 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
+from espnet3.io.records import DamagedFileError
+
+_MAX_PID = 2**31 - 1
 _JOB_VARIABLES = ("SLURM_JOB_ID", "PBS_JOBID", "JOB_ID", "LSB_JOBID", "OAR_JOB_ID")
+
+
+_TYPES = {
+    "host": str, "machine": str, "pid": int, "started": int, "job_id": str, "owner_id": str
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -31,6 +40,30 @@ class Owner:
     def __str__(self) -> str:
         """Return `host:pid`, with the scheduler's job if there is one."""
         return f"{self.host}:{self.pid}" + (f" (job {self.job_id})" if self.job_id else "")
+
+
+def parse_owner(content: bytes) -> Owner:
+    """Return what an owner file says; what a newer version adds is ignored.
+
+    Raises:
+        DamagedFileError: It is not what an owner wrote.
+    """
+    # Not by pydantic: who looks whether a claim holds should not wait for its import.
+    try:
+        found = json.loads(content)
+        values = {name: found[name] for name in _TYPES if name in found}
+        owner = Owner(**values)
+    except (ValueError, TypeError, RecursionError) as error:
+        raise DamagedFileError(f"An owner file is damaged: {error}.") from None
+    wrong = [name for name, kind in _TYPES.items() if type(getattr(owner, name)) is not kind]
+    if wrong or not 0 < owner.pid <= _MAX_PID:
+        raise DamagedFileError(f"An owner file is damaged: {', '.join(wrong) or 'pid'}.")
+    return owner
+
+
+def unknown_owner(owner_id: str) -> Owner:
+    """Return an owner of which only its heartbeat is known."""
+    return Owner("unknown", "", 0, 0, owner_id=owner_id)
 
 
 def node_name() -> str:

@@ -7,6 +7,7 @@ that was running: that is how an item that kills its worker is found.
 import mmap
 import os
 import struct
+from contextlib import suppress
 from pathlib import Path
 
 from espnet3.shards.layout import POSITION
@@ -21,6 +22,9 @@ class Position:
         # Written, not truncated: storing to a hole of a full file system would be a SIGBUS.
         fd = os.open(folder / POSITION, os.O_RDWR | os.O_CREAT, 0o644)
         try:
+            # Whatever the umask: at which item somebody died is for all to know.
+            with suppress(OSError):
+                os.fchmod(fd, 0o644)
             os.write(fd, _FORMAT.pack(-1, 1))
             self._map = mmap.mmap(fd, _FORMAT.size)
         finally:

@@ -1,19 +1,43 @@
 """The proof that a run is complete, and what lets a finished run answer at once."""
 
 import json
+import logging
+import os
 import time
+import zlib
 from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from espnet3.errors import IncompleteRunError
 from espnet3.io.atomic import write_json
+from espnet3.io.records import DamagedFileError, parse_record
 from espnet3.shards.accounting import account
-from espnet3.shards.commit import Done
+from espnet3.shards.commit import Done, read_done, walk_files
 from espnet3.shards.layout import RunLayout
 from espnet3.shards.manifest import Manifest
+from espnet3.shards.merge import check_contents, check_sizes
+from espnet3.shards.reachable import read_file, unreachable
 from espnet3.shards.usage import Accounting
 
+logger = logging.getLogger(__name__)
 _PATH = "__path__"
+
+
+@dataclass(frozen=True)
+class _Success:
+    """The types of what is read of `_SUCCESS.json` again."""
+
+    run_id: str
+    n_failed: int
+    seconds: float
+    n_halved: int | None = None
+    outputs: dict[str, tuple[int, int]] = field(default_factory=dict)
+    artifacts: dict[int, int] = field(default_factory=dict)
+    accounting: dict[str, Any] = field(default_factory=dict)
+    result: list[Any] = field(default_factory=list)
 
 
 def write_success(
@@ -45,6 +69,7 @@ def write_success(
         "accounting": account(layout.root, manifest, done).as_dict(),
         "hosts": sorted({shard.host for shard in done}),
         "outputs": outputs,
+        **_artifacts_of(layout, done),
         "versions": manifest.versions,
         "finished": time.time(),
         **({} if encoded is None else {"result": encoded}),
@@ -62,12 +87,20 @@ def _speech_facts(manifest: Manifest, done: list[Done]) -> dict[str, Any]:
 
 
 def read_success(layout: RunLayout, run_id: str) -> dict[str, Any] | None:
-    """Return the content of `_SUCCESS.json` if it is of this run."""
+    """Return the content of `_SUCCESS.json` if it is of this run; None if it is not valid either.
+
+    Raises:
+        FileSystemError: It cannot be read from here.
+    """
     try:
-        values: dict[str, Any] = json.loads(layout.success.read_bytes())
-    except (OSError, ValueError):
+        content = read_file(layout.success)
+        if content is None or parse_record(content, _Success, layout.success).run_id != run_id:
+            return None
+    except (DamagedFileError, IsADirectoryError) as error:
+        logger.warning("%s The run counts as not merged.", error)
         return None
-    return values if isinstance(values, dict) and values.get("run_id") == run_id else None
+    values: dict[str, Any] = json.loads(content)
+    return values
 
 
 def read_accounting(
@@ -82,14 +115,98 @@ def read_accounting(
 
 
 def has_outputs(values: dict[str, Any], folder: Path) -> bool:
-    """Tell whether the merged files are still there, as large and as old as they were."""
+    """Tell whether the merged files are still there, as large and as old as they were.
+
+    Raises:
+        FileSystemError: It cannot be told from here.
+    """
     for name, (size, mtime) in values.get("outputs", {}).items():
-        try:
-            stat = (folder / name).stat()
-        except OSError:
+        stat = _stat(folder / name)
+        if stat is None or (stat.st_size, stat.st_mtime_ns) != (size, mtime):
             return False
-        if (stat.st_size, stat.st_mtime_ns) != (size, mtime):
+    return True
+
+
+def _stat(path: Path) -> os.stat_result | None:
+    try:
+        return path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise unreachable(error, path) from error
+
+
+def _artifacts_of(layout: RunLayout, shards: Iterable[Done]) -> dict[str, dict[int, int]]:
+    """Return a digest for each shard that has files in subfolders: those are not merged, but stay.
+
+    It is taken behind the merge. What that moved or removed is its own affair.
+    """
+    digests = {}
+    for done in shards:
+        if any(name.endswith("/") for name in done.files):
+            with suppress(IncompleteRunError):
+                check_sizes(layout.shard(done.shard), done)
+                digests[done.shard] = _digest(layout.shard(done.shard))
+    return {"artifacts": digests} if digests else {}
+
+
+def _digest(shard_dir: Path) -> int:
+    """Return a checksum of names, sizes and times of all files of a shard, without reading one."""
+    digest = 0
+    start = len(os.fspath(shard_dir))
+    try:
+        for path in walk_files(shard_dir):
+            stat, name = path.stat(), os.fspath(path)[start:]
+            # Also the time of the change of the inode: `cp -p` and `rsync -t` keep the other one.
+            facts = f"{name}\0{stat.st_size} {stat.st_mtime_ns} {stat.st_ctime_ns}\n"
+            digest = zlib.crc32(os.fsencode(facts), digest)
+    except (FileNotFoundError, NotADirectoryError):
+        return -1
+    except OSError as error:
+        raise unreachable(error, error.filename or shard_dir) from error
+    return digest
+
+
+def known_result(values: dict[str, Any], layout: RunLayout, output_dir: Path) -> tuple[Any] | None:
+    """Return what `merge` returned, in a tuple, if that is known and all it left is as it was.
+
+    Raises:
+        FileSystemError: It cannot be told from here.
+    """
+    try:
+        result = decode_result(values["result"], output_dir)
+    except (KeyError, IndexError, TypeError):  # not noted, or not by us
+        return None
+    if not has_outputs(values, output_dir) or None in map(_stat, paths_in(result)):
+        return None
+    return (result,) if has_artifacts(values, layout) else None
+
+
+def has_artifacts(values: dict[str, Any], layout: RunLayout) -> bool:
+    """Tell whether the files that a merge left in subfolders of shards are as they were.
+
+    Names, sizes and times are compared; where they differ, as in a copy of the folder, contents.
+
+    Raises:
+        FileSystemError: It cannot be told from here.
+    """
+    digests = {int(shard): digest for shard, digest in values.get("artifacts", {}).items()}
+    now = {shard: _digest(layout.shard(shard)) for shard in digests}
+    if now == digests:
+        return True
+    changed = [shard for shard in digests if now[shard] != digests[shard]]
+    found = [(layout.shard(shard), read_done(layout.shard(shard))) for shard in changed]
+    try:
+        check_contents([(folder, done) for folder, done in found if done is not None])
+    except IncompleteRunError as error:
+        logger.warning("The run is merged, but %s", error)
+        return False
+    for folder, done in found:
+        if done is None:
+            logger.warning("The run is merged, but %s is gone or damaged since", folder)
             return False
+    with suppress(OSError):  # it is only read again next time
+        write_json(layout.success, {**values, "artifacts": now})
     return True
 
 

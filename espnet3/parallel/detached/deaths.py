@@ -15,6 +15,7 @@ from espnet3.shards.commit import discard_attempt
 from espnet3.shards.layout import origin_of_attempt, shard_of_attempt
 from espnet3.shards.lease import TIMEOUT, Lease, find_owner, owner_path
 from espnet3.shards.position import read_position
+from espnet3.shards.reachable import is_there
 from espnet3.shards.records import (
     DeathKind,
     DeathNote,
@@ -68,7 +69,7 @@ def bury(root: Path, attempts: Iterable[Path], lease: Lease) -> list[DeathNote]:
 def _may_be_alive(lease: Lease, owner_id: str, attempt: Path) -> bool:
     if find_owner(lease.folder, owner_id, lease.now(), lease.timeout) is not None:
         return True
-    if owner_path(lease.folder, owner_id).exists():
+    if is_there(owner_path(lease.folder, owner_id)):
         return False  # those that are killed leave it behind
     # Its file may be there for all but us.
     return lease.now() - _last_change(attempt) < TIMEOUT
@@ -78,7 +79,7 @@ def _note_of(
     root: Path, attempt: Path, owner_id: str, began: int, lease: Lease
 ) -> DeathNote | None:
     shard = shard_of_attempt(attempt.name)
-    if shard is None or not attempt.is_dir():
+    if shard is None or not is_there(attempt):
         return None
     position = read_position(attempt)
     worker = read_worker(RecordPaths(root), owner_id)
@@ -116,12 +117,19 @@ def _last_sign(lease: Lease, owner_id: str, worker: WorkerRecord | None) -> floa
 
 
 def _last_change(attempt: Path) -> float:
-    """Return when something was last written to an attempt: heartbeats are seconds apart."""
+    """Return when something was last written to an attempt: heartbeats are seconds apart.
+
+    Just now, if it cannot be told: then it is left alone.
+    """
     last = 0.0
-    with suppress(OSError):
+    try:
         last = attempt.stat().st_mtime
         for entry in os.scandir(attempt):
             last = max(last, entry.stat().st_mtime)
+    except (FileNotFoundError, NotADirectoryError):  # gone meanwhile, or a part of it
+        return last
+    except OSError:
+        return float("inf")
     return last
 
 

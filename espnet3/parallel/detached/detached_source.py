@@ -5,9 +5,11 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from espnet3.errors import FileSystemError
 from espnet3.parallel.detached.choice import Choice
 from espnet3.parallel.detached.deaths import bury, deaths_at
 from espnet3.parallel.detached.ledger import Ledger
@@ -15,7 +17,7 @@ from espnet3.parallel.detached.stragglers import Stragglers
 from espnet3.parallel.suspicion import Death
 from espnet3.parallel.tasks import Failure, ShardResult, ShardTask
 from espnet3.shards.board import Board
-from espnet3.shards.commit import discard_attempt, read_done
+from espnet3.shards.commit import Done, discard_attempt, read_done
 from espnet3.shards.items import reorder
 from espnet3.shards.lease import Lease
 from espnet3.shards.manifest import Manifest
@@ -170,8 +172,14 @@ class DetachedSource:
 
     def _is_done_elsewhere(self) -> bool:
         host = self._lease.owner.host
-        found = (read_done(self._layout.shard(shard)) for shard in self._board.committed)
+        found = (self._peek(shard) for shard in self._board.committed)
         return any(done is not None and done.host != host for done in found)
+
+    def _peek(self, shard: int) -> Done | None:
+        """Return what a shard says of itself where nothing depends on what cannot be read."""
+        with suppress(FileSystemError):
+            return read_done(self._layout.shard(shard))
+        return None
 
     def _leave(self, shard: int, seconds: float) -> None:
         self._choice.avoid(shard, seconds)
@@ -249,7 +257,7 @@ class DetachedSource:
         if self._begun is None:
             return
         shard = self._begun[0]
-        done = read_done(self._layout.shard(shard))
+        done = self._peek(shard)
         if done is None or done.run_id != self._manifest.run_id:
             self._end(shard, how, is_lost=True)
         elif done.owner_id == self._lease.owner.owner_id:  # it could not say so any more
@@ -260,7 +268,7 @@ class DetachedSource:
 
     def is_superseded(self, task: ShardTask) -> bool:
         """Tell whether another worker published the shard that ours is running."""
-        done = read_done(self._layout.shard(task.shard))
+        done = self._peek(task.shard)
         if done is None or done.run_id != self._manifest.run_id:
             return False
         return done.owner_id != self._lease.owner.owner_id

@@ -9,6 +9,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from espnet3.errors import FileSystemError
 from espnet3.findings import Finding
 from espnet3.parallel.clusters.job_logs import read_end
 from espnet3.parallel.clusters.schedulers import scheduler_of
@@ -64,6 +65,7 @@ class _Explainer:
             yield from self._silent_schedulers()
             yield from self._silent_workers()
             yield from self._avoided()
+            yield from self._unreachable()
             yield from explain_slow(seen.status.running, seen.committed.values(), self._quoted)
             yield from self._no_successor()
         jobs = [job for job in seen.crew.jobs if not self._is_told(job)]
@@ -211,6 +213,14 @@ class _Explainer:
             fix = "New jobs avoid it, where the scheduler lets them. Tell your administrators"
             yield Finding("warning", "node", f"{node} is avoided: {why}", fix)
 
+    def _unreachable(self) -> Iterator[Finding]:
+        """Tell of workers that left because their node could not reach the run folder."""
+        left = {w.record.host: w for w in self._seen.crew.workers if _could_not_reach(w)}
+        for host, worker in left.items():
+            told = f"worker {worker.name} left {host}: {worker.record.reason}"
+            fix = "Others go on. Tell your administrators, or if nobody is left: " + self._resume()
+            yield Finding("problem" if self._seen.is_over else "warning", "node", told, fix)
+
     def _no_successor(self) -> Iterator[Finding]:
         for worker in reversed(self._seen.crew.workers[-_MOST:]):
             text = read_end(self._run_dir / worker.record.log) if worker.record.log else ""
@@ -242,6 +252,10 @@ class _Explainer:
         fix = "Killed, or their machine is gone: others take over their shards"
         is_open = self._seen.is_over and self._seen.state != "complete"
         return Finding("problem" if is_open else "warning", "workers", told + last_lines(log), fix)
+
+
+def _could_not_reach(worker: Worker) -> bool:
+    return worker.record.reason.startswith(FileSystemError.__name__)
 
 
 def _is_unknown(job: Job) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from espnet3.errors import EspnetError, RunFolderError
+from espnet3.errors import EspnetError, FileSystemError, RunFolderError
 from espnet3.parallel.faults import EarlyDeaths
 from espnet3.parallel.folder_run import write_failures
 from espnet3.parallel.tasks import Failure, failure_record
@@ -27,11 +27,14 @@ def note_failures(root: Path, manifest: Manifest, failures: Sequence[Failure]) -
 
 
 def stop_for(error: EspnetError, root: Path, lease: Lease) -> bool:
-    """Stop the run for all workers, unless the error may be about this node only.
+    """Stop the run for all workers, unless the error is, or may be, about this node only.
 
     Returns:
         Whether the run is stopped.
     """
+    if isinstance(error, FileSystemError):
+        logger.error("The worker on %s leaves, others may go on", lease.owner.host)
+        return False
     is_of_node = isinstance(error, EarlyDeaths | RunFolderError)
     others = [owner for owner in lease.others() if owner.host != lease.owner.host]
     if is_of_node and others:

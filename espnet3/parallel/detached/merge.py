@@ -11,7 +11,7 @@ from espnet3.parallel.folder_run import folder_errors, merge_run, sweep
 from espnet3.shards.lease import Lease, claims, living_owners
 from espnet3.shards.merge import check_complete
 from espnet3.shards.status import require_manifest
-from espnet3.shards.success import decode_result, has_outputs, paths_in, read_success
+from espnet3.shards.success import known_result, read_success
 
 
 def merge_detached(run_dir: Path, *, trust: str | None = None) -> Any:
@@ -27,7 +27,7 @@ def merge_detached(run_dir: Path, *, trust: str | None = None) -> Any:
     answer = finished_answer(run_dir)
     if answer is not None:
         return answer[0]
-    check_complete(run_dir, manifest)
+    check_complete(run_dir, manifest, contents=False)  # before the code is loaded
     runner = load_runner(run_dir, trust=trust)
     with folder_errors(run_dir), Lease(run_dir.resolve()) as lease:
         if not lease.claim("merge"):
@@ -41,13 +41,10 @@ def finished_answer(run_dir: Path) -> tuple[Any] | None:
     """Return what `merge` returned, in a tuple, if it is known and its files are as they were."""
     manifest = require_manifest(run_dir)
     success = read_success(manifest.layout(run_dir), manifest.run_id)
-    if success is None or "result" not in success:
+    if success is None:
         return None
     output_dir = Path(os.path.normpath(run_dir / manifest.output_dir))
-    result = decode_result(success["result"], output_dir)
-    if not has_outputs(success, output_dir) or not all(map(Path.exists, paths_in(result))):
-        return None
-    return (result,)
+    return known_result(success, manifest.layout(run_dir), output_dir)
 
 
 def result_of(run_dir: Path, *, trust: str | None = None) -> Any:

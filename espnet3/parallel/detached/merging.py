@@ -19,6 +19,7 @@ from espnet3.shards.commit import SETTLE_SECONDS, attempts, discard_attempt
 from espnet3.shards.lease import Lease
 from espnet3.shards.manifest import Manifest
 from espnet3.shards.merge import read_coverage
+from espnet3.shards.reachable import is_of_node
 from espnet3.shards.success import read_success
 
 logger = logging.getLogger(__name__)
@@ -120,8 +121,8 @@ class Merger:
         except EspnetError:
             raise
         except Exception as error:
-            if is_folder_trouble(error):
-                raise  # a full disk: the caller says what to do
+            if is_folder_trouble(error) or is_of_node(error, self._root):
+                raise  # a full disk, or one that is away: the caller says what to do
             raise ProviderError(
                 f"merge() failed on {self._lease.owner}: {describe_error(error)}. Mend it and "
                 "run the same command again; all shards are done and kept.\n\n"

@@ -74,7 +74,7 @@ class Stragglers:
         try:
             claimed = self._layout.claim(self._layout.shard_name(shard)).stat().st_mtime
         except OSError:
-            return 0.0  # given back just now
+            return 0.0  # given back just now, or not to be told: then it is left to its owner
         elapsed = max(self._lease.now() - claimed, 0.0)
         start, stop = self._manifest.bounds[shard : shard + 2]
         share = max((self._position(a, start) for a in self._board.attempts(shard)), default=0)

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from espnet3 import logs
-from espnet3.errors import EspnetError
+from espnet3.errors import EspnetError, FileSystemError
 from espnet3.parallel.clusters.gpu_pinning import Pinning, choose_gpus
 from espnet3.parallel.clusters.gpus import VARIABLE
 from espnet3.parallel.detached.agent import Agent, Outcome, find_end
@@ -21,8 +21,9 @@ from espnet3.parallel.detached.ending import EndSignals
 from espnet3.parallel.detached.ledger import Identity
 from espnet3.parallel.detached.succession import Succession
 from espnet3.parallel.detached.walltime import find_walltime, process_start
+from espnet3.parallel.folder_run import folder_errors
 from espnet3.shards.layout import RunLayout
-from espnet3.shards.owner import Owner
+from espnet3.shards.owner import Owner, node_name
 
 logger = logging.getLogger(__name__)
 _JOB_ID = "ESPNET3_JOB_ID"  # set by job scripts where the scheduler sets nothing
@@ -49,8 +50,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         worker = _Worker(roots, options, signals)
         try:
             return worker.work()
-        except EspnetError as error:
-            logger.error("%s", error)
+        except (EspnetError, OSError) as error:
+            logger.error("On %s: %s", node_name(), error)
             return 1
         finally:
             worker.succession.close()
@@ -89,7 +90,7 @@ class _Worker:
             for root in self._roots:
                 if root in outcomes and outcomes[root].is_over:
                     continue
-                outcomes[root] = self._work_on(root, is_patient)
+                outcomes[root] = self._try_to_work_on(root, is_patient)
                 if outcomes[root].ends_all:
                     return self._code_to_go_on(outcomes[root])
         if all(outcome.is_over for outcome in outcomes.values()):
@@ -109,6 +110,15 @@ class _Worker:
             level = logging.WARNING if self._pinning.is_warning else logging.INFO
             logger.log(level, "%s", self._pinning.message)
         self._walltime = find_walltime(process_start(), self._options.walltime)
+
+    def _try_to_work_on(self, root: Path, is_patient: bool) -> Outcome:
+        """Work on a folder; if this node cannot even sign in there, say so and leave."""
+        try:
+            with folder_errors(root):
+                return self._work_on(root, is_patient)
+        except FileSystemError as error:
+            logger.error("%s", error)
+            return Outcome(f"{type(error).__name__}: {error}", 1, ends_all=True)
 
     def _work_on(self, root: Path, is_patient: bool) -> Outcome:
         identity = Identity(

@@ -6,7 +6,6 @@ import time
 import zlib
 from collections import Counter
 from itertools import chain
-from pathlib import Path
 
 import pytest
 
@@ -20,11 +19,12 @@ from espnet3.shards.commit import (
     committed_shards,
     discard_attempt,
     read_done,
+    remove_set_aside,
     set_aside,
     set_aside_damaged,
     walk_files,
 )
-from espnet3.shards.layout import DONE, POSITION, RunLayout
+from espnet3.shards.layout import DONE, POSITION, RunLayout, is_set_aside
 from espnet3.shards.position import Position
 
 WORKER = """
@@ -47,6 +47,10 @@ WORKER = """
 
 def committed_text(run, shard: int) -> str:
     return (run.layout.shard(shard) / "text").read_text()
+
+
+def set_aside_names(run) -> list[str]:
+    return [name for name in run.names() if is_set_aside(name)]
 
 
 def committed(run) -> list[int]:
@@ -75,9 +79,11 @@ def test_done_lists_files_with_size_checksum_and_lines_and_folders_as_one(run):
     (attempt / "empty").mkdir()
     done = run.finish(attempt, 0)
     crc = zlib.crc32(b"a\nb\n")
+    names = zlib.crc32(b"wav/1.wav\x004\nwav/deep/2.wav\x004\n")
+    wav = {"files": 2, "bytes": 8, "crc32": zlib.crc32(b"RIFFRIFF"), "lines": 0}
     assert done.files == {
         "text": {"files": 1, "bytes": 4, "crc32": crc, "lines": 2},
-        "wav/": {"files": 2, "bytes": 8, "crc32": zlib.crc32(b"RIFFRIFF"), "lines": 0},
+        "wav/": {**wav, "names_crc32": names},
     }
 
 
@@ -199,17 +205,17 @@ def test_shard_of_an_earlier_run_is_replaced(run):
 def see_late(monkeypatch, n_looks: int) -> list[object]:
     """Let what another machine published be seen only at a later look."""
     looks: list[object] = []
-    real, real_exists = commit_module.read_done, Path.exists
+    real, real_is_there = commit_module.read_done, commit_module.is_there
 
     def look(path):
         looks.append(path)
         return None if len(looks) <= n_looks else real(path)
 
-    def exists(path):
-        return real_exists(path) and not (path.name == DONE and len(looks) <= n_looks)
+    def is_there(path):
+        return real_is_there(path) and not (path.name == DONE and len(looks) <= n_looks)
 
     monkeypatch.setattr(commit_module, "read_done", look)
-    monkeypatch.setattr(Path, "exists", exists)
+    monkeypatch.setattr(commit_module, "is_there", is_there)
     monkeypatch.setattr(commit_module, "_LOOK_SECONDS", 0.001)
     return looks
 
@@ -306,8 +312,11 @@ def test_set_aside_makes_a_shard_not_done(run):
     run.commit(0)
     set_aside(run.layout, 0)
     assert committed(run) == []
-    assert run.names() == ["manifest.json"]
+    assert len(set_aside_names(run)) == 1
+    assert attempts(run.root) == {}
     set_aside(run.layout, 0)  # nothing is there: nothing to do
+    remove_set_aside(run.layout)
+    assert run.names() == ["manifest.json"]
 
 
 def test_shard_with_other_items_than_planned_is_not_put_back(run):
@@ -326,7 +335,8 @@ def test_set_aside_damaged_leaves_a_good_shard(run):
     assert committed(run) == [0]
     (run.layout.shard(0) / DONE).unlink()
     set_aside_damaged(run.layout, 0)
-    assert run.names() == ["manifest.json"]
+    assert committed(run) == []
+    assert len(set_aside_names(run)) == 1
 
 
 @pytest.mark.parametrize("is_damaged", [True, False])

@@ -5,7 +5,6 @@ import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
 
@@ -335,15 +334,15 @@ def test_sweep_leaves_the_temp_file_of_a_mark_that_another_process_is_making(min
 
 def test_driver_that_comes_in_while_another_sweeps_is_not_swept(folder, mine, monkeypatch):
     newcomer = quiet_lease(folder)
-    real = Path.glob
+    real = lease_module.names_in
 
-    def come_in_first(path: Path, pattern: str) -> Iterator[Path]:
+    def come_in_first(path: Path) -> list[str]:
         monkeypatch.undo()
         newcomer.__enter__()
         assert newcomer.claim("split.0")
-        return real(path, pattern)
+        return real(path)
 
-    monkeypatch.setattr(Path, "glob", come_in_first)
+    monkeypatch.setattr(lease_module, "names_in", come_in_first)
     mine.sweep()
     assert mine.others() == [newcomer.owner]
     assert claims(mine.folder) == {"split.0": newcomer.owner.owner_id}
