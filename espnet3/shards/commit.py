@@ -11,7 +11,6 @@ import errno
 import logging
 import os
 import shutil
-import tempfile
 import time
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,6 +20,7 @@ from pathlib import Path
 
 from espnet3.errors import ProviderError
 from espnet3.io.atomic import fsync_dir, fsync_file
+from espnet3.io.clock import folder_time
 from espnet3.io.json_text import dump_json
 from espnet3.io.records import DamagedFileError
 from espnet3.shards.done import Done, parse_done
@@ -240,9 +240,7 @@ def _age(shard_dir: Path) -> float:
     """Return for how long nothing was put into a folder; 0 if it is not to be seen."""
     # Both times are the file system's: its clock need not be that of this machine.
     try:
-        with tempfile.TemporaryFile(dir=shard_dir.parent) as file:
-            now = os.fstat(file.fileno()).st_mtime
-        return max(now - shard_dir.stat().st_mtime, 0.0)
+        return max(folder_time(shard_dir.parent) - shard_dir.stat().st_mtime, 0.0)
     except OSError:
         return 0.0
 

@@ -13,7 +13,6 @@ import json
 import logging
 import os
 import re
-import tempfile
 import threading
 import time
 from contextlib import suppress
@@ -21,6 +20,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from espnet3.io.atomic import temp_pid, write_bytes
+from espnet3.io.clock import look_time
 from espnet3.io.exclusive import create_bytes
 from espnet3.io.records import DamagedFileError
 from espnet3.shards.layout import claimed_name, leases_folder
@@ -36,7 +36,7 @@ from espnet3.shards.reachable import names_in
 from espnet3.shards.sharing import share_folder
 
 __all__ = [
-    "HEARTBEAT", "TIMEOUT", "Lease", "Owner", "claims", "find_owner", "folder_time",
+    "HEARTBEAT", "TIMEOUT", "Lease", "Owner", "claims", "find_owner",
     "living_owners", "machine_id", "node_name", "start_time",
 ]  # fmt: skip
 logger = logging.getLogger(__name__)
@@ -307,25 +307,21 @@ def _owner_ids(names: list[str]) -> list[str]:
     ]
 
 
-def folder_time(folder: Path) -> float:
-    """Return the time by the clock of a folder's file system, as heartbeats are told by it.
-
-    Where nothing can be written that is not to be had: then it is this machine's.
-    """
-    with suppress(OSError), tempfile.TemporaryFile(dir=folder) as file:
-        return os.fstat(file.fileno()).st_mtime
-    return time.time()
-
-
 def living_owners(folder: Path, now: float | None = None, timeout: float = TIMEOUT) -> list[Owner]:
     """Return the owners in a lease folder whose heart beats.
 
+    Args:
+        folder: the lease folder.
+        now: by the clock of the file system; looked up if None.
+        timeout: seconds without a heartbeat after which an owner counts as dead.
+
     Raises:
-        FileSystemError: if the folder cannot be listed from here.
+        FileSystemError: if the folder cannot be listed from here, which says nothing of who is in
+            it.
     """
     owner_ids = _owner_ids(names_in(folder))
     if owner_ids and now is None:
-        now = folder_time(folder)
+        now = look_time(folder)
     found = (find_owner(folder, owner_id, now or 0.0, timeout) for owner_id in owner_ids)
     return [owner for owner in found if owner is not None]
 

@@ -12,7 +12,7 @@ import time
 import uuid
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -51,6 +51,10 @@ class RecordPaths:
     def parallel(self, env: str) -> Path:
         """The `parallel` block with which workers were last submitted to a backend."""
         return self.folder / f"parallel-{env}.json"
+
+    def unseen(self, env: str) -> Path:
+        """The jobs of which a scheduler said nothing when it was asked, and how often."""
+        return self.folder / f"unseen-{env}.json"
 
     def watch(self, minute: int) -> Path:
         """Says that a worker compares the jobs with what the scheduler says, in this minute."""
@@ -115,10 +119,20 @@ class JobRecord:
     not end the job."""
     gpu: str = ""
     """Of a process: the GPU that is its own."""
+    tag: str = ""
+    """Names the submission before the scheduler has given a number, and ever after: the job itself
+    knows it. A record without a number is of a submission whose answer nobody has seen yet."""
+
+    @property
+    def is_submitting(self) -> bool:
+        """Whether its number is not known: it is being submitted, or who did so was ended."""
+        return bool(self.tag) and not self.job_id
 
     @property
     def key(self) -> str:
         """The name of its file."""
+        if self.is_submitting:
+            return _NOT_IN_NAMES.sub("_", f"{self.env}-submitting-{self.tag}")
         # Two machines may have processes of one number.
         words = (self.env, self.host, self.job_id) if self.machine else (self.env, self.job_id)
         return _NOT_IN_NAMES.sub("_", "-".join(words))
@@ -207,6 +221,20 @@ def write_job(paths: RecordPaths, record: JobRecord) -> None:
     write_json(paths.jobs / f"{record.key}.json", asdict(record))
 
 
+def complete_job(paths: RecordPaths, record: JobRecord) -> None:
+    """Note a job; with its number, in the place of what was noted before it was submitted."""
+    write_job(paths, record)
+    if record.tag and not record.is_submitting:
+        (paths.jobs / f"{replace(record, job_id='').key}.json").unlink(missing_ok=True)
+
+
+def complete_own_job(paths: RecordPaths, env: str, tag: str, job_id: str) -> None:
+    """Let a job that has begun note its number, if who submitted it could not."""
+    record = _read(paths.jobs / f"{JobRecord(env, '', 0.0, tag=tag).key}.json", JobRecord)
+    if record is not None:
+        complete_job(paths, replace(record, job_id=job_id))
+
+
 def write_worker(paths: RecordPaths, record: WorkerRecord) -> None:
     """Note how a worker stands."""
     write_json(paths.workers / f"{record.owner_id}.json", asdict(record), sync=False)
@@ -230,7 +258,10 @@ def read_jobs(paths: RecordPaths, known: dict[str, Any] | None = None) -> list[J
     """
     jobs = list(_read_all(paths.jobs, JobRecord, known=known))
     if known is not None:
-        known |= {f"{job.key}.json": job for job in jobs}
+        known |= {f"{job.key}.json": job for job in jobs if not job.is_submitting}
+    # The number is noted beside the first record, which is removed afterwards.
+    numbered = {job.tag for job in jobs if job.tag and not job.is_submitting}
+    jobs = [job for job in jobs if not (job.is_submitting and job.tag in numbered)]
     return sorted(jobs, key=lambda job: (job.submitted, job.job_id))
 
 

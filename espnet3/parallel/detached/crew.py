@@ -1,14 +1,17 @@
 """Who works for a detached run, and who is on the way: workers and jobs, side by side."""
 
+import shlex
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from espnet3.parallel.clusters.schedulers import JobState
+from espnet3.errors import ResourceError
+from espnet3.io.clock import MAX_SKEW, look_time
+from espnet3.parallel.clusters.schedulers import FindsTags, JobState, ask_jobs, scheduler_of
 from espnet3.shards.layout import leases_folder
 from espnet3.shards.lease import HEARTBEAT, Owner, living_owners, owner_path
 from espnet3.shards.records import (
@@ -21,7 +24,8 @@ from espnet3.shards.records import (
 
 _NEW_SECONDS = 60.0
 _MOST_ASKED = 200
-_CLOCK_SECONDS = 5.0
+_SILENT_JOB_SECONDS = 600.0
+_MOST_QUESTIONS, _ASK_AGAIN_SECONDS = 3, 2.0
 _START_SECONDS = 600.0
 _SILENT_SECONDS = 4 * HEARTBEAT
 UNKNOWN = JobState("unknown", "")
@@ -66,6 +70,10 @@ class Job:
     has_living_worker: bool = False
     is_successor: bool = False
     """It waits for a job that is still there."""
+    is_new: bool = False
+    """It was submitted just now, so that a scheduler may not know it yet."""
+    silent_seconds: float = 0.0
+    """How long ago its last worker gave a sign of life; 0 if it brought none."""
 
     @property
     def is_waiting(self) -> bool:
@@ -77,13 +85,24 @@ class Job:
         """Whether it runs, or should, but its worker has not signed in."""
         if self.has_living_worker or self.workers:
             return False
-        is_new = time.time() - self.record.submitted < _NEW_SECONDS
-        return self.state.phase == "running" or (self.state.phase == "unknown" and is_new)
+        return self.state.phase == "running" or (self.state.phase == "unknown" and self.is_new)
 
     @property
     def is_there(self) -> bool:
         """Whether it has not ended, as far as one can tell."""
         return self.has_living_worker or self.is_starting or self.state.phase != "ended"
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether its worker is not heard, while the scheduler says that it runs: a file server
+        that is away, or a node that hangs, which the scheduler ends in a while."""
+        is_recent = 0.0 < self.silent_seconds < _SILENT_JOB_SECONDS
+        return self.state.phase == "running" and not self.has_living_worker and is_recent
+
+    @property
+    def is_doubtful(self) -> bool:
+        """Whether nobody says that it is there, nor that it has ended."""
+        return self.state.phase == "unknown" and not self.has_living_worker and not self.is_starting
 
 
 @dataclass(frozen=True)
@@ -109,9 +128,15 @@ class Crew:
         return [job for job in self.jobs if job.is_starting]
 
     @property
+    def doubtful(self) -> list[Job]:
+        """Jobs of which nobody says that they are there, nor that they have ended."""
+        return [job for job in self.jobs if job.is_doubtful]
+
+    @property
     def n_present(self) -> int:
         """How many work, or will without anybody's help."""
-        return len(self.living) + len(self.waiting) + len(self.starting)
+        n_silent = sum(job.is_silent for job in self.jobs)
+        return len(self.living) + len(self.waiting) + len(self.starting) + n_silent
 
     def of_env(self, env: str) -> "Crew":
         """Return those of one backend."""
@@ -119,22 +144,31 @@ class Crew:
         return Crew(workers, [job for job in self.jobs if job.record.env == env])
 
 
-def read_crew(root: Path, ask: AskJobs | None = None, known: dict[str, Any] | None = None) -> Crew:
+def read_crew(
+    root: Path,
+    ask: AskJobs | None = None,
+    known: dict[str, Any] | None = None,
+    *,
+    now: float | None = None,
+) -> Crew:
     """Read who is there, and ask the scheduler of jobs that have no living worker.
 
     Args:
         root: the run folder.
         ask: answers for jobs, in place of `job_states`.
         known: what earlier calls need not read again; they add to it.
+        now: by the clock of the file system; looked up if None.
     """
     paths = RecordPaths(root)
-    owners = {owner.owner_id: owner for owner in living_owners(leases_folder(root))}
+    now = look_time(root) if now is None else now
+    owners = {owner.owner_id: owner for owner in living_owners(leases_folder(root), now)}
     records = {record.owner_id: record for record in read_workers(paths, known)}
     silence = _silence(root, owners)
     workers = [Worker(r, key in owners, silence.get(key, 0.0)) for key, r in records.items()]
     # One whose record is not to be seen yet, or a driver that waits for its own workers.
-    workers += [Worker(_of_owner(o), True) for key, o in owners.items() if key not in records]
-    return Crew(workers, _read_jobs(read_jobs(paths, known), workers, ask or ask_schedulers))
+    workers += [Worker(_of_owner(o, now), True) for key, o in owners.items() if key not in records]
+    jobs = read_jobs(paths, known)
+    return Crew(workers, _read_jobs(jobs, workers, ask or ask_schedulers, now))
 
 
 def _silence(root: Path, owner_ids: Iterable[str]) -> dict[str, float]:
@@ -155,15 +189,47 @@ def living_ids(root: Path) -> set[str]:
     return {owner.owner_id for owner in living_owners(leases_folder(root))}
 
 
-def count_crew(root: Path) -> int:
-    """Return how many workers a run has or will have without anybody's help."""
-    return read_crew(root).n_present
+def count_crew(root: Path, env: str, *, only: bool = False) -> int:
+    """Return how many workers a run has or will have without anybody's help.
+
+    For one who is about to submit what is missing: jobs of which the scheduler says nothing are
+    asked for again, and count as long as it does not answer at all.
+
+    Args:
+        root: the run folder.
+        env: where more would be submitted.
+        only: do not count those of other backends.
+
+    Raises:
+        ResourceError: if nobody can tell whether jobs of this backend are there.
+    """
+    for number in range(_MOST_QUESTIONS):
+        crew = read_crew(root)
+        crew = crew.of_env(env) if only else crew
+        doubtful = [job.record for job in crew.doubtful if job.record.env == env]
+        doubtful = [record for record in doubtful if not record.machine]
+        submitting = [record for record in doubtful if record.is_submitting]
+        if len(doubtful) == len(submitting):
+            break
+        if not ask_jobs(env, [r.job_id for r in doubtful if not r.is_submitting]):
+            raise ResourceError(_no_answer(root, env, len(doubtful)))
+        if number + 1 < _MOST_QUESTIONS:
+            time.sleep(_ASK_AGAIN_SECONDS)
+    return crew.n_present + len(submitting)
 
 
-def _of_owner(owner: Owner) -> WorkerRecord:
-    return WorkerRecord(
-        owner.owner_id, owner.host, owner.pid, time.time(), env="", job_id=owner.job_id
+def _no_answer(root: Path, env: str, n_jobs: int) -> str:
+    scheduler = scheduler_of(env)
+    command = scheduler.status_command if scheduler else env
+    return (
+        f"Whether {n_jobs} jobs of {root} are still there cannot be told: `{command}` does not "
+        "answer, or not in its own words. Nothing was submitted. Try again when it does; to add "
+        f"workers all the same: espnet3 resume {shlex.quote(str(root))} --workers N"
     )
+
+
+def _of_owner(owner: Owner, now: float) -> WorkerRecord:
+    return WorkerRecord(owner.owner_id, owner.host, owner.pid, now, env="", job_id=owner.job_id)
 
 
 def ask_schedulers(records: Sequence[JobRecord]) -> dict[str, JobState]:
@@ -173,7 +239,10 @@ def ask_schedulers(records: Sequence[JobRecord]) -> dict[str, JobState]:
     return job_states(records)
 
 
-def _read_jobs(records: list[JobRecord], workers: list[Worker], ask: AskJobs) -> list[Job]:
+def _read_jobs(
+    records: list[JobRecord], workers: list[Worker], ask: AskJobs, now: float
+) -> list[Job]:
+    records = _with_numbers(records)
     by_number: dict[tuple[str, str], list[Worker]] = defaultdict(list)
     for worker in workers:
         for number in {worker.record.job_id, str(worker.record.pid)}:
@@ -189,6 +258,7 @@ def _read_jobs(records: list[JobRecord], workers: list[Worker], ask: AskJobs) ->
         (r.env, r.job_id)
         for r in records
         if any(w.is_alive for w in brought[r.key]) or told[r.key].phase in ("pending", "running")
+        if not r.is_submitting
     }
     return [
         Job(
@@ -197,13 +267,45 @@ def _read_jobs(records: list[JobRecord], workers: list[Worker], ask: AskJobs) ->
             tuple(worker.record for worker in brought[record.key]),
             has_living_worker=any(worker.is_alive for worker in brought[record.key]),
             is_successor=bool(record.after) and (record.env, record.after) in present,
+            is_new=abs(now - record.submitted) < _NEW_SECONDS,
+            silent_seconds=_silent_seconds(brought[record.key], now),
         )
         for record in records
     ]
 
 
+def _with_numbers(records: list[JobRecord]) -> list[JobRecord]:
+    """Return the records, with the numbers of jobs that were submitted but not noted any more.
+
+    Only where a scheduler can be asked for the mark of a job.
+    """
+    by_env: dict[str, list[str]] = defaultdict(list)
+    for record in records:
+        if record.is_submitting:
+            by_env[record.env].append(record.tag)
+    found: dict[str, str] = {}
+    for env, tags in by_env.items():
+        scheduler = scheduler_of(env)
+        if isinstance(scheduler, FindsTags):
+            found |= scheduler.find_tags(tags) or {}
+    numbered = {record.job_id for record in records}
+    return [
+        replace(record, job_id=found[record.tag])
+        if record.is_submitting and found.get(record.tag, "") not in ("", *numbered)
+        else record
+        for record in records
+    ]
+
+
+def _silent_seconds(workers: list[Worker], now: float) -> float:
+    heard = [worker.record.ended or worker.record.seen for worker in workers]
+    return max(now - max(heard), 0.001) if heard else 0.0
+
+
 def _is_of(worker: WorkerRecord, job: JobRecord) -> bool:
-    if worker.started < job.submitted - _CLOCK_SECONDS:
+    if job.is_submitting:
+        return False
+    if worker.started < job.submitted - MAX_SKEW:
         return False
     if job.machine:  # a process; its number may be used again, but not within minutes
         return str(worker.pid) == job.job_id and worker.started < job.submitted + _START_SECONDS

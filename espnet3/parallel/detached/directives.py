@@ -1,8 +1,11 @@
 """What schedulers are told beside the user's options: after which job, and on which nodes not."""
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+from espnet3.parallel.clusters.schedulers.slurm import TAG
 
 Directives = list[str] | dict[str, Any]
 
@@ -20,6 +23,7 @@ AGAIN = 75
 """The exit code with which a worker asks HTCondor to start its job again: work remains."""
 
 _SLURM_EXCLUDE = re.compile(r"(?:--exclude[= ]|-x ?)(\S+)")
+_SLURM_COMMENT = re.compile(r"\s*--comment\b")
 _SGE_HOSTS = re.compile(r"-l\s+(?:\S*,)?(?:h|hostname)=")
 
 
@@ -28,6 +32,18 @@ def with_dependency(env: str, directives: Directives, after: str) -> Directives:
     if not after or isinstance(directives, Mapping):
         return directives
     return [*directives, _AFTER[env].format(job=after)]
+
+
+def with_tag(env: str, directives: Directives, tag: str) -> Directives:
+    """Return directives with which a job can be found by the tag of its submission, if one can ask.
+
+    A comment of the user's stays, and then only the job itself knows its tag.
+    """
+    if env != "slurm" or not tag or isinstance(directives, Mapping):
+        return directives
+    if "SBATCH_COMMENT" in os.environ or any(map(_SLURM_COMMENT.match, directives)):
+        return directives
+    return [*directives, f"--comment={TAG}{tag}"]
 
 
 def with_exclusion(env: str, directives: Directives, nodes: Sequence[str]) -> Directives:

@@ -18,7 +18,13 @@ from espnet3.parallel.clusters.job_options import complete_options
 from espnet3.parallel.clusters.jobqueue import checked, mended, no_new_folder, sigint_kept
 from espnet3.parallel.clusters.requested import walltime_seconds
 from espnet3.parallel.clusters.table import BACKENDS, cluster_class
-from espnet3.parallel.detached.directives import with_dependency, with_exclusion, with_restart
+from espnet3.parallel.detached.directives import (
+    with_dependency,
+    with_exclusion,
+    with_restart,
+    with_tag,
+)
+from espnet3.parallel.detached.folder_words import spell_folders
 
 if TYPE_CHECKING:
     from espnet3.parallel.config import ParallelConfig
@@ -62,13 +68,16 @@ class WorkerJob:
     generation: int = 0
     exclude: tuple[str, ...] = ()
     trust: str | None = None
+    tag: str = ""
+    """Of the submission; see `JobRecord.tag`."""
 
     def arguments(self, env: str, submitted: float, walltime: float | None) -> list[str]:
         """Return the arguments of `espnet3.parallel.detached.work`."""
-        words = [str(root) for root in self.roots]
+        words = spell_folders(self.roots)
         words += ["--env", env, "--generation", str(self.generation)]
         words += ["--submitted", f"{submitted:.3f}"]
         words += ["--walltime", f"{walltime:g}"] if walltime else []
+        words += ["--tag", self.tag] if self.tag else []
         return words + (["--trust", self.trust] if self.trust else [])
 
 
@@ -109,6 +118,7 @@ def _options(config: "ParallelConfig", work: WorkerJob) -> dict[str, Any]:
     directives = with_dependency(config.env, directives, work.after)
     directives = with_exclusion(config.env, directives, work.exclude)
     directives = with_restart(config.env, directives, config.max_successors)
+    directives = with_tag(config.env, directives, work.tag)
     kept = {name: value for name, value in options.items() if name not in _ONLY_DASK}
     kept["job_extra_directives"] = directives
     if _of_dask(config, "name") == _DASKS_NAME:
@@ -158,6 +168,7 @@ def submit_job(job: Any) -> str:
     """Submit a job and return its number.
 
     Raises:
+        UnansweredError: if the job may be there all the same.
         ResourceError: with the scheduler's words.
     """
 
@@ -173,12 +184,21 @@ def submit_job(job: Any) -> str:
             return thread.submit(asyncio.run, submit()).result()
     except (OSError, RuntimeError, ValueError, TimeoutError) as error:
         command = shlex.split(job.submit_command)[0]
-        raise ResourceError(f"{command} {_in_words(error)}") from error
+        # A command that failed has refused the job. Of one that is late, or said something that
+        # nobody understands, it cannot be told.
+        kind = UnansweredError if isinstance(error, TimeoutError | ValueError) else ResourceError
+        raise kind(f"{command} {_in_words(error)}") from error
+
+
+class UnansweredError(ResourceError):
+    """A scheduler was given a job and did not say what became of it."""
 
 
 def _in_words(error: Exception) -> str:
     if isinstance(error, TimeoutError):
         return f"did not answer for {_SUBMIT_SECONDS:g} s"
+    if isinstance(error, ValueError):
+        return f"did not tell the number of a job: {' '.join(str(error).split())}"
     if isinstance(error, FileNotFoundError):
         return "is not there"
     text = str(error)

@@ -6,6 +6,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from espnet3.io.clock import look_time
 from espnet3.shards.commit import Done
 from espnet3.shards.owner import Owner
 from espnet3.shards.records import RecordPaths, WorkerRecord, make_folders, write_worker
@@ -34,7 +35,9 @@ class Ledger:
         make_folders(root)
         self._paths = RecordPaths(root)
         self._next = 0.0
-        now = time.time()
+        # By the clock that all who read it share; a clock that is set anew does not matter.
+        self._clock = (look_time(root), time.monotonic())
+        now = self._now()
         log = identity.log
         self.record = WorkerRecord(
             owner_id=owner.owner_id,
@@ -49,10 +52,14 @@ class Ledger:
             generation=identity.generation,
         )
 
+    def _now(self) -> float:
+        then, since = self._clock
+        return then + time.monotonic() - since
+
     def write(self) -> None:
         """Write the record."""
         self._next = time.monotonic() + _WRITE_SECONDS
-        self.record = replace(self.record, seen=time.time())
+        self.record = replace(self.record, seen=self._now())
         with suppress(OSError):
             write_worker(self._paths, self.record)
 
@@ -80,7 +87,7 @@ class Ledger:
 
     def end(self, reason: str, code: int) -> None:
         """Say why the worker ends."""
-        self.record = replace(self.record, ended=time.time(), reason=reason, exit_code=code)
+        self.record = replace(self.record, ended=self._now(), reason=reason, exit_code=code)
         self.write()
 
     @contextmanager

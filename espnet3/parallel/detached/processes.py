@@ -5,12 +5,12 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from espnet3.errors import ResourceError
+from espnet3.io.clock import folder_time
 from espnet3.parallel.clusters.gpus import VARIABLE
 from espnet3.parallel.clusters.schedulers import JobState
 from espnet3.parallel.process_pool import THREAD_VARIABLES
@@ -52,7 +52,7 @@ def start_process(
     limits = dict.fromkeys(THREAD_VARIABLES, str(config.options.get("threads_per_worker", 1)))
     environment = {**limits, **os.environ, "PYTHONUNBUFFERED": "1", **variables}
     environment["PYTHONPATH"] = os.pathsep.join(_python_path(environment.get("PYTHONPATH")))
-    submitted = time.time()
+    submitted = folder_time(logs)
     output = logs / f"detached-{config.env}.out"
     try:
         told = subprocess.run(

@@ -10,7 +10,7 @@ from typing import Any
 from espnet3.errors import RunFolderError
 from espnet3.parallel.clusters.table import ON_THIS_MACHINE
 from espnet3.parallel.config import ParallelConfig
-from espnet3.parallel.detached.crew import read_crew
+from espnet3.parallel.detached.crew import count_crew, read_crew
 from espnet3.parallel.detached.deaths import forget_deaths
 from espnet3.parallel.detached.description import (
     Description,
@@ -64,7 +64,7 @@ def resume_runs(
         RunFolderError: if a run was not detached, or if its code is somebody else's.
         ConfigError: if the changes are wrong.
     """
-    from espnet3.parallel.detached.submit import submit_workers
+    from espnet3.parallel.detached.submit import Asked, submit_workers
 
     todo = [run_dir for run_dir in run_dirs if not _is_finished(run_dir)]
     finished = [run_dir for run_dir in run_dirs if run_dir not in todo]
@@ -74,13 +74,20 @@ def resume_runs(
     config = changed_config(descriptions[0], changes or {}, is_block=is_block)
     for run_dir in todo:
         check_code_of(run_dir, trust)
-    n_present = max(read_crew(run_dir).of_env(config.env).n_present for run_dir in todo)
+    n_present = max(_count_present(run_dir, config.env, n_more) for run_dir in todo)
     n_left = sum(_n_left(read_status(run_dir)) for run_dir in todo)
     n_new = max(config.n_workers - n_present, 0) if n_more is None else n_more
     n_new = min(n_new, max(n_left, 1))  # a worker without a shard has nothing to do
     with folder_errors(todo[0]), _forgiven(todo):
-        jobs = submit_workers(todo, config, n_new, trust=trust) if n_new else []
+        asked: Asked = "by hand" if n_more is None else "by number"
+        jobs = submit_workers(todo, config, n_new, trust=trust, asked=asked) if n_new else []
     return Resumed(todo, finished, config, jobs, n_present)
+
+
+def _count_present(run_dir: Path, env: str, n_more: int | None) -> int:
+    if n_more is not None:  # who says how many need not know how many there are
+        return read_crew(run_dir).of_env(env).n_present
+    return count_crew(run_dir, env, only=True)
 
 
 def _is_finished(run_dir: Path) -> bool:

@@ -7,18 +7,22 @@ import shlex
 import socket
 import subprocess
 import time
+import uuid
 from collections import defaultdict
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from espnet3.errors import ResourceError
 from espnet3.io.atomic import write_json
+from espnet3.io.clock import folder_time
 from espnet3.parallel.clusters.before_jobs import check_log_folder
-from espnet3.parallel.clusters.schedulers import JobState, scheduler_of
+from espnet3.parallel.clusters.schedulers import JobState, ask_jobs, scheduler_of
 from espnet3.parallel.clusters.table import BACKENDS, ON_THIS_MACHINE, cluster_class
 from espnet3.parallel.config import ParallelConfig
+from espnet3.parallel.detached.limits import check_clock, check_limit
 from espnet3.parallel.detached.processes import (
     end_process,
     process_state,
@@ -27,12 +31,20 @@ from espnet3.parallel.detached.processes import (
 )
 from espnet3.parallel.signals import uninterrupted
 from espnet3.shards.layout import RunLayout
-from espnet3.shards.records import JobRecord, make_folders, read_jobs, write_job
+from espnet3.shards.records import (
+    JobRecord,
+    RecordPaths,
+    complete_job,
+    make_folders,
+    read_jobs,
+)
 
 if TYPE_CHECKING:
     from espnet3.parallel.detached.job_script import WorkerJob
 
 logger = logging.getLogger(__name__)
+Asked = Literal["by hand", "by number", "by workers"]
+"""Who wants jobs: somebody who types a command, also with the number that they want, or workers."""
 _UNKNOWN = JobState("unknown", "")
 _CANCEL_SECONDS = 30.0
 _JOB_ID = re.compile(r"[A-Za-z0-9][\w.\[\]-]*", re.ASCII)
@@ -47,10 +59,12 @@ def submit_workers(
     generation: int = 0,
     exclude: Sequence[str] = (),
     trust: str | None = None,
+    asked: Asked = "by hand",
 ) -> list[JobRecord]:
     """Submit workers that serve these run folders one after the other, and note them in each.
 
-    The config is kept in the folders: with it, jobs submit their own successors.
+    The config is kept in the folders: with it, jobs submit their own successors. Each job is noted
+    before it is submitted, and its number as soon as it is known.
 
     Args:
         roots: the run folders.
@@ -60,15 +74,23 @@ def submit_workers(
         generation: how many jobs came before each of them.
         exclude: nodes on which they should not begin, where the scheduler can be told so.
         trust: the user whose code they may load.
+        asked: who wants them, by which the limit goes; see `limits`.
 
     Raises:
         ConfigError: if the options are not what the backend takes; nothing was submitted.
+        SubmissionRefusedError: if it could do harm: a wrong clock, records that cannot be read, or
+            more jobs than a run can need.
         ResourceError: if no worker could be submitted.
     """
-    from espnet3.parallel.detached.job_script import WorkerJob
+    from espnet3.parallel.detached.job_script import WorkerJob, walltime_of
 
     roots = [root.resolve() for root in roots]
     config = _with_log_folder_from_here(config)
+    if config.env not in ON_THIS_MACHINE:
+        check_clock(roots[0])
+        if asked != "by number":
+            by_hand = asked == "by hand"
+            check_limit(roots, config, n_workers, walltime=walltime_of(config), by_hand=by_hand)
     for root in roots:
         path = make_folders(root).parallel(config.env)
         write_json(path, config.model_dump(mode="json"))
@@ -101,7 +123,7 @@ def _start_processes(work: "WorkerJob", config: ParallelConfig, n_workers: int) 
     records = []
     for number in range(n_workers):
         own = variables[number] if variables else {}
-        arguments = work.arguments(config.env, time.time(), None)
+        arguments = work.arguments(config.env, folder_time(work.roots[0]), None)
         logs = _logs(work.roots[0])
         with uninterrupted():
             record = start_process(config, arguments, logs, own, generation=work.generation)
@@ -122,10 +144,12 @@ def _submit_jobs(work: "WorkerJob", config: ParallelConfig, n_workers: int) -> l
     check_log_folder(config.options)
     records: list[JobRecord] = []
     for _ in range(n_workers):
-        job = make_job(config, work, time.time())
+        submitted = folder_time(work.roots[0])
+        tagged = replace(work, tag=uuid.uuid4().hex[:12])
+        job = make_job(config, tagged, submitted)
         try:
             with uninterrupted():
-                records.append(_submit_job(job, work, config))
+                records.append(_submit_job(job, tagged, config, submitted))
         except ResourceError as error:
             if not records:
                 raise ResourceError(_refused(config, error, job)) from error
@@ -137,24 +161,48 @@ def _submit_jobs(work: "WorkerJob", config: ParallelConfig, n_workers: int) -> l
     return records
 
 
-def _submit_job(job: Any, work: "WorkerJob", config: ParallelConfig) -> JobRecord:
-    from espnet3.parallel.detached.job_script import submit_job, walltime_of
+def _submit_job(job: Any, work: "WorkerJob", config: ParallelConfig, submitted: float) -> JobRecord:
+    from espnet3.parallel.detached.job_script import UnansweredError, submit_job, walltime_of
 
-    submitted = time.time()
-    number = submit_job(job)
     record = JobRecord(
         env=config.env,
-        job_id=number,
+        job_id="",
         submitted=submitted,
         host=socket.gethostname(),
         walltime=walltime_of(config),
         after=work.after,
         generation=work.generation,
-        log=f"{_logs(work.roots[0]).name}/detached-{config.env}-{number}.log",
         script=job.job_script(),
+        tag=work.tag,
     )
+    # First: if this program is ended before it knows the number, others know that there is a job.
     _note(record, work.roots)
+    try:
+        number = submit_job(job)
+    except UnansweredError:
+        raise  # the job may be there
+    except ResourceError:
+        _forget(record, work.roots)
+        raise
+    record = replace(
+        record,
+        job_id=number,
+        log=f"{_logs(work.roots[0]).name}/detached-{config.env}-{number}.log",
+    )
+    try:
+        _note(record, work.roots)
+    except OSError as error:
+        logger.warning(
+            "Job %s of %s was submitted, but its number could not be noted (%s). It notes it "
+            "itself when it starts", number, config.env, error,
+        )  # fmt: skip
     return record
+
+
+def _forget(record: JobRecord, roots: Sequence[Path]) -> None:
+    for root in roots:
+        with suppress(OSError):
+            (RecordPaths(root).jobs / f"{record.key}.json").unlink(missing_ok=True)
 
 
 def _refused(config: ParallelConfig, error: ResourceError, job: Any) -> str:
@@ -169,7 +217,18 @@ def _note(record: JobRecord, roots: Sequence[Path]) -> None:
     for root in roots:
         others = [os.path.relpath(other, root) for other in roots if other != root]
         log = os.path.relpath(roots[0] / record.log, root) if record.log else ""
-        write_job(make_folders(root), replace(record, others=others, log=log))
+        complete_job(make_folders(root), replace(record, others=others, log=log))
+
+
+def describe_submitting(record: JobRecord) -> str:
+    """Say that a job may exist whose number nobody knows, and where to look for it."""
+    scheduler = scheduler_of(record.env)
+    look = scheduler.status_command if scheduler else "the list of jobs"
+    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(record.submitted))
+    return (
+        f"a job was about to be submitted to {record.env} on {record.host} at {when}, and its "
+        f"number was not noted: it may exist. Look for it with: {look}"
+    )
 
 
 def job_states(records: Sequence[JobRecord]) -> dict[str, JobState]:
@@ -180,11 +239,12 @@ def job_states(records: Sequence[JobRecord]) -> dict[str, JobState]:
     states = {record.key: process_state(record) for record in records if record.machine}
     by_env: dict[str, list[JobRecord]] = defaultdict(list)
     for record in records:
-        if not record.machine:
+        if record.is_submitting:
+            states[record.key] = JobState("unknown", "submitting", "its number is not known")
+        elif not record.machine:
             by_env[record.env].append(record)
     for env, jobs in by_env.items():
-        scheduler = scheduler_of(env)
-        told = scheduler.jobs([job.job_id for job in jobs]) if scheduler else {}
+        told = ask_jobs(env, [job.job_id for job in jobs])
         states.update({job.key: told.get(job.job_id, _UNKNOWN) for job in jobs})
     return states
 
@@ -205,6 +265,8 @@ def cancel_jobs(records: Sequence[JobRecord]) -> list[str]:
 
 def _cancel(record: JobRecord) -> str:
     """Cancel a job; return what the command said if it refused."""
+    if record.is_submitting:
+        return describe_submitting(record)
     if not _JOB_ID.fullmatch(record.job_id) or record.env not in BACKENDS:
         # Others may write into a run folder, and `-u somebody` is an option of scancel.
         return f"{record.job_id!r} is no number of a job of {record.env!r}"

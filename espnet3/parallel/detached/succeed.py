@@ -12,7 +12,6 @@ import logging
 import os
 import shlex
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -20,8 +19,11 @@ from pathlib import Path
 
 from espnet3 import logs
 from espnet3.errors import EspnetError
+from espnet3.io.atomic import write_json
+from espnet3.io.clock import folder_time
 from espnet3.io.exclusive import create_bytes
-from espnet3.parallel.clusters.schedulers import JobState, scheduler_of
+from espnet3.io.records import DamagedFileError, read_record
+from espnet3.parallel.clusters.schedulers import FindsTags, JobState, ask_jobs, scheduler_of
 from espnet3.parallel.clusters.table import ON_THIS_MACHINE
 from espnet3.parallel.config import ParallelConfig
 from espnet3.parallel.detached.chain import (
@@ -32,19 +34,27 @@ from espnet3.parallel.detached.chain import (
     waiting_successors,
     without_successor,
 )
-from espnet3.parallel.detached.crew import Job, read_crew
+from espnet3.parallel.detached.crew import UNKNOWN, Crew, Job, read_crew
 from espnet3.parallel.detached.directives import HAS_SUCCESSORS
+from espnet3.parallel.detached.limits import (
+    SubmissionRefusedError,
+    check_clock,
+    read_all_jobs,
+)
 from espnet3.parallel.detached.open_runs import count_open_shards, is_open, nodes_to_avoid
 from espnet3.parallel.detached.submit import cancel_jobs, submit_workers
-from espnet3.shards.records import JobRecord, RecordPaths, read_jobs
+from espnet3.shards.records import JobRecord, RecordPaths
 
 logger = logging.getLogger("espnet3.parallel.detached.succeed")  # also as __main__
 _MINUTE = 60.0
 _AGAIN_SECONDS = 600.0
+_MIN_LOOKS = 4
+_UNSEEN_SECONDS = 150.0
 
 
 class NoAnswer(Exception):
-    """The scheduler says nothing: neither that jobs are there nor that they are not."""
+    """The scheduler says nothing that could be relied on: neither that jobs are there nor that they
+    are not."""
 
 
 @dataclass(frozen=True)
@@ -63,13 +73,24 @@ class Follower:
         if not roots:
             yield from self.cancel_waiting()
         elif self.env not in ON_THIS_MACHINE:
-            config = load_config(roots[0], self.env, trust=self.trust)
-            yield from self.submit_successor(roots, config)
-            if _is_first_in_this_minute(roots[0]):
-                yield from self.complete_crew(roots, config)
+            try:
+                yield from self._look_after(roots)
+            except SubmissionRefusedError as error:
+                yield f"no successor: {error}"
+
+    def _look_after(self, roots: list[Path]) -> Iterator[str]:
+        check_clock(roots[0])
+        config = load_config(roots[0], self.env, trust=self.trust)
+        yield from self.submit_successor(roots, config)
+        if _is_first_in_this_minute(roots[0]):
+            yield from self.complete_crew(roots, config)
 
     def submit_successor(self, roots: list[Path], config: ParallelConfig) -> Iterator[str]:
-        """Submit who follows this job, unless there is one, or nothing for it to do."""
+        """Submit who follows this job, unless there is one, or nothing for it to do.
+
+        Raises:
+            SubmissionRefusedError: if which jobs there are cannot be told.
+        """
         records = self._records(roots[0])
         if not self.job or any(record.after == self.job for record in records):
             return
@@ -93,6 +114,8 @@ class Follower:
             return
         try:
             jobs = self._submit(roots, config, 1, after=job, generation=generation + 1)
+        except SubmissionRefusedError:
+            raise
         except EspnetError as error:
             RecordPaths(roots[0]).refused(self.env, job).touch()
             yield f"no successor: {_reason(error)}. When job {job} ends, type: {_resume(roots)}"
@@ -100,17 +123,24 @@ class Follower:
         yield f"job {jobs[0].job_id} follows when job {job} has ended"
 
     def complete_crew(self, roots: list[Path], config: ParallelConfig) -> Iterator[str]:
-        """Submit workers in the place of those that are gone, and successors that are gone."""
+        """Submit workers in the place of those that are gone, and successors that are gone.
+
+        Raises:
+            SubmissionRefusedError: if which jobs there are cannot be told.
+        """
+        self._records(roots[0])  # one that cannot be read would be missing below
+        now = _folder_time(roots[0])
         try:
-            crew = read_crew(roots[0], ask=self._ask)
+            crew = read_crew(roots[0], ask=self._ask, now=now)
         except NoAnswer:
             return
+        doubtful = self._not_given_up(roots[0], crew, now)
         n_open = count_open_shards(roots)
         n_waiting = sum(job.is_successor and job.state.phase == "pending" for job in crew.jobs)
         for record in without_successor(crew, self.env)[: max(n_open - n_waiting, 0)]:
             yield from self._follow(roots, config, record.job_id, record.generation)
         n_wanted = min(config.n_workers, n_open)
-        n_missing = n_wanted - crew.n_present
+        n_missing = n_wanted - crew.n_present - len(doubtful)
         if n_missing <= 0:
             return
         ended = last_ended(crew, self.env)
@@ -122,6 +152,8 @@ class Follower:
             return
         try:
             jobs = self._submit(roots, config, n_missing, after="", generation=generation)
+        except SubmissionRefusedError:
+            raise
         except EspnetError as error:
             yield f"no successor: {_reason(error)}"
             return
@@ -133,7 +165,7 @@ class Follower:
         waiting: dict[str, JobRecord] = {}
         for root in self.roots:
             with suppress(NoAnswer):
-                jobs = read_crew(root, ask=self._ask).jobs
+                jobs = read_crew(root, ask=self._ask_simply).jobs
                 waiting.update({
                     job.record.key: job.record
                     for job in jobs
@@ -157,21 +189,60 @@ class Follower:
             generation=generation,
             exclude=avoided,
             trust=self.trust,
+            asked="by workers",
         )
 
     def _records(self, root: Path) -> list[JobRecord]:
-        return [record for record in read_jobs(RecordPaths(root)) if record.env == self.env]
+        """Return the records of this scheduler's jobs, each of them.
+
+        Raises:
+            SubmissionRefusedError: if one cannot be read.
+        """
+        return [record for record in read_all_jobs(root) if record.env == self.env]
+
+    def _not_given_up(self, root: Path, crew: Crew, now: float) -> list[Job]:
+        """Return the jobs that may be there, though nobody says so.
+
+        One answer without a job is no proof that it is gone: a busy scheduler tells half. It must be
+        missing in several looks of whichever workers, over some minutes, and without a heartbeat.
+        """
+        mine = [job for job in crew.doubtful if job.record.env == self.env]
+        path = RecordPaths(root).unseen(self.env)
+        before = _read_unseen(path)
+        looks = {}
+        for job in mine:
+            since, n_looks = before.get(job.record.key, (now, 0))
+            # Of a time to come: the clock of the file system was set back.
+            since = now if since > now else since
+            looks[job.record.key] = (since, n_looks + 1)
+        if looks != before:
+            write_json(path, looks, sync=False)
+        return [job for job in mine if not _is_given_up(job, *looks[job.record.key], now)]
 
     def _ask(self, records: Sequence[JobRecord]) -> dict[str, JobState]:
-        """Ask for jobs of this scheduler; of those elsewhere nothing is known here."""
-        mine = [record for record in records if record.env == self.env and not record.machine]
-        scheduler = scheduler_of(self.env)
-        if not mine or scheduler is None:
+        """Ask for jobs of this scheduler, and for the one in which this runs.
+
+        An answer that does not have that is not about all jobs, whatever else it says.
+        """
+        told = self._told(records, also=[self.job] if self.job else [])
+        if self.job and told and told.get(self.job, UNKNOWN).phase != "running":
+            raise NoAnswer
+        return {r.key: told[r.job_id] for r in records if r.env == self.env and r.job_id in told}
+
+    def _ask_simply(self, records: Sequence[JobRecord]) -> dict[str, JobState]:
+        """Do the same where nothing is submitted on account of the answer."""
+        told = self._told(records)
+        return {r.key: told[r.job_id] for r in records if r.env == self.env and r.job_id in told}
+
+    def _told(self, records: Sequence[JobRecord], also: Sequence[str] = ()) -> dict[str, JobState]:
+        """Return what the scheduler says, by number; of jobs elsewhere nothing is known here."""
+        mine = [r.job_id for r in records if r.env == self.env and not r.machine and r.job_id]
+        if not mine or scheduler_of(self.env) is None:
             return {}
-        told = scheduler.jobs([record.job_id for record in mine])
+        told = ask_jobs(self.env, list(dict.fromkeys([*mine, *also])))
         if not told:
             raise NoAnswer
-        return {r.key: told[r.job_id] for r in mine if r.job_id in told}
+        return told
 
 
 def _reason(error: EspnetError) -> str:
@@ -180,10 +251,35 @@ def _reason(error: EspnetError) -> str:
 
 
 def _age(path: Path) -> float:
+    """Return for how long a file is as it is; infinite if it is not there."""
     try:
-        return time.time() - path.stat().st_mtime
-    except OSError:
+        written = path.stat().st_mtime
+    except FileNotFoundError:
         return float("inf")
+    return _folder_time(path.parent) - written
+
+
+def _folder_time(folder: Path) -> float:
+    try:
+        return folder_time(folder)
+    except OSError as error:
+        raise SubmissionRefusedError(
+            f"nothing can be written to {folder}: {error.strerror or error}"
+        ) from error
+
+
+def _read_unseen(path: Path) -> dict[str, tuple[float, int]]:
+    """Return since when jobs are not seen, and how often; nothing if that is damaged or new."""
+    try:
+        return read_record(path, dict[str, tuple[float, int]]) or {}
+    except DamagedFileError:
+        return {}
+
+
+def _is_given_up(job: Job, since: float, n_looks: int, now: float) -> bool:
+    if job.record.is_submitting and not isinstance(scheduler_of(job.record.env), FindsTags):
+        return False  # nobody can be asked for it; it may wait in the queue for days
+    return n_looks >= _MIN_LOOKS and now - since >= _UNSEEN_SECONDS
 
 
 def _is_needless(job: Job) -> bool:
@@ -201,7 +297,7 @@ def _serves_another(record: JobRecord, root: Path) -> bool:
 def _is_first_in_this_minute(root: Path) -> bool:
     """Tell whether no other worker of the run has this minute's turn; by the name of a file."""
     paths = RecordPaths(root)
-    minute = int(time.time() // _MINUTE)
+    minute = int(_folder_time(paths.folder) // _MINUTE)
     if not create_bytes(paths.watch(minute), b"", sync=False):
         return False
     for path in paths.folder.glob(paths.watch(0).with_suffix(".*").name):

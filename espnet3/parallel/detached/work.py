@@ -18,12 +18,14 @@ from espnet3.parallel.detached.agent import Agent, Outcome, find_end
 from espnet3.parallel.detached.description import load_trusted
 from espnet3.parallel.detached.directives import AGAIN
 from espnet3.parallel.detached.ending import EndSignals
+from espnet3.parallel.detached.folder_words import read_folder
 from espnet3.parallel.detached.ledger import Identity
 from espnet3.parallel.detached.succession import Succession
 from espnet3.parallel.detached.walltime import find_walltime, process_start
 from espnet3.parallel.folder_run import folder_errors
 from espnet3.shards.layout import RunLayout
 from espnet3.shards.owner import Owner, node_name
+from espnet3.shards.records import RecordPaths, complete_own_job
 
 logger = logging.getLogger(__name__)
 _JOB_ID = "ESPNET3_JOB_ID"  # set by job scripts where the scheduler sets nothing
@@ -31,12 +33,13 @@ _JOB_ID = "ESPNET3_JOB_ID"  # set by job scripts where the scheduler sets nothin
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m espnet3.parallel.detached.work")
-    parser.add_argument("run_dirs", nargs="+", type=Path, metavar="RUN_DIR")
+    parser.add_argument("run_dirs", nargs="+", type=read_folder, metavar="RUN_DIR")
     parser.add_argument("--env", default="local", help="the backend of this worker's job")
     parser.add_argument("--job", default="", help="its number, if no variable tells it")
     parser.add_argument("--generation", type=int, default=0, help="jobs before it in its chain")
     parser.add_argument("--submitted", type=float, help="when, in seconds since 1970")
     parser.add_argument("--walltime", type=float, help="seconds, if the scheduler does not tell")
+    parser.add_argument("--tag", default="", help="of its submission; see the job's record")
     parser.add_argument("--trust", help="a user whose code may be run as well as one's own")
     return parser
 
@@ -76,8 +79,18 @@ class _Worker:
             trust=options.trust,
         )
 
+    def _complete_record(self) -> None:
+        """Note the number of this job, if who submitted it was ended before it could."""
+        if not self._options.tag or not self._job_id:
+            return
+        for root in self._roots:
+            with suppress(OSError, EspnetError):  # it is for others; the work does not need it
+                paths = RecordPaths(root)
+                complete_own_job(paths, self._options.env, self._options.tag, self._job_id)
+
     def work(self) -> int:
         """Finish the folders in their order; wait for others only when none has work left."""
+        self._complete_record()
         outcomes: dict[Path, Outcome] = {}
         for root in self._roots:
             if over := find_end(root):

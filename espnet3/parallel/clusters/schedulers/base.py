@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 Phase = Literal["pending", "running", "ended", "unknown"]
 
@@ -38,3 +38,14 @@ class Scheduler(Protocol):
 
     def queues(self) -> list[str] | None:
         """Return the names that `options.queue` may have; None if it cannot be told."""
+
+
+@runtime_checkable
+class FindsTags(Protocol):
+    """A scheduler that can be asked for jobs by a mark that they were submitted with."""
+
+    def find_tags(self, tags: Sequence[str]) -> dict[str, str] | None:
+        """Return the numbers of the jobs that have one of these tags, by tag.
+
+        None if the scheduler does not answer, or not in its own words.
+        """

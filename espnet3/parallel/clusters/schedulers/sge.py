@@ -16,19 +16,20 @@ class GridEngine:
     status_command = "qstat"
 
     def jobs(self, job_ids: Sequence[str]) -> dict[str, JobState]:
-        """Ask qstat for all jobs of this user; one that is not in it has ended."""
+        """Ask qstat for all jobs of this user, and qacct for one that is not among them."""
         told = ask("qstat", "-xml", "-u", getpass.getuser())
-        if told is None:
+        words = None if told is None else parse_qstat(told)
+        if words is None:
             return {}
-        words = parse_qstat(told)
         waiting = [job for job in job_ids if "q" in words.get(job, "")]
         reasons = parse_details(ask("qstat", "-j", ",".join(waiting)) or "") if waiting else {}
         states = {}
         for job in job_ids:
             if job not in words:
-                # Its record may come later, or never: then that it is gone is all that is known.
+                # Its record may come later, or never: then one list without it proves nothing.
                 record = parse_qacct(ask("qacct", "-j", job) or "")
-                states[job] = JobState("ended", "ended", record or "it is not in qstat any more")
+                gone = JobState("unknown", "", "it is not in qstat any more")
+                states[job] = JobState("ended", "ended", record) if record else gone
             elif "q" in words[job]:  # qw, hqw, Eqw, and Rq for one that was rescheduled
                 states[job] = JobState("pending", words[job], reasons.get(job, ""))
             else:
@@ -45,13 +46,16 @@ class GridEngine:
         return None if told is None else unique(told.split())
 
 
-def parse_qstat(text: str) -> dict[str, str]:
-    """Return the state of each job, such as `qw`, from `qstat -xml`."""
+def parse_qstat(text: str) -> dict[str, str] | None:
+    """Return the state of each job, such as `qw`, from `qstat -xml`; None if it is no list."""
     try:
-        jobs = ET.fromstring(text).iter("job_list")
-        return {job.findtext("JB_job_number", ""): job.findtext("state", "") for job in jobs}
+        root = ET.fromstring(text)
     except ET.ParseError:
-        return {}
+        return None
+    if root.tag != "job_info":
+        return None
+    jobs = root.iter("job_list")
+    return {job.findtext("JB_job_number", ""): job.findtext("state", "") for job in jobs}
 
 
 def parse_details(text: str) -> dict[str, str]:

@@ -1,5 +1,7 @@
 """Slurm: squeue, sacct and sinfo."""
 
+import getpass
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -18,6 +20,11 @@ _ENDS = {
     "BOOT_FAIL": "its node did not boot",
     "DEADLINE": "its deadline passed",
 }
+_ENDED = {*_ENDS, "COMPLETED", "FAILED", "CANCELLED", "REVOKED", "LAUNCH_FAILED", "RECONFIG_FAIL"}
+TAG = "espnet3:"
+"""What the comment of a job begins with, before the tag of its submission."""
+_JOB = re.compile(r"\d+[\w.+\[\]%,-]*", re.ASCII)
+_WORD = re.compile(r"[A-Z][A-Z_]+")
 _FIELDS = "JobID:40,State:40,Reason:80,exit_code:40,ReasonList:200"
 
 
@@ -36,6 +43,8 @@ class Slurm:
         if told is None:
             return {}
         found = parse_squeue(told)
+        if told.strip() and not found:
+            return {}  # what it printed is no list of jobs
         states = {job: found.get(job, JobState("unknown", "")) for job in job_ids}
         unclear = [job for job, state in states.items() if state.word in ("", "CANCELLED")]
         if unclear:
@@ -44,6 +53,18 @@ class Slurm:
             known = parse_sacct(ask(*command, ",".join(unclear)) or "")
             states.update({job: state for job, state in known.items() if job in unclear})
         return states
+
+    def find_tags(self, tags: Sequence[str]) -> dict[str, str] | None:
+        """Ask squeue for the comments of this user's jobs, among which are the tags."""
+        told = ask(
+            "squeue", "--noheader", "--states=all", f"--user={getpass.getuser()}",
+            "--Format=JobID:40,Comment:200",
+        )  # fmt: skip
+        if told is None:
+            return None
+        rows = [(line[:40].strip(), line[40:].strip()) for line in told.splitlines()]
+        numbers = {comment: job for job, comment in rows if job.isdecimal()}
+        return {tag: numbers[mark] for tag in tags if (mark := f"{TAG}{tag}") in numbers}
 
     def nodes(self, options: Mapping[str, Any]) -> list[str]:
         """Return the addresses of a partition's nodes, as Slurm itself uses them."""
@@ -67,7 +88,8 @@ def parse_squeue(text: str) -> dict[str, JobState]:
             for start, width in ((0, 40), (40, 40), (80, 80), (160, 40))
         )
         detail = line[200:].strip()
-        states[job] = _state(word, reason, code, detail)
+        if _JOB.fullmatch(job) and _WORD.fullmatch(word):
+            states[job] = _state(word, reason, code, detail)
     return states
 
 
@@ -100,7 +122,7 @@ def parse_sacct(text: str) -> dict[str, JobState]:
     states = {}
     for line in text.splitlines():
         job, word, code = [*line.split("|"), "", ""][:3]
-        if job and word:
+        if _JOB.fullmatch(job) and _WORD.fullmatch(word.split(" ")[0]):
             phase = _phase(word.split()[0])
             states[job] = JobState(phase, word, describe_end(word, "", code))
     return states
@@ -109,7 +131,10 @@ def parse_sacct(text: str) -> dict[str, JobState]:
 def _phase(word: str) -> Phase:
     if word in _PENDING:
         return "pending"
-    return "running" if word in _RUNNING else "ended"
+    if word in _RUNNING:
+        return "running"
+    # One that nobody knows, such as of a newer Slurm, is not taken for the end of a job.
+    return "ended" if word in _ENDED else "unknown"
 
 
 def _none(reason: str) -> str:

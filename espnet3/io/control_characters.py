@@ -1,0 +1,24 @@
+r"""Characters that end a line, or steer a terminal, where only a word is meant.
+
+A line break in a name that goes into a job script becomes an option of its own for the scheduler;
+and not only `\n` breaks a line.
+"""
+
+from __future__ import annotations
+
+import re
+
+# Those of ASCII and Latin-1, among them \n, \r, \v, \f, \x1b and \x85; Unicode's own line ends; and
+# halves of characters, which no file can hold.
+_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+
+
+def has_control_characters(text: str) -> bool:
+    """Tell whether a text has a line break or another control character."""
+    return _CONTROL.search(text) is not None
+
+
+def first_control_character(text: str) -> str:
+    r"""Return the first one as it would be typed, such as `\n`; empty if there is none."""
+    found = _CONTROL.search(text)
+    return found[0].encode("unicode_escape").decode() if found else ""

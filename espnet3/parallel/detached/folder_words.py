@@ -1,0 +1,34 @@
+"""Run folders as words of a command line that stands in a job script."""
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from espnet3.io.control_characters import has_control_characters
+
+_ENCODED = "json:"
+
+
+def spell_folders(folders: Sequence[Path]) -> list[str]:
+    """Return a word per folder, none of which has a line break or another control character.
+
+    A line of a job script that begins with `#$` is an option for Grid Engine wherever it stands,
+    also inside quotes; and a submit file of HTCondor has no way to write a line break.
+    """
+    return [_spell(os.fspath(folder)) for folder in folders]
+
+
+def _spell(folder: str) -> str:
+    if has_control_characters(folder) or folder.startswith(_ENCODED):
+        return _ENCODED + json.dumps(folder)
+    return folder
+
+
+def read_folder(word: str) -> Path:
+    """Return the folder that a word stands for.
+
+    Raises:
+        ValueError: if the word is damaged.
+    """
+    return Path(json.loads(word.removeprefix(_ENCODED)) if word.startswith(_ENCODED) else word)
