@@ -100,6 +100,10 @@ def crew_facts(seen: Overview) -> Iterator[tuple[str, str]]:
     yield "Workers", f"{len(crew.living)} at work{idle}"
     if crew.waiting or (crew.starting and not seen.behind):
         yield "Jobs", jobs_text(crew.waiting, len(crew.starting))
+    n_odd = sum(job.record.is_submitting and not job.is_new for job in crew.jobs)
+    if n_odd:
+        see = command("explain", seen.status.run_dir)
+        yield "Jobs", f"{count(n_odd, 'job')} may exist whose number was not noted; see: {see}"
     for node, why in seen.avoided.items():
         yield "Avoided", on_one_line(f"{node}: {why}")
 

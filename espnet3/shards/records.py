@@ -251,17 +251,22 @@ def write_stop(paths: RecordPaths, mark: StopMark) -> None:
     write_json(paths.stop, asdict(mark))
 
 
-def read_jobs(paths: RecordPaths, known: dict[str, Any] | None = None) -> list[JobRecord]:
+def read_jobs(
+    paths: RecordPaths, known: dict[str, Any] | None = None, *, submitting: bool = False
+) -> list[JobRecord]:
     """Return all jobs in the order of their submission.
 
-    What is in `known` is not read again; what cannot change any more is added to it.
+    What is in `known` is not read again; what cannot change any more is added to it. With
+    `submitting`, those whose number is not known are among them.
     """
     jobs = list(_read_all(paths.jobs, JobRecord, known=known))
     if known is not None:
         known |= {f"{job.key}.json": job for job in jobs if not job.is_submitting}
     # The number is noted beside the first record, which is removed afterwards.
     numbered = {job.tag for job in jobs if job.tag and not job.is_submitting}
-    jobs = [job for job in jobs if not (job.is_submitting and job.tag in numbered)]
+    jobs = [
+        job for job in jobs if not job.is_submitting or (submitting and job.tag not in numbered)
+    ]
     return sorted(jobs, key=lambda job: (job.submitted, job.job_id))
 
 

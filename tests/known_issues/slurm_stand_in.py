@@ -1,7 +1,6 @@
 """A Slurm of three small scripts: what it answers is a file, and what it was given is counted."""
 
 import os
-import sys
 import time
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -89,7 +88,7 @@ class Crewed:
         os.utime(path, (submitted, submitted))
 
 
-ALL = {**{n: "RUNNING" for n in "123"}, **{f"1{n}": "PENDING" for n in "123"}}
+ALL = {**dict.fromkeys("123", "RUNNING"), **{f"1{n}": "PENDING" for n in "123"}}
 
 
 @contextmanager
@@ -101,7 +100,3 @@ def crewed(tmp_path: Path, monkeypatch, **parallel):
     slurm.says(ALL)
     with ExitStack() as stack:
         yield slurm, Crewed(tmp_path / "out", stack, **parallel)
-
-
-def python() -> str:
-    return sys.executable

@@ -140,7 +140,8 @@ def _cancel_jobs(
         told.update({record.key: record for record in new})
         n_processes = sum(bool(record.machine) for record in new)
         result.n_processes += n_processes
-        result.n_jobs += len(new) - n_processes
+        n_submitting = sum(record.is_submitting for record in new)
+        result.n_jobs += len(new) - n_processes - n_submitting
         for record in new:
             problems = cancel_jobs([record])
             refused |= {record.key: problems[0]} if problems else {}

@@ -167,7 +167,7 @@ def read_crew(
     workers = [Worker(r, key in owners, silence.get(key, 0.0)) for key, r in records.items()]
     # One whose record is not to be seen yet, or a driver that waits for its own workers.
     workers += [Worker(_of_owner(o, now), True) for key, o in owners.items() if key not in records]
-    jobs = read_jobs(paths, known)
+    jobs = read_jobs(paths, known, submitting=True)
     return Crew(workers, _read_jobs(jobs, workers, ask or ask_schedulers, now))
 
 

@@ -2,7 +2,6 @@
 
 import shlex
 import shutil
-import time
 from collections import Counter
 from collections.abc import Iterator
 from itertools import groupby
@@ -11,11 +10,13 @@ from typing import Any
 
 from espnet3.errors import FileSystemError
 from espnet3.findings import Finding
+from espnet3.io.clock import look_time
 from espnet3.parallel.clusters.job_logs import read_end
 from espnet3.parallel.clusters.schedulers import scheduler_of
 from espnet3.parallel.detached.crew import Job, Worker
 from espnet3.parallel.detached.job_ends import (
     explain_ends,
+    explain_submitting,
     explain_waiting,
     is_cancelled,
     last_lines,
@@ -49,7 +50,7 @@ class _Explainer:
         self._run_dir = run_dir
         self._seen = seen
         self._quoted = shlex.quote(str(run_dir))
-        self._now = time.time()
+        self._now = look_time(run_dir)
 
     def findings(self) -> Iterator[Finding]:
         """Yield what was found, as far as possible the causes before what follows from them."""
@@ -61,6 +62,7 @@ class _Explainer:
             return
         if seen.state != "complete":
             yield from explain_waiting(seen.crew.waiting, self._now, n_jobs=self._n_jobs())
+            yield from explain_submitting(seen.crew.jobs, self._run_dir)
             yield from self._starting()
             yield from self._silent_schedulers()
             yield from self._silent_workers()
@@ -259,7 +261,8 @@ def _could_not_reach(worker: Worker) -> bool:
 
 
 def _is_unknown(job: Job) -> bool:
-    return job.state.phase == "unknown" and not job.has_living_worker and not job.workers
+    is_unknown = job.state.phase == "unknown" and not job.record.is_submitting
+    return is_unknown and not job.has_living_worker and not job.workers
 
 
 def _has_ended(job: Job) -> bool:

@@ -1,6 +1,7 @@
 """How jobs ended, in words, and what to change: the exit states of all schedulers."""
 
 import re
+import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ from espnet3.parallel.clusters.schedulers import scheduler_of
 from espnet3.parallel.detached.crew import Job
 from espnet3.parallel.detached.job_output import output_of
 from espnet3.parallel.progress import duration
+from espnet3.shards.records import RecordPaths
 
 _N_LINES = 8
 _MOST_IDS = 5
@@ -144,6 +146,22 @@ def last_lines(log: Path | None, n_lines: int = _N_LINES) -> str:
     if not lines:
         return ""
     return f"\nThe end of {log}:\n" + "\n".join(f"  {line}" for line in lines)
+
+
+def explain_submitting(jobs: Iterable[Job], run_dir: Path) -> list[Finding]:
+    """Return a finding for each job that may exist, though its number was never noted."""
+    from espnet3.parallel.detached.submit import describe_submitting
+
+    found = []
+    for job in jobs:
+        if job.record.is_submitting and not job.is_new:
+            record = RecordPaths(run_dir).jobs / f"{job.record.key}.json"
+            fix = (
+                "One that starts notes its number, and works. If there is none: rm "
+                f"{shlex.quote(str(record))}"
+            )
+            found.append(Finding("warning", "jobs", describe_submitting(job.record), fix))
+    return found
 
 
 def explain_waiting(jobs: list[Job], now: float, *, n_jobs: int) -> list[Finding]:

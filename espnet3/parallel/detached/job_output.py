@@ -15,6 +15,8 @@ def output_of(job: JobRecord, run_dir: Path) -> Path | None:
 
     A worker that has begun writes into a log of its own.
     """
+    if job.is_submitting:
+        return None
     logs = (run_dir / job.log).parent if job.log else run_dir / "logs"
     if job.machine:
         path = logs / f"{_OF_WORKERS}{job.env}.out"

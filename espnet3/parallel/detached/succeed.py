@@ -203,8 +203,8 @@ class Follower:
     def _not_given_up(self, root: Path, crew: Crew, now: float) -> list[Job]:
         """Return the jobs that may be there, though nobody says so.
 
-        One answer without a job is no proof that it is gone: a busy scheduler tells half. It must be
-        missing in several looks of whichever workers, over some minutes, and without a heartbeat.
+        One answer without a job is no proof that it is gone: a busy scheduler tells half. It must
+        be missing in several looks, by whichever workers, over some minutes, and be silent itself.
         """
         mine = [job for job in crew.doubtful if job.record.env == self.env]
         path = RecordPaths(root).unseen(self.env)
