@@ -1,7 +1,7 @@
 """The `parallel` block of a config: where workers run, and how many."""
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     Field,
@@ -9,22 +9,42 @@ from pydantic import (
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
+    ValidationInfo,
     field_validator,
     model_validator,
 )
 
 from espnet3.config.schema import FrozenConfig
+from espnet3.io.control_characters import find_control_characters, first_control_character
 from espnet3.parallel.clusters.table import BACKENDS, DETACHED, check_env_name
+
+
+_MOST_WORKERS = 100_000
+Workers = Annotated[PositiveInt, Field(le=_MOST_WORKERS)]
+Seconds = Annotated[PositiveFloat, Field(allow_inf_nan=False)]
+SHELL_LINES = ("job_script_prologue", "env_extra")
+"""Options that are lines of shell, as many as one likes."""
+
+
+def describe_control_characters(key: str, text: str) -> str:
+    """Say which character an option of a job must not have, and how to write it."""
+    shown = f"{text!r:.80}"
+    return (
+        f"{key} is {shown}, with the control character {first_control_character(text)!r}. Each "
+        "option goes into a line of the job script, and what follows a line break would be an "
+        f"option of its own. Write it on one line, and several directives as several list items; "
+        f"for lines of shell there is {SHELL_LINES[0]}"
+    )
 
 
 class AdaptiveConfig(FrozenConfig):
     """How the number of jobs follows the work that is left."""
 
-    minimum: PositiveInt = 1
+    minimum: Workers = 1
     """Jobs that are kept while the run goes on."""
-    maximum: PositiveInt
+    maximum: Workers
     """Jobs that are submitted while there are as many shards to run."""
-    idle_seconds: NonNegativeFloat = 30.0
+    idle_seconds: Annotated[NonNegativeFloat, Field(allow_inf_nan=False)] = 30.0
     """Seconds without work after which a job above the minimum is ended."""
 
     @model_validator(mode="after")
@@ -42,21 +62,21 @@ class ParallelConfig(FrozenConfig):
 
     env: str = "local"
     """local, local_gpu, slurm, pbs, sge, lsf, oar, htcondor, moab, ssh, kube, or dask."""
-    n_workers: PositiveInt = 1
+    n_workers: Workers = 1
     """Worker processes to start; unrelated to `trainer.devices`."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Handed verbatim to the backend's cluster class."""
     mode: Literal["sync", "async"] = "sync"
     """sync: the driver waits for its workers; async: it submits them and ends."""
-    shards_per_worker: PositiveInt = 16
+    shards_per_worker: Workers = 16
     """How finely the work is cut; more lets workers finish together, fewer costs less."""
     retries: NonNegativeInt = 3
     """How often a batch may lose its worker before it is taken to be the reason."""
-    item_timeout: PositiveFloat | None = None
+    item_timeout: Seconds | None = None
     """Seconds that one item, or batch, may take before its worker is replaced."""
-    worker_timeout: PositiveFloat = 300.0
+    worker_timeout: Seconds = 300.0
     """Seconds without a sign of life after which a local worker is replaced."""
-    start_timeout: PositiveFloat = 3600.0
+    start_timeout: Seconds = 3600.0
     """Seconds to wait for the first worker."""
     adaptive: AdaptiveConfig | None = None
     """Lets the number of jobs shrink as the work runs out; in place of `n_workers`."""
@@ -118,4 +138,15 @@ class ParallelConfig(FrozenConfig):
                 f"walltime is the number {walltime}: YAML reads an unquoted {spelled} as seconds; "
                 f'quote it: walltime: "{spelled}"'
             )
+        return options
+
+    @field_validator("options")
+    @classmethod
+    def _stay_on_their_lines(cls, options: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
+        """Refuse what would become an option of its own: each goes into a line of a job script."""
+        backend = BACKENDS.get(info.data.get("env", ""))
+        if backend is None or backend.module != "jobqueue":
+            return options
+        for key, text in find_control_characters(options, allowed=SHELL_LINES):
+            raise ValueError(describe_control_characters(key, text))
         return options

@@ -2,10 +2,12 @@
 
 import os
 import shlex
+import string
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from espnet3.io.control_characters import has_control_characters
 from espnet3.parallel.clusters.gpu_pinning import REQUESTED, WORKERS
 from espnet3.parallel.clusters.gpus import VARIABLE
 from espnet3.parallel.clusters.requested import gpus_per_job
@@ -13,6 +15,8 @@ from espnet3.parallel.process_pool import THREAD_VARIABLES
 
 if TYPE_CHECKING:
     from espnet3.parallel.config import ParallelConfig
+
+_PLAIN = frozenset(string.ascii_letters + string.digits + "/._-%")
 
 
 def prologue(
@@ -26,7 +30,7 @@ def prologue(
         changes_folder: whether the job begins in another folder than this program is in.
         tells_gpus: whether the scheduler tells jobs which GPUs they got.
     """
-    lines = [f"cd {shlex.quote(os.getcwd())}"] if changes_folder else []
+    lines = [f"cd {shell_folder(os.getcwd())}"] if changes_folder else []
     if folders := _module_folders():
         path = shlex.quote(os.pathsep.join(folders))
         lines.append(f"export PYTHONPATH=${{PYTHONPATH:+$PYTHONPATH:}}{path}")
@@ -38,6 +42,20 @@ def prologue(
     if not tells_gpus and (n_gpus := gpus_per_job(config)):
         lines.append(f"export {REQUESTED}={n_gpus}")
     return lines
+
+
+def shell_folder(folder: str) -> str:
+    r"""Return a folder as a word of a shell that stays on its line.
+
+    Some schedulers look for their options in every line of a script, also inside quotes, and a
+    submit file of HTCondor has one line for all.
+    """
+    if not has_control_characters(folder):
+        return shlex.quote(folder)
+    # With `/.`, because line breaks at the end would be dropped.
+    data = (os.fsencode(folder) + b"/.").replace(b"%", b"%%")
+    octal = (chr(c) if chr(c) in _PLAIN else f"\\{c:03o}" for c in data)
+    return f'"`printf \'{"".join(octal)}\'`"'  # $(...) would be a macro of HTCondor
 
 
 def submission_environment() -> dict[str, str]:

@@ -5,6 +5,7 @@ import logging
 import os
 import re
 import shlex
+import shutil
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,10 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from espnet3.errors import ConfigError
+from espnet3.io.control_characters import find_control_characters
 from espnet3.parallel.clusters.job_environment import prologue
 from espnet3.parallel.clusters.network import find_reach, interfaces
 from espnet3.parallel.clusters.schedulers import scheduler_of
 from espnet3.parallel.clusters.table import BACKENDS
+from espnet3.parallel.config import SHELL_LINES, describe_control_characters
 
 if TYPE_CHECKING:
     from espnet3.parallel.config import ParallelConfig
@@ -26,6 +29,7 @@ PRELOAD = "espnet3.parallel.clusters.worker_preload"
 _LOOPBACK = "127.0.0.1:0"
 _WORKER_COMMANDS = ("distributed.cli.dask_worker", "dask_cuda.cli")
 _DEATH_SECONDS = 120
+_BREAKS_WORDS = re.compile(r"""[\s'"`\\;&|<>()*?#!]""")
 # What dask-jobqueue still takes under an older name, unless the newer one is there as well.
 _OLD_NAMES = {
     "job_script_prologue": "env_extra",
@@ -83,9 +87,14 @@ def complete_options(config: "ParallelConfig", *, is_dry: bool = False) -> dict[
         ConfigError: for options that would be taken for something else.
     """
     given = _Given(config)
+    _check_dask_config(config.env)
+    _check_log_directory(given)
     manners = _MANNERS.get(config.env, _Manners())
     options = {name: value for name, value in config.options.items() if name not in given.renamed}
     _fill(options, given, "python", shlex.quote(sys.executable))
+    for name in ("python", "local_directory"):  # they go into the command as they are
+        if isinstance(options.get(name), str):
+            options[name] = _shell_path(options[name])
     _fill(options, given, "processes", 1)
     # 60 is what dask-jobqueue says without being asked.
     if given.get("death_timeout") in (None, 60):
@@ -102,6 +111,45 @@ def complete_options(config: "ParallelConfig", *, is_dry: bool = False) -> dict[
     if not _has_own_protocol(given):
         options["security"] = _security(given, is_dry=is_dry)
     return options
+
+
+def _check_dask_config(env: str) -> None:
+    """Refuse in Dask's own configuration what is refused in the options."""
+    import dask
+
+    found = dask.config.get(f"jobqueue.{env}", None) or {}
+    allowed = [name.replace("_", "-") for name in SHELL_LINES]
+    for key, text in find_control_characters(found, allowed=[*allowed, *SHELL_LINES]):
+        told = describe_control_characters(f"jobqueue.{env}.{key}", text)
+        raise ConfigError(f"In Dask's own configuration (such as ~/.config/dask), {told}.")
+
+
+def _check_log_directory(given: "_Given") -> None:
+    """Refuse a folder whose name dask-jobqueue would break into several words of a directive."""
+    folder = given.get("log_directory")
+    if folder is not None and _BREAKS_WORDS.search(str(folder)):
+        raise ConfigError(
+            f"parallel.options.log_directory is {str(folder)!r}, with a character that ends a word "
+            "in the options of a job. Name a folder without spaces, quotes and the like: "
+            "log_directory: logs/jobs"
+        )
+
+
+def _shell_path(value: str) -> str:
+    """Return a path, or a command, as words of a shell.
+
+    What is there under this very name is one word. Else variables in it are meant.
+    """
+    if os.path.exists(value):
+        return shlex.quote(value)
+    if not value.startswith(("/", "~", "$")) or not _BREAKS_WORDS.search(value):
+        return value
+    first, *rest = value.split()
+    if shutil.which(os.path.expandvars(os.path.expanduser(first))) and rest:
+        return value  # a program with arguments, such as a container's
+    value = re.sub(r"^~(?=/)", "$HOME", value)
+    escaped = re.sub(r'(["`\\])', r"\\\1", value)
+    return f'"{escaped}"'
 
 
 def with_log_folder(config: "ParallelConfig", folder: Path | None) -> "ParallelConfig":
