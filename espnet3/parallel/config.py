@@ -18,7 +18,6 @@ from espnet3.config.schema import FrozenConfig
 from espnet3.io.control_characters import find_control_characters, first_control_character
 from espnet3.parallel.clusters.table import BACKENDS, DETACHED, check_env_name
 
-
 _MOST_WORKERS = 100_000
 Workers = Annotated[PositiveInt, Field(le=_MOST_WORKERS)]
 Seconds = Annotated[PositiveFloat, Field(allow_inf_nan=False)]

@@ -55,7 +55,7 @@ def shell_folder(folder: str) -> str:
     # With `/.`, because line breaks at the end would be dropped.
     data = (os.fsencode(folder) + b"/.").replace(b"%", b"%%")
     octal = (chr(c) if chr(c) in _PLAIN else f"\\{c:03o}" for c in data)
-    return f'"`printf \'{"".join(octal)}\'`"'  # $(...) would be a macro of HTCondor
+    return f"\"`printf '{''.join(octal)}'`\""  # $(...) would be a macro of HTCondor
 
 
 def submission_environment() -> dict[str, str]:

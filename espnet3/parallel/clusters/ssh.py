@@ -1,5 +1,6 @@
 """Machines that one can log in to."""
 
+import importlib
 import itertools
 import logging
 import os
@@ -34,9 +35,10 @@ _LOOPBACK = {"localhost", "127.0.0.1", "::1"}
 # A login without a terminal is not told that its driver is gone, and would run on for ever; what
 # it does notice is the end of its input. `$$` stays the same number when Python takes over.
 _REMOTE = (
-    "cd {folder} || exit 1; exec 3<&0; {{ read _ <&3; kill $$; }} >/dev/null 2>&1 & "
-    'exec {python} "$@" 3<&-'
+    "cd {folder} || exit 1; exec 3<&0; {{ read _ <&3; kill $$; }} >/dev/null 2>&1 & {run} 3<&-"
 )
+# What is one file under this very name, spaces and all, is run; else it is a command of the shell.
+_GIVEN = 'if command -v {word} >/dev/null 2>&1; then exec {word} "$@"; else eval {command}; fi'
 
 
 def start(config: "ParallelConfig", backend: Backend) -> Any:
@@ -48,7 +50,10 @@ def start(config: "ParallelConfig", backend: Backend) -> Any:
         ResourceError: if a host cannot be reached, or a process there does not start.
     """
     check(config)
-    security = RunSecurity(Path.cwd())
+    base = Path.cwd()
+    if "\n" in str(base):  # Dask would take the path for the certificate itself
+        base = Path.home() / ".espnet3" / "tls"
+    security = RunSecurity(base)
     security.write()
     try:
         cluster = _start(config, security)
@@ -79,7 +84,7 @@ def _start(config: "ParallelConfig", security: RunSecurity) -> Any:
 
     options = {**complete_options(config), "security": security}
     # Processes on the hosts get this configuration from Dask; the files are in a shared folder.
-    with _heard() as lines, dask.config.set(_tls_config(security)):
+    with _heard() as lines, _quoted_specs(), dask.config.set(_tls_config(security)):
         try:
             return start_within(config.start_timeout, lambda: SSHCluster(**options))
         except ResourceError:
@@ -185,16 +190,44 @@ def _commands(python: Any, worker_hosts: list[str]) -> list[str]:
     It enters the driver's folder, so that relative paths mean the same there, ends with its driver,
     and tells workers that share a machine apart, so that each takes a GPU of its own.
     """
-    pythons = _repeated(python or sys.executable, len(worker_hosts))
+    pythons = _repeated(python or [sys.executable] * 2, len(worker_hosts))
     if isinstance(pythons, str):
         pythons = [pythons] * (1 + len(worker_hosts))
     ranks = [worker_hosts[:i].count(host) for i, host in enumerate(worker_hosts)]
     folder = shlex.quote(os.getcwd())
     commands = []
     for rank, each in zip([0, *ranks], pythons, strict=True):
-        script = _REMOTE.format(folder=folder, python=each)
+        script = _REMOTE.format(folder=folder, run=_run(str(each), is_file=not python))
         commands.append(f"LOCAL_RANK={rank} sh -c {shlex.quote(script)} sh")
     return commands
+
+
+def _run(python: str, *, is_file: bool) -> str:
+    """Return the line of shell that becomes Python, whatever letters its path has."""
+    word = shlex.quote(python)
+    if is_file:
+        return f'exec {word} "$@"'
+    command = shlex.quote(f'exec {python} "$@"')
+    return f"{{ {_GIVEN.format(word=word, command=command)}; }}"
+
+
+@contextmanager
+def _quoted_specs() -> Iterator[None]:
+    """Let Dask write options of workers so that they can stand in single quotes, as it puts them.
+
+    An apostrophe in one, such as in the name of a folder, would end the word on the remote shell.
+    """
+    ssh: Any = importlib.import_module("distributed.deploy.ssh")
+    dumps = ssh.dumps
+
+    def quotable(value: Any) -> str:
+        return str(dumps(value)).replace("'", "\\u0027")
+
+    ssh.dumps = quotable
+    try:
+        yield
+    finally:
+        ssh.dumps = dumps
 
 
 @contextmanager

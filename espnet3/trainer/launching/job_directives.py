@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from espnet3.errors import ConfigError
+from espnet3.io.control_characters import has_control_characters
 from espnet3.trainer.launching.job import Job
 from espnet3.trainer.launching.launch_config import LaunchConfig, spell_time
 
@@ -165,10 +166,11 @@ def _word(text: str) -> str:
     """
     if _PLAIN.fullmatch(text):
         return text
-    if "\n" in text:
+    if has_control_characters(text):
         raise ConfigError(
-            f"{text!r} has a line break, which the options at the head of a job script cannot "
-            "have. Write the logs elsewhere: launch.log_dir=FOLDER, and give a job_name"
+            f"{text!r} has a line break or another control character, which the options at the "
+            "head of a job script cannot have. Write the logs elsewhere: launch.log_dir=FOLDER, "
+            "and give a job_name"
         )
     escaped = text.replace("\\", "\\\\").replace('"', '\\"')
     return f'"{escaped}"'

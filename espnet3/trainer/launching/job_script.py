@@ -6,6 +6,7 @@ is written, go on", leaves a file and ends with 0: so srun and torchrun do not k
 and the job knows what to do whatever codes those two make of it.
 """
 
+import re
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 from espnet3.trainer.launching.job import Job
 from espnet3.trainer.launching.job_directives import RESTART_CODE, directive_lines
 
+_LINE_ENDS = re.compile("[\x00-\x08\x0a-\x1f\x7f]")
 CONTINUE_CODE = 75
 """With which a training ends that has written a checkpoint and is to go on in another job."""
 
@@ -270,8 +272,15 @@ def _has_timer(job: Job) -> bool:
 
 
 def _quoted(text: str) -> str:
-    return shlex.quote(text)
+    """Return a word of bash that stays on its line.
+
+    Grid Engine takes a line that begins with `#$` for an option wherever it is, also in quotes.
+    """
+    if not _LINE_ENDS.search(text):
+        return shlex.quote(text)
+    escaped = text.replace("\\", "\\\\").replace("'", "\\'")
+    return f"$'{_LINE_ENDS.sub(lambda match: f'{chr(92)}{ord(match[0]):03o}', escaped)}'"
 
 
 def _comment(text: str) -> str:
-    return text.replace("\n", " ")
+    return _LINE_ENDS.sub(" ", text)

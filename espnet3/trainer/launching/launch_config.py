@@ -13,6 +13,7 @@ from pydantic import (
 
 from espnet3.config.schema import FrozenConfig, validate
 from espnet3.errors import ConfigError
+from espnet3.io.control_characters import first_control_character, has_control_characters
 from espnet3.trainer.launching.launchers import INTERACTIVE
 
 if TYPE_CHECKING:
@@ -108,10 +109,28 @@ class LaunchConfig(FrozenConfig):
     @field_validator("directives", "setup")
     @classmethod
     def _are_lines(cls, lines: tuple[str, ...]) -> tuple[str, ...]:
-        wrong = [line for line in lines if "\n" in line.strip()]
+        lines = tuple(line.strip() for line in lines)
+        wrong = [line for line in lines if has_control_characters(line.replace("\t", " "))]
         if wrong:
-            raise ValueError(f"{wrong[0]!r} is more than one line. Make each a list item")
-        return tuple(line.strip() for line in lines)
+            raise ValueError(
+                f"{wrong[0]!r} is more than one line, or has the control character "
+                f"{first_control_character(wrong[0])!r}. Make each a list item"
+            )
+        return lines
+
+    @field_validator(
+        "queue", "partition", "account", "time", "memory", "job_name", "parallel_environment",
+        "log_dir",
+    )  # fmt: skip
+    @classmethod
+    def _stays_on_its_line(cls, value: str | None) -> str | None:
+        """Refuse what would become a directive of its own."""
+        if value is not None and has_control_characters(value):
+            raise ValueError(
+                f"it has the control character {first_control_character(value)!r}, and what "
+                "follows a line break would be an option of its own. Write it on one line"
+            )
+        return value
 
     @model_validator(mode="after")
     def _agrees(self) -> "LaunchConfig":
