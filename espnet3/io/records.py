@@ -3,15 +3,19 @@
 Only a file that is not there, or is there with other content than it should have, says something
 about the run. An EIO, ESTALE or EACCES says something about this node: it is raised as it is, and
 nothing may be removed, taken over or computed again on its account.
+
+A class says by its types what a file may hold; numbers and names have bounds as well (`Count`,
+`Seconds`, `Name`, ...), and what no type can tell is told by its method `problem`.
 """
 
 import json
+import logging
 import os
 import re
-from collections.abc import Hashable
-from dataclasses import fields, is_dataclass
-from functools import cache
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from collections.abc import Callable, Hashable, Iterator
+from dataclasses import dataclass, fields, is_dataclass
+from functools import cache, lru_cache
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, cast
 
 from espnet3.errors import RunFolderError
 
@@ -19,11 +23,67 @@ if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
 T = TypeVar("T")
-_SURROGATE = re.compile(rb"(?<!\\)((?:\\\\)*)\\u[dD][89a-fA-F][0-9a-fA-F]{2}")
+logger = logging.getLogger(__name__)
+_FAR = 1e11  # seconds: in the year 5138, where the arithmetic of times still works
+_SURROGATE = re.compile("[\ud800-\udfff]")
+_ESCAPED_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+_STAND_IN = re.compile("[\U0010f000-\U0010f7ff]")
+_SHIFT = 0x10F000 - 0xD800
+# What steers a terminal, and marks that turn the direction of what follows.
+_UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 class DamagedFileError(RunFolderError):
     """A file could be read, but does not hold what it should."""
+
+
+@dataclass(frozen=True)
+class _Checked:
+    """Lets pydantic, where a type is annotated with it, also ask a function what is wrong."""
+
+    problem: Callable[[Any], str]
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
+        from pydantic_core import core_schema
+
+        return core_schema.no_info_after_validator_function(self._check, handler(source))
+
+    def _check(self, value: Any) -> Any:
+        if problem := self.problem(value):
+            raise ValueError(problem)
+        return value
+
+
+def _outside(low: float, high: float) -> _Checked:
+    # Not `value < low or ...`: NaN is neither below nor above.
+    return _Checked(lambda value: "" if low <= value <= high else f"not from {low:g} to {high:g}")
+
+
+def _unlike(pattern: str, what: str) -> _Checked:
+    shape = re.compile(pattern)
+    return _Checked(lambda text: "" if shape.fullmatch(text) else f"no {what}")
+
+
+Count = Annotated[int, _outside(0, 2**53)]
+"""How many, or which: from 0 on."""
+Pid = Annotated[int, _outside(0, 2**31 - 1)]
+"""The number of a process; 0 if it is not known."""
+Seconds = Annotated[float, _outside(0.0, _FAR)]
+"""A time span."""
+Moment = Annotated[float, _outside(0.0, _FAR)]
+"""Seconds since 1970."""
+Share = Annotated[float, _outside(0.0, 1.0)]
+"""A part of a whole."""
+Name = Annotated[str, _unlike(r"[\w][\w.@+-]{0,200}", "name that could be part of a path")]
+"""A word of which file names are made: no slash, no dot at its beginning."""
+PathText = Annotated[str, _unlike(r"[^\0]{0,4096}", "path")]
+"""A path: no NUL, which no system call takes."""
+
+
+def is_inside(name: str) -> bool:
+    """Tell whether a relative path cannot lead out of the folder that it is relative to."""
+    is_plain = bool(name) and "\0" not in name and not os.path.isabs(name)
+    return is_plain and ".." not in name.split("/")
 
 
 def read_record(path: str | os.PathLike[str], kind: type[T]) -> T | None:
@@ -54,21 +114,108 @@ def parse_record(content: bytes, kind: type[T], path: str | os.PathLike[str]) ->
     """
     from pydantic import ValidationError  # on the start-up path of workers: imported when needed
 
-    adapter = _adapter(cast(Hashable, kind))
     try:
-        if _SURROGATE.search(content) is None or not is_dataclass(kind):
-            record: T = adapter.validate_json(content, strict=True)
-        else:
-            # Names that are no UTF-8, which `json` writes and reads and pydantic does not: it only
-            # looks at the types.
-            adapter.validate_json(_SURROGATE.sub(rb"\1?", content), strict=True)
-            values, names = json.loads(content), {each.name for each in fields(kind)}
-            record = kind(**{name: value for name, value in values.items() if name in names})
+        record = _validate(content, kind)
     except ValidationError as error:
-        raise DamagedFileError(
-            f"{os.fspath(path)} is damaged, or of another version: {_problem(error)}."
-        ) from None
+        raise DamagedFileError(damaged(path, _problem(error))) from None
+    problem: str = record.problem() if hasattr(record, "problem") else ""
+    if problem:
+        raise DamagedFileError(damaged(path, problem))
     return record
+
+
+def damaged(path: str | os.PathLike[str], problem: str) -> str:
+    """Return the words for a file that does not hold what it should."""
+    return f"{os.fspath(path)} is damaged, or of another version: {problem}."
+
+
+def parse_value(value: Any, kind: type[T], path: str | os.PathLike[str]) -> T:
+    """Do the same with a part of a file that was read as plain data.
+
+    Raises:
+        DamagedFileError: As above.
+    """
+    return parse_record(json.dumps(value).encode(), kind, path)
+
+
+def read_or_skip(path: str | os.PathLike[str], kind: type[T]) -> T | None:
+    """Read a file without which one can go on: if it is damaged, a warning says so, once.
+
+    Raises:
+        OSError: It cannot be read from here.
+    """
+    try:
+        return read_record(path, kind)
+    except DamagedFileError as error:
+        warn_once(f"{error} It is left out.")
+        return None
+
+
+def read_lines(path: str | os.PathLike[str], kind: type[T]) -> Iterator[T]:
+    """Yield each line of a JSON Lines file as a record; none if there is no such file.
+
+    Damaged lines are left out, and a warning says so, once. That its writer was killed in the
+    middle of the last one is no damage.
+
+    Raises:
+        OSError: It cannot be read from here.
+    """
+    try:
+        with open(path, "rb") as file:
+            lines = file.readlines()
+    except FileNotFoundError:
+        return
+    problems: list[DamagedFileError] = []
+    for number, line in enumerate(lines, 1):
+        try:
+            if not line.isspace():
+                yield parse_record(line, kind, f"{os.fspath(path)}:{number}")
+        except DamagedFileError as error:
+            if line.endswith(b"\n"):
+                problems.append(error)
+    if problems:
+        rest = "The line is" if len(problems) == 1 else f"It and {len(problems) - 1} more lines are"
+        warn_once(f"{problems[0]} {rest} left out.")
+
+
+@lru_cache(maxsize=1000)
+def warn_once(message: str) -> None:
+    """Log a warning, unless this process has done so: folders are looked at again and again."""
+    logger.warning("%s", printable(message))
+
+
+def printable(text: str) -> str:
+    """Return a text on one line, what would steer a terminal spelled out."""
+    return _UNPRINTABLE.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
+
+
+def _validate(content: bytes, kind: type[T]) -> T:
+    adapter = _adapter(cast(Hashable, kind))
+    if not _ESCAPED_SURROGATE.search(content):
+        record: T = adapter.validate_json(content, strict=True)
+        return record
+    # Names of files that are not UTF-8 are in our files as lone surrogates, which Python's JSON
+    # knows and pydantic's does not: others stand in for them.
+    try:
+        text = json.dumps(json.loads(content), ensure_ascii=False)
+    except (ValueError, RecursionError):
+        text = ""
+    text = _SURROGATE.sub(lambda match: chr(ord(match[0]) + _SHIFT), text)
+    record = adapter.validate_json(text, strict=True)
+    return cast(T, _with_surrogates(record))
+
+
+def _with_surrogates(value: Any) -> Any:
+    if isinstance(value, str):
+        return _STAND_IN.sub(lambda match: chr(ord(match[0]) - _SHIFT), value)
+    if isinstance(value, list):
+        return [_with_surrogates(entry) for entry in value]
+    if isinstance(value, dict):
+        return {_with_surrogates(key): _with_surrogates(each) for key, each in value.items()}
+    if is_dataclass(value):
+        for each in fields(value):
+            object.__setattr__(value, each.name, _with_surrogates(getattr(value, each.name)))
+    return value
 
 
 @cache
@@ -80,6 +227,8 @@ def _adapter(kind: Hashable) -> "TypeAdapter[Any]":
 
 def _problem(error: Any) -> str:
     first, *rest = error.errors(include_url=False, include_context=False)
-    place = ".".join(map(str, first["loc"])) or "the file"
+    # Keys of the file are part of it: they, too, may be anything.
+    place = printable(".".join(map(str, first["loc"])))[:80] or "the file"
     more = f" (and {len(rest)} more)" if rest else ""
-    return f"{place}: {first['msg'][:200].rstrip('.')}, found {first['input']!r:.60}{more}"
+    said = first["msg"].removeprefix("Value error, ")[:200].rstrip(".")
+    return f"{place}: {said}, found {first['input']!r:.60}{more}"

@@ -22,8 +22,8 @@ from espnet3.errors import ProviderError
 from espnet3.io.atomic import fsync_dir, fsync_file
 from espnet3.io.clock import folder_time
 from espnet3.io.json_text import dump_json
-from espnet3.io.records import DamagedFileError
-from espnet3.shards.done import Done, parse_done
+from espnet3.io.records import DamagedFileError, parse_record
+from espnet3.shards.done import Done
 from espnet3.shards.layout import (
     DONE,
     POSITION,
@@ -210,7 +210,7 @@ def read_done(shard_dir: str | os.PathLike[str]) -> Done | None:
     path = os.path.join(shard_dir, DONE)
     try:
         content = read_file(path)
-        return None if content is None else parse_done(content, path)
+        return None if content is None else parse_record(content, Done, path)
     except (DamagedFileError, IsADirectoryError) as error:
         logger.debug("%s", error)
         return None

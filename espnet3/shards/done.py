@@ -1,14 +1,12 @@
 """What a committed shard says of itself: the content of its `done` file."""
 
-import math
-import os
 import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from espnet3.io.records import DamagedFileError, parse_record
+from espnet3.io.records import Count, Moment, Pid, Seconds
 
-_OF_ENTRY = {"files", "bytes", "crc32", "lines"}
+_FILE_FACTS = frozenset(("files", "bytes", "crc32", "lines"))
 
 
 @dataclass(frozen=True)
@@ -16,26 +14,37 @@ class Done:
     """What a committed shard says of itself."""
 
     run_id: str
-    shard: int
-    start: int
-    stop: int
-    n_failed: int = 0
-    seconds: float = 0.0
-    load_seconds: float = 0.0
-    finished: float = field(default_factory=time.time)
+    shard: Count
+    start: Count
+    stop: Count
+    n_failed: Count = 0
+    seconds: Seconds = 0.0
+    load_seconds: Seconds = 0.0
+    finished: Moment = field(default_factory=time.time)
     host: str = ""
-    pid: int = 0
+    pid: Pid = 0
     files: dict[str, dict[str, int]] = field(default_factory=dict)
     """Amount and checksum of each file, and of each subfolder (`wav/`) as a whole."""
     summary: Any = None
-    n_halved: int = 0
+    n_halved: Count = 0
     """Batches that were too large for the memory."""
-    started: float | None = None
+    started: Moment | None = None
     """When the attempt began, by the worker's clock, loading included; None in older folders."""
-    n_deaths: int = 0
+    n_deaths: Count = 0
     """Workers that died at this shard before."""
     owner_id: str = ""
     """The owner, in `leases/`, for whom the worker ran it: a driver, or a detached worker."""
+
+    def problem(self) -> str:
+        """Return in which way it makes no sense; empty if it does."""
+        if self.stop < self.start:
+            return f"stop: {self.stop} is before start, {self.start}"
+        if self.n_failed > self.n_items:
+            return f"n_failed: {self.n_failed} of {self.n_items} items"
+        for name, entry in self.files.items():
+            if not _FILE_FACTS.issubset(entry) or min(entry.values()) < 0:
+                return f"files: {name!r:.60} is not told by {', '.join(sorted(_FILE_FACTS))}"
+        return ""
 
     @property
     def n_items(self) -> int:
@@ -46,23 +55,3 @@ class Done:
     def n_written(self) -> int:
         """Items that have a result."""
         return self.n_items - self.n_failed
-
-
-def parse_done(content: bytes, path: str | os.PathLike[str]) -> Done:
-    """Return what the content of a `done` says.
-
-    Raises:
-        DamagedFileError: It is not what a commit wrote.
-    """
-    done = parse_record(content, Done, path)
-    times = (done.seconds, done.load_seconds, done.finished, done.started or 0.0)
-    problem = ""
-    if not 0 <= done.start <= done.stop or not 0 <= done.n_failed <= done.n_items:
-        problem = f"items {done.start} to {done.stop - 1}, {done.n_failed} failed"
-    elif not all(map(math.isfinite, times)):
-        problem = "a time is not finite"
-    elif any(not entry.keys() >= _OF_ENTRY for entry in done.files.values()):
-        problem = "a file lacks its size or checksum"
-    if problem:
-        raise DamagedFileError(f"{os.fspath(path)} is damaged: {problem}.")
-    return done

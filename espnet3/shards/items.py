@@ -7,6 +7,7 @@ integers are packed into eight bytes each.
 import hashlib
 import itertools
 import json
+import re
 from array import array
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -18,6 +19,7 @@ from espnet3.shards.reachable import read_file
 if TYPE_CHECKING:  # `array[int]` cannot be evaluated before Python 3.12
     Items: TypeAlias = range | array[int] | list[Any]
 
+_DIGEST = re.compile("[0-9a-f]{64}")
 _FEW = 100_000  # fewer are compared in less time than numpy takes to be imported
 
 
@@ -139,6 +141,26 @@ def pack_items(items: "Items") -> tuple[dict[str, Any], bytes | None]:
     return {"kind": kind, "sha256": hashlib.sha256(data).hexdigest()}, data
 
 
+def describe_problem(description: Any, name: str) -> str:
+    """Return what is wrong with a manifest's description of items; empty if nothing is."""
+    kind = description.get("kind") if isinstance(description, dict) else None
+    if kind == "range":
+        values = description.get("range")
+        is_range = (
+            isinstance(values, list)
+            and list(map(type, values)) == [int, int, int]
+            and values[2] != 0
+            and all(abs(value) < 1 << 63 for value in values)
+        )
+        return "" if is_range else f"{name}.range: {values!r:.60} is no range"
+    if kind in ("int64", "json"):
+        digest = description.get("sha256")
+        # A part of the name of a file.
+        is_digest = isinstance(digest, str) and _DIGEST.fullmatch(digest)
+        return "" if is_digest else f"{name}.sha256: {digest!r:.60} is no digest"
+    return f"{name}: {description!r:.60} describes no items"
+
+
 def unpack_items(description: dict[str, Any], file: Path) -> "Items":
     """Rebuild the items from a manifest's description and the file beside it.
 
@@ -153,11 +175,14 @@ def unpack_items(description: dict[str, Any], file: Path) -> "Items":
         raise RunFolderError(f"{file} is missing. {_START_ANEW}")
     if hashlib.sha256(data).hexdigest() != description["sha256"]:
         raise RunFolderError(f"{file} is not the item list of its manifest. {_START_ANEW}")
-    if description["kind"] == "json":
-        return list(json.loads(data))
-    packed: array[int] = array("q")
-    packed.frombytes(data)
-    return packed
+    try:
+        if description["kind"] == "json":
+            return list(json.loads(data))
+        packed: array[int] = array("q")
+        packed.frombytes(data)
+        return packed
+    except (ValueError, TypeError, RecursionError) as error:
+        raise RunFolderError(f"{file} holds no list of items ({error}). {_START_ANEW}") from error
 
 
 _START_ANEW = "Start anew with resume=False, or restore the file."

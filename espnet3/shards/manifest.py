@@ -7,20 +7,33 @@ import time
 import uuid
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from espnet3.errors import RunFolderError
 from espnet3.io.atomic import write_bytes
 from espnet3.io.exclusive import create_bytes
+from espnet3.io.records import (
+    Count,
+    DamagedFileError,
+    Moment,
+    PathText,
+    Seconds,
+    Share,
+    parse_record,
+)
 from espnet3.shards.batches import Batches
-from espnet3.shards.items import pack_items, unpack_items
+from espnet3.shards.items import describe_problem, pack_items, unpack_items
 from espnet3.shards.layout import RunLayout, items_path, manifest_path
 
 if TYPE_CHECKING:
     from espnet3.shards.items import Items
 
+_RUN_ID_SHAPE = re.compile(r"[^\x00-\x1f\x7f]{1,200}")
+_MAX_COST = 1e30
 _RUN_ID = re.compile(rb'\{\s*"run_id":\s*"([^"\\]*)"')
+_ANY = cast("type[Any]", Any)
 FORMAT = "espnet3-run"
 VERSION = 1
 
@@ -34,22 +47,22 @@ class Manifest:
     """
 
     items: dict[str, Any]
-    n_items: int
+    n_items: Count
     bounds: list[int]
     costs: list[float]
-    batch_size: int | None
+    batch_size: Count | None
     fingerprint: dict[str, Any]
     files: dict[str, Any] = field(default_factory=dict)
     name: str = ""
-    output_dir: str = "."
+    output_dir: PathText = "."
     run_id: str = field(default_factory=lambda: uuid.uuid4().hex)
-    created: float = field(default_factory=time.time)
+    created: Moment = field(default_factory=time.time)
     versions: dict[str, str] = field(default_factory=dict)
-    batch_seconds: float | None = None
+    batch_seconds: Seconds | None = None
     batches: dict[str, Any] | None = None
     """Where items are sorted into batches by length: how `order` and `edges` are packed."""
-    padded_share: float | None = None
-    audio_seconds: float | None = None
+    padded_share: Share | None = None
+    audio_seconds: Seconds | None = None
     format: str = FORMAT
     version: int = VERSION
 
@@ -58,13 +71,42 @@ class Manifest:
         """Number of shards in the plan."""
         return len(self.bounds) - 1
 
+    def problem(self) -> str:
+        """Return in which way the plan makes no sense; empty if it does."""
+        bounds, costs = self.bounds, self.costs
+        if not bounds or bounds[0] != 0 or bounds[-1] != self.n_items:
+            return f"bounds: not from 0 to n_items, {self.n_items}"
+        if any(first >= last for first, last in pairwise(bounds)):
+            return "bounds: not increasing"
+        if len(costs) != self.n_shards:
+            return f"costs: {len(costs)} for {self.n_shards} shards"
+        if not all(0 <= cost <= _MAX_COST for cost in costs):
+            return f"costs: not all from 0 to {_MAX_COST:g}"
+        if not _RUN_ID_SHAPE.fullmatch(self.run_id):
+            return f"run_id: {self.run_id!r:.60} is no id"
+        packed: dict[str, Any] = {"items": self.items}
+        if self.batches is not None:
+            packed |= {f"batches.{name}": self.batches.get(name) for name in ("order", "edges")}
+        found = (describe_problem(value, name) for name, value in packed.items())
+        return next(filter(None, found), "")
+
     def layout(self, root: Path) -> RunLayout:
         """Return the paths of this run under `root`."""
         return RunLayout(root, self.n_shards)
 
     def load_items(self, root: Path) -> "Items":
-        """Return the items of the run in dataset order, from the file beside it if need be."""
-        return _load(root, self.items)
+        """Return the items of the run in dataset order, from the file beside it if need be.
+
+        Raises:
+            RunFolderError: if they are not there, or not those of the plan.
+        """
+        items = _load(root, self.items)
+        if len(items) != self.n_items:
+            raise DamagedFileError(
+                f"{manifest_path(root)} is damaged: it plans {self.n_items} items, and names "
+                f"{len(items)}. {_START_ANEW}"
+            )
+        return items
 
     def load_batches(self, root: Path) -> "tuple[Items, Items] | None":
         """Return which item is at each position of the plan, and the edges of the batches.
@@ -73,7 +115,14 @@ class Manifest:
         """
         if self.batches is None:
             return None
-        return _load(root, self.batches["order"]), _load(root, self.batches["edges"])
+        order, edges = _load(root, self.batches["order"]), _load(root, self.batches["edges"])
+        is_of_plan = not isinstance(edges, list) and set(self.bounds).issubset(edges)
+        if not is_of_plan or not _is_permutation(order, self.n_items):
+            raise DamagedFileError(
+                f"{manifest_path(root)} is damaged: its batches are not those of its items. "
+                f"{_START_ANEW}"
+            )
+        return order, edges
 
 
 def publish_manifest(
@@ -105,6 +154,20 @@ def _store(root: Path, items: "Items") -> dict[str, Any]:
     return description
 
 
+def _is_permutation(order: "Items", n_items: int) -> bool:
+    if isinstance(order, list) or len(order) != n_items:
+        return False
+    if isinstance(order, range):
+        return {order[0], order[-1]} == {0, n_items - 1}
+    import numpy as np
+
+    seen, positions = np.zeros(n_items, bool), np.frombuffer(order, dtype=np.int64)
+    if positions.min() < 0 or positions.max() >= n_items:
+        return False
+    seen[positions] = True
+    return bool(seen.all())
+
+
 def _load(root: Path, description: dict[str, Any]) -> "Items":
     return unpack_items(description, items_path(root, description.get("sha256", "")))
 
@@ -117,22 +180,26 @@ def load_manifest(root: str | os.PathLike[str]) -> Manifest | None:
     """
     path = manifest_path(Path(root))
     try:
-        values = json.loads(path.read_bytes())
+        content = path.read_bytes()
     except FileNotFoundError:
         return None
     except NotADirectoryError as error:
         raise RunFolderError(f"{root} is not a folder. Choose another output_dir.") from error
-    except (OSError, ValueError) as error:
+    except IsADirectoryError as error:
+        raise RunFolderError(f"{path} is a folder. {_START_ANEW}") from error
+    except OSError as error:
         raise RunFolderError(
-            f"{path} cannot be read ({error}). Start anew with resume=False, or restore the file."
+            f"{path} cannot be read from here ({error.strerror}), which says nothing of its "
+            "content. Mend that, or go on where it can be read."
         ) from error
-    _check_format(path, values)
     try:
-        return Manifest(**values)
-    except TypeError as error:
-        raise RunFolderError(
-            f"{path} is damaged ({error}). Start anew with resume=False."
-        ) from error
+        _check_format(path, parse_record(content, _ANY, path))
+        return parse_record(content, Manifest, path)
+    except DamagedFileError as error:
+        raise DamagedFileError(f"{error} {_START_ANEW}") from None
+
+
+_START_ANEW = "Start anew with resume=False, or restore the file."
 
 
 def read_run_id(root: Path) -> str | None:
@@ -145,7 +212,7 @@ def read_run_id(root: Path) -> str | None:
             match = _RUN_ID.match(file.read(200))
     except FileNotFoundError:
         return None
-    if match:
+    if match and match[1].isascii():
         return match[1].decode()
     # Reformatted by hand, or damaged: finished work must not be dropped without a word.
     manifest = load_manifest(root)
@@ -155,8 +222,8 @@ def read_run_id(root: Path) -> str | None:
 def refuse_foreign(root: Path) -> None:
     """Raise if the `manifest.json` in `root` is some other program's; a damaged one is let pass."""
     path = manifest_path(root)
-    with suppress(ValueError):
-        _check_origin(path, json.loads(path.read_bytes()))
+    with suppress(DamagedFileError):
+        _check_origin(path, parse_record(path.read_bytes(), _ANY, path))
 
 
 def _check_origin(path: Path, values: Any) -> None:
@@ -168,11 +235,11 @@ def _check_origin(path: Path, values: Any) -> None:
 
 def _check_format(path: Path, values: Any) -> None:
     _check_origin(path, values)
-    if values.get("version") != VERSION:
-        versions = values.get("versions")
+    version, versions = values.get("version"), values.get("versions")
+    if version != VERSION or isinstance(version, bool):
         writer = versions.get("espnet3", "unknown") if isinstance(versions, dict) else "unknown"
         raise RunFolderError(
-            f"{path} has version {values.get('version')} of the run format; this ESPnet3 reads "
+            f"{path} has version {version!s:.40} of the run format; this ESPnet3 reads "
             f"version {VERSION}. Finish the run with the ESPnet3 that began it "
-            f"({writer}), or start anew with resume=False."
+            f"({writer!s:.40}), or start anew with resume=False."
         )

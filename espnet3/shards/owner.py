@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
-from espnet3.io.records import DamagedFileError
+from espnet3.io.records import Count, DamagedFileError, Name, Pid
 
 _MAX_PID = 2**31 - 1
 _JOB_VARIABLES = ("SLURM_JOB_ID", "PBS_JOBID", "JOB_ID", "LSB_JOBID", "OAR_JOB_ID")
@@ -25,10 +25,10 @@ class Owner:
 
     host: str
     machine: str
-    pid: int
-    started: int
+    pid: Pid
+    started: Count
     job_id: str = ""
-    owner_id: str = field(default_factory=lambda: uuid.uuid4().hex[:16])
+    owner_id: Name = field(default_factory=lambda: uuid.uuid4().hex[:16])
 
     @classmethod
     def of_this_process(cls) -> "Owner":
@@ -103,7 +103,7 @@ def start_time(pid: int) -> int | None:
 def _alive_by_signal(pid: int) -> int | None:
     try:
         os.kill(pid, 0)
-    except ProcessLookupError:
+    except (ProcessLookupError, OverflowError):
         return None
     except PermissionError:
         pass

@@ -43,7 +43,8 @@ def _of_shards(manifest: Manifest, done: list[Done]) -> Rate:
     cost = sum(manifest.costs[shard.shard] for shard in done)
     # Only the first shard of a worker waits for the model.
     loads = [shard.load_seconds for shard in done if shard.load_seconds > 0]
-    share = cost / sum(manifest.costs)
+    total = sum(manifest.costs)
+    share = cost / total if total > 0 else n_items / manifest.n_items
     return Rate(
         seconds / n_items,
         _factor(seconds, manifest.audio_seconds, share),
@@ -70,4 +71,4 @@ def _of_success(run_dir: Path, manifest: Manifest) -> Rate | None:
 
 
 def _factor(seconds: float, audio_seconds: float | None, share: float = 1.0) -> float | None:
-    return seconds / (audio_seconds * share) if audio_seconds else None
+    return seconds / (audio_seconds * share) if audio_seconds and share > 0 else None

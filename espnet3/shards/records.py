@@ -5,7 +5,6 @@ or worked (`workers/`), at what a worker died (`deaths/`), and that nobody shoul
 (`stop.json`).
 """
 
-import json
 import os
 import re
 import time
@@ -14,15 +13,28 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from espnet3.io.atomic import write_json
 from espnet3.io.exclusive import create_bytes
 from espnet3.io.json_text import dump_json
+from espnet3.io.records import (
+    Count,
+    DamagedFileError,
+    Moment,
+    Name,
+    PathText,
+    Pid,
+    Seconds,
+    read_or_skip,
+    read_record,
+    warn_once,
+)
 
 _FOLDER = "detached"
 _NOT_IN_NAMES = re.compile(r"[^\w.-]+", re.ASCII)
 
+T = TypeVar("T")
 DeathKind = Literal["died", "machine", "walltime"]
 StopKind = Literal["cancelled", "failed"]
 
@@ -100,21 +112,21 @@ class JobRecord:
     env: str
     job_id: str
     """The scheduler's number; of a process its pid."""
-    submitted: float
+    submitted: Moment
     host: str = ""
     """Where it was submitted from; of a process, where it runs."""
     machine: str = ""
     """Of a process: the `machine_id` in which its pid means something."""
-    started: int = 0
+    started: Count = 0
     """Of a process: its start time in ticks, as `lease.start_time` tells it."""
-    walltime: float | None = None
+    walltime: Seconds | None = None
     after: str = ""
     """The job that must end before this one may begin: a successor waits for it."""
-    generation: int = 0
+    generation: Count = 0
     """How many jobs came before it in its chain of successors."""
-    log: str = ""
+    log: PathText = ""
     script: str = ""
-    others: list[str] = field(default_factory=list)
+    others: list[PathText] = field(default_factory=list)
     """Other run folders that its worker serves, relative to this one: cancelling one of them must
     not end the job."""
     gpu: str = ""
@@ -142,32 +154,32 @@ class JobRecord:
 class WorkerRecord:
     """A worker, as it says itself: written when it begins, now and then, and when it ends."""
 
-    owner_id: str
+    owner_id: Name
     host: str
-    pid: int
-    started: float
+    pid: Pid
+    started: Moment
     env: str = "local"
     job_id: str = ""
-    submitted: float | None = None
+    submitted: Moment | None = None
     """When its job was submitted; None if it has none."""
-    log: str = ""
+    log: PathText = ""
     """Its log, relative to the run folder."""
-    limit: float | None = None
+    limit: Moment | None = None
     """When the scheduler will end it, in seconds since 1970."""
-    seen: float = 0.0
+    seen: Moment = 0.0
     """When this record was last written: of a worker that was killed, all that is known of its
     end."""
-    ended: float | None = None
+    ended: Moment | None = None
     reason: str = ""
     """Why it ended, in words."""
     exit_code: int | None = None
-    generation: int = 0
-    n_shards: int = 0
-    n_items: int = 0
-    load_seconds: float = 0.0
-    compute_seconds: float = 0.0
+    generation: Count = 0
+    n_shards: Count = 0
+    n_items: Count = 0
+    load_seconds: Seconds = 0.0
+    compute_seconds: Seconds = 0.0
     """In shards that it published."""
-    lost_seconds: float = 0.0
+    lost_seconds: Seconds = 0.0
     """In attempts that came to nothing: deaths, walltime, twins that came second."""
 
     @property
@@ -185,20 +197,20 @@ class WorkerRecord:
 class DeathNote:
     """An attempt that its worker did not survive, or that its machine could not bear."""
 
-    shard: int
+    shard: Count
     host: str
     reason: str
-    start: int | None = None
+    start: Count | None = None
     """The batch that was running: its first position, and the one behind its last."""
-    stop: int | None = None
+    stop: Count | None = None
     kind: DeathKind = "died"
-    seconds: float = 0.0
+    seconds: Seconds = 0.0
     """How long the attempt had run."""
     owner_id: str = ""
     job_id: str = ""
-    log: str = ""
-    time: float = field(default_factory=time.time)
-    note_id: str = field(default_factory=lambda: uuid.uuid4().hex[:12])
+    log: PathText = ""
+    time: Moment = field(default_factory=time.time)
+    note_id: Name = field(default_factory=lambda: uuid.uuid4().hex[:12])
 
     @property
     def key(self) -> str:
@@ -213,7 +225,7 @@ class StopMark:
     kind: StopKind
     reason: str
     by: str = ""
-    time: float = field(default_factory=time.time)
+    time: Moment = field(default_factory=time.time)
 
 
 def write_job(paths: RecordPaths, record: JobRecord) -> None:
@@ -230,7 +242,7 @@ def complete_job(paths: RecordPaths, record: JobRecord) -> None:
 
 def complete_own_job(paths: RecordPaths, env: str, tag: str, job_id: str) -> None:
     """Let a job that has begun note its number, if who submitted it could not."""
-    record = _read(paths.jobs / f"{JobRecord(env, '', 0.0, tag=tag).key}.json", JobRecord)
+    record = read_or_skip(paths.jobs / f"{JobRecord(env, '', 0.0, tag=tag).key}.json", JobRecord)
     if record is not None:
         complete_job(paths, replace(record, job_id=job_id))
 
@@ -258,8 +270,11 @@ def read_jobs(
 
     What is in `known` is not read again; what cannot change any more is added to it. With
     `submitting`, those whose number is not known are among them.
+
+    Raises:
+        OSError: if one cannot be read from here: who counted the others would submit too many.
     """
-    jobs = list(_read_all(paths.jobs, JobRecord, known=known))
+    jobs = list(_read_all(paths.jobs, JobRecord, known=known, skips_unreadable=False))
     if known is not None:
         known |= {f"{job.key}.json": job for job in jobs if not job.is_submitting}
     # The number is noted beside the first record, which is removed afterwards.
@@ -279,9 +294,8 @@ def read_workers(paths: RecordPaths, known: dict[str, Any] | None = None) -> lis
 
 
 def read_worker(paths: RecordPaths, owner_id: str) -> WorkerRecord | None:
-    """Return what a worker said of itself; None if it said nothing."""
-    record: WorkerRecord | None = _read(paths.workers / f"{owner_id}.json", WorkerRecord)
-    return record
+    """Return what a worker said of itself; None if it said nothing, or nothing that makes sense."""
+    return read_or_skip(paths.workers / f"{owner_id}.json", WorkerRecord)
 
 
 def read_deaths(paths: RecordPaths, shard: int | None = None) -> list[DeathNote]:
@@ -292,9 +306,18 @@ def read_deaths(paths: RecordPaths, shard: int | None = None) -> list[DeathNote]
 
 
 def read_stop(paths: RecordPaths) -> StopMark | None:
-    """Return why workers should end; None if they should not."""
-    mark: StopMark | None = _read(paths.stop, StopMark)
-    return mark
+    """Return why workers should end; None if they should not.
+
+    A mark that is damaged is one all the same: somebody wanted them to end.
+    """
+    try:
+        return read_record(paths.stop, StopMark)
+    except DamagedFileError as error:
+        warn_once(f"{error} The run counts as stopped.")
+        since = 0.0
+        with suppress(OSError):
+            since = paths.stop.stat().st_mtime
+        return StopMark("failed", str(error), "somebody", since)
 
 
 def clear_stop(paths: RecordPaths) -> None:
@@ -302,21 +325,48 @@ def clear_stop(paths: RecordPaths) -> None:
     paths.stop.unlink(missing_ok=True)
 
 
-def _read_all(
-    folder: Path, kind: type[Any], prefix: str = "", known: dict[str, Any] | None = None
-) -> Iterator[Any]:
+def find_damaged(paths: RecordPaths) -> list[str]:
+    """Return what is wrong with records of jobs, workers and deaths that others had to leave out.
+
+    Damaged, or not to be read from here: a sentence each.
+    """
+    kinds = {paths.jobs: JobRecord, paths.workers: WorkerRecord, paths.deaths: DeathNote}
+    found = []
+    for folder, kind in kinds.items():
+        for name in _names(folder):
+            try:
+                read_record(folder / name, kind)
+            except DamagedFileError as error:
+                found.append(str(error))
+            except OSError as error:
+                found.append(f"{folder / name} cannot be read from here: {error.strerror}.")
+    return found
+
+
+def _names(folder: Path) -> list[str]:
     with suppress(FileNotFoundError):
         names = sorted(entry.name for entry in os.scandir(folder))
-        for name in names:
-            if name.startswith(prefix) and name.endswith(".json") and not name.startswith("."):
-                record = (known or {}).get(name) or _read(folder / name, kind)
-                if record is not None:
-                    yield record
+        return [name for name in names if name.endswith(".json") and not name.startswith(".")]
+    return []
 
 
-def _read(path: Path, kind: type[Any]) -> Any:
-    """Return a record; None if it is not there, damaged, or of a version that says more."""
-    try:
-        return kind(**json.loads(path.read_bytes()))
-    except (OSError, ValueError, TypeError):
-        return None
+def _read_all(
+    folder: Path,
+    kind: type[T],
+    prefix: str = "",
+    known: dict[str, Any] | None = None,
+    *,
+    skips_unreadable: bool = True,
+) -> Iterator[T]:
+    for name in _names(folder):
+        if not name.startswith(prefix):
+            continue
+        try:
+            record = (known or {}).get(name) or read_or_skip(folder / name, kind)
+        except OSError as error:
+            if not skips_unreadable:
+                raise
+            warn_once(f"{folder / name} cannot be read from here: {error.strerror}. Left out.")
+            continue
+        if record is not None:
+            yield record

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from espnet3.errors import RunFolderError
-from espnet3.io.tables import read_jsonl
+from espnet3.io.records import Count, DamagedFileError, PathText, Pid, read_lines, warn_once
 from espnet3.shards.commit import Done, read_done
 from espnet3.shards.layout import FAILED, origin_of_attempt, shard_of, shard_of_attempt
 from espnet3.shards.lease import claims, living_owners
@@ -150,7 +150,7 @@ class StatusReader:
             if shard is None or entry.name != self._layout.shard_name(shard):
                 continue
             key = (entry.name, entry.inode())
-            done = self._known.get(key) or read_done(entry.path)
+            done = self._known.get(key) or _read_done(entry.path)
             known[key] = done
             if done is not None and self._is_of_plan(done, shard):
                 committed[shard] = done
@@ -194,6 +194,21 @@ class StatusReader:
         # An attempt that is left over from another run of this folder may be anywhere.
         n_done = max((p[0] - start for p in positions if start <= p[0] <= stop), default=0)
         return n_done, stop - start
+
+
+def _read_done(shard_dir: str) -> Done | None:
+    """Return what a shard says of itself; None if nothing that makes sense can be read from here.
+
+    A look at a run must not end at one of its shards.
+    """
+    try:
+        return read_done(shard_dir)
+    except DamagedFileError as error:
+        warn_once(f"{error} The shard counts as not done.")
+    except OSError as error:
+        why = error.strerror or error
+        warn_once(f"{shard_dir} cannot be read from here: {why}. It counts as not done here.")
+    return None
 
 
 def _age(path: Path) -> float:
@@ -248,8 +263,25 @@ def _wall_time(shards: list[Done]) -> float:
     return max((shard.finished for shard in shards), default=0.0) - begun
 
 
+@dataclass(frozen=True)
+class FailedItem:
+    """A line of `failed.jsonl`."""
+
+    position: Count
+    shard: Count
+    index: Any = None
+    error: str = ""
+    traceback: str = ""
+    host: str = ""
+    pid: Pid = 0
+    log: PathText = ""
+
+
 def read_failures(run_dir: Path) -> list[dict[str, Any]]:
-    """Return what failed: skipped items of committed shards, and the error that stopped the run."""
+    """Return what failed: skipped items of committed shards, and the error that stopped the run.
+
+    Damaged lines are left out; a warning names them.
+    """
     manifest = require_manifest(run_dir)
     layout = manifest.layout(run_dir)
     committed = read_coverage(run_dir, manifest).committed
@@ -262,4 +294,4 @@ def read_failures(run_dir: Path) -> list[dict[str, Any]]:
 
 
 def _records(path: Path) -> list[dict[str, Any]]:
-    return list(read_jsonl(path, tolerate_truncated=True)) if path.exists() else []
+    return [asdict(item) for item in read_lines(path, FailedItem)]

@@ -7,13 +7,22 @@ import time
 import zlib
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from espnet3.errors import IncompleteRunError
 from espnet3.io.atomic import write_json
-from espnet3.io.records import DamagedFileError, parse_record
+from espnet3.io.records import (
+    Count,
+    DamagedFileError,
+    Moment,
+    Seconds,
+    Share,
+    is_inside,
+    parse_record,
+    warn_once,
+)
 from espnet3.shards.accounting import account
 from espnet3.shards.commit import Done, read_done, walk_files
 from espnet3.shards.layout import RunLayout
@@ -24,20 +33,6 @@ from espnet3.shards.usage import Accounting
 
 logger = logging.getLogger(__name__)
 _PATH = "__path__"
-
-
-@dataclass(frozen=True)
-class _Success:
-    """The types of what is read of `_SUCCESS.json` again."""
-
-    run_id: str
-    n_failed: int
-    seconds: float
-    n_halved: int | None = None
-    outputs: dict[str, tuple[int, int]] = field(default_factory=dict)
-    artifacts: dict[int, int] = field(default_factory=dict)
-    accounting: dict[str, Any] = field(default_factory=dict)
-    result: list[Any] = field(default_factory=list)
 
 
 def write_success(
@@ -62,7 +57,8 @@ def write_success(
         "n_items": manifest.n_items,
         "n_failed": sum(shard.n_failed for shard in done),
         "n_shards": manifest.n_shards,
-        "seconds": round(time.time() - manifest.created, 3),
+        # Not below 0, should the clock of the one who made the plan be ahead.
+        "seconds": round(max(time.time() - manifest.created, 0.0), 3),
         "worker_seconds": round(sum(shard.seconds for shard in done), 3),
         "load_seconds": round(sum(shard.load_seconds for shard in done), 3),
         **_speech_facts(manifest, done),
@@ -86,31 +82,68 @@ def _speech_facts(manifest: Manifest, done: list[Done]) -> dict[str, Any]:
     return {name: value for name, value in facts.items() if value is not None}
 
 
+@dataclass(frozen=True)
+class _Success:
+    """What readers of `_SUCCESS.json` rely on."""
+
+    run_id: str
+    n_failed: Count = 0
+    seconds: Seconds = 0.0
+    worker_seconds: Seconds = 0.0
+    load_seconds: Seconds = 0.0
+    hosts: list[str] = field(default_factory=list)
+    finished: Moment = 0.0
+    outputs: dict[str, tuple[int, int]] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict)
+    audio_seconds: Seconds | None = None
+    padded_share: Share | None = None
+    n_halved: Count | None = None
+    accounting: dict[str, Any] | None = None
+    artifacts: dict[int, int] = field(default_factory=dict)
+    result: list[Any] | None = None
+
+    def problem(self) -> str:
+        """Return in which way it makes no sense; empty if it does."""
+        if self.result is not None and len(self.result) != 1:
+            return f"result: {self.result!r:.60} is not a list of one value"
+        odd = next((name for name in self.outputs if not is_inside(name)), None)
+        return "" if odd is None else f"outputs: {odd!r:.60} is no file of the folder"
+
+
 def read_success(layout: RunLayout, run_id: str) -> dict[str, Any] | None:
-    """Return the content of `_SUCCESS.json` if it is of this run; None if it is not valid either.
+    """Return the content of `_SUCCESS.json` if it is of this run.
+
+    One that is damaged proves nothing: a warning names it, and the run counts as not merged.
 
     Raises:
         FileSystemError: It cannot be read from here.
     """
     try:
         content = read_file(layout.success)
-        if content is None or parse_record(content, _Success, layout.success).run_id != run_id:
+        if content is None:
             return None
+        success = parse_record(content, _Success, layout.success)
+        if success.accounting is not None:
+            Accounting.from_dict(success.accounting, layout.success)
     except (DamagedFileError, IsADirectoryError) as error:
-        logger.warning("%s The run counts as not merged.", error)
+        warn_once(f"{error} So the run counts as not merged.")
+        return None
+    if success.run_id != run_id:
         return None
     values: dict[str, Any] = json.loads(content)
-    return values
+    # What readers rely on is there, also in a file that says less.
+    known = {name: value for name, value in asdict(success).items() if value is not None}
+    return {**known, **values}
 
 
 def read_accounting(
     run_dir: Path, manifest: Manifest, committed: Iterable[Done] | None = None
 ) -> Accounting:
     """Return what a run cost so far; of a finished one, what `_SUCCESS.json` says."""
-    success = read_success(manifest.layout(run_dir), manifest.run_id) or {}
-    known = success.get("accounting")
-    if isinstance(known, dict):
-        return Accounting.from_dict(known)
+    layout = manifest.layout(run_dir)
+    known = (read_success(layout, manifest.run_id) or {}).get("accounting")
+    if known is not None:
+        return Accounting.from_dict(known, layout.success)
     return account(run_dir, manifest, committed)
 
 
@@ -244,7 +277,7 @@ def _encode(value: Any, base: Path) -> Any:
 
 def _decode(value: Any, base: Path) -> Any:
     if isinstance(value, dict):
-        if value.keys() == {_PATH}:
+        if value.keys() == {_PATH} and isinstance(value[_PATH], str):
             return base / value[_PATH]
         return {key: _decode(entry, base) for key, entry in value.items()}
     if isinstance(value, list):

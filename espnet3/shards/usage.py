@@ -1,8 +1,11 @@
 """Where the time of workers went: the figures of the accounting, and how they add up."""
 
+import os
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from typing import Any
+
+from espnet3.io.records import Count, Seconds, Share, parse_value
 
 _MAX_ROWS = 64
 
@@ -15,29 +18,29 @@ class Usage:
     before that.
     """
 
-    name: str
-    n_workers: int = 1
+    name: str = ""
+    n_workers: Count = 1
     host: str = ""
     job_id: str = ""
-    n_shards: int = 0
-    n_items: int = 0
-    seconds: float = 0.0
+    n_shards: Count = 0
+    n_items: Count = 0
+    seconds: Seconds = 0.0
     """For how long the workers were there."""
-    load_seconds: float = 0.0
+    load_seconds: Seconds = 0.0
     """Building what `forward` needs, before the first shard."""
-    compute_seconds: float = 0.0
+    compute_seconds: Seconds = 0.0
     """In the items of committed shards."""
-    write_seconds: float = 0.0
+    write_seconds: Seconds = 0.0
     """Closing the writers, forcing files to disk, checksums."""
-    running_seconds: float = 0.0
+    running_seconds: Seconds = 0.0
     """In attempts that are not finished; 0 once the run is complete."""
-    lost_seconds: float = 0.0
+    lost_seconds: Seconds = 0.0
     """In attempts that came to nothing, and in shards that were later computed anew."""
-    queue_seconds: float | None = None
+    queue_seconds: Seconds | None = None
     """Between submission and begin; None where it is not known."""
-    audio_seconds: float | None = None
+    audio_seconds: Seconds | None = None
     """Of the shards, as far as their costs tell; None where durations are not known."""
-    n_deaths: int = 0
+    n_deaths: Count = 0
 
     @property
     def idle_seconds(self) -> float:
@@ -79,14 +82,14 @@ class Accounting:
     nodes: list[Usage] = field(default_factory=list)
     workers: list[Usage] = field(default_factory=list)
     """In the order in which they began."""
-    padded_share: float | None = None
+    padded_share: Share | None = None
     """Which part of what was computed is padding; None without `batch_seconds`."""
-    n_queued: int = 0
+    n_queued: Count = 0
     """Workers whose wait is known."""
-    longest_queue_seconds: float | None = None
-    deaths: dict[str, int] = field(default_factory=dict)
+    longest_queue_seconds: Seconds | None = None
+    deaths: dict[str, Count] = field(default_factory=dict)
     """Attempts that ended without a result, by kind: died, machine, walltime."""
-    n_generations: int = 0
+    n_generations: Count = 0
     """The longest chain of jobs that followed each other; 0 if nobody was detached."""
 
     @property
@@ -113,13 +116,13 @@ class Accounting:
         }
 
     @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> "Accounting":
-        """Undo `as_dict`, but for what it summed up."""
-        own = {name: values[name] for name in _names(cls) if name in values}
-        rows = {
-            name: [_usage(row) for row in values.get(name, [])] for name in ("nodes", "workers")
-        }
-        return cls(**{**own, **rows, "total": _usage(values)})
+    def from_dict(cls, values: dict[str, Any], path: str | os.PathLike[str] = "") -> "Accounting":
+        """Undo `as_dict`, but for what it summed up.
+
+        Raises:
+            DamagedFileError: naming `path`, the file that the values are from.
+        """
+        return parse_value({**values, "total": values}, cls, path)
 
 
 def add_up(name: str, usages: Sequence[Usage]) -> Usage:
@@ -135,15 +138,6 @@ def add_up(name: str, usages: Sequence[Usage]) -> Usage:
 def _bounded(usages: list[Usage]) -> list[Usage]:
     rest = usages[_MAX_ROWS:]
     return [*usages[:_MAX_ROWS], *([add_up(f"{len(rest)} more", rest)] if rest else [])]
-
-
-def _usage(values: dict[str, Any]) -> Usage:
-    known = {name: values[name] for name in _names(Usage) if name in values}
-    return Usage(**{"name": "", **known})
-
-
-def _names(kind: type[Any]) -> list[str]:
-    return [entry.name for entry in fields(kind)]
 
 
 def _rounded(value: Any) -> Any:

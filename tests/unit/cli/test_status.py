@@ -165,7 +165,8 @@ def test_long_names_fold_and_large_numbers_fit_80_columns(tmp_path, complete, ca
     for number in range(2):
         folder = tmp_path / f"a_very_long_name_of_a_test_set_with_{number}_and_more_words"
         shutil.copytree(complete, folder)
-        change_json(folder / "manifest.json", n_items=123_456_789)
+        bounds = [*range(16), 123_456_789]
+        change_json(folder / "manifest.json", n_items=bounds[-1], bounds=bounds)
         change_json(folder / "_SUCCESS.json", n_failed=99_999)
     lines = status_text(capsys, *sorted(tmp_path.glob("a_*"))).split("\n\n")[0].splitlines()
     assert max(map(len, lines[1:])) <= 80
@@ -184,7 +185,7 @@ def test_a_damaged_run_does_not_hide_the_others(tmp_path, complete, stopped, cap
     assert main(["status", str(tmp_path)]) == 1
     captured = capsys.readouterr()
     assert "16 of 16 done" in captured.out
-    assert f"{stopped}/manifest.json cannot be read" in captured.err
+    assert f"{stopped}/manifest.json is damaged" in captured.err
 
 
 def test_percent_is_rounded_down():
