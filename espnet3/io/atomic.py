@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from typing import IO, Any
 
 StrPath = str | os.PathLike[str]
+PRIVATE = 0o600
+"""Permissions of a file that only its owner may read."""
 
 # Some network and FUSE file systems cannot sync a folder, and one may write to a folder without
 # being allowed to read it; the rename is atomic there all the same.
@@ -51,13 +53,14 @@ def open_atomic(
         encoding: Of text.
         sync: Wait until the data is on the disk. Pass False for a file that a later commit syncs;
             it is then still whole for readers, but may be empty after a power cut.
-        permissions: What it has whatever the umask, and the file that it replaces, say.
+        permissions: What it has from its first moment on, whatever the umask, and the file that it
+            replaces, say; `PRIVATE` for what may hold a secret.
     """
     if mode not in ("w", "wb"):
         raise ValueError(f'open_atomic got mode={mode!r} for {path}. Use mode="w" or mode="wb".')
     target = os.path.abspath(path)  # the block may change the working directory
     temp = temp_path(target)
-    file = _create(temp, mode, encoding)
+    file = _create(temp, mode, encoding, permissions)
     try:
         with file:
             if permissions is None:
@@ -90,7 +93,14 @@ def write_text(path: StrPath, text: str, *, sync: bool = True) -> None:
     write_bytes(path, text.encode("utf-8"), sync=sync)
 
 
-def write_json(path: StrPath, value: Any, indent: int | None = 2, *, sync: bool = True) -> None:
+def write_json(
+    path: StrPath,
+    value: Any,
+    indent: int | None = 2,
+    *,
+    sync: bool = True,
+    permissions: int | None = None,
+) -> None:
     """Create or replace a JSON file atomically, keys in their order, with a newline at the end.
 
     Raises:
@@ -98,7 +108,8 @@ def write_json(path: StrPath, value: Any, indent: int | None = 2, *, sync: bool 
     """
     from espnet3.io.json_text import dump_json  # it needs this module
 
-    write_text(path, dump_json(value, indent=indent, where=path) + "\n", sync=sync)
+    text = dump_json(value, indent=indent, where=path) + "\n"
+    write_bytes(path, text.encode("utf-8"), sync=sync, permissions=permissions)
 
 
 def fsync_file(path: StrPath) -> None:
@@ -141,12 +152,16 @@ def temp_path(target: str) -> str:
     return os.path.join(folder, f".{name}.tmp-{os.getpid()}-{os.urandom(4).hex()}")
 
 
-def _create(temp: str, mode: str, encoding: str) -> IO[Any]:
-    # "x" and not mkstemp, whose files only their owner may read.
+def _create(temp: str, mode: str, encoding: str, permissions: int | None) -> IO[Any]:
+    # "x" and not mkstemp, whose files only their owner may read. Permissions from the first moment
+    # on: who opens a file before they are set can read all that is written to it later.
+    def opener(name: str, flags: int) -> int:
+        return os.open(name, flags, 0o666 if permissions is None else permissions)
+
     try:
         if mode == "wb":
-            return open(temp, "xb")
-        return open(temp, "x", encoding=encoding, newline="\n")
+            return open(temp, "xb", opener=opener)
+        return open(temp, "x", encoding=encoding, newline="\n", opener=opener)
     except FileNotFoundError as error:
         folder = os.path.dirname(temp)
         message = "Cannot write into a folder that does not exist; create it first: mkdir -p"

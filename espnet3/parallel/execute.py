@@ -3,19 +3,29 @@
 import itertools
 import logging
 import os
+import sys
 import time
-import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
 from espnet3.errors import ConfigError, ProviderError, RunFolderError
 from espnet3.io.atomic import is_folder_trouble
+from espnet3.parallel.held_secrets import secrets_held
 from espnet3.parallel.hooks import bind
 from espnet3.parallel.machine_errors import is_machine_trouble
 from espnet3.parallel.memory_errors import free_memory, is_out_of_memory
 from espnet3.parallel.sinks import FolderSink, MemorySink, Outcome, open_sink
-from espnet3.parallel.tasks import Cells, Failure, RunSpec, ShardResult, ShardTask, Stopped
+from espnet3.parallel.tasks import (
+    Cells,
+    Failure,
+    RunSpec,
+    ShardResult,
+    ShardTask,
+    Stopped,
+    scrub,
+    user_traceback,
+)
 from espnet3.shards.reachable import is_of_node
 
 logger = logging.getLogger(__name__)
@@ -45,14 +55,23 @@ class ShardLoop:
         self._log = log
         self._forward = bind(spec.hooks.forward, ["idx"], env)
         self._attempt: _Attempt | None = None
+        self._secrets: frozenset[str] | None = None
 
     def run(self, task: ShardTask, *, load_seconds: float = 0.0) -> ShardResult:
         """Run an attempt to its end, commit it, and tell how it went."""
-        self._attempt = _Attempt(self._spec, self._env, self._forward, task, self._log)
+        self._attempt = _Attempt(
+            self._spec, self._env, self._forward, task, self._log, self.secrets
+        )
         try:
             return self._attempt.run(load_seconds)
         finally:
             self._attempt = None
+
+    def secrets(self) -> frozenset[str]:
+        """Return what must not be written down of an error; looked for once something fails."""
+        if self._secrets is None:
+            self._secrets = secrets_held(self._spec.setup_fn, self._env)
+        return self._secrets
 
     def position(self) -> int:
         """Return the position of the running batch, for another thread to tell; -1 if none runs."""
@@ -79,8 +98,10 @@ class _Attempt:
         forward: Callable[[Any], Any],
         task: ShardTask,
         log: str,
+        secrets: Callable[[], frozenset[str]],
     ) -> None:
         self._spec, self._env, self._forward, self._task, self._log = spec, env, forward, task, log
+        self._secrets = secrets
         self._failures: list[Failure] = []
         self._n_halved = 0
         self._pid = os.getpid()
@@ -178,7 +199,8 @@ class _Attempt:
             self._give_up_on(batch[0], error, batch)
             return False
         reason = "does not fit into memory" if is_memory else "failed"
-        logger.warning("A batch of %d items %s (%s); trying its halves", len(batch), reason, error)
+        told = scrub(str(error), self._secrets())
+        logger.warning("A batch of %d items %s (%s); trying its halves", len(batch), reason, told)
         self._n_halved += is_memory
         return True
 
@@ -209,7 +231,8 @@ class _Attempt:
         position, index = self._task.start + offset, items[offset]
         if batch is not None and len(batch) > 1:
             index = [items[p - self._task.start] for p in batch]
-        return Failure.of(error, position, index, self._task.shard, log=self._log)
+        shard, secrets = self._task.shard, self._secrets()
+        return Failure.of(error, position, index, shard, log=self._log, secrets=secrets)
 
 
 def _kind_of(
@@ -240,7 +263,8 @@ def _refuse_interrupt(error: BaseException, pid: int) -> BaseException:
     """Let Ctrl-C through; `sys.exit()` or asyncio's cancelling is a failed item like any other."""
     if os.getpid() != pid:
         # A child that forward() forked: it must not go on as a second one of us.
-        traceback.print_exception(error)
+        sys.stderr.write(user_traceback(error))
+        sys.stderr.flush()
         os._exit(0 if isinstance(error, SystemExit) and not error.code else 1)
     if isinstance(error, KeyboardInterrupt):
         raise error

@@ -6,8 +6,9 @@ from typing import Any
 
 from espnet3.errors import EspnetError, ProviderError
 from espnet3.parallel.execute import ShardLoop, check_env
+from espnet3.parallel.held_secrets import secrets_held
 from espnet3.parallel.pools import Event, Finished
-from espnet3.parallel.tasks import RunSpec, ShardTask, describe_error
+from espnet3.parallel.tasks import RunSpec, ShardTask, describe_error, describe_plainly
 
 _NAME = "this process"
 
@@ -18,9 +19,10 @@ def _build(spec: RunSpec) -> Any:
     except EspnetError:
         raise
     except Exception as error:
-        raise ProviderError(
-            f"The provider failed to build its environment: {describe_error(error)}"
-        ) from error
+        told = describe_error(error, secrets_held(spec.setup_fn))
+        # With a secret in it, the error is not shown as the cause either.
+        cause = error if told == describe_plainly(error) else None
+        raise ProviderError(f"The provider failed to build its environment: {told}") from cause
 
 
 class InlinePool:

@@ -2,7 +2,7 @@
 
 import os
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from types import TracebackType
 from typing import Any
@@ -82,12 +82,24 @@ class Failure:
 
     @classmethod
     def of(
-        cls, error: BaseException, position: int, index: Any, shard: int, *, log: str = ""
+        cls,
+        error: BaseException,
+        position: int,
+        index: Any,
+        shard: int,
+        *,
+        log: str = "",
+        secrets: Iterable[str] = (),
     ) -> "Failure":
-        """Describe an exception, with the user's part of its traceback; ours say all themselves."""
+        """Describe an exception, with the user's part of its traceback; ours say all themselves.
+
+        Secrets of the environment, what looks like one, and the given ones are left out: it is
+        written to files that others can read.
+        """
         if isinstance(error, EspnetError):
-            return cls(position, index, shard, str(error), "", log=log)
-        return cls(position, index, shard, describe_error(error), user_traceback(error), log=log)
+            return cls(position, index, shard, scrub(str(error), secrets), "", log=log)
+        told, trace = describe_error(error, secrets), user_traceback(error, secrets)
+        return cls(position, index, shard, told, trace, log=log)
 
 
 def failure_record(failure: Failure, run_dir: str | os.PathLike[str]) -> dict[str, Any]:
@@ -96,18 +108,30 @@ def failure_record(failure: Failure, run_dir: str | os.PathLike[str]) -> dict[st
     return {**asdict(failure), "log": log}
 
 
-def describe_error(error: BaseException) -> str:
-    """Return type and message of an error on one line."""
+def describe_error(error: BaseException, secrets: Iterable[str] = ()) -> str:
+    """Return type and message of an error on one line, without secrets."""
+    return scrub(describe_plainly(error), secrets)
+
+
+def describe_plainly(error: BaseException) -> str:
+    """Return type and message of an error on one line, as they are."""
     return " ".join("".join(traceback.format_exception_only(error)).split())
 
 
-def user_traceback(error: BaseException) -> str:
+def user_traceback(error: BaseException, secrets: Iterable[str] = ()) -> str:
     """Return the traceback without the frames of ours that called the user's function."""
     trace: TracebackType | None = error.__traceback__
     here = os.path.dirname(__file__)
     while trace and trace.tb_next and trace.tb_frame.f_code.co_filename.startswith(here):
         trace = trace.tb_next
-    return "".join(traceback.format_exception(type(error), error, trace))
+    return scrub("".join(traceback.format_exception(type(error), error, trace)), secrets)
+
+
+def scrub(text: str, secrets: Iterable[str] = ()) -> str:
+    """Return a text without secrets: see `scrub_text`."""
+    from espnet3.config.redact import scrub_text  # only where something failed
+
+    return scrub_text(text, secrets)
 
 
 @dataclass(frozen=True)

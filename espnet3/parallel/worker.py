@@ -18,6 +18,7 @@ import cloudpickle
 from espnet3 import logs
 from espnet3.errors import ProviderError
 from espnet3.parallel.execute import ShardLoop, check_env
+from espnet3.parallel.held_secrets import secrets_held
 from espnet3.parallel.machine_errors import is_machine_trouble
 from espnet3.parallel.tasks import (
     Failure,
@@ -156,7 +157,10 @@ class ShardServer:
                 env = check_env(self._spec.setup_fn(), "the provider's worker set-up function")
                 self._loop = ShardLoop(self._spec, env, log=self._log)
             except Exception as error:
-                failure = Failure.of(error, task.start, None, task.shard, log=self._log)
+                held = secrets_held(self._spec.setup_fn, self._spec.settings)
+                failure = Failure.of(
+                    error, task.start, None, task.shard, log=self._log, secrets=held
+                )
                 is_machine = not task.blames_item and is_machine_trouble(error, self._spec.run_dir)
                 kind = "machine" if is_machine else "load"
                 return ShardResult(task, stopped=Stopped(kind, failure))

@@ -1,17 +1,17 @@
 """Jobs that follow one another: which came before, and whether they got anything done."""
 
-import json
-import os
 import re
 import shlex
 from collections.abc import Container, Sequence
 from pathlib import Path
+from typing import Any
 
-from espnet3.errors import RunFolderError
+from espnet3.errors import EspnetError, RunFolderError
+from espnet3.io.records import parse_record
 from espnet3.parallel.config import ParallelConfig
 from espnet3.parallel.detached.crew import Crew, Job, living_ids
 from espnet3.parallel.detached.description import load_trusted
-from espnet3.parallel.detached.packed_code import check_owner
+from espnet3.parallel.detached.packed_code import read_own
 from espnet3.parallel.parallel import as_parallel_config
 from espnet3.shards.records import (
     JobRecord,
@@ -38,10 +38,8 @@ def load_config(root: Path, env: str, *, trust: str | None = None) -> ParallelCo
     """
     path = RecordPaths(root).parallel(env)
     try:
-        with path.open("rb") as file:
-            check_owner(path, os.fstat(file.fileno()), trust)
-            config = as_parallel_config(json.load(file))
-    except (OSError, ValueError, RunFolderError):
+        config = as_parallel_config(parse_record(read_own(path, trust), dict[str, Any], path))
+    except (OSError, EspnetError):
         config = load_trusted(root, trust=trust).config()
     if config.env != env:
         raise RunFolderError(

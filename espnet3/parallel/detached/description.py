@@ -1,6 +1,5 @@
 """All that workers must know of a run, in its folder: a description to read, and the code."""
 
-import json
 import os
 import platform
 import re
@@ -8,31 +7,36 @@ import shlex
 import socket
 import sys
 import time
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from espnet3 import __version__
 from espnet3.errors import RunFolderError, StaleRunError
-from espnet3.io.atomic import write_json
+from espnet3.io.atomic import PRIVATE, write_json
+from espnet3.io.records import DamagedFileError, Moment, PathText, parse_record, parse_value
 from espnet3.parallel.config import ParallelConfig
 from espnet3.parallel.detached.packed_code import (
-    check_owner,
+    OtherCodeError,
     digest_file,
     digest_modules,
     read_code,
+    read_own,
     spec_for_folder,
     user_name,
     write_code,
 )
 from espnet3.parallel.faults import FaultPolicy
+from espnet3.parallel.parallel import as_parallel_config
 from espnet3.parallel.tasks import RunSpec
+from espnet3.shards.layout import manifest_path
 from espnet3.shards.manifest import Manifest, load_manifest
 from espnet3.shards.records import RecordPaths, make_folders
 
 if TYPE_CHECKING:
     from espnet3.parallel.base_runner import BaseRunner
 
+_N_LOOKS, _LOOK_SECONDS = 10, 0.3
 _LIBRARY = re.compile(r"python\d+t?\.zip")
 """Where Python's own library begins in every `sys.path`."""
 
@@ -43,9 +47,9 @@ class Description:
 
     run_id: str
     name: str
-    python: str
-    cwd: str
-    sys_path: list[str]
+    python: PathText
+    cwd: PathText
+    sys_path: list[PathText]
     parallel: dict[str, Any]
     """The `parallel` block."""
     policy: dict[str, Any]
@@ -54,16 +58,28 @@ class Description:
     """The user's module files, and a digest of each."""
     host: str = ""
     user: str = ""
-    created: float = 0.0
+    created: Moment = 0.0
     versions: dict[str, str] = field(default_factory=dict)
+    output_dir: PathText = ""
+    """Where the merge writes, relative to the run folder; empty in older ones."""
+    code_sha256: str = ""
+    """Of `code.pkl`; empty in older ones."""
 
     def config(self) -> ParallelConfig:
-        """Return the `parallel` block, checked."""
-        return ParallelConfig(**self.parallel)
+        """Return the `parallel` block, checked.
+
+        Raises:
+            ConfigError: naming each wrong key.
+        """
+        return as_parallel_config(self.parallel)
 
     def fault_policy(self) -> FaultPolicy:
-        """Return what the run puts up with."""
-        return FaultPolicy(**self.policy)
+        """Return what the run puts up with.
+
+        Raises:
+            DamagedFileError: if that is not told.
+        """
+        return parse_value(self.policy, FaultPolicy, "run.json: policy")
 
 
 def write_description(
@@ -82,7 +98,7 @@ def write_description(
         ProviderError: if the code cannot be written.
     """
     paths = make_folders(root)
-    write_code(paths.code, spec, runner)
+    code_sha256 = write_code(paths.code, spec, runner)
     description = Description(
         run_id=manifest.run_id,
         name=manifest.name,
@@ -96,9 +112,11 @@ def write_description(
         user=user_name(os.getuid()),
         created=time.time(),
         versions={"espnet3": __version__, "python": platform.python_version()},
+        output_dir=manifest.output_dir,
+        code_sha256=code_sha256,
     )
-    write_json(paths.run, asdict(description))
-    paths.run.chmod(0o644)  # under a loose umask others could write it: see check_owner
+    # Options are commands with which jobs begin, and may export a token.
+    write_json(paths.run, asdict(description), permissions=PRIVATE)
     return description
 
 
@@ -108,7 +126,17 @@ def load_description(root: Path) -> Description:
     Raises:
         RunFolderError: if there is none: the run was begun by a program that waits for its workers.
     """
-    return _read(root)[0]
+    path = RecordPaths(root).run
+    try:
+        content = path.read_bytes()
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise RunFolderError(_not_detached(root)) from error
+    except OSError as error:
+        raise RunFolderError(
+            f"{path} cannot be read from here ({error.strerror}), which says nothing of its "
+            "content."
+        ) from error
+    return _parse(content, path)
 
 
 def load_trusted(root: Path, *, trust: str | None = None) -> Description:
@@ -117,28 +145,21 @@ def load_trusted(root: Path, *, trust: str | None = None) -> Description:
     Raises:
         RunFolderError: if there is none, or if it is somebody else's.
     """
-    description, found = _read(root)
-    check_owner(RecordPaths(root).run, found, trust)
-    return description
-
-
-def _read(root: Path) -> tuple[Description, os.stat_result]:
-    """Return the description, and whose the very file is that was read."""
     path = RecordPaths(root).run
     try:
-        with path.open("rb") as file:
-            values, found = json.load(file), os.fstat(file.fileno())
-        known = {each.name for each in fields(Description)}
-        return Description(
-            **{name: value for name, value in values.items() if name in known}
-        ), found
+        return _parse(read_own(path, trust), path)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise RunFolderError(_not_detached(root)) from error
-    except (OSError, ValueError, TypeError, AttributeError) as error:
-        raise RunFolderError(
-            f"{path} cannot be read ({error}). Run the command that began the run again: it writes "
-            "the file anew, and finished shards are kept."
-        ) from error
+
+
+def _parse(content: bytes, path: Path) -> Description:
+    try:
+        return parse_record(content, Description, path)
+    except DamagedFileError as error:
+        raise DamagedFileError(
+            f"{error} Run the command that began the run again: it writes the file anew, and "
+            "finished shards are kept."
+        ) from None
 
 
 def _not_detached(root: Path) -> str:
@@ -196,8 +217,24 @@ def load_runner(root: Path, *, trust: str | None = None) -> Any:
             f"modules must be where they were on {description.host}: PYTHONPATH="
             f"{shlex.quote(os.pathsep.join(description.sys_path))}"
         ) from error
-    runner.output_dir = Path(os.path.normpath(root.resolve() / manifest.output_dir))
+    runner.output_dir = _output_dir(root, manifest, description, runner)
     return runner
+
+
+def _output_dir(root: Path, manifest: Manifest, description: Description, runner: Any) -> Path:
+    """Return where the merge writes, as it was submitted: others may write into a run folder.
+
+    Raises:
+        RunFolderError: if the plan says something else now.
+    """
+    submitted = description.output_dir or os.path.relpath(os.curdir, runner.shard_subdir or ".")
+    if os.path.normpath(manifest.output_dir) != os.path.normpath(submitted):
+        raise RunFolderError(
+            f"{manifest_path(root)} says that the outputs belong into {manifest.output_dir!r}, but "
+            f"the run was submitted for {submitted!r}: somebody changed it. Put that back, or run "
+            "the command that began the run again: it merges without computing anything anew."
+        )
+    return Path(os.path.normpath(root.resolve() / submitted))
 
 
 def check_code(description: Description, root: Path) -> None:
@@ -236,8 +273,7 @@ def add_to_sys_path(description: Description) -> None:
 
 
 def _load(root: Path, trust: str | None) -> tuple[Description, dict[str, bytes]]:
-    description = load_trusted(root, trust=trust)  # it says where modules are imported from
-    parts = read_code(RecordPaths(root).code, trust=trust)
+    description, parts = _load_pair(root, trust)
     theirs, ours = description.versions.get("python", ""), platform.python_version()
     if _minor(theirs) != _minor(ours):
         raise RunFolderError(
@@ -245,6 +281,24 @@ def _load(root: Path, trust: str | None) -> tuple[Description, dict[str, bytes]]
             f"which cannot load it. Use the same: {description.python} on {description.host}"
         )
     return description, parts
+
+
+def _load_pair(root: Path, trust: str | None) -> tuple[Description, dict[str, bytes]]:
+    """Return a description and the code that belongs to it.
+
+    Who submits the run again writes the one after the other.
+    """
+    path = RecordPaths(root).code
+    for _ in range(_N_LOOKS):
+        description = load_trusted(root, trust=trust)  # it says where modules are imported from
+        try:
+            return description, read_code(path, trust=trust, digest=description.code_sha256)
+        except FileNotFoundError as error:
+            raise RunFolderError(f"{path}, with the code of the run, is not there.") from error
+        except OtherCodeError as error:
+            different = error
+            time.sleep(_LOOK_SECONDS)
+    raise different
 
 
 def _minor(version: str) -> str:

@@ -4,7 +4,6 @@ import logging
 import os
 import random
 import time
-import traceback
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,7 +13,8 @@ from espnet3.parallel.detached.description import load_runner
 from espnet3.parallel.detached.ending import EndSignals, HandBack
 from espnet3.parallel.end_of_run import tell_the_end
 from espnet3.parallel.folder_run import merge_run, shards_to_run, sweep
-from espnet3.parallel.tasks import describe_error
+from espnet3.parallel.held_secrets import secrets_held
+from espnet3.parallel.tasks import describe_error, user_traceback
 from espnet3.shards.commit import SETTLE_SECONDS, attempts, discard_attempt
 from espnet3.shards.lease import Lease
 from espnet3.shards.manifest import Manifest
@@ -115,6 +115,7 @@ class Merger:
         return []
 
     def _merge_as_user(self) -> None:
+        runner = None
         try:
             runner = load_runner(self._root, trust=self._trust)
             merge_run(self._root, runner.output_dir, self._manifest, runner.merge)
@@ -123,8 +124,9 @@ class Merger:
         except Exception as error:
             if is_folder_trouble(error) or is_of_node(error, self._root):
                 raise  # a full disk, or one that is away: the caller says what to do
+            secrets = secrets_held(runner)
             raise ProviderError(
-                f"merge() failed on {self._lease.owner}: {describe_error(error)}. Mend it and "
-                "run the same command again; all shards are done and kept.\n\n"
-                f"{traceback.format_exc()}"
+                f"merge() failed on {self._lease.owner}: {describe_error(error, secrets)}. Mend it "
+                "and run the same command again; all shards are done and kept.\n\n"
+                f"{user_traceback(error, secrets)}"
             ) from error

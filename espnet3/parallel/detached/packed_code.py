@@ -4,6 +4,7 @@ The file is a pickle, and to load a pickle is to run what somebody else wrote. S
 if it belongs to the one who loads it, or to somebody whom they name.
 """
 
+import errno
 import hashlib
 import inspect
 import os
@@ -18,24 +19,28 @@ from pathlib import Path
 from typing import Any
 
 from espnet3.errors import ProviderError, RunFolderError
-from espnet3.io.atomic import open_atomic
+from espnet3.io.atomic import PRIVATE, write_bytes
 from espnet3.parallel.payload import pack_spec
 from espnet3.parallel.tasks import RunSpec
 
 _OTHERS_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
-def write_code(path: Path, spec: RunSpec, runner: Any) -> None:
+def write_code(path: Path, spec: RunSpec, runner: Any) -> str:
     """Write what workers and the merge need; the two parts can be loaded one without the other.
+
+    Only its owner can read it: what a provider holds, such as a token, is in it.
+
+    Returns:
+        The digest of the file.
 
     Raises:
         ProviderError: naming what is too large, or cannot be sent at all.
     """
     parts = {"spec": pack_spec(spec, runner.provider), "runner": _pack_runner(runner)}
-    with open_atomic(path, "wb") as file:
-        # Others may read it, and with `--trust` use it; nobody else may change it.
-        os.fchmod(file.fileno(), 0o644)
-        file.write(pickle.dumps(parts))
+    packed = pickle.dumps(parts)
+    write_bytes(path, packed, permissions=PRIVATE)
+    return hashlib.sha256(packed).hexdigest()
 
 
 def _pack_runner(runner: Any) -> bytes:
@@ -53,22 +58,91 @@ def _pack_runner(runner: Any) -> bytes:
     return packed
 
 
-def read_code(path: Path, *, trust: str | None = None) -> dict[str, bytes]:
+class OtherCodeError(RunFolderError):
+    """The code is not what the description of the run was written with."""
+
+
+def read_code(path: Path, *, trust: str | None = None, digest: str = "") -> dict[str, bytes]:
     """Return the packed parts, `spec` and `runner`, if the caller may load them.
 
     Raises:
         RunFolderError: if the file is somebody else's, or no such file.
+        OtherCodeError: if it has another digest than the given one.
     """
+    packed = read_own(path, trust)
+    if digest and hashlib.sha256(packed).hexdigest() != digest:
+        raise OtherCodeError(f"{path} is not the code with which the run was submitted. {_ANEW}")
     try:
-        with path.open("rb") as file:
-            check_owner(path, os.fstat(file.fileno()), trust)
-            parts: dict[str, bytes] = pickle.load(file)
-            return {name: parts[name] for name in ("spec", "runner")}
-    except (OSError, pickle.UnpicklingError, EOFError, KeyError, TypeError) as error:
+        parts: dict[str, bytes] = pickle.loads(packed)
+        return {name: parts[name] for name in ("spec", "runner")}
+    except Exception as error:  # a pickle can raise anything
         raise RunFolderError(
-            f"{path}, with the code of the run, cannot be read ({error}). Run the command that "
-            "began it again: it writes the file anew, and finished shards are kept."
+            f"{path}, with the code of the run, cannot be read ({error}). {_ANEW}"
         ) from error
+
+
+def read_own(path: Path, trust: str | None) -> bytes:
+    """Return the content of a file that decides what is run, if it is the caller's own.
+
+    Raises:
+        RunFolderError: if it, or its folder, belongs to somebody else who is not trusted, if it is
+            a link, or if it cannot be read.
+        FileNotFoundError: if it is not there.
+    """
+    check_folder(path.parent, trust)
+    try:
+        # No link: it could lead to another file of the caller's, such as another run's code.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        with os.fdopen(descriptor, "rb") as file:
+            found = os.fstat(descriptor)
+            check_owner(path, found, trust)
+            if not stat.S_ISREG(found.st_mode):
+                raise RunFolderError(f"{path} is no file. {_ANEW}")
+            return file.read()
+    except FileNotFoundError:
+        raise
+    except PermissionError as error:
+        raise RunFolderError(_ask_owner(path)) from error
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise RunFolderError(f"{path} is a link, not the file itself. {_ANEW}") from error
+        raise RunFolderError(f"{path} cannot be read ({error.strerror}). {_ANEW}") from error
+
+
+_ANEW = (
+    "Run the command that began the run again: it writes the file anew, and finished shards are "
+    "kept."
+)
+
+
+def _ask_owner(path: Path) -> str:
+    """Say who can share a file that its owner keeps for themselves, and how."""
+    folder = shlex.quote(str(path.parent))
+    try:
+        owner = user_name(path.stat().st_uid)
+    except OSError:
+        owner = "its owner"
+    return (
+        f"{path} can only be read by {owner}: code and settings may hold secrets. To share them "
+        f"with their group, {owner} types: chmod -R g+rX {folder} ; then others go on with: "
+        f"--trust {owner}"
+    )
+
+
+def check_folder(folder: Path, trust: str | None) -> None:
+    """Refuse a folder that somebody else made: they decide what is in it.
+
+    Raises:
+        RunFolderError: with what to type for one that is trusted.
+        FileNotFoundError: if there is none.
+    """
+    found = os.stat(folder)
+    owner = user_name(found.st_uid)
+    if found.st_uid not in (os.getuid(), 0) and trust != owner:
+        raise RunFolderError(
+            f"{folder} belongs to {owner}, who decides what is in it, and to go on with this run "
+            f"is to run it as {user_name(os.getuid())}. If you trust them, add: --trust {owner}"
+        )
 
 
 def check_owner(path: Path, found: os.stat_result, trust: str | None) -> None:
@@ -89,7 +163,7 @@ def check_owner(path: Path, found: os.stat_result, trust: str | None) -> None:
     if found.st_mode & _OTHERS_MAY_WRITE:
         raise RunFolderError(
             f"{path} could have been changed by anybody: its mode is "
-            f"{stat.S_IMODE(found.st_mode):o}. If you know that it was not: chmod 644 "
+            f"{stat.S_IMODE(found.st_mode):o}. If you know that it was not: chmod go-w "
             f"{shlex.quote(str(path))}; or, where that does nothing, add: --trust {owner}"
         )
 

@@ -15,8 +15,8 @@ from espnet3.parallel.detached.deaths import forget_deaths
 from espnet3.parallel.detached.description import (
     Description,
     check_code,
-    load_description,
     load_spec,
+    load_trusted,
 )
 from espnet3.parallel.folder_run import folder_errors
 from espnet3.parallel.parallel import as_parallel_config
@@ -70,7 +70,7 @@ def resume_runs(
     finished = [run_dir for run_dir in run_dirs if run_dir not in todo]
     if not todo:
         return Resumed([], finished)
-    descriptions = [load_description(run_dir) for run_dir in todo]
+    descriptions = [load_trusted(run_dir, trust=trust) for run_dir in todo]
     config = changed_config(descriptions[0], changes or {}, is_block=is_block)
     for run_dir in todo:
         check_code_of(run_dir, trust)
@@ -106,7 +106,7 @@ def check_code_of(run_dir: Path, trust: str | None) -> None:
         StaleRunError: naming the file.
     """
     load_spec(run_dir, trust=trust)
-    check_code(load_description(run_dir), run_dir)
+    check_code(load_trusted(run_dir, trust=trust), run_dir)
 
 
 @contextmanager

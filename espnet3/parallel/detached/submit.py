@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from espnet3.errors import ResourceError
-from espnet3.io.atomic import write_json
+from espnet3.io.atomic import PRIVATE, write_json
 from espnet3.io.clock import folder_time
 from espnet3.parallel.clusters.before_jobs import check_log_folder
 from espnet3.parallel.clusters.schedulers import JobState, ask_jobs, scheduler_of
@@ -47,7 +47,8 @@ Asked = Literal["by hand", "by number", "by workers"]
 """Who wants jobs: somebody who types a command, also with the number that they want, or workers."""
 _UNKNOWN = JobState("unknown", "")
 _CANCEL_SECONDS = 30.0
-_JOB_ID = re.compile(r"[A-Za-z0-9][\w.\[\]-]*", re.ASCII)
+# Not any word: `condor_rm anna` and `bkill 0` end all jobs of a user.
+_JOB_ID = re.compile(r"(?:[A-Za-z]+\.)?[1-9][\w.\[\]-]*", re.ASCII)
 
 
 def submit_workers(
@@ -93,8 +94,8 @@ def submit_workers(
             check_limit(roots, config, n_workers, walltime=walltime_of(config), by_hand=by_hand)
     for root in roots:
         path = make_folders(root).parallel(config.env)
-        write_json(path, config.model_dump(mode="json"))
-        path.chmod(0o644)  # under a loose umask others could write it: see load_config
+        # Its options are commands that a job runs, and may export a token: see load_config.
+        write_json(path, config.model_dump(mode="json"), permissions=PRIVATE)
         _logs(root).mkdir(exist_ok=True)
     work = WorkerJob(tuple(roots), after, generation, tuple(exclude), trust)
     if config.env in ON_THIS_MACHINE:

@@ -153,9 +153,9 @@ def test_code_of_another_user_is_loaded_only_if_they_are_named(tmp_path, name):
 def test_code_that_anybody_may_write_is_refused(tmp_path):
     describe(tmp_path)
     code = RecordPaths(tmp_path).code
-    assert code.stat().st_mode & 0o777 == 0o644
+    assert code.stat().st_mode & 0o777 == 0o600
     code.chmod(0o666)
-    with pytest.raises(RunFolderError, match=r"its mode is 666.*chmod 644"):
+    with pytest.raises(RunFolderError, match=r"its mode is 666.*chmod go-w"):
         load_code(tmp_path)
     load_code(tmp_path, trust=getpass.getuser())
 
