@@ -2,12 +2,14 @@
 suggestion for each."""
 
 import argparse
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from espnet3.cli.plain import on_one_line, print_json, printable
+from espnet3.cli.plain import on_one_line, print_error, print_json, printable
 from espnet3.cli.run_folders import find_all_runs
+from espnet3.errors import EspnetError
 from espnet3.parallel.detached.explain import explain_run
 
 if TYPE_CHECKING:
@@ -27,15 +29,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print what was found; that something is wrong is no error of this command."""
-    found = {run_dir: explain_run(run_dir) for run_dir in find_all_runs(args.dirs)}
+    """Print what was found; 1 if some folder could not be read."""
+    found, errors = _explain(find_all_runs(args.dirs))
+    for error in errors:
+        print_error(error)
+    code = 1 if errors else 0
     if args.json:
         runs = [
             {"run_dir": str(run_dir), "findings": [asdict(each) for each in findings]}
             for run_dir, findings in found.items()
         ]
         print_json({"runs": runs})
-        return 0
+        return code
     from espnet3.cli.console import make_console
 
     console = make_console()
@@ -44,7 +49,20 @@ def run(args: argparse.Namespace) -> int:
         for finding in findings:
             _show(finding, console)
         console.print()
-    return 0
+    return code
+
+
+def _explain(
+    run_dirs: Sequence[Path],
+) -> "tuple[dict[Path, list[Finding]], list[EspnetError | OSError]]":
+    found: dict[Path, list[Finding]] = {}
+    errors: list[EspnetError | OSError] = []
+    for run_dir in run_dirs:
+        try:
+            found[run_dir] = explain_run(run_dir)
+        except (EspnetError, OSError) as error:  # one damaged run must not hide the others
+            errors.append(error)
+    return found, errors
 
 
 def _show(finding: "Finding", console: "Console") -> None:

@@ -18,10 +18,11 @@ from espnet3.cli.plain import command, count, on_one_line, print_json
 from espnet3.cli.run_folders import find_run
 from espnet3.errors import RunFolderError
 from espnet3.parallel.detached.merge import merge_detached
+from espnet3.parallel.detached.packed_code import user_name
 from espnet3.parallel.folder_run import folder_errors, merge_run
 from espnet3.shards.commit import Done
 from espnet3.shards.join import join_files
-from espnet3.shards.layout import FAILED, RunLayout, is_protocol_name
+from espnet3.shards.layout import FAILED, RunLayout, is_protocol_name, manifest_path
 from espnet3.shards.lease import Lease, Owner, living_owners
 from espnet3.shards.manifest import Manifest
 from espnet3.shards.merge import check_complete
@@ -72,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
         if RecordPaths(run_dir).code.exists() and not args.join:
             merged = _merge_by_runner(run_dir, args.trust)
         else:
-            merged = merge_folder(run_dir)
+            merged = merge_folder(run_dir, args.trust)
     if args.json:
         print_json(asdict(merged))
     else:
@@ -82,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _merge_by_runner(run_dir: Path, trust: str | None) -> Merged:
     manifest = require_manifest(run_dir)
-    output_dir = Path(os.path.normpath(run_dir / manifest.output_dir))
+    output_dir = Path(os.path.normpath(run_dir / manifest.output_dir))  # only to look into
     merged = _already_merged(run_dir, output_dir, manifest)
     if merged is not None:
         return merged
@@ -92,7 +93,7 @@ def _merge_by_runner(run_dir: Path, trust: str | None) -> Merged:
     return replace(merged, already_merged=False, by_runner=True)
 
 
-def merge_folder(run_dir: Path) -> Merged:
+def merge_folder(run_dir: Path, trust: str | None = None) -> Merged:
     """Join what can be joined without the runner, and write `failed.jsonl` and `_SUCCESS.json`.
 
     Raises:
@@ -101,7 +102,7 @@ def merge_folder(run_dir: Path) -> Merged:
     """
     run_dir = Path(os.path.normpath(run_dir))
     manifest = require_manifest(run_dir)
-    output_dir = _output_dir(run_dir, manifest)
+    output_dir = _output_dir(run_dir, manifest, trust)
     merged = _already_merged(run_dir, output_dir, manifest)
     if merged is not None:
         return merged
@@ -136,14 +137,16 @@ class _Joiner:
         return {name: join_files(shard_dirs, name, self.output_dir / name) for name in self.names}
 
 
-def _output_dir(run_dir: Path, manifest: Manifest) -> Path:
-    folder = Path(os.path.normpath(run_dir / manifest.output_dir))
-    # A run folder may come from someone else; its manifest must not choose any place to write to.
-    if not Path(os.path.abspath(run_dir)).is_relative_to(os.path.abspath(folder)):
-        raise RunFolderError(
-            f"The outputs of {run_dir} belong into {folder}, which is not above it. Run the same "
-            "command as before again: it merges without computing anything anew."
-        )
+def _output_dir(run_dir: Path, manifest: Manifest, trust: str | None) -> Path:
+    folder = manifest.output_folder(run_dir)
+    if folder != run_dir:  # who wrote the plan chose it
+        found = manifest_path(run_dir).stat()
+        owner = user_name(found.st_uid)
+        if found.st_uid not in (os.getuid(), 0) and trust != owner:
+            raise RunFolderError(
+                f"{manifest_path(run_dir)} belongs to {owner}, and says to write into {folder}. If "
+                f"you trust them, add: --trust {owner}"
+            )
     return folder
 
 

@@ -7,9 +7,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-# Escape sequences from an error message must not steer the terminal, and a file name that is not
-# UTF-8 (surrogates) could not be printed at all.
-_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
+# Escape sequences from an error message must not steer the terminal, marks that turn the direction
+# of writing not hide what a line says, and a file name that is not UTF-8 (surrogates) could not be
+# printed at all.
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def printable(text: str) -> str:

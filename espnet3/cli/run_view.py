@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 _SHOWN = 20
 _BAR_WIDTH = 20
 _MOST_REASONS = 3
+_MOST_LETTERS = 300
 STYLES = {
     "complete": "green",
     "running": "cyan",
@@ -69,7 +70,7 @@ def _state(seen: Overview) -> str:
 def _first_sentence(text: str) -> str:
     """Return how a message begins: `explain` shows all of it."""
     first = text.strip().partition("\n")[0]
-    return first.partition(". ")[0].rstrip(".")
+    return first.partition(". ")[0].rstrip(".")[:_MOST_LETTERS]
 
 
 def facts_of(seen: Overview) -> "Table":

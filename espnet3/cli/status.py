@@ -84,24 +84,24 @@ def run(args: argparse.Namespace) -> int:
     return 1 if errors else 0
 
 
-def _find(folders: Sequence[Path]) -> tuple[list[Path], list[EspnetError]]:
+def _find(folders: Sequence[Path]) -> tuple[list[Path], list[Exception]]:
     run_dirs: list[Path] = []
-    errors: list[EspnetError] = []
+    errors: list[Exception] = []
     for folder in folders:
         try:
             run_dirs += find_runs(folder)
-        except EspnetError as error:
+        except (EspnetError, OSError) as error:
             errors.append(error)
     return run_dirs, errors
 
 
-def _look_at(run_dirs: Sequence[Path]) -> tuple[list[Overview], list[EspnetError]]:
+def _look_at(run_dirs: Sequence[Path]) -> tuple[list[Overview], list[Exception]]:
     seen: list[Overview] = []
-    errors: list[EspnetError] = []
+    errors: list[Exception] = []
     for run_dir in run_dirs:
         try:
             seen.append(look(run_dir))
-        except EspnetError as error:  # one damaged run must not hide the others
+        except (EspnetError, OSError) as error:  # one damaged run must not hide the others
             errors.append(error)
     return seen, errors
 

@@ -79,6 +79,17 @@ Name = Annotated[str, _unlike(r"[\w][\w.@+-]{0,200}", "name that could be part o
 PathText = Annotated[str, _unlike(r"[^\0]{0,4096}", "path")]
 """A path: no NUL, which no system call takes."""
 
+LogText = Annotated[str, _Checked(lambda text: "" if is_log_name(text) else "no log of a run")]
+"""Where a log is, relative to a run folder; it may be in the logs of another one beside it."""
+
+
+def is_log_name(text: str) -> bool:
+    """Tell whether a path leads to a log: who may write records must not have others show files."""
+    if not text or is_inside(text):
+        return True
+    parts = text.split("/")
+    return "\0" not in text and not os.path.isabs(text) and parts[-2] == "logs"
+
 
 def is_inside(name: str) -> bool:
     """Tell whether a relative path cannot lead out of the folder that it is relative to."""

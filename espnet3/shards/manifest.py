@@ -94,6 +94,23 @@ class Manifest:
         """Return the paths of this run under `root`."""
         return RunLayout(root, self.n_shards)
 
+    def output_folder(self, root: Path) -> Path:
+        """Return where the merge of the run in `root` writes: into it, or a folder above it.
+
+        A run folder may come from someone else: its plan must not choose any place to write to.
+
+        Raises:
+            RunFolderError: if it is elsewhere.
+        """
+        folder = Path(os.path.normpath(root / self.output_dir))
+        if not Path(os.path.abspath(root)).is_relative_to(os.path.abspath(folder)):
+            raise RunFolderError(
+                f"{manifest_path(root)} says that the outputs belong into {folder}, which is not "
+                "above it. Run the same command as before again: it merges without computing "
+                "anything anew."
+            )
+        return folder
+
     def load_items(self, root: Path) -> "Items":
         """Return the items of the run in dataset order, from the file beside it if need be.
 

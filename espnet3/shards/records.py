@@ -21,6 +21,7 @@ from espnet3.io.json_text import dump_json
 from espnet3.io.records import (
     Count,
     DamagedFileError,
+    LogText,
     Moment,
     Name,
     PathText,
@@ -124,7 +125,7 @@ class JobRecord:
     """The job that must end before this one may begin: a successor waits for it."""
     generation: Count = 0
     """How many jobs came before it in its chain of successors."""
-    log: PathText = ""
+    log: LogText = ""
     script: str = ""
     others: list[PathText] = field(default_factory=list)
     """Other run folders that its worker serves, relative to this one: cancelling one of them must
@@ -162,7 +163,7 @@ class WorkerRecord:
     job_id: str = ""
     submitted: Moment | None = None
     """When its job was submitted; None if it has none."""
-    log: PathText = ""
+    log: LogText = ""
     """Its log, relative to the run folder."""
     limit: Moment | None = None
     """When the scheduler will end it, in seconds since 1970."""
@@ -208,7 +209,7 @@ class DeathNote:
     """How long the attempt had run."""
     owner_id: str = ""
     job_id: str = ""
-    log: PathText = ""
+    log: LogText = ""
     time: Moment = field(default_factory=time.time)
     note_id: Name = field(default_factory=lambda: uuid.uuid4().hex[:12])
 
@@ -229,8 +230,11 @@ class StopMark:
 
 
 def write_job(paths: RecordPaths, record: JobRecord) -> None:
-    """Note that a job was submitted."""
-    write_json(paths.jobs / f"{record.key}.json", asdict(record))
+    """Note that a job was submitted; secrets in its script, such as an exported token, are not."""
+    from espnet3.config.redact import scrub_text
+
+    values = asdict(record) | {"script": scrub_text(record.script)}
+    write_json(paths.jobs / f"{record.key}.json", values)
 
 
 def complete_job(paths: RecordPaths, record: JobRecord) -> None:
@@ -295,7 +299,7 @@ def read_workers(paths: RecordPaths, known: dict[str, Any] | None = None) -> lis
 
 def read_worker(paths: RecordPaths, owner_id: str) -> WorkerRecord | None:
     """Return what a worker said of itself; None if it said nothing, or nothing that makes sense."""
-    return read_or_skip(paths.workers / f"{owner_id}.json", WorkerRecord)
+    return _read(paths.workers / f"{owner_id}.json", WorkerRecord)
 
 
 def read_deaths(paths: RecordPaths, shard: int | None = None) -> list[DeathNote]:
@@ -362,7 +366,7 @@ def _read_all(
         if not name.startswith(prefix):
             continue
         try:
-            record = (known or {}).get(name) or read_or_skip(folder / name, kind)
+            record = (known or {}).get(name) or _read(folder / name, kind)
         except OSError as error:
             if not skips_unreadable:
                 raise
@@ -370,3 +374,8 @@ def _read_all(
             continue
         if record is not None:
             yield record
+
+
+def _read(path: Path, kind: type[T]) -> T | None:
+    """Return a record; None if it is not there, or damaged."""
+    return read_or_skip(path, kind)

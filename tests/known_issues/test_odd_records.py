@@ -14,18 +14,27 @@ import os
 import random
 import shutil
 import time
-from collections.abc import Iterator
+import traceback
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
 import pytest
 
 from espnet3.cli.main import main
+from espnet3.cli.plain import print_error
 from espnet3.errors import EspnetError
 from espnet3.parallel import BaseRunner
+from espnet3.parallel.detached.agent import Agent
+from espnet3.parallel.detached.ending import EndSignals
+from espnet3.parallel.detached.ledger import Identity
+from espnet3.parallel.detached.overview import look
+from espnet3.parallel.inline_pool import InlinePool
+from espnet3.shards.rates import read_rate
 from tests.unit.cli.conftest import NoEnv, describe, lose_driver, run_square
 from tests.unit.cli.detached_folder import DetachedFolder, install_squeue
 
@@ -34,9 +43,9 @@ N_SAMPLED = int(os.environ.get("ESPNET3_ODD_RECORDS_N", 260))
 OPTIONS = {"queue": "gpu", "cores": 1, "memory": "1GB", "log_directory": "logs"}
 ESCAPE = "\x1b]0;owned\x07\x1b[2J\x9b31m"
 OTHERS: list[Any] = [
-    None, "", "x", -1, 0, 1, 1.5, 1e308, -1e308, float("nan"), float("inf"), 10**40, 2**63, True,
-    [], {}, [[]], [None], {"a": 1}, "x" * 200_000, ESCAPE, "\ud800", "../../../../etc", "-u root",
-    [[[[[[[[[[[[]]]]]]]]]]]],
+    None, "", "x", "a\0b", -1, 0, 1, 1.5, 1e308, -1e308, float("nan"), float("inf"), 10**40,
+    2**63, True, [], {}, [[]], [None], {"a": 1}, "x" * 200_000, ESCAPE, "\ud800", "../../../../etc",
+    "-u root", [[[[[[[[[[[[]]]]]]]]]]]],
 ]  # fmt: skip
 """What a value is replaced with."""
 
@@ -60,7 +69,7 @@ class Folder:
     @cached_property
     def _failing(self) -> set[tuple[str, ...]]:
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-            return {tuple(argv) for argv in self.commands if main(argv)}
+            return {tuple(argv) for argv in self.commands if argv[0] != "watch" and main(argv)}
 
     def fails(self, argv: list[str]) -> bool:
         """Tell whether a command has something to complain of in the unspoilt folder."""
@@ -80,6 +89,7 @@ def _reading(root: Path) -> list[list[str]]:
         ["logs", where, "--failed"],
         ["logs", where, "--shard", "1"],
         ["wait", where, "--timeout", "0"],
+        ["watch"],
     ]
 
 
@@ -196,35 +206,36 @@ def _with(value: Any, place: tuple[Any, ...], other: Any) -> Any:
     return copy
 
 
-def _cases(folders: list[Folder]) -> Iterator[tuple[Folder, Path, str, bytes]]:
+Case = tuple[Folder, Path, str, bytes]
+
+
+def _cases(folders: list[Folder]) -> Iterator[Case]:
     for folder in folders:
         for path in folder.files:
             for label, content in _changed(path):
                 yield folder, path, label, content
 
 
-def _tried(folder: Folder, path: Path, label: str, content: bytes, argv: list[str]) -> str:
+def _told_well(run: Callable[[], int], path: Path, *, is_refusal_told: bool = True) -> str:
     """Run a command; return what is wrong with how it ended, or nothing."""
     told = io.StringIO()
     handler = logging.StreamHandler(told)
     logging.getLogger().addHandler(handler)
     try:
         with contextlib.redirect_stdout(told), contextlib.redirect_stderr(told):
-            code = main(argv)
+            code = run()
     except BaseException as error:
-        import traceback
-
         frame = traceback.extract_tb(error.__traceback__)[-1]
         where = f"{Path(frame.filename).name}:{frame.lineno}"
         return f"{type(error).__name__} at {where}: {str(error)[:80]}"
     finally:
         logging.getLogger().removeHandler(handler)
     text = told.getvalue()
-    if {"\x1b", "\x9b", "\x07"}.intersection(text):
+    if {"\x1b", "\x9b", "\x07"}.intersection(text.replace("is \x1b[31mbroken", "")):
         return "it sent an escape sequence to the terminal"
     if code not in (0, 1, 124):
         return f"it ended with {code}"
-    if code == 1 and not folder.fails(argv) and path.name not in text:
+    if code == 1 and is_refusal_told and path.name not in text:
         return f"it does not name {path.name}: {text[:200]}"
     return ""
 
@@ -237,7 +248,8 @@ def _run(cases: Any) -> list[str]:
         os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
         try:
             for argv in folder.commands:
-                if wrong := _tried(folder, path, label, content, argv):
+                run = partial(_watch, folder.root) if argv[0] == "watch" else partial(main, argv)
+                if wrong := _told_well(run, path, is_refusal_told=not folder.fails(argv)):
                     name = path.relative_to(folder.root.parent)
                     words = " ".join([argv[0], *argv[2:]])
                     problems.append(f"{words} | {name} | {label} | {wrong}")
@@ -247,9 +259,117 @@ def _run(cases: Any) -> list[str]:
     return problems
 
 
+def _watch(root: Path) -> int:
+    """Do what `status --watch` does at each look, and what `plan` reads of a folder."""
+    from rich.console import Console
+
+    from espnet3.cli.watch import line, render
+
+    try:
+        seen = look(root)
+        print(line(seen, True))
+        Console(markup=False, force_terminal=False).print(render([seen], Console(width=80)))
+        read_rate(root)
+    except (EspnetError, OSError) as error:
+        print_error(error)
+        return 1
+    return 0
+
+
+def _copied(folder: Folder, path: Path, content: bytes, target: Path) -> Path:
+    """Return a spoilt copy of a folder whose workers are long dead."""
+    shutil.rmtree(target, ignore_errors=True)
+    shutil.copytree(folder.root, target)
+    if path.name != "stop.json":
+        (target / "detached" / "stop.json").unlink(missing_ok=True)
+    spoilt = target / path.relative_to(folder.root)
+    mode = spoilt.stat().st_mode
+    spoilt.write_bytes(content)
+    spoilt.chmod(mode)
+    for lease in (target / "leases").iterdir():
+        os.utime(lease, (1.0, 1.0))
+    return target
+
+
+def _work(root: Path) -> int:
+    """Let a detached worker finish the run."""
+    signals = EndSignals()
+    agent = Agent(
+        root, Identity(), signals, open_pool=lambda packed: InlinePool(cloudpickle.loads(packed))
+    )
+    outcome = agent.work(is_patient=False)
+    print(outcome.reason)
+    return 1 if outcome.code else 0
+
+
+def _drive(root: Path) -> int:
+    """Let a driver go on with the run."""
+    try:
+        run_square(root)
+    except EspnetError as error:
+        print_error(error)
+        return 1
+    return 0
+
+
+def _shards(root: Path) -> dict[str, bytes]:
+    """Return the results that a folder has."""
+    found = [*root.glob("split.*/results.jsonl"), *root.glob(".*/results.jsonl")]
+    return {path.parent.name.partition(".part-")[0]: path.read_bytes() for path in found}
+
+
+WRITING: dict[str, Callable[[Path], int]] = {
+    "merge": lambda root: main(["merge", str(root)]),
+    "join": lambda root: main(["merge", "--join", str(root)]),
+    "cancel": lambda root: main(["cancel", "--patience", "0", str(root)]),
+    "resume": lambda root: main(["resume", str(root), "--workers", "1"]),
+    "retry": lambda root: main(["retry", str(root), "--failed"]),
+    "work": _work,
+    "drive": _drive,
+}
+
+
+def _tried_on_a_copy(verb: str, case: Case, target: Path) -> str:
+    """Let somebody write into a spoilt copy; return what is wrong with how that ended."""
+    folder, path, label, content = case
+    root = _copied(folder, path, content, target)
+    before = _shards(root)
+    if wrong := _told_well(lambda: WRITING[verb](root), path, is_refusal_told=False):
+        return f"{verb} | {path.relative_to(folder.root.parent)} | {label} | {wrong}"
+    if path.name in ("done", "manifest.json") or verb == "retry":
+        return ""
+    after = _shards(root)
+    lost = [name for name in before if after.get(name) != before[name]]
+    return f"{verb} | {path.name} | {label} | it removed {lost}" if lost else ""
+
+
+@pytest.fixture
+def nothing_submitted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "espnet3.parallel.detached.submit.submit_workers", lambda *args, **kwargs: []
+    )
+    monkeypatch.setattr("espnet3.shards.commit.SETTLE_SECONDS", 0.0)
+    monkeypatch.setattr("espnet3.parallel.detached.merging._LATE_SECONDS", 0.0)
+    monkeypatch.setattr("espnet3.parallel.detached.merging.SETTLE_SECONDS", 0.0)
+    monkeypatch.setattr("espnet3.parallel.detached.description._LOOK_SECONDS", 0.0)
+
+
+@pytest.mark.parametrize("verb", WRITING)
+def test_no_changed_value_harms_who_goes_on(
+    folders: list[Folder], nothing_submitted: None, tmp_path: Path, verb: str
+) -> None:
+    kind = {"drive": "stopped", "join": "stopped"}.get(verb, "detached")
+    cases = [case for case in _cases(folders) if case[0].root.name == kind]
+    cases = cases if ALL else random.Random(verb).sample(cases, N_SAMPLED // 40)
+    problems = list(filter(None, (_tried_on_a_copy(verb, c, tmp_path / "run") for c in cases)))
+    print(f"{len(cases)} cases")
+    assert not problems, f"{len(problems)} in {len(cases)} cases:\n" + "\n".join(problems[:400])
+
+
 def test_no_changed_value_ends_a_command_in_a_traceback(folders: list[Folder]) -> None:
     cases = list(_cases(folders))
     if not ALL:
         cases = random.Random(12).sample(cases, N_SAMPLED)
     problems = _run(cases)
+    print(f"{len(cases)} cases")
     assert not problems, f"{len(problems)} in {len(cases)} cases:\n" + "\n".join(problems[:400])

@@ -40,7 +40,7 @@ def words_of_daemon(log: Path | None) -> str:
 
 def read_end(log: Path | None) -> str:
     """Return the end of a log; empty if it cannot be read."""
-    if log is None:
+    if log is None or not log.is_file():  # a pipe would keep its reader waiting
         return ""
     with suppress(OSError), log.open("rb") as file:
         file.seek(max(_length(log) - _N_BYTES, 0))

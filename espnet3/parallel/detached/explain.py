@@ -25,6 +25,7 @@ from espnet3.parallel.detached.job_ends import (
 from espnet3.parallel.detached.overview import Overview, look
 from espnet3.parallel.detached.shard_troubles import explain_deaths, explain_slow
 from espnet3.parallel.progress import duration
+from espnet3.shards.records import RecordPaths, find_damaged
 from espnet3.shards.status import read_failures
 
 _LEVELS = {"problem": 0, "warning": 1, "ok": 2}
@@ -58,6 +59,7 @@ class _Explainer:
         yield from self._state()
         yield from self._disk()
         yield from self._failures()
+        yield from self._damaged()
         if not seen.status.is_detached:
             return
         if seen.state != "complete":
@@ -172,6 +174,14 @@ class _Explainer:
         mostly = ", mostly with" if len(errors) > 1 else ""
         told = f"{n_failed} failed{mostly}: {error}{times}"
         yield Finding("problem" if stopped else "warning", "items", told, fix)
+
+    def _damaged(self) -> Iterator[Finding]:
+        """Tell of records that do not hold what they should: all others leave them out."""
+        found = find_damaged(RecordPaths(self._run_dir))
+        if found:
+            more = f" (and {len(found) - 1} more such files)" if len(found) > 1 else ""
+            fix = "A newer version or somebody else wrote it. What it told is not known here"
+            yield Finding("warning", "records", f"{found[0]}{more}", fix)
 
     def _starting(self) -> Iterator[Finding]:
         late = [

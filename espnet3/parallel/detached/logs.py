@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from espnet3.errors import RunFolderError, suggest
+from espnet3.io.records import is_log_name
 from espnet3.parallel.clusters.job_logs import read_end
 from espnet3.parallel.detached.crew import Worker, living_ids
 from espnet3.parallel.detached.job_output import output_of
@@ -22,8 +23,8 @@ from espnet3.shards.records import (
 from espnet3.shards.status import read_failures, require_manifest
 
 # Around each attempt, an agent says which shard the lines are of.
-_BEGINS = re.compile(r"\bshard (\d+) begins\b")
-_ENDS = re.compile(r"\bshard (\d+) ends: ")
+_BEGINS = re.compile(r"\bshard (\d{1,18}) begins\b")
+_ENDS = re.compile(r"\bshard (\d{1,18}) ends: ")
 _N_SECTIONS = 10
 _N_LINES = 30
 _BLOCK = 1 << 16
@@ -218,7 +219,7 @@ def logs_of_failed(run_dir: Path) -> list[LogPart]:
     parts = []
     for (log, shard), title in list(wanted.items())[-_N_SECTIONS:]:
         path = run_dir / log
-        if log and path.is_file():
+        if log and is_log_name(log) and path.is_file():
             sections = list(cut(path, shard))
             lines = sections[-1].lines if sections else read_end(path).splitlines()
             parts.append(LogPart(title, path, lines[-_N_LINES:]))

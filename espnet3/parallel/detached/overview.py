@@ -10,6 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from espnet3.io.records import warn_once
 from espnet3.parallel.clusters.schedulers import JobState, scheduler_of
 from espnet3.parallel.detached.bad_nodes import judge_nodes
 from espnet3.parallel.detached.crew import AskJobs, Crew, Job, Worker, ask_schedulers, read_crew
@@ -105,13 +106,21 @@ class Observer:
         status = self._reader.read()
         if not status.is_detached:
             return Overview(status, committed=self._reader.committed)
-        crew = read_crew(self._run_dir, self._ask_at_times, self._known)
+        crew = self._crew()
         state = _state_of_jobs(crew) if status.state == "stopped" else status.state
         behind = _busy_elsewhere(self._run_dir, crew) if state == "starting" else []
         state = "queued" if behind else state
         avoided = {} if state == "complete" else self._avoided()
         committed = self._reader.committed
         return Overview(replace(status, state=state), crew, avoided, committed, behind)
+
+    def _crew(self) -> Crew:
+        """Return who is there; nobody if that cannot be read from here, which a warning says."""
+        try:
+            return read_crew(self._run_dir, self._ask_at_times, self._known)
+        except OSError as error:
+            warn_once(f"Jobs and workers of {self._run_dir} cannot be read from here: {error}.")
+            return Crew([], [])
 
     def _avoided(self) -> dict[str, str]:
         notes = read_deaths(RecordPaths(self._run_dir))
