@@ -30,7 +30,14 @@ MOST_FILES, MOST_BYTES, MOST_ENTRIES = 10_000, 64 * 2**30, 100_000
 times, up to so many entries; above that, with those of its first level."""
 
 WEIGHTS = (".safetensors", ".ckpt", ".pt", ".pth", ".bin", ".onnx", ".gguf", ".npz", ".npy", ".h5")
-"""What counts of a folder that the run writes its results into, and so changes by itself."""
+"""Files that are a model wherever they are."""
+
+MODEL_FILES = frozenset(
+    {"config.yaml", "config.json", "best.json", "tokens.json", "tokenizer.json", "vocab.json"}
+    | {"generation_config.json", "preprocessor_config.json", "tokenizer.model"}
+)
+"""What belongs to weights. Of a folder that the run writes its results into, and so changes by
+itself, only weights and these count."""
 
 IGNORED = frozenset({"__pycache__", ".git", ".cache", ".locks", ".ipynb_checkpoints", ".DS_Store"})
 """What tools leave in a folder, whose content does not change what is read from it."""
@@ -89,8 +96,8 @@ def identify(path: str | PathLike[str], *, outputs: Sequence[str | PathLike[str]
     Args:
         path: of something that exists.
         outputs: folders that are being written. If one of them is inside of `path`, or is `path`,
-            only files of weights directly in `path` count; likewise with the current folder, the
-            user's home and that of temporary files.
+            only the files of a model directly in `path` count; likewise with the current folder,
+            the user's home and that of temporary files.
 
     Raises:
         OSError: Something cannot be read, which must not count as unchanged.
@@ -146,7 +153,7 @@ def _identify_folder(folder: str, *, is_written: bool) -> Identity:
     entries = _first_level(folder) if is_written else _walk(folder)
     rule = "weights" if is_written else "content"
     if is_written:
-        entries = [e for e in entries or () if e.is_file and e.name.endswith(WEIGHTS)]
+        entries = [entry for entry in entries or () if _is_of_model(entry)]
     elif entries is None:
         rule, entries = "first level", _first_level(folder)
     elif len(entries) > MOST_FILES or sum(entry.size for entry in entries) > MOST_BYTES:
@@ -159,6 +166,10 @@ def _identify_folder(folder: str, *, is_written: bool) -> Identity:
             rule if "," in rule else "names, sizes and times of its first level",
         )  # fmt: skip
     return _describe_folder(folder, rule, entries)
+
+
+def _is_of_model(entry: _Entry) -> bool:
+    return entry.is_file and (entry.name.endswith(WEIGHTS) or entry.name in MODEL_FILES)
 
 
 def _describe_folder(folder: str, rule: str, entries: list[_Entry] | None) -> Identity:

@@ -4,7 +4,8 @@ A value names what is there under it: relative to the current folder, as `open` 
 the `recipe_dir` that stands in the config, as our data sources do; `~`, `$VARIABLES` and `file://`
 are understood. If the whole value is no path, its parts may be: of `--lm exp/lm.arpa`, of
 `a.pt,b.pt`, of `data/*.tar`, and a key of a dict such as `exp/a.pt`. A name on the Hugging Face Hub
-stands for what the hub's cache on this machine has of it.
+stands for what the hub's cache on this machine has of it. Weights of a training bring the
+`config.yaml` that lies beside them, and what the `model` in it names.
 
 Not seen are paths that code builds from parts, those in texts of more than 4,096 characters, and
 those in keys without a slash.
@@ -22,6 +23,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
+
+from espnet3.config.content import WEIGHTS
 
 logger = logging.getLogger(__name__)
 
@@ -73,6 +76,8 @@ def named_paths(flat: Mapping[str, Any]) -> Iterator[NamedPath]:
             continue
         if path := finder.find(text):
             yield NamedPath(key, key, path, text)
+            for i, beside in enumerate(finder.beside(path), start=1):
+                yield NamedPath(f"{key}#beside{i}", key, beside, beside)
         elif snapshot := _hub_snapshot(text, _revision(key, flat)):
             yield NamedPath(key, key, str(snapshot), text, snapshot.name)
         else:
@@ -82,7 +87,7 @@ def named_paths(flat: Mapping[str, Any]) -> Iterator[NamedPath]:
 
 def setting_of(key: str) -> str:
     """Return the key of the value that a path with this key stands in."""
-    return re.sub(r"#(key)?\d+$", "", key)
+    return re.sub(r"#(key|beside)?\d+$", "", key)
 
 
 def _last(key: str) -> str:
@@ -130,6 +135,19 @@ class _Finder:
             if "/" in part or os.path.isfile(path):
                 yield path, part
 
+    def beside(self, path: str) -> Iterator[str]:
+        """Yield what weights of a training go with: the config beside them, and what it names."""
+        config = os.path.join(os.path.dirname(path), "config.yaml")
+        if not path.endswith(WEIGHTS) or not os.path.isfile(config):
+            return
+        yield config
+        # The lines that `train` writes; to load YAML would take longer than all the rest.
+        lines = Path(config).read_text(encoding="utf-8", errors="replace").splitlines()
+        for line in itertools.takewhile(_is_inside, itertools.dropwhile(_is_before_model, lines)):
+            value = re.sub(r"^.*?(: |- )", "", line.strip()).strip("'\"")
+            if "/" in value and (found := self._first(value)):
+                yield found
+
     def in_key(self, key: str) -> Iterator[tuple[str, str]]:
         """Yield the path that the last part of a key is; that part may have dots in it."""
         if "/" not in key or len(key) > _LONGEST:
@@ -163,6 +181,14 @@ class _Finder:
             )  # fmt: skip
             return
         yield from ((path, path) for path in listed)
+
+
+def _is_before_model(line: str) -> bool:
+    return line.rstrip() != "model:"
+
+
+def _is_inside(line: str) -> bool:
+    return line.startswith((" ", "-")) or not _is_before_model(line)
 
 
 def _may_be_path(text: str) -> bool:

@@ -290,6 +290,33 @@ def test_weights_in_the_folder_that_results_go_to_are_compared(tmp_path):
         run(str(exp), exp / "out")
 
 
+TRAINED = """model:
+  _target_: espnet3.systems.asr.model.ASRModel
+  tokenizer: {folder}/tokenizer
+  encoder:
+    n_layers: 1
+optimizer:
+  lr: 0.1
+"""
+
+
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [("config.yaml", TRAINED.replace("n_layers: 1", "n_layers: 2")), ("tokenizer/bpe.model", "b")],
+)
+def test_what_lies_beside_the_weights_of_a_training_is_compared(tmp_path, file, text):
+    exp = tmp_path / "exp"
+    (exp / "tokenizer").mkdir(parents=True)
+    (exp / "config.yaml").write_text(TRAINED.format(folder=exp))
+    (exp / "tokenizer" / "bpe.model").write_text("a")
+    (exp / "ave.safetensors").write_bytes(b"1")
+    run(str(exp / "ave.safetensors"), tmp_path / "out")
+    run(str(exp / "ave.safetensors"), tmp_path / "out")
+    (exp / file).write_text(text.format(folder=exp))
+    with pytest.raises(StaleRunError, match=f"model: the .*{file.partition('/')[0]}"):
+        run(str(exp / "ave.safetensors"), tmp_path / "out")
+
+
 def test_what_cannot_be_read_is_an_error(model, tmp_path, monkeypatch):
     run(str(model), tmp_path / "out")
     opened = open
