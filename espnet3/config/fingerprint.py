@@ -104,21 +104,30 @@ def same_file(
 
 
 def files_in(
-    flat: Mapping[str, Any], *, outputs: Sequence[str | PathLike[str]] = ()
+    flat: Mapping[str, Any],
+    *,
+    outputs: Sequence[str | PathLike[str]] = (),
+    with_parts: bool = False,
 ) -> dict[str, dict[str, Any]]:
     """Return the identity of every file and folder that a value names, by key.
 
-    See `named_paths` for what counts as a name. The key of a path that is a part of a longer value
-    has a number behind it: `command#1`; `path` is in its identity.
+    See `named_paths` for what counts as a name.
 
     Args:
         flat: as `flatten` returns it.
         outputs: folders that the run writes: what holds them changes by running.
+        with_parts: also what is named by a part of a value, what belongs to it, and what a hub's
+            cache has of it. Those have a key such as `command#1`, or no path: `same_file` cannot
+            compare them, but `is_same` can, with a second call of this.
 
     Raises:
         ConfigError: Something cannot be read.
     """
-    return {named.key: _identity_of(named, outputs) for named in named_paths(flat)}
+    return {
+        named.key: _identity_of(named, outputs)
+        for named in named_paths(flat)
+        if with_parts or named.is_whole
+    }
 
 
 def _identity_of(named: NamedPath, outputs: Sequence[str | PathLike[str]]) -> dict[str, Any]:
@@ -133,7 +142,7 @@ def _identity_of(named: NamedPath, outputs: Sequence[str | PathLike[str]]) -> di
         ) from error
     if named.commit:
         return {"kind": "hub", "commit": named.commit, "files": identity.get("files", {})}
-    return {**identity, "path": named.text} if named.key != named.setting else identity
+    return identity if named.is_whole else {**identity, "path": named.text}
 
 
 def _is_flat(value: Any) -> bool:

@@ -62,6 +62,11 @@ class NamedPath:
     commit: str = ""
     """Of a name on the hub: which version the cache has."""
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether the value is a path, and no more."""
+        return self.key == self.setting and not self.commit
+
 
 def named_paths(flat: Mapping[str, Any]) -> Iterator[NamedPath]:
     """Yield what flat values name that exists, by key; see the module for what is looked for."""

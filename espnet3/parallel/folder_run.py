@@ -173,7 +173,7 @@ def _plan(request: RunRequest, n_shards: int) -> Manifest:
         batch_seconds=request.batch_seconds,
         audio_seconds=request.audio_seconds,
         fingerprint=mask(request.described),  # others read it
-        files=files_in(request.described, outputs=request.outputs),
+        files=files_in(request.described, outputs=request.outputs, with_parts=True),
         name=request.name,
         output_dir=os.path.relpath(request.output_dir, request.root),
         versions={"espnet3": __version__, "python": platform.python_version(), **RULES},

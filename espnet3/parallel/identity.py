@@ -93,7 +93,7 @@ def changes(
     masked = mask(described)
     before = _in_todays_form(manifest, described, masked)
     lines = [_in_words(line) for line in diff(before, masked)]
-    now = files_in(described, outputs=outputs)
+    now = files_in(described, outputs=outputs, with_parts=True)
     unknown = list[str]()
     for key in sorted(manifest.files.keys() | now.keys()):
         setting = setting_of(key)
