@@ -14,12 +14,14 @@ import hashlib
 import json
 import math
 import os
+import re
 import sys
 import uuid
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from os import PathLike
 from pathlib import PurePath
+from types import ModuleType
 from typing import Any
 
 from espnet3.config.content import identify, is_same
@@ -27,6 +29,13 @@ from espnet3.config.named_paths import NamedPath, named_paths
 from espnet3.errors import ConfigError
 
 Scalar = str | int | float | bool | None
+
+_DEEPEST = 40
+# Their attributes are about this process, and not about results.
+_MACHINERY = frozenset(
+    {"_io", "_thread", "asyncio", "concurrent", "io", "logging", "multiprocessing", "socket"}
+    | {"subprocess", "threading", "weakref", "_weakref", "contextvars", "_contextvars"}
+)
 
 _TEXT_TYPES = (
     complex,
@@ -40,12 +49,18 @@ _TEXT_TYPES = (
 )
 
 
-def flatten(value: Any, prefix: str = "") -> dict[str, Scalar]:
+def flatten(value: Any, prefix: str = "", *, with_state: bool = False) -> dict[str, Scalar]:
     """Flatten nested values to `{"params.beam_size": 5, ...}`, sorted by key and JSON-safe.
 
     Arrays, tensors and bytes become a digest with type and shape, functions and classes their
     qualified name, sets sorted lists, and other objects the name of their type. Flattening twice
     changes nothing.
+
+    Args:
+        value: anything.
+        prefix: what each key begins with.
+        with_state: take other objects for what their attributes are, as pickle does: a namespace of
+            argparse, or a decoder with its settings.
 
     Raises:
         ConfigError: An interpolation in a DictConfig leads nowhere.
@@ -53,7 +68,7 @@ def flatten(value: Any, prefix: str = "") -> dict[str, Scalar]:
     if not prefix and _is_flat(value):
         return dict(sorted(value.items()))
     flat: dict[str, Scalar] = {}
-    for key, scalar in _leaves(value, prefix):
+    for key, scalar in _leaves(value, prefix, [] if with_state else None):
         flat[_unused(key, flat)] = scalar
     return dict(sorted(flat.items()))
 
@@ -153,19 +168,52 @@ def _is_flat(value: Any) -> bool:
     )
 
 
-def _leaves(value: Any, key: str) -> Iterator[tuple[str, Scalar]]:
+def _leaves(value: Any, key: str, around: list[Any] | None) -> Iterator[tuple[str, Scalar]]:
+    """Yield what a value consists of; `around`: the objects that it is in, or None."""
     if _is_kind(value, "omegaconf", "Container"):
         from espnet3.config.resolve import resolved
 
         value = resolved(value, prefix=key)
     children = _children(value)
+    if children is None and around is not None:
+        if any(value is one for one in around) or len(around) > _DEEPEST:
+            yield key, f"object of {_name(type(value))} around it"
+            return
+        if children := _attributes(value):
+            around = [*around, value]
     if children is None:
         yield key, _scalar(value)
         return
     if not children and key:
         yield key, "{}" if isinstance(value, Mapping) else "[]"
     for name, child in children:
-        yield from _leaves(child, f"{key}.{name}" if key else name)
+        yield from _leaves(child, f"{key}.{name}" if key else name, around)
+
+
+def _attributes(value: Any) -> list[tuple[str, Any]] | None:
+    """Return the state of an object by name; None for what is no mere holder of values."""
+    if isinstance(value, re.Pattern):
+        return [("flags", value.flags), ("pattern", value.pattern)]
+    kinds = (("numpy", "ndarray"), ("numpy", "generic"), ("numpy", "dtype"), ("torch", "Tensor"))
+    if hasattr(value, "__qualname__") or any(_is_kind(value, *kind) for kind in kinds):
+        return None
+    if isinstance(value, str | PathLike | enum.Enum | ModuleType):
+        return None
+    if type(value).__module__.partition(".")[0] in _MACHINERY:
+        return None
+    slots = [name for cls in type(value).__mro__ for name in _slots(cls)]
+    state = {name: getattr(value, name) for name in slots if hasattr(value, name)}
+    state |= getattr(value, "__dict__", {})
+    named = [(str(name), state[name]) for name in sorted(state, key=str)]
+    # What a call leaves in a cache is no setting: in a notebook the same object is used again.
+    named = [(n, v) for n, v in named if "cache" not in n.lower() or _children(v) is None]
+    return [("__class__", type(value)), *named] if named else None
+
+
+def _slots(cls: type) -> list[str]:
+    slots = cls.__dict__.get("__slots__", ())
+    names = [slots] if isinstance(slots, str) else list(slots)
+    return [name for name in names if name not in ("__dict__", "__weakref__")]
 
 
 def _children(value: Any) -> list[tuple[str, Any]] | None:

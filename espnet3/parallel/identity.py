@@ -39,13 +39,13 @@ def describe_run(runner: "BaseRunner", items: "Items") -> dict[str, Any]:
     provider = runner.provider
     described: dict[str, Any] = {"items": items_digest(items)}
     for name, value in runner.result_settings().items():
-        described.update(flatten(value, name))
+        described.update(flatten(value, name, with_state=True))
     for role, cls in (("runner", type(runner)), ("provider", type(provider))):
         described[role] = _name(cls)
         code = describe_code(cls)
         described.update({f"{role}.code{name}": value for name, value in code.items()})
     for name, value in sorted(_state(provider).items()):
-        flat = flatten(value, name.lstrip("_"))
+        flat = flatten(value, name.lstrip("_"), with_state=True)
         described.update({k: v for k, v in flat.items() if not _is_in_parallel_block(k, flat)})
     ignored = (*_NOT_RESULTS, *getattr(provider, "fingerprint_ignore", ()), *runner.not_results)
     return {key: value for key, value in described.items() if not is_below(key, ignored)}
@@ -125,13 +125,22 @@ def _in_todays_form(
     before = dict(manifest.fingerprint)
     other = [key for key in before.keys() & masked.keys() if before[key] != masked[key]]
     same = [key for key in other if stands_for(before[key], described[key])]
-    left_out = (
-        [] if _is_complete(manifest) else [k for k in other if _fits(before[k], described[k])]
-    )
+    is_old = not _is_complete(manifest)
+    left_out = [key for key in other if is_old and _fits(before[key], described[key])]
     if left_out:
         text = "Not compared, because an earlier version took it for a secret: %s"
         logger.warning(text, ", ".join(sorted(left_out)))
-    return before | {key: masked[key] for key in (*same, *left_out)}
+    opaque = [k for k, v in before.items() if is_old and k not in masked and _is_opaque(v)]
+    if opaque:
+        text = "Not compared, because an earlier version did not look into objects: %s"
+        logger.warning(text, ", ".join(sorted(opaque)))
+    kept = {key: value for key, value in before.items() if key not in opaque}
+    inside = [key for key in masked if is_below(key, opaque)]
+    return kept | {key: masked[key] for key in (*same, *left_out, *inside)}
+
+
+def _is_opaque(value: Any) -> bool:
+    return isinstance(value, str) and value.startswith("object of ")
 
 
 def _fits(old: Any, new: Any) -> bool:
