@@ -29,7 +29,10 @@ MOST_FILES, MOST_BYTES, MOST_ENTRIES = 10_000, 64 * 2**30, 100_000
 """A folder counts with its content up to so many files and bytes; above, with names, sizes and
 times, up to so many entries; above that, with those of its first level."""
 
-WEIGHTS = (".safetensors", ".ckpt", ".pt", ".pth", ".bin", ".onnx", ".gguf", ".npz", ".npy", ".h5")
+WEIGHTS = (
+    *(".safetensors", ".ckpt", ".pt", ".pth", ".bin", ".onnx", ".gguf", ".npz", ".npy", ".h5"),
+    *(".tflite", ".model", ".arpa"),
+)
 """Files that are a model wherever they are."""
 
 MODEL_FILES = frozenset(
@@ -43,6 +46,7 @@ IGNORED = frozenset({"__pycache__", ".git", ".cache", ".locks", ".ipynb_checkpoi
 """What tools leave in a folder, whose content does not change what is read from it."""
 
 _NOT_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
+_REMEMBERED_BYTES = 2 * 2**20
 _SHA256_BYTES = 64 * 2**20
 _SAMPLED_BLOCKS, _BLOCK_BYTES = 16, 2**20
 _NAMED_FILES = 200
@@ -110,7 +114,9 @@ def identify(path: str | PathLike[str], *, outputs: Sequence[str | PathLike[str]
     entry = _Entry("", path, found, is_file=stat.S_ISREG(found.st_mode))
     if not entry.is_file:
         return {"kind": entry.what()}
-    digest = _Reader(path).digests([entry])[""]
+    # A list may name a hundred thousand recordings, and a note of each would cost more than it.
+    is_small = entry.size < _REMEMBERED_BYTES
+    digest = _read(path)[0] if is_small else _Reader(path).digests([entry])[""]
     identity = {"size": found.st_size, "mtime_ns": found.st_mtime_ns, "sha256": digest}
     return {**identity, "hash": "xxh3_128"} if found.st_size > _SHA256_BYTES else identity
 
@@ -392,9 +398,9 @@ def _write(file: Path, data: bytes) -> None:
 
 def _make_room(folder: Path) -> None:
     """Remove the older half, if many paths are remembered."""
-    files = [(entry.stat().st_mtime, entry.path) for entry in os.scandir(folder)]
-    if len(files) < _MOST_MEMORIES:
+    if len(os.listdir(folder)) < _MOST_MEMORIES:
         return
+    files = [(entry.stat().st_mtime, entry.path) for entry in os.scandir(folder)]
     for _, path in sorted(files)[: len(files) // 2]:
         with contextlib.suppress(OSError):
             os.unlink(path)

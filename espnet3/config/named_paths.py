@@ -28,15 +28,16 @@ from espnet3.config.content import WEIGHTS
 
 logger = logging.getLogger(__name__)
 
-PLACES = frozenset(
-    {"recipe_dir", "data_dir", "dataset_dir", "exp_dir", "stats_dir", "inference_dir", "exp_tag"}
-    | {"output_dir", "log_dir", "log_directory", "work_dir", "cache_dir", "tmp_dir", "temp_dir"}
-)
-"""Keys of a recipe's config that say where things are, and whose folders change by running it.
+PLACES = frozenset({"data_dir", "dataset_dir", "exp_dir", "stats_dir", "inference_dir", "exp_tag"})
+"""Keys that at the top of a recipe's config say where things are, and whose folders change by
+running it; as an argument of a model or dataset they count."""
 
-They do so at the top of the config; as an argument of a model or dataset they count, all but
-`recipe_dir`.
-"""
+WRITTEN = frozenset(
+    {"recipe_dir", "output_dir", "output_path", "output_file", "out_dir", "save_dir", "dump_dir"}
+    | {"log_dir", "log_directory", "log_file", "log_path", "work_dir", "cache_dir"}
+    | {"tmp_dir", "temp_dir"}
+)
+"""Keys that do so everywhere."""
 
 _LONGEST, _MOST_MATCHES = 4096, 1000
 _NOT_A_PATH = {errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP, errno.EINVAL}
@@ -101,7 +102,7 @@ def _last(key: str) -> str:
 
 def _is_place(key: str, flat: Mapping[str, Any]) -> bool:
     block, _, last = key.rpartition(".")
-    if last == "recipe_dir":
+    if last in WRITTEN:
         return True
     recipe_dir = f"{block}.recipe_dir" if block else "recipe_dir"
     return last in PLACES and block in ("", "config") and recipe_dir in flat

@@ -1,9 +1,11 @@
 """What the results of a run depend on, key by key, so that a change can be named."""
 
 import logging
+import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from os import PathLike
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from espnet3.config.content import changed_files, is_same
@@ -103,12 +105,21 @@ def changes(
         path = str((old or new or {}).get("path", described[setting]))
         if old is None and not _is_complete(manifest):
             unknown.append(f"{setting} ({path})")
+        elif new is None and os.path.exists(path):
+            continue  # noted by an earlier version: the run writes it
+        elif old is None and _is_inside(path, outputs):
+            continue  # made by the run
         elif line := _file_change(path, old, new):
             lines.append(f"{setting}: {line}")
     if unknown:
         text = "Not compared, because an earlier version planned the run without noting it: %s"
         logger.warning(text, ", ".join(unknown))
     return lines
+
+
+def _is_inside(path: str, folders: Sequence[str | PathLike[str]]) -> bool:
+    real = Path(os.path.realpath(path))
+    return any(real.is_relative_to(os.path.realpath(folder)) for folder in folders)
 
 
 def _is_complete(manifest: Manifest) -> bool:

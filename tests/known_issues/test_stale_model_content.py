@@ -140,6 +140,13 @@ def test_what_was_not_there_at_first_is_noticed(model, tmp_path):
         run(str(later), tmp_path / "out")
 
 
+def test_what_the_run_writes_is_no_change(tmp_path):
+    made = tmp_path / "out" / "made.txt"
+    run(str(made), tmp_path / "out")
+    made.write_text("by merge")
+    run(str(made), tmp_path / "out")
+
+
 def test_an_accepted_change_goes_on(model, tmp_path):
     run(str(model), tmp_path / "out")
     change_byte(model / "model.safetensors")

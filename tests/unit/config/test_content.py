@@ -19,6 +19,11 @@ def cache(tmp_path, monkeypatch):
     return tmp_path / "cache" / "content"
 
 
+@pytest.fixture(autouse=True)
+def _remembers_all(monkeypatch):
+    monkeypatch.setattr(content, "_REMEMBERED_BYTES", 0)
+
+
 @pytest.fixture
 def reads(monkeypatch):
     """Return a list that grows with each file that is read."""
@@ -54,6 +59,14 @@ def test_a_file_is_read_once(tmp_path, cache, reads):
     assert identify(path) == identify(path)
     assert reads == ["model.pt"]
     assert os.stat(cache).st_mode & 0o077 == 0
+
+
+def test_of_a_small_file_nothing_is_remembered(tmp_path, cache, monkeypatch):
+    monkeypatch.setattr(content, "_REMEMBERED_BYTES", 2)
+    path = tmp_path / "speech.wav"
+    path.write_bytes(b"x")
+    identify(path)
+    assert not cache.exists()
 
 
 def test_a_folder_is_read_once_and_then_what_changed(folder, cache, reads):

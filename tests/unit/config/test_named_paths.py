@@ -78,10 +78,16 @@ def test_relative_paths_count_from_the_recipe_too(here):
     assert found("f.pt", **{"config.recipe_dir": str(here / "recipe")}) == {"config.x": "f.pt"}
 
 
-@pytest.mark.parametrize("name", ["exp_dir", "data_dir", "inference_dir", "recipe_dir", "exp_tag"])
+@pytest.mark.parametrize("name", ["exp_dir", "data_dir", "inference_dir", "exp_tag"])
 def test_the_places_of_a_recipe_are_no_input_but_arguments_of_that_name_are(name):
     recipe = {"config.recipe_dir": "recipe"}
     assert found("exp", key=f"config.{name}", **recipe) == {}
-    is_counted = name != "recipe_dir"
-    assert bool(found("exp", key=f"config.model.{name}", **recipe)) == is_counted
-    assert bool(found("exp", key=f"config.{name}")) == is_counted
+    assert found("exp", key=f"config.model.{name}", **recipe)
+    assert found("exp", key=f"config.{name}")
+
+
+@pytest.mark.parametrize(
+    "key", ["config.recipe_dir", "params.output_dir", "log_file", "a.cache_dir"]
+)
+def test_what_is_written_is_no_input(key):
+    assert found("exp", key=key) == {}
