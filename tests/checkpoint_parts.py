@@ -131,6 +131,7 @@ def run(exp_dir, *, criteria=(LOSS,), config=None, ckpt_path=None, callbacks=(),
     """Train in this process and return the module; `module` and `loader` may be given."""
     pl.seed_everything(7, verbose=False)
     module = options.pop("module", None) or Module()
+    loader = options.pop("loader", None) or Loader()
     valid = options.pop("valid", None)
     keeper = CheckpointKeeper(exp_dir, criteria, config or CheckpointConfig())
     settings = {
@@ -144,5 +145,5 @@ def run(exp_dir, *, criteria=(LOSS,), config=None, ckpt_path=None, callbacks=(),
         plugins=[AtomicCheckpointIO()],
         default_root_dir=exp_dir,
     )
-    trainer.fit(module, Loader(), Loader(2) if valid else None, ckpt_path=ckpt_path)
+    trainer.fit(module, loader, Loader(2) if valid else None, ckpt_path=ckpt_path)
     return module

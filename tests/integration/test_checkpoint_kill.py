@@ -10,13 +10,14 @@ import pytest
 import torch
 
 from espnet3.errors import RunFolderError
+from espnet3.trainer.checkpointing import save_timer
 from espnet3.trainer.checkpointing.averaging import average
 from espnet3.trainer.checkpointing.best_checkpoints import read_index
 from espnet3.trainer.checkpointing.checkpoint_io import read_checkpoint
 from espnet3.trainer.checkpointing.checkpoints import CheckpointConfig
 from espnet3.trainer.checkpointing.criteria import Criterion
 from tests import clean_process
-from tests.checkpoint_parts import LOSS, Module, run
+from tests.checkpoint_parts import LOSS, Loader, Module, run
 from tests.conftest import wait_until
 
 EVERY_STEP = CheckpointConfig(every_n_steps=1)
@@ -65,6 +66,39 @@ def test_a_kill_while_saving_leaves_the_last_one_whole(tmp_path):
         n_caught += bool(list(tmp_path.glob("..saving.ckpt.tmp-*")))
         assert read_checkpoint(last)["global_step"] > before
     assert n_caught
+
+
+class Slow(Module):
+    """Takes its time, as a training does."""
+
+    def training_step(self, batch, batch_idx):
+        time.sleep(0.002)
+        super().training_step(batch, batch_idx)
+
+
+def run_in_short_minutes(*args, **options):
+    """Train with the defaults, in a process where a minute is 0.05 s."""
+    save_timer._SHORTEST = 0.05
+    run(*args, **options)
+
+
+def test_by_default_a_kill_in_mid_epoch_costs_a_minute_at_most(tmp_path):
+    last = tmp_path / "last.ckpt"
+    options = {"module": Slow(), "max_epochs": 1, "loader": Loader(100_000)}
+    for at_least in (1, 2):
+        process = clean_process.start(
+            run_in_short_minutes, tmp_path, ckpt_path=last_of(tmp_path), **options
+        )
+        before = read_checkpoint(last)["global_step"] if last.exists() else 0
+        wait_until(lambda old=before: _step_of(last) > old, seconds=60)
+        kill(process)
+        found = read_checkpoint(last)
+        assert found["epoch"] == 0
+        assert found["global_step"] >= at_least
+
+
+def _step_of(last):
+    return read_checkpoint(last, mmap=True)["global_step"] if last.exists() else 0
 
 
 class Dies(pl.Callback):

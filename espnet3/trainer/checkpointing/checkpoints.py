@@ -4,8 +4,9 @@ import logging
 import re
 import time
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import lightning.pytorch as pl
 from lightning.pytorch.callbacks import Checkpoint
@@ -51,8 +52,9 @@ class CheckpointConfig(FrozenConfig):
 
     every_n_steps: PositiveInt | None = None
     """Steps of optimizers between two saves, as in `trainer.max_steps`."""
-    every_minutes: PositiveFloat | None = 30
-    """Minutes between two saves; null: only after each epoch and validation."""
+    every_minutes: PositiveFloat | Literal["auto"] | None = "auto"
+    """Minutes between two saves; auto: 1, or as many as keep saving below 1% of the time, up to 30;
+    null: only after each epoch and validation."""
 
 
 class CheckpointKeeper(Checkpoint):
@@ -74,7 +76,8 @@ class CheckpointKeeper(Checkpoint):
         self.best = BestCheckpoints(criteria)
         self.config = config or CheckpointConfig()
         minutes = self.config.every_minutes
-        self._timer = SaveTimer(minutes * 60, clock) if minutes else None
+        seconds = None if minutes == "auto" else minutes and minutes * 60
+        self._timer = SaveTimer(seconds, clock) if minutes else None
         self._saved_step = 0
         self._validated_batch = -1
         self._waited = 0
@@ -214,6 +217,17 @@ class CheckpointKeeper(Checkpoint):
                 log.info("%s: %s is %.6g.", name, criterion, values[criterion.monitor])
 
     def _write(self, trainer: pl.Trainer, names: list[str]) -> None:
+        with self._timer.saving() if self._timer else nullcontext():
+            self._publish(trainer, names)
+        if LAST not in names:
+            return
+        self._saved_step = trainer.global_step
+        self._waited = 0
+        self._is_partial = False
+        if self._timer:
+            self._timer.restart()
+
+    def _publish(self, trainer: pl.Trainer, names: list[str]) -> None:
         staging = self.exp_dir / STAGING
         if trainer.is_global_zero and staging.is_dir():
             remove_path(staging)  # parts of a sharded checkpoint that was not finished
@@ -229,11 +243,6 @@ class CheckpointKeeper(Checkpoint):
         if trainer.is_global_zero and self._is_index_old:
             self._tidy()
         self._is_index_old, self._dropped = False, set()
-        self._saved_step = trainer.global_step
-        self._waited = 0
-        self._is_partial = False
-        if self._timer:
-            self._timer.restart()
 
     def _tidy(self) -> None:
         with explain_trouble(self.exp_dir / INDEX):

@@ -1,10 +1,13 @@
 """Decide on all ranks together that it is time to save, almost without talking."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import lightning.pytorch as pl
 
 _MOST_BATCHES = 1000
+_SHORTEST, _LONGEST = 60.0, 1800.0
+_SHARE = 0.01  # of the time that saving may take
 
 
 class SaveTimer:
@@ -12,12 +15,26 @@ class SaveTimer:
 
     The clock of rank 0 decides. With several ranks it is asked only when about half of the
     remaining time has passed, judged by the pace so far: a few dozen messages per interval.
+
+    Args:
+        seconds: Of an interval; None chooses it by what the last save took: a minute, or as much
+            more as keeps saving below 1% of the time, up to half an hour.
+        clock: Counts seconds.
     """
 
-    def __init__(self, seconds: float, clock: Callable[[], float]) -> None:
-        self.seconds = seconds
+    def __init__(self, seconds: float | None, clock: Callable[[], float]) -> None:
+        self.seconds = _SHORTEST if seconds is None else seconds
+        self._is_chosen = seconds is None
         self._clock = clock
         self.restart()
+
+    @contextmanager
+    def saving(self) -> Iterator[None]:
+        """Enclose a save, so that what it takes is known."""
+        begin = self._clock() if self._is_chosen else 0.0
+        yield
+        if self._is_chosen:
+            self.seconds = min(max(_SHORTEST, (self._clock() - begin) / _SHARE), _LONGEST)
 
     def restart(self) -> None:
         """Begin a new interval."""

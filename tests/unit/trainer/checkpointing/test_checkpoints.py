@@ -152,6 +152,46 @@ def test_the_last_is_written_by_the_clock(tmp_path):
     assert steps.steps == [0, 0, 0, 3, 3, 3, 6, 6, 6]
 
 
+def test_by_default_the_last_is_at_most_a_minute_old_where_saving_is_cheap(tmp_path):
+    now = iter(range(0, 10**6, 20))
+
+    class Clock:
+        """Stands still while a checkpoint is written, so that it costs nothing."""
+
+        saving = False
+
+        def __call__(self):
+            return self.last if self.saving else self.look()
+
+        def look(self):
+            self.last = next(now)
+            return self.last
+
+    clock = Clock()
+
+    class Cheap(CheckpointKeeper):
+        def _publish(self, *args):
+            clock.saving = True
+            super()._publish(*args)
+            clock.last += 0.1
+
+    keeper = Cheap(tmp_path, clock=clock)
+    restart = keeper._timer.restart
+
+    def start_anew():
+        clock.saving = False
+        restart()
+
+    keeper._timer.restart = start_anew
+    steps = Steps(tmp_path)
+    trainer = pl.Trainer(
+        accelerator="cpu", devices=1, logger=False, enable_progress_bar=False, max_epochs=1,
+        enable_model_summary=False, callbacks=[steps, keeper], default_root_dir=tmp_path,
+    )  # fmt: skip
+    trainer.fit(Module(), Loader(9))
+    assert steps.steps == [0, 0, 0, 3, 3, 3, 6, 6, 6]
+
+
 def test_a_resumed_run_keeps_the_lists_and_removes_leftovers(tmp_path):
     run(tmp_path, module=module_with([3.0, 1.0]), valid=True, max_epochs=2)
     leftover = tmp_path / "epoch3_step12.ckpt"
@@ -217,9 +257,12 @@ def test_fewer_places_keep_the_files_that_lose_theirs():
 
 def test_the_block_is_checked():
     config = validate(CheckpointConfig, {"every_n_steps": 100}, prefix="checkpoint")
-    assert (config.every_n_steps, config.every_minutes) == (100, 30)
+    assert (config.every_n_steps, config.every_minutes) == (100, "auto")
     with pytest.raises(ConfigError, match="Did you mean 'every_n_steps'"):
         validate(CheckpointConfig, {"every_n_step": 100}, prefix="checkpoint")
+    for wrong in ("soon", -1, 0):
+        with pytest.raises(ConfigError, match=r"checkpoint\.every_minutes"):
+            validate(CheckpointConfig, {"every_minutes": wrong}, prefix="checkpoint")
 
 
 def test_the_weights_in_a_best_file_are_those_of_its_moment(tmp_path):

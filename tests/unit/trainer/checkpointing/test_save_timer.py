@@ -55,3 +55,38 @@ def test_other_ranks_follow_rank_0_whatever_their_clock_says():
     ranks = Ranks(2)
     ranks.strategy = SimpleNamespace(broadcast=lambda value: 0)
     assert timer.is_due(ranks)
+
+
+@pytest.mark.parametrize("n_ranks", [1, 2])
+@pytest.mark.parametrize(
+    ("cost", "expected"), [(0.0, 60), (0.3, 60), (0.6, 60), (3.0, 300), (18.0, 1800), (900.0, 1800)]
+)
+def test_an_interval_of_its_own_choice_keeps_saving_below_one_percent(n_ranks, cost, expected):
+    now, ranks = [0.0], Ranks(n_ranks)
+    timer = SaveTimer(None, lambda: now[0])
+    assert 60 <= batches_until_due(timer, ranks, now, 1.0) <= 63  # before anything is known
+    for _ in range(3):
+        with timer.saving():
+            now[0] += cost
+        timer.restart()
+        waited = batches_until_due(timer, ranks, now, 1.0)
+        assert expected <= waited <= expected * 1.01 + 3
+
+
+def test_an_interval_follows_what_the_last_save_took():
+    now, ranks = [0.0], Ranks(1)
+    timer = SaveTimer(None, lambda: now[0])
+    for cost, expected in [(6.0, 600), (0.1, 60), (2.0, 200)]:  # a disk that was busy for a while
+        with timer.saving():
+            now[0] += cost
+        timer.restart()
+        assert batches_until_due(timer, ranks, now, 1.0) == expected
+
+
+def test_an_interval_that_is_set_stays():
+    now, ranks = [0.0], Ranks(1)
+    timer = SaveTimer(30, lambda: now[0])
+    with timer.saving():
+        now[0] += 500
+    timer.restart()
+    assert batches_until_due(timer, ranks, now, 1.0) == 30
