@@ -50,7 +50,8 @@ class MetricsConfig(FrozenConfig):
     test_set: str | list[str] | None = None
     """Measure this one, or these, instead of all."""
     dataset: dict[str, Any] | None = None
-    """`test` lists the test sets; without it, they are the folders in `inference_dir`."""
+    """`test` lists the test sets; without it, they are the folders in `inference_dir`, of which
+    only those count that the inference config lists."""
 
 
 KEYS = tuple(MetricsConfig.model_fields)
