@@ -53,11 +53,15 @@ def _no_leaks(request):
     os.chdir(_START)  # a recipe that runs in this process enters its folder
     parallel._active = None
     assert parallel.enclosing_client() is None
+    if espeak := sys.modules.get("espnet3.components.data.espeak"):
+        espeak.stop_speaking()
     leaked = _watch.leaked()
+    forks = list(_watch.forks)
+    _watch.begin()  # named once, and not again by the next test
     assert not leaked, f"{request.node.nodeid} left behind: {'; '.join(leaked)}"
-    assert not _watch.forks, (
+    assert not forks, (
         f"{request.node.nodeid} forked the test process, which has threads; use "
-        f"tests/clean_process.py. It was here: {'; '.join(_watch.forks)}"
+        f"tests/clean_process.py. It was here: {'; '.join(forks)}"
     )
 
 

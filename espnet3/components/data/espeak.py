@@ -90,6 +90,11 @@ def check_espeak() -> None:
         )
 
 
+def stop_speaking() -> None:
+    """End the synthesiser of this process, if it has one; the next call starts another."""
+    _server(os.getpid()).stop()
+
+
 @lru_cache(maxsize=1)
 def _server(pid: int) -> "_Server":
     """Return the server of this process; a fork of it must not read the answers of its parent."""
@@ -118,6 +123,16 @@ class _Server:
                 message = f"espeak-ng ended while it was to say {request!r}. Run the stage again."
                 raise DataError(message) from None
         return np.frombuffer(data, np.dtype("<i2")).astype(np.float32) / np.float32(32768)
+
+    def stop(self) -> None:
+        with self._lock:
+            process, self._process = self._process, None
+        if process is not None:
+            for pipe in (process.stdin, process.stdout):
+                assert pipe is not None
+                pipe.close()
+            process.kill()  # what was forked of this process may still have the pipes
+            process.wait()
 
     def _running(self) -> "subprocess.Popen[bytes]":
         if self._process is None:
