@@ -11,6 +11,9 @@ from espnet3.components.decoding.ngram import BEGIN, END, LN_10, Context, NGram
 from espnet3.config.trust import checked_path
 from espnet3.io.atomic import write_bytes
 
+_LONGEST_LINE = 1_000_000
+_MOST_COMPRESSED, _ALWAYS_ALLOWED = 50, 100_000_000
+
 Written = Mapping[tuple[str, ...], tuple[float, float | None]]
 """Logarithms to base 10 of the probability and the back-off weight of n-grams of one order."""
 
@@ -63,7 +66,7 @@ class _Reader:
         self._path = path
         self._line = 0
 
-    def read(self, file: Iterable[str]) -> None:
+    def read(self, file: IO[str]) -> None:
         lines = self._without_empty(file)
         for line in lines:
             if line == "\\data\\":
@@ -84,8 +87,16 @@ class _Reader:
             if word not in self.ids:
                 raise self._error(f"has no unigram {word}")
 
-    def _without_empty(self, file: Iterable[str]) -> Iterator[str]:
-        for self._line, line in enumerate(file, start=1):
+    def _without_empty(self, file: IO[str]) -> Iterator[str]:
+        n_left = max(_ALWAYS_ALLOWED, _MOST_COMPRESSED * self._path.stat().st_size)
+        while line := file.readline(_LONGEST_LINE):
+            self._line += 1
+            n_left -= len(line)
+            # What a few kilobytes of .gz unpack to would fill the memory.
+            if len(line) == _LONGEST_LINE:
+                raise self._error(f"is longer than {_LONGEST_LINE:,} characters")
+            if n_left < 0:
+                raise self._error(f"is text of more than {_MOST_COMPRESSED} times its size")
             if stripped := line.strip():
                 yield stripped
 
