@@ -9,6 +9,7 @@ import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from espnet3.config.limits import compose
 from espnet3.config.merge import Layer
 from espnet3.config.sources import Source, dotted, join_key, self_and_parents
 from espnet3.errors import ConfigError
@@ -20,17 +21,23 @@ def read_file(path: Path) -> Layer:
     """Read a file; an empty one is an empty config.
 
     Raises:
-        ConfigError: The file is missing, not UTF-8, not YAML, not a mapping, or sets a key twice.
+        ConfigError: The file is missing, not UTF-8, not YAML, not a mapping, sets a key twice, or
+            would grow too large by its aliases.
     """
     text = _read_text(path)
     try:
         return _parse(text, path)
     except yaml.YAMLError as error:
         raise ConfigError(_syntax_message(error, path)) from error
+    except (ValueError, RecursionError, OverflowError) as error:  # such as an endless number
+        raise ConfigError(
+            f"{path} has a value that cannot be read ({error!s:.200}). Quote it, or write it in "
+            "another way."
+        ) from error
 
 
 def _parse(text: str, path: Path) -> Layer:
-    root = yaml.compose(text, Loader=yaml.SafeLoader)
+    root = compose(text, path)
     if root is None or _is_null(root):
         return Layer()
     if not isinstance(root, yaml.MappingNode):
@@ -50,7 +57,9 @@ def _is_null(node: yaml.Node) -> bool:
 
 
 def _kind(node: yaml.Node) -> str:
-    return "a list" if isinstance(node, yaml.SequenceNode) else f"the single value {node.value!r}"
+    if isinstance(node, yaml.SequenceNode):
+        return "a list"
+    return f"the single value {node.value!r:.80}"
 
 
 def _walk(
@@ -93,7 +102,7 @@ def _refuse_duplicates(node: yaml.MappingNode, path: Path) -> None:
         name = (key.tag, str(key.value))
         if name in lines:
             raise ConfigError(
-                f"{key.value} is set twice in {path}: in line {lines[name]} and in line "
+                f"{key.value!s:.80} is set twice in {path}: in line {lines[name]} and in line "
                 f"{_line(key)}. Delete or rename one of the two."
             )
         lines[name] = _line(key)

@@ -1,5 +1,6 @@
 """Load YAML files and overrides into one read-only config that knows where each key was set."""
 
+import logging
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,6 +10,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from espnet3.config.defaults import read_layers
+from espnet3.config.limits import check_values
 from espnet3.config.literal import escaped_values
 from espnet3.config.merge import Layer, copied, keys_in, merge, value_at
 from espnet3.config.overrides import Override, as_patch, parse_override
@@ -16,6 +18,8 @@ from espnet3.config.redact import redact
 from espnet3.config.resolve import resolved
 from espnet3.config.resolvers import RunNames, bind, register_resolvers
 from espnet3.config.sources import Source, dotted, self_and_parents
+
+logger = logging.getLogger(__name__)
 
 __all__ = ["LoadedConfig", "Source", "load_config"]
 
@@ -107,7 +111,7 @@ def load_config(
     register_resolvers()
     paths = [Path(file) for file in ([files] if isinstance(files, str | Path) else files)]
     names = RunNames.of(paths, recipe_dir)
-    layers = [read for path in paths for read in read_layers(path, names)]
+    layers = [read for path in paths for read in _read(path, names)]
     merged = Layer.of(bind(copied(below or {}), names, "."), Source("default"))
     for _, layer in layers:
         merged = merge(merged, layer)
@@ -116,6 +120,14 @@ def load_config(
     for text in overrides:
         merged = _apply(merged, parse_override(text), names)
     return _loaded(merged, tuple(str(path) for path, _ in layers), names)
+
+
+def _read(path: Path, names: RunNames) -> list[tuple[Path, Layer]]:
+    layers = read_layers(path, names)
+    if not any(layer.values for _, layer in layers):
+        # An error about what is missing then would not name the file.
+        logger.warning("%s is empty: it sets no key.", path)
+    return layers
 
 
 def _apply(merged: Layer, override: Override, names: RunNames) -> Layer:
@@ -137,6 +149,7 @@ def _layer(loaded: LoadedConfig) -> Layer:
 
 
 def _loaded(layer: Layer, files: tuple[str, ...], names: RunNames) -> LoadedConfig:
+    check_values(layer.values, layer.sources)
     config = OmegaConf.create(layer.values)
     OmegaConf.set_readonly(config, True)
     return LoadedConfig(config, layer.sources, files, names)

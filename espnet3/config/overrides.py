@@ -7,6 +7,7 @@ import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from espnet3.config.limits import MOST_LEVELS, compose
 from espnet3.config.redact import redact, redact_command
 from espnet3.config.sources import Source, dotted
 from espnet3.errors import ConfigError
@@ -45,6 +46,11 @@ def parse_override(text: str) -> Override:
         raise ConfigError(
             f"Override {text!r} is not of the form key.path=value. Write, for example: {example}"
         )
+    if len(path) > MOST_LEVELS:
+        raise ConfigError(
+            f"Override {text!r:.80}... sets a key of {len(path):,} parts, and {MOST_LEVELS} is the "
+            "most. Is a dot too many?"
+        )
     return Override(text, path, _parse_value(text, key, value))
 
 
@@ -52,11 +58,12 @@ def _parse_value(text: str, key: str, value: str) -> Any:
     if not value.strip():
         return ""
     try:
+        compose(value, f"the override {text:.80}")
         parsed = OmegaConf.from_dotlist([f"value={value}"])
-    except (yaml.YAMLError, OmegaConfBaseException) as error:
+    except (yaml.YAMLError, OmegaConfBaseException, ValueError, RecursionError) as error:
         raise ConfigError(
-            f"The value of the override {text!r} is not valid YAML. "
-            f"Quote it twice, for the shell and for YAML: '{key}=\"{value}\"'"
+            f"The value of the override {text!r:.300} is not valid YAML. "
+            f"Quote it twice, for the shell and for YAML: '{key}=\"{value:.300}\"'"
         ) from error
     return OmegaConf.to_container(parsed)["value"]  # type: ignore[call-overload, index]
 

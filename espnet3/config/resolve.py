@@ -44,3 +44,8 @@ def _resolved_config(config: Any, prefix: str, loaded: "LoadedConfig | None") ->
         return OmegaConf.to_container(config, resolve=True)
     except OmegaConfBaseException as error:
         raise ConfigError(explain(error, config, prefix, loaded)) from error
+    except RecursionError as error:
+        raise ConfigError(
+            f"{prefix or 'The config'} is nested too deeply, or its interpolations are. Write "
+            "values instead of ${...}"
+        ) from error

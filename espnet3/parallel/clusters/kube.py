@@ -10,6 +10,7 @@ import os
 import re
 import uuid
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from espnet3.errors import ConfigError, ResourceError, suggest
@@ -158,8 +159,11 @@ def cluster_spec(config: "ParallelConfig") -> dict[str, Any]:
 def _completed(custom: Any, n_workers: int) -> dict[str, Any]:
     from omegaconf import OmegaConf
 
+    from espnet3.config.files import read_file
+
+    is_file = isinstance(custom, str)
     try:
-        loaded = OmegaConf.load(custom) if isinstance(custom, str) else OmegaConf.create(custom)
+        loaded = OmegaConf.create(read_file(Path(custom)).values if is_file else custom)
         spec: Any = OmegaConf.to_container(loaded)
         spec["metadata"]["name"]  # KubeCluster needs it
         spec["spec"]["worker"]["replicas"] = n_workers

@@ -186,10 +186,10 @@ def trained_with(tokenizer: Path, exp_dir: Path) -> list[Path]:
 
 
 def _names(config_file: Path, tokenizer: Path) -> bool:
-    import yaml
+    from espnet3.config.files import read_file
 
     wanted = tokenizer.absolute()
-    values = [yaml.safe_load(config_file.read_text("utf-8"))]
+    values: list[Any] = [read_file(config_file).values]
     while values:
         value = values.pop()
         if isinstance(value, dict):
