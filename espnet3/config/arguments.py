@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from espnet3.config.sources import join_key, set_in
-from espnet3.config.targets import RESERVED, BadTarget, locate
+from espnet3.config.targets import RESERVED, BadTarget, locate_callable
 from espnet3.errors import ConfigError, suggest
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def check_arguments(
         ConfigError: the class cannot be imported, or takes no such argument.
     """
     try:
-        found = locate(target)
+        found = locate_callable(target)
     except BadTarget as bad:
         name = join_key(key, "_target_")
         raise ConfigError(f"{name} is {target!r}{set_in(name, loaded)}, but {bad}") from None

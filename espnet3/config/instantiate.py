@@ -7,7 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from espnet3.config.resolve import resolved
 from espnet3.config.sources import dotted, join_key, set_in
-from espnet3.config.targets import BadTarget, find_bad_argument, locate, signature_of
+from espnet3.config.targets import (
+    BadTarget,
+    find_bad_argument,
+    locate,
+    locate_callable,
+    signature_of,
+)
 from espnet3.config.trust import current_trust
 from espnet3.errors import ConfigError
 
@@ -95,7 +101,8 @@ class _Failure:
         message, cause = str(self.error).splitlines()[0], self.error.__cause__
         if message.startswith("Missing mandatory value"):
             return self._open_value()
-        if message.startswith("Error locating target"):
+        is_target = message.startswith(("Error locating target", "Expected a callable target"))
+        if is_target:
             return self._bad_target()
         if cause is None or not message.startswith("Error in call to target"):
             return self._cannot_be_built(message)
@@ -126,7 +133,7 @@ class _Failure:
     def _bad_target(self) -> BaseException:
         target = self.node.get("_target_")
         try:
-            locate(str(target))
+            locate_callable(str(target))
         except BadTarget as bad:
             name = join_key(self.key, "_target_")
             return self._chained(f"{name} is {target!r}{self._set_in('_target_')}, but {bad}")

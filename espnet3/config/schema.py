@@ -25,6 +25,8 @@ def _make_scalars_strict(schema: Any) -> None:
         kind = schema.get("type")
         if kind in _EXACT_TYPES:
             schema.setdefault("strict", True)
+        if kind == "float":
+            schema.setdefault("allow_inf_nan", False)
         # Without a type of its own it maps the names of fields, which may be any word.
         skipped = _NOT_SCHEMAS if isinstance(kind, str) else ()
         for key, part in schema.items():
@@ -40,7 +42,7 @@ class FrozenConfig(BaseModel):
 
     Numbers, booleans and strings are taken as YAML typed them: `"4"` and `true` are no integers, 1
     is no boolean, 12 is no string. An integer may stand for a float, a list for a tuple or set, a
-    string for a path or enum.
+    string for a path or enum. `.inf` and `.nan` are no numbers that a setting can have.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)

@@ -56,6 +56,28 @@ def locate(path: str) -> Any:
     return found
 
 
+def locate_callable(path: str) -> Any:
+    """Import a class or a function.
+
+    Raises:
+        BadTarget: There is none, or it is something else, such as a module.
+    """
+    found = locate(path)
+    if isinstance(found, ModuleType):
+        known = _names_in(found)
+        example = next((name for name in known if callable(getattr(found, name, None))), "NAME")
+        raise BadTarget(
+            f"that is a module, no class or function. Write: _target_: {path}.{example}. It has: "
+            f"{_listing(known)}."
+        )
+    if not callable(found):
+        raise BadTarget(
+            f"that is {found!r:.80}, of type {type(found).__name__}, which cannot be called. Write "
+            "the dotted path of a class or function: _target_: package.module.Name"
+        )
+    return found
+
+
 def _import_first(path: str, name: str) -> ModuleType:
     try:
         return importlib.import_module(name)

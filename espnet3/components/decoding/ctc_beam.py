@@ -54,7 +54,7 @@ class PrefixBeamCTC:
     ) -> None:
         counts = {"beam_size": beam_size, "n_best": n_best, "token_limit": token_limit}
         for name, value in counts.items():
-            if value < 1:
+            if not isinstance(value, int) or value < 1:
                 raise ConfigError(f"decoder.{name} is {value}, but must be 1 or more: {name}: 10")
         if token_bonus and ngram is None:
             raise ConfigError(

@@ -148,7 +148,7 @@ def check_same_tokens(lm: Any, model: Any) -> None:
 
 
 def _check_least(name: str, value: float, least: float) -> None:
-    if not value >= least:
+    if not least <= value < math.inf:
         raise ConfigError(f"decoder.{name} is {value}, but {least} is the least. Write: {name}: 1")
 
 

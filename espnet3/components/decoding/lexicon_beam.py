@@ -64,7 +64,7 @@ class LexiconCTC:
     ) -> None:
         counts = {"n_best": n_best, "beam_size": beam_size, "beam_size_token": beam_size_token}
         for name, value in counts.items():
-            if value < 1:
+            if not isinstance(value, int) or value < 1:
                 raise ConfigError(f"decoder.{name} is {value}, but must be 1 or more: {name}: 50")
         self._library = _flashlight()
         self.n_best = n_best

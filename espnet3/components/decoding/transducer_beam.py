@@ -43,7 +43,7 @@ class TransducerBeam:
         self, beam_size: int = 5, n_best: int = 1, *, max_tokens_per_frame: int = 5
     ) -> None:
         for name, value in {"beam_size": beam_size, "n_best": n_best}.items():
-            if value < 1:
+            if not isinstance(value, int) or value < 1:
                 raise ConfigError(f"decoder.{name} is {value}, but must be 1 or more: {name}: 5")
         self.beam_size = beam_size
         self.n_best = n_best

@@ -63,7 +63,7 @@ class TransducerGreedy:
 
 def check_limit(max_tokens_per_frame: int) -> int:
     """Return the limit, or raise a `ConfigError` if it is below 1."""
-    if max_tokens_per_frame < 1:
+    if not isinstance(max_tokens_per_frame, int) or max_tokens_per_frame < 1:
         raise ConfigError(
             f"decoder.max_tokens_per_frame is {max_tokens_per_frame}, but must be 1 or more: "
             "max_tokens_per_frame: 5"

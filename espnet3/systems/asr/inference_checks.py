@@ -1,10 +1,12 @@
 """What can be wrong with the recogniser of an inference config, found before workers start."""
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from espnet3.config.arguments import check_arguments
+from espnet3.config.merge import keys_in, value_at
 from espnet3.config.resolve import resolved
 from espnet3.config.sources import set_in
 from espnet3.config.targets import locate
@@ -35,7 +37,20 @@ def check_recognizer(loaded: "LoadedConfig") -> None:
     decoder = block.get("decoder")
     if decoder is not None:
         _check_decoder(decoder, loaded)
+    _check_finite(block, loaded)
     _check_numbers(block, decoder or {}, loaded)
+
+
+def _check_finite(block: Mapping[str, Any], loaded: "LoadedConfig") -> None:
+    for key in keys_in(block, "model"):
+        value = value_at({"model": block}, key)
+        # No threshold at all is a threshold of infinity.
+        is_threshold = key.endswith("threshold") and value == math.inf
+        if isinstance(value, float) and not math.isfinite(value) and not is_threshold:
+            raise ConfigError(
+                f"{key} is {value}{set_in(key, loaded)}, which is no number to compute with. "
+                f"Delete the line for the default, or write: {key.rpartition('.')[2]}: 1"
+            )
 
 
 def check_weights(loaded: "LoadedConfig") -> None:

@@ -115,14 +115,14 @@ def check_targets(loaded: "LoadedConfig", blocks: Iterable[str] | None) -> None:
     """
     from espnet3.config.resolve import resolved
     from espnet3.config.sources import set_in
-    from espnet3.config.targets import BadTarget, locate
+    from espnet3.config.targets import BadTarget, locate_callable
 
     values = resolved(loaded.config, loaded=loaded)
     used = values if blocks is None else {key: values[key] for key in blocks if key in values}
     for key, target in find_targets(used):
         where = f"{key} is {target!r}{set_in(key, loaded)}"
         try:
-            locate(str(target))
+            locate_callable(str(target))
         except BadTarget as bad:
             raise ConfigError(f"{where}, but {bad}") from bad
         except Exception as error:

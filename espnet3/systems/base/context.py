@@ -1,6 +1,7 @@
 """What the configs of a recipe share: declared once, and handed from one to the next."""
 
 import logging
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -110,11 +111,36 @@ def _check_folders(loaded: "LoadedConfig") -> None:
 
     for key in _FOLDERS:
         value = context_value(loaded, key)
+        if isinstance(value, str):
+            _check_path(key, value, loaded)
         is_number = key == "exp_tag" and isinstance(value, int | float)  # such as 2024
         if not is_number and (not isinstance(value, str) or not value):
             raise ConfigError(
                 f"{key} is {value!r}{set_in(key, loaded)}, but must be the name of a folder, as "
                 f'text. Write: {key}: "{DEFAULTS[key]}"'
+            )
+
+
+def _check_path(key: str, value: str, loaded: "LoadedConfig") -> None:
+    """Refuse what no folder can be, before anything is written."""
+    from espnet3.config.sources import set_in
+
+    where = f"{key} is {value!r:.200}{set_in(key, loaded)}"
+    write = f'Write: {key}: "{DEFAULTS[key]}"'
+    if any(ord(character) < 32 or ord(character) == 127 for character in value):
+        raise ConfigError(f"{where}, which has control characters in it. {write}")
+    if key == "exp_tag":
+        if value.startswith("/") or ".." in value.split("/"):
+            raise ConfigError(f"{where}, but is a name below exp/, not a path out of it. {write}")
+        return
+    for place in (Path(value), *Path(value).parents):
+        if place.is_dir():
+            return
+        if os.path.lexists(place):
+            what = "a link that leads nowhere" if place.is_symlink() else "a file, no folder"
+            raise ConfigError(
+                f"{where}, but {place} is {what}. Name another folder, or move it away: "
+                f"mv '{place}' '{place}.old'"
             )
 
 

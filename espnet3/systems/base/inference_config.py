@@ -10,8 +10,25 @@ from espnet3.config.schema import FrozenConfig, validate
 if TYPE_CHECKING:
     from espnet3.config.load import LoadedConfig
 
+_LONGEST_NAME = 100
 DEFAULT_PROVIDER = "espnet3.systems.base.inference_provider.InferenceProvider"
 DEFAULT_RUNNER = "espnet3.systems.base.inference_runner.InferenceRunner"
+
+
+_RESERVED = (
+    "done", "position", "failed.jsonl", "results.jsonl", "results.parquet", "manifest.json",
+    "_success.json", "leases", "logs", "detached",
+)  # fmt: skip
+
+
+def _check_name(name: str) -> None:
+    """Refuse a name of a field that is none: each is also the name of a file, such as hyp.scp."""
+    is_name = name.strip() and name.isprintable() and not set(name) & set("/\\")
+    if not is_name or name.startswith((".", "~")) or len(name) > _LONGEST_NAME:
+        raise ValueError(
+            f"has {name!r:.80}, which is no name of a field: it is that of a file as well, such as "
+            "hyp.scp. Write a word, such as: hyp"
+        )
 
 
 class ArtifactConfig(FrozenConfig):
@@ -25,6 +42,13 @@ class ArtifactConfig(FrozenConfig):
     """A `_target_` instead of a type; called with `value=` and `output_path=`."""
     suffix: str = ""
     """What is added to the `output_path` of a writer, such as `.flac`."""
+
+    @field_validator("suffix", mode="after")
+    @classmethod
+    def _is_an_ending(cls, value: str) -> str:
+        if set(value) & set("/\\") or (value and not value.isprintable()):
+            raise ValueError("is no ending of a file. Write: suffix: .flac")
+        return value
 
     @model_validator(mode="after")
     def _one_way_to_write(self) -> "ArtifactConfig":
@@ -81,6 +105,33 @@ class InferenceConfig(FrozenConfig):
     def _params_are_named(cls, value: dict[str, Any]) -> dict[str, Any]:
         if not isinstance(value.get("params") or {}, dict):
             raise ValueError("has params that are not named. Write: params: {beam_size: 8}")
+        return value
+
+    @field_validator("idx_key", "hyp_key", "ref_key", mode="after")
+    @classmethod
+    def _is_a_name(cls, value: str) -> str:
+        _check_name(value)
+        return value
+
+    @field_validator("output_keys", mode="after")
+    @classmethod
+    def _are_names(cls, value: list[str] | None) -> list[str] | None:
+        for name in value or ():
+            _check_name(name)
+            if (value or []).count(name) > 1:
+                raise ValueError(f"has {name!r} twice. Delete one of the two")
+        return value
+
+    @field_validator("output_artifacts", mode="after")
+    @classmethod
+    def _are_names_of_folders(cls, value: dict[str, ArtifactConfig]) -> dict[str, ArtifactConfig]:
+        for name in value:
+            _check_name(name)
+            # Each has a folder of this name beside the files of a shard.
+            if name.lower() in _RESERVED or name.lower().startswith("split."):
+                raise ValueError(
+                    f"has {name!r}, which is the name of a file of the run. Write: {name}_value"
+                )
         return value
 
     @field_validator("input_key", mode="after")
