@@ -19,9 +19,12 @@ from espnet3.components.decoding.ngram_estimate import train_ngram
 from espnet3.config.instantiate import instantiate
 from espnet3.config.targets import locate
 from espnet3.config.trust import current_trust
+from espnet3.errors import ConfigError
 from espnet3.systems.asr.inference import Speech2Text
+from espnet3.systems.asr.language_model import load_language_model
 from espnet3.systems.asr.packed_model import sha256
 from espnet3.systems.asr.packing import pack_model
+from espnet3.systems.asr.trained_model import load_trained
 from espnet3.systems.asr.trusted_targets import PackedModelError
 from espnet3.systems.base.context import load_configs
 from tests.recognizer_parts import DECODING, TEXTS, make_experiment, make_recipe, noise
@@ -340,6 +343,23 @@ def test_weights_by_their_path_are_checked_as_well(packed, canary, evil):
     with pytest.raises(PackedModelError, match="_target_"):
         Speech2Text(packed / "weights.safetensors")
     assert not canary.exists()
+
+
+@pytest.mark.parametrize("load", [load_language_model, load_trained])
+def test_parts_of_a_packed_model_are_checked_whoever_names_them(packed, canary, evil, load):
+    weights = packed / LM_FOLDER / "weights.safetensors"
+    assert load(weights).n_tokens
+    change(packed / LM_FOLDER / LM_CONFIG, {"model": evil}, None)
+    seal(packed)
+    with pytest.raises(PackedModelError, match="_target_"):
+        load(weights)
+    assert not canary.exists()
+
+
+@pytest.mark.parametrize("value", ["false", 0, None, "no"])
+def test_trust_is_given_by_true_alone(packed, value):
+    with pytest.raises(ConfigError, match="trust_remote_code"):
+        Speech2Text.from_packed(packed, trust_remote_code=value)
 
 
 def test_a_module_on_the_path_is_not_even_imported(packed, canary, tmp_path, monkeypatch):

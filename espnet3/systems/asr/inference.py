@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from espnet3.config.trust import under
+from espnet3.errors import ConfigError
 from espnet3.systems.asr.output import output_fn
 from espnet3.systems.asr.recognition import Recognition
 from espnet3.systems.asr.recognizer import Recognizer
@@ -89,7 +90,8 @@ class Speech2Text(Recognizer):
         from espnet3.systems.asr.packed_layout import WEIGHTS
         from espnet3.systems.asr.packed_model import open_packed, packed_settings
 
-        trusted = bool(settings.get("trust_remote_code", False))
+        trusted = settings.get("trust_remote_code", False)
+        _check_trust(trusted)
         folder, keeper, trust = open_packed(path, trust_code=trusted)
         with under(trust):
             own = packed_settings(folder, trust, given=settings)
@@ -101,8 +103,17 @@ class Speech2Text(Recognizer):
 
 
 def _load(weights: Path, device: str, trust_remote_code: bool) -> Any:
+    _check_trust(trust_remote_code)
     from espnet3.systems.asr.packed_model import is_packed, load_packed_model
 
     if is_packed(weights.parent):
         return load_packed_model(weights.parent, device, trust=trust_remote_code)
     return load_trained(weights, device)
+
+
+def _check_trust(value: Any) -> None:
+    if not isinstance(value, bool):  # the text "false" would be true
+        raise ConfigError(
+            f"trust_remote_code is {value!r:.80}, but must be true or false, without quotes. "
+            "Write: trust_remote_code: false"
+        )

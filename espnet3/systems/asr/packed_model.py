@@ -27,6 +27,8 @@ from espnet3.systems.asr.packed_layout import (
 from espnet3.systems.asr.trained_model import build_trained
 from espnet3.systems.asr.trusted_targets import is_allowed
 
+_DEEPEST = 5
+"""Folders between a packed model and the files of a language model in it, at most."""
 _SETTINGS = ("decoder", "n_best", "word_times", "window_seconds", "overlap_seconds")
 
 
@@ -84,6 +86,16 @@ def load_packed_model(folder: Path, device: str, *, trust: bool = False) -> Any:
     with under(known):
         known.check(block, "model", TRAINING)
         return build_trained(_inside(block, folder), folder / WEIGHTS, device)
+
+
+def trust_around(path: Path) -> Trust | None:
+    """Return what may be used of the packed model that a file is in; None if it is in none."""
+    for folder in list(Path(os.path.abspath(path)).parents)[:_DEEPEST]:
+        if is_packed(folder):
+            meta = read_yaml(folder / META)
+            if "format" in meta and "sha256" in meta:  # another program may have such a file too
+                return _checked(folder, folder, trust_code=False)
+    return None
 
 
 def packed_settings(folder: Path, trust: Trust, given: Mapping[str, Any]) -> dict[str, Any]:

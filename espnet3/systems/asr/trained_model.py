@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from espnet3.config.trust import current_trust, under
 from espnet3.errors import ConfigError, ResourceError, RunFolderError
 from espnet3.systems.asr.trained_tokens import check_trained_tokens
 
@@ -29,10 +30,15 @@ def load_trained(weights: str | os.PathLike[str], device: str = "cpu") -> "nn.Mo
         ConfigError: The weights or the config are missing.
         RunFolderError: They do not belong together, or the tokenizer is not that of the training.
         ResourceError: There is no such device.
+        PackedModelError: They are part of a packed model, whose config names foreign code.
     """
+    from espnet3.systems.asr.packed_model import trust_around
+
     path = Path(weights)
-    config = read_training_config(path)
-    return build_trained(config["model"], path, device)
+    # What lies in a packed model is of others, whoever names it.
+    with under(current_trust() or trust_around(path)):
+        config = read_training_config(path)
+        return build_trained(config["model"], path, device)
 
 
 def build_trained(block: Mapping[str, Any], weights: Path, device: str) -> "nn.Module":
