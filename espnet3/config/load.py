@@ -4,6 +4,7 @@ import logging
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -125,9 +126,14 @@ def load_config(
 def _read(path: Path, names: RunNames) -> list[tuple[Path, Layer]]:
     layers = read_layers(path, names)
     if not any(layer.values for _, layer in layers):
-        # An error about what is missing then would not name the file.
-        logger.warning("%s is empty: it sets no key.", path)
+        _warn_of_empty(str(path))
     return layers
+
+
+@cache
+def _warn_of_empty(path: str) -> None:
+    """Name a file that sets nothing, once: an error about what is missing would not."""
+    logger.warning("%s is empty: it sets no key.", path)
 
 
 def _apply(merged: Layer, override: Override, names: RunNames) -> Layer:

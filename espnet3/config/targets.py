@@ -65,14 +65,16 @@ def locate_callable(path: str) -> Any:
     found = locate(path)
     if isinstance(found, ModuleType):
         known = _names_in(found)
-        example = next((name for name in known if callable(getattr(found, name, None))), "NAME")
+        # Its own, not what it imports.
+        own = [n for n in known if getattr(getattr(found, n, None), "__module__", "") == path]
+        example = next(iter(own), "NAME")
         raise BadTarget(
-            f"that is a module, no class or function. Write: _target_: {path}.{example}. It has: "
-            f"{_listing(known)}."
+            f"that is a module, no class or function. It has: {_listing(own or known)}. Write: "
+            f"_target_: {path}.{example}"
         )
     if not callable(found):
         raise BadTarget(
-            f"that is {found!r:.80}, of type {type(found).__name__}, which cannot be called. Write "
+            f"that is {found!r:.80}, of type {type(found).__name__}, which is not callable. Write "
             "the dotted path of a class or function: _target_: package.module.Name"
         )
     return found

@@ -77,9 +77,9 @@ def test_a_module_as_target(tmp_path, target):
 
 def test_a_target_that_cannot_be_called(tmp_path):
     loaded = inference(tmp_path, "model:", "  _target_: os.sep")
-    with pytest.raises(ConfigError, match=r"model\._target_.*:3.*cannot be called"):
+    with pytest.raises(ConfigError, match=r"model\._target_.*:3.*not callable"):
         check_targets(loaded, None)
-    with pytest.raises(ConfigError, match=r"model\._target_.*cannot be called"):
+    with pytest.raises(ConfigError, match=r"model\._target_.*not callable"):
         instantiate(loaded.config.model, key="model", loaded=loaded)
 
 
