@@ -85,30 +85,37 @@ class Trust:
                 whose checksum is not known.
         """
         given = Path(path)
-        if self.code:
-            return given
+        left, seen = ([] if self.code else [os.fspath(path)]), set[str]()
+        while left:
+            real = self._real_path(left.pop())
+            if real not in self.files and real not in seen:  # links may go in a circle
+                seen.add(real)
+                # What is hidden is read by nobody who is given the folder.
+                left += [one.path for one in os.scandir(real) if not one.name.startswith(".")]
+        return given
+
+    def _real_path(self, given: str) -> str:
+        """Return the real path of a file with a checksum, or of a folder inside."""
         try:
             real = os.path.realpath(given, strict=True)
             mode = os.stat(real).st_mode
         except (OSError, ValueError) as error:
             raise PackedModelError(
-                f"{str(given)!r:.200} cannot be read ({error!s:.80}). Copy the packed model anew."
+                f"{given!r:.200} cannot be read ({error!s:.80}). Copy the packed model anew."
             ) from error
         if real in self.files and stat.S_ISREG(mode):
-            return given
+            return real
         if not _is_below(real, os.path.realpath(self.root)):
             raise PackedModelError(
-                f"{str(given)!r:.200} leads out of the packed model {self.root}. A packed model "
+                f"{given!r:.200} leads out of the packed model {self.root}. A packed model "
                 "reads nothing but its own files. Do not use it; get the model from elsewhere."
             )
         if not stat.S_ISDIR(mode):
             raise PackedModelError(
-                f"{str(given)!r:.200} has no checksum in the meta.yaml of the packed model, or is "
+                f"{given!r:.200} has no checksum in the meta.yaml of the packed model, or is "
                 f"no plain file, so it is not read. {_PACK_AGAIN}"
             )
-        for entry in os.scandir(real):
-            self.path(entry.path)
-        return given
+        return real
 
     def _check_code(self, value: Any, called: str) -> None:
         if not isinstance(value, str) or not self.allows(value):

@@ -287,6 +287,18 @@ def test_a_relative_path_never_counts_from_the_current_folder(packed, canary, tm
     refused(packed, canary)
 
 
+def test_links_in_a_circle_end(packed):
+    (packed / LM_FOLDER / "loop").symlink_to("..")
+    (packed / LM_FOLDER / ".DS_Store").write_bytes(b"x")
+    change(packed / INFERENCE, "model.decoder.lm", f"{LM_FOLDER}/weights.safetensors")
+    seal(packed)
+    assert Speech2Text.from_packed(packed)(noise(0.5)).text is not None
+    from espnet3.systems.asr.packed_model import open_packed
+
+    _, _, trust = open_packed(packed)
+    assert trust.path(packed / LM_FOLDER)
+
+
 def test_a_tokenizer_that_is_a_link(packed, canary, tmp_path):
     shutil.move(packed / "tokenizer", tmp_path / "tokenizer")
     (packed / "tokenizer").symlink_to(tmp_path / "tokenizer")

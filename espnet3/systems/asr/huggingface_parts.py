@@ -31,7 +31,7 @@ _CONFIG_FILES = (
 )  # fmt: skip
 _CODE_FILES = (
     "*.py", "*.pkl", "*.pickle", "*.bin", "*.pt", "*.pth", "*.ckpt", "*.h5", "*.msgpack", "*.so",
-    "adapter_config.json",
+    "adapter_config.json", "*.safetensors*", "*.index.json", "*.gguf",
 )  # fmt: skip
 
 
@@ -170,7 +170,8 @@ def _check_folder(place: str) -> None:
     folder = checked_path(place)
     if odd := sorted(file.name for pattern in _CODE_FILES for file in folder.rglob(pattern)):
         raise PackedModelError(
-            f"{folder} holds {odd[0]!r:.80}, which can hold code. Pack the model again with: "
+            f"{folder} holds {odd[0]!r:.80}, which is code, or weights beside those of the packed "
+            "model. Pack it again with: "
             "python run.py --stages pack_model"
         )
     for name in _CONFIG_FILES:
