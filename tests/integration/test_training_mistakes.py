@@ -153,6 +153,9 @@ WHILE_BUILDING = {
     "weights of which none fits": (TAG, f"{ANEW}\ninit: {{path: exp/tones/last.ckpt, from: encodr}}", r"no weights below from: encodr.*'encoder'"),
 }  # fmt: skip
 
+# The folder holds a training with another config, which would be refused first.
+ACCEPT = "accept_changes=[model,dataset,dataloader,trainer,code,old]"
+
 WHILE_TRAINING = {
     "a metric that is never logged": ("[[valid/loss, 2, min]]", "[[valid/lss, 2, min]]", rf"best_model_criterion\.0 is 'valid/lss' \(set in {HERE}\).*Logged are: .*Write: best_model_criterion: \[\[valid/loss, 2, min\]\]"),
     "a metric of training that is never logged": ("[[valid/loss, 2, min]]", "[[train/lss, 2, min]]", rf"best_model_criterion\.0 is 'train/lss' \(set in {HERE}\).*\[\[train/loss, 2, min\]\]"),
@@ -257,7 +260,7 @@ def test_a_mistake_in_the_config_is_told_before_anything_is_built_or_written(run
 def test_a_mistake_in_data_or_model_leaves_the_earlier_training_as_it_was(run, folder, name):
     old, new, expected = WHILE_BUILDING[name]
     before = of_training(files_of(folder / "exp"))
-    code, shown = run(changed(old, new))
+    code, shown = run(changed(old, new), ACCEPT)
     assert code == 1
     assert_told(shown, expected)
     assert of_training(files_of(folder / "exp")) == before
@@ -268,7 +271,7 @@ def test_a_mistake_that_shows_in_training_leaves_the_last_checkpoint(run, folder
     old, new, expected = WHILE_TRAINING[name]
     last = folder / "exp" / "tones" / "last.ckpt"
     before = last.read_bytes()
-    code, shown = run(changed(old, new))
+    code, shown = run(changed(old, new), ACCEPT)
     assert code == 1
     assert_told(shown, expected)
     assert last.read_bytes() == before

@@ -5,6 +5,7 @@ weights of one training are never gone on with, or shown, as those of another. W
 on the way stands in it with epoch and step.
 """
 
+import json
 import logging
 import os
 import re
@@ -19,7 +20,7 @@ from espnet3 import __version__
 from espnet3.config.fingerprint import diff, same_file
 from espnet3.errors import EspnetError, RunFolderError, StaleRunError
 from espnet3.io.atomic import write_json
-from espnet3.io.records import DamagedFileError, read_record
+from espnet3.io.records import DamagedFileError, parse_record, read_record
 from espnet3.parallel.identity import is_below
 from espnet3.systems.base.training_fingerprint import (
     TrainingDescription,
@@ -42,6 +43,8 @@ _BUILT_ONCE = re.compile(
     r"(optimizer|scheduler)s?(\.\w+\.\w+)?\._target_|optimizers\.\w+\.params.*"
 )
 """What the state in a checkpoint belongs to: no new value can take it over."""
+_USED, _UNUSED = "is used now", "is not used any more"
+_MOST_LINES = 30
 _NO_RECORD = "there was no record of data and code before"
 
 
@@ -67,6 +70,8 @@ class TrainingRecord:
     start: str = ""
     espnet3: str = ""
     accepted: list[Acceptance] = field(default_factory=list)
+    before: dict[str, Any] | None = None
+    """The record without the last acceptance, which counts until there is a later checkpoint."""
     version: int = _VERSION
 
 
@@ -76,30 +81,32 @@ class Comparison:
 
     exp_dir: Path
     described: TrainingDescription
-    record: TrainingRecord | None = None
-    """None where nothing was trained yet, or it starts anew."""
+    base: TrainingRecord | None = None
+    """What made the weights; None where nothing was trained yet, or it starts anew."""
     accepted: tuple[str, ...] = ()
-    """Changes that the config allows, line by line."""
+    """Changes since then that the config allows, line by line."""
+    on_disk: TrainingRecord | None = None
 
     def write(self, epoch: int, step: int) -> None:
         """Write the record, as the training goes on from here; to be called by the first process.
 
         Whatever was accepted on the way here stays in it.
         """
+        if self.on_disk is not None and self.base is not None:
+            known = self.on_disk.accepted[len(self.base.accepted) :]
+            if tuple(line for one in known for line in one.changes) == self.accepted:
+                return  # it says all this already
         now = datetime.now().astimezone().isoformat(timespec="seconds")
-        record = self.record or TrainingRecord({}, start=now, espnet3=__version__)
-        history = list(record.accepted)
-        if self.accepted:
-            history.append(Acceptance(now, epoch, step, list(self.accepted)))
-        elif self.record is not None and self.record.start:
-            return  # it says all this already
-        described = self.described
+        base = self.base or TrainingRecord({})
+        new = Acceptance(now, epoch, step, list(self.accepted))
         record = replace(
-            record,
-            fingerprint=described.fingerprint,
-            files=described.files(),
-            start=record.start or now,
-            accepted=history,
+            base,
+            fingerprint=self.described.fingerprint,
+            files=self.described.files(),
+            start=base.start or now,
+            espnet3=base.espnet3 or __version__,
+            accepted=[*base.accepted, *([new] if self.accepted else [])],
+            before=asdict(replace(base, before=None)) if self.accepted and base.start else None,
         )
         self.exp_dir.mkdir(parents=True, exist_ok=True)
         write_json(self.exp_dir / FILE, asdict(record))
@@ -109,7 +116,7 @@ class Comparison:
 
         After a kill before the next checkpoint, the record has them and the checkpoint has not.
         """
-        known = self.record.accepted if self.record else []
+        known = self.base.accepted if self.base else []
         lines = [line for one in known if one.step >= step for line in one.changes]
         return tuple(dict.fromkeys(_key(line) for line in (*lines, *self.accepted)))
 
@@ -170,27 +177,64 @@ def _compare(
 ) -> Comparison:
     record = read_training_record(exp_dir)
     if record is None:
-        record = _from_config(exp_dir)
-        if not is_used and record is not None:
-            logger.warning(
-                "%s was trained before trainings left a record (%s): its settings were compared "
-                "with %s, its data and code were not. From now on they are.",
-                exp_dir, FILE, _CONFIG,
-            )  # fmt: skip
-        if record is None:
-            return Comparison(exp_dir, described)
-        changed = _changed_values(record.fingerprint, described.fingerprint)
-        lines = [*changed, *([] if is_used else [_NO_RECORD])]
-    else:
-        changed = lines = _changes(record, described)
+        return _compare_values(exp_dir, described, loaded, is_used=is_used)
+    base = _of_the_weights(record, loaded, is_used=is_used)
+    accepted = [line for one in record.accepted[len(base.accepted) :] for line in one.changes]
+    changed = _changes(base, described)
+    new = [line for line in changed if line not in accepted]
+    _refuse(exp_dir, new, loaded, is_used=is_used)
+    if new and not is_used:
+        logger.warning("Accepted, and written to %s: %s", exp_dir / FILE, "; ".join(new))
+    return Comparison(exp_dir, described, base, tuple(changed), record)
+
+
+def _compare_values(
+    exp_dir: Path, described: TrainingDescription, loaded: "LoadedConfig", *, is_used: bool
+) -> Comparison:
+    """Compare with what a training of an earlier version, without a record, says of itself."""
+    base = _from_config(exp_dir)
+    if base is None:
+        return Comparison(exp_dir, described)
+    changed = _changed_values(base.fingerprint, described.fingerprint)
+    _refuse(exp_dir, changed, loaded, is_used=is_used)
+    if not is_used:
+        logger.warning(
+            "%s was trained before trainings left a record (%s): its settings were compared with "
+            "%s, its data and code were not. From now on they are.",
+            exp_dir, FILE, _CONFIG,
+        )  # fmt: skip
+    return Comparison(exp_dir, described, base, (*changed, _NO_RECORD))
+
+
+def _of_the_weights(
+    record: TrainingRecord, loaded: "LoadedConfig", *, is_used: bool
+) -> TrainingRecord:
+    """Return the record without a change that no checkpoint has seen yet: it may be taken back."""
+    from espnet3.trainer.checkpointing.resume import find_resume_point
+
+    if record.before is None or not record.accepted:
+        return record
+    exp_dir = Path(str(loaded.config["exp_dir"]))
+    ckpt_path = (loaded.config.get("fit") or {}).get("ckpt_path")
+    try:
+        point = find_resume_point(exp_dir, ckpt_path=ckpt_path)
+    except EspnetError:  # it is damaged, which is no matter where averages are used
+        if not is_used:
+            raise
+        return record
+    if point is None or point.position.step > record.accepted[-1].step:
+        return record
+    return parse_record(json.dumps(record.before).encode(), TrainingRecord, exp_dir / FILE)
+
+
+def _refuse(
+    exp_dir: Path, changed: Sequence[str], loaded: "LoadedConfig", *, is_used: bool
+) -> None:
     accept = loaded.config.get("accept_changes") or ()
     allowed = [accept] if isinstance(accept, str) else [str(key) for key in accept]
     refused = [line for line in changed if not _is_allowed(_key(line), allowed)]
     if refused:
         raise StaleRunError(_refusal(exp_dir, refused, loaded, is_used=is_used))
-    if changed and not is_used:
-        logger.warning("Accepted, and written to %s: %s", exp_dir / FILE, "; ".join(changed))
-    return Comparison(exp_dir, described, record, tuple(lines))
 
 
 def read_training_record(exp_dir: Path) -> TrainingRecord | None:
@@ -240,10 +284,13 @@ def _changes(record: TrainingRecord, described: TrainingDescription) -> list[str
     old, new = record.fingerprint, described.fingerprint
     if described.sets is None:  # files and data may be made by a stage that comes first
         old = {key: value for key, value in old.items() if key in new or not _is_input(key)}
-        return [_in_words(line, old, new) for line in diff(old, new)]
-    # Sets that a stage of another version did not look into are no change.
     lines = [_in_words(line, old, new) for line in diff(old, new) if not _is_count(_key(line))]
-    return [*lines, *_changed_files(record, described)]
+    if described.sets is not None:
+        lines += _changed_files(record, described)
+    # Code that came or went follows from what was set, or from other code.
+    followed = [line for line in lines if line.endswith((_USED, _UNUSED))]
+    lines = [line for line in lines if line not in followed] or followed
+    return sorted(lines, key=lambda line: line.startswith("code."))  # what was set comes first
 
 
 def _is_input(key: str) -> bool:
@@ -258,10 +305,10 @@ def _is_count(key: str) -> bool:
 def _in_words(line: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
     """Say what changed; two digests tell nobody anything."""
     key = _key(line)
+    if key.startswith("code."):
+        return f"{key}: {_of_code(key in old, key in new)}"
     if key not in old or key not in new:
         return line
-    if key.startswith("code."):
-        return f"{key}: the code changed"
     match = _OF_DATA.fullmatch(key)
     if match is None:
         return line
@@ -269,6 +316,12 @@ def _in_words(line: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
         return f"{key}: the audio files have other content"
     counts = [values.get(f"{match[1]}.n_items", "?") for values in (old, new)]
     return f"{key}: other data ({counts[0]} items then, {counts[1]} now)"
+
+
+def _of_code(was_used: bool, is_used: bool) -> str:
+    if was_used and is_used:
+        return "the code changed"
+    return _USED if is_used else _UNUSED
 
 
 def _changed_files(record: TrainingRecord, described: TrainingDescription) -> list[str]:
@@ -297,8 +350,12 @@ def _is_allowed(key: str, accept: Sequence[str]) -> bool:
 def _refusal(
     exp_dir: Path, refused: Sequence[str], loaded: "LoadedConfig", *, is_used: bool
 ) -> str:
-    listing = "\n".join(f"  {line}" for line in refused)
+    shown, rest = refused[:_MOST_LINES], len(refused) - _MOST_LINES
+    more = f"\n  and {rest} more" if rest > 0 else ""
+    listing = "\n".join(f"  {line}" for line in shown) + more
     keys = [_key(line) for line in refused]
+    if len(refused) > _MOST_LINES:
+        keys = list(dict.fromkeys(key.partition(".")[0] for key in keys))
     fixed = [key for key in keys if _BUILT_ONCE.fullmatch(key)]
     accept = f"'accept_changes=[{','.join(key for key in keys if key not in fixed)}]'"
     tag = f"exp_tag={shlex.quote(_free_tag(exp_dir, loaded))}"

@@ -64,7 +64,10 @@ class Parts:
 
 
 def fit(loaded, parts=None, started=None) -> bool:
-    on_start = (lambda: None) if started is None else lambda: started.append(os.listdir("exp"))
+    def on_start(point) -> None:
+        if started is not None:
+            started.append(os.listdir("exp"))
+
     return Fit(loaded, parts or Parts(), StartupTimes(), on_start).run()
 
 
