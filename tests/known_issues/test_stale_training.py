@@ -442,6 +442,21 @@ def test_weights_are_not_used_under_another_training_config(recipe, train, name)
     assert code == 0, shown
 
 
+def test_an_override_that_is_new_in_all_configs_is_meant_for_inference(train):
+    code, shown = train("note=of_today", stages=("--stages", "infer", *WITH_INFERENCE))
+    assert code == 0, shown
+
+
+def test_a_checkpoint_of_another_training_takes_the_settings_of_the_new_one(recipe, train):
+    start = ("exp_tag=other", "fit.ckpt_path=exp/tones/last.ckpt", "trainer.max_epochs=2")
+    code, shown = train(*start, "optimizer.lr=0.002")
+    assert code == 0, shown
+    checkpoint = torch.load(recipe / "exp/other/last.ckpt", weights_only=True)
+    assert checkpoint["optimizer_states"][0]["param_groups"][0]["lr"] == 0.002
+    record = json.loads((recipe / "exp/other/training.json").read_text())
+    assert record["accepted"][0]["changes"] == ["optimizer.lr: 0.01 -> 0.002"]
+
+
 def test_weights_are_not_used_with_other_training_data(recipe, train):
     edit(recipe / "data/train.jsonl", "tone 3", "tone 2")
     code, shown = train(stages=("--stages", "infer", *WITH_INFERENCE))

@@ -46,6 +46,7 @@ class ASRSystem(BaseSystem):
         """Train the model, and keep with it which tokens it is trained for."""
         from espnet3.systems.asr.trained_tokens import record_tokens
 
+        self.compare_train()
         record_tokens(self.config_for("train"))
         return super().train()
 

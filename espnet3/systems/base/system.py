@@ -143,6 +143,7 @@ class BaseSystem:
         from espnet3.systems.base.training import train
 
         self.found_all_done = True
+        self.compare_train()
 
         def start() -> None:
             self.found_all_done = False
@@ -150,6 +151,16 @@ class BaseSystem:
 
         comparison, self._comparison = self._comparison, None  # it holds the datasets
         return train(self.config_for("train"), comparison, start)
+
+    def compare_train(self) -> None:
+        """Refuse to train over another training, if `check_train` could not tell yet.
+
+        Raises:
+            StaleRunError: Naming each key that differs.
+        """
+        from espnet3.systems.base.training import compare
+
+        self._comparison = self._comparison or compare(self.config_for("train"))
 
     def check_train(self) -> None:
         """Check the training config, and what was launched, before anything runs.
@@ -170,7 +181,7 @@ class BaseSystem:
         )
         return all(name in _MAKE_NO_INPUTS for name in before)
 
-    def check_trained(self, *, with_data: bool = False) -> None:
+    def check_trained(self, *, with_inputs: bool = False) -> None:
         """Refuse to use weights that another training config made than the one that is given.
 
         Raises:
@@ -178,8 +189,11 @@ class BaseSystem:
         """
         from espnet3.systems.base.training_record import compare_weights
 
-        if self.training is not None and "train" not in self.planned:
-            compare_weights(self.training, with_data=with_data)
+        if self.training is None or "train" in self.planned:
+            return
+        given = (self.inference, self.metrics, self.publication, self.demo)
+        others = [loaded for loaded in given if loaded is not None]
+        compare_weights(self.training, with_inputs=with_inputs, others=others)
 
     def describe_train(self) -> list[str]:
         """Return what `train` would do: data, batches, model, where it goes on."""
@@ -211,7 +225,7 @@ class BaseSystem:
         from espnet3.systems.base.inference import infer
 
         if not self._has_inputs("infer"):  # or it was done before anything ran
-            self.check_trained(with_data=True)
+            self.check_trained(with_inputs=True)
         return infer(self.config_for("infer"), detach=self.detach, on_all_done=self._note_all_done)
 
     def _note_all_done(self) -> None:
@@ -228,7 +242,7 @@ class BaseSystem:
         is_trained_first = "train" in self.planned
         training = self.config_for("train") if is_trained_first else None
         check_test_rates(self.config_for("infer"), training)
-        self.check_trained(with_data=self._has_inputs("infer"))
+        self.check_trained(with_inputs=self._has_inputs("infer"))
 
     def describe_infer(self) -> list[str]:
         """Return what `infer` would do: test sets, shards, batches, job script."""

@@ -60,7 +60,7 @@ def train(
     is_first = process_rank().is_first
     before: list[int] = []
     with times.part("comparison"):
-        compared = comparison or _compare(loaded)
+        compared = comparison or compare(loaded)
     sets = compared.described.sets if compared else None
 
     def start(point: "ResumePoint | None") -> None:
@@ -87,7 +87,7 @@ def train(
     return None if was_trained else Skipped("it is trained to the end already")
 
 
-def _compare(loaded: "LoadedConfig", *, with_inputs: bool = True) -> Comparison | None:
+def compare(loaded: "LoadedConfig", *, with_inputs: bool = True) -> Comparison | None:
     """Compare with the training that is there; of a trial nothing is kept, so it may differ."""
     from espnet3.trainer.config import trainer_block
 
@@ -188,7 +188,7 @@ def check_train(loaded: "LoadedConfig", *, with_inputs: bool = True) -> Comparis
     check_launch(block, loaded=loaded)
     with quiet_lightning(), _unheard():
         build_trainer(loaded, exp_dir=str(_exp_dir(loaded)))
-    return _compare(loaded, with_inputs=with_inputs)
+    return compare(loaded, with_inputs=with_inputs)
 
 
 @contextmanager
@@ -212,7 +212,7 @@ def describe_train(loaded: "LoadedConfig", comparison: Comparison | None = None)
     """
     from espnet3.systems.base.training_plan import describe_training
 
-    compared = comparison or _compare(loaded)
+    compared = comparison or compare(loaded)
     return describe_training(loaded, compared.described.sets if compared else None)
 
 

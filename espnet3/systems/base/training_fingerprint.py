@@ -9,6 +9,7 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -98,8 +99,8 @@ def describe_training_run(
     described = describe_values(values)
     if not with_inputs:
         return TrainingDescription({**described, **_describe_code(values, {})})
-    _seed(values)
-    sets = build_sets(loaded)
+    with _seeded(values):
+        sets = build_sets(loaded)
     described |= {**_describe_code(values, sets), **_describe_data(sets)}
     return TrainingDescription(described, _paths_in(values, sets), sets)
 
@@ -217,12 +218,28 @@ def _exists(path: str) -> bool:
         return False
 
 
-def _seed(values: Mapping[str, Any]) -> None:
+@contextmanager
+def _seeded(values: Mapping[str, Any]) -> Iterator[None]:
     """Seed as the training does before it builds its data, for datasets that draw numbers."""
-    from espnet3.trainer.seeding import seed_all
+    import random
 
+    import numpy as np
+
+    torch: Any = sys.modules.get("torch")  # not imported for this alone
     seed = values.get("seed")
-    seed_all(seed if isinstance(seed, int) and seed >= 0 else 0)
+    value = seed if isinstance(seed, int) and seed >= 0 else 0
+    before = random.getstate(), np.random.get_state(), torch and torch.get_rng_state()
+    random.seed(value)
+    np.random.seed(value % 2**32)
+    if torch:
+        torch.manual_seed(value)
+    try:
+        yield
+    finally:
+        random.setstate(before[0])
+        np.random.set_state(before[1])
+        if torch:
+            torch.set_rng_state(before[2])
 
 
 def _describe_code(values: Mapping[str, Any], sets: Mapping[str, Any]) -> dict[str, Any]:

@@ -139,16 +139,44 @@ def compare_training(loaded: "LoadedConfig", *, with_inputs: bool = True) -> Com
         EspnetError: A dataset cannot be built.
     """
     exp_dir = Path(str(loaded.config["exp_dir"]))
+    described = describe_training_run(loaded, with_inputs=with_inputs)
     if loaded.config.get("resume") == "never" or not has_weights(exp_dir):
-        return Comparison(exp_dir, describe_training_run(loaded, with_inputs=with_inputs))
-    return _compare(exp_dir, describe_training_run(loaded, with_inputs=with_inputs), loaded)
+        return _compare_origin(exp_dir, described, loaded)
+    return _compare(exp_dir, described, loaded)
 
 
-def compare_weights(loaded: "LoadedConfig", *, with_data: bool) -> None:
+def _compare_origin(
+    exp_dir: Path, described: TrainingDescription, loaded: "LoadedConfig"
+) -> Comparison:
+    """Note what changed since the checkpoint of another training that a new one goes on from."""
+    ckpt_path = (loaded.config.get("fit") or {}).get("ckpt_path")
+    folder = Path(str(ckpt_path)).parent
+    record = read_training_record(folder) if ckpt_path else None
+    if record is None:
+        return Comparison(exp_dir, described)
+    changed = _changes(record, described)
+    fixed = [line for line in changed if _BUILT_ONCE.fullmatch(_key(line))]
+    if fixed:
+        raise StaleRunError(_refusal(folder, fixed, loaded, is_used=False))
+    return Comparison(exp_dir, described, accepted=tuple(changed))
+
+
+def compare_weights(
+    loaded: "LoadedConfig",
+    *,
+    with_inputs: bool,
+    others: Sequence["LoadedConfig"] = (),
+) -> None:
     """Refuse weights that another training config made than the one that is given beside them.
 
     Data that cannot be looked at here is left out, with a line: results may well be made where the
     training data is not.
+
+    Args:
+        loaded: the training config.
+        with_inputs: also compare code, files and data; without, settings only, without imports.
+        others: the configs that are given beside it; what the command line adds to these as well
+            is meant for them.
 
     Raises:
         StaleRunError: Naming each key that differs and was not accepted.
@@ -156,16 +184,27 @@ def compare_weights(loaded: "LoadedConfig", *, with_data: bool) -> None:
     exp_dir = Path(str(loaded.config["exp_dir"]))
     if not has_weights(exp_dir) or not (loaded.has("optimizer") or loaded.has("optimizers")):
         return
-    _compare(exp_dir, _described_here(loaded, with_data), loaded, is_used=True)
+    described = _described_here(loaded, with_inputs)
+    added = [key for key in described.fingerprint if _is_added(key, loaded, others)]
+    _compare(exp_dir, described, loaded, is_used=True, added=added)
 
 
-def _described_here(loaded: "LoadedConfig", with_data: bool) -> TrainingDescription:
-    if with_data and (Path(str(loaded.config["exp_dir"])) / FILE).exists():
+def _is_added(key: str, loaded: "LoadedConfig", others: Sequence["LoadedConfig"]) -> bool:
+    """Tell whether an override set a key in this config and in another one."""
+    sources = [one.find_source(key) for one in (loaded, *others)]
+    typed = [source is not None and source.file.startswith("command line") for source in sources]
+    return typed[0] and any(typed[1:])
+
+
+def _described_here(loaded: "LoadedConfig", with_inputs: bool) -> TrainingDescription:
+    from espnet3.config.resolve import resolved
+
+    if with_inputs and (Path(str(loaded.config["exp_dir"])) / FILE).exists():
         try:
             return describe_training_run(loaded)
         except (EspnetError, OSError) as error:
             logger.info("The training data was not compared with that of the weights: %s", error)
-    return describe_training_run(loaded, with_inputs=False)
+    return TrainingDescription(describe_values(resolved(loaded.config, loaded=loaded)))
 
 
 def _compare(
@@ -174,8 +213,12 @@ def _compare(
     loaded: "LoadedConfig",
     *,
     is_used: bool = False,
+    added: Sequence[str] = (),
 ) -> Comparison:
     record = read_training_record(exp_dir)
+    known = (record or _from_config(exp_dir) or TrainingRecord({})).fingerprint
+    ours = {k: v for k, v in described.fingerprint.items() if k in known or k not in added}
+    described = replace(described, fingerprint=ours)
     if record is None:
         return _compare_values(exp_dir, described, loaded, is_used=is_used)
     base = _of_the_weights(record, loaded, is_used=is_used)
