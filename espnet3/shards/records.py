@@ -33,6 +33,7 @@ from espnet3.io.records import (
 )
 
 _FOLDER = "detached"
+_READABLE = 0o644  # whatever the umask: a second user who helps must be counted, too
 _NOT_IN_NAMES = re.compile(r"[^\w.-]+", re.ASCII)
 
 T = TypeVar("T")
@@ -234,7 +235,7 @@ def write_job(paths: RecordPaths, record: JobRecord) -> None:
     from espnet3.config.redact import scrub_text
 
     values = asdict(record) | {"script": scrub_text(record.script)}
-    write_json(paths.jobs / f"{record.key}.json", values)
+    write_json(paths.jobs / f"{record.key}.json", values, permissions=_READABLE)
 
 
 def complete_job(paths: RecordPaths, record: JobRecord) -> None:
@@ -253,18 +254,20 @@ def complete_own_job(paths: RecordPaths, env: str, tag: str, job_id: str) -> Non
 
 def write_worker(paths: RecordPaths, record: WorkerRecord) -> None:
     """Note how a worker stands."""
-    write_json(paths.workers / f"{record.owner_id}.json", asdict(record), sync=False)
+    path = paths.workers / f"{record.owner_id}.json"
+    write_json(path, asdict(record), sync=False, permissions=_READABLE)
 
 
 def write_death(paths: RecordPaths, note: DeathNote) -> bool:
     """Note a death, unless somebody else noted this very one; see `DeathNote.note_id`."""
     text = dump_json(asdict(note), indent=1) + "\n"
-    return create_bytes(paths.deaths / f"{note.key}.json", text.encode(), sync=False)
+    path = paths.deaths / f"{note.key}.json"
+    return create_bytes(path, text.encode(), sync=False, permissions=_READABLE)
 
 
 def write_stop(paths: RecordPaths, mark: StopMark) -> None:
     """Tell all workers to end; they look at each heartbeat."""
-    write_json(paths.stop, asdict(mark))
+    write_json(paths.stop, asdict(mark), permissions=_READABLE)
 
 
 def read_jobs(

@@ -25,7 +25,7 @@ from espnet3.io.records import (
 )
 from espnet3.shards.accounting import account
 from espnet3.shards.commit import Done, read_done, walk_files
-from espnet3.shards.layout import RunLayout
+from espnet3.shards.layout import FAILED, RunLayout
 from espnet3.shards.manifest import Manifest
 from espnet3.shards.merge import check_contents, check_sizes
 from espnet3.shards.reachable import read_file, unreachable
@@ -33,6 +33,7 @@ from espnet3.shards.usage import Accounting
 
 logger = logging.getLogger(__name__)
 _PATH = "__path__"
+_GONE = -1
 
 
 def write_success(
@@ -65,7 +66,7 @@ def write_success(
         "accounting": account(layout.root, manifest, done).as_dict(),
         "hosts": sorted({shard.host for shard in done}),
         "outputs": outputs,
-        **_artifacts_of(layout, done),
+        **_artifacts_of(layout, done, result),
         "versions": manifest.versions,
         "finished": time.time(),
         **({} if encoded is None else {"result": encoded}),
@@ -99,7 +100,7 @@ class _Success:
     padded_share: Share | None = None
     n_halved: Count | None = None
     accounting: dict[str, Any] | None = None
-    artifacts: dict[int, int] = field(default_factory=dict)
+    artifacts: dict[int, tuple[int, bool]] = field(default_factory=dict)
     result: list[Any] | None = None
 
     def problem(self) -> str:
@@ -169,18 +170,34 @@ def _stat(path: Path) -> os.stat_result | None:
         raise unreachable(error, path) from error
 
 
-def _artifacts_of(layout: RunLayout, shards: Iterable[Done]) -> dict[str, dict[int, int]]:
-    """Return a digest for each shard that has files in subfolders: those are not merged, but stay.
+def _artifacts_of(
+    layout: RunLayout, shards: Iterable[Done], result: Any
+) -> dict[str, dict[int, tuple[int, bool]]]:
+    """Return, for each shard of which more than lines to join is left, a digest of its files.
 
-    It is taken behind the merge. What that moved or removed is its own affair.
+    Also whether the run needs them: those in subfolders, or in a folder that `merge` returned, are
+    results; others may be removed with their shard. The digest is taken behind the merge. What
+    that moved or removed is its own affair.
     """
-    digests = {}
+    returned = {path.relative_to(layout.root).parts[:1] for path in _inside(result, layout.root)}
+    artifacts = {}
     for done in shards:
-        if any(name.endswith("/") for name in done.files):
+        folder = layout.shard(done.shard)
+        is_needed = any(name.endswith("/") for name in done.files) or (folder.name,) in returned
+        is_joined = all(entry["lines"] == done.n_written for entry in _of_items(done))
+        if is_needed or not is_joined:
             with suppress(IncompleteRunError):
-                check_sizes(layout.shard(done.shard), done)
-                digests[done.shard] = _digest(layout.shard(done.shard))
-    return {"artifacts": digests} if digests else {}
+                check_sizes(folder, done)
+                artifacts[done.shard] = (_digest(folder), is_needed)
+    return {"artifacts": artifacts} if artifacts else {}
+
+
+def _inside(result: Any, root: Path) -> list[Path]:
+    return [path for path in paths_in(result) if path.is_relative_to(root)]
+
+
+def _of_items(done: Done) -> list[dict[str, int]]:
+    return [entry for name, entry in done.files.items() if name != FAILED]
 
 
 def _digest(shard_dir: Path) -> int:
@@ -194,7 +211,7 @@ def _digest(shard_dir: Path) -> int:
             facts = f"{name}\0{stat.st_size} {stat.st_mtime_ns} {stat.st_ctime_ns}\n"
             digest = zlib.crc32(os.fsencode(facts), digest)
     except (FileNotFoundError, NotADirectoryError):
-        return -1
+        return _GONE
     except OSError as error:
         raise unreachable(error, error.filename or shard_dir) from error
     return digest
@@ -216,30 +233,31 @@ def known_result(values: dict[str, Any], layout: RunLayout, output_dir: Path) ->
 
 
 def has_artifacts(values: dict[str, Any], layout: RunLayout) -> bool:
-    """Tell whether the files that a merge left in subfolders of shards are as they were.
+    """Tell whether what is left in the shards, beside lines that were joined, is as it was.
 
     Names, sizes and times are compared; where they differ, as in a copy of the folder, contents.
 
     Raises:
         FileSystemError: It cannot be told from here.
     """
-    digests = {int(shard): digest for shard, digest in values.get("artifacts", {}).items()}
-    now = {shard: _digest(layout.shard(shard)) for shard in digests}
-    if now == digests:
+    known = {int(shard): value for shard, value in values.get("artifacts", {}).items()}
+    now = {shard: _digest(layout.shard(shard)) for shard in known}
+    needed = {shard for shard, (_, is_needed) in known.items() if is_needed or now[shard] != _GONE}
+    changed = sorted(shard for shard in needed if now[shard] != known[shard][0])
+    if not changed:
         return True
-    changed = [shard for shard in digests if now[shard] != digests[shard]]
     found = [(layout.shard(shard), read_done(layout.shard(shard))) for shard in changed]
     try:
+        for folder, done in found:
+            if done is None:
+                raise IncompleteRunError(f"{folder} is gone or damaged since.")
         check_contents([(folder, done) for folder, done in found if done is not None])
     except IncompleteRunError as error:
         logger.warning("The run is merged, but %s", error)
         return False
-    for folder, done in found:
-        if done is None:
-            logger.warning("The run is merged, but %s is gone or damaged since", folder)
-            return False
+    artifacts = {shard: (now[shard], known[shard][1]) for shard in known}
     with suppress(OSError):  # it is only read again next time
-        write_json(layout.success, {**values, "artifacts": now})
+        write_json(layout.success, {**values, "artifacts": artifacts})
     return True
 
 

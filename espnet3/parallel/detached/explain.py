@@ -69,9 +69,9 @@ class _Explainer:
             yield from self._silent_schedulers()
             yield from self._silent_workers()
             yield from self._avoided()
-            yield from self._unreachable()
             yield from explain_slow(seen.status.running, seen.committed.values(), self._quoted)
             yield from self._no_successor()
+        yield from self._unreachable()
         jobs = [job for job in seen.crew.jobs if not self._is_told(job)]
         is_over = seen.is_over and seen.state != "complete"
         yield from explain_ends(jobs, self._run_dir, quoted=self._quoted, is_over=is_over)
@@ -230,7 +230,10 @@ class _Explainer:
         left = {w.record.host: w for w in self._seen.crew.workers if _could_not_reach(w)}
         for host, worker in left.items():
             told = f"worker {worker.name} left {host}: {worker.record.reason}"
-            fix = "Others go on. Tell your administrators, or if nobody is left: " + self._resume()
+            if self._seen.state == "complete":
+                yield Finding("ok", "node", told)
+                continue
+            fix = f"Others go on. Tell your administrators; if nobody is left: {self._resume()}"
             yield Finding("problem" if self._seen.is_over else "warning", "node", told, fix)
 
     def _no_successor(self) -> Iterator[Finding]:
