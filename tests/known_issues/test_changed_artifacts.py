@@ -202,7 +202,7 @@ def test_file_or_folder_that_came_later_is_refused_before_the_merge(unmerged, na
         path.mkdir()
         path = path / "x"
     path.write_bytes(b"x")
-    with pytest.raises(IncompleteRunError, match="was not there when split.0 was committed"):
+    with pytest.raises(IncompleteRunError, match=r"was not there when split\.0 was committed"):
         speak(unmerged)
     path.unlink()
     speak(unmerged)

@@ -226,7 +226,7 @@ def test_second_user_with_another_umask_robs_nobody_and_is_robbed_by_nobody(tmp_
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
-            )  # fmt: skip
+            )
         )
     try:
         assert [user.stdout.readline() for user in users] == ["ready\n", "ready\n"]
