@@ -12,6 +12,7 @@ import json
 import logging
 import os
 import re
+import stat
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cache, lru_cache
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
+_MAX_BYTES = 1 << 30
 _FAR = 1e11  # seconds: in the year 5138, where the arithmetic of times still works
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _ESCAPED_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
@@ -76,6 +78,8 @@ Share = Annotated[float, _outside(0.0, 1.0)]
 """A part of a whole."""
 Name = Annotated[str, _unlike(r"[\w][\w.@+-]{0,200}", "name that could be part of a path")]
 """A word of which file names are made: no slash, no dot at its beginning."""
+JobId = Annotated[str, _unlike(r"(?!-)[\w.:#@+\[\]-]{0,200}", "number of a job")]
+"""What a scheduler calls a job; empty if that is not known. It becomes a word of a command line."""
 PathText = Annotated[str, _unlike(r"[^\0]{0,4096}", "path")]
 """A path: no NUL, which no system call takes."""
 
@@ -110,11 +114,30 @@ def read_record(path: str | os.PathLike[str], kind: type[T]) -> T | None:
         OSError: It cannot be read from here, which says nothing of its content.
     """
     try:
-        with open(path, "rb") as file:
-            content = file.read()
+        content = read_content(path)
     except FileNotFoundError:
         return None
     return parse_record(content, kind, path)
+
+
+def read_content(path: str | os.PathLike[str]) -> bytes:
+    """Return what a file holds that others may have put there.
+
+    Raises:
+        DamagedFileError: It is a pipe or a device, which could keep us waiting, or far too large.
+        OSError: It is not there, or cannot be read from here.
+    """
+    with open(path, "rb", opener=_without_waiting) as file:
+        found = os.fstat(file.fileno())
+        if not stat.S_ISREG(found.st_mode):
+            raise DamagedFileError(f"{os.fspath(path)} is damaged: it is no file.")
+        if found.st_size > _MAX_BYTES:
+            raise DamagedFileError(f"{os.fspath(path)} is damaged: it has {found.st_size} bytes.")
+        return file.read()
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def parse_record(content: bytes, kind: type[T], path: str | os.PathLike[str]) -> T:
@@ -171,12 +194,13 @@ def read_lines(path: str | os.PathLike[str], kind: type[T]) -> Iterator[T]:
     Raises:
         OSError: It cannot be read from here.
     """
+    problems: list[DamagedFileError] = []
     try:
-        with open(path, "rb") as file:
-            lines = file.readlines()
+        lines = read_content(path).splitlines(keepends=True)
     except FileNotFoundError:
         return
-    problems: list[DamagedFileError] = []
+    except DamagedFileError as error:
+        lines, problems = [], [error]
     for number, line in enumerate(lines, 1):
         try:
             if not line.isspace():

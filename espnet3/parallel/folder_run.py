@@ -83,7 +83,7 @@ def folder_errors(root: Path) -> Iterator[None]:
         yield
     except OSError as error:
         if is_of_node(error, root):
-            raise unreachable(error, error.filename or root) from error
+            raise unreachable(error, error.filename or root, "used") from error
         if not is_folder_trouble(error):
             raise  # not diagnosed here: it may come from the user's merge()
         where = f" ({error.filename})" if error.filename else ""

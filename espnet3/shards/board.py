@@ -6,18 +6,17 @@ may be seen late, so a name that is not there proves nothing: the claim decides 
 commit whose results count.
 """
 
-import os
 import random
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 from espnet3.shards.layout import claimed_name, shard_of, shard_of_attempt
 from espnet3.shards.lease import HEARTBEAT, Lease
 from espnet3.shards.manifest import Manifest
 from espnet3.shards.plan import run_order
-from espnet3.shards.reachable import is_there, reaching
+from espnet3.shards.reachable import is_there, list_names
 
 FRESH_SECONDS = 5.0
 """How long a listing is good enough to choose from."""
@@ -79,7 +78,7 @@ class Board:
         now = time.monotonic()
         self._met = {s: t for s, t in self._met.items() if now - t < _MET_SECONDS}
         self._claimed, self._n_owners = self._mine.union(self._met), 0
-        for name in _names(self._lease.folder):
+        for name in list_names(self._lease.folder):
             if name.endswith(".owner"):
                 self._n_owners += 1
             elif (shard := shard_of(claimed_name(name))) is not None:
@@ -88,7 +87,7 @@ class Board:
     def _list_shards(self) -> None:
         found: set[int] = set()
         self._attempts = {}
-        for name in _names(self._root):
+        for name in list_names(self._root):
             if (shard := shard_of(name)) is not None and name == self._layout.shard_name(shard):
                 found.add(shard)
             elif (shard := shard_of_attempt(name)) is not None:
@@ -222,9 +221,3 @@ class Board:
         self._mine.discard(shard)
         self._claimed.discard(shard)
         self._lease.release(self._layout.shard_name(shard))
-
-
-def _names(folder: Path) -> Iterator[str]:
-    with reaching(folder), os.scandir(folder) as entries:
-        for entry in entries:
-            yield entry.name

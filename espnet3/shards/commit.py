@@ -35,7 +35,7 @@ from espnet3.shards.layout import (
     shard_of_damaged,
 )
 from espnet3.shards.manifest import read_run_id
-from espnet3.shards.reachable import is_there, names_in, reaching, read_file
+from espnet3.shards.reachable import is_there, list_names, names_in, read_file
 from espnet3.shards.sharing import share_files, share_folder
 
 __all__ = [
@@ -339,9 +339,7 @@ def committed_shards(layout: RunLayout, run_id: str) -> dict[int, Done]:
         FileSystemError: The folder, or a shard in it, cannot be read from here.
     """
     found = {}
-    with reaching(layout.root):
-        names = os.listdir(layout.root)
-    for name in names:
+    for name in list_names(layout.root):
         shard = shard_of(name)
         # A copy that somebody made by hand (`split.07`, or one that says it is another) is none.
         if shard is None or name != layout.shard_name(shard):
@@ -355,9 +353,7 @@ def committed_shards(layout: RunLayout, run_id: str) -> dict[int, Done]:
 def attempts(root: Path) -> dict[int, list[Path]]:
     """Return the folders of unfinished attempts, by shard."""
     found: dict[int, list[Path]] = {}
-    with reaching(root):
-        names = os.listdir(root)
-    for name in names:
+    for name in list_names(root):
         shard = shard_of_attempt(name)
         if shard is not None:
             found.setdefault(shard, []).append(root / name)

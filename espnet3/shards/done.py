@@ -24,7 +24,6 @@ class Done:
     host: str = ""
     pid: Pid = 0
     files: dict[str, dict[str, int]] = field(default_factory=dict)
-    """Amount and checksum of each file, and of each subfolder (`wav/`) as a whole."""
     summary: Any = None
     n_halved: Count = 0
     """Batches that were too large for the memory."""
@@ -37,8 +36,8 @@ class Done:
 
     def problem(self) -> str:
         """Return in which way it makes no sense; empty if it does."""
-        if self.stop < self.start:
-            return f"stop: {self.stop} is before start, {self.start}"
+        if self.stop <= self.start:
+            return f"stop: {self.stop} is not behind start, {self.start}"
         if self.n_failed > self.n_items:
             return f"n_failed: {self.n_failed} of {self.n_items} items"
         for name, entry in self.files.items():

@@ -8,12 +8,14 @@ nothing is removed, taken over, computed again or declared complete on its accou
 import errno
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any, TypeVar
 
 from espnet3.errors import FileSystemError
 from espnet3.shards.owner import node_name
 
+T = TypeVar("T")
 _ABSENT = (FileNotFoundError, NotADirectoryError)  # also a file in the place of its folder
 # What may be over in a moment: a server that fails over, a handle that was replaced.
 _PASSING = {errno.EIO, errno.ESTALE, errno.EAGAIN, errno.EINTR}
@@ -22,25 +24,29 @@ _PAUSES = (0.05, 0.2, 0.5)
 _NAMES_OF_NODE = (
     "EIO", "ESTALE", "ENXIO", "ENODEV", "ETIMEDOUT", "EHOSTDOWN", "EHOSTUNREACH", "ENETDOWN",
     "ENETUNREACH", "ENOTCONN", "ECONNABORTED", "ECONNRESET", "ECONNREFUSED", "ESHUTDOWN",
-    "EREMOTEIO", "ENOLINK", "ECOMM", "EPROTO", "EBADMSG", "EUCLEAN", "EAGAIN", "ENFILE", "EMFILE",
-    "ENOLCK", "EKEYEXPIRED", "ENOKEY",
+    "EREMOTEIO", "ENOLINK", "ECOMM", "EPROTO", "EBADMSG", "EUCLEAN", "ENOLCK", "EKEYEXPIRED",
+    "ENOKEY",
 )  # fmt: skip
+_OF_DISK = {errno.EIO, errno.ESTALE}
 _OF_NODE = {getattr(errno, name) for name in _NAMES_OF_NODE if hasattr(errno, name)}
 
 
 def is_of_node(error: BaseException, folder: str | os.PathLike[str]) -> bool:
     """Tell whether an error of the operating system means that this node cannot reach a folder.
 
-    Errors of `write` name no file; they are taken to be about the folder.
+    Errors of `read` and `write` name no file: those that only a disk has are taken to be about the
+    folder, those that a network connection of the user's has as well are not.
     """
     if isinstance(error, FileSystemError):
         return True
     if not isinstance(error, OSError) or error.errno not in _OF_NODE:
         return False
-    return error.filename is None or is_inside(error, folder)
+    if error.filename is None:
+        return error.errno in _OF_DISK
+    return _is_inside(error, folder)
 
 
-def is_inside(error: OSError, folder: str | os.PathLike[str]) -> bool:
+def _is_inside(error: OSError, folder: str | os.PathLike[str]) -> bool:
     """Tell whether an error is about a folder, or about something in it."""
     if not isinstance(error.filename, str | bytes | os.PathLike):
         return False
@@ -48,12 +54,14 @@ def is_inside(error: OSError, folder: str | os.PathLike[str]) -> bool:
     return path == root or path.startswith(os.path.join(root, ""))
 
 
-def unreachable(error: OSError, path: str | os.PathLike[str]) -> FileSystemError:
+def unreachable(
+    error: OSError, path: str | os.PathLike[str], verb: str = "read"
+) -> FileSystemError:
     """Return what to say of a file that is there, or may be, and cannot be read from here."""
     code = errno.errorcode.get(error.errno or 0, "no number")
     reason = error.strerror or str(error)
     return FileSystemError(
-        f"{os.fspath(path)} cannot be read on {node_name()}: {reason} ({code}). This tells nothing "
+        f"{os.fspath(path)} cannot be {verb} on {node_name()}: {reason} ({code}). This tells nothing "
         "of what is in it, so nothing was removed or computed anew. Run the same command again "
         "when the file system is back, or the permissions are mended."
     )
@@ -75,19 +83,10 @@ def read_file(path: str | os.PathLike[str]) -> bytes | None:
         IsADirectoryError: A folder is in its place.
         FileSystemError: It cannot be read from here.
     """
-    for pause in (*_PAUSES, None):
-        try:
-            with open(path, "rb") as file:
-                return file.read()
-        except _ABSENT:
-            return None
-        except IsADirectoryError:
-            raise
-        except OSError as error:
-            if pause is None or error.errno not in _PASSING:
-                raise unreachable(error, path) from error
-            time.sleep(pause)
-    raise AssertionError("the last try returns or raises")
+    try:
+        return _steadily(_read, path)
+    except _ABSENT:
+        return None
 
 
 def is_there(path: str | os.PathLike[str]) -> bool:
@@ -99,11 +98,9 @@ def is_there(path: str | os.PathLike[str]) -> bool:
         FileSystemError: It cannot be told from here.
     """
     try:
-        os.lstat(path)
+        _steadily(os.lstat, path)
     except _ABSENT:
         return False
-    except OSError as error:
-        raise unreachable(error, path) from error
     return True
 
 
@@ -114,8 +111,39 @@ def names_in(folder: str | os.PathLike[str]) -> list[str]:
         FileSystemError: They cannot be listed from here.
     """
     try:
-        return os.listdir(folder)
-    except FileNotFoundError:
-        return []
-    except OSError as error:
+        return list_names(folder)
+    except FileSystemError as error:
+        if isinstance(error.__cause__, FileNotFoundError):
+            return []
+        raise
+
+
+def list_names(folder: str | os.PathLike[str]) -> list[str]:
+    """Return the names in a folder that must be there.
+
+    Raises:
+        FileSystemError: They cannot be listed from here, or the folder is gone.
+    """
+    try:
+        return _steadily(os.listdir, folder)
+    except _ABSENT as error:
         raise unreachable(error, folder) from error
+
+
+def _read(path: str | os.PathLike[str]) -> bytes:
+    with open(path, "rb") as file:
+        return file.read()
+
+
+def _steadily(call: Callable[[Any], T], path: str | os.PathLike[str]) -> T:
+    """Call a function with a path, and again after what may be over in a moment."""
+    for pause in (*_PAUSES, None):
+        try:
+            return call(path)
+        except (*_ABSENT, IsADirectoryError):
+            raise
+        except OSError as error:
+            if pause is None or error.errno not in _PASSING:
+                raise unreachable(error, path) from error
+            time.sleep(pause)
+    raise AssertionError("the last try returns or raises")

@@ -36,7 +36,10 @@ def stop_for(error: EspnetError, root: Path, lease: Lease) -> bool:
         logger.error("The worker on %s leaves, others may go on", lease.owner.host)
         return False
     is_of_node = isinstance(error, EarlyDeaths | RunFolderError)
-    others = [owner for owner in lease.others() if owner.host != lease.owner.host]
+    # What a user may not do here, another one may, also on the same machine.
+    is_of_user = isinstance(error.__cause__, PermissionError)
+    host = lease.owner.host
+    others = [owner for owner in lease.others() if is_of_user or owner.host != host]
     if is_of_node and others:
         logger.warning("Others go on, such as %s: this may be about this node only", others[0])
         return False
