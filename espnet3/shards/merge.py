@@ -3,7 +3,6 @@
 import os
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -89,6 +88,8 @@ def check_contents(shards: Sequence[tuple[Path, Done]]) -> None:
         for shard_dir, done in shards:
             _check_content(shard_dir, done)
         return
+    from concurrent.futures import ThreadPoolExecutor  # not before it is needed: it takes its time
+
     with ThreadPoolExecutor(n_threads) as pool:
         try:
             for _ in pool.map(lambda shard: _check_content(*shard), shards):

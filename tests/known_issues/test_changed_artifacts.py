@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from espnet3.errors import IncompleteRunError
 from espnet3.parallel import BaseRunner, use_parallel
 from espnet3.shards.join import join_files
+from tests.integration.detached_parts import DetachedFolder
 from tests.providers import Provider
 
 N_ITEMS, N_SHARDS = 12, 3
@@ -254,6 +256,32 @@ def test_merge_may_move_artifacts_away(tmp_path):
             return "moved"
 
     assert speak(tmp_path, Mover) == speak(tmp_path, Mover) == "moved"
+
+
+@pytest.mark.parametrize("change", [Path.unlink, lambda path: path.write_text("other\n")])
+def test_detached_run_whose_merged_file_changed_is_merged_anew(tmp_path, change):
+    for _ in range(2):
+        run = DetachedFolder(tmp_path / "out", n_items=6, n_shards=2)
+        try:
+            assert run.run() == 0
+            run.assert_complete()
+        finally:
+            run.close()
+        change(run.out / "text")
+
+
+def test_detached_run_whose_shard_changed_is_not_merged(tmp_path):
+    for wanted in (0, 1):
+        run = DetachedFolder(tmp_path / "out", n_items=6, n_shards=2)
+        try:
+            assert run.run() == wanted
+        finally:
+            run.close()
+        path = run.out / "split.1" / "text"
+        path.write_text(path.read_text().upper())
+        (run.out / "text").unlink(missing_ok=True)
+    assert "split.1/text" in run.stop()["reason"]
+    assert not (run.out / "_SUCCESS.json").exists()
 
 
 def test_folder_of_the_version_before_merges_without_checksums_of_names(unmerged):

@@ -101,6 +101,8 @@ def _shards_left(request: RunRequest, manifest: Manifest, policy: "FaultPolicy")
         if request.retry_failed:
             refuse_merging(root, lease)
         order = shards_to_run(layout, manifest, retry_failed=request.retry_failed)
+        # What it proves is gone or changed, else we were not here; workers would believe it.
+        layout.success.unlink(missing_ok=True)
     if policy.max_errors is not None:
         n_failed = count_failed(layout, manifest)
         if n_failed > policy.max_errors:
