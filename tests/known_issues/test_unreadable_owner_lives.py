@@ -4,6 +4,7 @@ import os
 import stat
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -23,11 +24,27 @@ CODES = ["EACCES", "EIO", "ESTALE", "ETIMEDOUT", "EPERM"]
 OLD = 3600.0
 
 
-@pytest.fixture
-def plan(tmp_path):
+def publish_plan(root):
     plan = make_plan(12, 6)
     manifest = Manifest({}, 12, plan.bounds, plan.costs, None, {})
-    return publish_manifest(tmp_path, manifest, range(12))
+    return publish_manifest(root, manifest, range(12))
+
+
+@pytest.fixture
+def plan(tmp_path):
+    return publish_plan(tmp_path)
+
+
+@pytest.fixture
+def shared_folder():
+    """A run folder that two users may work in; pytest's own are closed to all but one."""
+    with tempfile.TemporaryDirectory(prefix="espnet3-shared-") as name:
+        root = Path(name)
+        publish_plan(root)
+        os.chown(root, 1001, 54321)
+        root.chmod(0o2775)
+        (root / "manifest.json").chmod(0o644)
+        yield root
 
 
 @pytest.fixture
@@ -207,17 +224,10 @@ with Lease(root, timeout=60.0) as lease:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be two users")
 @pytest.mark.parametrize("masks", [("022", "077"), ("077", "022"), ("077", "077")])
-def test_second_user_with_another_umask_robs_nobody_and_is_robbed_by_nobody(tmp_path, plan, masks):
-    shared = tmp_path.parent
-    for folder in (shared, shared.parent, shared.parent.parent):
-        if stat.S_IMODE(folder.stat().st_mode) & 0o001 == 0:
-            os.chmod(folder, stat.S_IMODE(folder.stat().st_mode) | 0o001)
-    os.chown(tmp_path, 1001, 54321)
-    os.chmod(tmp_path, 0o2775)
-    (tmp_path / "manifest.json").chmod(0o644)
+def test_second_user_with_another_umask_robs_nobody_and_is_robbed_by_nobody(shared_folder, masks):
     users = []
     for role, mask in enumerate(masks):
-        command = [sys.executable, "-c", HELPER, tmp_path, str(1001 + role), mask, str(role)]
+        command = [sys.executable, "-c", HELPER, shared_folder, str(1001 + role), mask, str(role)]
         users.append(
             subprocess.Popen(
                 list(map(str, command)),
@@ -229,7 +239,8 @@ def test_second_user_with_another_umask_robs_nobody_and_is_robbed_by_nobody(tmp_
             )
         )
     try:
-        assert [user.stdout.readline() for user in users] == ["ready\n", "ready\n"]
+        began = [user.stdout.readline() for user in users]
+        assert began == ["ready\n", "ready\n"], [user.communicate()[1] for user in users]
         for user in users:
             user.stdin.write("go\n")
             user.stdin.flush()
@@ -246,7 +257,7 @@ def test_second_user_with_another_umask_robs_nobody_and_is_robbed_by_nobody(tmp_
         for user in users:
             user.kill()
             user.communicate()
-    private = [tmp_path / f"split.{role}" / "private" for role in range(2)]
+    private = [shared_folder / f"split.{role}" / "private" for role in range(2)]
     modes = [stat.S_IMODE(path.stat().st_mode) for path in private]
     assert [mode for mode, mask in zip(modes, masks, strict=True) if mask == "022"] == [
         0o600 for mask in masks if mask == "022"
