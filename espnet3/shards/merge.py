@@ -113,6 +113,13 @@ def _check_content(shard_dir: Path, done: Done) -> None:
             what = "files of other names" if same else "other content"
             amount = _amount(expected["files"], expected["bytes"])
             raise IncompleteRunError(_damaged(shard_dir / name, amount, what))
+    for name in sorted(found.keys() - done.files.keys()):
+        if not name.startswith("."):  # of a desktop, or of a file system
+            raise IncompleteRunError(
+                f"{shard_dir / name} was not there when {shard_dir.name} was committed. A merge "
+                "would take it for a result: move it out of that folder and run the same command "
+                "again."
+            )
 
 
 def _committed_files(shard_dir: Path) -> Iterator[tuple[str, Path]]:
@@ -135,7 +142,7 @@ def _describe_missing(root: Path, manifest: Manifest, missing: list[int]) -> str
 
 
 def check_sizes(shard_dir: Path, done: Done) -> None:
-    """Compare the files with what `done` says: cheap, and catches what was added or lost.
+    """Compare the files with what `done` says: cheap, and catches what was edited or lost.
 
     Raises:
         IncompleteRunError: naming the file, or the subfolder.
@@ -150,13 +157,6 @@ def check_sizes(shard_dir: Path, done: Done) -> None:
         if found.get(name) != expected:
             now = _amount(*found[name]) if name in found else "missing"
             raise IncompleteRunError(_damaged(shard_dir / name, _amount(*expected), now))
-    for name in sorted(found.keys() - done.files.keys()):
-        if not name.startswith("."):  # of a desktop, or of a file system
-            raise IncompleteRunError(
-                f"{shard_dir / name} was not there when {shard_dir.name} was committed. A merge "
-                "would take it for a result: move it out of that folder and run the same command "
-                "again."
-            )
 
 
 def _amount(n_files: int, n_bytes: int) -> str:
