@@ -310,3 +310,20 @@ def test_node_that_can_never_read_done_does_not_stop_a_run_it_is_alone_with(deta
 def test_committed_shards_cannot_be_none_where_the_folder_cannot_be_listed(interrupted):
     with unreachable(r"/out$", "EIO", "list"), pytest.raises(FileSystemError):
         committed_shards(committed_layout(interrupted), "any")
+
+
+@pytest.mark.parametrize("code", ["EIO", "ESTALE", "ETIMEDOUT"])
+def test_worker_process_that_cannot_publish_is_named_and_the_rest_is_kept(
+    tmp_path, monkeypatch, code
+):
+    from espnet3.parallel import use_parallel
+
+    runner = Runner(Provider(), output_dir=tmp_path / "out")
+    for name, value in environment_of(r"/manifest\.json$", code, tmp_path / "site").items():
+        monkeypatch.setenv(name, value)
+    block = {"env": "local", "n_workers": 2, "shards_per_worker": 2}
+    with use_parallel(block), pytest.raises(FileSystemError, match="file system is back"):
+        runner(range(20))
+    monkeypatch.undo()
+    with use_parallel(block):
+        assert runner(range(20)).read_text() == "".join(f"utt{i} ok\n" for i in range(20))
