@@ -5,6 +5,7 @@ import traceback
 from pathlib import Path
 
 from espnet3.errors import EspnetError
+from espnet3.io.folders import folder_trouble
 from espnet3.systems.base.stages import Stage
 
 
@@ -17,6 +18,9 @@ def describe_failure(stage: Stage, error: BaseException, log: Path | None) -> st
         what = f"it called sys.exit({error.code!r})"
     else:
         what = f"{type(error).__name__}: {error}"
+        # What is to be a folder, and is something else. Of other files this would say nothing.
+        if isinstance(error, FileExistsError | NotADirectoryError) and error.filename:
+            what += f": {folder_trouble(error)}"
     see = f" Traceback: {log}" if log else ""
     return f"Stage {stage} failed: {what}{_place(error)}.{see}{notes}"
 

@@ -57,6 +57,10 @@ def _guarded(run: Callable[[], int]) -> int:
     except (EspnetError, OSError) as error:
         from espnet3.cli.plain import print_error
 
+        if isinstance(error, OSError) and error.errno is not None:
+            from espnet3.parallel.detached.folder_access import describe
+
+            error = EspnetError(describe(error))
         print_error(error)
         return 2 if isinstance(error, UsageError) else 1
     except SystemExit as error:  # how argparse ends, after it has said all

@@ -26,6 +26,7 @@ from espnet3.errors import (
     RunInterrupted,
     StaleRunError,
 )
+from espnet3.io.folders import folder_trouble
 from espnet3.logs import StageLog, open_stage_log
 from espnet3.systems.base.context import context_value
 from espnet3.systems.base.provenance import Invocation, StageRecord
@@ -179,7 +180,8 @@ def _unwritable(exp_dir: Path, error: OSError) -> RunFolderError:
     where = f" ({error.filename})" if error.filename else ""
     return RunFolderError(
         f"the log and config of a stage cannot be written to {exp_dir}: "
-        f"{error.strerror or error}{where}. Mend that, or choose another folder: exp_dir=FOLDER"
+        f"{folder_trouble(error, exp_dir)}{where}. Mend that, or choose another folder: "
+        "exp_dir=FOLDER"
     )
 
 

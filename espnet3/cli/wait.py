@@ -3,12 +3,16 @@ has nobody who works on it, and 124 after --timeout."""
 
 import argparse
 import time
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from espnet3.cli.plain import on_one_line, print_error
-from espnet3.cli.run_folders import find_all_runs
+from espnet3.cli.run_folders import find_runs
 from espnet3.cli.run_view import items_text, speed_text
 from espnet3.cli.usage import seconds
+from espnet3.errors import EspnetError
+from espnet3.parallel.detached.folder_access import Patience
 from espnet3.parallel.detached.overview import Overview
 from espnet3.parallel.detached.wait import failure_of, wait_for
 
@@ -31,10 +35,10 @@ def run(args: argparse.Namespace) -> int:
     """Wait for all runs, one after the other."""
     deadline = None if args.timeout is None else time.monotonic() + args.timeout
     code = 0
-    for run_dir in find_all_runs(args.dirs):
+    for run_dir in _find_runs(args.dirs, deadline):
         left = None if deadline is None else max(deadline - time.monotonic(), 0.0)
         try:
-            seen = wait_for(run_dir, left, tell=None if args.quiet else _Teller())
+            seen = wait_for(run_dir, left, tell=None if args.quiet else _Teller(), warn=_warn)
         except TimeoutError as error:
             print_error(error)
             return _TIMED_OUT
@@ -47,6 +51,15 @@ def run(args: argparse.Namespace) -> int:
             print_error(failure_of(seen))
             code = 1
     return code
+
+
+def _find_runs(folders: Sequence[Path], deadline: float | None) -> list[Path]:
+    runs = [Patience(f, _warn, deadline).call(partial(find_runs, f)) for f in folders]
+    return list(dict.fromkeys(run for found in runs for run in found))
+
+
+def _warn(line: str) -> None:
+    print_error(EspnetError(line))
 
 
 class _Teller:

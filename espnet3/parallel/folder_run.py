@@ -15,6 +15,7 @@ from espnet3.config.fingerprint import files_in
 from espnet3.config.redact import mask
 from espnet3.errors import RunFolderError, StaleRunError
 from espnet3.io.atomic import is_folder_trouble, is_temp_name, write_text
+from espnet3.io.folders import folder_trouble
 from espnet3.io.json_text import dump_json
 from espnet3.parallel.identity import RULES, changes, is_below
 from espnet3.shards.commit import (
@@ -88,7 +89,7 @@ def folder_errors(root: Path) -> Iterator[None]:
             raise  # not diagnosed here: it may come from the user's merge()
         where = f" ({error.filename})" if error.filename else ""
         raise RunFolderError(
-            f"The run folder {root} cannot be used: {error.strerror or error}{where}. Make room, "
+            f"The run folder {root} cannot be used: {folder_trouble(error)}{where}. Make room, "
             "mend the permissions or choose another output_dir, then run the same command again: "
             "finished shards are kept."
         ) from error
@@ -127,7 +128,7 @@ def _make_folder(root: Path) -> None:
     try:
         root.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        reason = "it is a file" if root.is_file() else error.strerror
+        reason = "it is a file" if root.is_file() else folder_trouble(error, root)
         raise RunFolderError(
             f"{root} cannot be the output folder: {reason}. Please choose another output_dir."
         ) from error

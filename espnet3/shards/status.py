@@ -6,8 +6,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from espnet3.errors import RunFolderError
-from espnet3.io.records import Count, DamagedFileError, PathText, Pid, read_lines, warn_once
+from espnet3.errors import FileSystemError, RunFolderError
+from espnet3.io.clock import look_time
+from espnet3.io.records import Count, PathText, Pid, read_lines, warn_once
 from espnet3.shards.commit import Done, read_done
 from espnet3.shards.layout import FAILED, origin_of_attempt, shard_of, shard_of_attempt
 from espnet3.shards.lease import claims, living_owners
@@ -110,8 +111,9 @@ class StatusReader:
         done = list(self.committed.values())
         is_complete = len(self.committed) == manifest.n_shards
         success = read_success(layout, manifest.run_id)
-        owners = {owner.owner_id: str(owner) for owner in living_owners(layout.leases)}
-        running = self._running(working, owners) if owners and not is_complete else []
+        now = look_time(self.run_dir)
+        owners = {owner.owner_id: str(owner) for owner in living_owners(layout.leases, now)}
+        running = self._running(working, owners, now) if owners and not is_complete else []
         # Once merged, the shards may have been removed to save room.
         n_done = manifest.n_items if success else sum(shard.n_items for shard in done)
         n_failed = success["n_failed"] if success else sum(shard.n_failed for shard in done)
@@ -164,7 +166,7 @@ class StatusReader:
         return [done.start, done.stop] == manifest.bounds[shard : shard + 2]
 
     def _running(
-        self, working: dict[int, list[Path]], owners: dict[str, str]
+        self, working: dict[int, list[Path]], owners: dict[str, str], now: float
     ) -> list[RunningShard]:
         claimed = claims(self._layout.leases)
         running = []
@@ -176,7 +178,7 @@ class StatusReader:
             held = [(claim, owner) for claim, owner in held if owner in owners]
             for number, (claim, owner) in enumerate(held):
                 n_done, n_items = self._progress(shard, folders, owner)
-                seconds = _age(self._layout.claim(claim))
+                seconds = _age(self._layout.claim(claim), now)
                 running.append(
                     RunningShard(
                         shard, owners[owner], n_done, n_items, owner, seconds, is_twin=number > 0
@@ -203,17 +205,14 @@ def _read_done(shard_dir: str) -> Done | None:
     """
     try:
         return read_done(shard_dir)
-    except DamagedFileError as error:
-        warn_once(f"{error} The shard counts as not done.")
-    except OSError as error:
-        why = error.strerror or error
-        warn_once(f"{shard_dir} cannot be read from here: {why}. It counts as not done here.")
+    except FileSystemError as error:
+        warn_once(f"{error} It counts as not done here.")
     return None
 
 
-def _age(path: Path) -> float:
+def _age(path: Path, now: float) -> float:
     try:
-        return max(time.time() - path.stat().st_mtime, 0.0)
+        return max(now - path.stat().st_mtime, 0.0)
     except OSError:
         return 0.0
 

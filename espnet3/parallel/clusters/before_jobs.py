@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from espnet3.errors import ResourceError
+from espnet3.io.folders import folder_trouble
 from espnet3.parallel.clusters.gpu_pinning import REQUESTED
 
 if TYPE_CHECKING:
@@ -43,8 +44,8 @@ def check_log_folder(options: Mapping[str, Any]) -> None:
     except OSError as error:
         raise ResourceError(
             f"parallel.options.log_directory is {folder}, where the logs of the jobs cannot be "
-            f"written: {error.strerror}. Nothing was submitted. Make room there, or name another "
-            "folder that the nodes can see: log_directory: logs/jobs"
+            f"written: {folder_trouble(error, folder)}. Nothing was submitted. Make room "
+            "there, or name another folder that the nodes can see: log_directory: logs/jobs"
         ) from error
 
 

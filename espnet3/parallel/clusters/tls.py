@@ -14,6 +14,7 @@ from typing import Any
 from distributed.security import Security
 
 from espnet3.errors import ResourceError
+from espnet3.io.folders import folder_trouble
 from espnet3.shards.lease import start_time
 
 _PREFIX = ".espnet3-tls"
@@ -70,8 +71,9 @@ class RunSecurity(Security):
             self.remove()
             raise ResourceError(
                 f"The certificates of the run cannot be written in {self.folder.parent}: "
-                f"{error.strerror}. Make room there, or name another folder that driver and nodes "
-                "share: parallel.options.shared_temp_directory: /path/to/folder"
+                f"{folder_trouble(error, self.folder.parent)}. Make room there, or name another "
+                "folder that driver and nodes share: parallel.options.shared_temp_directory: "
+                "/path/to/folder"
             ) from error
 
     def remove(self) -> None:

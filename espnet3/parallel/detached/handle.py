@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from espnet3.parallel.detached.folder_access import reached
+
 if TYPE_CHECKING:
     from espnet3.findings import Finding
     from espnet3.parallel.detached.cancel import Cancelled
@@ -40,7 +42,8 @@ class DetachedRun:
         """Return how the run stands: `.state`, `.status` with its counts, `.crew`, `.avoided`."""
         from espnet3.parallel.detached.overview import look
 
-        return look(self.run_dir)
+        with reached(self.run_dir):
+            return look(self.run_dir)
 
     def logs(
         self, *, shard: int | None = None, worker: str | None = None, failed: bool = False
@@ -48,19 +51,21 @@ class DetachedRun:
         """Return what workers wrote: those at work, or one, or at a shard, or what failed."""
         from espnet3.parallel.detached import logs
 
-        if shard is not None:
-            parts = logs.logs_of_shard(self.run_dir, shard)
-        elif failed:
-            parts = logs.logs_of_failed(self.run_dir)
-        else:
-            parts = logs.logs_of_workers(self.run_dir, worker)
+        with reached(self.run_dir):
+            if shard is not None:
+                parts = logs.logs_of_shard(self.run_dir, shard)
+            elif failed:
+                parts = logs.logs_of_failed(self.run_dir)
+            else:
+                parts = logs.logs_of_workers(self.run_dir, worker)
         return "\n".join(f"==> {part.title} <==\n" + "\n".join(part.lines) for part in parts)
 
     def cancel(self, reason: str = "") -> "Cancelled":
         """Stop all workers and jobs; finished shards are kept. Returns who could not be stopped."""
         from espnet3.parallel.detached.cancel import cancel_runs
 
-        (cancelled,) = cancel_runs([self.run_dir], reason=reason)
+        with reached(self.run_dir):
+            (cancelled,) = cancel_runs([self.run_dir], reason=reason)
         return cancelled
 
     def resume(
@@ -79,7 +84,8 @@ class DetachedRun:
         """
         from espnet3.parallel.detached.resume import resume_runs
 
-        return resume_runs([self.run_dir], parallel, n_more=n_more, trust=trust)
+        with reached(self.run_dir):
+            return resume_runs([self.run_dir], parallel, n_more=n_more, trust=trust)
 
     def retry(
         self,
@@ -91,7 +97,8 @@ class DetachedRun:
         """Compute the shards with failed items anew, and resume."""
         from espnet3.parallel.detached.retry import retry_runs
 
-        return retry_runs([self.run_dir], parallel, n_more=n_more, trust=trust)
+        with reached(self.run_dir):
+            return retry_runs([self.run_dir], parallel, n_more=n_more, trust=trust)
 
     def wait(self, timeout: float | None = None) -> Any:
         """Wait for the end, and return what a synchronous run would have returned.
@@ -111,7 +118,8 @@ class DetachedRun:
         """Join the shards of a run whose workers died before they could; return its result."""
         from espnet3.parallel.detached.merge import merge_detached
 
-        return merge_detached(self.run_dir, trust=trust)
+        with reached(self.run_dir):
+            return merge_detached(self.run_dir, trust=trust)
 
     def result(self) -> Any:
         """Return what `merge` returned.
@@ -121,10 +129,12 @@ class DetachedRun:
         """
         from espnet3.parallel.detached.merge import result_of
 
-        return result_of(self.run_dir)
+        with reached(self.run_dir):
+            return result_of(self.run_dir)
 
     def explain(self) -> "list[Finding]":
         """Return why the run does not get on, the worst first, each with what to do about it."""
         from espnet3.parallel.detached.explain import explain_run
 
-        return explain_run(self.run_dir)
+        with reached(self.run_dir):
+            return explain_run(self.run_dir)

@@ -1,13 +1,16 @@
 """Wait for a run to end, whoever works on it."""
 
+import logging
 import shlex
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 from espnet3.errors import EspnetError, IncompleteRunError, WorkerError
+from espnet3.parallel.detached.folder_access import Patience
 from espnet3.parallel.detached.overview import Observer, Overview
 
+logger = logging.getLogger(__name__)
 _FIRST_SECONDS = 0.5
 _MOST_SECONDS = 10.0
 _ASK_SECONDS = 30.0
@@ -21,6 +24,7 @@ def wait_for(
     timeout: float | None = None,
     *,
     tell: Callable[[Overview], None] | None = None,
+    warn: Callable[[str], object] = logger.warning,
     sure_seconds: float = _SURE_SECONDS,
 ) -> Overview:
     """Return when a run is complete, or when nobody works on it any more, or will.
@@ -29,16 +33,19 @@ def wait_for(
         run_dir: the run folder.
         timeout: seconds after which to give up; None: never.
         tell: is given each look at the run.
+        warn: is given a line when the folder cannot be read for a while.
         sure_seconds: for how long nobody must be seen before a run without a stop mark is over.
 
     Raises:
         TimeoutError: if it is still running then.
+        RunFolderError: if the folder cannot be read for minutes, or is removed.
     """
-    observer = Observer(run_dir, _ASK_SECONDS)
     begin, pause = time.monotonic(), _FIRST_SECONDS
+    patience = Patience(run_dir, warn, None if timeout is None else begin + timeout)
+    observer = patience.call(lambda: Observer(run_dir, _ASK_SECONDS))
     alone_since: float | None = None
     while True:
-        seen = observer.look()
+        seen = patience.call(observer.look)
         if tell:
             tell(seen)
         now = time.monotonic()

@@ -4,7 +4,6 @@ import logging
 import os
 import shlex
 import subprocess
-import time
 from collections import deque
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -12,6 +11,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 
+from espnet3.io.clock import steady_time
 from espnet3.shards.commit import Done
 from espnet3.shards.manifest import Manifest
 from espnet3.shards.records import DeathNote
@@ -51,7 +51,7 @@ class Walltime:
         """Return for how long a shard that begins now may run."""
         if self.limit is None:
             return float("inf")
-        return self.limit - self.margin - (time.time() if now is None else now)
+        return self.limit - self.margin - (steady_time() if now is None else now)
 
     def is_over(self, now: float | None = None) -> bool:
         """Tell whether it is time to hand back what is not finished."""
@@ -63,7 +63,11 @@ class Walltime:
 
 
 def find_walltime(
-    started: float, walltime: float | None, environ: Mapping[str, str] = os.environ
+    started: float,
+    walltime: float | None,
+    environ: Mapping[str, str] = os.environ,
+    *,
+    ahead: float = 0.0,
 ) -> Walltime:
     """Return when this process will be ended: as the scheduler says, else as it was asked.
 
@@ -71,12 +75,14 @@ def find_walltime(
         started: when the process began.
         walltime: what the job asked for, in seconds.
         environ: of the job.
+        ahead: how many seconds this machine's clock is ahead of that of others, such as the
+            scheduler's, who says when the job ends.
     """
     with suppress(ValueError):
         if end := environ.get("SLURM_JOB_END_TIME"):
-            return Walltime(started, float(end))
+            return Walltime(started, float(end) + ahead)
         if end := _ask_slurm(environ.get("SLURM_JOB_ID")):
-            return Walltime(started, datetime.fromisoformat(end).timestamp())
+            return Walltime(started, datetime.fromisoformat(end).timestamp() + ahead)
         # Torque, and OAR, tell seconds.
         for name in ("PBS_WALLTIME", "OAR_JOB_WALLTIME_SECONDS"):
             if name in environ:
@@ -105,8 +111,8 @@ def process_start() -> float:
         with open("/proc/uptime") as file:
             uptime = float(file.read().split()[0])
     except (OSError, ValueError, IndexError):
-        return time.time()
-    return time.time() - max(uptime - ticks / os.sysconf("SC_CLK_TCK"), 0.0)
+        return steady_time()
+    return steady_time() - max(uptime - ticks / os.sysconf("SC_CLK_TCK"), 0.0)
 
 
 @dataclass

@@ -4,7 +4,6 @@ import argparse
 import logging
 import os
 import sys
-import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -12,6 +11,7 @@ from pathlib import Path
 
 from espnet3 import logs
 from espnet3.errors import EspnetError, FileSystemError
+from espnet3.io.clock import MAX_SKEW, clock_skew, describe_skew, steady_time
 from espnet3.parallel.clusters.gpu_pinning import Pinning, choose_gpus
 from espnet3.parallel.clusters.gpus import VARIABLE
 from espnet3.parallel.detached.agent import Agent, Outcome, find_end
@@ -42,6 +42,16 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--tag", default="", help="of its submission; see the job's record")
     parser.add_argument("--trust", help="a user whose code may be run as well as one's own")
     return parser
+
+
+def _ahead(root: Path) -> float:
+    """Return how far this machine's clock is ahead of the folder's, if that is more than usual."""
+    with suppress(OSError):
+        skew = clock_skew(root)
+        if abs(skew) > MAX_SKEW:
+            logger.warning("%s", describe_skew(root, skew))
+            return skew
+    return 0.0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -122,7 +132,8 @@ class _Worker:
         if self._pinning.message:
             level = logging.WARNING if self._pinning.is_warning else logging.INFO
             logger.log(level, "%s", self._pinning.message)
-        self._walltime = find_walltime(process_start(), self._options.walltime)
+        ahead = _ahead(self._roots[0])
+        self._walltime = find_walltime(process_start(), self._options.walltime, ahead=ahead)
 
     def _try_to_work_on(self, root: Path, is_patient: bool) -> Outcome:
         """Work on a folder; if this node cannot even sign in there, say so and leave."""
@@ -149,7 +160,7 @@ class _Worker:
         logger.info(
             "Worker of %s, pid %d%s%s", root, os.getpid(),
             f", job {self._job_id}" if self._job_id else "",
-            f", {until - time.time():.0f} s until it is ended" if until else "",
+            f", {until - steady_time():.0f} s until it is ended" if until else "",
         )  # fmt: skip
         agent = Agent(
             root,

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from espnet3.config.sources import set_in
 from espnet3.errors import ConfigError, ResourceError, RunFolderError
+from espnet3.io.folders import folder_trouble
 from espnet3.trainer.config import trainer_block
 from espnet3.trainer.launching.devices import read_devices, read_nodes
 from espnet3.trainer.launching.job import Job
@@ -170,8 +171,8 @@ def write_script(job: Job) -> Job:
             return candidate
     except OSError as error:
         raise RunFolderError(
-            f"The job script cannot be written to {job.script}: {error.strerror}. Make room or "
-            "choose another folder: exp_dir=FOLDER"
+            f"The job script cannot be written to {job.script}: {folder_trouble(error)}. Make "
+            "room or choose another folder: exp_dir=FOLDER"
         ) from error
     raise AssertionError("the numbers are endless")
 
