@@ -7,6 +7,7 @@ from espnet3.cli.plain import command, count, on_one_line
 from espnet3.cli.run_folders import find_detached_runs
 from espnet3.cli.usage import seconds
 from espnet3.parallel.detached.cancel import PATIENCE_SECONDS, Cancelled, cancel_runs
+from espnet3.parallel.detached.folder_access import told_in_words
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -24,6 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+@told_in_words
 def run(args: argparse.Namespace) -> int:
     """Cancel runs; 1 if somebody may still be at work."""
     results = cancel_runs(find_detached_runs(args.dirs), reason=args.reason, patience=args.patience)

@@ -11,6 +11,7 @@ from espnet3.cli.plain import on_one_line, print_error, print_json, printable
 from espnet3.cli.run_folders import find_all_runs
 from espnet3.errors import EspnetError
 from espnet3.parallel.detached.explain import explain_run
+from espnet3.parallel.detached.folder_access import told_in_words
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -28,6 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON document for scripts")
 
 
+@told_in_words
 def run(args: argparse.Namespace) -> int:
     """Print what was found; 1 if some folder could not be read."""
     found, errors = _explain(find_all_runs(args.dirs))

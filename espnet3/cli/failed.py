@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from espnet3.cli.plain import command, count, on_one_line, print_json, printable
 from espnet3.cli.run_folders import find_run
+from espnet3.parallel.detached.folder_access import told_in_words
 from espnet3.shards.status import read_failures, require_manifest
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ def _limit(text: str) -> int:
     return number
 
 
+@told_in_words
 def run(args: argparse.Namespace) -> int:
     """Print what failed; that something did is no error of this command."""
     run_dir = find_run(args.dir)

@@ -57,10 +57,10 @@ def _guarded(run: Callable[[], int]) -> int:
     except (EspnetError, OSError) as error:
         from espnet3.cli.plain import print_error
 
-        if isinstance(error, OSError) and error.errno is not None:
-            from espnet3.parallel.detached.folder_access import describe
+        if isinstance(error, FileExistsError | NotADirectoryError) and error.filename:
+            from espnet3.io.folders import folder_trouble
 
-            error = EspnetError(describe(error))
+            error = EspnetError(f"{error}: {folder_trouble(error)}")
         print_error(error)
         return 2 if isinstance(error, UsageError) else 1
     except SystemExit as error:  # how argparse ends, after it has said all

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from espnet3.cli.plain import command, on_one_line, printable
 from espnet3.cli.run_folders import find_run
 from espnet3.cli.usage import UsageError
+from espnet3.parallel.detached.folder_access import told_in_words
 from espnet3.parallel.detached.logs import (
     Follower,
     LogPart,
@@ -56,6 +57,7 @@ def _number(text: str) -> int:
     return int(text)
 
 
+@told_in_words
 def run(args: argparse.Namespace) -> int:
     """Print logs."""
     run_dir = find_run(args.dir)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from espnet3.cli.plain import command, count, on_one_line, print_json
 from espnet3.cli.run_folders import find_run
 from espnet3.errors import RunFolderError
+from espnet3.parallel.detached.folder_access import told_in_words
 from espnet3.parallel.detached.merge import merge_detached
 from espnet3.parallel.detached.packed_code import user_name
 from espnet3.parallel.folder_run import folder_errors, merge_run
@@ -66,6 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+@told_in_words
 def run(args: argparse.Namespace) -> int:
     """Merge a run and tell what was written."""
     run_dir = find_run(args.dir)

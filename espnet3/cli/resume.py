@@ -16,6 +16,7 @@ from espnet3.cli.plain import count, on_one_line
 from espnet3.cli.recipe_options import is_override
 from espnet3.cli.run_folders import find_detached_runs
 from espnet3.cli.usage import UsageError
+from espnet3.parallel.detached.folder_access import told_in_words
 from espnet3.parallel.detached.resume import Resumed, resume_runs
 
 _BLOCK = "parallel."
@@ -38,6 +39,7 @@ class Request:
     """How many workers, whom to trust, and whether the changes are a whole block."""
 
 
+@told_in_words
 def run_line(argv: Sequence[str]) -> int:
     """Submit more workers.
 

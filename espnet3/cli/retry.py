@@ -4,9 +4,11 @@ from collections.abc import Sequence
 
 from espnet3.cli.plain import count
 from espnet3.cli.resume import parse, show
+from espnet3.parallel.detached.folder_access import told_in_words
 from espnet3.parallel.detached.retry import retry_runs
 
 
+@told_in_words
 def run_line(argv: Sequence[str]) -> int:
     """Set shards aside and submit workers.
 

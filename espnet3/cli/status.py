@@ -24,6 +24,7 @@ from espnet3.cli.run_view import (
 )
 from espnet3.cli.usage import seconds
 from espnet3.errors import EspnetError
+from espnet3.parallel.detached.folder_access import told_in_words
 from espnet3.parallel.detached.overview import Overview, look
 from espnet3.parallel.progress import duration
 from espnet3.shards.status import require_manifest
@@ -64,6 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+@told_in_words
 def run(args: argparse.Namespace) -> int:
     """Print the status of all runs; 1 if some folder could not be read."""
     run_dirs, errors = _find(args.dirs)

@@ -12,7 +12,7 @@ from espnet3.cli.run_folders import find_runs
 from espnet3.cli.run_view import items_text, speed_text
 from espnet3.cli.usage import seconds
 from espnet3.errors import EspnetError
-from espnet3.parallel.detached.folder_access import Patience
+from espnet3.parallel.detached.folder_access import Patience, told_in_words
 from espnet3.parallel.detached.overview import Overview
 from espnet3.parallel.detached.wait import failure_of, wait_for
 
@@ -31,6 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-q", "--quiet", action="store_true", help="no line a minute")
 
 
+@told_in_words
 def run(args: argparse.Namespace) -> int:
     """Wait for all runs, one after the other."""
     deadline = None if args.timeout is None else time.monotonic() + args.timeout

@@ -3,6 +3,7 @@
 import os
 import socket
 import time
+from contextlib import suppress
 
 import pytest
 
@@ -295,4 +296,50 @@ def test_submissions_of_other_machines_count(cluster):
     for number in range(200, 240):
         run.job(str(number), time.time() - 60)
     assert any("limit of 15" in line for line in look_after(run, job="77"))
+    assert slurm.n_submitted == 0
+
+
+def test_a_file_server_that_was_away_loses_no_worker(cluster):
+    """All heartbeats are minutes old, also by the scheduler's nodes; their jobs run."""
+    slurm, run = cluster
+    config = load_config(run.root, "slurm")
+    before = time.time() - 1000
+    for lease in run.leases:
+        lease._stop.set()  # no heartbeat comes meanwhile
+        os.utime(run.root / "leases" / f"{lease.owner.owner_id}.owner", (before, before))
+    assert complete(run, config) == []
+    assert slurm.n_submitted == 0
+    for lease in run.leases:
+        lease.beat()
+    assert complete(run, config) == []
+    assert (run.paths.unseen("slurm")).read_text().strip() == "{}"
+
+
+def test_records_of_a_newer_version_are_no_missing_jobs(cluster):
+    slurm, run = cluster
+    for path in run.paths.jobs.iterdir():
+        path.write_text(path.read_text().replace('"env"', '"of_a_newer_version": [1], "env"', 1))
+    assert look_after(run) == []
+    assert slurm.n_submitted == 0
+
+
+def test_a_stop_mark_that_cannot_be_read_submits_nothing(cluster):
+    slurm, run = cluster
+    loop(run.paths.stop)
+    with suppress(OSError):  # the program of the worker logs it
+        look_after(run, job="77", n_times=1)
+    assert slurm.n_submitted == 0
+
+
+def test_hundreds_of_jobs_that_wait_are_all_asked_for(cluster, monkeypatch):
+    slurm, run = cluster
+    monkeypatch.setattr(succeed_module, "_UNSEEN_SECONDS", 0.0)
+    monkeypatch.setattr(succeed_module, "count_open_shards", lambda roots: 10_000)
+    numbers = [str(number) for number in range(1000, 1450)]
+    for number in numbers:
+        run.job(number, time.time() - 500)
+    slurm.says({**ALL, **dict.fromkeys(numbers, "PENDING")})
+    config = load_config(run.root, "slurm").model_copy(update={"n_workers": 453})
+    assert len(read_crew(run.root).waiting) == 450
+    assert complete(run, config, n_times=6) == []
     assert slurm.n_submitted == 0

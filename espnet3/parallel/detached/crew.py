@@ -23,8 +23,7 @@ from espnet3.shards.records import (
 )
 
 _NEW_SECONDS = 60.0
-_MOST_ASKED = 200
-_SILENT_JOB_SECONDS = 600.0
+_MOST_ASKED = 2000  # one that is not asked for would look as if it were gone
 _MOST_QUESTIONS, _ASK_AGAIN_SECONDS = 3, 2.0
 _START_SECONDS = 600.0
 _SILENT_SECONDS = 4 * HEARTBEAT
@@ -72,8 +71,6 @@ class Job:
     """It waits for a job that is still there."""
     is_new: bool = False
     """It was submitted just now, so that a scheduler may not know it yet."""
-    silent_seconds: float = 0.0
-    """How long ago its last worker gave a sign of life; 0 if it brought none."""
 
     @property
     def is_waiting(self) -> bool:
@@ -93,16 +90,14 @@ class Job:
         return self.has_living_worker or self.is_starting or self.state.phase != "ended"
 
     @property
-    def is_silent(self) -> bool:
-        """Whether its worker is not heard, while the scheduler says that it runs: a file server
-        that is away, or a node that hangs, which the scheduler ends in a while."""
-        is_recent = 0.0 < self.silent_seconds < _SILENT_JOB_SECONDS
-        return self.state.phase == "running" and not self.has_living_worker and is_recent
-
-    @property
     def is_doubtful(self) -> bool:
-        """Whether nobody says that it is there, nor that it has ended."""
-        return self.state.phase == "unknown" and not self.has_living_worker and not self.is_starting
+        """Whether nobody says that it is there, nor that it has ended.
+
+        One whose worker is silent while the scheduler says that it runs is no better: the file
+        server may be away for a while, or the node may hang until the scheduler ends its jobs.
+        """
+        is_silent = not self.has_living_worker and not self.is_starting
+        return is_silent and self.state.phase in ("unknown", "running")
 
 
 @dataclass(frozen=True)
@@ -135,8 +130,7 @@ class Crew:
     @property
     def n_present(self) -> int:
         """How many work, or will without anybody's help."""
-        n_silent = sum(job.is_silent for job in self.jobs)
-        return len(self.living) + len(self.waiting) + len(self.starting) + n_silent
+        return len(self.living) + len(self.waiting) + len(self.starting)
 
     def of_env(self, env: str) -> "Crew":
         """Return those of one backend."""
@@ -150,6 +144,7 @@ def read_crew(
     known: dict[str, Any] | None = None,
     *,
     now: float | None = None,
+    jobs: list[JobRecord] | None = None,
 ) -> Crew:
     """Read who is there, and ask the scheduler of jobs that have no living worker.
 
@@ -158,6 +153,7 @@ def read_crew(
         ask: answers for jobs, in place of `job_states`.
         known: what earlier calls need not read again; they add to it.
         now: by the clock of the file system; looked up if None.
+        jobs: their records, if the caller has read them.
     """
     paths = RecordPaths(root)
     now = look_time(root) if now is None else now
@@ -167,7 +163,7 @@ def read_crew(
     workers = [Worker(r, key in owners, silence.get(key, 0.0)) for key, r in records.items()]
     # One whose record is not to be seen yet, or a driver that waits for its own workers.
     workers += [Worker(_of_owner(o, now), True) for key, o in owners.items() if key not in records]
-    jobs = read_jobs(paths, known, submitting=True)
+    jobs = read_jobs(paths, known, submitting=True) if jobs is None else jobs
     return Crew(workers, _read_jobs(jobs, workers, ask or ask_schedulers, now))
 
 
@@ -206,8 +202,8 @@ def count_crew(root: Path, env: str, *, only: bool = False) -> int:
     for number in range(_MOST_QUESTIONS):
         crew = read_crew(root)
         crew = crew.of_env(env) if only else crew
-        doubtful = [job.record for job in crew.doubtful if job.record.env == env]
-        doubtful = [record for record in doubtful if not record.machine]
+        doubtful = [job.record for job in crew.doubtful if job.state.phase == "unknown"]
+        doubtful = [r for r in doubtful if r.env == env and not r.machine]
         submitting = [record for record in doubtful if record.is_submitting]
         if len(doubtful) == len(submitting):
             break
@@ -268,7 +264,6 @@ def _read_jobs(
             has_living_worker=any(worker.is_alive for worker in brought[record.key]),
             is_successor=bool(record.after) and (record.env, record.after) in present,
             is_new=abs(now - record.submitted) < _NEW_SECONDS,
-            silent_seconds=_silent_seconds(brought[record.key], now),
         )
         for record in records
     ]
@@ -295,11 +290,6 @@ def _with_numbers(records: list[JobRecord]) -> list[JobRecord]:
         else record
         for record in records
     ]
-
-
-def _silent_seconds(workers: list[Worker], now: float) -> float:
-    heard = [worker.record.ended or worker.record.seen for worker in workers]
-    return max(now - max(heard), 0.001) if heard else 0.0
 
 
 def _is_of(worker: WorkerRecord, job: JobRecord) -> bool:

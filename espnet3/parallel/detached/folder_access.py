@@ -10,12 +10,14 @@ import shlex
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TypeVar
+from functools import wraps
+from typing import ParamSpec, TypeVar
 
 from espnet3.errors import EspnetError, RunFolderError
 from espnet3.io.folders import in_the_way
 from espnet3.shards.owner import node_name
 
+P = ParamSpec("P")
 T = TypeVar("T")
 StrPath = str | os.PathLike[str]
 
@@ -47,6 +49,21 @@ def reached(run_dir: StrPath) -> Iterator[None]:
         if not _is_about(error, run_dir):
             raise
         raise RunFolderError(describe(error, run_dir)) from error
+
+
+def told_in_words(command: Callable[P, T]) -> Callable[P, T]:
+    """Let a command about run folders end with what to do, whatever a file system answers."""
+
+    @wraps(command)
+    def run(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return command(*args, **kwargs)
+        except OSError as error:
+            if error.errno is None or isinstance(error, BrokenPipeError):
+                raise
+            raise RunFolderError(describe(error)) from error
+
+    return run
 
 
 def _is_about(error: OSError, run_dir: StrPath) -> bool:

@@ -21,7 +21,7 @@ from espnet3.shards.records import JobRecord, RecordPaths
 HOUR = 3600.0
 _SHORTEST_WALLTIME = 60.0
 _SPARE = 4
-BY_HAND = 4
+BY_HAND = 4.0
 """How many times as many jobs a person may submit as workers may by themselves."""
 
 
@@ -50,13 +50,13 @@ def check_clock(root: Path) -> None:
         skew = clock_skew(root)
     except OSError as error:
         raise SubmissionRefusedError(
-            f"nothing can be written to {root} ({error.strerror or error}), so a job could not be "
-            "noted there. Make room or mend the permissions"
+            f"no job is submitted: nothing can be written to {root} ({error.strerror or error}), "
+            "so a job could not be noted there. Make room or mend the permissions"
         ) from error
     if abs(skew) > MAX_SKEW:
         raise SubmissionRefusedError(
-            f"{describe_skew(root, skew)}. Let both follow one time server (timedatectl status, "
-            "chronyc tracking), or submit from another machine"
+            f"no job is submitted: {describe_skew(root, skew)}. Let both follow one time server "
+            "(timedatectl status, chronyc tracking), or submit from another machine"
         )
 
 
@@ -85,14 +85,17 @@ def read_all_jobs(root: Path) -> list[JobRecord]:
         if record is not None:  # else completed meanwhile, under another name
             # Of one who had a clock that was ahead, the file system knows better.
             found.append(replace(record, submitted=min(record.submitted, written)))
-    return found
+    numbered = {record.tag for record in found if record.tag and record.job_id}
+    found = [r for r in found if not (r.is_submitting and r.tag in numbered)]
+    return sorted(found, key=lambda record: (record.submitted, record.job_id))
 
 
 def _unreadable(path: Path, error: Exception) -> str:
     reason = error.strerror or error if isinstance(error, OSError) else error
     return (
-        f"which jobs the run has cannot be told: {path} cannot be read ({reason}). If it is "
-        f"damaged, and no such job is in the queue any more: rm {shlex.quote(str(path))}"
+        f"no job is submitted: which ones the run has cannot be told, {path} cannot be read "
+        f"({reason}). If it is damaged, and no such job is in the queue any more: "
+        f"rm {shlex.quote(str(path))}"
     )
 
 
@@ -102,14 +105,21 @@ def check_limit(
     n_more: int,
     *,
     walltime: float | None,
-    by_hand: bool,
+    times: float = 1.0,
 ) -> None:
     """Refuse more jobs than a run can need within an hour, counted in the run folders.
+
+    Args:
+        roots: the run folders.
+        config: with the number of workers.
+        n_more: how many jobs are to be submitted.
+        walltime: of a job, in seconds.
+        times: by how much who asks may go beyond; the records must be readable in any case.
 
     Raises:
         SubmissionRefusedError: with the numbers, or if they cannot be told.
     """
-    limit = jobs_per_hour(config, walltime) * (BY_HAND if by_hand else 1)
+    limit = jobs_per_hour(config, walltime) * times
     for root in roots:
         now = _now(root)
         # Of a time to come counts too: the clock of the file system may have been set back.
@@ -120,8 +130,8 @@ def check_limit(
             wait = duration(max(oldest + HOUR - now, 60.0))
             quoted = shlex.quote(str(root))
             raise SubmissionRefusedError(
-                f"{len(recent)} jobs were submitted for {root} within an hour, and {n_more} more "
-                f"would be above the limit of {limit} for {config.n_workers} workers"
+                f"no job is submitted: {len(recent)} were within an hour for {root}, and {n_more} "
+                f"more would be above the limit of {limit:.0f} for {config.n_workers} workers"
                 f"{_why(walltime)}. Jobs that end at once, or records that are not seen, could be "
                 f"the reason: espnet3 explain {quoted}. In {wait} it may go on; to add workers "
                 f"all the same: espnet3 resume {quoted} --workers {n_more}"

@@ -1,6 +1,7 @@
 """Submit detached workers, and ask for them and end them later: all by what the folder tells."""
 
 import logging
+import math
 import os
 import re
 import shlex
@@ -22,7 +23,7 @@ from espnet3.parallel.clusters.before_jobs import check_log_folder
 from espnet3.parallel.clusters.schedulers import JobState, ask_jobs, scheduler_of
 from espnet3.parallel.clusters.table import BACKENDS, ON_THIS_MACHINE, cluster_class
 from espnet3.parallel.config import ParallelConfig
-from espnet3.parallel.detached.limits import check_clock, check_limit
+from espnet3.parallel.detached.limits import BY_HAND, check_clock, check_limit
 from espnet3.parallel.detached.processes import (
     end_process,
     process_state,
@@ -89,9 +90,8 @@ def submit_workers(
     config = _with_log_folder_from_here(config)
     if config.env not in ON_THIS_MACHINE:
         check_clock(roots[0])
-        if asked != "by number":
-            by_hand = asked == "by hand"
-            check_limit(roots, config, n_workers, walltime=walltime_of(config), by_hand=by_hand)
+        limit = {"by workers": 1.0, "by hand": BY_HAND, "by number": math.inf}[asked]
+        check_limit(roots, config, n_workers, walltime=walltime_of(config), times=limit)
     for root in roots:
         path = make_folders(root).parallel(config.env)
         # Its options are commands that a job runs, and may export a token: see load_config.

@@ -80,6 +80,9 @@ class Follower:
 
     def _look_after(self, roots: list[Path]) -> Iterator[str]:
         check_clock(roots[0])
+        for root in roots:
+            if os.path.lexists(RecordPaths(root).stop):
+                raise SubmissionRefusedError(f"{RecordPaths(root).stop} cannot be read")
         config = load_config(roots[0], self.env, trust=self.trust)
         yield from self.submit_successor(roots, config)
         if _is_first_in_this_minute(roots[0]):
@@ -128,10 +131,10 @@ class Follower:
         Raises:
             SubmissionRefusedError: if which jobs there are cannot be told.
         """
-        self._records(roots[0])  # one that cannot be read would be missing below
+        records = read_all_jobs(roots[0])  # one that cannot be read would be missing below
         now = _folder_time(roots[0])
         try:
-            crew = read_crew(roots[0], ask=self._ask, now=now)
+            crew = read_crew(roots[0], ask=self._ask, now=now, jobs=records)
         except NoAnswer:
             return
         doubtful = self._not_given_up(roots[0], crew, now)
@@ -206,7 +209,7 @@ class Follower:
         One answer without a job is no proof that it is gone: a busy scheduler tells half. It must
         be missing in several looks, by whichever workers, over some minutes, and be silent itself.
         """
-        mine = [job for job in crew.doubtful if job.record.env == self.env]
+        mine = crew.doubtful
         path = RecordPaths(root).unseen(self.env)
         before = _read_unseen(path)
         looks = {}

@@ -9,6 +9,7 @@ from espnet3.parallel.clusters.schedulers.base import FindsTags, JobState, Phase
 __all__ = ["FindsTags", "JobState", "Phase", "Scheduler", "ask_jobs", "scheduler_of"]
 
 logger = logging.getLogger(__name__)
+_AT_ONCE = 200  # numbers in one command line
 _CLASSES = {
     "slurm": "Slurm",
     "sge": "GridEngine",
@@ -35,10 +36,15 @@ def ask_jobs(env: str, job_ids: Sequence[str]) -> dict[str, JobState]:
     An answer that is not in its own words, such as a proxy's error page, is no answer.
     """
     scheduler = scheduler_of(env)
-    if scheduler is None or not job_ids:
-        return {}
-    try:
-        return scheduler.jobs(job_ids)
-    except (ValueError, TypeError, AttributeError, LookupError) as error:
-        logger.info("What %s says cannot be read: %r", scheduler.status_command, error)
-        return {}
+    told: dict[str, JobState] = {}
+    for start in range(0, len(job_ids) if scheduler else 0, _AT_ONCE):
+        assert scheduler is not None
+        try:
+            answer = scheduler.jobs(job_ids[start : start + _AT_ONCE])
+        except (ValueError, TypeError, AttributeError, LookupError) as error:
+            logger.info("What %s says cannot be read: %r", scheduler.status_command, error)
+            return {}
+        if not answer:
+            return {}  # of some of them nothing is known, so of all
+        told |= answer
+    return told
