@@ -106,6 +106,26 @@ def test_workers_are_on_the_hosts_in_the_folder_of_the_driver_and_talk_tls(
     wait_until(lambda: not any(is_running(pid) for pid in pids), 60)
 
 
+@pytest.mark.parametrize("is_given", [True, False])
+def test_paths_may_have_any_letters(sshd, awkward, monkeypatch, is_given):
+    folder = awkward / "$HOME `touch x` (1)"
+    scratch, meeting = awkward / "it's scratch", awkward / "meeting"
+    for each in (folder, scratch, meeting):
+        each.mkdir()
+    python = folder / "python"
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    monkeypatch.chdir(folder)
+    options = {"remote_python": str(python)} if is_given else {}
+    if not is_given:
+        monkeypatch.setattr(sys, "executable", str(python))
+    options["worker_options"] = {"local_directory": str(scratch)}
+    with use_parallel(parallel(sshd, n_workers=2, **options)):
+        found = Where(Provider(meeting=str(meeting), n_workers=2))(range(8))
+    assert {each["folder"] for each in found} == {str(folder)}
+    assert [path.name for path in folder.iterdir()] == ["python"]
+
+
 def assert_loopback_only(pids):
     told = subprocess.run(["ss", "-ltnpH"], check=True, capture_output=True, text=True).stdout
     lines = [line for line in told.splitlines() if any(f"pid={pid}," in line for pid in pids)]
