@@ -2,13 +2,15 @@
 
 import os
 import socket
+import subprocess
+import sys
 import time
 from contextlib import suppress
 
 import pytest
 
 from espnet3.errors import ResourceError
-from espnet3.parallel.clusters.schedulers import command
+from espnet3.parallel.clusters.schedulers import ask_jobs, command
 from espnet3.parallel.config import ParallelConfig
 from espnet3.parallel.detached import crew as crew_module
 from espnet3.parallel.detached import succeed as succeed_module
@@ -342,4 +344,43 @@ def test_hundreds_of_jobs_that_wait_are_all_asked_for(cluster, monkeypatch):
     config = load_config(run.root, "slurm").model_copy(update={"n_workers": 453})
     assert len(read_crew(run.root).waiting) == 450
     assert complete(run, config, n_times=6) == []
+    assert slurm.n_submitted == 0
+
+
+COMMANDS = {
+    "slurm": ("squeue", "sacct"), "sge": ("qstat", "qacct"), "pbs": ("qstat",), "lsf": ("bjobs",),
+    "moab": ("showq", "checkjob"), "oar": ("oarstat",), "htcondor": ("condor_q", "condor_history"),
+}  # fmt: skip
+ANSWERS = [
+    "", "[]", "{}", "null", '"text"', "[1, 2]", "[[]]", "<x/>", "<a><b></a>", "\x00", "503\n" * 9,
+    '{"Jobs": 3}', '{"Jobs": {"1": 5}}', '{"RECORDS": 3}', '{"RECORDS": [1]}', '{"1": 5}',
+    '[{"JobStatus": "x"}]', '[{"JobStatus": null}]', '{"1": {"state": 7}}', "job_info\n1 2 3\n",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", ANSWERS)
+@pytest.mark.parametrize("env", COMMANDS)
+def test_no_answer_of_any_scheduler_is_taken_for_an_end(tmp_path, monkeypatch, env, text):
+    (tmp_path / "answer").write_text(text)
+    for name in COMMANDS[env]:
+        (tmp_path / name).write_text(f"#!/bin/sh\nexec /bin/cat '{tmp_path}/answer'\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    told = ask_jobs(env, ["1", "2"])
+    assert {state.phase for state in told.values()} <= {"unknown"}
+
+
+def test_the_program_of_a_worker_with_a_wrong_clock_submits_nothing(cluster, tmp_path):
+    slurm, run = cluster
+    (tmp_path / "sitecustomize.py").write_text(
+        "import time\nreal = time.time\ntime.time = lambda: real() + 5000\n"
+    )
+    path = os.pathsep.join([str(tmp_path), os.getcwd()])
+    words = ["-m", "espnet3.parallel.detached.succeed", str(run.root), "--env", "slurm"]
+    told = subprocess.run(
+        [sys.executable, *words, "--job", "1"],
+        env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert told.returncode == 0
+    assert "5000 s ahead" in told.stderr
     assert slurm.n_submitted == 0
