@@ -20,8 +20,8 @@ from espnet3.shards.records import (
     DeathNote,
     RecordPaths,
     WorkerRecord,
+    look_at_jobs,
     read_deaths,
-    read_jobs,
     read_workers,
 )
 from espnet3.shards.usage import Accounting, Usage, add_up
@@ -98,7 +98,7 @@ class _Records:
         for worker in self.workers:
             if worker.job_id:
                 self._by_job.setdefault((worker.env, worker.job_id), []).append(worker)
-        self._after = {(job.env, job.job_id): job.after for job in read_jobs(paths)}
+        self._after = {(job.env, job.job_id): job.after for job in look_at_jobs(paths)}
 
     def usage(self, record: WorkerRecord, sums: "_Sums") -> Usage:
         """Return what a worker did: of its shards what these say, of the rest what it says."""

@@ -22,6 +22,7 @@ from espnet3.io.records import (
     Seconds,
     Share,
     parse_record,
+    read_content,
 )
 from espnet3.shards.batches import Batches
 from espnet3.shards.items import describe_problem, pack_items, unpack_items
@@ -197,7 +198,7 @@ def load_manifest(root: str | os.PathLike[str]) -> Manifest | None:
     """
     path = manifest_path(Path(root))
     try:
-        content = path.read_bytes()
+        content = read_content(path)
     except FileNotFoundError:
         return None
     except NotADirectoryError as error:
@@ -240,7 +241,7 @@ def refuse_foreign(root: Path) -> None:
     """Raise if the `manifest.json` in `root` is some other program's; a damaged one is let pass."""
     path = manifest_path(root)
     with suppress(DamagedFileError):
-        _check_origin(path, parse_record(path.read_bytes(), _ANY, path))
+        _check_origin(path, parse_record(read_content(path), _ANY, path))
 
 
 def _check_origin(path: Path, values: Any) -> None:

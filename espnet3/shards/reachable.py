@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from espnet3.errors import FileSystemError
+from espnet3.io.records import read_content
 from espnet3.shards.owner import node_name
 
 T = TypeVar("T")
@@ -81,10 +82,11 @@ def read_file(path: str | os.PathLike[str]) -> bytes | None:
 
     Raises:
         IsADirectoryError: A folder is in its place.
+        DamagedFileError: A pipe or a device is.
         FileSystemError: It cannot be read from here.
     """
     try:
-        return _steadily(_read, path)
+        return _steadily(read_content, path)
     except _ABSENT:
         return None
 
@@ -128,11 +130,6 @@ def list_names(folder: str | os.PathLike[str]) -> list[str]:
         return _steadily(os.listdir, folder)
     except _ABSENT as error:
         raise unreachable(error, folder) from error
-
-
-def _read(path: str | os.PathLike[str]) -> bytes:
-    with open(path, "rb") as file:
-        return file.read()
 
 
 def _steadily(call: Callable[[Any], T], path: str | os.PathLike[str]) -> T:

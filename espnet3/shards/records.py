@@ -21,6 +21,7 @@ from espnet3.io.json_text import dump_json
 from espnet3.io.records import (
     Count,
     DamagedFileError,
+    JobId,
     LogText,
     Moment,
     Name,
@@ -111,8 +112,8 @@ def make_folders(root: Path) -> RecordPaths:
 class JobRecord:
     """A job that was submitted for one worker; on this machine, a process that was started."""
 
-    env: str
-    job_id: str
+    env: Name
+    job_id: JobId
     """The scheduler's number; of a process its pid."""
     submitted: Moment
     host: str = ""
@@ -122,7 +123,7 @@ class JobRecord:
     started: Count = 0
     """Of a process: its start time in ticks, as `lease.start_time` tells it."""
     walltime: Seconds | None = None
-    after: str = ""
+    after: JobId = ""
     """The job that must end before this one may begin: a successor waits for it."""
     generation: Count = 0
     """How many jobs came before it in its chain of successors."""
@@ -160,7 +161,7 @@ class WorkerRecord:
     host: str
     pid: Pid
     started: Moment
-    env: str = "local"
+    env: Name = "local"
     job_id: str = ""
     submitted: Moment | None = None
     """When its job was submitted; None if it has none."""
@@ -292,6 +293,11 @@ def read_jobs(
     return sorted(jobs, key=lambda job: (job.submitted, job.job_id))
 
 
+def look_at_jobs(paths: RecordPaths) -> list[JobRecord]:
+    """Return the jobs for one who only tells of them: what cannot be read from here is left out."""
+    return list(_read_all(paths.jobs, JobRecord))
+
+
 def read_workers(paths: RecordPaths, known: dict[str, Any] | None = None) -> list[WorkerRecord]:
     """Return all workers in the order in which they began; for `known` see `read_jobs`."""
     workers = list(_read_all(paths.workers, WorkerRecord, known=known))
@@ -352,7 +358,7 @@ def find_damaged(paths: RecordPaths) -> list[str]:
 
 def _names(folder: Path) -> list[str]:
     with suppress(FileNotFoundError):
-        names = sorted(entry.name for entry in os.scandir(folder))
+        names = sorted(entry.name for entry in os.scandir(folder) if not entry.is_dir())
         return [name for name in names if name.endswith(".json") and not name.startswith(".")]
     return []
 

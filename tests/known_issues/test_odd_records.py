@@ -38,6 +38,7 @@ from espnet3.shards.rates import read_rate
 from tests.unit.cli.conftest import NoEnv, describe, lose_driver, run_square
 from tests.unit.cli.detached_folder import DetachedFolder, install_squeue
 
+LONG = 7200
 ALL = os.environ.get("ESPNET3_ODD_RECORDS") == "all"
 N_SAMPLED = int(os.environ.get("ESPNET3_ODD_RECORDS_N", 260))
 OPTIONS = {"queue": "gpu", "cores": 1, "memory": "1GB", "log_directory": "logs"}
@@ -240,9 +241,11 @@ def _told_well(run: Callable[[], int], path: Path, *, is_refusal_told: bool = Tr
     return ""
 
 
-def _run(cases: Any) -> list[str]:
-    problems = []
-    for folder, path, label, content in cases:
+def _run(cases: list[Case]) -> list[str]:
+    problems: list[str] = []
+    for number, (folder, path, label, content) in enumerate(cases):
+        if number and number % 1000 == 0:
+            print(f"{number} of {len(cases)} cases, {len(problems)} problems", flush=True)
         before, times = path.read_bytes(), path.stat()
         path.write_bytes(content)
         os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
@@ -354,6 +357,7 @@ def nothing_submitted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("espnet3.parallel.detached.description._LOOK_SECONDS", 0.0)
 
 
+@pytest.mark.timeout(LONG)
 @pytest.mark.parametrize("verb", WRITING)
 def test_no_changed_value_harms_who_goes_on(
     folders: list[Folder], nothing_submitted: None, tmp_path: Path, verb: str
@@ -366,6 +370,7 @@ def test_no_changed_value_harms_who_goes_on(
     assert not problems, f"{len(problems)} in {len(cases)} cases:\n" + "\n".join(problems[:400])
 
 
+@pytest.mark.timeout(LONG)
 def test_no_changed_value_ends_a_command_in_a_traceback(folders: list[Folder]) -> None:
     cases = list(_cases(folders))
     if not ALL:

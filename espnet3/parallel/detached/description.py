@@ -14,7 +14,14 @@ from typing import TYPE_CHECKING, Any
 from espnet3 import __version__
 from espnet3.errors import RunFolderError, StaleRunError
 from espnet3.io.atomic import PRIVATE, write_json
-from espnet3.io.records import DamagedFileError, Moment, PathText, parse_record, parse_value
+from espnet3.io.records import (
+    DamagedFileError,
+    Moment,
+    PathText,
+    parse_record,
+    parse_value,
+    read_content,
+)
 from espnet3.parallel.config import ParallelConfig
 from espnet3.parallel.detached.packed_code import (
     OtherCodeError,
@@ -128,7 +135,7 @@ def load_description(root: Path) -> Description:
     """
     path = RecordPaths(root).run
     try:
-        content = path.read_bytes()
+        content = read_content(path)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise RunFolderError(_not_detached(root)) from error
     except OSError as error:

@@ -16,8 +16,8 @@ from espnet3.shards.records import (
     JobRecord,
     RecordPaths,
     WorkerRecord,
+    look_at_jobs,
     read_deaths,
-    read_jobs,
     read_workers,
 )
 from espnet3.shards.status import read_failures, require_manifest
@@ -77,7 +77,7 @@ def _named(run_dir: Path, workers: list[Worker], name: str) -> list[Worker]:
     found = [worker for worker in workers if _has_name(worker.record, name)]
     if found:
         return found
-    for job in read_jobs(RecordPaths(run_dir)):
+    for job in look_at_jobs(RecordPaths(run_dir)):
         path = _written_for(job, run_dir) if job.job_id == name else None
         if path is not None:
             record = WorkerRecord("", job.host, 0, job.submitted, job_id=name, log=str(path))
@@ -231,7 +231,7 @@ def _logs_of_stillborn(run_dir: Path) -> list[LogPart]:
     paths = RecordPaths(run_dir)
     began = {(record.env, record.job_id) for record in read_workers(paths)}
     parts = []
-    for job in read_jobs(paths):
+    for job in look_at_jobs(paths):
         if job.machine or (job.env, job.job_id) in began:
             continue
         path = _written_for(job, run_dir)
