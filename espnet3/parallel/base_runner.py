@@ -260,6 +260,7 @@ class BaseRunner:
         from espnet3.parallel.drive import FolderDriver
         from espnet3.parallel.folder_run import RunRequest
         from espnet3.parallel.identity import describe_run
+        from espnet3.parallel.live_values import note_changes_of_run
 
         assert self.output_dir is not None
         self._warn_about_merge()
@@ -285,7 +286,10 @@ class BaseRunner:
 
             return launch(self, request, self._spec(), config, self._policy(config), client)
         driver = FolderDriver(request, self._spec(), self.provider, config, client)
-        return driver.run(self._policy(config), self.merge)
+        try:
+            return driver.run(self._policy(config), self.merge)
+        finally:
+            note_changes_of_run()  # a cache that `forward` filled here is no change of the code
 
     def _own_writers(self) -> list[str]:
         return overridden(type(self), BaseRunner, WRITER_HOOKS)

@@ -12,7 +12,7 @@ from espnet3.config.content import changed_files, is_same
 from espnet3.config.fingerprint import diff, files_in, flatten
 from espnet3.config.named_paths import setting_of
 from espnet3.config.redact import REDACTED, mask, stands_for
-from espnet3.parallel.source import describe_code
+from espnet3.parallel.source import RULE, code_in, describe_modules, module_of, modules_above
 from espnet3.shards.items import items_digest
 from espnet3.shards.manifest import Manifest
 
@@ -27,7 +27,8 @@ RULES = {"fingerprint": "2"}
 looked like a secret was left out, and folders were."""
 
 _SHOWN_FILES = 3
-
+_RULE = "code_rule"
+_CODE = re.compile(r"(runner|provider)\.code(\..+)?|code\..+")
 # Where and how fast things run must not change results, so it may differ between two calls.
 _NOT_RESULTS = ("config.parallel", "config.device", "config.num_device", "config.num_nodes")
 
@@ -44,13 +45,13 @@ def describe_run(runner: "BaseRunner", items: "Items") -> dict[str, Any]:
         described.update(flatten(value, name, with_state=True))
     for role, cls in (("runner", type(runner)), ("provider", type(provider))):
         described[role] = _name(cls)
-        code = describe_code(cls)
-        described.update({f"{role}.code{name}": value for name, value in code.items()})
     for name, value in sorted(_state(provider).items()):
         flat = flatten(value, name.lstrip("_"), with_state=True)
         described.update({k: v for k, v in flat.items() if not _is_in_parallel_block(k, flat)})
     ignored = (*_NOT_RESULTS, *getattr(provider, "fingerprint_ignore", ()), *runner.not_results)
-    return {key: value for key, value in described.items() if not is_below(key, ignored)}
+    kept = {key: value for key, value in described.items() if not is_below(key, ignored)}
+    kept = with_code(runner, kept)
+    return {key: value for key, value in kept.items() if not is_below(key, ignored)}
 
 
 def is_below(key: str, prefixes: Iterable[str]) -> bool:
@@ -94,7 +95,7 @@ def changes(
     """
     masked = mask(described)
     before = _in_todays_form(manifest, described, masked)
-    lines = [_in_words(line) for line in diff(before, masked)]
+    lines = [_in_words(line) for line in diff(*comparable(before, masked))]
     now = files_in(described, outputs=outputs, with_parts=True)
     unknown = list[str]()
     for key in sorted(manifest.files.keys() | now.keys()):
@@ -196,9 +197,59 @@ def _details(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
     return " (of the same size)"
 
 
+def with_code(runner: "BaseRunner", described: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a description with that of the code added, each definition once.
+
+    What the runner depends on is `runner.code`, what else the provider does is `provider.code`, and
+    the rest, of what a config names, is `code`. So `accept_changes=["runner.code"]` is enough after
+    any change of what the runner uses.
+    """
+    found: dict[str, Any] = {_RULE: RULE}
+    known: set[str] = set()
+    for role, owner in (("runner", runner), ("provider", runner.provider)):
+        inner = [value for name, value in _state(owner).items() if name != "provider"]
+        code = describe_modules([type(owner), *code_in(inner)])
+        own = module_of(type(owner))
+        for name in code.keys() - known:
+            short = "" if name == own else name.removeprefix(f"{own}.")
+            found[f"{role}.code.{short}".rstrip(".")] = code[name]
+        known |= code.keys()
+    targets = [v for k, v in described.items() if k.endswith("._target_") and isinstance(v, str)]
+    named = describe_modules([], modules_above(targets))
+    found |= {f"code.{name}": value for name, value in named.items()} | dict(described)
+    twice = {f"code.{name}" for name in known}
+    return {key: value for key, value in found.items() if key not in twice}
+
+
+def comparable(
+    before: Mapping[str, Any], after: Mapping[str, Any]
+) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    """Return two descriptions as they can be compared.
+
+    One of an earlier version has another form of the code, which says nothing about this one.
+    """
+    if before.get(_RULE) == after.get(_RULE) or _RULE not in after:
+        return before, after
+    if any(map(_CODE.fullmatch, before)):
+        logger.warning(
+            "The results so far are of an ESPnet3 that described code in another way: whether the "
+            "code changed since then was not compared"
+        )
+    return _without_code(before), _without_code(after)
+
+
+def _without_code(described: Mapping[str, Any]) -> dict[str, Any]:
+    return {k: v for k, v in described.items() if k != _RULE and not _CODE.fullmatch(k)}
+
+
 def _in_words(line: str) -> str:
-    """Say that code changed; two digests tell nobody anything."""
-    key = line.partition(":")[0]
-    is_code = re.fullmatch(r"(runner|provider)\.code(\.\w+)?|code\..+", key)
-    both = re.findall(r"'[0-9a-f]{16}'", line)
-    return f"{key}: the code changed" if is_code and len(both) == 2 else line
+    """Say what became of code; two digests tell nobody anything."""
+    key, _, change = line.partition(": ")
+    if not _CODE.fullmatch(key) or not re.search(r"'(value )?[0-9a-f]{16}'", change):
+        return line
+    if change.endswith("(not set)"):
+        return f"{key}: the code is gone"
+    if change.startswith("(not set)"):
+        return f"{key}: the code is new"
+    is_value = change.count("'value ") == 2
+    return f"{key}: the value changed" if is_value else f"{key}: the code changed"

@@ -131,7 +131,8 @@ def test_changed_code_is_refused_but_a_comment_is_not(tmp_path, where):
     old, new = {"runner": ('{idx}"', '{idx}!"'), "provider": ("hello", "bye")}[where]
     refused = run(SCRIPT.replace(old, new))
     assert refused.returncode == 1
-    assert f"{where}.code: " in refused.stderr
+    changed = {"runner": "Greet.forward", "provider": "Provider.build_env_local"}[where]
+    assert f"  {where}.code.{changed}: the code changed\n" in refused.stderr
     assert "resume=False" in refused.stderr
 
 

@@ -6,8 +6,8 @@ import pytest
 
 from espnet3.config.load import load_config
 from espnet3.errors import StaleRunError
+from espnet3.parallel.source import describe_modules
 from espnet3.systems.base.inference import infer
-from espnet3.systems.base.recipe_modules import describe_imports
 
 CONFIG = """
 dataset:
@@ -49,13 +49,16 @@ def run(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("module", "text"),
-    [("shout_words", WORDS.replace("text +", "text.upper() +")), ("shout_mark", 'MARK = "?"\n')],
+    ("module", "text", "line"),
+    [
+        ("shout_words", WORDS.replace("text +", "text.upper() +"), "finish: the code changed"),
+        ("shout_mark", 'MARK = "?"\n', "MARK: '!' -> '\\?'"),
+    ],
 )
-def test_an_edit_of_an_imported_module_is_noticed(tmp_path, run, module, text):
+def test_an_edit_of_an_imported_module_is_noticed(tmp_path, run, module, text, line):
     run()
     (tmp_path / f"{module}.py").write_text(text)
-    with pytest.raises(StaleRunError, match=rf"code\.{module}: the code changed"):
+    with pytest.raises(StaleRunError, match=rf"code\.{module}\.{line}"):
         run()
 
 
@@ -82,13 +85,13 @@ def test_relative_imports_and_packages_are_followed(tmp_path, monkeypatch):
         package / "__init__.py": "from .a import A\n",
         package / "a.py": "from .. import top\nfrom . import b as c\n\n\nclass A: ...\n",
         package / "b.py": "import shout_package.deep\n",
-        package.parent / "top.py": "import json\n",
-        package.parent / "deep.py": "",
+        package.parent / "top.py": "import json\n\nT = 1\n",
+        package.parent / "deep.py": "D = 1\n",
     }
     for path, text in texts.items():
         path.write_text(text)
     from shout_package.inner import A
 
-    found = describe_imports([A], tmp_path)
-    names = ("", ".deep", ".inner", ".inner.b", ".top")
+    found = describe_modules([A])
+    names = (".deep.D", ".inner.A", ".inner.a.A", ".inner.a.c", ".inner.a.top", ".top.T")
     assert sorted(found) == [f"shout_package{name}" for name in names]

@@ -21,7 +21,7 @@ dataset:
     - name: other
       data_src: tests.inference_parts
       data_src_args: {n: 3}
-      transform: {_target_: steps.Add, amount: 1}
+      transform: {_target_: more_steps.Add, amount: 1}
   preprocessor: steps.prepare
 model: {_target_: tests.inference_parts.Speller}
 """
@@ -32,8 +32,8 @@ def louder(sample):
 
 def prepare(sample):
     return {**sample, "speech": sample["speech"] + 3}
-
-
+"""
+MORE_STEPS = """
 class Add:
     def __init__(self, amount):
         self.amount = amount
@@ -52,25 +52,27 @@ def run(tmp_path, monkeypatch):
     below = {"recipe_dir": str(tmp_path), "inference_dir": str(tmp_path / "out")}
 
     def run_infer(old="", new="", overrides=()):
-        (tmp_path / "steps.py").write_text(STEPS.replace(old, new) if old else STEPS)
-        sys.modules.pop("steps", None)
+        for name, text in (("steps", STEPS), ("more_steps", MORE_STEPS)):
+            (tmp_path / f"{name}.py").write_text(text.replace(old, new) if old else text)
+            sys.modules.pop(name, None)
         return infer(load_config(tmp_path / "inference.yaml", overrides, below=below))
 
     yield run_infer
     sys.modules.pop("steps", None)
+    sys.modules.pop("more_steps", None)
 
 
 @pytest.mark.parametrize(
     ("test_set", "old", "new", "step"),
     [
-        ("plain", "* 2", "* 4", "louder"),
-        ("plain", "+ 3", "+ 5", "prepare"),
-        ("other", "+ self.amount", "- self.amount", "Add"),
+        ("plain", "* 2", "* 4", "steps.louder"),
+        ("plain", "+ 3", "+ 5", "steps.prepare"),
+        ("other", "+ self.amount", "- self.amount", "more_steps.Add.__call__"),
     ],
 )
 def test_an_edited_step_is_noticed(run, test_set, old, new, step):
     run()
-    with pytest.raises(StaleRunError, match=rf"code\.steps\.{step}: the code changed"):
+    with pytest.raises(StaleRunError, match=rf"code\.{step}: the code changed"):
         run(old, new, [f"test_set={test_set}"])
 
 

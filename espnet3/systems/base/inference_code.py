@@ -1,60 +1,53 @@
 """The code of a recipe that its results depend on, so that a change of it is not overlooked."""
 
-from collections.abc import Iterable, Iterator, Mapping
-from functools import partial
-from types import FunctionType
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from espnet3.parallel.source import describe_code
-from espnet3.systems.base.recipe_modules import describe_imports
+from espnet3.parallel.source import code_in, describe_modules, modules_above
 
 # The provider and the runner themselves are described by every run.
 _BLOCKS = ("model", "dataset", "output_artifacts")
 
 
 def describe_targets(
-    config: Mapping[str, Any], dataset: Any, others: Iterable[Any] = ()
+    config: Mapping[str, Any],
+    dataset: Any,
+    others: Iterable[Any] = (),
+    *,
+    blocks: Sequence[str] = _BLOCKS,
 ) -> dict[str, Any]:
-    """Return digests of the code that a config names, and of what that imports from the recipe.
+    """Return what each definition says of the user's own modules that a config names.
 
     Args:
-        config: of inference, in plain containers.
-        dataset: the test set; what it wraps as `dataset` or `datasets` is looked into, and the
+        config: in plain containers.
+        dataset: what is read; what it wraps as `dataset` or `datasets` is looked into, and the
             steps that its samples pass through.
-        others: classes that are described elsewhere, whose imports count as well.
+        others: classes and functions that count as well, although neither of the two names them.
+        blocks: dotted keys of the config whose `_target_`s count; a text there is one itself.
     """
     from espnet3.config.targets import locate
 
-    paths = {path for block in _BLOCKS for path in _targets_in(config.get(block))}
+    paths = {path for block in blocks for path in _targets_in(_at(config, block))}
     # Older configs have it in the runner block.
-    paths.update(filter(None, [config.get("output_fn"), _in_runner(config, "output_fn")]))
-    things = {path: locate(path) for path in paths}
+    paths.update(filter(None, [config.get("output_fn"), _at(config, "runner.output_fn")]))
+    things = [locate(path) for path in sorted(paths)]
     for layer in _layers(dataset):
-        things[_unused(type(layer).__qualname__, type(layer), things)] = type(layer)
-        things.update({_step_name(step): _code_of(step) for step in _steps(layer)})
-    imported = describe_imports([*things.values(), *others], config.get("recipe_dir") or ".")
-    described = {
-        name + part: value
-        for name, thing in sorted(things.items())
-        for part, value in describe_code(thing).items()
-        if _is_foreign(thing)
-    }
-    return {**imported, **described}
+        things += [type(layer), *_steps(layer)]
+    return describe_modules([*things, *others], modules_above(paths))
 
 
-def _unused(name: str, thing: Any, things: Mapping[str, Any]) -> str:
-    """Return the name, or one that no other class of that name has."""
-    while things.get(name, thing) is not thing:
-        name += "_"
-    return name
+def _at(config: Mapping[str, Any], key: str) -> Any:
+    value: Any = config
+    for part in key.split("."):
+        value = value.get(part) if isinstance(value, Mapping) else None
+    if isinstance(value, str) and "." in value:
+        return {"_target_": value}
+    is_one_test_set = key == "dataset" and "test_set" in config and isinstance(value, Mapping)
+    # Configs of inference may have the training sets as well.
+    return {k: v for k, v in value.items() if k not in _TRAINING} if is_one_test_set else value
 
 
-def _in_runner(config: Mapping[str, Any], key: str) -> Any:
-    return (config.get("runner") or {}).get(key)
-
-
-def _is_foreign(thing: Any) -> bool:
-    return str(getattr(thing, "__module__", "")).partition(".")[0] not in ("espnet3", "builtins")
+_TRAINING = ("train", "valid")
 
 
 def _targets_in(values: Any) -> Iterator[str]:
@@ -78,18 +71,7 @@ def _layers(dataset: Any) -> Iterator[Any]:
 
 def _steps(layer: Any) -> Iterator[Any]:
     """Yield the functions of a sample; a config names most of them without a `_target_`."""
-    for name in ("transform", "preprocessor"):
-        step = getattr(layer, name, None)
-        while isinstance(step, partial):
-            step = step.func
-        if callable(step):
-            yield step
-
-
-def _code_of(step: Any) -> Any:
-    return step if isinstance(step, FunctionType | type) else type(step)
-
-
-def _step_name(step: Any) -> str:
-    code = _code_of(step)
-    return f"{code.__module__}.{code.__qualname__}"
+    kept = getattr(layer, "__dict__", {})
+    for name in {"transform", "preprocessor", *kept}:
+        if name not in ("dataset", "datasets"):
+            yield from code_in(getattr(layer, name, None), depth=1)

@@ -112,7 +112,7 @@ def _plan_test_set(
     runner.depends_on = {
         **runner.depends_on,
         "test_set.content": fingerprint_of(dataset),
-        "code": describe_targets(resolved(own_config), dataset, [type(provider), type(runner)]),
+        "code": describe_targets(resolved(own_config), dataset),
     }
     return TestSetRun(name, runner, len(dataset), durations)
 

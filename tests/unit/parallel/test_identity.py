@@ -119,30 +119,54 @@ def test_classes_without_source_are_told_apart_by_their_code():
     assert describe_code(make("idx + 1")) != describe_code(make("idx + 2"))
 
 
-def test_functions_and_constants_of_the_same_module_count_but_only_those_used(
-    tmp_path, monkeypatch
-):
+def test_all_of_a_module_counts_definition_by_definition(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
 
-    def load(name, beam=5, unused=1, body="x"):
+    def load(name, beam=5, other=1, body="x"):
         (tmp_path / f"{name}.py").write_text(
-            f"import os\nBEAM = {beam}\nUNUSED = {unused}\nTABLE = list(range(5000))\n"
+            f"import os\nBEAM = {beam}\nOTHER = {other}\nTABLE = list(range(5000))\n"
             f"def post(x):\n    return inner({body})\n\ndef inner(x): return x, BEAM, os, TABLE\n"
             "class R:\n    @staticmethod\n    def forward(idx): return post(idx)\n"
         )
         return describe_code(__import__(name).R)
 
     plain = load("globals_plain")
-    assert sorted(plain) == ["", ".BEAM", ".TABLE", ".inner", ".post"]
-    assert load("globals_unused", unused=2) == plain
-    assert load("globals_beam", beam=8) == {**plain, ".BEAM": 8}
+    assert sorted(plain) == ["BEAM", "OTHER", "R", "R.forward", "TABLE", "inner", "post"]
+    assert load("globals_other", other=2) == {**plain, "OTHER": 2}
+    assert load("globals_beam", beam=8) == {**plain, "BEAM": 8}
     other = load("globals_body", body="-x")
-    assert [key for key in plain if plain[key] != other[key]] == [".post"]
+    assert [key for key in plain if plain[key] != other[key]] == ["post"]
 
 
 def test_changed_code_is_told_in_words():
-    before = manifest_of({**describe(), "runner.code": "0" * 16, "runner.code.post": "0" * 16})
-    after = {**describe(), "runner.code.post": "1" * 16}
+    digests = {
+        "runner.code.post": "0" * 16,
+        "code.src.a.f": "value " + "0" * 16,
+        "code.b": "2" * 16,
+    }
+    before = manifest_of({**describe(), **digests, "code.src.a.BEAM": 4})
+    after = {**digests, "runner.code.post": "1" * 16, "code.src.a.f": "value " + "1" * 16}
+    after = {**describe(), **after, "code.src.a.BEAM": 8, "code.c": "3" * 16}
+    del after["code.b"]
     assert changes(before, after) == [
-        "runner.code: the code changed", "runner.code.post: the code changed",
+        "code.b: the code is gone", "code.c: the code is new", "code.src.a.BEAM: 4 -> 8",
+        "code.src.a.f: the value changed", "runner.code.post: the code changed",
     ]  # fmt: skip
+
+
+def test_each_definition_is_named_once():
+    described = describe()
+    runner = {key.removeprefix("runner.code.") for key in described if key.startswith("runner.")}
+    provider = {k.removeprefix("provider.code.") for k in described if k.startswith("provider.")}
+    assert "Runner.forward" in runner
+    assert not runner & provider
+
+
+def test_what_a_target_in_the_config_names_counts_without_being_imported(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    name = "named_in_a_config"
+    module = (tmp_path / name).with_suffix(".py")
+    module.write_text("raise RuntimeError\n\n\nclass Net:\n    size = 4\n")
+    # In two parts, or this very module would name it.
+    described = describe({"model": {"_target_": f"{name}.Net"}})
+    assert described[f"code.{name}.Net.size"] == 4

@@ -221,7 +221,7 @@ def test_resume_refuses_an_edited_dataset(load, awkward):
     text = BASE.replace(f"data_src: {PARTS}, ", "")
     infer(load(text=text))
     own.write_text(source.replace("    pass", "    gain = 2"))
-    with pytest.raises(StaleRunError, match=r"code\.Dataset: the code changed"):
+    with pytest.raises(StaleRunError, match=r"code\.dataset\.Dataset\.gain: \(not set\) -> 2"):
         infer(load(text=text))
 
 

@@ -1,0 +1,464 @@
+"""The text of a module, definition by definition, without comments, docstrings and layout."""
+
+import ast
+import gc
+import hashlib
+import math
+import os
+import tokenize
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from espnet3.config.redact import redact
+
+_Function = ast.FunctionDef | ast.AsyncFunctionDef
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+_LONGEST_SHOWN = 60
+# Methods that change the containers of Python.
+_CHANGING = {
+    "add", "append", "appendleft", "clear", "discard", "extend", "extendleft", "insert",
+    "move_to_end", "pop", "popitem", "popleft", "remove", "reverse", "rotate", "setdefault",
+    "sort", "subtract", "update",
+}  # fmt: skip
+_EMPTY_CALLS = {
+    "dict", "list", "set", "tuple", "deque", "defaultdict", "OrderedDict", "Counter",
+}  # fmt: skip
+# What a process asks for and each is told something else.
+_PASSING = {
+    "time", "time_ns", "perf_counter", "monotonic", "process_time", "now", "utcnow", "today",
+    "uuid1", "uuid4", "getpid", "urandom", "gethostname", "getnode", "mkdtemp", "mkstemp",
+    "gettempdir", "token_hex", "token_bytes", "cpu_count", "device_count", "is_available",
+    "get_device_name", "random", "Random", "default_rng", "RandomState", "get_ident",
+}  # fmt: skip
+
+Stamp = tuple[int, int, int, int]
+
+
+@dataclass(frozen=True)
+class Import:
+    """What an import statement, or a dotted name in a text, asks for."""
+
+    module: str
+    names: tuple[str, ...] = ()
+    level: int = 0
+    is_guess: bool = False
+    """Whether it only looks like the name of a module, such as that of a `_target_`."""
+
+
+@dataclass
+class ModuleText:
+    """What a module says; two files of the same text have the same definitions."""
+
+    definitions: dict[str, Any] = field(default_factory=dict)
+    """A digest of each, or the value itself where it is a plain one; "" for other statements."""
+    imports: list[Import] = field(default_factory=list)
+    values: dict[str, ast.expr | None] = field(default_factory=dict)
+    """What is assigned to a name, attribute or default; None if more than once."""
+    functions: dict[str, list[_Function]] = field(default_factory=dict)
+    bound: set[str] = field(default_factory=set)
+    """Names that the module itself gives something, outside of its functions."""
+    imported: dict[str, Import] = field(default_factory=dict)
+    """Where names come from that the module only passes on."""
+    tree: ast.Module = field(default_factory=lambda: ast.Module([], []))
+    text: str = ""
+
+    def says(self, name: str, value: Any) -> bool:
+        """Tell whether the text alone says that `name` has this value."""
+        node = self.values.get(name)
+        if node is None:
+            return False
+        try:
+            return _same(ast.literal_eval(node), value)
+        except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+            return False
+
+    def starts_plain(self, name: str) -> bool:
+        """Tell whether a name begins as a plain literal or an empty container, as a cache does."""
+        node = self.values.get(name)
+        if isinstance(node, ast.Call):
+            callee = node.func.attr if isinstance(node.func, ast.Attribute) else node.func
+            callee = callee.id if isinstance(callee, ast.Name) else callee
+            return callee in _EMPTY_CALLS and not node.keywords and _are_names(node.args)
+        try:
+            return node is not None and bool([ast.literal_eval(node)])
+        except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+            return False
+
+    def differs_by_nature(self, name: str) -> bool:
+        """Tell whether a value is another in each process, as a time is; only its text counts."""
+        node = self.values.get(name)
+        inner = [] if node is None else list(ast.walk(node))
+        said = {n.id for n in inner if isinstance(n, ast.Name)}
+        return bool(_PASSING & (said | {n.attr for n in inner if isinstance(n, ast.Attribute)}))
+
+    def changed_by(self, qualname: str) -> set[str]:
+        """Return the global names that a function changes when it runs."""
+        nodes = self.functions.get(qualname, [])
+        return {name for node in nodes for name in names_changed_in(node)}
+
+
+def _are_names(nodes: list[ast.expr]) -> bool:
+    return all(isinstance(node, ast.Name) for node in nodes)  # defaultdict(list)
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Compare with types: 1, 1.0 and True are equal to Python."""
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(_same, one, other))
+    if isinstance(one, dict):
+        same_keys = list(map(repr, one)) == list(map(repr, other))
+        return same_keys and all(map(_same, one.values(), other.values()))
+    return bool(repr(one) == repr(other)) if isinstance(one, float) else bool(one == other)
+
+
+_parsed: dict[tuple[str, Stamp, bool], ModuleText] = {}
+
+
+def read_module(file: str, *, is_script: bool = False) -> ModuleText:
+    """Return what the text of a file says; an unchanged file is parsed once in a process.
+
+    Args:
+        file: the path; one that is not of Python counts with all of its bytes.
+        is_script: whether it runs as `__main__`, so that what stands under that name counts.
+    """
+    stat = os.stat(file)
+    stamp = (stat.st_mtime_ns, stat.st_ctime_ns, stat.st_size, stat.st_ino)
+    key = (file, stamp, is_script)
+    if key not in _parsed:
+        with _without_collection():
+            _parsed[key] = _read(file, is_script)
+    return _parsed[key]
+
+
+@contextmanager
+def _without_collection() -> Iterator[None]:
+    """Keep the garbage collector from looking at each of a tree's many nodes, again and again."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+def _read(file: str, is_script: bool) -> ModuleText:
+    if file.endswith((".py", ".pyw")) or is_script:
+        try:
+            with tokenize.open(file) as stream:
+                return parse_module(stream.read(), is_script=is_script)
+        except (SyntaxError, ValueError, RecursionError):
+            pass  # Python itself will say what is wrong with it
+    with open(file, "rb") as binary:
+        return ModuleText({"": hashlib.file_digest(binary, "sha256").hexdigest()[:16]})
+
+
+def parse_module(text: str, *, is_script: bool = False) -> ModuleText:
+    """Return what a text says."""
+    found = ModuleText(tree=ast.parse(text), text=text)
+    collector = _Collector(found)
+    for statement in without_texts(found.tree.body):
+        if is_script or not is_main_guard(statement):
+            collector.add(statement)
+    collector.finish()
+    return found
+
+
+def is_main_guard(node: ast.stmt) -> bool:
+    """Tell whether a statement is `if __name__ == "__main__":`, which an import passes by."""
+    if not isinstance(node, ast.If) or node.orelse or not isinstance(node.test, ast.Compare):
+        return False
+    sides = [node.test.left, *node.test.comparators]
+    names = [side.id for side in sides if isinstance(side, ast.Name)]
+    texts = [side.value for side in sides if isinstance(side, ast.Constant)]
+    equal = isinstance(node.test.ops[0], ast.Eq)
+    return equal and names == ["__name__"] and texts == ["__main__"]
+
+
+def is_for_type_checkers(node: ast.AST) -> bool:
+    """Tell whether a statement is `if TYPE_CHECKING:`, which never runs."""
+    if not isinstance(node, ast.If) or node.orelse:
+        return False
+    test = node.test
+    name = test.attr if isinstance(test, ast.Attribute) else getattr(test, "id", "")
+    return name == "TYPE_CHECKING"
+
+
+def without_texts(body: list[ast.stmt]) -> list[ast.stmt]:
+    """Return the statements of a body that do something, which docstrings do not."""
+    return [node for node in body if not _is_text(node)]
+
+
+def _is_text(node: ast.stmt) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+
+
+def digest_text(text: str) -> str:
+    """Return a short digest of a text."""
+    return hashlib.sha256(text.encode("utf-8", "backslashreplace")).hexdigest()[:16]
+
+
+_FIELDS: dict[type[ast.AST], tuple[str, ...]] = {}
+
+
+class Normal:
+    """Writes nodes in a form that depends neither on layout nor on the version of Python.
+
+    `ast.unparse` would do, at three times the time.
+    """
+
+    def __init__(self) -> None:
+        self.imports: list[Import] = []
+
+    def text(self, node: Any) -> str:
+        """Return the form of a node, and note what it imports."""
+        parts: list[str] = []
+        self._write(node, parts.append)
+        return "".join(parts)
+
+    def _write(self, node: Any, put: Any) -> None:
+        kind = node.__class__
+        if kind is ast.Name:
+            put(f"`{node.id}")
+        elif kind is list:
+            put("[")
+            for item in node:
+                self._write(item, put)
+            put("]")
+        elif kind is ast.Attribute:
+            self._write(node.value, put)
+            put(f".{node.attr}")
+        elif kind is ast.Constant:
+            value = node.value
+            put(f"{value!r}'")
+            if value.__class__ is str and "." in value:
+                self._guess(value)
+        elif kind in _FIELDS or isinstance(node, ast.AST):
+            self._write_fields(node, kind, put)
+        else:
+            put(f"{node!r},")
+
+    def _write_fields(self, node: Any, kind: type[ast.AST], put: Any) -> None:
+        if kind is ast.Call:
+            self._note_call(node)
+        elif kind is ast.Import or kind is ast.ImportFrom:
+            self._note(node)
+        if kind not in _FIELDS:
+            skipped = {"ctx", "type_comment", "kind"}
+            _FIELDS[kind] = tuple(name for name in kind._fields if name not in skipped)
+        put(f"({kind.__name__}")
+        for name in _FIELDS[kind]:
+            value: Any = getattr(node, name, None)
+            # Empty fields are left out: a newer Python has more of them.
+            if value is None or value == []:
+                continue
+            if name == "body" and value.__class__ is list:
+                value = without_texts(value) or [ast.Pass()]
+            put(f" {name}=")
+            self._write(value, put)
+        put(")")
+
+    def _note(self, node: ast.Import | ast.ImportFrom) -> None:
+        if isinstance(node, ast.Import):
+            self.imports += [Import(alias.name) for alias in node.names]
+        else:
+            names = tuple(alias.name for alias in node.names)
+            self.imports.append(Import(node.module or "", names, node.level))
+
+    def _note_call(self, node: ast.Call) -> None:
+        """Note `import_module("a")` and `import_module(".a", __package__)`."""
+        name = getattr(node.func, "attr", getattr(node.func, "id", ""))
+        if name not in ("import_module", "__import__") or not node.args:
+            return
+        first = node.args[0]
+        if isinstance(first, ast.Constant) and isinstance(first.value, str):
+            module = first.value.lstrip(".")
+            level = len(first.value) - len(module)
+            self.imports.append(Import(module, level=level))
+
+    def _guess(self, text: str) -> None:
+        if len(text) < 200 and all(part.isidentifier() for part in text.split(".")):
+            self.imports.append(Import(text, is_guess=True))
+
+
+class _Collector:
+    """Sorts the statements of a module by what they define."""
+
+    def __init__(self, found: ModuleText) -> None:
+        self._found = found
+        self._normal = Normal()
+        self._parts: dict[str, list[str]] = {}
+        self._order: dict[str, list[str]] = {}
+
+    def add(self, node: ast.stmt, prefix: str = "") -> None:
+        if isinstance(node, _FUNCTIONS):
+            name = prefix + node.name
+            self._put(name, node)
+            self._found.functions.setdefault(name, []).append(node)
+            self._note_defaults(name, node)
+            self._found.bound.add(name)
+        elif isinstance(node, ast.ClassDef):
+            self._add_class(node, prefix)
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            self._add_import(node, prefix)
+        elif not is_for_type_checkers(node):
+            self._add_other(node, prefix)
+
+    def _add_class(self, node: ast.ClassDef, prefix: str) -> None:
+        name = prefix + node.name
+        self._found.bound.add(name)
+        header = [node.decorator_list, node.bases, node.keywords]
+        self._parts.setdefault(name, []).append(self._normal.text(header))
+        for inner in without_texts(node.body):
+            self.add(inner, f"{name}.")
+
+    def _add_import(self, node: ast.Import | ast.ImportFrom, prefix: str) -> None:
+        for alias in node.names:
+            one: ast.stmt
+            if isinstance(node, ast.Import):
+                one = ast.Import([alias])
+            else:
+                one = ast.ImportFrom(node.module, [alias], node.level)
+            bound = alias.asname or alias.name.partition(".")[0]
+            if isinstance(node, ast.Import) and alias.asname is None:
+                self._normal.text(one)  # its name says all: whoever uses it must say it
+            else:
+                self._put(prefix.removesuffix(".") if bound == "*" else prefix + bound, one)
+            self._found.bound.add(prefix + bound)
+            level = 0 if isinstance(node, ast.Import) else node.level
+            module = alias.name if isinstance(node, ast.Import) else node.module or ""
+            self._found.imported[prefix + bound] = Import(module, (alias.name,), level)
+
+    def _add_other(self, node: ast.stmt, prefix: str) -> None:
+        targets = _plain_targets(node)
+        for name in targets or [_name_of(node)]:
+            key = (prefix + name) if name else prefix.removesuffix(".")
+            self._put(key, node)
+            self._order.setdefault(prefix, []).append(key if targets else f"*{key}")
+            known = key in self._found.values or not targets
+            self._found.values[key] = None if known else getattr(node, "value", None)
+        self._found.bound.update(prefix + name for name in names_bound_in(node))
+        for inner in ast.walk(node):
+            if isinstance(inner, _FUNCTIONS):  # under an `if`, or made in a loop
+                self._found.functions.setdefault(prefix + inner.name, []).append(inner)
+
+    def _put(self, key: str, node: ast.stmt) -> None:
+        self._parts.setdefault(key, []).append(self._normal.text(node))
+
+    def _note_defaults(self, name: str, node: _Function) -> None:
+        positional = [*node.args.posonlyargs, *node.args.args]
+        given = zip(reversed(positional), reversed(node.args.defaults), strict=False)
+        keyword = zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True)
+        for argument, default in (*given, *keyword):
+            key = f"{name}.{argument.arg}"
+            self._found.values[key] = None if key in self._found.values else default
+
+    def finish(self) -> None:
+        """Turn the parts into digests, and short plain values into themselves."""
+        for prefix, order in self._order.items():
+            # Where a name is set twice, or a loop fills a table, the order of statements matters.
+            if len(set(order)) < len(order) or any(key.startswith("*") for key in order):
+                self._parts.setdefault(prefix.removesuffix("."), []).append(f"order {order}")
+        for key, parts in self._parts.items():
+            self._found.definitions[key] = self._shown(key, "\n".join(parts))
+        self._found.imports = list(dict.fromkeys(self._normal.imports))
+
+    def _shown(self, key: str, text: str) -> Any:
+        node = self._found.values.get(key)
+        negative = isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub)
+        constant = node.operand if negative and isinstance(node, ast.UnaryOp) else node
+        if isinstance(constant, ast.Constant) and len(self._parts[key]) == 1:
+            value = ast.literal_eval(node)  # type: ignore[arg-type]
+            return value if can_be_shown(key, value) else digest_text(text)
+        return digest_text(text)
+
+
+def can_be_shown(key: str, value: Any) -> bool:
+    """Tell whether a refusal may show a value: a plain one, neither long nor maybe a secret."""
+    if value is not None and type(value) not in (str, int, float, bool):
+        return False
+    if isinstance(value, float) and not math.isfinite(value):
+        return False
+    if not isinstance(value, str):
+        return True
+    return len(value) <= _LONGEST_SHOWN and bool(redact({key: value}) == {key: value})
+
+
+def _plain_targets(node: ast.stmt) -> list[str]:
+    """Return the names that an assignment sets, if it sets nothing else."""
+    targets: list[ast.expr] = []
+    if isinstance(node, ast.Assign):
+        targets = node.targets
+    elif isinstance(node, ast.AnnAssign):
+        targets = [node.target]
+    names = [target.id for target in targets if isinstance(target, ast.Name)]
+    return names if len(names) == len(targets) else []
+
+
+def _name_of(node: ast.stmt) -> str:
+    """Return what a statement is mostly about, for the refusal: a table that a loop fills."""
+    loops = {
+        id(name)
+        for loop in ast.walk(node)
+        if isinstance(loop, ast.For | ast.AsyncFor | ast.comprehension)
+        for name in ast.walk(loop.target)
+    }
+    for inner in ast.walk(node):
+        if isinstance(inner, ast.Attribute | ast.Subscript) and not isinstance(inner.ctx, ast.Load):
+            dotted = inner.attr if isinstance(inner, ast.Attribute) else ""
+            owner = inner.value
+            if isinstance(owner, ast.Name):
+                return f"{owner.id}.{dotted}" if dotted else owner.id
+        is_set = isinstance(inner, ast.Name) and isinstance(inner.ctx, ast.Store)
+        if is_set and id(inner) not in loops:
+            return str(getattr(inner, "id", ""))
+        if isinstance(inner, (*_FUNCTIONS, ast.ClassDef)):
+            return inner.name
+    if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
+        function = node.value.func
+        if isinstance(function, ast.Attribute) and isinstance(function.value, ast.Name):
+            return function.value.id
+    return ""
+
+
+def names_bound_in(node: ast.AST) -> Iterator[str]:
+    """Yield the names that a statement binds where it stands, not inside of functions."""
+    if isinstance(node, (*_FUNCTIONS, ast.ClassDef)):
+        yield node.name
+        return
+    if isinstance(node, ast.Lambda):
+        return
+    if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
+        yield node.id
+    elif isinstance(node, ast.Import | ast.ImportFrom):
+        yield from (alias.asname or alias.name.partition(".")[0] for alias in node.names)
+    elif isinstance(node, ast.ExceptHandler | ast.MatchAs | ast.MatchStar) and node.name:
+        yield node.name
+    elif isinstance(node, ast.MatchMapping) and node.rest:
+        yield node.rest
+    for child in ast.iter_child_nodes(node):
+        yield from names_bound_in(child)
+
+
+def root_name(node: ast.AST) -> str:
+    """Return `a` of `a.b[c].d`; empty if it begins with something else."""
+    while isinstance(node, ast.Attribute | ast.Subscript | ast.Starred):
+        node = node.value
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def names_changed_in(function: ast.AST) -> Iterator[str]:
+    """Yield names that a function declares `global`, or whose content it changes."""
+    for node in ast.walk(function):
+        if isinstance(node, ast.Global):
+            yield from node.names
+        elif isinstance(node, ast.Attribute | ast.Subscript) and not isinstance(node.ctx, ast.Load):
+            yield root_name(node)
+        elif isinstance(node, ast.AugAssign):
+            yield root_name(node.target)
+        elif isinstance(node, ast.Call) and getattr(node.func, "attr", "") in _CHANGING:
+            yield root_name(node.func)
