@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +26,10 @@ RATE = 8000
 def beep(row):
     noise = np.random.default_rng(row["seed"]).normal(size=400 + row["seed"])
     return 0.1 * noise
+
+
+def beep_at(row, pitch):
+    return pitch * beep(row) / 4
 
 
 def louder_beep(row):
@@ -94,6 +99,26 @@ def test_a_corpus_of_other_rows_or_code_takes_its_place_whole(tmp_path, change):
     build_corpus(tmp_path / "c", **changed)
     build_corpus(tmp_path / "fresh", **changed)
     assert digest_of(tmp_path / "c") == digest_of(tmp_path / "fresh")
+
+
+def test_a_corpus_of_an_earlier_version_is_kept(tmp_path, caplog):
+    settings = {"rows": rows_of(3), "make_audio": beep, "sample_rate": RATE}
+    build_corpus(tmp_path / "c", **settings)
+    marker = tmp_path / "c" / "corpus.json"
+    facts = json.loads(marker.read_bytes())
+    del facts["code_rule"]
+    marker.write_text(json.dumps({**facts, "digest": "of another form"}))
+    assert Corpus(tmp_path / "c", **settings).is_built()
+    assert "earlier" in caplog.text
+    for change in ({"rows": rows_of(3, speaker="me")}, {"sample_rate": 16000}, {"format": "wav"}):
+        assert not Corpus(tmp_path / "c", **{**settings, **change}).is_built()
+
+
+def test_a_function_with_arguments_counts_with_them(tmp_path):
+    settings = {"rows": rows_of(3), "sample_rate": RATE}
+    build_corpus(tmp_path / "c", make_audio=partial(beep_at, pitch=1), **settings)
+    assert Corpus(tmp_path / "c", make_audio=partial(beep_at, pitch=1), **settings).is_built()
+    assert not Corpus(tmp_path / "c", make_audio=partial(beep_at, pitch=2), **settings).is_built()
 
 
 def test_a_folder_with_something_else_is_left_alone(tmp_path):
