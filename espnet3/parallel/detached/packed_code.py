@@ -6,14 +6,11 @@ if it belongs to the one who loads it, or to somebody whom they name.
 
 import errno
 import hashlib
-import inspect
 import os
 import pickle
 import pwd
 import shlex
 import stat
-import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +18,7 @@ from typing import Any
 from espnet3.errors import ProviderError, RunFolderError
 from espnet3.io.atomic import PRIVATE, write_bytes
 from espnet3.parallel.payload import pack_spec
+from espnet3.parallel.source import modules_named, own_files
 from espnet3.parallel.tasks import RunSpec
 
 _OTHERS_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH
@@ -202,10 +200,11 @@ def _load_spec(packed: bytes, run_id: str, run_dir: str, n_shards: int) -> RunSp
 def digest_modules(spec: RunSpec, runner: Any) -> dict[str, str]:
     """Return the files of the user's modules that a run imports by name, with their digests.
 
-    Not those of ESPnet3, of installed packages, or of the script itself, which is in the pickle.
+    The same modules as its results depend on: see `espnet3.parallel.source`. Not those of ESPnet3,
+    of installed packages, or of the script itself, which is in the pickle.
     """
-    things = [*type(runner).__mro__, *type(runner.provider).__mro__, spec.setup_fn]
-    files = dict.fromkeys(filter(None, map(_users_file, things)))
+    things = [type(runner), type(runner.provider), spec.setup_fn]
+    files = own_files(things, modules_named(vars(runner.provider)))
     return {path: digest for path in files if (digest := digest_file(Path(path)))}
 
 
@@ -215,21 +214,3 @@ def digest_file(path: Path) -> str:
         return hashlib.sha256(path.read_bytes()).hexdigest()
     except OSError:
         return ""
-
-
-def _users_file(thing: Any) -> str | None:
-    module = sys.modules.get(getattr(thing, "__module__", None) or "")
-    if module is None or module.__name__ == "__main__":
-        return None
-    if module.__name__.partition(".")[0] in ("espnet3", *sys.stdlib_module_names):
-        return None
-    try:
-        path = Path(inspect.getfile(module)).resolve()
-    except (TypeError, OSError):  # built in
-        return None
-    is_installed = any(path.is_relative_to(folder) for folder in _installed_folders())
-    return None if is_installed else str(path)
-
-
-def _installed_folders() -> Iterator[str]:
-    yield from {os.path.realpath(prefix) for prefix in (sys.prefix, sys.base_prefix)}

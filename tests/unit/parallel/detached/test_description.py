@@ -1,6 +1,7 @@
 """What a run folder tells workers that have nothing else, and whose code they load."""
 
 import getpass
+import importlib
 import json
 import os
 import pickle
@@ -231,3 +232,33 @@ def test_a_script_of_its_own_travels_by_value(tmp_path):
     assert pickle.loads(packed).hooks.forward(4) == 5
     assert type(runner).__name__ == "Runner"
     assert load_description(root).code == {}
+
+
+def test_modules_that_the_runner_imports_or_the_config_names_are_looked_after(
+    tmp_path, monkeypatch
+):
+    monkeypatch.syspath_prepend(tmp_path)
+    texts = {
+        "their_runner": "from espnet3.parallel import BaseRunner\nfrom their_words import finish\n"
+        "class Provider:\n"
+        "    def __init__(self): self.config = {'model': {'_target_': 'their_' + 'model.Net'}}\n"
+        "    def build_env_local(self): return {}\n"
+        "    def build_worker_setup_fn(self): return dict\n"
+        "class Runner(BaseRunner):\n"
+        "    @staticmethod\n"
+        "    def forward(idx): return finish(idx)\n",
+        "their_words": "def finish(x): return x\n",
+        "their_model": "class Net: ...\n",
+        "their_notes": "",
+    }
+    for name, text in texts.items():
+        (tmp_path / f"{name}.py").write_text(text)
+    module = importlib.import_module("their_runner")
+    try:
+        runner = module.Runner(module.Provider(), output_dir=tmp_path / "run")
+        described = describe(tmp_path / "run", runner)
+    finally:
+        for name in texts:
+            sys.modules.pop(name, None)
+    names = ("their_model", "their_runner", "their_words")
+    assert sorted(described.code) == [str(tmp_path / f"{name}.py") for name in names]
