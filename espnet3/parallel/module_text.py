@@ -5,6 +5,7 @@ import gc
 import hashlib
 import math
 import os
+import re
 import tokenize
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -32,6 +33,11 @@ _PASSING = {
     "gettempdir", "token_hex", "token_bytes", "cpu_count", "device_count", "is_available",
     "get_device_name", "random", "Random", "default_rng", "RandomState", "get_ident",
 }  # fmt: skip
+# Variables of the environment that tell where and as what a process runs.
+_OF_THE_PLACE = re.compile(
+    r"(SLURM|PBS|SGE|JOB|LSB|OMPI|PMI|TORCHELASTIC)_\w+|(LOCAL_|GROUP_|NODE_)?RANK|WORLD_SIZE|"
+    r"MASTER_(ADDR|PORT)|CUDA_VISIBLE_DEVICES|HOSTNAME|TMPDIR|PWD|OMP_NUM_THREADS"
+)
 
 Stamp = tuple[int, int, int, int]
 
@@ -91,7 +97,9 @@ class ModuleText:
         node = self.values.get(name)
         inner = [] if node is None else list(ast.walk(node))
         said = {n.id for n in inner if isinstance(n, ast.Name)}
-        return bool(_PASSING & (said | {n.attr for n in inner if isinstance(n, ast.Attribute)}))
+        said |= {n.attr for n in inner if isinstance(n, ast.Attribute)}
+        texts = [str(n.value) for n in inner if isinstance(n, ast.Constant)]
+        return bool(_PASSING & said) or any(map(_OF_THE_PLACE.fullmatch, texts))
 
     def changed_by(self, qualname: str) -> set[str]:
         """Return the global names that a function changes when it runs."""

@@ -498,6 +498,7 @@ FOLDER = Path(__file__).parent
 FILES = {"a": str(FOLDER / "a")}
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 CWD = os.getcwd()
+RANK = int(os.environ.get("SLURM_PROCID", 0))
 S = {"a", "b", "c"}
 D = {x: 1 for x in S}
 O = frozenset(S)
@@ -505,7 +506,7 @@ F = object()
 G = [object()]
 
 """ + forward(
-    "START, ID, PID, logger, LOCK, RNG, GENERATOR, FOLDER, FILES, ROOT, CWD, S, D, O, F, G"
+    "START, ID, PID, logger, LOCK, RNG, GENERATOR, FOLDER, FILES, ROOT, CWD, RANK, S, D, O, F, G"
 )
 
 
@@ -525,7 +526,7 @@ def test_another_process_folder_or_hash_seed_is_no_change(tmp_path):
         elsewhere = tmp_path / f"cwd{seed}"
         elsewhere.mkdir()
         run = [sys.executable, str(folder / "own_script.py")]
-        env = {**os.environ, "PYTHONHASHSEED": str(seed)}
+        env = {**os.environ, "PYTHONHASHSEED": str(seed), "SLURM_PROCID": str(seed)}
         answers.add(subprocess.check_output(run, env=env, cwd=elsewhere, text=True))
     assert len(answers) == 1
 
