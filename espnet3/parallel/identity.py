@@ -210,9 +210,12 @@ def with_code(runner: "BaseRunner", described: Mapping[str, Any]) -> dict[str, A
         inner = [value for name, value in _state(owner).items() if name != "provider"]
         code = describe_modules([type(owner), *code_in(inner)])
         own = module_of(type(owner))
-        for name in code.keys() - known:
+        for name in sorted(code.keys() - known):
             short = "" if name == own else name.removeprefix(f"{own}.")
-            found[f"{role}.code.{short}".rstrip(".")] = code[name]
+            key = f"{role}.code.{short}".rstrip(".")
+            while key in found:  # a function of its own module, and a module, of one name
+                key += "~"
+            found[key] = code[name]
         known |= code.keys()
     targets = [v for k, v in described.items() if k.endswith("._target_") and isinstance(v, str)]
     named = describe_modules([], modules_above(targets))

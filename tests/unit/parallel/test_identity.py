@@ -170,3 +170,15 @@ def test_what_a_target_in_the_config_names_counts_without_being_imported(tmp_pat
     # In two parts, or this very module would name it.
     described = describe({"model": {"_target_": f"{name}.Net"}})
     assert described[f"code.{name}.Net.size"] == 4
+
+
+def test_a_function_and_a_module_of_one_name_both_count(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "same_words.py").write_text("print(end='')\n")
+    (tmp_path / "same_runner.py").write_text(
+        "import same_words as other\nfrom espnet3.parallel import BaseRunner\n"
+        "def same_words(): return other\n"
+        "class R(BaseRunner):\n    @staticmethod\n    def forward(idx): return same_words()\n"
+    )
+    runner = __import__("same_runner").R(Provider({}))
+    assert {"runner.code.same_words", "runner.code.same_words~"} <= describe_run(runner, [1]).keys()
