@@ -37,7 +37,7 @@ _MAYBE = re.compile("token|key|secret|pass(w|ph)|bearer|credential", re.IGNORECA
 """In each name of a secret: most names are none, and there are many."""
 
 _SHELL_WORD = re.compile(r"""(?:'[^']*'|"(?:\\.|[^"\\])*"|\\.|[^\s'"\\]|['"\\])+""", re.DOTALL)
-_ASSIGNED_NAME = re.compile(r"""(?<![\w$])([A-Za-z_][\w.-]*)(["']?\s*[=:]\s*)""")
+_ASSIGNED_NAME = re.compile(r"""(?<![\w$])([A-Za-z_][\w.-]{0,80})(["']?\s*[=:]\s*)""")
 _OPTION_NAME = re.compile(r"(?<!\S)(--?[A-Za-z][\w-]*)(\s+)(?!-)")
 _VARIABLE = re.compile(r"\$\{\s*oc\.env\s*:\s*([A-Za-z_]\w*)\s*(,|\})")
 # The tokens that services hand out. Only as a word of its own: `exp/hf_conformer/model.pt` is a
@@ -63,6 +63,9 @@ _RANDOM = re.compile(
 
 _SHORTEST_VALUE, _SHORTEST_PART = 4, 8
 """Shorter secrets are not looked for as a value, or inside of one: that would mangle others."""
+
+_LONGEST_VALUE = 8192
+"""More than a private key has; so that a long text with many quotes takes no longer than others."""
 
 _SLOW = 20_000
 """Rounds of hashing a secret for a fingerprint, some 5 ms."""
@@ -225,10 +228,10 @@ class _Scrubber:
         """Replace the word that follows each secret name."""
         shown, done = "", 0
         for match in pattern.finditer(text):
-            value = _SHELL_WORD.match(text, match.end())
-            if match.start() < done or not value or not is_secret(match[1]):
+            if match.start() < done or not is_secret(match[1]):
                 continue
-            if _is_assignment(match, value[0]):
+            value = _SHELL_WORD.match(text, match.end(), match.end() + _LONGEST_VALUE)
+            if value and _is_assignment(match, value[0]):
                 shown += text[done : match.end()] + self._mask(value[0])
                 done = value.end()
         return shown + text[done:]

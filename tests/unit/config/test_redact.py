@@ -251,3 +251,11 @@ def test_a_mask_keeps_what_differs_apart_and_shows_no_secret():
     assert "abcdefgh" not in str(one)
     assert [key for key in one if one[key] == two[key]] == ["frames_per_token"]
     assert one["frames_per_token"] == 4
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    "part", ["a.b-", "token='", 'token="\\', "{token: a ", "token: ", "sk-", "a://"]
+)
+def test_a_long_text_takes_no_square_of_its_length(part):
+    scrub_text("token " + part * 10_000)
