@@ -83,7 +83,8 @@ def folder_errors(root: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if is_of_node(error, root):
+        is_of_user = isinstance(error, PermissionError)
+        if is_of_node(error, root) and not is_of_user:
             raise unreachable(error, error.filename or root, "used") from error
         if not is_folder_trouble(error):
             raise  # not diagnosed here: it may come from the user's merge()

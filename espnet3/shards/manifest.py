@@ -27,6 +27,7 @@ from espnet3.io.records import (
 from espnet3.shards.batches import Batches
 from espnet3.shards.items import describe_problem, pack_items, unpack_items
 from espnet3.shards.layout import RunLayout, items_path, manifest_path
+from espnet3.shards.reachable import unreachable
 
 if TYPE_CHECKING:
     from espnet3.shards.items import Items
@@ -195,6 +196,7 @@ def load_manifest(root: str | os.PathLike[str]) -> Manifest | None:
 
     Raises:
         RunFolderError: if the file is damaged or was written by another version of the format.
+        FileSystemError: if it cannot be read from here.
     """
     path = manifest_path(Path(root))
     try:
@@ -206,10 +208,7 @@ def load_manifest(root: str | os.PathLike[str]) -> Manifest | None:
     except IsADirectoryError as error:
         raise RunFolderError(f"{path} is a folder. {_START_ANEW}") from error
     except OSError as error:
-        raise RunFolderError(
-            f"{path} cannot be read from here ({error.strerror}), which says nothing of its "
-            "content. Mend that, or go on where it can be read."
-        ) from error
+        raise unreachable(error, path) from error
     try:
         _check_format(path, parse_record(content, _ANY, path))
         return parse_record(content, Manifest, path)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from espnet3.errors import FileSystemError
+from espnet3.errors import FileSystemError, RunFolderError
 from espnet3.io.records import read_content
 from espnet3.shards.owner import node_name
 
@@ -21,12 +21,13 @@ _ABSENT = (FileNotFoundError, NotADirectoryError)  # also a file in the place of
 # What may be over in a moment: a server that fails over, a handle that was replaced.
 _PASSING = {errno.EIO, errno.ESTALE, errno.EAGAIN, errno.EINTR}
 _PAUSES = (0.05, 0.2, 0.5)
-# What a node says that has lost its file server; a full or read-only disk is the same for all.
+# What a node says that has lost its file server, or whose user has no rights there; a full or
+# read-only disk is the same for all.
 _NAMES_OF_NODE = (
     "EIO", "ESTALE", "ENXIO", "ENODEV", "ETIMEDOUT", "EHOSTDOWN", "EHOSTUNREACH", "ENETDOWN",
     "ENETUNREACH", "ENOTCONN", "ECONNABORTED", "ECONNRESET", "ECONNREFUSED", "ESHUTDOWN",
     "EREMOTEIO", "ENOLINK", "ECOMM", "EPROTO", "EBADMSG", "EUCLEAN", "ENOLCK", "EKEYEXPIRED",
-    "ENOKEY",
+    "ENOKEY", "EACCES", "EPERM",
 )  # fmt: skip
 _OF_DISK = {errno.EIO, errno.ESTALE}
 _OF_NODE = {getattr(errno, name) for name in _NAMES_OF_NODE if hasattr(errno, name)}
@@ -40,6 +41,8 @@ def is_of_node(error: BaseException, folder: str | os.PathLike[str]) -> bool:
     """
     if isinstance(error, FileSystemError):
         return True
+    if isinstance(error, RunFolderError):  # which says the same in words of its own
+        error = error.__cause__ or error
     if not isinstance(error, OSError) or error.errno not in _OF_NODE:
         return False
     if error.filename is None:

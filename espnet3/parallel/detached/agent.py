@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from espnet3.errors import EspnetError, StaleRunError
+from espnet3.errors import EspnetError, FileSystemError, StaleRunError
 from espnet3.parallel.detached.description import (
     Description,
     add_to_sys_path,
@@ -24,6 +24,7 @@ from espnet3.parallel.folder_run import folder_errors
 from espnet3.parallel.pools import WorkerPool
 from espnet3.parallel.process_pool import ProcessPool
 from espnet3.shards.lease import Lease
+from espnet3.shards.reachable import is_of_node
 from espnet3.shards.records import RecordPaths, read_stop
 from espnet3.shards.status import require_manifest
 from espnet3.shards.success import read_success
@@ -130,7 +131,8 @@ class Agent:
     def _failed(self, error: EspnetError, lease: Lease) -> Outcome:
         logger.error("%s", error)
         is_over = stop_for(error, self.root, lease)
-        return Outcome(f"{type(error).__name__}: {error}", 1, is_over, ends_all=not is_over)
+        kind = FileSystemError if is_of_node(error, self.root) else type(error)
+        return Outcome(f"{kind.__name__}: {error}", 1, is_over, ends_all=not is_over)
 
     def _finish(
         self,

@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from espnet3.errors import EspnetError, FileSystemError, RunFolderError
+from espnet3.errors import EspnetError, RunFolderError
 from espnet3.parallel.faults import EarlyDeaths
 from espnet3.parallel.folder_run import write_failures
 from espnet3.parallel.tasks import Failure, failure_record
 from espnet3.shards.lease import Lease
 from espnet3.shards.manifest import Manifest
+from espnet3.shards.reachable import is_of_node
 from espnet3.shards.records import RecordPaths, StopMark, write_stop
 
 logger = logging.getLogger(__name__)
@@ -32,15 +33,12 @@ def stop_for(error: EspnetError, root: Path, lease: Lease) -> bool:
     Returns:
         Whether the run is stopped.
     """
-    if isinstance(error, FileSystemError):
+    if is_of_node(error, root):
         logger.error("The worker on %s leaves, others may go on", lease.owner.host)
         return False
-    is_of_node = isinstance(error, EarlyDeaths | RunFolderError)
-    # What a user may not do here, another one may, also on the same machine.
-    is_of_user = isinstance(error.__cause__, PermissionError)
-    host = lease.owner.host
-    others = [owner for owner in lease.others() if is_of_user or owner.host != host]
-    if is_of_node and others:
+    may_be_of_node = isinstance(error, EarlyDeaths | RunFolderError)
+    others = [owner for owner in lease.others() if owner.host != lease.owner.host]
+    if may_be_of_node and others:
         logger.warning("Others go on, such as %s: this may be about this node only", others[0])
         return False
     by = f"{getpass.getuser()}, {lease.owner}"
