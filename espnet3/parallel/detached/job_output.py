@@ -28,8 +28,9 @@ def output_of(job: JobRecord, run_dir: Path) -> Path | None:
 def _log_directory(env: str, run_dir: Path) -> list[Path]:
     """Return the folder that the user's options name, if they do."""
     paths = RecordPaths(run_dir)
-    with suppress(OSError, ValueError, TypeError, KeyError, AttributeError):
+    with suppress(OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError):
         options = json.loads(paths.parallel(env).read_bytes())["options"]
         if folder := options.get("log_directory"):
-            return [Path(json.loads(paths.run.read_bytes())["cwd"]) / folder]
+            found = Path(json.loads(paths.run.read_bytes())["cwd"]) / folder
+            return [found] if "\0" not in str(found) else []
     return []
