@@ -89,9 +89,11 @@ LogText = Annotated[str, _Checked(lambda text: "" if is_log_name(text) else "no 
 
 def is_log_name(text: str) -> bool:
     """Tell whether a path leads to a log: who may write records must not have others show files."""
+    parts = text.split("/")
+    if len(text) > 4096 or any(len(part.encode("utf-8", "replace")) > 255 for part in parts):
+        return False  # longer than any name can be
     if not text or is_inside(text):
         return True
-    parts = text.split("/")
     return "\0" not in text and not os.path.isabs(text) and parts[-2] == "logs"
 
 

@@ -146,7 +146,9 @@ def test_a_record_with_an_odd_number_of_a_job_is_left_out(done, job_id, caplog):
     assert "odd.json" in find_damaged(RecordPaths(done))[0]
 
 
-@pytest.mark.parametrize("log", ["/etc/hostname", "../../secret.txt", "../../../etc/logs", "a\0b"])
+@pytest.mark.parametrize(
+    "log", ["/etc/hostname", "../../secret.txt", "../../../etc/logs", "a\0b", "é" * 200]
+)
 def test_a_record_does_not_choose_which_file_is_shown(done, tmp_path, log, capsys):
     (tmp_path / "secret.txt").write_text("corvus")
     paths = make_folders(done)
