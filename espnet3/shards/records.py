@@ -232,11 +232,8 @@ class StopMark:
 
 
 def write_job(paths: RecordPaths, record: JobRecord) -> None:
-    """Note that a job was submitted; secrets in its script, such as an exported token, are not."""
-    from espnet3.config.redact import scrub_text
-
-    values = asdict(record) | {"script": scrub_text(record.script)}
-    write_json(paths.jobs / f"{record.key}.json", values, permissions=_READABLE)
+    """Note that a job was submitted."""
+    write_json(paths.jobs / f"{record.key}.json", asdict(record), permissions=_READABLE)
 
 
 def complete_job(paths: RecordPaths, record: JobRecord) -> None:

@@ -16,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from espnet3.config.redact import scrub_text
 from espnet3.errors import ResourceError
 from espnet3.io.atomic import PRIVATE, write_json
 from espnet3.io.clock import folder_time
@@ -173,7 +174,7 @@ def _submit_job(job: Any, work: "WorkerJob", config: ParallelConfig, submitted: 
         walltime=walltime_of(config),
         after=work.after,
         generation=work.generation,
-        script=job.job_script(),
+        script=scrub_text(job.job_script()),  # others read it, and it may export a token
         tag=work.tag,
     )
     # First: if this program is ended before it knows the number, others know that there is a job.
