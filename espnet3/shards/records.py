@@ -134,7 +134,7 @@ class JobRecord:
     not end the job."""
     gpu: str = ""
     """Of a process: the GPU that is its own."""
-    tag: str = ""
+    tag: JobId = ""
     """Names the submission before the scheduler has given a number, and ever after: the job itself
     knows it. A record without a number is of a submission whose answer nobody has seen yet."""
 
