@@ -131,9 +131,9 @@ def mask(flat: Mapping[str, Any]) -> dict[str, Any]:
 
     Unlike `redact` it loses nothing: two values that differ do so afterwards.
     """
-    scrubber = _Scrubber(_digest_of, secrets_in(dict(flat)))
+    scrubber = _Scrubber(digest_secret, secrets_in(dict(flat)))
     return {
-        key: _digest_of(str(value)) if _is_hidden_leaf(key, value) else scrubber.scrub(value)
+        key: digest_secret(str(value)) if _is_hidden_leaf(key, value) else scrubber.scrub(value)
         for key, value in flat.items()
     }
 
@@ -145,7 +145,7 @@ def stands_for(masked: Any, value: Any) -> bool:
     parts = re.split(r"(secret:[0-9a-f]{8})", masked)
     pattern = "(.+)".join(map(re.escape, parts[::2]))
     found = re.fullmatch(pattern, str(value), re.DOTALL) if len(parts) > 1 else None
-    return found is not None and list(map(_digest_of, found.groups())) == parts[1::2]
+    return found is not None and list(map(digest_secret, found.groups())) == parts[1::2]
 
 
 def is_secret(name: str) -> bool:
@@ -184,7 +184,7 @@ def _hidden(_secret: str) -> str:
 
 
 @functools.lru_cache(maxsize=256)
-def _digest_of(secret: str) -> str:
+def digest_secret(secret: str) -> str:
     """Return a text that stands for a secret, and from which it cannot be told.
 
     A token of a service has more than 100 random bits, so that any digest would do. A password may

@@ -11,13 +11,13 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from espnet3.config.fingerprint import digest, files_in, flatten
-from espnet3.config.redact import REDACTED, redact
+from espnet3.config.redact import REDACTED, digest_secret, redact
 from espnet3.config.resolve import resolved
 from espnet3.parallel.identity import is_below
+from espnet3.parallel.own_modules import file_of, is_own_file
 
 if TYPE_CHECKING:
     from espnet3.config.load import LoadedConfig
@@ -126,9 +126,7 @@ def is_unknown(value: Any) -> bool:
 
 
 def _hidden(value: Any) -> str:
-    if is_unknown(value):
-        return REDACTED
-    return f"{REDACTED} (sha256 {hashlib.sha256(str(value).encode()).hexdigest()[:16]})"
+    return REDACTED if is_unknown(value) else digest_secret(str(value))
 
 
 def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -290,11 +288,7 @@ def _dotted_paths(values: Any) -> Iterator[str]:
 
 def _is_own(thing: Any) -> bool:
     name = str(getattr(thing, "__module__", None) or "")
-    file = getattr(sys.modules.get(name), "__file__", None)
-    if name.partition(".")[0] == "espnet3" or not file:
-        return name == "__main__"
-    installed = {"site-packages", "dist-packages"}.intersection(Path(file).parts)
-    return not installed and not Path(file).is_relative_to(Path(os.__file__).parent)
+    return name == "__main__" or is_own_file(file_of(sys.modules.get(name)))
 
 
 def _describe_data(sets: Mapping[str, Any]) -> dict[str, Any]:

@@ -314,7 +314,7 @@ def _from_config(exp_dir: Path) -> TrainingRecord | None:
 
 
 def _changed_values(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    unknown = {key for key, value in old.items() if is_unknown(value) and "sha256" not in value}
+    unknown = {key for key, value in old.items() if is_unknown(value)}
     kept = {
         key: value
         for key, value in new.items()
