@@ -251,7 +251,7 @@ def _criteria(loaded: "LoadedConfig") -> Any:
 
 
 def _build_parts(
-    loaded: "LoadedConfig", times: "StartupTimes", sets: Mapping[str, Any] | None
+    loaded: "LoadedConfig", times: "StartupTimes", sets: Mapping[str, Any] | None = None
 ) -> "TrainingParts":
     from espnet3.systems.base.sampling_rates import check_training_samples
     from espnet3.trainer.fit import TrainingParts

@@ -248,7 +248,7 @@ def _describe_code(values: Mapping[str, Any], sets: Mapping[str, Any]) -> dict[s
     built = [one for one in sets.values() if one is not None and len(one)]
     config = {"model": own, "recipe_dir": values.get("recipe_dir")}
     dataset = CombinedDataset(built) if built else None
-    return flatten(describe_targets(config, dataset), "code")
+    return {f"code.{key}": value for key, value in describe_targets(config, dataset).items()}
 
 
 def _of_training(values: Mapping[str, Any]) -> dict[str, Any]:
