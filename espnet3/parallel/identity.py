@@ -8,7 +8,7 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from espnet3.config.content import changed_files, is_same
+from espnet3.config.content import WEIGHTS, changed_files, is_same
 from espnet3.config.fingerprint import diff, files_in, flatten
 from espnet3.config.named_paths import setting_of
 from espnet3.config.redact import REDACTED, mask, stands_for
@@ -97,7 +97,7 @@ def changes(
     before = _in_todays_form(manifest, described, masked)
     lines = [_in_words(line) for line in diff(*comparable(before, masked))]
     now = files_in(described, outputs=outputs, with_parts=True)
-    unknown = list[str]()
+    unknown, later = list[str](), list[str]()
     for key in sorted(manifest.files.keys() | now.keys()):
         setting = setting_of(key)
         if setting not in masked or before.get(setting) != masked[setting]:
@@ -110,12 +110,29 @@ def changes(
             continue  # noted by an earlier version: the run writes it
         elif old is None and _is_inside(path, outputs):
             continue  # made by the run
+        elif old is None and not _is_model(path, new or {}):
+            later.append(f"{setting} ({path})")
         elif line := _file_change(path, old, new):
             lines.append(f"{setting}: {line}")
     if unknown:
         text = "Not compared, because an earlier version planned the run without noting it: %s"
         logger.warning(text, ", ".join(unknown))
+    if later:
+        logger.warning(
+            "Not there when the run was planned: %s. If the run did not make it, and results "
+            "depend on it, choose another output_dir or start anew: resume=False",
+            ", ".join(later),
+        )
     return lines
+
+
+def _is_model(path: str, identity: Mapping[str, Any]) -> bool:
+    """Tell whether a file or folder that came later is an input for sure.
+
+    A log, a cache or a list of what was done is often made by the run itself, which must go on
+    after a kill.
+    """
+    return any(name.endswith(WEIGHTS) for name in (path, *identity.get("files", ())))
 
 
 def _is_inside(path: str, folders: Sequence[str | PathLike[str]]) -> bool:

@@ -140,6 +140,14 @@ def test_what_was_not_there_at_first_is_noticed(model, tmp_path):
         run(str(later), tmp_path / "out")
 
 
+def test_a_file_that_the_run_may_have_made_itself_is_told_and_goes_on(tmp_path, caplog):
+    log = tmp_path / "calls.txt"
+    run(str(log), tmp_path / "out")
+    log.write_text("one")
+    run(str(log), tmp_path / "out")
+    assert f"Not there when the run was planned: model ({log})" in caplog.text
+
+
 def test_what_the_run_writes_is_no_change(tmp_path):
     made = tmp_path / "out" / "made.txt"
     run(str(made), tmp_path / "out")
