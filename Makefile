@@ -9,6 +9,9 @@ EXTRAS := moonshine,huggingface,lhotse,parquet,transformers,ngram,hub,demo,bench
 # Not compiled: that would take a minute, most of it for modules that are never imported.
 INSTALL := $(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable
 
+# Where it is set, each process would compile torch and Lightning again: three times as slow.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: setup demo test soak test-recipes lint format bench test-clusters test-browser clean
 
 setup: $(READY)
