@@ -11,7 +11,7 @@ from espnet3.cli.plain import on_one_line, print_error, print_json, printable
 from espnet3.cli.run_folders import find_all_runs
 from espnet3.errors import EspnetError
 from espnet3.parallel.detached.explain import explain_run
-from espnet3.parallel.detached.folder_access import told_in_words
+from espnet3.parallel.detached.folder_access import in_words, told_in_words
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -54,16 +54,14 @@ def run(args: argparse.Namespace) -> int:
     return code
 
 
-def _explain(
-    run_dirs: Sequence[Path],
-) -> "tuple[dict[Path, list[Finding]], list[EspnetError | OSError]]":
+def _explain(run_dirs: Sequence[Path]) -> "tuple[dict[Path, list[Finding]], list[Exception]]":
     found: dict[Path, list[Finding]] = {}
-    errors: list[EspnetError | OSError] = []
+    errors: list[Exception] = []
     for run_dir in run_dirs:
         try:
             found[run_dir] = explain_run(run_dir)
         except (EspnetError, OSError) as error:  # one damaged run must not hide the others
-            errors.append(error)
+            errors.append(in_words(error, run_dir))
     return found, errors
 
 

@@ -24,7 +24,7 @@ from espnet3.cli.run_view import (
 )
 from espnet3.cli.usage import seconds
 from espnet3.errors import EspnetError
-from espnet3.parallel.detached.folder_access import told_in_words
+from espnet3.parallel.detached.folder_access import in_words, told_in_words
 from espnet3.parallel.detached.overview import Overview, look
 from espnet3.parallel.progress import duration
 from espnet3.shards.status import require_manifest
@@ -93,7 +93,7 @@ def _find(folders: Sequence[Path]) -> tuple[list[Path], list[Exception]]:
         try:
             run_dirs += find_runs(folder)
         except (EspnetError, OSError) as error:
-            errors.append(error)
+            errors.append(in_words(error, folder))
     return run_dirs, errors
 
 
@@ -104,7 +104,7 @@ def _look_at(run_dirs: Sequence[Path]) -> tuple[list[Overview], list[Exception]]
         try:
             seen.append(look(run_dir))
         except (EspnetError, OSError) as error:  # one damaged run must not hide the others
-            errors.append(error)
+            errors.append(in_words(error, run_dir))
     return seen, errors
 
 

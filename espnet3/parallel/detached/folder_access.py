@@ -59,16 +59,28 @@ def told_in_words(command: Callable[P, T]) -> Callable[P, T]:
         try:
             return command(*args, **kwargs)
         except OSError as error:
-            if error.errno is None or isinstance(error, BrokenPipeError):
+            if not _is_of_files(error):
                 raise
             raise RunFolderError(describe(error)) from error
 
     return run
 
 
+def in_words(error: EspnetError | OSError, run_dir: StrPath) -> Exception:
+    """Return an error about a run folder that is told, and not raised, as one says it."""
+    if isinstance(error, OSError) and _is_of_files(error):
+        return RunFolderError(describe(error, run_dir))
+    return error
+
+
+def _is_of_files(error: OSError) -> bool:
+    """Tell it from ours, such as a TimeoutError, and from what the terminal answers."""
+    return error.errno is not None and not isinstance(error, BrokenPipeError)
+
+
 def _is_about(error: OSError, run_dir: StrPath) -> bool:
-    if error.errno is None or isinstance(error, BrokenPipeError):
-        return False  # ours, such as a TimeoutError; or of the terminal
+    if not _is_of_files(error):
+        return False
     if not isinstance(error.filename, str | bytes | os.PathLike):
         return error.filename is None
     inside, place = os.path.abspath(os.fsdecode(error.filename)), os.path.abspath(run_dir)
