@@ -168,8 +168,11 @@ def test_with_leases_that_cannot_be_read_nothing_is_submitted(cluster):
     leases = run.root / "leases"
     leases.rename(run.root / "elsewhere")
     loop(leases)
-    with pytest.raises(OSError, match="leases"):
-        look_after(run, n_times=1)
+    (told,) = look_after(run, n_times=1)
+    assert told.startswith("no successor: ")
+    assert str(leases) in told
+    assert look_after(run, job="77", n_times=1)[0].startswith("no successor: ")
+    assert not run.paths.refused("slurm", "77").exists()  # the scheduler has refused nothing
     leases.unlink()
     (run.root / "elsewhere").rename(leases)
     assert slurm.n_submitted == 0

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from espnet3.errors import EspnetError, RunFolderError
+from espnet3.errors import EspnetError, FileSystemError, RunFolderError
 from espnet3.parallel.faults import EarlyDeaths
 from espnet3.parallel.folder_run import write_failures
 from espnet3.parallel.tasks import Failure, failure_record
@@ -37,9 +37,8 @@ def stop_for(error: EspnetError, root: Path, lease: Lease) -> bool:
         logger.error("The worker on %s leaves, others may go on", lease.owner.host)
         return False
     may_be_of_node = isinstance(error, EarlyDeaths | RunFolderError)
-    others = [owner for owner in lease.others() if owner.host != lease.owner.host]
-    if may_be_of_node and others:
-        logger.warning("Others go on, such as %s: this may be about this node only", others[0])
+    if may_be_of_node and (others := _others_elsewhere(lease)):
+        logger.warning("Others go on, such as %s: this may be about this node only", others)
         return False
     by = f"{getpass.getuser()}, {lease.owner}"
     try:
@@ -48,3 +47,12 @@ def stop_for(error: EspnetError, root: Path, lease: Lease) -> bool:
         logger.warning("The other workers could not be told: %s", trouble)
         return False
     return True
+
+
+def _others_elsewhere(lease: Lease) -> str:
+    """Return one who works on another node; of whom it cannot be told, there is somebody."""
+    try:
+        return next((str(o) for o in lease.others() if o.host != lease.owner.host), "")
+    except FileSystemError as error:
+        logger.warning("%s", error)
+        return "whoever is there"

@@ -10,6 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from espnet3.errors import FileSystemError
 from espnet3.io.records import warn_once
 from espnet3.parallel.clusters.schedulers import JobState, scheduler_of
 from espnet3.parallel.detached.bad_nodes import judge_nodes
@@ -118,8 +119,9 @@ class Observer:
         """Return who is there; nobody if that cannot be read from here, which a warning says."""
         try:
             return read_crew(self._run_dir, self._ask_at_times, self._known)
-        except OSError as error:
-            warn_once(f"Jobs and workers of {self._run_dir} cannot be read from here: {error}.")
+        except (OSError, FileSystemError) as error:
+            reason = str(error).rstrip(".")
+            warn_once(f"Jobs and workers of {self._run_dir} cannot be read from here: {reason}.")
             return Crew([], [])
 
     def _avoided(self) -> dict[str, str]:

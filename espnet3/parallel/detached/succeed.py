@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from espnet3 import logs
-from espnet3.errors import EspnetError
+from espnet3.errors import EspnetError, FileSystemError
 from espnet3.io.atomic import write_json
 from espnet3.io.clock import folder_time
 from espnet3.io.exclusive import create_bytes
@@ -69,14 +69,14 @@ class Follower:
 
     def run(self) -> Iterator[str]:
         """Do what is to be done, and yield what was done, a line each."""
-        roots = [root for root in self.roots if is_open(root)]
-        if not roots:
-            yield from self.cancel_waiting()
-        elif self.env not in ON_THIS_MACHINE:
-            try:
+        try:
+            roots = [root for root in self.roots if is_open(root)]
+            if not roots:
+                yield from self.cancel_waiting()
+            elif self.env not in ON_THIS_MACHINE:
                 yield from self._look_after(roots)
-            except SubmissionRefusedError as error:
-                yield f"no successor: {error}"
+        except (SubmissionRefusedError, FileSystemError) as error:
+            yield f"no successor: {error}"
 
     def _look_after(self, roots: list[Path]) -> Iterator[str]:
         check_clock(roots[0])
@@ -117,7 +117,7 @@ class Follower:
             return
         try:
             jobs = self._submit(roots, config, 1, after=job, generation=generation + 1)
-        except SubmissionRefusedError:
+        except (SubmissionRefusedError, FileSystemError):
             raise
         except EspnetError as error:
             RecordPaths(roots[0]).refused(self.env, job).touch()
@@ -155,7 +155,7 @@ class Follower:
             return
         try:
             jobs = self._submit(roots, config, n_missing, after="", generation=generation)
-        except SubmissionRefusedError:
+        except (SubmissionRefusedError, FileSystemError):
             raise
         except EspnetError as error:
             yield f"no successor: {_reason(error)}"
