@@ -11,11 +11,12 @@ import pytest
 from espnet3.cli.main import main
 from espnet3.errors import RunFolderError
 from espnet3.io.records import DamagedFileError, read_record
+from espnet3.parallel.config import ParallelConfig
 from espnet3.parallel.detached.deaths import forget_deaths
 from espnet3.parallel.detached.description import load_runner
 from espnet3.parallel.detached.logs import logs_of_failed, logs_of_workers
 from espnet3.parallel.detached.merge import merge_detached
-from espnet3.parallel.detached.submit import cancel_jobs
+from espnet3.parallel.detached.submit import cancel_jobs, submit_workers
 from espnet3.shards.manifest import load_manifest
 from espnet3.shards.records import (
     DeathNote,
@@ -28,11 +29,11 @@ from espnet3.shards.records import (
     read_jobs,
     read_stop,
     read_workers,
-    write_job,
     write_stop,
 )
 from espnet3.shards.status import read_failures, read_status
 from espnet3.shards.success import read_success
+from tests.known_issues.slurm_stand_in import OPTIONS, Slurm
 from tests.unit.cli.conftest import describe, lose_driver, run_square
 
 
@@ -172,11 +173,16 @@ def test_the_log_beside_another_run_is_one(done):
     assert [worker.log for worker in read_workers(paths)] == ["../two/logs/x.log"]
 
 
-def test_a_script_is_noted_without_the_token_that_it_exports(done):
-    record = JobRecord("slurm", "12", 1.0, script="#!/bin/sh\nexport HF_TOKEN=corvus17\nrun")
-    write_job(make_folders(done), record)
-    assert "corvus17" not in (RecordPaths(done).jobs / "slurm-12.json").read_text()
-    assert read_jobs(RecordPaths(done))[0].script.startswith("#!/bin/sh\nexport HF_TOKEN=")
+def test_a_script_is_noted_without_the_token_that_it_exports(done, tmp_path, monkeypatch):
+    slurm = Slurm(tmp_path / "bin")
+    monkeypatch.setenv("PATH", f"{slurm.here}{os.pathsep}{os.environ['PATH']}")
+    options = {**OPTIONS, "job_script_prologue": ["export HF_TOKEN=corvus17"]}
+    submit_workers([done], ParallelConfig(env="slurm", n_workers=1, options=options), 1)
+    assert "export HF_TOKEN=corvus17\n" in (slurm.here / "scripts").read_text()
+    (noted,) = RecordPaths(done).jobs.iterdir()
+    assert "corvus17" not in noted.read_text()
+    (record,) = read_jobs(RecordPaths(done))
+    assert "\nexport HF_TOKEN=" in record.script
 
 
 def test_a_damaged_mark_stops_a_run_until_somebody_resumes_it(done):
