@@ -39,6 +39,11 @@ _OF_THE_PLACE = re.compile(
     r"MASTER_(ADDR|PORT)|CUDA_VISIBLE_DEVICES|HOSTNAME|TMPDIR|PWD|OMP_NUM_THREADS"
 )
 
+# What runs a file that it is given by name.
+_LOADERS = {
+    "run_path", "spec_from_file_location", "SourceFileLoader", "load_source", "exec", "execfile",
+}  # fmt: skip
+
 Stamp = tuple[int, int, int, int]
 
 
@@ -221,6 +226,10 @@ class Normal:
 
     def __init__(self) -> None:
         self.imports: list[Import] = []
+        self.files: list[Import] = []
+        """What texts such as `helper.py` would be as modules."""
+        self.loads_files = False
+        """Whether something calls what runs a file by its name."""
 
     def text(self, node: Any) -> str:
         """Return the form of a node, and note what it imports."""
@@ -280,6 +289,7 @@ class Normal:
     def _note_call(self, node: ast.Call) -> None:
         """Note `import_module("a")` and `import_module(".a", __package__)`."""
         name = getattr(node.func, "attr", getattr(node.func, "id", ""))
+        self.loads_files = self.loads_files or name in _LOADERS
         if name not in ("import_module", "__import__") or not node.args:
             return
         first = node.args[0]
@@ -289,8 +299,11 @@ class Normal:
             self.imports.append(Import(module, level=level))
 
     def _guess(self, text: str) -> None:
-        if len(text) < 200 and all(part.isidentifier() for part in text.split(".")):
-            self.imports.append(Import(text, is_guess=True))
+        if len(text) >= 200 or not all(part.isidentifier() for part in text.split(".")):
+            return
+        self.imports.append(Import(text, is_guess=True))
+        if text.endswith(".py"):
+            self.files.append(Import(text.removesuffix(".py")))
 
 
 class _Collector:
@@ -373,7 +386,8 @@ class _Collector:
                 self._parts.setdefault(prefix.removesuffix("."), []).append(f"order {order}")
         for key, parts in self._parts.items():
             self._found.definitions[key] = self._shown(key, "\n".join(parts))
-        self._found.imports = list(dict.fromkeys(self._normal.imports))
+        files = self._normal.files if self._normal.loads_files else []
+        self._found.imports = list(dict.fromkeys([*self._normal.imports, *files]))
 
     def _shown(self, key: str, text: str) -> Any:
         node = self._found.values.get(key)

@@ -164,10 +164,36 @@ def follow_imports(start: Iterable[OwnModule]) -> dict[str, OwnModule]:
 
 def imported_names(imports: Iterable[Import], package: str) -> list[str]:
     """Return the names of modules that may be meant; some are not modules but what they hold."""
-    names = dict.fromkeys(name for each in imports for name in _candidates(each, package))
-    tops = {name.partition(".")[0] for name in names}
-    own = {top for top in tops if _may_be_own(top)}
-    return [name for name in names if name.partition(".")[0] in own]
+    names: dict[str, None] = {}
+    own: dict[str, bool] = {}
+    for each in imports:
+        candidates = _candidates(each, package)
+        for top in {name.partition(".")[0] for name in candidates} - own.keys():
+            own[top] = _may_be_own(top)
+        candidates = [name for name in candidates if own[name.partition(".")[0]]]
+        if candidates and (not each.is_guess or names_something(each.module)):
+            names |= dict.fromkeys(candidates)
+    return list(names)
+
+
+def names_something(dotted: str) -> bool:
+    """Tell whether a text like `pack.module.Thing` is the name of something.
+
+    `notes.txt` is not, though there may be a notes.py.
+    """
+    parts = dotted.split(".")
+    for i in range(len(parts), 0, -1):
+        if (found := find_module(".".join(parts[:i]))) is not None:
+            return i == len(parts) or _may_have(found, parts[i])
+    return True  # in a namespace without files, as far as one can tell
+
+
+def _may_have(module: OwnModule, name: str) -> bool:
+    """Tell whether a module has a name, or gets its names in ways that its text does not tell."""
+    said = module.text()
+    if not said.text or said.bound & {name, "*", "__getattr__"}:
+        return True
+    return any(word in said.text for word in ("globals", "setattr", "exec", "sys.modules"))
 
 
 def _candidates(each: Import, package: str) -> list[str]:

@@ -36,6 +36,7 @@ from espnet3.parallel.own_modules import (
     follow_imports,
     imported_names,
     is_own_file,
+    names_something,
     shown_name,
 )
 from espnet3.parallel.script_text import LOOKUPS, reachable_part
@@ -117,6 +118,7 @@ def modules_named(settings: Any) -> set[str]:
     """Return what texts in the settings of a run may name: `_target_`s, functions and modules."""
     texts = [text for text in flatten(settings).values() if isinstance(text, str)]
     dotted = [text for text in texts if all(part.isidentifier() for part in text.split("."))]
+    dotted = [text for text in dotted if "." not in text or names_something(text)]
     return {*modules_above(dotted), *dotted}
 
 

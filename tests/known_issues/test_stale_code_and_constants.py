@@ -13,6 +13,7 @@ import pytest
 from espnet3.config.fingerprint import files_in
 from espnet3.parallel.identity import changes, describe_run
 from espnet3.parallel.live_values import note_changes_of_run
+from espnet3.parallel.source import modules_named
 from espnet3.shards.manifest import Manifest
 
 HEAD = """
@@ -239,13 +240,9 @@ class Place:
             path = self.folder.joinpath(*name.split("_of_")[::-1]).with_suffix(".py")
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(other)
-        for name in [n for n, m in sys.modules.items() if self._is_ours(m)]:
-            del sys.modules[name]
+        forget_modules_in(self.folder)
         importlib.invalidate_caches()
         return getattr(self, f"_load_{self.kind}")(HEAD + text + TAIL)
-
-    def _is_ours(self, module):
-        return str(getattr(module, "__file__", None) or "").startswith(str(self.folder))
 
     def _load_module(self, text):
         (self.folder / "own_runner.py").write_text(text)
@@ -281,8 +278,15 @@ def awkward(tmp_path):
     folder = tmp_path / "it's a folder"
     folder.mkdir()
     yield folder
+    forget_modules_in(folder)
+
+
+def forget_modules_in(folder):
     for name, module in list(sys.modules.items()):
-        if str(getattr(module, "__file__", None) or "").startswith(str(folder)):
+        known = vars(module) if type(module) is types.ModuleType else {}
+        # A namespace package has no file, and would be in the way of the next one of its name.
+        places = [known.get("__file__") or "", *(known.get("__path__") or ())]
+        if any(str(place).startswith(str(folder)) for place in places):
             del sys.modules[name]
 
 
@@ -378,14 +382,35 @@ def test_helpers_in_other_modules_count_however_deep(place, import_, inside):
         "CONFIG = {'_target_': 'pack.far.f'}\n" + forward("CONFIG"),
         "try:\n    from pack import far\nexcept ImportError:\n    far = None\n" + forward("far"),
         "from pack.far import Base\nclass R(Base, BaseRunner):\n    pass\n",
+        "import runpy\nM = runpy.run_path('far.py')\n" + forward("M['f'](idx)"),
+        "from importlib.util import spec_from_file_location\nNAME = 'far.py'\n"
+        + forward("spec_from_file_location('far', NAME)"),
+        "CONFIG = 'pack.far.Base.forward'\n" + forward("CONFIG"),
     ],
 )
-def test_modules_that_are_named_in_other_ways_count(place, text):
+def test_modules_that_are_named_in_other_ways_count(place, monkeypatch, text):
+    monkeypatch.chdir(place.folder)
     far = "def f(x):\n    return x + 1\nclass Base:\n    @staticmethod\n    def forward(idx):\n"
     others = {"far": far + "        return 1\n", "far_of_pack": far + "        return 1\n"}
     before = place.describe(text, **others)
     changed = {name: other.replace("return", "return -") for name, other in others.items()}
     assert differences(before, place.describe(text, **changed))
+
+
+@pytest.mark.parametrize("name", ["far.py", "far.txt", "far.log", "pack.json", "pack.far.npy"])
+@pytest.mark.parametrize("where", ["code", "settings"])
+def test_a_file_whose_name_begins_like_a_module_is_not_that_module(place, name, where):
+    """Such as the log of a program, the sitecustomize.py that a test writes."""
+    others = {"far": "def f(x):\n    return 1\n"}
+    others = {**others, "far_of_pack": others["far"], "__init___of_pack": "SEED = 1\n"}
+    if where == "settings":
+        place.load("", **others)
+        assert not {"far", "pack", "pack.far"} & modules_named({"output": name})
+        return
+    text = f"NAME = {name!r}\n" + forward("open(NAME)")
+    before = place.describe(text, **others)
+    changed = {each: other.replace("1", "2") for each, other in others.items()}
+    assert differences(before, place.describe(text, **changed)) == []
 
 
 @pytest.mark.parametrize(
