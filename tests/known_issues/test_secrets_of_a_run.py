@@ -4,6 +4,7 @@ import functools
 import json
 import os
 import stat
+import tempfile
 import threading
 from pathlib import Path
 from typing import Any
@@ -186,12 +187,8 @@ def test_there_is_no_moment_in_which_others_can_open_a_private_file(tmp_path, mo
     assert set(modes(tmp_path).values()) == {0o600}
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
-def test_a_colleague_is_told_how_the_owner_can_share_a_run(tmp_path):
-    describe(tmp_path, env="local", n_workers=1)
-    for path in (tmp_path, *tmp_path.parents):
-        if path.name.startswith(("pytest", "test_")):
-            path.chmod(0o755)
+def told_to_nobody(root: Path) -> str:
+    """Return what one who has no rights is told of a run."""
     told: list[str] = []
 
     def as_nobody() -> None:
@@ -201,15 +198,42 @@ def test_a_colleague_is_told_how_the_owner_can_share_a_run(tmp_path):
         libc = ctypes.CDLL(None, use_errno=True)
         assert libc.syscall(117, -1, 65534, -1) == 0  # setresuid
         try:
-            load_trusted(tmp_path, trust="root")
+            load_trusted(root, trust="root")
         except RunFolderError as error:
             told.append(str(error))
 
     thread = threading.Thread(target=as_nobody)
     thread.start()
     thread.join()
-    assert f"chmod -R g+rX {tmp_path}/detached" in told[0]
-    assert "can only be read by root" in told[0]
+    return told[0]
+
+
+def open_to_all(folder: Path) -> None:
+    """Open the folders above, which pytest keeps for its user."""
+    top = Path(tempfile.gettempdir())
+    for path in (folder, *folder.parents):
+        if path != top and path.is_relative_to(top):
+            path.chmod(0o755)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
+def test_a_colleague_is_told_how_the_owner_can_share_a_run(tmp_path):
+    describe(tmp_path, env="local", n_workers=1)
+    open_to_all(tmp_path)
+    told = told_to_nobody(tmp_path)
+    assert f"chmod -R g+rX {tmp_path}/detached" in told
+    assert "can only be read by root" in told
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
+def test_a_colleague_is_told_which_folder_above_is_closed(tmp_path):
+    root = tmp_path / "closed" / "deeper" / "run"
+    describe(root, env="local", n_workers=1)
+    open_to_all(tmp_path)
+    (tmp_path / "closed").chmod(0o700)
+    told = told_to_nobody(root)
+    assert f"chmod g+rX {tmp_path}/closed" in told
+    assert "root types" in told
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can give a folder away")

@@ -127,14 +127,27 @@ def _ask_owner(path: Path) -> str:
     )
 
 
+def _ask_above(folder: Path) -> str:
+    """Say who keeps others out of a folder above, and how they can let them in."""
+    closed = next((above for above in folder.parents if os.path.exists(above)), folder)
+    owner = user_name(os.stat(closed).st_uid)
+    return (
+        f"{folder} cannot be reached: {closed} is closed to {user_name(os.getuid())}. To share "
+        f"what is in it with their group, {owner} types: chmod g+rX {shlex.quote(str(closed))}"
+    )
+
+
 def check_folder(folder: Path, trust: str | None) -> None:
     """Refuse a folder that somebody else made: they decide what is in it.
 
     Raises:
-        RunFolderError: with what to type for one that is trusted.
+        RunFolderError: with what to type for one that is trusted; also if it is out of reach.
         FileNotFoundError: if there is none.
     """
-    found = os.stat(folder)
+    try:
+        found = os.stat(folder)
+    except PermissionError as error:
+        raise RunFolderError(_ask_above(folder)) from error
     owner = user_name(found.st_uid)
     if found.st_uid not in (os.getuid(), 0) and trust != owner:
         raise RunFolderError(
