@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from espnet3.cli.main import main
-from espnet3.errors import RunFolderError
+from espnet3.errors import ResourceError, RunFolderError
 from espnet3.io.records import DamagedFileError, read_record
 from espnet3.parallel.config import ParallelConfig
 from espnet3.parallel.detached.deaths import forget_deaths
@@ -183,6 +183,10 @@ def test_a_script_is_noted_without_the_token_that_it_exports(done, tmp_path, mon
     assert "corvus17" not in noted.read_text()
     (record,) = read_jobs(RecordPaths(done))
     assert "\nexport HF_TOKEN=" in record.script
+    (slurm.here / "refusal").write_text("sbatch: error: invalid partition\n")
+    with pytest.raises(ResourceError, match=r"\nexport HF_TOKEN=") as refused:
+        submit_workers([done], ParallelConfig(env="slurm", n_workers=1, options=options), 1)
+    assert "corvus17" not in str(refused.value)
 
 
 def test_a_damaged_mark_stops_a_run_until_somebody_resumes_it(done):

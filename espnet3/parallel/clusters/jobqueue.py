@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from espnet3.config.redact import scrub_text
 from espnet3.errors import ConfigError, ResourceError, suggest
 from espnet3.parallel.clusters.before_jobs import check_log_folder, tell_of_workers
 from espnet3.parallel.clusters.job_cluster import DaskJobCluster, kept_cluster_class
@@ -148,7 +149,7 @@ def _submit(cluster: Any, config: "ParallelConfig") -> None:
         raise ResourceError(
             f"parallel.env is {config.env!r}, but {command} refused a job or could not be run: "
             f"{change.error}. Run this program where {command} works, and set parallel.options to "
-            f"what your cluster has; the job script was:\n{cluster.job_script()}"
+            f"what your cluster has; the job script was:\n{scrub_text(cluster.job_script())}"
         )
     keeper.settle(change)
     cluster.keeper = keeper

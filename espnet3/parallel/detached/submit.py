@@ -211,7 +211,7 @@ def _refused(config: ParallelConfig, error: ResourceError, job: Any) -> str:
     command = shlex.split(job.submit_command)[0]
     return (
         f"parallel.env is {config.env!r}, but {error}. Run this where {command} works, and set "
-        f"parallel.options to what your cluster has; the job script was:\n"
+        "parallel.options to what your cluster has; the job script was:\n"
         f"{scrub_text(job.job_script())}"
     )
 
