@@ -3,8 +3,8 @@
 import ast
 import gc
 import hashlib
+import io
 import math
-import os
 import re
 import tokenize
 from collections.abc import Iterator
@@ -43,8 +43,6 @@ _OF_THE_PLACE = re.compile(
 _LOADERS = {
     "run_path", "spec_from_file_location", "SourceFileLoader", "load_source", "exec", "execfile",
 }  # fmt: skip
-
-Stamp = tuple[int, int, int, int]
 
 
 @dataclass(frozen=True)
@@ -128,22 +126,25 @@ def _same(one: Any, other: Any) -> bool:
     return bool(repr(one) == repr(other)) if isinstance(one, float) else bool(one == other)
 
 
-_parsed: dict[tuple[str, Stamp, bool], ModuleText] = {}
+_parsed: dict[tuple[bytes, bool, bool], ModuleText] = {}
 
 
 def read_module(file: str, *, is_script: bool = False) -> ModuleText:
-    """Return what the text of a file says; an unchanged file is parsed once in a process.
+    """Return what the text of a file says; the same text is parsed once in a process.
 
     Args:
         file: the path; one that is not of Python counts with all of its bytes.
         is_script: whether it runs as `__main__`, so that what stands under that name counts.
     """
-    stat = os.stat(file)
-    stamp = (stat.st_mtime_ns, stat.st_ctime_ns, stat.st_size, stat.st_ino)
-    key = (file, stamp, is_script)
+    # Read each time: a file that is written twice within one tick of the file system's clock has
+    # the same times and size before and after. It is the parsing that takes long.
+    with open(file, "rb") as stream:
+        content = stream.read()
+    is_python = file.endswith((".py", ".pyw")) or is_script
+    key = (hashlib.sha256(content).digest(), is_python, is_script)
     if key not in _parsed:
         with _without_collection():
-            _parsed[key] = _read(file, is_script)
+            _parsed[key] = _parse(content, is_python=is_python, is_script=is_script)
     return _parsed[key]
 
 
@@ -159,15 +160,15 @@ def _without_collection() -> Iterator[None]:
             gc.enable()
 
 
-def _read(file: str, is_script: bool) -> ModuleText:
-    if file.endswith((".py", ".pyw")) or is_script:
+def _parse(content: bytes, *, is_python: bool, is_script: bool) -> ModuleText:
+    if is_python:
         try:
-            with tokenize.open(file) as stream:
-                return parse_module(stream.read(), is_script=is_script)
+            encoding, _ = tokenize.detect_encoding(io.BytesIO(content).readline)
+            text = io.TextIOWrapper(io.BytesIO(content), encoding).read()  # with any line ends
+            return parse_module(text, is_script=is_script)
         except (SyntaxError, ValueError, RecursionError):
             pass  # Python itself will say what is wrong with it
-    with open(file, "rb") as binary:
-        return ModuleText({"": hashlib.file_digest(binary, "sha256").hexdigest()[:16]})
+    return ModuleText({"": hashlib.sha256(content).hexdigest()[:16]})
 
 
 def parse_module(text: str, *, is_script: bool = False) -> ModuleText:

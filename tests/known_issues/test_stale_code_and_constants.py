@@ -1,6 +1,7 @@
 """Of 23 changes of code and constants of a runner's own module, 16 were not noticed."""
 
 import ast
+import functools
 import importlib
 import logging
 import os
@@ -13,6 +14,7 @@ import pytest
 from espnet3.config.fingerprint import files_in
 from espnet3.parallel.identity import changes, describe_run
 from espnet3.parallel.live_values import note_changes_of_run
+from espnet3.parallel.module_text import read_module
 from espnet3.parallel.source import modules_named
 from espnet3.shards.manifest import Manifest
 
@@ -576,3 +578,43 @@ def test_a_change_can_be_accepted_by_what_the_refusal_names(awkward, monkeypatch
     (out / "results.jsonl").unlink()
     module = place.load(forward("-idx"))
     module.R(module.Provider(), output_dir=out, accept_changes=[accepted])(range(3))
+
+
+def test_a_file_that_is_written_twice_within_a_tick_of_the_clock_is_read_twice(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(os, "stat", functools.partial(stat_of_a_slow_clock, os.stat))
+    file = tmp_path / "own.py"
+    file.write_text("N = 1\n")
+    before, state = read_module(str(file)).definitions, os.stat(file)
+    file.write_text("N = 2\n")
+    assert os.stat(file) == state
+    assert (before, read_module(str(file)).definitions) == ({"N": 1}, {"N": 2})
+
+
+def stat_of_a_slow_clock(stat, *args, **options):
+    """Return the state of a file as where a tick of the clock is longer than the test."""
+    return os.stat_result((*stat(*args, **options)[:7], 0, 0, 0))
+
+
+def test_files_of_the_same_text_differ_by_what_they_are(tmp_path):
+    text = "A = 1\nif __name__ == '__main__':\n    B = 2\n"
+    module, data = tmp_path / "own.py", tmp_path / "own.so"
+    module.write_text(text)
+    data.write_text(text)
+    assert set(read_module(str(module)).definitions) == {"A"}
+    assert "B" in read_module(str(module), is_script=True).definitions
+    assert set(read_module(str(data)).definitions) == {""}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "# coding: latin-1\nN = 'ä'\n".encode("latin-1"), "N = 'ä'\r\n".encode(),
+        "\ufeffN = 'ä'\n".encode(), "# -*- coding: utf-8 -*-\rN = 'ä'\r".encode(),
+    ],
+)  # fmt: skip
+def test_encodings_and_line_ends_are_those_of_python(tmp_path, content):
+    file = tmp_path / "own.py"
+    file.write_bytes(content)
+    assert read_module(str(file)).definitions == {"N": "ä"}
