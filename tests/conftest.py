@@ -66,13 +66,23 @@ def _no_leaks(request):
     )
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_fixture_setup(fixturedef):
-    """What fixtures of a module or session start is theirs to end."""
-    result = yield
-    if fixturedef.scope != "function":
-        _watch.adopt(fixturedef.scope)
-    return result
+class _Adoption:
+    """What fixtures of a module or session start is theirs to end.
+
+    A plugin, since pytest asks the hooks of this file only about fixtures of what is beside it,
+    which those of the session are not.
+    """
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_fixture_setup(self, fixturedef):
+        result = yield
+        if fixturedef.scope != "function":
+            _watch.adopt(fixturedef.scope)
+        return result
+
+
+def pytest_configure(config):
+    config.pluginmanager.register(_Adoption())
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -4,16 +4,19 @@ What was there before a test is not its own, nor what fixtures of a module or se
 else counts, also a process whose parent has ended: it still has our mark in its environment.
 """
 
+import gc
 import os
 import sys
 import threading
 import time
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 MARK = "ESPNET3_TEST_PROCESS"
 _PATIENCE = 30.0  # of machines that others use
+_COLLECTION_SECONDS = 1.0
 
 # Threads by the begin of their name, or by their class, that libraries keep on purpose.
 _KEPT_THREADS = {
@@ -67,12 +70,7 @@ class Watch:
 
     def leaked(self) -> list[str]:
         """Return what is left of the test after some patience."""
-        deadline = time.monotonic() + _PATIENCE
-        while left := [*map(str, self.new_processes()), *self._new_threads()]:
-            if time.monotonic() > deadline:
-                break
-            time.sleep(0.02)
-        return left
+        return _wait_for_none(lambda: [*map(str, self.new_processes()), *self._new_threads()])
 
     def new_processes(self) -> list[Found]:
         """Return the living processes of ours that were not there before."""
@@ -83,21 +81,19 @@ class Watch:
 
     def adopt(self, scope: str) -> None:
         """Leave what is new to a fixture of this scope, which ends it."""
-        self._of_fixtures |= {process.pid: scope for process in self.new_processes()}
+        new = {process.pid: scope for process in self.new_processes()}
+        self._of_fixtures.update(new)
         self._threads.update(threading.enumerate())
 
     def left_by_fixtures(self, *scopes: str) -> list[str]:
         """Return what fixtures should have ended by now."""
-        deadline = time.monotonic() + _PATIENCE
-        while left := [
-            str(process)
-            for process in self._processes().values()
-            if self._of_fixtures.get(process.pid) in scopes
-        ]:
-            if time.monotonic() > deadline:
-                break
-            time.sleep(0.02)
-        return left
+        return _wait_for_none(
+            lambda: [
+                str(process)
+                for process in self._processes().values()
+                if self._of_fixtures.get(process.pid) in scopes
+            ]
+        )
 
     def _new_threads(self) -> list[str]:
         return [
@@ -140,6 +136,21 @@ class Watch:
             frame = frame.f_back
         if not any("/torch/utils/data/" in line for line in where):
             self.forks.append(" < ".join(where[:5]))
+
+
+def _wait_for_none(find: Callable[[], list[str]]) -> list[str]:
+    """Return what is still found after some patience.
+
+    What only a cycle of references keeps is not left behind: the workers of torch's loader end
+    when it is collected, which may be long after a test.
+    """
+    start = collected = time.monotonic()
+    while (left := find()) and time.monotonic() < start + _PATIENCE:
+        if time.monotonic() > collected + _COLLECTION_SECONDS:
+            gc.collect()
+            collected = time.monotonic()
+        time.sleep(0.02)
+    return left
 
 
 def _state(pid: int) -> tuple[int, bool]:

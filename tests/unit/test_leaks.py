@@ -8,8 +8,8 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 
-LEAKS = """
-import os, subprocess, sys, threading
+LEAKS = '''
+import os, signal, subprocess, sys, threading
 import pytest
 
 ends = threading.Event()
@@ -21,6 +21,25 @@ def of_the_module():
     yield process
     process.kill()
     process.wait()
+
+@pytest.fixture(scope="session")
+def nanny():
+    """A process that starts its child again when that was killed, and tells its id."""
+    again = ["sh", "-c", "while true; do sleep 62 & echo $!; wait $!; done"]
+    process = subprocess.Popen(again, stdout=subprocess.PIPE, start_new_session=True)
+    yield process
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+
+class Owner:
+    """Ends its process when it is collected."""
+
+    def __init__(self):
+        self.process, self.itself = subprocess.Popen(["sleep", "63"]), self
+
+    def __del__(self):
+        self.process.kill()
+        self.process.wait()
 
 @pytest.fixture(scope="session", autouse=True)
 def tidy():
@@ -52,20 +71,31 @@ def test_tidy():
     thread = threading.Thread(target=str)
     thread.start()
     thread.join()
-"""
+
+def test_fixture_of_the_session(nanny):
+    os.kill(int(nanny.stdout.readline()), signal.SIGKILL)
+    assert int(nanny.stdout.readline())
+
+def test_cycle():
+    Owner()
+'''
 
 
 @pytest.fixture(scope="module")
 def told(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("leaks")
+    root = tmp_path_factory.mktemp("leaks")
+    folder = root / "tests"  # pytest asks a conftest.py below the root less
+    folder.mkdir()
     (folder / "conftest.py").write_text(
         f"import sys\nsys.path.insert(0, {str(ROOT)!r})\nimport tests.leaks\n"
-        "tests.leaks._PATIENCE = 0.3\nfrom tests.conftest import *\n"
+        "tests.leaks._PATIENCE = 2.0\ntests.leaks._COLLECTION_SECONDS = 0.1\n"
+        "from tests.conftest import *\n"
         "from tests.conftest import _no_leaks, _no_leaks_of_fixtures\n"
     )
     (folder / "test_x.py").write_text(LEAKS)
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-rEf", folder]
-    env_free = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=100)
+    command += ["--rootdir", root]
+    env_free = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=100)
     return env_free.stdout
 
 
@@ -88,4 +118,5 @@ def test_what_is_tidy_or_of_a_fixture_is_fine(told):
     summary = told[told.index("short test summary") :]
     assert summary.count("ERROR") == 4, told
     assert "test_tidy" not in summary
-    assert "test_fixture_of_the_module" not in summary
+    assert "test_fixture_of" not in summary
+    assert "test_cycle" not in summary
