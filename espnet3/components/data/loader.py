@@ -2,6 +2,7 @@
 
 import atexit
 import logging
+import os
 import re
 import time
 import weakref
@@ -107,11 +108,18 @@ class BatchLoader:
                 kill_workers(iterator)
             iterator._shutdown_workers()
 
+    def __del__(self) -> None:
+        """End the workers: once their queue is collected torch cannot tell them to, nor SIGTERM."""
+        # Not in a child, which has a copy of what its parent started.
+        if getattr(self, "_inner", None) is not None and self._pid == os.getpid():
+            self.close(at_once=True)
+
     def start(self) -> Iterator[Any]:
         """Start to read what the sampler says is next on this rank; ends what is being read."""
         self._feed.requests = [(self.sampler.epoch, batch) for batch in self.sampler.begin()]
         if self._inner is not None:
             return iter(self._inner)
+        self._pid = os.getpid()
         self._inner = self._torch_loader()
         source: Iterator[Any] = iter(self._inner)
         # Workers outlive the signal by which torch would end them when Python exits; this is
