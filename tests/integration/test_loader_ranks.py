@@ -10,13 +10,20 @@ import pytest
 
 N_SAMPLES = 1003
 PROGRAM = '''
-import json, sys
+import json, logging, sys
 import numpy as np
 import torch
 from espnet3.components.data.loader import build_loader
 from espnet3.components.data.loader_config import LoaderConfig
 
 torch.set_num_threads(1)
+warnings = []
+
+class Notes(logging.Handler):
+    def emit(self, record):
+        warnings.append(record.getMessage())
+
+logging.getLogger("espnet3").addHandler(Notes(logging.WARNING))
 
 class Speech:
     def __init__(self, n):
@@ -55,11 +62,15 @@ def run(name, config, n=%(n)d, split="train"):
     for epoch in range(2):
         loader.sampler.set_epoch(epoch)
         batches, padding = [], []
+        warnings.clear()
         for batch in loader:
             batches.append([sample["index"] for sample in batch])
             assert tuple(batches[-1]) == loader.last_batch.indices
             padding.append(1 - loader.last_batch.seconds / loader.last_batch.padded_seconds)
-        epochs.append({"batches": batches, "padding": max(padding), "length": len(loader)})
+        epochs.append({
+            "batches": batches, "padding": max(padding), "length": len(loader),
+            "warnings": list(warnings),
+        })
     return epochs
 
 if __name__ == "__main__":
@@ -81,7 +92,7 @@ TABLE = {
     "count": {"config": {"batch_size": 16}},
     "count, drop_last": {"config": {"batch_size": 16, "drop_last": True}},
     "count, odd number of full batches": {"config": {"batch_size": 59}},
-    "single samples": {"config": {"batch_size": 1}},
+    "single samples": {"config": {"batch_size": 1}, "n": N_SAMPLES - 1},
     "seconds": {"config": {"batch_seconds": 100.0}},
     "seconds, drop_last": {"config": {"batch_seconds": 100.0, "drop_last": True}},
     "seconds and count": {"config": {"batch_seconds": 200.0, "batch_size": 7}},
@@ -90,6 +101,7 @@ TABLE = {
     "workers": {"config": {"batch_seconds": 100.0, "num_workers": 1}},
     "three samples": {"config": {"batch_size": 16}, "n": 3},
 }
+ODD = {"single samples, odd": {"config": {"batch_size": 1}}}
 
 
 def environment():
@@ -104,8 +116,8 @@ def found(tmp_path_factory):
     program.write_text(PROGRAM % {"n": N_SAMPLES})
     processes = [
         subprocess.Popen(
-            [sys.executable, program, folder, str(rank), json.dumps(TABLE)], env=environment(),
-            stderr=subprocess.PIPE, text=True,
+            [sys.executable, program, folder, str(rank), json.dumps(TABLE | ODD)],
+            env=environment(), stderr=subprocess.PIPE, text=True,
         )
         for rank in range(2)
     ]  # fmt: skip
@@ -130,6 +142,18 @@ def test_two_ranks_see_each_sample_once_in_equal_steps(found, name):
             assert sorted(seen) == list(range(n_samples))
         if "seconds" in name:
             assert max(rank["padding"] for rank in ranks) <= 0.08
+
+
+def test_a_single_sample_that_fits_no_step_is_left_out_with_a_warning(found):
+    first, second = zip(*(rank["single samples, odd"] for rank in found), strict=True)
+    for ranks in (first, second):
+        batches = [batch for rank in ranks for batch in rank["batches"]]
+        assert [len(rank["batches"]) for rank in ranks] == [N_SAMPLES // 2] * 2
+        assert len({index for (index,) in batches}) == N_SAMPLES - 1
+    for rank in first:
+        (line,) = rank["warnings"]
+        assert f"1 of {N_SAMPLES} samples are left out" in line
+    assert not any(rank["warnings"] for rank in second)
 
 
 @pytest.mark.parametrize("name", ["count", "seconds", "own batch sampler"])
