@@ -191,7 +191,8 @@ def train(recipe, capfd, caplog):
 
 
 def files_of(folder: Path) -> dict[str, bytes]:
-    return {str(p): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+    files = [p for p in sorted(folder.rglob("*")) if p.is_file() and p.suffix != ".pyc"]
+    return {str(p): p.read_bytes() for p in files}
 
 
 def edit(file: Path, old: str, new: str) -> None:
@@ -440,6 +441,30 @@ def test_weights_are_not_used_under_another_training_config(recipe, train, name)
     assert files_of(recipe) == before
     code, shown = train("optimizer.lr=0.5", "accept_changes=[optimizer.lr]", stages=stages)
     assert code == 0, shown
+
+
+@pytest.mark.parametrize("has_record", [True, False])
+def test_a_config_that_trains_nothing_says_nothing_of_what_it_lacks(recipe, train, has_record):
+    """Such as one that is kept for `pack_model`: nothing could be trained with it."""
+    if not has_record:
+        (recipe / "exp/tones/training.json").unlink()
+    stages = ("--stages", "infer", *WITH_INFERENCE)
+    (recipe / "conf/training.yaml").write_text(
+        "exp_tag: tones\ntrainer: {max_epochs: 1}\noptimizer: {_target_: torch.optim.AdamW}\n"
+    )
+    code, shown = train(stages=stages)
+    assert code == 0, shown
+    code, shown = train("optimizer.lr=0.5", stages=stages)
+    assert code == 1
+    assert "optimizer.lr: 0.01 -> 0.5" in shown
+    assert "(not set)" not in shown
+
+
+def test_what_was_taken_out_of_a_whole_config_counts(recipe, train):
+    edit(recipe / "conf/training.yaml", "transform: src.steps.louder", "")
+    code, shown = train(stages=("--stages", "infer", *WITH_INFERENCE))
+    assert code == 1
+    assert "dataset.train.0.transform: 'src.steps.louder' -> (not set)" in shown
 
 
 def test_an_override_that_is_new_in_all_configs_is_meant_for_inference(train):

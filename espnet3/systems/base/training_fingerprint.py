@@ -59,7 +59,8 @@ _WATCHERS = re.compile(
     r"LearningRateMonitor|DeviceStatsMonitor|\w*ModelSummary|ThroughputMonitor|ModelCheckpoint)"
 )
 _PRECISIONS = {"32": "32-true", "64": "64-true", "16": "16-mixed", "bf16": "bf16-mixed"}
-_DEFAULTS = {"seed": 0, "trainer.accumulate_grad_batches": 1, "trainer.precision": "32-true"}
+DEFAULTS = {"seed": 0, "trainer.accumulate_grad_batches": 1, "trainer.precision": "32-true"}
+"""What counts where a training config sets nothing."""
 _NAMED_FUNCTIONS = ("collate_fn", "worker_init_fn", "preprocessor", "transform")
 _MOST_AUDIO_FILES = 2000
 _BLOCK_BYTES = 4096
@@ -108,7 +109,7 @@ def describe_training_run(
 def describe_values(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings that the weights depend on, flat; a secret is a digest."""
     flat = _settings(config)
-    for key, value in _DEFAULTS.items():
+    for key, value in DEFAULTS.items():
         flat.setdefault(key, value)
     precision = str(flat["trainer.precision"])
     flat["trainer.precision"] = _PRECISIONS.get(precision, precision)

@@ -23,6 +23,7 @@ from espnet3.io.atomic import write_json
 from espnet3.io.records import DamagedFileError, parse_record, read_record
 from espnet3.parallel.identity import is_below
 from espnet3.systems.base.training_fingerprint import (
+    DEFAULTS,
     TrainingDescription,
     describe_training_run,
     describe_values,
@@ -43,6 +44,8 @@ _BUILT_ONCE = re.compile(
     r"(optimizer|scheduler)s?(\.\w+\.\w+)?\._target_|optimizers\.\w+\.params.*"
 )
 """What the state in a checkpoint belongs to: no new value can take it over."""
+_NEEDED = (("model",), ("dataset",), ("optimizer", "optimizers"))
+"""Blocks without one of which there is no training."""
 _USED, _UNUSED = "is used now", "is not used any more"
 _MOST_LINES = 30
 _NO_RECORD = "there was no record of data and code before"
@@ -169,6 +172,9 @@ def compare_weights(
 ) -> None:
     """Refuse weights that another training config made than the one that is given beside them.
 
+    A config with which nothing could be trained, such as one of `exp_tag` and `optimizer` alone,
+    says nothing of what it lacks; what it sets is compared.
+
     Data that cannot be looked at here is left out, with a line: results may well be made where the
     training data is not.
 
@@ -216,12 +222,19 @@ def _compare(
     added: Sequence[str] = (),
 ) -> Comparison:
     record = read_training_record(exp_dir)
-    known = (record or _from_config(exp_dir) or TrainingRecord({})).fingerprint
+    base = _of_the_weights(record, loaded, is_used=is_used) if record else _from_config(exp_dir)
+    if base is None:
+        return Comparison(exp_dir, described)
+    known = (record or base).fingerprint
     ours = {k: v for k, v in described.fingerprint.items() if k in known or k not in added}
+    if is_used:
+        if not _is_whole(ours):
+            ours = {k: v for k, v in ours.items() if k not in DEFAULTS or loaded.has(k)}
+        base = replace(base, fingerprint=_limited(base.fingerprint, ours))
+        ours = _limited(ours, known)
     described = replace(described, fingerprint=ours)
     if record is None:
-        return _compare_values(exp_dir, described, loaded, is_used=is_used)
-    base = _of_the_weights(record, loaded, is_used=is_used)
+        return _compare_values(exp_dir, described, base, loaded, is_used=is_used)
     accepted = [line for one in record.accepted[len(base.accepted) :] for line in one.changes]
     changed = _changes(base, described)
     new = [line for line in changed if line not in accepted]
@@ -232,12 +245,14 @@ def _compare(
 
 
 def _compare_values(
-    exp_dir: Path, described: TrainingDescription, loaded: "LoadedConfig", *, is_used: bool
+    exp_dir: Path,
+    described: TrainingDescription,
+    base: TrainingRecord,
+    loaded: "LoadedConfig",
+    *,
+    is_used: bool,
 ) -> Comparison:
     """Compare with what a training of an earlier version, without a record, says of itself."""
-    base = _from_config(exp_dir)
-    if base is None:
-        return Comparison(exp_dir, described)
     changed = _changed_values(base.fingerprint, described.fingerprint)
     _refuse(exp_dir, changed, loaded, is_used=is_used)
     if not is_used:
@@ -247,6 +262,16 @@ def _compare_values(
             exp_dir, FILE, _CONFIG,
         )  # fmt: skip
     return Comparison(exp_dir, described, base, (*changed, _NO_RECORD))
+
+
+def _is_whole(fingerprint: Mapping[str, Any]) -> bool:
+    blocks = {key.partition(".")[0] for key in fingerprint}
+    return all(any(name in blocks for name in names) for names in _NEEDED)
+
+
+def _limited(values: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+    """Leave out what another description does not set, if it is not of a whole training."""
+    return {key: value for key, value in values.items() if _is_whole(other) or key in other}
 
 
 def _of_the_weights(
@@ -370,6 +395,8 @@ def _of_code(was_used: bool, is_used: bool) -> str:
 def _changed_files(record: TrainingRecord, described: TrainingDescription) -> list[str]:
     lines = []
     for key, old in record.files.items():
+        if key not in record.fingerprint:
+            continue  # nothing is said of it
         if described.fingerprint.get(key) != record.fingerprint.get(key):
             continue  # another file: a line of its own says so
         path = described.paths.get(key)
