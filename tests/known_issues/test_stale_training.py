@@ -81,6 +81,17 @@ trainer:
   logger: false
   enable_progress_bar: false
 """
+DRAWING = """\
+import torch
+
+
+class Drawing:
+    def __init__(self):
+        self.gains = torch.rand(7)
+
+    def __call__(self, sample):
+        return sample
+"""
 INFERENCE = """\
 dataset:
   test:
@@ -532,3 +543,21 @@ def test_two_processes_refuse_alike(recipe):
     assert told.returncode != 0
     assert "seed: 3 -> 9" in told.stderr
     assert files_of(recipe / "exp") == before
+
+
+@pytest.mark.parametrize("draws", [False, True])
+def test_the_first_weights_are_those_of_the_seed(recipe, train, draws):
+    """That the data is looked at first shows in no number: a bare loop has the same."""
+    (recipe / "src/draws.py").write_text(DRAWING)
+    settings = ["exp_tag=bare", "optimizer.lr=0", "optimizer.weight_decay=0"]
+    if draws:
+        settings.append("dataset.train.0.transform={_target_: src.draws.Drawing}")
+    code, shown = train(*settings)
+    assert code == 0, shown
+    found = torch.load(recipe / "exp/bare/last.ckpt", weights_only=True)["state_dict"]
+    torch.manual_seed(3)
+    if draws:
+        torch.rand(7)
+    encoder, output = torch.nn.Conv1d(1, 8, 25, stride=5), torch.nn.Linear(8, 4)
+    assert torch.equal(found["model.encoder.weight"], encoder.weight)
+    assert torch.equal(found["model.output.weight"], output.weight)

@@ -13,6 +13,7 @@ from espnet3.errors import ConfigError
 from espnet3.io.atomic import write_text
 from espnet3.systems.base.stages import Skipped
 from espnet3.systems.base.training_data import build_sets, check_data, has_split
+from espnet3.systems.base.training_fingerprint import TrainingDescription, set_random_state
 from espnet3.systems.base.training_record import Comparison, compare_training
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ def train(
     before: list[int] = []
     with times.part("comparison"):
         compared = comparison or compare(loaded)
-    sets = compared.described.sets if compared else None
+    described = compared.described if compared else None
 
     def start(point: "ResumePoint | None") -> None:
         _write_record(compared, point)
@@ -71,7 +72,7 @@ def train(
 
     fit = Fit(
         loaded,
-        lambda: _build_parts(loaded, times, sets),
+        lambda: _build_parts(loaded, times, described),
         times,
         start,
         on_finished=lambda point: _write_record(compared, point),
@@ -251,14 +252,20 @@ def _criteria(loaded: "LoadedConfig") -> Any:
 
 
 def _build_parts(
-    loaded: "LoadedConfig", times: "StartupTimes", sets: Mapping[str, Any] | None = None
+    loaded: "LoadedConfig", times: "StartupTimes", described: TrainingDescription | None = None
 ) -> "TrainingParts":
+    """Build datasets, unless that was done to describe them, and then model and loaders."""
     from espnet3.systems.base.sampling_rates import check_training_samples
     from espnet3.trainer.fit import TrainingParts
 
     config = load_loader_config(loaded)
     with times.part("datasets"):
-        datasets = sets or build_sets(loaded)
+        if described is not None and described.sets:
+            datasets = described.sets
+            # Numbers that they drew are gone for the model, as if they were built here.
+            set_random_state(described.random_state)
+        else:
+            datasets = build_sets(loaded)
     with times.part("model"):
         model = build_model(loaded)
         check_training_samples(datasets, model, loaded)

@@ -76,6 +76,8 @@ class TrainingDescription:
     """Files and folders that settings name, by key."""
     sets: dict[str, Any] | None = None
     """The datasets `train` and `valid`, if they were built."""
+    random_state: Any = None
+    """As their building left it, for `set_random_state`: the model draws on from there."""
 
     def files(self) -> dict[str, dict[str, Any]]:
         """Return the identity of each file, by key."""
@@ -102,8 +104,9 @@ def describe_training_run(
         return TrainingDescription({**described, **_describe_code(values, {})})
     with _seeded(values):
         sets = build_sets(loaded)
+        state = _random_state()
     described |= {**_describe_code(values, sets), **_describe_data(sets)}
-    return TrainingDescription(described, _paths_in(values, sets), sets)
+    return TrainingDescription(described, _paths_in(values, sets), sets, state)
 
 
 def describe_values(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -224,21 +227,42 @@ def _seeded(values: Mapping[str, Any]) -> Iterator[None]:
 
     import numpy as np
 
-    torch: Any = sys.modules.get("torch")  # not imported for this alone
     seed = values.get("seed")
     value = seed if isinstance(seed, int) and seed >= 0 else 0
-    before = random.getstate(), np.random.get_state(), torch and torch.get_rng_state()
+    before = _random_state()
     random.seed(value)
     np.random.seed(value % 2**32)
-    if torch:
+    if torch := _torch():
         torch.manual_seed(value)
     try:
         yield
     finally:
-        random.setstate(before[0])
-        np.random.set_state(before[1])
-        if torch:
-            torch.set_rng_state(before[2])
+        set_random_state(before)
+
+
+def _random_state() -> Any:
+    import random
+
+    import numpy as np
+
+    torch = _torch()
+    return random.getstate(), np.random.get_state(), torch and torch.get_rng_state()
+
+
+def set_random_state(state: Any) -> None:
+    """Let Python, NumPy and torch draw on from a state."""
+    import random
+
+    import numpy as np
+
+    random.setstate(state[0])
+    np.random.set_state(state[1])
+    if state[2] is not None:
+        _torch().set_rng_state(state[2])
+
+
+def _torch() -> Any:
+    return sys.modules.get("torch")  # not imported for this alone
 
 
 def _describe_code(values: Mapping[str, Any], sets: Mapping[str, Any]) -> dict[str, Any]:
