@@ -89,6 +89,8 @@ def pytest_configure(config):
 def _no_leaks_of_fixtures(request):
     """Fail on what the fixtures of a module left behind."""
     yield
+    if "cluster" in request.node.path.parts:
+        return  # the daemons of a real scheduler serve several modules
     leaked = _watch.left_by_fixtures("class", "module", "package")
     assert not leaked, f"fixtures of {request.node.nodeid} left behind: {'; '.join(leaked)}"
 

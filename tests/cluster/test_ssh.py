@@ -144,6 +144,7 @@ DRIVER = """
 import json, os, sys, time
 from espnet3.parallel import get_client
 with get_client(json.loads(sys.argv[1])) as client:
+    client.wait_for_workers(2, timeout=60)  # it is there as soon as one worker is
     pids = [*client.run(os.getpid).values(), client.run_on_scheduler(os.getpid)]
     print(json.dumps(pids), flush=True)
     time.sleep(600)
