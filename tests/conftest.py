@@ -35,6 +35,7 @@ if (
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 _watch = Watch()
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -49,7 +50,9 @@ def _own_cache(tmp_path_factory):
 def _no_leaks(request):
     """Reset the active config and the folder; fail on what outlives its test, by name."""
     _watch.begin()
+    handlers = {number: signal.getsignal(number) for number in _SIGNALS}
     yield
+    _restore(handlers)
     os.chdir(_START)  # a recipe that runs in this process enters its folder
     parallel._active = None
     assert parallel.enclosing_client() is None
@@ -83,6 +86,18 @@ class _Adoption:
 
 def pytest_configure(config):
     config.pluginmanager.register(_Adoption())
+
+
+def _restore(handlers: dict[int, Any]) -> None:
+    """Undo what a test did to signals.
+
+    A training that was stopped leaves some of them ignored until its process ends, and whatever
+    the next test starts would ignore them as well: a pool that is terminated never ends.
+    """
+    if threading.current_thread() is threading.main_thread():
+        for number, handler in handlers.items():
+            if handler is not None and signal.getsignal(number) is not handler:
+                signal.signal(number, handler)
 
 
 @pytest.fixture(autouse=True, scope="module")
