@@ -79,6 +79,8 @@ def test_the_place_in_the_file_is_named(tmp_path):
 
 
 def test_dask_s_own_configuration_is_looked_at():
+    import dask_jobqueue  # noqa: F401  # first: else leaving the block removes its defaults, too
+
     with dask.config.set({"jobqueue.slurm.queue": "a\n#SBATCH -A b"}):
         with pytest.raises(ConfigError, match=r"jobqueue\.slurm\.queue is"):
             render_job_script(as_parallel_config(block("slurm")))
