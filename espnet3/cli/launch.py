@@ -41,7 +41,9 @@ def run_line(argv: Sequence[str]) -> int:
     start_dir = Path.cwd()
     enter_recipe(recipe_dir)
     files = find_files(args.configs, start_dir, recipe_dir)
-    arguments = ("--training_config", *files, *overrides)
+    # The job runs the recipe, which does not read how it was submitted.
+    of_recipe = [word for word in overrides if not word.startswith("launch.")]
+    arguments = ("--training_config", *files, *of_recipe)
     job = _plan(files, overrides, arguments, recipe_dir, stages)
     if not args.no_check:
         _check_recipe(job)

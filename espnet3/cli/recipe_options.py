@@ -2,8 +2,8 @@
 
 import argparse
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from espnet3.cli.usage import UsageError
 from espnet3.errors import suggest
@@ -32,6 +32,10 @@ class Options:
     dry_run: bool = False
     detach: bool = False
     list_stages: bool = False
+
+    def without(self, overrides: Collection[str]) -> "Options":
+        """Return the same without some of the overrides."""
+        return replace(self, overrides=tuple(o for o in self.overrides if o not in overrides))
 
     def arguments(self, stages: Sequence[str]) -> list[str]:
         """Return the arguments that run these stages with the same configs and overrides."""

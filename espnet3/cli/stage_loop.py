@@ -30,6 +30,7 @@ from espnet3.io.folders import folder_trouble
 from espnet3.logs import StageLog, open_stage_log
 from espnet3.systems.base.context import context_value
 from espnet3.systems.base.provenance import Invocation, StageRecord
+from espnet3.systems.base.readers import unread_overrides
 from espnet3.systems.base.stages import Detached, Skipped, Stage, stages_of
 from espnet3.systems.base.system import BaseSystem
 
@@ -167,7 +168,9 @@ class StageLoop:
 
     def _command(self, stages: Sequence[Stage]) -> list[str]:
         words = spell_stages(stages, stages_of(type(self.system)))
-        return [*self.program, *self.options.arguments(words)]
+        # What only the other stages read would be refused.
+        unread = unread_overrides(self.system, stages, self.options.overrides)
+        return [*self.program, *self.options.without(unread).arguments(words)]
 
 
 def _fail(outcome: Outcome, error: BaseException) -> None:

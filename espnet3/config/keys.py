@@ -5,7 +5,7 @@ meant otherwise: nothing refers to it, and it is close to a known one, or a bloc
 """
 
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
@@ -36,10 +36,8 @@ def check_keys(loaded: "LoadedConfig", known: Collection[str], *, homes: Mapping
     Raises:
         ConfigError: With the line to write for each such key.
     """
-    from omegaconf import OmegaConf
-
     values = redact(loaded.config)
-    own = set(known).union(_references(OmegaConf.to_container(loaded.config)))
+    own = {*references(loaded), *known}
     problems = list[str]()
     for key in (key for key in values if str(key) not in own):
         close = get_close_matches(str(key), sorted(known), n=1, cutoff=_CLOSE)
@@ -47,7 +45,7 @@ def check_keys(loaded: "LoadedConfig", known: Collection[str], *, homes: Mapping
             problems.append(_misplaced(loaded, str(key), values[key], homes[str(key)]))
         elif close:
             problems.append(_misspelt(loaded, str(key), values[key], close[0]))
-    _raise_any(problems)
+    raise_any(problems)
 
 
 def check_block(loaded: "LoadedConfig", block: str, homes: Mapping[str, str]) -> None:
@@ -65,13 +63,25 @@ def check_block(loaded: "LoadedConfig", block: str, homes: Mapping[str, str]) ->
 
     node = OmegaConf.select(loaded.config, block, throw_on_resolution_failure=False)
     values = redact(node) if isinstance(node, Mapping) else {}
-    _raise_any(
+    raise_any(
         [
             _misplaced(loaded, join_key(block, key), value, homes[key])
             for key, value in values.items()
             if homes.get(key, block) != block
         ]
     )
+
+
+def references(loaded: "LoadedConfig") -> dict[str, set[str]]:
+    """Return the top-level keys that interpolations refer to, each with those that do so."""
+    from omegaconf import OmegaConf
+
+    values: Any = OmegaConf.to_container(loaded.config)
+    found: dict[str, set[str]] = {}
+    for key, value in values.items():
+        for name in _references(value):
+            found.setdefault(name, set()).add(str(key))
+    return found
 
 
 def _references(values: Any) -> Iterator[str]:
@@ -108,7 +118,12 @@ def _misspelt(loaded: "LoadedConfig", key: str, value: Any, right: str) -> str:
     )
 
 
-def _raise_any(problems: list[str]) -> None:
+def raise_any(problems: Sequence[str]) -> None:
+    """Raise one error with all problems, if there are any.
+
+    Raises:
+        ConfigError: with a line for each.
+    """
     if len(problems) == 1:
         raise ConfigError(problems[0])
     if problems:

@@ -259,7 +259,7 @@ class BaseRunner:
     ) -> Any:
         from espnet3.parallel.drive import FolderDriver
         from espnet3.parallel.folder_run import RunRequest
-        from espnet3.parallel.identity import describe_run
+        from espnet3.parallel.identity import describe_run, not_results_of
         from espnet3.parallel.live_values import note_changes_of_run
 
         assert self.output_dir is not None
@@ -280,6 +280,7 @@ class BaseRunner:
             accept_changes=self.accept_changes,
             config_block=self.config_block,
             folder_key=self.folder_key,
+            not_results=not_results_of(self),
         )
         if goes_on_alone(self, config, client):
             from espnet3.parallel.detached.launch import launch

@@ -70,6 +70,8 @@ class RunRequest:
     config_block: str = ""
     """Where the runner's settings come from, if from a config; see `BaseRunner`."""
     folder_key: str = "output_dir"
+    not_results: Sequence[str] = ()
+    """Keys that results do not depend on, also where a manifest has them."""
 
     @property
     def outputs(self) -> tuple[Path, ...]:
@@ -108,7 +110,9 @@ def open_run(request: RunRequest, n_shards: Callable[[], int]) -> Manifest:
     if not request.resume:
         remove_run(request.root)
     manifest = load_manifest(request.root) or _plan(request, n_shards())
-    changed = changes(manifest, request.described, outputs=request.outputs)
+    changed = changes(
+        manifest, request.described, outputs=request.outputs, ignored=request.not_results
+    )
     if changed and not _is_begun(request.root, manifest):
         remove_run(request.root)  # nothing is lost: what stopped it at once was mended
         return _plan(request, n_shards())

@@ -48,10 +48,16 @@ def describe_run(runner: "BaseRunner", items: "Items") -> dict[str, Any]:
     for name, value in sorted(_state(provider).items()):
         flat = flatten(value, name.lstrip("_"), with_state=True)
         described.update({k: v for k, v in flat.items() if not _is_in_parallel_block(k, flat)})
-    ignored = (*_NOT_RESULTS, *getattr(provider, "fingerprint_ignore", ()), *runner.not_results)
+    ignored = not_results_of(runner)
     kept = {key: value for key, value in described.items() if not is_below(key, ignored)}
     kept = with_code(runner, kept)
     return {key: value for key, value in kept.items() if not is_below(key, ignored)}
+
+
+def not_results_of(runner: "BaseRunner") -> tuple[str, ...]:
+    """Return the keys of a description that results do not depend on."""
+    own = getattr(runner.provider, "fingerprint_ignore", ())
+    return (*_NOT_RESULTS, *own, *runner.not_results)
 
 
 def is_below(key: str, prefixes: Iterable[str]) -> bool:
@@ -82,6 +88,7 @@ def changes(
     described: Mapping[str, Any],
     *,
     outputs: Sequence[str | PathLike[str]] = (),
+    ignored: Sequence[str] = (),
 ) -> list[str]:
     """Return what differs between a run's manifest and the run that is asked for, line by line.
 
@@ -89,12 +96,14 @@ def changes(
         manifest: of the run that is there.
         described: what `describe_run` returned for the one that is asked for.
         outputs: the folders that the run writes; see `files_in`.
+        ignored: what `not_results_of` returned; an earlier version may have noted more.
 
     Raises:
         ConfigError: a file or folder that a value names cannot be read.
     """
     masked = mask(described)
     before = _in_todays_form(manifest, described, masked)
+    before = {key: value for key, value in before.items() if not is_below(key, ignored)}
     lines = [_in_words(line) for line in diff(*comparable(before, masked))]
     now = files_in(described, outputs=outputs, with_parts=True)
     unknown, later = list[str](), list[str]()

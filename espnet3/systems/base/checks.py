@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from espnet3.errors import ConfigError, ResourceError
 from espnet3.systems.base.context import DEFAULTS, SHARED
-from espnet3.systems.base.stages import Stage, has_own
+from espnet3.systems.base.readers import Readers, check_typed, tell_written
+from espnet3.systems.base.stages import EVERYWHERE, STAGES, Stage, has_own
 from espnet3.systems.base.system import BaseSystem
 
 if TYPE_CHECKING:
@@ -16,15 +17,11 @@ logger = logging.getLogger(__name__)
 
 KNOWN_KEYS = frozenset(
     (
-        *DEFAULTS, *SHARED,
-        "dataset", "create_dataset", "tokenizer", "dataloader", "model", "task", "optimizer",
-        "optimizers", "scheduler", "schedulers", "scheduler_interval", "scheduler_monitor",
-        "trainer", "fit", "best_model_criterion", "parallel", "checkpoint", "init", "launch",
-        "num_threads", "max_nonfinite_batches", "collect_stats",
-        "device", "metrics", "report", "pack", "upload",
+        *DEFAULTS, *SHARED, *EVERYWHERE, "launch",
+        *(key.partition(".")[0] for known in STAGES for key in known.reads),
     )
 )  # fmt: skip
-"""Top-level keys with a meaning, beside those of `InferenceConfig`; others are the recipe's own."""
+"""Top-level keys with a meaning; others are the recipe's own."""
 
 _PARALLEL = dict.fromkeys(
     ("n_workers", "shards_per_worker", "item_timeout", "worker_timeout", "start_timeout"),
@@ -53,8 +50,9 @@ BLOCK_HOMES = {
 def check_stages(system: BaseSystem, stages: Sequence[Stage], *, dry_run: bool = False) -> None:
     """Check all that can be known before anything runs.
 
-    That is: misspelt and misplaced keys, interpolations that lead nowhere, the `parallel` block,
-    targets that do not import, and what `check_<stage>` of the system checks.
+    That is: misspelt and misplaced keys, settings that nobody reads, interpolations that lead
+    nowhere, the `parallel` block, targets that do not import, and what `check_<stage>` of the
+    system checks.
 
     Args:
         system: with its configs.
@@ -68,6 +66,8 @@ def check_stages(system: BaseSystem, stages: Sequence[Stage], *, dry_run: bool =
     configs = [system.config_for(stage.name) for stage in stages]
     for loaded in {id(loaded): loaded for loaded in configs}.values():
         _check_config(loaded)
+    readers = Readers(system, stages)
+    check_typed(readers)
     for stage, loaded in zip(stages, configs, strict=True):
         check_targets(loaded, stage.blocks)
     system.planned = tuple(stage.name for stage in stages)
@@ -75,6 +75,7 @@ def check_stages(system: BaseSystem, stages: Sequence[Stage], *, dry_run: bool =
         check = f"check_{stage.name}"
         if has_own(type(system), stage.name, check):
             _run_check(getattr(system, check), dry_run)
+    tell_written(readers)
 
 
 def _run_check(check: Callable[[], None], dry_run: bool) -> None:
@@ -90,12 +91,11 @@ def _check_config(loaded: "LoadedConfig") -> None:
     from espnet3.config.keys import check_block, check_keys
     from espnet3.config.resolve import resolved
     from espnet3.parallel.parallel import as_parallel_config
-    from espnet3.systems.base.inference_config import KEYS
 
-    known = KNOWN_KEYS.union(KEYS)
-    if any(loaded.has(key) for key in ("optimizer", "optimizers")):
+    known = KNOWN_KEYS
+    if not any(loaded.has(key) for key in ("optimizer", "optimizers")):
         # Of training; those of inference stand under runner.
-        known |= {"resume", "accept_changes"}
+        known -= {"resume", "accept_changes"}
     check_keys(loaded, known, homes=HOMES)
     for block, homes in BLOCK_HOMES.items():
         check_block(loaded, block, homes)

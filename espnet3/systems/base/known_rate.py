@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from espnet3.errors import ConfigError, RunFolderError
-from espnet3.parallel.identity import changes, describe_run
+from espnet3.parallel.identity import changes, describe_run, not_results_of
 from espnet3.shards.manifest import load_manifest
 from espnet3.shards.rates import Rate, read_rate
 from espnet3.systems.base.run_description import PlannedRun, run_folder
@@ -124,7 +124,8 @@ def _differences(folder: Path, run: PlannedRun) -> list[str]:
     manifest = load_manifest(folder)
     assert manifest is not None
     described = describe_run(run.runner, range(run.n_items))
-    changed = changes(manifest, described, outputs=(folder, run.output_dir))
+    outputs, ignored = (folder, run.output_dir), not_results_of(run.runner)
+    changed = changes(manifest, described, outputs=outputs, ignored=ignored)
     keys = [line.partition(":")[0] for line in changed]
     mattering = [key for key in keys if key.startswith(_SPEED_KEYS) and ".code" not in key]
     return list(dict.fromkeys(".".join(key.split(".")[:4]) for key in mattering))

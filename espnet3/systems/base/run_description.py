@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from espnet3.parallel.clusters.table import ON_THIS_MACHINE, render_job_script
-from espnet3.parallel.identity import changes, describe_run, is_below
+from espnet3.parallel.identity import changes, describe_run, is_below, not_results_of
 from espnet3.parallel.progress import duration
 from espnet3.shards.batches import check_costs, padding_in_order
 from espnet3.shards.commit import Done
@@ -69,7 +69,8 @@ def look_at_folder(run: PlannedRun) -> FolderState:
     if not run.runner.resume:
         return FolderState(manifest, committed=committed)
     described = describe_run(run.runner, range(run.n_items))
-    changed = changes(manifest, described, outputs=(root, run.output_dir))
+    outputs, ignored = (root, run.output_dir), not_results_of(run.runner)
+    changed = changes(manifest, described, outputs=outputs, ignored=ignored)
     accepted = run.runner.accept_changes
     refused = [line for line in changed if not is_below(line.partition(":")[0], accepted)]
     return FolderState(manifest, refused, committed, not refused and _is_complete(run, manifest))

@@ -31,6 +31,10 @@ class Stage:
     """A config of another kind than the first serves only if it has this key."""
     blocks: tuple[str, ...] | None = None
     """Top-level keys of the config of which it builds something; None for all."""
+    reads: tuple[str, ...] = ()
+    """Dotted keys of its config that it reads, each with all that is below it."""
+    ignores: tuple[str, ...] = ()
+    """What it leaves alone of these."""
     needs_any: tuple[str, ...] = ()
     """Where `all` or a range covers it, it is skipped if its config has none of these keys."""
     in_all: bool = True
@@ -39,8 +43,13 @@ class Stage:
     """Whether it may run in many processes at once that srun or torchrun started."""
     can_detach: bool = False
     """Whether it can leave its work to workers that go on without it."""
+    uses_weights: bool = False
+    """Whether it uses a trained model, so that it compares the training config with the one of
+    the training."""
     is_defined: bool = False
     """Whether the system has a method for it."""
+    is_ours: bool = True
+    """Whether the method is ESPnet3's; one of a recipe may read any key."""
 
     def __str__(self) -> str:
         return self.name if self.number is None else f"{self.name} ({self.number})"
@@ -66,35 +75,69 @@ _MODEL = ("dataset", "dataloader", "model")
 _TRAINER = ("trainer", "optimizer", "optimizers")
 _INFERENCE = ("dataset", "model", "provider", "runner", "output_artifacts")
 
+EVERYWHERE = ("recipe_dir", "exp_tag", "exp_dir", "vars")
+"""Keys that no stage has to account for: where the experiment is, and a block for one's own
+values, to which others refer as `${vars.NAME}`."""
+_OF_TRAINING = (
+    *_MODEL, *_TRAINER, "scheduler", "schedulers", "scheduler_interval", "scheduler_monitor",
+    "fit", "best_model_criterion", "checkpoint", "init", "freeze", "num_threads",
+    "max_nonfinite_batches", "resume", "accept_changes", "seed", "stats_dir", "tokenizer",
+)  # fmt: skip
+_OF_INFERENCE = (
+    *_INFERENCE, "parallel", "device", "test_set", "inference_dir", "input_key", "output_fn",
+    "output_keys", "idx_key", "hyp_key", "ref_key", "batch_size", "batch_seconds", "results",
+)  # fmt: skip
+_OF_MEASURING = ("metrics", "inference_dir", "test_set", "dataset")
+
 STAGES = (
-    Stage("create_dataset", 1, ("training", "inference"), "Prepare the data", blocks=_DATA),
+    Stage(
+        "create_dataset", 1, ("training", "inference"), "Prepare the data",
+        blocks=_DATA, reads=(*_DATA, "parallel", "data_dir", "dataset_dir", "seed"),
+    ),
     Stage(
         "train_tokenizer", 2, _TRAINING, "Train the tokenizer",
         blocks=("dataset", "tokenizer"), needs_any=("tokenizer",),
+        reads=("dataset", "tokenizer", "parallel", "data_dir"),
+        ignores=("dataset.valid", "dataset.test"),
     ),
     Stage(
         "collect_stats", 3, _TRAINING, "Collect shapes and statistics of the features",
-        blocks=_MODEL, needs_any=_TRAINER,
+        blocks=_MODEL, needs_any=_TRAINER, ignores=("dataset.test",),
+        reads=(
+            "dataset", "dataloader.collate_fn", "model", "collect_stats", "parallel", "device",
+            "stats_dir",
+        ),
     ),
     Stage(
         "train", 4, _TRAINING, "Train the model",
-        needs_any=_TRAINER, is_distributed=True,
+        needs_any=_TRAINER, reads=_OF_TRAINING, ignores=("dataset.test",), is_distributed=True,
     ),
     Stage(
-        "average", 5, _TRAINING, "Average the best checkpoints", blocks=(), needs_any=_TRAINER
+        "average", 5, _TRAINING, "Average the best checkpoints", blocks=(), needs_any=_TRAINER,
+        reads=("best_model_criterion",), uses_weights=True,
     ),
     Stage(
         "infer", 6, ("inference",), "Run the model over the test sets",
-        blocks=_INFERENCE, can_detach=True,
+        blocks=_INFERENCE, reads=_OF_INFERENCE, ignores=("dataset.train", "dataset.valid"),
+        can_detach=True, uses_weights=True,
     ),
     Stage(
         "measure", 7, ("metrics", "inference"), "Score the results",
         alternative_key="metrics", blocks=("metrics",),
+        reads=_OF_MEASURING, ignores=("dataset.train", "dataset.valid"), uses_weights=True,
     ),
-    Stage("report", 8, ("metrics", "inference"), "Write a report of the scores", blocks=()),
-    Stage("pack_model", 9, ("publication",), "Pack the model for others"),
     Stage(
-        "upload_model", 10, ("publication",), "Upload the packed model", needs_any=("upload",)
+        "report", 8, ("metrics", "inference"), "Write a report of the scores",
+        blocks=(), reads=(*_OF_MEASURING, "report", "idx_key", "hyp_key", "ref_key"),
+        ignores=("dataset.train", "dataset.valid"), uses_weights=True,
+    ),
+    Stage(
+        "pack_model", 9, ("publication",), "Pack the model for others",
+        reads=("pack", "inference_dir"), uses_weights=True,
+    ),
+    Stage(
+        "upload_model", 10, ("publication",), "Upload the packed model",
+        needs_any=("upload",), reads=("pack", "upload"),
     ),
     Stage("pack_demo", None, ("demo",), "Pack a demo", in_all=False),
     Stage("upload_demo", None, ("demo",), "Upload the demo", in_all=False),
@@ -168,7 +211,8 @@ def _as_defined(known: Stage, system: type) -> Stage:
     method = getattr(system, known.name, None)
     # One that a recipe wrote itself may read other keys.
     is_ours = getattr(method, "__module__", "").startswith("espnet3.")
-    return replace(known, is_defined=callable(method), needs_any=known.needs_any if is_ours else ())
+    needs_any = known.needs_any if is_ours else ()
+    return replace(known, is_defined=callable(method), is_ours=is_ours, needs_any=needs_any)
 
 
 def _added(name: str, mark: _Mark) -> Stage:

@@ -14,6 +14,7 @@ from espnet3.systems.base.error_places import place_entry
 from espnet3.systems.base.inference_checks import check_inference
 from espnet3.systems.base.inference_code import describe_targets
 from espnet3.systems.base.inference_config import InferenceConfig, load_inference_config
+from espnet3.systems.base.readers import keys_of_others, names_in_code
 from espnet3.systems.base.sampling_rates import check_test_samples
 from espnet3.systems.base.test_sets import chosen_test_sets, listed_test_sets, results_folder
 
@@ -158,8 +159,10 @@ def _build_runner(
     block = {"_target_": config.runner_target, **config.runner}
     make = instantiate({**block, "_partial_": True}, key="runner", loaded=loaded)
     shared: dict[str, Any] = {"batch_size": config.batch_size, "output_dir": output_dir}
-    # What the dataset holds is described by its own fingerprint.
-    ignored = ["exp_tag", "create_dataset", "dataset.train", "dataset.valid"]
+    # What the dataset holds is described by its own fingerprint; what is read by other stages only
+    # changes no result.
+    others = keys_of_others("infer") - names_in_code([config.provider_target])
+    ignored = ["exp_tag", "dataset.train", "dataset.valid", *sorted(others)]
     target = locate(config.runner_target)
     if issubclass(target, InferenceRunner):
         # What the runner block itself sets, as in older configs, wins.

@@ -133,11 +133,17 @@ def _hidden(value: Any) -> str:
     return REDACTED if is_unknown(value) else digest_secret(str(value))
 
 
-def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
-    from espnet3.components.data.loader_config import LoaderConfig
+def is_of_results(key: str) -> bool:
+    """Tell whether the weights depend on a setting, as far as its key tells."""
     from espnet3.systems.base.inference_config import KEYS
 
-    ignored = (*_NOT_RESULTS, *(key for key in KEYS if key not in ("model", "dataset")))
+    of_inference = (name for name in KEYS if name not in ("model", "dataset"))
+    return not is_below(key, (*_NOT_RESULTS, *of_inference))
+
+
+def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
+    from espnet3.components.data.loader_config import LoaderConfig
+
     kept = {key: value for key, value in config.items() if not _is_parallel_block(str(key), value)}
     trainer = kept.get("trainer")
     if isinstance(trainer, Mapping) and isinstance(trainer.get("callbacks"), list):
@@ -147,7 +153,7 @@ def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
     return {
         key: value
         for key, value in flatten(kept).items()
-        if not is_below(key, ignored)
+        if is_of_results(key)
         and value not in (None, "{}", "[]")
         and not _is_default(key, value, defaults)
     }
