@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from espnet3.errors import ConfigError, ResourceError
+from espnet3.systems.base.advice import BLOCK_HOMES, HOMES
 from espnet3.systems.base.context import DEFAULTS, SHARED
 from espnet3.systems.base.readers import Readers, check_typed, tell_written
 from espnet3.systems.base.stages import EVERYWHERE, STAGES, Stage, has_own
@@ -22,29 +23,6 @@ KNOWN_KEYS = frozenset(
     )
 )  # fmt: skip
 """Top-level keys with a meaning; others are the recipe's own."""
-
-_PARALLEL = dict.fromkeys(
-    ("n_workers", "shards_per_worker", "item_timeout", "worker_timeout", "start_timeout"),
-    "parallel",
-)
-_RUNNER = dict.fromkeys(
-    ("on_error", "max_errors", "resume", "retry_failed", "accept_changes"), "runner"
-)
-_TRAINER = dict.fromkeys(
-    ("devices", "accelerator", "strategy", "precision", "max_epochs", "max_steps"), "trainer"
-)
-_DATALOADER = {"num_workers": "dataloader.train", "collate_fn": "dataloader"}
-
-HOMES = {**_PARALLEL, **_RUNNER, **_TRAINER, **_DATALOADER}
-"""Keys that people write at the top, and the block that they belong to."""
-
-BLOCK_HOMES = {
-    "trainer": {**_PARALLEL, **_RUNNER, "env": "parallel"},
-    "parallel": {**_TRAINER, **_RUNNER, **_DATALOADER},
-    "runner": {**_PARALLEL, **_TRAINER, "env": "parallel"},
-    "dataloader": {**_PARALLEL, **_TRAINER},
-}
-"""The same for keys that stand in the wrong block."""
 
 
 def check_stages(system: BaseSystem, stages: Sequence[Stage], *, dry_run: bool = False) -> None:

@@ -1,0 +1,185 @@
+"""What to write in place of a setting that nothing reads.
+
+A key may be another toolkit's word, stand in the wrong block, or be meant for another stage:
+`trainer` is for training, `parallel` for the workers of runners, which people confuse most. The
+words themselves are in `config.words`.
+"""
+
+import shlex
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import yaml
+
+from espnet3.config.words import (
+    BLOCKS,
+    OWN,
+    READERS,
+    WORDS,
+    Has,
+    Rule,
+    Settings,
+    Unfit,
+)
+
+_LONGEST_LINE = 200
+_STAGES = frozenset(stage for readers in READERS.values() for stage in readers)
+
+
+@dataclass(frozen=True)
+class Advice:
+    """The setting of ours for a word that is not, or why there is none."""
+
+    key: str
+    """Dotted; empty if there is no counterpart."""
+    value: Any
+    """What to write there, translated where the unit differs."""
+    why: str
+    """One sentence; where there is no key, it says what to do instead."""
+    more: Mapping[str, Any] = field(default_factory=dict)
+    """Further keys that belong to it, such as `parallel.env` to the number of GPUs."""
+
+    @property
+    def settings(self) -> Settings:
+        """All keys and values; none if there is no counterpart."""
+        return {self.key: self.value, **self.more} if self.key else {}
+
+    def override(self) -> str:
+        """Return `parallel.n_workers=8`, as one types it into a shell; empty without a key."""
+        return " ".join(
+            shlex.quote(f"{key}={_flow(value)}") for key, value in self.settings.items()
+        )
+
+    def line(self) -> str:
+        """Return `parallel: {n_workers: 8}` as YAML; empty without a key."""
+        tree: dict[str, Any] = {}
+        for key, value in self.settings.items():
+            *above, last = key.split(".")
+            node = tree
+            for part in above:
+                node = node.setdefault(part, {})
+            node[last] = value
+        # One line for each top-level key: a file has no braces around them.
+        return "\n".join(f"{key}: {_flow(value)}" for key, value in tree.items())
+
+
+def _flow(value: Any) -> str:
+    try:
+        text = yaml.safe_dump([value], default_flow_style=True, width=100_000, sort_keys=False)
+    except yaml.YAMLError:  # no plain value
+        return "..."
+    return str(text).strip()[1:-1]
+
+
+def advise(
+    path: tuple[str, ...],
+    value: Any,
+    stages: Collection[str],
+    *,
+    has: Callable[[str], bool] | None = None,
+) -> Advice | None:
+    """Say what to write for a key that the stages do not read where it stands.
+
+    Args:
+        path: the key as it was written, such as `("nj",)` or `("parallel", "num_workers")`.
+        value: as it was written.
+        stages: names of those that run; none if it is not known.
+        has: tells whether the config has a dotted key.
+
+    Returns:
+        None for a word that is not known, and for a key that is right as it is.
+
+    Example:
+        >>> advise(("nj",), 8, ["infer"]).override()
+        'parallel.n_workers=8'
+        >>> advise(("devices",), 2, ["infer"]).line()
+        'parallel: {n_workers: 2, env: local_gpu}'
+        >>> advise(("devices",), 2, ["train"]).line()
+        'trainer: {devices: 2}'
+    """
+    path = tuple(str(part) for part in path)
+    known = [stage for stage in stages if stage in _STAGES]
+    if not path or _is_right(path, known):
+        return None
+    rule = _rule_for(path)
+    if rule is None:
+        return _unread(path, known)
+    return _apply(rule, path, value, known, has or _has_nothing)
+
+
+def _has_nothing(key: str) -> bool:
+    return False
+
+
+def _is_right(path: tuple[str, ...], stages: Collection[str]) -> bool:
+    """Tell whether the stages read this key, so that only its value can be wrong."""
+    block, name = _split(path)
+    if name in BLOCKS.get(block, {}):
+        return False  # its value is what counts
+    readers = READERS.get(path[0], ())
+    is_read = not stages or not set(readers).isdisjoint(stages)
+    return is_read and name in OWN.get(block, ())
+
+
+def _split(path: tuple[str, ...]) -> tuple[str, str]:
+    """Return the block, without places in lists, and the word as it is looked up."""
+    *above, last = path
+    return ".".join(part for part in above if not part.isdigit()), last.replace("-", "_")
+
+
+def _rule_for(path: tuple[str, ...]) -> Rule | None:
+    block, name = _split(path)
+    return BLOCKS.get(block, {}).get(name) or WORDS.get(name) or WORDS.get(name.lower())
+
+
+def _unread(path: tuple[str, ...], stages: Collection[str]) -> Advice | None:
+    """Return the advice for a key of ours that the stages do not read."""
+    readers = READERS.get(path[0])
+    if readers is None or not stages or not set(readers).isdisjoint(stages):
+        return None
+    return Advice("", None, f"{path[0]} is read by {_listed(readers)}, not by {_listed(stages)}.")
+
+
+def _apply(
+    rule: Rule, path: tuple[str, ...], value: Any, stages: Collection[str], has: Has
+) -> Advice | None:
+    fitting = [place for place in rule if not stages or not set(place.stages).isdisjoint(stages)]
+    if not fitting:
+        return _for_others(rule, path, value, stages, has)
+    place = fitting[0]
+    try:
+        answer = place.way(value, has)
+    except Unfit as unfit:
+        return Advice("", None, str(unfit))
+    if isinstance(answer, str):
+        return Advice("", None, answer)
+    (key, right), *more = answer.items()
+    if key == ".".join(path) and right == value and not more:
+        return None
+    return Advice(key, right, place.why, dict(more))
+
+
+def _for_others(
+    rule: Rule, path: tuple[str, ...], value: Any, stages: Collection[str], has: Has
+) -> Advice:
+    """Return the advice for a word that means nothing in the stages that run."""
+    place = rule[0]
+    try:
+        answer = place.way(value, has)
+    except Unfit as unfit:
+        return Advice("", None, str(unfit))
+    if isinstance(answer, str):
+        return Advice("", None, answer)
+    text = Advice(next(iter(answer)), next(iter(answer.values())), "").override()
+    name = ".".join(path)
+    return Advice(
+        "",
+        None,
+        f"{name} means nothing to {_listed(stages)}; {_listed(place.stages)} would read {text}.",
+    )
+
+
+def _listed(words: Collection[str]) -> str:
+    *rest, last = words
+    return f"{', '.join(rest)} and {last}" if rest else last
