@@ -12,19 +12,10 @@ from typing import Any
 
 import yaml
 
-from espnet3.config.words import (
-    BLOCKS,
-    OWN,
-    READERS,
-    WORDS,
-    Has,
-    Rule,
-    Settings,
-    Unfit,
-)
-
-_LONGEST_LINE = 200
-_STAGES = frozenset(stage for readers in READERS.values() for stage in readers)
+from espnet3.config.own_keys import ALL, OWN, READERS
+from espnet3.config.redact import redact
+from espnet3.config.ways import Has, Rule, Settings, Unfit
+from espnet3.config.words import BLOCKS, WORDS
 
 
 @dataclass(frozen=True)
@@ -99,13 +90,14 @@ def advise(
         'trainer: {devices: 2}'
     """
     path = tuple(str(part) for part in path)
-    known = [stage for stage in stages if stage in _STAGES]
+    known = [stage for stage in stages if stage in ALL]
     if not path or _is_right(path, known):
         return None
     rule = _rule_for(path)
     if rule is None:
         return _unread(path, known)
-    return _apply(rule, path, value, known, has or _has_nothing)
+    shown = redact({path[-1]: value})[path[-1]]
+    return _apply(rule, path, shown, known, has or _has_nothing)
 
 
 def _has_nothing(key: str) -> bool:
@@ -115,7 +107,7 @@ def _has_nothing(key: str) -> bool:
 def _is_right(path: tuple[str, ...], stages: Collection[str]) -> bool:
     """Tell whether the stages read this key, so that only its value can be wrong."""
     block, name = _split(path)
-    if name in BLOCKS.get(block, {}):
+    if (block, name) == ("parallel", "env"):
         return False  # its value is what counts
     readers = READERS.get(path[0], ())
     is_read = not stages or not set(readers).isdisjoint(stages)

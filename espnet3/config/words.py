@@ -1,408 +1,408 @@
 """Words of other toolkits, and keys of ours in the wrong place: what each is called here.
 
-From ESPnet2's shell recipes and configs, Lightning's `Trainer`, torch's `DataLoader`, Hugging
-Face's `TrainingArguments`, SpeechBrain and NeMo. A word has one place for each kind of stage that
-it can be meant for; `config.advice` chooses among them.
+From ESPnet2's shell recipes and configs, the public ESPnet3, Lightning's `Trainer`, torch's
+`DataLoader`, Hugging Face's `TrainingArguments`, SpeechBrain and NeMo. A word has one place for
+each kind of stage that it can be meant for; `config.advice` chooses among them.
 """
 
-import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
-Has = Callable[[str], bool]
-"""Tells whether the config has a dotted key."""
-Settings = dict[str, Any]
-"""Values by dotted key; the first is what was asked for, others belong to it."""
-Way = Callable[[Any, Has], Settings | str]
-"""Translates a value; a text instead of settings says what to do where there is no counterpart."""
-
-
-class Unfit(ValueError):
-    """The value cannot be meant for the key; the message says what that takes."""
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where a word belongs in some stages."""
-
-    stages: tuple[str, ...]
-    way: Way
-    why: str = ""
-
-
-Rule = tuple[Place, ...]
-
-TRAIN = ("train",)
-TOKENS = ("train_tokenizer",)
-STATISTICS = ("collect_stats",)
-INFER = ("infer",)
-WORKERS = ("infer", "collect_stats", "create_dataset", "train_tokenizer")
-"""Those that spread their work over the workers of `parallel`."""
-SCORE = ("measure", "report")
-PACK = ("pack_model",)
-UPLOAD = ("upload_model",)
-ALL = (
-    "train", "infer", "collect_stats", "create_dataset", "train_tokenizer", "average", "measure",
-    "report", "pack_model", "upload_model", "pack_demo", "upload_demo",
-)  # fmt: skip
-
-READERS: dict[str, tuple[str, ...]] = {
-    "trainer": TRAIN,
-    "fit": TRAIN,
-    "optimizer": TRAIN,
-    "optimizers": TRAIN,
-    "scheduler": TRAIN,
-    "schedulers": TRAIN,
-    "scheduler_interval": TRAIN,
-    "scheduler_monitor": TRAIN,
-    "checkpoint": TRAIN,
-    "init": TRAIN,
-    "freeze": TRAIN,
-    "num_threads": TRAIN,
-    "max_nonfinite_batches": TRAIN,
-    "best_model_criterion": ("train", "average"),
-    "dataloader": ("train", "collect_stats"),
-    "collect_stats": STATISTICS,
-    "tokenizer": TOKENS,
-    "create_dataset": ("create_dataset",),
-    "parallel": WORKERS,
-    "device": INFER,
-    "input_key": INFER,
-    "output_fn": INFER,
-    "output_keys": INFER,
-    "output_artifacts": INFER,
-    "idx_key": INFER,
-    "hyp_key": INFER,
-    "ref_key": INFER,
-    "batch_size": INFER,
-    "batch_seconds": INFER,
-    "results": INFER,
-    "provider": INFER,
-    "runner": INFER,
-    "test_set": ("infer", "measure", "report"),
-    "metrics": SCORE,
-    "report": ("report",),
-    "pack": PACK,
-    "upload": UPLOAD,
-}
-"""The stages that read a top-level key, where not all do."""
-
-TRAINER_ARGUMENTS = (
-    "accelerator", "accumulate_grad_batches", "barebones", "benchmark", "callbacks",
-    "check_val_every_n_epoch", "detect_anomaly", "deterministic", "devices",
-    "enable_autolog_hparams", "enable_checkpointing", "enable_model_summary",
-    "enable_progress_bar", "fast_dev_run", "gradient_clip_algorithm", "gradient_clip_val",
-    "inference_mode", "limit_predict_batches", "limit_test_batches", "limit_train_batches",
-    "limit_val_batches", "log_every_n_steps", "logger", "max_epochs", "max_steps", "max_time",
-    "min_epochs", "min_steps", "model_registry", "num_nodes", "num_sanity_val_steps",
-    "overfit_batches", "plugins", "precision", "profiler", "reload_dataloaders_every_n_epochs",
-    "strategy", "sync_batchnorm", "use_distributed_sampler", "val_check_interval",
-)  # fmt: skip
-"""Of Lightning's `Trainer`, which only the trainer may import."""
-
-LOADER_KEYS = (
-    "batch_size", "batch_seconds", "batch_bins", "shape_file", "sample_rate", "max_padding",
-    "shuffle", "drop_last", "min_seconds", "max_seconds", "on_error", "max_errors",
-    "buffer_shards", "sampler", "batch_sampler", "num_workers", "prefetch_factor",
-    "persistent_workers", "pin_memory", "timeout", "multiprocessing_context", "worker_init_fn",
-)  # fmt: skip
-PARALLEL_KEYS = (
-    "env", "n_workers", "options", "mode", "shards_per_worker", "retries", "item_timeout",
-    "worker_timeout", "start_timeout", "adaptive", "max_lost_jobs", "max_successors",
-)  # fmt: skip
-RUNNER_KEYS = ("on_error", "max_errors", "resume", "retry_failed", "accept_changes")
-
-OWN: Mapping[str, tuple[str, ...]] = {
-    "": tuple(key for key in READERS),
-    "trainer": (*TRAINER_ARGUMENTS, "default_root_dir"),
-    "dataloader": ("collate_fn", "train", "valid"),
-    "dataloader.train": LOADER_KEYS,
-    "dataloader.valid": LOADER_KEYS,
-    "parallel": PARALLEL_KEYS,
-    "runner": (*RUNNER_KEYS, "batch_size", "batch_seconds", "output_dir", "shard_subdir"),
-    "checkpoint": ("every_n_steps", "every_minutes"),
-    "tokenizer": (
-        "model_type", "vocab_size", "save_path", "clean_types", "character_coverage",
-        "text_builder",
-    ),
-    "collect_stats": (
-        "batch_size", "on_error", "max_errors", "retry_failed", "resume", "accept_changes",
-        "model_keys",
-    ),
-    "upload": ("repo_id", "private", "revision", "message"),
-    "report": ("n_worst", "audio_megabytes", "audio_key", "sample_rate"),
-}  # fmt: skip
-"""The keys of our own blocks, as far as people write them elsewhere."""
-
-ENVS = (
-    "local", "local_gpu", "slurm", "pbs", "sge", "lsf", "oar", "htcondor", "moab", "ssh", "kube",
-    "dask",
-)  # fmt: skip
-
-_ENV_WORDS = {
-    "local_gpu": "gpu gpus cuda multi_gpu multigpu localgpu gpu_local local-gpu local_cuda "
-    "dask_cuda nvidia mps rocm ddp",
-    "local": "cpu cpus process processes multiprocessing multiprocess mp thread threads "
-    "local_cpu localhost run.pl parallel.pl joblib pool default none single serial laptop",
-    "slurm": "sbatch srun slurm.pl slurmcluster salloc slurm_gpu",
-    "pbs": "qsub pbs.pl pbspro openpbs torque",
-    "sge": "queue.pl uge gridengine grid_engine sungridengine",
-    "lsf": "bsub lsf.pl",
-    "oar": "oarsub",
-    "htcondor": "condor condor_submit",
-    "moab": "msub",
-    "ssh": "ssh.pl hosts",
-    "kube": "k8s kubernetes kubectl gke eks aks",
-    "dask": "distributed dask_scheduler scheduler",
-}
-_ENVS_BY_WORD = {word: env for env, words in _ENV_WORDS.items() for word in words.split()}
-
-
-def env_for(word: Any) -> str | None:
-    """Return the `parallel.env` that a word, or a command such as `queue.pl --mem 4G`, means."""
-    first = str(word).strip().lower().split(" ")[0].rpartition("/")[2]
-    if first in ENVS:
-        return first
-    return _ENVS_BY_WORD.get(first) or _ENVS_BY_WORD.get(first.replace("-", "_"))
-
-
-# Values
-
-
-def _keep(value: Any) -> Any:
-    return value
-
-
-def _number(value: Any) -> float | int:
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        return value
-    try:
-        return float(str(value)) if not str(value).lstrip("+-").isdigit() else int(str(value))
-    except ValueError:
-        raise Unfit(f"takes a number, and this is {value!r:.60}") from None
-
-
-def _count(value: Any) -> int:
-    return _whole(value, least=1)
-
-
-def _whole(value: Any, least: int = 0) -> int:
-    number = _number(value)
-    if number != number or number in (float("inf"), -float("inf")) or int(number) != number:
-        raise Unfit(f"takes a whole number, and this is {value!r:.60}")
-    if number < least:
-        raise Unfit(f"takes {least} or more, and this is {value!r:.60}")
-    return int(number)
-
-
-def _positive(value: Any) -> float | int:
-    number = _number(value)
-    if not 0 < number < float("inf"):
-        raise Unfit(f"takes a number above 0, and this is {value!r:.60}")
-    return number
-
-
-def _switch(value: Any) -> bool:
-    words = {"true": True, "yes": True, "1": True, "on": True, "": True}
-    words |= {"false": False, "no": False, "0": False, "off": False, "none": False}
-    if str(value).lower() not in words:
-        raise Unfit(f"takes true or false, and this is {value!r:.60}")
-    return words[str(value).lower()]
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str | int | float) or isinstance(value, bool) or value == "":
-        raise Unfit(f"takes a text, and this is {value!r:.60}")
-    return str(value)
-
-
-def _names(value: Any) -> list[str]:
-    """Read `a b`, `a,b` or a list."""
-    parts = value if isinstance(value, list | tuple) else re.split(r"[\s,]+", str(value).strip())
-    return [str(part) for part in parts if str(part)]
-
-
-# Ways
-
-
-def to(key: str, convert: Callable[[Any], Any] = _keep, **more: Any) -> Way:
-    """Return the way to one key, with fixed values of others; `__` stands for their dots."""
-
-    def write(value: Any, has: Has) -> Settings:
-        try:
-            return {key: convert(value), **{k.replace("__", "."): v for k, v in more.items()}}
-        except Unfit as unfit:
-            raise Unfit(f"The key of ours is {key}, which {unfit}.") from None
-
-    return write
-
-
-def tell(text: str) -> Way:
-    """Return the way that only says what to do."""
-    return lambda value, has: text.replace("{value}", f"{value}")
-
-
-def _is_all(value: Any) -> bool:
-    return value is True or str(value).lower() in ("auto", "-1", "all")
-
-
-def _gpu_list(value: Any) -> list[int] | None:
-    """Return the GPUs that `[0, 1]` or `0,1` names; None for a count."""
-    if isinstance(value, str) and "," in value:
-        value = [part for part in value.split(",") if part.strip()]
-    return [_whole(one) for one in value] if isinstance(value, list | tuple) else None
-
-
-def _devices(value: Any, has: Has) -> Settings | str:
-    if str(value) == "0" or value is False:
-        return {"trainer.accelerator": "cpu"}
-    if _is_all(value):
-        return {"trainer.devices": "auto"}
-    named = _gpu_list(value)
-    return {"trainer.devices": named} if named else to("trainer.devices", _count)(value, has)
-
-
-def _gpu_workers(value: Any, has: Has) -> Settings | str:
-    if str(value) == "0" or value is False:
-        return {"device": "cpu"}
-    # A config that says device: cpu would keep the models of all workers there.
-    free = {"device": None} if has("device") else {}
-    if _is_all(value):
-        return {"parallel.env": "local_gpu", **free}
-    named = _gpu_list(value)
-    count = len(named) if named else to("parallel.n_workers", _count)(value, has)
-    settings = count if isinstance(count, dict) else {"parallel.n_workers": count}
-    return {**settings, "parallel.env": "local_gpu", **free}
-
-
-_TWO_LAYERS = "trainer is for training, parallel for the workers of the other stages."
-
-DEVICES: Rule = (
-    Place(TRAIN, _devices, f"{_TWO_LAYERS} GPUs need trainer.accelerator: gpu or auto as well."),
-    Place(WORKERS, _gpu_workers, f"{_TWO_LAYERS} Each worker of local_gpu has a GPU of its own."),
+from espnet3.config import ways
+from espnet3.config.own_keys import (
+    ALL,
+    INFER,
+    LOADER_KEYS,
+    PACK,
+    PARALLEL_KEYS,
+    RUNNER_KEYS,
+    SCORE,
+    STATISTICS,
+    TOKENS,
+    TRAIN,
+    TRAINER_ARGUMENTS,
+    UPLOAD,
+    WORKERS,
 )
-N_WORKERS: Rule = (
-    Place(WORKERS, to("parallel.n_workers", _count), _TWO_LAYERS),
-    Place(TRAIN, _devices, _TWO_LAYERS),
-)
-LOADER_WORKERS: Rule = (
-    Place(TRAIN, to("dataloader.train.num_workers", _whole), "They read the samples to train on."),
-    Place(WORKERS, to("parallel.n_workers", _count), _TWO_LAYERS),
-)
-OF_INFERENCE: Rule = (Place(INFER, to("parallel.n_workers", _count), _TWO_LAYERS),)
-
-
-def _batch_size(value: Any, has: Has) -> Settings | str:
-    if has("dataloader.train.batch_sampler"):
-        return (
-            "dataloader.train.batch_sampler makes the batches; their size is its argument."
-        )
-    return to("dataloader.train.batch_size", _count)(value, has)
-
-
-BATCH_SIZE: Rule = (
-    Place(TRAIN, _batch_size, "It is the batch of one process."),
-    Place(INFER, to("batch_size", _count), "At the top it is that of infer."),
-    Place(STATISTICS, to("collect_stats.batch_size", _count)),
-)
-
-
-def _of_optimizer(name: str) -> Way:
-    """Return the way to an argument of the optimizer, of which there may be several."""
-
-    def write(value: Any, has: Has) -> Settings | str:
-        if has("optimizers"):
-            return (
-                "There are several optimizers; write it for the one that you mean: "
-                f"optimizers.NAME.optimizer.{name}={value}"
-            )
-        if name == "lr" and has("scheduler.max_lr"):
-            # OneCycleLR and CyclicLR replace the rate of the optimizer from the first step on.
-            return to("scheduler.max_lr", _positive)(value, has)
-        return to(f"optimizer.{name}", _number)(value, has)
-
-    return write
-
-
-LR: Rule = (Place(TRAIN, _of_optimizer("lr"), "It is an argument of the optimizer."),)
-
-STOPPING = "lightning.pytorch.callbacks.EarlyStopping"
-
-
-def _early_stopping(value: Any, has: Has) -> Settings | str:
-    given = dict(value) if isinstance(value, Mapping) else {}
-    if value is False or str(value).lower() in ("false", "none", "0"):
-        return "There is no early stopping unless trainer.callbacks has it, so delete the line."
-    patience = given.get("patience", 3 if isinstance(value, bool | Mapping) else value)
-    monitor = given.get("monitor", "valid/loss")
-    callback = {
-        "_target_": STOPPING,
-        "monitor": re.sub(r"^(eval|val|dev)[_/]", "valid/", str(monitor)),
-        "patience": _whole(patience),
-    }
-    if "mode" in given:
-        callback["mode"] = given["mode"]
-    if has("trainer.callbacks"):
-        return f"It is a callback; add to the list trainer.callbacks: {_as_yaml(callback)}"
-    return {"trainer.callbacks": [callback]}
-
-
-def _as_yaml(node: Mapping[str, Any]) -> str:
-    return "{" + ", ".join(f"{key}: {value}" for key, value in node.items()) + "}"
-
-
-STOP_EARLY: Rule = (Place(TRAIN, _early_stopping, "It is a callback of Lightning."),)
+from espnet3.config.ways import Place, Rule, Way, count, if_on, switch, tell, text, to, whole
 
 WORDS: dict[str, Rule] = {}
+"""By the word, with `_` for `-`, wherever it stands."""
 BLOCKS: dict[str, dict[str, Rule]] = {}
+"""Words with another meaning in a block of ours; the empty name is for blocks as a whole."""
 
 
-def _add(rule: Rule, words: str) -> None:
-    WORDS.update(dict.fromkeys(words.split(), rule))
+def _add(words: str, *places: Place) -> None:
+    WORDS.update(dict.fromkeys(words.split(), places))
 
 
-_add(DEVICES, "devices gpus ngpu n_gpu n_gpus num_gpus num_gpu num_device num_devices n_devices")
-_add(N_WORKERS, "n_workers nj n_jobs num_jobs workers n_worker")
-_add(OF_INFERENCE, "inference_nj decode_nj")
-_add(LOADER_WORKERS, "num_workers dataloader_num_workers")
-_add(BATCH_SIZE, "batch_size train_batch_size per_device_train_batch_size")
-_add(LR, "lr learning_rate base_lr")
-_add(STOP_EARLY, "early_stopping early_stop patience early_stopping_patience")
-_add((Place(TRAIN, to("trainer.max_epochs", _count)),),
-     "epochs epoch n_epochs num_epochs max_epoch num_train_epochs number_of_epochs")  # fmt: skip
-_add((Place(TRAIN, to("trainer.accumulate_grad_batches", _count)),),
-     "gradient_accumulation_steps accum_grad grad_accum gradient_accumulation")  # fmt: skip
-_add((Place(TRAIN, to("trainer.gradient_clip_val", _number)),),
-     "grad_clip max_grad_norm gradient_clip grad_clip_norm clip_grad_norm")  # fmt: skip
+def _train(words: str, way: Way, why: str = "") -> None:
+    _add(words, Place(TRAIN, way, why))
+
+
+def _say(words: str, sentence: str) -> None:
+    _add(words, Place(ALL, tell(sentence)))
+
+
+# fmt: off
+_SWITCHES = (
+    "benchmark", "detect_anomaly", "enable_autolog_hparams", "enable_model_summary",
+    "enable_progress_bar", "inference_mode", "sync_batchnorm",
+)
+_ARGUMENTS: dict[str, Callable[[Any], Any]] = {
+    **dict.fromkeys(_SWITCHES, switch),
+    **dict.fromkeys(("max_epochs", "min_epochs", "log_every_n_steps", "num_nodes"), count),
+    **dict.fromkeys(("accumulate_grad_batches", "check_val_every_n_epoch"), count),
+    **dict.fromkeys(("num_sanity_val_steps", "max_steps"), lambda v: whole(v, least=-1)),
+    **dict.fromkeys(("min_steps", "reload_dataloaders_every_n_epochs"), whole),
+    "gradient_clip_val": ways.not_negative,
+}
+_LOADER: dict[str, Callable[[Any], Any]] = {
+    **dict.fromkeys(("shuffle", "drop_last", "pin_memory"), switch),
+    **dict.fromkeys(("min_seconds", "max_seconds", "batch_seconds"), ways.positive),
+    **dict.fromkeys(("buffer_shards",), whole),
+}
+
 for _name in TRAINER_ARGUMENTS:
-    WORDS.setdefault(_name, (Place(TRAIN, to(f"trainer.{_name}")),))
+    _train(_name, to(f"trainer.{_name}", _ARGUMENTS.get(_name, ways.keep)))
 for _name in PARALLEL_KEYS:
-    WORDS.setdefault(_name, (Place(WORKERS, to(f"parallel.{_name}")),))
+    _add(_name, Place(WORKERS, to(f"parallel.{_name}")))
+for _name in LOADER_KEYS:
+    _train(_name, to(f"dataloader.train.{_name}", _LOADER.get(_name, ways.keep)))
+for _name in RUNNER_KEYS:
+    _add(
+        _name, Place(INFER, to(f"runner.{_name}")), Place(STATISTICS, to(f"collect_stats.{_name}"))
+    )
+for _name in ("on_error", "max_errors"):
+    WORDS[_name] += (Place(TRAIN, to(f"dataloader.train.{_name}")),)
+for _name in ("resume", "accept_changes"):
+    WORDS[_name] += (Place(TRAIN, to(_name), "That of a training stands at the top."),)
+_train("collate_fn", to("dataloader.collate_fn"))
+_train("prefetch_factor dataloader_prefetch_factor", ways.with_workers("prefetch_factor", count))
+_train("persistent_workers dataloader_persistent_workers",
+       ways.with_workers("persistent_workers", switch))
+_train("timeout", ways.with_workers("timeout", ways.not_negative))
+_train("worker_init_fn", ways.with_workers("worker_init_fn", text))
+_train("multiprocessing_context dataloader_multiprocessing_context",
+       ways.with_workers("multiprocessing_context", text))
+_train("dataloader_drop_last", to("dataloader.train.drop_last", switch))
+_train("dataloader_pin_memory", to("dataloader.train.pin_memory", switch))
+_train("max_seconds max_duration max_wav_duration avoid_if_longer_than",
+       to("dataloader.train.max_seconds", ways.positive))
+_train("min_seconds min_duration min_wav_duration avoid_if_shorter_than",
+       to("dataloader.train.min_seconds", ways.not_negative))
+_train("batch_seconds max_batch_length batch_duration",
+       to("dataloader.train.batch_seconds", ways.positive))
+_train("every_minutes ckpt_interval_minutes", to("checkpoint.every_minutes", ways.positive))
+_train("every_n_steps save_steps every_n_train_steps save_interval save_every_n_steps",
+       to("checkpoint.every_n_steps", count))
+_train("use_distributed_sampler replace_sampler_ddp",
+       tell("Our loaders spread the samples over the ranks themselves: delete the line."))
+_train("barebones", tell("It would leave out logging and checkpoints: delete the line."))
+_train("enable_checkpointing checkpoint_callback",
+       tell("Checkpoints are always written; the block checkpoint says how often."))
 
-BLOCKS["parallel"] = {"num_workers": N_WORKERS, "workers": N_WORKERS}
+# Where it runs: the two layers
 
-HOMES = {
-    **dict.fromkeys(PARALLEL_KEYS[1:2] + PARALLEL_KEYS[4:5] + PARALLEL_KEYS[6:9], "parallel"),
-    **dict.fromkeys(RUNNER_KEYS, "runner"),
-    **dict.fromkeys(
-        ("devices", "accelerator", "strategy", "precision", "max_epochs", "max_steps"), "trainer"
-    ),
-    "num_workers": "dataloader.train",
-    "collate_fn": "dataloader",
+_add("devices gpus ngpu n_gpu n_gpus num_gpus num_gpu num_device num_devices n_devices "
+     "nproc_per_node num_processes tpu_cores", *ways.DEVICES)
+_add("n_workers nj n_jobs num_jobs workers n_worker num_worker max_workers n_procs num_procs "
+     "n_processes max_jobs_run max_jobs", *ways.N_WORKERS)
+_add("inference_nj decode_nj nj_inference", ways.N_WORKERS[0])
+_add("num_workers dataloader_num_workers n_loader_workers", *ways.LOADER_WORKERS)
+_add("gpu_inference use_gpu_inference", Place(
+    INFER, if_on(to("parallel.env", lambda _: "local_gpu"), to("device", lambda _: "cpu")),
+    "Each worker of local_gpu has a GPU of its own."))
+_add("env backend cluster cmd cmd_backend train_cmd cuda_cmd decode_cmd executor",
+     Place(WORKERS, ways.env_of_workers, "parallel.env says where workers run."),
+     Place(TRAIN, ways.env_of_training, ways.TWO_LAYERS))
+_add("num_nodes nnodes n_nodes num_machines nodes",
+     Place(TRAIN, to("trainer.num_nodes", count), ways.TWO_LAYERS),
+     Place(WORKERS, tell("Workers are jobs, on as many nodes as the cluster likes: "
+                         "parallel: {env: slurm, n_workers: {value}}")))
+_add("accelerator device", Place(TRAIN, ways.accelerator, ways.TWO_LAYERS),
+     Place(INFER, to("device", text), "The device of a worker's model stands at the top."))
+_add("device_index gpu_id gpu_index",
+     Place(INFER, to("device", lambda value: f"cuda:{whole(value)}"),
+           "Left out, each worker takes a GPU of its own."),
+     Place(TRAIN, to("trainer.devices", lambda value: [whole(value)])))
+_add("no_cuda use_cpu",
+     Place(TRAIN, if_on(to("trainer.accelerator", lambda _: "cpu"),
+                        to("trainer.accelerator", lambda _: "auto"))),
+     Place(INFER, if_on(to("device", lambda _: "cpu"),
+                        tell("A GPU is taken where there is one: delete the line."))))
+_add("use_cuda use_gpu cuda gpu",
+     Place(TRAIN, if_on(to("trainer.accelerator", lambda _: "gpu"),
+                        to("trainer.accelerator", lambda _: "cpu"))),
+     Place(INFER, if_on(to("parallel.env", lambda _: "local_gpu"),
+                        to("device", lambda _: "cpu"))))
+for _name in (
+    "queue",
+    "partition",
+    "walltime",
+    "memory",
+    "cores",
+    "processes",
+    "account",
+    "project",
+):
+    _ours = "queue" if _name == "partition" else _name
+    _add(_name, Place(WORKERS, ways.of_jobs(_ours)), Place(TRAIN, tell(
+        "A training as a job takes it from a launch block: espnet3 launch conf/training.yaml "
+        "conf/launch_slurm.yaml")))
+_train("strategy distributed_backend", to("trainer.strategy"))
+_train("sync_bn sync_batchnorm", to("trainer.sync_batchnorm", switch))
+_train("unused_parameters ddp_find_unused_parameters find_unused_parameters", if_on(
+    to("trainer.strategy", lambda _: "ddp_find_unused_parameters_true"),
+    tell("It is the default: delete the line.")))
+_train("fsdp sharded_ddp use_fsdp", tell("Sharding is a strategy: trainer.strategy=fsdp"))
+_train("deepspeed use_deepspeed", tell("It is a strategy: trainer.strategy=deepspeed_stage_2"))
+_say("multiprocessing_distributed dist_backend dist_init_method dist_launcher dist_master_addr "
+     "dist_master_port dist_rank dist_world_size local_rank node_rank master_addr master_port "
+     "world_size rank ddp_backend ddp_timeout ddp_bucket_cap_mb ddp_broadcast_buffers "
+     "ddp_static_graph distributed accelerator_config parallelism_config",
+     "Processes find each other by themselves; trainer.devices and trainer.num_nodes say how "
+     "many there are: delete the line.")
+
+# How long, how large, how fast
+
+_train("epochs epoch n_epochs num_epochs max_epoch nb_epochs num_train_epochs number_of_epochs",
+       to("trainer.max_epochs", count))
+_train("steps num_steps n_steps max_iters max_iter num_iterations total_steps train_steps",
+       to("trainer.max_steps", count))
+_train("num_iters_per_epoch steps_per_epoch iters_per_epoch train_percent_check",
+       to("trainer.limit_train_batches", count))
+_add("batch_size train_batch_size per_device_train_batch_size per_gpu_train_batch_size batchsize",
+     *ways.BATCH_SIZE)
+_add("valid_batch_size val_batch_size eval_batch_size per_device_eval_batch_size "
+     "per_gpu_eval_batch_size dev_batch_size",
+     Place(TRAIN, to("dataloader.valid.batch_size", count), "It is the batch of one process."),
+     ways.BATCH_SIZE[1])
+_add("test_batch_size inference_batch_size decode_batch_size", ways.BATCH_SIZE[1])
+_train("batch_bins", ways.batch_bins, "Batches go by seconds of audio: bins / 16000 at 16 kHz.")
+_train(
+    "valid_batch_bins", tell("Batches go by seconds of audio: dataloader.valid.batch_seconds=60")
+)
+_train("batch_type valid_batch_type", ways.batch_type)
+_train("gradient_accumulation_steps accum_grad accum_grad_steps grad_accum gradient_accumulation "
+       "grad_accumulation_factor accumulate_grad", to("trainer.accumulate_grad_batches", count))
+_train("grad_clip max_grad_norm gradient_clip grad_clip_norm clip_grad_norm gradient_clipping "
+       "clip_grad grad_norm", to("trainer.gradient_clip_val", ways.not_negative))
+_train("grad_clip_type", tell("trainer.gradient_clip_algorithm is norm, the default, or value."))
+_train("lr learning_rate base_lr init_lr initial_lr", ways.of_optimizer("lr"),
+       "It is an argument of the optimizer.")
+_train("max_lr", to("scheduler.max_lr", ways.positive), "It is an argument of the scheduler.")
+_train("weight_decay wd l2", ways.of_optimizer("weight_decay"),
+       "It is an argument of the optimizer.")
+_train("momentum", ways.of_optimizer("momentum", is_usual=False))
+_train("betas", ways.of_optimizer("betas", is_usual=False))
+_train(
+    "adam_beta1 adam_beta2", tell("It is an argument of the optimizer: optimizer.betas=[0.9,0.999]")
+)
+_train("eps adam_epsilon", ways.of_optimizer("eps", is_usual=False))
+_train("optim optimizer_name optim_args optim_conf opt optim_target_modules", tell(
+    "The optimizer is a class with its arguments: optimizer: {_target_: torch.optim.AdamW, "
+    "lr: 0.001}"))
+_train("warmup_steps warmup num_warmup_steps n_warmup_steps", ways.warmup,
+       "It is an argument of the scheduler.")
+_train("warmup_ratio lr_scheduler lr_scheduler_type lr_scheduler_kwargs scheduler_conf "
+       "lr_annealing sched lr_decay", tell(
+    "The scheduler is a class with its arguments: scheduler: {_target_: "
+    "torch.optim.lr_scheduler.OneCycleLR, max_lr: 0.001}"))
+_train("val_scheduler_criterion", tell(
+    "Only ReduceLROnPlateau looks at a metric: scheduler: {_target_: "
+    "torch.optim.lr_scheduler.ReduceLROnPlateau} with scheduler_monitor: valid/loss"))
+_train("early_stopping early_stop early_stopping_patience early_stopping_criterion patience "
+       "early_stopping_config early_stopping_callback", ways.early_stopping,
+       "It is a callback of Lightning.")
+_train("fp16 use_amp amp half auto_mix_prec mixed_precision fp16_full_eval", if_on(
+    to("trainer.precision", lambda _: "16-mixed"), to("trainer.precision", lambda _: "32-true")))
+_train("bf16 bfloat16 bf16_full_eval", if_on(
+    to("trainer.precision", lambda _: "bf16-mixed"), to("trainer.precision", lambda _: "32-true")))
+_train("precision dtype train_dtype mixed_precision_type torch_dtype", ways.precision)
+_train("deterministic full_determinism cudnn_deterministic", to("trainer.deterministic", switch))
+_train("cudnn_benchmark", to("trainer.benchmark", switch))
+_train("detect_anomaly", to("trainer.detect_anomaly", switch))
+_train("gradient_checkpointing activation_checkpointing gradient_checkpointing_kwargs", tell(
+    "There is none; what saves memory is trainer.precision=bf16-mixed, or a smaller batch with "
+    "trainer.accumulate_grad_batches=2"))
+_train("auto_find_batch_size auto_scale_batch_size", tell(
+    "Batches by dataloader.train.batch_seconds all take about the same memory."))
+_train("group_by_length sorting sort_batch sort_in_batch length_column_name "
+       "train_sampling_strategy", tell(
+    "Batches by dataloader.train.batch_seconds have samples of about one length."))
+_train("label_smoothing_factor label_smoothing lsm_weight", tell(
+    "The loss is part of the model, so it is an argument of model, if its class has one."))
+
+# What is kept, logged and gone on with
+
+_train("keep_nbest_models save_total_limit save_top_k keep_nbest nbest_averaging_interval "
+       "num_to_keep keep_checkpoint_max", ways.kept_checkpoints,
+       "It is metric, number and min or max; the best ones are averaged.")
+_train("metric_for_best_model monitor", ways.best_by, "It is metric, number and min or max.")
+_train("greater_is_better", tell("It is the third of: best_model_criterion=[[valid/acc,3,max]]"))
+_train("load_best_model_at_end", tell(
+    "The stage average writes the average of the best checkpoints, and infer uses it."))
+_train("eval_steps val_interval valid_interval eval_every val_every_n_steps",
+       ways.batches_between, "It counts batches.")
+_train("check_val_every_n_epoch eval_every_n_epochs val_every_n_epochs",
+       to("trainer.check_val_every_n_epoch", count))
+_train("eval_strategy evaluation_strategy", ways.evaluation)
+_train("eval_on_start", tell("trainer.num_sanity_val_steps=-1 validates before the first step."))
+_train("logging_steps log_interval log_every log_every_steps print_freq log_freq",
+       to("trainer.log_every_n_steps", count))
+_train("save_strategy save_freq", tell(
+    "last.ckpt is written after each epoch and each minute; see the block checkpoint."))
+_train("report_to logger loggers", ways.logger)
+_train("use_tensorboard tensorboard", if_on(
+    tell("TensorBoard is on by default, in exp_dir/tensorboard: delete the line."),
+    to("trainer.logger", lambda _: False)))
+_train("use_wandb wandb wandb_project wandb_name wandb_entity wandb_id project_name", tell(
+    "trainer: {logger: [{_target_: lightning.pytorch.loggers.WandbLogger, save_dir: "
+    "'${exp_dir}'}]}"))
+_train("disable_tqdm", to("trainer.enable_progress_bar", lambda value: not switch(value)))
+_train("progress_bar_refresh_rate", tell("trainer.enable_progress_bar=false hides the bar."))
+_train("resume_from_checkpoint ckpt_path checkpoint_path", lambda value, has: (
+    tell("A training goes on from last.ckpt by itself: delete the line.")(value, has)
+    if isinstance(value, bool) or value is None else to("fit.ckpt_path", text)(value, has)))
+_train("init_param pretrained_model pretrained_path init_from pretrain_path load_from",
+       to("init", text), "It starts from these weights.")
+_train("freeze_param freeze_params frozen freeze_layers freeze_modules", to("freeze", ways.names))
+_train("num_att_plot ignore_init_mismatch no_forward_run log_level write_collected_feats "
+       "use_matplotlib train_dtype_ cudnn_enabled", tell("It has no counterpart: delete the line."))
+_add("seed data_seed random_seed", Place(ALL, to("seed", whole)))
+_train("num_threads", to("num_threads", count))
+_add("output_dir save_dir output_folder out_dir experiment_dir expdir asr_exp exp_path work_dir "
+     "default_root_dir ckpt_dir checkpoint_dir save_folder",
+     Place(TRAIN, to("exp_dir", text)), Place(INFER, to("inference_dir", text)),
+     Place(PACK, to("pack.output_dir", text)), Place(ALL, to("exp_dir", text)))
+_add("decode_dir inference_expdir", Place((*INFER, *SCORE), to("inference_dir", text)))
+_add("asr_stats_dir statsdir", Place(ALL, to("stats_dir", text)))
+_add("dumpdir datadir data_folder data_path dump_dir", Place(ALL, to("data_dir", text)))
+_add(
+    "asr_tag tag exp_name experiment_name run_name experiment expname",
+    Place(ALL, to("exp_tag", text)),
+)
+_say("logging_dir log_dir logdir", "Each stage logs into exp_dir/STAGE.log: delete the line.")
+
+# The options of ESPnet2's shell recipes
+
+for _name in ("asr_config", "train_config", "enh_config", "tts_config", "lm_config", "st_config"):
+    _add(_name, Place(ALL, ways.option("training_config")))
+for _name in ("inference_config", "decode_config", "training_config", "metrics_config",
+              "publication_config", "demo_config", "config"):
+    _ours = "inference_config" if _name == "decode_config" else _name
+    _add(_name, Place(ALL, ways.option(_ours)))
+_say("asr_args inference_args lm_args train_args extra_args",
+     "Each setting is a word of its own on the command line, such as optimizer.lr=0.001")
+_say("stage stages start_stage", "It is an option: --stage {value}")
+_say("stop_stage", "It is an option: --stop_stage {value}")
+_say("dry_run", "It is an option: --dry-run")
+_say("detach", "It is an option: --detach")
+_say("skip_data_prep skip_train skip_eval skip_upload skip_packing skip_stages skip_upload_hf "
+     "do_train do_eval do_predict eval_valid_set download_model",
+     "Name the stages to run: --stages train infer measure")
+_say("stage_log_mode", "Each stage logs into exp_dir/STAGE.log: delete the line.")
+_say("task", "The model says what is trained: model: {_target_: ...}. Delete the line.")
+_add("pack_model", *ways.PACKING)
+_add(
+    "upload_model", Place(UPLOAD, tell("The block is called upload: upload: {repo_id: user/name}"))
+)
+_add("hub_model_id hf_repo repo_id", Place(UPLOAD, to("upload.repo_id", text)))
+_add("hub_private_repo", Place(UPLOAD, to("upload.private", switch)))
+_add("hub_revision", Place(UPLOAD, to("upload.revision", text)))
+_say("push_to_hub hub_strategy hub_always_push", "It is a stage: --stages pack_model upload_model")
+_say(
+    "hub_token hf_token", "The token comes from the environment, as HF_TOKEN, never from a config."
+)
+_say("train_set valid_set valid_sets dev_set", "The data sets are lists in the training config: "
+     "dataset: {train: [{data_src: kaldi, data_src_args: {path: data/train}}], valid: [...]}")
+_say("test_sets test_set_names", "They are listed under dataset.test of the inference config; "
+     "test_set=NAME decodes one of them.")
+_say("local_data_opts data_opts", "What dataset/builder.py takes is written under create_dataset.")
+_say("local_score_opts score_opts", "Metrics and their arguments are listed under metrics.")
+_say("speed_perturb_factors speed_perturb data_aug data_aug_effects noise_scp rir_scp", "It is a "
+     "transform of a dataset: transform: {_target_: "
+     "espnet3.components.data.augmentation.SpeedPerturb, factors: [0.9, 1.0, 1.1]}")
+_say("feats_normalize normalize normalize_conf", "It is a part of the model: model: {normalize: "
+     "{_target_: espnet3.components.models.normalization.UtteranceNormalization}}")
+_say("feats_type frontend frontend_conf n_fft hop_length n_shift n_mels", "It is a part of the "
+     "model: model: {frontend: {_target_: espnet3.components.models.log_mel.LogMel, "
+     "sample_rate: 16000}}")
+_say("specaug specaug_conf spec_augment", "It is a part of the model: model: {spec_augment: "
+     "{_target_: espnet3.components.models.spec_augment.SpecAugment}}")
+_say("encoder encoder_conf decoder decoder_conf model_conf preencoder preencoder_conf postencoder "
+     "postencoder_conf ctc_conf joint_network joint_net_conf frontend_args",
+     "It is a part of the model: model: {_target_: ..., encoder: {_target_: ...}}")
+_say("fs sampling_rate", "The rate is that of the data and of the frontend: sample_rate: 16000 "
+     "under data_src_args, and under model.frontend.")
+_say("audio_format", "Audio is read as it is (wav, flac, ogg, mp3): delete the line.")
+_say("lang language", "It goes into the model card: pack: {language: en}")
+_say("python cmd_opts path", "The Python that runs run.py is used: delete the line.")
+_say("fold_length asr_speech_fold_length asr_text_fold_length lm_fold_length num_splits_asr "
+     "num_splits_lm num_splits chunk_length iterator_type collect_stats_nj",
+     "It has no counterpart: dataloader.train says how batches are made.")
+_say("train_data_path_and_name_and_type valid_data_path_and_name_and_type "
+     "data_path_and_name_and_type train_shape_file valid_shape_file", "The data sets are lists: "
+     "dataset: {train: [{data_src: kaldi, data_src_args: {path: data/train}}]}")
+_say("train_ds validation_ds test_ds manifest_filepath train_manifest exp_manager",
+     "The data sets are lists under dataset: train, valid and test.")
+_say("use_lm use_word_lm use_ngram lm_exp lm_tag lm_stats_dir inference_lm inference_ngram "
+     "ngram_num word_vocab_size", "A language model is an argument of the decoder, and none is "
+     "used otherwise: model: {decoder: {_target_: "
+     "espnet3.components.decoding.joint_beam.JointBeam, lm: FILE}}")
+_say("inference_asr_model inference_model asr_model_file inference_tag", "The weights are an "
+     "argument of the model: model.weights='${exp_dir}/valid.loss.ave_3best.safetensors'")
+
+_tokens = Place(TOKENS, ways.vocabulary, "With tokens of SentencePiece.")
+_add("nbpe vocab_size n_vocab num_tokens", _tokens)
+_add("token_type bpemode bpe_mode model_type", Place(TOKENS, ways.token_type))
+_add("bpe_char_cover character_coverage", Place(TOKENS, to("tokenizer.character_coverage",
+                                                           ways.positive)))
+_say("bpe_train_text lm_train_text lm_dev_text lm_test_text srctexts",
+     "Texts for the tokenizer are those of dataset.train, or what tokenizer: {text_builder: {func: "
+     "FUNCTION}} gives.")
+_say("nlsyms_txt bpe_nlsyms cleaner g2p non_linguistic_symbols", "What is done to texts is listed "
+     "in tokenizer: {clean_types: [...]}")
+_say("token_list bpemodel bpe_model", "The tokens are those of the folder tokenizer.save_path.")
+
+for _word, _ours, _convert in (
+    ("beam_size", "", count), ("beam", "beam_size", count), ("ctc_weight", "", ways.number),
+    ("lm_weight", "", ways.number), ("ngram_weight", "", ways.number),
+    ("nbest", "n_best", count), ("n_best", "", count), ("penalty", "length_bonus", ways.number),
+    ("maxlenratio", "max_length_ratio", ways.length_ratio),
+):
+    _add(_word, Place(INFER, ways.decoder(_word, _ours, _convert)))
+_say("minlenratio", "It has no counterpart: delete the line.")
+
+# Of other trainers, without a counterpart
+
+_say("average_tokens_across_devices tf32 torch_compile torch_compile_backend torch_compile_mode "
+     "use_liger_kernel liger_kernel_config use_cache neftune_noise_alpha torch_empty_cache_steps "
+     "logging_strategy logging_first_step log_on_each_node logging_nan_inf_filter "
+     "include_num_input_tokens_seen log_level_replica project trackio_space_id trackio_bucket_id "
+     "trackio_static_space_id eval_delay prediction_loss_only eval_do_concat_batches "
+     "eval_use_gather_object eval_accumulation_steps include_for_metrics batch_eval_metrics "
+     "save_only_model save_on_each_node enable_jit_checkpoint ignore_data_skip "
+     "restore_callback_states_from_checkpoint dataloader_in_order remove_unused_columns "
+     "label_names fsdp_config debug skip_memory_metrics generator in_order pin_memory_device "
+     "auto_lr_find auto_select_gpus amp_backend amp_level weights_summary weights_save_path "
+     "flush_logs_every_n_steps track_grad_norm terminate_on_nan move_metrics_to_cpu "
+     "multiple_trainloader_mode stochastic_weight_avg truncated_bptt_steps process_position",
+     "It has no counterpart here: delete the line.")
+
+BLOCKS[""] = {
+    "trainer": (Place(WORKERS, ways.trainer_for_workers, ways.TWO_LAYERS),),
+    "parallel": (Place(TRAIN, ways.workers_for_trainer, ways.TWO_LAYERS),),
+    "dataloader": (Place(INFER, ways.loader_for_inference, "Batches of infer stand at the top."),),
 }
-"""Keys that people write at the top, and the block that they belong to."""
-
-BLOCK_HOMES = {
-    block: {
-        **{key: home for key, home in HOMES.items() if home.partition(".")[0] in others},
-        **({"env": "parallel"} if "parallel" in others and block != "dataloader" else {}),
-    }
-    for block, others in {
-        "trainer": ("parallel", "runner"),
-        "parallel": ("trainer", "runner", "dataloader"),
-        "runner": ("parallel", "trainer"),
-        "dataloader": ("parallel", "trainer"),
-    }.items()
+BLOCKS["parallel"] = {
+    **dict.fromkeys(("num_workers", "workers", "num_jobs", "jobs", "processes"), ways.N_WORKERS),
+    "type": WORDS["env"],
 }
-"""The same for keys that stand in the wrong block."""
+BLOCKS["optimizer"] = {
+    "learning_rate": WORDS["lr"],
+    **{name: (Place(TRAIN, tell(f"It is an optimizer by class: _target_: torch.optim.{name}")),)
+       for name in ("Adam", "AdamW", "SGD")},
+}
+# fmt: on
