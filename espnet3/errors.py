@@ -65,7 +65,28 @@ class RunInterrupted(SystemExit, KeyboardInterrupt):
 
 def suggest(word: str, known: Iterable[str]) -> str:
     """Return `' Did you mean "x"?'` for the closest of the known words, or an empty string."""
-    from difflib import get_close_matches  # on the start-up path of workers: imported when needed
+    close = closest(word, known)
+    return f" Did you mean {close!r}?" if close else ""
 
-    close = get_close_matches(str(word), list(known), n=1, cutoff=0.6)
-    return f" Did you mean {close[0]!r}?" if close else ""
+
+def closest(word: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
+    """Return the known word that is spelled most like another, if it can be a slip of it.
+
+    Parts that both have do not count: `num_nodes` is no slip of `num_workers`.
+
+    Example:
+        >>> closest("chanels", ["n_mels", "channels"]), closest("num_workers", ["num_nodes"])
+        ('channels', None)
+    """
+    from difflib import SequenceMatcher, get_close_matches  # at the start of workers: when needed
+
+    def is_slip(other: str) -> bool:
+        mine, theirs = str(word).lower().split("_"), other.lower().split("_")
+        rest = [part for part in mine if part not in theirs]
+        other_rest = [part for part in theirs if part not in mine]
+        if not rest or not other_rest:
+            return True  # one says more than the other
+        return SequenceMatcher(None, "_".join(rest), "_".join(other_rest)).ratio() >= cutoff
+
+    close = get_close_matches(str(word), list(known), n=5, cutoff=cutoff)
+    return next(filter(is_slip, close), None)

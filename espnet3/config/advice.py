@@ -6,16 +6,21 @@ words themselves are in `config.words`.
 """
 
 import shlex
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
 from espnet3.config.own_keys import ALL, OWN, READERS
 from espnet3.config.redact import redact
+from espnet3.config.sources import join_key
 from espnet3.config.ways import Has, Rule, Settings, Unfit
 from espnet3.config.words import BLOCKS, WORDS
+from espnet3.errors import closest
+
+if TYPE_CHECKING:
+    from espnet3.config.load import LoadedConfig
 
 
 @dataclass(frozen=True)
@@ -175,3 +180,78 @@ def _for_others(
 def _listed(words: Collection[str]) -> str:
     *rest, last = words
     return f"{', '.join(rest)} and {last}" if rest else last
+
+
+def unknown_hint(
+    key: str, value: Any, known: Iterable[str], loaded: "LoadedConfig | None" = None
+) -> str:
+    """Return what to write for a key that its block does not know, with a space before it.
+
+    Another toolkit's word goes before a similar spelling: `gpus` is no slip of `plugins`.
+
+    Args:
+        key: dotted, from the top of the config.
+        value: that was given.
+        known: the keys of the block.
+        loaded: where it comes from.
+
+    Returns:
+        An empty string if nothing comes near.
+    """
+    known = list(known)
+    *above, name = key.split(".")
+    has = None if loaded is None else loaded.has
+    advice = advise((*above, name), value, _stages_of(above, loaded), has=has)
+    block = ".".join(above)
+    if advice is not None and _can_be(advice, block, known):
+        return _worded(advice, key, block, loaded)
+    close = closest(name, known)
+    if close is None:
+        return ""
+    line = yaml_line(close, value)
+    if _is_override(key, loaded):
+        line = Advice(join_key(block, close), value, "").override()
+    return f" Did you mean {close!r}? Write: {line}"
+
+
+def _stages_of(above: list[str], loaded: "LoadedConfig | None") -> tuple[str, ...]:
+    """Return the stages that a block is for."""
+    block = above[0] if above else ""
+    if block in READERS or loaded is None:
+        return READERS.get(block, ())
+    trains = loaded.has("optimizer") or loaded.has("optimizers")
+    return ("train",) if trains else ("infer",)
+
+
+def _can_be(advice: Advice, block: str, known: Collection[str]) -> bool:
+    """Tell whether the line would be accepted: what is in the same block must be known there."""
+    home, _, name = advice.key.rpartition(".")
+    return home != block or not advice.key or name in known
+
+
+def _worded(advice: Advice, key: str, block: str, loaded: "LoadedConfig | None") -> str:
+    if not advice.key:
+        return f" {advice.why}"
+    home, _, name = advice.key.rpartition(".")
+    if _is_override(key, loaded):
+        return f" {advice.why} Write: {advice.override()}".replace("  ", " ")
+    if home == block and not advice.more:
+        return f" Did you mean {name!r}? Write: {yaml_line(name, advice.value)}"
+    return f" {advice.why} Write: {advice.line()}".replace("  ", " ")
+
+
+def _is_override(key: str, loaded: "LoadedConfig | None") -> bool:
+    """Tell whether a key was typed into a shell, so that the answer can be as well."""
+    source = loaded.find_source(key) if loaded else None
+    return source is not None and source.file.startswith("command line")
+
+
+def yaml_line(key: str, value: object) -> str:
+    """Return `key: value` as a line of YAML to paste."""
+    is_scalar = not isinstance(value, Mapping | list | tuple | set)
+    try:
+        style = False if is_scalar else None
+        text = yaml.safe_dump({key: value}, default_flow_style=style, width=1000).strip()
+    except yaml.YAMLError:
+        text = "\n"
+    return f"{key}: ..." if "\n" in text else str(text)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from espnet3.config.sources import join_key, set_in
 from espnet3.config.targets import RESERVED, BadTarget, locate_callable
-from espnet3.errors import ConfigError, suggest
+from espnet3.errors import ConfigError
 
 if TYPE_CHECKING:
     from espnet3.config.load import LoadedConfig
@@ -34,10 +34,13 @@ def check_arguments(
     known = _argument_names(found)
     if known is None:
         return
-    for name in block:
+    from espnet3.config.advice import unknown_hint
+
+    for name, value in block.items():
         if name not in known and name not in RESERVED:
             full = join_key(key, name)
-            hint = suggest(name, known) or f" It takes: {', '.join(sorted(known)) or 'nothing'}."
+            hint = unknown_hint(full, value, sorted(known), loaded)
+            hint = hint or f" It takes: {', '.join(sorted(known)) or 'nothing'}."
             raise ConfigError(f"{full}{set_in(full, loaded)} is no argument of {target}.{hint}")
 
 

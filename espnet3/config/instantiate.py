@@ -150,7 +150,8 @@ class _Failure:
         where = self._set_in(*filter(None, [bad.name]))
         if bad.name in self.kwargs:
             where = " (passed by the calling code)"
-        message = f"{self._name} does not fit its target: {bad.reason}{where}.{bad.hint}"
+        hint = bad.hint_at(self.key, self.node, self.loaded)
+        message = f"{self._name} does not fit its target: {bad.reason}{where}.{hint}"
         return self._chained(f"{message}\nSignature: {target}{signature}", cause)
 
     def _noted(self, error: BaseException) -> BaseException:

@@ -6,15 +6,14 @@ meant otherwise: nothing refers to it, and it is close to a known one, or a bloc
 
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from espnet3.config.problems import yaml_line
+from espnet3.config.advice import yaml_line
 from espnet3.config.redact import redact
 from espnet3.config.sources import join_key
-from espnet3.errors import ConfigError
+from espnet3.errors import ConfigError, closest
 
 if TYPE_CHECKING:
     from espnet3.config.load import LoadedConfig
@@ -40,11 +39,11 @@ def check_keys(loaded: "LoadedConfig", known: Collection[str], *, homes: Mapping
     own = {*references(loaded), *known}
     problems = list[str]()
     for key in (key for key in values if str(key) not in own):
-        close = get_close_matches(str(key), sorted(known), n=1, cutoff=_CLOSE)
+        close = closest(str(key), sorted(known), cutoff=_CLOSE)
         if str(key) in homes:
             problems.append(_misplaced(loaded, str(key), values[key], homes[str(key)]))
         elif close:
-            problems.append(_misspelt(loaded, str(key), values[key], close[0]))
+            problems.append(_misspelt(loaded, str(key), values[key], close))
     raise_any(problems)
 
 

@@ -3,13 +3,12 @@
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, get_args
 
-import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+from espnet3.config.advice import unknown_hint, yaml_line
 from espnet3.config.sources import join_key, set_in
 from espnet3.errors import suggest
 
@@ -57,14 +56,10 @@ class Subject:
 
     def _unknown(self, path: Path) -> str:
         known = sorted(_field_names(_models_at(self.model, path[:-1])))
-        name, value = str(path[-1]), _value_at(self.values, path)
-        close = get_close_matches(name, known, n=1)
-        hint = (
-            f"Did you mean {close[0]!r}? Write: {yaml_line(close[0], value)}"
-            if close
-            else f"Known keys: {', '.join(known)}."
-        )
-        return f"{self._key(path)} is not a known key{self._set_in(path)}. {hint}"
+        value = _value_at(self.values, path)
+        hint = unknown_hint(self._key(path), value, known, self.loaded)
+        hint = hint or f" Known keys: {', '.join(known)}."
+        return f"{self._key(path)} is not a known key{self._set_in(path)}.{hint}"
 
     def _missing(self, path: Path) -> str:
         name = str(path[-1])
@@ -119,17 +114,6 @@ def short(value: object, limit: int = 80) -> str:
     text = repr(value)
     half = limit // 2
     return text if len(text) <= limit else f"{text[:half]}...{text[-half:]}"
-
-
-def yaml_line(key: str, value: object) -> str:
-    """Return `key: value` as a line of YAML to paste."""
-    is_scalar = not isinstance(value, Mapping | list | tuple | set)
-    try:
-        style = False if is_scalar else None
-        text = yaml.safe_dump({key: value}, default_flow_style=style, width=1000).strip()
-    except yaml.YAMLError:
-        text = "\n"
-    return f"{key}: ..." if "\n" in text else str(text)
 
 
 def _has(values: Any, part: str | int) -> bool:

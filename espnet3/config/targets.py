@@ -7,10 +7,14 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from espnet3.config.sources import join_key
 from espnet3.config.trust import PackedModelError, current_trust
 from espnet3.errors import suggest
+
+if TYPE_CHECKING:
+    from espnet3.config.load import LoadedConfig
 
 RESERVED = ("_target_", "_args_", "_recursive_", "_convert_", "_partial_")
 
@@ -27,6 +31,19 @@ class BadArgument:
     name: str = ""
     """The argument that the target does not have, if that is the reason."""
     hint: str = ""
+    known: tuple[str, ...] = ()
+    """The arguments that the target has."""
+
+    def hint_at(
+        self, key: str, node: Mapping[str, Any], loaded: "LoadedConfig | None" = None
+    ) -> str:
+        """Return what to write for the argument in the node with this key."""
+        from espnet3.config.advice import unknown_hint  # for errors only
+
+        if not self.name:
+            return self.hint
+        full = join_key(key, self.name)
+        return unknown_hint(full, node.get(self.name), self.known, loaded) or self.hint
 
 
 def locate(path: str) -> Any:
@@ -145,9 +162,10 @@ def _diagnose(signature: inspect.Signature, names: list[str], reason: str) -> Ba
     known = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
     unknown = [name for name in names if name not in known]
     if unknown and not takes_any:
-        free = [name for name in known if name not in names]
-        hint = suggest(unknown[0], free) or f" It takes: {', '.join(known) or 'nothing'}."
-        return BadArgument(f"it takes no argument {unknown[0]!r}", unknown[0], hint)
+        # One that is set as well may be meant: a file has `channels`, an override `chanels`.
+        hint = suggest(unknown[0], known) or f" It takes: {', '.join(known) or 'nothing'}."
+        reason = f"it takes no argument {unknown[0]!r}"
+        return BadArgument(reason, unknown[0], hint, tuple(known))
     missing = [p.name for p in parameters if p.default is p.empty and p.name in known]
     lines = "; ".join(f"{name}: VALUE" for name in missing if name not in names)
     return BadArgument(reason, hint=f" Write: {lines}" if lines and "missing" in reason else "")

@@ -147,6 +147,11 @@ def names(value: Any) -> list[str]:
     return found
 
 
+def lines(value: Any) -> list[str]:
+    """Return a list of texts, of which one may stand alone."""
+    return [text(part) for part in (value if isinstance(value, list | tuple) else [value])]
+
+
 # Ways
 
 

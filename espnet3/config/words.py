@@ -398,11 +398,54 @@ BLOCKS[""] = {
 }
 BLOCKS["parallel"] = {
     **dict.fromkeys(("num_workers", "workers", "num_jobs", "jobs", "processes"), ways.N_WORKERS),
-    "type": WORDS["env"],
+    **dict.fromkeys(("type", "name", "scheduler", "cluster", "backend"), WORDS["env"]),
+    "timeout": (Place(WORKERS, to("parallel.item_timeout", ways.positive)),),
 }
-BLOCKS["optimizer"] = {
-    "learning_rate": WORDS["lr"],
-    **{name: (Place(TRAIN, tell(f"It is an optimizer by class: _target_: torch.optim.{name}")),)
-       for name in ("Adam", "AdamW", "SGD")},
+_BY_CLASS = ("name", "type", "class", "class_name")
+BLOCKS["optimizer"] = dict.fromkeys(
+    _BY_CLASS, (Place(TRAIN, tell("The class goes by its path: _target_: torch.optim.AdamW")),)
+)
+BLOCKS["scheduler"] = {
+    **dict.fromkeys(_BY_CLASS, (Place(TRAIN, tell(
+        "The class goes by its path: _target_: espnet3.components.schedulers.WarmupLR")),)),
+    "interval": (Place(TRAIN, to("scheduler_interval", text)),),
+    "monitor": (Place(TRAIN, to("scheduler_monitor", text)),),
 }
+BLOCKS["tokenizer"] = {
+    **dict.fromkeys(("type", "kind"), (Place(TOKENS, ways.token_type),)),
+    **dict.fromkeys(("size", "nbpe", "n_tokens"), (_tokens,)),
+    **dict.fromkeys(("path", "dir", "folder", "save_dir", "output_dir"),
+                    (Place(TOKENS, to("tokenizer.save_path", text)),)),
+}
+BLOCKS["checkpoint"] = dict.fromkeys(
+    ("every_n_epochs", "save_last", "dirpath", "filename", "save_on_train_epoch_end"),
+    (Place(TRAIN, tell("last.ckpt is written into exp_dir after each epoch: delete the line.")),),
+)
+BLOCKS["upload"] = {
+    **dict.fromkeys(("repo", "repository", "name", "model_id", "hub_id"), WORDS["repo_id"]),
+    "token": WORDS["hub_token"],
+}
+BLOCKS["launch"] = {
+    **dict.fromkeys(("env", "cluster", "backend"), (Place(TRAIN, to("launch.scheduler")),)),
+    **dict.fromkeys(("walltime", "time_limit"), (Place(TRAIN, to("launch.time", text)),)),
+    **dict.fromkeys(("mem", "memory_per_node"), (Place(TRAIN, to("launch.memory", text)),)),
+    **dict.fromkeys(("cores", "cpus", "n_cpus", "cpus_per_node"),
+                    (Place(TRAIN, to("launch.cpus_per_task", count)),)),
+    "project": (Place(TRAIN, to("launch.account", text)),),
+    **dict.fromkeys(("job_extra_directives", "extra", "options"),
+                    (Place(TRAIN, to("launch.directives", ways.lines)),)),
+    **dict.fromkeys(("job_script_prologue", "prologue"),
+                    (Place(TRAIN, to("launch.setup", ways.lines)),)),
+}
+for _split in ("train", "valid", "test"):
+    BLOCKS[f"dataset.{_split}"] = {
+        **dict.fromkeys(
+            ("path", "split", "sample_rate", "channel", "resample", "root", "manifest"),
+            (Place(ALL, tell("What the data set takes stands below data_src_args, such as: "
+                             "data_src_args: {path: data/train}")),)),
+        **dict.fromkeys(("src", "source", "dataset", "_target_"),
+                        (Place(ALL, tell("Where it comes from is data_src: data_src: {value}")),)),
+        **dict.fromkeys(("args", "kwargs", "params"),
+                        (Place(ALL, tell("They are called data_src_args.")),)),
+    }
 # fmt: on

@@ -2,11 +2,10 @@
 
 import inspect
 from collections.abc import Collection, Mapping
-from difflib import get_close_matches
 from types import NoneType
 from typing import TYPE_CHECKING, Any, get_args
 
-from espnet3.config.problems import yaml_line
+from espnet3.config.advice import unknown_hint
 from espnet3.config.resolve import resolved
 from espnet3.config.schema import FrozenConfig, validate
 from espnet3.config.sources import join_key, set_in
@@ -124,10 +123,8 @@ def _is_plain(annotation: Any) -> bool:
 
 def _unknown(key: str, value: Any, known: Collection[str], loaded: "LoadedConfig") -> str:
     text = f"{key}{set_in(key, loaded)} is no argument of the trainer."
-    close = get_close_matches(key.removeprefix(f"{KEY}."), known, n=1, cutoff=0.6)
-    if not close:
-        return f"{text} See the arguments of lightning.pytorch.Trainer."
-    return f"{text} Did you mean {close[0]!r}? Write: {yaml_line(close[0], value)}"
+    hint = unknown_hint(key, value, known, loaded)
+    return f"{text}{hint or ' See the arguments of lightning.pytorch.Trainer.'}"
 
 
 def has_goal(block: Mapping[str, Any]) -> bool:

@@ -73,4 +73,5 @@ def _check(
         if bad_one.name
         else f"does not fit {target}: {bad_one.reason}"
     )
-    raise ConfigError(f"{full}{set_in(full, loaded)} {problem}.{bad_one.hint}")
+    hint = bad_one.hint_at(key, node, loaded)
+    raise ConfigError(f"{full}{set_in(full, loaded)} {problem}.{hint}")

@@ -91,7 +91,7 @@ class DataSource:
         where = set_in(f"{key}.{bad.name}" if bad.name else key, self.loaded)
         raise ConfigError(
             f"{key} does not fit {dataset.__qualname__} of {self.name}: {bad.reason}{where}."
-            f"{bad.hint}"
+            f"{bad.hint_at(key, arguments, self.loaded)}"
         )
 
     @property

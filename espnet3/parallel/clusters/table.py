@@ -99,9 +99,13 @@ def check_env_name(env: str) -> str:
     Raises:
         ValueError: with the closest name and the list of all.
     """
-    if env not in BACKENDS:
-        raise ValueError(f"is not known.{suggest(env, BACKENDS)} Known: {', '.join(BACKENDS)}")
-    return env
+    if env in BACKENDS:
+        return env
+    from espnet3.config.ways import env_for
+
+    meant = env_for(env)
+    hint = f" Write: env: {meant}." if meant else suggest(env, BACKENDS)
+    raise ValueError(f"is not known.{hint} Known: {', '.join(BACKENDS)}")
 
 
 def start_cluster(config: "ParallelConfig") -> Any:

@@ -127,7 +127,8 @@ def _prepared(
     if bad is not None:
         where = optimization.set_in(f"{key}.{bad.name}" if bad.name else key)
         raise ConfigError(
-            f"{key} does not fit its target: {bad.reason}{where}.{bad.hint}\n"
+            f"{key} does not fit its target: {bad.reason}{where}."
+            f"{bad.hint_at(key, node, optimization.loaded)}\n"
             f"Signature: {node['_target_']}{signature}"
         )
     # Containers of OmegaConf in the state of an optimizer would make checkpoints unreadable.
