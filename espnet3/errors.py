@@ -78,7 +78,10 @@ def closest(word: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
         >>> closest("chanels", ["n_mels", "channels"]), closest("num_workers", ["num_nodes"])
         ('channels', None)
     """
-    from difflib import SequenceMatcher, get_close_matches  # at the start of workers: when needed
+    # Imported when needed: this module is on the start-up path of workers.
+    from difflib import SequenceMatcher, get_close_matches
+
+    from rapidfuzz.distance import OSA
 
     def is_slip(other: str) -> bool:
         mine, theirs = str(word).lower().split("_"), other.lower().split("_")
@@ -86,7 +89,8 @@ def closest(word: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
         other_rest = [part for part in theirs if part not in mine]
         if not rest or not other_rest:
             return True  # one says more than the other
-        return SequenceMatcher(None, "_".join(rest), "_".join(other_rest)).ratio() >= cutoff
+        one, two = "_".join(rest), "_".join(other_rest)
+        return OSA.distance(one, two) <= 1 or SequenceMatcher(None, one, two).ratio() >= cutoff
 
     close = get_close_matches(str(word), list(known), n=5, cutoff=cutoff)
     return next(filter(is_slip, close), None)

@@ -6,9 +6,8 @@ meant otherwise: nothing refers to it, and it is close to a known one, or a bloc
 
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
-
-import yaml
 
 from espnet3.config.advice import yaml_line
 from espnet3.config.redact import redact
@@ -23,7 +22,13 @@ _CLOSE = 0.8
 _LONGEST_LINE = 100
 
 
-def check_keys(loaded: "LoadedConfig", known: Collection[str], *, homes: Mapping[str, str]) -> None:
+def check_keys(
+    loaded: "LoadedConfig",
+    known: Collection[str],
+    *,
+    homes: Mapping[str, str],
+    stages: Collection[str] = (),
+) -> None:
     """Refuse top-level keys that are misspelt or belong into a block.
 
     Args:
@@ -31,6 +36,7 @@ def check_keys(loaded: "LoadedConfig", known: Collection[str], *, homes: Mapping
         known: The top-level keys that are read.
         homes: The block that a key belongs under, such as `{"n_workers": "parallel"}`; the block
             may be a dotted key.
+        stages: names of those that run.
 
     Raises:
         ConfigError: With the line to write for each such key.
@@ -41,19 +47,22 @@ def check_keys(loaded: "LoadedConfig", known: Collection[str], *, homes: Mapping
     for key in (key for key in values if str(key) not in own):
         close = closest(str(key), sorted(known), cutoff=_CLOSE)
         if str(key) in homes:
-            problems.append(_misplaced(loaded, str(key), values[key], homes[str(key)]))
+            problems.append(_misplaced(loaded, str(key), values[key], homes[str(key)], stages))
         elif close:
             problems.append(_misspelt(loaded, str(key), values[key], close))
     raise_any(problems)
 
 
-def check_block(loaded: "LoadedConfig", block: str, homes: Mapping[str, str]) -> None:
+def check_block(
+    loaded: "LoadedConfig", block: str, homes: Mapping[str, str], stages: Collection[str] = ()
+) -> None:
     """Refuse keys in a block that belong under another, such as `n_workers` in `trainer`.
 
     Args:
         loaded: The config of a recipe.
         block: A top-level key; there is nothing to refuse where it is not set or no mapping.
         homes: As for `check_keys`.
+        stages: As for `check_keys`.
 
     Raises:
         ConfigError: With the line to write for each such key.
@@ -64,7 +73,7 @@ def check_block(loaded: "LoadedConfig", block: str, homes: Mapping[str, str]) ->
     values = redact(node) if isinstance(node, Mapping) else {}
     raise_any(
         [
-            _misplaced(loaded, join_key(block, key), value, homes[key])
+            _misplaced(loaded, join_key(block, key), value, homes[key], stages)
             for key, value in values.items()
             if homes.get(key, block) != block
         ]
@@ -92,21 +101,23 @@ def _references(values: Any) -> Iterator[str]:
             yield from _references(child)
 
 
-def _misplaced(loaded: "LoadedConfig", key: str, value: Any, home: str) -> str:
-    path = [*home.split("."), key.rpartition(".")[2]]
-    line = _flow_line(path, value)
-    if "\n" in line or len(line) > _LONGEST_LINE:
-        line = _flow_line(path, ...)
-    return f"{key} in {loaded.source_of(key)} belongs under {home}. Write: {line}"
+def _misplaced(
+    loaded: "LoadedConfig", key: str, value: Any, home: str, stages: Collection[str]
+) -> str:
+    """Word a key in the wrong block; where it belongs depends on the stages that run."""
+    from espnet3.config.advice import Advice, advise
 
-
-def _flow_line(path: list[str], value: Any) -> str:
-    """Return `parallel: {n_workers: 4}` for the path to a value."""
-    try:
-        text = yaml.safe_dump([value], default_flow_style=True, width=10_000).strip()[1:-1]
-    except yaml.YAMLError:  # no plain value
-        text = "..."
-    return ": {".join(path) + f": {text}" + "}" * (len(path) - 1)
+    name = key.rpartition(".")[2]
+    found = advise(tuple(key.split(".")), value, stages, has=loaded.has)
+    if found is None or not found.key:
+        found = Advice(f"{home}.{name}", value, "")
+    block, home = key.rpartition(".")[0], found.key.rpartition(".")[0]
+    problem = f"belongs under {home}." if home not in ("", block) else f"is not read. {found.why}"
+    is_typed = loaded.source_of(key).startswith("command line")
+    line = found.override() if is_typed else found.line()
+    if len(line) > _LONGEST_LINE:
+        line = replace(found, value="...").line()
+    return f"{key} in {loaded.source_of(key)} {problem} Write: {line}"
 
 
 def _misspelt(loaded: "LoadedConfig", key: str, value: Any, right: str) -> str:

@@ -55,10 +55,18 @@ def recipe(here):
     return folder
 
 
-def run(folder, capfd, *args, system=BaseSystem):
-    code = run_recipe(system, args, recipe_dir=folder)
-    os.chdir(folder.parent)
-    return code, capfd.readouterr().err
+@pytest.fixture
+def run(caplog, capfd):
+    """Return a function that runs a recipe, and returns the exit code and all that it told."""
+
+    def call(folder, *args, system=BaseSystem):
+        caplog.clear()
+        code = run_recipe(system, args, recipe_dir=folder)
+        os.chdir(folder.parent)
+        told = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
+        return code, "\n".join([*told, capfd.readouterr().err])
+
+    return call
 
 
 @pytest.mark.parametrize(
@@ -76,8 +84,8 @@ def run(folder, capfd, *args, system=BaseSystem):
         ("anything_else=1", "vars.anything_else"),
     ],
 )
-def test_training_refuses_an_override_that_it_does_not_read(digits, capfd, override, line):
-    code, said = run(digits, capfd, *TRAIN, override, system=ASRSystem)
+def test_training_refuses_an_override_that_it_does_not_read(digits, run, override, line):
+    code, said = run(digits, *TRAIN, override, system=ASRSystem)
     assert code == 1
     assert override.partition("=")[0] in said
     assert line in said or override == "nj=8"
@@ -97,8 +105,8 @@ def test_training_refuses_an_override_that_it_does_not_read(digits, capfd, overr
         ("dataset.train=[]", "dataset.train"),
     ],
 )
-def test_inference_refuses_an_override_that_it_does_not_read(recipe, capfd, override, line):
-    code, said = run(recipe, capfd, *INFER, override)
+def test_inference_refuses_an_override_that_it_does_not_read(recipe, run, override, line):
+    code, said = run(recipe, *INFER, override)
     assert code == 1
     assert override.partition("=")[0] in said
     assert line in said
@@ -106,9 +114,9 @@ def test_inference_refuses_an_override_that_it_does_not_read(recipe, capfd, over
 
 
 @pytest.mark.parametrize("key", ["trainer.devices", "trainer.max_epochs", "dataloader.train.x"])
-def test_with_a_training_config_as_well(recipe, capfd, key):
+def test_with_a_training_config_as_well(recipe, run, key):
     both = (*INFER, "--training_config", "conf/training.yaml")
-    code, said = run(recipe, capfd, *both, f"{key}=2")
+    code, said = run(recipe, *both, f"{key}=2")
     if key == "dataloader.train.x":  # compared with that of the training, if there is one
         assert code == 0
     else:
@@ -116,18 +124,18 @@ def test_with_a_training_config_as_well(recipe, capfd, key):
         assert key in said
 
 
-def test_a_key_in_a_file_is_told_with_its_line_and_what_to_write(recipe, capfd):
+def test_a_key_in_a_file_is_told_with_its_line_and_what_to_write(recipe, run):
     (recipe / "conf" / "inference.yaml").write_text(f"{INFERENCE}nj: 8\nfoo: 1\n")
-    code, said = run(recipe, capfd, *INFER, "--dry-run")
+    code, said = run(recipe, *INFER, "--dry-run")
     assert code == 0
     assert "conf/inference.yaml:6" in said
     assert "parallel: {n_workers: 8}" in said
     assert "foo in conf/inference.yaml:7" in said
 
 
-def test_a_trainer_in_an_inference_config_is_told(recipe, capfd):
+def test_a_trainer_in_an_inference_config_is_told(recipe, run):
     (recipe / "conf" / "inference.yaml").write_text(f"{INFERENCE}trainer: {{devices: 4}}\n")
-    code, said = run(recipe, capfd, *INFER, "--dry-run")
+    code, said = run(recipe, *INFER, "--dry-run")
     assert code == 0
     assert "trainer in conf/inference.yaml:6" in said
     assert "parallel" in said
@@ -137,21 +145,21 @@ def test_a_trainer_in_an_inference_config_is_told(recipe, capfd):
     "more",
     ["mine: hyp\nhyp_key: ${mine}\n", "vars: {a: 5}\n", "a: utt_id\nb: ${a}\nidx_key: ${b}\n"],
 )
-def test_what_others_refer_to_and_ones_own_values_are_fine(recipe, capfd, more):
+def test_what_others_refer_to_and_ones_own_values_are_fine(recipe, run, more):
     (recipe / "conf" / "inference.yaml").write_text(INFERENCE + more)
-    code, said = run(recipe, capfd, *INFER, "--dry-run")
+    code, said = run(recipe, *INFER, "--dry-run")
     assert code == 0
     assert "reads" not in said
 
 
-def test_a_reference_from_what_nobody_reads_does_not_count(recipe, capfd):
+def test_a_reference_from_what_nobody_reads_does_not_count(recipe, run):
     (recipe / "conf" / "inference.yaml").write_text(f"{INFERENCE}a: 1\nb: ${{a}}\n")
-    code, said = run(recipe, capfd, *INFER, "a=2")
+    code, said = run(recipe, *INFER, "a=2")
     assert code == 1
     assert "a (command line: a=2)" in said
 
 
-def test_what_ones_own_provider_reads_is_fine(recipe, capfd):
+def test_what_ones_own_provider_reads_is_fine(recipe, run):
     (recipe / "own_provider_of_a_key.py").write_text(
         "from espnet3.systems.base.inference_provider import InferenceProvider\n"
         "class Mine(InferenceProvider):\n"
@@ -162,10 +170,10 @@ def test_what_ones_own_provider_reads_is_fine(recipe, capfd):
     )
     provider = "provider: {_target_: own_provider_of_a_key.Mine}\nlm_path: lm\n"
     (recipe / "conf" / "inference.yaml").write_text(INFERENCE + provider)
-    code, said = run(recipe, capfd, *INFER, "lm_scale=2", "lm_type=rnn")
+    code, said = run(recipe, *INFER, "lm_scale=2", "lm_type=rnn")
     assert code == 0, said
     assert "reads" not in said
-    code, said = run(recipe, capfd, *INFER, "lm_scale=2", "lm_type=rnn", "lm_pth=x")
+    code, said = run(recipe, *INFER, "lm_scale=2", "lm_type=rnn", "lm_pth=x")
     assert code == 1
     assert "lm_pth" in said
     sys.modules.pop("own_provider_of_a_key")
@@ -178,11 +186,11 @@ class OwnStages(BaseSystem):
         assert self.inference.config.rescoring == 3
 
 
-def test_a_stage_of_ones_own_may_read_anything_and_is_told(recipe, capfd):
+def test_a_stage_of_ones_own_may_read_anything_and_is_told(recipe, run):
     line = ("--stages", "rescore", *INFER[2:])
-    code, said = run(recipe, capfd, *line, "rescoring=3", system=OwnStages)
+    code, said = run(recipe, *line, "rescoring=3", system=OwnStages)
     assert (code, "reads" in said) == (0, False)
-    code, said = run(recipe, capfd, *line, "rescoring=3", "foo=3", system=OwnStages)
+    code, said = run(recipe, *line, "rescoring=3", "foo=3", system=OwnStages)
     assert code == 0
     assert "foo (command line: foo=3)" in said
 
@@ -204,36 +212,38 @@ def test_workers_for_a_training_are_told(digits, caplog):
     assert "trainer: {devices: 4}" in caplog.text
 
 
-def test_what_infer_does_not_read_does_not_make_results_stale(recipe, capfd):
-    assert run(recipe, capfd, *INFER)[0] == 0
+def test_what_infer_does_not_read_does_not_make_results_stale(recipe, run):
+    assert run(recipe, *INFER)[0] == 0
     both = (*INFER, "--training_config", "conf/training.yaml", "exp_tag=inference")
-    code, said = run(recipe, capfd, *both)  # brings a seed along
+    code, said = run(recipe, *both)  # brings a seed along
     assert code == 0, said
     (recipe / "conf" / "inference.yaml").write_text(f"{INFERENCE}trainer: {{devices: 4}}\n")
-    assert run(recipe, capfd, *INFER)[0] == 0
-    (recipe / "conf" / "inference.yaml").write_text(INFERENCE.replace("beam_size: 5", "beam_size: 6"))
-    code, said = run(recipe, capfd, *INFER)
+    assert run(recipe, *INFER)[0] == 0
+    (recipe / "conf" / "inference.yaml").write_text(
+        INFERENCE.replace("beam_size: 5", "beam_size: 6")
+    )
+    code, said = run(recipe, *INFER)
     assert code == 1
     assert "beam_size: 5 -> 6" in said
 
 
-def test_a_manifest_that_has_such_keys_is_no_other_run(recipe, capfd):
+def test_a_manifest_that_has_such_keys_is_no_other_run(recipe, run):
     import json
 
-    assert run(recipe, capfd, *INFER)[0] == 0
+    assert run(recipe, *INFER)[0] == 0
     file = recipe / "exp" / "inference" / "inference" / "digits" / "manifest.json"
     manifest = json.loads(file.read_text())
     manifest["fingerprint"] |= {"config.seed": 3, "config.trainer.devices": 8}
     file.write_text(json.dumps(manifest))
-    code, said = run(recipe, capfd, *INFER)
+    code, said = run(recipe, *INFER)
     assert code == 0, said
 
 
-def test_the_way_on_has_no_override_that_would_be_refused(recipe, capfd):
+def test_the_way_on_has_no_override_that_would_be_refused(recipe, run):
     metrics = "metrics: [{metric: {_target_: espnet3.systems.asr.metrics.wer.WER, ref_key: no}}]\n"
     (recipe / "conf" / "inference.yaml").write_text(INFERENCE + metrics)
     line = ("--stages", "infer", "measure", *INFER[2:], "parallel.n_workers=1", "exp_tag=mine")
-    code, said = run(recipe, capfd, *line)
+    code, said = run(recipe, *line)
     if "To go on: " in said:  # what the metric lacks may be known before
         assert "exp_tag=mine" in said
         assert "parallel.n_workers" not in said.partition("To go on: ")[2]

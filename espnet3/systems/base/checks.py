@@ -43,7 +43,8 @@ def check_stages(system: BaseSystem, stages: Sequence[Stage], *, dry_run: bool =
     """
     configs = [system.config_for(stage.name) for stage in stages]
     for loaded in {id(loaded): loaded for loaded in configs}.values():
-        _check_config(loaded)
+        used_by = [stage.name for stage, own in zip(stages, configs, strict=True) if own is loaded]
+        _check_config(loaded, used_by)
     readers = Readers(system, stages)
     check_typed(readers)
     for stage, loaded in zip(stages, configs, strict=True):
@@ -65,7 +66,7 @@ def _run_check(check: Callable[[], None], dry_run: bool) -> None:
         logger.warning("%s", error)
 
 
-def _check_config(loaded: "LoadedConfig") -> None:
+def _check_config(loaded: "LoadedConfig", stages: Sequence[str]) -> None:
     from espnet3.config.keys import check_block, check_keys
     from espnet3.config.resolve import resolved
     from espnet3.parallel.parallel import as_parallel_config
@@ -74,9 +75,9 @@ def _check_config(loaded: "LoadedConfig") -> None:
     if not any(loaded.has(key) for key in ("optimizer", "optimizers")):
         # Of training; those of inference stand under runner.
         known -= {"resume", "accept_changes"}
-    check_keys(loaded, known, homes=HOMES)
+    check_keys(loaded, known, homes=HOMES, stages=stages)
     for block, homes in BLOCK_HOMES.items():
-        check_block(loaded, block, homes)
+        check_block(loaded, block, homes, stages)
     resolved(loaded.config, loaded=loaded)
     as_parallel_config(loaded)
 

@@ -124,7 +124,7 @@ def test_a_long_or_nested_value_is_left_out(conf):
         ("devices: [0, 1]", "trainer: {devices: [0, 1]}"),
         ("on_error: skip", "runner: {on_error: skip}"),
         ("num_workers: 2", "dataloader: {train: {num_workers: 2}}"),
-        (f"env: {'x' * 200}", "parallel: {env: ...}"),
+        (f"env: {'x' * 200}", "parallel: {env: '...'}"),
     ],
 )
 def test_a_key_of_a_block_at_the_top_says_where_it_belongs(conf, line, right):
