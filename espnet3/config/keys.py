@@ -109,8 +109,9 @@ def _misplaced(
 
     name = key.rpartition(".")[2]
     found = advise(tuple(key.split(".")), value, stages, has=loaded.has)
-    if found is None or not found.key:
-        found = Advice(f"{home}.{name}", value, "")
+    if found is not None and not found.key:
+        return f"{key} in {loaded.source_of(key)} is not read. {found.why}"
+    found = found or Advice(f"{home}.{name}", value, "")
     block, home = key.rpartition(".")[0], found.key.rpartition(".")[0]
     problem = f"belongs under {home}." if home not in ("", block) else f"is not read. {found.why}"
     is_typed = loaded.source_of(key).startswith("command line")

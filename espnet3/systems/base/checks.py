@@ -44,7 +44,7 @@ def check_stages(system: BaseSystem, stages: Sequence[Stage], *, dry_run: bool =
     configs = [system.config_for(stage.name) for stage in stages]
     for loaded in {id(loaded): loaded for loaded in configs}.values():
         used_by = [stage.name for stage, own in zip(stages, configs, strict=True) if own is loaded]
-        _check_config(loaded, used_by)
+        check_config(loaded, used_by)
     readers = Readers(system, stages)
     check_typed(readers)
     for stage, loaded in zip(stages, configs, strict=True):
@@ -66,7 +66,12 @@ def _run_check(check: Callable[[], None], dry_run: bool) -> None:
         logger.warning("%s", error)
 
 
-def _check_config(loaded: "LoadedConfig", stages: Sequence[str]) -> None:
+def check_config(loaded: "LoadedConfig", stages: Sequence[str]) -> None:
+    """Check what can be told of a config alone, for the stages (by name) that read it.
+
+    Raises:
+        ConfigError: naming the key, its place, and the line to write.
+    """
     from espnet3.config.keys import check_block, check_keys
     from espnet3.config.resolve import resolved
     from espnet3.parallel.parallel import as_parallel_config

@@ -1,0 +1,152 @@
+"""A scan for silence: each key that people know, put where it does not belong, for every stage.
+
+None may be taken without a word, and no line that is offered instead may be refused when pasted.
+"""
+
+import re
+import shlex
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from espnet3.components.data.data_organizer import check_datasets
+from espnet3.errors import ConfigError
+from espnet3.systems.asr.publication_config import load_publication_config
+from espnet3.systems.asr.system import ASRSystem
+from espnet3.systems.asr.tokenizer_config import load_tokenizer_config
+from espnet3.systems.base.checks import check_config
+from espnet3.systems.base.context import load_configs
+from espnet3.systems.base.inference_checks import check_inference
+from espnet3.systems.base.metric_config import load_metrics_config
+from espnet3.systems.base.readers import Readers, check_typed
+from espnet3.systems.base.reporting.report_config import load_report_config
+from espnet3.systems.base.stages import EVERYWHERE, find_config, find_stage, stages_of
+from espnet3.systems.base.statistics_config import load_statistics_config
+from espnet3.systems.base.training import load_loader_config
+from espnet3.trainer.config import check_trainer
+from espnet3.trainer.fit import check_fit
+from espnet3.trainer.optimization.optimizer_checks import check_optimizers
+
+ROOT = Path(__file__).parents[2]
+DIGITS = ROOT / "egs3" / "digits" / "asr"
+FILES = {
+    "training": "training.yaml", "inference": "inference.yaml", "metrics": "metrics.yaml",
+    "publication": "publication.yaml",
+}  # fmt: skip
+STAGES = [s for s in stages_of(ASRSystem) if s.is_defined]
+
+OURS = ["dataset", "create_dataset", "tokenizer", "dataloader", "model", "task", "optimizer", "optimizers", "scheduler", "schedulers", "scheduler_interval", "scheduler_monitor", "trainer", "fit", "best_model_criterion", "parallel", "checkpoint", "init", "launch", "num_threads", "max_nonfinite_batches", "collect_stats", "device", "metrics", "report", "pack", "upload", "recipe_dir", "data_dir", "exp_tag", "exp_dir", "stats_dir", "inference_dir", "dataset_dir", "num_device", "num_nodes", "seed", "test_set", "input_key", "output_fn", "output_keys", "idx_key", "hyp_key", "ref_key", "batch_size", "batch_seconds", "output_artifacts", "results", "provider", "runner", "resume", "accept_changes", "freeze", "vars", "data_src", "data_src_args", "transform", "name", "params", "recipe", "preprocessor", "vocab_size", "model_type", "save_path", "text_builder", "collate_fn", "ckpt_path", "writer", "type", "sample_rate", "ref", "clean_types", "inputs", "n_workers", "env", "options", "queue", "cores", "memory", "walltime", "processes", "job_extra_directives", "on_error", "max_errors", "retry_failed", "item_timeout", "shards_per_worker", "pack_model", "stage_log_mode", "device_index", "sampler", "iter_factory", "accum_grad_steps", "step_every_n_iters", "gradient_clip_val", "monitor", "interval"]  # fmt: skip
+LIGHTNING = ["accelerator", "strategy", "devices", "num_nodes", "precision", "logger", "callbacks", "fast_dev_run", "max_epochs", "min_epochs", "max_steps", "min_steps", "max_time", "limit_train_batches", "limit_val_batches", "limit_test_batches", "limit_predict_batches", "overfit_batches", "val_check_interval", "check_val_every_n_epoch", "num_sanity_val_steps", "log_every_n_steps", "enable_checkpointing", "enable_progress_bar", "enable_model_summary", "accumulate_grad_batches", "gradient_clip_val", "gradient_clip_algorithm", "deterministic", "benchmark", "inference_mode", "use_distributed_sampler", "profiler", "detect_anomaly", "barebones", "plugins", "sync_batchnorm", "reload_dataloaders_every_n_epochs", "default_root_dir", "enable_autolog_hparams", "model_registry"]  # fmt: skip
+TORCH = ["batch_size", "shuffle", "sampler", "batch_sampler", "num_workers", "collate_fn", "pin_memory", "drop_last", "timeout", "worker_init_fn", "multiprocessing_context", "generator", "prefetch_factor", "persistent_workers", "pin_memory_device", "in_order", "lr", "momentum", "betas", "eps"]  # fmt: skip
+TRANSFORMERS = ["output_dir", "per_device_train_batch_size", "num_train_epochs", "max_steps", "learning_rate", "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps", "warmup_ratio", "optim", "optim_args", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "gradient_accumulation_steps", "max_grad_norm", "label_smoothing_factor", "bf16", "fp16", "bf16_full_eval", "fp16_full_eval", "tf32", "gradient_checkpointing", "torch_compile", "neftune_noise_alpha", "auto_find_batch_size", "logging_strategy", "logging_steps", "logging_first_step", "logging_dir", "logging_nan_inf_filter", "log_level", "disable_tqdm", "report_to", "run_name", "eval_strategy", "evaluation_strategy", "eval_steps", "eval_delay", "per_device_eval_batch_size", "prediction_loss_only", "eval_on_start", "eval_accumulation_steps", "save_only_model", "save_strategy", "save_steps", "save_total_limit", "push_to_hub", "hub_token", "hub_private_repo", "hub_model_id", "hub_strategy", "load_best_model_at_end", "metric_for_best_model", "greater_is_better", "ignore_data_skip", "full_determinism", "data_seed", "use_cpu", "no_cuda", "dataloader_drop_last", "dataloader_num_workers", "dataloader_pin_memory", "dataloader_persistent_workers", "dataloader_prefetch_factor", "remove_unused_columns", "label_names", "group_by_length", "length_column_name", "ddp_find_unused_parameters", "ddp_bucket_cap_mb", "ddp_backend", "ddp_timeout", "fsdp", "fsdp_config", "deepspeed", "debug", "do_train", "do_eval", "do_predict", "resume_from_checkpoint", "local_rank"]  # fmt: skip
+ESPNET2 = ["nj", "inference_nj", "gpu_inference", "ngpu", "train_cmd", "cuda_cmd", "decode_cmd", "stage", "stop_stage", "asr_config", "lm_config", "inference_config", "asr_tag", "expdir", "dumpdir", "datadir", "nbpe", "bpemode", "token_type", "use_lm", "lm_weight", "ctc_weight", "beam_size", "nbest", "feats_type", "feats_normalize", "speed_perturb_factors", "fs", "audio_format", "train_set", "valid_set", "test_sets", "max_epoch", "patience", "accum_grad", "grad_clip", "batch_bins", "batch_type", "keep_nbest_models", "val_scheduler_criterion", "num_iters_per_epoch", "inference_args", "asr_args", "epochs", "early_stopping", "gpus", "batchsize", "n_gpus", "workers", "world_size", "lang"]  # fmt: skip
+WORDS = sorted({*OURS, *LIGHTNING, *TORCH, *TRANSFORMERS, *ESPNET2})
+
+
+def check_dataset(loaded):
+    check_datasets(loaded, ("train", "valid"))
+
+
+# A block, the stage that reads it, and what checks it.
+BLOCKS = {
+    "trainer": ("train", check_trainer),
+    "fit": ("train", check_fit),
+    "checkpoint": ("train", check_fit),
+    "optimizer": ("train", check_optimizers),
+    "scheduler": ("train", check_optimizers),
+    "dataloader": ("train", load_loader_config),
+    "dataloader.train": ("train", load_loader_config),
+    "dataloader.valid": ("train", load_loader_config),
+    "dataset": ("train", check_dataset),
+    "dataset.train.0": ("train", check_dataset),
+    "tokenizer": ("train_tokenizer", load_tokenizer_config),
+    "collect_stats": ("collect_stats", load_statistics_config),
+    "parallel": ("infer", lambda loaded: None),  # as every config is checked
+    "runner": ("infer", check_inference),
+    "provider": ("infer", check_inference),
+    "model": ("infer", check_inference),
+    "dataset.test.0": ("infer", check_inference),
+    "metrics.0": ("measure", load_metrics_config),
+    "report": ("report", load_report_config),
+    "pack": ("pack_model", load_publication_config),
+    "upload": ("upload_model", load_publication_config),
+}
+# What is right there, of the words above.
+KNOWN: dict[str, str] = {}
+
+
+@pytest.fixture
+def recipe(tmp_path, monkeypatch):
+    """Change into a copy of a shipped recipe."""
+    for name in ("conf", "dataset"):
+        shutil.copytree(DIGITS / name, tmp_path / "asr" / name)
+    monkeypatch.chdir(tmp_path / "asr")
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    return tmp_path / "asr"
+
+
+def refusal(recipe, stage, overrides, check=lambda loaded: None):
+    """Return what the checks say about overrides; None if they are silent."""
+    kind = stage.configs[0]
+    try:
+        configs = load_configs({kind: [f"conf/{FILES[kind]}"]}, overrides, recipe_dir=recipe)
+        system = ASRSystem(**vars(configs))
+        loaded = find_config(system, stage)
+        check_config(loaded, [stage.name])
+        check_typed(Readers(system, [stage]))
+        check(loaded)
+    except ConfigError as error:
+        return str(error)
+    return None
+
+
+def reads(stage, word):
+    return word in EVERYWHERE or word in {key.partition(".")[0] for key in stage.reads}
+
+
+def pasted(recipe, stage, told, check=lambda loaded: None):
+    """Return what is said about each line that a refusal offers."""
+    lines = re.findall(r"Write: (.+?)(?:$|\n)", told)
+    lines = [line for line in lines if "=" in line and "vars." not in line]
+    answers = {line: refusal(recipe, stage, shlex.split(line), check) for line in lines}
+    return {line: answer for line, answer in answers.items() if answer is not None}
+
+
+@pytest.mark.parametrize("stage", STAGES, ids=lambda stage: stage.name)
+def test_a_word_at_the_top(recipe, stage):
+    assert refusal(recipe, stage, []) is None  # or the rest would say nothing
+    silent, refused = set(), {}
+    for word in WORDS:
+        told = refusal(recipe, stage, [f"{word}=3"])
+        if told is not None:
+            refused |= pasted(recipe, stage, told)
+        elif not reads(stage, word):
+            silent.add(word)
+    assert refused == {}
+    # Configs of the recipe refer to these.
+    assert silent <= {"data_dir", "stats_dir", "seed"}
+
+
+@pytest.mark.parametrize("block", BLOCKS)
+def test_a_word_in_a_block(recipe, block):
+    name, check = BLOCKS[block]
+    stage = find_stage(STAGES, name)
+    assert refusal(recipe, stage, [], check) is None  # or the rest would say nothing
+    silent, refused = set(), {}
+    for word in WORDS:
+        told = refusal(recipe, stage, [f"{block}.{word}=3"], check)
+        if told is None:
+            silent.add(word)
+        else:
+            refused |= pasted(recipe, stage, told, check)
+    assert refused == {}
+    assert silent <= {*KNOWN.get(block, "").split()}
+
+
+@pytest.mark.parametrize("block", sorted({block.partition(".")[0] for block in BLOCKS}))
+def test_a_block_of_another_stage(recipe, block):
+    others = [stage for stage in STAGES if not reads(stage, block)]
+    told = {stage.name: refusal(recipe, stage, [f"{block}.anything=3"]) for stage in others}
+    assert None not in told.values(), told
