@@ -2,12 +2,19 @@
 
 import argparse
 import re
+import shlex
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from espnet3.cli.usage import UsageError
+from espnet3.config.own_keys import OWN
 from espnet3.errors import suggest
+from espnet3.systems.base.context import DEFAULTS, SHARED
 from espnet3.systems.base.stages import KINDS, Stage
+
+if TYPE_CHECKING:
+    from espnet3.systems.base.advice import Advice
 
 _OVERRIDE = re.compile(r"[+~]*[^-/=\s][^/=\s]*=")
 _HELP = {
@@ -57,7 +64,7 @@ def parse_options(argv: Sequence[str], stages: Sequence[Stage], *, prog: str) ->
     parser = make_parser(stages, prog=prog)
     args, stray = parser.parse_known_args(rest)
     if stray:
-        raise UsageError(_explain_stray(stray[0], stages))
+        raise UsageError(_explain_stray(stray, stages, args.stages))
     configs = {kind: tuple(getattr(args, f"{kind}_config")) for kind in KINDS}
     return Options(
         stages=tuple(args.stages),
@@ -121,17 +128,54 @@ def list_stages(stages: Sequence[Stage]) -> str:
     return "\n".join(lines)
 
 
-def _explain_stray(word: str, stages: Sequence[Stage]) -> str:
+def _explain_stray(stray: Sequence[str], stages: Sequence[Stage], asked: Sequence[str]) -> str:
+    word = stray[0]
     if word.startswith("-"):
-        known = ["--help", "--stages", "--stage", "--stop_stage", "--config", "--dry-run"]
-        known += ["--detach", "--list-stages", *(f"--{kind}_config" for kind in KINDS)]
-        name = word.partition("=")[0]
-        if "." in name and "=" in word:
-            return f"There is no option {name}. An override has no dashes: {word.lstrip('-')}"
-        return f"There is no option {name}.{suggest(name, known)} For all of them: --help"
+        return _explain_option(stray, _names_of(asked, stages))
     if any(word in (stage.name, str(stage.number)) for stage in stages):
         return f"{word!r} stands alone. To run that stage, write: --stages {word}"
     return (
         f"{word!r} is neither an option nor an override. Write: --stages STAGE, --config FILE, "
         "or KEY.PATH=VALUE"
     )
+
+
+def _explain_option(stray: Sequence[str], asked: Sequence[str]) -> str:
+    """Say what stands for `--nj 8`, as one writes it in shell recipes of ESPnet2."""
+    name, equals, value = stray[0].partition("=")
+    if not equals and len(stray) > 1 and not stray[1].startswith("-"):
+        value = stray[1]
+    key = name.lstrip("-")
+    answer = f"There is no option {name}."
+    if "." in key and value:
+        return f"{answer} An override has no dashes: {shlex.quote(f'{key}={value}')}"
+    known = ["--help", "--stages", "--stage", "--stop_stage", "--config", "--dry-run"]
+    known += ["--detach", "--list-stages", *(f"--{kind}_config" for kind in KINDS)]
+    advice = _advice(key, value, asked)
+    if advice is not None:
+        words = advice.override()
+        return f"{answer} {advice.why}{' Write: ' * bool(words)}{words}".replace("  ", " ")
+    if key in OWN[""] or key in DEFAULTS or key in SHARED:
+        return f"{answer} An override has no dashes: {shlex.quote(f'{key}={value}')}"
+    return f"{answer}{suggest(name, known)} For all of them: --help"
+
+
+def _advice(key: str, value: str, asked: Sequence[str]) -> "Advice | None":
+    from espnet3.config.overrides import parse_override
+    from espnet3.errors import ConfigError
+    from espnet3.systems.base.advice import advise
+
+    try:
+        parsed = parse_override(f"{key}={value}").value
+    except ConfigError:
+        parsed = value
+    return advise((key,), parsed, asked)
+
+
+def _names_of(asked: Sequence[str], stages: Sequence[Stage]) -> list[str]:
+    from espnet3.cli.stage_selection import select_stages
+
+    try:
+        return [selected.stage.name for selected in select_stages(asked, stages)]
+    except UsageError:  # told when the options are right
+        return []

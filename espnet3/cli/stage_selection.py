@@ -8,6 +8,14 @@ from espnet3.errors import suggest
 from espnet3.systems.base.stages import Stage
 
 ALL = "all"
+_OF_ESPNET2 = {
+    "11": "train",
+    "12": "infer",
+    "13": "measure",
+    "14": "pack_model",
+    "15": "upload_model",
+}
+"""Numbers of `asr.sh` that no stage of ours has."""
 
 
 @dataclass(frozen=True)
@@ -122,5 +130,7 @@ def _known_index(word: str, stages: Sequence[Stage]) -> int:
 
 def _unknown(word: str, stages: Sequence[Stage]) -> str:
     hint = suggest(word, [ALL, *(stage.name for stage in stages)])
+    if word in _OF_ESPNET2:
+        hint = f" For stage {word} of ESPnet2's asr.sh, write: --stages {_OF_ESPNET2[word]}."
     listed = ", ".join(f"{s.number} {s.name}" if s.number else s.name for s in stages)
     return f"There is no stage {word!r}.{hint} Stages: {listed}; or all."

@@ -15,7 +15,8 @@ import yaml
 from espnet3.config.own_keys import ALL, OWN, READERS
 from espnet3.config.redact import redact
 from espnet3.config.sources import join_key
-from espnet3.config.ways import Has, Rule, Settings, Unfit
+from espnet3.config.values import Unfit
+from espnet3.config.ways import Has, Rule, Settings
 from espnet3.config.words import BLOCKS, WORDS
 from espnet3.errors import closest
 

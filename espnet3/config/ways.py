@@ -6,6 +6,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from espnet3.config.own_keys import ENVS, INFER, PACK, STATISTICS, TRAIN, WORKERS
+from espnet3.config.values import (
+    Unfit,
+    count,
+    keep,
+    not_negative,
+    number,
+    positive,
+    switch,
+    text,
+    whole,
+)
 
 Has = Callable[[str], bool]
 """Tells whether the config has a dotted key."""
@@ -41,10 +52,6 @@ _ENV_WORDS = {
 _ENVS_BY_WORD = {word: env for env, words in _ENV_WORDS.items() for word in words.split()}
 
 
-class Unfit(ValueError):
-    """The value cannot be meant for the key; the message says what that takes."""
-
-
 @dataclass(frozen=True)
 class Place:
     """Where a word belongs in some stages."""
@@ -66,93 +73,6 @@ def env_for(word: Any) -> str | None:
     """
     first = str(word).strip().lower().split(" ")[0].rpartition("/")[2].replace("-", "_")
     return first if first in ENVS else _ENVS_BY_WORD.get(first)
-
-
-# Values: each raises Unfit for what its key would refuse.
-
-
-def keep(value: Any) -> Any:
-    """Return it as it is."""
-    return value
-
-
-def number(value: Any) -> float | int:
-    """Return an int or a float; `1e-3` is a text in YAML."""
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        return value
-    text = str(value).strip()
-    try:
-        return int(text) if text.lstrip("+-").isdigit() else float(text)
-    except ValueError:
-        raise Unfit(f"takes a number, and this is {value!r:.60}") from None
-
-
-def whole(value: Any, least: int = 0) -> int:
-    """Return an int of `least` or more."""
-    found = number(value)
-    if not abs(found) < 2**63 or int(found) != found:
-        raise Unfit(f"takes a whole number, and this is {value!r:.60}")
-    if found < least:
-        raise Unfit(f"takes {least} or more, and this is {value!r:.60}")
-    return int(found)
-
-
-def count(value: Any) -> int:
-    """Return an int of 1 or more."""
-    return whole(value, least=1)
-
-
-def positive(value: Any) -> float | int:
-    """Return a number above 0."""
-    found = number(value)
-    if not 0 < found < float("inf"):
-        raise Unfit(f"takes a number above 0, and this is {value!r:.60}")
-    return found
-
-
-def not_negative(value: Any) -> float | int:
-    """Return a number of 0 or more."""
-    found = number(value)
-    if not 0 <= found < float("inf"):
-        raise Unfit(f"takes a number of 0 or more, and this is {value!r:.60}")
-    return found
-
-
-_SWITCHES = {
-    **dict.fromkeys(("true", "yes", "on", "1", ""), True),
-    **dict.fromkeys(("false", "no", "off", "0", "none"), False),
-}
-
-
-def switch(value: Any) -> bool:
-    """Return true or false; a shell option without a value means true."""
-    if str(value).lower() not in _SWITCHES:
-        raise Unfit(f"takes true or false, and this is {value!r:.60}")
-    return _SWITCHES[str(value).lower()]
-
-
-def text(value: Any) -> str:
-    """Return a text that is not empty."""
-    if not isinstance(value, str | int | float) or isinstance(value, bool) or value == "":
-        raise Unfit(f"takes a text, and this is {value!r:.60}")
-    return str(value)
-
-
-def names(value: Any) -> list[str]:
-    """Read `a b`, `a,b` or a list."""
-    parts = value if isinstance(value, list | tuple) else re.split(r"[\s,]+", str(value).strip())
-    found = [str(part) for part in parts if str(part)]
-    if not found:
-        raise Unfit("takes a list of names")
-    return found
-
-
-def lines(value: Any) -> list[str]:
-    """Return a list of texts, of which one may stand alone."""
-    return [text(part) for part in (value if isinstance(value, list | tuple) else [value])]
-
-
-# Ways
 
 
 def to(key: str, convert: Callable[[Any], Any] = keep, more: Settings | None = None) -> Way:
@@ -184,7 +104,17 @@ def devices(value: Any, has: Has) -> Settings | str:
     if _is_all(value):
         return {"trainer.devices": "auto"}
     named = _gpu_list(value)
-    return {"trainer.devices": named} if named else to("trainer.devices", count)(value, has)
+    if named:  # on CPUs it would have to be a number
+        return {"trainer.devices": named, "trainer.accelerator": "gpu"}
+    return to("trainer.devices", count)(value, has)
+
+
+def gpus(value: Any, has: Has) -> Settings | str:
+    """Return the processes of a training, each with a GPU."""
+    settings = devices(value, has)
+    if isinstance(settings, str) or "trainer.accelerator" in settings:
+        return settings
+    return {**settings, "trainer.accelerator": "gpu"}
 
 
 def gpu_workers(value: Any, has: Has) -> Settings | str:
@@ -321,6 +251,25 @@ def of_optimizer(name: str, *, is_usual: bool = True) -> Way:
         return to(f"optimizer.{name}", convert, more)(value, has)
 
     return write
+
+
+def of_scheduler(name: str, ours: str, convert: Callable[[Any], Any]) -> Way:
+    """Return the way to a key that needs a scheduler, and one that has it."""
+
+    def write(value: Any, has: Has) -> Settings | str:
+        if has("scheduler" if ours == "scheduler_interval" else ours):
+            return to(ours, convert)(value, has)
+        return (
+            f"{name} belongs to a scheduler, such as: scheduler: {{_target_: "
+            "torch.optim.lr_scheduler.OneCycleLR, max_lr: 0.001}"
+        )
+
+    return write
+
+
+def resuming(value: Any) -> str:
+    """Return the word of a training for whether it goes on."""
+    return "auto" if str(value).lower() == "auto" or switch(value) else "never"
 
 
 def warmup(value: Any, has: Has) -> Settings | str:
@@ -522,6 +471,7 @@ DEVICES: Rule = (
     Place(TRAIN, devices, f"{TWO_LAYERS} GPUs also need trainer.accelerator: gpu or auto."),
     Place(WORKERS, gpu_workers, f"{TWO_LAYERS} Each worker of local_gpu has a GPU of its own."),
 )
+GPUS: Rule = (Place(TRAIN, gpus, TWO_LAYERS), DEVICES[1])
 N_WORKERS: Rule = (
     Place(WORKERS, to("parallel.n_workers", count), TWO_LAYERS),
     Place(TRAIN, devices, TWO_LAYERS),

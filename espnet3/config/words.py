@@ -8,7 +8,7 @@ each kind of stage that it can be meant for; `config.advice` chooses among them.
 from collections.abc import Callable
 from typing import Any
 
-from espnet3.config import ways
+from espnet3.config import values, ways
 from espnet3.config.own_keys import (
     ALL,
     INFER,
@@ -24,7 +24,8 @@ from espnet3.config.own_keys import (
     UPLOAD,
     WORKERS,
 )
-from espnet3.config.ways import Place, Rule, Way, count, if_on, switch, tell, text, to, whole
+from espnet3.config.values import count, switch, text, whole
+from espnet3.config.ways import Place, Rule, Way, if_on, tell, to
 
 WORDS: dict[str, Rule] = {}
 """By the word, with `_` for `-`, wherever it stands."""
@@ -45,55 +46,75 @@ def _say(words: str, sentence: str) -> None:
 
 
 # fmt: off
-_SWITCHES = (
-    "benchmark", "detect_anomaly", "enable_autolog_hparams", "enable_model_summary",
-    "enable_progress_bar", "inference_mode", "sync_batchnorm",
-)
 _ARGUMENTS: dict[str, Callable[[Any], Any]] = {
-    **dict.fromkeys(_SWITCHES, switch),
-    **dict.fromkeys(("max_epochs", "min_epochs", "log_every_n_steps", "num_nodes"), count),
-    **dict.fromkeys(("accumulate_grad_batches", "check_val_every_n_epoch"), count),
+    **dict.fromkeys(("benchmark", "detect_anomaly", "enable_autolog_hparams", "inference_mode",
+                     "enable_model_summary", "enable_progress_bar", "sync_batchnorm"), switch),
+    **dict.fromkeys(("max_epochs", "min_epochs", "log_every_n_steps", "num_nodes",
+                     "accumulate_grad_batches", "check_val_every_n_epoch"), count),
     **dict.fromkeys(("num_sanity_val_steps", "max_steps"), lambda v: whole(v, least=-1)),
     **dict.fromkeys(("min_steps", "reload_dataloaders_every_n_epochs"), whole),
-    "gradient_clip_val": ways.not_negative,
+    **dict.fromkeys(("limit_train_batches", "limit_val_batches", "limit_test_batches",
+                     "limit_predict_batches", "overfit_batches", "gradient_clip_val"),
+                    values.not_negative),
+    **dict.fromkeys(("callbacks", "plugins"), values.built),
+    "gradient_clip_algorithm": values.choice("norm", "value"), "fast_dev_run": values.trial,
+    "profiler": values.choice("simple", "advanced", "pytorch"), "model_registry": text,
+    "max_time": values.pattern(r"\d+:\d+:\d+:\d+", "00:12:00:00"),
+    "strategy": values.pattern("auto|ddp.*|fsdp|deepspeed.*", "ddp"),
 }
 _LOADER: dict[str, Callable[[Any], Any]] = {
     **dict.fromkeys(("shuffle", "drop_last", "pin_memory"), switch),
-    **dict.fromkeys(("min_seconds", "max_seconds", "batch_seconds"), ways.positive),
-    **dict.fromkeys(("buffer_shards",), whole),
+    **dict.fromkeys(("min_seconds", "max_seconds", "batch_seconds"), values.positive),
+    **dict.fromkeys(("buffer_shards", "max_errors"), whole),
+    "on_error": values.choice("raise", "skip"), "sampler": values.built,
+}
+_PARALLEL: dict[str, Callable[[Any], Any]] = {
+    **dict.fromkeys(("item_timeout", "worker_timeout", "start_timeout"), values.positive),
+    **dict.fromkeys(("max_lost_jobs", "max_successors", "retries"), whole),
+    "shards_per_worker": count, "mode": values.choice("sync", "async"), "adaptive": values.mapping,
+    "options": values.mapping,
+}
+_RUNNER: dict[str, Callable[[Any], Any]] = {
+    **dict.fromkeys(("resume", "retry_failed"), switch), "max_errors": whole,
+    "on_error": values.choice("raise", "skip"), "accept_changes": values.names,
 }
 
 for _name in TRAINER_ARGUMENTS:
-    _train(_name, to(f"trainer.{_name}", _ARGUMENTS.get(_name, ways.keep)))
+    _train(_name, to(f"trainer.{_name}", _ARGUMENTS.get(_name, values.keep)))
 for _name in PARALLEL_KEYS:
-    _add(_name, Place(WORKERS, to(f"parallel.{_name}")))
+    _add(_name, Place(WORKERS, to(f"parallel.{_name}", _PARALLEL.get(_name, values.keep))))
 for _name in LOADER_KEYS:
-    _train(_name, to(f"dataloader.train.{_name}", _LOADER.get(_name, ways.keep)))
+    _train(_name, to(f"dataloader.train.{_name}", _LOADER.get(_name, values.keep)))
 for _name in RUNNER_KEYS:
-    _add(
-        _name, Place(INFER, to(f"runner.{_name}")), Place(STATISTICS, to(f"collect_stats.{_name}"))
-    )
+    _add(_name, Place(INFER, to(f"runner.{_name}", _RUNNER[_name])),
+         Place(STATISTICS, to(f"collect_stats.{_name}", _RUNNER[_name])))
 for _name in ("on_error", "max_errors"):
-    WORDS[_name] += (Place(TRAIN, to(f"dataloader.train.{_name}")),)
-for _name in ("resume", "accept_changes"):
-    WORDS[_name] += (Place(TRAIN, to(_name), "That of a training stands at the top."),)
+    WORDS[_name] += (Place(TRAIN, to(f"dataloader.train.{_name}", _RUNNER[_name])),)
+_OF_TRAINING = "That of a training stands at the top."
+WORDS["resume"] += (Place(TRAIN, to("resume", ways.resuming), _OF_TRAINING),)
+WORDS["accept_changes"] += (Place(TRAIN, to("accept_changes", values.names), _OF_TRAINING),)
 _train("collate_fn", to("dataloader.collate_fn"))
+_train("batch_sampler", tell("It makes the batches in place of every size: dataloader: {train: "
+                             "{batch_sampler: {_target_: ...}}}"))
+_train("shape_file", tell("It needs batch_bins or sample_rate beside it: dataloader: {train: "
+                          "{shape_file: '${stats_dir}/train/speech_shape', batch_bins: 4000000}}"))
+_train("max_padding", to("dataloader.train.max_padding", values.share))
 _train("prefetch_factor dataloader_prefetch_factor", ways.with_workers("prefetch_factor", count))
 _train("persistent_workers dataloader_persistent_workers",
        ways.with_workers("persistent_workers", switch))
-_train("timeout", ways.with_workers("timeout", ways.not_negative))
+_train("timeout", ways.with_workers("timeout", values.not_negative))
 _train("worker_init_fn", ways.with_workers("worker_init_fn", text))
 _train("multiprocessing_context dataloader_multiprocessing_context",
-       ways.with_workers("multiprocessing_context", text))
+       ways.with_workers("multiprocessing_context", values.choice("fork", "spawn", "forkserver")))
 _train("dataloader_drop_last", to("dataloader.train.drop_last", switch))
 _train("dataloader_pin_memory", to("dataloader.train.pin_memory", switch))
 _train("max_seconds max_duration max_wav_duration avoid_if_longer_than",
-       to("dataloader.train.max_seconds", ways.positive))
+       to("dataloader.train.max_seconds", values.positive))
 _train("min_seconds min_duration min_wav_duration avoid_if_shorter_than",
-       to("dataloader.train.min_seconds", ways.not_negative))
+       to("dataloader.train.min_seconds", values.not_negative))
 _train("batch_seconds max_batch_length batch_duration",
-       to("dataloader.train.batch_seconds", ways.positive))
-_train("every_minutes ckpt_interval_minutes", to("checkpoint.every_minutes", ways.positive))
+       to("dataloader.train.batch_seconds", values.positive))
+_train("every_minutes ckpt_interval_minutes", to("checkpoint.every_minutes", values.positive))
 _train("every_n_steps save_steps every_n_train_steps save_interval save_every_n_steps",
        to("checkpoint.every_n_steps", count))
 _train("use_distributed_sampler replace_sampler_ddp",
@@ -104,8 +125,8 @@ _train("enable_checkpointing checkpoint_callback",
 
 # Where it runs: the two layers
 
-_add("devices gpus ngpu n_gpu n_gpus num_gpus num_gpu num_device num_devices n_devices "
-     "nproc_per_node num_processes tpu_cores", *ways.DEVICES)
+_add("devices num_device num_devices n_devices nproc_per_node num_processes", *ways.DEVICES)
+_add("gpus ngpu n_gpu n_gpus num_gpus num_gpu n_gpus_per_node gpus_per_node", *ways.GPUS)
 _add("n_workers nj n_jobs num_jobs workers n_worker num_worker max_workers n_procs num_procs "
      "n_processes max_jobs_run max_jobs", *ways.N_WORKERS)
 _add("inference_nj decode_nj nj_inference", ways.N_WORKERS[0])
@@ -125,7 +146,8 @@ _add("accelerator device", Place(TRAIN, ways.accelerator, ways.TWO_LAYERS),
 _add("device_index gpu_id gpu_index",
      Place(INFER, to("device", lambda value: f"cuda:{whole(value)}"),
            "Left out, each worker takes a GPU of its own."),
-     Place(TRAIN, to("trainer.devices", lambda value: [whole(value)])))
+     Place(TRAIN, to("trainer.devices", lambda value: [whole(value)],
+                     {"trainer.accelerator": "gpu"})))
 _add("no_cuda use_cpu",
      Place(TRAIN, if_on(to("trainer.accelerator", lambda _: "cpu"),
                         to("trainer.accelerator", lambda _: "auto"))),
@@ -150,7 +172,7 @@ for _name in (
     _add(_name, Place(WORKERS, ways.of_jobs(_ours)), Place(TRAIN, tell(
         "A training as a job takes it from a launch block: espnet3 launch conf/training.yaml "
         "conf/launch_slurm.yaml")))
-_train("strategy distributed_backend", to("trainer.strategy"))
+_train("distributed_backend dist_strategy", to("trainer.strategy", _ARGUMENTS["strategy"]))
 _train("sync_bn sync_batchnorm", to("trainer.sync_batchnorm", switch))
 _train("unused_parameters ddp_find_unused_parameters find_unused_parameters", if_on(
     to("trainer.strategy", lambda _: "ddp_find_unused_parameters_true"),
@@ -187,11 +209,11 @@ _train("batch_type valid_batch_type", ways.batch_type)
 _train("gradient_accumulation_steps accum_grad accum_grad_steps grad_accum gradient_accumulation "
        "grad_accumulation_factor accumulate_grad", to("trainer.accumulate_grad_batches", count))
 _train("grad_clip max_grad_norm gradient_clip grad_clip_norm clip_grad_norm gradient_clipping "
-       "clip_grad grad_norm", to("trainer.gradient_clip_val", ways.not_negative))
+       "clip_grad grad_norm", to("trainer.gradient_clip_val", values.not_negative))
 _train("grad_clip_type", tell("trainer.gradient_clip_algorithm is norm, the default, or value."))
 _train("lr learning_rate base_lr init_lr initial_lr", ways.of_optimizer("lr"),
        "It is an argument of the optimizer.")
-_train("max_lr", to("scheduler.max_lr", ways.positive), "It is an argument of the scheduler.")
+_train("max_lr", ways.of_scheduler("max_lr", "scheduler.max_lr", values.positive))
 _train("weight_decay wd l2", ways.of_optimizer("weight_decay"),
        "It is an argument of the optimizer.")
 _train("momentum", ways.of_optimizer("momentum", is_usual=False))
@@ -267,7 +289,7 @@ _train("resume_from_checkpoint ckpt_path checkpoint_path", lambda value, has: (
     if isinstance(value, bool) or value is None else to("fit.ckpt_path", text)(value, has)))
 _train("init_param pretrained_model pretrained_path init_from pretrain_path load_from",
        to("init", text), "It starts from these weights.")
-_train("freeze_param freeze_params frozen freeze_layers freeze_modules", to("freeze", ways.names))
+_train("freeze_param freeze_params frozen freeze_layers freeze_modules", to("freeze", values.names))
 _train("num_att_plot ignore_init_mismatch no_forward_run log_level write_collected_feats "
        "use_matplotlib train_dtype_ cudnn_enabled", tell("It has no counterpart: delete the line."))
 _add("seed data_seed random_seed", Place(ALL, to("seed", whole)))
@@ -308,7 +330,8 @@ _add("pack_model", *ways.PACKING)
 _add(
     "upload_model", Place(UPLOAD, tell("The block is called upload: upload: {repo_id: user/name}"))
 )
-_add("hub_model_id hf_repo repo_id", Place(UPLOAD, to("upload.repo_id", text)))
+_add("hub_model_id hf_repo repo_id", Place(UPLOAD, to(
+    "upload.repo_id", values.pattern(r"[\w.-]+/[\w.-]+", "user/name"))))
 _add("hub_private_repo", Place(UPLOAD, to("upload.private", switch)))
 _add("hub_revision", Place(UPLOAD, to("upload.revision", text)))
 _say("push_to_hub hub_strategy hub_always_push", "It is a stage: --stages pack_model upload_model")
@@ -334,8 +357,8 @@ _say("specaug specaug_conf spec_augment", "It is a part of the model: model: {sp
 _say("encoder encoder_conf decoder decoder_conf model_conf preencoder preencoder_conf postencoder "
      "postencoder_conf ctc_conf joint_network joint_net_conf frontend_args",
      "It is a part of the model: model: {_target_: ..., encoder: {_target_: ...}}")
-_say("fs sampling_rate", "The rate is that of the data and of the frontend: sample_rate: 16000 "
-     "under data_src_args, and under model.frontend.")
+_say("fs sampling_rate sample_rate", "The rate is that of the data and of the frontend: "
+     "sample_rate: 16000 under data_src_args, and under model.frontend.")
 _say("audio_format", "Audio is read as it is (wav, flac, ogg, mp3): delete the line.")
 _say("lang language", "It goes into the model card: pack: {language: en}")
 _say("python cmd_opts path", "The Python that runs run.py is used: delete the line.")
@@ -358,7 +381,7 @@ _tokens = Place(TOKENS, ways.vocabulary, "With tokens of SentencePiece.")
 _add("nbpe vocab_size n_vocab num_tokens", _tokens)
 _add("token_type bpemode bpe_mode model_type", Place(TOKENS, ways.token_type))
 _add("bpe_char_cover character_coverage", Place(TOKENS, to("tokenizer.character_coverage",
-                                                           ways.positive)))
+                                                           values.positive)))
 _say("bpe_train_text lm_train_text lm_dev_text lm_test_text srctexts",
      "Texts for the tokenizer are those of dataset.train, or what tokenizer: {text_builder: {func: "
      "FUNCTION}} gives.")
@@ -367,9 +390,9 @@ _say("nlsyms_txt bpe_nlsyms cleaner g2p non_linguistic_symbols", "What is done t
 _say("token_list bpemodel bpe_model", "The tokens are those of the folder tokenizer.save_path.")
 
 for _word, _ours, _convert in (
-    ("beam_size", "", count), ("beam", "beam_size", count), ("ctc_weight", "", ways.number),
-    ("lm_weight", "", ways.number), ("ngram_weight", "", ways.number),
-    ("nbest", "n_best", count), ("n_best", "", count), ("penalty", "length_bonus", ways.number),
+    ("beam_size", "", count), ("beam", "beam_size", count), ("ctc_weight", "", values.number),
+    ("lm_weight", "", values.number), ("ngram_weight", "", values.number),
+    ("nbest", "n_best", count), ("n_best", "", count), ("penalty", "length_bonus", values.number),
     ("maxlenratio", "max_length_ratio", ways.length_ratio),
 ):
     _add(_word, Place(INFER, ways.decoder(_word, _ours, _convert)))
@@ -399,7 +422,7 @@ BLOCKS[""] = {
 BLOCKS["parallel"] = {
     **dict.fromkeys(("num_workers", "workers", "num_jobs", "jobs", "processes"), ways.N_WORKERS),
     **dict.fromkeys(("type", "name", "scheduler", "cluster", "backend"), WORDS["env"]),
-    "timeout": (Place(WORKERS, to("parallel.item_timeout", ways.positive)),),
+    "timeout": (Place(WORKERS, to("parallel.item_timeout", values.positive)),),
 }
 _BY_CLASS = ("name", "type", "class", "class_name")
 BLOCKS["optimizer"] = dict.fromkeys(
@@ -408,8 +431,9 @@ BLOCKS["optimizer"] = dict.fromkeys(
 BLOCKS["scheduler"] = {
     **dict.fromkeys(_BY_CLASS, (Place(TRAIN, tell(
         "The class goes by its path: _target_: espnet3.components.schedulers.WarmupLR")),)),
-    "interval": (Place(TRAIN, to("scheduler_interval", text)),),
-    "monitor": (Place(TRAIN, to("scheduler_monitor", text)),),
+    "interval": (Place(TRAIN, ways.of_scheduler("interval", "scheduler_interval",
+                                                values.choice("step", "epoch"))),),
+    "monitor": WORDS["val_scheduler_criterion"],
 }
 BLOCKS["tokenizer"] = {
     **dict.fromkeys(("type", "kind"), (Place(TOKENS, ways.token_type),)),
@@ -426,16 +450,19 @@ BLOCKS["upload"] = {
     "token": WORDS["hub_token"],
 }
 BLOCKS["launch"] = {
-    **dict.fromkeys(("env", "cluster", "backend"), (Place(TRAIN, to("launch.scheduler")),)),
-    **dict.fromkeys(("walltime", "time_limit"), (Place(TRAIN, to("launch.time", text)),)),
-    **dict.fromkeys(("mem", "memory_per_node"), (Place(TRAIN, to("launch.memory", text)),)),
+    **dict.fromkeys(("env", "cluster", "backend"), (Place(TRAIN, to(
+        "launch.scheduler", values.choice("slurm", "pbs", "sge", "lsf"))),)),
+    **dict.fromkeys(("walltime", "time_limit"), (Place(TRAIN, to(
+        "launch.time", values.pattern(r"(\d+-)?\d+:\d\d:\d\d", '"24:00:00"'))),)),
+    **dict.fromkeys(("mem", "memory_per_node"), (Place(TRAIN, to(
+        "launch.memory", values.pattern(r"\d+[KMGT]B?", "64G"))),)),
     **dict.fromkeys(("cores", "cpus", "n_cpus", "cpus_per_node"),
                     (Place(TRAIN, to("launch.cpus_per_task", count)),)),
     "project": (Place(TRAIN, to("launch.account", text)),),
     **dict.fromkeys(("job_extra_directives", "extra", "options"),
-                    (Place(TRAIN, to("launch.directives", ways.lines)),)),
+                    (Place(TRAIN, to("launch.directives", values.lines)),)),
     **dict.fromkeys(("job_script_prologue", "prologue"),
-                    (Place(TRAIN, to("launch.setup", ways.lines)),)),
+                    (Place(TRAIN, to("launch.setup", values.lines)),)),
 }
 for _split in ("train", "valid", "test"):
     BLOCKS[f"dataset.{_split}"] = {
