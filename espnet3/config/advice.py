@@ -16,7 +16,7 @@ from espnet3.config.own_keys import ALL, OWN, READERS
 from espnet3.config.redact import redact
 from espnet3.config.sources import join_key
 from espnet3.config.values import Unfit
-from espnet3.config.ways import Has, Rule, Settings
+from espnet3.config.ways import Has, Rule, Settings, env_for
 from espnet3.config.words import BLOCKS, WORDS
 from espnet3.errors import closest
 
@@ -97,7 +97,7 @@ def advise(
     """
     path = tuple(str(part) for part in path)
     known = [stage for stage in stages if stage in ALL]
-    if not path or _is_right(path, known):
+    if not path or _is_right(path, value, known):
         return None
     rule = _rule_for(path)
     if rule is None:
@@ -110,11 +110,11 @@ def _has_nothing(key: str) -> bool:
     return False
 
 
-def _is_right(path: tuple[str, ...], stages: Collection[str]) -> bool:
+def _is_right(path: tuple[str, ...], value: Any, stages: Collection[str]) -> bool:
     """Tell whether the stages read this key, so that only its value can be wrong."""
     block, name = _split(path)
-    if (block, name) == ("parallel", "env"):
-        return False  # its value is what counts
+    if (block, name) == ("parallel", "env") and env_for(value) is not None:
+        return False  # a word for one of ours; others may be registered
     readers = READERS.get(path[0], ())
     is_read = not stages or not set(readers).isdisjoint(stages)
     return is_read and name in OWN.get(block, ())
@@ -210,7 +210,7 @@ def unknown_hint(
     if close is None:
         return ""
     line = yaml_line(close, value)
-    if _is_override(key, loaded):
+    if is_override(key, loaded):
         line = Advice(join_key(block, close), value, "").override()
     return f" Did you mean {close!r}? Write: {line}"
 
@@ -234,14 +234,14 @@ def _worded(advice: Advice, key: str, block: str, loaded: "LoadedConfig | None")
     if not advice.key:
         return f" {advice.why}"
     home, _, name = advice.key.rpartition(".")
-    if _is_override(key, loaded):
+    if is_override(key, loaded):
         return f" {advice.why} Write: {advice.override()}".replace("  ", " ")
     if home == block and not advice.more:
         return f" Did you mean {name!r}? Write: {yaml_line(name, advice.value)}"
     return f" {advice.why} Write: {advice.line()}".replace("  ", " ")
 
 
-def _is_override(key: str, loaded: "LoadedConfig | None") -> bool:
+def is_override(key: str, loaded: "LoadedConfig | None") -> bool:
     """Tell whether a key was typed into a shell, so that the answer can be as well."""
     source = loaded.find_source(key) if loaded else None
     return source is not None and source.file.startswith("command line")

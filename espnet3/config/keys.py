@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from espnet3.config.advice import yaml_line
+from espnet3.config.advice import Advice, advise, is_override, yaml_line
 from espnet3.config.redact import redact
 from espnet3.config.sources import join_key
 from espnet3.errors import ConfigError, closest
@@ -36,7 +36,7 @@ def check_keys(
         known: The top-level keys that are read.
         homes: The block that a key belongs under, such as `{"n_workers": "parallel"}`; the block
             may be a dotted key.
-        stages: names of those that run.
+        stages: Names of those that read the config; what a key means may depend on them.
 
     Raises:
         ConfigError: With the line to write for each such key.
@@ -104,25 +104,28 @@ def _references(values: Any) -> Iterator[str]:
 def _misplaced(
     loaded: "LoadedConfig", key: str, value: Any, home: str, stages: Collection[str]
 ) -> str:
-    """Word a key in the wrong block; where it belongs depends on the stages that run."""
-    from espnet3.config.advice import Advice, advise
-
+    start = f"{key} in {loaded.source_of(key)}"
     name = key.rpartition(".")[2]
-    found = advise(tuple(key.split(".")), value, stages, has=loaded.has)
-    if found is not None and not found.key:
-        return f"{key} in {loaded.source_of(key)} is not read. {found.why}"
-    found = found or Advice(f"{home}.{name}", value, "")
-    block, home = key.rpartition(".")[0], found.key.rpartition(".")[0]
-    problem = f"belongs under {home}." if home not in ("", block) else f"is not read. {found.why}"
-    is_typed = loaded.source_of(key).startswith("command line")
-    line = found.override() if is_typed else found.line()
-    if len(line) > _LONGEST_LINE:
-        line = replace(found, value="...").line()
-    return f"{key} in {loaded.source_of(key)} {problem} Write: {line}"
+    advice = advise(tuple(key.split(".")), value, stages, has=loaded.has)
+    if advice is not None and not advice.key:
+        return f"{start}: {advice.why}"
+    advice = advice or Advice(f"{home}.{name}", value, "")
+    home, _, right = advice.key.rpartition(".")
+    where = f"belongs under {home}" if home else "belongs at the top"
+    called = f", where it is called {right}" if right != name else ""
+    if home == key.rpartition(".")[0]:
+        where, called = f"is called {right}", ""
+    line = advice.override() if is_override(key, loaded) else advice.line()
+    if "\n" in line or len(line) > _LONGEST_LINE:
+        parts = advice.key.split(".")
+        line = ": {".join(parts) + ": ..." + "}" * (len(parts) - 1)
+    return f"{start} {where}{called}. Write: {line}"
 
 
 def _misspelt(loaded: "LoadedConfig", key: str, value: Any, right: str) -> str:
     line = yaml_line(right, value)
+    if is_override(key, loaded):
+        line = Advice(right, value, "").override()
     return (
         f"{key} in {loaded.source_of(key)} is not a known key. Did you mean {right!r}? "
         f"Write: {line if len(line) <= _LONGEST_LINE else f'{right}: ...'}"

@@ -175,7 +175,7 @@ def test_an_unexpected_argument_shows_signature_and_closest_name(module, tmp_pat
     loaded = load_config(path)
     assert problem(loaded.config.model, key="model", loaded=loaded) == (
         f"model does not fit its target: it takes no argument 'color' (set in {path}:4). "
-        "Did you mean 'colour'?\n"
+        "Did you mean 'colour'? Write: colour: blue\n"
         f"Signature: {CIRCLE}(radius, colour='red', inner=None)"
     )
 

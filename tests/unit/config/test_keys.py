@@ -22,6 +22,7 @@ HOMES = {
     "env": "parallel",
     "devices": "trainer",
     "on_error": "runner",
+    "model_registry": "trainer",
     "num_workers": "dataloader.train",
 }
 
@@ -120,11 +121,11 @@ def test_a_long_or_nested_value_is_left_out(conf):
     ("line", "right"),
     [
         ("n_workers: 4", "parallel: {n_workers: 4}"),
-        ("env: 'a, b: c'", "parallel: {env: 'a, b: c'}"),
-        ("devices: [0, 1]", "trainer: {devices: [0, 1]}"),
+        ("env: slurm", "parallel: {env: slurm}"),
+        ("devices: [0, 1]", "trainer: {devices: [0, 1], accelerator: gpu}"),
         ("on_error: skip", "runner: {on_error: skip}"),
         ("num_workers: 2", "dataloader: {train: {num_workers: 2}}"),
-        (f"env: {'x' * 200}", "parallel: {env: '...'}"),
+        (f"model_registry: {'x' * 200}", "trainer: {model_registry: ...}"),
     ],
 )
 def test_a_key_of_a_block_at_the_top_says_where_it_belongs(conf, line, right):

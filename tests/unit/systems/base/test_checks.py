@@ -32,14 +32,19 @@ def check(write, text, *names, system=Plain):
     [
         ("n_workers: 4", "n_workers in conf/it's.yaml:1 belongs under parallel. Write: parallel: "),
         ("on_error: skip", "on_error in conf/it's.yaml:1 belongs under runner. Write: runner: {o"),
-        ("devices: 2", "devices in conf/it's.yaml:1 belongs under trainer. Write: trainer: {dev"),
+        (
+            "devices: 2",
+            "devices in conf/it's.yaml:1 belongs under parallel, where it is called n_workers. "
+            "Write: parallel: {n_workers: 2, env: local_gpu}",
+        ),
         (
             "trainer:\n  n_workers: 4",
             "trainer.n_workers in conf/it's.yaml:2 belongs under parallel. Write: parallel: {n_wo",
         ),
         (
             "parallel:\n  devices: 2",
-            "parallel.devices in conf/it's.yaml:2 belongs under trainer. Write: trainer: {devices",
+            "parallel.devices in conf/it's.yaml:2 is called n_workers. Write: parallel: "
+            "{n_workers: 2, env: local_gpu}",
         ),
         (
             "runner:\n  env: slurm",
