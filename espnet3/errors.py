@@ -81,16 +81,16 @@ def closest(word: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
     # Imported when needed: this module is on the start-up path of workers.
     from difflib import SequenceMatcher, get_close_matches
 
-    from rapidfuzz.distance import OSA
-
     def is_slip(other: str) -> bool:
         mine, theirs = str(word).lower().split("_"), other.lower().split("_")
         rest = [part for part in mine if part not in theirs]
         other_rest = [part for part in theirs if part not in mine]
         if not rest or not other_rest:
             return True  # one says more than the other
-        one, two = "_".join(rest), "_".join(other_rest)
-        return OSA.distance(one, two) <= 1 or SequenceMatcher(None, one, two).ratio() >= cutoff
+        return is_like("_".join(rest), "_".join(other_rest), 0.6) or is_like(word, other, 0.8)
+
+    def is_like(one: str, other: str, least: float) -> bool:
+        return SequenceMatcher(None, str(one).lower(), other.lower()).ratio() >= least
 
     close = get_close_matches(str(word), list(known), n=5, cutoff=cutoff)
     return next(filter(is_slip, close), None)

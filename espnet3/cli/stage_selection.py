@@ -77,6 +77,8 @@ def _undefined(stage: Stage, system: str) -> str:
 
 
 def _until(words: Sequence[str], stop: str, stages: Sequence[Stage]) -> list[int]:
+    if len(words) == 1 and words[0] in _OF_ESPNET2:
+        raise UsageError(_unknown(words[0], stages))
     first = _index(words[0], stages) if len(words) == 1 else None
     if first is None:
         raise UsageError(

@@ -6,7 +6,6 @@ meant otherwise: nothing refers to it, and it is close to a known one, or a bloc
 
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from espnet3.config.advice import Advice, advise, is_override, yaml_line
@@ -46,8 +45,11 @@ def check_keys(
     problems = list[str]()
     for key in (key for key in values if str(key) not in own):
         close = closest(str(key), sorted(known), cutoff=_CLOSE)
-        if str(key) in homes:
-            problems.append(_misplaced(loaded, str(key), values[key], homes[str(key)], stages))
+        # A word of others comes first: inference_nj is no slip of inference_dir.
+        is_foreign = close and advise((str(key),), values[key], stages) is not None
+        if str(key) in homes or is_foreign:
+            home = homes.get(str(key), "")
+            problems.append(_misplaced(loaded, str(key), values[key], home, stages))
         elif close:
             problems.append(_misspelt(loaded, str(key), values[key], close))
     raise_any(problems)

@@ -99,7 +99,7 @@ MISTAKES = {
     "an empty dataset": (swap("n: 4", "n: 0"), INFER, rf"dataset\.test\.0.*{HERE}.*has no items"),
     "an empty dataset behind another one": (swap("    - name: digits", f"    - {{name: first, data_src: {PARTS}}}\n    - name: digits").replace("n: 4", "n: 0"), INFER, r"dataset\.test\.1\.data_src_args \(set in conf/inference\.yaml:\d+\).*has no items"),
     "n_workers in trainer": (swap("  devices: 4", "  n_workers: 4"), INFER, rf"trainer\.n_workers.*{HERE}.*belongs under parallel.*parallel: \{{n_workers: 4\}}"),
-    "devices in parallel": (swap("  n_workers: 1", "  devices: 2"), INFER, rf"parallel\.devices.*{HERE}.*parallel: \{{n_workers: 2, env: local_gpu\}}"),
+    "devices in parallel": (swap("  n_workers: 1", "  devices: 2"), INFER, rf"parallel\.devices.*{HERE}.*is called n_workers.*parallel: \{{n_workers: 2, env: local_gpu\}}"),
     "n_workers at the top": (swap("input_key: speech", "input_key: speech\nn_workers: 4"), INFER, rf"n_workers.*{HERE}.*belongs under parallel"),
     "resume at the top": (swap("input_key: speech", "input_key: speech\nresume: false"), INFER, rf"resume.*{HERE}.*belongs under runner"),
     "an unquoted walltime": (swap("env: local\n  n_workers: 1", "env: slurm\n  options: {cores: 1, memory: 1GB, walltime: 12:00:00}"), INFER, rf'{HERE}.*walltime: "12:00:00"'),

@@ -39,7 +39,7 @@ def test_a_whole_block(tmp_path):
         ("environment: {MY-VAR: 1}", "Write: NAME: value"),
         ("job_name: bash", "job_name: train_bash"),
         ('setup: ["a\\nb"]', "Make each a list item"),
-        ("nodes: 2", "Known keys: "),
+        ("nodes: 2", "Write: trainer: {num_nodes: 2}"),
     ],
 )
 def test_a_wrong_line_is_told_with_its_place_and_what_to_write(tmp_path, lines, advice):
