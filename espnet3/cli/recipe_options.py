@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from espnet3.cli.usage import UsageError
 from espnet3.config.own_keys import OWN
+from espnet3.config.ways import Has
 from espnet3.errors import suggest
 from espnet3.systems.base.context import DEFAULTS, SHARED
 from espnet3.systems.base.stages import KINDS, Stage
@@ -64,7 +65,7 @@ def parse_options(argv: Sequence[str], stages: Sequence[Stage], *, prog: str) ->
     parser = make_parser(stages, prog=prog)
     args, stray = parser.parse_known_args(rest)
     if stray:
-        raise UsageError(_explain_stray(stray, stages, args.stages))
+        raise UsageError(_explain_stray(stray, stages, args))
     configs = {kind: tuple(getattr(args, f"{kind}_config")) for kind in KINDS}
     return Options(
         stages=tuple(args.stages),
@@ -128,10 +129,10 @@ def list_stages(stages: Sequence[Stage]) -> str:
     return "\n".join(lines)
 
 
-def _explain_stray(stray: Sequence[str], stages: Sequence[Stage], asked: Sequence[str]) -> str:
+def _explain_stray(stray: Sequence[str], stages: Sequence[Stage], args: argparse.Namespace) -> str:
     word = stray[0]
     if word.startswith("-"):
-        return _explain_option(stray, _names_of(asked, stages))
+        return _explain_option(stray, _names_of(args.stages, stages), _keys_of(args))
     if any(word in (stage.name, str(stage.number)) for stage in stages):
         return f"{word!r} stands alone. To run that stage, write: --stages {word}"
     return (
@@ -140,7 +141,7 @@ def _explain_stray(stray: Sequence[str], stages: Sequence[Stage], asked: Sequenc
     )
 
 
-def _explain_option(stray: Sequence[str], asked: Sequence[str]) -> str:
+def _explain_option(stray: Sequence[str], asked: Sequence[str], has: Has | None) -> str:
     """Say what stands for `--nj 8`, as one writes it in shell recipes of ESPnet2."""
     name, equals, value = stray[0].partition("=")
     if not equals and len(stray) > 1 and not stray[1].startswith("-"):
@@ -151,7 +152,7 @@ def _explain_option(stray: Sequence[str], asked: Sequence[str]) -> str:
         return f"{answer} An override has no dashes: {shlex.quote(f'{key}={value}')}"
     known = ["--help", "--stages", "--stage", "--stop_stage", "--config", "--dry-run"]
     known += ["--detach", "--list-stages", *(f"--{kind}_config" for kind in KINDS)]
-    advice = _advice(key, value, asked)
+    advice = _advice(key, value, asked, has)
     if advice is not None:
         words = advice.override()
         return f"{answer} {advice.why}{' Write: ' * bool(words)}{words}".replace("  ", " ")
@@ -160,7 +161,7 @@ def _explain_option(stray: Sequence[str], asked: Sequence[str]) -> str:
     return f"{answer}{suggest(name, known)} For all of them: --help"
 
 
-def _advice(key: str, value: str, asked: Sequence[str]) -> "Advice | None":
+def _advice(key: str, value: str, asked: Sequence[str], has: Has | None) -> "Advice | None":
     from espnet3.config.overrides import parse_override
     from espnet3.errors import ConfigError
     from espnet3.systems.base.advice import advise
@@ -169,7 +170,20 @@ def _advice(key: str, value: str, asked: Sequence[str]) -> "Advice | None":
         parsed = parse_override(f"{key}={value}").value
     except ConfigError:
         parsed = value
-    return advise((key,), parsed, asked)
+    return advise((key,), parsed, asked, has=has)
+
+
+def _keys_of(args: argparse.Namespace) -> Has | None:
+    """Return what tells the keys of the configs that were named, as far as they can be read."""
+    from espnet3.config.load import load_config
+    from espnet3.errors import ConfigError
+
+    options = ("config", *(f"{kind}_config" for kind in KINDS))
+    files = [file for name in options for file in getattr(args, name)]
+    try:
+        return load_config(files).has if files else None
+    except ConfigError:  # told when the options are right
+        return None
 
 
 def _names_of(asked: Sequence[str], stages: Sequence[Stage]) -> list[str]:
@@ -178,4 +192,4 @@ def _names_of(asked: Sequence[str], stages: Sequence[Stage]) -> list[str]:
     try:
         return [selected.stage.name for selected in select_stages(asked, stages)]
     except UsageError:  # told when the options are right
-        return []
+        return list(asked)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, get_args
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from espnet3.config.advice import unknown_hint, yaml_line
+from espnet3.config.advice import Advice, advise, is_override, unknown_hint, yaml_line
 from espnet3.config.sources import join_key, set_in
 from espnet3.errors import suggest
 
@@ -79,15 +79,29 @@ class Subject:
         what = "" if by_validator and isinstance(value, Mapping) else f" is {short(value)}"
         comma = ", but " if what else ": "
         hint = _hint(path, value, group[0]) if len(group) == 1 else ""
-        hint = hint or self._default(path)
+        hint = hint or self._meant(path, value) or self._default(path)
         return f"{key}{what}{self._set_in(path)}{comma}{reasons.rstrip('.')}.{hint}"
+
+    def _meant(self, path: Path, value: Any) -> str:
+        """Return the line with the value that another toolkit's word stands for."""
+        key = self._key(path)
+        advice = advise(tuple(key.split(".")), value, ()) if path else None
+        if advice is None or advice.key != key or advice.more:
+            return ""
+        return f" Write: {self._line_for(path, advice.value)}"
+
+    def _line_for(self, path: Path, value: Any) -> str:
+        """Return the line to paste: into the shell, if it was typed there."""
+        if is_override(self._key(path), self.loaded):
+            return Advice(self._key(path), value, "").override()
+        return yaml_line(str(path[-1]), value)
 
     def _default(self, path: Path) -> str:
         """Return the line with the default, where there is a plain one."""
         for model in _models_at(self.model, path[:-1]):
             field = model.model_fields.get(str(path[-1])) if path else None
             if field is not None and isinstance(field.default, str | int | float):
-                return f" Write: {yaml_line(str(path[-1]), field.default)}"
+                return f" Write: {self._line_for(path, field.default)}"
         return ""
 
     def _path(self, details: ErrorDetails) -> Path:

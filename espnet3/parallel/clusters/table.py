@@ -104,7 +104,7 @@ def check_env_name(env: str) -> str:
     from espnet3.config.ways import env_for
 
     meant = env_for(env)
-    hint = f" Write: env: {meant}." if meant else suggest(env, BACKENDS)
+    hint = f" Did you mean {meant!r}?" if meant else suggest(env, BACKENDS)
     raise ValueError(f"is not known.{hint} Known: {', '.join(BACKENDS)}")
 
 

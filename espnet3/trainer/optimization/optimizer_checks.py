@@ -3,9 +3,11 @@
 The model and the data may take minutes to build, and a misspelt argument is seen without them.
 """
 
+import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from espnet3.config.advice import is_override
 from espnet3.config.resolve import resolved
 from espnet3.config.sources import join_key, set_in
 from espnet3.config.targets import RESERVED, locate, signature_of
@@ -16,10 +18,13 @@ from espnet3.trainer.target_arguments import check_call
 if TYPE_CHECKING:
     from espnet3.config.load import LoadedConfig
 
+logger = logging.getLogger(__name__)
+
 _EXAMPLES = {
     "optimizer": "{_target_: torch.optim.AdamW, lr: 0.001}",
     "scheduler": "{_target_: espnet3.components.schedulers.WarmupLR, warmup_steps: 10000}",
 }
+_SETS_RATE = ("OneCycleLR", "CyclicLR")
 # What the training adds when it builds a scheduler.
 _ADDED = ("optimizer", "schedulers", "total_steps", "T_max", "num_training_steps")
 
@@ -38,7 +43,24 @@ def check_optimizers(loaded: "LoadedConfig") -> OptimizationConfig:
         _try_optimizer(optimizer.optimizer, key, loaded)
     for name, scheduler in optimization.schedulers.items():
         _check_scheduler(scheduler.scheduler, optimization.scheduler_key(name), loaded)
+        _check_rate(name, optimization, loaded)
     return optimization
+
+
+def _check_rate(name: str, optimization: OptimizationConfig, loaded: "LoadedConfig") -> None:
+    """Warn of a rate that some schedulers replace: a sweep over it would train equal models."""
+    node = optimization.schedulers[name].scheduler
+    rate, highest = optimization.optimizers[name].optimizer.get("lr"), node.get("max_lr")
+    key = join_key(optimization.optimizer_key(name), "lr")
+    its_key = join_key(optimization.scheduler_key(name), "max_lr")
+    if str(node["_target_"]).rpartition(".")[2] not in _SETS_RATE or rate in (None, highest):
+        return
+    if is_override(its_key, loaded):
+        return  # what is meant was said
+    logger.warning(
+        "%s is %s%s and has no effect: %s goes by its max_lr, which is %s. Write as well: %s=%s",
+        key, rate, set_in(key, loaded), node["_target_"], highest, its_key, rate,
+    )  # fmt: skip
 
 
 def _check_forms(loaded: "LoadedConfig") -> None:

@@ -74,3 +74,15 @@ def test_what_does_not_fit_is_told_with_its_place(check, lines, words):
     assert words in str(refused.value)
     assert f"(set in training.yaml:{len(lines)})" in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+def test_a_rate_that_the_scheduler_replaces_is_told_with_the_key_that_counts(tmp_path, caplog):
+    file = tmp_path / "a.yaml"
+    file.write_text(f"{ADAM}\nscheduler: {{_target_: {LR}.OneCycleLR, max_lr: 0.001}}\n")
+    check_optimizers(load_config(file))
+    check_optimizers(load_config(file, ["scheduler.max_lr=0.1"]))
+    check_optimizers(load_config(file, ["optimizer.lr=0.1", "scheduler.max_lr=0.1"]))
+    assert not caplog.records
+    check_optimizers(load_config(file, ["optimizer.lr=0.1"]))
+    assert "optimizer.lr is 0.1" in caplog.text
+    assert "Write as well: scheduler.max_lr=0.1" in caplog.text
