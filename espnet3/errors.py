@@ -75,7 +75,7 @@ def closest(word: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
     Parts that both have do not count: `num_nodes` is no slip of `num_workers`.
 
     Example:
-        >>> closest("chanels", ["n_mels", "channels"]), closest("num_workers", ["num_nodes"])
+        >>> closest("channls", ["n_mels", "channels"]), closest("num_workers", ["num_nodes"])
         ('channels', None)
     """
     # Imported when needed: this module is on the start-up path of workers.

@@ -4,6 +4,7 @@ import inspect
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from espnet3.config.advice import unknown_hint
 from espnet3.config.sources import join_key, set_in
 from espnet3.config.targets import RESERVED, BadTarget, locate_callable
 from espnet3.errors import ConfigError
@@ -34,12 +35,10 @@ def check_arguments(
     known = _argument_names(found)
     if known is None:
         return
-    from espnet3.config.advice import unknown_hint
-
-    for name, value in block.items():
+    for name in block:
         if name not in known and name not in RESERVED:
             full = join_key(key, name)
-            hint = unknown_hint(full, value, sorted(known), loaded)
+            hint = unknown_hint(full, block[name], sorted(known), loaded)
             hint = hint or f" It takes: {', '.join(sorted(known)) or 'nothing'}."
             raise ConfigError(f"{full}{set_in(full, loaded)} is no argument of {target}.{hint}")
 

@@ -162,7 +162,7 @@ def _diagnose(signature: inspect.Signature, names: list[str], reason: str) -> Ba
     known = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
     unknown = [name for name in names if name not in known]
     if unknown and not takes_any:
-        # One that is set as well may be meant: a file has `channels`, an override `chanels`.
+        # One that is set as well may be meant: a file has `channels`, an override `channls`.
         hint = suggest(unknown[0], known) or f" It takes: {', '.join(known) or 'nothing'}."
         reason = f"it takes no argument {unknown[0]!r}"
         return BadArgument(reason, unknown[0], hint, tuple(known))

@@ -424,6 +424,20 @@ BLOCKS["parallel"] = {
     **dict.fromkeys(("type", "name", "scheduler", "cluster", "backend"), WORDS["env"]),
     "timeout": (Place(WORKERS, to("parallel.item_timeout", values.positive)),),
 }
+BLOCKS["parallel.options"] = {
+    "partition": (Place(WORKERS, to("parallel.options.queue", text)),),
+    **dict.fromkeys(("time", "time_limit", "timelimit"), (Place(WORKERS, to(
+        "parallel.options.walltime", values.pattern(r"(\d+-)?\d+:\d\d:\d\d", '"24:00:00"'))),)),
+    **dict.fromkeys(("mem", "memory_limit"),
+                    (Place(WORKERS, to("parallel.options.memory", text)),)),
+    **dict.fromkeys(("cpus", "cpus_per_task", "ncpus", "n_cpus", "ppn", "threads", "nthreads"),
+                    (Place(WORKERS, to("parallel.options.cores", count)),)),
+    **dict.fromkeys(("gpus", "gres", "ngpus", "gpu"), (Place(WORKERS, tell(
+        'GPUs are asked for with the words of the scheduler: job_extra_directives: '
+        '["--gres=gpu:1"]')),)),
+    **dict.fromkeys(("nodes", "n_workers", "jobs"), (Place(WORKERS, tell(
+        "Each worker is a job on one node; n_workers, outside of options, says how many.")),)),
+}
 _BY_CLASS = ("name", "type", "class", "class_name")
 BLOCKS["optimizer"] = dict.fromkeys(
     _BY_CLASS, (Place(TRAIN, tell("The class goes by its path: _target_: torch.optim.AdamW")),)

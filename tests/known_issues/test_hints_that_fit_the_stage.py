@@ -58,8 +58,8 @@ def told(recipes, capfd):
         (TRAIN, "dataloader.num_workers=4", "dataloader.train.num_workers=4"),
         (TRAIN, "dataloader.train.collate_fn=a.b", "dataloader.collate_fn=a.b"),
         (TRAIN, "optimizer.learning_rate=0.1", "optimizer.lr=0.1"),
-        (TRAIN, "model.n_chanels=64", "model.n_channels=64"),
-        (TRAIN, "model.chanels=64", "model.n_channels=64"),
+        (TRAIN, "model.n_channls=64", "model.n_channels=64"),
+        (TRAIN, "model.channls=64", "model.n_channels=64"),
         (TRAIN, "checkpoint.save_top_k=3", "'best_model_criterion=[[valid/loss, 3, min]]'"),
     ],
 )

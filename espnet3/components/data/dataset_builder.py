@@ -15,9 +15,10 @@ from espnet3.components.data.data_organizer import SPLITS
 from espnet3.components.data.dataset_entry import parse_entries
 from espnet3.components.data.dataset_module import DataSource
 from espnet3.components.data.errors import DataError
+from espnet3.config.advice import unknown_hint
 from espnet3.config.resolve import resolved
 from espnet3.config.sources import set_in
-from espnet3.errors import ConfigError, suggest
+from espnet3.errors import ConfigError
 
 if TYPE_CHECKING:
     from espnet3.config.load import LoadedConfig
@@ -209,8 +210,9 @@ def check_argument_names(
         if any(_takes(method, name) for method in methods):
             continue
         known = sorted({p for method in methods for p in inspect.signature(method).parameters})
-        hint = suggest(name, known) or f" They take: {', '.join(known) or 'nothing'}."
         key = f"{_KEY}.{name}"
+        hint = unknown_hint(key, arguments[name], known, loaded)
+        hint = hint or f" They take: {', '.join(known) or 'nothing'}."
         raise ConfigError(
             f"{key}{set_in(key, loaded)} is an argument of none of the builder's methods "
             f"({', '.join(_METHODS)}).{hint}"

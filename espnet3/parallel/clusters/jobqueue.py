@@ -10,8 +10,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from espnet3.config.advice import unknown_hint
 from espnet3.config.redact import scrub_text
-from espnet3.errors import ConfigError, ResourceError, suggest
+from espnet3.errors import ConfigError, ResourceError
 from espnet3.parallel.clusters.before_jobs import check_log_folder, tell_of_workers
 from espnet3.parallel.clusters.job_cluster import DaskJobCluster, kept_cluster_class
 from espnet3.parallel.clusters.job_environment import submission_environment
@@ -118,9 +119,11 @@ def _refusal(cluster: Any, config: "ParallelConfig", backend: Backend, error: Ex
     known = _option_names(cluster)
     unknown = [name for name in config.options if name not in known]
     if unknown:
+        key = f"parallel.options.{unknown[0]}"
+        hint = unknown_hint(key, config.options[unknown[0]], known)
         return (
-            f"parallel.options.{unknown[0]} is no option of {backend.cluster} of dask-jobqueue."
-            f"{suggest(unknown[0], known)} It takes: {', '.join(sorted(known))}."
+            f"{key} is no option of {backend.cluster} of dask-jobqueue.{hint} It takes: "
+            f"{', '.join(sorted(known))}."
         )
     return (
         f"parallel.options is not what {backend.cluster} of dask-jobqueue takes: "

@@ -119,7 +119,7 @@ def test_an_argument_that_no_method_takes_is_refused_before_anything_runs(tmp_pa
         ConfigError, build_dataset, Strict(), recipe_dir=tmp_path, arguments={"n_itms": 3}
     )
     assert message.startswith("create_dataset.n_itms is an argument of none of the builder's")
-    assert message.endswith("Did you mean 'n_items'?")
+    assert message.endswith("Did you mean 'n_items'? Write: n_items: 3")
     message = problem(
         ConfigError, build_dataset, Strict(), recipe_dir=tmp_path, arguments={"zzz": 3}
     )
@@ -194,7 +194,7 @@ def test_a_misspelt_argument_of_the_stage_is_named(write_recipe):
     recipe = write_recipe(recipe_code("own"))
     message = problem(ConfigError, create_dataset, config(recipe, own_sise=3))
     assert message.startswith("create_dataset.own_sise is an argument of none")
-    assert message.endswith("Did you mean 'own_size'?")
+    assert message.endswith("Did you mean 'own_size'? Write: own_size: 3")
     assert not (recipe / "own").exists()
 
 
