@@ -2,11 +2,14 @@
 
 import asyncio
 import inspect
+import logging
+import re
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +19,7 @@ from espnet3.errors import ConfigError, ResourceError
 from espnet3.parallel.clusters.before_jobs import check_log_folder, tell_of_workers
 from espnet3.parallel.clusters.job_cluster import DaskJobCluster, kept_cluster_class
 from espnet3.parallel.clusters.job_environment import submission_environment
+from espnet3.parallel.clusters.job_header import Header, Made, merge_directives, merge_settings
 from espnet3.parallel.clusters.job_options import complete_options
 from espnet3.parallel.clusters.keeper import JobKeeper
 from espnet3.parallel.clusters.schedulers import scheduler_of
@@ -25,7 +29,20 @@ from espnet3.parallel.clusters.table import Backend, cluster_class
 if TYPE_CHECKING:
     from espnet3.parallel.config import ParallelConfig
 
+logger = logging.getLogger(__name__)
 _CANCEL_SECONDS = 30.0
+_WHERE = "parallel.options.job_extra_directives"
+_MARKS = ("#SBATCH ", "#PBS ", "#$ ", "#BSUB ", "#OAR ")
+_SETTINGS = {
+    "slurm": {"-p": "queue", "-A": "account", "-t": "walltime",
+              "--cpus-per-task": "job_cpu", "--mem": "job_mem"},
+    "pbs": {"-q": "queue", "-A": "account", "-l walltime": "walltime", "-l": "resource_spec"},
+    "moab": {"-q": "queue", "-A": "account", "-l walltime": "walltime", "-l": "resource_spec"},
+    "sge": {"-q": "queue", "-P": "project", "-l h_rt": "walltime", "-l": "resource_spec"},
+    "lsf": {"-q": "queue", "-P": "project", "-W": "walltime", "-n": "ncpus", "-M": "mem"},
+    "oar": {"-q": "queue", "--project": "project", "-l": "resource_spec"},
+}  # fmt: skip
+"""Which option of a cluster class makes a line, by how the line begins."""
 
 
 def start(config: "ParallelConfig", backend: Backend) -> Any:
@@ -80,6 +97,7 @@ def job_script(config: "ParallelConfig", backend: Backend) -> str:
         # Asynchronous, and never awaited: so no scheduler is started.
         options = {**complete_options(config, is_dry=True), "asynchronous": True}
         with no_new_folder(options.get("log_directory")):
+            options["job_cls"] = mended(cluster.job_cls)
             script: str = checked(cluster, config, backend, options).job_script()
         return script.replace("tcp://<insert", "tls://<insert") if "--tls-key" in script else script
 
@@ -163,11 +181,16 @@ def mended(
 ) -> Any:
     """Return a job class of dask-jobqueue 0.9 that can be interrupted and closed at any time.
 
-    Its commands run in what `environment` returns.
+    Its script has each option of the scheduler once, and its commands run in what `environment`
+    returns.
     """
     from distributed.core import Status
 
     class Job(job_class):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            _merge_options(self, kwargs)
+
         @staticmethod
         async def _call(cmd: list[str], **kwargs: Any) -> Any:
             # In a session of its own: Ctrl-C would end an sbatch whose job id is not known yet,
@@ -188,6 +211,65 @@ def mended(
 
     Job.__name__ = job_class.__name__  # messages of dask-jobqueue have it
     return Job
+
+
+def _merge_options(job: Any, given: dict[str, Any]) -> None:
+    """Let a job ask once for what the options and the user's directives ask for.
+
+    Raises:
+        ConfigError: a job cannot have both.
+    """
+    own = job.job_extra_directives
+    if isinstance(own, Mapping):
+        job.job_header_dict = merge_settings(job.job_header_dict, own)
+        return
+    # Not `config_name` of the object: that may be a section of the user's own.
+    header = _merge_header(type(job).config_name, job.job_header, own or (), given)
+    job.job_header = "\n".join(header.lines)
+    for note in header.notes:
+        _warn_once(note)
+
+
+def _merge_header(
+    env: str, header: str, directives: Sequence[str], given: Mapping[str, object]
+) -> Header:
+    """Return the header of a job script of dask-jobqueue with each option once.
+
+    Args:
+        env: the scheduler.
+        header: what dask-jobqueue wrote: what it makes of the options, then the directives.
+        directives: those.
+        given: the options that the job class got.
+
+    Raises:
+        ConfigError: it asks for what a job cannot have together.
+    """
+    mark = next((mark for mark in _MARKS if header.startswith(mark)), "")
+    lines = [line.removeprefix(mark) for line in header.splitlines()]
+    own = [str(each) for each in directives]
+    if not mark or not own:
+        return Header(header.splitlines(), [])
+    n_made = next((i for i in range(len(lines)) if lines[i : i + len(own)] == own), len(lines))
+    behind = lines[n_made + len(own) :]
+    if behind:  # memory of OAR, which has taken the user's properties in
+        own = [line for line in own if not line.startswith("-p")]
+    made = [_made(env, line, given) for line in (*lines[:n_made], *behind)]
+    merged = merge_directives(env, made, own, _WHERE)
+    return Header([f"{mark}{line}" for line in merged.lines], merged.notes)
+
+
+def _made(env: str, line: str, given: Mapping[str, object]) -> Made:
+    settings = _SETTINGS[env]
+    beginning = max((b for b in settings if re.match(rf"{b}(?:[ =]|$)", line)), key=len, default="")
+    name = settings.get(beginning, "")
+    key = f"parallel.options.{name}" if name and given.get(name) is not None else ""
+    walltime = "parallel.options.walltime" if given.get("walltime") is not None else ""
+    return Made(line, key, {"walltime": walltime} if env == "oar" else {})
+
+
+@cache  # a stage checks, and later starts many jobs: once is enough
+def _warn_once(note: str) -> None:
+    logger.warning("%s", note)
 
 
 @contextmanager

@@ -20,7 +20,8 @@ _GPUS = (
 )
 _KUBE_GPU = "/gpu"  # nvidia.com/gpu, amd.com/gpu
 _TIME_OPTIONS = (
-    r"(?:--time[= ]|-t +)([\d:-]+)",  # Slurm
+    r"(?:--time[= ]|-t ?)([\d:-]+)",  # Slurm
+    r"^-W ?(\d+(?::\d+)?)\b",  # LSF
     r"\b(?:h_rt|walltime)=([\d:]+)",  # Grid Engine; PBS
     r"\ballowed_(?:job|execute)_duration *= *(\d+)",  # HTCondor
 )
@@ -43,14 +44,13 @@ def gpus_per_job(config: "ParallelConfig") -> int:
 
 def walltime_seconds(config: "ParallelConfig") -> float | None:
     """Return after how many seconds a scheduler ends a worker's job; None if nothing says."""
-    walltime = config.options.get("walltime")
-    if walltime is not None:
-        return _seconds(str(walltime), config.env)
+    # Directives first: they take the place of what the options say.
     for pattern in _TIME_OPTIONS:
         for text in _texts(config.options):
             if match := re.search(pattern, text):
                 return _seconds(match[1], config.env)
-    return None
+    walltime = config.options.get("walltime")
+    return None if walltime is None else _seconds(str(walltime), config.env)
 
 
 def _texts(options: Mapping[str, Any]) -> Iterator[str]:

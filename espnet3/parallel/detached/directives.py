@@ -17,6 +17,14 @@ _AFTER = {
     "lsf": '-w "ended({job})"',
     "oar": "-a {job}",
 }
+_WAITS = {
+    "slurm": re.compile(r"--dependency\b|-d"),
+    "sge": re.compile(r"-hold_jid\b"),
+    "pbs": re.compile(r"-W ?depend="),
+    "moab": re.compile(r"-l ?depend="),
+    "lsf": re.compile(r"-w\b"),
+    "oar": re.compile(r"-a\b"),
+}
 HAS_SUCCESSORS = tuple(_AFTER)
 """Schedulers that can hold a job back until another has ended, however that ends."""
 AGAIN = 75
@@ -31,7 +39,9 @@ def with_dependency(env: str, directives: Directives, after: str) -> Directives:
     """Return directives with which a job begins when the job `after` has ended, however it did."""
     if not after or isinstance(directives, Mapping):
         return directives
-    return [*directives, _AFTER[env].format(job=after)]
+    # What the user's job waits for is over by then, and most schedulers take one such option.
+    users = [line for line in directives if not _WAITS[env].match(line.strip())]
+    return [*users, _AFTER[env].format(job=after)]
 
 
 def with_tag(env: str, directives: Directives, tag: str) -> Directives:
@@ -57,9 +67,10 @@ def with_exclusion(env: str, directives: Directives, nodes: Sequence[str]) -> Di
     if isinstance(directives, Mapping):
         return _with_requirements(dict(directives), nodes)
     if env == "slurm":
-        # The last line that says --exclude counts, so it must say all.
+        # One line counts, so it must say all.
         users = [match[1] for line in directives if (match := _SLURM_EXCLUDE.match(line))]
-        return [*directives, f"--exclude={','.join([*users[-1:], *nodes])}"]
+        others = [line for line in directives if not _SLURM_EXCLUDE.match(line)]
+        return [*others, f"--exclude={','.join([*users, *nodes])}"]
     if env == "sge" and not any(map(_SGE_HOSTS.match, directives)):
         return [*directives, f"-l h={'&'.join(f'!{node}' for node in nodes)}"]
     if env == "lsf":

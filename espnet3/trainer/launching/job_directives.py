@@ -1,27 +1,37 @@
 """The options of a job at the head of its script, in the words of each scheduler."""
 
+import logging
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 
 from espnet3.errors import ConfigError
 from espnet3.io.control_characters import has_control_characters
+from espnet3.parallel.clusters.job_header import Made, merge_directives, option_names
 from espnet3.trainer.launching.job import Job
 from espnet3.trainer.launching.launch_config import LaunchConfig, spell_time
+
+logger = logging.getLogger(__name__)
 
 RESTART_CODE = 99
 """With which a job of SGE or LSF asks to be queued again."""
 
 _PLAIN = re.compile(r"[\w./+,@%=:-]+")
-_SHORT = {
-    "-p": "--partition", "-A": "--account", "-t": "--time", "-c": "--cpus-per-task",
-    "-J": "--job-name", "-o": "--output", "-N": "--nodes", "-n": "--ntasks",
-}  # fmt: skip
 _WRITTEN_ONCE = {
     "--nodes": "trainer.num_nodes", "--ntasks": "trainer.devices",
     "--ntasks-per-node": "trainer.devices", "--cpus-per-task": "launch.cpus_per_task",
 }  # fmt: skip
-_GPUS_OF_SLURM = ("--gres", "--gpus", "--gpus-per-node")
+_SETTINGS = {
+    "--partition": "queue", "--account": "account", "--time": "time", "--mem": "memory",
+    "-q": "queue", "-A": "account", "-P": "account", "-l walltime": "time", "-l h_rt": "time",
+    "-W": "time", "-R mem": "memory", "-pe": "parallel_environment",
+}  # fmt: skip
+_CHUNK = {
+    "": "trainer.num_nodes", "ncpus": "launch.cpus_per_task", "ngpus": "launch.gpus",
+    "mem": "launch.memory",
+}  # fmt: skip
+_WHERE = "launch.directives"
 _MAX_NAME = 15  # of older PBS
 
 
@@ -32,20 +42,32 @@ class _Scheduler:
 
 
 def directive_lines(job: Job) -> list[str]:
-    """Return the lines; an option that `launch.directives` has is left to it.
+    """Return the lines; what `launch.directives` has as well is taken from there.
 
     Raises:
         ConfigError: `launch.directives` repeats what the `trainer` block says, or a path cannot
             stand in such a line.
     """
-    scheduler = _SCHEDULERS[job.config.scheduler]
-    own = [_name(line) for line in job.config.directives]
-    if job.config.scheduler == "slurm":
-        _refuse_repeated(own)
-        if any(name in _GPUS_OF_SLURM for name in own):
-            own += _GPUS_OF_SLURM
-    given = [line for line in scheduler.options(job) if _name(line) not in own]
-    return [f"{scheduler.mark} {line}" for line in (*given, *job.config.directives)]
+    scheduler, env, own = _SCHEDULERS[job.config.scheduler], job.config.scheduler, job.config
+    if env == "slurm":
+        _refuse_repeated([name for line in own.directives for name in option_names(env, line)])
+    made = [_made(env, line) for line in scheduler.options(job)]
+    header = merge_directives(env, made, own.directives, _WHERE)
+    for note in header.notes:
+        _warn_once(note)
+    return [f"{scheduler.mark} {line}" for line in header.lines]
+
+
+@cache  # a script is rendered to be checked, and again to be written
+def _warn_once(note: str) -> None:
+    logger.warning("%s", note)
+
+
+def _made(env: str, line: str) -> Made:
+    """Return an option with the settings that it follows from."""
+    name = option_names(env, line)[0]
+    key = f"launch.{_SETTINGS[name]}" if name in _SETTINGS else ""
+    return Made(line, key, _CHUNK if name == "-l select" else {})
 
 
 def _refuse_repeated(names: list[str]) -> None:
@@ -56,14 +78,6 @@ def _refuse_repeated(names: list[str]) -> None:
                 f"launch.directives has {name}, which follows from {key}. Delete it there, and "
                 f"write the number once: {key}=N"
             )
-
-
-def _name(line: str) -> str:
-    """Return what an option is about: `--gres`, `-l walltime`, `-R "span`."""
-    words = re.split(r"[= ]", line, maxsplit=2)
-    if words[0] in ("-l", "-R") and len(words) > 1:
-        return f"{words[0]} {re.split(r'[=[]', words[1])[0]}"
-    return _SHORT.get(words[0], words[0])
 
 
 def _slurm(job: Job) -> Iterator[str]:
@@ -111,7 +125,7 @@ def _sge(job: Job) -> Iterator[str]:
     yield from _optional("-P {}", config.account)
     if config.parallel_environment:
         yield f"-pe {config.parallel_environment} {n_slots}"
-    elif n_slots > 1 and not any(_name(line) == "-pe" for line in config.directives):
+    elif n_slots > 1 and not any("-pe" in line.split() for line in config.directives):
         raise ConfigError(
             f"The job needs {n_slots} slots of SGE, and SGE gives more than one only in a parallel "
             "environment, which launch.parallel_environment does not name. See qconf -spl, and "
