@@ -2,7 +2,7 @@
 
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -19,6 +19,7 @@ from espnet3.config.redact import redact
 from espnet3.config.resolve import resolved
 from espnet3.config.resolvers import RunNames, bind, register_resolvers
 from espnet3.config.sources import Source, dotted, self_and_parents
+from espnet3.errors import suggest
 
 logger = logging.getLogger(__name__)
 
@@ -27,7 +28,11 @@ __all__ = ["LoadedConfig", "Source", "load_config"]
 
 @dataclass(frozen=True)
 class LoadedConfig:
-    """A merged config and the place that set each of its keys."""
+    """A merged config and the place that set each of its keys.
+
+    To be read, it is like the config itself: `loaded.parallel`, `loaded["parallel"]`. A key that is
+    called like an attribute of this class is `loaded["files"]`.
+    """
 
     config: DictConfig
     """Read-only; interpolations are resolved when a value is read."""
@@ -37,6 +42,27 @@ class LoadedConfig:
     """All files that were read, those of `defaults` lists included, in the order of merging."""
     names: RunNames = field(default=RunNames(None, ""), repr=False)
     """What `${self_name:}` and `${set_corpus_and_system:}` stand for."""
+
+    def __getattr__(self, name: str) -> Any:
+        """Return a value of the config; only asked for what this class does not have."""
+        config = self.__dict__.get("config")  # not there while it is unpickled
+        if config is None or name.startswith("__"):
+            raise AttributeError(name)
+        if name in config or hasattr(type(config), name):
+            return getattr(config, name)
+        raise AttributeError(
+            f"The config of {' '.join(self.files) or 'no file'} has no key {name!r}."
+            f"{suggest(name, map(str, config))}"
+        )
+
+    def __getitem__(self, key: str) -> Any:
+        return self.config[key]
+
+    def __contains__(self, key: object) -> bool:
+        return key in self.config
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.config)
 
     def find_source(self, key: str) -> Source | None:
         """Return the place that set `key` or else its nearest parent."""

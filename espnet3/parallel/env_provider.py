@@ -1,5 +1,6 @@
 """The provider: what a worker needs to run a runner's `forward`."""
 
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
@@ -22,7 +23,7 @@ class EnvironmentProvider(ABC):
     """
 
     def __init__(self, config: Any) -> None:
-        self.config = config
+        self.config = _without_places(config)
 
     @abstractmethod
     def build_env_local(self) -> dict[str, Any]:
@@ -35,3 +36,10 @@ class EnvironmentProvider(ABC):
         It is sent to the workers, so it should carry a config and build large things itself:
         more than about 1 MB is refused.
         """
+
+
+def _without_places(config: Any) -> Any:
+    """Return the values of what `load_config` returned: no result depends on lines of files."""
+    module = sys.modules.get("espnet3.config.load")  # slow to import; else it is no such object
+    is_loaded = module is not None and isinstance(config, module.LoadedConfig)
+    return config.resolved() if is_loaded else config

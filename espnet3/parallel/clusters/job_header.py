@@ -476,7 +476,7 @@ def _split_oar(value: str) -> tuple[str, str]:
     return ",".join(i for i in items if not i.startswith("walltime=")), (times or [""])[-1]
 
 
-# --- HTCondor: settings with names -----------------------------------------------------------------
+# --- HTCondor: settings with names ----------------------------------------------------------------
 
 
 def merge_settings(made: Mapping[str, object], own: Mapping[str, object]) -> dict[str, object]:
