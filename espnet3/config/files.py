@@ -15,6 +15,7 @@ from espnet3.config.sources import Source, dotted, join_key, self_and_parents
 from espnet3.errors import ConfigError
 
 _MERGE_TAG = "tag:yaml.org,2002:merge"
+_INTEGER_TAG = "tag:yaml.org,2002:int"
 
 
 def read_file(path: Path) -> Layer:
@@ -46,10 +47,42 @@ def _parse(text: str, path: Path) -> Layer:
         )
     sources = dict(_walk(root, "", path, ()))
     try:
-        values: Any = OmegaConf.to_container(OmegaConf.create(text))
+        values: Any = OmegaConf.to_container(OmegaConf.create(quote_times(text, root)))
     except OmegaConfBaseException as error:
         _raise_bad_value(error, sources, path)
     return Layer(values, sources)
+
+
+def quote_times(text: str, root: yaml.Node | None) -> str:
+    """Return YAML in which a time is a text, whatever it begins with.
+
+    YAML 1.1 takes 10:00:00 for a number to the base of 60, and 04:00:00 for a text.
+
+    Args:
+        text: The YAML.
+        root: Its nodes.
+    """
+    places = {
+        (node.start_mark.index, node.end_mark.index)
+        for node in _values(root, set())
+        if node.tag == _INTEGER_TAG and node.style is None and ":" in node.value
+    }
+    for start, end in sorted(places, reverse=True):
+        text = f"{text[:start]}'{text[start:end]}'{text[end:]}"
+    return text
+
+
+def _values(node: yaml.Node | None, seen: set[int]) -> Iterator[yaml.ScalarNode]:
+    """Yield the values below a node, those of aliases once, and no keys."""
+    if node is None or id(node) in seen:
+        return
+    seen.add(id(node))
+    if isinstance(node, yaml.ScalarNode):
+        yield node
+        return
+    pairs = isinstance(node, yaml.MappingNode)
+    for child in [value for _, value in node.value] if pairs else node.value:
+        yield from _values(child, seen)
 
 
 def _is_null(node: yaml.Node) -> bool:

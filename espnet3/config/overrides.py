@@ -7,6 +7,7 @@ import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from espnet3.config.files import quote_times
 from espnet3.config.limits import MOST_LEVELS, compose
 from espnet3.config.redact import redact, redact_command
 from espnet3.config.sources import Source, dotted
@@ -58,8 +59,8 @@ def _parse_value(text: str, key: str, value: str) -> Any:
     if not value.strip():
         return ""
     try:
-        compose(value, f"the override {text:.80}")
-        parsed = OmegaConf.from_dotlist([f"value={value}"])
+        root = compose(value, f"the override {text:.80}")
+        parsed = OmegaConf.from_dotlist([f"value={quote_times(value, root)}"])
     except (yaml.YAMLError, OmegaConfBaseException, ValueError, RecursionError) as error:
         raise ConfigError(
             f"The value of the override {text!r:.300} is not valid YAML. "

@@ -70,7 +70,8 @@ class LaunchConfig(FrozenConfig):
         if isinstance(value, int | float) and not isinstance(value, bool):
             spelled = spell_time(int(value))
             raise ValueError(
-                f'YAML reads an unquoted {spelled} as a number; quote it: time: "{spelled}"'
+                f"{value} may be seconds or minutes (and plain YAML reads an unquoted {spelled} as "
+                f'such a number); spell it out, and quote it: time: "{spelled}"'
             )
         return value
 

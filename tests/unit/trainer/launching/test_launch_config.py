@@ -27,7 +27,7 @@ def test_a_whole_block(tmp_path):
 @pytest.mark.parametrize(
     ("lines", "advice"),
     [
-        ("time: 24:00:00", 'quote it: time: "24:00:00"'),
+        ("time: 86400", 'quote it: time: "24:00:00"'),
         ("time: 90", 'quote it: time: "00:01:30"'),
         ('time: "24:00"', 'Write, for a day: "24:00:00"'),
         ('time: "00:02:00"', "Give more time"),
