@@ -134,8 +134,9 @@ class ParallelConfig(FrozenConfig):
             hours, rest = divmod(int(walltime), 3600)
             spelled = f"{hours:02d}:{rest // 60:02d}:{rest % 60:02d}"
             raise ValueError(
-                f"walltime is the number {walltime}: YAML reads an unquoted {spelled} as seconds; "
-                f'quote it: walltime: "{spelled}"'
+                f"walltime is the number {walltime}, which some schedulers take for minutes and "
+                f"others for seconds (and plain YAML takes an unquoted {spelled} for such a one); "
+                f'spell it out, and quote it: walltime: "{spelled}"'
             )
         return options
 

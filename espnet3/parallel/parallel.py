@@ -146,6 +146,8 @@ def _connect(target: Any) -> Iterator[Any]:
         return
     cluster = target if isinstance(target, str) else start_cluster(target or get_parallel_config())
     with ExitStack() as stack:
+        if (logs := getattr(cluster, "own_logs", None)) is not None:
+            stack.push(lambda kind, *_: logs.end(is_well=kind is None))
         if not isinstance(cluster, str):
             stack.callback(cluster.close)
         security = getattr(cluster, "security", None)  # also of an address

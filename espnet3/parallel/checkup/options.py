@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from espnet3.errors import EspnetError
 from espnet3.findings import Finding, never_raises
 from espnet3.parallel.checkup.commands import Answer, ask
+from espnet3.parallel.clusters.requested import left_out
 from espnet3.parallel.clusters.table import check_resources, render_job_script
 
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ def _render(config: "ParallelConfig", scripts: list[str | None]) -> list[Finding
     if script is not None:
         told = f"they make a job script of {len(script.splitlines())} lines"
         findings.append(Finding("ok", "options", told))
+        findings += [Finding.of("options", EspnetError(n), "warning") for n in left_out(config)]
     return [*findings, *_workers(config, is_told=bool(findings))]
 
 

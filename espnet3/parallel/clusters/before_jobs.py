@@ -5,12 +5,14 @@ import logging
 import os
 import socket
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from espnet3.errors import ResourceError
 from espnet3.io.folders import folder_trouble
 from espnet3.parallel.clusters.gpu_pinning import REQUESTED
+from espnet3.parallel.clusters.requested import left_out
 
 if TYPE_CHECKING:
     from espnet3.parallel.config import ParallelConfig
@@ -49,8 +51,20 @@ def check_log_folder(options: Mapping[str, Any]) -> None:
         ) from error
 
 
+def tell_of_defaults(config: "ParallelConfig") -> None:
+    """Log what jobs get because the options do not say."""
+    for note in left_out(config):
+        _warn_once(note)
+
+
+@cache  # a run may submit jobs many times: once is enough
+def _warn_once(note: str) -> None:
+    logger.warning("%s", note)
+
+
 def tell_of_workers(config: "ParallelConfig", cluster: Any) -> None:
-    """Log how to see the dashboard, and what workers will do about GPUs."""
+    """Log how to see the dashboard, and what workers will do about GPUs and defaults."""
+    tell_of_defaults(config)
     address = cluster.scheduler_spec["options"].get("dashboard_address")
     port = cluster.scheduler_info.get("services", {}).get("dashboard")
     if port and str(address).startswith("127.0.0.1:"):

@@ -8,13 +8,14 @@ import shlex
 import shutil
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from espnet3.errors import ConfigError
 from espnet3.io.control_characters import find_control_characters
 from espnet3.parallel.clusters.job_environment import prologue
+from espnet3.parallel.clusters.job_logs import OwnLogs
 from espnet3.parallel.clusters.network import find_reach, interfaces
 from espnet3.parallel.clusters.schedulers import scheduler_of
 from espnet3.parallel.clusters.table import BACKENDS
@@ -159,6 +160,16 @@ def with_log_folder(config: "ParallelConfig", folder: Path | None) -> "ParallelC
         return config
     options = {**config.options, "log_directory": str(_plain_folder(folder.resolve()))}
     return config.model_copy(update={"options": options})
+
+
+def with_own_logs(config: "ParallelConfig") -> tuple["ParallelConfig", OwnLogs | None]:
+    """Return a config whose jobs write their logs into a folder of their own, if none is named."""
+    logs = OwnLogs.below(Path.cwd(), config.env)
+    changed = with_log_folder(config, logs.folder)
+    if changed is config:
+        return config, None
+    folder = Path(changed.options["log_directory"])
+    return changed, logs if folder == logs.folder else replace(logs, folder=folder, made=(folder,))
 
 
 class _Given:

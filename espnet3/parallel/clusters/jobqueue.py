@@ -20,7 +20,7 @@ from espnet3.parallel.clusters.before_jobs import check_log_folder, tell_of_work
 from espnet3.parallel.clusters.job_cluster import DaskJobCluster, kept_cluster_class
 from espnet3.parallel.clusters.job_environment import submission_environment
 from espnet3.parallel.clusters.job_header import Header, Made, merge_directives, merge_settings
-from espnet3.parallel.clusters.job_options import complete_options
+from espnet3.parallel.clusters.job_options import complete_options, with_own_logs
 from espnet3.parallel.clusters.keeper import JobKeeper
 from espnet3.parallel.clusters.schedulers import scheduler_of
 from espnet3.parallel.clusters.staffing import staffing_of
@@ -56,20 +56,27 @@ def start(config: "ParallelConfig", backend: Backend) -> Any:
         start_cluster = cluster_class(config.env, backend)
     from espnet3.parallel.clusters.tls import removing_certificates
 
+    config, logs = with_own_logs(config)
     options = complete_options(config)
-    check_log_folder(options)
-    cluster = checked(
-        kept_cluster_class(removing_certificates(start_cluster)),
-        config,
-        backend,
-        {**options, "job_cls": mended(start_cluster.job_cls)},
-    )
-    tell_of_workers(config, cluster)
     try:
-        _submit(cluster, config)
-    except BaseException:  # Ctrl-C above all: what was submitted so far must not stay behind
-        cluster.close()
+        check_log_folder(options)
+        cluster = checked(
+            kept_cluster_class(removing_certificates(start_cluster)),
+            config,
+            backend,
+            {**options, "job_cls": mended(start_cluster.job_cls)},
+        )
+        tell_of_workers(config, cluster)
+        try:
+            _submit(cluster, config)
+        except BaseException:  # Ctrl-C above all: what was submitted so far must not stay behind
+            cluster.close()
+            raise
+    except BaseException:
+        if logs is not None:
+            logs.end(is_well=False)
         raise
+    cluster.own_logs = logs
     return cluster
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from espnet3.errors import ConfigError, ResourceError, suggest
 from espnet3.parallel.clusters.deadline import start_within
-from espnet3.parallel.clusters.table import Backend, cluster_class
+from espnet3.parallel.clusters.table import BACKENDS, Backend, cluster_class
 
 if TYPE_CHECKING:
     from espnet3.parallel.config import ParallelConfig
@@ -82,10 +82,11 @@ def start(config: "ParallelConfig", backend: Backend) -> Any:
 
 
 def check(config: "ParallelConfig") -> None:
-    """Look at the options; nothing is asked or created.
+    """Look at what is installed and at the options; nothing is asked or created.
 
     Raises:
-        ConfigError: if they are wrong.
+        ConfigError: if the options are wrong.
+        MissingExtraError: if dask-kubernetes is not installed.
     """
     options = config.options
     unknown = [name for name in options if name not in (*OURS, *THEIRS)]
@@ -109,6 +110,7 @@ def check(config: "ParallelConfig") -> None:
     service = options.get("scheduler_service_type", "ClusterIP")
     if service != "ClusterIP":
         _warn_of_service(service)
+    cluster_class(config.env, BACKENDS[config.env])
 
 
 @cache  # a stage checks, and later starts: once is enough

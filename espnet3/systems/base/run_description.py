@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from espnet3.errors import MissingExtraError
+from espnet3.parallel.clusters.requested import left_out
 from espnet3.parallel.clusters.table import ON_THIS_MACHINE, render_job_script
 from espnet3.parallel.identity import changes, describe_run, is_below, not_results_of
 from espnet3.parallel.progress import duration
@@ -151,17 +153,23 @@ def describe_shards(plan: Plan) -> str:
 
 
 def describe_job_script(parallel: "ParallelConfig", run_dirs: Sequence[Path] = ()) -> list[str]:
-    """Return the script that each worker's job would run; nothing without a scheduler.
+    """Return the script that each worker's job would run, and what it has by default.
+
+    There are no lines without a scheduler.
 
     Args:
         parallel: where workers run.
         run_dirs: the run folders, which workers that go on alone are told.
     """
-    script = _job_script(parallel, run_dirs)
+    try:
+        script = _job_script(parallel, run_dirs)
+    except MissingExtraError as error:  # of which the check has warned
+        return [f"job script: {error}"]
     if script is None:
         return []
     head = f"job script of each of the {parallel.n_workers} workers:"
-    return [head, *(f"  {line}" for line in script.strip().splitlines())]
+    notes = [f"note: {note}" for note in left_out(parallel)]
+    return [*notes, head, *(f"  {line}" for line in script.strip().splitlines())]
 
 
 def _job_script(parallel: "ParallelConfig", run_dirs: Sequence[Path]) -> str | None:

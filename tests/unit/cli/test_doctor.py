@@ -16,6 +16,7 @@ parallel:
     queue: gpu
     cores: 1
     memory: 1GB
+    walltime: 01:00:00
     interface: lo
     log_directory: logs
     job_extra_directives: ["--gres=gpu:1"]

@@ -24,7 +24,7 @@ def slurm():
     """Return a function that makes a `parallel` block for Slurm."""
 
     def make(n_workers: int = 1, **options) -> ParallelConfig:
-        chosen = {"cores": 1, "memory": "1GB", "interface": "lo", **options}
+        chosen = {"cores": 1, "memory": "1GB", "walltime": "01:00:00", "interface": "lo"} | options
         return ParallelConfig(env="slurm", n_workers=n_workers, options=chosen)
 
     return make

@@ -64,7 +64,9 @@ def test_warnings_of_the_backend_are_findings(monkeypatch):
 
 
 def test_warnings_of_the_cluster_class_are_findings_once():
-    config = ParallelConfig(env="oar", options={"cores": 1, "memory": "1GB"})
+    config = ParallelConfig(
+        env="oar", options={"cores": 1, "memory": "1GB", "walltime": "01:00:00"}
+    )
     _, findings = render(config)
     assert [finding.level for finding in findings] == ["warning", "ok"]
     assert "memory reserved resources will not be set" in findings[0].told
