@@ -10,6 +10,7 @@ from typing import TextIO
 FORMAT = "%(asctime)s %(levelname)s %(message)s"
 LONG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 _DATE = "%H:%M:%S"
+_TALKATIVE = ("distributed", "dask", "dask_jobqueue", "dask_cuda", "tornado", "bokeh")
 _OWN_LOGGERS = ("__main__", "src", "dataset")
 """Of the recipe itself, whose info lines are shown as well."""
 
@@ -51,9 +52,33 @@ def log_to_stderr(level: int = logging.INFO) -> None:
 def _others_on_stderr() -> logging.Handler:
     """Return what shows other packages' lines, as Python does while nobody handles them."""
     handler = _StderrHandler()
-    handler.addFilter(lambda record: record.name.partition(".")[0] != "espnet3")
+    handler.addFilter(_is_for_the_terminal)
     handler.setFormatter(logging.Formatter(FORMAT, _DATE))
     return handler
+
+
+def _is_for_the_terminal(record: logging.LogRecord) -> bool:
+    """Leave out what has a handler of its own, and what Dask says of every connection."""
+    package = record.name.partition(".")[0]
+    if package in _TALKATIVE:
+        return record.levelno >= logging.WARNING
+    return package != "espnet3"
+
+
+@contextmanager
+def quiet(name: str) -> Iterator[None]:
+    """Keep to itself what the loggers of a package tell, unless the program is about to die of it.
+
+    For a cluster that is being closed: workers that leave in the middle of a message, or are slow
+    to leave, are warnings and errors to Dask, with a traceback each.
+    """
+    log = logging.getLogger(name)
+    before = log.level
+    log.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        log.setLevel(before)
 
 
 class StageLog:

@@ -149,11 +149,19 @@ def _connect(target: Any) -> Iterator[Any]:
         if (logs := getattr(cluster, "own_logs", None)) is not None:
             stack.push(lambda kind, *_: logs.end(is_well=kind is None))
         if not isinstance(cluster, str):
-            stack.callback(cluster.close)
+            stack.callback(_close, cluster)
         security = getattr(cluster, "security", None)  # also of an address
         client: Any = Client(cluster, security=security)  # type: ignore[no-untyped-call]
-        stack.callback(client.close)
+        stack.callback(_close, client)
         yield client
+
+
+def _close(opened: Any) -> None:
+    """Close a client or a cluster; that workers leave is what was asked for."""
+    from espnet3.logs import quiet
+
+    with quiet("distributed"):
+        opened.close()
 
 
 def parallel_map(fn: Callable[..., Any], items: Iterable[Any], client: Any = None) -> list[Any]:

@@ -2,15 +2,14 @@
 
 import asyncio
 import itertools
-import logging
 import time
-from collections.abc import Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from espnet3.logs import quiet
 from espnet3.parallel.clusters.job_logs import find_log
 
 
@@ -148,7 +147,7 @@ def kept_cluster_class(cluster_class: Any) -> Any:
             super(SpecCluster, self)._update_worker_status(op, msg)  # type: ignore[misc]
 
         async def _close(self) -> None:
-            with _quiet("distributed.core"):
+            with quiet("distributed"):
                 await super()._close()
             if self.keeper is not None:
                 # Cancelled before, but nobody has seen them end: scancel itself may have failed.
@@ -161,18 +160,3 @@ def kept_cluster_class(cluster_class: Any) -> Any:
 
     Cluster.__name__ = cluster_class.__name__  # workers are named after it
     return Cluster
-
-
-@contextmanager
-def _quiet(name: str) -> Iterator[None]:
-    """Keep to itself what a logger tells of a cluster that is being closed.
-
-    Workers that leave in the middle of a message are errors to Dask, with a traceback each.
-    """
-    log = logging.getLogger(name)
-    before = log.level
-    log.setLevel(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        log.setLevel(before)

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 from espnet3.config.advice import unknown_hint
 from espnet3.config.redact import scrub_text
 from espnet3.errors import ConfigError, ResourceError
+from espnet3.io.job_header import Header, Made, merge_directives, merge_settings
 from espnet3.parallel.clusters.before_jobs import check_log_folder, tell_of_workers
 from espnet3.parallel.clusters.job_cluster import DaskJobCluster, kept_cluster_class
 from espnet3.parallel.clusters.job_environment import submission_environment
-from espnet3.parallel.clusters.job_header import Header, Made, merge_directives, merge_settings
 from espnet3.parallel.clusters.job_options import complete_options, with_own_logs
 from espnet3.parallel.clusters.keeper import JobKeeper
 from espnet3.parallel.clusters.schedulers import scheduler_of

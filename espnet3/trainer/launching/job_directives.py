@@ -8,7 +8,7 @@ from functools import cache
 
 from espnet3.errors import ConfigError
 from espnet3.io.control_characters import has_control_characters
-from espnet3.parallel.clusters.job_header import Made, merge_directives, option_names
+from espnet3.io.job_header import Made, merge_directives, option_names
 from espnet3.trainer.launching.job import Job
 from espnet3.trainer.launching.launch_config import LaunchConfig, spell_time
 
