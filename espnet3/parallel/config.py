@@ -142,6 +142,18 @@ class ParallelConfig(FrozenConfig):
 
     @field_validator("options")
     @classmethod
+    def _are_no_fields(cls, options: dict[str, Any]) -> dict[str, Any]:
+        """Refuse what has its place beside the options: a cluster class would take it as well."""
+        for name in cls.model_fields:
+            if name in options and name not in ("env", "options"):  # pods have an env of their own
+                raise ValueError(
+                    f"{name} stands beside options, not in it; write: parallel: {{{name}: "
+                    f"{options[name]}, options: {{...}}}}"
+                )
+        return options
+
+    @field_validator("options")
+    @classmethod
     def _stay_on_their_lines(cls, options: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
         """Refuse what would become an option of its own: each goes into a line of a job script."""
         backend = BACKENDS.get(info.data.get("env", ""))

@@ -108,6 +108,11 @@ def _open(
                 "parallel.item_timeout is ignored: with n_workers: 1 items run in this process, "
                 "which nobody can replace. To have it, set parallel.n_workers: 2."
             )
+        if _threads(config) > 1:
+            logger.warning(
+                "parallel.options.threads_per_worker is ignored: with n_workers: 1 items run in "
+                "this process, which has the threads of OMP_NUM_THREADS or else of its cores."
+            )
         yield InlinePool(replace(spec, setup_fn=provider.build_env_local))
         return
     packed = pack_spec(replace(spec, setup_fn=setup_fn), provider)
@@ -163,11 +168,9 @@ def _variables(config: ParallelConfig) -> list[dict[str, str]]:
 
 
 def _threads(config: ParallelConfig) -> int:
-    unused = sorted(set(config.options) - {"threads_per_worker", "CUDA_VISIBLE_DEVICES"})
-    if unused:
-        logger.warning(
-            "parallel.options.%s is used by get_client only; a runner on env: %s ignores it",
-            unused[0],
-            config.env,
-        )
-    return int(config.options.get("threads_per_worker", 1))
+    from espnet3.parallel.clusters.local import THREADS, check_options, tell_of_unused
+
+    if config.env == "local":  # that of GPUs has others, which are looked at with these
+        check_options(config)
+    tell_of_unused(config)
+    return int(config.options.get(THREADS, 1))

@@ -9,6 +9,7 @@ import shutil
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +39,9 @@ _OLD_NAMES = {
     "worker_extra_args": "extra",
     "job_directives_skip": "header_skip",
 }
+
+
+_OF_THIS_MACHINE = "threads_per_worker"
 
 
 @dataclass(frozen=True)
@@ -88,10 +92,17 @@ def complete_options(config: "ParallelConfig", *, is_dry: bool = False) -> dict[
         ConfigError: for options that would be taken for something else.
     """
     given = _Given(config)
+    _check_names(config)
     _check_dask_config(config.env)
     _check_log_directory(given)
     manners = _MANNERS.get(config.env, _Manners())
-    options = {name: value for name, value in config.options.items() if name not in given.renamed}
+    options = {
+        name: value
+        for name, value in config.options.items()
+        if name not in (*given.renamed, _OF_THIS_MACHINE)
+    }
+    if _OF_THIS_MACHINE in config.options:
+        _warn_of_threads(config.env)
     _fill(options, given, "python", shlex.quote(sys.executable))
     for name in ("python", "local_directory"):  # they go into the command as they are
         if isinstance(options.get(name), str):
@@ -112,6 +123,28 @@ def complete_options(config: "ParallelConfig", *, is_dry: bool = False) -> dict[
     if not _has_own_protocol(given):
         options["security"] = _security(given, is_dry=is_dry)
     return options
+
+
+@cache  # a stage checks, and later starts: once is enough
+def _warn_of_threads(env: str) -> None:
+    logger.warning(
+        "parallel.options.%s is for env: local and local_gpu, and is not used: a worker of "
+        "env: %s has the threads of cores / processes",
+        _OF_THIS_MACHINE, env,
+    )  # fmt: skip
+
+
+def _check_names(config: "ParallelConfig") -> None:
+    """Refuse an option under two names, of which dask-jobqueue would ignore one."""
+    same = dict(_OLD_NAMES)
+    if config.env in ("slurm", "pbs", "moab"):
+        same["account"] = "project"
+    for new, old in same.items():
+        if config.options.get(new) and config.options.get(old):
+            raise ConfigError(
+                f"parallel.options has {new} and {old}, which is the older name of the same. Write "
+                f"all of it under {new}"
+            )
 
 
 def _check_dask_config(env: str) -> None:

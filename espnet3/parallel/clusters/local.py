@@ -1,21 +1,33 @@
 """Processes of this machine, as a Dask cluster: for `get_client`. Runners use a lighter way."""
 
+import inspect
+import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache
 from multiprocessing import spawn
 from typing import TYPE_CHECKING, Any
 
+from espnet3.errors import ConfigError, suggest
 from espnet3.parallel.clusters.table import Backend
 
 if TYPE_CHECKING:
     from espnet3.parallel.config import ParallelConfig
 
+logger = logging.getLogger(__name__)
+THREADS = "threads_per_worker"
+_OF_JOBS = (
+    "cores", "queue", "account", "project", "memory", "walltime", "job_extra_directives",
+    "job_extra", "job_script_prologue", "env_extra", "log_directory", "resource_spec", "python",
+    "job_name", "job_directives_skip", "shared_temp_directory", "worker_extra_args", "disk",
+)  # fmt: skip
 _get_preparation_data = spawn.get_preparation_data
 
 
 def start(config: "ParallelConfig", backend: Backend) -> Any:
     """Start a `LocalCluster` of processes with one thread each, its dashboard on loopback."""
+    check_options(config)
     return start_with(config, [{}] * config.n_workers)
 
 
@@ -31,7 +43,10 @@ def start_with(config: "ParallelConfig", variables: Sequence[Mapping[str, str]])
         "memory_limit": MEMORY_LIMIT // len(variables),
     }
     spawn.get_preparation_data = _spare_main
-    cluster: Any = LocalCluster(n_workers=0, **{**defaults, **config.options})  # type: ignore[no-untyped-call]
+    options = {name: value for name, value in config.options.items() if name not in _OF_JOBS}
+    if "processes" in options and "cores" in config.options:
+        del options["processes"]  # of each job; here it would say whether workers are threads
+    cluster: Any = LocalCluster(n_workers=0, **{**defaults, **options})  # type: ignore[no-untyped-call]
     try:
         for each in variables:
             ((name, spec),) = cluster.new_worker_spec().items()
@@ -44,6 +59,83 @@ def start_with(config: "ParallelConfig", variables: Sequence[Mapping[str, str]])
         cluster.close()
         raise
     return cluster
+
+
+def check(config: "ParallelConfig") -> None:
+    """Look at the options, of which runners use one.
+
+    Raises:
+        ConfigError: if one is nobody's.
+    """
+    check_options(config)
+    tell_of_unused(config)
+
+
+def check_options(config: "ParallelConfig", others: Iterable[str] = ()) -> None:
+    """Refuse options that no worker of this machine has: Dask would tell of them too late.
+
+    Args:
+        config: of a backend whose workers are processes here.
+        others: options beside those of Dask.
+
+    Raises:
+        ConfigError: with what to write.
+    """
+    n_threads = config.options.get(THREADS, 1)
+    if not isinstance(n_threads, int) or isinstance(n_threads, bool) or n_threads < 1:
+        raise ConfigError(
+            f"parallel.options.{THREADS} is {n_threads!r}, but must be a number of threads. Write: "
+            f"{THREADS}: 1"
+        )
+    unknown = [name for name in config.options if name not in (THREADS, *others)]
+    if not unknown:
+        return
+    # Those of jobs may come from a file for a cluster, with `parallel.env=local` to try it here.
+    known = _names_of_dask() | set(others) | set(_OF_JOBS)
+    for name in unknown:
+        if name not in known:
+            raise ConfigError(_no_option(name, config, known))
+
+
+def _names_of_dask() -> set[str]:
+    from distributed import LocalCluster, Nanny, Worker
+
+    signatures = [inspect.signature(each) for each in (LocalCluster, Nanny, Worker)]
+    names = {name for signature in signatures for name in signature.parameters}
+    return names - {"kwargs", "worker_kwargs", "n_workers", "loop", "asynchronous"}
+
+
+def _no_option(name: str, config: "ParallelConfig", known: set[str]) -> str:
+    told = f"parallel.options.{name} is no option of env: {config.env}."
+    return (
+        f"{told}{suggest(name, known)} Runners use {THREADS}; get_client, what LocalCluster takes."
+    )
+
+
+def tell_of_unused(config: "ParallelConfig") -> None:
+    """Warn of what a runner, whose processes need no Dask, does not use."""
+    unused = sorted(set(config.options) - {THREADS, "CUDA_VISIBLE_DEVICES"})
+    if of_jobs := tuple(name for name in unused if name in _OF_JOBS):
+        _warn_of_job_options(of_jobs, config.env)
+    for name in unused:
+        if name not in of_jobs:
+            _warn_of_unused(name, config.env)
+
+
+@cache  # a stage checks, and later starts: once is enough
+def _warn_of_unused(name: str, env: str) -> None:
+    logger.warning(
+        "parallel.options.%s is used by get_client only; a runner on env: %s ignores it", name, env
+    )
+
+
+@cache
+def _warn_of_job_options(names: tuple[str, ...], env: str) -> None:
+    logger.warning(
+        "parallel.options has %s, for jobs of a scheduler such as env: slurm; env: %s does not use "
+        "them. For threads of each worker write: %s: 4",
+        ", ".join(names), env, THREADS,
+    )  # fmt: skip
 
 
 @contextmanager

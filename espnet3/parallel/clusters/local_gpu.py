@@ -10,14 +10,22 @@ from functools import cache
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from espnet3.errors import ResourceError
-from espnet3.parallel.clusters import gpus
+from espnet3.errors import ConfigError, ResourceError
+from espnet3.parallel.clusters import gpus, local
 from espnet3.parallel.clusters.table import Backend
 
 if TYPE_CHECKING:
     from espnet3.parallel.config import ParallelConfig
 
 logger = logging.getLogger(__name__)
+_OF_DASK_CUDA = (
+    "device_memory_limit", "enable_cudf_spill", "cudf_spill_stats", "shared_filesystem",
+    "jit_unspill", "log_spilling", "enable_tcp_over_ucx", "enable_infiniband", "enable_nvlink",
+    "enable_rdmacm", "rmm_pool_size", "rmm_maximum_pool_size", "rmm_managed_memory", "rmm_async",
+    "rmm_allocator_external_lib_list", "rmm_release_threshold", "rmm_log_directory",
+    "rmm_track_allocations", "pre_import",
+)  # fmt: skip
+_OPTIONS = (gpus.VARIABLE, *_OF_DASK_CUDA)
 
 
 def start(config: "ParallelConfig", backend: Backend) -> Any:
@@ -26,22 +34,30 @@ def start(config: "ParallelConfig", backend: Backend) -> Any:
     Raises:
         ResourceError: if there are fewer visible GPUs than workers.
     """
+    local.check_options(config, _OPTIONS)
     own = _checked_gpus(config)
     if has_dask_cuda():
         return _start_dask_cuda(config, own)
-    from espnet3.parallel.clusters import local
-
     options = {name: value for name, value in config.options.items() if name != gpus.VARIABLE}
     changed = config.model_copy(update={"options": options})
     return local.start_with(changed, _variables(own))
 
 
 def check(config: "ParallelConfig") -> None:
-    """Compare the workers with the visible GPUs.
+    """Look at the options, and compare the workers with the visible GPUs.
 
     Raises:
+        ConfigError: if an option is nobody's, or needs dask-cuda, which is not there.
         ResourceError: if there are fewer GPUs.
     """
+    local.check_options(config, _OPTIONS)
+    for name in config.options:
+        if name in _OF_DASK_CUDA and not has_dask_cuda():
+            raise ConfigError(
+                f"parallel.options.{name} is an option of dask-cuda, which is not installed. "
+                f"Delete it; or, in your clone of ESPnet3: pip install -c constraints.txt "
+                "-e '.[gpu]'"
+            )
     _checked_gpus(config)
 
 
@@ -49,8 +65,10 @@ def worker_variables(config: "ParallelConfig") -> list[dict[str, str]]:
     """Return what to add to the environment of each worker process.
 
     Raises:
+        ConfigError: if an option is nobody's.
         ResourceError: if there are fewer visible GPUs than workers.
     """
+    check(config)
     return _variables(_checked_gpus(config))
 
 

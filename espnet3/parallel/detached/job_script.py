@@ -1,6 +1,7 @@
 """The job of a detached worker, rendered and submitted by the job classes of dask-jobqueue."""
 
 import asyncio
+import logging
 import os
 import re
 import shlex
@@ -9,6 +10,7 @@ import warnings
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +31,7 @@ from espnet3.parallel.detached.folder_words import spell_folders
 if TYPE_CHECKING:
     from espnet3.parallel.config import ParallelConfig
 
+logger = logging.getLogger(__name__)
 _SUBMIT_SECONDS = 60.0
 _NAME = "espnet3"
 _DASKS_NAME = "dask-worker"
@@ -121,9 +124,19 @@ def _options(config: "ParallelConfig", work: WorkerJob) -> dict[str, Any]:
     directives = with_tag(config.env, directives, work.tag)
     kept = {name: value for name, value in options.items() if name not in _ONLY_DASK}
     kept["job_extra_directives"] = directives
+    _tell_of_unused(tuple(name for name in config.options if name in _ONLY_DASK))
     if _of_dask(config, "name") == _DASKS_NAME:
         kept.setdefault("job_name", _NAME)
     return kept
+
+
+@cache  # a run submits many jobs: once is enough
+def _tell_of_unused(names: tuple[str, ...]) -> None:
+    if names:
+        logger.info(
+            "Detached workers have no Dask scheduler, and do not use parallel.options: %s",
+            ", ".join(names),
+        )
 
 
 def _check_processes(config: "ParallelConfig") -> None:
