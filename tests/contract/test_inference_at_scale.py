@@ -214,7 +214,7 @@ def test_more_workers_than_visible_gpus_is_an_error_at_once(recipe):
 
 @pytest.mark.parametrize(
     ("name", "line"),
-    [("slurm", "#SBATCH --gres=gpu:1"), ("pbs", "#PBS -l select=1:ngpus=1")],
+    [("slurm", "#SBATCH --gres=gpu:1"), ("pbs", "#PBS -l select=1:ncpus=4:mem=30GB:ngpus=1")],
 )
 def test_the_dry_run_shows_the_job_script_of_the_printed_blocks(recipe, name, line):
     (recipe / "conf" / "parallel.yaml").write_text(yaml(f"parallel_{name}"))

