@@ -93,6 +93,7 @@ def merge_directives(env: str, made: Sequence[Made], own: Sequence[str], where: 
     Raises:
         ConfigError: it asks for what a job cannot have together.
     """
+    own = [_bare(env, line, where) for line in own]
     if env == "slurm" and any(re.search(r"\b(?:het|pack)job\b", line) for line in own):
         return Header([each.text for each in made] + list(own), [])  # parts with options of theirs
     read = [replace(option, made=each) for each in made for option in _read(env, each.text, -1)]
@@ -106,6 +107,23 @@ def merge_directives(env: str, made: Sequence[Made], own: Sequence[str], where: 
         options = _merge_oar(options, where, notes)
     kept = _each_once(env, options, where, notes)
     return Header(_write(kept, read, own), notes)
+
+
+def _bare(env: str, line: str, where: str) -> str:
+    """Return a directive without the mark that its line in the script will have.
+
+    Raises:
+        ConfigError: it is no option; some schedulers would take the line for a comment.
+    """
+    bare = re.sub(r"^\s*#(?:SBATCH|PBS|MSUB|BSUB|OAR|\$)\s+", "", line)
+    is_part = env == "slurm" and re.match(r"\s*(?:het|pack)job\b", bare)
+    if bare.lstrip().startswith("-") or is_part:
+        return bare
+    example = f"--{bare.strip()}" if env == "slurm" else f"-l {bare.strip()}"
+    raise ConfigError(
+        f"{where} has {line!r}, which is no option: those begin with a dash. Write such as: "
+        f"{example!r}"
+    )
 
 
 def option_names(env: str, line: str) -> list[str]:
@@ -136,7 +154,7 @@ def _read_option(env: str, words: list[str], text: str, number: int) -> list[_Op
         first, value = words[0], " ".join(words[1:])
     name = _SLURM_NAMES.get(first, first) if env == "slurm" else first
     if name == "-l" and env in ("pbs", "moab", "sge"):
-        return [_resource(item, number) for item in _COMMA.findall(value)]
+        return [_resource(item, number) for item in _COMMA.findall(_unquoted(value))]
     if name == "-W" and env in ("pbs", "moab"):
         name = f"-W {value.partition('=')[0]}"
     if name == "-R" and env == "lsf":
@@ -227,6 +245,12 @@ def _note_less(name: str, needed: str, asked: str, who: str, notes: list[str]) -
 def _amount(text: str) -> int | None:
     match = _SIZE.fullmatch(_plain(text))
     return int(match[1]) * 1024 ** " kmgt".index(match[2].lower() or " ") if match else None
+
+
+def _unquoted(value: str) -> str:
+    """Return a value without quotes around all of it."""
+    match = re.fullmatch(r"""(["'])([^"']*)\1""", value.strip())
+    return match[2] if match else value
 
 
 def _plain(value: str) -> str:
@@ -420,6 +444,12 @@ def _merge_gres(options: list[_Option], where: str) -> list[_Option]:
                     "one. Delete the one that you do not mean"
                 )
     names = {kind.partition(":")[0] for kind in found}
+    for name in names & found.keys():
+        if other := next((kind for kind in found if kind.startswith(f"{name}:")), None):
+            raise ConfigError(
+                f"{where} has --gres={found[name]} and --gres={found[other]}, of which one counts. "
+                "Delete the one that you do not mean"
+            )
     for option in made:
         items = [i for i in option.value.split(",") if i.partition(":")[0] not in names]
         found = {**{item: item for item in items}, **found} if "none" not in names else found

@@ -55,6 +55,8 @@ def lines_with(word, found):
     [
         (["-l select=1:ngpus=1"], {}, "1:ncpus=4:mem=30GB:ngpus=1"),  # as seed 003 prints it
         (["-lselect=1:ngpus=1"], {}, "1:ncpus=4:mem=30GB:ngpus=1"),
+        (["-l 'select=1:ngpus=1'"], {}, "1:ncpus=4:mem=30GB:ngpus=1"),
+        (["#PBS -l select=1:ngpus=1"], {}, "1:ncpus=4:mem=30GB:ngpus=1"),
         (["-l select=ngpus=1"], {}, "1:ncpus=4:mem=30GB:ngpus=1"),
         (["-l  select=1:ngpus=1:host=n3"], {}, "1:ncpus=4:mem=30GB:ngpus=1:host=n3"),
         (["-l select=1:ncpus=4:mem=32gb:ngpus=1"], {}, "1:ncpus=4:mem=32gb:ngpus=1"),
@@ -144,6 +146,7 @@ def test_other_schedulers_get_each_option_once(env, directives, options, word, e
     ("env", "directives", "options"),
     [
         ("slurm", ["--gres=gpu:1", "--gres=gpu:2"], {}),
+        ("slurm", ["--gres=gpu:1", "--gres=gpu:tesla:1"], {}),
         ("slurm", ["--constraint=a100", "-C v100"], {}),
         ("oar", ["-l /host=1/gpu=1"], {"resource_spec": "/nodes=1/core=2"}),
         ("sge", ["-pe smp 4", "-pe mpi 4"], {}),
@@ -152,6 +155,24 @@ def test_other_schedulers_get_each_option_once(env, directives, options, word, e
 def test_what_a_job_can_have_once_is_refused(env, directives, options):
     with pytest.raises(ConfigError, match=r"job_extra_directives has"):
         header(env, *directives, **options)
+
+
+@pytest.mark.parametrize(
+    ("env", "line", "fix"),
+    [("slurm", "gres=gpu:1", "'--gres=gpu:1'"), ("pbs", "ngpus=1", "'-l ngpus=1'")],
+)
+def test_a_line_that_would_be_a_comment_is_refused(env, line, fix):
+    with pytest.raises(ConfigError, match=fix):
+        header(env, line)
+    with pytest.raises(ConfigError, match="must be a list"):
+        header(env, job_extra_directives=dict([line.split("=")]))
+    with pytest.raises(ConfigError, match="request_gpus: 1"):
+        render_job_script(config_of("htcondor", line))
+
+
+def test_a_line_copied_from_a_script_loses_its_mark():
+    assert lines_with("--gres", header("slurm", "#SBATCH --gres=gpu:1")) == ["--gres=gpu:1"]
+    assert lines_with("--gres", launched("slurm", "#SBATCH --gres=gpu:2")) == ["--gres=gpu:2"]
 
 
 def test_memory_below_what_the_worker_counts_on_is_told(caplog):

@@ -41,6 +41,10 @@ _OLD_NAMES = {
 }
 
 
+_MAPPINGS = {
+    "job_extra_directives": "{request_gpus: 1}",
+    "scheduler_options": "{host: 10.0.0.1}",
+}
 _OF_THIS_MACHINE = "threads_per_worker"
 
 
@@ -234,10 +238,22 @@ class _Given:
                 f"parallel.options.{name} is the text {value!r}, but must be a list. Write: "
                 f"{name}: [{value!r}]"
             )
+        if isinstance(value, Mapping):
+            lines = [f"{key}={each}" for key, each in value.items()]
+            raise ConfigError(
+                f"parallel.options.{name} is {dict(value)!r}, but must be a list. Write: "
+                f"{name}: {lines!r}"
+            )
         return [str(each) for each in value]
 
     def mapping(self, name: str) -> dict[str, Any]:
-        return dict(self.get(name) or {})
+        value = self.get(name) or {}
+        if not isinstance(value, Mapping):
+            raise ConfigError(
+                f"parallel.options.{name} is {value!r}, but must be a mapping. Write such as: "
+                f"{name}: {_MAPPINGS.get(name, '{NAME: VALUE}')}"
+            )
+        return dict(value)
 
 
 def _fill(options: dict[str, Any], given: _Given, name: str, value: Any) -> None:
