@@ -199,6 +199,7 @@ def test_the_doctor_judges_the_merged_script():
     script, findings = render(config_of("pbs", "-l select=1:ngpus=1", walltime="04:00:00"))
     assert lines_with("select", header_of(script)) == ["-l select=1:ncpus=4:mem=30GB:ngpus=1"]
     assert [finding.level for finding in findings] == ["ok"]
+    assert "-l select=1:ncpus=4:mem=30GB:ngpus=1" in findings[0].told
     _, findings = render(config_of("slurm", "--time=1:00:00", walltime="04:00:00"))
     assert any("walltime" in finding.told and finding.level == "warning" for finding in findings)
 

@@ -50,10 +50,19 @@ def _render(config: "ParallelConfig", scripts: list[str | None]) -> list[Finding
         check_resources(config)
         scripts.append(script := render_job_script(config))
     if script is not None:
-        told = f"they make a job script of {len(script.splitlines())} lines"
-        findings.append(Finding("ok", "options", told))
+        findings.append(Finding("ok", "options", f"each job asks for {_asked(script)}"))
         findings += [Finding.of("options", EspnetError(n), "warning") for n in left_out(config)]
     return [*findings, *_workers(config, is_told=bool(findings))]
+
+
+def _asked(script: str) -> str:
+    """Return the options of a job script, but for those of its name and logs."""
+    lines = re.findall(r"^#(?:SBATCH|PBS|\$|BSUB|OAR) (.*)$", script, re.MULTILINE)
+    lines = lines or re.findall(
+        r"^(?:MY\.DaskWorker(?!Name)|[Rr]equest_?)\S+ = .*$", script, re.MULTILINE
+    )
+    kept = [line for line in lines if not re.match(r"-[JNoejVr]\b|-cwd|-n [a-z]", line)]
+    return ", ".join(kept) or "nothing"
 
 
 @contextmanager
