@@ -32,7 +32,7 @@ def check_arguments(
     except BadTarget as bad:
         name = join_key(key, "_target_")
         raise ConfigError(f"{name} is {target!r}{set_in(name, loaded)}, but {bad}") from None
-    known = _argument_names(found)
+    known = argument_names(found)
     if known is None:
         return
     for name in block:
@@ -43,7 +43,7 @@ def check_arguments(
             raise ConfigError(f"{full}{set_in(full, loaded)} is no argument of {target}.{hint}")
 
 
-def _argument_names(target: Any) -> set[str] | None:
+def argument_names(target: Any) -> set[str] | None:
     """Return the names that can be given; None if any can.
 
     A class that hands `**kwargs` on to its base class takes the names of that one as well.

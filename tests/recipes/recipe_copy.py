@@ -37,10 +37,10 @@ class RecipeCopy:
         assert done.returncode == code, done.stdout
         return done.stdout
 
-    def run_here(self, system: Any, *words: str) -> None:
+    def run_here(self, system: Any, *words: str, code: int = 0) -> None:
         """Run in this process, which has imported all already."""
         with _restored(self.folder):
-            assert run_recipe(system, list(words), recipe_dir=self.folder) == 0
+            assert run_recipe(system, list(words), recipe_dir=self.folder) == code
 
 
 @contextmanager

@@ -1,7 +1,8 @@
 """The datasets of an experiment: `.train`, `.valid`, `.test[name]`, each built when asked for."""
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from difflib import get_close_matches
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 SPLITS = ("train", "valid", "test")
 
 _KEY = "dataset"
+_CLOSE = 0.8
 _TARGET = f"{__name__}.DataOrganizer"
 
 
@@ -141,10 +143,18 @@ class _TestSets(Mapping[str, Any]):
         return f"<test sets: {', '.join(self._entries) or 'none'}>"
 
 
-def check_datasets(loaded: "LoadedConfig", splits: tuple[str, ...] = SPLITS) -> None:
+def check_datasets(
+    loaded: "LoadedConfig", splits: tuple[str, ...] = SPLITS, *, provided: bool = False
+) -> None:
     """Check the entries of a config's `dataset` block, with file and line in the errors.
 
     The modules of the sources are imported; no dataset is built and no data is read.
+
+    Args:
+        loaded: The config.
+        splits: Those to check.
+        provided: Somebody's own provider builds the datasets: an entry that names no source, but a
+            test set alone, or says more in keys of its own, is for it to read.
 
     Raises:
         ConfigError: An entry is wrong, names no source, has arguments that do not fit it, or names
@@ -158,14 +168,38 @@ def check_datasets(loaded: "LoadedConfig", splits: tuple[str, ...] = SPLITS) -> 
     find_function(block.get("preprocessor"), key=f"{_KEY}.preprocessor", loaded=loaded)
     for split in splits:
         key = f"{_KEY}.{split}"
-        entries = parse_entries(block.get(split), key, named=split == "test", loaded=loaded)
-        for i, entry in enumerate(entries):
+        for i, entry in enumerate(_entries_to_check(block.get(split), key, loaded, provided)):
+            if entry is None:
+                continue
             find_function(entry.transform, key=f"{key}.{i}.transform", loaded=loaded)
             source = DataSource(entry.data_src, recipe_dir, f"{key}.{i}.data_src", loaded)
             source.check_module()
             kind = source.load("Dataset")
             arguments = entry.data_src_args or {}
             source.check_arguments(kind, _with_recipe_dir(kind, arguments, recipe_dir))
+
+
+def _entries_to_check(
+    values: Any, key: str, loaded: "LoadedConfig", provided: bool
+) -> Sequence[DatasetEntry | None]:
+    """Parse the entries of a split; None stands for one that is left to a provider."""
+    named = key.endswith(".test")
+    if not provided:
+        return parse_entries(values, key, named=named, loaded=loaded)
+    if not isinstance(values, Sequence):
+        return ()
+    left = [_is_left_to_provider(value) for value in values]
+    names = [{"name": v.get("name")} if own else v for v, own in zip(values, left, strict=True)]
+    entries = parse_entries(names, key, named=named, loaded=loaded)
+    return [None if own else entry for entry, own in zip(entries, left, strict=True)]
+
+
+def _is_left_to_provider(entry: Any) -> bool:
+    """Tell whether an entry says nothing of a source, not even misspelt."""
+    ours = set(DatasetEntry.model_fields) - {"name"}
+    return isinstance(entry, Mapping) and not any(
+        get_close_matches(str(key), ours, n=1, cutoff=_CLOSE) for key in entry if key != "name"
+    )
 
 
 def _with_recipe_dir(kind: Any, arguments: Mapping[str, Any], recipe_dir: Any) -> dict[str, Any]:

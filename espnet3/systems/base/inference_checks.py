@@ -16,7 +16,8 @@ from espnet3.systems.base.inference_config import (
     load_inference_config,
 )
 from espnet3.systems.base.inference_output import load_function
-from espnet3.systems.base.inference_provider import ORGANIZER
+from espnet3.systems.base.inference_provider import ORGANIZER, builds_own_dataset
+from espnet3.systems.base.provider_target import check_provider
 from espnet3.systems.base.test_sets import chosen_test_sets, listed_test_sets
 
 if TYPE_CHECKING:
@@ -44,9 +45,10 @@ def check_inference(loaded: "LoadedConfig", *, runs_here: bool = True) -> Infere
         check_resources(as_parallel_config(loaded))
     config = load_inference_config(loaded)
     chosen_test_sets(listed_test_sets(config.dataset, loaded), config.test_set, loaded)
-    check_datasets(loaded, ("test",))
-    for block in ("provider", "runner"):
-        check_arguments(block, getattr(config, f"{block}_target"), getattr(config, block), loaded)
+    check_provider(config, loaded)
+    is_provided = builds_own_dataset(locate(config.provider_target))
+    check_datasets(loaded, ("test",), provided=is_provided)
+    check_arguments("runner", config.runner_target, config.runner, loaded)
     _check_runner(config, loaded)
     if config.provider_target == DEFAULT_PROVIDER:
         _check_default_blocks(config, loaded)

@@ -14,6 +14,8 @@ from espnet3.systems.base.device import resolve_device
 
 ORGANIZER = "espnet3.components.data.data_organizer.DataOrganizer"
 
+_NOT_GIVEN: Any = object()
+
 
 class InferenceProvider(EnvironmentProvider):
     """Builds `dataset` and `model` from a config, once in each worker.
@@ -24,6 +26,7 @@ class InferenceProvider(EnvironmentProvider):
     Args:
         config: what the build functions get, usually the inference config.
         params: small extra arguments of `forward`, such as `{"beam_size": 8}`.
+        inference_config: another name of `config`, for code that calls it so; give one of the two.
     """
 
     fingerprint_ignore: tuple[str, ...] = (
@@ -33,8 +36,14 @@ class InferenceProvider(EnvironmentProvider):
     )
     """What the results of inference do not depend on."""
 
-    def __init__(self, config: Any, params: Mapping[str, Any] | None = None) -> None:
-        super().__init__(config)
+    def __init__(
+        self,
+        config: Any = _NOT_GIVEN,
+        params: Mapping[str, Any] | None = None,
+        *,
+        inference_config: Any = _NOT_GIVEN,
+    ) -> None:
+        super().__init__(_given_config(type(self), config, inference_config))
         self.params = dict(params or {})
         for name in ("build_dataset", "build_model"):
             if not isinstance(inspect.getattr_static(type(self), name), staticmethod | classmethod):
@@ -83,13 +92,36 @@ class InferenceProvider(EnvironmentProvider):
         return partial(_build_env, type(self), self.config, self.params)
 
 
+def organizer_defaults(block: Any, recipe_dir: Any) -> dict[str, Any]:
+    """Return what a `dataset` block leaves unsaid, so that it can be instantiated."""
+    if not isinstance(block, Mapping) or block.get("_target_", ORGANIZER) != ORGANIZER:
+        return {}  # an organizer of the user's own may take other arguments
+    unsaid = {"_target_": ORGANIZER, "recipe_dir": recipe_dir}
+    return {key: value for key, value in unsaid.items() if key not in block}
+
+
+def builds_own_dataset(target: Any) -> bool:
+    """Tell whether a provider, by its class, builds datasets otherwise than `InferenceProvider`."""
+    is_ours = isinstance(target, type) and issubclass(target, InferenceProvider)
+    return not is_ours or target.build_dataset is not InferenceProvider.build_dataset
+
+
+def _given_config(provider: type, config: Any, inference_config: Any) -> Any:
+    given = [value for value in (config, inference_config) if value is not _NOT_GIVEN]
+    if len(given) == 1:
+        return given[0]
+    what = "both config and inference_config, which are one" if given else "no config"
+    raise ProviderError(
+        f"{provider.__name__} is given {what}. Write: {provider.__name__}(config, params=params)"
+    )
+
+
 def _organizer_block(config: Any) -> Any:
     """Return the `dataset` block, with what goes without saying."""
     block = resolved(config.dataset)
-    if not isinstance(block, Mapping) or block.get("_target_", ORGANIZER) != ORGANIZER:
-        return config.dataset
     recipe_dir = config.get("recipe_dir") if hasattr(config, "get") else None
-    return {"_target_": ORGANIZER, "recipe_dir": recipe_dir, **block}
+    unsaid = organizer_defaults(block, recipe_dir)
+    return {**unsaid, **block} if unsaid else config.dataset
 
 
 def _build_env(

@@ -8,12 +8,20 @@ from typing import TYPE_CHECKING, Any
 from espnet3.config.instantiate import instantiate
 from espnet3.config.resolve import resolved
 from espnet3.config.targets import locate
-from espnet3.errors import ConfigError, EspnetError
+from espnet3.errors import ConfigError, EspnetError, ProviderError
 from espnet3.parallel.base_runner import BaseRunner
+from espnet3.parallel.execute import check_env
+from espnet3.parallel.hooks import bind
 from espnet3.systems.base.error_places import place_entry
 from espnet3.systems.base.inference_checks import check_inference
 from espnet3.systems.base.inference_code import describe_targets
 from espnet3.systems.base.inference_config import InferenceConfig, load_inference_config
+from espnet3.systems.base.inference_provider import (
+    InferenceProvider,
+    builds_own_dataset,
+    organizer_defaults,
+)
+from espnet3.systems.base.provider_target import provider_arguments
 from espnet3.systems.base.readers import keys_of_others, names_in_code
 from espnet3.systems.base.sampling_rates import check_test_samples
 from espnet3.systems.base.test_sets import chosen_test_sets, listed_test_sets, results_folder
@@ -79,7 +87,7 @@ def open_test_set(loaded: "LoadedConfig", name: str) -> Any:
     config = load_inference_config(loaded)
     chosen_test_sets(listed_test_sets(config.dataset, loaded), name, loaded)
     own_config = _config_of(name, config, loaded.resolved())
-    return _build_dataset(_build_provider(own_config, config, loaded))
+    return _build_env(_build_provider(own_config, config, loaded))["dataset"]
 
 
 def _plan_test_set(
@@ -90,11 +98,12 @@ def _plan_test_set(
     name = own_config.test_set
     provider = _build_provider(own_config, config, loaded)
     try:
-        dataset = _build_dataset(provider)
+        env = _build_env(provider)
     except EspnetError as error:
         listed = listed_test_sets(config.dataset, loaded)
         position = listed.index(name) if name in listed else 0
         raise place_entry(error, position, loaded) from error.__cause__
+    dataset = env["dataset"]
     if len(dataset) == 0:
         raise ConfigError(
             f"The test set {name!r} has no items. Check its data_src_args, or run the stage that "
@@ -103,19 +112,38 @@ def _plan_test_set(
     check_test_samples(dataset, name, own_config)
     # With `skip`, audio that cannot be read fails alone, when its turn comes.
     durations = durations_of(dataset, 0.0 if config.runner.get("on_error") == "skip" else None)
-    if config.batch_seconds is not None and durations is None:
-        raise ConfigError(
-            f"batch_seconds is {config.batch_seconds:g} but the test set {name!r} does not know "
-            "its durations. Write durations(self) in its Dataset, which returns the seconds of "
-            "each item; or set batch_size instead."
-        )
     runner = _build_runner(provider, config, results_folder(config.inference_dir, name), loaded)
+    if durations is None and runner.batch_seconds is not None:
+        _tell_unknown_durations(runner.batch_seconds, name, config)
+        runner.batch_seconds = None
+    if not hasattr(
+        provider, "build_dataset"
+    ):  # what forward() misses is told here rather than by each worker
+        bind(type(runner).forward, ["idx"], {**env, **runner.settings()})
     runner.depends_on = {
         **runner.depends_on,
         "test_set.content": fingerprint_of(dataset),
         "code": describe_targets(resolved(own_config), dataset),
     }
     return TestSetRun(name, runner, len(dataset), durations)
+
+
+def _tell_unknown_durations(seconds: float, name: str, config: InferenceConfig) -> None:
+    """Refuse, or warn where a provider of one's own has put its dataset around the recipe's.
+
+    Raises:
+        ConfigError: the dataset of a source does not know its durations.
+    """
+    problem = f"batch_seconds is {seconds:g} but the test set {name!r} does not know its durations"
+    ways = (
+        "Write durations(self) in its Dataset, which returns the seconds of each item; or set "
+        "batch_size instead: batch_seconds=null batch_size=8"
+    )
+    if not builds_own_dataset(locate(config.provider_target)):
+        raise ConfigError(f"{problem}. {ways}")
+    logger.warning(
+        "%s: its items are decoded in batches of batch_size, or alone. %s", problem, ways
+    )
 
 
 def _config_of(name: str, settings: InferenceConfig, whole: "DictConfig") -> "DictConfig":
@@ -130,6 +158,9 @@ def _config_of(name: str, settings: InferenceConfig, whole: "DictConfig") -> "Di
     config.update({key: getattr(settings, key) for key in _DEFAULTED})
     config["provider"] = {"_target_": settings.provider_target, **(config.get("provider") or {})}
     config["test_set"] = name
+    if settings.dataset is not None:  # so that a provider may call instantiate(config.dataset)
+        unsaid = organizer_defaults(settings.dataset, config.get("recipe_dir"))
+        config["dataset"] = {**unsaid, **config["dataset"]}
     tests = OmegaConf.select(config, "dataset.test")
     if OmegaConf.is_list(tests):
         config["dataset"]["test"] = [entry for entry in tests if entry.get("name") == name]
@@ -141,14 +172,31 @@ def _build_provider(config: Any, settings: InferenceConfig, loaded: "LoadedConfi
     block = {"_target_": settings.provider_target, **settings.provider}
     params = block.pop("params", None) or {}
     make = instantiate({**block, "_partial_": True}, key="provider", loaded=loaded)
-    return make(config, params=params)
+    target = locate(settings.provider_target)
+    args, named = provider_arguments(target, config, params, settings.provider)
+    return make(*args, **named)
 
 
-def _build_dataset(provider: Any) -> Any:
+def _build_env(provider: Any) -> dict[str, Any]:
+    """Build the dataset, to count its items, and all else where a provider cannot build it alone.
+
+    Raises:
+        ProviderError: there is no dataset.
+    """
     if hasattr(provider, "build_dataset"):
-        return provider.build_dataset(provider.config)
-    logger.info("%s has no build_dataset(): building all to count", type(provider).__name__)
-    return provider.build_env_local()["dataset"]
+        return {"dataset": provider.build_dataset(provider.config)}
+    name = type(provider).__name__
+    logger.info("%s has no build_dataset(): building all to count", name)
+    env = check_env(provider.build_env_local(), f"{name}.build_env_local()")
+    dataset = env.get("dataset")
+    if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
+        found = f"dataset is a {type(dataset).__name__}" if "dataset" in env else "has no dataset"
+        raise ProviderError(
+            f"{name}.build_env_local() returned {', '.join(env) or 'nothing'}, which {found}: the "
+            "stage infer must know how many items there are. Return a dataset with __len__ and "
+            '__getitem__: {"dataset": dataset, "model": model}'
+        )
+    return env
 
 
 def _build_runner(
@@ -163,6 +211,10 @@ def _build_runner(
     # changes no result.
     others = keys_of_others("infer") - names_in_code([config.provider_target])
     ignored = ["exp_tag", "dataset.train", "dataset.valid", *sorted(others)]
+    # Filled in for the provider: not part of runs that were planned before it was.
+    ignored += [f"dataset.{key}" for key in organizer_defaults(config.dataset, None)]
+    if not isinstance(provider, InferenceProvider):
+        ignored += [name.removeprefix("config.") for name in InferenceProvider.fingerprint_ignore]
     target = locate(config.runner_target)
     if issubclass(target, InferenceRunner):
         # What the runner block itself sets, as in older configs, wins.

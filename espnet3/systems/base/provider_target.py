@@ -1,0 +1,109 @@
+"""The class that `provider._target_` names: whether it serves `infer`, and how it is called."""
+
+from typing import TYPE_CHECKING, Any
+
+from espnet3.config.arguments import argument_names, check_arguments
+from espnet3.config.sources import set_in
+from espnet3.config.targets import BadTarget, locate_callable, signature_of
+from espnet3.errors import ConfigError
+from espnet3.systems.base.inference_config import InferenceConfig
+
+if TYPE_CHECKING:
+    from espnet3.config.load import LoadedConfig
+
+_TO_WRITE = {
+    "build_env_local": 'def build_env_local(self): return {"dataset": ..., "model": ...}',
+    "build_worker_setup_fn": "def build_worker_setup_fn(self): return self.build_env_local",
+}
+_CONFIG = ("inference_config", "config")
+_PARAMS = "params"
+
+
+def check_provider(config: InferenceConfig, loaded: "LoadedConfig") -> None:
+    """Refuse a provider that lacks a method, or cannot be called as `infer` calls it.
+
+    Raises:
+        ConfigError: naming the key, its place, and what to write.
+    """
+    target = _located(config, loaded)
+    known = argument_names(target)
+    where = f"provider._target_ is {config.provider_target!r}"
+    where += set_in("provider._target_", loaded)
+    if isinstance(target, type):
+        lacking = [name for name in _TO_WRITE if not _has(target, name)]
+        if lacking:
+            others = "; ".join(_TO_WRITE[name] for name in lacking)
+            raise ConfigError(f"{where}, which has no {lacking[0]}(). Write in it: {others}")
+    for name in (name for name in _CONFIG if name in config.provider):
+        raise ConfigError(
+            f"provider.{name}{set_in(f'provider.{name}', loaded)} is set, but the config of the "
+            "stage is what a provider gets there. Values of your own stand under params: "
+            "provider: {params: {beam_size: 8}}"
+        )
+    if not _takes_config(target, set(config.provider)):
+        raise ConfigError(
+            f"{where}, which takes no config. Write in it: def __init__(self, config): "
+            "self.config = config"
+        )
+    if known is not None and _PARAMS in config.provider and _PARAMS not in known:
+        raise ConfigError(
+            f"provider.params{set_in('provider.params', loaded)} is set, but "
+            f"{config.provider_target} takes none. Write in it: def __init__(self, config, "
+            "params=None), and let build_env_local() return them as well"
+        )
+    check_arguments("provider", config.provider_target, config.provider, loaded)
+
+
+def provider_arguments(
+    target: Any, config: Any, params: dict[str, Any], block: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return how to call a provider: the config first, or by name, and `params` if it takes them.
+
+    Args:
+        target: the class, or a function that returns a provider.
+        config: what the provider builds from.
+        params: of the `provider` block.
+        block: its other arguments, which are given by name.
+    """
+    known = argument_names(target)
+    takes_params = known is None or _PARAMS in known
+    named = {_PARAMS: params} if params or takes_params else {}
+    if _takes_positional(target, {*block, _PARAMS}):
+        return (config,), named
+    name = _CONFIG[0] if known is not None and "config" not in known else "config"
+    return (), {name: config, **named}
+
+
+def _located(config: InferenceConfig, loaded: "LoadedConfig") -> Any:
+    try:
+        return locate_callable(config.provider_target)
+    except BadTarget as bad:
+        where = set_in("provider._target_", loaded)
+        raise ConfigError(
+            f"provider._target_ is {config.provider_target!r}{where}, but {bad}"
+        ) from None
+
+
+def _has(target: type, name: str) -> bool:
+    is_abstract = name in getattr(target, "__abstractmethods__", ())
+    return not is_abstract and callable(getattr(target, name, None))
+
+
+def _takes_config(target: Any, given: set[str]) -> bool:
+    known = argument_names(target)
+    by_name = known is None or bool(known.intersection(_CONFIG))
+    return by_name or _takes_positional(target, {*given, _PARAMS})
+
+
+def _takes_positional(target: Any, given: set[str]) -> bool:
+    """Tell whether there is a positional parameter that the block does not give."""
+    signature = signature_of(target)
+    if signature is None:
+        return True
+    first = next(iter(signature.parameters.values()), None)
+    if first is None:
+        return False
+    if first.kind is first.VAR_POSITIONAL:
+        return True
+    positional = (first.POSITIONAL_ONLY, first.POSITIONAL_OR_KEYWORD)
+    return first.kind in positional and first.name not in given
