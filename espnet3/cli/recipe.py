@@ -121,6 +121,7 @@ def set_up(
     """
     from espnet3.systems.base.checks import check_stages
     from espnet3.systems.base.context import check_inference_dir, load_configs
+    from espnet3.systems.base.found_experiment import find_experiment
 
     _show_logs()
     sys.dont_write_bytecode |= options.dry_run
@@ -133,6 +134,11 @@ def set_up(
     enter_recipe(recipe_dir)
     found = {kind: find_files(paths, start_dir, recipe_dir) for kind, paths in files.items()}
     configs = load_configs(found, options.overrides, recipe_dir=recipe_dir)
+    experiment = find_experiment(configs, stages, options.command_with)
+    if experiment is not None:
+        configs = load_configs(
+            found, options.overrides, recipe_dir=recipe_dir, experiment=experiment
+        )
     selected = skip_unneeded(selected, configs)
     stages = stages_to_run(selected)
     check_given(stages, lambda stage: find_config(configs, stage) is not None, recipe_dir)

@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from espnet3.cli.program import program_words
 from espnet3.cli.usage import UsageError
 from espnet3.config.own_keys import OWN
 from espnet3.config.ways import Has
@@ -40,6 +41,13 @@ class Options:
     dry_run: bool = False
     detach: bool = False
     list_stages: bool = False
+    words: tuple[str, ...] = ()
+    """As they were typed, for lines to type."""
+
+    def command_with(self, argument: str) -> str:
+        """Return the line that was typed, with another argument."""
+        words = [*program_words(self.words), *self.words]
+        return f"{shlex.join(words)} {argument}"
 
     def without(self, overrides: Collection[str]) -> "Options":
         """Return the same without some of the overrides."""
@@ -76,6 +84,7 @@ def parse_options(argv: Sequence[str], stages: Sequence[Stage], *, prog: str) ->
         dry_run=args.dry_run,
         detach=args.detach,
         list_stages=args.list_stages,
+        words=tuple(argv),
     )
 
 

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from torch import nn
 
 CONFIG = "config.yaml"
-_WRITE_STAGE = "python run.py --stages train --training_config conf/training.yaml"
 
 
 def load_trained(weights: str | os.PathLike[str], device: str = "cpu") -> "nn.Module":
@@ -83,11 +82,20 @@ def require_weights(path: Path, where: str = "") -> None:
     if path.is_file():
         return
     there = sorted(one.name for one in path.parent.glob("*.safetensors"))
-    known = f" There are: {', '.join(there)}." if there else ""
+    elsewhere = sorted(str(one) for one in path.parent.parent.glob("*/*.safetensors"))
+    known = f" There are: {', '.join(there or elsewhere)}." if there or elsewhere else ""
+    named = "" if there or not elsewhere else f" To decode with these: model.weights={elsewhere[0]}"
     raise ConfigError(
-        f"The weights {path}{where} do not exist.{known} Stage train (4) makes them at its end, "
-        f"and average (5) anew: {_WRITE_STAGE}"
+        f"The weights {path}{where} do not exist.{known}{named} Stage train (4) makes them at its "
+        f"end, and average (5) anew: {_train_command()}"
     )
+
+
+def _train_command() -> str:
+    """Return the line that trains, with a config of the recipe that this process is in."""
+    names = sorted(file.name for file in Path("conf").glob("training*.yaml"))
+    name = names[0] if names and "training.yaml" not in names else "training.yaml"
+    return f"python run.py --stages train --training_config conf/{name}"
 
 
 def read_training_config(weights: Path) -> dict[str, Any]:

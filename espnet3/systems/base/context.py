@@ -64,6 +64,7 @@ def load_configs(
     overrides: Sequence[str] = (),
     *,
     recipe_dir: str | Path | None = None,
+    experiment: "LoadedConfig | None" = None,
 ) -> Configs:
     """Load the configs of a recipe, so that what they share is the same in all of them.
 
@@ -75,6 +76,7 @@ def load_configs(
         files: by kind, as in `KINDS`.
         overrides: applied to each config, but for keys that only others have.
         recipe_dir: the folder of the recipe.
+        experiment: the context of an experiment that was found, in place of a training config.
 
     Raises:
         ConfigError: as `load_config`, or if a shared key refers to nothing or is no folder.
@@ -86,7 +88,7 @@ def load_configs(
     loaded: dict[str, LoadedConfig] = {}
     for kind in given:
         chosen = overrides_for(kind, overrides, plain, _COMMON)
-        loaded[kind] = _load(files[kind], chosen, _above(loaded), recipe_dir)
+        loaded[kind] = _load(files[kind], chosen, _above(loaded) or experiment, recipe_dir)
         _check_folders(loaded[kind])
     return Configs(**loaded)
 
