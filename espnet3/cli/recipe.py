@@ -119,6 +119,7 @@ def set_up(
     Returns:
         The system, and the stages, of which some may turn out to have nothing to do.
     """
+    from espnet3.cli.config_kinds import check_kinds
     from espnet3.systems.base.checks import check_stages
     from espnet3.systems.base.context import check_inference_dir, load_configs
     from espnet3.systems.base.found_experiment import find_experiment
@@ -133,6 +134,8 @@ def set_up(
     start_dir = Path.cwd()
     enter_recipe(recipe_dir)
     found = {kind: find_files(paths, start_dir, recipe_dir) for kind, paths in files.items()}
+    if options.words:  # `espnet3 plan` sorts its files itself
+        check_kinds(system, stages, options, files, found)
     configs = load_configs(found, options.overrides, recipe_dir=recipe_dir)
     experiment = find_experiment(configs, stages, options.command_with)
     if experiment is not None:

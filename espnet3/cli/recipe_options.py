@@ -46,8 +46,11 @@ class Options:
 
     def command_with(self, argument: str) -> str:
         """Return the line that was typed, with another argument."""
-        words = [*program_words(self.words), *self.words]
-        return f"{shlex.join(words)} {argument}"
+        return f"{self.command_of(self.words)} {argument}"
+
+    def command_of(self, words: Sequence[str]) -> str:
+        """Return the line that calls this program with other words."""
+        return shlex.join([*program_words(self.words), *words])
 
     def without(self, overrides: Collection[str]) -> "Options":
         """Return the same without some of the overrides."""
