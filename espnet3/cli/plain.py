@@ -40,5 +40,6 @@ def print_json(value: Any) -> None:
 
 
 def print_error(error: Exception) -> None:
-    """Print what went wrong, without a traceback."""
-    print(f"espnet3: {printable(str(error))}", file=sys.stderr)
+    """Print what went wrong and the notes on it, without a traceback."""
+    notes = "".join(f"\n{note}" for note in getattr(error, "__notes__", ()))
+    print(f"espnet3: {printable(f'{error}{notes}')}", file=sys.stderr)

@@ -134,16 +134,16 @@ def set_up(
     start_dir = Path.cwd()
     enter_recipe(recipe_dir)
     found = {kind: find_files(paths, start_dir, recipe_dir) for kind, paths in files.items()}
+    configs = load_configs(found, options.overrides, recipe_dir=recipe_dir)
+    selected = skip_unneeded(selected, configs)
+    stages = stages_to_run(selected)
     if options.words:  # `espnet3 plan` sorts its files itself
         check_kinds(system, stages, options, files, found)
-    configs = load_configs(found, options.overrides, recipe_dir=recipe_dir)
     experiment = find_experiment(configs, stages, options.command_with)
     if experiment is not None:
         configs = load_configs(
             found, options.overrides, recipe_dir=recipe_dir, experiment=experiment
         )
-    selected = skip_unneeded(selected, configs)
-    stages = stages_to_run(selected)
     check_given(stages, lambda stage: find_config(configs, stage) is not None, recipe_dir)
     if any("metrics" in stage.configs for stage in stages):
         check_inference_dir(configs)

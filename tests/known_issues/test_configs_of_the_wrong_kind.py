@@ -118,3 +118,18 @@ def check(words, files, system=BaseSystem):
     names = [str(file) for file in files]
     slots = {stage.configs[0]: names for stage in chosen}
     check_kinds(system, chosen, options, slots, slots)
+
+
+def test_a_missing_file_of_data_is_no_bare_errno(tmp_path, capfd):
+    template = ShippedRecipe("TEMPLATE/asr", tmp_path / "asr")
+    template.run_here(template.system, "--stages", "train", "--config", TRAINING, code=1)
+    told = capfd.readouterr().err
+    assert "data/train/manifest.jsonl" in told
+    assert "dataset.train.0" in told
+    assert "python run.py --stages create_dataset" in told
+
+
+def test_all_stages_of_a_recipe_that_only_decodes(tmp_path):
+    template = ShippedRecipe("TEMPLATE/asr", tmp_path / "asr")
+    words = ["--stages", "all", "--config", INFERENCE, METRICS, "--dry-run"]
+    template.run_here(template.system, *words)
