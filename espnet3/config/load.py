@@ -11,6 +11,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from espnet3.config.defaults import read_layers
+from espnet3.config.expdir import rename_keys, rename_override, rename_references
 from espnet3.config.limits import check_values
 from espnet3.config.literal import escaped_values
 from espnet3.config.merge import Layer, copied, keys_in, merge, value_at
@@ -140,13 +141,13 @@ def load_config(
     names = RunNames.of(paths, recipe_dir)
     layers = [read for path in paths for read in _read(path, names)]
     merged = Layer.of(bind(copied(below or {}), names, "."), Source("default"))
-    for _, layer in layers:
+    for layer in rename_keys([layer for _, layer in layers]):
         merged = merge(merged, layer)
     if above is not None:
         merged = merge(merged, _layer(above))
     for text in overrides:
-        merged = _apply(merged, parse_override(text), names)
-    return _loaded(merged, tuple(str(path) for path, _ in layers), names)
+        merged = _apply(merged, rename_override(parse_override(text), merged), names)
+    return _loaded(rename_references(merged), tuple(str(path) for path, _ in layers), names)
 
 
 def _read(path: Path, names: RunNames) -> list[tuple[Path, Layer]]:

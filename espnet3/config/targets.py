@@ -15,6 +15,28 @@ from espnet3.errors import suggest
 
 if TYPE_CHECKING:
     from espnet3.config.load import LoadedConfig
+_PACKAGES = {
+    "attr": "attrs",
+    "bs4": "beautifulsoup4",
+    "cv2": "opencv-python",
+    "dateutil": "python-dateutil",
+    "espnet2": "espnet",
+    "faiss": "faiss-cpu",
+    "git": "GitPython",
+    "jose": "python-jose",
+    "magic": "python-magic",
+    "nemo": "nemo_toolkit",
+    "OpenSSL": "pyOpenSSL",
+    "PIL": "Pillow",
+    "pyannote": "pyannote.audio",
+    "serial": "pyserial",
+    "skimage": "scikit-image",
+    "sklearn": "scikit-learn",
+    "whisper": "openai-whisper",
+    "yaml": "PyYAML",
+    "zmq": "pyzmq",
+}
+"""Modules whose package is called otherwise: `pip install` of the module finds none, or another."""
 
 RESERVED = ("_target_", "_args_", "_recursive_", "_convert_", "_partial_")
 
@@ -103,11 +125,28 @@ def _import_first(path: str, name: str) -> ModuleType:
     except ModuleNotFoundError as error:
         if error.name != name:
             raise
+    if name in _PACKAGES:
+        raise BadTarget(
+            f"there is no module {name!r}; its package is called {package_of(name)!r}. Install it: "
+            f"pip install {package_of(name)}"
+        )
     known = {module.name for module in pkgutil.iter_modules()} | set(sys.builtin_module_names)
     raise BadTarget(
         f"there is no module {name!r}.{suggest(name, known)} If it is yours, put the folder that "
         f"holds it on the path: export PYTHONPATH=FOLDER:$PYTHONPATH; if not, pip install {name}"
     )
+
+
+def package_of(module: str) -> str:
+    """Return what to install for a module that is missing; often it has the same name."""
+    return _PACKAGES.get(module.partition(".")[0], module.partition(".")[0])
+
+
+def install_hint(error: BaseException) -> str:
+    """Return ` (pip install PyYAML)` where a module of others is missing; empty otherwise."""
+    name = error.name if isinstance(error, ModuleNotFoundError) else None
+    # One with a dot is missing in a package that is there.
+    return f" (pip install {package_of(name)})" if name and "." not in name else ""
 
 
 def _step(parent: Any, parent_path: str, part: str, rest: str) -> Any:

@@ -1,4 +1,8 @@
-"""Run stages of this recipe; see README.md, or python run.py --help."""
+"""Run stages of this recipe; see README.md, or python run.py --help.
+
+The stages, in their order, are methods of ASRSystem in espnet3.systems.asr.system;
+python run.py --list-stages lists them. A subclass adds one of its own: docs/recipes.md of espnet3.
+"""
 
 import sys
 

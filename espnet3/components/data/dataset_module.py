@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from espnet3.config.sources import set_in
-from espnet3.config.targets import find_bad_argument, signature_of
+from espnet3.config.targets import find_bad_argument, install_hint, signature_of
 from espnet3.errors import ConfigError, EspnetError, suggest
 
 if TYPE_CHECKING:
@@ -74,8 +74,8 @@ class DataSource:
             raise
         except Exception as error:
             problem = (
-                f"cannot be imported: {type(error).__name__}: {error}. Mend it, then see: "
-                f"python -c 'import {self._module_name}'"
+                f"cannot be imported: {type(error).__name__}: {error}{install_hint(error)}. Mend "
+                f"it, then see: python -c 'import {self._module_name}'"
             )
             if self.data_src:
                 raise self.error(f"its module {problem}") from error

@@ -99,7 +99,7 @@ def check_targets(loaded: "LoadedConfig", blocks: Iterable[str] | None) -> None:
     """
     from espnet3.config.resolve import resolved
     from espnet3.config.sources import set_in
-    from espnet3.config.targets import BadTarget, locate_callable
+    from espnet3.config.targets import BadTarget, install_hint, locate_callable
 
     values = resolved(loaded.config, loaded=loaded)
     used = values if blocks is None else {key: values[key] for key in blocks if key in values}
@@ -110,7 +110,7 @@ def check_targets(loaded: "LoadedConfig", blocks: Iterable[str] | None) -> None:
         except BadTarget as bad:
             raise ConfigError(f"{where}, but {bad}") from bad
         except Exception as error:
-            problem = f"{type(error).__name__}: {error}"
+            problem = f"{type(error).__name__}: {error}{install_hint(error)}"
             raise ConfigError(
                 f"{where}, but its module cannot be imported: {problem}. Mend it, then see: "
                 f"python -c 'import {str(target).rpartition('.')[0]}'"

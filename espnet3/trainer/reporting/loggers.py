@@ -12,7 +12,7 @@ from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
 from espnet3.config.instantiate import instantiate
 from espnet3.config.resolve import resolved
 from espnet3.config.sources import join_key, set_in
-from espnet3.config.targets import RESERVED, BadTarget, locate
+from espnet3.config.targets import RESERVED, BadTarget, locate, package_of
 from espnet3.errors import ConfigError, MissingExtraError, suggest
 from espnet3.io.atomic import StrPath
 
@@ -152,5 +152,5 @@ def _missing_package(
     package = quoted[1] if quoted else "PACKAGE"
     return MissingExtraError(
         f"{key}{set_in(key, loaded)} is {node['_target_']}, which needs the package {package!r}, "
-        f"and that is not installed. Install it: pip install {package}"
+        f"and that is not installed. Install it: pip install {package_of(package)}"
     )
