@@ -35,7 +35,8 @@ def test_the_printed_logger_in_a_shipped_recipe(tmp_path, told):
     (recipe.folder / "conf" / "logger.yaml").write_text(block)
     recipe.run_here(
         recipe.system, "--stages", "1", "3", "4", "create_dataset.n_training=20",
-        "--training_config", "conf/training.yaml", "conf/logger.yaml", "trainer.accelerator=cpu", "trainer.devices=1",
+        "--training_config", "conf/training.yaml", "conf/logger.yaml",
+        "trainer.accelerator=cpu", "trainer.devices=1",
         "trainer.num_nodes=1", "trainer.strategy=auto", "trainer.max_steps=2",
         "trainer.max_epochs=1", "dataloader.train.num_workers=0", "best_model_criterion=null",
     )  # fmt: skip

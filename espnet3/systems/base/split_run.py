@@ -15,6 +15,7 @@ from espnet3.config.resolve import resolved
 from espnet3.config.sources import set_in
 from espnet3.errors import EspnetError, StaleRunError
 from espnet3.parallel.identity import is_below
+from espnet3.systems.base.common_fields import warn_of_fields
 from espnet3.systems.base.inference_code import describe_targets
 from espnet3.systems.base.inference_provider import ORGANIZER
 from espnet3.systems.base.statistics_config import (
@@ -95,6 +96,7 @@ def _plan_split(split: str, config: StatisticsConfig, loaded: "LoadedConfig") ->
         dataset = build_split(own)
     except EspnetError as error:
         raise _placed(error, loaded) from error.__cause__
+    warn_of_fields(split, dataset, loaded)
     stats_dir = Path(str(loaded.config.stats_dir))
     settings = config.model_dump(exclude={"model_keys"})
     runner = StatsRunner(StatisticsProvider(own), output_dir=stats_dir / split, **settings)

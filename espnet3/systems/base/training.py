@@ -189,7 +189,18 @@ def check_train(loaded: "LoadedConfig", *, with_inputs: bool = True) -> Comparis
     check_launch(block, loaded=loaded)
     with quiet_lightning(), _unheard():
         build_trainer(loaded, exp_dir=str(_exp_dir(loaded)))
-    return compare(loaded, with_inputs=with_inputs)
+    comparison = compare(loaded, with_inputs=with_inputs)
+    if comparison is not None and comparison.described.sets:
+        _check_fields(comparison.described.sets, loaded)
+    return comparison
+
+
+def _check_fields(sets: Mapping[str, Any], loaded: "LoadedConfig") -> None:
+    from espnet3.systems.base.common_fields import check_fields
+    from espnet3.trainer.checkpointing.best_checkpoints import LAST
+
+    is_new = not (_exp_dir(loaded) / LAST).exists()
+    check_fields(sets, load_loader_config(loaded), loaded, is_new=is_new)
 
 
 @contextmanager
@@ -269,6 +280,7 @@ def _build_parts(
     with times.part("model"):
         model = build_model(loaded)
         check_training_samples(datasets, model, loaded)
+        _check_fields(datasets, loaded)
     with times.part("loaders"):
         loaders = {
             split: build_split_loader(dataset, config, split, loaded)
