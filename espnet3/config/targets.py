@@ -143,10 +143,12 @@ def package_of(module: str) -> str:
 
 
 def install_hint(error: BaseException) -> str:
-    """Return ` (pip install PyYAML)` where a module of others is missing; empty otherwise."""
+    """Return ` (pip install PyYAML)` where a well-known module is missing; empty otherwise.
+
+    Of any other nobody knows whether it is one of the user's own.
+    """
     name = error.name if isinstance(error, ModuleNotFoundError) else None
-    # One with a dot is missing in a package that is there.
-    return f" (pip install {package_of(name)})" if name and "." not in name else ""
+    return f" (pip install {package_of(name)})" if name in _PACKAGES else ""
 
 
 def _step(parent: Any, parent_path: str, part: str, rest: str) -> Any:
