@@ -12,7 +12,7 @@ from typing import Any
 from espnet3.cli.recipe_folder import fitting_configs
 from espnet3.cli.recipe_options import Options, is_override
 from espnet3.cli.usage import UsageError
-from espnet3.systems.base.stages import Stage
+from espnet3.systems.base.stages import Stage, stages_of
 
 _MARKS = {
     "training": (
@@ -71,17 +71,21 @@ def check_kinds(
         for kind, paths in found.items()
     }
     for stage in stages:
-        is_ours = getattr(getattr(system, stage.name, None), "__module__", "").startswith(
-            "espnet3."
-        )
         slot = next((kind for kind in stage.configs if kind in read), None)
-        if not is_ours or slot not in _CHECKED:
+        if not _is_ours(system, stage) or slot not in _CHECKED:
             continue
         place = _Place(slot, read[slot], stages, options)
         _refuse_mixture(place)
         serving = stage.configs[:1] if stage.alternative_key else stage.configs
         if slot == serving[0] or slot in options.configs:
-            _refuse_other_kind(place, stage, serving)
+            _refuse_other_kind(place, f"Stage {stage} reads", serving)
+    # What no stage reads is still where folders are taken from.
+    for slot in [kind for kind in _CHECKED if kind in options.configs]:
+        if all(_is_ours(system, stage) for stage in stages_of(system) if slot in stage.configs):
+            place = _Place(slot, read[slot], stages, options)
+            readers = [stage.configs for stage in stages if slot in stage.configs]
+            allowed = {slot, *(kind for kinds in readers for kind in kinds)}
+            _refuse_other_kind(place, f"--{slot}_config is for", sorted(allowed))
 
 
 @dataclass(frozen=True)
@@ -110,13 +114,18 @@ def _refuse_mixture(place: _Place) -> None:
         )
 
 
-def _refuse_other_kind(place: _Place, stage: Stage, serving: Sequence[str]) -> None:
+def _is_ours(system: type, stage: Stage) -> bool:
+    method = getattr(system, stage.name, None)
+    return method is None or getattr(method, "__module__", "").startswith("espnet3.")
+
+
+def _refuse_other_kind(place: _Place, reader: str, serving: Sequence[str]) -> None:
     if any(file.is_of(kind) for file in place.files for kind in serving):
         return
     other = next((file for file in place.files if file.kind is not None), None)
     if other is not None and other.kind is not None:
         raise UsageError(
-            f"Stage {stage} reads {_article(place.slot)} config, but "
+            f"{reader} {_article(place.slot)} config, but "
             f"{_described(other, other.kind)}. Write: {_corrected(place)}"
         )
 

@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 
 ALIAS, NAME = "expdir", "exp_dir"
 # An even number of backslashes before it: an odd one makes it text.
-_REFERENCE = re.compile(r"(?<!\\)((?:\\\\)*)\$\{\s*expdir\s*\}")
+_REFERENCE = re.compile(r"(?<!\\)((?:\\\\)*\$\{\s*(?:oc\.select\s*:\s*)?)expdir(?=\s*[,}])")
 
 
 def rename_keys(layers: Sequence[Layer]) -> list[Layer]:
@@ -65,7 +65,7 @@ def _renamed(values: Any) -> Any:
         return {key: _renamed(value) for key, value in values.items()}
     if isinstance(values, list):
         return [_renamed(value) for value in values]
-    return _REFERENCE.sub(r"\1${exp_dir}", values) if isinstance(values, str) else values
+    return _REFERENCE.sub(r"\1exp_dir", values) if isinstance(values, str) else values
 
 
 @cache

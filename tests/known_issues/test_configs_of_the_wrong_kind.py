@@ -48,6 +48,8 @@ def digits(tmp_path_factory):
         (f"--stages measure --metrics_config {TRAINING} --inference_config {INFERENCE}",
          f"--stages measure --inference_config {INFERENCE} --training_config {TRAINING} "
          f"--metrics_config {METRICS}"),
+        (f"--stage 6 --training_config {INFERENCE} --inference_config {INFERENCE}",
+         f"--stage 6 --inference_config {INFERENCE} --training_config {TRAINING}"),
         (f"--stages infer measure --config {INFERENCE}",
          f"--stages infer measure --inference_config {INFERENCE} --metrics_config {METRICS}"),
         (f"--stages train-measure --config {TRAINING}",

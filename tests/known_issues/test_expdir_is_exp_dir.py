@@ -45,8 +45,8 @@ def test_the_printed_logger_in_a_shipped_recipe(tmp_path, told):
 
 
 def test_a_reference_is_told_once_with_its_place(tmp_path, told):
-    text = "a: {b: ['${expdir}/x', '${ expdir }/y']}\nexp_tag: t\n"
-    assert load(tmp_path, text)["a"]["b"] == ["./exp/t/x", "./exp/t/y"]
+    text = "a: {b: ['${expdir}/x', '${ expdir }/y', '${oc.select:expdir,null}']}\nexp_tag: t\n"
+    assert load(tmp_path, text)["a"]["b"] == ["./exp/t/x", "./exp/t/y", "./exp/t"]
     load(tmp_path, text)
     assert told.text.count("a.b.0 (set in") == 1
     assert "a.yaml:1) refers to ${expdir}" in told.text

@@ -1,11 +1,14 @@
 """Providers as "Inference at scale" prints them, through stage 6 of the shipped recipes."""
 
+import re
+
 import pytest
 
 from espnet3.errors import ProviderError
 from espnet3.systems.base.inference_provider import InferenceProvider
 from tests.contract.conftest import SNIPPETS, read_snippet
-from tests.shipped_recipes import DECODING, ShippedRecipe
+from tests.recognizer_parts import WEIGHTS, make_experiment
+from tests.shipped_recipes import DECODING, HERE, INFER, ShippedRecipe
 
 TARGET = (SNIPPETS / "provider.yaml.txt").read_text()
 FILTERED = """
@@ -119,6 +122,28 @@ def test_the_printed_model_provider_runs_in_every_recipe(name, tmp_path):
     recipe.add("conf/inference.yaml", "\nlm_path: lm.txt\n")
     recipe.infer("provider._target_=src.inference.MyInferenceProvider")
     assert {text[-9:] for text in recipe.hyps().values()} == {" samples!"}
+
+
+LANGUAGE_MODEL = {
+    "_target_": "espnet3.systems.asr.language_model.LanguageModel",
+    "tokenizer": "./data/tokenizer",
+    "kind": "lstm",
+    "hidden": 8,
+}
+
+
+def test_the_printed_model_provider_runs_with_our_recogniser(tmp_path, capfd):
+    recipe = ShippedRecipe("digits/asr", tmp_path / "my asr")
+    make_experiment(recipe.folder)
+    lm = make_experiment(recipe.folder, LANGUAGE_MODEL, "lm") / WEIGHTS
+    imports = "".join(read_snippet("custom_dataset_provider").splitlines(keepends=True)[:2])
+    recipe.add("src/inference.py", f"{imports}\n\n{read_snippet('custom_model_provider')}")
+    recipe.add("conf/inference.yaml", f"\n{TARGET}\nlm_path: {lm.relative_to(recipe.folder)}\n")
+    words = (*INFER, HERE[0], "exp_tag=training")
+    recipe.run_here(recipe.system, *words, code=1)
+    line = re.search(r"Write: '(model\.decoder=.*)'", capfd.readouterr().err)[1]
+    recipe.run_here(recipe.system, *words, line)
+    assert len(recipe.hyps(tag="training")) == 2
 
 
 def test_what_is_filled_in_for_providers_is_no_part_of_the_fingerprint(template):

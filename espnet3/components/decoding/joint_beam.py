@@ -74,6 +74,16 @@ class JointBeam:
         # It is loaded later, and by the rules of whoever named it.
         self._trust = current_trust()
 
+    def load_language_model(self, path: "str | os.PathLike[str]") -> None:
+        """Score by the language model of these weights from now on."""
+        if not os.path.exists(path):
+            raise ConfigError(
+                f"The language model {os.fspath(path)} does not exist. Name the weights of its "
+                "training, such as exp/training_lm/valid.loss.ave_1best.safetensors"
+            )
+        self._lm = path
+        self._trust = current_trust()
+
     @torch.inference_mode()
     def __call__(self, model: Any, encoded: Tensor, lengths: Tensor) -> list[list[Hypothesis]]:
         """Return the n-best of each utterance, best first.

@@ -1,5 +1,6 @@
 """A model and a decoder that turn a batch of speech into recognitions."""
 
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,8 +10,10 @@ from torch import Tensor
 from espnet3.components.data.errors import DataError
 from espnet3.components.decoding.alignment import Word, word_times
 from espnet3.components.decoding.ctc_greedy import GreedyCTC
+from espnet3.components.decoding.joint_beam import JointBeam
 from espnet3.components.decoding.windows import encode_windows, join_texts, windows_of
 from espnet3.config.trust import Trust, under
+from espnet3.errors import ConfigError
 from espnet3.systems.asr.recognition import Candidate, Recognition
 from espnet3.systems.asr.settings import OVERLAP_SECONDS, check_windows, searching_for
 from espnet3.systems.asr.speech_input import Samples, to_samples
@@ -79,6 +82,25 @@ class Recognizer:
         batch = [to_samples(one, sample_rate, self.sample_rate) for one in utterances]
         results = self._recognize(batch)
         return results if many else results[0]
+
+    def eval(self) -> "Recognizer":
+        """Put the model into evaluation mode, where it is already, as a module of torch does."""
+        self.model.eval()
+        return self
+
+    def load_language_model(self, path: str | os.PathLike[str]) -> None:
+        """Let the decoder score texts by a language model as well: the weights of a training.
+
+        Raises:
+            ConfigError: The decoder has no place for one.
+        """
+        if not isinstance(self.decoder, JointBeam):
+            raise ConfigError(
+                f"The decoder is {type(self.decoder).__name__}, which takes no language model. "
+                f"Write: 'model.decoder={{_target_: {JointBeam.__module__}.JointBeam, "
+                "ctc_weight: 1.0}'"
+            )
+        self.decoder.load_language_model(path)
 
     @torch.inference_mode()
     def _recognize(self, batch: Sequence[Samples]) -> list[Recognition]:

@@ -82,7 +82,8 @@ def require_weights(path: Path, where: str = "") -> None:
     if path.is_file():
         return
     there = sorted(one.name for one in path.parent.glob("*.safetensors"))
-    elsewhere = sorted(str(one) for one in path.parent.parent.glob("*/*.safetensors"))
+    found = path.parent.parent.glob("*/*.safetensors")
+    elsewhere = [str(one) for one in sorted(found, key=lambda one: (one.name != path.name, one))]
     known = f" There are: {', '.join(there or elsewhere)}." if there or elsewhere else ""
     named = "" if there or not elsewhere else f" To decode with these: model.weights={elsewhere[0]}"
     raise ConfigError(

@@ -7,6 +7,7 @@ folder, it is meant; of several, the user has to choose.
 
 import logging
 import os
+import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -215,19 +216,20 @@ def _choice(lacking: _Lacking, command: Callable[[str], str]) -> str:
     places = lacking.fitting
     config = lacking.loaded.files[0] if lacking.loaded.files else "the config"
     names = ", ".join(os.path.normpath(place) for place in places)
-    lines = [command(_argument(place)) for place in places[:_MOST_LINES]]
+    above = Path(context_value(lacking.loaded, "exp_dir")).parent
+    lines = [command(_argument(place, above)) for place in places[:_MOST_LINES]]
     return (
         f"{config} does not say which experiment is meant: {lacking.what} does not exist, and "
         f"{len(places)} have {lacking.kind}: {names}. Name one:\n  " + "\n  ".join(lines)
     )
 
 
-def _argument(place: Path) -> str:
-    """Return the argument that names an experiment, or results in it."""
+def _argument(place: Path, above: Path) -> str:
+    """Return the argument that names an experiment below `above`, or results in it."""
     folder = _experiment_of(place)
     if place != folder:
-        return f"inference_dir={os.path.normpath(place)}"
+        return shlex.quote(f"inference_dir={os.path.normpath(place)}")
     training = Path("conf", f"{folder.name}.yaml")
     if training.is_file():
-        return f"--training_config {training}"
-    return f"exp_dir={os.path.normpath(folder)}"
+        return f"--training_config {shlex.quote(str(training))}"
+    return shlex.quote(f"exp_tag={folder.relative_to(above)}")

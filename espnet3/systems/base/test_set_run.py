@@ -87,7 +87,7 @@ def open_test_set(loaded: "LoadedConfig", name: str) -> Any:
     config = load_inference_config(loaded)
     chosen_test_sets(listed_test_sets(config.dataset, loaded), name, loaded)
     own_config = _config_of(name, config, loaded.resolved())
-    return _build_env(_build_provider(own_config, config, loaded))["dataset"]
+    return _build_env(_build_provider(own_config, config, loaded), own_config)["dataset"]
 
 
 def _plan_test_set(
@@ -98,7 +98,7 @@ def _plan_test_set(
     name = own_config.test_set
     provider = _build_provider(own_config, config, loaded)
     try:
-        env = _build_env(provider)
+        env = _build_env(provider, own_config)
     except EspnetError as error:
         listed = listed_test_sets(config.dataset, loaded)
         position = listed.index(name) if name in listed else 0
@@ -177,14 +177,14 @@ def _build_provider(config: Any, settings: InferenceConfig, loaded: "LoadedConfi
     return make(*args, **named)
 
 
-def _build_env(provider: Any) -> dict[str, Any]:
+def _build_env(provider: Any, config: Any) -> dict[str, Any]:
     """Build the dataset, to count its items, and all else where a provider cannot build it alone.
 
     Raises:
         ProviderError: there is no dataset.
     """
     if hasattr(provider, "build_dataset"):
-        return {"dataset": provider.build_dataset(provider.config)}
+        return {"dataset": provider.build_dataset(getattr(provider, "config", config))}
     name = type(provider).__name__
     logger.info("%s has no build_dataset(): building all to count", name)
     env = check_env(provider.build_env_local(), f"{name}.build_env_local()")
