@@ -83,6 +83,10 @@ class ScpWriter:
         """Add a record, or raise a `RecordError` and leave the file as it is."""
         self._file.write(_format_record(id, value, self._seen, self._path))
 
+    def flush(self) -> None:
+        """Let others read what was written so far."""
+        self._file.flush()
+
     def close(self) -> None:
         """Flush and close the file; a second call does nothing."""
         self._file.close()

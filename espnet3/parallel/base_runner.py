@@ -15,7 +15,7 @@ from espnet3.errors import ConfigError, EspnetError, RunInterrupted
 from espnet3.io.tables import JsonlWriter
 from espnet3.parallel.detached.mode import goes_on_alone
 from espnet3.parallel.hooks import WRITER_HOOKS, RunnerHooks, overridden
-from espnet3.parallel.runner_settings import check_settings
+from espnet3.parallel.runner_settings import check_settings, one_or_more
 from espnet3.parallel.signals import say_how_to_resume
 from espnet3.parallel.tasks import RunSpec
 from espnet3.shards.batches import check_costs
@@ -90,7 +90,7 @@ class BaseRunner:
         on_error: Literal["raise", "skip"] = "raise",
         max_errors: int | None = None,
         retry_failed: bool = False,
-        accept_changes: Sequence[str] = (),
+        accept_changes: str | Sequence[str] = (),
         depends_on: Mapping[str, Any] | None = None,
     ) -> None:
         self.provider = provider
@@ -102,7 +102,7 @@ class BaseRunner:
         self.on_error = on_error
         self.max_errors = max_errors
         self.retry_failed = retry_failed
-        self.accept_changes = tuple(accept_changes)
+        self.accept_changes = one_or_more(accept_changes)
         self.depends_on = dict(depends_on or {})
         check_settings(self)
 

@@ -12,7 +12,7 @@ from typing import Any
 from espnet3.errors import ConfigError, ProviderError, RunFolderError
 from espnet3.io.atomic import is_folder_trouble
 from espnet3.parallel.held_secrets import secrets_held
-from espnet3.parallel.hooks import bind
+from espnet3.parallel.hooks import bind, split_batch
 from espnet3.parallel.machine_errors import is_machine_trouble
 from espnet3.parallel.memory_errors import free_memory, is_out_of_memory
 from espnet3.parallel.sinks import FolderSink, MemorySink, Outcome, open_sink
@@ -29,6 +29,7 @@ from espnet3.parallel.tasks import (
 from espnet3.shards.reachable import is_of_node
 
 logger = logging.getLogger(__name__)
+_ODD_RESULTS = 2
 
 
 def check_env(env: Any, built_by: str) -> dict[str, Any]:
@@ -45,15 +46,38 @@ def check_env(env: Any, built_by: str) -> dict[str, Any]:
     )
 
 
+def _joined(env: dict[str, Any], spec: RunSpec) -> dict[str, Any]:
+    """Return all that hooks get by name.
+
+    Raises:
+        ProviderError: the environment has a name that the runner gives itself.
+    """
+    taken = sorted(env.keys() & spec.settings.keys())
+    if taken:
+        raise ProviderError(
+            f"The provider's environment has {taken[0]!r}, which the runner hands to forward() "
+            f"itself. Give it another name: {taken[0]}_ in the provider's params or environment."
+        )
+    return {**env, **spec.settings}
+
+
+def _bound_forward(spec: RunSpec, env: dict[str, Any]) -> Callable[[Any], Any]:
+    forward = bind(spec.hooks.forward, ["idx"], env)
+    if spec.hooks.complete is None:
+        return forward
+    complete = bind(spec.hooks.complete, ["result", "idx"], env)
+    return lambda idx: complete(forward(idx), idx)
+
+
 class ShardLoop:
     """Runs shards with one environment; made once per worker and run."""
 
     def __init__(self, spec: RunSpec, env: dict[str, Any], *, log: str = "") -> None:
-        env = {**env, **spec.settings}
+        env = _joined(env, spec)
         self._spec = spec
         self._env = env
         self._log = log
-        self._forward = bind(spec.hooks.forward, ["idx"], env)
+        self._forward = _bound_forward(spec, env)
         self._attempt: _Attempt | None = None
         self._secrets: frozenset[str] | None = None
 
@@ -187,7 +211,7 @@ class _Attempt:
         items = [self._task.items[position - self._task.start] for position in batch]
         if not self._spec.is_batched:
             return [self._forward(items[0])]
-        return _check_batch(self._forward(items), len(items))
+        return split_batch(self._forward(items), len(items), "forward()")
 
     def _is_worth_halving(self, batch: list[int], error: BaseException, is_memory: bool) -> bool:
         """Tell whether to try the halves of a failed batch; if not, it is given up on."""
@@ -243,13 +267,19 @@ def _kind_of(
         return "lost"
     if trouble := _trouble_with(spec.run_dir, error):
         return trouble
-    if isinstance(error, ConfigError) and not spec.skip_errors:
+    if isinstance(error, ConfigError) and (not spec.skip_errors or _is_usual(error, task)):
         return "config"
     # Behind the last item the writers are closed: without this item or that it would fail again.
     is_closing = sink.cells[0] >= task.stop
     if is_closing or isinstance(error, ProviderError | RunFolderError):
         return "provider"
     return "write"
+
+
+def _is_usual(error: Exception, task: ShardTask) -> bool:
+    """Tell whether two results before failed alike: each costs a new attempt at the shard."""
+    before = [failure for failure in task.skip.values() if failure.error.endswith(str(error))]
+    return len(before) >= _ODD_RESULTS
 
 
 def _trouble_with(run_dir: str | None, error: Exception) -> str | None:
@@ -281,16 +311,3 @@ def _batches(task: ShardTask, batch_size: int | None) -> Iterator[list[int]]:
         batch = [position for position in range(first, last) if position not in task.skip]
         if batch:
             yield batch
-
-
-def _check_batch(results: Any, n_items: int) -> Any:
-    if hasattr(results, "__len__") and not isinstance(results, dict | str | bytes):
-        if len(results) == n_items:
-            return results
-        found = f"{len(results)} results"
-    else:
-        found = type(results).__name__
-    raise ProviderError(
-        f"forward() got a batch of {n_items} items and returned {found}. Return a list with one "
-        "result per item, in the same order, or leave batch_size unset."
-    )

@@ -1,7 +1,9 @@
 """Check what a runner was made with, before anything starts."""
 
+import inspect
 import logging
 import math
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from espnet3.errors import ConfigError, ProviderError
@@ -10,6 +12,11 @@ if TYPE_CHECKING:
     from espnet3.parallel.base_runner import BaseRunner
 
 logger = logging.getLogger(__name__)
+
+
+def one_or_more(names: str | Sequence[str]) -> tuple[str, ...]:
+    """Return names of which one may be given by itself."""
+    return (names,) if isinstance(names, str) else tuple(names)
 
 
 def check_settings(runner: "BaseRunner") -> None:
@@ -38,6 +45,26 @@ def check_settings(runner: "BaseRunner") -> None:
                 f"{type(runner.provider).__name__} has no {name}(). A provider needs "
                 "build_env_local() and build_worker_setup_fn(); see EnvironmentProvider."
             )
+
+
+def apply_settings(runner: "BaseRunner", given: Mapping[str, Any]) -> None:
+    """Set what the `__init__` of a runner of one's own did not pass on to that of its base class.
+
+    Args:
+        runner: as it was built.
+        given: settings that a config has; those of other names are the runner's own.
+
+    Raises:
+        ConfigError: a value cannot be meant.
+    """
+    from espnet3.parallel.base_runner import BaseRunner
+
+    for name, parameter in inspect.signature(BaseRunner.__init__).parameters.items():
+        if name in given and given[name] is not None and hasattr(runner, name):
+            value = one_or_more(given[name]) if name == "accept_changes" else given[name]
+            if getattr(runner, name) == parameter.default != value:
+                setattr(runner, name, value)
+    check_settings(runner)
 
 
 def _check_max_errors(runner: "BaseRunner") -> None:

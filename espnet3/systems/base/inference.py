@@ -11,6 +11,7 @@ from espnet3.parallel.parallel import as_parallel_config, use_parallel
 from espnet3.parallel.shared_cluster import SharedCluster
 from espnet3.shards.layout import RunLayout
 from espnet3.systems.base.error_places import place_key
+from espnet3.systems.base.inference_output import Need
 from espnet3.systems.base.run_description import run_folder
 from espnet3.systems.base.stages import Detached
 from espnet3.systems.base.test_set_run import TestSetRun, plan_inference
@@ -27,6 +28,7 @@ def infer(
     *,
     detach: bool = False,
     on_all_done: Callable[[], None] = lambda: None,
+    needs: Sequence[Need] = (),
 ) -> dict[str, Any] | Detached:
     """Decode all test sets, one after the other, on one cluster.
 
@@ -34,6 +36,7 @@ def infer(
         loaded: the config.
         detach: leave the work to workers that go on alone, as with `parallel.mode: async`.
         on_all_done: called if an earlier run had finished all test sets.
+        needs: fields that a later stage reads; a first item that lacks one ends the run.
 
     Returns:
         What the runner's `merge` returned, by test set: for an `InferenceRunner` the files by
@@ -43,7 +46,7 @@ def infer(
         ConfigError: before anything starts.
     """
     parallel = parallel_of(loaded, detach=detach)
-    runs = plan_inference(loaded)
+    runs = plan_inference(loaded, needs=needs)
     before = _ends(runs)
     results = _decode(runs, parallel, loaded)
     if None not in before and _ends(runs) == before:

@@ -1,19 +1,26 @@
 """What can be wrong with an inference config, found before anything is built."""
 
-from typing import TYPE_CHECKING
+import inspect
+import logging
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
-from espnet3.config.arguments import check_arguments
+from espnet3.config.arguments import argument_names, check_arguments
 from espnet3.config.sources import set_in
 from espnet3.config.targets import locate
 from espnet3.errors import ConfigError
 from espnet3.parallel.base_runner import BaseRunner
 from espnet3.parallel.clusters.table import check_resources
+from espnet3.parallel.hooks import WRITER_HOOKS, overridden
 from espnet3.parallel.parallel import as_parallel_config
 from espnet3.systems.base.inference_config import (
     DEFAULT_PROVIDER,
     DEFAULT_RUNNER,
+    OUTPUTS,
     InferenceConfig,
     load_inference_config,
+    writes_fields,
 )
 from espnet3.systems.base.inference_output import load_function
 from espnet3.systems.base.inference_provider import ORGANIZER, builds_own_dataset
@@ -22,6 +29,8 @@ from espnet3.systems.base.test_sets import chosen_test_sets, listed_test_sets
 
 if TYPE_CHECKING:
     from espnet3.config.load import LoadedConfig
+
+logger = logging.getLogger(__name__)
 
 _EXAMPLES = {
     "model": "{_target_: src.model.MyModel}",
@@ -48,8 +57,8 @@ def check_inference(loaded: "LoadedConfig", *, runs_here: bool = True) -> Infere
     check_provider(config, loaded)
     is_provided = builds_own_dataset(locate(config.provider_target))
     check_datasets(loaded, ("test",), provided=is_provided)
-    check_arguments("runner", config.runner_target, config.runner, loaded)
     _check_runner(config, loaded)
+    _check_params(config, loaded)
     if config.provider_target == DEFAULT_PROVIDER:
         _check_default_blocks(config, loaded)
     if config.output_fn:
@@ -62,6 +71,13 @@ def check_inference(loaded: "LoadedConfig", *, runs_here: bool = True) -> Infere
 
 
 def _check_runner(config: InferenceConfig, loaded: "LoadedConfig") -> None:
+    for name, line in _SET_BY_STAGE.items():
+        if config.runner.get(name) is not None:
+            raise ConfigError(
+                f"runner.{name} is {config.runner[name]!r:.80}{set_in(f'runner.{name}', loaded)}, "
+                f"but the stage gives it to the runner. {line.format(value=config.runner[name])}"
+            )
+    _check_runner_arguments(config, loaded)
     target = locate(config.runner_target)
     if not (isinstance(target, type) and issubclass(target, BaseRunner)):
         raise ConfigError(
@@ -74,6 +90,147 @@ def _check_runner(config: InferenceConfig, loaded: "LoadedConfig") -> None:
             f"runner.on_error is {on_error!r}{set_in('runner.on_error', loaded)}. Write: "
             "on_error: skip, or on_error: raise"
         )
+    for key, why in unused_outputs(config, loaded).items():
+        text = f"{key}{set_in(key, loaded)} has no effect: {why}"
+        if loaded.source_of(key).startswith("command line"):
+            raise ConfigError(f"{text}. Leave it out.")
+        _warn_once(text)
+
+
+@cache
+def _warn_once(text: str) -> None:
+    logger.warning("%s", text)
+
+
+_SET_BY_STAGE = {
+    "output_dir": "Each test set has a folder below inference_dir. Write at the top: "
+    "inference_dir: {value}",
+    "provider": "Write it as a block of its own: provider: {{_target_: ...}}",
+}
+
+
+def _check_runner_arguments(config: InferenceConfig, loaded: "LoadedConfig") -> None:
+    try:
+        check_arguments("runner", config.runner_target, config.runner, loaded)
+    except ConfigError as error:
+        ours = inspect.signature(BaseRunner.__init__).parameters
+        lost = [name for name in config.runner if str(error).startswith(f"runner.{name} ")]
+        if not lost or lost[0] not in ours:
+            raise
+        raise ConfigError(
+            f"{error} It is a setting of every BaseRunner; let the class pass it on: def "
+            "__init__(self, provider, **settings): super().__init__(provider, **settings)"
+        ) from None
+
+
+def _check_params(config: InferenceConfig, loaded: "LoadedConfig") -> None:
+    """Refuse names of `params` that something else has already."""
+    keys = [config.input_key] if isinstance(config.input_key, str) else config.input_key
+    taken = {
+        **dict.fromkeys(keys, "is an input of the model, see input_key"),
+        **dict.fromkeys(("idx", "outputs"), "is what the runner itself gives to forward"),
+    }
+    own = not has_forward_of_ours(locate(config.runner_target))
+    for name in config.provider.get("params") or {}:
+        if name in taken and not (own and name in keys):
+            key = f"provider.params.{name}"
+            raise ConfigError(
+                f"{key}{set_in(key, loaded)} {taken[name]}. Give it another name, or delete it: "
+                f"params: {{my_{name}: ...}}"
+            )
+
+
+def has_forward_of_ours(target: type) -> bool:
+    """Tell whether a runner calls the model as `InferenceRunner` does."""
+    from espnet3.systems.base.inference_runner import InferenceRunner
+
+    return writes_fields(target) and not overridden(target, InferenceRunner, ["forward"])
+
+
+def unused_outputs(config: InferenceConfig, loaded: "LoadedConfig") -> dict[str, str]:
+    """Return keys at the top that a runner of one's own does not read, each with the reason."""
+    target = locate(config.runner_target)
+    given = [key for key in OUTPUTS if loaded.has(key) and getattr(config, key) != _default(key)]
+    if has_forward_of_ours(target):
+        return {}
+    if writes_fields(target):
+        words = _words_of(target.forward)
+        unread = [key for key in ("output_fn", "input_key") if key in given]
+        values = {key: {key, *_as_list(getattr(config, key))} for key in unread}
+        why = f"{target.__name__} has a forward of its own, which calls no InferenceRunner.forward"
+        is_read = {"outputs", "forward"} & words
+        return {key: why for key in unread if not is_read and not values[key] <= {key, *words}}
+    names = argument_names(target)
+    why = f"{target.__name__} is no InferenceRunner, and its __init__ does not take it"
+    # A provider of one's own may read any key.
+    is_ours = config.provider_target == DEFAULT_PROVIDER
+    return {key: why for key in given if is_ours and names is not None and key not in names}
+
+
+def _default(key: str) -> Any:
+    return InferenceConfig.model_fields[key].get_default(call_default_factory=True)
+
+
+def _words_of(function: Any) -> set[str]:
+    """Return the names and texts that a function uses."""
+    code = getattr(function, "__code__", None)
+    found: set[str] = set()
+    pending = [code] if code else []
+    while pending:
+        code = pending.pop()
+        found |= {*code.co_names, *code.co_varnames, *(c for c in code.co_consts if type(c) is str)}
+        pending += [c for c in code.co_consts if inspect.iscode(c)]
+    return found
+
+
+@dataclass(frozen=True)
+class WrittenFields:
+    """What is known of the fields that `infer` will write, before it runs."""
+
+    names: tuple[str, ...] | None
+    """All of them; None if that shows at the first item."""
+    usual: tuple[str, ...] = ()
+    """Those of a model that returns a text: hypothesis and reference."""
+    why: str = ""
+    """What decides on them."""
+
+
+def written_fields(loaded: "LoadedConfig") -> WrittenFields:
+    """Tell which fields `infer` will write, each to `<field>.scp`.
+
+    Raises:
+        ConfigError: the config is wrong.
+    """
+    config = load_inference_config(loaded)
+    target = locate(config.runner_target)
+    if not writes_fields(target):
+        own = overridden(target, BaseRunner, [*WRITER_HOOKS, "merge"])
+        why = f"{target.__name__} writes results.jsonl"
+        return (
+            WrittenFields(None, why=f"{target.__name__} decides")
+            if own
+            else WrittenFields((), why=why)
+        )
+    if _has_own_writers(target):
+        return WrittenFields(None, why=f"{target.__name__} decides")
+    if config.output_keys is not None:
+        names = tuple(key for key in config.output_keys if key != config.idx_key)
+        place = set_in("output_keys", loaded) or set_in("runner.output_keys", loaded)
+        return WrittenFields(names, why=f"output_keys is [{', '.join(config.output_keys)}]{place}")
+    if config.output_fn is not None or not has_forward_of_ours(target):
+        who = f"output_fn {config.output_fn}" if config.output_fn else f"{target.__name__}.forward"
+        return WrittenFields(None, why=f"{who} decides")
+    return WrittenFields(None, (config.hyp_key, config.ref_key), "the model decides")
+
+
+def _has_own_writers(target: type) -> bool:
+    from espnet3.systems.base.inference_runner import InferenceRunner
+
+    return bool(overridden(target, InferenceRunner, [*WRITER_HOOKS, "merge"]))
+
+
+def _as_list(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, list) else [value]
 
 
 def _check_default_blocks(config: InferenceConfig, loaded: "LoadedConfig") -> None:

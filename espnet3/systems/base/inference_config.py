@@ -1,11 +1,16 @@
 """The keys of an inference config that the `infer` stage itself reads."""
 
+import re
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_validator
 
 from espnet3.config.resolve import resolved
 from espnet3.config.schema import FrozenConfig, validate
+from espnet3.config.sources import set_in
+from espnet3.config.targets import locate
+from espnet3.errors import ConfigError
 
 if TYPE_CHECKING:
     from espnet3.config.load import LoadedConfig
@@ -56,6 +61,14 @@ class ArtifactConfig(FrozenConfig):
             raise ValueError("needs either a type or a writer. Write: type: npy")
         if self.type == "wav" and self.sample_rate is None:
             raise ValueError("is of type wav and needs its rate. Write: sample_rate: 16000")
+        if self.type != "wav" and self.sample_rate is not None:
+            rest = "writer: {_target_: ...}" if self.writer else f"type: {self.type}"
+            raise ValueError(f"has a sample_rate, which only type: wav uses. Write: {rest}")
+        if self.type is not None and self.suffix:
+            raise ValueError(
+                f"has a suffix, which only a writer uses; a {self.type} file has its own. Write: "
+                f"type: {self.type}"
+            )
         return self
 
 
@@ -75,7 +88,7 @@ class InferenceConfig(FrozenConfig):
     output_fn: str | None = None
     """A dotted path; called with `data=, model_output=, idx=`, it returns the fields to keep."""
     output_keys: list[str] | None = None
-    """Fields to keep; one that the output lacks is taken from the sample."""
+    """Field, or fields, to keep; one that the output lacks is taken from the sample."""
     idx_key: str = "utt_id"
     """The field with the id of an item."""
     hyp_key: str = "hyp"
@@ -93,12 +106,18 @@ class InferenceConfig(FrozenConfig):
     provider: dict[str, Any] = Field(default_factory=dict)
     """A `_target_` and `params`, which the model is called with, such as `{beam_size: 8}`."""
     runner: dict[str, Any] = Field(default_factory=dict)
-    """A `_target_` and the runner's settings: `resume`, `on_error`, `max_errors`, ..."""
+    """A `_target_` and the runner's settings: `resume`, `on_error`, `max_errors`, ...; settings of
+    the runner that have a key of their own, such as `batch_size`, may stand here as well."""
 
     @field_validator("provider", "runner", "output_artifacts", mode="before")
     @classmethod
     def _empty(cls, value: Any) -> Any:
         return {} if value is None else value
+
+    @field_validator("output_keys", mode="before")
+    @classmethod
+    def _one_or_more(cls, value: Any) -> Any:
+        return [value] if isinstance(value, str) else value
 
     @field_validator("provider", mode="after")
     @classmethod
@@ -142,6 +161,15 @@ class InferenceConfig(FrozenConfig):
         return value
 
     @model_validator(mode="after")
+    def _something_is_kept(self) -> "InferenceConfig":
+        if self.output_keys is not None and not set(self.output_keys) - {self.idx_key}:
+            raise ValueError(
+                f"output_keys is {self.output_keys}, so that nothing would be kept beside the id. "
+                f"Write: output_keys: [{self.hyp_key}], or delete it to keep all"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _artifacts_are_kept(self) -> "InferenceConfig":
         kept = self.output_keys
         lost = [name for name in self.output_artifacts if kept is not None and name not in kept]
@@ -166,12 +194,79 @@ class InferenceConfig(FrozenConfig):
 
 KEYS = tuple(InferenceConfig.model_fields)
 
+BATCHING = ("batch_size", "batch_seconds")
+OUTPUTS = (
+    "idx_key", "hyp_key", "ref_key", "input_key", "output_fn", "output_keys", "output_artifacts",
+    "results",
+)  # fmt: skip
+"""Arguments of an `InferenceRunner` that have a key of their own at the top."""
+
 
 def load_inference_config(loaded: "LoadedConfig") -> InferenceConfig:
     """Check the keys that the stage reads; a config may hold others, for other readers.
+
+    What the block `runner` has of the arguments that are keys of their own counts as those.
 
     Raises:
         ConfigError: one that lists every problem, with its place.
     """
     values = resolved(loaded.config, loaded=loaded)
-    return validate(InferenceConfig, {k: v for k, v in values.items() if k in KEYS}, loaded=loaded)
+    present = {key: value for key, value in values.items() if key in KEYS}
+    moved = _take_from_runner(present, loaded)
+    try:
+        return validate(InferenceConfig, present, loaded=loaded)
+    except ConfigError as error:
+        raise ConfigError(_in_runner(str(error), moved, loaded)) from None
+
+
+def _take_from_runner(values: dict[str, Any], loaded: "LoadedConfig") -> list[str]:
+    """Move arguments from the block of the runner to the top, and return their names.
+
+    Raises:
+        ConfigError: both places have one, with different values.
+    """
+    block = values.get("runner")
+    if not isinstance(block, Mapping):
+        return []
+    keys = (*BATCHING, *OUTPUTS) if _is_ours(block) else BATCHING
+    found = [key for key in keys if key in block]
+    given = {key: block[key] for key in found if block[key] is not None}
+    for key, value in given.items():
+        other = values.get(key)
+        if other is not None and _listed(other) != _listed(value):
+            raise ConfigError(
+                f"runner.{key} is {value!r}{set_in(f'runner.{key}', loaded)}, and {key} is "
+                f"{other!r}{set_in(key, loaded)}. Write it once: {key}: {value}"
+            )
+    values["runner"] = {key: value for key, value in block.items() if key not in found}
+    values.update(given)
+    return list(given)
+
+
+def _is_ours(block: Mapping[str, Any]) -> bool:
+    if block.get("_target_", DEFAULT_RUNNER) == DEFAULT_RUNNER:
+        return True
+    try:
+        return writes_fields(locate(str(block["_target_"])))
+    except Exception:  # a check of the targets says what is wrong
+        return False
+
+
+def writes_fields(target: Any) -> bool:
+    """Tell whether a runner is an `InferenceRunner`, whose arguments are known."""
+    from espnet3.systems.base.inference_runner import InferenceRunner
+
+    return isinstance(target, type) and issubclass(target, InferenceRunner)
+
+
+def _listed(value: Any) -> Any:
+    return [value] if isinstance(value, str) else value
+
+
+def _in_runner(message: str, moved: Sequence[str], loaded: "LoadedConfig") -> str:
+    """Return a message about keys that stand in the block of the runner with their true names."""
+    for key in moved:
+        true = f"runner.{key}"
+        where = rf"(?m)^((?:- )?){key}((?:\.\S+)? (?:is|has) [^\n]*?)(?=[.,] |$)"
+        message = re.sub(where, rf"\1{true}\2{set_in(true, loaded)}", message, count=1)
+    return message

@@ -1,17 +1,34 @@
 """From what a model returns to the fields that are kept of an item."""
 
+import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache
-from typing import Any
+from typing import Any, ClassVar, Self
 
-from espnet3.errors import ConfigError, suggest
+from espnet3.errors import ConfigError, ProviderError, suggest
 from espnet3.io.scp import RecordError
+from espnet3.parallel.hooks import split_batch
+
+
+@dataclass(frozen=True)
+class Need:
+    """A field that a later stage reads."""
+
+    field: str
+    key: str
+    """By which the reader knows it."""
+    reader: str
+    """Such as `metrics.0 (WER)`."""
 
 
 @dataclass(frozen=True)
 class OutputSettings:
     """What the hooks of an `InferenceRunner` must know; small, and part of the fingerprint."""
+
+    needs: ClassVar[tuple[Need, ...]] = ()
+    """Fields that a stage after this one reads. No field of the dataclass: results do not depend on
+    it, so it must not be part of the fingerprint."""
 
     input_keys: tuple[str, ...] = ("speech",)
     idx_key: str = "utt_id"
@@ -25,6 +42,12 @@ class OutputSettings:
     def as_dict(self) -> dict[str, Any]:
         """Return the settings as plain data."""
         return asdict(self)
+
+    def with_needs(self, needs: Sequence[Need]) -> Self:
+        """Return a copy that also knows what later stages read."""
+        copy = replace(self)
+        object.__setattr__(copy, "needs", tuple(needs))
+        return copy
 
 
 def inputs_of(data: Mapping[str, Any], settings: OutputSettings) -> dict[str, Any]:
@@ -89,15 +112,34 @@ def to_record(output: Any, data: Any, idx: Any, settings: OutputSettings) -> dic
             f"idx_key is {settings.idx_key!r}, but a sample has {', '.join(map(repr, known))}."
             f"{suggest(settings.idx_key, known)} Write: idx_key: utt_id"
         )
-    if id is None:
-        raise RecordError(
-            f"{settings.idx_key} of item {idx!r} is None. Give each sample an id, or name the "
-            "field that has it: idx_key: NAME"
-        )
-    record = {settings.idx_key: str(id), **fields}
+    record = {settings.idx_key: id_text(id, idx, settings), **fields}
     if settings.output_fn is None and not isinstance(output, Mapping) and "text" in sample:
         record.setdefault(settings.ref_key, sample["text"])
     return record if settings.output_keys is None else _select(record, sample, settings)
+
+
+def id_text(id: Any, idx: Any, settings: OutputSettings) -> str:
+    """Return the id of an item as text; a number is one as well.
+
+    Raises:
+        RecordError: if it is nothing that can stand at the start of a line.
+    """
+    if isinstance(id, str):
+        return id
+    plain = id.item() if _is_zero_dimensional(id) else id
+    if isinstance(plain, bytes):
+        plain = _decoded(plain)
+    if (
+        plain is None
+        or isinstance(plain, Mapping | list | tuple | set | bytes)
+        or (hasattr(plain, "ndim"))
+    ):
+        what = "None" if plain is None else f"{plain!r:.80}, of type {type(plain).__name__}"
+        raise RecordError(
+            f"{settings.idx_key} of item {idx!r} is {what}. Give each sample an id, or name the "
+            "field that has it: idx_key: NAME"
+        )
+    return str(plain)
 
 
 def _select(
@@ -122,15 +164,55 @@ def to_records(
     Raises:
         ConfigError: if there is not one output per item.
     """
-    is_list = isinstance(outputs, Sequence) and not isinstance(outputs, str | bytes)
-    if not is_list or len(outputs) != len(idx):
-        found = f"{len(outputs)} outputs" if is_list else type(outputs).__name__
-        who = f"output_fn {settings.output_fn}" if settings.output_fn else "The model"
+    who = f"output_fn {settings.output_fn}" if settings.output_fn else "The model"
+    try:
+        split = split_batch(outputs, len(idx), who)
+    except ProviderError as error:
+        raise ConfigError(str(error)) from None
+    return [to_record(*item, settings) for item in zip(split, data, idx, strict=True)]
+
+
+def complete(result: Any, idx: Any, outputs: OutputSettings, dataset: Any = None) -> Any:
+    """Return the record of an item, or those of a batch, from what one's own `forward` returned.
+
+    What it left out, the id, the reference or a field of `output_keys`, is taken from the sample,
+    which is only then read again.
+    """
+    if isinstance(idx, list):
+        items = zip(split_batch(result, len(idx), "forward()"), idx, strict=True)
+        return [_complete_one(output, index, outputs, dataset) for output, index in items]
+    is_batch_of_one = isinstance(result, list) and len(result) == 1
+    return _complete_one(result[0] if is_batch_of_one else result, idx, outputs, dataset)
+
+
+def _complete_one(output: Any, idx: Any, settings: OutputSettings, dataset: Any) -> dict[str, Any]:
+    if isinstance(output, tuple) and all(isinstance(entry, str) for entry in output):
         raise ConfigError(
-            f"{who} got a batch of {len(idx)} items and returned {found}. Return a list with one "
-            "output per item, or leave batch_size and batch_seconds unset."
+            f"forward() returned {output!r:.80} for item {idx!r}: whether that is an id and its "
+            f'text or two hypotheses is not known. Return a dict: {{"{settings.idx_key}": ..., '
+            f'"{settings.hyp_key}": ...}}'
         )
-    return [to_record(*item, settings) for item in zip(outputs, data, idx, strict=True)]
+    if isinstance(output, list | tuple) and any(isinstance(entry, Mapping) for entry in output):
+        raise ConfigError(
+            f"forward() returned {len(output)} records for item {idx!r}. Return one dict per item, "
+            "or set batch_size, with which it gets a list of items."
+        )
+    fields = output if isinstance(output, Mapping) else {}
+    wanted = {settings.idx_key, *(settings.output_keys or ())}
+    is_whole = isinstance(output, Mapping) and all(key in fields for key in wanted)
+    data = {} if is_whole or dataset is None else _sample(dataset, idx, settings)
+    return to_record(output, data, idx, settings)
+
+
+def _sample(dataset: Any, idx: Any, settings: OutputSettings) -> Any:
+    try:
+        return dataset[idx]
+    except (LookupError, TypeError) as error:
+        raise ConfigError(
+            f"forward() did not return all of {settings.idx_key!r} and output_keys, and the "
+            f"dataset has no item {idx!r} to take them from ({type(error).__name__}: {error}). "
+            f'Return them: {{"{settings.idx_key}": ..., "{settings.hyp_key}": ...}}'
+        ) from error
 
 
 def to_texts(value: Any, name: str, id: str) -> list[str]:
@@ -139,35 +221,85 @@ def to_texts(value: Any, name: str, id: str) -> list[str]:
     Raises:
         RecordError: if the value is neither; it says how to keep it.
     """
-    if is_nbest(value):
-        return [_to_text(_first(entry), name, id) for entry in value]
-    return [_to_text(_first(value), name, id)]
+    found = hypotheses(value)
+    if found is None:
+        return [_to_text(value, name, id)]
+    return [_to_text(_first(entry), name, id) for entry in found]
 
 
-def is_nbest(value: Any) -> bool:
-    """Tell a list of hypotheses from one hypothesis with its score, such as `("a b", -3.2)`."""
-    if isinstance(value, tuple):
-        return bool(value) and all(isinstance(entry, str | list | tuple) for entry in value)
-    return isinstance(value, list)
+def hypotheses(value: Any) -> list[Any] | None:
+    """Return the entries of an n-best list; None for one value, such as a list of token ids.
+
+    An entry is a text, or a text with its score, tokens or what else comes with it. One such entry
+    by itself, `("a b", -3.2)`, is a list of one.
+    """
+    if not isinstance(value, list | tuple):
+        return None
+    if all(_is_text(entry) or _has_text(entry) for entry in value):
+        # A text and its tokens look like two hypotheses, unless they are a tuple.
+        is_one = _has_text(value) and any(map(_has_text, value))
+        return [value] if is_one and isinstance(value, tuple) else None if is_one else [*value]
+    is_alone = _has_text(value) and (
+        isinstance(value, tuple) or not any(_is_text(e) or _has_text(e) for e in value[1:])
+    )
+    return [value] if is_alone else None
+
+
+def _is_text(entry: Any) -> bool:
+    return isinstance(entry, str | bytes)
+
+
+def _has_text(entry: Any) -> bool:
+    """Tell a text with its company, such as a score, from other lists."""
+    return isinstance(entry, list | tuple) and bool(entry) and _is_text(entry[0])
 
 
 def _first(entry: Any) -> Any:
     """Return the text of a hypothesis that comes with its score or its tokens."""
-    return entry[0] if isinstance(entry, list | tuple) and entry else entry
+    return entry[0] if isinstance(entry, list | tuple) else entry
 
 
 def _to_text(value: Any, name: str, id: str) -> str:
     if isinstance(value, str):
         return value
-    if isinstance(value, bool | int | float):
+    if _is_number(value):
+        return str(value.item() if hasattr(value, "item") else value)
+    if isinstance(value, list | tuple) and value and all(map(_is_number, value)):
+        return " ".join(_to_text(entry, name, id) for entry in value)
+    if _is_row_of_integers(value):
+        return " ".join(map(str, value.tolist()))
+    if isinstance(value, bytes) and (text := _decoded(value)) is not None:
+        return text
+    if isinstance(value, os.PathLike):
         return str(value)
-    if hasattr(value, "ndim") and value.ndim == 0:  # a number of numpy or torch
-        return str(value.item())
     if value is None:
         raise RecordError(f"{name} of {id!r} is None. Does the model, or output_fn, return it?")
-    kind = "npy" if hasattr(value, "shape") else "json"
+    kind = "npy" if hasattr(value, "shape") else "pickle" if isinstance(value, bytes) else "json"
     raise RecordError(
         f"{name} of {id!r} is {value!r:.80}, of type {type(value).__name__}, which is no text. To "
         f"write it to a file of its own, set output_artifacts: {{{name}: {{type: {kind}}}}}; to "
         "leave it out, list the others in output_keys."
     )
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, bool | int | float) or _is_zero_dimensional(value)
+
+
+def _is_zero_dimensional(value: Any) -> bool:
+    """Tell a number of numpy or torch."""
+    return hasattr(value, "ndim") and value.ndim == 0 and hasattr(value, "item")
+
+
+def _is_row_of_integers(value: Any) -> bool:
+    """Tell token ids and the like from audio and features, which belong in files of their own."""
+    if not hasattr(value, "ndim") or value.ndim != 1 or not hasattr(value, "tolist"):
+        return False
+    return any(kind in str(getattr(value, "dtype", "")) for kind in ("int", "bool"))
+
+
+def _decoded(value: bytes) -> str | None:
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return None

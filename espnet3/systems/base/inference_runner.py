@@ -1,21 +1,30 @@
 """The runner of inference: a model over a dataset, into an SCP file per field."""
 
+import inspect
+import logging
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from shlex import quote
 from typing import Any
 
 from espnet3.components.data.errors import DataError
-from espnet3.errors import IncompleteRunError
+from espnet3.errors import ConfigError, IncompleteRunError
+from espnet3.io.tables import read_jsonl
 from espnet3.parallel.base_runner import BaseRunner
+from espnet3.parallel.hooks import overridden
+from espnet3.parallel.runner_settings import one_or_more
+from espnet3.parallel.tasks import RunSpec
 from espnet3.shards.join import join_files
 from espnet3.shards.merge import require_done
 from espnet3.shards.merge_scp import join_scp
 from espnet3.shards.status import read_failures
 from espnet3.systems.base.inference_output import (
+    Need,
     OutputSettings,
+    complete,
     inputs_of,
     load_function,
     to_record,
@@ -24,6 +33,7 @@ from espnet3.systems.base.inference_output import (
 from espnet3.systems.base.inference_writers import NBEST, RESULTS, FieldWriters
 from espnet3.systems.base.sampling_rates import check_call
 
+logger = logging.getLogger(__name__)
 _PARQUET = "results.parquet"
 
 
@@ -31,10 +41,14 @@ class InferenceRunner(BaseRunner):
     """Calls the model with the inputs of each item and keeps what it returns.
 
     The model is called as `model(**inputs, **params)`, with the `params` of the provider; in
-    batches, each input is a list and a list of outputs comes back. A text becomes the field `hyp`,
-    beside it `ref` where the sample has a `text`; a dict becomes one field per key; a list of texts
-    is an n-best list. On disk, each field is `<field>.scp` in dataset order; n-best lists are in
-    `<field>.nbest.jsonl` as well.
+    batches, each input is a list and a list of outputs comes back, or a dict of lists. A text
+    becomes the field `hyp`, beside it `ref` where the sample has a `text`; a dict becomes one field
+    per key; a list of texts is an n-best list, a list of numbers one value. On disk, each field is
+    `<field>.scp` in dataset order; n-best lists are in `<field>.nbest.jsonl` as well.
+
+    A subclass may have a `forward(idx, dataset, model, ...)` of its own. What that returns is taken
+    as what a model returns: the id, the reference and fields of `output_keys` that it leaves out
+    come from the sample.
 
     Args:
         provider: builds `dataset` and `model`; see `InferenceProvider`.
@@ -45,13 +59,16 @@ class InferenceRunner(BaseRunner):
             provider's config, or else `speech`, if None.
         output_fn: dotted path of a function that gets `data=, model_output=, idx=` (lists in
             batches) and returns the fields (a list of them) instead.
-        output_keys: fields to keep; one that the output lacks is taken from the sample.
+        output_keys: field, or fields, to keep; one that the output lacks is taken from the sample.
         output_artifacts: fields to write as files, such as `{"wav": {"type": "wav", "sample_rate":
             16000}}` or `{"plot": {"writer": {"_target_": ...}}}`; the SCP file has their paths,
             relative to `output_dir`.
         results: `jsonl` or `parquet` for a file with all fields as well.
         **settings: those of `BaseRunner`.
     """
+
+    needs: tuple[Need, ...] = ()
+    """Fields that a later stage reads: the run stops at its first item if that lacks one."""
 
     def __init__(  # noqa: PLR0913 - the settings that users know by these names
         self,
@@ -62,7 +79,7 @@ class InferenceRunner(BaseRunner):
         ref_key: str = "ref",
         input_key: str | Sequence[str] | None = None,
         output_fn: str | None = None,
-        output_keys: Sequence[str] | None = None,
+        output_keys: str | Sequence[str] | None = None,
         output_artifacts: Mapping[str, Mapping[str, Any]] | None = None,
         results: str | None = None,
         **settings: Any,
@@ -70,19 +87,54 @@ class InferenceRunner(BaseRunner):
         super().__init__(provider, **settings)
         keys = input_key or _input_key_of(provider)
         self.outputs = OutputSettings(
-            input_keys=(keys,) if isinstance(keys, str) else tuple(keys),
+            input_keys=one_or_more(keys),
             idx_key=idx_key,
             hyp_key=hyp_key,
             ref_key=ref_key,
             output_fn=output_fn,
-            output_keys=None if output_keys is None else tuple(output_keys),
+            output_keys=None if output_keys is None else one_or_more(output_keys),
             artifacts={name: dict(options) for name, options in (output_artifacts or {}).items()},
             results=results,
         )
 
+    def apply_outputs(self, given: Mapping[str, Any]) -> None:
+        """Set what the `__init__` of a subclass did not pass on to ours.
+
+        Args:
+            given: those of our arguments that a config sets.
+
+        Raises:
+            ConfigError: the subclass itself sets one of them, to something else.
+        """
+        default, asked = OutputSettings(), inspect.signature(type(self).__init__).parameters
+        for name, value in given.items():
+            field = {"input_key": "input_keys", "output_artifacts": "artifacts"}.get(name, name)
+            if name in asked or not hasattr(default, field):
+                continue
+            wanted: Any = one_or_more(value) if field in ("input_keys", "output_keys") else value
+            own = getattr(self.outputs, field)
+            if own == getattr(default, field):
+                self.outputs = replace(self.outputs, **{field: wanted})
+            elif own != wanted:
+                raise ConfigError(
+                    f"{name} is {value!r}, but {type(self).__name__} sets {own!r} itself. Delete "
+                    f"{name} in the config, or let the class take it: def __init__(self, provider, "
+                    f"{name}=None, **settings): ..."
+                )
+
     def settings(self) -> dict[str, Any]:
         """Hand the names of the fields to the hooks."""
         return {"outputs": self.outputs}
+
+    def _spec(self) -> RunSpec:
+        spec = super()._spec()
+        settings = {**spec.settings, "outputs": self.outputs.with_needs(self.needs)}
+        # In memory, and by writers of one's own, results are taken as they are.
+        own = overridden(type(self), InferenceRunner, ["forward"])
+        writers = overridden(type(self), InferenceRunner, ["open_writers", "write_record"])
+        if not own or writers or self.output_dir is None:
+            return replace(spec, settings=settings)
+        return replace(spec, settings=settings, hooks=replace(spec.hooks, complete=complete))
 
     # Hooks get what their signatures name, which no type checker can know.
     @staticmethod
@@ -140,7 +192,8 @@ class InferenceRunner(BaseRunner):
             merged[name.removesuffix(".scp")] = self.output_dir / name
             join_scp(shard_dirs, name, self.output_dir / name)
         for name in _files(shard_dirs, NBEST):
-            join_files(shard_dirs, name, self.output_dir / name)
+            if _is_in_all(shard_dirs, name):
+                join_files(shard_dirs, name, self.output_dir / name)
         if self.outputs.results:
             merged["results"] = self.output_dir / RESULTS
             join_files(shard_dirs, RESULTS, self.output_dir / RESULTS)
@@ -193,6 +246,22 @@ def _check_fields(shard_dirs: Sequence[Path]) -> None:
                 f"{folder} have none. Return the same fields for each item, or set output_keys: "
                 f"[{fields}]"
             )
+
+
+def _is_in_all(shard_dirs: Sequence[Path], name: str) -> bool:
+    """Tell whether a file of n-best lists can be joined; say so if not."""
+    holding = [folder / name for folder in shard_dirs if (folder / name).exists()]
+    lacking = [folder for folder in shard_dirs if not (folder / name).exists()]
+    if not any(require_done(folder).n_written for folder in lacking):
+        return True
+    field = name.removesuffix(NBEST)
+    if any(record[field] for path in holding for record in read_jsonl(path)):
+        logger.warning(
+            "%s is not joined: only some items have n-best lists, those in %s have none. They "
+            "stay in the folders of the shards; return a list for each item to have one file",
+            name, lacking[0],
+        )  # fmt: skip
+    return False  # else they are lists of numbers, some of them empty
 
 
 def _files(shard_dirs: Sequence[Path], suffix: str) -> list[str]:

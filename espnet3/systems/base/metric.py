@@ -7,25 +7,31 @@ and a dry run build metrics too, so a model that one needs is best loaded at its
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from espnet3.config.redact import redact
-from espnet3.errors import ConfigError, IncompleteRunError
+from espnet3.config.sources import set_in
+from espnet3.errors import ConfigError, IncompleteRunError, suggest
 from espnet3.io.atomic import write_json, write_text
+from espnet3.systems.base.inference_checks import WrittenFields, written_fields
+from espnet3.systems.base.inference_config import load_inference_config
+from espnet3.systems.base.inference_output import Need
 from espnet3.systems.base.metric_config import MetricsConfig, load_metrics_config
 from espnet3.systems.base.metric_data import (
     INFER,
     Tables,
     check_failures,
+    check_fields,
     check_files,
+    fields_needed,
     join_tables,
     run_facts,
 )
 from espnet3.systems.base.metric_record import MEASURED_FROM, identify, stale_inputs
-from espnet3.systems.base.metric_setup import PreparedMetric, prepare_metrics
+from espnet3.systems.base.metric_setup import MetricInput, PreparedMetric, prepare_metrics
 from espnet3.systems.base.results_table import format_results, summary_lines
 from espnet3.systems.base.test_sets import (
     also_found,
@@ -43,7 +49,9 @@ logger = logging.getLogger(__name__)
 _RUN_KEYS = ("n_items", "n_failed", "audio_seconds", "worker_seconds")
 
 
-def measure(loaded: "LoadedConfig", inference: "LoadedConfig | None" = None) -> Path:
+def measure(
+    loaded: "LoadedConfig", inference: "LoadedConfig | None" = None, *, infer: str = INFER
+) -> Path:
     """Score all test sets by all metrics.
 
     Afterwards `inference_dir` holds `metrics.json` (`{metric: {test set: numbers}}`, with what they
@@ -54,6 +62,7 @@ def measure(loaded: "LoadedConfig", inference: "LoadedConfig | None" = None) -> 
         loaded: The metrics config.
         inference: The inference config, if it is known: results that it does not list are of an
             earlier one, and are left out.
+        infer: The command that runs the stage before, for errors.
 
     Returns:
         The path of `metrics.json`.
@@ -68,10 +77,10 @@ def measure(loaded: "LoadedConfig", inference: "LoadedConfig | None" = None) -> 
         left = f" ({also_found(others)})" if others else ""
         raise IncompleteRunError(
             f"{folder} holds no results to measure: no folder in it has .scp files{left}. Run the "
-            f"infer stage first: {INFER}"
+            f"infer stage first: {infer}"
         )
     runs = {test_set: run_facts(folder / test_set) for test_set in test_sets}
-    check_files(metrics, folder, test_sets)
+    check_files(metrics, folder, test_sets, infer)
     settings = {metric.name: redact(metric.settings()) for metric in metrics}
     results: dict[str, dict[str, Any]] = {metric.name: {} for metric in metrics}
     for name in test_sets:
@@ -97,26 +106,87 @@ def describe_measure(loaded: "LoadedConfig", inference: "LoadedConfig | None" = 
         ConfigError: The config is wrong.
     """
     folder, metrics, test_sets, others = _plan(loaded, inference)
+    written = _written(inference, folder)
     lines = [
-        f"{metric.name} of {test_set} reads {_described_files(metric, folder, test_set)}"
+        f"{metric.name} of {test_set} reads {_described_files(metric, folder, test_set, written)}"
         for test_set in test_sets
         for metric in metrics
     ]
     if not test_sets:
         names = ", ".join(metric.name for metric in metrics)
         lines.append(f"{names} of each test set that stage 6 will have written below {folder}")
+        needs = dict.fromkeys(need.field for need in fields_needed(metrics))
+        lines += [f"reads {field}.scp of each: {_origin(field, written)}" for field in needs]
     if others:
         lines.append(f"leaves out what is {also_found(others)}")
     return [*lines, f"writes {metrics_path(folder)} and RESULTS.md{_described_age(folder)}"]
 
 
-def check_measure(loaded: "LoadedConfig", inference: "LoadedConfig | None" = None) -> None:
+def check_measure(
+    loaded: "LoadedConfig",
+    inference: "LoadedConfig | None" = None,
+    *,
+    decodes_first: bool = False,
+) -> None:
     """Check the config and build its metrics; files may be missing yet.
 
+    Args:
+        loaded: The metrics config.
+        inference: The inference config, if it is known.
+        decodes_first: Whether `infer` runs before, so that what is missing must come from it.
+
     Raises:
-        ConfigError: The config is wrong.
+        ConfigError: The config is wrong, or needs a field that `infer` will not write.
     """
-    _plan(loaded, inference)
+    folder, metrics, test_sets, _ = _plan(loaded, inference)
+    written = _written(inference, folder) if decodes_first else None
+    if written is not None:
+        folders = [folder / name for name in test_sets]
+        check_fields(fields_needed(metrics), written, folders)
+        _check_decoded(loaded, inference, test_sets, folder)
+
+
+def needs_of(loaded: "LoadedConfig", inference: "LoadedConfig") -> list[Need]:
+    """Return the fields that `measure` will read of what an inference config writes.
+
+    Raises:
+        ConfigError: The metrics config is wrong.
+    """
+    config = load_metrics_config(loaded)
+    if _written(inference, Path(config.inference_dir)) is None:
+        return []
+    return fields_needed(prepare_metrics(loaded, config))
+
+
+def _written(inference: "LoadedConfig | None", folder: Path) -> WrittenFields | None:
+    """Return what is known of the fields in a folder of results, if the config is about those."""
+    if inference is None or not inference.has("inference_dir"):
+        return None
+    own = Path(str(inference.config["inference_dir"]))
+    return written_fields(inference) if own.absolute() == folder.absolute() else None
+
+
+def _check_decoded(
+    loaded: "LoadedConfig",
+    inference: "LoadedConfig | None",
+    test_sets: Sequence[str],
+    folder: Path,
+) -> None:
+    """Refuse a test set that nobody decodes, and that has no results."""
+    if inference is None:
+        return
+    config = load_inference_config(inference)
+    listed = listed_test_sets(config.dataset, inference)
+    decoded = chosen_test_sets(listed, config.test_set, inference)
+    for name in test_sets:
+        if name not in decoded and name not in found_test_sets(folder):
+            key = "test_set" if loaded.has("test_set") else "dataset.test"
+            raise ConfigError(
+                f"{key} of the metrics config{set_in(key, loaded)} has {name!r}, which the infer "
+                f"stage does not decode: it decodes {', '.join(map(repr, decoded))}, and {folder} "
+                f"has no results of it.{suggest(name, decoded)} Write in the metrics config: "
+                f"test_set: {decoded[0]}"
+            )
 
 
 def _plan(
@@ -179,7 +249,7 @@ def _measure_one(
     except Exception as error:
         error.add_note(f"Raised by {metric.key}.metric ({metric.name}) on {test_set.name}.")
         raise
-    if not isinstance(numbers, Mapping):
+    if not isinstance(numbers, Mapping) or not numbers:
         raise ConfigError(
             f"{metric.key}.metric ({metric.name}) returned {numbers!r:.80}, of type "
             f'{type(numbers).__name__}. Let it return a dict of numbers, such as {{"rate": 1.5}}.'
@@ -201,15 +271,30 @@ def _speed(run: Mapping[str, Any]) -> dict[str, Any]:
     return facts
 
 
-def _described_files(metric: PreparedMetric, folder: Path, test_set: str) -> str:
+def _described_files(
+    metric: PreparedMetric, folder: Path, test_set: str, written: WrittenFields | None
+) -> str:
     paths = [(entry, entry.path(folder, test_set)) for entry in metric.inputs]
     return ", ".join(
-        f"{path} ({'exists' if path.is_file() else _cause(entry.is_path)})" for entry, path in paths
+        f"{path} ({'exists' if path.is_file() else _cause(entry, written)})"
+        for entry, path in paths
     )
 
 
-def _cause(is_path: bool) -> str:
-    return "missing" if is_path else "missing: stage 6 writes it"
+def _cause(entry: MetricInput, written: WrittenFields | None) -> str:
+    return "missing" if entry.is_path else f"missing: {_origin(entry.source, written)}"
+
+
+def _origin(field: str, written: WrittenFields | None) -> str:
+    """Say whether `infer` writes a field, as far as that is known."""
+    if written is None:
+        return "stage 6 writes it, if its config says so"
+    if written.names is not None:
+        does = "writes" if field in written.names else "does not write"
+        return f"stage 6 {does} it: {written.why}"
+    if field in written.usual:
+        return "stage 6 writes it for a model that returns a text, and samples with a text"
+    return f"whether stage 6 writes it shows at its first item: {written.why}"
 
 
 def _described_age(folder: Path) -> str:

@@ -22,13 +22,18 @@ class MetricEntry(FrozenConfig):
     metric: dict[str, Any]
     """A `_target_` and its arguments."""
     inputs: list[str] | dict[str, str] | None = None
-    """Fields that the metric reads: `[ref, hyp]`. As a mapping, from its keys to other fields, or
-    to files such as `{ref: "data/{test_set}/text"}`; a value with a `/` is a path."""
+    """Field, or fields, that the metric reads: `[ref, hyp]`. As a mapping, from its keys to other
+    fields, or to files such as `{ref: "data/{test_set}/text"}`; a value with a `/` is a path."""
     name: str | None = None
     """What it is called in `metrics.json`; by default its class, and what sets it apart."""
     on_missing: OnMissing = "raise"
     """What to do about ids that one file has and another lacks: stop, leave them out, or take the
     missing hypothesis for an empty one."""
+
+    @field_validator("inputs", mode="before")
+    @classmethod
+    def _one_or_more(cls, inputs: Any) -> Any:
+        return [inputs] if isinstance(inputs, str) else inputs
 
     @field_validator("metric")
     @classmethod

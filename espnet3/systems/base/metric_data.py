@@ -5,14 +5,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from espnet3.errors import ConfigError, IncompleteRunError, suggest
 from espnet3.io.scp import load_scp
 from espnet3.shards.manifest import load_manifest
 from espnet3.shards.status import read_failures, read_status
 from espnet3.shards.success import read_success
+from espnet3.systems.base.inference_output import Need
 from espnet3.systems.base.metric_setup import UTT_ID, MetricInput, PreparedMetric
+
+if TYPE_CHECKING:
+    from espnet3.systems.base.inference_checks import WrittenFields
 
 logger = logging.getLogger(__name__)
 INFER = "python run.py --stage 6 --inference_config conf/inference.yaml"
@@ -56,7 +60,10 @@ def run_facts(folder: Path) -> dict[str, Any] | None:
 
 
 def check_files(
-    metrics: Sequence[PreparedMetric], inference_dir: Path, test_sets: Sequence[str]
+    metrics: Sequence[PreparedMetric],
+    inference_dir: Path,
+    test_sets: Sequence[str],
+    infer: str = INFER,
 ) -> None:
     """Refuse before anything is computed if a file is missing.
 
@@ -78,22 +85,78 @@ def check_files(
                 "Correct the path; {test_set} in it stands for the name of the test set."
             )
     if missing:
-        raise IncompleteRunError(_lacking(missing))
+        raise IncompleteRunError(_lacking(missing, infer))
 
 
-def _lacking(missing: Mapping[Path, tuple[PreparedMetric, MetricInput]]) -> str:
+def fields_needed(metrics: Sequence[PreparedMetric]) -> list[Need]:
+    """Return the fields that metrics read of what `infer` writes."""
+    return [
+        Need(entry.source, entry.key, f"{metric.key} ({metric.name}) of the metrics config")
+        for metric in metrics
+        for entry in metric.inputs
+        if not entry.is_path
+    ]
+
+
+def check_fields(needs: Sequence[Need], written: "WrittenFields", folders: Sequence[Path]) -> None:
+    """Refuse before decoding what `measure` would miss after it.
+
+    Args:
+        needs: What the metrics read.
+        written: What is known of the fields that `infer` will write.
+        folders: Those of the test sets; what is there already is not missing.
+
+    Raises:
+        ConfigError: A field will not be written, with what to write instead.
+    """
+    for need in needs:
+        if folders and all((folder / f"{need.field}.scp").is_file() for folder in folders):
+            continue
+        if written.names is not None and need.field not in written.names:
+            raise ConfigError(_not_written(need, written))
+        renamed = dict(zip(_USUAL, written.usual, strict=False)).get(need.field, need.field)
+        if written.names is None and written.usual and renamed not in (need.field, *_USUAL):
+            role = f"{need.field}_key"
+            raise ConfigError(
+                f"{need.reader} needs the field {need.field!r}, but {role} of the inference config "
+                f"is {renamed!r}, so that {renamed}.scp is written. Write in the metric: {role}: "
+                f"{renamed}; or in the inference config: {role}: {need.field}"
+            )
+
+
+_USUAL = ("hyp", "ref")
+
+
+def _not_written(need: Need, written: "WrittenFields") -> str:
+    begin = (
+        f"{need.reader} needs the field {need.field!r}, which the infer stage will not write: "
+        f"{written.why}."
+    )
+    file = f'inputs: {{{need.key}: "data/{{test_set}}/FILE"}}'
+    if not written.names:
+        return f"{begin} Derive it from InferenceRunner, or name a file that has it: {file}"
+    return (
+        f"{begin}{suggest(need.field, written.names)} Write in the inference config: output_keys: "
+        f"[{', '.join([*written.names, need.field])}]; or name a file that has it in the metrics "
+        f"config: {file}"
+    )
+
+
+def _lacking(missing: Mapping[Path, tuple[PreparedMetric, MetricInput]], infer: str) -> str:
     path, (metric, entry) = next(iter(missing.items()))
     paths = ", ".join(map(str, list(missing)[:_SHOWN_IDS]))
     more = f" and {len(missing) - _SHOWN_IDS} more" if len(missing) > _SHOWN_IDS else ""
     files = "file is" if len(missing) == 1 else "files are"
     present = sorted(file.stem for file in path.parent.glob("*.scp"))
     if not present:
-        return f"{len(missing)} {files} missing: {paths}{more}. Run the infer stage first: {INFER}"
+        return f"{len(missing)} {files} missing: {paths}{more}. Run the infer stage first: {infer}"
+    lacking = dict.fromkeys(e.source for p, (_, e) in missing.items() if p.parent == path.parent)
+    keys = ",".join([*present, *lacking])
     return (
         f"{len(missing)} {files} missing: {paths}{more}. {path.parent} has the fields "
         f"{', '.join(present)}.{suggest(entry.source, present)} Name one of them: {metric.key}."
-        f"inputs: {{{entry.key}: FIELD}}; or write {entry.source!r} in the infer stage, with "
-        f"output_keys: [..., {entry.source}], and run it again: {INFER}"
+        f"inputs: {{{entry.key}: FIELD}}; or write {', '.join(map(repr, lacking))} in the infer "
+        f"stage, which decodes again: {infer} {quote(f'output_keys=[{keys}]')} runner.resume=false"
     )
 
 

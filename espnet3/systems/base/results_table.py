@@ -66,12 +66,24 @@ def _error_columns(numbers: Numbers) -> dict[str, str]:
 
 
 def _plain_columns(numbers: Numbers) -> dict[str, str]:
-    scalars = {
-        key: value
-        for key, value in numbers.items()
-        if key != MEASURED_FROM and isinstance(value, str | int | float | None)
-    }
-    return {key: _cell(value) for key, value in scalars.items()}
+    cells = {key: _scalar(value) for key, value in numbers.items() if key != MEASURED_FROM}
+    return {key: _cell(value) for key, value in cells.items() if _fits(value)}
+
+
+def _scalar(value: Any) -> Any:
+    """Return a number of numpy or torch as one of Python."""
+    return value.item() if hasattr(value, "item") and getattr(value, "ndim", None) == 0 else value
+
+
+def _fits(value: Any) -> bool:
+    return isinstance(value, str | int | float | None)
+
+
+def _left_out(numbers: Numbers) -> list[str]:
+    """Return what a metric returned that does not fit into a cell, such as a list."""
+    if _is_error_rate(numbers):
+        return []
+    return [k for k, v in numbers.items() if k != MEASURED_FROM and not _fits(_scalar(v))]
 
 
 def _speed(numbers: Numbers) -> dict[str, str]:
@@ -108,6 +120,9 @@ def _notes(sets: Mapping[str, Numbers]) -> str:
         notes.append(f"Text normalisation: {names}.")
     if settings.get("resample", "utterance") != "utterance":
         notes.append(f"Intervals: whole groups of one {settings['resample']} were resampled.")
+    kept = dict.fromkeys(key for numbers in sets.values() for key in _left_out(numbers))
+    if kept:
+        notes.append(f"In metrics.json only: {', '.join(kept)}.")
     for test_set, record in records.items():
         if n_missing := record.get("n_missing"):
             notes.append(f"{test_set}: {_n_ids(n_missing)} {_FATE[record['on_missing']]}.")

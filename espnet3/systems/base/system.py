@@ -1,14 +1,23 @@
 """A system: a class whose methods are the stages of a recipe."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from espnet3.errors import ConfigError
-from espnet3.systems.base.stages import KINDS, Skipped, find_config, find_stage, stages_of
+from espnet3.systems.base.stages import (
+    KINDS,
+    Skipped,
+    find_config,
+    find_stage,
+    has_own,
+    stages_of,
+)
 
 if TYPE_CHECKING:
     from espnet3.config.load import LoadedConfig
+    from espnet3.systems.base.inference_output import Need
     from espnet3.systems.base.training_record import Comparison
 
 _MAKE_NO_INPUTS = ("train", "average", "infer", "measure", "report", "pack_model", "upload_model")
@@ -226,7 +235,20 @@ class BaseSystem:
 
         if not self._has_inputs("infer"):  # or it was done before anything ran
             self.check_trained(with_inputs=True)
-        return infer(self.config_for("infer"), detach=self.detach, on_all_done=self._note_all_done)
+        return infer(
+            self.config_for("infer"),
+            detach=self.detach,
+            on_all_done=self._note_all_done,
+            needs=self._needs_of_measure(),
+        )
+
+    def _needs_of_measure(self) -> "Sequence[Need]":
+        """Return the fields that `measure` reads, if it runs after `infer`."""
+        from espnet3.systems.base.metric import needs_of
+
+        if "measure" not in self.planned or not has_own(type(self), "measure", "check_measure"):
+            return ()
+        return needs_of(self.config_for("measure"), self.config_for("infer"))
 
     def _note_all_done(self) -> None:
         self.found_all_done = True
@@ -254,13 +276,27 @@ class BaseSystem:
         """Score the results."""
         from espnet3.systems.base.metric import measure
 
-        return measure(self.config_for("measure"), self.inference)
+        return measure(self.config_for("measure"), self.inference, infer=self._infer_command())
+
+    def _infer_command(self) -> str:
+        """Return the command that decodes with the configs of this system."""
+        from espnet3.systems.base.metric_data import INFER
+
+        if self.inference is None or not self.inference.files:
+            return INFER
+        words, typed = ["python", "run.py", "--stage", "6"], dict[str, None]()
+        for kind, loaded in (("training", self.training), ("inference", self.inference)):
+            if loaded is not None and loaded.files:
+                words += [f"--{kind}_config", *_given_files(loaded)]
+                typed |= dict.fromkeys(_overrides(loaded))
+        return " ".join(map(quote, [*words, *typed]))
 
     def check_measure(self) -> None:
         """Check the metrics config before anything runs."""
         from espnet3.systems.base.metric import check_measure
 
-        check_measure(self.config_for("measure"), self.inference)
+        decodes_first = "infer" in self.planned and has_own(type(self), "infer", "check_infer")
+        check_measure(self.config_for("measure"), self.inference, decodes_first=decodes_first)
         self.check_trained()
 
     def describe_measure(self) -> list[str]:
@@ -287,3 +323,19 @@ class BaseSystem:
         from espnet3.systems.base.report import describe_report
 
         return describe_report(self)
+
+
+def _given_files(loaded: "LoadedConfig") -> list[str]:
+    """Return the files that were given, without those that the first of them pulled in."""
+    names = [Path(file).stem for file in loaded.files]
+    first = names.index(loaded.names.self_name) if loaded.names.self_name in names else 0
+    return list(loaded.files[first:])
+
+
+def _overrides(loaded: "LoadedConfig") -> list[str]:
+    """Return what was typed on the command line for a config."""
+    places = map(str, loaded.sources.values())
+    return [place.removeprefix(_TYPED) for place in places if place.startswith(_TYPED)]
+
+
+_TYPED = "command line: "

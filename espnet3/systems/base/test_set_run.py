@@ -1,21 +1,31 @@
 """What decoding one test set takes: its provider, its dataset and its runner."""
 
 import logging
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from espnet3.config.arguments import argument_names
 from espnet3.config.instantiate import instantiate
 from espnet3.config.resolve import resolved
+from espnet3.config.sources import set_in
 from espnet3.config.targets import locate
 from espnet3.errors import ConfigError, EspnetError, ProviderError
 from espnet3.parallel.base_runner import BaseRunner
 from espnet3.parallel.execute import check_env
 from espnet3.parallel.hooks import bind
+from espnet3.parallel.runner_settings import apply_settings
 from espnet3.systems.base.error_places import place_entry
 from espnet3.systems.base.inference_checks import check_inference
 from espnet3.systems.base.inference_code import describe_targets
-from espnet3.systems.base.inference_config import InferenceConfig, load_inference_config
+from espnet3.systems.base.inference_config import (
+    BATCHING,
+    OUTPUTS,
+    InferenceConfig,
+    load_inference_config,
+    writes_fields,
+)
 from espnet3.systems.base.inference_provider import (
     InferenceProvider,
     builds_own_dataset,
@@ -27,9 +37,12 @@ from espnet3.systems.base.sampling_rates import check_test_samples
 from espnet3.systems.base.test_sets import chosen_test_sets, listed_test_sets, results_folder
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from omegaconf import DictConfig
 
     from espnet3.config.load import LoadedConfig
+    from espnet3.systems.base.inference_output import Need
 
 logger = logging.getLogger(__name__)
 _DEFAULTED = (
@@ -61,21 +74,30 @@ class TestSetRun:
         return self.runner(range(self.n_items), durations=self.durations, client=client)
 
 
-def plan_inference(loaded: "LoadedConfig", *, runs_here: bool = True) -> list[TestSetRun]:
+def plan_inference(
+    loaded: "LoadedConfig", *, runs_here: bool = True, needs: "Sequence[Need]" = ()
+) -> list[TestSetRun]:
     """Build the datasets, and what runs over them.
 
     Args:
         loaded: the config.
         runs_here: whether this machine must have what workers need; not for a mere description.
+        needs: fields that a later stage reads.
 
     Raises:
         ConfigError: also if a test set is empty.
     """
+    from espnet3.systems.base.inference_runner import InferenceRunner
+
     config = check_inference(loaded, runs_here=runs_here)
     listed = listed_test_sets(config.dataset, loaded)
     names = chosen_test_sets(listed, config.test_set, loaded)
     whole = loaded.resolved()
-    return [_plan_test_set(_config_of(name, config, whole), config, loaded) for name in names]
+    runs = [_plan_test_set(_config_of(name, config, whole), config, loaded) for name in names]
+    for run in runs:
+        if isinstance(run.runner, InferenceRunner):
+            run.runner.needs = tuple(needs)
+    return runs
 
 
 def open_test_set(loaded: "LoadedConfig", name: str) -> Any:
@@ -204,9 +226,14 @@ def _build_runner(
 ) -> BaseRunner:
     from espnet3.systems.base.inference_runner import InferenceRunner
 
-    block = {"_target_": config.runner_target, **config.runner}
-    make = instantiate({**block, "_partial_": True}, key="runner", loaded=loaded)
-    shared: dict[str, Any] = {"batch_size": config.batch_size, "output_dir": output_dir}
+    target = locate(config.runner_target)
+    given = _settings_of(target, config, loaded)
+    runner = _make_runner(target, provider, config, {**given, "output_dir": output_dir}, loaded)
+    # One of one's own may take less than there is, or pass on less than it got.
+    runner.output_dir = runner.output_dir or output_dir
+    apply_settings(runner, {**given, **config.runner})
+    if isinstance(runner, InferenceRunner):
+        runner.apply_outputs(given)
     # What the dataset holds is described by its own fingerprint; what is read by other stages only
     # changes no result.
     others = keys_of_others("infer") - names_in_code([config.provider_target])
@@ -215,19 +242,66 @@ def _build_runner(
     ignored += [f"dataset.{key}" for key in organizer_defaults(config.dataset, None)]
     if not isinstance(provider, InferenceProvider):
         ignored += [name.removeprefix("config.") for name in InferenceProvider.fingerprint_ignore]
-    target = locate(config.runner_target)
-    if issubclass(target, InferenceRunner):
-        # What the runner block itself sets, as in older configs, wins.
-        shared |= {k: v for k, v in _output_settings(config).items() if k not in block}
+    if writes_fields(target):
         ignored += [*_DEFAULTED, "output_artifacts", "provider"]  # the runner tells these itself
-    runner: BaseRunner = make(provider, **shared)
     runner.not_results = tuple(f"config.{key}" for key in ignored)
-    runner.batch_seconds = config.batch_seconds
     runner.config_block, runner.folder_key = "runner", "exp_tag"
     return runner
 
 
-def _output_settings(config: InferenceConfig) -> dict[str, Any]:
-    names = ("idx_key", "hyp_key", "ref_key", "input_key", "output_fn", "output_keys", "results")
+def _make_runner(
+    target: type,
+    provider: Any,
+    config: InferenceConfig,
+    given: dict[str, Any],
+    loaded: "LoadedConfig",
+) -> BaseRunner:
+    """Build a runner with those of the settings that it takes.
+
+    Raises:
+        ConfigError: it needs an argument that is not set, or sets one itself that is.
+    """
+    names = argument_names(target)
+    taken = given if names is None else {k: v for k, v in given.items() if k in names}
+    block = {"_target_": config.runner_target, **config.runner}
+    make = instantiate({**block, "_partial_": True}, key="runner", loaded=loaded)
+    try:
+        runner: BaseRunner = make(provider, **taken)
+    except TypeError as error:
+        reason = _ARGUMENT.search(str(error))
+        if reason is None:
+            raise
+        name = reason["twice"] or reason["lacking"]
+        advice = (
+            f"Delete {name}{set_in(name, loaded)}, or let the class take it: def __init__(self, "
+            "provider, **settings): super().__init__(provider, **settings)"
+            if reason["twice"]
+            else f"Write in the block runner: {name}: VALUE"
+        )
+        raise ConfigError(
+            f"runner._target_ is {config.runner_target!r}{set_in('runner._target_', loaded)}, "
+            f"which cannot be built: {error}. {advice}"
+        ) from error
+    return runner
+
+
+_ARGUMENT = re.compile(
+    r"multiple values for (?:keyword )?argument '(?P<twice>\w+)'"
+    r"|missing \d+ required .*argument.*?: '(?P<lacking>\w+)'"
+)
+
+
+def _settings_of(target: type, config: InferenceConfig, loaded: "LoadedConfig") -> dict[str, Any]:
+    """Return the arguments of a runner that the config sets by keys of their own."""
+    defaults = {name: field.default for name, field in InferenceConfig.model_fields.items()}
+    values = {name: getattr(config, name) for name in (*BATCHING, *OUTPUTS)}
     artifacts = {name: options.model_dump() for name, options in config.output_artifacts.items()}
-    return {**{name: getattr(config, name) for name in names}, "output_artifacts": artifacts}
+    values["output_artifacts"] = artifacts or None
+    given = {
+        name: value
+        for name, value in values.items()
+        if value is not None and (loaded.has(name) or value != defaults[name])
+    }
+    # Runners that are none of ours may mean something else by these names, and are asked.
+    known = OUTPUTS if writes_fields(target) else argument_names(target) or ()
+    return {name: value for name, value in given.items() if name in BATCHING or name in known}
