@@ -220,8 +220,9 @@ def test_a_record_without_id_is_told(tmp_path):
 # Results without any field
 
 
-@pytest.mark.parametrize("output", [{}, {"utt_id": "a"}])
-@pytest.mark.parametrize("n_workers", [1, 2])
+@pytest.mark.parametrize(
+    ("output", "n_workers"), [({}, 1), ({"utt_id": "a"}, 1), ({"utt_id": "a"}, 2)]
+)
 def test_an_output_without_a_field_is_told_at_the_first_item(tmp_path, output, n_workers):
     runner = Calls(Provider(SAMPLES, lambda sample: output), output_dir=tmp_path / "out")
     with (
