@@ -1,10 +1,16 @@
 """Check a block of the config against the pydantic model of the module that reads it."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from omegaconf import DictConfig
-from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, ValidationError
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    GetCoreSchemaHandler,
+    ValidationError,
+)
 from pydantic_core import CoreSchema
 
 from espnet3.config.problems import Subject
@@ -15,6 +21,14 @@ if TYPE_CHECKING:
     from espnet3.config.load import LoadedConfig
 
 M = TypeVar("M", bound=BaseModel)
+
+
+def _listed(value: Any) -> Any:
+    return [value] if isinstance(value, str) else value
+
+
+Names = Annotated[list[str], BeforeValidator(_listed)]
+"""Texts, of which one may be written without a list: `output_keys: hyp`."""
 
 _EXACT_TYPES = ("int", "float", "bool", "str")
 _NOT_SCHEMAS = ("default", "metadata", "expected", "members", "serialization")

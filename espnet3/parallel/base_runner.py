@@ -17,7 +17,7 @@ from espnet3.parallel.detached.mode import goes_on_alone
 from espnet3.parallel.hooks import WRITER_HOOKS, RunnerHooks, overridden
 from espnet3.parallel.runner_settings import check_settings, one_or_more
 from espnet3.parallel.signals import say_how_to_resume
-from espnet3.parallel.tasks import RunSpec
+from espnet3.parallel.tasks import RunSpec, digests_of
 from espnet3.shards.batches import check_costs
 from espnet3.shards.items import check_unique, collect_items
 from espnet3.shards.join import join_files
@@ -239,6 +239,7 @@ class BaseRunner:
         return fault_policy(config, skip_errors=skip, max_errors=limit, config_block=block)
 
     def _spec(self) -> RunSpec:
+        params = getattr(self.provider, "params", None)
         return RunSpec(
             run_id=uuid.uuid4().hex,
             hooks=RunnerHooks.of(type(self)),
@@ -247,6 +248,7 @@ class BaseRunner:
             batch_seconds=self.batch_seconds,
             skip_errors=self.on_error == "skip",
             settings=self.settings(),
+            params=digests_of(params) if isinstance(params, Mapping) else None,
         )
 
     def _run_in_folder(

@@ -23,6 +23,7 @@ from espnet3.parallel.tasks import (
     ShardResult,
     ShardTask,
     Stopped,
+    digests_of,
     scrub,
     user_traceback,
 )
@@ -58,6 +59,14 @@ def _joined(env: dict[str, Any], spec: RunSpec) -> dict[str, Any]:
             f"The provider's environment has {taken[0]!r}, which the runner hands to forward() "
             f"itself. Give it another name: {taken[0]}_ in the provider's params or environment."
         )
+    given = spec.params or {}
+    for name, digest in digests_of({key: env[key] for key in given if key in env}).items():
+        if digest != given[name]:
+            logger.warning(
+                "params of the provider has another %s than the environment that it built, which "
+                "is used. Give one of the two another name, or leave it out of params",
+                name,
+            )
     return {**env, **spec.settings}
 
 

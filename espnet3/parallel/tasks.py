@@ -2,8 +2,9 @@
 
 import os
 import traceback
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from hashlib import sha256
 from types import TracebackType
 from typing import Any
 
@@ -32,11 +33,19 @@ class RunSpec:
     """Batches are sorted by length; each task then lists their edges."""
     settings: dict[str, Any] = field(default_factory=dict)
     """What the runner's hooks get by name, beside the provider's environment."""
+    params: dict[str, str] | None = None
+    """Digests of the plain ones among the provider's `params`; see `digests_of`."""
 
     @property
     def is_batched(self) -> bool:
         """Tell whether `forward` gets lists of items."""
         return self.batch_size is not None or self.batch_seconds is not None
+
+
+def digests_of(values: Mapping[str, Any]) -> dict[str, str]:
+    """Return a digest of each text or number: enough to compare, and no secret."""
+    plain = {k: v for k, v in values.items() if isinstance(v, str | int | float)}
+    return {key: sha256(repr(value).encode()).hexdigest() for key, value in plain.items()}
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field, NonNegativeInt, PositiveInt, field_validator
 
 from espnet3.config.resolve import resolved
-from espnet3.config.schema import FrozenConfig, validate
+from espnet3.config.schema import FrozenConfig, Names, validate
 
 if TYPE_CHECKING:
     from espnet3.config.load import LoadedConfig
@@ -21,7 +21,7 @@ class TrainingConfig(FrozenConfig):
     """Of the weights, the order of the data, and everything random."""
     resume: Literal["auto", "never"] = "auto"
     """`auto` goes on from `last.ckpt`; `never` puts it aside and starts anew."""
-    accept_changes: list[str] = Field(default_factory=list)
+    accept_changes: Names = Field(default_factory=list)
     """Keys, as a refusal names them, with which a training goes on although they changed."""
     num_threads: PositiveInt | None = None
     """Threads of torch on the CPU in each process; see `threads.py` for the default."""

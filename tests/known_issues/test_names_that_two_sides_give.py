@@ -96,6 +96,16 @@ def test_what_the_runner_gives_itself_is_refused_in_the_environment():
         Scale(Provider(unit="km"))(range(2))
 
 
+def test_params_that_the_environment_has_otherwise_are_told(caplog):
+    provider = Provider(factor=3, lm=object())
+    provider.params = {"factor": 2, "lm": "a path", "secret": "hidden"}
+    with use_parallel({"n_workers": 1}):
+        assert Scale(provider)(range(2)) == [0, 3]
+    assert "params of the provider has another factor than the environment" in caplog.text
+    assert "another lm" not in caplog.text  # it was made of the path
+    assert "hidden" not in caplog.text
+
+
 def test_a_partial_that_lacks_an_argument_is_told():
     def scale_both(item, other, factor):
         return item

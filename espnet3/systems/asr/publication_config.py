@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field, field_validator
 
 from espnet3.config.resolve import resolved
-from espnet3.config.schema import FrozenConfig, validate
+from espnet3.config.schema import FrozenConfig, Names, validate
 
 if TYPE_CHECKING:
     from espnet3.config.load import LoadedConfig
@@ -38,9 +38,9 @@ class PackConfig(FrozenConfig):
     """A few sentences for the model card: what it recognises, and what not."""
     data: str = ""
     """What it was trained on, and under which licence that is."""
-    datasets: list[str] = Field(default_factory=list)
+    datasets: Names = Field(default_factory=list)
     """Names of data sets on the Hugging Face Hub."""
-    tags: list[str] = Field(default_factory=list)
+    tags: Names = Field(default_factory=list)
     """Further tags of the card."""
 
     @field_validator("name", mode="after")

@@ -12,7 +12,7 @@ from espnet3.components.text.folder import TokenizerFolder
 from espnet3.components.text.sentencepiece import MODEL_TYPES
 from espnet3.components.text.spelling import Speller
 from espnet3.config.resolve import resolved
-from espnet3.config.schema import FrozenConfig, validate
+from espnet3.config.schema import FrozenConfig, Names, validate
 from espnet3.config.sources import set_in
 from espnet3.config.targets import find_bad_argument, signature_of
 from espnet3.errors import ConfigError
@@ -41,7 +41,7 @@ class TokenizerConfig(FrozenConfig):
     """Tokens of bpe or unigram, with <blank>, <unk> and <sos/eos>; characters are all there are."""
     save_path: str | None = None
     """Folder of the tokenizer; unset: data_dir/tokenizer."""
-    clean_types: list[str] = []
+    clean_types: Names = []
     """What is done to texts before they are cut, here and wherever this tokenizer is used."""
     character_coverage: float = Field(default=1.0, gt=0, le=1)
     """Of bpe or unigram: share of the characters that get a token; less for Chinese or Japanese."""

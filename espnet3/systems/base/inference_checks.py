@@ -202,7 +202,10 @@ def written_fields(loaded: "LoadedConfig") -> WrittenFields:
         ConfigError: the config is wrong.
     """
     config = load_inference_config(loaded)
-    target = locate(config.runner_target)
+    try:
+        target = locate(config.runner_target)
+    except Exception as error:  # of the user's module; infer itself says more
+        return WrittenFields(None, why=f"{config.runner_target} cannot be imported: {error}")
     if not writes_fields(target):
         own = overridden(target, BaseRunner, [*WRITER_HOOKS, "merge"])
         why = f"{target.__name__} writes results.jsonl"

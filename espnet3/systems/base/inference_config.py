@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_validator
 
 from espnet3.config.resolve import resolved
-from espnet3.config.schema import FrozenConfig, validate
+from espnet3.config.schema import FrozenConfig, Names, validate
 from espnet3.config.sources import set_in
 from espnet3.config.targets import locate
 from espnet3.errors import ConfigError
@@ -87,7 +87,7 @@ class InferenceConfig(FrozenConfig):
     """Fields of a sample that the model is called with, by name."""
     output_fn: str | None = None
     """A dotted path; called with `data=, model_output=, idx=`, it returns the fields to keep."""
-    output_keys: list[str] | None = None
+    output_keys: Names | None = None
     """Field, or fields, to keep; one that the output lacks is taken from the sample."""
     idx_key: str = "utt_id"
     """The field with the id of an item."""
@@ -113,11 +113,6 @@ class InferenceConfig(FrozenConfig):
     @classmethod
     def _empty(cls, value: Any) -> Any:
         return {} if value is None else value
-
-    @field_validator("output_keys", mode="before")
-    @classmethod
-    def _one_or_more(cls, value: Any) -> Any:
-        return [value] if isinstance(value, str) else value
 
     @field_validator("provider", mode="after")
     @classmethod

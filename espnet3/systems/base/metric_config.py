@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field, field_validator
 
 from espnet3.config.resolve import resolved
-from espnet3.config.schema import FrozenConfig, validate
+from espnet3.config.schema import FrozenConfig, Names, validate
 from espnet3.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ class MetricEntry(FrozenConfig):
 
     metric: dict[str, Any]
     """A `_target_` and its arguments."""
-    inputs: list[str] | dict[str, str] | None = None
+    inputs: Names | dict[str, str] | None = None
     """Field, or fields, that the metric reads: `[ref, hyp]`. As a mapping, from its keys to other
     fields, or to files such as `{ref: "data/{test_set}/text"}`; a value with a `/` is a path."""
     name: str | None = None
@@ -29,11 +29,6 @@ class MetricEntry(FrozenConfig):
     on_missing: OnMissing = "raise"
     """What to do about ids that one file has and another lacks: stop, leave them out, or take the
     missing hypothesis for an empty one."""
-
-    @field_validator("inputs", mode="before")
-    @classmethod
-    def _one_or_more(cls, inputs: Any) -> Any:
-        return [inputs] if isinstance(inputs, str) else inputs
 
     @field_validator("metric")
     @classmethod

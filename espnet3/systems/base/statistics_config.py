@@ -9,7 +9,7 @@ from espnet3.components.data.collect_stats import DEFAULT_BATCH_SIZE
 from espnet3.components.data.data_organizer import check_datasets
 from espnet3.config.arguments import check_arguments
 from espnet3.config.resolve import resolved
-from espnet3.config.schema import FrozenConfig, validate
+from espnet3.config.schema import FrozenConfig, Names, validate
 from espnet3.config.sources import set_in
 from espnet3.config.targets import locate
 from espnet3.errors import ConfigError, suggest
@@ -38,9 +38,9 @@ class StatisticsConfig(FrozenConfig):
     """Run what was skipped again."""
     resume: bool = True
     """Go on where an earlier run stopped; false removes its results."""
-    accept_changes: list[str] = []
+    accept_changes: Names = []
     """Keys, as a refusal names them, that may differ from those of the results so far."""
-    model_keys: list[str] | None = None
+    model_keys: Names | None = None
     """Keys below `model` that its features depend on, such as [frontend]; all if unset."""
 
 

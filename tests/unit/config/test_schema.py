@@ -1,13 +1,14 @@
 from enum import Enum
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import pytest
 from omegaconf import OmegaConf
-from pydantic import Field, PositiveInt, ValidationError, model_validator
+from pydantic import Field, PositiveInt, TypeAdapter, ValidationError, model_validator
 
 from espnet3.config.load import LoadedConfig, load_config
-from espnet3.config.schema import FrozenConfig, validate
+from espnet3.config.schema import FrozenConfig, Names, validate
+from espnet3.config.targets import locate
 from espnet3.errors import ConfigError
 
 
@@ -284,3 +285,33 @@ def test_a_field_of_any_name_is_strict():
 
     for name in ("default", "metadata", "type"):
         assert problem({name: "4"}, Names).endswith(f"Write it without quotes: {name}: 4")
+
+
+class Outputs(FrozenConfig):
+    keys: Names | None = None
+    inputs: Names | dict[str, str] = []
+
+
+def test_one_text_may_stand_for_a_list_of_one():
+    config = validate(Outputs, {"keys": "hyp", "inputs": "ref"})
+    assert (config.keys, config.inputs) == (["hyp"], ["ref"])
+    assert validate(Outputs, {"keys": ["a", "b"], "inputs": {"a": "b"}}).keys == ["a", "b"]
+    with pytest.raises(ConfigError, match="keys is 3"):
+        validate(Outputs, {"keys": 3})
+
+
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [
+        ("espnet3.systems.base.statistics_config.StatisticsConfig", "model_keys"),
+        ("espnet3.systems.base.statistics_config.StatisticsConfig", "accept_changes"),
+        ("espnet3.trainer.training_config.TrainingConfig", "accept_changes"),
+        ("espnet3.systems.asr.publication_config.PackConfig", "tags"),
+        ("espnet3.systems.asr.publication_config.PackConfig", "datasets"),
+        ("espnet3.systems.asr.tokenizer_config.TokenizerConfig", "clean_types"),
+    ],
+)
+def test_keys_with_names_take_one_without_a_list(model, name):
+    field = locate(model).model_fields[name]
+    adapter = TypeAdapter(Annotated[field.annotation, "of one", *field.metadata])
+    assert adapter.validate_python("a") == ["a"]
