@@ -194,13 +194,15 @@ def test_a_forward_that_needs_what_the_provider_does_not_give_is_told(n_workers)
 class NoList(BaseRunner):
     @staticmethod
     def forward(idx):
-        return {"hyp": ["a"] * len(idx)}
+        return {"hyp": "a"}
 
 
 @both
 def test_a_batch_forward_that_returns_no_list_is_told(n_workers):
     with use_parallel({"n_workers": n_workers}):
-        with pytest.raises(ProviderError, match="batch of 2 items and returned dict"):
+        with pytest.raises(
+            ProviderError, match="batch of 2 items and returned a dict, of which 'hyp' is str"
+        ):
             NoList(Provider(), batch_size=2)(range(4))
 
 

@@ -129,6 +129,7 @@ def test_the_dry_run_says_what_is_known_and_what_is_not(run):
     told = run(*BOTH, *dry, "output_keys=null")
     assert "speaker.scp (missing: whether stage 6 writes it shows at its first item" in told
     assert "output_fn src.inference.output_fn decides" in told
+    assert "fields to write: known at the first item, output_fn src.inference.output_fn" in told
     told = run(*BOTH, *dry, "output_keys=null", "output_fn=null", "metrics.0.metric.by=null")
     assert "hyp.scp (missing: stage 6 writes it for a model that returns a text" in told
     alone = run("--stages", "measure", *METRICS, *INFERENCE, *dry, WITHOUT_SPEAKER)

@@ -118,6 +118,7 @@ def test_two_values_are_refused_with_both_places_in_a_shipped_recipe(template, c
     told = capsys.readouterr().err
     assert "runner.batch_seconds is 3 (set in command line: runner.batch_seconds=3)" in told
     assert "batch_seconds is 10 (set in conf/inference.yaml:" in told
+    assert told.rstrip().endswith("Write: batch_seconds=3")
     assert not (template.folder / "exp" / "twice").exists()
 
 

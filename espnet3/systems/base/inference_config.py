@@ -1,5 +1,6 @@
 """The keys of an inference config that the `infer` stage itself reads."""
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
@@ -231,11 +232,26 @@ def _take_from_runner(values: dict[str, Any], loaded: "LoadedConfig") -> list[st
         if other is not None and _listed(other) != _listed(value):
             raise ConfigError(
                 f"runner.{key} is {value!r}{set_in(f'runner.{key}', loaded)}, and {key} is "
-                f"{other!r}{set_in(key, loaded)}. Write it once: {key}: {value}"
+                f"{other!r}{set_in(key, loaded)}. {_once(key, value, other, loaded)}"
             )
     values["runner"] = {key: value for key, value in block.items() if key not in found}
     values.update(given)
     return list(given)
+
+
+def _once(key: str, value: Any, other: Any, loaded: "LoadedConfig") -> str:
+    """Say how to give a setting one value: what was typed counts, in the spelling of the file."""
+    typed = [loaded.source_of(k).startswith("command line") for k in (f"runner.{key}", key)]
+    if typed == [True, False]:
+        return f"Write: {key}={_on_line(value)}"
+    if typed == [False, True]:
+        return f"Write: runner.{key}={_on_line(other)}"
+    return f"Delete runner.{key}, and write: {key}: {_on_line(value)}"
+
+
+def _on_line(value: Any) -> str:
+    """Spell a value for YAML."""
+    return json.dumps(value) if isinstance(value, dict | list | bool) else str(value)
 
 
 def _is_ours(block: Mapping[str, Any]) -> bool:

@@ -273,12 +273,15 @@ def _to_text(value: Any, name: str, id: str) -> str:
     if isinstance(value, os.PathLike):
         return str(value)
     if value is None:
-        raise RecordError(f"{name} of {id!r} is None. Does the model, or output_fn, return it?")
+        raise RecordError(
+            f"{name} of {id!r} is None. Does the model, output_fn or forward return it?"
+        )
     kind = "npy" if hasattr(value, "shape") else "pickle" if isinstance(value, bytes) else "json"
     raise RecordError(
         f"{name} of {id!r} is {value!r:.80}, of type {type(value).__name__}, which is no text. To "
         f"write it to a file of its own, set output_artifacts: {{{name}: {{type: {kind}}}}}; to "
-        "leave it out, list the others in output_keys."
+        "write a part of it, return that from output_fn; to leave it out, list the others in "
+        "output_keys."
     )
 
 

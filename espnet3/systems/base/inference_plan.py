@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 from espnet3.systems.base.inference import parallel_of
+from espnet3.systems.base.inference_checks import WrittenFields, written_fields
 from espnet3.systems.base.run_description import (
     describe_batches,
     describe_folder,
@@ -31,7 +32,15 @@ def describe_inference(loaded: "LoadedConfig", *, detach: bool = False) -> list[
     runs = plan_inference(loaded, runs_here=False)
     for run in runs:
         lines += _describe_test_set(run, parallel)
+    lines.append(_describe_fields(written_fields(loaded)))
     return [*lines, *describe_job_script(parallel, [run_folder(run) for run in runs])]
+
+
+def _describe_fields(written: WrittenFields) -> str:
+    if written.names is None:
+        usual = f"; of a text, {', '.join(written.usual)}" if written.usual else ""
+        return f"fields to write: known at the first item, {written.why}{usual}"
+    return f"fields to write: {', '.join(written.names) or 'none'} ({written.why})"
 
 
 def _describe_test_set(run: TestSetRun, parallel: "ParallelConfig") -> list[str]:
