@@ -3,7 +3,7 @@
 import inspect
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from espnet3.errors import ConfigError, ProviderError
@@ -16,7 +16,11 @@ logger = logging.getLogger(__name__)
 
 def one_or_more(names: str | Sequence[str]) -> tuple[str, ...]:
     """Return names of which one may be given by itself."""
-    return (names,) if isinstance(names, str) else tuple(names)
+    if isinstance(names, str):
+        return (names,)
+    if not isinstance(names, Iterable) or not all(isinstance(name, str) for name in names):
+        raise ConfigError(f"{names!r} is no list of names; write one, such as ['runner.code'].")
+    return tuple(names)
 
 
 def check_settings(runner: "BaseRunner") -> None:
@@ -38,6 +42,11 @@ def check_settings(runner: "BaseRunner") -> None:
         raise ConfigError(
             f'on_error is {runner.on_error!r}; write on_error="raise" or on_error="skip".'
         )
+    for name in ("resume", "retry_failed"):
+        if not isinstance(getattr(runner, name), bool):
+            raise ConfigError(
+                f"{name} is {getattr(runner, name)!r}; write {name}=True or {name}=False."
+            )
     _check_max_errors(runner)
     for name in ("build_env_local", "build_worker_setup_fn"):
         if not callable(getattr(runner.provider, name, None)):
@@ -64,7 +73,7 @@ def apply_settings(runner: "BaseRunner", given: Mapping[str, Any]) -> None:
             value = one_or_more(given[name]) if name == "accept_changes" else given[name]
             if getattr(runner, name) == parameter.default != value:
                 setattr(runner, name, value)
-    check_settings(runner)
+                check_settings(runner)
 
 
 def _check_max_errors(runner: "BaseRunner") -> None:

@@ -55,6 +55,17 @@ class Alone(InferenceRunner):
         return model([dataset[i] for i in indices])
 
 
+class Adds(InferenceRunner):
+    """Adds a field to what ours returns."""
+
+    @staticmethod
+    def forward(idx, dataset, model, outputs, **env):
+        records = InferenceRunner.forward(idx, dataset, model, outputs, **env)
+        if isinstance(records, list):
+            return [{**record, "length": len(record["hyp"])} for record in records]
+        return {**records, "length": len(records["hyp"])}
+
+
 class OwnWriter(InferenceRunner):
     @staticmethod
     def forward(idx, dataset, model, **env):
@@ -93,6 +104,24 @@ def test_output_keys_choose_among_what_forward_returned(tmp_path):
 def test_output_keys_that_nobody_has_are_told_at_the_first_item(tmp_path):
     with pytest.raises(ConfigError, match=r"output_keys has 'scores'.*Did you mean 'score'\?"):
         run(lambda sample: {"score": 1}, tmp_path / "out", output_keys=["scores"])
+
+
+@pytest.mark.parametrize("batch_size", [None, 4])
+def test_output_keys_may_name_what_forward_adds_to_ours(tmp_path, batch_size):
+    files = run(
+        lambda speech: speech, tmp_path / "out", runner=Adds, batch_size=batch_size,
+        output_keys=["hyp", "length", "speaker"],
+    )  # fmt: skip
+    assert sorted(files) == ["hyp", "length", "speaker"]
+    assert loaded(files)["length"]["utt3"] == "1"
+
+
+def test_a_forward_that_yields_is_told(tmp_path):
+    def model(sample):
+        yield "a"
+
+    with pytest.raises(ConfigError, match="Write return in place of yield"):
+        run(model, tmp_path / "out")
 
 
 def test_one_output_key_may_be_a_text(tmp_path):

@@ -150,6 +150,9 @@ def test_equal_values_in_both_places_are_no_problem(load):
         ("output_dir: my", r"runner\.output_dir is 'my' .*Write at the top: inference_dir: my"),
         ("provider: {a: 1}", r"runner\.provider is .*block of its own: provider:"),
         ("foo: 1", r"runner\.foo .*is no argument"),
+        ("resume: 'no'", r"runner\.resume is 'no' .*Write: resume: true, or resume: false"),
+        ("output_keys: 'hyp, ref'", r"Write: output_keys: \[hyp, ref\]"),
+        ("hyp_key: x, ref_key: x", r"ref_key and hyp_key are both 'x'.*Write: ref_key: ref"),
         ("output_keys: []", r"output_keys is \[\].*Write: output_keys: \[hyp\]"),
         (f"_target_: {HERE}.Short, resume: true", r"runner\.resume .*\(provider, \*\*settings\)"),
         (f"_target_: {HERE}.Short, foo: true", r"runner\.foo .*is no argument"),
@@ -201,6 +204,16 @@ def test_keys_for_fields_mean_nothing_to_a_runner_that_writes_none(load, caplog)
     assert "inference.yaml:7) has no effect: Plain is no InferenceRunner" in caplog.text
     with pytest.raises(ConfigError, match=r"hyp_key \(set in command line.* has no effect"):
         plan_inference(load("hyp_key=text", more=block))
+
+
+def test_params_that_no_hook_takes_are_told(load, caplog):
+    block = f"runner: {{_target_: {HERE}.Plain}}\n"
+    with caplog.at_level(logging.WARNING):
+        plan_inference(load(more=f"{block}provider: {{params: {{beam: 3}}}}\n"))
+    assert "provider.params.beam (set in" in caplog.text
+    assert "Write: def forward(idx, dataset, beam=None)" in caplog.text
+    with pytest.raises(ConfigError, match=r"params\.datasets .*Did you mean 'dataset'\?"):
+        plan_inference(load("provider.params={datasets: 3}", more=block))
 
 
 def test_a_runner_of_ones_own_gets_the_keys_that_it_asks_for(load, caplog):

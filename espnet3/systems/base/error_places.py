@@ -27,7 +27,9 @@ def place_entry(error: EspnetError, position: int, loaded: "LoadedConfig") -> Es
 def place_key(error: EspnetError, loaded: "LoadedConfig") -> EspnetError:
     """Return an error that begins with a key of the config with the file and line of that key."""
     key, _, rest = str(error).partition(" ")
-    known = key in KEYS and loaded.has(key) and "(set in " not in rest
+    known = key in KEYS and "(set in " not in rest
+    if known and not loaded.has(key):  # the block of the runner may have it instead
+        key, known = f"runner.{key}", loaded.has(f"runner.{key}")
     # "input_key is 'speach', but ...": the place stands behind the value.
     head, comma, tail = rest.partition(", but ")
     return type(error)(f"{key} {head}{set_in(key, loaded)}{comma}{tail}") if known else error

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from espnet3.config.arguments import argument_names, check_arguments
 from espnet3.config.sources import set_in
 from espnet3.config.targets import locate
-from espnet3.errors import ConfigError
+from espnet3.errors import ConfigError, suggest
 from espnet3.parallel.base_runner import BaseRunner
 from espnet3.parallel.clusters.table import check_resources
 from espnet3.parallel.hooks import WRITER_HOOKS, overridden
@@ -90,10 +90,17 @@ def _check_runner(config: InferenceConfig, loaded: "LoadedConfig") -> None:
             f"runner.on_error is {on_error!r}{set_in('runner.on_error', loaded)}. Write: "
             "on_error: skip, or on_error: raise"
         )
-    for key, why in unused_outputs(config, loaded).items():
+    for name in ("resume", "retry_failed"):
+        value = config.runner.get(name, True)
+        if not isinstance(value, bool):
+            raise ConfigError(
+                f"runner.{name} is {value!r}{set_in(f'runner.{name}', loaded)}. Write: {name}: "
+                f"true, or {name}: false"
+            )
+    for key, why in {**unused_outputs(config, loaded), **unused_params(config)}.items():
         text = f"{key}{set_in(key, loaded)} has no effect: {why}"
         if loaded.source_of(key).startswith("command line"):
-            raise ConfigError(f"{text}. Leave it out.")
+            raise ConfigError(f"{text}. Or leave it out.")
         _warn_once(text)
 
 
@@ -140,6 +147,28 @@ def _check_params(config: InferenceConfig, loaded: "LoadedConfig") -> None:
             )
 
 
+def unused_params(config: InferenceConfig) -> dict[str, str]:
+    """Return `params` that no hook of a runner of one's own takes, each with the reason."""
+    target = locate(config.runner_target)
+    provider = locate(config.provider_target)
+    if has_forward_of_ours(target) or provider is not locate(DEFAULT_PROVIDER):
+        return {}  # the model takes them, or the provider may
+    taken: set[str] = set()
+    for hook in ("forward", *WRITER_HOOKS):
+        parameters = inspect.signature(getattr(target, hook)).parameters.values()
+        own = overridden(target, BaseRunner, [hook])
+        if own and any(p.kind is p.VAR_KEYWORD for p in parameters):
+            return {}
+        taken |= {p.name for p in parameters}
+    names = [name for name in config.provider.get("params") or {} if name not in taken]
+    arguments = ", ".join(map(str, inspect.signature(target.forward).parameters.values()))
+    return {
+        f"provider.params.{name}": f"{target.__name__}.forward does not take it."
+        f"{suggest(name, taken)} Write: def forward({arguments}, {name}=None)"
+        for name in names
+    }
+
+
 def has_forward_of_ours(target: type) -> bool:
     """Tell whether a runner calls the model as `InferenceRunner` does."""
     from espnet3.systems.base.inference_runner import InferenceRunner
@@ -157,7 +186,7 @@ def unused_outputs(config: InferenceConfig, loaded: "LoadedConfig") -> dict[str,
         words = _words_of(target.forward)
         unread = [key for key in ("output_fn", "input_key") if key in given]
         values = {key: {key, *_as_list(getattr(config, key))} for key in unread}
-        why = f"{target.__name__} has a forward of its own, which calls no InferenceRunner.forward"
+        why = f"{target.__name__} has a forward of its own, which does not call ours"
         is_read = {"outputs", "forward"} & words
         return {key: why for key in unread if not is_read and not values[key] <= {key, *words}}
     names = argument_names(target)

@@ -131,6 +131,9 @@ class InferenceConfig(FrozenConfig):
     @field_validator("output_keys", mode="after")
     @classmethod
     def _are_names(cls, value: list[str] | None) -> list[str] | None:
+        if value and len(value) == 1 and "," in value[0]:
+            words = ", ".join(word.strip() for word in value[0].split(","))
+            raise ValueError(f"must be a list of fields. Write: output_keys: [{words}]")
         for name in value or ():
             _check_name(name)
             if (value or []).count(name) > 1:
@@ -155,6 +158,19 @@ class InferenceConfig(FrozenConfig):
         if not value:
             raise ValueError("is empty. Write: input_key: speech")
         return value
+
+    @model_validator(mode="after")
+    def _names_differ(self) -> "InferenceConfig":
+        names = {key: getattr(self, key) for key in ("idx_key", "hyp_key", "ref_key")}
+        for key, name in names.items():
+            other = next(k for k, n in names.items() if n == name)
+            if other != key:
+                default = type(self).model_fields[key].default
+                raise ValueError(
+                    f"{key} and {other} are both {name!r}, so that one would replace the other. "
+                    f"Write: {key}: {default if default != name else default + '_2'}"
+                )
+        return self
 
     @model_validator(mode="after")
     def _something_is_kept(self) -> "InferenceConfig":

@@ -1,5 +1,6 @@
 """From what a model returns to the fields that are kept of an item."""
 
+import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -29,6 +30,9 @@ class OutputSettings:
     needs: ClassVar[tuple[Need, ...]] = ()
     """Fields that a stage after this one reads. No field of the dataclass: results do not depend on
     it, so it must not be part of the fingerprint."""
+    is_completed: ClassVar[bool] = False
+    """Whether `complete` chooses among the fields: a `forward` of one's own that calls ours may add
+    some before. No field either."""
 
     input_keys: tuple[str, ...] = ("speech",)
     idx_key: str = "utt_id"
@@ -43,10 +47,11 @@ class OutputSettings:
         """Return the settings as plain data."""
         return asdict(self)
 
-    def with_needs(self, needs: Sequence[Need]) -> Self:
-        """Return a copy that also knows what later stages read."""
+    def of_run(self, needs: Sequence[Need], *, is_completed: bool) -> Self:
+        """Return a copy that also knows what later stages read, and who chooses the fields."""
         copy = replace(self)
         object.__setattr__(copy, "needs", tuple(needs))
+        object.__setattr__(copy, "is_completed", is_completed)
         return copy
 
 
@@ -94,7 +99,9 @@ def load_function(path: str, key: str = "output_fn", where: str = "") -> Callabl
     return loaded
 
 
-def to_record(output: Any, data: Any, idx: Any, settings: OutputSettings) -> dict[str, Any]:
+def to_record(
+    output: Any, data: Any, idx: Any, settings: OutputSettings, *, selects: bool = True
+) -> dict[str, Any]:
     """Return the fields of one item, its id first.
 
     Args:
@@ -102,6 +109,7 @@ def to_record(output: Any, data: Any, idx: Any, settings: OutputSettings) -> dic
         data: the item's sample.
         idx: its index, which is its id if the sample has none.
         settings: names of the fields.
+        selects: leave out what `output_keys` does not name.
     """
     sample = data if isinstance(data, Mapping) else {}
     fields = dict(output) if isinstance(output, Mapping) else {settings.hyp_key: output}
@@ -115,7 +123,8 @@ def to_record(output: Any, data: Any, idx: Any, settings: OutputSettings) -> dic
     record = {settings.idx_key: id_text(id, idx, settings), **fields}
     if settings.output_fn is None and not isinstance(output, Mapping) and "text" in sample:
         record.setdefault(settings.ref_key, sample["text"])
-    return record if settings.output_keys is None else _select(record, sample, settings)
+    is_chosen = selects and settings.output_keys is not None
+    return _select(record, sample, settings) if is_chosen else record
 
 
 def id_text(id: Any, idx: Any, settings: OutputSettings) -> str:
@@ -169,7 +178,10 @@ def to_records(
         split = split_batch(outputs, len(idx), who)
     except ProviderError as error:
         raise ConfigError(str(error)) from None
-    return [to_record(*item, settings) for item in zip(split, data, idx, strict=True)]
+    selects = not settings.is_completed
+    return [
+        to_record(*item, settings, selects=selects) for item in zip(split, data, idx, strict=True)
+    ]
 
 
 def complete(result: Any, idx: Any, outputs: OutputSettings, dataset: Any = None) -> Any:
@@ -186,6 +198,8 @@ def complete(result: Any, idx: Any, outputs: OutputSettings, dataset: Any = None
 
 
 def _complete_one(output: Any, idx: Any, settings: OutputSettings, dataset: Any) -> dict[str, Any]:
+    if inspect.isgenerator(output):
+        raise ConfigError("forward() is a generator. Write return in place of yield.")
     if isinstance(output, tuple) and all(isinstance(entry, str) for entry in output):
         raise ConfigError(
             f"forward() returned {output!r:.80} for item {idx!r}: whether that is an id and its "

@@ -128,13 +128,13 @@ class InferenceRunner(BaseRunner):
 
     def _spec(self) -> RunSpec:
         spec = super()._spec()
-        settings = {**spec.settings, "outputs": self.outputs.with_needs(self.needs)}
-        # In memory, and by writers of one's own, results are taken as they are.
         own = overridden(type(self), InferenceRunner, ["forward"])
         writers = overridden(type(self), InferenceRunner, ["open_writers", "write_record"])
-        if not own or writers or self.output_dir is None:
-            return replace(spec, settings=settings)
-        return replace(spec, settings=settings, hooks=replace(spec.hooks, complete=complete))
+        # In memory, and by writers of one's own, results are taken as they are.
+        completes = bool(own) and not writers and self.output_dir is not None
+        outputs = self.outputs.of_run(self.needs, is_completed=completes)
+        hooks = replace(spec.hooks, complete=complete) if completes else spec.hooks
+        return replace(spec, settings={**spec.settings, "outputs": outputs}, hooks=hooks)
 
     # Hooks get what their signatures name, which no type checker can know.
     @staticmethod
@@ -151,7 +151,7 @@ class InferenceRunner(BaseRunner):
                 output = model(**named, **params)
             if convert:
                 output = convert(data=data, model_output=output, idx=idx)
-            return to_record(output, data, idx, outputs)
+            return to_record(output, data, idx, outputs, selects=not outputs.is_completed)
         batch = [dataset[i] for i in idx]
         inputs = [inputs_of(data, outputs) for data in batch]
         for data in batch:
