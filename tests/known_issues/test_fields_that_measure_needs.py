@@ -125,7 +125,9 @@ def test_what_infer_alone_leaves_out_is_nobodys_business(run):
 
 def test_the_dry_run_says_what_is_known_and_what_is_not(run):
     dry = ("--dry-run",)
-    assert "stage 6 writes it: output_keys is [hyp, ref, speaker, confidence]" in run(*BOTH, *dry)
+    told = run(*BOTH, *dry)
+    assert "fields to write: hyp, ref, speaker, confidence (output_keys is" in told
+    assert "speaker.scp (missing: stage 6 writes it)" in told
     told = run(*BOTH, *dry, "output_keys=null")
     assert "speaker.scp (missing: whether stage 6 writes it shows at its first item" in told
     assert "output_fn src.inference.output_fn decides" in told
@@ -186,6 +188,17 @@ def test_results_elsewhere_are_not_compared(run, template):
     text = "defaults: [metrics]\ninference_dir: exp/nowhere\n"
     config(template, "elsewhere.yaml", text)
     run("--stages", "measure", "--metrics_config", "conf/elsewhere.yaml", "--dry-run")
+
+
+@pytest.mark.parametrize(
+    "metrics", ["{metric: {_target_: WER}}", "{_target_: WER}", "[{_target_: WER}]"]
+)
+def test_metrics_that_are_nearly_a_list_are_told_with_the_list(run, metrics):
+    wer = "espnet3.systems.asr.metrics.wer.WER"
+    told = run(*BOTH, f"metrics={metrics}".replace("WER", wer), code=1)
+    line = f'metrics: [{{"metric": {{"_target_": "{wer}"}}}}]'
+    assert line in told
+    run(*BOTH, line.replace(": ", "=", 1))
 
 
 def test_one_input_may_be_a_text_and_lists_are_named_in_the_table(run, template):

@@ -73,14 +73,15 @@ def measure(
         RecordError: A file is damaged, or has an id twice; or a number cannot be written as JSON.
     """
     folder, metrics, test_sets, others = _plan(loaded, inference)
+    first = infer if inference is not None else f"{infer}, and give that file to measure as well"
     if not test_sets:
         left = f" ({also_found(others)})" if others else ""
         raise IncompleteRunError(
             f"{folder} holds no results to measure: no folder in it has .scp files{left}. Run the "
-            f"infer stage first: {infer}"
+            f"infer stage first: {first}"
         )
     runs = {test_set: run_facts(folder / test_set) for test_set in test_sets}
-    check_files(metrics, folder, test_sets, infer)
+    check_files(metrics, folder, test_sets, infer=infer, first=first)
     settings = {metric.name: redact(metric.settings()) for metric in metrics}
     results: dict[str, dict[str, Any]] = {metric.name: {} for metric in metrics}
     for name in test_sets:
@@ -290,8 +291,8 @@ def _origin(field: str, written: WrittenFields | None) -> str:
     if written is None:
         return "stage 6 writes it, if its config says so"
     if written.names is not None:
-        does = "writes" if field in written.names else "does not write"
-        return f"stage 6 {does} it: {written.why}"
+        is_written = field in written.names
+        return "stage 6 writes it" if is_written else f"stage 6 does not write it: {written.why}"
     if field in written.usual:
         return "stage 6 writes it for a model that returns a text, and samples with a text"
     return f"whether stage 6 writes it shows at its first item: {written.why}"

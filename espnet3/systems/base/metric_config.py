@@ -1,11 +1,14 @@
 """The keys of a metrics config that the `measure` stage itself reads."""
 
+import json
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, field_validator
 
 from espnet3.config.resolve import resolved
 from espnet3.config.schema import FrozenConfig, Names, validate
+from espnet3.config.sources import set_in
 from espnet3.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -66,6 +69,7 @@ def load_metrics_config(loaded: "LoadedConfig") -> MetricsConfig:
     values = resolved(loaded.config, loaded=loaded)
     if not values.get("metrics"):
         raise ConfigError(f"The config lists no metrics, so nothing is measured. Write: {_EXAMPLE}")
+    _check_form(values["metrics"], loaded)
     if not values.get("inference_dir"):
         raise ConfigError(
             "inference_dir is not set, so the results to measure are not known. Pass "
@@ -73,3 +77,19 @@ def load_metrics_config(loaded: "LoadedConfig") -> MetricsConfig:
         )
     present = {key: values[key] for key in KEYS if key in values}
     return validate(MetricsConfig, present, loaded=loaded)
+
+
+def _check_form(metrics: Any, loaded: "LoadedConfig") -> None:
+    """Refuse what is nearly a list of metrics, with the list that is meant."""
+    if isinstance(metrics, Mapping):
+        block = metrics if "metric" in metrics else {"metric": metrics}
+        raise ConfigError(
+            f"metrics{set_in('metrics', loaded)} is a mapping, but must be a list. Write: metrics: "
+            f"[{json.dumps(block)}]"
+        )
+    for i, entry in enumerate(metrics if isinstance(metrics, list) else ()):
+        if isinstance(entry, Mapping) and "_target_" in entry and "metric" not in entry:
+            raise ConfigError(
+                f"metrics.{i}{set_in(f'metrics.{i}', loaded)} has a _target_, which belongs one "
+                f"level below. Write: metrics: [{json.dumps({'metric': entry})}]"
+            )

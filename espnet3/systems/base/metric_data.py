@@ -63,9 +63,18 @@ def check_files(
     metrics: Sequence[PreparedMetric],
     inference_dir: Path,
     test_sets: Sequence[str],
+    *,
     infer: str = INFER,
+    first: str = INFER,
 ) -> None:
     """Refuse before anything is computed if a file is missing.
+
+    Args:
+        metrics: What is to be measured.
+        inference_dir: The folder of the results.
+        test_sets: Those to measure.
+        infer: The command that decodes again.
+        first: The same, if nothing was decoded yet.
 
     Raises:
         IncompleteRunError: A field that the `infer` stage writes is missing.
@@ -85,7 +94,7 @@ def check_files(
                 "Correct the path; {test_set} in it stands for the name of the test set."
             )
     if missing:
-        raise IncompleteRunError(_lacking(missing, infer))
+        raise IncompleteRunError(_lacking(missing, infer, first))
 
 
 def fields_needed(metrics: Sequence[PreparedMetric]) -> list[Need]:
@@ -136,20 +145,23 @@ def _not_written(need: Need, written: "WrittenFields") -> str:
     if not written.names:
         return f"{begin} Derive it from InferenceRunner, or name a file that has it: {file}"
     return (
-        f"{begin}{suggest(need.field, written.names)} Write in the inference config: output_keys: "
-        f"[{', '.join([*written.names, need.field])}]; or name a file that has it in the metrics "
-        f"config: {file}"
+        f"{begin}{suggest(need.field, written.names)} If the output or the samples have it, write "
+        f"in the inference config: output_keys: [{', '.join([*written.names, need.field])}]; or "
+        f"let the metric read another field, inputs: {{{need.key}: {written.names[0]}}}, or a "
+        f"file: {file}"
     )
 
 
-def _lacking(missing: Mapping[Path, tuple[PreparedMetric, MetricInput]], infer: str) -> str:
+def _lacking(
+    missing: Mapping[Path, tuple[PreparedMetric, MetricInput]], infer: str, first: str
+) -> str:
     path, (metric, entry) = next(iter(missing.items()))
     paths = ", ".join(map(str, list(missing)[:_SHOWN_IDS]))
     more = f" and {len(missing) - _SHOWN_IDS} more" if len(missing) > _SHOWN_IDS else ""
     files = "file is" if len(missing) == 1 else "files are"
     present = sorted(file.stem for file in path.parent.glob("*.scp"))
     if not present:
-        return f"{len(missing)} {files} missing: {paths}{more}. Run the infer stage first: {infer}"
+        return f"{len(missing)} {files} missing: {paths}{more}. Run the infer stage first: {first}"
     lacking = dict.fromkeys(e.source for p, (_, e) in missing.items() if p.parent == path.parent)
     keys = ",".join([*present, *lacking])
     return (

@@ -499,7 +499,10 @@ def test_a_run_that_is_not_complete_is_refused_with_the_command(folder):
             {"metrics": [{"metric": {"ref_key": "ref"}}]},
             "needs a _target_. Write: metric: {_target_: espnet3",
         ),
-        ({"metrics": [{"_target_": WER}]}, "metrics.0.metric is required but not set"),
+        (
+            {"metrics": [{"_target_": WER}]},
+            "has a _target_, which belongs one level below. Write: metrics: [{",
+        ),
         (
             {"metrics": [{"metric": {"_target_": WER}, "on_missing": "skp"}]},
             "metrics.0.on_missing is 'skp'",
