@@ -2,7 +2,7 @@
 
 import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -16,15 +16,16 @@ from espnet3.config.limits import check_values
 from espnet3.config.literal import escaped_values
 from espnet3.config.merge import Layer, copied, keys_in, merge, value_at
 from espnet3.config.overrides import Override, as_patch, parse_override
+from espnet3.config.python_values import as_plain
 from espnet3.config.redact import redact
 from espnet3.config.resolve import resolved
 from espnet3.config.resolvers import RunNames, bind, register_resolvers
 from espnet3.config.sources import Source, dotted, self_and_parents
-from espnet3.errors import suggest
+from espnet3.errors import ConfigError, suggest
 
 logger = logging.getLogger(__name__)
 
-__all__ = ["LoadedConfig", "Source", "load_config"]
+__all__ = ["ConfigSource", "LoadedConfig", "Source", "as_loaded", "load_config"]
 
 
 @dataclass(frozen=True)
@@ -111,22 +112,29 @@ class LoadedConfig:
         part.replace(path)
 
 
+ConfigSource = str | os.PathLike[str] | Mapping[str, Any] | LoadedConfig
+"""What a config can be loaded from: a YAML file, a dict, an OmegaConf config, a loaded one."""
+
+_IN_PYTHON = Source("a config given in Python")
+
+
 def load_config(
-    files: Sequence[str | Path] | str | Path,
+    files: ConfigSource | Sequence[ConfigSource],
     overrides: Sequence[str] = (),
     *,
     below: Mapping[str, Any] | None = None,
     above: LoadedConfig | None = None,
     recipe_dir: str | Path | None = None,
 ) -> LoadedConfig:
-    """Merge `below`, the files left to right, `above` and the overrides.
+    """Merge `below`, the files and dicts left to right, `above` and the overrides.
 
     The later one wins; a mapping merges into a mapping, a list replaces a list. A later `???`
     leaves an earlier value alone. An override may add a key that no file sets. A file may pull in
-    others with a `defaults` list.
+    others with a `defaults` list. In a dict, `${key}` refers to another key, as in a file.
 
     Args:
-        files: One file or several; an empty file is an empty config.
+        files: One or several of these: a file, of which an empty one is an empty config; a dict or
+            an OmegaConf config, which is copied; what an earlier call returned.
         overrides: `key.path=value`, the value read as YAML: `a=1`, `a=[1,2]`, `a=null`, `a.0.b=x`.
         below: Defaults, with interpolations as in a file; errors name their place as `default`.
         above: Values that win over the files and keep the places that set them.
@@ -134,12 +142,17 @@ def load_config(
             file, or its parent where that is called `conf`.
 
     Raises:
-        ConfigError: A file is missing or malformed, or an override is.
+        ConfigError: A file is missing or malformed, an override is, or a dict holds an object.
+
+    Example:
+        >>> loaded = load_config({"exp": "exp/a", "log": "${exp}/log"}, ["exp=exp/b"])
+        >>> loaded.config.log, loaded.source_of("log")
+        ('exp/b/log', 'a config given in Python')
     """
     register_resolvers()
-    paths = [Path(file) for file in ([files] if isinstance(files, str | Path) else files)]
-    names = RunNames.of(paths, recipe_dir)
-    layers = [read for path in paths for read in _read(path, names)]
+    given = _listed(files)
+    names = _names(given, recipe_dir)
+    layers = [read for one in given for read in _read(one, names)]
     merged = Layer.of(bind(copied(below or {}), names, "."), Source("default"))
     for layer in rename_keys([layer for _, layer in layers]):
         merged = merge(merged, layer)
@@ -147,14 +160,45 @@ def load_config(
         merged = merge(merged, _layer(above))
     for text in overrides:
         merged = _apply(merged, rename_override(parse_override(text), merged), names)
-    return _loaded(rename_references(merged), tuple(str(path) for path, _ in layers), names)
+    files_read = tuple(file for found, _ in layers for file in found)
+    return _loaded(rename_references(merged), files_read, names)
 
 
-def _read(path: Path, names: RunNames) -> list[tuple[Path, Layer]]:
+def as_loaded(config: ConfigSource | Sequence[ConfigSource]) -> LoadedConfig:
+    """Return a config as `load_config` does; one that is loaded is returned as it is."""
+    return config if isinstance(config, LoadedConfig) else load_config(config)
+
+
+def _listed(files: ConfigSource | Sequence[ConfigSource]) -> list[ConfigSource]:
+    is_many = isinstance(files, Iterable) and not isinstance(files, str | Mapping | LoadedConfig)
+    return list(files) if is_many else [files]  # type: ignore[arg-type, list-item]
+
+
+def _names(given: Sequence[ConfigSource], recipe_dir: str | Path | None) -> RunNames:
+    """Take the names from the first file; without one, from the first config that has them."""
+    paths = [Path(one) for one in given if isinstance(one, str | os.PathLike)]
+    loaded = next((one for one in given if isinstance(one, LoadedConfig)), None)
+    if loaded is not None and not paths and recipe_dir is None:
+        return loaded.names
+    return RunNames.of(paths, recipe_dir)
+
+
+def _read(one: ConfigSource, names: RunNames) -> list[tuple[tuple[str, ...], Layer]]:
+    """Return the layers of a file or of values, each with the files that it comes from."""
+    if isinstance(one, LoadedConfig):
+        return [(one.files, _layer(one))]
+    if isinstance(one, Mapping):
+        return [((), Layer.of(bind(as_plain(one), names, "."), _IN_PYTHON))]
+    if not isinstance(one, str | os.PathLike):
+        raise ConfigError(
+            f"{one!r:.80} of type {type(one).__name__} is no config. Give a YAML file, a dict or "
+            'an OmegaConf config: load_config("conf/training.yaml")'
+        )
+    path = Path(one)
     layers = read_layers(path, names)
     if not any(layer.values for _, layer in layers):
         _warn_of_empty(str(path))
-    return layers
+    return [((str(file),), layer) for file, layer in layers]
 
 
 @cache

@@ -1,42 +1,57 @@
 """Read the `trainer` block of a config, and hand it to Lightning."""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import lightning.pytorch as pl
 from lightning.fabric.plugins import CheckpointIO, ClusterEnvironment
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 
+from espnet3.config.load import ConfigSource, LoadedConfig, as_loaded, load_config
 from espnet3.config.sources import join_key, set_in
 from espnet3.errors import ConfigError
 from espnet3.trainer.checkpointing.checkpoint_io import AtomicCheckpointIO
-from espnet3.trainer.config import KEY, blamed_argument, lightning_arguments, trainer_block
+from espnet3.trainer.config import (
+    KEY,
+    blamed_argument,
+    lightning_arguments,
+    trainer_arguments,
+    trainer_block,
+)
 from espnet3.trainer.launching.cluster_environment import cluster_environment
 from espnet3.trainer.reporting.loggers import build_loggers
 
-if TYPE_CHECKING:
-    from espnet3.config.load import LoadedConfig
+__all__ = ["build_trainer"]
 
 
 def build_trainer(
-    loaded: "LoadedConfig",
+    config: ConfigSource | Sequence[ConfigSource],
     callbacks: Sequence[pl.Callback] = (),
     *,
-    exp_dir: str = ".",
+    exp_dir: str | None = None,
 ) -> pl.Trainer:
     """Build Lightning's trainer from the block, with our callbacks before those of the user.
 
     What the block does not say is Lightning's default, but for: files go to `exp_dir`, metrics to
     TensorBoard there, and checkpoints, summary and progress come from our callbacks.
 
+    To train as the `train` stage does, with resume and averages, see `espnet3.trainer.train`.
+
     Args:
-        loaded: the training config.
+        config: the training config, or its `trainer` block alone: a dict, an OmegaConf config, a
+            YAML file or several, or what `load_config` returned.
         callbacks: ours.
-        exp_dir: of the experiment.
+        exp_dir: of the experiment; None for that of the config, or else the current folder.
 
     Raises:
         ConfigError: Lightning does not take a value; or something cannot be built.
+
+    Example:
+        >>> build_trainer({"trainer": {"accelerator": "cpu", "max_epochs": 3}}).max_epochs
+        3
     """
+    loaded = _whole(as_loaded(config))
+    exp_dir = str(exp_dir or loaded.config.get("exp_dir") or ".")
     block = trainer_block(loaded)
     arguments = lightning_arguments(block, loaded)
     arguments["logger"] = build_loggers(block.get("logger"), exp_dir, loaded=loaded)
@@ -56,7 +71,18 @@ def build_trainer(
         raise _refusal(block, error, loaded) from error
 
 
-def _refusal(block: Mapping[str, Any], error: Exception, loaded: "LoadedConfig") -> ConfigError:
+def _whole(loaded: LoadedConfig) -> LoadedConfig:
+    """Return a config in which a block that was given without the rest is below its key."""
+    keys = set(map(str, loaded.config))
+    if KEY in keys or not keys & trainer_arguments():
+        return loaded
+    unknown = keys - trainer_arguments()
+    if unknown and loaded.files:
+        return loaded  # a file of other blocks, of which one is called like an argument
+    return load_config({KEY: loaded.config})
+
+
+def _refusal(block: Mapping[str, Any], error: Exception, loaded: LoadedConfig) -> ConfigError:
     name = blamed_argument(block, error)
     if name is None:
         return ConfigError(f"Lightning does not take the {KEY} block{set_in(KEY, loaded)}: {error}")
@@ -66,7 +92,7 @@ def _refusal(block: Mapping[str, Any], error: Exception, loaded: "LoadedConfig")
     )
 
 
-def _checked(callbacks: list[Any], loaded: "LoadedConfig") -> list[pl.Callback]:
+def _checked(callbacks: list[Any], loaded: LoadedConfig) -> list[pl.Callback]:
     for index, callback in enumerate(callbacks):
         if not isinstance(callback, pl.Callback):
             key = join_key(KEY, "callbacks", index)
