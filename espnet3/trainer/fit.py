@@ -34,11 +34,13 @@ from espnet3.trainer.checkpointing.resume import (
 from espnet3.trainer.config import blamed_argument, has_goal, trainer_block
 from espnet3.trainer.launching.process_rank import LAUNCHED, process_rank
 from espnet3.trainer.module import TrainingModule
+from espnet3.trainer.optimization.freezing import Frozen, freeze, parse_freeze
 from espnet3.trainer.optimization.optimization_config import OptimizationConfig
 from espnet3.trainer.optimization.optimizer_checks import check_optimizers
 from espnet3.trainer.ranks.preemption import Preemption
 from espnet3.trainer.ranks.rank_watch import RankWatch
 from espnet3.trainer.reporting.configured_monitors import configured_monitors
+from espnet3.trainer.reporting.early_stops import EarlyStops
 from espnet3.trainer.reporting.history import History
 from espnet3.trainer.reporting.monitors import MonitorCheck
 from espnet3.trainer.reporting.progress import TrainingProgress
@@ -47,7 +49,7 @@ from espnet3.trainer.reporting.summary import StartupTimes
 from espnet3.trainer.reporting.throughput import ThroughputMonitor
 from espnet3.trainer.seeding import SeedRanks, seed_all
 from espnet3.trainer.threads import set_threads
-from espnet3.trainer.trainer import build_trainer
+from espnet3.trainer.trainer import trainer_for
 from espnet3.trainer.training_config import TrainingConfig, load_training_config
 
 if TYPE_CHECKING:
@@ -158,6 +160,20 @@ class Fit:
         point = self._resume_point(config, parts.model)
         if point is None:
             load_initial_weights(parts.model, parse_init(config.init, self.loaded), self.loaded)
+        frozen = freeze(parts.model, parse_freeze(config.freeze, self.loaded), self.loaded)
+        try:
+            self._fit(config, watch, parts, point, frozen)
+        finally:
+            frozen.release()  # the model may be an object that somebody goes on with
+
+    def _fit(
+        self,
+        config: TrainingConfig,
+        watch: RankWatch,
+        parts: TrainingParts,
+        point: ResumePoint | None,
+        frozen: Frozen,
+    ) -> None:
         if process_rank().is_first and not self.is_trial:
             prepare_folder(config.exp_dir, config.resume)
             self.on_start(point)
@@ -166,6 +182,7 @@ class Fit:
                 parts.model,
                 OptimizationConfig.from_config(self.loaded),
                 self.changed_since(point.position.step) if point else (),
+                frozen,
             )
             keeper = _keeper(config, self.loaded)
             preemption = Preemption(keeper.save_last)
@@ -198,9 +215,10 @@ class Fit:
             RandomStates(),
             ThroughputMonitor(),
             *([] if self.is_trial else [History(config.exp_dir)]),
+            EarlyStops(config.exp_dir),
             TrainingProgress({c.monitor: c.mode for c in criteria} or None, bar=self._wants_bar()),
         ]
-        return build_trainer(self.loaded, ours, exp_dir=config.exp_dir)
+        return trainer_for(self.loaded, ours, exp_dir=config.exp_dir)
 
 
 def check_fit(loaded: "LoadedConfig") -> TrainingConfig:
@@ -212,6 +230,7 @@ def check_fit(loaded: "LoadedConfig") -> TrainingConfig:
     config = load_training_config(loaded)
     _keeper(config, loaded)
     parse_init(config.init, loaded)
+    parse_freeze(config.freeze, loaded)
     check_optimizers(loaded)
     known = [n for n in inspect.signature(pl.Trainer.fit).parameters if n not in _NOT_FOR_USERS]
     for name in config.fit:

@@ -18,6 +18,7 @@ from espnet3.trainer.optimization.kept_settings import (
     settings_of,
     warn_of_kept,
 )
+from espnet3.trainer.optimization.freezing import NOTHING, Frozen
 from espnet3.trainer.optimization.model_inputs import ModelInputs, fields_of
 from espnet3.trainer.optimization.model_output import ModelOutput, batch_size, parse_output
 from espnet3.trainer.optimization.model_steps import compute, is_lazy, is_named, steps_of
@@ -47,6 +48,7 @@ class TrainingModule(LeanModule):
         model: what is trained.
         optimization: how.
         changed: keys of the config that count although the checkpoint to go on from has others.
+        frozen: what of the model is not trained, and stays in eval mode.
 
     Raises:
         ConfigError: the parameters of the model do not fit the optimizers.
@@ -57,11 +59,13 @@ class TrainingModule(LeanModule):
         model: nn.Module,
         optimization: OptimizationConfig,
         changed: Sequence[str] = (),
+        frozen: Frozen = NOTHING,
     ) -> None:
         super().__init__()
         self.automatic_optimization = False
         self.model = model
         self.optimization = optimization
+        self._frozen = frozen
         self.last_gradient_norms = dict.fromkeys(optimization.optimizers, math.nan)
         """By optimizer, before clipping."""
         split_parameters(model, optimization)  # for its errors, before anything expensive
@@ -77,6 +81,12 @@ class TrainingModule(LeanModule):
         self._train_log = TrainLog(self.last_gradient_norms)
         self._valid_stats = StatMeter()
         self._is_spread = False
+
+    def train(self, mode: bool = True) -> "TrainingModule":
+        """Set all but what is frozen to train mode."""
+        super().train(mode)
+        self._frozen.hold()
+        return self
 
     @property
     def n_bad_batches(self) -> int:
@@ -133,6 +143,7 @@ class TrainingModule(LeanModule):
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         """Let DDP send the buffers of rank 0, which it leaves out after manual steps."""
+        self._frozen.hold()  # a callback may have set the model to train mode
         ddp = ddp_of(self.trainer)
         if ddp is not None and not self.has_open_window:
             ddp.require_forward_param_sync = True

@@ -1,5 +1,6 @@
 """Read the `trainer` block of a config, and hand it to Lightning."""
 
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,7 +14,9 @@ from espnet3.errors import ConfigError
 from espnet3.trainer.checkpointing.checkpoint_io import AtomicCheckpointIO
 from espnet3.trainer.config import (
     KEY,
+    OPTIMIZATION,
     blamed_argument,
+    check_trainer,
     lightning_arguments,
     trainer_arguments,
     trainer_block,
@@ -21,7 +24,9 @@ from espnet3.trainer.config import (
 from espnet3.trainer.launching.cluster_environment import cluster_environment
 from espnet3.trainer.reporting.loggers import build_loggers
 
-__all__ = ["build_trainer"]
+logger = logging.getLogger(__name__)
+
+__all__ = ["build_trainer", "trainer_for"]
 
 
 def build_trainer(
@@ -51,7 +56,21 @@ def build_trainer(
         3
     """
     loaded = _whole(as_loaded(config))
-    exp_dir = str(exp_dir or loaded.config.get("exp_dir") or ".")
+    block = trainer_block(loaded)
+    for name in (name for name in OPTIMIZATION if block.get(name) not in (None, 1)):
+        logger.warning(
+            "%s is %r%s, which this trainer leaves to the module that espnet3.trainer.train puts "
+            "around a model: a LightningModule of your own must do it itself.",
+            join_key(KEY, name), block[name], set_in(join_key(KEY, name), loaded),
+        )  # fmt: skip
+    folder = str(exp_dir or loaded.config.get("exp_dir") or ".")
+    return trainer_for(loaded, callbacks, exp_dir=folder)
+
+
+def trainer_for(
+    loaded: LoadedConfig, callbacks: Sequence[pl.Callback] = (), *, exp_dir: str
+) -> pl.Trainer:
+    """Build the trainer for our own module, which accumulates and clips gradients itself."""
     block = trainer_block(loaded)
     arguments = lightning_arguments(block, loaded)
     arguments["logger"] = build_loggers(block.get("logger"), exp_dir, loaded=loaded)
@@ -68,6 +87,7 @@ def build_trainer(
     try:
         return pl.Trainer(**{**defaults, **arguments, **ours})
     except (ValueError, TypeError, ImportError, MisconfigurationException) as error:
+        check_trainer(loaded)  # has better words, for a misspelt name among others
         raise _refusal(block, error, loaded) from error
 
 

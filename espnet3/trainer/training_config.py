@@ -33,6 +33,8 @@ class TrainingConfig(FrozenConfig):
     """Arguments of Lightning's `Trainer.fit`, such as `ckpt_path`."""
     init: Any = None
     """Weights to start from, see `initial_weights.py`."""
+    freeze: Any = None
+    """Modules and parameters that stay as they are: a pattern or several, see `freezing.py`."""
 
     @field_validator("checkpoint", mode="before")
     @classmethod

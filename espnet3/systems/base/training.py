@@ -176,7 +176,7 @@ def check_train(loaded: "LoadedConfig", *, with_inputs: bool = True) -> Comparis
     from espnet3.trainer.reporting.configured_monitors import configured_monitors
     from espnet3.trainer.reporting.monitors import refuse_without_validation
     from espnet3.trainer.reporting.quiet import quiet_lightning
-    from espnet3.trainer.trainer import build_trainer
+    from espnet3.trainer.trainer import trainer_for
 
     block = check_trainer(loaded)
     check_fit(loaded)
@@ -188,7 +188,7 @@ def check_train(loaded: "LoadedConfig", *, with_inputs: bool = True) -> Comparis
         refuse_without_validation(configured_monitors(loaded), loaded)
     check_launch(block, loaded=loaded)
     with quiet_lightning(), _unheard():
-        build_trainer(loaded, exp_dir=str(_exp_dir(loaded)))
+        trainer_for(loaded, exp_dir=str(_exp_dir(loaded)))
     comparison = compare(loaded, with_inputs=with_inputs)
     if comparison is not None and comparison.described.sets:
         _check_fields(comparison.described.sets, loaded)

@@ -145,6 +145,8 @@ def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
     from espnet3.components.data.loader_config import LoaderConfig
 
     kept = {key: value for key, value in config.items() if not _is_parallel_block(str(key), value)}
+    if isinstance(kept.get("freeze"), str):
+        kept["freeze"] = [kept["freeze"]]
     trainer = kept.get("trainer")
     if isinstance(trainer, Mapping) and isinstance(trainer.get("callbacks"), list):
         callbacks = [one for one in trainer["callbacks"] if not _is_watcher(one)]

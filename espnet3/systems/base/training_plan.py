@@ -58,9 +58,12 @@ def _padding(loader: "BatchLoader", durations: "Floats") -> float:
 
 
 def _describe_model(loaded: "LoadedConfig") -> str:
+    from espnet3.trainer.optimization.freezing import freeze, parse_freeze
     from espnet3.trainer.reporting.summary import ModelSize
+    from espnet3.trainer.training_config import load_training_config
 
     model = build_model(loaded)
+    freeze(model, parse_freeze(load_training_config(loaded).freeze, loaded), loaded)
     return f"model: {type(model).__name__}, {ModelSize.of(model)}"
 
 

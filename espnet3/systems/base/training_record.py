@@ -41,7 +41,7 @@ _VERSION = 1
 _WEIGHTS = ("*.ckpt", "*.safetensors")
 _OF_DATA = re.compile(r"(dataset\.\w+(?:\.\d+)?)\.(content|n_items|audio)")
 _BUILT_ONCE = re.compile(
-    r"(optimizer|scheduler)s?(\.\w+\.\w+)?\._target_|optimizers\.\w+\.params.*"
+    r"(optimizer|scheduler)s?(\.\w+\.\w+)?\._target_|optimizers\.\w+\.params.*|freeze(\.\d+)?"
 )
 """What the state in a checkpoint belongs to: no new value can take it over."""
 _NEEDED = (("model",), ("dataset",), ("optimizer", "optimizers"))

@@ -1,15 +1,21 @@
-"""`init`: start from the weights of another model, whole or by parts, and say what was loaded."""
+"""`init`: what the weights are before the first step, and a line that says so.
+
+They come from a file, whole or by parts, or are drawn anew by one of the methods that ESPnet2 names.
+"""
 
 import logging
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
 from pydantic import Field
+from torch import nn
+from torch.nn.parameter import UninitializedParameter
 
 from espnet3.config.schema import FrozenConfig, validate
 from espnet3.config.sources import join_key, set_in
@@ -23,6 +29,21 @@ log = logging.getLogger(__name__)
 
 KEY = "init"
 _MOST_GROUPS = 8
+
+Method = Literal["chainer", "xavier_uniform", "xavier_normal", "kaiming_uniform", "kaiming_normal"]
+METHODS: tuple[str, ...] = get_args(Method)
+_DRAW: Mapping[str, Callable[[torch.Tensor], Any]] = {
+    "chainer": lambda weight: nn.init.normal_(weight, 0.0, _fan_in(weight) ** -0.5),
+    "xavier_uniform": nn.init.xavier_uniform_,
+    "xavier_normal": nn.init.xavier_normal_,
+    "kaiming_uniform": lambda weight: nn.init.kaiming_uniform_(weight, nonlinearity="relu"),
+    "kaiming_normal": lambda weight: nn.init.kaiming_normal_(weight, nonlinearity="relu"),
+}
+_KEPT = (
+    nn.Embedding, nn.EmbeddingBag, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm,
+    nn.modules.batchnorm._NormBase,
+)  # fmt: skip
+"""Modules whose own way to begin is right for them."""
 
 
 class InitConfig(FrozenConfig):
@@ -38,6 +59,20 @@ class InitConfig(FrozenConfig):
     """Names in the model, prefixes or patterns (`decoder.*.bias`), to leave as they are."""
     strict: bool = False
     """Whether anything missing, unexpected or of another shape is an error."""
+
+
+class MethodConfig(FrozenConfig):
+    """One way to draw weights: matrices by the method, biases 0, embeddings and norms as built."""
+
+    method: Method
+    """Of torch.nn.init; `chainer` draws from a normal distribution with deviation 1/sqrt(inputs)."""
+    to: str = ""
+    """Only what is below this prefix of the model."""
+    exclude: tuple[str, ...] = ()
+    """Names in the model, prefixes or patterns, to leave as they are."""
+
+
+Entry = InitConfig | MethodConfig
 
 
 @dataclass
@@ -70,8 +105,8 @@ class InitReport:
         return "\n".join(lines)
 
 
-def parse_init(value: Any, loaded: "LoadedConfig | None" = None) -> tuple[InitConfig, ...]:
-    """Read `init`: a path, a mapping, or a list of these; None means nothing.
+def parse_init(value: Any, loaded: "LoadedConfig | None" = None) -> tuple[Entry, ...]:
+    """Read `init`: a path, a method, a mapping, or a list of these; None means nothing.
 
     Raises:
         ConfigError: naming the key, its place, and what to write.
@@ -79,35 +114,44 @@ def parse_init(value: Any, loaded: "LoadedConfig | None" = None) -> tuple[InitCo
     if value is None:
         return ()
     many = isinstance(value, list | tuple)
-    entries = []
+    entries = list[Entry]()
     for index, entry in enumerate(value if many else [value]):
         key = join_key(KEY, index) if many else KEY
-        plain = {"path": entry} if isinstance(entry, str) else entry
+        plain = {_kind(entry): entry} if isinstance(entry, str) else entry
         if not isinstance(plain, Mapping):
             raise ConfigError(
                 f"{key} is {entry!r}{set_in(key, loaded)}, no file. Write: "
                 "init: {path: exp/other/valid.loss.ave_3best.safetensors}"
             )
-        entries.append(validate(InitConfig, plain, prefix=key, loaded=loaded))
+        kind = MethodConfig if "method" in plain and "path" not in plain else InitConfig
+        entries.append(validate(kind, plain, prefix=key, loaded=loaded))
     return tuple(entries)
 
 
-def check_files(entries: Sequence[InitConfig], loaded: "LoadedConfig | None" = None) -> None:
+def _kind(text: str) -> str:
+    return "method" if text in METHODS else "path"
+
+
+def check_files(entries: Sequence[Entry], loaded: "LoadedConfig | None" = None) -> None:
     """See to it that the files are there, before anything is built for them.
 
     Raises:
         ConfigError: naming the one that is not, and its place.
     """
     for index, entry in enumerate(entries):
-        if not Path(entry.path).exists():
-            raise ConfigError(
-                f"{_called(entry, index, loaded)}, which does not exist. Correct the path; it "
-                "counts from the recipe's folder."
-            )
+        if isinstance(entry, InitConfig) and not Path(entry.path).exists():
+            way_out = "Correct the path; it counts from the recipe's folder."
+            if "." not in entry.path and "/" not in entry.path:  # a word
+                word = next(iter(get_close_matches(entry.path, METHODS)), METHODS[1])
+                way_out = (
+                    f"{way_out} Or is it a way to draw weights? Those are {', '.join(METHODS)}. "
+                    f"Write: init: {word}"
+                )
+            raise ConfigError(f"{_called(entry, index, loaded)}, which does not exist. {way_out}")
 
 
 def load_initial_weights(
-    model: torch.nn.Module, entries: Sequence[InitConfig], loaded: "LoadedConfig | None" = None
+    model: torch.nn.Module, entries: Sequence[Entry], loaded: "LoadedConfig | None" = None
 ) -> list[InitReport]:
     """Copy weights into the model, file after file, and log a report for each.
 
@@ -123,6 +167,9 @@ def load_initial_weights(
     check_files(entries, loaded)
     reports = []
     for index, entry in enumerate(entries):
+        if isinstance(entry, MethodConfig):
+            _draw(model, entry, loaded)
+            continue
         try:
             weights = load_weights(entry.path)
         except RunFolderError as error:
@@ -138,6 +185,41 @@ def load_initial_weights(
             )
         reports.append(report)
     return reports
+
+
+def _draw(model: nn.Module, entry: MethodConfig, loaded: "LoadedConfig | None") -> None:
+    """Draw the weights of a model anew, all of them in the same order on each rank."""
+    kept, n_drawn, n_zero = list[str](), 0, 0
+    seen: set[int] = set()
+    for prefix, module in model.named_modules():
+        for name, parameter in module.named_parameters(prefix, recurse=False):
+            if id(parameter) in seen or not _is_below(name, entry.to):
+                continue
+            seen.add(id(parameter))
+            is_open = isinstance(parameter, UninitializedParameter)
+            if is_open or isinstance(module, _KEPT) or _is_excluded(name, entry.exclude):
+                kept.append(name)
+            elif parameter.ndim > 1:
+                _DRAW[entry.method](parameter.data)
+                n_drawn += 1
+            elif "bias" in name.rpartition(".")[2]:
+                parameter.data.zero_()
+                n_zero += 1
+            else:
+                kept.append(name)
+    if not n_drawn:
+        tops = ", ".join(name for name, _ in model.named_children())
+        raise ConfigError(
+            f"{KEY}{set_in(KEY, loaded)} draws no weight of {type(model).__name__}: it has no "
+            f"matrix below to: {entry.to!r} that exclude leaves. It has: {tops}. Write: "
+            f"init: {entry.method}"
+        )
+    told = [f"Weights by {entry.method}: {n_drawn} drawn, {n_zero} biases set to 0."]
+    log.info("%s", "\n".join([*told, *_groups("left as they were", kept)]))
+
+
+def _fan_in(weight: torch.Tensor) -> int:
+    return int(weight[0].numel())
 
 
 def _called(entry: InitConfig, index: int, loaded: "LoadedConfig | None") -> str:

@@ -4,8 +4,10 @@ A training with a process too few waits for ever, and one with a process too man
 in one folder; so both are refused before anything starts.
 """
 
+import logging
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from espnet3.config.resolve import resolved
@@ -19,11 +21,13 @@ from espnet3.trainer.launching.launchers import (
     foreign_launcher,
     is_by_hand,
 )
-from espnet3.trainer.launching.process_rank import LAUNCHED
+from espnet3.trainer.launching.process_rank import LAUNCHED, process_rank
 from espnet3.trainer.launching.trainer_names import check_names
 
 if TYPE_CHECKING:
     from espnet3.config.load import LoadedConfig
+
+logger = logging.getLogger(__name__)
 
 
 def check_launch(
@@ -52,6 +56,8 @@ def check_launch(
     wanted = find_wanted(block, visible, environ, loaded)
     if wanted is not None:
         _check_launcher(wanted, environ)
+        if LAUNCHED not in environ and process_rank(environ).is_first:
+            _tell_what_is_idle(wanted, environ, visible)
 
 
 def _check_launcher(wanted: Wanted, environ: Mapping[str, str]) -> None:
@@ -74,6 +80,32 @@ def _check_launcher(wanted: Wanted, environ: Mapping[str, str]) -> None:
         raise ResourceError(_nothing_launched(wanted, environ))
 
 
+def _tell_what_is_idle(wanted: Wanted, environ: Mapping[str, str], n_gpus: int) -> None:
+    """Warn of nodes and GPUs that a scheduler gave to the job, and this training leaves unused."""
+    job = find_job(environ)
+    if job is None:
+        return
+    n_nodes = max(wanted.n_nodes, job.n_hosts or 1)
+    all_of_it = replace(
+        wanted, n_nodes=n_nodes, n_devices=max(wanted.n_devices, n_gpus if wanted.on_gpus else 1)
+    )
+    if all_of_it == wanted:
+        return
+    has = f"{n_nodes} node(s)" + (f" and {n_gpus} GPU(s) on this one" if wanted.on_gpus else "")
+    way = ""
+    if n_nodes > 1:
+        way = (
+            f", with srun before python in a script submitted with: {job.sbatch_line(all_of_it)}"
+            if job.scheduler == "Slurm"
+            else f", and start on each node: {torchrun_line(all_of_it)}"
+        )
+    logger.warning(
+        "Job %s of %s has %s, but %s: the rest stays idle. To use all, write: trainer: "
+        "{devices: %d, num_nodes: %d}%s",
+        job.name, job.scheduler, has, wanted, all_of_it.n_devices, n_nodes, way,
+    )  # fmt: skip
+
+
 def _nothing_launched(wanted: Wanted, environ: Mapping[str, str]) -> str:
     job = find_job(environ)
     if job is None:
@@ -84,7 +116,7 @@ def _nothing_launched(wanted: Wanted, environ: Mapping[str, str]) -> str:
         )
     if job.scheduler == "Slurm":
         line = job.sbatch_line(wanted)
-        missing = "" if "SLURM_NTASKS_PER_NODE" in environ else f", submitted with: {line}"
+        missing = "" if job.starts(wanted) else f", submitted with: {line}"
         return (
             f"{wanted}, but this process runs alone in job {job.name} of Slurm: a job script runs "
             "on its first node only, and srun starts the others. Write srun before python in it"

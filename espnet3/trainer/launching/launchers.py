@@ -2,7 +2,7 @@
 
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from espnet3.errors import ResourceError
@@ -11,6 +11,7 @@ from espnet3.trainer.launching.devices import Wanted
 INTERACTIVE = ("bash", "interactive")
 """Names of Slurm jobs that Lightning takes for a shell in which it starts processes itself."""
 
+_PER_NODE = "SLURM_NTASKS_PER_NODE"
 _FOREIGN = {
     "JSM_NAMESPACE_SIZE": "jsrun",
     "OMPI_COMM_WORLD_SIZE": "mpirun",
@@ -27,6 +28,13 @@ class SchedulerJob:
     n_hosts: int | None
     """None where the environment does not say it."""
     environ: Mapping[str, str]
+
+    def starts(self, wanted: Wanted) -> bool:
+        """Tell whether srun in this job of Slurm starts the processes that are wanted."""
+        nodes_fit = self.n_hosts in (None, wanted.n_nodes)
+        per_node = _number(self.environ, _PER_NODE)
+        is_one = wanted.world_size == 1 and per_node is None
+        return nodes_fit and (per_node == wanted.n_devices or is_one)
 
     def sbatch_line(self, wanted: Wanted) -> str:
         """Return how the same script would be submitted for the `trainer` block."""
@@ -111,35 +119,72 @@ def check_slurm(wanted: Wanted, environ: Mapping[str, str]) -> None:
         _check_even(wanted, environ, job, n_tasks)
         return
     raise ResourceError(
-        f"srun started {n_tasks} process(es) on {n_nodes} node(s){_why(environ, n_nodes)}, but "
-        f"{wanted}. Submit the job with: {job.sbatch_line(wanted)}{_fitting(n_tasks, n_nodes)}"
+        f"srun started {n_tasks} process(es) on {n_nodes} node(s)"
+        f"{_why(wanted, environ, n_tasks, n_nodes)}, but {wanted}. Submit the job with: "
+        f"{job.sbatch_line(wanted)}{_fitting(n_tasks, n_nodes, job, wanted)}"
     )
 
 
-def _why(environ: Mapping[str, str], n_nodes: int) -> str:
-    per_node = environ.get("SLURM_NTASKS_PER_NODE")
-    if per_node is None:
-        return ", because the job was submitted without --ntasks-per-node"
-    n_wanted = environ.get("SLURM_JOB_NUM_NODES", str(n_nodes))
-    if n_wanted != str(n_nodes):
-        return f" of the {n_wanted} that the job has (srun --nodes={n_nodes}?)"
-    return f" (--ntasks-per-node={per_node})"
+def _why(wanted: Wanted, environ: Mapping[str, str], n_tasks: int, n_nodes: int) -> str:
+    """Say which options made the processes that differ from those of the block; nothing else."""
+    reasons = list[str]()
+    of_job = _number(environ, "SLURM_JOB_NUM_NODES") or n_nodes
+    if of_job != n_nodes:
+        reasons.append(f"of the {of_job} that the job has (srun --nodes={n_nodes}?)")
+    elif n_nodes != wanted.n_nodes:
+        reasons.append(f"as the job has {_counted_nodes(n_nodes)} (sbatch --nodes={n_nodes})")
+    per_node = _number(environ, _PER_NODE)
+    if n_tasks == n_nodes * wanted.n_devices:
+        pass  # as many on each node as the block says
+    elif per_node is not None and n_tasks == n_nodes * per_node:
+        reasons.append(f"{per_node} on each (--ntasks-per-node={per_node})")
+    elif n_tasks == n_nodes and per_node is None:
+        reasons.append("because the job was submitted without --ntasks-per-node")
+    else:
+        reasons.append(f"because of --ntasks={n_tasks}")
+    return "".join(f", {reason}" for reason in reasons).replace(", of the", " of the")
 
 
-def _fitting(n_tasks: int, n_nodes: int) -> str:
+def _counted_nodes(n_nodes: int) -> str:
+    return f"{n_nodes} node{'s' if n_nodes != 1 else ''}"
+
+
+def _fitting(n_tasks: int, n_nodes: int, job: SchedulerJob, wanted: Wanted) -> str:
+    """Return the blocks that fit the job: its processes as they are, and all of its GPUs."""
     if n_tasks % n_nodes:
         return ""
-    return f" ; or write: trainer: {{devices: {n_tasks // n_nodes}, num_nodes: {n_nodes}}}"
+    here = replace(wanted, n_devices=n_tasks // n_nodes, n_nodes=n_nodes)
+    n_gpus = _number(job.environ, "SLURM_GPUS_ON_NODE") or 0
+    ways = [here]
+    if wanted.on_gpus and n_gpus > here.n_devices:
+        ways.append(replace(here, n_devices=n_gpus))
+    return "".join(f" ; or write: {_block(way)}{_resubmitted(way, job)}" for way in ways if way != wanted)
+
+
+def _block(wanted: Wanted) -> str:
+    return f"trainer: {{devices: {wanted.n_devices}, num_nodes: {wanted.n_nodes}}}"
+
+
+def _resubmitted(wanted: Wanted, job: SchedulerJob) -> str:
+    """Return how a job must be submitted for a block; empty if it was."""
+    if job.starts(wanted):
+        return ""
+    return f", submitted with: {job.sbatch_line(wanted)}"
 
 
 def _check_even(
     wanted: Wanted, environ: Mapping[str, str], job: SchedulerJob, n_tasks: int
 ) -> None:
     """Refuse `--ntasks`, which lets Slurm spread the processes unevenly; so does Lightning."""
-    if n_tasks > 1 and "SLURM_NTASKS_PER_NODE" not in environ:
+    if n_tasks > 1 and _PER_NODE not in environ:
+        why = (
+            "for the job was submitted without --ntasks-per-node, which Lightning wants to be told"
+            if n_tasks == wanted.n_nodes
+            else f"because of --ntasks={n_tasks}, which does not say how many run on each node"
+        )
         raise ResourceError(
-            f"srun started {n_tasks} processes because of --ntasks={n_tasks}, which does not say "
-            f"how many run on each node. Submit the job with: {job.sbatch_line(wanted)}"
+            f"srun started {n_tasks} processes {why}. Submit the job with: "
+            f"{job.sbatch_line(wanted)}"
         )
 
 

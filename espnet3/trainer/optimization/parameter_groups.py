@@ -19,13 +19,14 @@ def split_parameters(
     Raises:
         ConfigError: a parameter belongs to no optimizer or to several, or a prefix names nothing.
     """
-    trainable = {_plain(n): p for n, p in model.named_parameters() if p.requires_grad}
+    trainable = {plain_name(n): p for n, p in model.named_parameters() if p.requires_grad}
     if not trainable:
         raise ConfigError(
             f"{type(model).__name__} has no trainable parameter. Leave some with "
             "requires_grad=True, or check that the layers are attributes of the model."
         )
-    _check_prefixes(trainable, optimization)
+    frozen = [plain_name(n) for n, p in model.named_parameters() if not p.requires_grad]
+    _check_prefixes(trainable, frozen, optimization)
     owners = {name: _owners(name, optimization) for name in trainable}
     _check_orphans([n for n, o in owners.items() if not o], optimization)
     _check_shared({n: o for n, o in owners.items() if len(o) > 1})
@@ -35,7 +36,7 @@ def split_parameters(
     }
 
 
-def _plain(name: str) -> str:
+def plain_name(name: str) -> str:
     """Return the name without what wrappers add to it."""
     for wrapper in _WRAPPERS:
         name = name.replace(wrapper, "")
@@ -47,17 +48,20 @@ def _owners(name: str, optimization: OptimizationConfig) -> list[str]:
         optimizer
         for optimizer, config in optimization.optimizers.items()
         if (not config.params and len(optimization.optimizers) == 1)
-        or any(_matches(name, prefix) for prefix in config.params)
+        or any(matches(name, prefix) for prefix in config.params)
     ]
 
 
-def _matches(name: str, prefix: str) -> bool:
+def matches(name: str, prefix: str) -> bool:
+    """Tell whether a name is that of a prefix, or below it; `*` stands for anything."""
     prefix = prefix.removesuffix(".")
     is_below = name == prefix or name.startswith(f"{prefix}.")
     return is_below or fnmatchcase(name, prefix) or fnmatchcase(name, f"{prefix}.*")
 
 
-def _check_prefixes(names: Mapping[str, object], optimization: OptimizationConfig) -> None:
+def _check_prefixes(
+    names: Mapping[str, object], frozen: Sequence[str], optimization: OptimizationConfig
+) -> None:
     modules = _first_parts(list(names))
     for optimizer, config in optimization.optimizers.items():
         key = f"optimizers.{optimizer}.params"
@@ -67,11 +71,18 @@ def _check_prefixes(names: Mapping[str, object], optimization: OptimizationConfi
                 f"Write: params: [...], from {_listing(modules)}"
             )
         for prefix in config.params:
-            if not any(_matches(name, prefix) for name in names):
+            if any(matches(name, prefix) for name in names):
+                continue
+            if any(matches(name, prefix) for name in frozen):
                 raise ConfigError(
-                    f"{key} has {prefix!r}{optimization.set_in(key)}, but no trainable parameter "
-                    f"begins so.{suggest(prefix, modules)} The model has: {_listing(modules)}."
+                    f"{key} has {prefix!r}{optimization.set_in(key)}, but all that begins so is "
+                    f"frozen (see freeze), so that this optimizer has nothing to do. Delete "
+                    f"{prefix!r} there, or optimizers.{optimizer}; or take it out of freeze."
                 )
+            raise ConfigError(
+                f"{key} has {prefix!r}{optimization.set_in(key)}, but no trainable parameter "
+                f"begins so.{suggest(prefix, modules)} The model has: {_listing(modules)}."
+            )
 
 
 def _check_orphans(orphans: Sequence[str], optimization: OptimizationConfig) -> None:

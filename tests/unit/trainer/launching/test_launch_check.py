@@ -1,4 +1,5 @@
 import os
+import re
 import shlex
 
 import pytest
@@ -128,8 +129,66 @@ def test_the_line_of_seed_000_lacks_ntasks_per_node():
         "srun started 2 process(es) on 2 node(s), because the job was submitted without "
         "--ntasks-per-node, but trainer.devices is 4 and trainer.num_nodes is 2, which makes 8 "
         "process(es). Submit the job with: sbatch --nodes=2 --ntasks-per-node=4 --gres=gpu:4 "
-        "--cpus-per-task=8 train.sh ; or write: trainer: {devices: 1, num_nodes: 2}"
+        "--cpus-per-task=8 train.sh ; or write: trainer: {devices: 1, num_nodes: 2}, submitted "
+        "with: sbatch --nodes=2 --ntasks-per-node=1 --gres=gpu:1 --cpus-per-task=8 train.sh"
     )
+
+
+def test_the_line_of_seed_000_has_more_nodes_than_a_config_with_one_device():
+    environ = of_srun(2, 2, SLURM_GPUS_ON_NODE="4", SLURM_CPUS_PER_TASK="8")
+    text = refusal({"accelerator": "gpu", "devices": 1}, environ, 4)
+    assert "without --ntasks-per-node" not in text  # one process on each node is what it asks for
+    assert "on 2 node(s), as the job has 2 nodes (sbatch --nodes=2), but" in text
+    all_gpus = "trainer: {devices: 4, num_nodes: 2}, submitted with: sbatch --nodes=2 --ntasks-per"
+    assert "--nodes=1 --ntasks-per-node=1 --gres=gpu:1 --cpus-per-task=8 train.sh ; or" in text
+    assert all_gpus in text
+
+
+@pytest.mark.parametrize(
+    ("block", "environ"),
+    [
+        ({"devices": 1}, of_srun(2, 2)),
+        ({"devices": 2}, of_srun(4, 4)),
+        ({"devices": 4}, of_srun(2, 1, 2)),
+        ({"devices": 1}, of_srun(8, 2, 4)),
+        ({"devices": 2, "num_nodes": 2}, of_srun(4, 4, 1)),
+    ],
+)
+def test_each_way_out_that_is_printed_is_taken(block, environ):
+    text = refusal({"accelerator": "gpu", **block}, {**environ, "SLURM_GPUS_ON_NODE": "4"}, 4)
+    asked = re.findall(r"sbatch --nodes=(\d+) --ntasks-per-node=(\d+)", text)
+    n_nodes, per_node = map(int, asked[0])
+    check_launch(
+        {"accelerator": "gpu", **block}, of_srun(n_nodes * per_node, n_nodes, per_node), 4
+    )
+    for devices, nodes, rest in re.findall(r"devices: (\d), num_nodes: (\d)}([^;]*)", text):
+        submitted = re.search(r"--nodes=(\d+) --ntasks-per-node=(\d+)", rest)
+        if submitted:
+            n, per = map(int, submitted.groups())
+            environ = of_srun(n * per, n, per)
+        again = {"accelerator": "gpu", "devices": int(devices), "num_nodes": int(nodes)}
+        check_launch(again, environ, 4)
+
+
+def test_nodes_without_ntasks_per_node_are_not_blamed_on_ntasks():
+    text = refusal({**SEED, "devices": 1}, of_srun(2, 2), 4)
+    assert "--ntasks=2" not in text
+    assert "sbatch --nodes=2 --ntasks-per-node=1 --gres=gpu:1" in text
+
+
+def test_what_a_job_has_and_a_training_leaves_idle_is_told(caplog):
+    job = {"SLURM_JOB_ID": "7", "SLURM_JOB_NAME": "train.sh", "SLURM_JOB_NUM_NODES": "2"}
+    check_launch({"accelerator": "gpu", "devices": 1}, job, 4)
+    assert "has 2 node(s) and 4 GPU(s) on this one" in caplog.text
+    assert "write: trainer: {devices: 4, num_nodes: 2}, with srun before python" in caplog.text
+    caplog.clear()
+    check_launch({"accelerator": "gpu", "devices": 1}, {"PBS_JOBID": "7"}, 2)
+    assert "write: trainer: {devices: 2, num_nodes: 1}" in caplog.text
+    caplog.clear()
+    check_launch({"accelerator": "gpu", "devices": 1}, {}, 4)  # a workstation of many users
+    check_launch(SEED, of_srun(8, 2, 4), 4)
+    check_launch(CPU, {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "1"}, 0)
+    assert not caplog.text
 
 
 @pytest.mark.parametrize(
@@ -158,6 +217,9 @@ def test_a_job_script_without_srun_is_told_to_use_it():
     assert f"Write srun before python in it, submitted with: {line}." in text
     text = refusal(SEED, {**environ, "SLURM_NTASKS_PER_NODE": "4"}, 4)
     assert "Write srun before python in it. Or let the script be written" in text
+    for other in ({"SLURM_NTASKS_PER_NODE": "1"}, {"SLURM_JOB_NUM_NODES": "1"}):
+        text = refusal(SEED, {**environ, "SLURM_NTASKS_PER_NODE": "4", **other}, 4)
+        assert f"Write srun before python in it, submitted with: {line}." in text
 
 
 def test_processes_of_srun_in_a_shell_of_salloc_count_like_others():

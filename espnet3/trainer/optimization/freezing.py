@@ -1,0 +1,180 @@
+"""`freeze`: parts of a model that a training leaves as they are, weights and statistics alike."""
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+from torch.nn.parameter import UninitializedParameter
+
+from espnet3.config.sources import join_key, set_in
+from espnet3.errors import ConfigError, suggest
+from espnet3.trainer.optimization.parameter_groups import matches, plain_name
+from espnet3.trainer.reporting.number_text import amount, counted, share_text
+
+if TYPE_CHECKING:
+    from espnet3.config.load import LoadedConfig
+
+logger = logging.getLogger(__name__)
+
+KEY = "freeze"
+_MOST_NAMES = 8
+
+
+@dataclass(frozen=True)
+class Frozen:
+    """What of a model is frozen."""
+
+    modules: Mapping[str, nn.Module]
+    """The outermost modules all of which is frozen, by name; they stay in eval mode."""
+    parameters: tuple[str, ...]
+    """Names of all frozen parameters."""
+    n_frozen: int
+    n_parameters: int
+    """Numbers in them, and in the whole model; tied ones count once."""
+    changed: tuple[nn.Parameter, ...] = ()
+    """Parameters that were trainable before."""
+
+    def hold(self) -> None:
+        """Put the modules back into eval mode, after whatever has set the model to train mode.
+
+        So the running statistics of a BatchNorm stay as they are, and nothing is dropped out.
+        """
+        for module in self.modules.values():
+            if module.training:
+                module.eval()
+
+    def release(self) -> None:
+        """Make trainable again what was so before."""
+        for parameter in self.changed:
+            parameter.requires_grad_(True)
+
+    def __str__(self) -> str:
+        inside = tuple(f"{name}." for name in self.modules)
+        single = [name for name in self.parameters if not name.startswith(inside)]
+        parts = [
+            *([f"{_listing(self.modules)} (in eval mode)"] if self.modules else []),
+            *([f"{counted(len(single), 'parameter')} by name ({_listing(single)})"] * bool(single)),
+        ]
+        share = self.n_frozen / self.n_parameters if self.n_parameters else 0.0
+        return (
+            f"Frozen: {' and '.join(parts)}; {amount(self.n_frozen)} of "
+            f"{amount(self.n_parameters)} parameters, {share_text(share)}"
+        )
+
+
+NOTHING = Frozen({}, (), 0, 0)
+
+
+def parse_freeze(value: Any, loaded: "LoadedConfig | None" = None) -> tuple[str, ...]:
+    """Read `freeze`: a pattern or a list of them; None means nothing.
+
+    Raises:
+        ConfigError: an entry is no text.
+    """
+    patterns = [] if value is None else [value] if isinstance(value, str) else value
+    if isinstance(patterns, list | tuple):
+        wrong = [i for i, one in enumerate(patterns) if not isinstance(one, str) or not one.strip()]
+        if not wrong:
+            return tuple(one.strip() for one in patterns)
+        key, value = join_key(KEY, wrong[0]), patterns[wrong[0]]
+    else:
+        key = KEY
+    raise ConfigError(
+        f"{key} is {value!r:.80}{set_in(key, loaded)}, but names modules or parameters of the "
+        "model, * for any. Write: freeze: [encoder.*]"
+    )
+
+
+def freeze(
+    model: nn.Module, patterns: Sequence[str], loaded: "LoadedConfig | None" = None
+) -> Frozen:
+    """Freeze what the patterns name, put it into eval mode, and log what that is.
+
+    A pattern fits a parameter by its name or by that of a module around it: `encoder`,
+    `encoder.*`, `*.norm`, `encoder.layers.[0-5].*`, `decoder.embed.weight`.
+
+    Raises:
+        ConfigError: a pattern fits nothing, or nothing would be left to train.
+    """
+    if not patterns:
+        return NOTHING
+    modules = {plain_name(name): module for name, module in model.named_modules() if name}
+    # A tied weight has two names, and may be meant by either.
+    named = {plain_name(n): p for n, p in model.named_parameters(remove_duplicate=False)}
+    for index, pattern in enumerate(patterns):
+        if not any(matches(name, pattern) for name in (*named, *modules)):
+            raise ConfigError(_unknown(index, pattern, named, modules, model, loaded))
+    chosen = {n: p for n, p in named.items() if any(matches(n, pattern) for pattern in patterns)}
+    ids = {id(parameter) for parameter in chosen.values()}
+    if not any(p.requires_grad for p in named.values() if id(p) not in ids):
+        raise ConfigError(
+            f"{KEY}{set_in(KEY, loaded)} leaves nothing of {type(model).__name__} to train: "
+            f"{', '.join(patterns)} names all of its trainable parameters. "
+            f"{_way_out([*modules, *named], named)}"
+        )
+    changed = tuple({id(p): p for p in chosen.values() if p.requires_grad}.values())
+    for parameter in changed:
+        parameter.requires_grad_(False)
+    held = {
+        name: module
+        for name, module in modules.items()
+        if _is_held(name, module, patterns, ids)
+    }
+    frozen = Frozen(
+        {n: m for n, m in held.items() if not any(n.startswith(f"{above}.") for above in held)},
+        tuple(n for n, p in named.items() if id(p) in ids),
+        sum(_size(p) for p in model.parameters() if id(p) in ids),
+        sum(_size(p) for p in model.parameters()),
+        changed,
+    )
+    frozen.hold()
+    logger.info("%s", frozen)
+    return frozen
+
+
+def _is_held(name: str, module: nn.Module, patterns: Sequence[str], frozen: set[int]) -> bool:
+    """Tell whether all of a module is frozen: it is named, or each of its parameters is."""
+    own = list(module.parameters())
+    if any(id(parameter) not in frozen for parameter in own):
+        return False  # a pattern such as *.weight takes a part of it
+    return bool(own) or any(matches(name, pattern) for pattern in patterns)
+
+
+def _size(parameter: nn.Parameter) -> int:
+    return 0 if isinstance(parameter, UninitializedParameter) else parameter.numel()
+
+
+def _unknown(
+    index: int,
+    pattern: str,
+    named: Mapping[str, Any],
+    modules: Mapping[str, Any],
+    model: nn.Module,
+    loaded: "LoadedConfig | None",
+) -> str:
+    key = join_key(KEY, index)
+    key = key if loaded is None or loaded.has(key) else KEY
+    bare = pattern.removesuffix(".*").removesuffix("*")
+    hint = suggest(bare, [*modules, *named]) or suggest(bare.partition(".")[0], modules)
+    tops = list(dict.fromkeys(name.partition(".")[0] for name in named))
+    names = [hint.split("'")[1]] if hint else [*modules, *named]
+    return (
+        f"{key} is {pattern!r}{set_in(key, loaded)}, but {type(model).__name__} has no module or "
+        f"parameter of that name.{hint} It has: {_listing(tops)}. {_way_out(names, named)}"
+    )
+
+
+def _way_out(names: Sequence[str], named: Mapping[str, nn.Parameter]) -> str:
+    """Return a line with the first of some names that would leave something to train."""
+    trainable = [name for name, parameter in named.items() if parameter.requires_grad]
+    fits = (one for one in names if not all(matches(name, one) for name in trainable))
+    found = next(fits, None)
+    return f"Write: freeze: [{found}]" if found else "Delete freeze."
+
+
+def _listing(names: Iterator[str] | Sequence[str] | Mapping[str, Any]) -> str:
+    listed = list(names)
+    rest = len(listed) - _MOST_NAMES
+    return ", ".join(listed[:_MOST_NAMES]) + (f" and {rest} more" if rest > 0 else "")
