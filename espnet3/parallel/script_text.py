@@ -37,6 +37,8 @@ _HARMLESS = {
     "frozenset", "enumerate", "zip", "abs", "round", "format", "any", "all", "hasattr",
     "callable",
 }  # fmt: skip
+_CALLERS = {"espnet3.trainer.train", "espnet3.config.load.load_config"}
+"""Of ours, which leave the classes and functions that they are given as they are."""
 # Their state is no result.
 _NO_RESULTS = {"logging", "warnings", "sys", "time", "argparse", "espnet3", "pathlib"}
 
@@ -75,7 +77,7 @@ def reachable_part(
         is_data: tells whether the value of a name is described as such, so that how it came about
             does not matter.
     """
-    statements = list(_statements(script.tree.body, []))
+    statements = list(_statements(script.tree.body, [], values))
     effects = _effects(statements)
     mentioned = {name for each in statements for name in each.mentions}
     needed = set(names)
@@ -116,18 +118,20 @@ def _is_main_test(header: ast.If | ast.While) -> bool:
     return any(isinstance(n, ast.Name) and n.id == "__name__" for n in ast.walk(header.test))
 
 
-def _statements(body: list[ast.stmt], headers: list[ast.AST]) -> Iterator[_Statement]:
+def _statements(
+    body: list[ast.stmt], headers: list[ast.AST], values: Mapping[str, Any]
+) -> Iterator[_Statement]:
     for node in without_texts(body):
         if is_for_type_checkers(node):
             continue
         blocks = _blocks(node)
         if not blocks:
-            yield from (_analyse(each, headers) for each in _one_by_one(node))
+            yield from (_analyse(each, headers, values) for each in _one_by_one(node))
         for negated, block in blocks:
             header: ast.AST = node
             if negated and isinstance(node, ast.If | ast.While):
                 header = ast.If(ast.UnaryOp(ast.Not(), node.test), [], [])
-            yield from _statements(block, [*headers, header])
+            yield from _statements(block, [*headers, header], values)
 
 
 def _one_by_one(node: ast.stmt) -> list[ast.stmt]:
@@ -152,7 +156,7 @@ def _blocks(node: ast.stmt) -> list[tuple[bool, list[ast.stmt]]]:
     return blocks
 
 
-def _analyse(node: ast.stmt, headers: list[ast.AST]) -> _Statement:
+def _analyse(node: ast.stmt, headers: list[ast.AST], values: Mapping[str, Any]) -> _Statement:
     found = _Statement(node, headers)
     found.binds = set(names_bound_in(node))
     found.mentions = set(_globals_in(node, frozenset()))
@@ -160,7 +164,7 @@ def _analyse(node: ast.stmt, headers: list[ast.AST]) -> _Statement:
         for part in _header_parts(header):
             found.binds |= set(names_bound_in(part))
             found.mentions |= set(_globals_in(part, frozenset()))
-    found.touches = set(_touched_in(node))
+    found.touches = set(_touched_in(node, values))
     found.calls = set(_called_in(node)) | set(_decorators_of(node))
     found.registers = set(_decorators_of(node, ast.Attribute))
     is_definition = isinstance(node, _DEFINITIONS)
@@ -220,7 +224,7 @@ def _locals_of(node: Any, body: Sequence[ast.AST]) -> frozenset[str]:
     return frozenset(bound - declared)
 
 
-def _touched_in(node: ast.AST) -> Iterator[str]:
+def _touched_in(node: ast.AST, values: Mapping[str, Any]) -> Iterator[str]:
     """Yield names whose value a statement may change when it runs, without binding them."""
     for inner in _executed(node):
         if isinstance(inner, ast.Attribute | ast.Subscript):
@@ -229,9 +233,18 @@ def _touched_in(node: ast.AST) -> Iterator[str]:
         elif isinstance(inner, ast.Call):
             if isinstance(inner.func, ast.Attribute):
                 yield root_name(inner.func.value)
-            if getattr(inner.func, "id", "") not in _HARMLESS:
+            if getattr(inner.func, "id", "") not in _HARMLESS and not _is_ours(inner.func, values):
                 for argument in (*inner.args, *(keyword.value for keyword in inner.keywords)):
                     yield from _handed_over(argument)
+
+
+def _is_ours(function: ast.expr, values: Mapping[str, Any]) -> bool:
+    """Tell whether a call is one of `espnet3.trainer.train`, or the like, by whatever name."""
+    value = values.get(root_name(function))
+    for part in ast.unparse(function).split(".")[1:]:
+        value = getattr(value, part, None)
+    name = f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', '')}"
+    return name in _CALLERS
 
 
 def _handed_over(argument: ast.AST) -> Iterator[str]:

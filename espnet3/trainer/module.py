@@ -19,7 +19,7 @@ from espnet3.trainer.optimization.kept_settings import (
     warn_of_kept,
 )
 from espnet3.trainer.optimization.freezing import NOTHING, Frozen
-from espnet3.trainer.optimization.model_inputs import ModelInputs, fields_of
+from espnet3.trainer.optimization.model_inputs import ModelInputs
 from espnet3.trainer.optimization.model_output import ModelOutput, batch_size, parse_output
 from espnet3.trainer.optimization.model_steps import compute, is_lazy, is_named, steps_of
 from espnet3.trainer.optimization.nonfinite import NonFiniteGuard
@@ -133,6 +133,8 @@ class TrainingModule(LeanModule):
     def on_train_start(self) -> None:
         self._train_log.restore_metrics(self.trainer)
         path = self.trainer.ckpt_path
+        if self.trainer.is_global_zero:
+            self._frozen.tell_of_others(self.model)
         if path and self._changed:
             apply_changed(self._built_states, self._updaters, self._changed)
         if path and self.trainer.is_global_zero:
@@ -196,7 +198,7 @@ class TrainingModule(LeanModule):
         return output.loss.detach()
 
     def _parse(self, step: Any, batch: Any) -> ModelOutput:
-        return parse_output(compute(step), self._model_name, batch_size(fields_of(batch)))
+        return parse_output(compute(step), self._model_name, batch_size(self._inputs.fields(batch)))
 
     def _prefix(self, name: str) -> str:
         return f"{name}/" if name and len(self._names) > 1 else ""

@@ -1,6 +1,7 @@
 """What a dataset is, and datasets made of others."""
 
 import operator
+import sys
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import accumulate
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
     import numpy as np
 
     Floats = np.ndarray[Any, np.dtype[np.float64]]
+
+_MOST_ITEMS = 200_000
+"""Of a list whose content is looked at: some seconds."""
 
 Sample = dict[str, Any]
 Transform = Callable[..., Any]
@@ -242,10 +246,14 @@ def durations_of(dataset: Any, unreadable: float | None = None) -> "Floats | Non
 def fingerprint_of(dataset: Any) -> str:
     """Return the dataset's own fingerprint, else a digest of its length and durations.
 
+    Of lists of samples, and of torch's datasets in memory, all that is in them counts.
+
     Raises:
         DataError: Its `fingerprint()` is not a text.
     """
     own = _ask(dataset, "fingerprint")
+    if own is None and (content := _content(dataset)) is not None:
+        return digest(content)
     if own is None:
         return digest({"n_items": len(dataset), "durations": durations_of(dataset)})
     if not isinstance(own, str) or not own:
@@ -254,6 +262,31 @@ def fingerprint_of(dataset: Any) -> str:
             "changes when the items do, or remove the method."
         )
     return own
+
+
+def has_content(dataset: Any) -> bool:
+    """Tell whether the fingerprint of a dataset is one of its content."""
+    return getattr(dataset, "fingerprint", None) is not None or _content(dataset) is not None
+
+
+def _content(dataset: Any) -> dict[str, Any] | None:
+    """Return what is in a list or in a dataset of torch's that holds it; None for any other."""
+    if isinstance(dataset, list | tuple):
+        return {"items": list(dataset)} if len(dataset) <= _MOST_ITEMS else None
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return None
+    data = torch.utils.data
+    if type(dataset) is data.TensorDataset:
+        return {"tensors": list(dataset.tensors)}
+    parts = dataset.datasets if type(dataset) is data.ConcatDataset else [dataset]
+    if type(dataset) is data.Subset:
+        parts = [dataset.dataset]
+    if parts[0] is dataset or not all(map(has_content, parts)):
+        return None
+    indices = getattr(dataset, "indices", None)
+    prints = [fingerprint_of(part) for part in parts]
+    return {"parts": prints, "indices": None if indices is None else list(map(int, indices))}
 
 
 def _ask(dataset: Any, name: str, given: Mapping[str, Any] | None = None) -> Any:

@@ -6,6 +6,8 @@ from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from espnet3.errors import ConfigError
+from espnet3.systems.base.completed import complete_all
+from espnet3.systems.base.given_parts import NOTHING_GIVEN, GivenParts
 from espnet3.systems.base.stages import (
     KINDS,
     Skipped,
@@ -54,6 +56,8 @@ class BaseSystem:
     """Called by a stage that often finds all done, when it has something to do after all."""
     found_all_done = False
     """Set by a stage that did nothing, because an earlier run had done it all."""
+    given: GivenParts = NOTHING_GIVEN
+    """Model and data of `train` that come as objects, in place of blocks of its config."""
     _comparison: "Comparison | None" = None
 
     def __init__(
@@ -64,11 +68,16 @@ class BaseSystem:
         publication: "LoadedConfig | None" = None,
         demo: "LoadedConfig | None" = None,
     ) -> None:
-        self.training = training
-        self.inference = inference
-        self.metrics = metrics
-        self.publication = publication
-        self.demo = demo
+        given = {
+            "training": training, "inference": inference, "metrics": metrics,
+            "publication": publication, "demo": demo,
+        }  # fmt: skip
+        configs = complete_all(given)
+        self.training = configs["training"]
+        self.inference = configs["inference"]
+        self.metrics = configs["metrics"]
+        self.publication = configs["publication"]
+        self.demo = configs["demo"]
 
     def config_for(self, stage_name: str) -> "LoadedConfig":
         """Return the config that a stage reads.
@@ -159,7 +168,7 @@ class BaseSystem:
             self.on_work()
 
         comparison, self._comparison = self._comparison, None  # it holds the datasets
-        return train(self.config_for("train"), comparison, start)
+        return train(self.config_for("train"), comparison, start, self.given)
 
     def compare_train(self) -> None:
         """Refuse to train over another training, if `check_train` could not tell yet.
@@ -169,7 +178,8 @@ class BaseSystem:
         """
         from espnet3.systems.base.training import compare
 
-        self._comparison = self._comparison or compare(self.config_for("train"))
+        loaded = self.config_for("train")
+        self._comparison = self._comparison or compare(loaded, given=self.given)
 
     def check_train(self) -> None:
         """Check the training config, and what was launched, before anything runs.
@@ -180,7 +190,8 @@ class BaseSystem:
         from espnet3.systems.base.training import check_train
 
         with_inputs = self._has_inputs("train")
-        comparison = check_train(self.config_for("train"), with_inputs=with_inputs)
+        loaded = self.config_for("train")
+        comparison = check_train(loaded, with_inputs=with_inputs, given=self.given)
         self._comparison = comparison if with_inputs else None
 
     def _has_inputs(self, stage_name: str) -> bool:

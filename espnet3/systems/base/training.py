@@ -11,6 +11,8 @@ from espnet3.config.resolve import resolved
 from espnet3.config.sources import set_in
 from espnet3.errors import ConfigError
 from espnet3.io.atomic import write_text
+from espnet3.systems.base.completed import completed
+from espnet3.systems.base.given_parts import NOTHING_GIVEN, GivenParts
 from espnet3.systems.base.stages import Skipped
 from espnet3.systems.base.training_data import build_sets, check_data, has_split
 from espnet3.systems.base.training_fingerprint import TrainingDescription, set_random_state
@@ -33,6 +35,7 @@ def train(
     loaded: "LoadedConfig",
     comparison: Comparison | None = None,
     on_start: Callable[[], None] = lambda: None,
+    given: GivenParts = NOTHING_GIVEN,
 ) -> Any:
     """Train the model, or go on with a training that was stopped; then average its best.
 
@@ -40,6 +43,7 @@ def train(
         loaded: the training config.
         comparison: with the training that is there, if it was made a moment ago.
         on_start: called in the first process when nothing but training is left.
+        given: model and data that come as objects, in place of blocks.
 
     Returns:
         `Skipped` if an earlier run has trained it to the end.
@@ -56,13 +60,16 @@ def train(
     from espnet3.trainer.launching.process_rank import process_rank
     from espnet3.trainer.reporting.summary import StartupTimes
 
+    loaded = completed(loaded)
     times = StartupTimes(begin)
     times.add("imports", monotonic() - begin)
     is_first = process_rank().is_first
     before: list[int] = []
     with times.part("comparison"):
-        compared = comparison or compare(loaded)
+        compared = comparison or compare(loaded, given=given)
     described = compared.described if compared else None
+    if is_first:
+        given.tell()
 
     def start(point: "ResumePoint | None") -> None:
         _write_record(compared, point)
@@ -72,7 +79,7 @@ def train(
 
     fit = Fit(
         loaded,
-        lambda: _build_parts(loaded, times, described),
+        lambda: _build_parts(loaded, times, described, given),
         times,
         start,
         on_finished=lambda point: _write_record(compared, point),
@@ -88,12 +95,16 @@ def train(
     return None if was_trained else Skipped("it is trained to the end already")
 
 
-def compare(loaded: "LoadedConfig", *, with_inputs: bool = True) -> Comparison | None:
+def compare(
+    loaded: "LoadedConfig", *, with_inputs: bool = True, given: GivenParts = NOTHING_GIVEN
+) -> Comparison | None:
     """Compare with the training that is there; of a trial nothing is kept, so it may differ."""
     from espnet3.trainer.config import trainer_block
 
     is_trial = bool(trainer_block(loaded).get("fast_dev_run"))
-    return None if is_trial else compare_training(loaded, with_inputs=with_inputs)
+    if is_trial:
+        return None
+    return compare_training(loaded, with_inputs=with_inputs, given=given)
 
 
 def _write_record(compared: Comparison | None, point: "ResumePoint | None") -> None:
@@ -154,12 +165,15 @@ def _plot(loaded: "LoadedConfig") -> None:
         logger.info("Learning curves: %s", curves)
 
 
-def check_train(loaded: "LoadedConfig", *, with_inputs: bool = True) -> Comparison | None:
+def check_train(
+    loaded: "LoadedConfig", *, with_inputs: bool = True, given: GivenParts = NOTHING_GIVEN
+) -> Comparison | None:
     """Check all that can be checked without building a model, and what is launched.
 
     Args:
         loaded: the training config.
         with_inputs: whether files and data are there, and not yet to be made by another stage.
+        given: model and data that come as objects, in place of blocks.
 
     Returns:
         How it compares with the training that is there, for `train`; None for a trial.
@@ -178,18 +192,20 @@ def check_train(loaded: "LoadedConfig", *, with_inputs: bool = True) -> Comparis
     from espnet3.trainer.reporting.quiet import quiet_lightning
     from espnet3.trainer.trainer import trainer_for
 
+    loaded = completed(loaded)
     block = check_trainer(loaded)
     check_fit(loaded)
-    load_loader_config(loaded)
-    _check_model(loaded)
-    check_data(loaded)
+    given.check(loaded)
+    load_loader_config(loaded, given)
+    _check_model(loaded, given)
+    check_data(loaded, given)
     check_training_rates(loaded)
-    if has_split(loaded, "valid") is False:
+    if has_split(loaded, "valid", given) is False:
         refuse_without_validation(configured_monitors(loaded), loaded)
     check_launch(block, loaded=loaded)
     with quiet_lightning(), _unheard():
         trainer_for(loaded, exp_dir=str(_exp_dir(loaded)))
-    comparison = compare(loaded, with_inputs=with_inputs)
+    comparison = compare(loaded, with_inputs=with_inputs, given=given)
     if comparison is not None and comparison.described.sets:
         _check_fields(comparison.described.sets, loaded)
     return comparison
@@ -224,6 +240,7 @@ def describe_train(loaded: "LoadedConfig", comparison: Comparison | None = None)
     """
     from espnet3.systems.base.training_plan import describe_training
 
+    loaded = completed(loaded)
     compared = comparison or compare(loaded)
     return describe_training(loaded, compared.described.sets if compared else None)
 
@@ -236,6 +253,7 @@ def average(loaded: "LoadedConfig") -> Any:
     """
     from espnet3.trainer.checkpointing.averaging import average_all
 
+    loaded = completed(loaded)
     criteria = _criteria(loaded)
     if not criteria:
         return Skipped("best_model_criterion names nothing to go by")
@@ -249,6 +267,7 @@ def check_average(loaded: "LoadedConfig") -> None:
 
 def describe_average(loaded: "LoadedConfig") -> list[str]:
     """Return what would be averaged."""
+    loaded = completed(loaded)
     folder = _exp_dir(loaded)
     return [f"{c}: -> {folder / c.stem}.{{safetensors,ckpt,json}}" for c in _criteria(loaded)] or [
         "nothing: best_model_criterion is not set"
@@ -263,35 +282,38 @@ def _criteria(loaded: "LoadedConfig") -> Any:
 
 
 def _build_parts(
-    loaded: "LoadedConfig", times: "StartupTimes", described: TrainingDescription | None = None
+    loaded: "LoadedConfig",
+    times: "StartupTimes",
+    described: TrainingDescription | None = None,
+    given: GivenParts = NOTHING_GIVEN,
 ) -> "TrainingParts":
     """Build datasets, unless that was done to describe them, and then model and loaders."""
     from espnet3.systems.base.sampling_rates import check_training_samples
     from espnet3.trainer.fit import TrainingParts
 
-    config = load_loader_config(loaded)
+    config = load_loader_config(loaded, given)
     with times.part("datasets"):
         if described is not None and described.sets:
             datasets = described.sets
             # Numbers that they drew are gone for the model, as if they were built here.
             set_random_state(described.random_state)
         else:
-            datasets = build_sets(loaded)
+            datasets = build_sets(loaded, given)
     with times.part("model"):
-        model = build_model(loaded)
+        model = build_model(loaded, given)
         check_training_samples(datasets, model, loaded)
         _check_fields(datasets, loaded)
     with times.part("loaders"):
         loaders = {
-            split: build_split_loader(dataset, config, split, loaded)
+            split: build_split_loader(dataset, config, split, loaded, given)
             for split, dataset in datasets.items()
-            if dataset is not None
+            if dataset is not None or given.split(split) is not None
         }
     return TrainingParts(model, loaders["train"], loaders.get("valid"))
 
 
-def build_model(loaded: "LoadedConfig") -> Any:
-    """Build `model`, which must be a module of torch.
+def build_model(loaded: "LoadedConfig", given: GivenParts = NOTHING_GIVEN) -> Any:
+    """Build `model`, or take what was given; it must be a module of torch.
 
     Raises:
         ConfigError: it is not.
@@ -300,8 +322,12 @@ def build_model(loaded: "LoadedConfig") -> Any:
 
     from espnet3.config.instantiate import instantiate
 
-    _check_model(loaded)
-    model = instantiate(resolved(loaded.config, loaded=loaded)["model"], key="model", loaded=loaded)
+    _check_model(loaded, given)
+    if given.model is not None:
+        model = given.build_model(loaded)
+    else:
+        block = resolved(loaded.config, loaded=loaded)["model"]
+        model = instantiate(block, key="model", loaded=loaded)
     if not isinstance(model, torch.nn.Module):
         raise ConfigError(
             f"model{set_in('model', loaded)} is a {type(model).__name__}, no torch.nn.Module, so "
@@ -311,12 +337,19 @@ def build_model(loaded: "LoadedConfig") -> Any:
 
 
 def build_split_loader(
-    dataset: Any, config: "DataLoaderConfig", split: str, loaded: "LoadedConfig"
+    dataset: Any,
+    config: "DataLoaderConfig",
+    split: str,
+    loaded: "LoadedConfig",
+    given: GivenParts = NOTHING_GIVEN,
 ) -> "BatchLoader":
-    """Build the loader of `train` or `valid`."""
+    """Build the loader of `train` or `valid`; one that was given may be of another kind."""
     from espnet3.components.data.loader import build_loader
     from espnet3.components.data.loader_config import build_collate
 
+    if (own := given.split(split)) is not None:
+        loader: BatchLoader = own.build_loader(config, loaded)
+        return loader
     return build_loader(
         dataset,
         config.for_split(split),
@@ -327,7 +360,9 @@ def build_split_loader(
     )
 
 
-def load_loader_config(loaded: "LoadedConfig") -> "DataLoaderConfig":
+def load_loader_config(
+    loaded: "LoadedConfig", given: GivenParts = NOTHING_GIVEN
+) -> "DataLoaderConfig":
     """Read the `dataloader` block.
 
     Raises:
@@ -336,17 +371,25 @@ def load_loader_config(loaded: "LoadedConfig") -> "DataLoaderConfig":
     from espnet3.components.data.loader_config import DataLoaderConfig, check_collate
 
     block = resolved(loaded.config, loaded=loaded).get("dataloader")
-    if not isinstance(block, Mapping) or not block.get("train"):
+    if block is None and given.makes_batches:
+        block = {}
+    needs_size = not given.makes_batches and (not isinstance(block, Mapping) or not block.get("train"))
+    if needs_size:
+        size = "batch_seconds: 120" if given.train is None else "batch_size: 16"
         raise ConfigError(
             f"dataloader.train{set_in('dataloader', loaded)} is not set, so it is not known how "
-            "large a batch is. Write: dataloader: {train: {batch_seconds: 120}}"
+            f"large a batch is. Write: dataloader: {{train: {{{size}}}}}"
         )
     config = DataLoaderConfig.from_config(block, loaded=loaded)
     check_collate(config.collate_fn, loaded=loaded)
     return config
 
 
-def _check_model(loaded: "LoadedConfig") -> None:
+def _check_model(loaded: "LoadedConfig", given: GivenParts = NOTHING_GIVEN) -> None:
+    if given.model is not None:
+        return
+    from espnet3.config.targets import locate
+    from espnet3.trainer.optimization.model_inputs import refuse_lightning
     from espnet3.trainer.target_arguments import check_call, check_parts
 
     values = resolved(loaded.config, loaded=loaded)
@@ -363,6 +406,7 @@ def _check_model(loaded: "LoadedConfig") -> None:
         )
     check_call(block, "model", loaded)
     check_parts(block, "model", loaded)
+    refuse_lightning(locate(str(block["_target_"])))
 
 
 def _save_config(loaded: "LoadedConfig") -> None:

@@ -1,7 +1,8 @@
 """What a training config says of data: its datasets, built from the `dataset` block."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from espnet3.components.data.data_organizer import DataOrganizer
@@ -9,6 +10,7 @@ from espnet3.config.instantiate import instantiate
 from espnet3.config.resolve import resolved
 from espnet3.config.sources import set_in
 from espnet3.errors import ConfigError, EspnetError
+from espnet3.systems.base.given_parts import NOTHING_GIVEN, SPLITS, GivenParts
 
 if TYPE_CHECKING:
     from espnet3.config.load import LoadedConfig
@@ -37,8 +39,8 @@ def build_organizer(loaded: "LoadedConfig") -> Any:
     return instantiate(block, key="dataset", loaded=loaded)
 
 
-def check_data(loaded: "LoadedConfig") -> None:
-    """Check the `dataset` block; nothing of it is built.
+def check_data(loaded: "LoadedConfig", given: GivenParts = NOTHING_GIVEN) -> None:
+    """Check the `dataset` block, as far as it is used; nothing of it is built.
 
     Raises:
         ConfigError: it says nothing of training, or an entry is wrong.
@@ -46,36 +48,56 @@ def check_data(loaded: "LoadedConfig") -> None:
     from espnet3.components.data.data_organizer import check_datasets
 
     block = resolved(loaded.config, loaded=loaded).get("dataset")
-    if not isinstance(block, Mapping):
-        build_organizer(loaded)  # has the right words
-    if has_split(loaded, "train") is False:
-        raise ConfigError(_nothing(loaded))
-    check_datasets(loaded, ("train", "valid"))
+    if given.train is None:
+        if not isinstance(block, Mapping):
+            build_organizer(loaded)  # has the right words
+        if has_split(loaded, "train") is False:
+            raise ConfigError(_nothing(loaded))
+    check_datasets(loaded, tuple(name for name in SPLITS if given.split(name) is None))
 
 
-def has_split(loaded: "LoadedConfig", split: str) -> bool | None:
-    """Tell whether the `dataset` block has a split; None where its own organizer must know."""
+def has_split(
+    loaded: "LoadedConfig", split: str, given: GivenParts = NOTHING_GIVEN
+) -> bool | None:
+    """Tell whether there is data of a split; None where an organizer of one's own must know."""
+    if given.split(split) is not None:
+        return True
     block = resolved(loaded.config, loaded=loaded).get("dataset")
+    if block is None and given.train is not None:
+        return False
     if not isinstance(block, Mapping) or block.get("_target_", ORGANIZER) != ORGANIZER:
         return None
     return bool(block.get(split))
 
 
-def build_sets(loaded: "LoadedConfig") -> dict[str, Any]:
-    """Build `train` and `valid`; the latter is None where there is none.
+def build_sets(loaded: "LoadedConfig", given: GivenParts = NOTHING_GIVEN) -> dict[str, Any]:
+    """Build `train` and `valid`, or take what was given; None where there is none.
+
+    A loader that was given may know its samples alone: its dataset is None as well.
 
     Raises:
         ConfigError: there is no training set, or it has no items.
         EspnetError: what an entry of `dataset` raises, with its file and line.
     """
-    organizer = build_organizer(loaded)
-    try:
-        sets = {"train": organizer.train, "valid": organizer.valid}
-    except EspnetError as error:
-        raise _placed(error, loaded) from error
-    if sets["train"] is None or len(sets["train"]) == 0:
+    organizer = cache(lambda: build_organizer(loaded))
+    sets = {name: _build_set(name, organizer, loaded, given) for name in SPLITS}
+    if given.train is None and (sets["train"] is None or len(sets["train"]) == 0):
         raise ConfigError(_nothing(loaded))
     return sets
+
+
+def _build_set(
+    name: str, organizer: Callable[[], Any], loaded: "LoadedConfig", given: GivenParts
+) -> Any:
+    split = given.split(name)
+    if split is not None:
+        return split.dataset
+    if has_split(loaded, name, given) is False and given.train is not None:
+        return None
+    try:
+        return getattr(organizer(), name)
+    except EspnetError as error:
+        raise _placed(error, loaded) from error
 
 
 def _placed(error: EspnetError, loaded: "LoadedConfig") -> EspnetError:

@@ -18,6 +18,7 @@ from espnet3.config.redact import REDACTED, digest_secret, redact
 from espnet3.config.resolve import resolved
 from espnet3.parallel.identity import is_below
 from espnet3.parallel.own_modules import file_of, is_own_file
+from espnet3.systems.base.given_parts import NOTHING_GIVEN, GivenParts
 
 if TYPE_CHECKING:
     from espnet3.config.load import LoadedConfig
@@ -85,13 +86,14 @@ class TrainingDescription:
 
 
 def describe_training_run(
-    loaded: "LoadedConfig", *, with_inputs: bool = True
+    loaded: "LoadedConfig", *, with_inputs: bool = True, given: GivenParts = NOTHING_GIVEN
 ) -> TrainingDescription:
     """Describe a training as its config, its code and its data are now.
 
     Args:
         loaded: the training config.
         with_inputs: look at files and data as well; without, only at what no stage makes.
+        given: model and data that come as objects.
 
     Raises:
         EspnetError: a dataset cannot be built.
@@ -99,13 +101,14 @@ def describe_training_run(
     from espnet3.systems.base.training_data import build_sets
 
     values = resolved(loaded.config, loaded=loaded)
-    described = describe_values(values)
+    described = describe_values(values) | given.describe()
+    others = given.code()
     if not with_inputs:
-        return TrainingDescription({**described, **_describe_code(values, {})})
+        return TrainingDescription({**described, **_describe_code(values, {}, others)})
     with _seeded(values):
-        sets = build_sets(loaded)
+        sets = build_sets(loaded, given)
         state = _random_state()
-    described |= {**_describe_code(values, sets), **_describe_data(sets)}
+    described |= {**_describe_code(values, sets, others), **_describe_data(sets)}
     return TrainingDescription(described, _paths_in(values, sets), sets, state)
 
 
@@ -273,7 +276,9 @@ def _torch() -> Any:
     return sys.modules.get("torch")  # not imported for this alone
 
 
-def _describe_code(values: Mapping[str, Any], sets: Mapping[str, Any]) -> dict[str, Any]:
+def _describe_code(
+    values: Mapping[str, Any], sets: Mapping[str, Any], others: Iterable[Any] = ()
+) -> dict[str, Any]:
     from espnet3.components.data.dataset import CombinedDataset
     from espnet3.systems.base.inference_code import describe_targets
 
@@ -281,7 +286,8 @@ def _describe_code(values: Mapping[str, Any], sets: Mapping[str, Any]) -> dict[s
     built = [one for one in sets.values() if one is not None and len(one)]
     config = {"model": own, "recipe_dir": values.get("recipe_dir")}
     dataset = CombinedDataset(built) if built else None
-    return {f"code.{key}": value for key, value in describe_targets(config, dataset).items()}
+    described = describe_targets(config, dataset, others)
+    return {f"code.{key}": value for key, value in described.items()}
 
 
 def _of_training(values: Mapping[str, Any]) -> dict[str, Any]:

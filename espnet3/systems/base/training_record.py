@@ -22,6 +22,7 @@ from espnet3.errors import EspnetError, RunFolderError, StaleRunError
 from espnet3.io.atomic import write_json
 from espnet3.io.records import DamagedFileError, parse_record, read_record
 from espnet3.parallel.identity import is_below
+from espnet3.systems.base.given_parts import NOTHING_GIVEN, GivenParts
 from espnet3.systems.base.training_fingerprint import (
     DEFAULTS,
     TrainingDescription,
@@ -129,12 +130,15 @@ def has_weights(exp_dir: Path) -> bool:
     return any(next(exp_dir.glob(pattern), None) for pattern in _WEIGHTS)
 
 
-def compare_training(loaded: "LoadedConfig", *, with_inputs: bool = True) -> Comparison:
+def compare_training(
+    loaded: "LoadedConfig", *, with_inputs: bool = True, given: GivenParts = NOTHING_GIVEN
+) -> Comparison:
     """Compare the training that is asked for with the one in `exp_dir`; nothing is written.
 
     Args:
         loaded: the training config.
         with_inputs: also compare files and data; without, what no stage makes.
+        given: model and data that come as objects.
 
     Raises:
         StaleRunError: Naming each key that differs and was not accepted, and the ways on.
@@ -142,7 +146,7 @@ def compare_training(loaded: "LoadedConfig", *, with_inputs: bool = True) -> Com
         EspnetError: A dataset cannot be built.
     """
     exp_dir = Path(str(loaded.config["exp_dir"]))
-    described = describe_training_run(loaded, with_inputs=with_inputs)
+    described = describe_training_run(loaded, with_inputs=with_inputs, given=given)
     if loaded.config.get("resume") == "never" or not has_weights(exp_dir):
         return _compare_origin(exp_dir, described, loaded)
     return _compare(exp_dir, described, loaded)
@@ -428,7 +432,7 @@ def _refusal(
         keys = list(dict.fromkeys(key.partition(".")[0] for key in keys))
     fixed = [key for key in keys if _BUILT_ONCE.fullmatch(key)]
     accept = f"'accept_changes=[{','.join(key for key in keys if key not in fixed)}]'"
-    tag = f"exp_tag={shlex.quote(_free_tag(exp_dir, loaded))}"
+    tag = _another_folder(exp_dir, loaded)
     if is_used:
         ways = (
             f"They are not what this config would give. Give the config that they were trained "
@@ -449,9 +453,12 @@ def _refusal(
     return f"{exp_dir} holds {what}:\n{listing}\n{ways}"
 
 
-def _free_tag(exp_dir: Path, loaded: "LoadedConfig") -> str:
-    tag = str(loaded.config.get("exp_tag") or exp_dir.name)
+def _another_folder(exp_dir: Path, loaded: "LoadedConfig") -> str:
+    """Return the override that trains elsewhere: of `exp_tag`, unless `exp_dir` is spelt out."""
+    follows = "exp_tag" in str(loaded.config._get_node("exp_dir"))
+    tag = str(loaded.config.get("exp_tag") or exp_dir.name) if follows else exp_dir.name
     n = 2
     while os.path.exists(exp_dir.parent / f"{tag}_{n}"):
         n += 1
-    return f"{tag}_{n}"
+    name = f"{tag}_{n}" if follows else str(exp_dir.parent / f"{tag}_{n}")
+    return f"{'exp_tag' if follows else 'exp_dir'}={shlex.quote(name)}"

@@ -45,6 +45,19 @@ class Frozen:
             if module.training:
                 module.eval()
 
+    def tell_of_others(self, model: nn.Module) -> None:
+        """Warn of modules in eval mode that nobody has frozen, which Lightning leaves in it."""
+        held = {id(module) for one in self.modules.values() for module in one.modules()}
+        found = {plain_name(n): m for n, m in model.named_modules() if not m.training}
+        others = [name for name, module in found.items() if id(module) not in held]
+        if others:
+            logger.warning(
+                "%s in eval mode at the start of training, and stay so: no dropout, and running "
+                "statistics as they are. For all of it, call model.train() first; to mean it, "
+                "write: freeze: [...]",
+                "The whole model is" if others[0] == "" else f"Of the model, {_listing(others)} are",
+            )
+
     def release(self) -> None:
         """Make trainable again what was so before."""
         for parameter in self.changed:

@@ -12,6 +12,7 @@ from espnet3.errors import TrainingError
 FORMS = """Return one of:
     return loss, stats, weight               # stats: {"acc": 0.9, ...}; weight: the batch size
     return {"loss": loss, "acc": 0.9}        # or with "stats" and "weight"
+    return loss                              # or loss, stats
     return output                            # an object with .loss, as of Hugging Face"""
 
 Number = Tensor | float
@@ -33,7 +34,8 @@ def parse_output(output: Any, model: str, default_weight: float = 1.0) -> ModelO
     """Read what `forward` returned.
 
     Args:
-        output: `(loss, stats, weight)`, a mapping with `loss`, or an object with `.loss`.
+        output: `(loss, stats, weight)`, a mapping with `loss`, an object with `.loss`, the loss
+            alone, or `(loss, stats)`.
         model: name of the model's class, for the errors.
         default_weight: taken where the model gives none; as a rule the size of the batch.
 
@@ -50,6 +52,10 @@ def parse_output(output: Any, model: str, default_weight: float = 1.0) -> ModelO
         stats, weight = getattr(output, "stats", None), getattr(output, "weight", None)
     elif isinstance(output, tuple | list) and len(output) == 3:
         loss, stats, weight = output
+    elif isinstance(output, tuple | list) and len(output) == 2 and isinstance(output[1], Mapping):
+        loss, stats, weight = *output, None
+    elif isinstance(output, Tensor) and output.ndim == 0:
+        loss, stats, weight = output, None, None
     else:
         raise TrainingError(f"{model}.forward returned {_describe(output)}. {FORMS}")
     loss = _checked_loss(loss, model)

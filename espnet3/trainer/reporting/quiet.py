@@ -24,6 +24,7 @@ _WARNINGS = (
     r".*The number of training batches .* is smaller than the logging interval",
     r".*You defined a `validation_step` but have no `val_dataloader`",
     r".*litlogger",
+    r".*Found \d+ module\(s\) in eval mode at the start of training",  # see freezing
     r".*The `srun` command is available on your system but is not used",  # see launch_check
     r".*isinstance\(treespec, LeafSpec\)",
     r".*`?torch\.jit\.script",

@@ -18,6 +18,11 @@ class Open(nn.Module):
         return speech
 
 
+class Whole(nn.Module):
+    def forward(self, batch):
+        return batch
+
+
 @pytest.mark.parametrize(
     ("model", "batch", "keys"),
     [
@@ -27,6 +32,14 @@ class Open(nn.Module):
         (Strict(), {"speech": X, "meta": [{"a": 1}], "note": "n"}, ["speech"]),
         (Open(), {"speech": X, "utt_id": ["a"], "more": X}, ["speech", "utt_id", "more"]),
         (torch.compile(Strict()), {"speech": X, "utt_id": ["a"]}, ["speech"]),
+        # as torch's own datasets and loaders give them
+        (Strict(), [X, X], ["speech", "text"]),
+        (Strict(), (X,), ["speech"]),
+        (Strict(), X, ["speech"]),
+        (Whole(), {"speech": X, "label": X}, ["batch"]),
+        (Whole(), [X, X], ["batch"]),
+        # nothing is padded, so the lengths say nothing
+        (Strict(), {"speech": X, "speech_lengths": torch.tensor([3, 3])}, ["speech"]),
     ],
 )
 def test_what_goes_in(model, batch, keys):
@@ -41,8 +54,9 @@ def test_what_goes_in(model, batch, keys):
         (Strict(), {"text": X}, ["has no 'speech'", "A batch has: text", "speech, text"]),
         (Open(), {"audio": X}, ["has no 'speech'", "dataloader.collate_fn"]),
         (Strict(), {"audio": X}, ["takes no 'audio'", "has no 'speech'", "Strict.forward"]),
-        (Strict(), X, ["a Tensor", "collate_fn return one"]),
-        (Strict(), [X, X, X], ["a list"]),
+        (Strict(), "abc", ["a str", "collate_fn return one"]),
+        (Strict(), [X, X, X], ["A batch has 3 parts", "takes 2: speech, text"]),
+        (Strict(), {"speech": X, "speech_lengths": torch.tensor([3, 2])}, ["'speech_lengths'"]),
     ],
 )
 def test_what_does_not_fit_is_named(model, batch, words):

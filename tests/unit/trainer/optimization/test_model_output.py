@@ -31,9 +31,11 @@ class Plain:
         (Plain(LOSS), {"loss": 2.0}, 7),
         (SimpleNamespace(loss=LOSS, stats={"a": 1.0}, weight=4), {"a": 1.0, "loss": 2.0}, 4),
         ((LOSS.reshape(1), {}, 1), {"loss": 2.0}, 1),
+        (LOSS, {"loss": 2.0}, 7),
+        ((LOSS, {"acc": 0.5}), {"acc": 0.5, "loss": 2.0}, 7),
     ],
 )
-def test_the_three_forms(output, stats, weight):
+def test_the_forms(output, stats, weight):
     parsed = parse_output(output, "Model", default_weight=7)
     assert {name: float(value) for name, value in parsed.stats.items()} == stats
     assert float(parsed.weight) == weight
@@ -44,7 +46,7 @@ def test_the_three_forms(output, stats, weight):
 
 @pytest.mark.parametrize(
     "output",
-    [LOSS, (LOSS, {}), None, 3.0, {"losses": LOSS}, "loss", (LOSS, [1], 1), {"loss": 2.0}],
+    [torch.zeros(4), (LOSS, LOSS), None, 3.0, {"losses": LOSS}, "loss", (LOSS, [1], 1), {"loss": 2.0}],
 )
 def test_anything_else_is_an_error_that_shows_the_forms(output):
     with pytest.raises(TrainingError, match="return loss, stats, weight") as caught:

@@ -1,0 +1,326 @@
+"""Model and data that are given to a training as objects, in place of blocks of its config."""
+
+import logging
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from espnet3.config.resolve import resolved
+from espnet3.config.sources import set_in
+from espnet3.errors import ConfigError
+
+if TYPE_CHECKING:
+    from espnet3.components.data.foreign_loader import TakenOver
+    from espnet3.components.data.loader import BatchLoader
+    from espnet3.components.data.loader_config import DataLoaderConfig
+    from espnet3.config.load import LoadedConfig
+
+logger = logging.getLogger(__name__)
+
+SPLITS = ("train", "valid")
+_COUNTING = ("batch_size", "drop_last", "shuffle", "sampler", "batch_sampler")
+"""Settings of a DataLoader that results depend on."""
+
+
+@dataclass(frozen=True)
+class GivenSplit:
+    """The data of `train` or `valid`: a dataset, a DataLoader, or what else yields batches."""
+
+    split: str
+    data: Any
+
+    @cached_property
+    def parts(self) -> "TakenOver | None":
+        """The parts of a DataLoader, for a loader of ours; None for anything else."""
+        from espnet3.components.data.foreign_loader import take_over
+
+        return take_over(self.data) if self.is_loader else None
+
+    @cached_property
+    def is_loader(self) -> bool:
+        """Whether it makes the batches itself."""
+        from espnet3.components.data.foreign_loader import is_loader
+
+        return is_loader(self.data)
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether it is a loader that must be used as it is."""
+        return self.is_loader and self.parts is None
+
+    @property
+    def dataset(self) -> Any:
+        """The samples by position; None where they are known to a loader alone."""
+        if not self.is_loader:
+            return self.data
+        return self.parts.dataset if self.parts else None
+
+    def check(self) -> None:
+        """Refuse what has no samples.
+
+        Raises:
+            ConfigError: naming its type, and what to give.
+        """
+        if self.is_foreign:
+            return
+        missing = [name for name in ("__len__", "__getitem__") if not hasattr(self.dataset, name)]
+        if missing:
+            raise ConfigError(
+                f"{self.split} is a {type(self.dataset).__name__}, which has no {missing[0]}. Give "
+                f"a list of samples, a dataset or a DataLoader: train(config, {self.split}=...)"
+            )
+        if not len(self.dataset):
+            raise ConfigError(
+                f"{self.split} is a {type(self.dataset).__name__} without samples. Give one that "
+                "has some."
+            )
+
+    def build_loader(self, config: "DataLoaderConfig", loaded: "LoadedConfig") -> Any:
+        """Return what gives the batches: ours, or the user's own as it is."""
+        seed = int(loaded.config.get("seed") or 0)
+        if not self.is_foreign:
+            return self._own_loader(config, seed, loaded)
+        if all(callable(getattr(self.data, n, None)) for n in ("state_dict", "load_state_dict")):
+            return self.data  # it keeps its position itself
+        from espnet3.components.data.foreign_loader import ForeignLoader
+
+        return ForeignLoader(self.data, seed, self.split)
+
+    def _own_loader(
+        self, config: "DataLoaderConfig", seed: int, loaded: "LoadedConfig"
+    ) -> "BatchLoader":
+        from espnet3.components.data.loader import build_loader
+        from espnet3.components.data.loader_config import build_collate
+
+        collate = (
+            self.parts.collate_fn
+            if self.parts
+            else build_collate(config.collate_fn, loaded=loaded)
+            if config.collate_fn is not None or isinstance(self.dataset[0], Mapping)
+            else _torch_collate()
+        )
+        return build_loader(
+            self.dataset,
+            self.parts.config if self.parts else config.for_split(self.split),
+            collate_fn=collate,
+            seed=seed,
+            split=self.split,
+            loaded=loaded,
+        )
+
+    def describe(self) -> dict[str, Any]:
+        """Return what the batches depend on, beside the content of the dataset."""
+        from espnet3.components.data.loader_config import LoaderConfig
+
+        if self.is_foreign:
+            return {f"dataset.{self.split}": _name(type(self.data))}
+        if self.parts is None:
+            return {}
+        config = self.parts.config
+        told = {name: getattr(config, name) for name in _COUNTING}
+        told["shuffle"] = None if config.shuffle == (self.split == "train") else config.shuffle
+        return {
+            f"dataloader.{self.split}.{n}": v if isinstance(v, int) else _name(type(v))
+            for n, v in told.items()
+            if v not in (None, LoaderConfig.model_fields[n].default)
+        }
+
+    def code(self) -> Iterator[Any]:
+        """Yield functions and objects of the user's own beside the dataset."""
+        if self.parts is not None:
+            config = self.parts.config
+            yield from (self.parts.collate_fn, config.sampler, config.batch_sampler)
+            yield config.worker_init_fn
+        elif self.is_foreign:
+            yield self.data
+            yield getattr(self.data, "dataset", None)
+
+    def tell(self) -> None:
+        """Log what of it has no effect, cannot be compared, or does not hold."""
+        if self.parts is not None and self.parts.ignored:
+            logger.warning("%s: not used of the DataLoader: %s", self.split,
+                           "; ".join(self.parts.ignored))  # fmt: skip
+        if self.is_foreign:
+            if self.split == "train":
+                logger.info(
+                    "train is a %s, which is used as it is: one process; a resume in mid-epoch "
+                    "reads the batches that were done again, and is exact if it gives the same "
+                    "batches in each epoch every time. Its data is not compared with that of an "
+                    "earlier call.", type(self.data).__name__,
+                )  # fmt: skip
+        elif not _tells_content(self.dataset):
+            logger.info(
+                "%s is a %s without a fingerprint(): an earlier training is compared with it by "
+                "its number of items and its code, not by its content",
+                self.split, type(self.dataset).__name__,
+            )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class GivenParts:
+    """What is given; None for what the config describes.
+
+    Args:
+        model: a `torch.nn.Module`; or a class or function that returns one, which is called with
+            the `model` block as arguments.
+        train: the training data.
+        valid: the validation data.
+    """
+
+    model: Any = None
+    train: GivenSplit | None = None
+    valid: GivenSplit | None = None
+
+    def split(self, name: str) -> GivenSplit | None:
+        """Return what is given for `train` or `valid`."""
+        found: GivenSplit | None = getattr(self, name)
+        return found
+
+    @property
+    def makes_batches(self) -> bool:
+        """Whether the training data comes in batches already, so that no block says how large."""
+        return self.train is not None and self.train.is_loader
+
+    @property
+    def has_model(self) -> bool:
+        """Whether the model is an object that is built."""
+        import torch
+
+        return isinstance(self.model, torch.nn.Module)
+
+    def check(self, loaded: "LoadedConfig") -> None:
+        """Refuse a model or data of a wrong kind before anything starts.
+
+        Raises:
+            ConfigError: with what to give.
+        """
+        for name in SPLITS:
+            if (split := self.split(name)) is not None:
+                split.check()
+        if self.model is None:
+            return
+        from espnet3.trainer.optimization.model_inputs import refuse_lightning
+
+        refuse_lightning(self.model)
+        if self.has_model:
+            return
+        if not callable(self.model):
+            raise ConfigError(
+                f"model is {self.model!r:.80}, of type {type(self.model).__name__}. Give a "
+                "torch.nn.Module, its class, or {'_target_': 'package.module.Class'}: "
+                "train(config, model=...)"
+            )
+        _check_arguments(self.model, _block(loaded), loaded)
+
+    def build_model(self, loaded: "LoadedConfig") -> Any:
+        """Return the model, built if it is a class or a function."""
+        return self.model if self.has_model else self.model(**_block(loaded))
+
+    def describe(self) -> dict[str, Any]:
+        """Return what the weights depend on of all this, beside code and datasets."""
+        described = dict(_describe_model(self.model)) if self.model is not None else {}
+        for name in SPLITS:
+            if (split := self.split(name)) is not None:
+                described |= split.describe()
+        return described
+
+    def code(self) -> list[Any]:
+        """Return the classes and functions whose code counts."""
+        found: list[Any] = []
+        if self.has_model:
+            found += {type(module): None for module in self.model.modules()}
+        elif self.model is not None:
+            found.append(self.model)
+        for name in SPLITS:
+            if (split := self.split(name)) is not None:
+                found += [one for one in split.code() if one is not None]
+        return found
+
+    def tell(self) -> None:
+        """Log what does not hold, or cannot be compared, once, at the start."""
+        if self.has_model:
+            logger.info(
+                "model is an object: what is compared with an earlier training are its layers, "
+                "their settings and its code, not the values that its weights begin with"
+            )
+        for name in SPLITS:
+            if (split := self.split(name)) is not None:
+                split.tell()
+
+
+NOTHING_GIVEN = GivenParts()
+
+
+def _block(loaded: "LoadedConfig") -> dict[str, Any]:
+    block = resolved(loaded.config, loaded=loaded).get("model") or {}
+    if not isinstance(block, Mapping):
+        raise ConfigError(
+            f"model is {block!r:.80}{set_in('model', loaded)}, but must be a mapping of the "
+            "arguments of the class that was given."
+        )
+    return {str(key): value for key, value in block.items()}
+
+
+def _check_arguments(
+    target: Callable[..., Any], block: Mapping[str, Any], loaded: "LoadedConfig"
+) -> None:
+    from espnet3.config.targets import find_bad_argument, signature_of
+
+    signature = signature_of(target)
+    bad = find_bad_argument(signature, block) if signature else None
+    if bad is not None:
+        key = f"model.{bad.name}" if bad.name else "model"
+        raise ConfigError(
+            f"The model block does not fit {_name(target)}: {bad.reason}{set_in(key, loaded)}."
+            f"{bad.hint}\nSignature: {_name(target)}{signature}"
+        )
+
+
+def _name(thing: Any) -> str:
+    return str(getattr(thing, "__qualname__", type(thing).__qualname__)).rpartition("<locals>.")[2]
+
+
+def _describe_model(model: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the layers of a model with their settings, as their `repr` shows them."""
+    yield "model.class", _name(model if callable(model) and not _is_module(model) else type(model))
+    if not _is_module(model):
+        return
+    for name, module in model.named_modules():
+        key = f"model.{name}" if name else "model"
+        for attribute, value in sorted(vars(module).items()):
+            is_setting = type(value) in (int, float, bool, str) and not attribute.startswith("_")
+            if is_setting and attribute != "training" and _is_own(type(module)):
+                yield f"{key}.{attribute}", value
+        for parameter, value in module.named_parameters(recurse=False):
+            if not next(module.children(), None) is None:  # of a leaf, its repr tells
+                yield f"{key}.{parameter}", f"{list(getattr(value, 'shape', []))}"
+        if name and next(module.children(), None) is None:
+            yield key, f"{type(module).__name__}({module.extra_repr()})"
+
+
+def _is_module(model: Any) -> bool:
+    import torch
+
+    return isinstance(model, torch.nn.Module)
+
+
+def _is_own(kind: type) -> bool:
+    from espnet3.parallel.own_modules import file_of, is_own_file
+
+    name = kind.__module__
+    return name == "__main__" or is_own_file(file_of(sys.modules.get(name)))
+
+
+def _tells_content(dataset: Any) -> bool:
+    from espnet3.components.data.dataset import has_content
+
+    return has_content(dataset)
+
+
+def _torch_collate() -> Any:
+    from torch.utils.data import default_collate
+
+    logger.info("Samples that are no dicts become batches by torch's default_collate")
+    return default_collate
