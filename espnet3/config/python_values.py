@@ -48,8 +48,9 @@ def _plain(value: Any, key: str, above: tuple[int, ...]) -> Any:
         return os.fspath(value)
     if type(value).__module__ == "numpy" and getattr(value, "ndim", None) == 0:
         return value.item()
-    if isinstance(value, _SCALARS):  # a class of one's own that is a number or a text
-        return next(kind for kind in (bool, int, float, str) if isinstance(value, kind))(value)
+    if isinstance(value, str | int | float):  # of a class of one's own
+        kind: Any = next(one for one in (int, float, str) if isinstance(value, one))
+        return kind(value)
     raise ConfigError(_no_value(value, key))
 
 

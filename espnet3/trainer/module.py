@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from espnet3.errors import TrainingError
 from espnet3.trainer.lean_module import LeanModule
 from espnet3.trainer.optimization.combinations import check_combination
+from espnet3.trainer.optimization.freezing import NOTHING, Frozen
 from espnet3.trainer.optimization.kept_settings import (
     BuiltState,
     Settings,
@@ -18,7 +19,6 @@ from espnet3.trainer.optimization.kept_settings import (
     settings_of,
     warn_of_kept,
 )
-from espnet3.trainer.optimization.freezing import NOTHING, Frozen
 from espnet3.trainer.optimization.model_inputs import ModelInputs
 from espnet3.trainer.optimization.model_output import ModelOutput, batch_size, parse_output
 from espnet3.trainer.optimization.model_steps import compute, is_lazy, is_named, steps_of

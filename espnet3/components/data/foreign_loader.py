@@ -68,7 +68,7 @@ def _batches_of(loader: Any) -> dict[str, Any] | None:
     if type(batches) is not BatchSampler:
         return {"batch_sampler": batches} if hasattr(batches, "__len__") else None
     settings = {"batch_size": batches.batch_size, "drop_last": batches.drop_last}
-    order = batches.sampler
+    order: Any = batches.sampler
     if type(order) is SequentialSampler:
         return {**settings, "shuffle": False}
     is_whole = type(order) is RandomSampler and not order.replacement

@@ -77,11 +77,19 @@ class GivenSplit:
                 "has some."
             )
 
-    def build_loader(self, config: "DataLoaderConfig", loaded: "LoadedConfig") -> Any:
-        """Return what gives the batches: ours, or the user's own as it is."""
+    def build_loader(
+        self, config: "DataLoaderConfig", collate_fn: Any, loaded: "LoadedConfig"
+    ) -> Any:
+        """Return what gives the batches: ours, or the user's own as it is.
+
+        Args:
+            config: of what does not say itself how its batches are made.
+            collate_fn: likewise; None for one that fits the samples.
+            loaded: where the config comes from.
+        """
         seed = int(loaded.config.get("seed") or 0)
         if not self.is_foreign:
-            return self._own_loader(config, seed, loaded)
+            return self._own_loader(config, collate_fn, seed, loaded)
         if all(callable(getattr(self.data, n, None)) for n in ("state_dict", "load_state_dict")):
             return self.data  # it keeps its position itself
         from espnet3.components.data.foreign_loader import ForeignLoader
@@ -89,26 +97,29 @@ class GivenSplit:
         return ForeignLoader(self.data, seed, self.split)
 
     def _own_loader(
-        self, config: "DataLoaderConfig", seed: int, loaded: "LoadedConfig"
+        self, config: "DataLoaderConfig", collate_fn: Any, seed: int, loaded: "LoadedConfig"
     ) -> "BatchLoader":
         from espnet3.components.data.loader import build_loader
-        from espnet3.components.data.loader_config import build_collate
 
-        collate = (
-            self.parts.collate_fn
-            if self.parts
-            else build_collate(config.collate_fn, loaded=loaded)
-            if config.collate_fn is not None or isinstance(self.dataset[0], Mapping)
-            else _torch_collate()
-        )
         return build_loader(
             self.dataset,
             self.parts.config if self.parts else config.for_split(self.split),
-            collate_fn=collate,
+            collate_fn=self.parts.collate_fn if self.parts else collate_fn or self._collate(),
             seed=seed,
             split=self.split,
             loaded=loaded,
         )
+
+    def _collate(self) -> Any:
+        if isinstance(self.dataset[0], Mapping):
+            from espnet3.components.data.collate import PadCollate
+
+            return PadCollate()
+        from torch.utils.data import default_collate
+
+        logger.info("%s: its samples are no dicts, so torch's default_collate makes the batches",
+                    self.split)  # fmt: skip
+        return default_collate
 
     def describe(self) -> dict[str, Any]:
         """Return what the batches depend on, beside the content of the dataset."""
@@ -182,6 +193,34 @@ class GivenParts:
     def makes_batches(self) -> bool:
         """Whether the training data comes in batches already, so that no block says how large."""
         return self.train is not None and self.train.is_loader
+
+    def with_sizes(self, config: "DataLoaderConfig") -> "DataLoaderConfig":
+        """Return the `dataloader` block with what the training DataLoader says, where it is unset.
+
+        Raises:
+            ConfigError: nothing says how large the batches of the validation data are.
+        """
+        parts = self.train.parts if self.train is not None else None
+        if parts is not None and config.train is None:
+            return config.model_copy(update={"train": parts.config})
+        needs_size = self.valid is not None and not self.valid.is_loader
+        if needs_size and config.train is None and config.valid is None:
+            raise ConfigError(
+                "dataloader.valid is not set, so it is not known how large a batch of valid is. "
+                "Write: dataloader: {valid: {batch_size: 16}}"
+            )
+        return config
+
+    def build_loader(self, split: str, config: "DataLoaderConfig", loaded: "LoadedConfig") -> Any:
+        """Return what gives the batches of a split that was given."""
+        from espnet3.components.data.loader_config import build_collate
+
+        own = self.split(split)
+        assert own is not None
+        collate_fn: Any = self.train.parts.collate_fn if self.train and self.train.parts else None
+        if config.collate_fn is not None:
+            collate_fn = build_collate(config.collate_fn, loaded=loaded)
+        return own.build_loader(config, collate_fn, loaded)
 
     @property
     def has_model(self) -> bool:
@@ -294,7 +333,7 @@ def _describe_model(model: Any) -> Iterator[tuple[str, Any]]:
             if is_setting and attribute != "training" and _is_own(type(module)):
                 yield f"{key}.{attribute}", value
         for parameter, value in module.named_parameters(recurse=False):
-            if not next(module.children(), None) is None:  # of a leaf, its repr tells
+            if next(module.children(), None) is not None:  # of a leaf, its repr tells
                 yield f"{key}.{parameter}", f"{list(getattr(value, 'shape', []))}"
         if name and next(module.children(), None) is None:
             yield key, f"{type(module).__name__}({module.extra_repr()})"
@@ -317,10 +356,3 @@ def _tells_content(dataset: Any) -> bool:
     from espnet3.components.data.dataset import has_content
 
     return has_content(dataset)
-
-
-def _torch_collate() -> Any:
-    from torch.utils.data import default_collate
-
-    logger.info("Samples that are no dicts become batches by torch's default_collate")
-    return default_collate

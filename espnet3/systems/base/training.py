@@ -347,8 +347,8 @@ def build_split_loader(
     from espnet3.components.data.loader import build_loader
     from espnet3.components.data.loader_config import build_collate
 
-    if (own := given.split(split)) is not None:
-        loader: BatchLoader = own.build_loader(config, loaded)
+    if given.split(split) is not None:
+        loader: BatchLoader = given.build_loader(split, config, loaded)
         return loader
     return build_loader(
         dataset,
@@ -373,7 +373,9 @@ def load_loader_config(
     block = resolved(loaded.config, loaded=loaded).get("dataloader")
     if block is None and given.makes_batches:
         block = {}
-    needs_size = not given.makes_batches and (not isinstance(block, Mapping) or not block.get("train"))
+    needs_size = not given.makes_batches and (
+        not isinstance(block, Mapping) or not block.get("train")
+    )
     if needs_size:
         size = "batch_seconds: 120" if given.train is None else "batch_size: 16"
         raise ConfigError(
@@ -382,7 +384,7 @@ def load_loader_config(
         )
     config = DataLoaderConfig.from_config(block, loaded=loaded)
     check_collate(config.collate_fn, loaded=loaded)
-    return config
+    return given.with_sizes(config)
 
 
 def _check_model(loaded: "LoadedConfig", given: GivenParts = NOTHING_GIVEN) -> None:

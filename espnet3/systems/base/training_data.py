@@ -56,9 +56,7 @@ def check_data(loaded: "LoadedConfig", given: GivenParts = NOTHING_GIVEN) -> Non
     check_datasets(loaded, tuple(name for name in SPLITS if given.split(name) is None))
 
 
-def has_split(
-    loaded: "LoadedConfig", split: str, given: GivenParts = NOTHING_GIVEN
-) -> bool | None:
+def has_split(loaded: "LoadedConfig", split: str, given: GivenParts = NOTHING_GIVEN) -> bool | None:
     """Tell whether there is data of a split; None where an organizer of one's own must know."""
     if given.split(split) is not None:
         return True

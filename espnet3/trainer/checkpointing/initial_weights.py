@@ -1,6 +1,6 @@
 """`init`: what the weights are before the first step, and a line that says so.
 
-They come from a file, whole or by parts, or are drawn anew by one of the methods that ESPnet2 names.
+They come from a file, whole or by parts, or are drawn anew by a method that ESPnet2 names.
 """
 
 import logging
@@ -65,7 +65,7 @@ class MethodConfig(FrozenConfig):
     """One way to draw weights: matrices by the method, biases 0, embeddings and norms as built."""
 
     method: Method
-    """Of torch.nn.init; `chainer` draws from a normal distribution with deviation 1/sqrt(inputs)."""
+    """Of torch.nn.init; `chainer`: a normal distribution with deviation 1/sqrt(inputs)."""
     to: str = ""
     """Only what is below this prefix of the model."""
     exclude: tuple[str, ...] = ()
@@ -123,7 +123,9 @@ def parse_init(value: Any, loaded: "LoadedConfig | None" = None) -> tuple[Entry,
                 f"{key} is {entry!r}{set_in(key, loaded)}, no file. Write: "
                 "init: {path: exp/other/valid.loss.ave_3best.safetensors}"
             )
-        kind = MethodConfig if "method" in plain and "path" not in plain else InitConfig
+        kind: type[Entry] = (
+            MethodConfig if "method" in plain and "path" not in plain else InitConfig
+        )
         entries.append(validate(kind, plain, prefix=key, loaded=loaded))
     return tuple(entries)
 

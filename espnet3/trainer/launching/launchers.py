@@ -158,7 +158,9 @@ def _fitting(n_tasks: int, n_nodes: int, job: SchedulerJob, wanted: Wanted) -> s
     ways = [here]
     if wanted.on_gpus and n_gpus > here.n_devices:
         ways.append(replace(here, n_devices=n_gpus))
-    return "".join(f" ; or write: {_block(way)}{_resubmitted(way, job)}" for way in ways if way != wanted)
+    return "".join(
+        f" ; or write: {_block(way)}{_resubmitted(way, job)}" for way in ways if way != wanted
+    )
 
 
 def _block(wanted: Wanted) -> str:

@@ -55,7 +55,9 @@ class Frozen:
                 "%s in eval mode at the start of training, and stay so: no dropout, and running "
                 "statistics as they are. For all of it, call model.train() first; to mean it, "
                 "write: freeze: [...]",
-                "The whole model is" if others[0] == "" else f"Of the model, {_listing(others)} are",
+                "The whole model is"
+                if others[0] == ""
+                else f"Of the model, {_listing(others)} are",
             )
 
     def release(self) -> None:
@@ -131,9 +133,7 @@ def freeze(
     for parameter in changed:
         parameter.requires_grad_(False)
     held = {
-        name: module
-        for name, module in modules.items()
-        if _is_held(name, module, patterns, ids)
+        name: module for name, module in modules.items() if _is_held(name, module, patterns, ids)
     }
     frozen = Frozen(
         {n: m for n, m in held.items() if not any(n.startswith(f"{above}.") for above in held)},

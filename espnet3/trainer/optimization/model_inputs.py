@@ -68,7 +68,7 @@ class ModelInputs:
     """Picks the arguments of a model's `forward` from batches.
 
     A batch is a dict, of which each field is an argument; a tuple or list, as torch's own datasets
-    give, in the order of the arguments; or whatever a `forward(batch)` with this one argument takes.
+    give, in the order of the arguments; or anything, for a `forward(batch)` with this one argument.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -116,7 +116,9 @@ class ModelInputs:
         missing = [name for name in self._required if name not in fields]
         unknown = [] if self._takes_all else [name for name in fields if name not in self._known]
         homeless = [
-            name for name in unknown if _has_tensor(fields[name]) and not _says_no_more(name, fields)
+            name
+            for name in unknown
+            if _has_tensor(fields[name]) and not _says_no_more(name, fields)
         ]
         if missing or homeless:
             raise ConfigError(self._misfit(fields, missing, homeless))

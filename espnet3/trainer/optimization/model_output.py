@@ -53,7 +53,7 @@ def parse_output(output: Any, model: str, default_weight: float = 1.0) -> ModelO
     elif isinstance(output, tuple | list) and len(output) == 3:
         loss, stats, weight = output
     elif isinstance(output, tuple | list) and len(output) == 2 and isinstance(output[1], Mapping):
-        loss, stats, weight = *output, None
+        loss, stats, weight = output[0], output[1], None
     elif isinstance(output, Tensor) and output.ndim == 0:
         loss, stats, weight = output, None, None
     else:

@@ -158,9 +158,7 @@ def test_each_way_out_that_is_printed_is_taken(block, environ):
     text = refusal({"accelerator": "gpu", **block}, {**environ, "SLURM_GPUS_ON_NODE": "4"}, 4)
     asked = re.findall(r"sbatch --nodes=(\d+) --ntasks-per-node=(\d+)", text)
     n_nodes, per_node = map(int, asked[0])
-    check_launch(
-        {"accelerator": "gpu", **block}, of_srun(n_nodes * per_node, n_nodes, per_node), 4
-    )
+    check_launch({"accelerator": "gpu", **block}, of_srun(n_nodes * per_node, n_nodes, per_node), 4)
     for devices, nodes, rest in re.findall(r"devices: (\d), num_nodes: (\d)}([^;]*)", text):
         submitted = re.search(r"--nodes=(\d+) --ntasks-per-node=(\d+)", rest)
         if submitted:

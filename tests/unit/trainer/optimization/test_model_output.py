@@ -46,7 +46,16 @@ def test_the_forms(output, stats, weight):
 
 @pytest.mark.parametrize(
     "output",
-    [torch.zeros(4), (LOSS, LOSS), None, 3.0, {"losses": LOSS}, "loss", (LOSS, [1], 1), {"loss": 2.0}],
+    [
+        torch.zeros(4),
+        (LOSS, LOSS),
+        None,
+        3.0,
+        {"losses": LOSS},
+        "loss",
+        (LOSS, [1], 1),
+        {"loss": 2.0},
+    ],
 )
 def test_anything_else_is_an_error_that_shows_the_forms(output):
     with pytest.raises(TrainingError, match="return loss, stats, weight") as caught:
