@@ -28,6 +28,8 @@ HEAVY = ("torch", "dask", "distributed", "lightning")
         ("espnet3.systems.asr.metrics.cer", "CER"),
         ("espnet3.systems.asr.metrics.ter", "TER"),
         ("espnet3.cli.recipe", "run_recipe"),
+        ("espnet3.trainer", "train"),
+        ("espnet3.trainer.trainer", "build_trainer"),
         ("espnet3.runner.base_runner", "BaseRunner"),
         ("espnet3.runner.inference_provider", "InferenceProvider"),
     ],
@@ -56,6 +58,7 @@ def test_older_paths_are_the_same_objects():
         "import espnet3.systems.base.inference_runner",
         "import espnet3.systems.base.system",
         "from espnet3.cli.recipe import run_recipe",
+        "from espnet3.trainer import train",
         "import sys; sys.argv = ['espnet3', '--help']\n"
         "try: import espnet3.cli.main as m; m.main()\nexcept SystemExit: pass",
     ],

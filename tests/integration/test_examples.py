@@ -15,6 +15,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
         ("decode_in_memory", "12 results; the last one: {'utt_id': 'utt11'"),
         ("skip_bad_items", "espnet3 failed demo-run/upper"),
         ("pitch", "300 files in demo-run/pitch/pitch.scp"),
+        ("train_classifier", "exp/classifier/valid.accuracy.ave_1best.safetensors"),
     ],
 )
 def test_an_example_runs_in_an_empty_folder(tmp_path, name, promised):
@@ -27,6 +28,9 @@ def test_an_example_runs_in_an_empty_folder(tmp_path, name, promised):
     )
     assert process.returncode == 0, process.stderr
     assert promised in process.stdout
+    if name == "train_classifier":
+        assert "Frozen: encoder (in eval mode); 160 of 226 parameters" in process.stderr
+        assert "EarlyStopping ended the training after epoch" in process.stderr
 
 
 def test_examples_stay_short():

@@ -105,7 +105,7 @@ def test_a_callback_that_sets_train_mode_does_not_undo_it():
     assert run(config, model=Net).was_trained
 
 
-def ToTrainMode():  # noqa: N802  a class, made when Lightning is imported
+def ToTrainMode():
     import lightning.pytorch as pl
 
     class Callback(pl.Callback):

@@ -3,6 +3,7 @@ import pytest
 from lightning.pytorch.callbacks import RichProgressBar
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.plugins.environments import LightningEnvironment
+from omegaconf import OmegaConf
 
 from espnet3.config.load import load_config
 from espnet3.errors import ConfigError
@@ -87,3 +88,43 @@ def test_what_lightning_refuses_is_told_with_its_place(build, line, words):
     with pytest.raises(ConfigError) as refused:
         build(line)
     assert words in str(refused.value)
+
+
+BLOCK = {"accelerator": "cpu", "devices": 1, "max_epochs": 3, "logger": False}
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"trainer": BLOCK},
+        OmegaConf.create({"n": 3, "trainer": {**BLOCK, "max_epochs": "${n}"}}),
+        load_config({"trainer": BLOCK}),
+        BLOCK,
+        OmegaConf.create({"n": 3, "trainer": {**BLOCK, "max_epochs": "${n}"}}).trainer,
+    ],
+    ids=["dict", "omegaconf", "loaded", "block", "part"],
+)
+def test_a_config_of_any_kind_is_read(config, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with quiet_lightning():
+        assert build_trainer(config).max_epochs == 3
+
+
+def test_files_are_read_and_their_folder_is_used(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.yaml").write_text("exp_dir: exp/b\ntrainer: {accelerator: cpu, logger: false}\n")
+    with quiet_lightning():
+        trainer = build_trainer(["a.yaml", {"trainer": {"max_epochs": 2}}])
+        assert build_trainer(tmp_path / "a.yaml", exp_dir="c").default_root_dir == "c"
+    assert (trainer.max_epochs, trainer.default_root_dir) == (2, "exp/b")
+
+
+def test_a_misspelt_argument_of_a_dict_is_told():
+    with pytest.raises(ConfigError, match="Did you mean 'max_epochs'"), quiet_lightning():
+        build_trainer({"trainer": {"accelerator": "cpu", "max_epoch": 3}})
+
+
+def test_what_another_module_must_do_itself_is_told(caplog):
+    with quiet_lightning():
+        build_trainer({**BLOCK, "gradient_clip_val": 1.0})
+    assert "trainer.gradient_clip_val is 1.0" in caplog.text

@@ -9,6 +9,7 @@ from espnet3.config.load import load_config
 from espnet3.config.resolve import resolved
 from espnet3.errors import ConfigError
 from espnet3.trainer.checkpointing.initial_weights import (
+    METHODS,
     InitReport,
     load_initial_weights,
     parse_init,
@@ -173,3 +174,58 @@ def test_files_that_are_missing_or_none_are_told_with_their_place(tmp_path, file
     assert "training.yaml:1), which is damaged, or holds no weights" in str(refused.value)
     assert "Give a .safetensors file" in str(refused.value)
     assert "resume" not in str(refused.value)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_weights_are_drawn_as_espnet2_names_it(method, caplog):
+    caplog.set_level(logging.INFO)
+    model = torch.nn.ModuleDict(
+        {
+            "encoder": torch.nn.Sequential(torch.nn.Conv1d(8, 64, 3), torch.nn.BatchNorm1d(64)),
+            "rnn": torch.nn.LSTM(64, 32),
+            "embed": torch.nn.Embedding(5, 4),
+            "output": torch.nn.Linear(64, 64),
+        }
+    )
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    torch.manual_seed(0)
+    load(model, method)
+    after = model.state_dict()
+    kept = {name for name in before if torch.equal(before[name], after[name])}
+    assert {"embed.weight", "encoder.1.weight", "encoder.1.running_mean"} <= kept
+    assert not {"encoder.0.weight", "rnn.weight_hh_l0", "output.weight"} & kept
+    assert all(not after[name].any() for name in after if "bias" in name)
+    deviation = {"chainer": 1 / 8, "xavier": (2 / 128) ** 0.5, "kaiming": (2 / 64) ** 0.5}
+    wanted = deviation[method.partition("_")[0]]
+    assert after["output.weight"].std() == pytest.approx(wanted, rel=0.1)
+    assert f"Weights by {method}: 4 drawn, 4 biases set to 0." in caplog.text
+
+
+def test_a_method_may_be_for_a_part_and_a_file_for_another(file):
+    model = Parts()
+    kept = model.encoder[1].weight.clone()
+    load(
+        model,
+        [
+            {"method": "xavier_normal", "to": "encoder", "exclude": ["encoder.1"]},
+            {"path": str(file), "from": "decoder", "to": "decoder"},
+        ],
+    )
+    assert not model.encoder[0].bias.any()
+    assert torch.equal(model.encoder[1].weight, kept)
+    assert torch.equal(model.decoder.weight, original(file).decoder.weight)
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        ("xavier_unifrom", "Write: init: xavier_uniform"),
+        ("orthogonal", "Those are chainer, xavier_uniform"),
+        ({"method": "xavier"}, "Did you mean 'xavier_"),
+        ({"method": "chainer", "to": "encodr"}, "draws no weight of Parts.*encoder, decoder"),
+        ({"method": "chainer", "strict": True}, "init.strict is not a known key"),
+    ],
+)
+def test_a_method_that_is_none_is_told(value, words):
+    with pytest.raises(ConfigError, match=words):
+        load(Parts(), value)

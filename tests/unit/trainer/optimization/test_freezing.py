@@ -81,7 +81,10 @@ def test_what_is_frozen_is_logged_and_no_longer_called_trainable(caplog):
 @pytest.mark.parametrize(
     ("value", "words"),
     [
-        (["encodr.*"], r"freeze\.0 is 'encodr\.\*'.*Did you mean 'encoder'\? .*freeze: \[encoder\]"),
+        (
+            ["encodr.*"],
+            r"freeze\.0 is 'encodr\.\*'.*Did you mean 'encoder'\? .*freeze: \[encoder\]",
+        ),
         (["encoder", "lstm"], r"freeze\.1 is 'lstm'.*It has: .*encoder.*Write: freeze: \["),
         ("encodr", r"freeze is 'encodr' \(set in .*freeze: \[encoder\]"),
         (["*"], r"leaves nothing of Model to train: \*.*Write: freeze: \[encoder\]"),
