@@ -57,7 +57,8 @@ def build_trainer(
     """
     loaded = _whole(as_loaded(config))
     block = trainer_block(loaded)
-    for name in (name for name in OPTIMIZATION if block.get(name) not in (None, 1)):
+    left = {name: block[name] for name in OPTIMIZATION if block.get(name) is not None}
+    for name in (n for n, v in left.items() if (n, v) != ("accumulate_grad_batches", 1)):
         logger.warning(
             "%s is %r%s, which this trainer leaves to the module that espnet3.trainer.train puts "
             "around a model: a LightningModule of your own must do it itself.",

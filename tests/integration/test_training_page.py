@@ -89,12 +89,13 @@ def test_statistics_training_and_average_of_the_complete_config(recipe):
 def test_fine_tuning_leaves_out_what_the_config_says(recipe):
     output = run(
         recipe, "run.py", "--stages", "train",
-        "--training_config", "conf/finetune.yaml", "conf/callbacks.yaml", *SMALL,
+        "--training_config", "conf/frozen.yaml", "conf/callbacks.yaml", *SMALL,
     )  # fmt: skip
     assert re.search(r"Weights from \S+ave_3best.safetensors: \d+ of \d+ loaded", output)
     assert "2 excluded: output" in output
+    assert "Frozen: encoder (in eval mode)" in output
     for name in ("last.ckpt", "csv", "tensorboard"):
-        assert (recipe / "exp" / "finetune" / name).exists()
+        assert (recipe / "exp" / "frozen" / name).exists()
 
 
 def test_the_gan_updates_its_generator_half_as_often(recipe):
@@ -108,3 +109,9 @@ def test_the_gan_updates_its_generator_half_as_often(recipe):
     logged = (recipe / "exp" / "gan" / "history.jsonl").read_text()
     for name in ("train/generator/loss", "valid/discriminator/loss", "grad_norm/generator"):
         assert f'"{name}"' in logged
+
+
+def test_plain_pytorch_trains_as_printed(recipe):
+    output = run(recipe, "plain.py")
+    assert "exp/plain/valid.accuracy.ave_1best.safetensors" in output
+    assert (recipe / "exp" / "plain" / "training.json").is_file()
