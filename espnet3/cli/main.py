@@ -25,6 +25,7 @@ VERBS = {
     "retry": "compute the shards with failed items anew",
     "merge": "join the shards of a finished run whose driver died",
     "launch": "submit a training to Slurm, PBS, SGE or LSF",
+    "scaling": "measure how a parallel block scales, on 1, 2, 4 ... workers",
 }
 """Each verb is a module beside this one, with `add_arguments(parser)` and `run(args)`, or with
 `run_line(argv)` if it reads the rest of the line itself."""
