@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from espnet3.parallel.config import ParallelConfig
 
 _CALIBRATION_STEPS = 200_000
+_PATIENCE_SECONDS = 60.0
+_POLL_SECONDS = 0.5
 
 
 @dataclass(frozen=True)
@@ -83,9 +85,12 @@ def _measure(config: "ParallelConfig", items: "_Items", n_items: int, folder: Pa
     begin = time.time()
     with use_parallel(config):
         merged = _ItemRunner(items, output_dir=folder)(range(n_items))
-    if isinstance(merged, DetachedRun):
-        merged = merged.wait()
+    run = merged if isinstance(merged, DetachedRun) else None
+    if run is not None:
+        merged = run.wait()
     wall = time.time() - begin
+    if run is not None:
+        _wait_for_the_end_of_jobs(run.run_dir)
     spans = list(read_jsonl(merged))
     return Scaling(
         env=config.env,
@@ -97,6 +102,15 @@ def _measure(config: "ParallelConfig", items: "_Items", n_items: int, folder: Pa
         start_seconds=max(0.0, min(span["begin"] for span in spans) - begin),
         wall_seconds=wall,
     )
+
+
+def _wait_for_the_end_of_jobs(run_dir: Path) -> None:
+    """Let the workers of a finished run end, so that they are not in the way of the next."""
+    from espnet3.parallel.detached.crew import read_crew
+
+    deadline = time.monotonic() + _PATIENCE_SECONDS
+    while time.monotonic() < deadline and any(job.is_there for job in read_crew(run_dir).jobs):
+        time.sleep(_POLL_SECONDS)
 
 
 class _Items:
