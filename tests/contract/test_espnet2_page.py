@@ -138,7 +138,8 @@ def write_kaldi(folder: Path, manifest: Path) -> None:
     rows = list(read_jsonl(manifest))
     for name, field in {"text": "text", "utt2spk": "speaker"}.items():
         (folder / name).write_text("".join(f"{r['utt_id']} {r[field]}\n" for r in rows))
-    paths = [f"{row['utt_id']} {manifest.parent / row['audio']}\n" for row in rows]
+    audio = manifest.parent.relative_to(folder.parents[2])  # as seen from the recipe
+    paths = [f"{row['utt_id']} {audio / row['audio']}\n" for row in rows]
     (folder / "wav.scp").write_text("".join(paths))
 
 
@@ -151,12 +152,20 @@ def recipe(trained) -> Iterator[Path]:
 
 
 COMMANDS = [words for block in blocks(PAGE, "sh") for words in block.commands]
+ON_SCALING = [words for block in blocks(DOCS / "scaling.md", "sh") for words in block.commands]
 
 
-@pytest.mark.parametrize("words", COMMANDS, ids=shlex.join)
+@pytest.mark.parametrize("words", [*COMMANDS, *ON_SCALING], ids=shlex.join)
 def test_a_command_of_the_page_runs(recipe, words):
-    is_dry = words[0] == "python" and "--list-stages" not in words
-    run_well([*words, "--dry-run"] if is_dry else words, recipe)
+    if "--list-stages" in words or words[1] == "doctor":
+        run_well(words, recipe)
+    elif words[0] == "python":
+        run_well([*words, "--dry-run"], recipe)
+    else:  # the last of two options counts
+        assert words[:2] == ["espnet3", "scaling"]
+        small = ["--workers", "1", "--items", "3", "--seconds", "0.01"]
+        assert Path(words[2]).is_file()
+        run_well([*words[:2], "conf/parallel_local.yaml", *words[3:], *small], recipe)
 
 
 def test_every_block_is_run_or_is_espnet2s():

@@ -1,0 +1,43 @@
+"""What docs/espnet2.md says to write for a word of ESPnet2 is what the command line says."""
+
+import re
+
+import pytest
+import yaml
+
+from tests.pages import DOCS, code_in, table
+
+advise = pytest.importorskip("espnet3.systems.base.advice").advise
+PAGE = DOCS / "espnet2.md"
+_OPTION = re.compile(r'--(\w+)(?: ("[^"]*"|\S+))?')
+# What one would give to those that the page names without a value.
+VALUES = {
+    "nj": "8", "inference_nj": "32", "ngpu": "4", "num_nodes": "2", "nbpe": "60", "fs": "16k",
+    "max_wav_duration": "30", "min_wav_duration": "0.1", "asr_tag": "wide", "hf_repo": "user/name",
+    "expdir": "exp/mine", "asr_exp": "exp/mine", "pretrained_model": "exp/training/last.ckpt",
+    "bpe_char_cover": "0.9995", "asr_config": "conf/training_hybrid.yaml",
+    "lm_config": "conf/training_lm.yaml", "inference_config": "conf/inference_beam.yaml",
+}  # fmt: skip
+
+
+def options() -> list[tuple[str, str, list[str]]]:
+    """Return name and value of each option in the table, with the cells of its row."""
+    found = []
+    for row in table(PAGE, "## Options of `asr.sh`"):
+        for code in code_in(row[0]):
+            name, value = _OPTION.match(code).groups() if _OPTION.match(code) else ("", "")
+            if name:
+                found.append((name, (value or VALUES.get(name, "some")).strip('"'), row))
+    return found
+
+
+@pytest.mark.parametrize(("name", "value", "row"), options(), ids=lambda value: str(value)[:30])
+def test_the_page_and_the_command_line_say_the_same_of_an_option(name, value, row):
+    stage = row[2] or "train"
+    advice = advise((name,), yaml.safe_load(value), [stage], has=lambda key: False)
+    if advice is None:  # then it is refused as any word that nothing reads
+        assert row[1].startswith("not ")
+        return
+    told = " ".join(row)
+    for key in advice.settings:
+        assert key in told, f"{advice.override()} is not on the page"
