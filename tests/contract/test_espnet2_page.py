@@ -188,10 +188,18 @@ def test_the_conformer_of_the_page_trains_is_decoded_and_scored(recipe):
         "conf/tiny.yaml --inference_config conf/decode.yaml --metrics_config conf/metrics.yaml "
         "parallel.n_workers=1 exp_tag=conformer"
     )
-    told = run_well(["python", "run.py", *words], recipe)
-    assert "EarlyStopping" in told or (recipe / "exp/conformer/train.log").is_file()
+    run_well(["python", "run.py", *words], recipe)
     assert "WER" in (recipe / "exp/conformer/decode/RESULTS.md").read_text()
-    assert (recipe / "exp/conformer/valid.acc.ave_10best.safetensors").is_file()
+    assert (recipe / "data/tokenizer_bpe/tokens.txt").is_file()
+    names = {"<tag>": "conformer", "<inference config>": "decode", "<set>": "test_seen"}
+    names["<stage>"] = "train"
+    shown = [code for row in table(PAGE, "## Files") for code in code_in(row[1])]
+    paths = [code for code in shown if code.startswith("exp/")]
+    assert len(paths) == 9
+    for path in paths:
+        for placeholder, name in names.items():
+            path = path.replace(placeholder, name)
+        assert (recipe / path).is_file(), path
 
 
 def test_data_directories_of_espnet2_are_decoded_as_they_are(recipe):
@@ -282,3 +290,42 @@ def test_the_builder_of_the_page_prepares_a_corpus_once(tmp_path):
         assert sets["test"][0]["duration"] == 0.5
         assert soundfile.info(folder / "data/mine" / sets["test"][0]["audio"]).samplerate == 16000
         assert "skipped" in run_well(line, folder)
+
+
+MISTAKES = table(PAGE, "## Common mistakes")
+
+
+@pytest.mark.parametrize("row", MISTAKES, ids=lambda row: row[0])
+def test_a_mistake_is_told_with_what_to_write_before_anything_starts(recipe, row, monkeypatch):
+    pytest.importorskip("espnet3.systems.base.advice")
+    monkeypatch.setattr("espnet3.parallel.clusters.gpus.visible_gpus", lambda _: [])
+    (typed,) = code_in(row[0])
+    _, stage, *words = shlex.split(typed)
+    line = ["python", "run.py", "--stage", stage, *CONFIGS["training"]]
+    if not stage.isdigit():
+        line = line_for(stage, words, is_dry=False)
+    before = sorted(recipe.rglob("*"))
+    code, told = run(line, recipe)
+    assert code in (1, 2), told
+    for essence in code_in(row[1]):
+        assert essence in told, told
+    assert sorted(recipe.rglob("*")) == before
+
+
+SETTINGS = [
+    setting
+    for row in table(PAGE, "## Config Diff")
+    for code in code_in(row[1])
+    if (setting := re.fullmatch(r"([a-z_.]+): ([^.]*[\w\]*.]+)", code)) and "FILE" not in code
+]
+
+
+@pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting[0])
+def test_a_setting_of_the_config_diff_is_accepted(recipe, setting):
+    key, value = setting.groups()
+    if key in ("init", "freeze"):
+        pytest.importorskip("espnet3.trainer.optimization.freezing")
+    stage, more = "train", []
+    if key.startswith("model.decoder."):
+        stage, more = "infer", ["--inference_config", "conf/inference_joint.yaml"]
+    run_well(line_for(stage, [*more, f"{key}={value}"]), recipe)

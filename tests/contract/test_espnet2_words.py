@@ -5,6 +5,9 @@ import re
 import pytest
 import yaml
 
+from espnet3.cli.stage_selection import select_stages
+from espnet3.cli.usage import UsageError
+from espnet3.systems.base.stages import STAGES
 from tests.pages import DOCS, code_in, table
 
 advise = pytest.importorskip("espnet3.systems.base.advice").advise
@@ -41,3 +44,11 @@ def test_the_page_and_the_command_line_say_the_same_of_an_option(name, value, ro
     told = " ".join(row)
     for key in advice.settings:
         assert key in told, f"{advice.override()} is not on the page"
+
+
+@pytest.mark.parametrize("number", [str(number) for number in range(11, 16)])
+def test_a_number_that_only_asr_sh_has_is_answered_with_the_stage_of_the_page(number):
+    rows = {row[0]: row for row in table(PAGE, "## Stages of `asr.sh`")}
+    ours = code_in(rows[number][2])[0]
+    with pytest.raises(UsageError, match=f"--stages {ours}"):
+        select_stages([number], STAGES)
