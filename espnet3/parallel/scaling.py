@@ -7,15 +7,18 @@ import os
 import socket
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from espnet3.errors import EspnetError
 from espnet3.parallel.base_runner import BaseRunner
 
 if TYPE_CHECKING:
     from espnet3.parallel.config import ParallelConfig
+    from espnet3.parallel.detached.handle import DetachedRun
 
 _CALIBRATION_STEPS = 200_000
 _PATIENCE_SECONDS = 60.0
@@ -87,7 +90,7 @@ def _measure(config: "ParallelConfig", items: "_Items", n_items: int, folder: Pa
         merged = _ItemRunner(items, output_dir=folder)(range(n_items))
     run = merged if isinstance(merged, DetachedRun) else None
     if run is not None:
-        merged = run.wait()
+        merged = _wait_for(run)
     wall = time.time() - begin
     if run is not None:
         _wait_for_the_end_of_jobs(run.run_dir)
@@ -102,6 +105,16 @@ def _measure(config: "ParallelConfig", items: "_Items", n_items: int, folder: Pa
         start_seconds=max(0.0, min(span["begin"] for span in spans) - begin),
         wall_seconds=wall,
     )
+
+
+def _wait_for(run: "DetachedRun") -> Any:
+    """Wait for a run, and take its workers along if this program ends: their folder goes too."""
+    try:
+        return run.wait()
+    except BaseException:
+        with suppress(EspnetError, OSError):
+            run.cancel("espnet3 scaling was interrupted")
+        raise
 
 
 def _wait_for_the_end_of_jobs(run_dir: Path) -> None:

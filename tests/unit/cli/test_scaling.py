@@ -70,3 +70,13 @@ def test_more_workers_than_gpus_are_refused_before_the_first_row(folder, capsys,
     captured = capsys.readouterr()
     assert "parallel.n_workers is 2 but 1 GPU" in captured.err
     assert not captured.out
+
+
+def test_who_is_interrupted_takes_the_detached_workers_along(folder, capsys, monkeypatch):
+    def interrupt(run, timeout=None):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("espnet3.parallel.detached.handle.DetachedRun.wait", interrupt)
+    words = ("--workers", "2", "--items", "400", "--seconds", "0.5")
+    assert main(["scaling", "local.yaml", "parallel.mode=async", *words]) == 130
+    assert list(folder.glob("scaling-*")) == []  # and no process is left, as a fixture checks
