@@ -102,7 +102,8 @@ def line_for(stage: str, words: list[str], *, is_dry: bool = True) -> list[str]:
         line.append("tokenizer.save_path=data/tried")  # that of a trained model is not replaced
     has_folder = any(word.startswith(("exp_tag=", "exp_dir=")) for word in words)
     if stage == "train" and not has_folder and "--training_config" in given:
-        line.append("exp_tag=tried")  # a training of other settings is not mixed with that there
+        # A training of other settings is not mixed with what is there.
+        line.append(f"exp_tag={'tried' if is_dry else 'done'}")
     return [*line, "--dry-run"] if is_dry else line
 
 
