@@ -37,12 +37,60 @@ FILES = {
 }  # fmt: skip
 STAGES = [s for s in stages_of(ASRSystem) if s.is_defined]
 
-OURS = ["dataset", "create_dataset", "tokenizer", "dataloader", "model", "task", "optimizer", "optimizers", "scheduler", "schedulers", "scheduler_interval", "scheduler_monitor", "trainer", "fit", "best_model_criterion", "parallel", "checkpoint", "init", "launch", "num_threads", "max_nonfinite_batches", "collect_stats", "device", "metrics", "report", "pack", "upload", "recipe_dir", "data_dir", "exp_tag", "exp_dir", "stats_dir", "inference_dir", "dataset_dir", "num_device", "num_nodes", "seed", "test_set", "input_key", "output_fn", "output_keys", "idx_key", "hyp_key", "ref_key", "batch_size", "batch_seconds", "output_artifacts", "results", "provider", "runner", "resume", "accept_changes", "freeze", "vars", "data_src", "data_src_args", "transform", "name", "params", "recipe", "preprocessor", "vocab_size", "model_type", "save_path", "text_builder", "collate_fn", "ckpt_path", "writer", "type", "sample_rate", "ref", "clean_types", "inputs", "n_workers", "env", "options", "queue", "cores", "memory", "walltime", "processes", "job_extra_directives", "on_error", "max_errors", "retry_failed", "item_timeout", "shards_per_worker", "pack_model", "stage_log_mode", "device_index", "sampler", "iter_factory", "accum_grad_steps", "step_every_n_iters", "gradient_clip_val", "monitor", "interval"]  # fmt: skip
-LIGHTNING = ["accelerator", "strategy", "devices", "num_nodes", "precision", "logger", "callbacks", "fast_dev_run", "max_epochs", "min_epochs", "max_steps", "min_steps", "max_time", "limit_train_batches", "limit_val_batches", "limit_test_batches", "limit_predict_batches", "overfit_batches", "val_check_interval", "check_val_every_n_epoch", "num_sanity_val_steps", "log_every_n_steps", "enable_checkpointing", "enable_progress_bar", "enable_model_summary", "accumulate_grad_batches", "gradient_clip_val", "gradient_clip_algorithm", "deterministic", "benchmark", "inference_mode", "use_distributed_sampler", "profiler", "detect_anomaly", "barebones", "plugins", "sync_batchnorm", "reload_dataloaders_every_n_epochs", "default_root_dir", "enable_autolog_hparams", "model_registry"]  # fmt: skip
-TORCH = ["batch_size", "shuffle", "sampler", "batch_sampler", "num_workers", "collate_fn", "pin_memory", "drop_last", "timeout", "worker_init_fn", "multiprocessing_context", "generator", "prefetch_factor", "persistent_workers", "pin_memory_device", "in_order", "lr", "momentum", "betas", "eps"]  # fmt: skip
-TRANSFORMERS = ["output_dir", "per_device_train_batch_size", "num_train_epochs", "max_steps", "learning_rate", "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps", "warmup_ratio", "optim", "optim_args", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "gradient_accumulation_steps", "max_grad_norm", "label_smoothing_factor", "bf16", "fp16", "bf16_full_eval", "fp16_full_eval", "tf32", "gradient_checkpointing", "torch_compile", "neftune_noise_alpha", "auto_find_batch_size", "logging_strategy", "logging_steps", "logging_first_step", "logging_dir", "logging_nan_inf_filter", "log_level", "disable_tqdm", "report_to", "run_name", "eval_strategy", "evaluation_strategy", "eval_steps", "eval_delay", "per_device_eval_batch_size", "prediction_loss_only", "eval_on_start", "eval_accumulation_steps", "save_only_model", "save_strategy", "save_steps", "save_total_limit", "push_to_hub", "hub_token", "hub_private_repo", "hub_model_id", "hub_strategy", "load_best_model_at_end", "metric_for_best_model", "greater_is_better", "ignore_data_skip", "full_determinism", "data_seed", "use_cpu", "no_cuda", "dataloader_drop_last", "dataloader_num_workers", "dataloader_pin_memory", "dataloader_persistent_workers", "dataloader_prefetch_factor", "remove_unused_columns", "label_names", "group_by_length", "length_column_name", "ddp_find_unused_parameters", "ddp_bucket_cap_mb", "ddp_backend", "ddp_timeout", "fsdp", "fsdp_config", "deepspeed", "debug", "do_train", "do_eval", "do_predict", "resume_from_checkpoint", "local_rank"]  # fmt: skip
-ESPNET2 = ["nj", "inference_nj", "gpu_inference", "ngpu", "train_cmd", "cuda_cmd", "decode_cmd", "stage", "stop_stage", "asr_config", "lm_config", "inference_config", "asr_tag", "expdir", "dumpdir", "datadir", "nbpe", "bpemode", "token_type", "use_lm", "lm_weight", "ctc_weight", "beam_size", "nbest", "feats_type", "feats_normalize", "speed_perturb_factors", "fs", "audio_format", "train_set", "valid_set", "test_sets", "max_epoch", "patience", "accum_grad", "grad_clip", "batch_bins", "batch_type", "keep_nbest_models", "val_scheduler_criterion", "num_iters_per_epoch", "inference_args", "asr_args", "epochs", "early_stopping", "gpus", "batchsize", "n_gpus", "workers", "world_size", "lang"]  # fmt: skip
-WORDS = sorted({*OURS, *LIGHTNING, *TORCH, *TRANSFORMERS, *ESPNET2})
+TEXT = """
+    # Keys of ours, and of the public ESPnet3.
+    dataset create_dataset tokenizer dataloader model task optimizer optimizers scheduler
+    schedulers scheduler_interval scheduler_monitor trainer fit best_model_criterion
+    parallel checkpoint init launch num_threads max_nonfinite_batches collect_stats device
+    metrics report pack upload recipe_dir data_dir exp_tag exp_dir stats_dir inference_dir
+    dataset_dir num_device num_nodes seed test_set input_key output_fn output_keys idx_key
+    hyp_key ref_key batch_size batch_seconds output_artifacts results provider runner resume
+    accept_changes freeze vars data_src data_src_args transform name params recipe
+    preprocessor vocab_size model_type save_path text_builder collate_fn ckpt_path writer
+    type sample_rate ref clean_types inputs n_workers env options queue cores memory
+    walltime processes job_extra_directives on_error max_errors retry_failed item_timeout
+    shards_per_worker pack_model stage_log_mode device_index sampler iter_factory
+    accum_grad_steps step_every_n_iters gradient_clip_val monitor interval
+    # Lightning's Trainer.
+    accelerator strategy devices num_nodes precision logger callbacks fast_dev_run
+    max_epochs min_epochs max_steps min_steps max_time limit_train_batches limit_val_batches
+    limit_test_batches limit_predict_batches overfit_batches val_check_interval
+    check_val_every_n_epoch num_sanity_val_steps log_every_n_steps enable_checkpointing
+    enable_progress_bar enable_model_summary accumulate_grad_batches gradient_clip_val
+    gradient_clip_algorithm deterministic benchmark inference_mode use_distributed_sampler
+    profiler detect_anomaly barebones plugins sync_batchnorm
+    reload_dataloaders_every_n_epochs default_root_dir enable_autolog_hparams model_registry
+    # torch's DataLoader and optimizers.
+    batch_size shuffle sampler batch_sampler num_workers collate_fn pin_memory drop_last
+    timeout worker_init_fn multiprocessing_context generator prefetch_factor
+    persistent_workers pin_memory_device in_order lr momentum betas eps
+    # Hugging Face's TrainingArguments.
+    output_dir per_device_train_batch_size num_train_epochs max_steps learning_rate
+    lr_scheduler_type lr_scheduler_kwargs warmup_steps warmup_ratio optim optim_args
+    weight_decay adam_beta1 adam_beta2 adam_epsilon gradient_accumulation_steps
+    max_grad_norm label_smoothing_factor bf16 fp16 bf16_full_eval fp16_full_eval tf32
+    gradient_checkpointing torch_compile neftune_noise_alpha auto_find_batch_size
+    logging_strategy logging_steps logging_first_step logging_dir logging_nan_inf_filter
+    log_level disable_tqdm report_to run_name eval_strategy evaluation_strategy eval_steps
+    eval_delay per_device_eval_batch_size prediction_loss_only eval_on_start
+    eval_accumulation_steps save_only_model save_strategy save_steps save_total_limit
+    push_to_hub hub_token hub_private_repo hub_model_id hub_strategy load_best_model_at_end
+    metric_for_best_model greater_is_better ignore_data_skip full_determinism data_seed
+    use_cpu no_cuda dataloader_drop_last dataloader_num_workers dataloader_pin_memory
+    dataloader_persistent_workers dataloader_prefetch_factor remove_unused_columns
+    label_names group_by_length length_column_name ddp_find_unused_parameters
+    ddp_bucket_cap_mb ddp_backend ddp_timeout fsdp fsdp_config deepspeed debug do_train
+    do_eval do_predict resume_from_checkpoint local_rank
+    # ESPnet2's options and configs.
+    nj inference_nj gpu_inference ngpu train_cmd cuda_cmd decode_cmd stage stop_stage
+    asr_config lm_config inference_config asr_tag expdir dumpdir datadir nbpe bpemode
+    token_type use_lm lm_weight ctc_weight beam_size nbest feats_type feats_normalize
+    speed_perturb_factors fs audio_format train_set valid_set test_sets max_epoch patience
+    accum_grad grad_clip batch_bins batch_type keep_nbest_models val_scheduler_criterion
+    num_iters_per_epoch inference_args asr_args epochs early_stopping gpus batchsize n_gpus
+    workers world_size lang
+"""
+WORDS = sorted({w for line in TEXT.splitlines() if "#" not in line for w in line.split()})
 
 
 def check_dataset(loaded):

@@ -240,13 +240,22 @@ def test_a_manifest_that_has_such_keys_is_no_other_run(recipe, run):
 
 
 def test_the_way_on_has_no_override_that_would_be_refused(recipe, run):
-    metrics = "metrics: [{metric: {_target_: espnet3.systems.asr.metrics.wer.WER, ref_key: no}}]\n"
+    (recipe / "metric_that_fails.py").write_text(
+        "from espnet3.systems.asr.metrics.wer import WER\n"
+        "class Fails(WER):\n"
+        "    def __call__(self, *args, **kwargs):\n"
+        "        raise ValueError('no score today')\n"
+    )
+    metrics = "metrics: [{metric: {_target_: metric_that_fails.Fails}}]\n"
     (recipe / "conf" / "inference.yaml").write_text(INFERENCE + metrics)
     line = ("--stages", "infer", "measure", *INFER[2:], "parallel.n_workers=1", "exp_tag=mine")
     code, said = run(recipe, *line)
-    if "To go on: " in said:  # what the metric lacks may be known before
-        assert "exp_tag=mine" in said
-        assert "parallel.n_workers" not in said.partition("To go on: ")[2]
+    sys.modules.pop("metric_that_fails")
+    assert code == 1
+    assert "no score today" in said
+    way_on = said.partition("To go on: ")[2]
+    assert "exp_tag=mine" in way_on
+    assert "parallel.n_workers" not in way_on
 
 
 def test_keys_that_code_reads_are_told_by_its_text(here, monkeypatch):
