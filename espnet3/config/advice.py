@@ -15,8 +15,8 @@ import yaml
 from espnet3.config.own_keys import ALL, OWN, READERS
 from espnet3.config.redact import redact
 from espnet3.config.sources import join_key
-from espnet3.config.values import Unfit
-from espnet3.config.ways import Has, Rule, Settings, env_for
+from espnet3.config.values import Unfit, flow
+from espnet3.config.ways import Has, Place, Rule, Settings, env_for, to
 from espnet3.config.words import BLOCKS, WORDS
 from espnet3.errors import closest
 
@@ -44,9 +44,7 @@ class Advice:
 
     def override(self) -> str:
         """Return `parallel.n_workers=8`, as one types it into a shell; empty without a key."""
-        return " ".join(
-            shlex.quote(f"{key}={_flow(value)}") for key, value in self.settings.items()
-        )
+        return " ".join(shlex.quote(f"{key}={flow(value)}") for key, value in self.settings.items())
 
     def line(self) -> str:
         """Return `parallel: {n_workers: 8}` as YAML; empty without a key."""
@@ -58,15 +56,7 @@ class Advice:
                 node = node.setdefault(part, {})
             node[last] = value
         # One line for each top-level key: a file has no braces around them.
-        return "\n".join(f"{key}: {_flow(value)}" for key, value in tree.items())
-
-
-def _flow(value: Any) -> str:
-    try:
-        text = yaml.safe_dump([value], default_flow_style=True, width=100_000, sort_keys=False)
-    except yaml.YAMLError:  # no plain value
-        return "..."
-    return str(text).strip()[1:-1]
+        return "\n".join(f"{key}: {flow(value)}" for key, value in tree.items())
 
 
 def advise(
@@ -128,7 +118,10 @@ def _split(path: tuple[str, ...]) -> tuple[str, str]:
 
 def _rule_for(path: tuple[str, ...]) -> Rule | None:
     block, name = _split(path)
-    return BLOCKS.get(block, {}).get(name) or WORDS.get(name) or WORDS.get(name.lower())
+    found = BLOCKS.get(block, {}).get(name) or WORDS.get(name) or WORDS.get(name.lower())
+    if found is None and block and name in READERS:
+        return (Place(READERS[name], to(name), "It stands at the top, in no other block."),)
+    return found
 
 
 def _unread(path: tuple[str, ...], stages: Collection[str]) -> Advice | None:
@@ -152,6 +145,8 @@ def _apply(
         return Advice("", None, str(unfit))
     if isinstance(answer, str):
         return Advice("", None, answer)
+    if path[:2] == ("dataloader", "valid"):  # what is said of loaders holds for both
+        answer = {k.replace("dataloader.train.", "dataloader.valid."): answer[k] for k in answer}
     (key, right), *more = answer.items()
     if key == ".".join(path) and right == value and not more:
         return None
@@ -201,7 +196,10 @@ def unknown_hint(
     """
     known = list(known)
     *above, name = key.split(".")
-    has = None if loaded is None else loaded.has
+
+    def has(other: str) -> bool:
+        return loaded is not None and other != key and loaded.has(other)
+
     advice = advise((*above, name), value, _stages_of(above, loaded), has=has)
     block = ".".join(above)
     if advice is not None and _can_be(advice, block, known):
@@ -238,7 +236,7 @@ def _worded(advice: Advice, key: str, block: str, loaded: "LoadedConfig | None")
         return f" {advice.why} Write: {advice.override()}".replace("  ", " ")
     if home == block and not advice.more:
         return f" Did you mean {name!r}? Write: {yaml_line(name, advice.value)}"
-    return f" {advice.why} Write: {advice.line()}".replace("  ", " ")
+    return f" {advice.why} Write: {' and '.join(advice.line().splitlines())}".replace("  ", " ")
 
 
 def is_override(key: str, loaded: "LoadedConfig | None") -> bool:

@@ -118,7 +118,8 @@ def _misplaced(
     if home == key.rpartition(".")[0]:
         where, called = f"is called {right}", ""
     line = advice.override() if is_override(key, loaded) else advice.line()
-    if "\n" in line or len(line) > _LONGEST_LINE:
+    line = " and ".join(line.splitlines())
+    if len(line) > _LONGEST_LINE:
         parts = advice.key.split(".")
         line = ": {".join(parts) + ": ..." + "}" * (len(parts) - 1)
     return f"{start} {where}{called}. Write: {line}"

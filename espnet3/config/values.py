@@ -4,6 +4,8 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import yaml
+
 
 class Unfit(ValueError):
     """The value cannot be meant for the key; the message says what that takes."""
@@ -139,3 +141,16 @@ def trial(value: Any) -> bool | int:
 def lines(value: Any) -> list[str]:
     """Return a list of texts, of which one may stand alone."""
     return [text(part) for part in (value if isinstance(value, list | tuple) else [value])]
+
+
+def flow(value: Any) -> str:
+    """Return a value as YAML on one line, to stand after `key=` or `key: `."""
+    is_plain = not isinstance(value, Mapping | list | tuple)
+    # A text such as cuda:1 needs quotes within braces only.
+    options: dict[str, Any] = {} if is_plain else {"default_flow_style": True}
+    try:
+        shown = yaml.safe_dump(value, width=100_000, sort_keys=False, allow_unicode=True, **options)
+    except yaml.YAMLError:  # no plain value
+        return "..."
+    line = str(shown).strip().removesuffix("\n...")
+    return line if "\n" not in line else "..."

@@ -9,9 +9,11 @@ from espnet3.config.own_keys import ENVS, INFER, PACK, STATISTICS, TRAIN, WORKER
 from espnet3.config.values import (
     Unfit,
     count,
+    flow,
     keep,
     not_negative,
     number,
+    pattern,
     positive,
     switch,
     text,
@@ -89,7 +91,7 @@ def to(key: str, convert: Callable[[Any], Any] = keep, more: Settings | None = N
 
 def tell(words: str) -> Way:
     """Return the way that only says what to do; `{value}` in it is what was written."""
-    return lambda value, has: words.replace("{value}", f"{value}")
+    return lambda value, has: words.replace("{value}", flow(value))
 
 
 def if_on(on: Way, off: Way) -> Way:
@@ -154,6 +156,16 @@ def accelerator(value: Any, has: Has) -> Settings | str:
     if kind not in ("cuda", "gpu", "cpu", "mps", "tpu", "auto"):
         raise Unfit(f"trainer.accelerator takes gpu, cpu or auto, and this is {value!r:.60}.")
     return {**chosen, "trainer.devices": [int(index)]} if index.isdigit() else chosen
+
+
+def worker_device(value: Any, has: Has) -> Settings | str:
+    """Return the device of a worker's model; `cuda` without a number is a GPU for each."""
+    word = str(value).lower()
+    if word in ("gpu", "cuda", "gpus"):
+        return gpu_workers("auto", has)
+    if word in ("auto", "none"):
+        return "Each worker takes a GPU where there is one, unless device says otherwise."
+    return to("device", pattern(r"cpu|mps|cuda:\d+", "cpu or cuda:0"))(value, has)
 
 
 def env_of_workers(value: Any, has: Has) -> Settings | str:
@@ -442,7 +454,7 @@ def of_jobs(name: str) -> Way:
             return {f"parallel.options.{name}": value}
         return (
             "It is for jobs, which env: local does not submit: parallel: {env: slurm, options: "
-            f"{{{name}: {value}}}}}"
+            f"{{{name}: {flow([value])[1:-1]}}}}}"
         )
 
     return write

@@ -142,7 +142,7 @@ _add("num_nodes nnodes n_nodes num_machines nodes",
      Place(WORKERS, tell("Workers are jobs, on as many nodes as the cluster likes: "
                          "parallel: {env: slurm, n_workers: {value}}")))
 _add("accelerator device", Place(TRAIN, ways.accelerator, ways.TWO_LAYERS),
-     Place(INFER, to("device", text), "The device of a worker's model stands at the top."))
+     Place(INFER, ways.worker_device, "The device of a worker's model stands at the top."))
 _add("device_index gpu_id gpu_index",
      Place(INFER, to("device", lambda value: f"cuda:{whole(value)}"),
            "Left out, each worker takes a GPU of its own."),
@@ -424,6 +424,9 @@ BLOCKS["parallel"] = {
     **dict.fromkeys(("type", "name", "scheduler", "cluster", "backend"), WORDS["env"]),
     "timeout": (Place(WORKERS, to("parallel.item_timeout", values.positive)),),
 }
+_NUM_WORKERS = (Place(TRAIN, to("dataloader.train.num_workers", whole)),)
+for _split in ("dataloader", "dataloader.train", "dataloader.valid"):
+    BLOCKS[_split] = dict.fromkeys(("n_workers", "workers", "nj", "n_jobs"), _NUM_WORKERS)
 BLOCKS["parallel.options"] = {
     "partition": (Place(WORKERS, to("parallel.options.queue", text)),),
     **dict.fromkeys(("time", "time_limit", "timelimit"), (Place(WORKERS, to(
