@@ -46,12 +46,12 @@ def check_keys(
     for key in (key for key in values if str(key) not in own):
         close = closest(str(key), sorted(known), cutoff=_CLOSE)
         # A word of others comes first: inference_nj is no slip of inference_dir.
-        is_foreign = close and advise((str(key),), values[key], stages) is not None
+        is_foreign = close and stages and advise((str(key),), values[key], stages) is not None
         if str(key) in homes or is_foreign:
             home = homes.get(str(key), "")
             problems.append(_misplaced(loaded, str(key), values[key], home, stages))
         elif close:
-            problems.append(_misspelt(loaded, str(key), values[key], close))
+            problems.append(_misspelt(loaded, str(key), values[key], close, stages))
     raise_any(problems)
 
 
@@ -125,14 +125,20 @@ def _misplaced(
     return f"{start} {where}{called}. Write: {line}"
 
 
-def _misspelt(loaded: "LoadedConfig", key: str, value: Any, right: str) -> str:
-    line = yaml_line(right, value)
-    if is_override(key, loaded):
-        line = Advice(right, value, "").override()
-    return (
-        f"{key} in {loaded.source_of(key)} is not a known key. Did you mean {right!r}? "
-        f"Write: {line if len(line) <= _LONGEST_LINE else f'{right}: ...'}"
-    )
+def _misspelt(
+    loaded: "LoadedConfig", key: str, value: Any, right: str, stages: Collection[str]
+) -> str:
+    start = f"{key} in {loaded.source_of(key)} is not a known key. Did you mean {right!r}?"
+    # Spelled right, it may still be a key of another stage.
+    advice = advise((right,), value, stages, has=loaded.has) if stages else None
+    if advice is not None and not advice.key:
+        return f"{start} {advice.why}"
+    if is_override(key, loaded) or advice is not None:
+        advice = advice or Advice(right, value, "")
+        line = advice.override() if is_override(key, loaded) else advice.line()
+    else:
+        line = yaml_line(right, value)
+    return f"{start} Write: {line if len(line) <= _LONGEST_LINE else f'{right}: ...'}"
 
 
 def raise_any(problems: Sequence[str]) -> None:
