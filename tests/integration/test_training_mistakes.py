@@ -88,7 +88,7 @@ BEFORE_ANYTHING = {
     "a misspelt key of the trainer": ("max_epochs:", "max_epoch:", rf"trainer\.max_epoch \(set in {HERE}\).*Write: max_epochs: 3"),
     "a key of the trainer that is none": (STEPS, "colour: blue", rf"trainer\.colour \(set in {HERE}\).*lightning\.pytorch\.Trainer"),
     "a trainer that is no mapping": (TRAINING[TRAINING.index("trainer:") :], "trainer: cpu\n", rf"trainer is 'cpu' \(set in {HERE}\).*Write: trainer: \{{"),
-    "a key of parallel in the trainer": (STEPS, "n_workers: 4", rf"trainer\.n_workers in {HERE} belongs under parallel.*parallel: \{{n_workers: 4\}}"),
+    "a key of parallel in the trainer": (STEPS, "n_workers: 4", rf"trainer\.n_workers in {HERE} is called devices.*trainer: \{{devices: 4\}}"),
     "a key of the trainer at the top": (TAG, f"{TAG}\nmax_epochs: 4", rf"max_epochs in {HERE} belongs under trainer"),
     "a number in words": ("max_epochs: 3", "max_epochs: three", rf"trainer\.max_epochs is 'three' \(set in {HERE}\).*Write: max_epochs: 20"),
     "a number that is not whole": ("max_epochs: 3", "max_steps: 1e2", rf"trainer\.max_steps is 100\.0 \(set in {HERE}\).*Write: max_steps: 100$"),

@@ -146,10 +146,8 @@ def _refusal(cluster: Any, config: "ParallelConfig", backend: Backend, error: Ex
     if unknown:
         key = f"parallel.options.{unknown[0]}"
         hint = unknown_hint(key, config.options[unknown[0]], known)
-        return (
-            f"{key} is no option of {backend.cluster} of dask-jobqueue.{hint} It takes: "
-            f"{', '.join(sorted(known))}."
-        )
+        hint = hint or f" It takes: {', '.join(sorted(known))}."
+        return f"{key} is no option of {backend.cluster} of dask-jobqueue.{hint}"
     return (
         f"parallel.options is not what {backend.cluster} of dask-jobqueue takes: "
         f"{' '.join(str(error).split())}. It needs at least cores and memory; see "

@@ -171,7 +171,7 @@ def test_a_limit_that_lightning_refuses_later_is_placed(load):
         (["checkpoint.every_n_step=3"], "Did you mean 'every_n_steps'?"),
         (["init.pth=a"], "Did you mean 'path'?"),
         (["best_model_criterion=valid/loss"], "Write: best_model_criterion: [[valid/loss, 3, "),
-        (["optimizer.lrr=3"], "It takes: params, lr, momentum"),
+        (["optimizer.lrr=3"], "Did you mean 'lr'? Write: optimizer.lr=3"),
     ],
 )  # fmt: skip
 def test_keys_are_checked_before_the_training(load, overrides, words):
