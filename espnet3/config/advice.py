@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from espnet3.config.own_keys import ALL, OWN, READERS
+from espnet3.config.own_keys import ALL, OWN, READERS, SIZES
 from espnet3.config.redact import redact
 from espnet3.config.sources import join_key
 from espnet3.config.values import Unfit, flow
@@ -145,7 +145,8 @@ def _apply(
         return Advice("", None, str(unfit))
     if isinstance(answer, str):
         return Advice("", None, answer)
-    if path[:2] == ("dataloader", "valid"):  # what is said of loaders holds for both
+    # What is said of loaders holds for both, if the second is not to be as the first.
+    if path[:2] == ("dataloader", "valid") and any(has(f"dataloader.valid.{n}") for n in SIZES):
         answer = {k.replace("dataloader.train.", "dataloader.valid."): answer[k] for k in answer}
     (key, right), *more = answer.items()
     if key == ".".join(path) and right == value and not more:

@@ -81,6 +81,8 @@ LOADER_KEYS = (
     "buffer_shards", "sampler", "batch_sampler", "num_workers", "prefetch_factor",
     "persistent_workers", "pin_memory", "timeout", "multiprocessing_context", "worker_init_fn",
 )  # fmt: skip
+SIZES = ("batch_size", "batch_seconds", "batch_bins", "batch_sampler")
+"""Keys of a loader of which it needs one."""
 PARALLEL_KEYS = (
     "env", "n_workers", "options", "mode", "shards_per_worker", "retries", "item_timeout",
     "worker_timeout", "start_timeout", "adaptive", "max_lost_jobs", "max_successors",

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -131,6 +132,20 @@ def share(value: Any) -> float | int:
     if found >= 1:
         raise Unfit(f"takes a number between 0 and 1, and this is {value!r:.60}")
     return found
+
+
+def function(value: Any) -> Any:
+    """Return a dotted path, or a `_target_`."""
+    if isinstance(value, Mapping) or re.fullmatch(r"\w+(\.\w+)+", str(value)):
+        return built(value) if isinstance(value, Mapping) else value
+    raise Unfit(f"takes a dotted path such as src.data.collate, and this is {value!r:.60}")
+
+
+def existing(value: Any) -> str:
+    """Return the path of a file that is there."""
+    if not Path(text(value)).exists():
+        raise Unfit(f"takes a file, and {value!r:.200} does not exist")
+    return text(value)
 
 
 def trial(value: Any) -> bool | int:

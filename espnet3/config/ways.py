@@ -9,6 +9,7 @@ from espnet3.config.own_keys import ENVS, INFER, PACK, STATISTICS, TRAIN, WORKER
 from espnet3.config.values import (
     Unfit,
     count,
+    existing,
     flow,
     keep,
     not_negative,
@@ -282,6 +283,13 @@ def of_scheduler(name: str, ours: str, convert: Callable[[Any], Any]) -> Way:
 def resuming(value: Any) -> str:
     """Return the word of a training for whether it goes on."""
     return "auto" if str(value).lower() == "auto" or switch(value) else "never"
+
+
+def resumed(value: Any, has: Has) -> Settings | str:
+    """Return the checkpoint that a training goes on from."""
+    if isinstance(value, bool) or str(value).lower() in ("none", "auto", "latest", "last", ""):
+        return "A training goes on from last.ckpt by itself: delete the line."
+    return to("fit.ckpt_path", existing)(value, has)
 
 
 def warmup(value: Any, has: Has) -> Settings | str:

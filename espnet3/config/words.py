@@ -59,6 +59,7 @@ _ARGUMENTS: dict[str, Callable[[Any], Any]] = {
     **dict.fromkeys(("callbacks", "plugins"), values.built),
     "gradient_clip_algorithm": values.choice("norm", "value"), "fast_dev_run": values.trial,
     "profiler": values.choice("simple", "advanced", "pytorch"), "model_registry": text,
+    "val_check_interval": values.positive,
     "max_time": values.pattern(r"\d+:\d+:\d+:\d+", "00:12:00:00"),
     "strategy": values.pattern("auto|ddp.*|fsdp|deepspeed.*", "ddp"),
 }
@@ -93,7 +94,7 @@ for _name in ("on_error", "max_errors"):
 _OF_TRAINING = "That of a training stands at the top."
 WORDS["resume"] += (Place(TRAIN, to("resume", ways.resuming), _OF_TRAINING),)
 WORDS["accept_changes"] += (Place(TRAIN, to("accept_changes", values.names), _OF_TRAINING),)
-_train("collate_fn", to("dataloader.collate_fn"))
+_train("collate_fn", to("dataloader.collate_fn", values.function))
 _train("batch_sampler", tell("It makes the batches in place of every size: dataloader: {train: "
                              "{batch_sampler: {_target_: ...}}}"))
 _train("shape_file", tell("It needs batch_bins or sample_rate beside it: dataloader: {train: "
@@ -103,7 +104,7 @@ _train("prefetch_factor dataloader_prefetch_factor", ways.with_workers("prefetch
 _train("persistent_workers dataloader_persistent_workers",
        ways.with_workers("persistent_workers", switch))
 _train("timeout", ways.with_workers("timeout", values.not_negative))
-_train("worker_init_fn", ways.with_workers("worker_init_fn", text))
+_train("worker_init_fn", ways.with_workers("worker_init_fn", values.function))
 _train("multiprocessing_context dataloader_multiprocessing_context",
        ways.with_workers("multiprocessing_context", values.choice("fork", "spawn", "forkserver")))
 _train("dataloader_drop_last", to("dataloader.train.drop_last", switch))
@@ -284,11 +285,9 @@ _train("use_wandb wandb wandb_project wandb_name wandb_entity wandb_id project_n
     "'${exp_dir}'}]}"))
 _train("disable_tqdm", to("trainer.enable_progress_bar", lambda value: not switch(value)))
 _train("progress_bar_refresh_rate", tell("trainer.enable_progress_bar=false hides the bar."))
-_train("resume_from_checkpoint ckpt_path checkpoint_path", lambda value, has: (
-    tell("A training goes on from last.ckpt by itself: delete the line.")(value, has)
-    if isinstance(value, bool) or value is None else to("fit.ckpt_path", text)(value, has)))
+_train("resume_from_checkpoint ckpt_path checkpoint_path", ways.resumed)
 _train("init_param pretrained_model pretrained_path init_from pretrain_path load_from",
-       to("init", text), "It starts from these weights.")
+       to("init", values.existing), "It starts from these weights.")
 _train("freeze_param freeze_params frozen freeze_layers freeze_modules", to("freeze", values.names))
 _train("num_att_plot ignore_init_mismatch no_forward_run log_level write_collected_feats "
        "use_matplotlib train_dtype_ cudnn_enabled", tell("It has no counterpart: delete the line."))

@@ -69,7 +69,7 @@ VALUES: dict[str, Any] = {
     "parallel": {"env": "local_gpu", "n_workers": 2}, "character_coverage": 0.9,
     "dataloader": {"train": {"batch_size": 2}}, "pack_model": {"name": "x"},
     "bpe_char_cover": 0.9, "hub_model_id": "a/c", "interval": "step", "monitor": "valid_loss",
-    "resume_from_checkpoint": "a.ckpt", "ckpt_path": "a.ckpt",
+    "resume_from_checkpoint": "a.ckpt", "init_param": "a.ckpt", "ckpt_path": "a.ckpt",
     "checkpoint_path": "a.ckpt", "metric_for_best_model": "eval_wer", "overfit_batches": 0.0,
 }  # fmt: skip
 """One that the word is used with; others are tried with numbers, switches and texts."""
@@ -291,7 +291,6 @@ def test_each_argument_of_other_trainers_gets_an_answer():
         ("output_dir", "out", "pack_model", "pack.output_dir=out"),
         ("trainer.seed", 3, "train", "seed=3"),
         ("trainer.scheduler_interval", "step", "train", "scheduler_interval=step"),
-        ("dataloader.valid.max_duration", 20, "train", "dataloader.valid.max_seconds=20"),
         ("dataloader.train.n_workers", 2, "train", "dataloader.train.num_workers=2"),
         ("parallel.accelerator", "gpu", "infer", "parallel.env=local_gpu"),
         ("accelerator", "cuda:1", "infer", "device=cuda:1"),
@@ -353,6 +352,13 @@ def test_what_is_right_or_unknown_gets_no_advice(key, value, stages):
     [
         ("lr", 0.1, ["scheduler.max_lr"], "optimizer.lr=0.1 scheduler.max_lr=0.1"),
         ("lr", 0.1, ["optimizers"], ""),
+        (
+            "dataloader.valid.max_duration",
+            20,
+            ["dataloader.valid.batch_size"],
+            "dataloader.valid.max_seconds=20",
+        ),
+        ("dataloader.valid.max_duration", 20, [], "dataloader.train.max_seconds=20"),
         ("batch_size", 4, ["dataloader.train.batch_sampler"], ""),
         ("patience", 4, ["trainer.callbacks"], ""),
         ("warmup_steps", 10, ["scheduler", "scheduler.warmup_steps"], "scheduler.warmup_steps=10"),
@@ -362,7 +368,7 @@ def test_what_is_right_or_unknown_gets_no_advice(key, value, stages):
 )
 def test_the_line_fits_what_the_config_has(key, value, config, right):
     stages = ["train_tokenizer"] if key == "nbpe" else ["train"]
-    advice = advise((key,), value, stages, has=config.__contains__)
+    advice = advise(tuple(key.split(".")), value, stages, has=config.__contains__)
     assert advice is not None
     assert advice.override() == right
 
