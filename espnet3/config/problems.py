@@ -86,9 +86,13 @@ class Subject:
         """Return the line with the value that another toolkit's word stands for."""
         key = self._key(path)
         advice = advise(tuple(key.split(".")), value, ()) if path else None
-        if advice is None or advice.key != key or advice.more:
+        if advice is None or advice.key not in ("", key):
             return ""
-        return f" Write: {self._line_for(path, advice.value)}"
+        if not advice.key:
+            return f" {advice.why}"
+        if advice.more and not is_override(key, self.loaded):
+            return f" Write: {advice.line()}"
+        return f" Write: {advice.override() if advice.more else self._line_for(path, advice.value)}"
 
     def _line_for(self, path: Path, value: Any) -> str:
         """Return the line to paste: into the shell, if it was typed there."""

@@ -174,7 +174,22 @@ def env_of_workers(value: Any, has: Has) -> Settings | str:
     env = env_for(value)
     if env is None:
         return f"{value!r:.60} is no parallel.env. Known: {', '.join(ENVS)}."
-    return {"parallel.env": env}
+    if env in ("local", "local_gpu"):
+        return {"parallel.env": env}
+    needed = _NEEDED.get(env, {"cores": 4, "memory": "16GB"})
+    lacking = {k: v for k, v in needed.items() if not has(f"parallel.options.{k}")}
+    if lacking and env in ("ssh", "kube", "dask"):  # only the user knows them
+        return f"It needs its own options: parallel: {flow({'env': env, 'options': lacking})}"
+    return {"parallel.env": env, **{f"parallel.options.{k}": v for k, v in lacking.items()}}
+
+
+_NEEDED: dict[str, Settings] = {
+    "htcondor": {"cores": 4, "memory": "16GB", "disk": "10GB"},
+    "ssh": {"hosts": ["head", "node1"]},
+    "kube": {"image": "registry/espnet3:1"},
+    "dask": {"address": "tcp://host:8786"},
+}
+"""What a block must say of a backend; of those not here, cores and memory."""
 
 
 def env_of_training(value: Any, has: Has) -> Settings | str:
