@@ -128,7 +128,9 @@ def test_a_missing_file_of_data_is_no_bare_errno(tmp_path, capfd):
     told = capfd.readouterr().err
     assert "data/train/manifest.jsonl" in told
     assert "dataset.train.0" in told
-    assert "python run.py --stages create_dataset" in told
+    line = re.search(r"python run\.py (--stages create_dataset.*)", told)[1]
+    template.run_here(template.system, *shlex.split(line), "create_dataset.n_training=2")
+    assert (template.folder / "data/train/manifest.jsonl").exists()
 
 
 def test_all_stages_of_a_recipe_that_only_decodes(tmp_path):

@@ -14,6 +14,7 @@ from espnet3.components.data.dataset import (
 )
 from espnet3.components.data.dataset_entry import DatasetEntry, parse_entries
 from espnet3.components.data.dataset_module import DataSource
+from espnet3.components.data.errors import create_command
 from espnet3.components.data.functions import build_function, find_function
 from espnet3.config.targets import signature_of
 from espnet3.errors import ConfigError, EspnetError
@@ -110,7 +111,7 @@ class DataOrganizer:
         except Exception as error:
             error.add_note(
                 f"Raised while building {key} ({source.name}). If its files are not made yet: "
-                "python run.py --stages create_dataset"
+                f"{create_command()}"
             )
             raise
         return _check_dataset(dataset, key, source.name)
@@ -223,7 +224,7 @@ def _check_dataset(dataset: Any, key: str, source: str) -> Dataset:
     if len(dataset) == 0:
         raise ConfigError(
             f"{key}.data_src_args: the Dataset of {source} has no items. Check these arguments; if "
-            "its files are not made yet: python run.py --stages create_dataset"
+            f"its files are not made yet: {create_command()}"
         )
     found: Dataset = dataset
     return found

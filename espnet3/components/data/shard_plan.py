@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from espnet3.components.data.errors import DataError
+from espnet3.components.data.errors import DataError, create_command
 from espnet3.config.fingerprint import diff, flatten
 from espnet3.errors import ConfigError, StaleRunError
 from espnet3.io.atomic import StrPath, write_json
@@ -127,7 +127,7 @@ def check_written(shards: Iterable[Path]) -> None:
             if file.exists() and not _load(file)["is_complete"]:
                 raise DataError(
                     f"The shards {name}-* in {folder} are not all written: {file.name} says so. "
-                    "Go on with what writes them: python run.py --stages create_dataset"
+                    f"Go on with what writes them: {create_command()}"
                 )
 
 

@@ -116,6 +116,7 @@ def _plan_test_set(
     own_config: "DictConfig", config: InferenceConfig, loaded: "LoadedConfig"
 ) -> TestSetRun:
     from espnet3.components.data.dataset import durations_of, fingerprint_of
+    from espnet3.components.data.errors import create_command
 
     name = own_config.test_set
     provider = _build_provider(own_config, config, loaded)
@@ -129,7 +130,7 @@ def _plan_test_set(
     if len(dataset) == 0:
         raise ConfigError(
             f"The test set {name!r} has no items. Check its data_src_args, or run the stage that "
-            "makes it: --stage create_dataset"
+            f"makes it: {create_command()}"
         )
     check_test_samples(dataset, name, own_config)
     # With `skip`, audio that cannot be read fails alone, when its turn comes.

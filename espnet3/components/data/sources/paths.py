@@ -4,6 +4,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from espnet3.components.data.errors import create_command
 from espnet3.errors import ConfigError, suggest
 
 StrPath = str | os.PathLike[str]
@@ -29,7 +30,7 @@ def find_input(path: StrPath, recipe_dir: StrPath | None = None) -> Path:
     raise ConfigError(
         f"path is {os.fspath(path)!r}, but there is no {places}."
         f"{suggest(Path(path).name, siblings)} Correct it, or make the data: "
-        "python run.py --stages create_dataset"
+        f"{create_command()}"
     )
 
 

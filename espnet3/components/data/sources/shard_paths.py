@@ -7,6 +7,7 @@ from glob import glob, has_magic
 from itertools import product
 from pathlib import Path
 
+from espnet3.components.data.errors import create_command
 from espnet3.components.data.shard_plan import check_written
 from espnet3.components.data.sources.paths import StrPath, find_input
 from espnet3.errors import ConfigError
@@ -91,7 +92,7 @@ def _in_folder(folder: Path, ending: str) -> list[Path]:
     if not files:
         raise ConfigError(
             f"path is the folder {folder}, which has no file *{ending}. Correct it, or make the "
-            "data: python run.py --stages create_dataset"
+            f"data: {create_command()}"
         )
     return sorted(files)
 
@@ -104,7 +105,7 @@ def _globbed(places: Sequence[Path], pattern: str) -> list[Path]:
     tried = " or ".join(map(str, places))
     raise ConfigError(
         f"path is {pattern!r}, but no file is called like {tried}. Correct it, or make the data: "
-        "python run.py --stages create_dataset"
+        f"{create_command()}"
     )
 
 
@@ -126,7 +127,7 @@ def _advice(pattern: str, names: Sequence[str], lost: Sequence[str]) -> str:
     n_there = len(names) - len(lost)
     braces = _BRACES.findall(pattern)
     is_range = len(braces) == 1 and _RANGE.fullmatch(braces[0])
-    make = "Copy or make them: python run.py --stages create_dataset"
+    make = f"Copy or make them: {create_command()}"
     if not is_range or not n_there or list(names[n_there:]) != list(lost):
         return make
     first, last = (_choices(braces[0])[i] for i in (0, n_there - 1))
