@@ -1,6 +1,7 @@
 """The `tokenizer` block of a training config."""
 
 import logging
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -104,8 +105,14 @@ def check_tokenizer_exists(loaded: "LoadedConfig") -> None:
             place = set_in(f"{key}.{BLOCK}", loaded)
             raise ConfigError(
                 f"{key}.{BLOCK} is {folder!r}{place}, where there is no tokenizer. Make it first: "
-                "python run.py --stages train_tokenizer"
+                f"python run.py --stages train_tokenizer{_given_as(loaded)}"
             )
+
+
+def _given_as(loaded: "LoadedConfig") -> str:
+    """Return the option that gives this config again: where the tokenizer goes depends on it."""
+    files = [file for file in loaded.files if Path(file).stem == loaded.names.self_name]
+    return f" --training_config {shlex.quote(files[-1])}" if files else ""
 
 
 def _check_size(config: TokenizerConfig, loaded: "LoadedConfig") -> None:
