@@ -152,7 +152,17 @@ def test_infer_and_measure_in_one_line(digits):
     assert (digits.folder / "exp/training/inference/metrics.json").exists()
 
 
-def test_packing_finds_the_only_experiment(digits):
+def test_making_data_asks_for_no_experiment(digits):
+    shutil.copytree(digits.folder / "exp/training", digits.folder / "exp/other")
+    words = ("--stage", "1", "--config", "conf/inference.yaml", "--dry-run")
+    digits.run_here(digits.system, *words)
+
+
+def test_a_folder_that_a_failed_call_left_behind_is_not_taken_for_an_experiment(digits):
+    for name in ("inference", "publication"):
+        (digits.folder / "exp" / name).mkdir()
+    digits.run_here(digits.system, *INFER, *LOCAL)
+    assert len(digits.hyps(tag="training")) == 2
     digits.run_here(
         digits.system, "--stages", "pack_model", "--publication_config", "conf/publication.yaml"
     )

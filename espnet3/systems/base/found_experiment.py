@@ -28,6 +28,8 @@ CONFIG = "config.yaml"
 _PACKED = (".tar.gz", ".zip")
 _BLOCKS = ("model", "provider")
 _MOST_LINES = 5
+_BEFORE_TRAINING = {"create_dataset", "train_tokenizer", "collect_stats"}
+"""Stages that need nothing of an experiment."""
 
 
 @dataclass(frozen=True)
@@ -61,8 +63,8 @@ def find_experiment(
     first = configs.inference or configs.metrics or configs.publication
     if configs.training is not None or first is None or not _is_unsaid(first):
         return None
-    names = {stage.name for stage in stages}
-    lacking = _lacking(configs, names)
+    names = {stage.name for stage in stages} - _BEFORE_TRAINING
+    lacking = _lacking(configs, names) if names else None
     if lacking is None or not lacking.fitting:
         return None
     if len(lacking.fitting) > 1:
@@ -84,9 +86,10 @@ def _lacking(configs: Configs, stages: set[str]) -> _Lacking | None:
         return by_results if by_results and by_results.fitting else by_weights
     if configs.metrics is not None and stages & {"measure", "report"}:
         return _lacking_results(configs.metrics, is_alone=True)
-    if configs.publication is not None and "pack_model" in stages:
+    if configs.publication is not None and stages & {"pack_model", "upload_model"}:
         exp_dir = Path(context_value(configs.publication, "exp_dir"))
-        fitting = [] if exp_dir.is_dir() else [f for f in _experiments(exp_dir) if _is_trained(f)]
+        others = [] if _is_trained(exp_dir) else _experiments(exp_dir)
+        fitting = [folder for folder in others if _is_trained(folder)]
         return _Lacking(configs.publication, f"{exp_dir}", "a trained model", fitting)
     return None
 
