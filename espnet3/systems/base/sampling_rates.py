@@ -260,7 +260,9 @@ def _advice(hertz: int, found: int | None = None, *, can_change_model: bool) -> 
 
 def _hears_speech_alone(values: Mapping[str, Any]) -> bool:
     """Tell whether the model is called with speech, and not told its rate."""
-    keys = values.get("input_key") or SPEECH
+    runner = values.get("runner")
+    of_runner = runner.get("input_key") if isinstance(runner, Mapping) else None
+    keys = values.get("input_key") or of_runner or SPEECH
     keys = [keys] if isinstance(keys, str) else list(keys)
     return SPEECH in keys and RATE not in keys
 

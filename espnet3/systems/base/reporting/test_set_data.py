@@ -78,15 +78,17 @@ def open_data(
         NoClip: it cannot be built.
     """
     from espnet3.components.data.dataset import durations_of
+    from espnet3.systems.base.inference_config import load_inference_config
     from espnet3.systems.base.test_set_run import open_test_set
 
     try:
         dataset = open_test_set(loaded, test_set)
         durations = durations_of(dataset)
         n_items = len(dataset)
+        idx_key = load_inference_config(loaded).idx_key
     except Exception as error:  # of the user's code or files; the page is written all the same
         raise NoClip(f"the test set cannot be built: {type(error).__name__}: {error}") from error
     left_out = set(failed)
     there = (position for position in range(n_items) if position not in left_out)
     positions = dict(zip(ids, there, strict=False))
-    return TestSetData(dataset, positions, durations, str(loaded.config.get("idx_key") or "utt_id"))
+    return TestSetData(dataset, positions, durations, idx_key)
