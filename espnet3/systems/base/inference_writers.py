@@ -53,7 +53,9 @@ class FieldWriters:
         lines = {name: self._line(name, value, id) for name, value in fields.items()}
         scp = self._writers(fields, id)
         for name, texts in lines.items():
-            if name not in self._artifacts:
+            # Asked here: most values are texts, and a call for each would be felt.
+            may_be_nbest = isinstance(fields[name], list | tuple) or name in self._nbest
+            if may_be_nbest and name not in self._artifacts:
                 self._keep_nbest(name, id, fields[name])
             scp[name].write(id, texts[0] if texts else "")
         if self._results is not None:
