@@ -149,7 +149,7 @@ def test_equal_values_in_both_places_are_no_problem(load):
         ("batch_size: 0", r"runner\.batch_size is 0 .*\(set in .*inference\.yaml:6\)"),
         ("output_dir: my", r"runner\.output_dir is 'my' .*Write at the top: inference_dir: my"),
         ("provider: {a: 1}", r"runner\.provider is .*block of its own: provider:"),
-        ("foo: 1", r"runner\.foo .*is no argument"),
+        ("foo: 1", r"runner\.foo .*is no argument(?!.*output_dir).*It takes: .*on_error"),
         ("resume: 'no'", r"runner\.resume is 'no' .*Write: resume: true, or resume: false"),
         ("output_keys: 'hyp, ref'", r"Write: output_keys: \[hyp, ref\]"),
         ("hyp_key: x, ref_key: x", r"ref_key and hyp_key are both 'x'.*Write: ref_key: ref"),
@@ -245,6 +245,18 @@ def test_params_that_something_else_has_already_are_refused(load, params, messag
 def test_options_of_artifacts_that_nothing_reads_are_refused(load, options, message):
     with pytest.raises(ConfigError, match=message):
         plan_inference(load(more=f"output_artifacts: {{hyp: {{{options}}}}}\n"))
+
+
+def test_the_type_of_an_artifact_may_stand_alone(load, tmp_path):
+    files = infer(load(more="output_artifacts: {hyp: text}\n"))["digits"]
+    path = load_scp(files["hyp"])["utt1"]
+    assert (tmp_path / "out" / "digits" / path).read_text() == "one"
+
+
+@pytest.mark.parametrize("test_set", ["[]", "''"])
+def test_a_choice_of_no_test_set_is_refused(load, test_set):
+    with pytest.raises(ConfigError, match=r"test_set is .*Delete it to take all of them"):
+        plan_inference(load(more=f"test_set: {test_set}\n"))
 
 
 def test_the_results_of_the_version_before_are_still_taken(load, tmp_path, caplog):

@@ -123,7 +123,10 @@ def _check_runner_arguments(config: InferenceConfig, loaded: "LoadedConfig") -> 
         ours = inspect.signature(BaseRunner.__init__).parameters
         lost = [name for name in config.runner if str(error).startswith(f"runner.{name} ")]
         if not lost or lost[0] not in ours:
-            raise
+            begin, takes, names = str(error).partition("It takes: ")
+            free = [n for n in names.rstrip(".").split(", ") if n not in _SET_BY_STAGE]
+            listed = f"{', '.join(free)}." if takes else ""
+            raise ConfigError(f"{begin}{takes}{listed}") from None
         raise ConfigError(
             f"{error} It is a setting of every BaseRunner; let the class pass it on: def "
             "__init__(self, provider, **settings): super().__init__(provider, **settings)"

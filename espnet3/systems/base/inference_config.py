@@ -37,6 +37,13 @@ def _check_name(name: str) -> None:
         )
 
 
+def check_some(test_set: str | list[str] | None) -> str | list[str] | None:
+    """Refuse a choice of no test set."""
+    if test_set is not None and not test_set:
+        raise ValueError("names no test set. Delete it to take all of them")
+    return test_set
+
+
 class ArtifactConfig(FrozenConfig):
     """How a field whose values are files is written."""
 
@@ -101,7 +108,7 @@ class InferenceConfig(FrozenConfig):
     batch_seconds: PositiveFloat | None = None
     """Seconds of a padded batch of items of similar length."""
     output_artifacts: dict[str, ArtifactConfig] = Field(default_factory=dict)
-    """Fields whose values are files, such as `wav: {type: wav, sample_rate: 16000}`."""
+    """Fields whose values are files: `feats: npy`, or `wav: {type: wav, sample_rate: 16000}`."""
     results: Literal["jsonl", "parquet"] | None = None
     """Write all fields of all items to one file as well."""
     provider: dict[str, Any] = Field(default_factory=dict)
@@ -114,6 +121,18 @@ class InferenceConfig(FrozenConfig):
     @classmethod
     def _empty(cls, value: Any) -> Any:
         return {} if value is None else value
+
+    @field_validator("output_artifacts", mode="before")
+    @classmethod
+    def _type_alone(cls, value: Any) -> Any:
+        if not isinstance(value, Mapping):
+            return value
+        return {k: {"type": v} if isinstance(v, str) else v for k, v in value.items()}
+
+    @field_validator("test_set", mode="after")
+    @classmethod
+    def _some_test_set(cls, value: str | list[str] | None) -> str | list[str] | None:
+        return check_some(value)
 
     @field_validator("provider", mode="after")
     @classmethod

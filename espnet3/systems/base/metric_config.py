@@ -10,6 +10,7 @@ from espnet3.config.resolve import resolved
 from espnet3.config.schema import FrozenConfig, Names, validate
 from espnet3.config.sources import set_in
 from espnet3.errors import ConfigError
+from espnet3.systems.base.inference_config import check_some
 
 if TYPE_CHECKING:
     from espnet3.config.load import LoadedConfig
@@ -55,6 +56,11 @@ class MetricsConfig(FrozenConfig):
     dataset: dict[str, Any] | None = None
     """`test` lists the test sets; without it, they are the folders in `inference_dir`, of which
     only those count that the inference config lists."""
+
+    @field_validator("test_set", mode="after")
+    @classmethod
+    def _some_test_set(cls, value: str | list[str] | None) -> str | list[str] | None:
+        return check_some(value)
 
 
 KEYS = tuple(MetricsConfig.model_fields)
