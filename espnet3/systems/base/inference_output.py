@@ -250,13 +250,13 @@ def hypotheses(value: Any) -> list[Any] | None:
     if not isinstance(value, list | tuple):
         return None
     if all(_is_text(entry) or _has_text(entry) for entry in value):
-        # A text and its tokens look like two hypotheses, unless they are a tuple.
-        is_one = _has_text(value) and any(map(_has_text, value))
-        return [value] if is_one and isinstance(value, tuple) else None if is_one else [*value]
-    is_alone = _has_text(value) and (
-        isinstance(value, tuple) or not any(_is_text(e) or _has_text(e) for e in value[1:])
-    )
-    return [value] if is_alone else None
+        if not (_has_text(value) and any(map(_has_text, value))):
+            return [*value]
+        # A text and its tokens look like two hypotheses; a tuple says that they belong together.
+        return [value] if isinstance(value, tuple) else None
+    others = value[1:] if isinstance(value, list) else ()
+    is_one = _has_text(value) and not any(_is_text(e) or _has_text(e) for e in others)
+    return [value] if is_one else None
 
 
 def _is_text(entry: Any) -> bool:
