@@ -16,9 +16,11 @@ from pydantic import (
 
 from espnet3.config.schema import FrozenConfig
 from espnet3.io.control_characters import find_control_characters, first_control_character
-from espnet3.parallel.clusters.table import BACKENDS, DETACHED, check_env_name
+from espnet3.parallel.clusters.table import BACKENDS, DETACHED, Backend, check_env_name
 
 _MOST_WORKERS = 100_000
+_LEAST_BYTES = 1 << 20
+_NO_BACKEND = Backend()
 Workers = Annotated[PositiveInt, Field(le=_MOST_WORKERS)]
 Seconds = Annotated[PositiveFloat, Field(allow_inf_nan=False)]
 SHELL_LINES = ("job_script_prologue", "env_extra")
@@ -137,6 +139,18 @@ class ParallelConfig(FrozenConfig):
                 f"walltime is the number {walltime}, which some schedulers take for minutes and "
                 f"others for seconds (and plain YAML takes an unquoted {spelled} for such a one); "
                 f'spell it out, and quote it: walltime: "{spelled}"'
+            )
+        return options
+
+    @field_validator("options")
+    @classmethod
+    def _memory_has_a_unit(cls, options: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
+        """Refuse `memory: 32`, which is 32 bytes."""
+        memory = options.get("memory")
+        is_job = BACKENDS.get(info.data.get("env", ""), _NO_BACKEND).module == "jobqueue"
+        if is_job and str(memory).isdecimal() and int(str(memory)) < _LEAST_BYTES:
+            raise ValueError(
+                f"memory is {memory!r}, which is so many bytes; give its unit: memory: {memory}GB"
             )
         return options
 

@@ -57,3 +57,15 @@ def test_the_line_of_the_guide_is_taken(asr, name, capsys):
     files = ("conf/inference.yaml", f"conf/{name}.yaml")
     asr.run_here(BaseSystem, "--stage", "6", "--config", *files, "--dry-run")
     assert SHOWN[ENVS[name]] in capsys.readouterr().out
+
+
+def test_a_stage_of_ones_own_checks_and_shows_its_jobs(tmp_path):
+    recipe = RecipeCopy("TEMPLATE/runner", tmp_path / "runner")
+    words = ("--stages", "create_dataset", "loudness", "--config", "conf/loudness.yaml")
+    told = recipe.run(*words, "parallel.env=slurm", "parallel.options.quue=gpu", code=1)
+    assert "Did you mean 'queue'?" in told
+    assert not (recipe.folder / "data").exists()
+    recipe.run("--stages", "create_dataset", "--config", "conf/loudness.yaml")
+    line = ("--stages", "loudness", *words[3:], "conf/parallel_slurm.yaml", "--dry-run")
+    told = recipe.run(*line)
+    assert "#SBATCH -A my-lab" in told

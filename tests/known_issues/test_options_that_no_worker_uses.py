@@ -134,3 +134,18 @@ def test_dask_cuda_is_named_where_its_options_need_it(monkeypatch):
     monkeypatch.setattr("espnet3.parallel.clusters.local_gpu.has_dask_cuda", lambda: False)
     with pytest.raises(ConfigError, match=r"-e '\.\[gpu\]'"):
         check_resources(config_of("local_gpu", rmm_pool_size="1GB"))
+
+
+@pytest.mark.parametrize(
+    ("env", "options", "fix"),
+    [
+        ("slurm", {}, "Write under options: cores: 4, memory: 16GB"),
+        ("pbs", {"cores": 2}, "Write under options: memory: 16GB"),
+        ("htcondor", {"cores": 1, "memory": "1GB"}, "Write under options: disk: 10GB"),
+        ("slurm", {"cores": 1, "memory": 32}, "memory: 32GB"),
+        ("sge", {"cores": 1, "memory": "32"}, "memory: 32GB"),
+    ],
+)
+def test_what_a_job_needs_and_is_not_told_is_named(env, options, fix):
+    with pytest.raises(ConfigError, match=fix):
+        check_resources(as_parallel_config({"env": env, "options": options}))

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 _CANCEL_SECONDS = 30.0
+_EXAMPLES = {"cores": "4", "memory": "16GB", "disk": "10GB"}
 _WHERE = "parallel.options.job_extra_directives"
 _MARKS = ("#SBATCH ", "#PBS ", "#$ ", "#BSUB ", "#OAR ")
 _SETTINGS = {
@@ -148,11 +149,26 @@ def _refusal(cluster: Any, config: "ParallelConfig", backend: Backend, error: Ex
         hint = unknown_hint(key, config.options[unknown[0]], known)
         hint = hint or f" It takes: {', '.join(sorted(known))}."
         return f"{key} is no option of {backend.cluster} of dask-jobqueue.{hint}"
+    if missing := _missing(config):
+        examples = ", ".join(f"{name}: {_EXAMPLES[name]}" for name in missing)
+        return (
+            f"parallel.options does not say {' and '.join(missing)}, which each job of env: "
+            f"{config.env} needs. Write under options: {examples}"
+        )
     return (
         f"parallel.options is not what {backend.cluster} of dask-jobqueue takes: "
         f"{' '.join(str(error).split())}. It needs at least cores and memory; see "
         "docs/clusters/ for a complete block."
     )
+
+
+def _missing(config: "ParallelConfig") -> list[str]:
+    """Return what neither the options nor Dask's own configuration say of a job."""
+    import dask
+
+    needed = ["cores", "memory", *(["disk"] if config.env == "htcondor" else [])]
+    known = dask.config.get(f"jobqueue.{config.env}", None) or {}
+    return [name for name in needed if config.options.get(name, known.get(name)) is None]
 
 
 def _option_names(cluster: Any) -> set[str]:

@@ -6,6 +6,9 @@ from typing import Any
 
 from espnet3.io.scp import load_scp
 from espnet3.parallel import use_parallel
+from espnet3.parallel.clusters.table import check_resources
+from espnet3.parallel.parallel import as_parallel_config
+from espnet3.systems.base.run_description import describe_job_script
 from espnet3.systems.base.stages import Skipped, stage
 from espnet3.systems.base.system import BaseSystem
 from src.audio import find_audio, identify_audio, make_example
@@ -42,10 +45,16 @@ class LoudnessSystem(BaseSystem):
             merged = runner(files, costs=sizes)  # the largest first
         _tell(merged["loudness"])
 
+    def check_loudness(self) -> None:
+        """Find what is wrong with the `parallel` block before any stage runs."""
+        check_resources(as_parallel_config(self.config_for("loudness")))
+
     def describe_loudness(self) -> list[str]:
         """Return what `--dry-run` tells."""
-        folder = Path(self.config_for("loudness").config.audio_dir)
-        return [f"{len(find_audio(folder))} files of {folder} -> {self.exp_dir / 'results'}"]
+        loaded = self.config_for("loudness")
+        folder = Path(loaded.config.audio_dir)
+        told = f"{len(find_audio(folder))} files of {folder} -> {self.exp_dir / 'results'}"
+        return [told, *describe_job_script(as_parallel_config(loaded))]
 
 
 def _tell(path: Path) -> None:
