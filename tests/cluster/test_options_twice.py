@@ -55,6 +55,21 @@ def test_slurm_gets_all_that_is_asked_for(slurm, tmp_path):
     assert "Partition=gpu" in noted
 
 
+def test_grid_engine_alone_would_take_the_last_line(sge, tmp_path):
+    script = tmp_path / "job.sh"
+    lines = ["-l gpu=1", "-l gpu=2,h_rt=60", "-l h_rt=90", "-q gpu.q", "-q long.q"]
+    script.write_text("\n".join(["#!/bin/sh", *(f"#$ {line}" for line in lines), "true", ""]))
+    told = sge.tell("qsub", "-h", "-o", "/dev/null", "-j", "y", str(script))
+    job = re.search(r"\d+", told)[0]
+    try:
+        noted = sge.tell("qstat", "-j", job)
+    finally:
+        sge.cancel(job)
+    resources = re.search(r"hard resource_list: +(.*)", noted)[1]
+    assert sorted(resources.split(",")) == ["gpu=2", "h_rt=90"], noted
+    assert re.search(r"hard_queue_list: +gpu.q,long.q", noted), noted
+
+
 @pytest.mark.parametrize("scheduler", ["slurm_net", "sge"])
 def test_a_run_in_memory_leaves_nothing_where_it_was_started(scheduler, request, tmp_path):
     clients = request.getfixturevalue(scheduler)
