@@ -68,8 +68,7 @@ def test_all_is_well_and_a_job_says_so(patient):
     code, findings, told = patient.examine("--submit")
     assert code == 0, findings
     # The GPUs are stand-ins, and the tests' torch is a build for the CPU.
-    # Slots and memory have names of the centre there, and the block asks for none.
-    assert of_level(findings, "warning") == ["options", "job: GPU"], findings
+    assert of_level(findings, "warning") == ["job: GPU"], findings
     assert findings["job: GPU"]["told"].startswith("CUDA_VISIBLE_DEVICES=0, but torch")
     assert "ran on node" in findings["job"]["told"]
     assert "reached tls://" in findings["job"]["told"]
