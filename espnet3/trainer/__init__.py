@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    import os
+
     from espnet3.config.load import ConfigSource
     from espnet3.systems.base.python_training import TrainingResult
 
@@ -19,10 +21,10 @@ def train(
     model: Any = None,
     train: Any = None,
     valid: Any = None,
-    exp_dir: str | None = None,
+    exp_dir: "str | os.PathLike[str] | None" = None,
     resume: str | None = None,
-    accept_changes: Sequence[str] | None = None,
-    overrides: Sequence[str] = (),
+    accept_changes: str | Sequence[str] | None = None,
+    overrides: str | Sequence[str] = (),
 ) -> "TrainingResult":
     """Train a model from Python as the `train` stage of a recipe does.
 
@@ -76,5 +78,5 @@ def train(
         overrides=overrides,
         exp_dir=exp_dir,
         resume=resume,
-        accept_changes=None if accept_changes is None else list(accept_changes),
+        accept_changes=accept_changes,
     )

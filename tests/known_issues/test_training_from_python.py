@@ -64,6 +64,16 @@ class Stream(IterableDataset):
         return iter(SAMPLES)
 
 
+class OnlyNames:
+    """As a table that is read by column."""
+
+    def __len__(self):
+        return 3
+
+    def __getitem__(self, name):
+        return {"point": POINTS}[name]
+
+
 @pytest.fixture(autouse=True)
 def folder(tmp_path, monkeypatch):
     """Train in a folder of its own."""
@@ -299,6 +309,12 @@ def test_a_stream_is_not_trained_on_by_two_processes():
     [
         ({"train": []}, "without samples"),
         ({"train": 5}, "has no __len__"),
+        ({"train": "data/train"}, '"data_src": "kaldi"'),
+        ({"train": {"point": POINTS, "label": LABELS}}, "a list of dicts"),
+        ({"train": (POINTS, LABELS)}, r"TensorDataset\(\*train\)"),
+        ({"train": Stream()}, r"DataLoader\(train, batch_size=16\)"),
+        ({"train": iter(SAMPLES)}, "gives its batches once"),
+        ({"train": OnlyNames()}, "KeyError: 0"),
         ({"model": 5}, "Give a torch.nn.Module"),
         ({"model": "Classifier"}, "package.module.Classifier"),
         ({"config": WITHOUT_SIZES}, r"dataloader: \{train: \{batch_size: 16\}\}"),

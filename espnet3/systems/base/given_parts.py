@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from espnet3.components.data.sample_seed import global_rngs_kept
 from espnet3.config.resolve import resolved
 from espnet3.config.sources import set_in
 from espnet3.errors import ConfigError
@@ -63,6 +64,8 @@ class GivenSplit:
         Raises:
             ConfigError: naming its type, and what to give.
         """
+        if (problem := _misunderstood(self.data, self.split)) is not None:
+            raise ConfigError(problem)
         if self.is_foreign:
             return
         missing = [name for name in ("__len__", "__getitem__") if not hasattr(self.dataset, name)]
@@ -76,6 +79,18 @@ class GivenSplit:
                 f"{self.split} is a {type(self.dataset).__name__} without samples. Give one that "
                 "has some."
             )
+        with global_rngs_kept():
+            self._read_first()
+
+    def _read_first(self) -> None:
+        try:
+            self.dataset[0]
+        except Exception as error:
+            raise ConfigError(
+                f"The first sample of {self.split}, {type(self.dataset).__name__}[0], cannot be "
+                f"read: {type(error).__name__}: {error}. A dataset gives samples by position, from "
+                "0 on."
+            ) from error
 
     def build_loader(
         self, config: "DataLoaderConfig", collate_fn: Any, loaded: "LoadedConfig"
@@ -290,6 +305,35 @@ class GivenParts:
 
 
 NOTHING_GIVEN = GivenParts()
+
+
+def _misunderstood(data: Any, split: str) -> str | None:
+    """Return what is wrong with data that could be taken for a dataset or for batches."""
+    import torch
+
+    kind = type(data).__name__
+    if isinstance(data, str | Mapping):
+        return (
+            f"{split} is {data!r:.80}, a {kind}, which gives no samples by position. Give a list "
+            "of dicts, a dataset or a DataLoader; or, by its source: "
+            f'{split}={{"data_src": "kaldi", "data_src_args": {{"path": "data/{split}"}}}}'
+        )
+    if isinstance(data, tuple) and len(data) > 1 and all(isinstance(x, torch.Tensor) for x in data):
+        return (
+            f"{split} is a tuple of {len(data)} tensors. Give a dataset of them: "
+            f"{split}=torch.utils.data.TensorDataset(*{split})"
+        )
+    if any(cls.__name__ == "IterableDataset" for cls in type(data).__mro__):
+        return (
+            f"{split} is {kind}, a stream of samples, of which nothing makes batches. Write: "
+            f"{split}=torch.utils.data.DataLoader({split}, batch_size=16)"
+        )
+    if hasattr(data, "__next__"):
+        return (
+            f"{split} is a {kind}, which gives its batches once. Give what it was made from, such "
+            "as a list of samples or a DataLoader."
+        )
+    return None
 
 
 def _block(loaded: "LoadedConfig") -> dict[str, Any]:

@@ -64,7 +64,7 @@ def train_from_python(
     model: Any = None,
     train: Any = None,
     valid: Any = None,
-    overrides: Sequence[str] = (),
+    overrides: str | Sequence[str] = (),
     **options: Any,
 ) -> TrainingResult:
     """Train; see `espnet3.trainer.train`.
@@ -84,8 +84,11 @@ def train_from_python(
     number = next(_calls)
     _show_logs()
     set_here = {key: value for key, value in options.items() if value is not None}
+    if isinstance(set_here.get("accept_changes"), str):
+        set_here["accept_changes"] = [set_here["accept_changes"]]
     sources = [config] if isinstance(config, str | os.PathLike | Mapping) else _all(config)
-    loaded = load_config([*sources, set_here] if set_here else sources, overrides)
+    words = [overrides] if isinstance(overrides, str) else overrides
+    loaded = load_config([*sources, set_here] if set_here else sources, words)
     loaded, given = _separate(loaded, model, {"train": train, "valid": valid})
     loaded = completed(loaded)
     launched = os.environ.get(_CALL)
@@ -274,14 +277,15 @@ def _check_processes(loaded: "LoadedConfig", given: GivenParts) -> None:
     from espnet3.trainer.launching.devices import count_gpus, find_wanted
     from espnet3.trainer.launching.process_rank import process_rank
 
-    wanted = find_wanted(trainer_block(loaded), count_gpus(), loaded=loaded)
+    block = trainer_block(loaded)
+    wanted = find_wanted(block, count_gpus(), loaded=loaded)
     n_processes = wanted.world_size if wanted is not None else 1
     if n_processes == 1:
         return
     if process_rank().world_size == 1 and not _is_script():
         key = "trainer.devices"
         raise ResourceError(
-            f"{key} is {loaded.config.trainer.get('devices', 'auto')!r}{set_in(key, loaded)}, but "
+            f"{key} is {block.get('devices', 'auto')!r}{set_in(key, loaded)}, but "
             f"this is a notebook or a prompt, which cannot be started in {n_processes} processes. "
             'Write {"trainer": {"devices": 1}} here; or put the cell into a file: python train.py'
         )
@@ -292,7 +296,8 @@ def _check_processes(loaded: "LoadedConfig", given: GivenParts) -> None:
 def _is_script() -> bool:
     """Tell whether this program is a file that Python can be started with again."""
     main = sys.modules.get("__main__")
-    is_prompt = hasattr(sys, "ps1") or "ipykernel" in sys.modules
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    is_prompt = hasattr(sys, "ps1") or shell is not None
     return not is_prompt and bool(getattr(main, "__file__", None)) and sys.argv[0] != "-c"
 
 
