@@ -270,6 +270,23 @@ def test_another_training_in_the_folder_is_refused(change, key):
     assert 'overrides=["resume=never"]' in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "key"),
+    [
+        (partial(Classifier, 4), partial(Classifier, 5), r"model\.argument_0: 4 -> 5"),
+        (partial(Classifier, hidden=4), partial(Classifier, hidden=5), r"model\.hidden: 4 -> 5"),
+        (lambda: Classifier(4), lambda: Classifier(5), r"model\.function"),
+        (Classifier, Wide, r"model\.class: 'Classifier' -> 'Wide'"),
+    ],
+    ids=["argument", "keyword", "lambda", "class"],
+)
+def test_another_factory_is_another_training(before, after, key):
+    train(model=before)
+    assert not train(model=before).was_trained
+    with pytest.raises(StaleRunError, match=key):
+        train(model=after)
+
+
 def test_the_ways_out_of_a_refusal_work():
     train()
     changed = {"train": SAMPLES[:20]}

@@ -4,10 +4,12 @@ import logging
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
+from types import CodeType
 from typing import TYPE_CHECKING, Any
 
 from espnet3.components.data.sample_seed import global_rngs_kept
+from espnet3.config.fingerprint import digest, flatten
 from espnet3.config.resolve import resolved
 from espnet3.config.sources import set_in
 from espnet3.errors import ConfigError
@@ -367,9 +369,10 @@ def _name(thing: Any) -> str:
 
 def _describe_model(model: Any) -> Iterator[tuple[str, Any]]:
     """Yield the layers of a model with their settings, as their `repr` shows them."""
-    yield "model.class", _name(model if callable(model) and not _is_module(model) else type(model))
     if not _is_module(model):
+        yield from _describe_factory(model)
         return
+    yield "model.class", _name(type(model))
     for name, module in model.named_modules():
         key = f"model.{name}" if name else "model"
         for attribute, value in sorted(vars(module).items()):
@@ -381,6 +384,22 @@ def _describe_model(model: Any) -> Iterator[tuple[str, Any]]:
                 yield f"{key}.{parameter}", f"{list(getattr(value, 'shape', []))}"
         if name and next(module.children(), None) is None:
             yield key, f"{type(module).__name__}({module.extra_repr()})"
+
+
+def _describe_factory(build: Any) -> Iterator[tuple[str, Any]]:
+    """Yield what a class or function is, and what its code by name does not tell."""
+    while isinstance(build, partial):
+        given = {**{f"argument_{i}": v for i, v in enumerate(build.args)}, **build.keywords}
+        yield from flatten(given, "model", with_state=True).items() if given else ()
+        build = build.func
+    yield "model.class", _name(build)
+    if _name(build) == "<lambda>":  # no name leads to it
+        yield "model.function", digest({"code": _compiled(build.__code__)})[:16]
+
+
+def _compiled(code: CodeType) -> list[Any]:
+    constants = [_compiled(c) if isinstance(c, CodeType) else repr(c) for c in code.co_consts]
+    return [code.co_code, list(code.co_names), list(code.co_freevars), constants]
 
 
 def _is_module(model: Any) -> bool:

@@ -86,7 +86,8 @@ def train_from_python(
     set_here = {key: value for key, value in options.items() if value is not None}
     if isinstance(set_here.get("accept_changes"), str):
         set_here["accept_changes"] = [set_here["accept_changes"]]
-    sources = [config] if isinstance(config, str | os.PathLike | Mapping) else _all(config)
+    is_many = isinstance(config, Sequence) and not isinstance(config, str)
+    sources = list(config) if is_many else [config]  # type: ignore[arg-type, list-item]
     words = [overrides] if isinstance(overrides, str) else overrides
     loaded = load_config([*sources, set_here] if set_here else sources, words)
     loaded, given = _separate(loaded, model, {"train": train, "valid": valid})
@@ -104,12 +105,6 @@ def train_from_python(
     if process_rank().launcher == "lightning" and not process_rank().is_first:
         raise SystemExit(0)  # what follows in the script is for the first process
     return find_result(loaded, was_trained=was_trained)
-
-
-def _all(config: Any) -> list[Any]:
-    from espnet3.config.load import LoadedConfig
-
-    return [config] if isinstance(config, LoadedConfig) else list(config)
 
 
 def _run(system: "BaseSystem", loaded: "LoadedConfig") -> bool:
