@@ -21,6 +21,7 @@ from torch.utils.data import (
 import espnet3.trainer
 from espnet3.config.load import load_config
 from espnet3.errors import ConfigError, ResourceError, StaleRunError
+from espnet3.systems.base.given_parts import GivenSplit
 from espnet3.systems.base.system import BaseSystem
 from espnet3.systems.base.training import train as stage
 
@@ -268,6 +269,31 @@ def test_another_training_in_the_folder_is_refused(change, key):
     with pytest.raises(StaleRunError, match=key) as refused:
         train(**{"model": Classifier(), **change})
     assert 'overrides=["resume=never"]' in str(refused.value)
+
+
+def sampled(weight):
+    weights = [1.0] * 29 + [weight]
+    return DataLoader(PAIRS, batch_size=4, sampler=WeightedRandomSampler(weights, 24))
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "key"),
+    [
+        (sampled(1.0), sampled(2.0), "sampler"),
+        (
+            DataLoader(SAMPLES, batch_size=4, collate_fn=lambda rows: torch.stack(rows)),
+            DataLoader(SAMPLES, batch_size=4, collate_fn=lambda rows: torch.stack(rows[1:])),
+            "collate_fn",
+        ),
+        (DataLoader(PAIRS, 4, drop_last=True), DataLoader(PAIRS, 4), "drop_last"),
+    ],
+)
+def test_other_batches_have_another_description(before, after, key):
+    one, same, other = (GivenSplit("train", data).describe() for data in (before, before, after))
+    assert one == same
+    assert [k for k in one.keys() | other.keys() if one.get(k) != other.get(k)] == [
+        f"dataloader.train.{key}"
+    ]
 
 
 @pytest.mark.parametrize(

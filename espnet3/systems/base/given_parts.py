@@ -149,11 +149,14 @@ class GivenSplit:
         config = self.parts.config
         told = {name: getattr(config, name) for name in _COUNTING}
         told["shuffle"] = None if config.shuffle == (self.split == "train") else config.shuffle
-        return {
-            f"dataloader.{self.split}.{n}": v if isinstance(v, int) else _name(type(v))
-            for n, v in told.items()
-            if v not in (None, LoaderConfig.model_fields[n].default)
+        described = {
+            f"dataloader.{self.split}.{name}": value if isinstance(value, int) else _digest(value)
+            for name, value in told.items()
+            if value is not None and value is not LoaderConfig.model_fields[name].default
         }
+        if _name(self.parts.collate_fn) == "<lambda>":
+            described[f"dataloader.{self.split}.collate_fn"] = _digest(self.parts.collate_fn)
+        return described
 
     def code(self) -> Iterator[Any]:
         """Yield functions and objects of the user's own beside the dataset."""
@@ -394,7 +397,20 @@ def _describe_factory(build: Any) -> Iterator[tuple[str, Any]]:
         build = build.func
     yield "model.class", _name(build)
     if _name(build) == "<lambda>":  # no name leads to it
-        yield "model.function", digest({"code": _compiled(build.__code__)})[:16]
+        yield "model.function", _digest(build)
+
+
+def _digest(thing: Any) -> str:
+    """Return the name of a sampler or function, with a digest of what it holds, or does."""
+    if _name(thing) == "<lambda>":
+        return f"<lambda> {digest({'code': _compiled(thing.__code__)})[:16]}"
+    held = {
+        name: value
+        for name, value in getattr(thing, "__dict__", {}).items()
+        if name != "epoch"  # which a training tells it
+        and (isinstance(value, bool | int | float | str | list | tuple) or hasattr(value, "ndim"))
+    }
+    return f"{_name(type(thing))} {digest(held)[:16]}"
 
 
 def _compiled(code: CodeType) -> list[Any]:
