@@ -87,7 +87,7 @@ def train_from_python(
     if isinstance(set_here.get("accept_changes"), str):
         set_here["accept_changes"] = [set_here["accept_changes"]]
     is_many = isinstance(config, Sequence) and not isinstance(config, str)
-    sources = list(config) if is_many else [config]  # type: ignore[arg-type, list-item]
+    sources: list[Any] = list(config) if is_many else [config]  # type: ignore[arg-type]
     words = [overrides] if isinstance(overrides, str) else overrides
     loaded = load_config([*sources, set_here] if set_here else sources, words)
     loaded, given = _separate(loaded, model, {"train": train, "valid": valid})
