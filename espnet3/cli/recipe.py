@@ -21,7 +21,7 @@ from espnet3.cli.recipe_folder import (
     find_recipe_dir,
 )
 from espnet3.cli.recipe_options import Options, list_stages, make_parser, parse_options
-from espnet3.cli.stage_selection import Selected, select_stages
+from espnet3.cli.stage_selection import Selected, explain_numbers, select_stages
 from espnet3.cli.start_folder import remember_start
 from espnet3.cli.unneeded_stages import skip_ungiven, skip_unneeded, stages_to_run
 from espnet3.cli.usage import UsageError
@@ -77,6 +77,8 @@ def _run(system: type[BaseSystem], argv: Sequence[str], recipe_dir: Path) -> int
         options.stages, stages, stop=options.stop_stage, system=system.__name__
     )
     rank = process_rank()
+    if options.stop_stage is not None and rank.is_first:
+        _tell_numbers(options, selected)
     selected = _stages_of_rank(selected, rank)
     working_dir = os.path.relpath(Path.cwd(), recipe_dir)
     instance, selected = set_up(system, options, selected, recipe_dir)
@@ -94,6 +96,12 @@ def _run(system: type[BaseSystem], argv: Sequence[str], recipe_dir: Path) -> int
 
         return run_rank(instance, selected, rank, invocation)
     return StageLoop(instance, selected, options, invocation, program).run()
+
+
+def _tell_numbers(options: Options, selected: Sequence[Selected]) -> None:
+    told = explain_numbers(options.stages[0], options.stop_stage or "", selected)
+    if told:
+        print(f"espnet3: {told}", file=sys.stderr)
 
 
 def _stages_of_rank(selected: Sequence[Selected], rank: ProcessRank) -> Sequence[Selected]:

@@ -28,6 +28,38 @@ class Selected:
     """Whether it was named itself, and not only covered by `all` or a range."""
 
 
+_NUMBERS_OF_ESPNET2 = {
+    1: "create_dataset", 5: "train_tokenizer", 7: "train", 10: "collect_stats", 11: "train",
+    12: "infer", 13: "measure", 14: "pack_model", 15: "upload_model",
+}  # fmt: skip
+"""What stages of `asr.sh` are called here; those that are missing are no stages."""
+
+
+def explain_numbers(first: str, last: str, selected: Sequence[Selected]) -> str:
+    """Say which stages two numbers stand for, where ESPnet2's `asr.sh` would run others.
+
+    Args:
+        first: as typed behind `--stage`.
+        last: as typed behind `--stop_stage`.
+        selected: what they mean here.
+
+    Returns:
+        An empty string for names, and where both mean the same.
+    """
+    if not (first.isdigit() and last.isdigit()):
+        return ""
+    theirs = dict.fromkeys(_NUMBERS_OF_ESPNET2.get(n) for n in range(int(first), int(last) + 1))
+    names = [name for name in theirs if name]
+    ours = [choice.stage.name for choice in selected]
+    if names == ours:
+        return ""
+    line = f" For those of ESPnet2's asr.sh, write: --stages {' '.join(names)}" if names else ""
+    return (
+        f"--stage {first} --stop_stage {last} counts as --list-stages does, and means: "
+        f"--stages {' '.join(ours)}.{line}"
+    )
+
+
 def select_stages(
     words: Sequence[str], stages: Sequence[Stage], *, stop: str | None = None, system: str = ""
 ) -> list[Selected]:

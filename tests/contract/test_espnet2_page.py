@@ -20,6 +20,7 @@ import yaml
 
 from espnet3.cli.main import main
 from espnet3.cli.recipe import run_recipe
+from espnet3.cli.stage_selection import explain_numbers
 from espnet3.io.tables import read_jsonl
 from espnet3.systems.asr.system import ASRSystem
 from espnet3.systems.base.stages import STAGES
@@ -258,6 +259,21 @@ def test_all_stages_of_asr_sh_are_in_the_table_with_our_numbers():
     for _, _, here in rows:
         for name, number in re.findall(r"`(\w+)` \((\d+)\)", here):
             assert ours[name] == int(number)
+
+
+def test_numbers_that_mean_others_in_asr_sh_are_answered_with_names(recipe):
+    numbers = ["--stage", "3", "--stop_stage", "5", *CONFIGS["training"], "exp_tag=tried"]
+    told = run_well(["python", "run.py", *numbers, "--dry-run"], recipe)
+    assert "--stages collect_stats train average" in told
+    assert "asr.sh, write: --stages train_tokenizer\n" in told
+
+
+@pytest.mark.parametrize("number", range(1, 16))
+def test_the_stage_that_is_named_for_a_number_is_that_of_the_table(number):
+    told = explain_numbers(str(number), str(number), [])
+    row = table(PAGE, "## Stages of `asr.sh`")[number - 1]
+    ours = [name for name in code_in(row[2]) if f"`{name}` (" in row[2]]
+    assert told.endswith(f"write: --stages {ours[0]}") if ours else "asr.sh" not in told
 
 
 def test_the_builder_of_the_page_prepares_a_corpus_once(tmp_path):

@@ -1,7 +1,8 @@
 import pytest
 
-from espnet3.cli.stage_selection import select_stages, spell_stages
+from espnet3.cli.stage_selection import explain_numbers, select_stages, spell_stages
 from espnet3.cli.usage import UsageError
+from espnet3.systems.asr.system import ASRSystem
 from espnet3.systems.base.stages import stage, stages_of
 from espnet3.systems.base.system import BaseSystem
 
@@ -117,3 +118,25 @@ def test_what_is_left_is_spelled_so_that_it_selects_the_same(words, from_stage, 
     assert spelled == expected.split()
     again = [s.stage.name for s in select(*spelled) if not s.skipped]
     assert again == [stage.name for stage in left if stage.is_defined]
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "ours", "theirs"),
+    [
+        ("3", "5", "collect_stats train average", "train_tokenizer"),
+        ("1", "4", "create_dataset train_tokenizer collect_stats train", "create_dataset"),
+        ("10", "10", "upload_model", "collect_stats"),
+        ("6", "9", "infer measure report pack_model", "train"),
+    ],
+)
+def test_two_numbers_say_which_stages_they_are_here_and_in_espnet2(first, last, ours, theirs):
+    told = explain_numbers(first, last, select_stages([first], stages_of(ASRSystem), stop=last))
+    assert f"means: --stages {ours}." in told
+    assert told.endswith(f"write: --stages {theirs}")
+
+
+@pytest.mark.parametrize(("first", "last"), [("1", "1"), ("train", "measure"), ("4", "measure")])
+def test_names_and_numbers_that_mean_the_same_need_no_words(first, last):
+    assert (
+        explain_numbers(first, last, select_stages([first], stages_of(ASRSystem), stop=last)) == ""
+    )
