@@ -291,7 +291,7 @@ _train("init_param pretrained_model pretrained_path init_from pretrain_path load
 _train("freeze_param freeze_params frozen freeze_layers freeze_modules", to("freeze", values.names))
 _train("num_att_plot ignore_init_mismatch no_forward_run log_level write_collected_feats "
        "use_matplotlib train_dtype_ cudnn_enabled", tell("It has no counterpart: delete the line."))
-_add("seed data_seed random_seed", Place(ALL, to("seed", whole)))
+_add("seed data_seed random_seed", Place(("train", "create_dataset"), to("seed", whole)))
 _train("num_threads", to("num_threads", count))
 _add("output_dir save_dir output_folder out_dir experiment_dir expdir asr_exp exp_path work_dir "
      "default_root_dir ckpt_dir checkpoint_dir save_folder",

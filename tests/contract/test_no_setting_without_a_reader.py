@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from espnet3.components.data.data_organizer import check_datasets
+from espnet3.config.load import load_config
 from espnet3.errors import ConfigError
 from espnet3.systems.asr.publication_config import load_publication_config
 from espnet3.systems.asr.system import ASRSystem
@@ -22,7 +23,7 @@ from espnet3.systems.base.inference_checks import check_inference
 from espnet3.systems.base.metric_config import load_metrics_config
 from espnet3.systems.base.readers import Readers, check_typed
 from espnet3.systems.base.reporting.report_config import load_report_config
-from espnet3.systems.base.stages import EVERYWHERE, find_config, find_stage, stages_of
+from espnet3.systems.base.stages import EVERYWHERE, find_stage, stages_of
 from espnet3.systems.base.statistics_config import load_statistics_config
 from espnet3.systems.base.training import load_loader_config
 from espnet3.trainer.config import check_trainer
@@ -135,41 +136,48 @@ def recipe(tmp_path, monkeypatch):
     return tmp_path / "asr"
 
 
-def refusal(recipe, stage, overrides, check=lambda loaded: None):
-    """Return what the checks say about overrides; None if they are silent."""
-    kind = stage.configs[0]
-    try:
-        configs = load_configs({kind: [f"conf/{FILES[kind]}"]}, overrides, recipe_dir=recipe)
-        system = ASRSystem(**vars(configs))
-        loaded = find_config(system, stage)
-        check_config(loaded, [stage.name])
-        check_typed(Readers(system, [stage]))
-        check(loaded)
-    except ConfigError as error:
-        return str(error)
-    return None
+@pytest.fixture
+def refusal(recipe):
+    """Return a function that says what the checks have to say about overrides; None if nothing."""
+    loaded = {
+        kind: load_configs({kind: [f"conf/{file}"]}, recipe_dir=recipe)
+        for kind, file in FILES.items()
+    }
+
+    def call(stage, overrides, check=lambda loaded: None):
+        kind = stage.configs[0]
+        try:
+            config = load_config(getattr(loaded[kind], kind), overrides)
+            check_config(config, [stage.name])
+            check_typed(Readers(ASRSystem(**{kind: config}), [stage]))
+            check(config)
+        except ConfigError as error:
+            return str(error)
+        return None
+
+    return call
 
 
 def reads(stage, word):
     return word in EVERYWHERE or word in {key.partition(".")[0] for key in stage.reads}
 
 
-def pasted(recipe, stage, told, check=lambda loaded: None):
+def pasted(refusal, stage, told, check=lambda loaded: None):
     """Return what is said about each line that a refusal offers."""
     lines = re.findall(r"Write: (.+?)(?:$|\n)", told)
     lines = [line for line in lines if "=" in line and "vars." not in line]
-    answers = {line: refusal(recipe, stage, shlex.split(line), check) for line in lines}
+    answers = {line: refusal(stage, shlex.split(line), check) for line in lines}
     return {line: answer for line, answer in answers.items() if answer is not None}
 
 
 @pytest.mark.parametrize("stage", STAGES, ids=lambda stage: stage.name)
-def test_a_word_at_the_top(recipe, stage):
-    assert refusal(recipe, stage, []) is None  # or the rest would say nothing
+def test_a_word_at_the_top(refusal, stage):
+    assert refusal(stage, []) is None  # or the rest would say nothing
     silent, refused = set(), {}
     for word in WORDS:
-        told = refusal(recipe, stage, [f"{word}=3"])
+        told = refusal(stage, [f"{word}=3"])
         if told is not None:
-            refused |= pasted(recipe, stage, told)
+            refused |= pasted(refusal, stage, told)
         elif not reads(stage, word):
             silent.add(word)
     assert refused == {}
@@ -178,23 +186,23 @@ def test_a_word_at_the_top(recipe, stage):
 
 
 @pytest.mark.parametrize("block", BLOCKS)
-def test_a_word_in_a_block(recipe, block):
+def test_a_word_in_a_block(refusal, block):
     name, check = BLOCKS[block]
     stage = find_stage(STAGES, name)
-    assert refusal(recipe, stage, [], check) is None  # or the rest would say nothing
+    assert refusal(stage, [], check) is None  # or the rest would say nothing
     silent, refused = set(), {}
     for word in WORDS:
-        told = refusal(recipe, stage, [f"{block}.{word}=3"], check)
+        told = refusal(stage, [f"{block}.{word}=3"], check)
         if told is None:
             silent.add(word)
         else:
-            refused |= pasted(recipe, stage, told, check)
+            refused |= pasted(refusal, stage, told, check)
     assert refused == {}
     assert silent <= {*KNOWN.get(block, "").split()}
 
 
 @pytest.mark.parametrize("block", sorted({block.partition(".")[0] for block in BLOCKS}))
-def test_a_block_of_another_stage(recipe, block):
+def test_a_block_of_another_stage(refusal, block):
     others = [stage for stage in STAGES if not reads(stage, block)]
-    told = {stage.name: refusal(recipe, stage, [f"{block}.anything=3"]) for stage in others}
+    told = {stage.name: refusal(stage, [f"{block}.anything=3"]) for stage in others}
     assert None not in told.values(), told
