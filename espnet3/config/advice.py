@@ -142,7 +142,7 @@ def _apply(
     try:
         answer = place.way(value, has)
     except Unfit as unfit:
-        return Advice("", None, str(unfit))
+        return _unfit(path, unfit)
     if isinstance(answer, str):
         return Advice("", None, answer)
     # What is said of loaders holds for both, if the second is not to be as the first.
@@ -162,7 +162,7 @@ def _for_others(
     try:
         answer = place.way(value, has)
     except Unfit as unfit:
-        return Advice("", None, str(unfit))
+        return _unfit(path, unfit)
     if isinstance(answer, str):
         return Advice("", None, answer)
     text = Advice(next(iter(answer)), next(iter(answer.values())), "").override()
@@ -172,6 +172,11 @@ def _for_others(
         None,
         f"{name} means nothing to {_listed(stages)}; {_listed(place.stages)} would read {text}.",
     )
+
+
+def _unfit(path: tuple[str, ...], unfit: Unfit) -> Advice:
+    text = str(unfit)
+    return Advice("", None, f"{'.'.join(path)} {text}." if text.startswith("takes") else text)
 
 
 def _listed(words: Collection[str]) -> str:

@@ -85,11 +85,12 @@ class Subject:
     def _meant(self, path: Path, value: Any) -> str:
         """Return the line with the value that another toolkit's word stands for."""
         key = self._key(path)
-        advice = advise(tuple(key.split(".")), value, ()) if path else None
-        if advice is None or advice.key not in ("", key):
+        has = self.loaded.has if self.loaded else None
+        advice = advise(tuple(key.split(".")), value, (), has=has) if path else None
+        if advice is not None and not advice.key and key == "parallel.env":
+            return f" {advice.why}"  # one that needs options of its own
+        if advice is None or advice.key != key:
             return ""
-        if not advice.key:
-            return f" {advice.why}"
         if advice.more and not is_override(key, self.loaded):
             return f" Write: {advice.line()}"
         return f" Write: {advice.override() if advice.more else self._line_for(path, advice.value)}"

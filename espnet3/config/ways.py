@@ -220,6 +220,8 @@ def workers_for_trainer(value: Any, has: Has) -> Settings | str:
     """Return for a whole `parallel` block what a training can have of it."""
     block = value if isinstance(value, Mapping) else {}
     env, n = env_for(block.get("env", "local")), block.get("n_workers", 1)
+    if env == "local" and "n_workers" not in block:
+        return f"{TWO_LAYERS} Delete the block here."
     if env not in ("local", "local_gpu"):
         return env_of_training(env, has)
     settings = devices(n, has)

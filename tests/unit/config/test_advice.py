@@ -321,6 +321,8 @@ def test_the_line_fits_the_stage(key, value, stage, right):
         ("parallel.env", "slurm", "train", "espnet3 launch"),
         ("nj", "many", "infer", "parallel.n_workers, which takes a number"),
         ("nj", 0, "infer", "takes 1 or more"),
+        ("fp16", "O1", "train", "fp16 takes true or false, and this is 'O1'."),
+        ("parallel", None, "train", "Delete the block here"),
         ("task", "asr", "train", "Delete the line"),
         ("stage_log_mode", "split", "train", "delete the line"),
         ("use_lm", False, "infer", "decoder"),

@@ -121,7 +121,7 @@ def test_a_long_or_nested_value_is_left_out(conf):
     ("line", "right"),
     [
         ("n_workers: 4", "parallel: {n_workers: 4}"),
-        ("env: slurm", "parallel: {env: slurm}"),
+        ("env: local_gpu", "parallel: {env: local_gpu}"),
         ("devices: [0, 1]", "trainer: {devices: [0, 1], accelerator: gpu}"),
         ("on_error: skip", "runner: {on_error: skip}"),
         ("num_workers: 2", "dataloader: {train: {num_workers: 2}}"),
