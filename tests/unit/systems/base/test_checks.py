@@ -48,7 +48,7 @@ def check(write, text, *names, system=Plain):
         ),
         (
             "runner:\n  env: slurm",
-            "runner.env in conf/it's.yaml:2 belongs under parallel. Write: parallel: {env: slurm}",
+            "runner.env in conf/it's.yaml:2 belongs under parallel. Write: parallel: {env: slurm",
         ),
         (
             "parallle: {}",
