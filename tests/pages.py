@@ -57,7 +57,7 @@ def named_files(page: Path) -> dict[str, str]:
 
 def table(page: Path, heading: str) -> list[list[str]]:
     """Return the cells of the first table below a heading, without its head."""
-    _, _, rest = _without_blocks(page).partition(f"\n{heading}\n")
+    _, _, rest = f"\n{_without_blocks(page)}".partition(f"\n{heading}\n")
     assert rest, f"{page.name} has no heading {heading!r}"
     rows = []
     for line in rest.splitlines():
