@@ -220,10 +220,10 @@ def unknown_hint(
 
 
 def _stages_of(above: list[str], loaded: "LoadedConfig | None") -> tuple[str, ...]:
-    """Return the stages that a block is for."""
+    """Return the stage that a block is for first of all: for others, a line might be refused."""
     block = above[0] if above else ""
     if block in READERS or loaded is None:
-        return READERS.get(block, ())
+        return READERS.get(block, ())[:1]
     trains = loaded.has("optimizer") or loaded.has("optimizers")
     return ("train",) if trains else ("infer",)
 

@@ -10,13 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 from espnet3.config.advice import Advice, advise, is_override, yaml_line
 from espnet3.config.redact import redact
-from espnet3.config.sources import join_key
+from espnet3.config.sources import dotted, join_key
 from espnet3.errors import ConfigError, closest
 
 if TYPE_CHECKING:
     from espnet3.config.load import LoadedConfig
 
-_REFERENCE = re.compile(r"\$\{\s*(?:oc\.(?:select|dict\.keys|dict\.values)\s*:\s*)?\.*([\w$-]+)")
+_REFERENCE = re.compile(
+    r"\$\{\s*(?:oc\.(?:select|dict\.keys|dict\.values)\s*:\s*)?"
+    r"\.*([\w$-]+(?:[.\[][\w-]+\]?)*)"
+)
 _CLOSE = 0.8
 _LONGEST_LINE = 100
 
@@ -41,7 +44,7 @@ def check_keys(
         ConfigError: With the line to write for each such key.
     """
     values = redact(loaded.config)
-    own = {*references(loaded), *known}
+    own = {*(key.partition(".")[0] for key in references(loaded)), *known}
     problems = list[str]()
     for key in (key for key in values if str(key) not in own):
         close = closest(str(key), sorted(known), cutoff=_CLOSE)
@@ -83,19 +86,19 @@ def check_block(
 
 
 def references(loaded: "LoadedConfig") -> dict[str, set[str]]:
-    """Return the top-level keys that interpolations refer to, each with those that do so."""
+    """Return the dotted keys that interpolations refer to, each with the top-level keys that do."""
     from omegaconf import OmegaConf
 
     values: Any = OmegaConf.to_container(loaded.config)
     found: dict[str, set[str]] = {}
     for key, value in values.items():
         for name in _references(value):
-            found.setdefault(name, set()).add(str(key))
+            found.setdefault(dotted(name), set()).add(str(key))
     return found
 
 
 def _references(values: Any) -> Iterator[str]:
-    """Yield the first part of each key that an interpolation refers to."""
+    """Yield each key that an interpolation refers to."""
     if isinstance(values, str):
         yield from _REFERENCE.findall(values)
     elif isinstance(values, dict | list):

@@ -133,6 +133,14 @@ def gpu_workers(value: Any, has: Has) -> Settings | str:
     return {**(n_workers or _count_of("parallel.n_workers", value)), **rest}
 
 
+def gpu_workers_without_model(value: Any, has: Has) -> Settings | str:
+    """Return the same for stages that read no `device`."""
+    found = gpu_workers(value, has)
+    if isinstance(found, str):
+        return found
+    return {k: v for k, v in found.items() if k != "device"} or {"parallel.env": "local"}
+
+
 def _count_of(key: str, value: Any) -> Settings:
     found = to(key, count)(value, lambda _: False)
     assert isinstance(found, dict)
@@ -504,11 +512,13 @@ def batches_between(value: Any, has: Has) -> Settings | str:
     return {"trainer.val_check_interval": count(value), "trainer.check_val_every_n_epoch": None}
 
 
+_GPU_EACH = f"{TWO_LAYERS} Each worker of local_gpu has a GPU of its own."
 DEVICES: Rule = (
     Place(TRAIN, devices, f"{TWO_LAYERS} GPUs also need trainer.accelerator: gpu or auto."),
-    Place(WORKERS, gpu_workers, f"{TWO_LAYERS} Each worker of local_gpu has a GPU of its own."),
+    Place(INFER, gpu_workers, _GPU_EACH),
+    Place(WORKERS, gpu_workers_without_model, _GPU_EACH),
 )
-GPUS: Rule = (Place(TRAIN, gpus, TWO_LAYERS), DEVICES[1])
+GPUS: Rule = (Place(TRAIN, gpus, TWO_LAYERS), *DEVICES[1:])
 N_WORKERS: Rule = (
     Place(WORKERS, to("parallel.n_workers", count), TWO_LAYERS),
     Place(TRAIN, devices, TWO_LAYERS),

@@ -117,11 +117,16 @@ class Readers:
         if setting.kind not in self._named:
             self._named[setting.kind] = frozenset(_names_in_code(self.system, loaded))
             self._references[setting.kind] = references(loaded)
-        # Taken out, so that a key that refers to itself ends it.
-        others = self._references[setting.kind].pop(setting.block, set())
+        if setting.block in self._named[setting.kind]:
+            return True
+        known = self._references[setting.kind]
+        referring = {name: known[name] for name in known if _overlap(setting.key, name)}
+        # Without these, so that a key that refers to itself ends it.
+        self._references[setting.kind] = {k: v for k, v in known.items() if k not in referring}
+        others = set().union(*referring.values())
         is_referred = any(counts(replace(setting, key=key)) for key in others)
-        self._references[setting.kind][setting.block] = others
-        return is_referred or setting.block in self._named[setting.kind]
+        self._references[setting.kind] = known
+        return is_referred
 
 
 def check_typed(readers: Readers) -> None:
