@@ -158,6 +158,12 @@ def _gpu_list(value: Any) -> list[int] | None:
     return [whole(one) for one in value] if isinstance(value, list | tuple) else None
 
 
+def device(value: Any, has: Has) -> Settings | str:
+    """Return what a training runs on: a number counts devices, a name is their kind."""
+    is_count = isinstance(value, int | list) and not isinstance(value, bool)
+    return (devices if is_count else accelerator)(value, has)
+
+
 def accelerator(value: Any, has: Has) -> Settings | str:
     """Return the trainer's words for `cuda:1` or `cpu`."""
     kind, _, index = str(value).lower().partition(":")

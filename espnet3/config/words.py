@@ -142,8 +142,9 @@ _add("num_nodes nnodes n_nodes num_machines nodes",
      Place(TRAIN, to("trainer.num_nodes", count), ways.TWO_LAYERS),
      Place(WORKERS, tell("Workers are jobs, on as many nodes as the cluster likes: "
                          "parallel: {env: slurm, n_workers: {value}}")))
-_add("accelerator device", Place(TRAIN, ways.accelerator, ways.TWO_LAYERS),
-     Place(INFER, ways.worker_device, "The device of a worker's model stands at the top."))
+for _name, _way in (("accelerator", ways.accelerator), ("device", ways.device)):
+    _add(_name, Place(TRAIN, _way, ways.TWO_LAYERS),
+         Place(INFER, ways.worker_device, "The device of a worker's model stands at the top."))
 _add("device_index gpu_id gpu_index",
      Place(INFER, to("device", lambda value: f"cuda:{whole(value)}"),
            "Left out, each worker takes a GPU of its own."),
