@@ -299,9 +299,9 @@ _add("output_dir save_dir output_folder out_dir experiment_dir expdir asr_exp ex
      Place(TRAIN, to("exp_dir", text)), Place(INFER, to("inference_dir", text)),
      Place(PACK, to("pack.output_dir", text)), Place(ALL, to("exp_dir", text)))
 _add("decode_dir inference_expdir", Place((*INFER, *SCORE), to("inference_dir", text)))
-_add("asr_stats_dir statsdir", Place(ALL, to("stats_dir", text)))
+_add("asr_stats_dir statsdir", Place((*STATISTICS, *TRAIN), to("stats_dir", text)))
 _add("dumpdir datadir data_folder data_path dump_dir",
-     Place((*WORKERS, *TRAIN), to("data_dir", text)))
+     Place(("create_dataset", "train_tokenizer"), to("data_dir", text)))
 _say("launch", "It is read by: espnet3 launch conf/training.yaml conf/launch_slurm.yaml")
 _add(
     "asr_tag tag exp_name experiment_name run_name experiment expname",

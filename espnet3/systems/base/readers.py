@@ -275,6 +275,8 @@ def _complaint(readers: Readers, setting: Setting) -> str:
         if stage.is_defined and readers.reads(stage, setting.key)
     ]
     problem = f"Nothing reads {setting.key}{place}."
+    if setting.block == _OF_LAUNCH:
+        return f"{problem} It is for jobs: espnet3 launch conf/training.yaml conf/launch_slurm.yaml"
     if others:
         running = ", ".join(readers.names)
         problem = f"{running} does not read {setting.key}{place}; {', '.join(others)} would."

@@ -122,8 +122,10 @@ def check(folder: Path, stage: str, *overrides: str) -> None:
     if stage in KINDS["publication"][1]:  # what it checks beyond the keys needs a trained model
         load_publication_config(configs["publication"])
         return
-    if any(word.startswith("launch.") for word in overrides):
+    launching = [word for word in overrides if word.startswith("launch.")]
+    if launching:  # which `espnet3 launch` keeps to itself
         load_launch_config(configs["training"])
+        configs = load(folder, stage, *(word for word in overrides if word not in launching))
     check_stages(ASRSystem(**configs), [find_stage(stages_of(ASRSystem), stage)], dry_run=True)
 
 
@@ -345,7 +347,7 @@ def test_where_there_is_no_line_the_sentence_says_what_to_do(key, value, stage, 
         ("parallel.env", "slurm", ["infer"]),
         ("parallel.env", "mine", ["infer"]),
         ("dataloader.valid.batch_size", 2, ["train"]),
-        ("seed", 1, ["infer"]),
+        ("seed", 1, ["train"]),
         ("batch_size", 1, ["infer"]),
         ("my_own_key", 1, ["infer"]),
         ("trainer", {"devices": 2}, ["train"]),
