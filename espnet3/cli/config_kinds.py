@@ -124,8 +124,9 @@ def _refuse_other_kind(place: _Place, reader: str, serving: Sequence[str]) -> No
         return
     other = next((file for file in place.files if file.kind is not None), None)
     if other is not None and other.kind is not None:
+        wanted = place.slot if place.slot in serving else serving[0]
         raise UsageError(
-            f"{reader} {_article(place.slot)} config, but "
+            f"{reader} {_article(wanted)} config, but "
             f"{_described(other, other.kind)}. Write: {_corrected(place)}"
         )
 

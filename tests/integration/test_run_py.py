@@ -322,7 +322,7 @@ def test_a_wrong_call_is_one_line_and_exit_code_2(recipe, arguments, message):
         ("n_workers=4", "n_workers in command line: n_workers=4 belongs under parallel. Write:"),
         ("resume=false", "resume in command line: resume=false belongs under runner. Write: r"),
         ("trainer.n_workers=4", "trainer.n_workers in command line: trainer.n_workers=4 belongs"),
-        ("parallel.devices=4", "parallel.devices in command line: parallel.devices=4 belongs u"),
+        ("parallel.devices=4", "parallel.devices in command line: parallel.devices=4 is called n"),
         ("parallel.n_wokers=4", "parallel.n_wokers is not a known key (set in command line: para"),
         ("modle.x=4", "modle in command line: modle.x=4 is not a known key. Did you mean 'model'?"),
         ("model._target_=src.decode.Modle", "model._target_ is 'src.decode.Modle' (set in command"),

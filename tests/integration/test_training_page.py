@@ -65,12 +65,16 @@ def test_the_page_has_the_files_that_it_speaks_of(recipe):
     assert len(list((recipe / "data" / "shards").glob("*.tar"))) == 1
 
 
-def test_statistics_training_and_average_of_the_complete_config(recipe):
-    output = run(
+@pytest.fixture(scope="module")
+def output_of_training(recipe) -> str:
+    return run(
         recipe, "run.py", "--stages", "collect_stats-average",
         "--training_config", "conf/training.yaml", *SMALL,
     )  # fmt: skip
-    assert "Trained 2 steps" in output  # three batches, two of which are one step
+
+
+def test_statistics_training_and_average_of_the_complete_config(recipe, output_of_training):
+    assert "Trained 2 steps" in output_of_training  # three batches, two of which are one step
     exp = recipe / "exp"
     speed = next(e.values for e in read_history(exp / "training") if "train/loss" in e.values)
     # Twelve utterances from files, and as many in shards, which come twice.
@@ -86,6 +90,7 @@ def test_statistics_training_and_average_of_the_complete_config(recipe):
         assert f'"{name}"' in logged
 
 
+@pytest.mark.usefixtures("output_of_training")
 def test_fine_tuning_leaves_out_what_the_config_says(recipe):
     output = run(
         recipe, "run.py", "--stages", "train",

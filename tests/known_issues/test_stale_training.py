@@ -232,7 +232,6 @@ CHANGED_SETTINGS = {
     "dataset.train.0.weight=2": "dataset.train.0.weight: (not set) -> 2",
     "dataset.valid.0.data_src_args.path=data/train.jsonl": "dataset.valid.0.data_src_args.path",
     "init=exp/tones/last.ckpt": "init: (not set) -> '{exp_dir}/last.ckpt'",
-    "frames_per_token=7": "frames_per_token: (not set) -> ",  # a key of the recipe's own
 }
 
 
@@ -320,12 +319,10 @@ def test_the_same_call_in_a_moved_folder_says_that_all_is_trained(recipe, train)
         "trainer.log_every_n_steps=7",
         "trainer.accelerator=auto",
         "checkpoint.every_n_steps=2",
-        "dataset.test=[]",
         "best_model_criterion=[[valid/loss, 2, min]]",
         "trainer.precision=32",
         "dataset.train.0.weight=1",
         "dataloader.train.shuffle=true",
-        "parallel.n_workers=2",
         "trainer.callbacks=[{_target_: lightning.pytorch.callbacks.EarlyStopping, "
         "monitor: valid/loss}]",
     ],
@@ -479,7 +476,7 @@ def test_what_was_taken_out_of_a_whole_config_counts(recipe, train):
 
 
 def test_an_override_that_is_new_in_all_configs_is_meant_for_inference(train):
-    code, shown = train("note=of_today", stages=("--stages", "infer", *WITH_INFERENCE))
+    code, shown = train("vars.note=of_today", stages=("--stages", "infer", *WITH_INFERENCE))
     assert code == 0, shown
 
 

@@ -341,7 +341,8 @@ def test_two_processes_in_a_notebook_are_told(monkeypatch):
     assert train(overrides=["trainer.devices=1"]).was_trained
 
 
-def test_a_stream_is_not_trained_on_by_two_processes():
+def test_a_stream_is_not_trained_on_by_two_processes(monkeypatch):
+    monkeypatch.setattr("espnet3.systems.base.python_training._is_script", lambda: True)
     two = ["trainer.devices=2", "trainer.strategy=ddp"]
     with pytest.raises(ConfigError, match=r"cannot be dealt out.*devices: 1"):
         train(WITHOUT_SIZES, train=DataLoader(Stream(), batch_size=4), overrides=two)

@@ -30,7 +30,9 @@ class Recipe:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         shutil.copytree(RECIPE, folder, ignore=shutil.ignore_patterns("data", "exp", "__pycache__"))
-        self.test_set, more = "two_cities", ["batch_size=2"]
+        # In a file, of which each stage reads what it needs.
+        (folder / "conf" / "two.yaml").write_text("batch_size: 2\n")
+        self.test_set, more = "two_cities", ["conf/two.yaml"]
         if LIBRISPEECH.is_dir():
             _link_utterances(folder / "corpus")
             self.test_set, more = "librispeech", ["conf/librispeech.yaml", "dataset_dir=corpus"]

@@ -22,6 +22,7 @@ logger = logging.getLogger(__name__)
 
 _COMMAND_LINE = "command line: "
 _OF_LAUNCH = "launch"
+_ACCEPTED = "accept_changes"
 _CONFIG_NAMES = ("config", "cfg", "conf", "loaded", "hparams", *KINDS)
 """What people call the config in code."""
 _MARKS_OF_TRAINING = ("optimizer", "optimizers")
@@ -71,7 +72,7 @@ class Readers:
         for kind, loaded in self.configs.items():
             typed = {s.file: s for s in loaded.sources.values() if s.file.startswith(_COMMAND_LINE)}
             for text, source in typed.items():
-                yield Setting(kind, _key_of(text.removeprefix(_COMMAND_LINE)), source)
+                yield Setting(kind, _key_set_by(text, loaded), source)
             for key in map(str, loaded.config):
                 place = loaded.find_source(key)
                 if place is not None and place.file not in (*typed, "default"):
@@ -85,7 +86,10 @@ class Readers:
             for stage in self.stages
             if find_config(self.system, stage) is loaded and self.reads(stage, setting.key)
         ]
-        if setting.kind == "training" and is_compared(setting.key):
+        if setting.kind == "inference":
+            found += [s.name for s in self.stages if _is_in(setting.key, s.reads_of_inference)]
+        # Stages that use a model compare the settings of its training.
+        if setting.kind == "training" and (is_compared(setting.key) or setting.block == _ACCEPTED):
             found += [stage.name for stage in self.stages if stage.uses_weights]
         return found
 
@@ -105,7 +109,7 @@ class Readers:
         """Tell whether a stage reads a key, or something below it."""
         if key.partition(".")[0] in EVERYWHERE:
             return True
-        return any(_overlap(key, read) for read in stage.reads) and not any(
+        return _is_in(key, stage.reads) and not any(
             key == ignored or key.startswith(f"{ignored}.") for ignored in stage.ignores
         )
 
@@ -180,7 +184,7 @@ def unread_overrides(
     """Return the overrides that none of some stages reads: a line for these must not have them."""
     readers = Readers(system, stages)
     read = {
-        setting.source.file.removeprefix(_COMMAND_LINE).partition("=")[0]
+        _key_of(setting.source.file.removeprefix(_COMMAND_LINE))
         for setting in readers.settings()
         if setting.is_typed and readers.is_read(setting)
     }
@@ -219,11 +223,23 @@ def is_compared(key: str) -> bool:
     from espnet3.systems.base.training_fingerprint import is_of_results
 
     train = next(stage for stage in STAGES if stage.name == "train")
-    return any(_overlap(key, read) for read in train.reads) and is_of_results(key)
+    return _is_in(key, train.reads) and is_of_results(key)
+
+
+def _is_in(key: str, read: Iterable[str]) -> bool:
+    return any(_overlap(key, other) for other in read)
 
 
 def _overlap(key: str, other: str) -> bool:
     return f"{key}.".startswith(f"{other}.") or f"{other}.".startswith(f"{key}.")
+
+
+def _key_set_by(text: str, loaded: "LoadedConfig") -> str:
+    """Return the key that an override has set; it may be another name of one, as `expdir` is."""
+    key = _key_of(text.removeprefix(_COMMAND_LINE))
+    if key in loaded.sources:
+        return key
+    return next((k for k, source in loaded.sources.items() if source.file == text), key)
 
 
 def _key_of(override: str) -> str:

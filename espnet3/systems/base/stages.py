@@ -35,6 +35,8 @@ class Stage:
     """Dotted keys of its config that it reads, each with all that is below it."""
     ignores: tuple[str, ...] = ()
     """What it leaves alone of these."""
+    reads_of_inference: tuple[str, ...] = ()
+    """Keys of the inference config that it reads beside its own, if there is one."""
     needs_any: tuple[str, ...] = ()
     """Where `all` or a range covers it, it is skipped if its config has none of these keys."""
     in_all: bool = True
@@ -88,6 +90,10 @@ _OF_INFERENCE = (
     "output_keys", "idx_key", "hyp_key", "ref_key", "batch_size", "batch_seconds", "results",
 )  # fmt: skip
 _OF_MEASURING = ("metrics", "inference_dir", "test_set", "dataset")
+_OF_RESULTS = (
+    "dataset", "test_set", "inference_dir", "output_fn", "output_keys", "output_artifacts",
+    "idx_key", "hyp_key", "ref_key", "input_key", "provider", "runner", "model",
+)  # fmt: skip
 
 STAGES = (
     Stage(
@@ -124,11 +130,12 @@ STAGES = (
     Stage(
         "measure", 7, ("metrics", "inference"), "Score the results",
         alternative_key="metrics", blocks=("metrics",),
-        reads=_OF_MEASURING, ignores=("dataset.train", "dataset.valid"), uses_weights=True,
+        reads=_OF_MEASURING, reads_of_inference=_OF_RESULTS,
+        ignores=("dataset.train", "dataset.valid"), uses_weights=True,
     ),
     Stage(
         "report", 8, ("metrics", "inference"), "Write a report of the scores",
-        blocks=(), reads=(*_OF_MEASURING, "report", "idx_key", "hyp_key", "ref_key"),
+        blocks=(), reads=(*_OF_MEASURING, "report"), reads_of_inference=_OF_RESULTS,
         ignores=("dataset.train", "dataset.valid"), uses_weights=True,
     ),
     Stage(

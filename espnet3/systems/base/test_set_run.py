@@ -237,7 +237,7 @@ def _build_runner(
         runner.apply_outputs(given)
     # What the dataset holds is described by its own fingerprint; what is read by other stages only
     # changes no result.
-    others = keys_of_others("infer") - names_in_code([config.provider_target])
+    others = {*keys_of_others("infer"), "vars"} - names_in_code([config.provider_target])
     ignored = ["exp_tag", "dataset.train", "dataset.valid", *sorted(others)]
     # Filled in for the provider: not part of runs that were planned before it was.
     ignored += [f"dataset.{key}" for key in organizer_defaults(config.dataset, None)]

@@ -207,16 +207,17 @@ def check_train(
         trainer_for(loaded, exp_dir=str(_exp_dir(loaded)))
     comparison = compare(loaded, with_inputs=with_inputs, given=given)
     if comparison is not None and comparison.described.sets:
-        _check_fields(comparison.described.sets, loaded)
+        _check_fields(comparison.described.sets, loaded, given)
     return comparison
 
 
-def _check_fields(sets: Mapping[str, Any], loaded: "LoadedConfig") -> None:
+def _check_fields(sets: Mapping[str, Any], loaded: "LoadedConfig", given: GivenParts) -> None:
     from espnet3.systems.base.common_fields import check_fields
     from espnet3.trainer.checkpointing.best_checkpoints import LAST
 
     is_new = not (_exp_dir(loaded) / LAST).exists()
-    check_fields(sets, load_loader_config(loaded), loaded, is_new=is_new)
+    known = {split: dataset for split, dataset in sets.items() if dataset is not None}
+    check_fields(known, load_loader_config(loaded, given), loaded, is_new=is_new)
 
 
 @contextmanager
@@ -302,7 +303,7 @@ def _build_parts(
     with times.part("model"):
         model = build_model(loaded, given)
         check_training_samples(datasets, model, loaded)
-        _check_fields(datasets, loaded)
+        _check_fields(datasets, loaded, given)
     with times.part("loaders"):
         loaders = {
             split: build_split_loader(dataset, config, split, loaded, given)

@@ -27,7 +27,7 @@ PLACES = ("exp_dir", "inference_dir", "stats_dir", "dataset_dir", "data_dir", "r
 """Keys that say where something is."""
 
 _NOT_RESULTS = (
-    *PLACES, "exp_tag", "num_device", "num_nodes", "device", "num_threads",
+    *PLACES, "exp_tag", "vars", "num_device", "num_nodes", "device", "num_threads",
     # Of other stages. What they make counts by its content.
     "create_dataset", "collect_stats", "metrics", "report", "pack", "upload", "dataset.test",
     # How long, how often it is saved, what is kept and shown.
