@@ -193,9 +193,10 @@ def test_a_word_at_the_top(refusal, stage):
     words = [word for word in WORDS if not reads(stage, word)]
     taken, refused = scan(refusal, stage, sample(words, 4, STAGES.index(stage)))
     assert refused == {}
-    # The configs of the recipe refer to data_dir; what the weights depend on is compared.
+    # expdir is told to be exp_dir; the configs of the recipe refer to data_dir; and what the weights
+    # depend on is compared.
     compared = {word for word in taken if stage.configs == ("training",) and is_compared(word)}
-    assert taken <= {"data_dir", *(compared if stage.uses_weights else ())}
+    assert taken <= {"data_dir", "expdir", *(compared if stage.uses_weights else ())}
 
 
 @pytest.mark.parametrize("block", BLOCKS)
