@@ -193,7 +193,7 @@ def test_a_word_at_the_top(refusal, stage):
     words = [word for word in WORDS if not reads(stage, word)]
     taken, refused = scan(refusal, stage, sample(words, 4, STAGES.index(stage)))
     assert refused == {}
-    # expdir is told to be exp_dir; the configs of the recipe refer to data_dir; and what the weights
+    # expdir is told to be exp_dir; the configs of the recipe refer to data_dir; what the weights
     # depend on is compared.
     compared = {word for word in taken if stage.configs == ("training",) and is_compared(word)}
     assert taken <= {"data_dir", "expdir", *(compared if stage.uses_weights else ())}
