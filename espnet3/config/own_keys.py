@@ -25,6 +25,7 @@ READERS: dict[str, tuple[str, ...]] = {
     "fit": TRAIN,
     "optimizer": TRAIN,
     "optimizers": TRAIN,
+    "launch": TRAIN,
     "scheduler": TRAIN,
     "schedulers": TRAIN,
     "scheduler_interval": TRAIN,
