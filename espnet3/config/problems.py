@@ -192,8 +192,7 @@ def _hint(path: Path, value: Any, details: ErrorDetails) -> str:
         expected = re.findall(r"'([^']*)'", str(details.get("ctx", {}).get("expected", "")))
         return suggest(str(value), expected)
     if kind == "string_type" and isinstance(value, int | float):
-        trap = " YAML reads an unquoted 12:00:00 as 43200." if type(value) is int else ""
-        return f'{trap} Quote it: {name}: "{value}"'
+        return f' Quote it: {name}: "{value}"'
     if isinstance(value, str) and kind in ("int_type", "float_type", "bool_type"):
         return _unquoted(name, value, kind)
     return ""
