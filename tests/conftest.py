@@ -53,6 +53,7 @@ def _no_leaks(request):
     handlers = {number: signal.getsignal(number) for number in _SIGNALS}
     yield
     _restore(handlers)
+    _forget_warnings()
     os.chdir(_START)  # a recipe that runs in this process enters its folder
     parallel._active = None
     assert parallel.enclosing_client() is None
@@ -98,6 +99,15 @@ def _restore(handlers: dict[int, Any]) -> None:
         for number, handler in handlers.items():
             if handler is not None and signal.getsignal(number) is not handler:
                 signal.signal(number, handler)
+
+
+def _forget_warnings() -> None:
+    """Let what is told once in a process be told again: another test may wait for it."""
+    for name, module in list(sys.modules.items()):
+        if name.startswith("espnet3."):
+            tells = getattr(module, "_warn_once", None)
+            if hasattr(tells, "cache_clear"):
+                tells.cache_clear()
 
 
 @pytest.fixture(autouse=True, scope="module")
