@@ -16,7 +16,7 @@ from espnet3.systems.base.context import DEFAULTS, SHARED
 from espnet3.systems.base.stages import KINDS, Stage
 
 if TYPE_CHECKING:
-    from espnet3.systems.base.advice import Advice
+    from espnet3.config.advice import Advice
 
 _OVERRIDE = re.compile(r"[+~]*[^-/=\s][^/=\s]*=")
 _HELP = {
@@ -174,9 +174,9 @@ def _explain_option(stray: Sequence[str], asked: Sequence[str], has: Has | None)
 
 
 def _advice(key: str, value: str, asked: Sequence[str], has: Has | None) -> "Advice | None":
+    from espnet3.config.advice import advise
     from espnet3.config.overrides import parse_override
     from espnet3.errors import ConfigError
-    from espnet3.systems.base.advice import advise
 
     try:
         parsed = parse_override(f"{key}={value}").value

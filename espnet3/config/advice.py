@@ -136,15 +136,12 @@ def _apply(
     rule: Rule, path: tuple[str, ...], value: Any, stages: Collection[str], has: Has
 ) -> Advice | None:
     fitting = [place for place in rule if not stages or not set(place.stages).isdisjoint(stages)]
-    if not fitting:
-        return _for_others(rule, path, value, stages, has)
-    place = fitting[0]
-    try:
-        answer = place.way(value, has)
-    except Unfit as unfit:
-        return _unfit(path, unfit)
+    place = (fitting or rule)[0]
+    answer = _translate(place, path, value, has)
     if isinstance(answer, str):
         return Advice("", None, answer)
+    if not fitting:
+        return _for_others(place, path, answer, stages)
     # What is said of loaders holds for both, if the second is not to be as the first.
     if path[:2] == ("dataloader", "valid") and any(has(f"dataloader.valid.{n}") for n in SIZES):
         answer = {k.replace("dataloader.train.", "dataloader.valid."): answer[k] for k in answer}
@@ -154,29 +151,24 @@ def _apply(
     return Advice(key, right, place.why, dict(more))
 
 
+def _translate(place: Place, path: tuple[str, ...], value: Any, has: Has) -> Settings | str:
+    """Return our settings for a value, or the sentence that says why there are none."""
+    try:
+        return place.way(value, has)
+    except Unfit as unfit:
+        text = str(unfit)
+        return f"{'.'.join(path)} {text}." if text.startswith("takes") else text
+
+
 def _for_others(
-    rule: Rule, path: tuple[str, ...], value: Any, stages: Collection[str], has: Has
+    place: Place, path: tuple[str, ...], answer: Settings, stages: Collection[str]
 ) -> Advice:
     """Return the advice for a word that means nothing in the stages that run."""
-    place = rule[0]
-    try:
-        answer = place.way(value, has)
-    except Unfit as unfit:
-        return _unfit(path, unfit)
-    if isinstance(answer, str):
-        return Advice("", None, answer)
-    text = Advice(next(iter(answer)), next(iter(answer.values())), "").override()
-    name = ".".join(path)
-    return Advice(
-        "",
-        None,
-        f"{name} means nothing to {_listed(stages)}; {_listed(place.stages)} would read {text}.",
-    )
-
-
-def _unfit(path: tuple[str, ...], unfit: Unfit) -> Advice:
-    text = str(unfit)
-    return Advice("", None, f"{'.'.join(path)} {text}." if text.startswith("takes") else text)
+    key, value = next(iter(answer.items()))
+    text = Advice(key, value, "").override()
+    name, readers = ".".join(path), _listed(place.stages)
+    why = f"{name} means nothing to {_listed(stages)}; {readers} would read {text}."
+    return Advice("", None, why)
 
 
 def _listed(words: Collection[str]) -> str:

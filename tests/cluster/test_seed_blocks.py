@@ -14,25 +14,12 @@ import yaml
 
 from tests.cluster import where
 from tests.cluster.clients import wait_for
+from tests.contract.test_parallel_blocks_of_the_guides import SLURM_001 as SEED_001
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 _PATIENCE = 120.0  # seconds; other programs share the machine
 N_JOBS = 4
 
-# Its walltime has no quotes; YAML takes it for a text because of the first zero.
-SEED_001 = """
-parallel_gpu:
-  env: slurm
-  n_workers: 4
-  options:
-    queue: gpu
-    cores: 8
-    processes: 1
-    memory: 16GB
-    walltime: 01:00:00
-    job_extra_directives:
-      - "--gres=gpu:1"
-"""
 SEED_003 = """
 parallel:
   env: slurm

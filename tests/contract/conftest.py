@@ -8,6 +8,20 @@ from pathlib import Path
 import pytest
 
 SNIPPETS = Path(__file__).parent / "snippets"
+# What the provider of the guide wraps its dataset in, and does not print.
+FILTERED = """
+
+class FilteredDataset:
+    def __init__(self, dataset, min_duration):
+        durations = dataset.durations()
+        self.kept = [dataset[i] for i in range(len(dataset)) if durations[i] >= min_duration]
+
+    def __len__(self):
+        return len(self.kept)
+
+    def __getitem__(self, i):
+        return self.kept[i]
+"""
 
 
 @pytest.fixture

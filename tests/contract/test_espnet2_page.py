@@ -314,7 +314,6 @@ MISTAKES = table(PAGE, "## Common mistakes")
 
 @pytest.mark.parametrize("row", MISTAKES, ids=lambda row: row[0])
 def test_a_mistake_is_told_with_what_to_write_before_anything_starts(recipe, row, monkeypatch):
-    pytest.importorskip("espnet3.systems.base.advice")
     monkeypatch.setattr("espnet3.parallel.clusters.gpus.visible_gpus", lambda _: [])
     (typed,) = code_in(row[0])
     _, stage, *words = shlex.split(typed)
@@ -340,8 +339,6 @@ SETTINGS = [
 @pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting[0])
 def test_a_setting_of_the_config_diff_is_accepted(recipe, setting):
     key, value = setting.groups()
-    if key in ("init", "freeze"):
-        pytest.importorskip("espnet3.trainer.optimization.freezing")
     stage, more = "train", []
     if key.startswith("model.decoder."):
         stage, more = "infer", ["--inference_config", "conf/inference_joint.yaml"]

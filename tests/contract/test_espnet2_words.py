@@ -7,10 +7,10 @@ import yaml
 
 from espnet3.cli.stage_selection import select_stages
 from espnet3.cli.usage import UsageError
+from espnet3.config.advice import advise
 from espnet3.systems.base.stages import STAGES
 from tests.pages import DOCS, code_in, table
 
-advise = pytest.importorskip("espnet3.systems.base.advice").advise
 PAGE = DOCS / "espnet2.md"
 _OPTION = re.compile(r'--(\w+)(?: ("[^"]*"|\S+))?')
 # What one would give to those that the page names without a value.

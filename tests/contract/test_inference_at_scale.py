@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from espnet3.io.scp import load_scp
-from tests.contract.conftest import SNIPPETS, read_snippet
+from tests.contract.conftest import FILTERED, SNIPPETS, read_snippet
 
 RUN = """
 from espnet3.cli.recipe import run_recipe
@@ -71,19 +71,6 @@ class Model:
         if isinstance(speech, list):
             return [self(one) for one in speech]
         return f"number {len(speech) - 16000}{self.lm or ''}"
-"""
-FILTERED = """
-
-class FilteredDataset:
-    def __init__(self, dataset, min_duration):
-        durations = dataset.durations()
-        self.kept = [dataset[i] for i in range(len(dataset)) if durations[i] >= min_duration]
-
-    def __len__(self):
-        return len(self.kept)
-
-    def __getitem__(self, i):
-        return self.kept[i]
 """
 
 

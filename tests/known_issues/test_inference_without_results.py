@@ -9,19 +9,7 @@ import pytest
 from espnet3.errors import ConfigError, IncompleteRunError
 from espnet3.parallel import use_parallel
 from espnet3.systems.base.inference_runner import InferenceRunner
-
-
-class Provider:
-    """Samples as they are given, and a model."""
-
-    def __init__(self, samples, model):
-        self.samples, self.model = samples, model
-
-    def build_env_local(self):
-        return {"dataset": self.samples, "model": self.model}
-
-    def build_worker_setup_fn(self):
-        return self.build_env_local
+from tests.providers import Provider
 
 
 def echo(speech):
@@ -34,9 +22,9 @@ def only_later(speech):
 
 def run(samples, model, folder, **settings):
     with use_parallel({"env": "local", "n_workers": 1}):
-        return InferenceRunner(Provider(samples, model), output_dir=folder, **settings)(
-            range(len(samples))
-        )
+        return InferenceRunner(
+            Provider(dataset=samples, model=model), output_dir=folder, **settings
+        )(range(len(samples)))
 
 
 SAMPLES = [{"utt_id": f"utt{i}", "speech": str(i)} for i in range(40)]

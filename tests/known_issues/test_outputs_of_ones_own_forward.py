@@ -17,25 +17,13 @@ from espnet3.parallel import BaseRunner, use_parallel
 from espnet3.systems.base.inference_output import OutputSettings, id_text, to_texts
 from espnet3.systems.base.inference_runner import InferenceRunner
 from espnet3.systems.base.system import BaseSystem
+from tests.providers import Provider
 from tests.recipes.recipe_copy import RecipeCopy
 
 SAMPLES = [
     {"utt_id": f"utt{i}", "speech": str(i), "text": f"text {i}", "speaker": f"spk{i % 2}"}
     for i in range(6)
 ]
-
-
-class Provider:
-    """Samples as they are given, and a model that is a function."""
-
-    def __init__(self, samples, model):
-        self.samples, self.model = samples, model
-
-    def build_env_local(self):
-        return {"dataset": self.samples, "model": self.model}
-
-    def build_worker_setup_fn(self):
-        return self.build_env_local
 
 
 class Calls(InferenceRunner):
@@ -78,7 +66,9 @@ class OwnWriter(InferenceRunner):
 
 def run(model, folder, runner=Calls, samples=SAMPLES, **settings):
     with use_parallel({"env": "local", "n_workers": 1}):
-        return runner(Provider(samples, model), output_dir=folder, **settings)(range(len(samples)))
+        return runner(Provider(dataset=samples, model=model), output_dir=folder, **settings)(
+            range(len(samples))
+        )
 
 
 def loaded(files):
@@ -229,7 +219,7 @@ def test_what_writers_of_ones_own_get_is_left_as_it_is(tmp_path):
 
 def test_results_in_memory_are_left_as_they_are():
     with use_parallel({"n_workers": 1}):
-        assert Calls(Provider(SAMPLES, lambda sample: 3))([0]) == [3]
+        assert Calls(Provider(dataset=SAMPLES, model=lambda sample: 3))([0]) == [3]
 
 
 def test_a_record_without_id_is_told(tmp_path):
@@ -253,7 +243,9 @@ def test_a_record_without_id_is_told(tmp_path):
     ("output", "n_workers"), [({}, 1), ({"utt_id": "a"}, 1), ({"utt_id": "a"}, 2)]
 )
 def test_an_output_without_a_field_is_told_at_the_first_item(tmp_path, output, n_workers):
-    runner = Calls(Provider(SAMPLES, lambda sample: output), output_dir=tmp_path / "out")
+    runner = Calls(
+        Provider(dataset=SAMPLES, model=lambda sample: output), output_dir=tmp_path / "out"
+    )
     with (
         use_parallel({"n_workers": n_workers}),
         pytest.raises(
@@ -348,7 +340,7 @@ def test_lists_beside_single_texts_are_all_kept(tmp_path, monkeypatch):
     values = ["a", ["b", "c"], [], ("d", -1.5), "", "f"]
     with use_parallel({"n_workers": 1, "shards_per_worker": 1}):
         runner = Calls(
-            Provider(SAMPLES, lambda s: {"hyp": values[int(s["speech"])]}),
+            Provider(dataset=SAMPLES, model=lambda s: {"hyp": values[int(s["speech"])]}),
             output_dir=tmp_path / "out",
         )
         files = runner(range(6))
@@ -359,7 +351,9 @@ def test_lists_beside_single_texts_are_all_kept(tmp_path, monkeypatch):
 def test_lists_that_only_some_shards_have_are_told(tmp_path, caplog):
     with use_parallel({"n_workers": 1, "shards_per_worker": 6}), caplog.at_level(logging.WARNING):
         runner = Calls(
-            Provider(SAMPLES, lambda s: {"hyp": ["a", "b"] if s["speech"] == "5" else "a"}),
+            Provider(
+                dataset=SAMPLES, model=lambda s: {"hyp": ["a", "b"] if s["speech"] == "5" else "a"}
+            ),
             output_dir=tmp_path / "out",
         )
         assert len(loaded(runner(range(6)))["hyp"]) == 6
@@ -395,7 +389,7 @@ def test_a_runner_without_writers_of_ours_splits_a_dict_of_lists_as_well():
             return {"square": [i * i for i in idx]}
 
     with use_parallel({"n_workers": 1}):
-        assert Plain(Provider([], None), batch_size=2)(range(3)) == [
+        assert Plain(Provider(dataset=[], model=None), batch_size=2)(range(3)) == [
             {"square": 0}, {"square": 1}, {"square": 4},
         ]  # fmt: skip
 

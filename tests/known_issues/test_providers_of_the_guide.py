@@ -6,24 +6,11 @@ import pytest
 
 from espnet3.errors import ProviderError
 from espnet3.systems.base.inference_provider import InferenceProvider
-from tests.contract.conftest import SNIPPETS, read_snippet
+from tests.contract.conftest import FILTERED, SNIPPETS, read_snippet
 from tests.recognizer_parts import WEIGHTS, make_experiment
 from tests.shipped_recipes import DECODING, HERE, INFER, ShippedRecipe
 
 TARGET = (SNIPPETS / "provider.yaml.txt").read_text()
-FILTERED = """
-
-class FilteredDataset:
-    def __init__(self, dataset, min_duration):
-        durations = dataset.durations()
-        self.kept = [dataset[i] for i in range(len(dataset)) if durations[i] >= min_duration]
-
-    def __len__(self):
-        return len(self.kept)
-
-    def __getitem__(self, i):
-        return self.kept[i]
-"""
 ENVIRONMENT = """
 from espnet3.parallel.env_provider import EnvironmentProvider
 from src.guide import Model

@@ -4,8 +4,8 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from espnet3.config.own_keys import BLOCK_HOMES, HOMES
 from espnet3.errors import ConfigError, ResourceError
-from espnet3.systems.base.advice import BLOCK_HOMES, HOMES
 from espnet3.systems.base.context import DEFAULTS, SHARED
 from espnet3.systems.base.readers import Readers, check_typed, tell_written
 from espnet3.systems.base.stages import EVERYWHERE, STAGES, Stage, has_own

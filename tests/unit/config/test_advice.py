@@ -18,6 +18,7 @@ from espnet3.config.own_keys import (
     LOADER_KEYS,
     OWN,
     PARALLEL_KEYS,
+    READERS,
     TRAINER_ARGUMENTS,
 )
 from espnet3.config.ways import env_for
@@ -27,7 +28,7 @@ from espnet3.systems.asr.publication_config import load_publication_config
 from espnet3.systems.asr.system import ASRSystem
 from espnet3.systems.base.checks import check_stages
 from espnet3.systems.base.context import load_configs
-from espnet3.systems.base.stages import find_stage, stages_of
+from espnet3.systems.base.stages import STAGES, find_stage, stages_of
 from espnet3.trainer.launching.launch_config import load_launch_config
 
 PARTS = "tests.inference_parts"
@@ -225,6 +226,13 @@ def test_the_keys_of_blocks_are_those_of_their_models():
     assert set(OWN["upload"]) == set(UploadConfig.model_fields)
     assert set(OWN["report"]) == set(ReportConfig.model_fields)
     assert set(ENVS) == set(BACKENDS)
+
+
+def test_stages_read_the_keys_that_are_advised_for_them():
+    # `Stage.reads` is the fact; advice for a stage that does not read a key would be refused.
+    reads = {known.name: {key.partition(".")[0] for key in known.reads} for known in STAGES}
+    wrong = [(k, name) for k, names in READERS.items() for name in names if k not in reads[name]]
+    assert [pair for pair in wrong if pair[0] != "launch"] == []  # which `espnet3 launch` reads
 
 
 def test_all_stages_are_known():
