@@ -430,3 +430,15 @@ def test_configs_of_a_system_share_their_folders(folder):
     system = BaseSystem(**{name: load_config(f"{name}.yaml") for name in names})
     assert {str(getattr(system, name).config.exp_dir) for name in names} == {"./exp/training"}
     assert system.metrics.config.inference_dir == system.inference.config.inference_dir
+
+
+def test_the_block_of_the_readme_trains_as_printed(capsys):
+    text = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    (block,) = [
+        part for part in text.split("```python\n") if "espnet3.trainer import train" in part
+    ]
+    names = {"model": Classifier(), "samples": SAMPLES, "others": SAMPLES}
+    exec(block.partition("```")[0], names)
+    printed = capsys.readouterr().out
+    assert "exp/training/last.ckpt" in printed
+    assert "valid/loss" in printed
