@@ -33,7 +33,8 @@ SUBSETS = {
 }
 # What a machine without GPUs needs.
 ON_CPU = ("trainer.accelerator=cpu", "trainer.devices=1", "trainer.precision=32")
-SMALL = (*ON_CPU, "trainer.strategy=auto", "parallel.n_workers=1", "tokenizer.vocab_size=1000")
+ON_ONE_CPU = (*ON_CPU, "trainer.strategy=auto")
+SMALL = ("parallel.n_workers=1", "tokenizer.vocab_size=1000")
 # What the other config has made already.
 OF_100_HOURS = ("stats_dir=exp/stats_100h", "tokenizer.save_path=data/tokenizer_100h")
 
@@ -65,13 +66,14 @@ def recipe(tmp_path_factory):
     """Return the recipe with a corpus, manifests, a tokenizer and statistics."""
     recipe = RecipeCopy("librispeech/asr", tmp_path_factory.mktemp("libri") / "it's asr")
     corpus = write_corpus(recipe.folder / "LibriSpeech")
-    for hours, stages in {
-        "100h": ["create_dataset", "train_tokenizer", "collect_stats"],
-        "960h": ["create_dataset"],
-    }.items():
+    of_each = {
+        "100h": ("create_dataset", "train_tokenizer", "collect_stats", *SMALL),
+        "960h": ("create_dataset",),
+    }
+    for hours, words in of_each.items():
         recipe.run_here(
-            ASRSystem, "--stages", *stages, "--training_config", f"conf/training_{hours}.yaml",
-            *SMALL, f"create_dataset.source={corpus}",
+            ASRSystem, "--stages", *words, f"create_dataset.source={corpus}",
+            "--training_config", f"conf/training_{hours}.yaml",
         )  # fmt: skip
     return recipe
 
@@ -104,8 +106,9 @@ def test_each_training_config_builds_its_model_and_passes_its_checks(
     recipe, capfd, hours, n_items, millions
 ):
     recipe.run_here(
-        ASRSystem, "--stages", "create_dataset-average", "--dry-run", *SMALL, *OF_100_HOURS,
-        "--training_config", f"conf/training_{hours}.yaml", "create_dataset.source=LibriSpeech",
+        ASRSystem, "--stages", "create_dataset-average", "--dry-run", *SMALL, *ON_ONE_CPU,
+        *OF_100_HOURS, "create_dataset.source=LibriSpeech",
+        "--training_config", f"conf/training_{hours}.yaml",
     )  # fmt: skip
     told = capfd.readouterr().out
     assert millions[0] < float(re.search(r"ASRModel, ([\d.]+) M parameters", told)[1]) < millions[1]
@@ -123,10 +126,11 @@ def decoding(recipe):
         "dataloader.train.num_workers=0", "best_model_criterion=[[train/loss, 1, min]]",
     )  # fmt: skip
     recipe.run_here(
-        ASRSystem, "--stages", "train", "--training_config", "conf/training_100h.yaml", *SMALL,
-        *small, "trainer.accumulate_grad_batches=1", "model.encoder.n_layers=1",
-        "model.decoder.n_layers=1", "model.encoder.hidden=32", "model.decoder.hidden=32",
-        "dataloader.train.batch_seconds=60", "dataloader.valid.num_workers=0", "exp_tag=small",
+        ASRSystem, "--stages", "train", "--training_config", "conf/training_100h.yaml",
+        "trainer.strategy=auto", "trainer.accumulate_grad_batches=1", "tokenizer.vocab_size=1000",
+        *small, "model.encoder.n_layers=1", "model.decoder.n_layers=1", "model.encoder.hidden=32",
+        "model.decoder.hidden=32", "dataloader.train.batch_seconds=60",
+        "dataloader.valid.num_workers=0", "exp_tag=small",
     )  # fmt: skip
     recipe.run_here(
         ASRSystem, "--stages", "train", "--training_config", "conf/training_lm.yaml", *small,

@@ -67,6 +67,12 @@ class Readers:
         """Of the stages that run."""
         return [stage.name for stage in self.stages]
 
+    @property
+    def which_do_not(self) -> str:
+        """The stages that run, as the beginning of a sentence: `infer does not`."""
+        *first, last = self.names
+        return f"{', '.join(first)} and {last} do not" if first else f"{last} does not"
+
     def settings(self) -> Iterator[Setting]:
         """Yield what users set: each override, and each top-level key of the files."""
         for kind, loaded in self.configs.items():
@@ -174,7 +180,7 @@ def tell_written(readers: Readers) -> None:
         else:
             logger.warning("%s", _complaint(readers, setting))
     for file, keys in elsewhere.items():
-        logger.info("Of %s, %s does not read %s", file, ", ".join(readers.names), ", ".join(keys))
+        logger.info("Of %s, %s read %s", file, readers.which_do_not, ", ".join(keys))
     _tell_layers(readers)
 
 
@@ -294,8 +300,7 @@ def _complaint(readers: Readers, setting: Setting) -> str:
     if setting.block == _OF_LAUNCH:
         return f"{problem} It is for jobs: espnet3 launch conf/training.yaml conf/launch_slurm.yaml"
     if others:
-        running = ", ".join(readers.names)
-        problem = f"{running} does not read {setting.key}{place}; {', '.join(others)} would."
+        problem = f"{readers.which_do_not} read {setting.key}{place}; {', '.join(others)} would."
     if found is None:
         return f"{problem} {_way_out(setting, bool(others))}"
     line = found.override() if setting.is_typed else found.line()
