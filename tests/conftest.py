@@ -62,7 +62,9 @@ def _no_leaks(request):
     # What the daemons of a real scheduler start is not the test's.
     leaked = [] if "cluster" in request.node.path.parts else _watch.leaked()
     forks = list(_watch.forks)
-    _watch.begin()  # named once, and not again by the next test
+    if leaked:
+        _watch.begin()  # named once, and not again by the next test
+    _watch.forks.clear()
     assert not leaked, f"{request.node.nodeid} left behind: {'; '.join(leaked)}"
     assert not forks, (
         f"{request.node.nodeid} forked the test process, which has threads; use "

@@ -111,10 +111,11 @@ class Watch:
         parents = {os.getpid()}
         for pid in sorted(pids - self._foreign - parents):
             parent, is_alive = _state(pid)
-            found = _look_at(pid) if is_alive else None
-            if found is None:
+            if not is_alive:
                 continue
-            if parent not in parents and found.test is None:
+            found = _look_at(pid)
+            # The kernel's own and those of other users cannot be looked at, at no time.
+            if found is None or (parent not in parents and found.test is None):
                 self._foreign.add(pid)
                 continue
             parents.add(pid)
