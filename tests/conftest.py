@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from espnet3.parallel import parallel
+from tests.helpers import warm
 from tests.leaks import Watch
 
 _START = os.getcwd()
@@ -51,7 +53,8 @@ def _no_leaks(request):
     """Reset the active config and the folder; fail on what outlives its test, by name."""
     _watch.begin()
     handlers = {number: signal.getsignal(number) for number in _SIGNALS}
-    yield
+    with warm.paused() if request.node.get_closest_marker("cold") else nullcontext():
+        yield
     _restore(handlers)
     _forget_warnings()
     os.chdir(_START)  # a recipe that runs in this process enters its folder
@@ -89,6 +92,7 @@ class _Adoption:
 
 def pytest_configure(config):
     config.pluginmanager.register(_Adoption())
+    warm.install()
 
 
 def _restore(handlers: dict[int, Any]) -> None:

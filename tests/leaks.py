@@ -14,6 +14,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.helpers import warm
+
 MARK = "ESPNET3_TEST_PROCESS"
 _PATIENCE = 30.0  # of machines that others use
 _COLLECTION_SECONDS = 1.0
@@ -32,9 +34,11 @@ _KEPT_THREADS = {
     "pin_memory": "of torch's DataLoader",
     "QueueFeederThread": "of multiprocessing.Queue; ends when the queue is collected",
     "execnet": "of pytest-xdist",
+    "warm-reaper": "of tests/helpers/warm.py: waits for the end of what it was left",
 }
-# Processes that Python keeps for multiprocessing; what they start counts.
-_KEPT_PROCESSES = ("multiprocessing.forkserver", "multiprocessing.resource_tracker")
+# Processes that Python keeps for multiprocessing, and what forks for the tests; what they start
+# counts.
+_KEPT_PROCESSES = ("multiprocessing.forkserver", "multiprocessing.resource_tracker", warm.NAME)
 
 
 @dataclass(frozen=True)
