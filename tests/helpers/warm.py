@@ -13,7 +13,8 @@ twice, and the process in between ends. Orphans go to the nearest ancestor that 
 which the asking process is for that moment. So each program gets a zygote of its own, forked
 before it begins (one cannot fork it later: it has threads), for what it starts itself.
 
-`ESPNET3_TESTS_COLD=1`, and the marker `cold` for one test, start everything for real.
+`ESPNET3_TESTS_COLD=1`, and the marker `cold` for one test, start everything for real. With
+`ESPNET3_TESTS_QUICK=1` a test that would start such a program is skipped.
 """
 
 import array
@@ -41,6 +42,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 COLD = "ESPNET3_TESTS_COLD"
+QUICK = "ESPNET3_TESTS_QUICK"
 NAME = "espnet3-tests-zygote"
 _PRELOADED = (
     "torch", "lightning.pytorch", "torchmetrics", "distributed", "distributed.cli.dask_worker",
@@ -50,7 +52,8 @@ _PRELOADED = (
 _WORKER = "from espnet3.parallel.worker import main"
 _SPAWN = "from multiprocessing.spawn import spawn_main"
 # Whatever begins like this needs torch, Lightning or Dask. The rest starts faster for real.
-_HEAVY_MODULES = ("espnet3", "torch", "dask", "distributed", "tests")
+_HEAVY_MODULES = ("torch", "dask", "distributed", "tests")
+_HEAVY_VERBS = ("run", "plan", "launch", "scaling")  # of `espnet3`
 _HEAVY_CODE = re.compile(
     r"torch|lightning|run_recipe|dask|distributed|InferenceProvider|espnet3\.(trainer|systems)"
     rf"|espnet3\.components|espnet3\.cli|{_WORKER}|{_SPAWN}"
@@ -269,7 +272,13 @@ def _is_eligible(words: list[str], environ: Any, cwd: str | None) -> bool:
     """Tell whether a program may be forked: would it be the same, and is it worth it?"""
     global _zygote
     kind, rest, _ = _command(words) or ("", [""], "")
-    if _is_paused or environ.get(COLD) or not _is_heavy(kind, rest, cwd):
+    if not _is_heavy(kind, rest, cwd):
+        return False
+    if os.environ.get(QUICK):
+        import pytest
+
+        pytest.skip("it starts a process that imports torch: not for `make quick`")
+    if _is_paused or environ.get(COLD):
         return False
     if _zygote is None:
         _zygote = Zygote.start()
@@ -305,6 +314,8 @@ def _command(words: list[str]) -> tuple[str, list[str], str] | None:
 
 
 def _is_heavy(kind: str, words: list[str], cwd: str | None) -> bool:
+    if words[0] == "espnet3.cli" or os.path.basename(words[0]) == "espnet3":
+        return len(words) > 1 and words[1] in _HEAVY_VERBS
     if kind == "m":
         return words[0].partition(".")[0] in _HEAVY_MODULES
     if kind == "c":

@@ -39,8 +39,8 @@ def _ready():
 @pytest.fixture(params=["script", "-c", "-m", "-P -m", "-u"])
 def command(request, tmp_path):
     (tmp_path / "show.py").write_text(SHOW)
-    words = {"script": ["show.py"], "-c": ["-c", SHOW], "-m": ["-m", "espnet3.cli"]}
-    words |= {"-P -m": ["-P", "-m", "espnet3.cli"], "-u": ["-u", "show.py"]}
+    words = {"script": ["show.py"], "-c": ["-c", SHOW], "-m": ["-m", "espnet3.cli", "run"]}
+    words |= {"-P -m": ["-P", "-m", "espnet3.cli", "run"], "-u": ["-u", "show.py"]}
     return [sys.executable, *words[request.param], "a", "-b", "c d"]
 
 
@@ -166,6 +166,7 @@ def test_a_module_that_hides_another_is_found(tmp_path, module, way):
 
 def test_what_needs_nothing_heavy_is_started_for_real(tmp_path):
     both([sys.executable, "-c", "import json"], is_warm=False)
+    both([sys.executable, "-m", "espnet3.cli", "status"], cwd=tmp_path, is_warm=False)
     both([sys.executable, "-I", "-c", "'torch'"], is_warm=False)
     both([sys.executable, "-c", "'torch' in sys.modules"], is_warm=False)
 
