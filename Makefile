@@ -12,7 +12,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --no-compile --constraint constr
 # Where it is set, each process would compile torch and Lightning again: three times as slow.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup demo test soak test-recipes lint format bench test-clusters test-browser clean
+.PHONY: setup demo quick test test-exhaustive test-soak soak test-recipes lint format bench test-clusters test-browser clean
 
 setup: $(READY)
 
@@ -35,14 +35,27 @@ demo: $(READY_TO_RUN)
 	  --training_config conf/training.yaml --inference_config conf/inference.yaml \
 	  --metrics_config conf/metrics.yaml $(DEMO_TAG) $(ARGS)
 
+PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
+
+# The inner loop: unit tests, but those that start a process which imports torch.
+quick: setup
+	ESPNET3_TESTS_QUICK=1 $(PYTEST) -q -rfE tests/unit $(TEST_ARGS)
+
 # Two at a time: most of them wait for one process or another.
 test: setup
-	$(BIN)/python -m pytest -n 2 --dist worksteal $(TEST_ARGS)
+	$(PYTEST) $(TEST_ARGS)
+
+# More cases of what `make test` proves with one or a few; and its processes start for real.
+test-exhaustive: setup
+	ESPNET3_TESTS_COLD=1 $(PYTEST) -m exhaustive --timeout 600 $(TEST_ARGS)
+
+# Kills at random moments, others each time, for ten minutes; SEED=... begins with a certain one.
+test-soak: setup
+	SEED=$(SEED) $(BIN)/python -m pytest -s -m soak $(TEST_ARGS) tests/integration/test_soak.py
 
 # The random search of hypothesis, which `make test` leaves out: other examples each time.
 soak: setup
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m hypothesis --hypothesis-profile soak --timeout 3600 \
-	  $(TEST_ARGS)
+	$(PYTEST) -m hypothesis --hypothesis-profile soak --timeout 3600 $(TEST_ARGS)
 
 test-recipes: setup
 	$(BIN)/python -m pytest -m long --timeout 1800 tests/recipes
