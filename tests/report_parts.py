@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import lightning.pytorch as pl
 import torch
 
-from espnet3.trainer.reporting.log_listener import is_log_point
+from espnet3.trainer.lightning_internals import is_log_point
 from espnet3.trainer.reporting.quiet import quiet_lightning
 
 

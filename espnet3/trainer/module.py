@@ -9,7 +9,7 @@ from lightning.pytorch.strategies import FSDPStrategy
 from torch import Tensor, nn
 
 from espnet3.errors import TrainingError
-from espnet3.trainer.lean_module import LeanModule
+from espnet3.trainer.lightning_internals import LowOverheadModule, is_log_point
 from espnet3.trainer.optimization.combinations import check_combination
 from espnet3.trainer.optimization.freezing import NOTHING, Frozen
 from espnet3.trainer.optimization.kept_settings import (
@@ -28,7 +28,6 @@ from espnet3.trainer.optimization.optimizers import TrainingLength, build_optimi
 from espnet3.trainer.optimization.parameter_groups import split_parameters
 from espnet3.trainer.optimization.stepper import Stepper, ddp_of
 from espnet3.trainer.optimization.updater import Moment, Updater, frozen_others
-from espnet3.trainer.reporting.log_listener import is_log_point
 from espnet3.trainer.reporting.stat_meter import StatMeter
 from espnet3.trainer.reporting.train_log import TrainLog
 
@@ -36,7 +35,7 @@ _STATE = "espnet3_nonfinite"
 _LOG = "espnet3_log"
 
 
-class TrainingModule(LeanModule):
+class TrainingModule(LowOverheadModule):
     """Trains a model whose `forward(**batch)` returns a loss.
 
     Backward passes, accumulation, clipping and steps are done here, for one optimizer and for

@@ -28,16 +28,18 @@ from espnet3.trainer.checkpointing.criteria import Criterion
 from espnet3.trainer.checkpointing.loop_state import (
     KEY,
     epoch_number,
-    is_ending,
-    is_last_batch,
-    is_validation_due,
-    measure_epoch,
     record_position,
     settle_loops,
     start_loops,
 )
 from espnet3.trainer.checkpointing.publish import STAGING, publish, restore_folder
 from espnet3.trainer.checkpointing.save_timer import SaveTimer
+from espnet3.trainer.lightning_internals import (
+    is_ending,
+    is_last_batch,
+    is_validation_due,
+    update_epoch_length,
+)
 from espnet3.trainer.optimization.gradients import has_gradients
 
 log = logging.getLogger(__name__)
@@ -126,7 +128,7 @@ class CheckpointKeeper(Checkpoint):
 
     @override
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        measure_epoch(trainer)
+        update_epoch_length(trainer)
 
     def _sweep(self) -> None:
         # Written after `last.ckpt` was, or to be removed when the run was killed.

@@ -11,7 +11,13 @@ from datetime import UTC, datetime
 from typing import Any
 
 import lightning.pytorch as pl
-from lightning.fabric.utilities.data import sized_len
+
+from espnet3.trainer.lightning_internals import (
+    is_ending,
+    is_validation_due,
+    restore_loader_position,
+    update_epoch_length,
+)
 
 KEY = "espnet3"
 """Of our own entry in a checkpoint."""
@@ -48,23 +54,6 @@ def record_position(trainer: pl.Trainer) -> dict[str, Any]:
 def epoch_number(trainer: pl.Trainer) -> int:
     """Return the number of the epoch at hand, or that has just ended; the first is 1."""
     return int(trainer.fit_loop.epoch_progress.state_dict()["current"]["started"])
-
-
-def is_validation_due(trainer: pl.Trainer) -> bool:
-    """Tell, at the end of a batch, whether a validation follows at once."""
-    fit_loop = trainer.fit_loop
-    fetcher = fit_loop._data_fetcher
-    return fetcher is not None and fit_loop.epoch_loop._should_check_val_fx(fetcher)
-
-
-def is_last_batch(trainer: pl.Trainer) -> bool:
-    """Tell whether the batch at hand is the last one of its epoch."""
-    return trainer.fit_loop.epoch_loop._num_ready_batches_reached()
-
-
-def is_ending(trainer: pl.Trainer) -> bool:
-    """Tell whether a callback has asked for the end, such as early stopping, and gets it."""
-    return bool(trainer.should_stop and trainer.fit_loop._can_stop_early)
 
 
 def read_position(checkpoint: Mapping[str, Any]) -> Position:
@@ -118,43 +107,10 @@ def start_loops(trainer: pl.Trainer, new_epoch: bool) -> None:
         trainer: In `on_train_start`.
         new_epoch: What `settle_loops` returned.
     """
-    fit_loop = trainer.fit_loop
     if new_epoch:
-        fit_loop.epoch_loop.restarting = False
-    # A module that asks for `trainer.estimated_stepping_batches`, as those with a schedule do, has
-    # the loaders set up before the checkpoint is read, and Lightning forgets their position.
-    if fit_loop._combined_loader_states_to_load and fit_loop._data_fetcher is not None:
-        fit_loop._load_combined_loader_states()
-        iter(fit_loop._data_fetcher)
-    measure_epoch(trainer)
-
-
-def measure_epoch(trainer: pl.Trainer) -> None:
-    """Take the number of batches of the epoch at hand; to be called at its start.
-
-    Lightning asks once, before it restores the position of the loader. After a resume with another
-    number of ranks the rest of that epoch has other steps, and the epochs after it have others
-    again; so may the batches of a sampler of the user's own.
-    """
-    fit_loop = trainer.fit_loop
-    loader, fetcher = fit_loop._combined_loader, fit_loop._data_fetcher
-    if loader is None or fetcher is None:
-        return
-    lengths = [sized_len(one) for one in loader.flattened]
-    limits = [_limited(n, trainer.limit_train_batches) for n in lengths if n is not None]
-    if None in lengths or limits == loader.limits:
-        return
-    loader.limits = limits
-    iter(fetcher)
-    fit_loop.max_batches = max(limits)
-    if isinstance(trainer.val_check_interval, float) and trainer.val_check_batch is not None:
-        trainer.val_check_batch = max(1, int(max(limits) * trainer.val_check_interval))
-
-
-def _limited(n_batches: int, limit: float | None) -> int | float:
-    if limit is None:
-        return n_batches
-    return min(n_batches, limit) if isinstance(limit, int) else int(n_batches * limit)
+        trainer.fit_loop.epoch_loop.restarting = False
+    restore_loader_position(trainer)
+    update_epoch_length(trainer)
 
 
 def _is_batch_end(trainer: pl.Trainer) -> bool:

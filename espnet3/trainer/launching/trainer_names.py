@@ -1,7 +1,7 @@
 """The words of the `trainer` block: accelerators, strategies and precisions that Lightning has."""
 
 from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
 from espnet3.config.sources import set_in
 from espnet3.errors import ConfigError, suggest
@@ -21,9 +21,11 @@ def check_names(block: Mapping[str, Any], loaded: "LoadedConfig | None" = None) 
     Raises:
         ConfigError: with the closest word, or those that are usual.
     """
+    from espnet3.trainer.lightning_internals import precision_names
+
     _check_word(block, "accelerator", _accelerators(), loaded)
     _check_word(block, "strategy", _strategies(), loaded, usual=_USUAL_STRATEGIES)
-    _check_word(block, "precision", _precisions(), loaded, usual=_USUAL_PRECISIONS)
+    _check_word(block, "precision", precision_names(), loaded, usual=_USUAL_PRECISIONS)
 
 
 def is_fsdp(block: Mapping[str, Any]) -> bool:
@@ -44,17 +46,6 @@ def _strategies() -> list[str]:
     from lightning.pytorch.strategies import StrategyRegistry
 
     return ["auto", *StrategyRegistry.available_strategies()]
-
-
-def _precisions() -> list[str]:
-    from lightning.fabric.plugins.precision.precision import _PRECISION_INPUT
-
-    words = [str(word) for literal in get_args(_PRECISION_INPUT) for word in _words(literal)]
-    return list(dict.fromkeys(words))
-
-
-def _words(literal: Any) -> tuple[Any, ...]:
-    return get_args(literal) or (literal,)
 
 
 def _check_word(

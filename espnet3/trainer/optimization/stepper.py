@@ -11,6 +11,7 @@ from lightning.pytorch.strategies import ParallelStrategy
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
+from espnet3.trainer.lightning_internals import step_optimizer
 from espnet3.trainer.optimization import gradients
 from espnet3.trainer.optimization.nonfinite import NonFiniteGuard
 from espnet3.trainer.optimization.updater import Updater
@@ -79,8 +80,7 @@ class Stepper:
             return False
         self._stepping = updater, batch
         if updater is min(self._updaters, key=lambda other: other.config.n_iters):
-            optimizers = self._trainer.strategy._lightning_optimizers
-            optimizers[self._updaters.index(updater)].step()
+            step_optimizer(self._trainer, self._updaters.index(updater))
         else:  # past Lightning's count of steps, which is to go up once for all optimizers
             self._trainer.strategy.optimizer_step(updater.optimizer, closure=lambda: None)
         self._stepping = None

@@ -9,15 +9,13 @@ import os
 import signal
 import socket
 import subprocess
-import threading
 from collections.abc import MutableMapping
 
+from espnet3.trainer.lightning_internals import take_over_children
 from espnet3.trainer.ranks.rank_failure import Failure, advice
 
 _PARENT = "ESPNET3_RANK_PARENT"
 """Process that is to be the parent of the ranks on its machine; theirs from their first moment."""
-
-_OBSERVER = "child-process-observer"
 
 
 class LaunchedProcesses:
@@ -60,11 +58,7 @@ class LaunchedProcesses:
         return None
 
     def _take_over(self) -> None:
-        for thread in threading.enumerate():
-            children = getattr(thread, "_child_processes", None)
-            if thread.name == _OBSERVER and children:
-                self._children = list(children)
-                thread._child_processes = []  # type: ignore[attr-defined]
+        self._children = take_over_children() or self._children
 
     def kill_children(self) -> None:
         """End what is left of the children; they may hang in a collective."""

@@ -19,6 +19,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from typing_extensions import override
 
 from espnet3.errors import RunInterrupted
+from espnet3.trainer.lightning_internals import skip_sigterm_broadcast
 from espnet3.trainer.optimization.gradients import has_gradients
 from espnet3.trainer.ranks.deferred_signals import DeferredSignals, Phase, signal_named
 
@@ -114,8 +115,7 @@ class Preemption(pl.Callback):
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._signals.install()
         self._signals.phase = Phase.TRAINING
-        # Lightning asks in every step whether rank 0 got a SIGTERM, and waits for the device then.
-        trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = _do_nothing  # type: ignore[method-assign]
+        skip_sigterm_broadcast(trainer)
         self._pace.restart(_CHECK_SECONDS)
 
     @override
@@ -243,7 +243,3 @@ def _maxima(trainer: pl.Trainer, *values: float) -> tuple[float, ...]:
     together = torch.tensor(values, dtype=torch.float32, device=device)
     dist.all_reduce(together, op=dist.ReduceOp.MAX)
     return tuple(together.tolist())
-
-
-def _do_nothing() -> None:
-    pass

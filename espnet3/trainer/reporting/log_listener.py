@@ -64,8 +64,3 @@ def _number(value: Any) -> float | None:
         return float(value)
     except (TypeError, ValueError, RuntimeError):  # text, or a tensor of several numbers
         return None
-
-
-def is_log_point(trainer: Trainer) -> bool:
-    """Tell whether the metrics of this batch go to the loggers, by Lightning's own rule."""
-    return bool(trainer._logger_connector.should_update_logs)

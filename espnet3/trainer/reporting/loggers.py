@@ -15,6 +15,7 @@ from espnet3.config.sources import join_key, set_in
 from espnet3.config.targets import RESERVED, BadTarget, locate, package_of
 from espnet3.errors import ConfigError, MissingExtraError, suggest
 from espnet3.io.atomic import StrPath
+from espnet3.trainer.lightning_internals import logged_step
 
 if TYPE_CHECKING:
     from espnet3.config.load import LoadedConfig
@@ -72,7 +73,7 @@ def hide_lost_steps(trainer: Trainer) -> None:
         SessionLog,
     )
 
-    step = trainer.fit_loop.epoch_loop._batches_that_stepped
+    step = logged_step(trainer)
     for sink in trainer.loggers:
         if isinstance(sink, TensorBoardLogger):
             # What `purge_step` of torch's SummaryWriter does, which was made too early for it.

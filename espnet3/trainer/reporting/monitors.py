@@ -8,7 +8,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 
 from espnet3.config.sources import set_in
 from espnet3.errors import ConfigError, suggest
-from espnet3.trainer.reporting.log_listener import is_log_point
+from espnet3.trainer.lightning_internals import is_log_point
 
 if TYPE_CHECKING:
     from espnet3.config.load import LoadedConfig

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from espnet3.trainer.reporting.log_listener import is_log_point
+from espnet3.trainer.lightning_internals import is_log_point
 from espnet3.trainer.reporting.number_text import counted
 
 logger = logging.getLogger(__name__)

@@ -1,13 +1,18 @@
+import ast
+import re
+from pathlib import Path
+
 import lightning.pytorch as pl
 import torch
 
-from espnet3.trainer.lean_module import LeanModule
+import espnet3.trainer
+from espnet3.trainer.lightning_internals import LowOverheadModule
 
 torch.set_num_threads(1)
 N_BATCHES = 3
 
 
-class Line(LeanModule):
+class Line(LowOverheadModule):
     def __init__(self):
         super().__init__()
         self.layer = torch.nn.Linear(1, 1)
@@ -72,3 +77,14 @@ def test_a_trainer_without_profiler_still_names_hooks_for_the_log():
 
     fit(Namer())
     assert names == ["on_train_batch_end"] * N_BATCHES
+
+
+def test_no_other_module_touches_private_attributes_of_lightning():
+    readers = set()
+    for path in Path(espnet3.trainer.__file__).parent.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            is_private = isinstance(node, ast.Attribute) and node.attr.startswith("_")
+            if is_private and re.search(r"(trainer|loop|strategy)\._", ast.unparse(node)):
+                readers.add(path.name)
+    readers.discard("lightning_internals.py")
+    assert not readers
