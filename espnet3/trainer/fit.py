@@ -34,9 +34,8 @@ from espnet3.trainer.checkpointing.resume import (
 from espnet3.trainer.config import blamed_argument, has_goal, trainer_block
 from espnet3.trainer.launching.process_rank import LAUNCHED, process_rank
 from espnet3.trainer.module import TrainingModule
-from espnet3.trainer.optimization.freezing import Frozen, freeze, parse_freeze
-from espnet3.trainer.optimization.optimization_config import OptimizationConfig
-from espnet3.trainer.optimization.optimizer_checks import check_optimizers
+from espnet3.trainer.optimization.optimization_config import OptimizationConfig, check_optimizers
+from espnet3.trainer.optimization.parameters import Frozen, freeze, parse_freeze
 from espnet3.trainer.ranks.preemption import Preemption
 from espnet3.trainer.ranks.rank_watch import RankWatch
 from espnet3.trainer.reporting.configured_monitors import configured_monitors

@@ -10,24 +10,37 @@ from torch import Tensor, nn
 
 from espnet3.errors import TrainingError
 from espnet3.trainer.lightning_internals import LowOverheadModule, is_log_point
-from espnet3.trainer.optimization.combinations import check_combination
-from espnet3.trainer.optimization.freezing import NOTHING, Frozen
-from espnet3.trainer.optimization.kept_settings import (
+from espnet3.trainer.optimization.model_calls import (
+    ModelInputs,
+    ModelOutput,
+    batch_size,
+    compute,
+    is_lazy,
+    is_named,
+    parse_output,
+    steps_of,
+)
+from espnet3.trainer.optimization.optimization_config import OptimizationConfig
+from espnet3.trainer.optimization.optimizer_steps import (
+    Moment,
+    NonFiniteGuard,
+    Stepper,
+    Updater,
+    ddp_of,
+    frozen_others,
+)
+from espnet3.trainer.optimization.optimizers import (
     BuiltState,
     Settings,
+    TrainingLength,
     apply_changed,
+    build_optimizer,
+    build_scheduler,
+    check_combination,
     settings_of,
     warn_of_kept,
 )
-from espnet3.trainer.optimization.model_inputs import ModelInputs
-from espnet3.trainer.optimization.model_output import ModelOutput, batch_size, parse_output
-from espnet3.trainer.optimization.model_steps import compute, is_lazy, is_named, steps_of
-from espnet3.trainer.optimization.nonfinite import NonFiniteGuard
-from espnet3.trainer.optimization.optimization_config import OptimizationConfig
-from espnet3.trainer.optimization.optimizers import TrainingLength, build_optimizer, build_scheduler
-from espnet3.trainer.optimization.parameter_groups import split_parameters
-from espnet3.trainer.optimization.stepper import Stepper, ddp_of
-from espnet3.trainer.optimization.updater import Moment, Updater, frozen_others
+from espnet3.trainer.optimization.parameters import NOTHING, Frozen, split_parameters
 from espnet3.trainer.reporting.stat_meter import StatMeter
 from espnet3.trainer.reporting.train_log import TrainLog
 

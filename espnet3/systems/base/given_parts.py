@@ -260,7 +260,7 @@ class GivenParts:
                 split.check()
         if self.model is None:
             return
-        from espnet3.trainer.optimization.model_inputs import refuse_lightning
+        from espnet3.trainer.optimization.model_calls import refuse_lightning
 
         refuse_lightning(self.model)
         if self.has_model:

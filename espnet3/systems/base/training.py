@@ -392,7 +392,7 @@ def _check_model(loaded: "LoadedConfig", given: GivenParts = NOTHING_GIVEN) -> N
     if given.model is not None:
         return
     from espnet3.config.targets import locate
-    from espnet3.trainer.optimization.model_inputs import refuse_lightning
+    from espnet3.trainer.optimization.model_calls import refuse_lightning
     from espnet3.trainer.target_arguments import check_call, check_parts
 
     values = resolved(loaded.config, loaded=loaded)

@@ -58,7 +58,7 @@ def _padding(loader: "BatchLoader", durations: "Floats") -> float:
 
 
 def _describe_model(loaded: "LoadedConfig") -> str:
-    from espnet3.trainer.optimization.freezing import freeze, parse_freeze
+    from espnet3.trainer.optimization.parameters import freeze, parse_freeze
     from espnet3.trainer.reporting.summary import ModelSize
     from espnet3.trainer.training_config import load_training_config
 

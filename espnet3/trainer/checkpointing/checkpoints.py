@@ -40,7 +40,7 @@ from espnet3.trainer.lightning_internals import (
     is_validation_due,
     update_epoch_length,
 )
-from espnet3.trainer.optimization.gradients import has_gradients
+from espnet3.trainer.optimization.optimizer_steps import has_gradients
 
 log = logging.getLogger(__name__)
 

@@ -20,7 +20,7 @@ from typing_extensions import override
 
 from espnet3.errors import RunInterrupted
 from espnet3.trainer.lightning_internals import skip_sigterm_broadcast
-from espnet3.trainer.optimization.gradients import has_gradients
+from espnet3.trainer.optimization.optimizer_steps import has_gradients
 from espnet3.trainer.ranks.deferred_signals import DeferredSignals, Phase, signal_named
 
 logger = logging.getLogger(__name__)

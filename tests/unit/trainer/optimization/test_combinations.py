@@ -6,9 +6,9 @@ from lightning.pytorch.strategies import FSDPStrategy, ModelParallelStrategy, Si
 from torch import nn
 
 from espnet3.errors import ConfigError
-from espnet3.trainer.optimization.combinations import check_combination
 from espnet3.trainer.optimization.optimization_config import OptimizerConfig
-from espnet3.trainer.optimization.updater import Updater
+from espnet3.trainer.optimization.optimizer_steps import Updater
+from espnet3.trainer.optimization.optimizers import check_combination
 
 
 def updater(name="a", fused=False, **settings):

@@ -8,9 +8,8 @@ from torch import nn
 
 from espnet3.config.load import load_config
 from espnet3.errors import ConfigError
-from espnet3.trainer.optimization.freezing import freeze, parse_freeze
 from espnet3.trainer.optimization.optimization_config import OptimizationConfig
-from espnet3.trainer.optimization.parameter_groups import split_parameters
+from espnet3.trainer.optimization.parameters import freeze, parse_freeze, split_parameters
 from espnet3.trainer.reporting.summary import describe_model
 
 

@@ -2,7 +2,13 @@ import pytest
 import torch
 from torch import nn
 
-from espnet3.trainer.optimization import gradients
+from espnet3.trainer.optimization import optimizer_steps
+from espnet3.trainer.optimization.optimizer_steps import (
+    average_over_ranks,
+    clip_gradients,
+    scale_gradients,
+    total_norm,
+)
 
 
 def parameters(*values):
@@ -13,13 +19,13 @@ def parameters(*values):
 
 
 def test_norm_is_of_all_together():
-    assert gradients.total_norm(parameters([3.0], None, [0.0, 4.0])).item() == 5.0
-    assert gradients.total_norm(parameters(None)).item() == 0.0
+    assert total_norm(parameters([3.0], None, [0.0, 4.0])).item() == 5.0
+    assert total_norm(parameters(None)).item() == 0.0
 
 
 def test_scaling_leaves_those_without_gradient():
     made = parameters([3.0], None)
-    gradients.scale_gradients(made, 2.0)
+    scale_gradients(made, 2.0)
     assert made[0].grad.item() == 6.0
     assert made[1].grad is None
 
@@ -27,7 +33,7 @@ def test_scaling_leaves_those_without_gradient():
 @pytest.mark.parametrize(("algorithm", "expected"), [("norm", [0.6, 0.8]), ("value", [1.0, 1.0])])
 def test_clipping(algorithm, expected):
     made = parameters([3.0], [4.0])
-    gradients.clip_gradients(made, 1.0, algorithm, gradients.total_norm(made))
+    clip_gradients(made, 1.0, algorithm, total_norm(made))
     assert [p.grad.item() for p in made] == pytest.approx(expected, rel=1e-5)
 
 
@@ -42,11 +48,11 @@ def one_rank(tmp_path):
 
 @pytest.mark.usefixtures("one_rank")
 def test_averaging_puts_each_gradient_back(monkeypatch):
-    monkeypatch.setattr(gradients, "_BUCKET_BYTES", 12)
+    monkeypatch.setattr(optimizer_steps, "_BUCKET_BYTES", 12)
     made = parameters([1.0, 2.0], None, [3.0, 4.0, 5.0], [6.0])
     made.append(nn.Parameter(torch.zeros(2, dtype=torch.float64)))
     made[-1].grad = torch.tensor([7.0, 8.0], dtype=torch.float64)
-    gradients.average_over_ranks(made)
+    average_over_ranks(made)
     assert [p.grad.tolist() if p.grad is not None else None for p in made] == [
         [1.0, 2.0], None, [3.0, 4.0, 5.0], [6.0], [7.0, 8.0]
     ]  # fmt: skip

@@ -3,7 +3,7 @@ import torch
 from torch import nn
 
 from espnet3.errors import ConfigError
-from espnet3.trainer.optimization.model_inputs import ModelInputs, ids_of
+from espnet3.trainer.optimization.model_calls import ModelInputs, ids_of
 
 X = torch.zeros(2, 3)
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from espnet3.errors import TrainingError
-from espnet3.trainer.optimization.model_output import batch_size, parse_output
+from espnet3.trainer.optimization.model_calls import batch_size, parse_output
 
 LOSS = torch.tensor(2.0, requires_grad=True)
 

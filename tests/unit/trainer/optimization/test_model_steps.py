@@ -1,7 +1,7 @@
 import pytest
 
 from espnet3.errors import TrainingError
-from espnet3.trainer.optimization.model_steps import compute, is_lazy, steps_of
+from espnet3.trainer.optimization.model_calls import compute, is_lazy, steps_of
 
 NAMES = ["generator", "discriminator"]
 

@@ -3,7 +3,7 @@ import torch
 
 from espnet3.config.load import load_config
 from espnet3.errors import ConfigError
-from espnet3.trainer.optimization.optimizer_checks import check_optimizers
+from espnet3.trainer.optimization.optimization_config import check_optimizers
 
 ADAM = "optimizer: {_target_: torch.optim.AdamW, lr: 0.001}"
 LR = "torch.optim.lr_scheduler"

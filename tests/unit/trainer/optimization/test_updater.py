@@ -3,7 +3,7 @@ import torch
 from torch import nn
 
 from espnet3.trainer.optimization.optimization_config import OptimizerConfig
-from espnet3.trainer.optimization.updater import Moment, Updater, frozen_others
+from espnet3.trainer.optimization.optimizer_steps import Moment, Updater, frozen_others
 
 NODE = {"_target_": "torch.optim.SGD", "lr": 0.1}
 

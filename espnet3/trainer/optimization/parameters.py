@@ -1,8 +1,9 @@
-"""`freeze`: parts of a model that a training leaves as they are, weights and statistics alike."""
+"""Which parameters are trained, and by which optimizer: `freeze` and `optimizers.NAME.params`."""
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
@@ -10,7 +11,7 @@ from torch.nn.parameter import UninitializedParameter
 
 from espnet3.config.sources import join_key, set_in
 from espnet3.errors import ConfigError, suggest
-from espnet3.trainer.optimization.parameter_groups import matches, plain_name
+from espnet3.trainer.optimization.optimization_config import OptimizationConfig
 from espnet3.trainer.reporting.number_text import amount, counted, share_text
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ logger = logging.getLogger(__name__)
 
 KEY = "freeze"
 _MOST_NAMES = 8
+_WRAPPERS = ("_fsdp_wrapped_module.", "_orig_mod.", "_checkpoint_wrapped_module.")
 
 
 @dataclass(frozen=True)
@@ -171,11 +173,11 @@ def _unknown(
     key = key if loaded is None or loaded.has(key) else KEY
     bare = pattern.removesuffix(".*").removesuffix("*")
     hint = suggest(bare, [*modules, *named]) or suggest(bare.partition(".")[0], modules)
-    tops = list(dict.fromkeys(name.partition(".")[0] for name in named))
     names = [hint.split("'")[1]] if hint else [*modules, *named]
     return (
         f"{key} is {pattern!r}{set_in(key, loaded)}, but {type(model).__name__} has no module or "
-        f"parameter of that name.{hint} It has: {_listing(tops)}. {_way_out(names, named)}"
+        f"parameter of that name.{hint} It has: {_listing(_first_parts(named))}. "
+        f"{_way_out(names, named)}"
     )
 
 
@@ -187,7 +189,108 @@ def _way_out(names: Sequence[str], named: Mapping[str, nn.Parameter]) -> str:
     return f"Write: freeze: [{found}]" if found else "Delete freeze."
 
 
-def _listing(names: Iterator[str] | Sequence[str] | Mapping[str, Any]) -> str:
+def split_parameters(
+    model: nn.Module, optimization: OptimizationConfig
+) -> dict[str, list[nn.Parameter]]:
+    """Return the trainable parameters of each optimizer, in the order of the model.
+
+    Raises:
+        ConfigError: a parameter belongs to no optimizer or to several, or a prefix names nothing.
+    """
+    trainable = {plain_name(n): p for n, p in model.named_parameters() if p.requires_grad}
+    if not trainable:
+        raise ConfigError(
+            f"{type(model).__name__} has no trainable parameter. Leave some with "
+            "requires_grad=True, or check that the layers are attributes of the model."
+        )
+    frozen = [plain_name(n) for n, p in model.named_parameters() if not p.requires_grad]
+    _check_prefixes(trainable, frozen, optimization)
+    owners = {name: _owners(name, optimization) for name in trainable}
+    _check_orphans([n for n, o in owners.items() if not o], optimization)
+    _check_shared({n: o for n, o in owners.items() if len(o) > 1})
+    return {
+        optimizer: [p for name, p in trainable.items() if owners[name] == [optimizer]]
+        for optimizer in optimization.optimizers
+    }
+
+
+def _owners(name: str, optimization: OptimizationConfig) -> list[str]:
+    return [
+        optimizer
+        for optimizer, config in optimization.optimizers.items()
+        if (not config.params and len(optimization.optimizers) == 1)
+        or any(matches(name, prefix) for prefix in config.params)
+    ]
+
+
+def _check_prefixes(
+    names: Mapping[str, object], frozen: Sequence[str], optimization: OptimizationConfig
+) -> None:
+    modules = _first_parts(names)
+    for optimizer, config in optimization.optimizers.items():
+        key = f"optimizers.{optimizer}.params"
+        if not config.params and len(optimization.optimizers) > 1:
+            raise ConfigError(
+                f"{key} is not set, but with several optimizers each needs its parameters. "
+                f"Write: params: [...], from {_listing(modules)}"
+            )
+        for prefix in config.params:
+            if any(matches(name, prefix) for name in names):
+                continue
+            if any(matches(name, prefix) for name in frozen):
+                raise ConfigError(
+                    f"{key} has {prefix!r}{optimization.set_in(key)}, but all that begins so is "
+                    f"frozen (see freeze), so that this optimizer has nothing to do. Delete "
+                    f"{prefix!r} there, or optimizers.{optimizer}; or take it out of freeze."
+                )
+            raise ConfigError(
+                f"{key} has {prefix!r}{optimization.set_in(key)}, but no trainable parameter "
+                f"begins so.{suggest(prefix, modules)} The model has: {_listing(modules)}."
+            )
+
+
+def _check_orphans(orphans: Sequence[str], optimization: OptimizationConfig) -> None:
+    if not orphans:
+        return
+    optimizer, config = next(iter(optimization.optimizers.items()))
+    line = ", ".join([*config.params, *_first_parts(orphans)])
+    raise ConfigError(
+        f"{len(orphans)} trainable parameter(s) belong to no optimizer: {_listing(orphans)}. "
+        f"Add them to one, such as optimizers.{optimizer}.params: [{line}], or freeze them in the "
+        "model by requires_grad_(False)."
+    )
+
+
+def _check_shared(shared: Mapping[str, Sequence[str]]) -> None:
+    if not shared:
+        return
+    name, owners = next(iter(shared.items()))
+    raise ConfigError(
+        f"{len(shared)} parameter(s) belong to several optimizers: {_listing(shared)}. "
+        f"{name!r} fits optimizers.{owners[0]}.params and optimizers.{owners[1]}.params: make the "
+        "prefixes of one of them longer, so that each parameter fits one."
+    )
+
+
+def plain_name(name: str) -> str:
+    """Return the name without what wrappers add to it."""
+    for wrapper in _WRAPPERS:
+        name = name.replace(wrapper, "")
+    return name
+
+
+def matches(name: str, prefix: str) -> bool:
+    """Tell whether a name is that of a prefix, or below it; `*` stands for anything."""
+    prefix = prefix.removesuffix(".")
+    is_below = name == prefix or name.startswith(f"{prefix}.")
+    return is_below or fnmatchcase(name, prefix) or fnmatchcase(name, f"{prefix}.*")
+
+
+def _first_parts(names: Iterable[str]) -> list[str]:
+    return list(dict.fromkeys(name.partition(".")[0] for name in names))
+
+
+def _listing(names: Iterable[str]) -> str:
     listed = list(names)
     rest = len(listed) - _MOST_NAMES
     return ", ".join(listed[:_MOST_NAMES]) + (f" and {rest} more" if rest > 0 else "")
