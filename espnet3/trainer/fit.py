@@ -17,20 +17,20 @@ from omegaconf import OmegaConf
 from espnet3.config.schema import validate
 from espnet3.config.sources import set_in
 from espnet3.errors import ConfigError, suggest
+from espnet3.trainer.checkpointing.best_checkpoints import parse_criteria
 from espnet3.trainer.checkpointing.checkpoints import CheckpointConfig, CheckpointKeeper
-from espnet3.trainer.checkpointing.criteria import parse_criteria
 from espnet3.trainer.checkpointing.initial_weights import (
     check_files,
     load_initial_weights,
     parse_init,
 )
-from espnet3.trainer.checkpointing.random_state import RandomStates
 from espnet3.trainer.checkpointing.resume import (
     ResumePoint,
     find_resume_point,
     prepare_folder,
     report_resume,
 )
+from espnet3.trainer.checkpointing.training_state import RandomStates
 from espnet3.trainer.config import blamed_argument, has_goal, trainer_block
 from espnet3.trainer.launching.process_rank import LAUNCHED, process_rank
 from espnet3.trainer.module import TrainingModule

@@ -10,12 +10,11 @@ import pytest
 import torch
 
 from espnet3.errors import RunFolderError
-from espnet3.trainer.checkpointing import save_timer
+from espnet3.trainer.checkpointing import checkpoints
 from espnet3.trainer.checkpointing.averaging import average
-from espnet3.trainer.checkpointing.best_checkpoints import read_index
+from espnet3.trainer.checkpointing.best_checkpoints import Criterion, read_index
 from espnet3.trainer.checkpointing.checkpoint_io import read_checkpoint
 from espnet3.trainer.checkpointing.checkpoints import CheckpointConfig
-from espnet3.trainer.checkpointing.criteria import Criterion
 from tests import clean_process
 from tests.checkpoint_parts import LOSS, Loader, Module, run
 from tests.conftest import wait_until
@@ -78,7 +77,7 @@ class Slow(Module):
 
 def run_in_short_minutes(*args, **options):
     """Train with the defaults, in a process where a minute is 0.05 s."""
-    save_timer._SHORTEST = 0.05
+    checkpoints._SHORTEST = 0.05
     run(*args, **options)
 
 

@@ -299,8 +299,7 @@ def _is_script() -> bool:
 def find_result(loaded: "LoadedConfig", *, was_trained: bool) -> TrainingResult:
     """Return what is in the folder of a training now."""
     from espnet3.config.resolve import resolved
-    from espnet3.trainer.checkpointing.best_checkpoints import LAST, read_index
-    from espnet3.trainer.checkpointing.criteria import parse_criteria
+    from espnet3.trainer.checkpointing.best_checkpoints import LAST, parse_criteria, read_index
 
     folder = Path(str(loaded.config["exp_dir"]))
     values = resolved(loaded.config, loaded=loaded)

@@ -276,7 +276,7 @@ def describe_average(loaded: "LoadedConfig") -> list[str]:
 
 
 def _criteria(loaded: "LoadedConfig") -> Any:
-    from espnet3.trainer.checkpointing.criteria import parse_criteria
+    from espnet3.trainer.checkpointing.best_checkpoints import parse_criteria
 
     values = resolved(loaded.config, loaded=loaded)
     return parse_criteria(values.get("best_model_criterion"), loaded)

@@ -1,4 +1,4 @@
-"""Checkpoint files: written whole or not at all, and read without running code from them."""
+"""Checkpoint files: written atomically, published by link and rename, read without running code."""
 
 import errno
 import os
@@ -14,7 +14,10 @@ from lightning.fabric.plugins import CheckpointIO
 from typing_extensions import override
 
 from espnet3.errors import RunFolderError
-from espnet3.io.atomic import StrPath, open_atomic
+from espnet3.io.atomic import StrPath, fsync_dir, fsync_file, open_atomic, temp_path
+
+STAGING = ".saving.ckpt"
+"""Where a checkpoint is written before it gets its names; a leftover is overwritten."""
 
 _FOLDER_META = "meta.pt"  # what Lightning calls the part of a sharded checkpoint without weights
 _PLAIN = "tensors, numbers, strings, lists and dicts"
@@ -187,3 +190,55 @@ def _size(n: int) -> str:
         if n >= scale:
             return f"{n / scale:.1f} {unit}"
     return f"{n} bytes"
+
+
+def publish(written: Path, names: list[str]) -> None:
+    """Let each name in the folder of `written` stand for it, replacing what was there.
+
+    The data is written once: the names are hard links where the file system has them. `written`
+    itself is gone afterwards.
+    """
+    for name in names[1:]:
+        _replace(_link(written), written.parent / name)
+    _replace(written, written.parent / names[0])
+    fsync_dir(written.parent)
+
+
+def restore_folder(target: Path) -> None:
+    """Undo a replacement of a folder that was killed between its two renames."""
+    old = _old(target)
+    if old.exists() and not target.exists():
+        os.rename(old, target)
+    elif old.exists():
+        remove_path(old)
+
+
+def _link(written: Path) -> Path:
+    copy = Path(temp_path(str(written)))
+    with explain_trouble(copy):
+        if written.is_dir():
+            shutil.copytree(written, copy, copy_function=_link_file)
+        else:
+            _link_file(written, copy)
+    return copy
+
+
+def _link_file(source: os.PathLike[str] | str, target: os.PathLike[str] | str) -> None:
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)
+        fsync_file(target)
+
+
+def _replace(source: Path, target: Path) -> None:
+    # A folder cannot be renamed onto another one; a kill between the two is undone at the resume.
+    if target.is_dir() and not target.is_symlink():
+        remove_path(_old(target))
+        os.rename(target, _old(target))
+    os.replace(source, target)
+    remove_path(_old(target))
+
+
+def _old(target: Path) -> Path:
+    return target.parent / f".old-{target.name}"

@@ -3,8 +3,8 @@
 import logging
 import re
 import time
-from collections.abc import Callable, Iterable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,20 +20,24 @@ from espnet3.trainer.checkpointing.best_checkpoints import (
     INDEX,
     LAST,
     BestCheckpoints,
+    Criterion,
     read_index,
     write_index,
 )
-from espnet3.trainer.checkpointing.checkpoint_io import explain_trouble, remove_path
-from espnet3.trainer.checkpointing.criteria import Criterion
-from espnet3.trainer.checkpointing.loop_state import (
+from espnet3.trainer.checkpointing.checkpoint_io import (
+    STAGING,
+    explain_trouble,
+    publish,
+    remove_path,
+    restore_folder,
+)
+from espnet3.trainer.checkpointing.training_state import (
     KEY,
     epoch_number,
     record_position,
     settle_loops,
     start_loops,
 )
-from espnet3.trainer.checkpointing.publish import STAGING, publish, restore_folder
-from espnet3.trainer.checkpointing.save_timer import SaveTimer
 from espnet3.trainer.lightning_internals import (
     is_ending,
     is_last_batch,
@@ -47,6 +51,9 @@ log = logging.getLogger(__name__)
 NAME = re.compile(r"epoch\d+_step\d+\.ckpt")
 """Names of the best checkpoints."""
 _PATIENCE = 100  # batches that a save waits for a moment without half-summed gradients
+_SHORTEST, _LONGEST = 60.0, 1800.0  # seconds between two saves, where the timer chooses
+_SHARE = 0.01  # of the time that saving may take
+_MOST_BATCHES = 1000  # between two questions to the clock of rank 0
 
 
 class CheckpointConfig(FrozenConfig):
@@ -255,3 +262,55 @@ class CheckpointKeeper(Checkpoint):
 
 def _same(a: StrPath, b: Path) -> bool:
     return Path(a).absolute() == b.absolute()
+
+
+class SaveTimer:
+    """Tells, batch by batch, whether the seconds since the last save are over.
+
+    The clock of rank 0 decides. With several ranks it is asked only when about half of the
+    remaining time has passed, judged by the pace so far: a few dozen messages per interval.
+
+    Args:
+        seconds: Of an interval; None chooses it by what the last save took: a minute, or as much
+            more as keeps saving below 1% of the time, up to half an hour.
+        clock: Counts seconds.
+    """
+
+    def __init__(self, seconds: float | None, clock: Callable[[], float]) -> None:
+        self.seconds = _SHORTEST if seconds is None else seconds
+        self._is_chosen = seconds is None
+        self._clock = clock
+        self.restart()
+
+    @contextmanager
+    def saving(self) -> Iterator[None]:
+        """Enclose a save, so that what it takes is known."""
+        begin = self._clock() if self._is_chosen else 0.0
+        yield
+        if self._is_chosen:
+            self.seconds = min(max(_SHORTEST, (self._clock() - begin) / _SHARE), _LONGEST)
+
+    def restart(self) -> None:
+        """Begin a new interval."""
+        self._start = self._clock()
+        self._n_batches = 0
+        self._ask_at = 1
+        self._due = False
+
+    def is_due(self, trainer: pl.Trainer) -> bool:
+        """Count one batch and say whether a save is due; it stays due until `restart`."""
+        self._n_batches += 1
+        if trainer.world_size == 1:
+            return self._clock() - self._start >= self.seconds
+        if not self._due and self._n_batches >= self._ask_at:
+            left = trainer.strategy.broadcast(self._batches_left())
+            self._due = left <= 0
+            self._ask_at = self._n_batches + max(1, min(left // 2, _MOST_BATCHES))
+        return self._due
+
+    def _batches_left(self) -> int:
+        elapsed = self._clock() - self._start
+        if elapsed >= self.seconds:
+            return 0
+        pace = self._n_batches / max(elapsed, 1e-6)
+        return max(1, int((self.seconds - elapsed) * pace))

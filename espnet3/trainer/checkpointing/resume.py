@@ -1,4 +1,4 @@
-"""`resume`: go on from `last.ckpt`, or put the old training aside and start anew."""
+"""`resume`: continue from `last.ckpt`, or put the old training aside and start from scratch."""
 
 import logging
 import os
@@ -13,9 +13,8 @@ import torch
 from espnet3.errors import ConfigError
 from espnet3.io.atomic import StrPath
 from espnet3.trainer.checkpointing.best_checkpoints import INDEX, LAST
-from espnet3.trainer.checkpointing.checkpoint_io import read_checkpoint
-from espnet3.trainer.checkpointing.loop_state import Position, read_position
-from espnet3.trainer.checkpointing.publish import restore_folder
+from espnet3.trainer.checkpointing.checkpoint_io import read_checkpoint, restore_folder
+from espnet3.trainer.checkpointing.training_state import KEY, Position, read_position
 from espnet3.trainer.checkpointing.weights import PREFIX
 
 log = logging.getLogger(__name__)
@@ -27,7 +26,7 @@ _SHOWN = 4
 
 @dataclass(frozen=True)
 class ResumePoint:
-    """The checkpoint that a training goes on from."""
+    """The checkpoint that a training resumes from."""
 
     path: Path
     position: Position
@@ -65,7 +64,7 @@ def find_resume_point(
     ckpt_path: StrPath | None = None,
     model: torch.nn.Module | None = None,
 ) -> ResumePoint | None:
-    """Return the checkpoint to go on from, or None to start anew; nothing on the disk changes.
+    """Return the checkpoint to resume from, or None to start; nothing on the disk changes.
 
     Args:
         exp_dir: The folder of the training.
@@ -93,7 +92,7 @@ def find_resume_point(
         )
     if model is not None and path.is_file():
         check_same_model(path, checkpoint["state_dict"], model.state_dict())
-    own = checkpoint.get("espnet3", {})
+    own = checkpoint.get(KEY, {})
     return ResumePoint(path, read_position(checkpoint), bool(own.get("validation_due")))
 
 
@@ -138,7 +137,7 @@ def report_resume(
     *,
     stops_early: bool = True,
 ) -> bool:
-    """Log where training goes on; for the limits see `ResumePoint.way_on`.
+    """Log where training resumes; for the limits see `ResumePoint.way_on`.
 
     Returns:
         Whether it is finished, and there is nothing to do.

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from espnet3.config.resolve import resolved
-from espnet3.trainer.checkpointing.criteria import KEY as CRITERIA
-from espnet3.trainer.checkpointing.criteria import parse_criteria
+from espnet3.trainer.checkpointing.best_checkpoints import KEY as CRITERIA
+from espnet3.trainer.checkpointing.best_checkpoints import parse_criteria
 from espnet3.trainer.reporting.monitors import Monitor
 
 if TYPE_CHECKING:

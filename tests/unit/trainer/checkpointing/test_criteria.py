@@ -1,7 +1,7 @@
 import pytest
 
 from espnet3.errors import ConfigError
-from espnet3.trainer.checkpointing.criteria import Criterion, parse_criteria
+from espnet3.trainer.checkpointing.best_checkpoints import Criterion, parse_criteria
 
 
 def test_the_form_of_the_seeds():

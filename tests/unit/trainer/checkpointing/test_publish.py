@@ -2,8 +2,8 @@ import os
 
 import pytest
 
-from espnet3.trainer.checkpointing import publish as module
-from espnet3.trainer.checkpointing.publish import publish
+from espnet3.trainer.checkpointing import checkpoint_io as module
+from espnet3.trainer.checkpointing.checkpoint_io import publish
 
 
 @pytest.fixture

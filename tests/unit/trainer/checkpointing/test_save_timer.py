@@ -2,7 +2,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from espnet3.trainer.checkpointing.save_timer import SaveTimer
+from espnet3.trainer.checkpointing.checkpoints import SaveTimer
 
 
 class Ranks:

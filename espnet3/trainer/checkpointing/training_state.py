@@ -1,16 +1,23 @@
-"""Where in the training a checkpoint was written, and how Lightning's loops go on from there.
+"""State of a training in its checkpoints: the position of Lightning's loops, and random numbers.
 
 Lightning resumes well from a checkpoint between two batches or at the end of a validation. Written
 at the end of an epoch or at its last batch, it skips the validation or counts an epoch twice
-(2.6.6, with `max_steps`). So the state is put right when it is loaded; the file stays Lightning's.
+(2.6.6, with `max_steps`). So the state is corrected when it is loaded; the file stays Lightning's.
 """
 
+import logging
+import random
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
 import lightning.pytorch as pl
+import numpy as np
+import torch
+import torch.distributed as dist
+from typing_extensions import override
 
 from espnet3.trainer.lightning_internals import (
     is_ending,
@@ -19,8 +26,11 @@ from espnet3.trainer.lightning_internals import (
     update_epoch_length,
 )
 
+log = logging.getLogger(__name__)
+
 KEY = "espnet3"
-"""Of our own entry in a checkpoint."""
+"""Of our own entry in a checkpoint: where in the training it was written."""
+_RANDOM_KEY = "random_states"
 
 
 @dataclass(frozen=True)
@@ -76,10 +86,10 @@ def read_position(checkpoint: Mapping[str, Any]) -> Position:
 
 
 def settle_loops(checkpoint: dict[str, Any]) -> bool:
-    """Put right, in a checkpoint that was just loaded, how Lightning's loops go on.
+    """Correct the loops in a checkpoint that was just loaded, so that Lightning resumes exactly.
 
     Returns:
-        Whether training goes on with a new epoch, from its first batch.
+        Whether training continues with a new epoch, from its first batch.
     """
     loops = checkpoint.get("loops", {}).get("fit_loop")
     if not loops:
@@ -138,7 +148,85 @@ def _start_validation(progress: dict[str, Any]) -> None:
 def _stopped(callbacks: Mapping[str, Any]) -> bool:
     """Tell whether it was early stopping that ended the training: too few improvements, or a limit.
 
-    What else may end it, such as `max_time`, is told by the next run itself.
+    What else may end it, such as `max_time`, is reported by the next run itself.
     """
     states = [state for key, state in callbacks.items() if key.startswith("EarlyStopping")]
     return any(s["wait_count"] >= s["patience"] or s["stopped_epoch"] > 0 for s in states)
+
+
+class RandomStates(pl.Callback):
+    """Stores the states of Python, NumPy, torch and the GPU of each rank, and restores them.
+
+    They are restored when everything is set up, right before the first batch. On another number of
+    ranks each gets a new seed, derived from the stored states.
+    """
+
+    def __init__(self) -> None:
+        self._stored: list[dict[str, Any]] = []
+
+    @override
+    def on_save_checkpoint(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        states: list[Any] = [random_state()]
+        if trainer.world_size > 1:
+            own = states[0]
+            states = [None] * trainer.world_size
+            dist.all_gather_object(states, own)
+        checkpoint[_RANDOM_KEY] = states
+
+    @override
+    def on_load_checkpoint(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        self._stored = checkpoint.get(_RANDOM_KEY, [])
+
+    @override
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        stored, self._stored = self._stored, []
+        if len(stored) == trainer.world_size:
+            set_random_state(stored[trainer.global_rank])
+        elif stored:
+            seed_from(stored[0], trainer.global_rank)
+            if trainer.is_global_zero:
+                log.warning(
+                    "The checkpoint was written by %d process(es) and is resumed by %d, so random "
+                    "numbers (dropout and the like) are other ones from here. The data continues "
+                    "where it was.",
+                    len(stored),
+                    trainer.world_size,
+                )
+
+
+def random_state() -> dict[str, Any]:
+    """Return the states of this process as tensors, numbers and lists."""
+    version, numbers, gauss = random.getstate()
+    _, keys, position, has_gauss, cached = np.random.get_state()
+    state = {
+        "python": [version, torch.tensor(numbers, dtype=torch.int64), gauss],
+        "numpy": [torch.from_numpy(np.asarray(keys, dtype=np.int64)), position, has_gauss, cached],
+        "torch": torch.get_rng_state(),
+    }
+    if torch.cuda.is_available():
+        state["cuda"] = torch.cuda.get_rng_state()
+    return state
+
+
+def set_random_state(state: dict[str, Any]) -> None:
+    """Put this process back in a state that `random_state` returned."""
+    version, numbers, gauss = state["python"]
+    random.setstate((version, tuple(numbers.tolist()), gauss))
+    keys, *rest = state["numpy"]
+    np.random.set_state(("MT19937", keys.numpy().astype(np.uint32), *rest))
+    torch.set_rng_state(state["torch"])
+    if "cuda" in state and torch.cuda.is_available():
+        torch.cuda.set_rng_state(state["cuda"])
+
+
+def seed_from(state: dict[str, Any], rank: int) -> None:
+    """Seed everything from a stored state and the rank: another stream, but always the same."""
+    stored = zlib.crc32(state["torch"].numpy().tobytes())
+    seed = int(np.random.SeedSequence([stored, rank]).generate_state(1)[0])
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
