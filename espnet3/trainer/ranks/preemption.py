@@ -1,15 +1,19 @@
-"""A signal before the walltime, SIGTERM or Ctrl-C: all ranks save the same step, and then end.
+"""Save and end a training after a signal: SIGTERM, Ctrl-C, or the one before the walltime.
 
-Lightning's own handlers are replaced. Its SIGTERM handler calls a collective from wherever the main
-thread is, and its requeueing for Slurm knows neither `last.ckpt` nor other schedulers.
+Signals are deferred to the end of a step, and all ranks save the same one. Lightning's own handlers
+are replaced: its SIGTERM handler calls a collective from wherever the main thread is, and its
+requeueing for Slurm knows neither `last.ckpt` nor other schedulers.
 """
 
 import logging
 import os
 import signal
+import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from enum import Enum, auto
+from types import FrameType
 from typing import Any, NoReturn
 
 import lightning.pytorch as pl
@@ -18,19 +22,20 @@ import torch.distributed as dist
 from lightning.pytorch.trainer.states import TrainerFn
 from typing_extensions import override
 
-from espnet3.errors import RunInterrupted
+from espnet3.errors import ConfigError, RunInterrupted, suggest
+from espnet3.trainer.launching.process_rank import process_rank
 from espnet3.trainer.lightning_internals import skip_sigterm_broadcast
 from espnet3.trainer.optimization.optimizer_steps import has_gradients
-from espnet3.trainer.ranks.deferred_signals import DeferredSignals, Phase, signal_named
 
 logger = logging.getLogger(__name__)
 
 CONTINUE = os.EX_TEMPFAIL
 """Exit code 75: a checkpoint was written, and the job is to be started again."""
-
 _CHECK_SECONDS = 1.0
 _MOST_BATCHES = 50  # between two checks, in case that batches suddenly take longer
 _PATIENCE_SECONDS = 20.0
+_SAME_CTRL_C_SECONDS = 2.0
+"""A terminal and a launcher may both pass on one Ctrl-C."""
 
 
 class TrainingStopped(BaseException):
@@ -202,7 +207,7 @@ class Preemption(pl.Callback):
             return
         if has_gradients(pl_module) and self._seconds_waited < _PATIENCE_SECONDS:
             return  # with luck, the validation and the accumulation around it end in time
-        # As if the signal had come at the end of the batch before: a run that goes on from the
+        # As if the signal had come at the end of the batch before: a run that resumes from the
         # checkpoint then begins with this validation.
         progress = trainer.fit_loop.epoch_loop.batch_progress
         for part in (progress.total, progress.current):
@@ -243,3 +248,77 @@ def _maxima(trainer: pl.Trainer, *values: float) -> tuple[float, ...]:
     together = torch.tensor(values, dtype=torch.float32, device=device)
     dist.all_reduce(together, op=dist.ReduceOp.MAX)
     return tuple(together.tolist())
+
+
+class Phase(Enum):
+    """What a signal means at present."""
+
+    STARTING = auto()  # there is nothing to save: end at once
+    TRAINING = auto()  # take note of it
+    SAVING = auto()  # the end has begun already
+    FAILED = auto()  # likewise, but it may hang, so Ctrl-C ends at once
+
+
+class DeferredSignals:
+    """Signal handlers that only record a signal while training.
+
+    Args:
+        codes: the signals to handle, with the exit codes that they ask for.
+    """
+
+    def __init__(self, codes: Mapping[signal.Signals, int]) -> None:
+        self.codes = codes
+        self._owner = os.getpid()
+        self._noted = 0.0
+        self.phase = Phase.STARTING
+        self.code: int | None = None
+        """The exit code that the first signal asks for."""
+
+    def install(self) -> dict[signal.Signals, Any]:
+        """Put the handlers in place, and return those that were."""
+        if threading.current_thread() is not threading.main_thread():
+            return {}
+        self._owner = os.getpid()
+        return {number: signal.signal(number, self._handle) for number in self.codes}
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if os.getpid() != self._owner:
+            _handle_in_worker(number)
+            return
+        is_ctrl_c, is_first = number == signal.SIGINT, self.code is None
+        is_again = is_ctrl_c and time.monotonic() - self._noted > _SAME_CTRL_C_SECONDS
+        if self.phase is Phase.SAVING or not (is_first or is_again):
+            return
+        if self.phase is Phase.FAILED and not is_ctrl_c:
+            return
+        self._noted = time.monotonic()
+        self.code = self.code or self.codes[signal.Signals(number)]
+        if self.phase is not Phase.TRAINING or not is_first:
+            raise RunInterrupted(self.code)
+        if is_ctrl_c and is_rank_0():
+            # Not through logging or stderr, whose locks the main thread may hold.
+            os.write(2, b"\nSaving after this step. Ctrl-C again: end at once, without saving.\n")
+
+
+def _handle_in_worker(number: int) -> None:
+    """Act in a forked process, such as a loader's: the training still needs it for a while."""
+    if number == signal.SIGTERM:
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+
+
+def is_rank_0() -> bool:
+    """Tell whether this process logs for all ranks."""
+    return dist.get_rank() == 0 if dist.is_initialized() else process_rank().is_first
+
+
+def signal_named(name: str) -> signal.Signals:
+    """Return the signal of a name such as `SIGUSR1` or `USR1`."""
+    full = name.upper() if name.upper().startswith("SIG") else f"SIG{name.upper()}"
+    known = [one.name for one in signal.Signals]
+    if full not in known or full in ("SIGKILL", "SIGSTOP"):
+        raise ConfigError(
+            f"requeue_signals has {name!r}, which is no signal to wait for.{suggest(full, known)} "
+            "Write names as in requeue_signals: [SIGUSR1, SIGUSR2]"
+        )
+    return signal.Signals[full]

@@ -1,21 +1,133 @@
-"""This process as one of the ranks: its number, and its connection to the others."""
+"""Connection of a rank to the others: heartbeats, failures and farewells over a store of torch.
+
+It is beside the process group, so that it works while a collective hangs.
+"""
 
 import os
+import select
+import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from datetime import timedelta
 
 import torch.distributed as dist
+from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
 from espnet3.trainer.ranks.rank_failure import Failure, lost_server
-from espnet3.trainer.ranks.rank_store import LEFT, RankStore, connect, outlives_rank_0
 
+LEFT = b"left"
+"""The heartbeat of a rank that has come to its end."""
+_CONNECT_SECONDS = 10.0
 _FAREWELL_SECONDS = 5.0
 """Longest wait for the others when a rank ends."""
 
 
+class RankStore:
+    """A connection to the store.
+
+    Calls take well under a millisecond. When the server is gone, they raise
+    `torch.distributed.DistError`; when its machine is gone, they may hang.
+    """
+
+    def __init__(self, address: tuple[str, int], prefix: str) -> None:
+        # A silent connection, only to see at once when the server is gone. The store's own would
+        # print twenty lines of C++ frames.
+        self._wire = socket.create_connection(address, timeout=1.0)
+        try:
+            store = TCPStore(
+                *address,
+                is_master=False,
+                wait_for_workers=False,
+                timeout=timedelta(seconds=_CONNECT_SECONDS),
+            )
+        except BaseException:
+            self._wire.close()
+            raise
+        self._store = PrefixStore(prefix, store)
+        self._heard: set[int] = set()
+
+    def is_gone(self, seconds: float = 0.0) -> bool:
+        """Wait up to some seconds for the server to go; tell whether it went."""
+        poll = select.poll()
+        poll.register(self._wire, select.POLLIN)  # the server says nothing here, until it closes
+        return bool(poll.poll(seconds * 1000))
+
+    def close(self) -> None:
+        """Let go of the silent connection."""
+        self._wire.close()
+
+    def post(self, failure: Failure) -> bool:
+        """Publish a failure; False if there was one already, which then stays."""
+        text = failure.to_json()
+        return self._store.compare_set("failure", "", text) == text.encode()
+
+    def failure(self) -> Failure | None:
+        """Return the first failure of any rank."""
+        if not self._store.check(["failure"]):
+            return None
+        return Failure.from_json(self._store.get("failure"))
+
+    def acknowledge(self) -> None:
+        """Record that this rank has read the failure and logged it."""
+        self._store.add("acknowledged", 1)
+
+    def n_acknowledged(self) -> int:
+        """Return how many ranks have read the failure."""
+        return self._store.add("acknowledged", 0)
+
+    def suspect(self) -> None:
+        """Report that a collective has failed here: some rank may be dead."""
+        self._store.set("suspicion", "1")
+
+    def is_suspicious(self) -> bool:
+        """Tell whether a collective has failed on any rank."""
+        return self._store.check(["suspicion"])
+
+    def introduce(self, rank: int) -> None:
+        """Publish the host and process of this rank."""
+        self._store.set(f"place/{rank}", f"{os.getpid()} {socket.gethostname()}")
+
+    def place(self, rank: int) -> tuple[str, int]:
+        """Return the host and process of a rank."""
+        if not self._store.check([f"place/{rank}"]):
+            return "unknown host", 0
+        pid, _, host = self._store.get(f"place/{rank}").decode().partition(" ")
+        return host, int(pid)
+
+    def beat(self, rank: int, value: bytes) -> None:
+        """Publish the heartbeat of a rank: a value that changes, or `LEFT`."""
+        self._store.set(f"beat/{rank}", value.decode())
+
+    def beats(self, ranks: list[int]) -> dict[int, bytes]:
+        """Return the last heartbeats; empty ones of ranks that were never heard."""
+        missing = [rank for rank in ranks if rank not in self._heard]
+        self._heard.update(rank for rank in missing if self._store.check([f"beat/{rank}"]))
+        known = [rank for rank in ranks if rank in self._heard]
+        values = self._store.multi_get([f"beat/{rank}" for rank in known]) if known else []
+        return dict.fromkeys(ranks, b"") | dict(zip(known, values, strict=True))
+
+
+def connect(environ: Mapping[str, str] = os.environ) -> RankStore | None:
+    """Return a connection, or None as long as there is no server."""
+    host, port = environ.get("MASTER_ADDR"), environ.get("MASTER_PORT", "")
+    if not host or not port.isdigit():
+        return None
+    # torchrun keeps its server when it starts failed workers again.
+    attempt = environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    try:
+        return RankStore((host, int(port)), f"espnet3/{attempt}")
+    except (OSError, RuntimeError):  # not up yet; a DistError is a RuntimeError
+        return None
+
+
+def outlives_rank_0(environ: Mapping[str, str] = os.environ) -> bool:
+    """Tell whether the server is in torchrun rather than in rank 0."""
+    return environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+
+
 class RankLink:
-    """What a rank says to the others, and when it may go.
+    """The connection of this rank to the others, and when it may end.
 
     There is a connection as soon as there is a server, which may be before the process group:
     while the data are loaded, ranks can fail as well.
@@ -53,7 +165,7 @@ class RankLink:
             self.is_in_group = True
 
     def meet(self) -> None:
-        """Learn where rank 0 is, for the day when it is gone; after all have connected."""
+        """Remember where rank 0 is, to name it when it is gone; after all have connected."""
         if self.rank and self.is_in_group and self.store is not None:
             self._server = self.store.place(0)
 
@@ -63,13 +175,13 @@ class RankLink:
         return self.store if is_usable else None
 
     def beat(self, store: RankStore, value: int) -> None:
-        """Say that this rank lives, unless it has left."""
+        """Publish the heartbeat of this rank, unless it has left."""
         with self._beating:
             if not self.has_left:
                 store.beat(self.rank, str(value).encode())
 
     def leave(self) -> None:
-        """Say that this rank has ended as it should."""
+        """Report that this rank has ended as it should."""
         with self._beating:
             is_first, self.has_left = not self.has_left, True
             store = self.usable_store()
@@ -94,7 +206,7 @@ class RankLink:
         return store is not None and store.beats([rank])[rank] == LEFT
 
     def share(self, failure: Failure) -> Failure:
-        """Tell the others of a failure; return the first one, of which all are to speak."""
+        """Publish a failure; return the first one of all, which is the one to log."""
         store = self.usable_store()
         try:
             if store is not None:
@@ -105,7 +217,7 @@ class RankLink:
         return failure
 
     def await_others(self, store: RankStore, n_exceptions: int) -> None:
-        """Wait until the others have read of a failure."""
+        """Wait until the others have read a failure."""
         n_others = self.world_size - n_exceptions
         wait_for(lambda: store.n_acknowledged() >= n_others)
 
@@ -120,3 +232,40 @@ def wait_for(condition: Callable[[], bool], seconds: float = _FAREWELL_SECONDS) 
     while not (holds := condition()) and time.monotonic() < deadline:
         time.sleep(0.02)
     return holds
+
+
+class SilenceMeter:
+    """Adds up, for each rank, the time in which its heartbeat did not change.
+
+    Clocks of other machines play no role. Time in which the listener itself stood still (Ctrl-Z, a
+    suspended job) does not count: then all were silent.
+
+    Args:
+        longest_step: seconds that count at most between two calls of `hear`.
+        clock: for tests.
+    """
+
+    def __init__(self, longest_step: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._longest_step = longest_step
+        self._clock = clock
+        self._last_call: float | None = None
+        self._beats: dict[int, bytes] = {}
+        self._seconds: dict[int, float] = {}
+
+    def hear(self, beats: Mapping[int, bytes]) -> None:
+        """Take in the present heartbeats; a rank that is not among them is forgotten."""
+        now = self._clock()
+        since = 0.0 if self._last_call is None else now - self._last_call
+        self._last_call = now
+        seconds = {}
+        for rank, beat in beats.items():
+            is_new = self._beats.get(rank) != beat
+            waited = self._seconds.get(rank, 0.0) + min(since, self._longest_step)
+            seconds[rank] = 0.0 if is_new else waited
+        self._beats, self._seconds = dict(beats), seconds
+
+    def longest(self) -> tuple[int, float]:
+        """Return the rank that has been silent for longest, and its seconds."""
+        if not self._seconds:
+            return 0, 0.0
+        return max(self._seconds.items(), key=lambda item: item[1])

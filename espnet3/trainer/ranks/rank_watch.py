@@ -1,6 +1,6 @@
-"""A rank that dies ends the others within a minute, and its traceback is the last thing printed.
+"""Detect a dead rank and end the others within a minute, with its traceback printed last.
 
-Without it the others wait in a collective, silently, for half an hour or for ever.
+Without it the others wait in a collective, silently, for half an hour or forever.
 """
 
 import logging
@@ -17,18 +17,16 @@ import lightning.pytorch as pl
 from typing_extensions import override
 
 from espnet3.errors import TrainingError
-from espnet3.trainer.ranks.launched_processes import LaunchedProcesses
 from espnet3.trainer.ranks.preemption import TrainingStopped
 from espnet3.trainer.ranks.rank_failure import (
     Failure,
+    LaunchedProcesses,
     failure_of,
     is_communication_error,
     silence_of,
     tell_torchrun,
 )
-from espnet3.trainer.ranks.rank_link import RankLink, wait_for
-from espnet3.trainer.ranks.rank_store import RankStore
-from espnet3.trainer.ranks.silence import SilenceMeter
+from espnet3.trainer.ranks.rank_link import RankLink, RankStore, SilenceMeter, wait_for
 
 logger = logging.getLogger(__name__)
 
@@ -39,10 +37,10 @@ _CLEAN_UP_SECONDS = 20.0
 
 
 class RankWatch(pl.Callback):
-    """Tells the ranks of each other's end: a context around `fit`, and its first callback.
+    """Watches the ranks for failures: a context around `fit`, and its first callback.
 
-    Each rank says once a second that it lives. Rank 0 listens to all, all listen to rank 0. A rank
-    that raises says why before it goes. The others, which may hang in a collective, are ended
+    Each rank has a heartbeat of a second. Rank 0 watches all, all watch rank 0. A rank that raises
+    publishes its traceback first. The others, which may hang in a collective, are ended
     from a thread; it needs the GIL only now and then, so a step may take as long as it likes.
 
     Args:
@@ -110,11 +108,11 @@ class RankWatch(pl.Callback):
         self.report(exception)
 
     def report(self, error: BaseException) -> None:
-        """Tell the others of an error of this rank, once.
+        """Publish an error of this rank, once.
 
         Raises:
             TrainingError: on rank 0, if the error only follows from the end of another rank; it
-                tells of that one. Other ranks then end here, with a line of log.
+                reports that one. Other ranks then end here, with a line of log.
         """
         if isinstance(error, TrainingStopped) or self._reported or self._closing.is_set():
             return
@@ -124,7 +122,7 @@ class RankWatch(pl.Callback):
             if is_communication_error(error):
                 self._await_verdict()
             if store := self._link.usable_store():
-                self._tell(store, error)
+                self._publish(store, error)
         except RuntimeError:  # the store is gone; what is left is the error itself
             logger.debug("The other ranks could not be told.", exc_info=True)
         finally:
@@ -150,7 +148,7 @@ class RankWatch(pl.Callback):
             store.acknowledge()
         raise TrainingError(failure.in_full()) from None
 
-    def _tell(self, store: RankStore, error: BaseException) -> None:
+    def _publish(self, store: RankStore, error: BaseException) -> None:
         tell_torchrun(error)
         failure = failure_of(error, self._link.rank)
         if not store.post(failure):

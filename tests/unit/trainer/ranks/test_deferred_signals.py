@@ -7,8 +7,8 @@ import threading
 import pytest
 
 from espnet3.errors import ConfigError, RunInterrupted
-from espnet3.trainer.ranks import deferred_signals
-from espnet3.trainer.ranks.deferred_signals import DeferredSignals, Phase, signal_named
+from espnet3.trainer.ranks import preemption
+from espnet3.trainer.ranks.preemption import DeferredSignals, Phase, signal_named
 from tests import clean_process
 
 CODES = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGUSR1: 75}
@@ -53,7 +53,7 @@ def test_a_second_ctrl_c_ends_at_once(signals, monkeypatch):
     signals.phase = Phase.TRAINING
     send(signal.SIGINT)
     send(signal.SIGINT)  # the same one, passed on by a launcher
-    monkeypatch.setattr(deferred_signals, "_SAME_CTRL_C_SECONDS", -1.0)
+    monkeypatch.setattr(preemption, "_SAME_CTRL_C_SECONDS", -1.0)
     with pytest.raises(RunInterrupted) as caught:
         send(signal.SIGINT)
     assert caught.value.code == 130

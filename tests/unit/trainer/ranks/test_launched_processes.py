@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from espnet3.trainer.ranks.launched_processes import LaunchedProcesses
+from espnet3.trainer.ranks.rank_failure import LaunchedProcesses
 from tests.conftest import wait_until
 
 

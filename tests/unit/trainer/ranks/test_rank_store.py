@@ -8,7 +8,7 @@ import pytest
 from torch.distributed import TCPStore
 
 from espnet3.trainer.ranks.rank_failure import Failure
-from espnet3.trainer.ranks.rank_store import LEFT, connect, outlives_rank_0
+from espnet3.trainer.ranks.rank_link import LEFT, connect, outlives_rank_0
 from tests.conftest import wait_until
 
 FAILURE = Failure(1, 'a "host"', 7, "failed with Ärger.", "Traceback\nlast line")

@@ -8,8 +8,7 @@ import lightning.pytorch as pl
 import pytest
 import torch
 
-from espnet3.trainer.ranks.launched_processes import LaunchedProcesses
-from espnet3.trainer.ranks.rank_failure import Failure
+from espnet3.trainer.ranks.rank_failure import Failure, LaunchedProcesses
 from espnet3.trainer.ranks.rank_link import RankLink
 from espnet3.trainer.ranks.rank_watch import RankWatch
 

@@ -1,6 +1,6 @@
 """How long ranks have been silent."""
 
-from espnet3.trainer.ranks.silence import SilenceMeter
+from espnet3.trainer.ranks.rank_link import SilenceMeter
 
 
 class Clock:
