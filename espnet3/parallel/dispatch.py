@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from espnet3.errors import ItemError, WorkerError
+from espnet3.parallel.deaths import Death, ShardDeaths, Verdict
 from espnet3.parallel.faults import (
     MAX_EARLY_DEATHS,
     EarlyDeaths,
@@ -26,7 +27,6 @@ from espnet3.parallel.faults import (
 )
 from espnet3.parallel.pools import Died, Finished, WorkerPool
 from espnet3.parallel.shard_source import ShardSource
-from espnet3.parallel.suspicion import Death, Suspicion, Verdict
 from espnet3.parallel.tasks import Failure, ShardResult, ShardTask, Stopped
 from espnet3.parallel.watch import Watch
 from espnet3.shards.position import read_position
@@ -64,7 +64,7 @@ class Dispatcher:
         self._on_turn = on_turn
         self._again: deque[ShardTask] = deque()
         self._running: dict[str, ShardTask] = {}
-        self._suspicions: dict[int, Suspicion] = {}
+        self._deaths: dict[int, ShardDeaths] = {}
         self._failures: dict[int, Failure] = {}
         self._watch = Watch(policy.item_timeout)
         self._n_done = 0
@@ -121,7 +121,7 @@ class Dispatcher:
             task = self._again.popleft() if self._again else self._take()
             if task is None:
                 return
-            n_deaths = self._suspicion(task).deaths
+            n_deaths = self._deaths_at(task).deaths
             task = replace(task, attempt=self._source.new_attempt(task), n_deaths=n_deaths)
             self._running[worker] = task
             self._watch.begin(worker)
@@ -132,13 +132,13 @@ class Dispatcher:
         task = self._source.take()
         if task is None:
             return None
-        self._suspicions.pop(task.shard, None)  # the source knows all of them
+        self._deaths.pop(task.shard, None)  # the source knows all of them
         for death in self._source.deaths(task):
             (task,) = self._after_death(task, death)
         return task
 
-    def _suspicion(self, task: ShardTask) -> Suspicion:
-        return self._suspicions.setdefault(task.shard, Suspicion())
+    def _deaths_at(self, task: ShardTask) -> ShardDeaths:
+        return self._deaths.setdefault(task.shard, ShardDeaths())
 
     def _finish(self, event: Finished) -> None:
         self._running.pop(event.worker, None)
@@ -172,15 +172,15 @@ class Dispatcher:
 
     def _leave_machine(self, stopped: Stopped, task: ShardTask) -> None:
         """Try again, elsewhere if one can; a machine that fails often may fail for the item."""
-        suspicion = self._suspicion(task)
-        suspicion.machines += 1
+        known = self._deaths_at(task)
+        known.machines += 1
         logger.warning(
             "Shard %d could not go on, on %s: %s", task.shard, stopped.failure.host,
             stopped.failure.error,
         )  # fmt: skip
         if self._source.leave_to_others(task, stopped.failure):
             return
-        is_item = suspicion.machines >= self._policy.retries
+        is_item = known.machines >= self._policy.retries
         self._again.append(replace(task, blames_item=is_item))
 
     def _give_up_on(self, failure: Failure, task: ShardTask) -> None:
@@ -235,9 +235,9 @@ class Dispatcher:
         """Another driver took the attempt away: take what it made of the shard, or run it again."""
         if self._is_committed(task):
             return
-        suspicion = self._suspicion(task)
-        suspicion.deaths += 1
-        if suspicion.deaths > self._policy.retries:
+        known = self._deaths_at(task)
+        known.deaths += 1
+        if known.deaths > self._policy.retries:
             raise error_of(stopped, self._policy)
         self._again.append(task)
 
@@ -248,7 +248,7 @@ class Dispatcher:
 
     def _after_death(self, task: ShardTask, death: Death) -> list[ShardTask]:
         """Return what to run after a death: the same, with a batch halved, or without an item."""
-        verdict = self._suspicion(task).judge(death.position, task, self._policy.retries)
+        verdict = self._deaths_at(task).judge(death.position, task, self._policy.retries)
         if verdict.kind == "again":
             return [task]
         if verdict.kind == "halve":

@@ -13,8 +13,8 @@ from espnet3.errors import (
     WorkerError,
 )
 from espnet3.parallel.clusters.job_logs import tail
+from espnet3.parallel.deaths import Death
 from espnet3.parallel.pools import Died
-from espnet3.parallel.suspicion import Death
 from espnet3.parallel.tasks import Failure, ShardTask, Stopped
 
 MAX_EARLY_DEATHS = 3

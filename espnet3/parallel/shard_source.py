@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from espnet3.parallel.suspicion import Death
+from espnet3.parallel.deaths import Death
 from espnet3.parallel.tasks import Failure, ShardTask
 from espnet3.shards.commit import discard_attempt, read_done
 from espnet3.shards.items import reorder

@@ -12,7 +12,7 @@ from espnet3.cli.main import main
 from espnet3.errors import ResourceError, RunFolderError
 from espnet3.io.records import DamagedFileError, read_record
 from espnet3.parallel.config import ParallelConfig
-from espnet3.parallel.detached.deaths import forget_deaths
+from espnet3.parallel.deaths import forget_deaths
 from espnet3.parallel.detached.description import load_runner
 from espnet3.parallel.detached.logs import logs_of_failed, logs_of_workers
 from espnet3.parallel.detached.merge import merge_detached

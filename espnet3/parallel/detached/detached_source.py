@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from espnet3.errors import FileSystemError
+from espnet3.parallel.deaths import Death, bury, deaths_at
 from espnet3.parallel.detached.choice import Choice
-from espnet3.parallel.detached.deaths import bury, deaths_at
 from espnet3.parallel.detached.ledger import Ledger
 from espnet3.parallel.detached.stragglers import Stragglers
-from espnet3.parallel.suspicion import Death
 from espnet3.parallel.tasks import Failure, ShardResult, ShardTask
 from espnet3.shards.board import Board
 from espnet3.shards.commit import Done, discard_attempt, read_done

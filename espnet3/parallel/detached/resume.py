@@ -10,8 +10,8 @@ from typing import Any
 from espnet3.errors import RunFolderError
 from espnet3.parallel.clusters.table import ON_THIS_MACHINE
 from espnet3.parallel.config import ParallelConfig
+from espnet3.parallel.deaths import forget_deaths
 from espnet3.parallel.detached.crew import count_crew, read_crew
-from espnet3.parallel.detached.deaths import forget_deaths
 from espnet3.parallel.detached.description import (
     Description,
     check_code,

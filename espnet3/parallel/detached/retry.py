@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from espnet3.parallel.detached.deaths import forget_deaths
+from espnet3.parallel.deaths import forget_deaths
 from espnet3.parallel.detached.resume import Resumed, check_code_of, refuse_merging, resume_runs
 from espnet3.parallel.folder_run import folder_errors
 from espnet3.shards.commit import set_aside

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from espnet3.errors import EspnetError, ItemError
+from espnet3.parallel.deaths import bury
 from espnet3.parallel.detached.bad_nodes import bad_nodes
 from espnet3.parallel.detached.choice import Choice
-from espnet3.parallel.detached.deaths import bury
 from espnet3.parallel.detached.detached_source import DetachedSource
 from espnet3.parallel.detached.ending import EndSignals, HandBack
 from espnet3.parallel.detached.failing import note_failures

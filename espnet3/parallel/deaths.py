@@ -1,16 +1,20 @@
-"""What killed workers, from what they left behind: notes that all workers of a run share.
+"""Deaths of workers: notes that all workers of a run share, and which item is to blame.
 
 A worker that is killed with its whole job cannot say at what. The next one that takes its shard
 finds the folder of the attempt, in which the position of the running batch is, and writes it down.
+From the notes of a shard follows what to do with it: try again, halve a batch, or skip an item.
 """
 
 import logging
 import os
+from collections import Counter
 from collections.abc import Collection, Iterable
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
-from espnet3.parallel.suspicion import Death
+from espnet3.parallel.tasks import ShardTask
 from espnet3.shards.commit import discard_attempt
 from espnet3.shards.layout import origin_of_attempt, shard_of_attempt
 from espnet3.shards.lease import TIMEOUT, Lease, find_owner, owner_path
@@ -29,6 +33,56 @@ from espnet3.shards.records import (
 logger = logging.getLogger(__name__)
 _FORGOTTEN = ".forgotten"
 _NEAR_LIMIT = 20.0  # seconds: heartbeats are 5 s apart, and clocks differ
+Position = tuple[int, int]
+"""The batch that was running: its first position, and the one behind its last."""
+
+
+@dataclass(frozen=True)
+class Death:
+    """A worker that died at a shard, as far as one must know it to find the reason."""
+
+    reason: str
+    position: Position | None = None
+    log: str = ""
+    host: str = ""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What to do after a death: `again`, `halve` the batch, blame the `item`, or `give up`."""
+
+    kind: Literal["again", "halve", "item", "give up"]
+    start: int = -1
+    stop: int = -1
+    times: int = 0
+
+
+@dataclass
+class ShardDeaths:
+    """What is known of the deaths of a shard's workers."""
+
+    deaths: int = 0
+    blamed: Counter[Position] = field(default_factory=Counter)
+    is_isolating: bool = False
+    machines: int = 0
+    """Attempts that ended with trouble of their machine."""
+
+    def judge(self, position: Position | None, task: ShardTask, retries: int) -> Verdict:
+        """Count a death, and decide what to do next."""
+        self.deaths += 1
+        # At the end of the task the writers are being closed: no item is to blame.
+        if position is None or position[0] >= task.stop:
+            return Verdict("again" if self.deaths <= retries else "give up")
+        self.blamed[position] += 1
+        times = self.blamed[position]
+        start, stop = position[0], min(position[1], task.stop)
+        if times <= retries and not self.is_isolating:
+            is_hopeless = self.deaths > 3 * (retries + 1)
+            return Verdict("give up" if is_hopeless else "again", times=times)
+        if stop - start > 1:
+            self.is_isolating = True
+            return Verdict("halve", start, stop, times)
+        return Verdict("item", start, stop, times)
 
 
 def forget_deaths(root: Path, shards: Collection[int] | None = None) -> None:
