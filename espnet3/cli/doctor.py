@@ -90,7 +90,6 @@ def _parser() -> argparse.ArgumentParser:
 
 def _load(configs: Sequence[str], overrides: Sequence[str]) -> _Subject:
     from espnet3.config.load import load_config
-    from espnet3.config.resolve import resolved
     from espnet3.parallel.parallel import as_parallel_config
     from espnet3.systems.base.context import DEFAULTS
 
@@ -102,7 +101,7 @@ def _load(configs: Sequence[str], overrides: Sequence[str]) -> _Subject:
         files = find_files(configs, start_dir, recipe_dir)
     files = _clusters_last(files)
     loaded = load_config(files, overrides, below=DEFAULTS, recipe_dir=recipe_dir)
-    values = resolved(loaded.config, loaded=loaded)
+    values = loaded.plain()
     return _Subject(loaded, values, as_parallel_config(loaded), recipe_dir, files)
 
 

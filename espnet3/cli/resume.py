@@ -101,13 +101,12 @@ def _changes(files: Sequence[str], overrides: Sequence[str]) -> dict[str, Any]:
     if not files and not overrides:
         return {}
     from espnet3.config.load import load_config
-    from espnet3.config.resolve import resolved
 
     spelled = [word if word.startswith(_BLOCK) else _BLOCK + word for word in overrides]
     # The shell has eaten the quotes without which YAML reads 10:00:00 as a number.
     spelled = [_TIME.sub(r'\1="\2"', word) for word in spelled]
     loaded = load_config(list(files), spelled)
-    block = resolved(loaded.config, loaded=loaded).get("parallel")
+    block = loaded.plain().get("parallel")
     if not block:
         raise UsageError(f"{' '.join(files)} has no block `parallel:`.")
     return dict(block)

@@ -18,12 +18,19 @@ from espnet3.config.merge import Layer, copied, keys_in, merge, value_at
 from espnet3.config.overrides import Override, as_patch, parse_override
 from espnet3.config.python_values import as_plain
 from espnet3.config.redact import redact
-from espnet3.config.resolve import resolved
-from espnet3.config.resolvers import RunNames, bind, register_resolvers
+from espnet3.config.resolve import copied_containers, resolve_config
+from espnet3.config.resolvers import (
+    RunNames,
+    bind,
+    depend_on_config_alone,
+    register_resolvers,
+)
 from espnet3.config.sources import Source, dotted, self_and_parents
 from espnet3.errors import ConfigError, suggest
 
 logger = logging.getLogger(__name__)
+
+_CONSTANT = "_constant_values"
 
 __all__ = ["ConfigSource", "LoadedConfig", "Source", "as_loaded", "load_config"]
 
@@ -93,11 +100,38 @@ class LoadedConfig:
         Raises:
             ConfigError: An interpolation leads nowhere.
         """
-        register_resolvers()
-        plain = escaped_values(resolved(self.config, loaded=self))
+        plain = escaped_values(self.plain())
         copy: DictConfig = OmegaConf.create(plain, flags={"allow_objects": True})
         OmegaConf.set_readonly(copy, True)
         return copy
+
+    def plain(self) -> dict[str, Any]:
+        """Return the values in dicts and lists of one's own, without interpolations.
+
+        They are resolved once, unless one of them reads a file or a variable, which may change.
+
+        Raises:
+            ConfigError: An interpolation leads nowhere.
+        """
+        values = self.constant_values()
+        if values is None:
+            register_resolvers()
+            values = resolve_config(self.config, loaded=self)
+        found: dict[str, Any] = copied_containers(values)
+        return found
+
+    def constant_values(self) -> dict[str, Any] | None:
+        """Return the plain values, not to be changed; None if they may be others next time."""
+        if _CONSTANT not in self.__dict__:
+            register_resolvers()
+            is_constant = depend_on_config_alone(OmegaConf.to_container(self.config))
+            try:
+                values = resolve_config(self.config, loaded=self) if is_constant else None
+            except ConfigError:
+                values = None  # who needs all of it gets the error; a block may be right
+            self.__dict__[_CONSTANT] = values  # frozen is what users see
+        found: dict[str, Any] | None = self.__dict__[_CONSTANT]
+        return found
 
     def to_yaml(self) -> str:
         """Return the merged config as YAML, without secrets, and with interpolations as text."""

@@ -148,6 +148,7 @@ def stands_for(masked: Any, value: Any) -> bool:
     return found is not None and list(map(digest_secret, found.groups())) == parts[1::2]
 
 
+@functools.lru_cache(maxsize=4096)  # a run asks for the same few hundred names again and again
 def is_secret(name: str) -> bool:
     """Tell whether a key, option or environment variable is named like one that holds a secret."""
     if not _MAYBE.search(name):

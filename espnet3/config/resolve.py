@@ -20,7 +20,14 @@ def resolved(values: Any, *, prefix: str = "", loaded: "LoadedConfig | None" = N
         ConfigError: An interpolation leads nowhere.
     """
     if type(values).__module__.startswith("omegaconf."):
-        return _resolved_config(values, prefix, loaded)
+        if loaded is None:
+            return resolve_config(values, prefix)
+        if values is loaded.config:
+            return loaded.plain()
+        whole, path = loaded.constant_values(), _path_below(values, loaded.config)
+        if whole is None or path is None:
+            return resolve_config(values, prefix, loaded)
+        return _at(whole, path)
     if isinstance(values, Mapping):
         return {
             key: resolved(value, prefix=join_key(prefix, key), loaded=loaded)
@@ -34,7 +41,36 @@ def resolved(values: Any, *, prefix: str = "", loaded: "LoadedConfig | None" = N
     return values
 
 
-def _resolved_config(config: Any, prefix: str, loaded: "LoadedConfig | None") -> Any:
+def copied_containers(values: Any) -> Any:
+    """Copy dicts and lists, and nothing that is in them."""
+    if isinstance(values, dict):
+        return {key: copied_containers(value) for key, value in values.items()}
+    return [copied_containers(item) for item in values] if isinstance(values, list) else values
+
+
+def _path_below(node: Any, root: Any) -> list[Any] | None:
+    """Return the keys that lead from a config to one of its blocks; None if it is none of them."""
+    path: list[Any] = []
+    while node is not root:
+        if node is None:
+            return None
+        path.insert(0, node._key())
+        node = node._get_parent()
+    return path
+
+
+def _at(values: Any, path: list[Any]) -> Any:
+    for key in path:
+        values = values[key]
+    return copied_containers(values)
+
+
+def resolve_config(config: Any, prefix: str = "", loaded: "LoadedConfig | None" = None) -> Any:
+    """Return the plain containers of a config of OmegaConf, resolved now.
+
+    Raises:
+        ConfigError: An interpolation leads nowhere.
+    """
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 

@@ -22,6 +22,9 @@ from espnet3.errors import ConfigError, suggest
 _OPEN = r"(?<!\\)((?:\\\\)*)\$\{\s*"
 _OF_RUN = re.compile(_OPEN + r"(self_name|set_corpus_and_system)\s*:\s*\}")
 _OF_FILE = re.compile(_OPEN + r"(config_path|load_line)\s*:\s*(\}?)")
+_CALL = re.compile(r"\$\{\s*([\w.]+)\s*:")
+_CONSTANT = ("self_name", "set_corpus_and_system", "config_path_in")
+"""Resolvers that give the same text each time; others read files, variables or the machine."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +70,17 @@ def _bind_text(text: str, names: RunNames, folder: str | Path) -> str:
     if "${" not in text:
         return text
     return _OF_FILE.sub(of_file, _OF_RUN.sub(of_run, text))
+
+
+def depend_on_config_alone(values: Any) -> bool:
+    """Tell whether all interpolations in plain containers have the same value at any time."""
+    if isinstance(values, dict):
+        return all(map(depend_on_config_alone, values.values()))
+    if isinstance(values, list):
+        return all(map(depend_on_config_alone, values))
+    if not isinstance(values, str):
+        return True
+    return all(name in _CONSTANT for name in _CALL.findall(values))
 
 
 def register_resolvers() -> None:

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from espnet3.config.arguments import check_arguments
 from espnet3.config.merge import keys_in, value_at
-from espnet3.config.resolve import resolved
 from espnet3.config.sources import set_in
 from espnet3.config.targets import locate
 from espnet3.errors import ConfigError
@@ -67,7 +66,7 @@ def check_weights(loaded: "LoadedConfig") -> None:
 
 
 def _block(loaded: "LoadedConfig") -> Mapping[str, Any] | None:
-    block = resolved(loaded.config, loaded=loaded).get("model")
+    block = loaded.plain().get("model")
     if not isinstance(block, Mapping):
         return None
     is_ours = str(block.get("_target_", "")).startswith(SPEECH2TEXT)

@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field, field_validator
 
-from espnet3.config.resolve import resolved
 from espnet3.config.schema import FrozenConfig, Names, validate
 
 if TYPE_CHECKING:
@@ -112,6 +111,6 @@ def load_publication_config(loaded: "LoadedConfig") -> PublicationConfig:
     Raises:
         ConfigError: one that lists every problem, with its place.
     """
-    values = resolved(loaded.config, loaded=loaded)
+    values = loaded.plain()
     known = {key: values[key] for key in PublicationConfig.model_fields if key in values}
     return validate(PublicationConfig, known, loaded=loaded)

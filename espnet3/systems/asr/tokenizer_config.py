@@ -12,7 +12,6 @@ from espnet3.components.data.functions import find_function
 from espnet3.components.text.folder import TokenizerFolder
 from espnet3.components.text.sentencepiece import MODEL_TYPES
 from espnet3.components.text.spelling import Speller
-from espnet3.config.resolve import resolved
 from espnet3.config.schema import FrozenConfig, Names, validate
 from espnet3.config.sources import set_in
 from espnet3.config.targets import find_bad_argument, signature_of
@@ -71,7 +70,7 @@ def load_tokenizer_config(loaded: "LoadedConfig") -> TokenizerConfig:
     Raises:
         ConfigError: There is no such block, or it is wrong.
     """
-    values = resolved(loaded.config, loaded=loaded)
+    values = loaded.plain()
     if values.get(BLOCK) is None:
         raise ConfigError(
             f"{BLOCK}{set_in(BLOCK, loaded)} is not set, so which tokenizer to train is not known. "
@@ -92,7 +91,7 @@ def check_tokenizer_exists(loaded: "LoadedConfig") -> None:
     Raises:
         ConfigError: The message has the key, its place, and the command that makes it.
     """
-    values = resolved(loaded.config, loaded=loaded)
+    values: Any = loaded.plain()
     for block in (("dataset", "preprocessor"), ("model",)):
         key, found = ".".join(block), values
         for name in block:

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from espnet3.components.text.tokenizer import load_tokenizer
-from espnet3.config.resolve import resolved
 from espnet3.config.trust import checked_path
 from espnet3.errors import ConfigError, RunFolderError, StaleRunError
 from espnet3.io.atomic import write_json
@@ -28,7 +27,7 @@ def record_tokens(loaded: "LoadedConfig") -> None:
     Raises:
         StaleRunError: The experiment has weights, and they were trained with other tokens.
     """
-    block = resolved(loaded.config, loaded=loaded).get("model")
+    block = loaded.plain().get("model")
     folder = block.get("tokenizer") if isinstance(block, Mapping) else None
     tokens = _tokens_in(folder)
     if tokens is None:

@@ -15,7 +15,6 @@ from espnet3.components.data.fields import fields_of, has_fields
 from espnet3.components.data.functions import find_function
 from espnet3.components.data.shard_shuffle import locality_of
 from espnet3.config.instantiate import instantiate
-from espnet3.config.resolve import resolved
 from espnet3.config.sources import set_in
 from espnet3.errors import ConfigError, StaleRunError
 from espnet3.io.tables import read_jsonl
@@ -160,13 +159,13 @@ def _training_set(loaded: "LoadedConfig") -> Any:
 
     from omegaconf import OmegaConf
 
-    block = OmegaConf.create({**resolved(loaded.config, loaded=loaded), **_config_of(loaded)})
+    block = OmegaConf.create({**loaded.plain(), **_config_of(loaded)})
     return build_sets(replace(loaded, config=block))["train"]
 
 
 def _config_of(loaded: "LoadedConfig") -> dict[str, Any]:
     """Return what the texts depend on, and no more: a change of the rest must not matter."""
-    plain = resolved(loaded.config, loaded=loaded)
+    plain = loaded.plain()
     block, recipe_dir = plain.get("dataset") or {}, plain.get("recipe_dir")
     if block.get("_target_", ORGANIZER) == ORGANIZER:
         if not has_split(loaded, "train"):

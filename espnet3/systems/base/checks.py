@@ -73,7 +73,6 @@ def check_config(loaded: "LoadedConfig", stages: Sequence[str]) -> None:
         ConfigError: naming the key, its place, and the line to write.
     """
     from espnet3.config.keys import check_block, check_keys
-    from espnet3.config.resolve import resolved
     from espnet3.parallel.parallel import as_parallel_config
 
     known = KNOWN_KEYS
@@ -83,7 +82,7 @@ def check_config(loaded: "LoadedConfig", stages: Sequence[str]) -> None:
     check_keys(loaded, known, homes=HOMES, stages=stages)
     for block, homes in BLOCK_HOMES.items():
         check_block(loaded, block, homes, stages)
-    resolved(loaded.config, loaded=loaded)
+    loaded.plain()
     as_parallel_config(loaded)
 
 
@@ -97,11 +96,10 @@ def check_targets(loaded: "LoadedConfig", blocks: Iterable[str] | None) -> None:
     Raises:
         ConfigError: naming the key, its place, and what is wrong.
     """
-    from espnet3.config.resolve import resolved
     from espnet3.config.sources import set_in
     from espnet3.config.targets import BadTarget, install_hint, locate_callable
 
-    values = resolved(loaded.config, loaded=loaded)
+    values = loaded.plain()
     used = values if blocks is None else {key: values[key] for key in blocks if key in values}
     for key, target in find_targets(used):
         where = f"{key} is {target!r}{set_in(key, loaded)}"

@@ -178,12 +178,10 @@ def context_value(loaded: "LoadedConfig", key: str) -> Any:
     """
     from omegaconf.errors import OmegaConfBaseException
 
-    from espnet3.config.resolve import resolved
-
     try:
         return loaded.config.get(key)
     except OmegaConfBaseException:
-        resolved(loaded.config, loaded=loaded)  # words the error
+        loaded.plain()  # words the error
         raise
 
 

@@ -96,10 +96,9 @@ def _lacking(configs: Configs, stages: set[str]) -> _Lacking | None:
 
 def _lacking_weights(loaded: "LoadedConfig") -> _Lacking | None:
     """Return which weights a config names in its own folder, where they are not."""
-    from espnet3.config.resolve import resolved
 
     exp_dir = Path(context_value(loaded, "exp_dir"))
-    values = resolved(loaded.config, loaded=loaded)
+    values = loaded.plain()
     named = {
         key: os.path.relpath(text, exp_dir)
         for block in _BLOCKS

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from espnet3.components.data.sample_seed import global_rngs_kept
 from espnet3.config.fingerprint import digest, flatten
-from espnet3.config.resolve import resolved
 from espnet3.config.sources import set_in
 from espnet3.errors import ConfigError
 
@@ -342,7 +341,7 @@ def _misunderstood(data: Any, split: str) -> str | None:
 
 
 def _block(loaded: "LoadedConfig") -> dict[str, Any]:
-    block = resolved(loaded.config, loaded=loaded).get("model") or {}
+    block = loaded.plain().get("model") or {}
     if not isinstance(block, Mapping):
         raise ConfigError(
             f"model is {block!r:.80}{set_in('model', loaded)}, but must be a mapping of the "

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_validator
 
-from espnet3.config.resolve import resolved
 from espnet3.config.schema import FrozenConfig, Names, validate
 from espnet3.config.sources import set_in
 from espnet3.config.targets import locate
@@ -241,7 +240,7 @@ def load_inference_config(loaded: "LoadedConfig") -> InferenceConfig:
     Raises:
         ConfigError: one that lists every problem, with its place.
     """
-    values = resolved(loaded.config, loaded=loaded)
+    values = loaded.plain()
     present = {key: value for key, value in values.items() if key in KEYS}
     moved = _take_from_runner(present, loaded)
     try:

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, field_validator
 
-from espnet3.config.resolve import resolved
 from espnet3.config.schema import FrozenConfig, Names, validate
 from espnet3.config.sources import set_in
 from espnet3.errors import ConfigError
@@ -72,7 +71,7 @@ def load_metrics_config(loaded: "LoadedConfig") -> MetricsConfig:
     Raises:
         ConfigError: one that lists every problem, with its place.
     """
-    values = resolved(loaded.config, loaded=loaded)
+    values = loaded.plain()
     if not values.get("metrics"):
         raise ConfigError(f"The config lists no metrics, so nothing is measured. Write: {_EXAMPLE}")
     _check_form(values["metrics"], loaded)

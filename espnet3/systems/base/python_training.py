@@ -298,11 +298,10 @@ def _is_script() -> bool:
 
 def find_result(loaded: "LoadedConfig", *, was_trained: bool) -> TrainingResult:
     """Return what is in the folder of a training now."""
-    from espnet3.config.resolve import resolved
     from espnet3.trainer.checkpointing.best_checkpoints import LAST, parse_criteria, read_index
 
     folder = Path(str(loaded.config["exp_dir"]))
-    values = resolved(loaded.config, loaded=loaded)
+    values = loaded.plain()
     criteria = parse_criteria(values.get("best_model_criterion"), loaded)
     index = read_index(folder) if (folder / "best.json").exists() else {}
     best = {

@@ -42,7 +42,7 @@ def check_training_rates(loaded: "LoadedConfig") -> None:
     Raises:
         ConfigError: They differ; the message has both values with their places.
     """
-    values = resolved(loaded.config, loaded=loaded)
+    values = loaded.plain()
     model = _in_model(values.get("model"), lambda key: set_in(key, loaded), imports=True)
     for split in ("train", "valid"):
         _compare_all(_in_datasets(loaded, split), model, can_change_model=True)
@@ -57,7 +57,7 @@ def check_training_samples(datasets: Mapping[str, Any], model: Any, loaded: "Loa
     hertz = rate_of_model(model)
     if hertz is None:
         return
-    values = resolved(loaded.config, loaded=loaded)
+    values = loaded.plain()
     stated = [
         rate
         for rate in _in_model(values.get("model"), lambda key: set_in(key, loaded), imports=True)
@@ -81,12 +81,12 @@ def check_test_rates(loaded: "LoadedConfig", training: "LoadedConfig | None" = N
     Raises:
         ConfigError: They differ.
     """
-    values = resolved(loaded.config, loaded=loaded)
+    values = loaded.plain()
     if not _hears_speech_alone(values):
         return
     model = values.get("model")
     if training is not None and _training_file(model) is not None:
-        block = resolved(training.config, loaded=training).get("model")
+        block = training.plain().get("model")
         rates = _in_model(block, lambda key: set_in(key, training))
     else:
         rates = rates_of_trained(model)
@@ -191,7 +191,7 @@ def _default_rate(target: Any) -> int | None:
 
 def _in_datasets(loaded: "LoadedConfig", split: str) -> Iterator[StatedRate]:
     """Yield the rates that audio is checked for or brought to, by the config alone."""
-    block = resolved(loaded.config, loaded=loaded).get("dataset")
+    block = loaded.plain().get("dataset")
     if not isinstance(block, Mapping) or block.get("_target_", _ORGANIZER) != _ORGANIZER:
         return
     entries = block.get(split)

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from espnet3.components.data.test_set_names import check_name, check_names
-from espnet3.config.resolve import resolved
 from espnet3.config.sources import set_in
 from espnet3.errors import ConfigError, suggest
 from espnet3.io.atomic import is_temp_name
@@ -74,7 +73,7 @@ def named_test_sets(loaded: "LoadedConfig | None", inference_dir: Path) -> list[
     """
     if loaded is None:
         return []
-    values = resolved(loaded.config, loaded=loaded)
+    values = loaded.plain()
     own = values.get("inference_dir")
     if own is not None and Path(own).absolute() != inference_dir.absolute():
         return []  # it is about results elsewhere

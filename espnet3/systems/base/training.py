@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from espnet3.config.resolve import resolved
 from espnet3.config.sources import set_in
 from espnet3.errors import ConfigError
 from espnet3.io.atomic import write_text
@@ -278,7 +277,7 @@ def describe_average(loaded: "LoadedConfig") -> list[str]:
 def _criteria(loaded: "LoadedConfig") -> Any:
     from espnet3.trainer.checkpointing.best_checkpoints import parse_criteria
 
-    values = resolved(loaded.config, loaded=loaded)
+    values = loaded.plain()
     return parse_criteria(values.get("best_model_criterion"), loaded)
 
 
@@ -327,7 +326,7 @@ def build_model(loaded: "LoadedConfig", given: GivenParts = NOTHING_GIVEN) -> An
     if given.model is not None:
         model = given.build_model(loaded)
     else:
-        block = resolved(loaded.config, loaded=loaded)["model"]
+        block = loaded.plain()["model"]
         model = instantiate(block, key="model", loaded=loaded)
     if not isinstance(model, torch.nn.Module):
         raise ConfigError(
@@ -371,7 +370,7 @@ def load_loader_config(
     """
     from espnet3.components.data.loader_config import DataLoaderConfig, check_collate
 
-    block = resolved(loaded.config, loaded=loaded).get("dataloader")
+    block = loaded.plain().get("dataloader")
     if block is None and given.makes_batches:
         block = {}
     needs_size = not given.makes_batches and (
@@ -395,7 +394,7 @@ def _check_model(loaded: "LoadedConfig", given: GivenParts = NOTHING_GIVEN) -> N
     from espnet3.trainer.optimization.model_calls import refuse_lightning
     from espnet3.trainer.target_arguments import check_call, check_parts
 
-    values = resolved(loaded.config, loaded=loaded)
+    values = loaded.plain()
     block = values.get("model")
     if block is None and values.get("task") is not None:
         raise ConfigError(

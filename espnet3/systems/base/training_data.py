@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from espnet3.components.data.data_organizer import DataOrganizer
 from espnet3.config.instantiate import instantiate
-from espnet3.config.resolve import resolved
 from espnet3.config.sources import set_in
 from espnet3.errors import ConfigError, EspnetError
 from espnet3.systems.base.given_parts import NOTHING_GIVEN, SPLITS, GivenParts
@@ -27,7 +26,7 @@ def build_organizer(loaded: "LoadedConfig") -> Any:
     Raises:
         ConfigError: there is no such block, or it is wrong.
     """
-    block = resolved(loaded.config, loaded=loaded).get("dataset")
+    block = loaded.plain().get("dataset")
     if not isinstance(block, Mapping):
         raise ConfigError(
             f"dataset is {block!r}{set_in('dataset', loaded)}, so there is nothing to train on. "
@@ -47,7 +46,7 @@ def check_data(loaded: "LoadedConfig", given: GivenParts = NOTHING_GIVEN) -> Non
     """
     from espnet3.components.data.data_organizer import check_datasets
 
-    block = resolved(loaded.config, loaded=loaded).get("dataset")
+    block = loaded.plain().get("dataset")
     if given.train is None:
         if not isinstance(block, Mapping):
             build_organizer(loaded)  # has the right words
@@ -60,7 +59,7 @@ def has_split(loaded: "LoadedConfig", split: str, given: GivenParts = NOTHING_GI
     """Tell whether there is data of a split; None where an organizer of one's own must know."""
     if given.split(split) is not None:
         return True
-    block = resolved(loaded.config, loaded=loaded).get("dataset")
+    block = loaded.plain().get("dataset")
     if block is None and given.train is not None:
         return False
     if not isinstance(block, Mapping) or block.get("_target_", ORGANIZER) != ORGANIZER:

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 from espnet3.config.fingerprint import digest, files_in, flatten
 from espnet3.config.redact import REDACTED, digest_secret, redact
-from espnet3.config.resolve import resolved
 from espnet3.parallel.identity import is_below
 from espnet3.parallel.own_modules import file_of, is_own_file
 from espnet3.systems.base.given_parts import NOTHING_GIVEN, GivenParts
@@ -100,7 +99,7 @@ def describe_training_run(
     """
     from espnet3.systems.base.training_data import build_sets
 
-    values = resolved(loaded.config, loaded=loaded)
+    values = loaded.plain()
     described = describe_values(values) | given.describe()
     others = given.code()
     if not with_inputs:

@@ -207,14 +207,13 @@ def _is_added(key: str, loaded: "LoadedConfig", others: Sequence["LoadedConfig"]
 
 
 def _described_here(loaded: "LoadedConfig", with_inputs: bool) -> TrainingDescription:
-    from espnet3.config.resolve import resolved
 
     if with_inputs and (Path(str(loaded.config["exp_dir"])) / FILE).exists():
         try:
             return describe_training_run(loaded)
         except (EspnetError, OSError) as error:
             logger.info("The training data was not compared with that of the weights: %s", error)
-    return TrainingDescription(describe_values(resolved(loaded.config, loaded=loaded)))
+    return TrainingDescription(describe_values(loaded.plain()))
 
 
 def _compare(

@@ -8,6 +8,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import ReadonlyConfigError
 
 from espnet3.config.load import Source, load_config
+from espnet3.config.resolve import resolved
 from espnet3.errors import ConfigError
 
 
@@ -379,3 +380,24 @@ def test_a_file_that_is_not_utf8_says_how_to_convert_it(tmp_path):
     path = tmp_path / "latin.yaml"
     path.write_bytes("a: né".encode("latin1"))
     assert "iconv" in error_of(path)
+
+
+def test_plain_values_are_ones_own(tmp_path):
+    loaded = load_config({"a": {"b": [1]}, "c": "${a}"})
+    loaded.plain()["c"]["b"].append(2)
+    assert loaded.plain() == {"a": {"b": [1]}, "c": {"b": [1]}}
+    assert resolved(loaded.config.c, loaded=loaded) == {"b": [1]}
+
+
+def test_what_is_read_from_a_file_is_read_again(tmp_path):
+    (tmp_path / "a.yaml").write_text("tokens: ${load_line:tokens.txt}\n")
+    (tmp_path / "tokens.txt").write_text("a\n")
+    loaded = load_config(tmp_path / "a.yaml")
+    assert loaded.plain() == {"tokens": ["a"]}
+    (tmp_path / "tokens.txt").write_text("a\nb\n")
+    assert loaded.plain() == {"tokens": ["a", "b"]}
+
+
+def test_a_block_resolves_although_another_does_not():
+    loaded = load_config({"a": "${nowhere}", "b": {"c": "${d}"}, "d": 1})
+    assert resolved(loaded.config.b, loaded=loaded) == {"c": 1}

@@ -4,7 +4,6 @@ from typing import TYPE_CHECKING
 
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveInt
 
-from espnet3.config.resolve import resolved
 from espnet3.config.schema import FrozenConfig, validate
 
 if TYPE_CHECKING:
@@ -30,5 +29,5 @@ def load_report_config(loaded: "LoadedConfig") -> ReportConfig:
     Raises:
         ConfigError: one that lists every problem, with its place.
     """
-    block = resolved(loaded.config, loaded=loaded).get("report")
+    block = loaded.plain().get("report")
     return validate(ReportConfig, block, prefix="report", loaded=loaded)

@@ -7,6 +7,7 @@ import re
 import numpy as np
 import pytest
 import yaml
+from omegaconf import OmegaConf
 
 from espnet3.config.load import load_config
 from espnet3.errors import ConfigError, EspnetError, ItemError, StaleRunError
@@ -415,3 +416,16 @@ def test_what_counts_as_text_and_what_as_an_nbest_list(value, texts):
 def test_a_sample_whose_id_is_none_is_refused():
     with pytest.raises(RecordError, match=r"utt_id of item 3 is None\..*idx_key: NAME"):
         to_record("hello", {"utt_id": None}, 3, OutputSettings())
+
+
+def test_one_run_resolves_its_config_once(load, monkeypatch):
+    to_container, loaded, resolved = OmegaConf.to_container, load(), []
+
+    def count(config, *, resolve=False, **options):
+        if resolve and config._get_root() is loaded.config:
+            resolved.append(config)
+        return to_container(config, resolve=resolve, **options)
+
+    monkeypatch.setattr(OmegaConf, "to_container", count)
+    infer(loaded)
+    assert len(resolved) == 1
