@@ -4,10 +4,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from espnet3.cli.console import make_table
-from espnet3.cli.plain import on_one_line
 from espnet3.parallel.end_of_run import cost_facts, time_parts
-from espnet3.parallel.progress import duration
 from espnet3.shards.usage import Accounting, Usage
+from espnet3.text import duration, on_one_line
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -5,9 +5,9 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from espnet3.cli.plain import on_one_line
 from espnet3.cli.usage import UsageError
 from espnet3.systems.base.stages import Stage
+from espnet3.text import on_one_line
 
 _INSTEAD = {"train": "a training goes on alone as a job: espnet3 launch"}
 

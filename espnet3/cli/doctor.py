@@ -9,13 +9,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from espnet3.cli.plain import count, on_one_line, print_json, printable
+from espnet3.cli.plain import print_json
 from espnet3.cli.recipe_folder import enter_recipe, find_files, recipe_of
 from espnet3.cli.recipe_options import is_override
 from espnet3.cli.usage import UsageError
 from espnet3.errors import EspnetError
 from espnet3.findings import Finding, has_problem, never_raises
 from espnet3.parallel.clusters.table import ON_THIS_MACHINE
+from espnet3.text import count, on_one_line, printable
 
 if TYPE_CHECKING:
     from espnet3.config.load import LoadedConfig

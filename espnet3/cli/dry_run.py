@@ -3,12 +3,12 @@
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from espnet3.cli.plain import on_one_line, printable
 from espnet3.cli.stage_selection import Selected
 from espnet3.errors import EspnetError
 from espnet3.systems.base.context import context_value
 from espnet3.systems.base.stages import Stage, has_own
 from espnet3.systems.base.system import BaseSystem
+from espnet3.text import on_one_line, printable
 
 
 def print_plan(system: BaseSystem, selected: Sequence[Selected]) -> None:

@@ -7,11 +7,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from espnet3.cli.plain import on_one_line, print_error, print_json, printable
+from espnet3.cli.plain import print_error, print_json
 from espnet3.cli.run_folders import find_all_runs
 from espnet3.errors import EspnetError
 from espnet3.parallel.detached.explain import explain_run
 from espnet3.parallel.detached.folder_access import in_words, told_in_words
+from espnet3.text import on_one_line, printable
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -8,10 +8,11 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from espnet3.cli.plain import command, count, on_one_line, print_json, printable
+from espnet3.cli.plain import command, print_json
 from espnet3.cli.run_folders import find_run
 from espnet3.parallel.detached.folder_access import told_in_words
 from espnet3.shards.status import read_failures, require_manifest
+from espnet3.text import count, on_one_line, printable
 
 if TYPE_CHECKING:
     from rich.console import Console

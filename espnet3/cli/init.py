@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import espnet3
-from espnet3.cli.plain import on_one_line
 from espnet3.cli.usage import UsageError
 from espnet3.errors import ResourceError, suggest
+from espnet3.text import on_one_line
 
 _NOT_COPIED = ("__pycache__", "data", "exp", "logs")  # nor hidden folders: caches of tools
 

@@ -5,7 +5,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from espnet3.cli.plain import command, on_one_line, printable
+from espnet3.cli.plain import command
 from espnet3.cli.run_folders import find_run
 from espnet3.cli.usage import UsageError
 from espnet3.parallel.detached.folder_access import told_in_words
@@ -17,6 +17,7 @@ from espnet3.parallel.detached.logs import (
     logs_of_workers,
 )
 from espnet3.parallel.detached.overview import Observer
+from espnet3.text import on_one_line, printable
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from espnet3.cli.plain import command, count, on_one_line, print_json
+from espnet3.cli.plain import command, print_json
 from espnet3.cli.run_folders import find_run
 from espnet3.errors import RunFolderError
 from espnet3.parallel.detached.folder_access import told_in_words
@@ -30,6 +30,7 @@ from espnet3.shards.merge import check_complete
 from espnet3.shards.records import RecordPaths
 from espnet3.shards.status import require_manifest
 from espnet3.shards.success import has_artifacts, has_outputs, read_success
+from espnet3.text import count, on_one_line
 
 if TYPE_CHECKING:
     from rich.table import Table

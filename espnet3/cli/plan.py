@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from espnet3.cli.plain import on_one_line, print_error
+from espnet3.cli.plain import print_error
 from espnet3.cli.plan_report import StagePlan, show
 from espnet3.cli.recipe import set_up
 from espnet3.cli.recipe_folder import SCRIPT, find_files, recipe_of
@@ -18,6 +18,7 @@ from espnet3.errors import EspnetError, suggest
 from espnet3.systems.base.known_rate import StatedRate
 from espnet3.systems.base.stages import find_stage, stages_of
 from espnet3.systems.base.system import BaseSystem
+from espnet3.text import on_one_line
 
 _STAGES = {"collect_stats": "training", "infer": "inference"}
 """Stages whose runs can be told beforehand, and the kind of their configs."""

@@ -8,12 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from espnet3.cli.console import make_console, make_table
-from espnet3.cli.plain import count, on_one_line, printable
 from espnet3.parallel.clusters.requested import gpus_per_job, walltime_seconds
 from espnet3.parallel.config import ParallelConfig
 from espnet3.parallel.forecast import Forecast
 from espnet3.parallel.parallel import as_parallel_config
-from espnet3.parallel.progress import duration
 from espnet3.systems.base.context import context_value
 from espnet3.systems.base.known_rate import StatedRate, find_rate
 from espnet3.systems.base.run_description import (
@@ -25,6 +23,7 @@ from espnet3.systems.base.run_description import (
     run_folder,
 )
 from espnet3.systems.base.run_forecast import ExpectedRun
+from espnet3.text import count, duration, on_one_line, printable
 
 if TYPE_CHECKING:
     from espnet3.config.load import LoadedConfig
@@ -123,7 +122,7 @@ def _facts(run: ExpectedRun, plan: StagePlan) -> Iterator[str]:
     if run.rate is not None:
         yield f"rate: {run.rate.source}"
     if run.rate is not None and left.costs:
-        yield f"work: {_span(run.rate.work_seconds * left.share)} of one worker"
+        yield f"work: {duration(run.rate.work_seconds * left.share)} of one worker"
 
 
 def _spread(run: ExpectedRun) -> str:
@@ -145,7 +144,7 @@ def _print_table(plan: StagePlan) -> None:
         cells = [
             str(n_workers),
             str(found.n_shards),
-            _span(found.wall_seconds),
+            duration(found.wall_seconds),
             f"{found.efficiency:.0%}",
             _hours(hours),
         ]
@@ -154,12 +153,6 @@ def _print_table(plan: StagePlan) -> None:
             *cells, *([_hours(hours * gpus)] if gpus else []), style="bold" if is_asked else None
         )
     make_console().print(table)
-
-
-def _span(seconds: float) -> str:
-    """Return a time span finer than `duration` does, where two numbers of workers are compared."""
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes} min {rest:02d} s" if 60 <= seconds < _HOUR else duration(seconds)
 
 
 def _hours(value: float) -> str:
@@ -174,7 +167,7 @@ def _numbers(n_workers: int) -> list[int]:
 
 def _walltime(plan: StagePlan, expected: Forecast) -> Iterator[str]:
     yield (
-        f"time: {_span(expected.wall_seconds)} on {count(expected.n_workers, 'worker')}, from "
+        f"time: {duration(expected.wall_seconds)} on {count(expected.n_workers, 'worker')}, from "
         "when they are up; waiting in the queue and starting Python come before"
     )
     limit = walltime_seconds(plan.parallel)
@@ -182,7 +175,7 @@ def _walltime(plan: StagePlan, expected: Forecast) -> Iterator[str]:
         return
     longest = max(max(run.shard_seconds()) + _load(run) for run in plan.unfinished)
     whole = expected.wall_seconds
-    text = f"walltime: {_span(limit)}; the longest shard takes {_span(longest)}"
+    text = f"walltime: {duration(limit)}; the longest shard takes {duration(longest)}"
     if longest > limit:
         more = plan.parallel.shards_per_worker * (int(longest / limit) + 1)
         yield (

@@ -6,10 +6,10 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from espnet3.cli.plain import on_one_line
 from espnet3.cli.recipe_options import Options
 from espnet3.cli.usage import UsageError
 from espnet3.systems.base.stages import Stage
+from espnet3.text import on_one_line
 
 SCRIPT = "run.py"
 _STEM_LETTERS = 5  # `conf/infer_beam10.yaml` is meant for --inference_config

@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from espnet3.cli.plain import count, on_one_line
 from espnet3.cli.recipe_options import is_override
 from espnet3.cli.run_folders import find_detached_runs
 from espnet3.cli.usage import UsageError
 from espnet3.parallel.detached.folder_access import told_in_words
 from espnet3.parallel.detached.resume import Resumed, resume_runs
+from espnet3.text import count, on_one_line
 
 _BLOCK = "parallel."
 _SHOWN = 8
@@ -123,11 +123,9 @@ def show(resumed: Resumed) -> None:
         print(f"{present} of {resumed.config.env} at work or in the queue already.")
     if resumed.jobs:
         what = "process" if resumed.jobs[0].machine else "job"
-        plural = "" if len(resumed.jobs) == 1 else "es" if what == "process" else "s"
         ids = ", ".join(job.job_id for job in resumed.jobs[:_SHOWN])
         more = ", ..." if len(resumed.jobs) > _SHOWN else ""
-        number = f"{len(resumed.jobs)} {what}{plural}"
-        print(f"Submitted to {resumed.config.env}: {number} ({ids}{more}).")
+        print(f"Submitted to {resumed.config.env}: {count(len(resumed.jobs), what)} ({ids}{more}).")
     else:
         print("Nothing was submitted. To add workers all the same: --workers N")
     folders = on_one_line(shlex.join(map(str, resumed.run_dirs)))

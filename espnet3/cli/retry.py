@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
-from espnet3.cli.plain import count
 from espnet3.cli.resume import parse, show
 from espnet3.parallel.detached.folder_access import told_in_words
 from espnet3.parallel.detached.retry import retry_runs
+from espnet3.text import count
 
 
 @told_in_words

@@ -7,9 +7,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from espnet3.cli.plain import on_one_line
 from espnet3.cli.recipe_options import is_override, make_parser
 from espnet3.cli.usage import UsageError
+from espnet3.text import on_one_line
 
 _SCRIPT = "run.py"
 _HELP = {"-h", "--help"}

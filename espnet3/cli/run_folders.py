@@ -4,11 +4,11 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from espnet3.cli.plain import on_one_line
 from espnet3.errors import RunFolderError, suggest
 from espnet3.shards.layout import manifest_path
 from espnet3.shards.records import RecordPaths
 from espnet3.shards.status import require_manifest
+from espnet3.text import on_one_line
 
 _DEPTH = 4
 _SHOWN = 5

@@ -6,14 +6,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from espnet3.cli.plain import command, count, on_one_line
+from espnet3.cli.plain import command
 from espnet3.parallel.clusters.advice import find_advice
 from espnet3.parallel.clusters.schedulers import scheduler_of
 from espnet3.parallel.detached.crew import Job, Worker
 from espnet3.parallel.detached.overview import Overview
-from espnet3.parallel.progress import duration
 from espnet3.shards.layout import FAILED
 from espnet3.shards.status import RunStatus
+from espnet3.text import count, duration, first_line, on_one_line
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -69,7 +69,7 @@ def _state(seen: Overview) -> str:
 
 def _first_sentence(text: str) -> str:
     """Return how a message begins: `explain` shows all of it."""
-    first = text.strip().partition("\n")[0]
+    first = first_line(text)
     return first.partition(". ")[0].rstrip(".")[:_MOST_LETTERS]
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from espnet3.cli.detach import what_comes_after
 from espnet3.cli.failure import describe_failure
-from espnet3.cli.plain import on_one_line, print_error
+from espnet3.cli.plain import print_error
 from espnet3.cli.recipe_options import Options
 from espnet3.cli.stage_selection import Selected, spell_stages
 from espnet3.errors import (
@@ -33,6 +33,7 @@ from espnet3.systems.base.provenance import Invocation, StageRecord
 from espnet3.systems.base.readers import unread_overrides
 from espnet3.systems.base.stages import Detached, Skipped, Stage, stages_of
 from espnet3.systems.base.system import BaseSystem
+from espnet3.text import on_one_line
 
 logger = logging.getLogger(__name__)
 
@@ -189,7 +190,7 @@ def _unwritable(exp_dir: Path, error: OSError) -> RunFolderError:
 
 
 def _log_end(outcome: Outcome, seconds: float) -> None:
-    from espnet3.parallel.progress import duration
+    from espnet3.text import duration
 
     why = f": {outcome.reason}" if outcome.reason else ""
     logger.info("Stage %s %s after %s%s", outcome.stage, outcome.state, duration(seconds), why)

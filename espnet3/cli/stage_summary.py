@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from espnet3.cli.plain import on_one_line
+from espnet3.text import on_one_line
 
 if TYPE_CHECKING:
     from espnet3.cli.stage_loop import Outcome
@@ -16,7 +16,7 @@ def print_summary(outcomes: Sequence["Outcome"]) -> None:
     from rich.text import Text
 
     from espnet3.cli.console import make_console, make_table
-    from espnet3.parallel.progress import duration
+    from espnet3.text import duration
 
     table = make_table("Stage", "State", "Time", "Log", right=["Time"])
     for outcome in outcomes:

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from espnet3.cli.plain import on_one_line, print_error, print_json
+from espnet3.cli.plain import print_error, print_json
 from espnet3.cli.run_folders import find_runs
 from espnet3.cli.run_view import (
     STYLES,
@@ -26,9 +26,9 @@ from espnet3.cli.usage import seconds
 from espnet3.errors import EspnetError
 from espnet3.parallel.detached.folder_access import in_words, told_in_words
 from espnet3.parallel.detached.overview import Overview, look
-from espnet3.parallel.progress import duration
 from espnet3.shards.status import require_manifest
 from espnet3.shards.success import read_accounting
+from espnet3.text import duration, on_one_line
 
 if TYPE_CHECKING:
     from rich.console import Console

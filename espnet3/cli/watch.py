@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from espnet3.cli.plain import command, count, on_one_line
+from espnet3.cli.plain import command
 from espnet3.cli.run_view import (
     crew_facts,
     items_text,
@@ -19,7 +19,7 @@ from espnet3.cli.run_view import (
     worker_table,
 )
 from espnet3.parallel.detached.overview import Observer, Overview
-from espnet3.parallel.progress import duration
+from espnet3.text import count, duration, on_one_line
 
 if TYPE_CHECKING:
     from rich.console import Console, Group, RenderableType

@@ -19,6 +19,7 @@ from espnet3.config.values import Unfit, flow
 from espnet3.config.ways import Has, Place, Rule, Settings, env_for, to
 from espnet3.config.words import BLOCKS, WORDS
 from espnet3.errors import closest
+from espnet3.text import listed
 
 if TYPE_CHECKING:
     from espnet3.config.load import LoadedConfig
@@ -129,7 +130,7 @@ def _unread(path: tuple[str, ...], stages: Collection[str]) -> Advice | None:
     readers = READERS.get(path[0])
     if readers is None or not stages or not set(readers).isdisjoint(stages):
         return None
-    return Advice("", None, f"{path[0]} is read by {_listed(readers)}, not by {_listed(stages)}.")
+    return Advice("", None, f"{path[0]} is read by {listed(readers)}, not by {listed(stages)}.")
 
 
 def _apply(
@@ -166,14 +167,9 @@ def _for_others(
     """Return the advice for a word that means nothing in the stages that run."""
     key, value = next(iter(answer.items()))
     text = Advice(key, value, "").override()
-    name, readers = ".".join(path), _listed(place.stages)
-    why = f"{name} means nothing to {_listed(stages)}; {readers} would read {text}."
+    name, readers = ".".join(path), listed(place.stages)
+    why = f"{name} means nothing to {listed(stages)}; {readers} would read {text}."
     return Advice("", None, why)
-
-
-def _listed(words: Collection[str]) -> str:
-    *rest, last = words
-    return f"{', '.join(rest)} and {last}" if rest else last
 
 
 def unknown_hint(

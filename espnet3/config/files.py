@@ -13,6 +13,7 @@ from espnet3.config.limits import compose
 from espnet3.config.merge import Layer
 from espnet3.config.sources import Source, dotted, join_key, self_and_parents
 from espnet3.errors import ConfigError
+from espnet3.text import first_line
 
 _MERGE_TAG = "tag:yaml.org,2002:merge"
 _INTEGER_TAG = "tag:yaml.org,2002:int"
@@ -199,7 +200,7 @@ def _raise_bad_value(
 ) -> NoReturn:
     key = dotted(error.full_key or "")
     place = next((sources[k] for k in self_and_parents(key) if k in sources), path)
-    reason = str(error).splitlines()[0]
+    reason = first_line(error)
     raise ConfigError(
         f"{key or 'A key'} in {place} cannot be read: {reason}. "
         r"For a literal ${...}, as in a shell command, write \${...}; keys and values are text, "

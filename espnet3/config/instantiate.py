@@ -16,6 +16,7 @@ from espnet3.config.targets import (
 )
 from espnet3.config.trust import current_trust
 from espnet3.errors import ConfigError
+from espnet3.text import first_line
 
 if TYPE_CHECKING:
     from espnet3.config.load import LoadedConfig
@@ -98,7 +99,7 @@ class _Failure:
 
     def as_error(self) -> BaseException:
         """Return the error to raise: ours where the reason is known, else the original."""
-        message, cause = str(self.error).splitlines()[0], self.error.__cause__
+        message, cause = first_line(self.error), self.error.__cause__
         if message.startswith("Missing mandatory value"):
             return self._open_value()
         is_target = message.startswith(("Error locating target", "Expected a callable target"))

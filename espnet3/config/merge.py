@@ -9,6 +9,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from espnet3.config.sources import Source, join_key
 from espnet3.errors import ConfigError
+from espnet3.text import first_line
 
 Sources = dict[str, Source]
 
@@ -52,7 +53,7 @@ def merge(base: Layer, top: Layer) -> Layer:
         first = next(iter(top.sources.values()), "an override")
         raise ConfigError(
             f"The values from {first} on do not merge into what was set before: "
-            f"{str(error).splitlines()[0]}. Do not mix a list and a mapping under one key."
+            f"{first_line(error)}. Do not mix a list and a mapping under one key."
         ) from error
     kept = {
         key: source

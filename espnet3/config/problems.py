@@ -11,6 +11,7 @@ from pydantic_core import ErrorDetails
 from espnet3.config.advice import Advice, advise, is_override, unknown_hint, yaml_line
 from espnet3.config.sources import join_key, set_in
 from espnet3.errors import suggest
+from espnet3.text import short_repr
 
 if TYPE_CHECKING:
     from espnet3.config.load import LoadedConfig
@@ -76,7 +77,7 @@ class Subject:
         key = self._key(path) or "The configuration"
         # A whole mapping says little where the message of the model's own validator names the keys.
         by_validator = group[0]["type"] in ("value_error", "assertion_error")
-        what = "" if by_validator and isinstance(value, Mapping) else f" is {short(value)}"
+        what = "" if by_validator and isinstance(value, Mapping) else f" is {short_repr(value)}"
         comma = ", but " if what else ": "
         hint = _hint(path, value, group[0]) if len(group) == 1 else ""
         hint = hint or self._meant(path, value) or self._default(path)
@@ -126,13 +127,6 @@ class Subject:
 
     def _set_in(self, path: Path) -> str:
         return set_in(self._key(path), self.loaded)
-
-
-def short(value: object, limit: int = 80) -> str:
-    """Return the repr, cut in the middle to about `limit` characters."""
-    text = repr(value)
-    half = limit // 2
-    return text if len(text) <= limit else f"{text[:half]}...{text[-half:]}"
 
 
 def _has(values: Any, part: str | int) -> bool:

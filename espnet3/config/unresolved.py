@@ -11,6 +11,7 @@ from espnet3.config.merge import keys_in, value_at
 from espnet3.config.resolvers import suggest_resolver
 from espnet3.config.sources import absolute_key, dotted, self_and_parents, set_in
 from espnet3.errors import suggest
+from espnet3.text import first_line
 
 if TYPE_CHECKING:
     from espnet3.config.load import LoadedConfig
@@ -38,7 +39,7 @@ def explain(
     known = set(keys_in(plain))
     at_fault = _follow(root, plain, _existing(dotted(error.full_key or ""), known), ())
     key = absolute_key(at_fault, prefix, loaded)
-    reason = _reason(str(error).splitlines()[0], known, at_fault, loaded)
+    reason = _reason(first_line(error), known, at_fault, loaded)
     return f"{key}{set_in(key, loaded)} cannot be resolved: {reason}"
 
 

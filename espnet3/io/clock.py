@@ -9,6 +9,8 @@ from __future__ import annotations
 import os
 import time
 
+from espnet3.text import utc_time
+
 TYPE_CHECKING = False  # what `typing.TYPE_CHECKING` is, without the import of `typing`
 if TYPE_CHECKING:
     from espnet3.io.atomic import StrPath
@@ -70,11 +72,7 @@ def describe_skew(folder: StrPath, skew: float) -> str:
 
     here = time.time()
     return (
-        f"the clock of {socket.gethostname()} says {_spelled(here)}, and that of the file system "
-        f"of {os.fspath(folder)} {_spelled(here - skew)}: it is {abs(skew):.0f} s "
+        f"the clock of {socket.gethostname()} says {utc_time(here)}, and that of the file system "
+        f"of {os.fspath(folder)} {utc_time(here - skew)}: it is {abs(skew):.0f} s "
         f"{'ahead' if skew > 0 else 'behind'}, and may differ by {MAX_SKEW:.0f} s"
     )
-
-
-def _spelled(seconds: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(seconds)) + " UTC"

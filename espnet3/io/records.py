@@ -19,6 +19,7 @@ from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, cast
 
 from espnet3.errors import RunFolderError
+from espnet3.text import on_one_line
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
@@ -31,8 +32,6 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 _ESCAPED_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 _STAND_IN = re.compile("[\U0010f000-\U0010f7ff]")
 _SHIFT = 0x10F000 - 0xD800
-# What steers a terminal, and marks that turn the direction of what follows.
-_UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 class DamagedFileError(RunFolderError):
@@ -218,12 +217,7 @@ def read_lines(path: str | os.PathLike[str], kind: type[T]) -> Iterator[T]:
 @lru_cache(maxsize=1000)
 def warn_once(message: str) -> None:
     """Log a warning, unless this process has done so: folders are looked at again and again."""
-    logger.warning("%s", printable(message))
-
-
-def printable(text: str) -> str:
-    """Return a text on one line, what would steer a terminal spelled out."""
-    return _UNPRINTABLE.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
+    logger.warning("%s", on_one_line(message))
 
 
 def _validate(content: bytes, kind: type[T]) -> T:
@@ -265,7 +259,7 @@ def _adapter(kind: Hashable) -> "TypeAdapter[Any]":
 def _problem(error: Any) -> str:
     first, *rest = error.errors(include_url=False, include_context=False)
     # Keys of the file are part of it: they, too, may be anything.
-    place = printable(".".join(map(str, first["loc"])))[:80] or "the file"
+    place = on_one_line(".".join(map(str, first["loc"])))[:80] or "the file"
     more = f" (and {len(rest)} more)" if rest else ""
     said = first["msg"].removeprefix("Value error, ")[:200].rstrip(".")
     return f"{place}: {said}, found {first['input']!r:.60}{more}"

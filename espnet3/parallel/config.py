@@ -15,8 +15,8 @@ from pydantic import (
 )
 
 from espnet3.config.schema import FrozenConfig
-from espnet3.io.control_characters import find_control_characters, first_control_character
 from espnet3.parallel.clusters.table import BACKENDS, DETACHED, Backend, check_env_name
+from espnet3.text import find_control_characters, first_control_character, hms
 
 _MOST_WORKERS = 100_000
 _LEAST_BYTES = 1 << 20
@@ -133,8 +133,7 @@ class ParallelConfig(FrozenConfig):
     def _is_quoted(cls, options: dict[str, Any]) -> dict[str, Any]:
         walltime = options.get("walltime")
         if isinstance(walltime, int | float) and not isinstance(walltime, bool):
-            hours, rest = divmod(int(walltime), 3600)
-            spelled = f"{hours:02d}:{rest // 60:02d}:{rest % 60:02d}"
+            spelled = hms(walltime)
             raise ValueError(
                 f"walltime is the number {walltime}, which some schedulers take for minutes and "
                 f"others for seconds (and plain YAML takes an unquoted {spelled} for such a one); "

@@ -4,10 +4,10 @@ import logging
 import shlex
 from pathlib import Path
 
-from espnet3.parallel.progress import duration
 from espnet3.shards.manifest import Manifest
 from espnet3.shards.success import read_accounting, read_success
 from espnet3.shards.usage import Accounting, Usage
+from espnet3.text import count, duration
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +64,7 @@ def time_parts(usage: Usage) -> dict[str, float]:
 def _worker_time(accounting: Accounting) -> str:
     total = accounting.total
     shares = [f"{name} {share:.0%}" for name, share in time_parts(total).items() if share >= 0.005]
-    workers, nodes = _count(total.n_workers, "worker"), _count(len(accounting.nodes), "node")
+    workers, nodes = count(total.n_workers, "worker"), count(len(accounting.nodes), "node")
     parts = f": {', '.join(shares)}" if shares else ""
     return f"{duration(total.seconds)} of {workers} on {nodes}{parts}"
 
@@ -72,7 +72,7 @@ def _worker_time(accounting: Accounting) -> str:
 def _queue_wait(accounting: Accounting) -> str:
     mean = (accounting.total.queue_seconds or 0.0) / accounting.n_queued
     longest = accounting.longest_queue_seconds or 0.0
-    jobs = _count(accounting.n_queued, "worker")
+    jobs = count(accounting.n_queued, "worker")
     return f"{duration(mean)} on average of {jobs}, {duration(longest)} at most"
 
 
@@ -83,7 +83,3 @@ def _deaths(deaths: dict[str, int]) -> str:
         "walltime": "cut off by a walltime",
     }
     return ", ".join(f"{number} {words.get(kind, kind)}" for kind, number in deaths.items())
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"

@@ -12,10 +12,10 @@ from espnet3.errors import (
     RunFolderError,
     WorkerError,
 )
-from espnet3.parallel.clusters.job_logs import tail
 from espnet3.parallel.deaths import Death
 from espnet3.parallel.pools import Died
 from espnet3.parallel.tasks import Failure, ShardTask, Stopped
+from espnet3.text import end_of_log
 
 MAX_EARLY_DEATHS = 3
 """Workers in a row that may die before their first item: then it is not the item."""
@@ -128,5 +128,5 @@ def dies_at_once(event: Died) -> str:
     return (
         f"{MAX_EARLY_DEATHS} workers died before their first item, the last one: {event.reason}. "
         f"Look at {event.log or 'the messages above'}; to see the error in this process, set "
-        f"parallel.n_workers: 1.{tail(Path(event.log) if event.log else None)}"
+        f"parallel.n_workers: 1.{end_of_log(Path(event.log) if event.log else None)}"
     )

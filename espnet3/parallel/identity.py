@@ -15,6 +15,7 @@ from espnet3.config.redact import REDACTED, mask, stands_for
 from espnet3.parallel.source import RULE, code_in, describe_modules, module_of, modules_above
 from espnet3.shards.items import items_digest
 from espnet3.shards.manifest import Manifest
+from espnet3.text import first_few
 
 if TYPE_CHECKING:
     from espnet3.parallel.base_runner import BaseRunner
@@ -215,9 +216,7 @@ def _details(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
     if "commit" in new and old.get("commit") != new["commit"]:
         return f" (commit {old.get('commit')} then, {new['commit']} now)"
     if files := changed_files(dict(old), dict(new)):
-        rest = len(files) - _SHOWN_FILES
-        more = [f"{rest} more"] if rest > 0 else []
-        return f" ({', '.join([*files[:_SHOWN_FILES], *more])})"
+        return f" ({first_few(files, _SHOWN_FILES)})"
     if old.get("size") != new.get("size"):
         return f" ({old.get('size')} bytes then, {new.get('size')} bytes now)"
     return " (of the same size)"

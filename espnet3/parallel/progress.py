@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from espnet3.text import duration
+
 logger = logging.getLogger(__name__)
 _BAR_SECONDS = 0.25
 _LINE_SECONDS = 60.0
@@ -86,11 +88,3 @@ class Progress:
                 bar.update(task, completed=done, rate=self._speed(self._rate(done)))
                 if stopping:
                     return
-
-
-def duration(seconds: float) -> str:
-    """Return a time span as people say it, such as `2 h 05 min`."""
-    if seconds < 60:
-        return f"{seconds:.0f} s"
-    minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"

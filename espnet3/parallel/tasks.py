@@ -12,6 +12,7 @@ from espnet3.errors import EspnetError
 from espnet3.parallel.hooks import RunnerHooks
 from espnet3.shards.commit import Done
 from espnet3.shards.owner import node_name
+from espnet3.text import folded
 
 Cells = memoryview | list[int]
 """First position and length of the running batch."""
@@ -124,7 +125,7 @@ def describe_error(error: BaseException, secrets: Iterable[str] = ()) -> str:
 
 def describe_plainly(error: BaseException) -> str:
     """Return type and message of an error on one line, as they are."""
-    return " ".join("".join(traceback.format_exception_only(error)).split())
+    return folded("".join(traceback.format_exception_only(error)))
 
 
 def user_traceback(error: BaseException, secrets: Iterable[str] = ()) -> str:

@@ -21,6 +21,7 @@ from espnet3.shards.commit import (
 from espnet3.shards.layout import DONE
 from espnet3.shards.manifest import Manifest
 from espnet3.shards.reachable import reaching
+from espnet3.text import first_few
 
 _BLOCK = 1 << 18
 _SHOWN = 5
@@ -133,11 +134,10 @@ def _committed_files(shard_dir: Path) -> Iterator[tuple[str, Path]]:
 def _describe_missing(root: Path, manifest: Manifest, missing: list[int]) -> str:
     bounds = manifest.bounds
     n_items = sum(bounds[shard + 1] - bounds[shard] for shard in missing)
-    shown = [f"shard {s}: items {bounds[s]} to {bounds[s + 1] - 1}" for s in missing[:_SHOWN]]
-    rest = f", and {len(missing) - _SHOWN} more" if len(missing) > _SHOWN else ""
+    shown = [f"shard {s}: items {bounds[s]} to {bounds[s + 1] - 1}" for s in missing]
     return (
-        f"{n_items} of {manifest.n_items} items in {root} are not done ({'; '.join(shown)}{rest}). "
-        "Run the same command again to finish them."
+        f"{n_items} of {manifest.n_items} items in {root} are not done "
+        f"({first_few(shown, _SHOWN)}). Run the same command again to finish them."
     )
 
 

@@ -110,8 +110,8 @@ def test_a_worker_that_cannot_import_the_recipe(clients, start):
 
 def test_an_interpreter_that_nodes_do_not_have(slurm, start):
     driver = start(slurm, python="/opt/missing/bin/python", n_workers=3)
-    told = assert_fails(driver, slurm, "ended before they got anything done", "Its last lines")
-    assert "/opt/missing/bin/python" in told[told.rindex("Its last lines") :]
+    told = assert_fails(driver, slurm, "ended before they got anything done", "The end of")
+    assert "/opt/missing/bin/python" in told[told.rindex("The end of") :]
 
 
 @pytest.fixture

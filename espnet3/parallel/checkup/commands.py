@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from espnet3.findings import Finding, never_raises
+from espnet3.text import folded
 
 if TYPE_CHECKING:
     from espnet3.parallel.config import ParallelConfig
@@ -51,7 +52,7 @@ class Answer:
     @property
     def said(self) -> str:
         """All of it on one line, errors first."""
-        return " ".join(f"{self.error}\n{self.out}".split())
+        return folded(f"{self.error}\n{self.out}")
 
 
 def ask(words: Sequence[str], *, text: str | None = None, timeout: float = TIMEOUT) -> Answer:

@@ -13,6 +13,7 @@ from espnet3.findings import Finding, never_raises
 from espnet3.parallel.checkup.commands import Answer, ask
 from espnet3.parallel.clusters.requested import left_out
 from espnet3.parallel.clusters.table import check_resources, render_job_script
+from espnet3.text import folded
 
 if TYPE_CHECKING:
     from espnet3.parallel.config import ParallelConfig
@@ -86,7 +87,7 @@ def _warnings_heard() -> Iterator[list[Finding]]:
         source.propagate = propagate
     for warning in caught:  # of the cluster class, such as an option under its older name
         if issubclass(warning.category, UserWarning | FutureWarning):
-            findings.append(Finding("warning", "options", " ".join(str(warning.message).split())))
+            findings.append(Finding("warning", "options", folded(warning.message)))
     findings[:] = dict.fromkeys(findings)  # a script may be rendered twice
 
 

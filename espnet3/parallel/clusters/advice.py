@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from espnet3.parallel.clusters.kept_job import KeptJob
-from espnet3.parallel.progress import duration
+from espnet3.text import duration
 
 # The scheduler's words, and what a colleague would say. The first that fits is taken.
 _ADVICE = (

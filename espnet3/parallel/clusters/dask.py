@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from espnet3.errors import ConfigError, ResourceError, suggest
 from espnet3.parallel.clusters.table import Backend
+from espnet3.text import folded
 
 if TYPE_CHECKING:
     from espnet3.parallel.config import ParallelConfig
@@ -134,7 +135,7 @@ def _unreachable(address: str, error: BaseException, seconds: float) -> str:
     reasons = []
     cause: BaseException | None = error
     while cause is not None:
-        reasons.append(" ".join(str(cause).split()) or type(cause).__name__)
+        reasons.append(folded(cause) or type(cause).__name__)
         cause = cause.__cause__
     advice = (
         "Start one (dask scheduler, and dask worker ADDRESS on the machines that shall work), or "

@@ -7,11 +7,11 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from espnet3.io.control_characters import has_control_characters
 from espnet3.parallel.clusters.gpu_pinning import REQUESTED, WORKERS
 from espnet3.parallel.clusters.gpus import VARIABLE
 from espnet3.parallel.clusters.requested import gpus_per_job
 from espnet3.parallel.process_pool import THREAD_VARIABLES
+from espnet3.text import has_control_characters
 
 if TYPE_CHECKING:
     from espnet3.parallel.config import ParallelConfig

@@ -10,11 +10,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from espnet3.text import read_end
+
 logger = logging.getLogger(__name__)
 _WRITTEN_LATER = ("pbs", "moab", "lsf")
 """Schedulers that bring a job's log to its place when the job has ended."""
-_N_LINES = 15
-_N_BYTES = 20_000
 # What Slurm's daemons add to a job's log when they end it: who, when and why.
 _DAEMON = re.compile(r"^(?:slurmstepd|srun|slurmd)[^:]*: error: (.*CANCELLED AT.*|.*oom.*)$", re.M)
 
@@ -61,26 +61,10 @@ def find_log(folders: Iterable[Path], job_id: str) -> Path | None:
     return max(found, key=_length, default=None)
 
 
-def tail(log: Path | None) -> str:
-    """Return the last lines of a log, for an error message."""
-    lines = read_end(log).splitlines()[-_N_LINES:]
-    return "\nIts last lines:\n" + "\n".join(f"  {line}" for line in lines) if lines else ""
-
-
 def words_of_daemon(log: Path | None) -> str:
     """Return what the scheduler itself wrote into the log about the end of the job."""
     found = _DAEMON.findall(read_end(log))
     return str(found[-1]).strip("* ") if found else ""
-
-
-def read_end(log: Path | None) -> str:
-    """Return the end of a log; empty if it cannot be read."""
-    if log is None or not log.is_file():  # a pipe would keep its reader waiting
-        return ""
-    with suppress(OSError), log.open("rb") as file:
-        file.seek(max(_length(log) - _N_BYTES, 0))
-        return file.read().decode(errors="replace")
-    return ""
 
 
 def _length(path: Path) -> int:

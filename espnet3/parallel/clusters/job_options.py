@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from espnet3.errors import ConfigError
-from espnet3.io.control_characters import find_control_characters
 from espnet3.parallel.clusters.job_environment import prologue
 from espnet3.parallel.clusters.job_logs import OwnLogs
 from espnet3.parallel.clusters.network import find_reach, interfaces
 from espnet3.parallel.clusters.schedulers import scheduler_of
 from espnet3.parallel.clusters.table import BACKENDS
 from espnet3.parallel.config import SHELL_LINES, describe_control_characters
+from espnet3.text import find_control_characters
 
 if TYPE_CHECKING:
     from espnet3.parallel.config import ParallelConfig

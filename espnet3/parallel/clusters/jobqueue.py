@@ -25,6 +25,7 @@ from espnet3.parallel.clusters.keeper import JobKeeper
 from espnet3.parallel.clusters.schedulers import scheduler_of
 from espnet3.parallel.clusters.staffing import staffing_of
 from espnet3.parallel.clusters.table import Backend, cluster_class
+from espnet3.text import folded
 
 if TYPE_CHECKING:
     from espnet3.parallel.config import ParallelConfig
@@ -157,7 +158,7 @@ def _refusal(cluster: Any, config: "ParallelConfig", backend: Backend, error: Ex
         )
     return (
         f"parallel.options is not what {backend.cluster} of dask-jobqueue takes: "
-        f"{' '.join(str(error).split())}. It needs at least cores and memory; see "
+        f"{folded(error)}. It needs at least cores and memory; see "
         "docs/clusters/ for a complete block."
     )
 

@@ -9,11 +9,12 @@ from collections.abc import Collection
 from espnet3.errors import ResourceError, WorkerError
 from espnet3.parallel.clusters.advice import describe_waiting
 from espnet3.parallel.clusters.job_cluster import Change, ConnectedWorker, JobCluster
-from espnet3.parallel.clusters.job_logs import tail, words_of_daemon
+from espnet3.parallel.clusters.job_logs import words_of_daemon
 from espnet3.parallel.clusters.kept_job import KeptJob
 from espnet3.parallel.clusters.questions import Questions
 from espnet3.parallel.clusters.schedulers import Scheduler
 from espnet3.parallel.clusters.staffing import Staffing
+from espnet3.text import end_of_log
 
 logger = logging.getLogger(__name__)
 
@@ -218,7 +219,8 @@ class JobKeeper:
             raise WorkerError(
                 f"{self._n_early} jobs in a row ended before they got anything done, the last one "
                 f"was job {job.job_id}: {how}. Mend what its log tells; to try a single job before "
-                f"the next run: espnet3 doctor --submit. Log: {log or 'none found'}{tail(log)}"
+                f"the next run: espnet3 doctor --submit. Log: {log or 'none found'}"
+                f"{end_of_log(log)}"
             )
 
     def _fill(self, now: float, n_left: int) -> None:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from espnet3.errors import ConfigError, ResourceError, suggest
 from espnet3.parallel.clusters.deadline import start_within
 from espnet3.parallel.clusters.table import BACKENDS, Backend, cluster_class
+from espnet3.text import folded
 
 if TYPE_CHECKING:
     from espnet3.parallel.config import ParallelConfig
@@ -212,7 +213,7 @@ def _describe(error: Exception, config: "ParallelConfig") -> str:
 
 
 def _reasons(error: BaseException) -> list[str]:
-    return [f"{type(each).__name__}: {' '.join(str(each).split())}" for each in _chain(error)]
+    return [f"{type(each).__name__}: {folded(each)}" for each in _chain(error)]
 
 
 def _chain(error: BaseException) -> list[BaseException]:

@@ -17,6 +17,7 @@ from espnet3.errors import ConfigError, MissingExtraError, ResourceError, sugges
 from espnet3.parallel.clusters.deadline import start_within
 from espnet3.parallel.clusters.table import Backend
 from espnet3.parallel.clusters.tls import RunSecurity
+from espnet3.text import folded
 
 if TYPE_CHECKING:
     from espnet3.parallel.config import ParallelConfig
@@ -270,6 +271,6 @@ def _describe(error: BaseException, hosts: Sequence[str], lines: Sequence[str]) 
     said = "".join(f"\n  {line}" for line in lines[-15:])
     return (
         f"parallel.env is 'ssh', but the cluster on {', '.join(map(str, hosts))} did not start: "
-        f"{type(error).__name__}: {' '.join(str(error).split())}. {advice}."
+        f"{type(error).__name__}: {folded(error)}. {advice}."
         + (f"\nWhat the hosts said last:{said}" if said else "")
     )

@@ -11,7 +11,6 @@ from typing import Any
 from espnet3.errors import FileSystemError
 from espnet3.findings import Finding
 from espnet3.io.clock import look_time
-from espnet3.parallel.clusters.job_logs import read_end
 from espnet3.parallel.clusters.schedulers import scheduler_of
 from espnet3.parallel.detached.crew import Job, Worker
 from espnet3.parallel.detached.job_ends import (
@@ -19,14 +18,13 @@ from espnet3.parallel.detached.job_ends import (
     explain_submitting,
     explain_waiting,
     is_cancelled,
-    last_lines,
     log_of,
 )
 from espnet3.parallel.detached.overview import Overview, look
 from espnet3.parallel.detached.shard_troubles import explain_deaths, explain_slow
-from espnet3.parallel.progress import duration
 from espnet3.shards.records import RecordPaths, find_damaged
 from espnet3.shards.status import read_failures
+from espnet3.text import count, duration, end_of_log, read_end
 
 _LEVELS = {"problem": 0, "warning": 1, "ok": 2}
 _MOST = 5
@@ -166,13 +164,12 @@ class _Explainer:
         errors = Counter(str(failure.get("error", "")) for failure in failures)
         error, number = errors.most_common(1)[0]
         times = f" ({number} times)" if number > 1 else ""
-        n_failed = f"{len(failures)} item{'' if len(failures) == 1 else 's'}"
         stopped = self._seen.state == "failed"
         fix = f"espnet3 failed {self._quoted}"
         if self._seen.status.is_detached:
             fix += f" ; to try them again: espnet3 retry {self._quoted} --failed"
         mostly = ", mostly with" if len(errors) > 1 else ""
-        told = f"{n_failed} failed{mostly}: {error}{times}"
+        told = f"{count(len(failures), 'item')} failed{mostly}: {error}{times}"
         yield Finding("problem" if stopped else "warning", "items", told, fix)
 
     def _damaged(self) -> Iterator[Finding]:
@@ -192,7 +189,7 @@ class _Explainer:
         if late:
             ids = ", ".join(job.record.job_id for job in late[:_MOST])
             told = f"{len(late)} jobs run, but their workers have not signed in (job {ids})"
-            told += last_lines(log_of(late[-1], self._run_dir))
+            told += end_of_log(log_of(late[-1], self._run_dir), 8)
             fix = "If this lasts, the nodes cannot start the Python of the run, or do not see this "
             yield Finding("warning", "jobs", told, f"{fix}folder")
 
@@ -266,7 +263,9 @@ class _Explainer:
         log = self._run_dir / last.record.log if last.record.log else None
         fix = "Killed, or their machine is gone: others take over their shards"
         is_open = self._seen.is_over and self._seen.state != "complete"
-        return Finding("problem" if is_open else "warning", "workers", told + last_lines(log), fix)
+        return Finding(
+            "problem" if is_open else "warning", "workers", told + end_of_log(log, 8), fix
+        )
 
 
 def _could_not_reach(worker: Worker) -> bool:

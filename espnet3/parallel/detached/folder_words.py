@@ -5,7 +5,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from espnet3.io.control_characters import has_control_characters
+from espnet3.text import has_control_characters
 
 _ENCODED = "json:"
 

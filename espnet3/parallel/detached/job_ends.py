@@ -8,12 +8,12 @@ from pathlib import Path
 
 from espnet3.findings import Finding, Level
 from espnet3.parallel.clusters.advice import find_advice
-from espnet3.parallel.clusters.job_logs import read_end, words_of_daemon
+from espnet3.parallel.clusters.job_logs import words_of_daemon
 from espnet3.parallel.clusters.schedulers import scheduler_of
 from espnet3.parallel.detached.crew import Job
 from espnet3.parallel.detached.job_output import output_of
-from espnet3.parallel.progress import duration
 from espnet3.shards.records import RecordPaths
+from espnet3.text import count, duration, end_of_log, first_line
 
 _N_LINES = 8
 _MOST_IDS = 5
@@ -108,7 +108,7 @@ def is_cancelled(job: Job) -> bool:
 
 def _kind(job: Job) -> _End:
     if job.workers and job.workers[-1].ended is not None:
-        reason = job.workers[-1].reason.strip().partition("\n")[0]
+        reason = first_line(job.workers[-1].reason)
         return _End(
             reason, f"ended with an error, {reason}", "See: espnet3 logs {dir} --worker {job}"
         )
@@ -122,14 +122,13 @@ def _describe(jobs: list[Job], run_dir: Path, quoted: str) -> tuple[str, str]:
     kind = _kind(last)
     ids = ", ".join(job.record.job_id for job in jobs[-_MOST_IDS:])
     what = "process" if last.record.machine else "job"
-    n_jobs = f"{len(jobs)} {what}{'' if len(jobs) == 1 else 'es' if what == 'process' else 's'}"
     state = ", ".join(part for part in (last.state.word, last.state.reason) if part)
     said = f" ({state})" if state and not last.record.machine else ""
-    told = f"{n_jobs} {kind.words}{said}: {ids}"
+    told = f"{count(len(jobs), what)} {kind.words}{said}: {ids}"
     log = log_of(last, run_dir)
     daemon = words_of_daemon(log) or words_of_daemon(output_of(last.record, run_dir))
     told += f". The scheduler wrote: {daemon}" if daemon else ""
-    told += last_lines(log)
+    told += end_of_log(log, _N_LINES)
     return told, kind.advice.format(dir=quoted, job=last.record.job_id)
 
 
@@ -138,14 +137,6 @@ def log_of(job: Job, run_dir: Path) -> Path | None:
     logs = [worker.log for worker in reversed(job.workers)] + [job.record.log]
     own = next((run_dir / log for log in logs if log and (run_dir / log).is_file()), None)
     return own or output_of(job.record, run_dir)
-
-
-def last_lines(log: Path | None, n_lines: int = _N_LINES) -> str:
-    """Return the end of a log, indented, under its name; empty if there is none."""
-    lines = read_end(log).rstrip().splitlines()[-n_lines:]
-    if not lines:
-        return ""
-    return f"\nThe end of {log}:\n" + "\n".join(f"  {line}" for line in lines)
 
 
 def explain_submitting(jobs: Iterable[Job], run_dir: Path) -> list[Finding]:

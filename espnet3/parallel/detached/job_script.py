@@ -27,6 +27,7 @@ from espnet3.parallel.detached.directives import (
     with_tag,
 )
 from espnet3.parallel.detached.folder_words import spell_folders
+from espnet3.text import folded
 
 if TYPE_CHECKING:
     from espnet3.parallel.config import ParallelConfig
@@ -211,12 +212,12 @@ def _in_words(error: Exception) -> str:
     if isinstance(error, TimeoutError):
         return f"did not answer for {_SUBMIT_SECONDS:g} s"
     if isinstance(error, ValueError):
-        return f"did not tell the number of a job: {' '.join(str(error).split())}"
+        return f"did not tell the number of a job: {folded(error)}"
     if isinstance(error, FileNotFoundError):
         return "is not there"
     text = str(error)
     said = text.partition("stderr:\n")[2].strip() or text.partition("stdout:\n")[2].strip() or text
-    return f"refused a job or could not be run: {' '.join(said.split())}"
+    return f"refused a job or could not be run: {folded(said)}"
 
 
 def job_environment() -> dict[str, str]:

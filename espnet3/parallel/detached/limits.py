@@ -15,8 +15,8 @@ from espnet3.errors import EspnetError, ResourceError
 from espnet3.io.clock import MAX_SKEW, clock_skew, describe_skew, folder_time
 from espnet3.io.records import read_record
 from espnet3.parallel.config import ParallelConfig
-from espnet3.parallel.progress import duration
 from espnet3.shards.records import JobRecord, RecordPaths
+from espnet3.text import duration
 
 HOUR = 3600.0
 _SHORTEST_WALLTIME = 60.0

@@ -1,6 +1,5 @@
 """What workers wrote: all of one, what belongs to a shard, or the end of what failed."""
 
-import os
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -9,7 +8,6 @@ from pathlib import Path
 
 from espnet3.errors import RunFolderError, suggest
 from espnet3.io.records import is_log_name
-from espnet3.parallel.clusters.job_logs import read_end
 from espnet3.parallel.detached.crew import Worker, living_ids
 from espnet3.parallel.detached.job_output import output_of
 from espnet3.shards.records import (
@@ -21,6 +19,7 @@ from espnet3.shards.records import (
     read_workers,
 )
 from espnet3.shards.status import read_failures, require_manifest
+from espnet3.text import first_line, last_lines
 
 # Around each attempt, an agent says which shard the lines are of.
 _BEGINS = re.compile(r"\bshard (\d{1,18}) begins\b")
@@ -119,27 +118,13 @@ def _title(worker: Worker) -> str:
     where = f" on {record.host}" if record.host and record.job_id else ""
     if worker.is_alive:
         return f"worker {worker.name}{where}"
-    end = record.reason.strip().partition("\n")[0] or (
-        "ended" if record.ended else "gone without a word"
-    )
+    end = first_line(record.reason) or ("ended" if record.ended else "gone without a word")
     return f"worker {worker.name}{where} ({end})"
 
 
 def _part(title: str, path: Path, n_lines: int | None) -> LogPart:
     lines = list(read_lines(path)) if n_lines is None else last_lines(path, n_lines)
     return LogPart(title, path, lines)
-
-
-def last_lines(path: Path, n_lines: int) -> list[str]:
-    """Return the end of a log, without reading all of it; nothing if it cannot be read."""
-    data = b""
-    with suppress(OSError), path.open("rb") as file:
-        start = file.seek(0, os.SEEK_END)
-        while start and data.count(b"\n") <= n_lines:
-            size = min(_BLOCK, start)
-            start = file.seek(start - size)
-            data = file.read(size) + data
-    return data.decode(errors="replace").splitlines()[-n_lines:]
 
 
 def read_lines(path: Path) -> Iterator[str]:
@@ -221,7 +206,7 @@ def logs_of_failed(run_dir: Path) -> list[LogPart]:
         path = run_dir / log
         if log and is_log_name(log) and path.is_file():
             sections = list(cut(path, shard))
-            lines = sections[-1].lines if sections else read_end(path).splitlines()
+            lines = sections[-1].lines if sections else last_lines(path, _N_LINES)
             parts.append(LogPart(title, path, lines[-_N_LINES:]))
     return parts + _logs_of_stillborn(run_dir)
 
@@ -235,7 +220,7 @@ def _logs_of_stillborn(run_dir: Path) -> list[LogPart]:
         if job.machine or (job.env, job.job_id) in began:
             continue
         path = _written_for(job, run_dir)
-        lines = read_end(path).splitlines()[-_N_LINES:]
+        lines = last_lines(path, _N_LINES)
         if path is not None and lines:
             parts.append(LogPart(f"job {job.job_id}, which began no worker", path, lines))
     return parts[-_N_SECTIONS:]

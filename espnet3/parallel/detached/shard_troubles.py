@@ -5,10 +5,10 @@ from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 from espnet3.findings import Finding
-from espnet3.parallel.progress import duration
 from espnet3.shards.commit import Done
 from espnet3.shards.records import DeathNote, RecordPaths, read_deaths
 from espnet3.shards.status import RunningShard
+from espnet3.text import count, duration
 
 _MOST = 5
 _LONG_SECONDS = 120.0
@@ -29,8 +29,9 @@ def explain_deaths(run_dir: Path, committed: Collection[int], quoted: str) -> It
         yield Finding("warning", "deaths", told, f"espnet3 logs {quoted} --failed")
     n_done = len(by_shard) - len(open_shards)
     if n_done:
-        shards = "1 shard" if n_done == 1 else f"{n_done} shards"
-        told = f"attempts at {shards} came to nothing, but others have done them since"
+        told = (
+            f"attempts at {count(n_done, 'shard')} came to nothing, but others have done them since"
+        )
         yield Finding("ok", "deaths", told)
 
 

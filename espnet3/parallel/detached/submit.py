@@ -7,7 +7,6 @@ import re
 import shlex
 import socket
 import subprocess
-import time
 import uuid
 from collections import defaultdict
 from collections.abc import Sequence
@@ -40,6 +39,7 @@ from espnet3.shards.records import (
     make_folders,
     read_jobs,
 )
+from espnet3.text import folded, local_time
 
 if TYPE_CHECKING:
     from espnet3.parallel.detached.job_script import WorkerJob
@@ -227,9 +227,9 @@ def describe_submitting(record: JobRecord) -> str:
     """Say that a job may exist whose number nobody knows, and where to look for it."""
     scheduler = scheduler_of(record.env)
     look = scheduler.status_command if scheduler else "the list of jobs"
-    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(record.submitted))
     return (
-        f"a job was about to be submitted to {record.env} on {record.host} at {when}, and its "
+        f"a job was about to be submitted to {record.env} on {record.host} at "
+        f"{local_time(record.submitted)}, and its "
         f"number was not noted: it may exist. Look for it with: {look}"
     )
 
@@ -289,5 +289,5 @@ def _cancel(record: JobRecord) -> str:
         return f"{words[0]} is not there: type {shlex.join(words)} on {record.host}, say"
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"{shlex.join(words)}: {error}"
-    said = " ".join((told.stderr or told.stdout).split())
+    said = folded(told.stderr or told.stdout)
     return f"{shlex.join(words)}: {said or told.returncode}" if told.returncode else ""

@@ -44,6 +44,7 @@ from espnet3.parallel.detached.limits import (
 from espnet3.parallel.detached.open_runs import count_open_shards, is_open, nodes_to_avoid
 from espnet3.parallel.detached.submit import cancel_jobs, submit_workers
 from espnet3.shards.records import JobRecord, RecordPaths
+from espnet3.text import first_line
 
 logger = logging.getLogger("espnet3.parallel.detached.succeed")  # also as __main__
 _MINUTE = 60.0
@@ -250,7 +251,7 @@ class Follower:
 
 def _reason(error: EspnetError) -> str:
     """Return what a scheduler said; what to do about it is not for the one who reads the log."""
-    return str(error.__cause__ or error).splitlines()[0].rstrip(".")
+    return first_line(error.__cause__ or error).rstrip(".")
 
 
 def _age(path: Path) -> float:

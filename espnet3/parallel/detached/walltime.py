@@ -15,6 +15,7 @@ from espnet3.io.clock import steady_time
 from espnet3.shards.commit import Done
 from espnet3.shards.manifest import Manifest
 from espnet3.shards.records import DeathNote
+from espnet3.text import hms
 
 logger = logging.getLogger(__name__)
 _MIN_MARGIN, _MAX_MARGIN, _MARGIN_SHARE = 5.0, 60.0, 0.05
@@ -170,12 +171,11 @@ class Pace:
 
 def too_long(root: Path, pace: Pace, shard: int, walltime: Walltime) -> str:
     """Say that a shard cannot be done within the walltime."""
-    longer = int(2 * walltime.total)
-    spelled = f"{longer // 3600:02d}:{longer // 60 % 60:02d}:{longer % 60:02d}"
     return (
         f"Shard {shard} cannot be finished within the walltime of {walltime.total:.0f} s: "
         f"{pace.n_cuts[shard]} attempts were cut off, the longest after "
         f"{pace.at_least[shard]:.0f} s. Ask for a longer one, which keeps what is done: "
-        f"espnet3 resume {shlex.quote(str(root))} options.walltime='{spelled}'; or start anew with "
-        "more and smaller shards: parallel.shards_per_worker=64 and resume=False."
+        f"espnet3 resume {shlex.quote(str(root))} options.walltime='{hms(2 * walltime.total)}'; "
+        "or start from scratch with more and smaller shards: parallel.shards_per_worker=64 and "
+        "resume=False."
     )

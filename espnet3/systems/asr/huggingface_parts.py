@@ -11,6 +11,7 @@ from espnet3.components.text.tokens import SPACE_TOKEN
 from espnet3.config.resolve import resolved
 from espnet3.config.trust import PackedModelError, checked_path, current_trust, leads_out
 from espnet3.errors import ConfigError, MissingExtraError
+from espnet3.text import first_line
 
 _WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "*.bin", "*.bin.index.json")
 _RATE = 16000
@@ -193,7 +194,7 @@ def _from_pretrained(cls: Any, place: str, **options: Any) -> Any:
     try:
         return cls.from_pretrained(place, trust_remote_code=False, **options)
     except (OSError, ValueError) as error:
-        first = str(error).strip().splitlines()[0]
+        first = first_line(error)
         state = "" if os.path.isdir(place) else " It is no folder here either."
         raise ConfigError(
             f"{place!r} cannot be loaded by transformers' {cls.__name__}: {first}{state} Give a "

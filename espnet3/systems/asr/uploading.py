@@ -12,6 +12,7 @@ from espnet3.systems.asr.packed_layout import META
 from espnet3.systems.asr.packed_model import open_packed
 from espnet3.systems.asr.packing_plan import packed_folder
 from espnet3.systems.asr.publication_config import UploadConfig, load_publication_config
+from espnet3.text import first_line
 
 if TYPE_CHECKING:
     from espnet3.config.load import LoadedConfig
@@ -145,5 +146,5 @@ def _refusal(error: Any, repo_id: str) -> str:
         403: f"The token may not write to {repo_id}: give it that right, or name another repo_id.",
         404: f"{repo_id} is not there: is the user or organisation spelled right?",
     }.get(status or 0, "What was sent already is not sent again: run the stage once more.")
-    first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    first = first_line(error) or type(error).__name__
     return f"{endpoint()} refused the upload to {repo_id}: {first} {hint}"

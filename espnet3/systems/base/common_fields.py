@@ -13,6 +13,7 @@ from espnet3.components.data.collate import PadCollate
 from espnet3.components.data.dataset import TransformedDataset
 from espnet3.config.sources import set_in
 from espnet3.errors import ConfigError
+from espnet3.text import first_few
 
 if TYPE_CHECKING:
     from espnet3.components.data.loader_config import DataLoaderConfig
@@ -123,8 +124,7 @@ def _described(
 
 
 def _listed(names: Sequence[str], loaded: "LoadedConfig") -> str:
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return ", ".join(f"{name}{set_in(name, loaded)}" for name in names[:_SHOWN]) + more
+    return first_few((f"{name}{set_in(name, loaded)}" for name in names), _SHOWN)
 
 
 def _advice(collate: Mapping[str, Any]) -> str:

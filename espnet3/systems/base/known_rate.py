@@ -1,7 +1,6 @@
 """How fast a run will go: as the user states it, or as an earlier run of the recipe went."""
 
 import socket
-import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ from espnet3.parallel.identity import changes, describe_run, not_results_of
 from espnet3.shards.manifest import load_manifest
 from espnet3.shards.rates import Rate, read_rate
 from espnet3.systems.base.run_description import PlannedRun, run_folder
+from espnet3.text import first_few, local_time
 
 _DEPTH = 4
 _SHOWN = 3
@@ -112,11 +112,13 @@ def _measured(rate: Rate, folder: Path, run: PlannedRun) -> str:
     else:
         speed = f"{rate.seconds_per_item:.3g} s per item"
     load = "" if rate.load_seconds is None else f", {rate.load_seconds:.1f} s to load"
-    day = time.strftime("%Y-%m-%d %H:%M", time.localtime(rate.finished))
-    where = _few(["this machine" if h == socket.gethostname() else h for h in rate.hosts])
-    text = f"{speed}{load}; measured on {rate.n_items} items in {folder}, {day}, on {where}"
+    where = first_few(
+        ["this machine" if h == socket.gethostname() else h for h in rate.hosts], _SHOWN
+    )
+    when = local_time(rate.finished)
+    text = f"{speed}{load}; measured on {rate.n_items} items in {folder}, {when}, on {where}"
     other = _differences(folder, run)
-    return f"{text}; but that run had another {_few(other)}" if other else text
+    return f"{text}; but that run had another {first_few(other, _SHOWN)}" if other else text
 
 
 def _differences(folder: Path, run: PlannedRun) -> list[str]:
@@ -129,9 +131,3 @@ def _differences(folder: Path, run: PlannedRun) -> list[str]:
     keys = [line.partition(":")[0] for line in changed]
     mattering = [key for key in keys if key.startswith(_SPEED_KEYS) and ".code" not in key]
     return list(dict.fromkeys(".".join(key.split(".")[:4]) for key in mattering))
-
-
-def _few(names: Iterable[str]) -> str:
-    listed = list(names)
-    rest = f" and {len(listed) - _SHOWN} more" if len(listed) > _SHOWN else ""
-    return ", ".join(listed[:_SHOWN]) + rest

@@ -14,6 +14,7 @@ from espnet3.shards.status import read_failures, read_status
 from espnet3.shards.success import read_success
 from espnet3.systems.base.inference_output import Need
 from espnet3.systems.base.metric_setup import UTT_ID, MetricInput, PreparedMetric
+from espnet3.text import first_few
 
 if TYPE_CHECKING:
     from espnet3.systems.base.inference_checks import WrittenFields
@@ -156,16 +157,15 @@ def _lacking(
     missing: Mapping[Path, tuple[PreparedMetric, MetricInput]], infer: str, first: str
 ) -> str:
     path, (metric, entry) = next(iter(missing.items()))
-    paths = ", ".join(map(str, list(missing)[:_SHOWN_IDS]))
-    more = f" and {len(missing) - _SHOWN_IDS} more" if len(missing) > _SHOWN_IDS else ""
+    paths = first_few(missing, _SHOWN_IDS)
     files = "file is" if len(missing) == 1 else "files are"
     present = sorted(file.stem for file in path.parent.glob("*.scp"))
     if not present:
-        return f"{len(missing)} {files} missing: {paths}{more}. Run the infer stage first: {first}"
+        return f"{len(missing)} {files} missing: {paths}. Run the infer stage first: {first}"
     lacking = dict.fromkeys(e.source for p, (_, e) in missing.items() if p.parent == path.parent)
     keys = ",".join([*present, *lacking])
     return (
-        f"{len(missing)} {files} missing: {paths}{more}. {path.parent} has the fields "
+        f"{len(missing)} {files} missing: {paths}. {path.parent} has the fields "
         f"{', '.join(present)}.{suggest(entry.source, present)} Name one of them: {metric.key}."
         f"inputs: {{{entry.key}: FIELD}}; or write {', '.join(map(repr, lacking))} in the infer "
         f"stage, which decodes again: {infer} {quote(f'output_keys=[{keys}]')} runner.resume=false"
@@ -260,12 +260,12 @@ def _mismatch(
         if lacking[key]:
             problems.append(
                 f"{len(lacking[key])} of the {len(texts[anchor])} ids in {anchor} are not in "
-                f"{key}: {_shown(lacking[key])}"
+                f"{key}: {first_few(lacking[key], _SHOWN_IDS)}"
             )
         if extra[key]:
             problems.append(
                 f"{len(extra[key])} of the {len(texts[key])} ids in {key} are not in {anchor}: "
-                f"{_shown(extra[key])}"
+                f"{first_few(extra[key], _SHOWN_IDS)}"
             )
     return (
         f"{metric.name} of {folder.name}: {'; '.join(problems)}."
@@ -300,15 +300,10 @@ def _check_groups(
         if lacking:
             raise IncompleteRunError(
                 f"{metric.name} of {folder.name}: {len(lacking)} of {len(ids)} ids have no {key}: "
-                f"{_shown(lacking)}. Add them to the file, or name another one in {metric.key}: "
-                f'inputs: {{{key}: "data/{{test_set}}/utt2spk"}}'
+                f"{first_few(lacking, _SHOWN_IDS)}. Add them to the file, or name another one in "
+                f'{metric.key}: inputs: {{{key}: "data/{{test_set}}/utt2spk"}}'
             )
 
 
 def _listing(texts: Mapping[str, Table]) -> str:
     return " and ".join(f"{key} ({len(table)} ids)" for key, table in texts.items())
-
-
-def _shown(ids: Sequence[str]) -> str:
-    more = f" and {len(ids) - _SHOWN_IDS} more" if len(ids) > _SHOWN_IDS else ""
-    return ", ".join(ids[:_SHOWN_IDS]) + more

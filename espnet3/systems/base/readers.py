@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from espnet3.config.advice import advise
 from espnet3.systems.base.stages import EVERYWHERE, KINDS, STAGES, Stage, find_config, stages_of
+from espnet3.text import listed
 
 if TYPE_CHECKING:
     from espnet3.config.load import LoadedConfig
@@ -70,8 +71,7 @@ class Readers:
     @property
     def which_do_not(self) -> str:
         """The stages that run, as the beginning of a sentence: `infer does not`."""
-        *first, last = self.names
-        return f"{', '.join(first)} and {last} do not" if first else f"{last} does not"
+        return f"{listed(self.names)} {'does' if len(self.names) == 1 else 'do'} not"
 
     def settings(self) -> Iterator[Setting]:
         """Yield what users set: each override, and each top-level key of the files."""

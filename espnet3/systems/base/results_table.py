@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from espnet3.systems.base.metric_record import MEASURED_FROM
+from espnet3.text import count, duration
 
 Numbers = Mapping[str, Any]
 Results = Mapping[str, Mapping[str, Numbers]]
@@ -91,7 +92,7 @@ def _speed(numbers: Numbers) -> dict[str, str]:
     if "real_time_factor" not in run:
         return {}
     return {
-        "audio": _duration(run["audio_seconds"]),
+        "audio": duration(run["audio_seconds"]),
         "RTF": f"{run['real_time_factor']:.3g}",
     }
 
@@ -125,9 +126,13 @@ def _notes(sets: Mapping[str, Numbers]) -> str:
         notes.append(f"In metrics.json only: {', '.join(kept)}.")
     for test_set, record in records.items():
         if n_missing := record.get("n_missing"):
-            notes.append(f"{test_set}: {_n_ids(n_missing)} {_FATE[record['on_missing']]}.")
+            notes.append(
+                f"{test_set}: {count(n_missing, 'utterance')} {_FATE[record['on_missing']]}."
+            )
         if n_failed := record.get("run", {}).get("n_failed"):
-            notes.append(f"{test_set}: {_n_ids(n_failed)} failed in inference, not counted.")
+            notes.append(
+                f"{test_set}: {count(n_failed, 'utterance')} failed in inference, not counted."
+            )
     return _escape(" ".join(notes))
 
 
@@ -135,10 +140,6 @@ _FATE = {
     "skip": "without reference or hypothesis, left out",
     "count_as_deletions": "without hypothesis, counted as deletions",
 }
-
-
-def _n_ids(count: int) -> str:
-    return f"{count:,} utterance{'s' if count > 1 else ''}"
 
 
 def _share(part: int, whole: int) -> str:
@@ -157,12 +158,6 @@ def _cell(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.2f}" if abs(value) >= 0.1 or value == 0 else f"{value:.3g}"
     return f"{value:,}" if type(value) is int else str(value)
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    return f"{seconds / 60:.1f} min" if seconds < 3600 else f"{seconds / 3600:.2f} h"
 
 
 def _markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

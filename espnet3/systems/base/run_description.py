@@ -10,13 +10,13 @@ from espnet3.errors import MissingExtraError
 from espnet3.parallel.clusters.requested import left_out
 from espnet3.parallel.clusters.table import ON_THIS_MACHINE, render_job_script
 from espnet3.parallel.identity import changes, describe_run, is_below, not_results_of
-from espnet3.parallel.progress import duration
 from espnet3.shards.batches import check_costs, padding_in_order
 from espnet3.shards.commit import Done
 from espnet3.shards.manifest import Manifest, load_manifest
 from espnet3.shards.merge import read_coverage
 from espnet3.shards.plan import Plan, make_plan
 from espnet3.shards.success import has_outputs, read_success
+from espnet3.text import duration
 
 if TYPE_CHECKING:
     from espnet3.parallel.base_runner import BaseRunner

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from espnet3.errors import ConfigError, suggest
+from espnet3.text import first_line
 
 if TYPE_CHECKING:
     from espnet3.config.load import LoadedConfig
@@ -189,7 +190,7 @@ def stage(
     """
 
     def mark(method: F) -> F:
-        text = help or (method.__doc__ or "").strip().partition("\n")[0].rstrip(".")
+        text = help or first_line(method.__doc__ or "").rstrip(".")
         setattr(method, _MARK, _Mark(config, text, after, before, is_distributed))
         return method
 

@@ -3,13 +3,13 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from espnet3.parallel.progress import duration
 from espnet3.systems.base.training import (
     build_model,
     build_split_loader,
     load_loader_config,
 )
 from espnet3.systems.base.training_data import build_sets
+from espnet3.text import duration
 
 if TYPE_CHECKING:
     from espnet3.components.data.dataset import Floats

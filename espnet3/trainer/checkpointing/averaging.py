@@ -15,6 +15,7 @@ import torch
 
 from espnet3.errors import ConfigError, RunFolderError, suggest
 from espnet3.io.atomic import StrPath, fsync_dir, fsync_file, temp_path, write_json
+from espnet3.text import first_few
 from espnet3.trainer.checkpointing.best_checkpoints import INDEX, Criterion, Saved, read_index
 from espnet3.trainer.checkpointing.checkpoint_io import (
     explain_trouble,
@@ -140,7 +141,7 @@ def _check_same(
     if names:
         raise RunFolderError(
             f"{path.name} and {first.name} in {path.parent} are of different models: "
-            f"{', '.join(names[:5])} and {len(names[5:])} more differ. Move those of the old model "
+            f"{first_few(names, 5)} differ. Move those of the old model "
             "away, or train anew with resume: never."
         )
 

@@ -20,6 +20,7 @@ from torch.nn.parameter import UninitializedParameter
 from espnet3.config.schema import FrozenConfig, validate
 from espnet3.config.sources import join_key, set_in
 from espnet3.errors import ConfigError, RunFolderError, suggest
+from espnet3.text import first_few, folded
 from espnet3.trainer.checkpointing.weights import load_weights
 
 if TYPE_CHECKING:
@@ -234,7 +235,7 @@ def _called(entry: InitConfig, index: int, loaded: "LoadedConfig | None") -> str
 def _unreadable(called: str, error: RunFolderError) -> str:
     if isinstance(error.__cause__, Exception) and "Python objects" not in str(error):
         # What it says of resuming is of no use here.
-        reason = " ".join(str(error.__cause__).split())[:200]
+        reason = folded(error.__cause__)[:200]
         return (
             f"{called}, which is damaged, or holds no weights ({reason}). Give a .safetensors "
             "file, a checkpoint of a training, or what torch.save(model.state_dict(), path) wrote."
@@ -315,6 +316,4 @@ def _counted(group: str, n: int) -> str:
 def _listing(title: str, items: list[str], n: int | None = None) -> list[str]:
     if not items:
         return []
-    rest = len(items) - _MOST_GROUPS
-    more = f", and {rest} more" if rest > 0 else ""
-    return [f"  {n or len(items)} {title}: {', '.join(items[:_MOST_GROUPS])}{more}"]
+    return [f"  {n or len(items)} {title}: {first_few(items, _MOST_GROUPS)}"]

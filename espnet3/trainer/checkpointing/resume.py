@@ -12,6 +12,7 @@ import torch
 
 from espnet3.errors import ConfigError
 from espnet3.io.atomic import StrPath
+from espnet3.text import first_few
 from espnet3.trainer.checkpointing.best_checkpoints import INDEX, LAST
 from espnet3.trainer.checkpointing.checkpoint_io import read_checkpoint, restore_folder
 from espnet3.trainer.checkpointing.training_state import KEY, Position, read_position
@@ -191,7 +192,4 @@ def _shape(value: Any) -> list[int] | None:
 
 
 def _some(title: str, names: list[str]) -> str:
-    if not names:
-        return ""
-    rest = len(names) - _SHOWN
-    return f"{title}: {', '.join(names[:_SHOWN])}{f' and {rest} more' if rest > 0 else ''}"
+    return f"{title}: {first_few(names, _SHOWN)}" if names else ""

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from functools import cache
 
 from espnet3.errors import ConfigError
-from espnet3.io.control_characters import has_control_characters
 from espnet3.io.job_header import Made, merge_directives, option_names
+from espnet3.text import has_control_characters, hms
 from espnet3.trainer.launching.job import Job
-from espnet3.trainer.launching.launch_config import LaunchConfig, spell_time
+from espnet3.trainer.launching.launch_config import LaunchConfig
 
 logger = logging.getLogger(__name__)
 
@@ -113,7 +113,7 @@ def _pbs(job: Job) -> Iterator[str]:
     if job.n_nodes > 1:
         yield "-l place=scatter"
     if config.seconds is not None:
-        yield f"-l walltime={spell_time(config.seconds)}"
+        yield f"-l walltime={hms(config.seconds)}"
     yield from ("-V", "-r y", "-j oe", f"-o {_word(_no_colon(job.scheduler_log))}")
 
 
@@ -132,7 +132,7 @@ def _sge(job: Job) -> Iterator[str]:
             "write under launch: parallel_environment: NAME"
         )
     if config.seconds is not None:
-        yield f"-l h_rt={spell_time(config.seconds)}"
+        yield f"-l h_rt={hms(config.seconds)}"
     if job.n_gpus and not any("gpu" in line for line in config.directives):
         yield f"-l gpu={job.n_gpus}"
     yield from ("-V", "-r y", "-j y", f"-o {_word(_no_colon(job.scheduler_log))}")

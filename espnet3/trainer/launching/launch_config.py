@@ -13,7 +13,7 @@ from pydantic import (
 
 from espnet3.config.schema import FrozenConfig, validate
 from espnet3.errors import ConfigError
-from espnet3.io.control_characters import first_control_character, has_control_characters
+from espnet3.text import first_control_character, has_control_characters, hms
 from espnet3.trainer.launching.launchers import INTERACTIVE
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class LaunchConfig(FrozenConfig):
     @classmethod
     def _is_quoted(cls, value: Any) -> Any:
         if isinstance(value, int | float) and not isinstance(value, bool):
-            spelled = spell_time(int(value))
+            spelled = hms(int(value))
             raise ValueError(
                 f"{value} may be seconds or minutes (and plain YAML reads an unquoted {spelled} as "
                 f'such a number); spell it out, and quote it: time: "{spelled}"'
@@ -176,12 +176,6 @@ class LaunchConfig(FrozenConfig):
     def uses_torchrun(self) -> bool:
         """Whether torchrun starts the processes."""
         return (self.launcher or ("srun" if self.scheduler == "slurm" else "torchrun")) != "srun"
-
-
-def spell_time(seconds: int) -> str:
-    """Return `HH:MM:SS`."""
-    minutes, seconds = divmod(seconds, 60)
-    return f"{minutes // 60:02d}:{minutes % 60:02d}:{seconds:02d}"
 
 
 def load_launch_config(loaded: "LoadedConfig") -> LaunchConfig:

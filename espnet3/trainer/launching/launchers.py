@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from espnet3.errors import ResourceError
+from espnet3.text import count
 from espnet3.trainer.launching.devices import Wanted
 
 INTERACTIVE = ("bash", "interactive")
@@ -132,7 +133,7 @@ def _why(wanted: Wanted, environ: Mapping[str, str], n_tasks: int, n_nodes: int)
     if of_job != n_nodes:
         reasons.append(f"of the {of_job} that the job has (srun --nodes={n_nodes}?)")
     elif n_nodes != wanted.n_nodes:
-        reasons.append(f"as the job has {_counted_nodes(n_nodes)} (sbatch --nodes={n_nodes})")
+        reasons.append(f"as the job has {count(n_nodes, 'node')} (sbatch --nodes={n_nodes})")
     per_node = _number(environ, _PER_NODE)
     if n_tasks == n_nodes * wanted.n_devices:
         pass  # as many on each node as the block says
@@ -143,10 +144,6 @@ def _why(wanted: Wanted, environ: Mapping[str, str], n_tasks: int, n_nodes: int)
     else:
         reasons.append(f"because of --ntasks={n_tasks}")
     return "".join(f", {reason}" for reason in reasons).replace(", of the", " of the")
-
-
-def _counted_nodes(n_nodes: int) -> str:
-    return f"{n_nodes} node{'s' if n_nodes != 1 else ''}"
 
 
 def _fitting(n_tasks: int, n_nodes: int, job: SchedulerJob, wanted: Wanted) -> str:

@@ -17,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from espnet3.errors import TrainingError
+from espnet3.text import first_few
 from espnet3.trainer.lightning_internals import step_optimizer
 from espnet3.trainer.optimization.model_calls import ids_of
 from espnet3.trainer.optimization.optimization_config import (
@@ -302,8 +303,7 @@ class NonFiniteGuard:
 
     def _warn(self, what: str, batch: Any, trainer: Trainer) -> None:
         ids = ids_of(batch)
-        more = f" and {len(ids) - _SHOWN_IDS} more" if len(ids) > _SHOWN_IDS else ""
-        named = f" with {', '.join(ids[:_SHOWN_IDS])}{more}" if ids else ""
+        named = f" with {first_few(ids, _SHOWN_IDS)}" if ids else ""
         logger.warning(
             "epoch %d, batch %d, rank %d: the batch%s is left out: %s",
             trainer.current_epoch,

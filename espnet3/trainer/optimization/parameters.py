@@ -11,8 +11,8 @@ from torch.nn.parameter import UninitializedParameter
 
 from espnet3.config.sources import join_key, set_in
 from espnet3.errors import ConfigError, suggest
+from espnet3.text import amount, count, first_few, share_text
 from espnet3.trainer.optimization.optimization_config import OptimizationConfig
-from espnet3.trainer.reporting.number_text import amount, counted, share_text
 
 if TYPE_CHECKING:
     from espnet3.config.load import LoadedConfig
@@ -59,7 +59,7 @@ class Frozen:
                 "write: freeze: [...]",
                 "The whole model is"
                 if others[0] == ""
-                else f"Of the model, {_listing(others)} are",
+                else f"Of the model, {first_few(others, _MOST_NAMES)} are",
             )
 
     def release(self) -> None:
@@ -71,8 +71,11 @@ class Frozen:
         inside = tuple(f"{name}." for name in self.modules)
         single = [name for name in self.parameters if not name.startswith(inside)]
         parts = [
-            *([f"{_listing(self.modules)} (in eval mode)"] if self.modules else []),
-            *([f"{counted(len(single), 'parameter')} by name ({_listing(single)})"] * bool(single)),
+            *([f"{first_few(self.modules, _MOST_NAMES)} (in eval mode)"] if self.modules else []),
+            *(
+                [f"{count(len(single), 'parameter')} by name ({first_few(single, _MOST_NAMES)})"]
+                * bool(single)
+            ),
         ]
         share = self.n_frozen / self.n_parameters if self.n_parameters else 0.0
         return (
@@ -176,7 +179,7 @@ def _unknown(
     names = [hint.split("'")[1]] if hint else [*modules, *named]
     return (
         f"{key} is {pattern!r}{set_in(key, loaded)}, but {type(model).__name__} has no module or "
-        f"parameter of that name.{hint} It has: {_listing(_first_parts(named))}. "
+        f"parameter of that name.{hint} It has: {first_few(_first_parts(named), _MOST_NAMES)}. "
         f"{_way_out(names, named)}"
     )
 
@@ -232,7 +235,7 @@ def _check_prefixes(
         if not config.params and len(optimization.optimizers) > 1:
             raise ConfigError(
                 f"{key} is not set, but with several optimizers each needs its parameters. "
-                f"Write: params: [...], from {_listing(modules)}"
+                f"Write: params: [...], from {first_few(modules, _MOST_NAMES)}"
             )
         for prefix in config.params:
             if any(matches(name, prefix) for name in names):
@@ -245,7 +248,8 @@ def _check_prefixes(
                 )
             raise ConfigError(
                 f"{key} has {prefix!r}{optimization.set_in(key)}, but no trainable parameter "
-                f"begins so.{suggest(prefix, modules)} The model has: {_listing(modules)}."
+                f"begins so.{suggest(prefix, modules)} The model has: "
+                f"{first_few(modules, _MOST_NAMES)}."
             )
 
 
@@ -255,7 +259,8 @@ def _check_orphans(orphans: Sequence[str], optimization: OptimizationConfig) -> 
     optimizer, config = next(iter(optimization.optimizers.items()))
     line = ", ".join([*config.params, *_first_parts(orphans)])
     raise ConfigError(
-        f"{len(orphans)} trainable parameter(s) belong to no optimizer: {_listing(orphans)}. "
+        f"{len(orphans)} trainable parameter(s) belong to no optimizer: "
+        f"{first_few(orphans, _MOST_NAMES)}. "
         f"Add them to one, such as optimizers.{optimizer}.params: [{line}], or freeze them in the "
         "model by requires_grad_(False)."
     )
@@ -266,7 +271,8 @@ def _check_shared(shared: Mapping[str, Sequence[str]]) -> None:
         return
     name, owners = next(iter(shared.items()))
     raise ConfigError(
-        f"{len(shared)} parameter(s) belong to several optimizers: {_listing(shared)}. "
+        f"{len(shared)} parameter(s) belong to several optimizers: "
+        f"{first_few(shared, _MOST_NAMES)}. "
         f"{name!r} fits optimizers.{owners[0]}.params and optimizers.{owners[1]}.params: make the "
         "prefixes of one of them longer, so that each parameter fits one."
     )
@@ -288,9 +294,3 @@ def matches(name: str, prefix: str) -> bool:
 
 def _first_parts(names: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(name.partition(".")[0] for name in names))
-
-
-def _listing(names: Iterable[str]) -> str:
-    listed = list(names)
-    rest = len(listed) - _MOST_NAMES
-    return ", ".join(listed[:_MOST_NAMES]) + (f" and {rest} more" if rest > 0 else "")

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from espnet3.io.atomic import StrPath, write_bytes
+from espnet3.text import count, value_text
 from espnet3.trainer.reporting.history_entries import Entry, names, read_history, series
-from espnet3.trainer.reporting.number_text import counted, value_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -133,7 +133,7 @@ def _rows(panels: Sequence[Panel]) -> list[list[Panel]]:
 
 def _heading(history: Sequence[Entry], title: str) -> str:
     last = max(history, key=lambda entry: entry.step)
-    done = f"{counted(last.step, 'step')}, {counted(last.epoch, 'epoch')}"
+    done = f"{count(last.step, 'step')}, {count(last.epoch, 'epoch')}"
     return f"{_plain_text(title)}  ({done})" if title else done
 
 

@@ -7,8 +7,8 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import EarlyStopping
 
 from espnet3.io.atomic import StrPath
+from espnet3.text import count, value_text
 from espnet3.trainer.reporting.history_entries import read_history
-from espnet3.trainer.reporting.number_text import counted, value_text
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ class EarlyStops(Callback):
             if wanted != stopper.patience and trainer.is_global_zero:
                 logger.info(
                     "EarlyStopping of %s now waits for %s, and not for %d as before",
-                    stopper.monitor, counted(wanted, "check"), stopper.patience,
+                    stopper.monitor, count(wanted, "check"), stopper.patience,
                 )  # fmt: skip
             stopper.patience = wanted
             setattr(stopper, _MESSAGE, None)  # what it says is of an earlier end
@@ -73,7 +73,7 @@ def _stoppers(trainer: Trainer) -> list[EarlyStopping]:
 
 def _reason(stopper: EarlyStopping) -> str:
     if stopper.wait_count >= stopper.patience:
-        checks = counted(stopper.wait_count, "check")
+        checks = count(stopper.wait_count, "check")
         return f"{stopper.monitor} was not better in {checks} (patience: {stopper.patience})"
     current = str(getattr(stopper, _MESSAGE, None) or "")
     told = current.partition(" Signaling")[0].partition(" Previous")[0].rstrip(". ")

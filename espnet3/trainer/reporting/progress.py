@@ -8,8 +8,8 @@ from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
+from espnet3.text import count, duration, value_text
 from espnet3.trainer.reporting.log_listener import LogListener
-from espnet3.trainer.reporting.number_text import counted, duration, value_text
 from espnet3.trainer.reporting.progress_bar import (
     ON_BAR,
     TrainingBar,
@@ -182,10 +182,10 @@ class TrainingProgress(Callback):
         if self._begin is None:
             return
         took = duration(monotonic() - self._begin[1])
-        steps = counted(trainer.global_step - self._begin[0].step, "step")
+        steps = count(trainer.global_step - self._begin[0].step, "step")
         best = f"; {self._best}" if self._best.best else ""
         n_bad = int(getattr(pl_module, "n_bad_batches", 0))
-        bad = f"; {counted(n_bad, 'batch')} left out as not finite" if n_bad else ""
+        bad = f"; {count(n_bad, 'batch')} left out as not finite" if n_bad else ""
         logger.info("Trained %s in %s%s%s", steps, took, best, bad)
 
     def on_exception(

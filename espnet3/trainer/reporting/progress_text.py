@@ -7,7 +7,7 @@ from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
 
-from espnet3.trainer.reporting.number_text import counted, duration, share_text, value_text
+from espnet3.text import count, duration, share_text, value_text
 from espnet3.trainer.reporting.summary import ModelSize
 
 _AUDIO = "perf/audio_seconds_per_second"
@@ -91,9 +91,9 @@ def _describe_data(trainer: Trainer) -> str:
     if n_batches is None:
         return "batches without end"
     n_items = _n_items(trainer.train_dataloader)
-    items = f"{counted(n_items, 'item')} in " if n_items else ""
+    items = f"{count(n_items, 'item')} in " if n_items else ""
     and_rank = " and rank" if trainer.world_size > 1 else ""
-    return f"{items}{counted(n_batches, 'batch')} per epoch{and_rank}"
+    return f"{items}{count(n_batches, 'batch')} per epoch{and_rank}"
 
 
 def _n_items(loader: Any) -> int | None:
@@ -115,9 +115,9 @@ def _describe_ranks(trainer: Trainer) -> str:
 def _describe_goal(trainer: Trainer) -> str:
     goals = list[str]()
     if (trainer.max_epochs or 0) > 0:
-        goals.append(counted(int(trainer.max_epochs or 0), "epoch"))
+        goals.append(count(int(trainer.max_epochs or 0), "epoch"))
     if trainer.max_steps > 0:
-        goals.append(counted(trainer.max_steps, "step"))
+        goals.append(count(trainer.max_steps, "step"))
     goal = f"until {' or '.join(goals)}" if goals else "without end"
     if trainer.global_step == 0:
         return f"from the start, {goal}"

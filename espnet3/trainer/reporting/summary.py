@@ -11,7 +11,7 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch.nn.parameter import UninitializedParameter
 
-from espnet3.trainer.reporting.number_text import amount, duration, n_bytes, share_text
+from espnet3.text import amount, duration, n_bytes, share_text
 
 logger = logging.getLogger(__name__)
 

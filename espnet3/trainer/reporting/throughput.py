@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
+from espnet3.text import count
 from espnet3.trainer.lightning_internals import is_log_point
-from espnet3.trainer.reporting.number_text import counted
 
 logger = logging.getLogger(__name__)
 
@@ -93,7 +93,7 @@ def _log_each_epoch(trainer: Trainer) -> None:
         logger.info(
             "trainer.log_every_n_steps is %d, but an epoch has only %s: logging every %d",
             interval,
-            counted(int(n_batches), "batch"),
+            count(int(n_batches), "batch"),
             n_batches,
         )
         trainer.log_every_n_steps = int(n_batches)  # type: ignore[attr-defined]

@@ -31,7 +31,7 @@ def test_a_row_per_worker_with_its_job():
     assert lines[0].split() == [
         "Worker", "Shards", "Time", "Queue", "Compute", "Load", "Write", "Lost", "Idle", "RTF"
     ]  # fmt: skip
-    assert lines[2].split() == ["a:1", "3", "2", "min", "60%", "0%", "0%", "25%", "15%"]
+    assert lines[2].split() == ["a:1", "3", "1", "min", "40", "s", "60%", "0%", "0%", "25%", "15%"]
     assert lines[3].split() == [
         "a:2", "(job", "7[1])", "5", "50", "s", "30", "s", "100%", "0%", "0%", "0%", "0%", "0.1"
     ]  # fmt: skip
@@ -65,4 +65,4 @@ def test_tables_fit_into_80_columns_and_do_not_grow_without_end():
 def test_facts_are_rows_of_the_grid():
     facts = make_facts()
     add_cost(facts, accounting(*WORKERS))
-    assert "Worker time  2 min of 2 workers on 1 node" in text(facts)
+    assert "Worker time  2 min 30 s of 2 workers on 1 node" in text(facts)

@@ -126,7 +126,7 @@ def test_deaths_are_told_by_shard(detached):
         by_shard[0].told
     )
     assert by_shard[0].fix == f"espnet3 logs {detached.root} --shard 2"
-    assert "cut off by the walltime once, after 2 min" in by_time[0].told
+    assert "cut off by the walltime once, after 1 min 30 s" in by_time[0].told
 
 
 def test_deaths_that_were_made_up_for_are_no_worry(detached):

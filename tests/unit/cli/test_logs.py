@@ -5,7 +5,7 @@ import time
 import pytest
 
 from espnet3.cli.main import main
-from espnet3.parallel.detached.logs import Follower, cut, last_lines
+from espnet3.parallel.detached.logs import Follower, cut
 
 LINES = (
     "10:00:00 INFO agent: shard 2 begins (attempt split.02.part-a)",
@@ -138,14 +138,6 @@ def test_lines_limits_each_part(told, capsys):
     text = logs_text(capsys, told.root, "-n", 1)
     assert "second try" in text
     assert "first try" not in text
-
-
-@pytest.mark.parametrize("n_lines", [1, 3, 20_000, 50_000])
-def test_the_end_of_a_long_log_is_read_from_its_end(tmp_path, n_lines):
-    lines = [f"line {number} " + "x" * (number % 50) for number in range(30_000)]
-    (tmp_path / "log").write_text("\n".join(lines))
-    assert last_lines(tmp_path / "log", n_lines) == lines[-n_lines:]
-    assert last_lines(tmp_path / "absent", n_lines) == []
 
 
 def test_following_and_a_shard_do_not_go_together(told, capsys):

@@ -112,7 +112,7 @@ def test_an_incomplete_run_is_refused_and_nothing_is_written(stopped, capsys):
     before = snapshot(stopped)
     error = merge_error(capsys, stopped)
     assert "of 20 items in" in error
-    assert "shard 2: items 4 to 5; shard 15: items 19 to 19" in error
+    assert "shard 2: items 4 to 5, shard 15: items 19 to 19" in error
     assert "Run the same command again to finish them." in error
     assert snapshot(stopped) == before
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from espnet3.cli.main import main
-from espnet3.parallel.progress import duration
 from espnet3.systems.base.inference import infer
+from espnet3.text import duration
 from tests.inference_parts import Dataset
 
 PARTS = "tests.inference_parts"
@@ -102,7 +102,7 @@ def decode(recipe: Path, *overrides: str) -> None:
 def test_times_for_numbers_of_workers_follow_from_a_stated_rate(recipe, capsys):
     text = plan(capsys, "conf/inference.yaml", "conf/slurm.yaml", "--rtf", "36")
     assert "workers: 8 on env: slurm, 1 GPU each" in text
-    assert "clean: 200 items, 10 min of audio -> " in text
+    assert "clean: 200 items, 9 min " in text
     assert "sorted by length" in text
     assert "rate: real-time factor 36, as stated" in text
     found = rows(text)

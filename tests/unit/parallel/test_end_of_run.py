@@ -28,7 +28,7 @@ def test_the_wait_is_of_those_of_whom_it_is_known():
 def test_audio_padding_and_deaths_are_told_where_there_are_any():
     spoken = Usage("a:1", seconds=10.0, compute_seconds=5.0, audio_seconds=100.0)
     found = facts(spoken, padded_share=0.0234, deaths={"died": 2, "walltime": 1})
-    assert found["Speech"] == "2 min of audio, real-time factor 0.05"
+    assert found["Speech"] == "1 min 40 s of audio, real-time factor 0.05"
     assert found["Padding"] == "2.3% of the batches"
     assert found["Lost attempts"] == "2 whose worker died, 1 cut off by a walltime"
 

@@ -18,6 +18,7 @@ from espnet3.components.data.sources.columns import find_columns, unique_ids
 from espnet3.components.data.sources.shard_ids import id_columns
 from espnet3.components.data.sources.shard_index import IndexKind, ShardIndex
 from espnet3.io.atomic import StrPath
+from espnet3.text import folded
 
 
 def open_parquet(shard: Path) -> Any:
@@ -34,8 +35,8 @@ def open_parquet(shard: Path) -> Any:
         return parquet.ParquetFile(shard, memory_map=False, pre_buffer=False)
     except (pyarrow.ArrowException, OSError) as error:
         raise DataError(
-            f"{shard} cannot be read as a Parquet file: {_one_line(error)}. Copy or make it again; "
-            "or name the shards only: path: FOLDER/*.parquet"
+            f"{shard} cannot be read as a Parquet file: {folded(error).rstrip('.')}. Copy or make "
+            "it again; or name the shards only: path: FOLDER/*.parquet"
         ) from error
 
 
@@ -51,13 +52,9 @@ def read_group(file: Any, group: int, shard: Path, columns: list[str] | None = N
         return file.read_row_group(group, columns=columns, use_threads=False)
     except (pyarrow.ArrowException, OSError) as error:
         raise DataError(
-            f"{shard}, row group {group} cannot be read: {_one_line(error)}. Copy or make the "
-            "shard again."
+            f"{shard}, row group {group} cannot be read: {folded(error).rstrip('.')}. Copy or make "
+            "the shard again."
         ) from error
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split()).rstrip(".")
 
 
 def audio_of(value: Any, folder: Path) -> Source:

@@ -5,6 +5,7 @@ from typing import Any
 
 from espnet3.parallel.clusters.schedulers.base import JobState, Phase
 from espnet3.parallel.clusters.schedulers.command import ask, ask_json, unique
+from espnet3.text import folded
 
 _FIELDS = "jobid stat exit_code exit_reason pend_reason"
 _PHASES: dict[str, Phase] = {
@@ -46,7 +47,7 @@ def parse_records(records: Sequence[Mapping[str, str]]) -> dict[str, JobState]:
         phase = _PHASES.get(word, "unknown")
         reason = ""
         if phase == "pending":
-            reason = " ".join(record.get("PEND_REASON", "").split())
+            reason = folded(record.get("PEND_REASON", ""))
         elif phase == "ended":
             code = record.get("EXIT_CODE", "") or "0"
             parts = [record.get("EXIT_REASON", "").strip(), f"exit code {code}"]

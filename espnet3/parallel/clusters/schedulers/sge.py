@@ -8,6 +8,7 @@ from typing import Any
 
 from espnet3.parallel.clusters.schedulers.base import JobState
 from espnet3.parallel.clusters.schedulers.command import ask, unique
+from espnet3.text import folded
 
 
 class GridEngine:
@@ -71,7 +72,7 @@ def parse_details(text: str) -> dict[str, str]:
         if error:
             reasons[number[1]] = f"error: {error[1].strip()}"
         elif words and "is turned off" not in words[1]:
-            reasons[number[1]] = " ".join(words[1].split())[:200]
+            reasons[number[1]] = folded(words[1])[:200]
     return reasons
 
 

@@ -8,9 +8,9 @@ import numpy as np
 from markupsafe import Markup, escape
 
 from espnet3.systems.base.reporting.timeline import round_step
+from espnet3.text import amount, value_text
 from espnet3.trainer.reporting.curves import Panel, panels_of, thin_out
 from espnet3.trainer.reporting.history_entries import Entry, series
-from espnet3.trainer.reporting.number_text import amount, value_text
 
 _WIDTH, _HEIGHT = 340.0, 184.0
 _LEFT, _RIGHT, _TOP, _BOTTOM = 46.0, 8.0, 10.0, 22.0

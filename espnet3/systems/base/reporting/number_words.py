@@ -51,13 +51,6 @@ def number(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
 
 
-def shortened(text: str, most: int) -> str:
-    """Return a text, or its beginning and how much was left out."""
-    if len(text) <= most:
-        return text
-    return f"{text[:most]} ... ({len(text) - most:,} more characters)"
-
-
 def minutes(seconds: float) -> str:
     """Return seconds as minutes.
 

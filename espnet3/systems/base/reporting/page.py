@@ -14,7 +14,7 @@ from espnet3.systems.base.reporting.charts import draw_curves
 from espnet3.systems.base.reporting.gather import Report, TestSetReport
 from espnet3.systems.base.reporting.timeline import make_timeline
 from espnet3.systems.base.reporting.worst import find_worst
-from espnet3.trainer.reporting.number_text import duration, share_text
+from espnet3.text import duration, share_text, shortened
 
 _MOST_FAILURES = 20
 _MOST_CONFIG_CHARACTERS = 100_000
@@ -150,7 +150,7 @@ def _failures(test_set: TestSetReport, folder: Path) -> dict[str, Any]:
     return {
         "name": test_set.name,
         "shown": [
-            {"index": str(f.get("index")), "error": words.shortened(str(f.get("error", "")), 400)}
+            {"index": str(f.get("index")), "error": shortened(str(f.get("error", "")), 400)}
             for f in failures[:_MOST_FAILURES]
         ],
         "n_all": len(failures),
@@ -165,7 +165,7 @@ def _configs(report: Report) -> list[tuple[str, str]]:
         path = Path(report.exp_dir) / "config" / f"{stage}.yaml"
         if path.is_file():
             text = path.read_text(encoding="utf-8", errors="replace")
-            found.append((stage, words.shortened(text, _MOST_CONFIG_CHARACTERS)))
+            found.append((stage, shortened(text, _MOST_CONFIG_CHARACTERS)))
     return found
 
 

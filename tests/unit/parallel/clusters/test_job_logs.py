@@ -2,7 +2,7 @@
 
 import pytest
 
-from espnet3.parallel.clusters.job_logs import find_log, tail, words_of_daemon
+from espnet3.parallel.clusters.job_logs import find_log, words_of_daemon
 
 
 @pytest.mark.parametrize(
@@ -27,14 +27,6 @@ def test_of_several_logs_the_longest_is_taken(tmp_path):
     (tmp_path / "dask-worker-12.err").write_text("Traceback")
     (tmp_path / "dask-worker-12.out").touch()
     assert find_log([tmp_path], "12").name == "dask-worker-12.err"
-
-
-def test_the_end_of_a_log_is_told(tmp_path):
-    log = tmp_path / "dask-worker-12.err"
-    log.write_text("".join(f"line {number}\n" for number in range(100_000)) + "the end\n")
-    assert tail(log).splitlines()[-1] == "  the end"
-    assert len(tail(log).splitlines()) < 20
-    assert tail(None) == tail(tmp_path / "missing") == ""
 
 
 def test_the_words_of_slurms_daemon_are_found(tmp_path):

@@ -34,7 +34,7 @@ def test_shares_are_of_the_reference_and_the_interval_names_its_confidence():
 
 
 @pytest.mark.parametrize(
-    ("seconds", "shown"), [(12.34, "12.3 s"), (600, "10.0 min"), (19440, "5.40 h")]
+    ("seconds", "shown"), [(12.34, "12 s"), (600, "10 min"), (19440, "5 h 24 min")]
 )
 def test_speed_stands_beside_where_it_is_known(seconds, shown):
     run = {"audio_seconds": seconds, "real_time_factor": 0.02346}
