@@ -6,7 +6,7 @@ import lightning.pytorch as pl
 import torch
 
 from espnet3.trainer.lightning_internals import is_log_point
-from espnet3.trainer.reporting.quiet import quiet_lightning
+from espnet3.trainer.trainer import quiet_lightning
 
 
 @dataclass(frozen=True)

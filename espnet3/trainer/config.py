@@ -1,14 +1,17 @@
-"""The `trainer` block: what is Lightning's, what is ours, and what is misspelt."""
+"""Config of a training: its top-level keys, the `trainer` block, and arguments of `_target_`s."""
 
 import inspect
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from types import NoneType
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from pydantic import Field, NonNegativeInt, PositiveInt, field_validator
 
 from espnet3.config.advice import unknown_hint
 from espnet3.config.resolve import resolved
-from espnet3.config.schema import FrozenConfig, validate
+from espnet3.config.schema import FrozenConfig, Names, validate
 from espnet3.config.sources import join_key, set_in
+from espnet3.config.targets import BadTarget, find_bad_argument, locate, signature_of
 from espnet3.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -32,7 +35,7 @@ _BUILT = {
 _OURS = {
     "use_distributed_sampler": (False, "our loaders spread the samples over the ranks themselves"),
     "barebones": (False, "it leaves out logging and checkpoints, on which resuming relies"),
-    "enable_checkpointing": (True, "training goes on from last.ckpt after an interruption"),
+    "enable_checkpointing": (True, "training resumes from last.ckpt after an interruption"),
 }
 """Arguments with one value only, and why."""
 
@@ -49,6 +52,58 @@ _EXAMPLES = {
     "benchmark": True, "enable_progress_bar": True,
 }  # fmt: skip
 """What to write for a value of a wrong type, where Lightning's default is None."""
+
+
+class TrainingConfig(FrozenConfig):
+    """What `train` reads of its config; the blocks of others are checked by their owners."""
+
+    exp_dir: str
+    """The folder of checkpoints, logs and curves."""
+    seed: NonNegativeInt = 0
+    """Of the weights, the order of the data, and everything random."""
+    resume: Literal["auto", "never"] = "auto"
+    """`auto` continues from `last.ckpt`; `never` puts it aside and starts from scratch."""
+    accept_changes: Names = Field(default_factory=list)
+    """Keys, as a refusal names them, with which a training continues although they changed."""
+    num_threads: PositiveInt | None = None
+    """Threads of torch on the CPU in each process; see `choose_threads` for the default."""
+    best_model_criterion: Any = None
+    """`[[monitor, K, min or max], ...]`: which checkpoints are kept, and averaged."""
+    checkpoint: dict[str, Any] = Field(default_factory=dict)
+    """When `last.ckpt` is written, see `CheckpointConfig`."""
+    fit: dict[str, Any] = Field(default_factory=dict)
+    """Arguments of Lightning's `Trainer.fit`, such as `ckpt_path`."""
+    init: Any = None
+    """Weights to start from, see `initial_weights.py`."""
+    freeze: Any = None
+    """Modules and parameters that stay as they are: a pattern or several, see `freeze`."""
+
+    @field_validator("checkpoint", mode="before")
+    @classmethod
+    def _of_checkpoint(cls, value: Any) -> Any:
+        return _mapping(value, "checkpoint: {every_minutes: 30}")
+
+    @field_validator("fit", mode="before")
+    @classmethod
+    def _of_fit(cls, value: Any) -> Any:
+        return _mapping(value, "fit: {ckpt_path: exp/other/last.ckpt}")
+
+
+def _mapping(value: Any, line: str) -> Any:
+    if not isinstance(value, Mapping):
+        raise ValueError(f"must be a mapping. Write: {line}")
+    return value
+
+
+def load_training_config(loaded: "LoadedConfig") -> TrainingConfig:
+    """Read the keys.
+
+    Raises:
+        ConfigError: one error that lists every problem.
+    """
+    values = resolved(loaded.config, loaded=loaded)
+    own = {key: values[key] for key in TrainingConfig.model_fields if values.get(key) is not None}
+    return validate(TrainingConfig, own, loaded=loaded)
 
 
 def trainer_block(loaded: "LoadedConfig") -> dict[str, Any]:
@@ -171,7 +226,6 @@ def blamed_argument(block: Mapping[str, Any], error: Exception) -> str | None:
 
 def _build(name: str, node: Any, key: str, loaded: "LoadedConfig | None") -> Any:
     from espnet3.config.instantiate import instantiate
-    from espnet3.trainer.target_arguments import check_call
 
     key = join_key(KEY, key)
     if isinstance(node, Mapping) and "_target_" in node:
@@ -184,3 +238,69 @@ def _build(name: str, node: Any, key: str, loaded: "LoadedConfig | None") -> Any
             f"Write: {name}: {_BUILT[name]}"
         )
     return node
+
+
+def check_call(
+    node: Mapping[str, Any],
+    key: str,
+    loaded: "LoadedConfig | None" = None,
+    *,
+    added: Iterable[str] = (),
+) -> None:
+    """Refuse arguments that a target does not take, or lacks.
+
+    One with `**kwargs` takes any: where they go, such as from `DDPStrategy` to torch, is its own.
+
+    Args:
+        node: `_target_` and its arguments.
+        key: of the node, for errors.
+        loaded: where it comes from.
+        added: arguments that the caller will give as well.
+
+    Raises:
+        ConfigError: naming the argument and its place, or those that are missing.
+    """
+    _check(node, key, loaded, {**node, **dict.fromkeys(added)}, lacks_nothing=True)
+
+
+def check_parts(node: Mapping[str, Any], key: str, loaded: "LoadedConfig | None" = None) -> None:
+    """Refuse arguments that the targets within a node do not take; they may lack some as yet.
+
+    Raises:
+        ConfigError: naming the argument and its place.
+    """
+    if node.get("_recursive_") is False:
+        return  # what is built of it is up to the target
+    for name, child in node.items():
+        if isinstance(child, Mapping):
+            inner = join_key(key, str(name))
+            if "_target_" in child:
+                _check(child, inner, loaded, child, lacks_nothing=False)
+            check_parts(child, inner, loaded)
+
+
+def _check(
+    node: Mapping[str, Any],
+    key: str,
+    loaded: "LoadedConfig | None",
+    arguments: Mapping[str, Any],
+    *,
+    lacks_nothing: bool,
+) -> None:
+    target = str(node["_target_"])
+    try:
+        signature = signature_of(locate(target))
+    except BadTarget as bad:
+        name = join_key(key, "_target_")
+        raise ConfigError(f"{name} is {target!r}{set_in(name, loaded)}, but {bad}") from bad
+    bad_one = find_bad_argument(signature, arguments) if signature else None
+    if bad_one is None or not (bad_one.name or lacks_nothing):
+        return
+    full = join_key(key, bad_one.name) if bad_one.name else key
+    problem = (
+        f"is no argument of {target}"
+        if bad_one.name
+        else f"does not fit {target}: {bad_one.reason}"
+    )
+    hint = bad_one.hint_at(key, node, loaded)
+    raise ConfigError(f"{full}{set_in(full, loaded)} {problem}.{hint}")

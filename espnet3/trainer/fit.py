@@ -1,8 +1,9 @@
-"""Train a model as its config says: resume, callbacks, signals, and what is left at the end."""
+"""One training, from its config to the last checkpoint: resume, callbacks, signals, seeds."""
 
 import inspect
 import logging
 import os
+import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,9 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import lightning.pytorch as pl
+import numpy as np
 import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from omegaconf import OmegaConf
+from typing_extensions import override
 
 from espnet3.config.schema import validate
 from espnet3.config.sources import set_in
@@ -31,25 +34,26 @@ from espnet3.trainer.checkpointing.resume import (
     report_resume,
 )
 from espnet3.trainer.checkpointing.training_state import RandomStates
-from espnet3.trainer.config import blamed_argument, has_goal, trainer_block
+from espnet3.trainer.config import (
+    TrainingConfig,
+    blamed_argument,
+    has_goal,
+    load_training_config,
+    trainer_block,
+)
+from espnet3.trainer.launching.devices import count_cores
 from espnet3.trainer.launching.process_rank import LAUNCHED, process_rank
 from espnet3.trainer.module import TrainingModule
 from espnet3.trainer.optimization.optimization_config import OptimizationConfig, check_optimizers
 from espnet3.trainer.optimization.parameters import Frozen, freeze, parse_freeze
 from espnet3.trainer.ranks.preemption import Preemption
 from espnet3.trainer.ranks.rank_watch import RankWatch
-from espnet3.trainer.reporting.configured_monitors import configured_monitors
-from espnet3.trainer.reporting.early_stops import EarlyStops
 from espnet3.trainer.reporting.history import History
-from espnet3.trainer.reporting.monitors import MonitorCheck
+from espnet3.trainer.reporting.monitors import EarlyStops, MonitorCheck, configured_monitors
 from espnet3.trainer.reporting.progress import TrainingProgress
-from espnet3.trainer.reporting.quiet import quiet_lightning
 from espnet3.trainer.reporting.summary import StartupTimes
 from espnet3.trainer.reporting.throughput import ThroughputMonitor
-from espnet3.trainer.seeding import SeedRanks, seed_all
-from espnet3.trainer.threads import set_threads
-from espnet3.trainer.trainer import trainer_for
-from espnet3.trainer.training_config import TrainingConfig, load_training_config
+from espnet3.trainer.trainer import quiet_lightning, trainer_for
 
 if TYPE_CHECKING:
     from espnet3.config.load import LoadedConfig
@@ -57,6 +61,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _NOT_FOR_USERS = ("self", "model", "train_dataloaders", "val_dataloaders", "datamodule")
+_FEW_CORES = 4
 
 
 @dataclass(frozen=True)
@@ -293,3 +298,66 @@ def _launching(stage: str) -> Iterator[None]:
     finally:
         os.environ.clear()
         os.environ.update(before)
+
+
+def seed_all(seed: int, rank: int = 0) -> None:
+    """Seed Python, NumPy and torch from a seed and a rank."""
+    value = seed if rank == 0 else _mixed(seed, rank)
+    random.seed(value)
+    np.random.seed(value % 2**32)
+    torch.manual_seed(value)
+
+
+def _mixed(seed: int, rank: int) -> int:
+    return int(np.random.SeedSequence([seed, rank]).generate_state(1)[0])
+
+
+class SeedRanks(pl.Callback):
+    """Gives each rank a stream of its own, so that dropout differs, once the model is built.
+
+    A checkpoint that is restored afterwards wins.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+
+    @override
+    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> Any:
+        seed_all(self._seed, trainer.global_rank)
+
+
+def choose_threads(n_cores: int, n_processes: int, n_loader_workers: int) -> int:
+    """Return the number of threads for one of the training processes of a machine.
+
+    Threads of torch wait for each other by spinning. On few cores, which the loader's workers and
+    other people share, one that is late holds up all: two threads on two cores were 3 to 4 times
+    slower than one. On many, each process gets its share, less what its loader needs.
+
+    Args:
+        n_cores: that this process may use.
+        n_processes: that train on this machine.
+        n_loader_workers: of each process.
+    """
+    share = n_cores // max(1, n_processes) - n_loader_workers
+    return share if share > _FEW_CORES else 1
+
+
+def set_threads(num_threads: int | None, n_processes: int, n_loader_workers: int) -> int:
+    """Set the number of threads of this process, unless `OMP_NUM_THREADS` says it.
+
+    Args:
+        num_threads: what the config says; None to choose.
+        n_processes: that train on this machine.
+        n_loader_workers: of each process.
+
+    Returns:
+        The number in force.
+    """
+    if num_threads is None and "OMP_NUM_THREADS" not in os.environ:
+        num_threads = choose_threads(count_cores(), n_processes, n_loader_workers)
+    if num_threads is not None:
+        torch.set_num_threads(num_threads)
+        # Lightning would set its own number in processes that it starts, and so would libraries.
+        os.environ["OMP_NUM_THREADS"] = str(num_threads)
+    logger.debug("torch uses %d thread(s)", torch.get_num_threads())
+    return torch.get_num_threads()

@@ -41,8 +41,7 @@ from espnet3.trainer.optimization.optimizers import (
     warn_of_kept,
 )
 from espnet3.trainer.optimization.parameters import NOTHING, Frozen, split_parameters
-from espnet3.trainer.reporting.stat_meter import StatMeter
-from espnet3.trainer.reporting.train_log import TrainLog
+from espnet3.trainer.reporting.train_statistics import StatMeter, TrainLog
 
 _STATE = "espnet3_nonfinite"
 _LOG = "espnet3_log"

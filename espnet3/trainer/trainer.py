@@ -1,11 +1,18 @@
-"""Read the `trainer` block of a config, and hand it to Lightning."""
+"""Build Lightning's `Trainer` from the `trainer` block, and keep its chatter out of the log."""
 
 import logging
-from collections.abc import Mapping, Sequence
+import os
+import re
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import lightning.pytorch as pl
 from lightning.fabric.plugins import CheckpointIO, ClusterEnvironment
+from lightning.fabric.plugins.environments.lightning import LightningEnvironment
+from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
+from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvironment
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 
 from espnet3.config.load import ConfigSource, LoadedConfig, as_loaded, load_config
@@ -21,12 +28,35 @@ from espnet3.trainer.config import (
     trainer_arguments,
     trainer_block,
 )
-from espnet3.trainer.launching.cluster_environment import cluster_environment
+from espnet3.trainer.launching.process_rank import process_rank
 from espnet3.trainer.reporting.loggers import build_loggers
 
 logger = logging.getLogger(__name__)
 
 __all__ = ["build_trainer", "trainer_for"]
+_LOGGERS = ("lightning", "lightning.pytorch", "lightning.fabric")
+_NOISE = re.compile(
+    r"💡|litlogger|litmodels|lightning\.ai"
+    r"|(GPU|TPU|HPU) available"
+    r"|Using .*Automatic Mixed Precision|Using default `ModelCheckpoint`"
+    r"|Initializing distributed|distributed_backend="
+    r"|LOCAL_RANK: \d+ - CUDA_VISIBLE_DEVICES"
+    r"|Loading `train_dataloader` to estimate"
+    r"|Restoring states from|Restored all states from"
+    r"|`weights_only` was not set"
+    r"|`Trainer\.fit` stopped: `max_"
+    r"|`Trainer\(limit_.*was configured so"
+)
+_WARNINGS = (
+    r".*Checkpoint directory .* exists and is not empty",  # of every run that goes on
+    r".*The number of training batches .* is smaller than the logging interval",
+    r".*You defined a `validation_step` but have no `val_dataloader`",
+    r".*litlogger",
+    r".*Found \d+ module\(s\) in eval mode at the start of training",  # see Frozen
+    r".*The `srun` command is available on your system but is not used",  # see launch_check
+    r".*isinstance\(treespec, LeafSpec\)",
+    r".*`?torch\.jit\.script",
+)
 
 
 def build_trainer(
@@ -141,3 +171,59 @@ def _listed(value: Any) -> list[Any]:
     if value is None:
         return []
     return list(value) if isinstance(value, list | tuple) else [value]
+
+
+def cluster_environment(environ: Mapping[str, str] = os.environ) -> ClusterEnvironment:
+    """Return the environment to hand to Lightning's trainer as a plugin.
+
+    Lightning would choose one itself, but takes a batch script for a process of srun, and the
+    processes of srun in an `salloc` shell for ones that nobody started. And its own handling of
+    Slurm's signal, which writes a checkpoint of another name, is left out.
+    """
+    rank = process_rank(environ)
+    if rank.launcher == "torchrun":
+        return TorchElasticEnvironment()
+    if rank.launcher == "srun" and rank.world_size > 1:
+        return SLURMEnvironment(auto_requeue=False)
+    return LightningEnvironment()
+
+
+@contextmanager
+def quiet_lightning() -> Iterator[None]:
+    """Leave out Lightning's noise inside the block, and let the rest of it reach the log file.
+
+    Warnings and errors are kept, and so is what callbacks and profilers report. It must be open
+    while the `Trainer` is built and while it runs.
+    """
+    with ExitStack() as stack:
+        stack.enter_context(warnings.catch_warnings())
+        for message in _WARNINGS:
+            warnings.filterwarnings("ignore", message=message)
+        for logger in _all_loggers():
+            logger.addFilter(_is_wanted)
+            stack.callback(logger.removeFilter, _is_wanted)
+        if logging.getLogger().handlers:
+            # The parent prints to the terminal as well, though its children hand nothing to it.
+            for name in ("lightning", *_LOGGERS):
+                _hand_to_root(logging.getLogger(name), stack)
+        yield
+
+
+def _is_wanted(record: logging.LogRecord) -> bool:
+    return record.levelno > logging.INFO or _NOISE.search(record.getMessage()) is None
+
+
+def _all_loggers() -> list[logging.Logger]:
+    # A filter holds for its own logger only, not for those below it.
+    known = sorted(logging.root.manager.loggerDict)
+    return [logging.getLogger(name) for name in known if name.startswith(_LOGGERS)]
+
+
+def _hand_to_root(logger: logging.Logger, stack: ExitStack) -> None:
+    """Let the handlers of the program, such as that of `train.log`, show what Lightning says."""
+
+    def restore(handlers: list[logging.Handler], propagate: bool) -> None:
+        logger.handlers, logger.propagate = handlers, propagate
+
+    stack.callback(restore, logger.handlers, logger.propagate)
+    logger.handlers, logger.propagate = [], True

@@ -19,8 +19,7 @@ from espnet3.config.load import load_config
 from espnet3.systems.base.system import BaseSystem
 from espnet3.trainer.module import TrainingModule
 from espnet3.trainer.optimization.optimization_config import OptimizationConfig
-from espnet3.trainer.reporting.quiet import quiet_lightning
-from espnet3.trainer.trainer import build_trainer
+from espnet3.trainer.trainer import build_trainer, quiet_lightning
 from tests.contract.conftest import SNIPPETS
 from tests.integration.training_recipe import TRAINING, TrainingRecipe
 

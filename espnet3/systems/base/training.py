@@ -186,10 +186,8 @@ def check_train(
     from espnet3.trainer.config import check_trainer
     from espnet3.trainer.fit import check_fit
     from espnet3.trainer.launching.launch_check import check_launch
-    from espnet3.trainer.reporting.configured_monitors import configured_monitors
-    from espnet3.trainer.reporting.monitors import refuse_without_validation
-    from espnet3.trainer.reporting.quiet import quiet_lightning
-    from espnet3.trainer.trainer import trainer_for
+    from espnet3.trainer.reporting.monitors import configured_monitors, refuse_without_validation
+    from espnet3.trainer.trainer import quiet_lightning, trainer_for
 
     loaded = completed(loaded)
     block = check_trainer(loaded)
@@ -391,8 +389,8 @@ def _check_model(loaded: "LoadedConfig", given: GivenParts = NOTHING_GIVEN) -> N
     if given.model is not None:
         return
     from espnet3.config.targets import locate
+    from espnet3.trainer.config import check_call, check_parts
     from espnet3.trainer.optimization.model_calls import refuse_lightning
-    from espnet3.trainer.target_arguments import check_call, check_parts
 
     values = loaded.plain()
     block = values.get("model")

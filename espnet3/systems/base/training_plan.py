@@ -58,9 +58,9 @@ def _padding(loader: "BatchLoader", durations: "Floats") -> float:
 
 
 def _describe_model(loaded: "LoadedConfig") -> str:
+    from espnet3.trainer.config import load_training_config
     from espnet3.trainer.optimization.parameters import freeze, parse_freeze
     from espnet3.trainer.reporting.summary import ModelSize
-    from espnet3.trainer.training_config import load_training_config
 
     model = build_model(loaded)
     freeze(model, parse_freeze(load_training_config(loaded).freeze, loaded), loaded)
@@ -78,8 +78,7 @@ def _describe_trainer(loaded: "LoadedConfig") -> str:
 
 def _describe_start(loaded: "LoadedConfig") -> str:
     from espnet3.trainer.checkpointing.resume import find_resume_point
-    from espnet3.trainer.config import trainer_block
-    from espnet3.trainer.training_config import load_training_config
+    from espnet3.trainer.config import load_training_config, trainer_block
 
     if trainer_block(loaded).get("fast_dev_run"):
         return "a trial of a few batches (fast_dev_run), of which nothing is kept"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from espnet3.config.resolve import resolved
 from espnet3.errors import ResourceError
-from espnet3.trainer.launching.devices import Wanted, count_gpus, find_wanted
+from espnet3.trainer.launching.devices import Wanted, check_names, count_gpus, find_wanted
 from espnet3.trainer.launching.launchers import (
     check_by_hand,
     check_slurm,
@@ -22,7 +22,6 @@ from espnet3.trainer.launching.launchers import (
     is_by_hand,
 )
 from espnet3.trainer.launching.process_rank import LAUNCHED, process_rank
-from espnet3.trainer.launching.trainer_names import check_names
 
 if TYPE_CHECKING:
     from espnet3.config.load import LoadedConfig

@@ -19,7 +19,7 @@ from espnet3.config.schema import FrozenConfig, validate
 from espnet3.config.sources import join_key, set_in
 from espnet3.config.targets import RESERVED, BadTarget, locate, signature_of
 from espnet3.errors import ConfigError, suggest
-from espnet3.trainer.target_arguments import check_call
+from espnet3.trainer.config import check_call
 
 logger = logging.getLogger(__name__)
 

@@ -17,23 +17,18 @@ from espnet3.io.atomic import StrPath, write_text
 from espnet3.trainer.reporting.history_entries import (
     FILE_NAME,
     Entry,
-    names,
     read_history,
-    series,
 )
-from espnet3.trainer.reporting.log_listener import LogListener
-from espnet3.trainer.reporting.loggers import hide_lost_steps
+from espnet3.trainer.reporting.loggers import LogListener, hide_lost_steps
 
 logger = logging.getLogger(__name__)
-
-__all__ = ["FILE_NAME", "Entry", "History", "names", "read_history", "series"]
 
 
 class History(Callback):
     """Writes `exp_dir/history.jsonl` on rank 0, whatever the loggers are.
 
-    When a run goes on from a checkpoint, lines beyond its batch are dropped, for those batches come
-    again; TensorBoard is told to hide them.
+    When a run resumes from a checkpoint, lines beyond its batch are dropped, for those batches come
+    again; TensorBoard hides them.
     """
 
     def __init__(self, exp_dir: StrPath) -> None:

@@ -1,19 +1,30 @@
-"""See to it that the metrics that checkpoints, schedulers and callbacks go by are logged."""
+"""Monitored metrics: which ones a config names, whether they are logged, and early stopping."""
 
-from collections.abc import Collection, Iterable, Sequence
+import logging
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import EarlyStopping
 
+from espnet3.config.resolve import resolved
 from espnet3.config.sources import set_in
 from espnet3.errors import ConfigError, suggest
+from espnet3.io.atomic import StrPath
+from espnet3.text import count, value_text
+from espnet3.trainer.checkpointing.best_checkpoints import KEY as CRITERIA
+from espnet3.trainer.checkpointing.best_checkpoints import parse_criteria
 from espnet3.trainer.lightning_internals import is_log_point
+from espnet3.trainer.reporting.history_entries import read_history
 
 if TYPE_CHECKING:
     from espnet3.config.load import LoadedConfig
 
+logger = logging.getLogger(__name__)
+
 _OF_TRAINING = ("train/", "perf/", "lr/", "grad_norm/")
+_MESSAGE = "stopping_reason_message"
 
 
 @dataclass(frozen=True)
@@ -32,13 +43,32 @@ class Monitor:
         return self.name.startswith(_OF_TRAINING)
 
 
-def monitors_of(callbacks: Iterable[Callback], key: str = "trainer.callbacks") -> list[Monitor]:
-    """Return what the user's callbacks monitor, such as early stopping."""
-    return [
-        Monitor(name, f"{key}.{i}.monitor", "monitor: {}")
-        for i, callback in enumerate(callbacks)
-        if isinstance(name := getattr(callback, "monitor", None), str)
+def configured_monitors(loaded: "LoadedConfig") -> list[Monitor]:
+    """Return the metrics of best checkpoints, schedulers and the user's callbacks."""
+    values = resolved(loaded.config, loaded=loaded)
+    monitors = [
+        Monitor(c.monitor, f"{CRITERIA}.{i}", f"{CRITERIA}: [[{{}}, {c.k}, {c.mode}]]")
+        for i, c in enumerate(parse_criteria(values.get(CRITERIA), loaded))
     ]
+    if values.get("scheduler_monitor"):
+        monitors.append(_monitor(values["scheduler_monitor"], "scheduler_monitor"))
+    for name, entry in (values.get("schedulers") or {}).items():
+        if entry.get("monitor"):
+            monitors.append(_monitor(entry["monitor"], f"schedulers.{name}.monitor"))
+    return [*monitors, *_of_callbacks((values.get("trainer") or {}).get("callbacks"))]
+
+
+def _of_callbacks(nodes: Any) -> list[Monitor]:
+    listed = nodes if isinstance(nodes, list) else [nodes]
+    return [
+        _monitor(node["monitor"], f"trainer.callbacks.{i}.monitor")
+        for i, node in enumerate(listed)
+        if isinstance(node, Mapping) and isinstance(node.get("monitor"), str)
+    ]
+
+
+def _monitor(name: str, key: str) -> Monitor:
+    return Monitor(name, key, f"{key.rpartition('.')[2]}: {{}}")
 
 
 def refuse_without_validation(
@@ -143,3 +173,68 @@ class MonitorCheck(Callback):
             f"logged no such metric.{hint} Logged are: {', '.join(logged) or 'none at all'}. "
             f"Write: {monitor.line.format(fixed)}{late}"
         )
+
+
+class EarlyStops(Callback):
+    """Logs at the end which `EarlyStopping` ended the training, if one did; Lightning is silent.
+
+    A checkpoint holds the `patience` of the run before, and would put it back: the config's counts.
+
+    Args:
+        exp_dir: whose history tells at which epoch the best value came.
+    """
+
+    def __init__(self, exp_dir: StrPath) -> None:
+        self._exp_dir = exp_dir
+        self._patience: dict[int, int] = {}
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        self._patience = {id(one): one.patience for one in _stoppers(trainer)}
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        for stopper in _stoppers(trainer):
+            wanted = self._patience.get(id(stopper), stopper.patience)
+            if wanted != stopper.patience and trainer.is_global_zero:
+                logger.info(
+                    "EarlyStopping of %s now waits for %s, and not for %d as before",
+                    stopper.monitor, count(wanted, "check"), stopper.patience,
+                )  # fmt: skip
+            stopper.patience = wanted
+            setattr(stopper, _MESSAGE, None)  # what it says is of an earlier end
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if not trainer.is_global_zero or not trainer.should_stop:
+            return
+        for stopper in _stoppers(trainer):
+            if getattr(stopper, _MESSAGE, None) or stopper.wait_count >= stopper.patience:
+                logger.info("%s", self._describe(stopper, trainer))
+
+    def _describe(self, stopper: EarlyStopping, trainer: Trainer) -> str:
+        best = float(stopper.best_score)
+        epoch = self._epoch_of(stopper.monitor, best)
+        at = "" if epoch is None else f", at epoch {epoch}"
+        # min_epochs may have kept it running for a while.
+        ended = max(stopper.stopped_epoch, trainer.current_epoch - 1) + 1
+        return (
+            f"EarlyStopping ended the training after epoch {ended}: {_reason(stopper)}. "
+            f"Best {stopper.monitor}: {value_text(best)}{at}"
+        )
+
+    def _epoch_of(self, monitor: str, best: float) -> int | None:
+        entries = [one for one in read_history(self._exp_dir) if monitor in one.values]
+        near = [one for one in entries if abs(one.values[monitor] - best) <= 1e-6 * abs(best)]
+        return near[0].epoch if near else None
+
+
+def _stoppers(trainer: Trainer) -> list[EarlyStopping]:
+    callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
+    return [one for one in callbacks if isinstance(one, EarlyStopping)]
+
+
+def _reason(stopper: EarlyStopping) -> str:
+    if stopper.wait_count >= stopper.patience:
+        checks = count(stopper.wait_count, "check")
+        return f"{stopper.monitor} was not better in {checks} (patience: {stopper.patience})"
+    current = str(getattr(stopper, _MESSAGE, None) or "")
+    reason = current.partition(" Signaling")[0].partition(" Previous")[0].rstrip(". ")
+    return reason[:1].lower() + reason[1:]

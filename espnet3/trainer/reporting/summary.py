@@ -45,17 +45,6 @@ class ModelSize:
         return f"{amount(self.n_trainable)} trainable" if self.n_trainable else "none trainable"
 
 
-def describe_model(model: torch.nn.Module) -> str:
-    """Return the size of a model, and a line for each of its top-level modules.
-
-    Example:
-        >>> print(describe_model(torch.nn.Sequential(torch.nn.Linear(9, 99), torch.nn.ReLU())))
-        Sequential: 990 parameters (all trainable), 3.96 kB
-          0  Linear  990  100%
-    """
-    return "\n".join([f"{type(model).__name__}: {ModelSize.of(model)}", *describe_parts(model)])
-
-
 def describe_parts(model: torch.nn.Module) -> list[str]:
     """Return a line for each top-level module that has parameters."""
     total = ModelSize.of(model)

@@ -304,7 +304,7 @@ def test_one_text_may_stand_for_a_list_of_one():
     [
         ("espnet3.systems.base.statistics_config.StatisticsConfig", "model_keys"),
         ("espnet3.systems.base.statistics_config.StatisticsConfig", "accept_changes"),
-        ("espnet3.trainer.training_config.TrainingConfig", "accept_changes"),
+        ("espnet3.trainer.config.TrainingConfig", "accept_changes"),
         ("espnet3.systems.asr.publication_config.PackConfig", "tags"),
         ("espnet3.systems.asr.publication_config.PackConfig", "datasets"),
         ("espnet3.systems.asr.tokenizer_config.TokenizerConfig", "clean_types"),

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from espnet3.trainer.seeding import SeedRanks, seed_all
+from espnet3.trainer.fit import SeedRanks, seed_all
 
 
 @pytest.fixture(autouse=True)

@@ -2,7 +2,7 @@ import pytest
 
 from espnet3.config.load import load_config
 from espnet3.errors import ConfigError
-from espnet3.trainer.target_arguments import check_call, check_parts
+from espnet3.trainer.config import check_call, check_parts
 
 
 class Base:

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from espnet3.trainer.threads import choose_threads, set_threads
+from espnet3.trainer.fit import choose_threads, set_threads
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@ import pytest
 
 from espnet3.config.load import load_config
 from espnet3.errors import ConfigError
-from espnet3.trainer.training_config import load_training_config
+from espnet3.trainer.config import load_training_config
 
 
 @pytest.fixture

@@ -1,6 +1,6 @@
 import pytest
 
-from espnet3.trainer.launching.cluster_environment import cluster_environment
+from espnet3.trainer.trainer import cluster_environment
 
 SRUN = {"SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "1", "SLURM_NTASKS": "4"}
 

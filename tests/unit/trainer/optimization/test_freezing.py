@@ -10,7 +10,7 @@ from espnet3.config.load import load_config
 from espnet3.errors import ConfigError
 from espnet3.trainer.optimization.optimization_config import OptimizationConfig
 from espnet3.trainer.optimization.parameters import freeze, parse_freeze, split_parameters
-from espnet3.trainer.reporting.summary import describe_model
+from espnet3.trainer.reporting.summary import ModelSize
 
 
 class Model(nn.Module):
@@ -74,7 +74,7 @@ def test_what_is_frozen_is_logged_and_no_longer_called_trainable(caplog):
     n = sum(parameter.numel() for parameter in model.parameters())
     assert "Frozen: encoder (in eval mode) and 1 parameter by name (scale); 13 of" in caplog.text
     assert f"13 of {n} parameters" in caplog.text
-    assert "all trainable" not in describe_model(model)
+    assert "all trainable" not in str(ModelSize.of(model))
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@ import pytest
 
 from espnet3.config.load import load_config
 from espnet3.errors import ConfigError
-from espnet3.trainer.reporting.configured_monitors import configured_monitors
+from espnet3.trainer.reporting.monitors import configured_monitors
 
 STOPPING = "lightning.pytorch.callbacks.EarlyStopping"
 

@@ -7,7 +7,7 @@ import pytest
 from matplotlib.image import imread
 
 from espnet3.trainer.reporting.curves import panels_of, plot_curves, thin_out
-from espnet3.trainer.reporting.history import FILE_NAME, Entry
+from espnet3.trainer.reporting.history_entries import FILE_NAME, Entry
 
 PNG = b"\x89PNG\r\n"
 

@@ -8,7 +8,8 @@ import signal
 import pytest
 from lightning.pytorch.callbacks import ModelCheckpoint
 
-from espnet3.trainer.reporting.history import Entry, History, names, read_history, series
+from espnet3.trainer.reporting.history import History
+from espnet3.trainer.reporting.history_entries import Entry, names, read_history, series
 from espnet3.trainer.reporting.throughput import ThroughputMonitor
 from tests import clean_process
 from tests.report_parts import Loader, Module, fit

@@ -9,7 +9,6 @@ from espnet3.errors import ConfigError
 from espnet3.trainer.reporting.monitors import (
     Monitor,
     MonitorCheck,
-    monitors_of,
     refuse_without_validation,
 )
 from tests.report_parts import Loader, Module, fit
@@ -91,8 +90,9 @@ def test_a_monitor_of_validations_needs_one(tmp_path):
 
 def test_callbacks_of_the_user_are_checked_before_they_fail_in_their_own_words(tmp_path):
     stopping = EarlyStopping("valid/lss")
+    monitor = Monitor(stopping.monitor, "trainer.callbacks.1.monitor", "monitor: {}")
     with pytest.raises(ConfigError, match=r"trainer\.callbacks\.1\.monitor is 'valid/lss'") as e:
-        run(tmp_path, *monitors_of([object(), stopping]), more=[stopping], num_sanity_val_steps=0)
+        run(tmp_path, monitor, more=[stopping], num_sanity_val_steps=0)
     assert "Write: monitor: valid/loss" in str(e.value)
 
 

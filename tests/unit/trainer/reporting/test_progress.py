@@ -14,10 +14,10 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 
 from espnet3.logs import open_stage_log
 from espnet3.trainer.reporting import progress
-from espnet3.trainer.reporting.progress import TrainingProgress
-from espnet3.trainer.reporting.progress_text import (
+from espnet3.trainer.reporting.progress import (
     BestValues,
     Position,
+    TrainingProgress,
     describe_training,
     time_left,
 )

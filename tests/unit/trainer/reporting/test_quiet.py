@@ -7,7 +7,7 @@ import warnings
 from lightning.pytorch.callbacks import EarlyStopping
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 
-from espnet3.trainer.reporting.quiet import quiet_lightning
+from espnet3.trainer.trainer import quiet_lightning
 from tests.report_parts import fit
 
 

@@ -5,8 +5,9 @@ import re
 import torch
 
 from espnet3.trainer.reporting import summary
-from espnet3.trainer.reporting.history import History, read_history
-from espnet3.trainer.reporting.summary import ModelSize, StartupTimes, describe_model
+from espnet3.trainer.reporting.history import History
+from espnet3.trainer.reporting.history_entries import read_history
+from espnet3.trainer.reporting.summary import ModelSize, StartupTimes, describe_parts
 from tests.report_parts import Module, fit
 
 
@@ -17,8 +18,8 @@ def test_a_model_is_described_by_its_top_level_modules():
     model.encoder = torch.nn.Sequential(torch.nn.Linear(100, 1000), torch.nn.Linear(1000, 10))
     model.encoder[1].requires_grad_(False)
     model.activation = torch.nn.ReLU()
-    assert describe_model(model).splitlines() == [
-        "Module: 112 k parameters (101 k trainable), 448 kB",
+    assert str(ModelSize.of(model)) == "112 k parameters (101 k trainable), 448 kB"
+    assert describe_parts(model) == [
         "  frontend  Linear      1.1 k  1.0%  frozen",
         "  encoder   Sequential  111 k   99%  10 k frozen",
     ]
@@ -31,11 +32,12 @@ def test_tied_weights_count_once_and_lazy_ones_not_at_all():
     model.output.weight = model.embedding.weight
     model.lazy = torch.nn.LazyLinear(5)
     assert ModelSize.of(model) == ModelSize(21, 21, 84)
-    assert "lazy" in describe_model(model)
+    assert "lazy" in "".join(describe_parts(model))
 
 
 def test_a_model_without_weights_has_no_table():
-    assert describe_model(torch.nn.ReLU()) == "ReLU: 0 parameters (all trainable), 0 B"
+    assert str(ModelSize.of(torch.nn.ReLU())) == "0 parameters (all trainable), 0 B"
+    assert not describe_parts(torch.nn.ReLU())
 
 
 def test_the_time_to_the_first_step_is_told_by_part(tmp_path, monkeypatch, caplog):

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from espnet3.trainer.reporting import throughput
-from espnet3.trainer.reporting.history import History, read_history, series
+from espnet3.trainer.reporting.history import History
+from espnet3.trainer.reporting.history_entries import read_history, series
 from espnet3.trainer.reporting.progress import TrainingProgress
 from espnet3.trainer.reporting.throughput import ThroughputMonitor, Window
 from tests import clean_process

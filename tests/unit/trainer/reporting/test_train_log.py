@@ -12,7 +12,8 @@ from espnet3.trainer.checkpointing.checkpoints import CheckpointConfig, Checkpoi
 from espnet3.trainer.checkpointing.training_state import RandomStates
 from espnet3.trainer.module import TrainingModule
 from espnet3.trainer.optimization.optimization_config import OptimizationConfig
-from espnet3.trainer.reporting.history import History, read_history
+from espnet3.trainer.reporting.history import History
+from espnet3.trainer.reporting.history_entries import read_history
 from espnet3.trainer.reporting.throughput import ThroughputMonitor
 from tests.checkpoint_parts import Loader, Net
 
