@@ -8,7 +8,6 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from espnet3.components.data.errors import DataError
-from espnet3.components.data.fields import fields_of, has_fields
 from espnet3.components.data.sample_seed import sample_of, sample_rng, takes_rng, uses_rng
 from espnet3.config.fingerprint import digest
 from espnet3.config.targets import signature_of
@@ -320,3 +319,15 @@ def _as_sample(value: Any, step: Transform) -> Any:
 
 def _kind(dataset: Any) -> str:
     return f"{type(dataset).__module__}.{type(dataset).__qualname__}"
+
+
+def has_fields(dataset: Any) -> bool:
+    """Tell whether a dataset has samples without audio; see `Dataset`."""
+    own = getattr(dataset, "has_fields", None)
+    return bool(own()) if callable(own) else callable(getattr(dataset, "fields", None))
+
+
+def fields_of(dataset: Any, index: int) -> Any:
+    """Return a sample without its audio, or all of it where the dataset cannot leave it out."""
+    own = getattr(dataset, "fields", None)
+    return own(index) if callable(own) else dataset[index]

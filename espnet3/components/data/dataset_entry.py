@@ -1,10 +1,10 @@
-"""The entries of `dataset.train`, `.valid` and `.test`, checked before anything is built."""
+"""Entries of `dataset.train`, `.valid` and `.test`, and the names of test sets, checked first."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from pydantic import PositiveFloat
 
-from espnet3.components.data.test_set_names import check_names
 from espnet3.config.resolve import resolved
 from espnet3.config.schema import FrozenConfig, validate
 from espnet3.config.sources import set_in
@@ -73,3 +73,40 @@ def _refuse_weights(entries: list[DatasetEntry], key: str, loaded: "LoadedConfig
                 f"{full} is {entry.weight:g}{set_in(full, loaded)}, but only datasets to train on "
                 "have weights: scores are of each sample once. Remove the line."
             )
+
+
+def check_name(key: str, name: Any, loaded: "LoadedConfig | None" = None) -> None:
+    """Raise a `ConfigError` unless a test set, and so a folder, can have this name."""
+    where = set_in(key, loaded)
+    if not isinstance(name, str) or not name:
+        raise ConfigError(
+            f"{key} is not set{where}. A test set needs a name, which is also the folder of its "
+            "results. Write: name: test_clean"
+        )
+    if "/" in name or name in (".", "..") or not name.isprintable():
+        better = "_".join(name.replace("/", " ").split()).strip(".") or "test"
+        raise ConfigError(
+            f"{key} is {name!r}{where}, which cannot be the name of one folder. "
+            f"Write: name: {better}"
+        )
+
+
+def check_names(names: Sequence[tuple[str, Any]], loaded: "LoadedConfig | None" = None) -> None:
+    """Check each name, and that no two are the same.
+
+    Args:
+        names: The dotted key of each name, such as `dataset.test.0.name`, and the name.
+        loaded: Where they come from, so that the errors name file and line.
+
+    Raises:
+        ConfigError: A name is missing, there twice, or no name of a folder.
+    """
+    first: dict[str, str] = {}
+    for key, name in names:
+        check_name(key, name, loaded)
+        if name in first:
+            raise ConfigError(
+                f"{key} is {name!r}{set_in(key, loaded)}, which is the name of "
+                f"{first[name].removesuffix('.name')} as well. Write another one: name: {name}_2"
+            )
+        first[name] = key

@@ -1,12 +1,13 @@
-"""The loader of one split: batches for this rank, from worker processes, resumable in mid-epoch."""
+"""The loader of one split: batches for this rank, from worker processes, resumable mid-epoch."""
 
 import atexit
 import logging
 import os
 import re
+import signal
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -15,17 +16,18 @@ from espnet3.components.data.batch_sampler import EpochSampler
 from espnet3.components.data.collate import CollateFn
 from espnet3.components.data.errors import DataError
 from espnet3.components.data.functions import build_function
-from espnet3.components.data.lengths import LengthSource
 from espnet3.components.data.loader_config import LoaderConfig
-from espnet3.components.data.loader_plan import make_plan
+from espnet3.components.data.loader_plan import LengthSource, make_plan
 from espnet3.components.data.sample_reader import Failure, Fetched, Request, SampleReader, as_is
-from espnet3.components.data.worker_signals import kill_workers, start_worker
 from espnet3.errors import EspnetError, ResourceError
 
 if TYPE_CHECKING:
     from espnet3.config.load import LoadedConfig
 
 logger = logging.getLogger(__name__)
+
+GRACE_SECONDS = 30
+"""In which the training saves and stops its workers itself."""
 
 
 @dataclass(frozen=True)
@@ -305,3 +307,37 @@ class _Feed:
 
     def __iter__(self) -> Iterator[Request]:
         return iter(self.requests)
+
+
+def outlive_sigterm(seconds: int = GRACE_SECONDS) -> None:
+    """Let this process end some seconds after a SIGTERM rather than at once.
+
+    Schedulers send it to all processes of a job. A training that loses its workers gets an error in
+    the middle of a step, and cannot save. To be called in the worker, after torch has installed
+    its own handler: in `worker_init_fn`.
+    """
+
+    def end_later(number: int, frame: object) -> None:
+        # Whose default is the end, even in a read that hangs.
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(seconds)
+
+    signal.signal(signal.SIGTERM, end_later)
+
+
+def start_worker(users: Callable[[int], Any] | None, number: int) -> None:
+    """Be the `worker_init_fn` of a loader; calls that of the user, if there is one."""
+    outlive_sigterm()
+    if users is not None:
+        users(number)
+
+
+def kill_workers(iterator: Any) -> None:
+    """End the workers of a torch iterator, whatever they are doing."""
+    from torch._C import _remove_worker_pids
+
+    if iterator._worker_pids_set:  # else torch would raise an error when it hears of their end
+        _remove_worker_pids(id(iterator))
+        iterator._worker_pids_set = False
+    for worker in iterator._workers:
+        worker.kill()

@@ -8,8 +8,12 @@ from typing import IO, Any
 
 from espnet3.components.data.dataset import Dataset
 from espnet3.components.data.errors import DataError
-from espnet3.components.data.shard_sample import AudioForm, EncodedSample
-from espnet3.components.data.shard_writer import ShardSize, ShardWriting
+from espnet3.components.data.shard_writer import (
+    AudioEncoding,
+    EncodedSample,
+    ShardSize,
+    ShardWriting,
+)
 from espnet3.components.data.sources.base import check_extra
 from espnet3.components.data.sources.parquet_index import ParquetIndexer
 from espnet3.components.data.sources.shard_index import IndexKind
@@ -44,7 +48,7 @@ def write_parquet_shards(
     """
     check_extra("pyarrow", "parquet")
     size = ShardSize(shard_seconds, samples_per_shard)
-    form = AudioForm(audio_format, bits)
+    form = AudioEncoding(audio_format, bits)
     kind = _Parquet(audio_format)
     return ShardWriting(dataset, folder, kind, name, size, form, n_threads).run()
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from espnet3.components.data.collate import CollateFn
 from espnet3.components.data.errors import DataError
-from espnet3.components.data.lengths import place_of
+from espnet3.components.data.loader_plan import place_of
 from espnet3.components.data.sample_seed import (
     global_rngs_kept,
     sample_of,

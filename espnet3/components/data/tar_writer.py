@@ -9,8 +9,12 @@ from pathlib import Path
 from typing import IO, Any
 
 from espnet3.components.data.dataset import Dataset
-from espnet3.components.data.shard_sample import AudioForm, EncodedSample
-from espnet3.components.data.shard_writer import ShardSize, ShardWriting
+from espnet3.components.data.shard_writer import (
+    AudioEncoding,
+    EncodedSample,
+    ShardSize,
+    ShardWriting,
+)
 from espnet3.components.data.sources.shard_index import IndexKind
 from espnet3.components.data.sources.tar import TAR_INDEX
 from espnet3.io.atomic import StrPath
@@ -62,7 +66,7 @@ def write_tar_shards(
         ...         write_tar_shards(kaldi.Dataset(source), f"{data_dir}/train")
     """
     size = ShardSize(shard_seconds, samples_per_shard)
-    form = AudioForm(audio_format, bits)
+    form = AudioEncoding(audio_format, bits)
     return ShardWriting(dataset, folder, _Tar(audio_format), name, size, form, n_threads).run()
 
 

@@ -10,8 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from espnet3.components.data.dataset import fingerprint_of
-from espnet3.components.data.fields import fields_of, has_fields
+from espnet3.components.data.dataset import fields_of, fingerprint_of, has_fields
 from espnet3.components.data.functions import find_function
 from espnet3.components.data.shard_shuffle import locality_of
 from espnet3.config.instantiate import instantiate

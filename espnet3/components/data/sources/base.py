@@ -8,9 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from espnet3.components.data.audio import Audio, in_threads, read_duration
-from espnet3.components.data.audio_form import AudioForm
-from espnet3.components.data.audio_problems import Source
+from espnet3.components.data.audio import Audio, AudioForm, Source, in_threads, read_duration
 from espnet3.components.data.dataset import Sample, as_position
 from espnet3.components.data.errors import AudioError
 from espnet3.config.fingerprint import digest, file_identity

@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from espnet3.components.data.audio import read_duration
-from espnet3.components.data.audio_problems import Source
+from espnet3.components.data.audio import Source, read_duration
 from espnet3.components.data.errors import AudioError, DataError
 from espnet3.components.data.sources.column_file import Array
 from espnet3.components.data.sources.columns import find_columns, unique_ids

@@ -8,7 +8,7 @@ from itertools import product
 from pathlib import Path
 
 from espnet3.components.data.errors import create_command
-from espnet3.components.data.shard_plan import check_written
+from espnet3.components.data.shard_writer import check_written
 from espnet3.components.data.sources.paths import StrPath, find_input
 from espnet3.errors import ConfigError
 

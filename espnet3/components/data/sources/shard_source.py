@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from espnet3.components.data.audio_form import AudioForm
+from espnet3.components.data.audio import AudioForm
 from espnet3.components.data.dataset import Sample, as_position
 from espnet3.components.data.errors import AudioError
 from espnet3.components.data.sources.column_file import Array, ColumnFile

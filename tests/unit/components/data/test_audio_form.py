@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from espnet3.components.data.audio_form import AudioForm
+from espnet3.components.data.audio import AudioForm
 from espnet3.components.data.dataset import CombinedDataset, TransformedDataset, durations_of
 from espnet3.components.data.sources import jsonl, kaldi, tar
 from espnet3.components.data.tar_writer import write_tar_shards

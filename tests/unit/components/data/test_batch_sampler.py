@@ -8,8 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from espnet3.components.data.batch_sampler import EpochSampler
-from espnet3.components.data.batching import CountBatches
-from espnet3.components.data.selection import Part
+from espnet3.components.data.batching import CountBatches, Part
 from espnet3.errors import ConfigError
 
 

@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from espnet3.components.data.batching import CountBatches, LengthBatches
+from espnet3.components.data.batching import CountBatches, LengthBatches, Part
 from espnet3.components.data.dealing import in_steps
-from espnet3.components.data.selection import Part
 
 
 def speech_like(n, seed=0):

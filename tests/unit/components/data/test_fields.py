@@ -6,8 +6,12 @@ import tarfile
 import numpy as np
 import soundfile
 
-from espnet3.components.data.dataset import CombinedDataset, TransformedDataset
-from espnet3.components.data.fields import fields_of, has_fields
+from espnet3.components.data.dataset import (
+    CombinedDataset,
+    TransformedDataset,
+    fields_of,
+    has_fields,
+)
 from espnet3.components.data.sources import kaldi, tar
 
 

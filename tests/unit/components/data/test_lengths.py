@@ -3,8 +3,8 @@ import logging
 import numpy as np
 import pytest
 
-from espnet3.components.data.lengths import LengthSource, left_in, read_shapes
 from espnet3.components.data.loader_config import LoaderConfig
+from espnet3.components.data.loader_plan import LengthSource, left_in, read_shapes
 from espnet3.errors import ConfigError
 
 KEY = "dataloader.train"

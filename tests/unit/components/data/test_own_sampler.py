@@ -4,7 +4,7 @@ from itertools import chain
 import pytest
 import torch
 
-from espnet3.components.data.own_sampler import OwnBatches, build_sampler
+from espnet3.components.data.batch_sampler import OwnBatches, build_sampler
 from espnet3.errors import ConfigError
 
 

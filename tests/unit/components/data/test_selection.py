@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from espnet3.components.data.selection import Part, find_slots, tickets_of
+from espnet3.components.data.batching import Part, find_slots, tickets_of
 
 
 def tickets(weight, n_items, epoch, seed=0):

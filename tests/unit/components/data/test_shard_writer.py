@@ -12,7 +12,7 @@ import soundfile
 from espnet3.components.data.dataset_builder import DatasetBuilder, build_dataset
 from espnet3.components.data.errors import DataError
 from espnet3.components.data.parquet_writer import write_parquet_shards
-from espnet3.components.data.shard_plan import are_shards_written
+from espnet3.components.data.shard_writer import are_shards_written
 from espnet3.components.data.sources import parquet, tar
 from espnet3.components.data.tar_writer import write_tar_shards
 from espnet3.errors import ConfigError, StaleRunError

@@ -9,7 +9,7 @@ import pytest
 
 WORKER = """
 import sys, time
-from espnet3.components.data.worker_signals import outlive_sigterm
+from espnet3.components.data.loader import outlive_sigterm
 outlive_sigterm({seconds})
 print("ready", flush=True)
 while True:
