@@ -3,9 +3,8 @@
 import argparse
 from pathlib import Path
 
-from espnet3.cli.plain import command
+from espnet3.cli.console import command, seconds
 from espnet3.cli.run_folders import find_detached_runs
-from espnet3.cli.usage import seconds
 from espnet3.parallel.detached.cancel import PATIENCE_SECONDS, Cancelled, cancel_runs
 from espnet3.parallel.detached.folder_access import told_in_words
 from espnet3.text import count, on_one_line

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from espnet3.cli.console import UsageError
 from espnet3.cli.recipe_folder import fitting_configs
 from espnet3.cli.recipe_options import Options, is_override
-from espnet3.cli.usage import UsageError
 from espnet3.systems.base.stages import Stage, stages_of
 
 _MARKS = {

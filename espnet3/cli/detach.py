@@ -5,7 +5,7 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from espnet3.cli.usage import UsageError
+from espnet3.cli.console import UsageError
 from espnet3.systems.base.stages import Stage
 from espnet3.text import on_one_line
 

@@ -9,10 +9,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from espnet3.cli.plain import print_json
+from espnet3.cli.console import UsageError, make_console, make_table, print_json
 from espnet3.cli.recipe_folder import enter_recipe, find_files, recipe_of
 from espnet3.cli.recipe_options import is_override
-from espnet3.cli.usage import UsageError
 from espnet3.errors import EspnetError
 from espnet3.findings import Finding, has_problem, never_raises
 from espnet3.parallel.clusters.table import ON_THIS_MACHINE
@@ -242,8 +241,6 @@ def _note(line: str) -> None:
 
 
 def _show(findings: Sequence[Finding]) -> None:
-    from espnet3.cli.console import make_console
-
     console = make_console()
     if console.is_terminal:
         _show_table(findings)
@@ -266,8 +263,6 @@ def _indented(text: str) -> str:
 
 def _show_table(findings: Sequence[Finding]) -> None:
     from rich.text import Text
-
-    from espnet3.cli.console import make_console, make_table
 
     table = make_table("", "Check", "Found")
     for finding in findings:

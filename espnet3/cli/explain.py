@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from espnet3.cli.plain import print_error, print_json
+from espnet3.cli.console import make_console, print_error, print_json
 from espnet3.cli.run_folders import find_all_runs
 from espnet3.errors import EspnetError
 from espnet3.parallel.detached.explain import explain_run
@@ -44,8 +44,6 @@ def run(args: argparse.Namespace) -> int:
         ]
         print_json({"runs": runs})
         return code
-    from espnet3.cli.console import make_console
-
     console = make_console()
     for run_dir, findings in found.items():
         console.print(on_one_line(run_dir), style="bold", soft_wrap=True)

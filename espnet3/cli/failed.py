@@ -8,7 +8,7 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from espnet3.cli.plain import command, print_json
+from espnet3.cli.console import command, make_console, make_table, print_json
 from espnet3.cli.run_folders import find_run
 from espnet3.parallel.detached.folder_access import told_in_words
 from espnet3.shards.status import read_failures, require_manifest
@@ -68,8 +68,6 @@ def _where_else(run_dir: Path) -> str:
 
 
 def _show(run_dir: Path, failures: list[dict[str, Any]], limit: int) -> None:
-    from espnet3.cli.console import make_console
-
     console = make_console()
     console.print(
         f"{count(len(failures), 'item')} failed in {on_one_line(run_dir)}",
@@ -88,8 +86,6 @@ def _show(run_dir: Path, failures: list[dict[str, Any]], limit: int) -> None:
 
 
 def _show_errors(errors: Counter[str], console: "Console") -> None:
-    from espnet3.cli.console import make_table
-
     table = make_table("Items", "Error", right=["Items"])
     for error, number in errors.most_common(_SHOWN_ERRORS):
         table.add_row(f"{number:,}", error)

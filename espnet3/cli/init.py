@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import espnet3
-from espnet3.cli.usage import UsageError
+from espnet3.cli.console import UsageError
 from espnet3.errors import ResourceError, suggest
 from espnet3.text import on_one_line
 

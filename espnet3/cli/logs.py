@@ -5,9 +5,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from espnet3.cli.plain import command
+from espnet3.cli.console import UsageError, command, make_console
 from espnet3.cli.run_folders import find_run
-from espnet3.cli.usage import UsageError
 from espnet3.parallel.detached.folder_access import told_in_words
 from espnet3.parallel.detached.logs import (
     Follower,
@@ -64,8 +63,6 @@ def run(args: argparse.Namespace) -> int:
     run_dir = find_run(args.dir)
     if args.follow and (args.shard is not None or args.failed):
         raise UsageError("-f goes with all workers or with --worker, not with --shard or --failed.")
-    from espnet3.cli.console import make_console
-
     console = make_console()
     follower = Follower(run_dir, args.worker) if args.follow else None
     n_lines = _N_LINES if args.lines is None and _is_plain(args) else args.lines

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from espnet3 import __version__
-from espnet3.cli.guard import guarded
-from espnet3.cli.usage import UsageError
+from espnet3.cli.console import UsageError, guarded
 from espnet3.errors import suggest
 
 VERBS = {

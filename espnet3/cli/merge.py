@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from espnet3.cli.plain import command, print_json
+from espnet3.cli.console import command, make_console, make_table, print_json
 from espnet3.cli.run_folders import find_run
 from espnet3.errors import RunFolderError
 from espnet3.parallel.detached.folder_access import told_in_words
@@ -237,8 +237,6 @@ def _nothing_to_join(run_dir: Path, left: dict[str, str]) -> str:
 
 
 def _show(merged: Merged) -> None:
-    from espnet3.cli.console import make_console
-
     console = make_console()
     for line in _head(merged):
         console.print(line, soft_wrap=True)
@@ -268,8 +266,6 @@ def _head(merged: Merged) -> Iterator[str]:
 
 
 def _tables(merged: Merged) -> "Iterator[Table]":
-    from espnet3.cli.console import make_table
-
     if merged.files:
         table = make_table("File", "Lines", right=["Lines"])
         for name, n_lines in merged.files.items():

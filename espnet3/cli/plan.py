@@ -7,13 +7,12 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from espnet3.cli.plain import print_error
+from espnet3.cli.console import UsageError, print_error
 from espnet3.cli.plan_report import StagePlan, show
 from espnet3.cli.recipe import set_up
 from espnet3.cli.recipe_folder import SCRIPT, find_files, recipe_of
 from espnet3.cli.recipe_options import Options, is_override
 from espnet3.cli.stage_selection import select_stages
-from espnet3.cli.usage import UsageError
 from espnet3.errors import EspnetError, suggest
 from espnet3.systems.base.known_rate import StatedRate
 from espnet3.systems.base.stages import find_stage, stages_of

@@ -5,11 +5,10 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from espnet3.cli.console import UsageError, print_error
 from espnet3.cli.failure import describe_failure
-from espnet3.cli.plain import print_error
 from espnet3.cli.stage_loop import exit_code_of, sigterm_interrupts
 from espnet3.cli.stage_selection import Selected
-from espnet3.cli.usage import UsageError
 from espnet3.errors import EspnetError
 from espnet3.logs import open_stage_log
 from espnet3.systems.base.context import context_value

@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from espnet3.cli.guard import guarded
+from espnet3.cli.console import UsageError, guarded
 from espnet3.cli.program import program_words
 from espnet3.cli.recipe_folder import (
     assign_configs,
@@ -24,7 +24,6 @@ from espnet3.cli.recipe_options import Options, list_stages, make_parser, parse_
 from espnet3.cli.stage_selection import Selected, explain_numbers, select_stages
 from espnet3.cli.start_folder import remember_start
 from espnet3.cli.unneeded_stages import skip_ungiven, skip_unneeded, stages_to_run
-from espnet3.cli.usage import UsageError
 from espnet3.systems.base.stages import find_config, stages_of
 from espnet3.systems.base.system import BaseSystem
 from espnet3.trainer.launching.process_rank import ProcessRank, process_rank

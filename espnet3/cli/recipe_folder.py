@@ -6,8 +6,8 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
+from espnet3.cli.console import UsageError
 from espnet3.cli.recipe_options import Options
-from espnet3.cli.usage import UsageError
 from espnet3.systems.base.stages import Stage
 from espnet3.text import on_one_line
 

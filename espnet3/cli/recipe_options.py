@@ -7,8 +7,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from espnet3.cli.console import UsageError
 from espnet3.cli.program import program_words
-from espnet3.cli.usage import UsageError
 from espnet3.config.own_keys import OWN
 from espnet3.config.ways import Has
 from espnet3.errors import suggest

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from espnet3.cli.console import UsageError
 from espnet3.cli.recipe_options import is_override
 from espnet3.cli.run_folders import find_detached_runs
-from espnet3.cli.usage import UsageError
 from espnet3.parallel.detached.folder_access import told_in_words
 from espnet3.parallel.detached.resume import Resumed, resume_runs
 from espnet3.text import count, on_one_line

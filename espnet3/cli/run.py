@@ -7,8 +7,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from espnet3.cli.console import UsageError
 from espnet3.cli.recipe_options import is_override, make_parser
-from espnet3.cli.usage import UsageError
 from espnet3.text import on_one_line
 
 _SCRIPT = "run.py"

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from espnet3.cli.plain import command
+from espnet3.cli.console import command, make_facts, make_table
 from espnet3.parallel.clusters.advice import find_advice
 from espnet3.parallel.clusters.schedulers import scheduler_of
 from espnet3.parallel.detached.crew import Job, Worker
@@ -75,8 +75,6 @@ def _first_sentence(text: str) -> str:
 
 def facts_of(seen: Overview) -> "Table":
     """Return a grid of what is known of a run."""
-    from espnet3.cli.console import make_facts
-
     status = seen.status
     facts = make_facts()
     facts.add_row("State", state_text(seen))
@@ -128,8 +126,6 @@ def jobs_text(waiting: list[Job], n_starting: int) -> str:
 
 def worker_table(seen: Overview, limit: int = _SHOWN) -> "Table | None":
     """Return a row per living worker, with a bar for its shard; None if nobody works."""
-    from espnet3.cli.console import make_table
-
     living = seen.crew.living
     if not living or seen.is_over:  # one that finds nothing to do may need a moment to leave
         return None
@@ -172,8 +168,6 @@ def run_bar(status: RunStatus, width: int) -> "RenderableType":
 
 def running_table(status: RunStatus) -> "Table":
     """Return a row per running shard, for runs whose workers a driver looks after."""
-    from espnet3.cli.console import make_table
-
     table = make_table("Running shard", "Items", "Owner", right=("Running shard", "Items"))
     for shard in status.running[:_SHOWN]:
         done = f"{shard.n_done:,} of {shard.n_items:,}"

@@ -14,9 +14,9 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from espnet3.cli.console import print_error
 from espnet3.cli.detach import what_comes_after
 from espnet3.cli.failure import describe_failure
-from espnet3.cli.plain import print_error
 from espnet3.cli.recipe_options import Options
 from espnet3.cli.stage_selection import Selected, spell_stages
 from espnet3.errors import (

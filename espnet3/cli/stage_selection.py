@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from espnet3.cli.usage import UsageError
+from espnet3.cli.console import UsageError
 from espnet3.errors import suggest
 from espnet3.systems.base.stages import Stage
 

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from espnet3.cli.console import make_console, make_table
 from espnet3.text import on_one_line
 
 if TYPE_CHECKING:
@@ -15,7 +16,6 @@ def print_summary(outcomes: Sequence["Outcome"]) -> None:
     """Print a line for each stage: how it ended, how long it took, and its log."""
     from rich.text import Text
 
-    from espnet3.cli.console import make_console, make_table
     from espnet3.text import duration
 
     table = make_table("Stage", "State", "Time", "Log", right=["Time"])

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from espnet3.cli.plain import print_error, print_json
+from espnet3.cli.console import make_console, make_table, print_error, print_json, seconds
 from espnet3.cli.run_folders import find_runs
 from espnet3.cli.run_view import (
     STYLES,
@@ -22,7 +22,6 @@ from espnet3.cli.run_view import (
     running_table,
     worker_table,
 )
-from espnet3.cli.usage import seconds
 from espnet3.errors import EspnetError
 from espnet3.parallel.detached.folder_access import in_words, told_in_words
 from espnet3.parallel.detached.overview import Overview, look
@@ -118,8 +117,6 @@ def _accounting(seen: Overview) -> "Accounting":
 
 
 def _show(seen: list[Overview], *, all_workers: bool) -> None:
-    from espnet3.cli.console import make_console
-
     console = make_console()
     if len(seen) == 1:
         _show_one(seen[0], console, all_workers=all_workers)
@@ -157,8 +154,6 @@ def _show_one(seen: Overview, console: "Console", *, all_workers: bool) -> None:
 
 def _summary(runs: list[Overview]) -> "Table":
     from rich.text import Text
-
-    from espnet3.cli.console import make_table
 
     base = _common_folder(runs)
     numbers = ("Done", "Items", "Failed", "Items/s", "Left")

@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from espnet3.cli.plain import print_error
+from espnet3.cli.console import print_error, seconds
 from espnet3.cli.run_folders import find_runs
 from espnet3.cli.run_view import items_text, speed_text
-from espnet3.cli.usage import seconds
 from espnet3.errors import EspnetError
 from espnet3.parallel.detached.folder_access import Patience, told_in_words
 from espnet3.parallel.detached.overview import Overview

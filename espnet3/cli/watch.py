@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from espnet3.cli.plain import command
+from espnet3.cli.console import command, make_console, make_facts
 from espnet3.cli.run_view import (
     crew_facts,
     items_text,
@@ -51,8 +51,6 @@ def watch(run_dirs: Sequence[Path], interval: float | None = None) -> int:
 
 def _watch_live(observers: list[Observer], interval: float) -> list[Overview]:
     from rich.live import Live
-
-    from espnet3.cli.console import make_console
 
     console = make_console()
     with Live(console=console, auto_refresh=False, transient=True) as live:
@@ -137,8 +135,6 @@ def render(runs: Sequence[Overview], console: "Console", *, is_last: bool = Fals
 def _run(seen: Overview, width: int, rows: int) -> "list[RenderableType]":
     from rich.table import Table
     from rich.text import Text
-
-    from espnet3.cli.console import make_facts
 
     status = seen.status
     title = Text(on_one_line(status.run_dir), style="bold")

@@ -5,8 +5,8 @@ import re
 import pytest
 import yaml
 
+from espnet3.cli.console import UsageError
 from espnet3.cli.stage_selection import select_stages
-from espnet3.cli.usage import UsageError
 from espnet3.config.advice import advise
 from espnet3.systems.base.stages import STAGES
 from tests.pages import DOCS, code_in, table

@@ -6,8 +6,8 @@ import shlex
 import pytest
 
 from espnet3.cli.config_kinds import check_kinds
+from espnet3.cli.console import UsageError
 from espnet3.cli.recipe_options import Options, parse_options
-from espnet3.cli.usage import UsageError
 from espnet3.systems.base.stages import stages_of
 from espnet3.systems.base.system import BaseSystem
 from tests.recognizer_parts import make_experiment

@@ -25,8 +25,8 @@ from typing import Any
 import cloudpickle
 import pytest
 
+from espnet3.cli.console import print_error
 from espnet3.cli.main import main
-from espnet3.cli.plain import print_error
 from espnet3.errors import EspnetError
 from espnet3.parallel import BaseRunner
 from espnet3.parallel.detached.agent import Agent

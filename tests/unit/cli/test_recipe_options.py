@@ -1,7 +1,7 @@
 import pytest
 
+from espnet3.cli.console import UsageError
 from espnet3.cli.recipe_options import Options, is_override, list_stages, parse_options
-from espnet3.cli.usage import UsageError
 from espnet3.systems.base.stages import KINDS, stages_of
 from espnet3.systems.base.system import BaseSystem
 
