@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from espnet3.cli.console import UsageError, make_console, make_table, print_json
-from espnet3.cli.recipe_folder import enter_recipe, find_files, recipe_of
+from espnet3.cli.recipe_configs import enter_recipe, find_files, recipe_of
 from espnet3.cli.recipe_options import is_override
 from espnet3.errors import EspnetError
 from espnet3.findings import Finding, has_problem, never_raises

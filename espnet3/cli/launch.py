@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from espnet3.cli.console import UsageError
-from espnet3.cli.recipe_folder import SCRIPT, enter_recipe, find_files, recipe_of
+from espnet3.cli.recipe_configs import SCRIPT, enter_recipe, find_files, recipe_of
 from espnet3.cli.recipe_options import is_override
 from espnet3.errors import ConfigError, suggest
 from espnet3.systems.base.stages import STAGES

@@ -12,23 +12,37 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from espnet3.cli.console import UsageError, guarded
-from espnet3.cli.program import program_words
-from espnet3.cli.recipe_folder import (
+from espnet3.cli.recipe_configs import (
     assign_configs,
     check_given,
+    check_kinds,
     enter_recipe,
     find_files,
     find_recipe_dir,
+    skip_ungiven,
+    skip_unneeded,
+    stages_to_run,
 )
-from espnet3.cli.recipe_options import Options, list_stages, make_parser, parse_options
-from espnet3.cli.stage_selection import Selected, explain_numbers, select_stages
-from espnet3.cli.start_folder import remember_start
-from espnet3.cli.unneeded_stages import skip_ungiven, skip_unneeded, stages_to_run
+from espnet3.cli.recipe_options import (
+    Options,
+    list_stages,
+    make_parser,
+    parse_options,
+    program_words,
+)
+from espnet3.cli.stage_selection import (
+    Selected,
+    check_detach,
+    explain_numbers,
+    select_stages,
+    stages_of_rank,
+)
 from espnet3.systems.base.stages import find_config, stages_of
 from espnet3.systems.base.system import BaseSystem
-from espnet3.trainer.launching.process_rank import ProcessRank, process_rank
+from espnet3.trainer.launching.process_rank import LAUNCHED, ProcessRank, process_rank
 
 logger = logging.getLogger(__name__)
+_START = "ESPNET3_START_DIR"
 
 FIRST_SPEAKS_SECONDS = 20.0
 """How long the other processes of a wrong call wait for the first to say what is wrong."""
@@ -54,9 +68,23 @@ def run_recipe(
         143 after SIGTERM.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
-    remember_start()
+    _remember_start()
     folder = find_recipe_dir() if recipe_dir is None else Path(os.path.abspath(recipe_dir))
     return guarded(lambda: _run(system, arguments, folder))
+
+
+def _remember_start() -> None:
+    """Note the folder that the command was typed in, before the recipe's folder is entered.
+
+    Lightning repeats the command from the folder of the recipe, where relative paths lead nowhere.
+    A process that it started goes back to where the command was typed.
+    """
+    if LAUNCHED in os.environ and _START in os.environ:
+        os.chdir(os.environ[_START])
+    else:
+        os.environ[_START] = os.getcwd()
+    if os.path.exists(sys.argv[0]):
+        sys.argv[0] = os.path.abspath(sys.argv[0])
 
 
 def _run(system: type[BaseSystem], argv: Sequence[str], recipe_dir: Path) -> int:
@@ -81,18 +109,14 @@ def _run(system: type[BaseSystem], argv: Sequence[str], recipe_dir: Path) -> int
     selected = _stages_of_rank(selected, rank)
     working_dir = os.path.relpath(Path.cwd(), recipe_dir)
     instance, selected = set_up(system, options, selected, recipe_dir)
-    if options.dry_run:
-        from espnet3.cli.dry_run import print_plan
-
-        print_plan(instance, selected)
-        return 0
-    from espnet3.cli.stage_loop import StageLoop
+    from espnet3.cli.stage_loop import StageLoop, print_plan, run_rank
     from espnet3.systems.base.provenance import Invocation
 
+    if options.dry_run:
+        print_plan(instance, selected)
+        return 0
     invocation = Invocation([*program, *argv], working_dir, recipe_dir)
     if not rank.is_first:
-        from espnet3.cli.rank_run import run_rank
-
         return run_rank(instance, selected, rank, invocation)
     return StageLoop(instance, selected, options, invocation, program).run()
 
@@ -106,8 +130,6 @@ def _tell_numbers(options: Options, selected: Sequence[Selected]) -> None:
 def _stages_of_rank(selected: Sequence[Selected], rank: ProcessRank) -> Sequence[Selected]:
     if rank == ProcessRank():  # nobody launched this process
         return selected
-    from espnet3.cli.rank_run import stages_of_rank
-
     try:
         return stages_of_rank(selected, rank)
     except UsageError:
@@ -126,7 +148,6 @@ def set_up(
     Returns:
         The system, and the stages, of which some may turn out to have nothing to do.
     """
-    from espnet3.cli.config_kinds import check_kinds
     from espnet3.systems.base.checks import check_stages
     from espnet3.systems.base.context import check_inference_dir, load_configs
     from espnet3.systems.base.found_experiment import find_experiment
@@ -156,8 +177,6 @@ def set_up(
         check_inference_dir(configs)
     instance = system(**vars(configs))
     if options.detach:
-        from espnet3.cli.detach import check_detach
-
         check_detach(stages, stages_of(system))
         instance.detach = True
     check_stages(instance, stages, dry_run=options.dry_run)

@@ -3,12 +3,14 @@
 import argparse
 import re
 import shlex
+import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from espnet3.cli.console import UsageError
-from espnet3.cli.program import program_words
+from espnet3.cli.stage_selection import select_stages
 from espnet3.config.own_keys import OWN
 from espnet3.config.ways import Has
 from espnet3.errors import suggest
@@ -199,9 +201,22 @@ def _keys_of(args: argparse.Namespace) -> Has | None:
 
 
 def _names_of(asked: Sequence[str], stages: Sequence[Stage]) -> list[str]:
-    from espnet3.cli.stage_selection import select_stages
-
     try:
         return [selected.stage.name for selected in select_stages(asked, stages)]
     except UsageError:  # told when the options are right
         return list(asked)
+
+
+def program_words(argv: Sequence[str]) -> list[str]:
+    """Return what stands before `argv` on the command line, such as `python run.py`.
+
+    Args:
+        argv: the last arguments of the program; if they are not, the usual call is returned.
+    """
+    typed = list(sys.orig_argv)
+    n_before = len(typed) - len(argv)
+    if n_before < 2 or typed[n_before:] != list(argv) or typed[1] == "-c":
+        return ["python", "run.py"]
+    words = [Path(typed[0]).name, *typed[1:n_before]]
+    # An installed command is a script with the path of its interpreter.
+    return ["espnet3", *words[2:]] if Path(words[1]).name == "espnet3" else words

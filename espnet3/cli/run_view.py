@@ -1,8 +1,8 @@
-"""How a run is shown: its facts, its workers with a bar each, its jobs, and what to type next."""
+"""Runs as tables and lines: how far they are, which workers they have, what they cost."""
 
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,8 +11,10 @@ from espnet3.parallel.clusters.advice import find_advice
 from espnet3.parallel.clusters.schedulers import scheduler_of
 from espnet3.parallel.detached.crew import Job, Worker
 from espnet3.parallel.detached.overview import Overview
+from espnet3.parallel.end_of_run import cost_facts, time_parts
 from espnet3.shards.layout import FAILED
 from espnet3.shards.status import RunStatus
+from espnet3.shards.usage import Accounting, Usage
 from espnet3.text import count, duration, first_line, on_one_line
 
 if TYPE_CHECKING:
@@ -233,3 +235,52 @@ def next_steps(seen: Overview) -> list[str]:
     elif state in ("stopped", "failed") and (Path(status.run_dir) / FAILED).exists():
         steps.append(f"See what stopped it: {command('failed', status.run_dir)}")
     return steps
+
+
+def add_costs(facts: "Table", accounting: Accounting) -> None:
+    """Add what a run cost in all to a grid of names and values."""
+    for name, fact in cost_facts(accounting):
+        facts.add_row(name, fact)
+
+
+def node_costs(accounting: Accounting) -> "Table":
+    """Return a row per node: where the time of its workers went."""
+    return _cost_table("Node", accounting.nodes)
+
+
+def worker_costs(accounting: Accounting) -> "Table":
+    """Return a row per worker, in the order in which they began."""
+    return _cost_table("Worker", accounting.workers)
+
+
+def _cost_table(title: str, usages: Sequence[Usage]) -> "Table":
+    has_queue = any(usage.queue_seconds is not None for usage in usages)
+    has_audio = any(usage.real_time_factor is not None for usage in usages)
+    parts = [part for part in time_parts(Usage("")) if part != "running" or _is_running(usages)]
+    titles = [part.capitalize() for part in parts]
+    numbers = ["Shards", "Time", *(["Queue"] if has_queue else []), *titles]
+    numbers += ["RTF"] if has_audio else []
+    table = make_table(title, *numbers, right=numbers)
+    for usage in usages[:_SHOWN]:
+        row = [_usage_name(usage), f"{usage.n_shards:,}", duration(usage.seconds)]
+        if has_queue:
+            wait = usage.queue_seconds
+            row.append("" if wait is None else duration(wait / max(usage.n_workers, 1)))
+        shares = time_parts(usage)
+        row += [f"{shares[part]:.0%}" for part in parts]
+        factor = usage.real_time_factor
+        row += ["" if factor is None else f"{factor:.3g}"] if has_audio else []
+        table.add_row(*row)
+    if len(usages) > _SHOWN:
+        table.add_row(f"and {len(usages) - _SHOWN} more")
+    return table
+
+
+def _is_running(usages: Sequence[Usage]) -> bool:
+    return any(usage.running_seconds for usage in usages)
+
+
+def _usage_name(usage: Usage) -> str:
+    job = f" (job {usage.job_id})" if usage.job_id else ""
+    workers = f" ({usage.n_workers} workers)" if usage.n_workers > 1 else ""
+    return on_one_line(f"{usage.name}{job}{workers}")

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from espnet3 import __version__
 from espnet3.cli.console import UsageError, seconds
-from espnet3.cli.recipe_folder import enter_recipe, find_files, recipe_of
+from espnet3.cli.recipe_configs import enter_recipe, find_files, recipe_of
 from espnet3.cli.recipe_options import is_override
 from espnet3.errors import ConfigError
 from espnet3.text import count

@@ -1,4 +1,4 @@
-"""Run stages one after the other: headers, logs, records, a summary, and the way on."""
+"""Run stages one after the other: headers, logs, records, a summary, and how to continue."""
 
 import logging
 import os
@@ -7,6 +7,7 @@ import signal
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -14,11 +15,9 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from espnet3.cli.console import print_error
-from espnet3.cli.detach import what_comes_after
-from espnet3.cli.failure import describe_failure
+from espnet3.cli.console import make_console, make_table, print_error
 from espnet3.cli.recipe_options import Options
-from espnet3.cli.stage_selection import Selected, spell_stages
+from espnet3.cli.stage_selection import Selected, spell_stages, what_comes_after
 from espnet3.errors import (
     ConfigError,
     EspnetError,
@@ -31,11 +30,13 @@ from espnet3.logs import StageLog, open_stage_log
 from espnet3.systems.base.context import context_value
 from espnet3.systems.base.provenance import Invocation, StageRecord
 from espnet3.systems.base.readers import unread_overrides
-from espnet3.systems.base.stages import Detached, Skipped, Stage, stages_of
+from espnet3.systems.base.stages import Detached, Skipped, Stage, has_own, stages_of
 from espnet3.systems.base.system import BaseSystem
-from espnet3.text import on_one_line
+from espnet3.text import duration, on_one_line, printable
+from espnet3.trainer.launching.process_rank import ProcessRank
 
 logger = logging.getLogger(__name__)
+_STYLES = {"done": "green", "failed": "red", "interrupted": "yellow", "skipped": "dim"}
 
 
 @dataclass
@@ -79,7 +80,7 @@ class StageLoop:
             if code or outcome.run_dirs:
                 self._not_run(self.selected[position + 1 :])
                 break
-        self._summarise()
+        _print_summary(self.outcomes)
         self._say_what_comes_after()
         if code and not self._was_wrong_from_the_start():
             self._say_how_to_go_on()
@@ -123,11 +124,11 @@ class StageLoop:
 
     def _call(self, outcome: Outcome, log: StageLog) -> None:
         try:
-            with sigterm_interrupts():
+            with _sigterm_interrupts():
                 result = getattr(self.system, outcome.stage.name)()
         except KeyboardInterrupt as error:
             outcome.state = "interrupted"
-            outcome.exit_code = exit_code_of(error)
+            outcome.exit_code = _exit_code_of(error)
         except (Exception, SystemExit) as error:
             log.write_traceback(__name__, error)
             _fail(outcome, error)
@@ -138,11 +139,6 @@ class StageLoop:
                 outcome.state, outcome.run_dirs = "submitted", result.run_dirs
         finally:
             os.chdir(self.invocation.recipe_dir)  # a stage may have gone elsewhere
-
-    def _summarise(self) -> None:
-        from espnet3.cli.stage_summary import print_summary
-
-        print_summary(self.outcomes)
 
     def _was_wrong_from_the_start(self) -> bool:
         """Tell whether the very command must be changed, and nothing was done that could go on."""
@@ -190,20 +186,18 @@ def _unwritable(exp_dir: Path, error: OSError) -> RunFolderError:
 
 
 def _log_end(outcome: Outcome, seconds: float) -> None:
-    from espnet3.text import duration
-
     why = f": {outcome.reason}" if outcome.reason else ""
     logger.info("Stage %s %s after %s%s", outcome.stage, outcome.state, duration(seconds), why)
 
 
-def exit_code_of(error: KeyboardInterrupt) -> int:
+def _exit_code_of(error: KeyboardInterrupt) -> int:
     """Return the exit code after Ctrl-C, or that which a signal asks for."""
     code: Any = getattr(error, "code", None)
     return code if isinstance(code, int) else 128 + signal.SIGINT
 
 
 @contextmanager
-def sigterm_interrupts() -> Iterator[None]:
+def _sigterm_interrupts() -> Iterator[None]:
     """Let SIGTERM end a stage as Ctrl-C does, so that its record and the way on are written."""
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -217,3 +211,110 @@ def sigterm_interrupts() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, previous)
+
+
+def _print_summary(outcomes: Sequence[Outcome]) -> None:
+    """Print a line for each stage: how it ended, how long it took, and its log."""
+    from rich.text import Text
+
+    table = make_table("Stage", "State", "Time", "Log", right=["Time"])
+    for outcome in outcomes:
+        log = "" if outcome.log is None else on_one_line(outcome.log)
+        table.add_row(
+            str(outcome.stage),
+            Text(outcome.state, style=_STYLES.get(outcome.state, "")),
+            "" if outcome.seconds is None else duration(outcome.seconds),
+            "; ".join(filter(None, [on_one_line(outcome.reason), log])),
+        )
+    console = make_console()
+    console.print()
+    console.print(table)
+
+
+def describe_failure(stage: Stage, error: BaseException, log: Path | None) -> str:
+    """Return what to show of an error; our own say all themselves, others have a traceback."""
+    notes = "".join(f"\n{note}" for note in getattr(error, "__notes__", ()))
+    if isinstance(error, EspnetError):
+        return f"Stage {stage} failed: {error}{notes}"
+    if isinstance(error, SystemExit):
+        what = f"it called sys.exit({error.code!r})"
+    else:
+        what = f"{type(error).__name__}: {error}"
+        # What is to be a folder, and is something else. Of other files this would say nothing.
+        if isinstance(error, FileExistsError | NotADirectoryError) and error.filename:
+            what += f": {folder_trouble(error)}"
+    see = f" Traceback: {log}" if log else ""
+    return f"Stage {stage} failed: {what}{_place(error)}.{see}{notes}"
+
+
+def _place(error: BaseException) -> str:
+    """Return the innermost line of the recipe that led to the error."""
+    here = os.getcwd()
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [f for f in frames if f.filename.startswith(here + os.sep)]
+    if not own:
+        return ""
+    return f" ({os.path.relpath(own[-1].filename, here)}:{own[-1].lineno})"
+
+
+def run_rank(
+    system: BaseSystem, selected: Sequence[Selected], rank: ProcessRank, invocation: Invocation
+) -> int:
+    """Run the stages of a process that is not the first; it has a log, but writes no records.
+
+    Returns:
+        The exit code.
+    """
+    code = 0
+    for entry in selected:
+        exp_dir = Path(context_value(system.config_for(entry.stage.name), "exp_dir"))
+        exp_dir.mkdir(parents=True, exist_ok=True)
+        log_path = exp_dir / f"{entry.stage.name}.rank{rank.rank}.log"
+        with open_stage_log(log_path, invocation.hidden()) as log:
+            try:
+                with _sigterm_interrupts():
+                    getattr(system, entry.stage.name)()
+            except KeyboardInterrupt as error:
+                code = _exit_code_of(error)
+            except (Exception, SystemExit) as error:
+                log.write_traceback(__name__, error)
+                text = describe_failure(entry.stage, error, log_path)
+                print_error(EspnetError(f"Rank {rank.rank} of {rank.world_size}: {text}"))
+                code = 1
+        if code:
+            break
+    return code
+
+
+def print_plan(system: BaseSystem, selected: Sequence[Selected]) -> None:
+    """Print what would be done; nothing is run or written."""
+    earlier = ""
+    for entry in selected:
+        print(f"Stage {entry.stage}: {entry.stage.help}")
+        if entry.skipped:
+            print(f"  skipped: {entry.skipped}")
+            continue
+        for line in _describe(system, entry.stage, earlier):
+            print(f"  {printable(line)}")
+        earlier = entry.stage.name
+
+
+def _describe(system: BaseSystem, stage: Stage, earlier: str) -> Iterator[str]:
+    loaded = system.config_for(stage.name)
+    exp_dir = Path(context_value(loaded, "exp_dir"))
+    yield f"config: {' + '.join(on_one_line(file) for file in loaded.files)}"
+    yield f"log: {on_one_line(exp_dir / stage.name)}.log"
+    try:
+        yield from _own_words(system, stage)
+    except (EspnetError, OSError) as error:
+        if not earlier:
+            raise
+        # An earlier stage may make what this one looks for.
+        yield f"more can be told after {earlier}; now: {on_one_line(error)}"
+
+
+def _own_words(system: BaseSystem, stage: Stage) -> list[str]:
+    describe = f"describe_{stage.name}"
+    if not has_own(type(system), stage.name, describe):
+        return [f"runs {type(system).__name__}.{stage.name}()"]
+    return [line for text in getattr(system, describe)() for line in text.split("\n")]

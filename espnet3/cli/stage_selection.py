@@ -1,21 +1,24 @@
-"""Which stages a command line asks for: names, numbers, ranges, `all`."""
+"""Which stages a command line asks for: names, numbers, ranges, `all`; and which may detach."""
 
+import os
+import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from espnet3.cli.console import UsageError
 from espnet3.errors import suggest
 from espnet3.systems.base.stages import Stage
+from espnet3.text import on_one_line
+from espnet3.trainer.launching.process_rank import LAUNCHED, ProcessRank
 
 ALL = "all"
-_OF_ESPNET2 = {
-    "11": "train",
-    "12": "infer",
-    "13": "measure",
-    "14": "pack_model",
-    "15": "upload_model",
-}
-"""Numbers of `asr.sh` that no stage of ours has."""
+_STAGES_OF_ESPNET2 = {
+    1: "create_dataset", 5: "train_tokenizer", 7: "train", 10: "collect_stats", 11: "train",
+    12: "infer", 13: "measure", 14: "pack_model", 15: "upload_model",
+}  # fmt: skip
+"""What stages of `asr.sh` are called here; those that are missing are no stages."""
+_INSTEAD = {"train": "a training goes on alone as a job: espnet3 launch"}
 
 
 @dataclass(frozen=True)
@@ -26,13 +29,6 @@ class Selected:
     skipped: str = ""
     by_name: bool = True
     """Whether it was named itself, and not only covered by `all` or a range."""
-
-
-_NUMBERS_OF_ESPNET2 = {
-    1: "create_dataset", 5: "train_tokenizer", 7: "train", 10: "collect_stats", 11: "train",
-    12: "infer", 13: "measure", 14: "pack_model", 15: "upload_model",
-}  # fmt: skip
-"""What stages of `asr.sh` are called here; those that are missing are no stages."""
 
 
 def explain_numbers(first: str, last: str, selected: Sequence[Selected]) -> str:
@@ -48,7 +44,7 @@ def explain_numbers(first: str, last: str, selected: Sequence[Selected]) -> str:
     """
     if not (first.isdigit() and last.isdigit()):
         return ""
-    theirs = dict.fromkeys(_NUMBERS_OF_ESPNET2.get(n) for n in range(int(first), int(last) + 1))
+    theirs = dict.fromkeys(_STAGES_OF_ESPNET2.get(n) for n in range(int(first), int(last) + 1))
     names = [name for name in theirs if name]
     ours = [choice.stage.name for choice in selected]
     if names == ours:
@@ -91,6 +87,32 @@ def select_stages(
     return selected
 
 
+def stages_of_rank(selected: Sequence[Selected], rank: ProcessRank) -> Sequence[Selected]:
+    """Return the stages that this process runs.
+
+    Raises:
+        UsageError: srun or torchrun started a stage in many processes that runs in one.
+    """
+    running = [entry for entry in selected if not entry.skipped]
+    if rank.is_external:
+        alone = [entry.stage.name for entry in running if not entry.stage.is_distributed]
+        if alone:
+            raise UsageError(_not_together(alone, rank))
+    if rank.is_first:
+        return selected
+    launched = os.environ.get(LAUNCHED)
+    names = [launched] if launched else [e.stage.name for e in running if e.stage.is_distributed]
+    return [entry for entry in running if entry.stage.name in names]
+
+
+def _not_together(alone: Sequence[str], rank: ProcessRank) -> str:
+    return (
+        f"{rank.launcher} started {rank.world_size} processes, but {', '.join(alone)} must run in "
+        f"one, and does so on its own workers. Run --stages {' '.join(alone)} without "
+        f"{rank.launcher}, and only --stages train with it."
+    )
+
+
 def spell_stages(left: Sequence[Stage], stages: Sequence[Stage]) -> list[str]:
     """Return words for some stages in order: one range if nothing lies between them."""
     names = [stage.name for stage in stages]
@@ -109,7 +131,7 @@ def _undefined(stage: Stage, system: str) -> str:
 
 
 def _until(words: Sequence[str], stop: str, stages: Sequence[Stage]) -> list[int]:
-    if len(words) == 1 and words[0] in _OF_ESPNET2:
+    if len(words) == 1 and _name_of_espnet2(words[0], stages):
         raise UsageError(_unknown(words[0], stages))
     first = _index(words[0], stages) if len(words) == 1 else None
     if first is None:
@@ -162,9 +184,43 @@ def _known_index(word: str, stages: Sequence[Stage]) -> int:
     return index
 
 
+def _name_of_espnet2(word: str, stages: Sequence[Stage]) -> str | None:
+    """Return our name for a number of `asr.sh` that no stage of ours has."""
+    if not (word.isascii() and word.isdigit()) or _index(word, stages) is not None:
+        return None
+    return _STAGES_OF_ESPNET2.get(int(word))
+
+
 def _unknown(word: str, stages: Sequence[Stage]) -> str:
     hint = suggest(word, [ALL, *(stage.name for stage in stages)])
-    if word in _OF_ESPNET2:
-        hint = f" For stage {word} of ESPnet2's asr.sh, write: --stages {_OF_ESPNET2[word]}."
+    if name := _name_of_espnet2(word, stages):
+        hint = f" For stage {word} of ESPnet2's asr.sh, write: --stages {name}."
     listed = ", ".join(f"{s.number} {s.name}" if s.number else s.name for s in stages)
     return f"There is no stage {word!r}.{hint} Stages: {listed}; or all."
+
+
+def check_detach(stages: Sequence[Stage], known: Sequence[Stage]) -> None:
+    """Refuse `--detach` before anything starts, unless the first stage can do so.
+
+    Those after it are not run.
+
+    Raises:
+        UsageError: with the stages that can.
+    """
+    able = [position for position, stage in enumerate(stages) if stage.can_detach]
+    if not stages or able[:1] == [0]:
+        return
+    first = stages[0].name
+    instead = f"; {_INSTEAD[first]}" if first in _INSTEAD else ""
+    if able:
+        before = " ".join(stage.name for stage in stages[: able[0]])
+        way = f"Run first: --stages {before}, and then: --stages {stages[able[0]].name} --detach"
+    else:
+        way = f"It is for: {', '.join(stage.name for stage in known if stage.can_detach)}"
+    raise UsageError(f"--detach: the stage {first!r} cannot go on alone{instead}. {way}")
+
+
+def what_comes_after(run_dirs: Sequence[Path], command: Sequence[str]) -> str:
+    """Return the line that runs the other stages when the workers of the last one have ended."""
+    folders = shlex.join(os.path.relpath(run_dir) for run_dir in run_dirs)
+    return on_one_line(f"espnet3 wait {folders} && {shlex.join(command)}")

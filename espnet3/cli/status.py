@@ -15,11 +15,14 @@ from espnet3.cli.console import make_console, make_table, print_error, print_jso
 from espnet3.cli.run_folders import find_runs
 from espnet3.cli.run_view import (
     STYLES,
+    add_costs,
     facts_of,
     next_steps,
+    node_costs,
     percent,
     rate_text,
     running_table,
+    worker_costs,
     worker_table,
 )
 from espnet3.errors import EspnetError
@@ -130,23 +133,21 @@ def _show(seen: list[Overview], *, all_workers: bool) -> None:
 
 
 def _show_one(seen: Overview, console: "Console", *, all_workers: bool) -> None:
-    from espnet3.cli import accounting as costs
-
     status = seen.status
     name = f" ({on_one_line(status.name)})" if status.name else ""
     console.print(on_one_line(status.run_dir) + name, style="bold", soft_wrap=True)
     console.print()
     facts = facts_of(seen)
     accounting = _accounting(seen)
-    costs.add_cost(facts, accounting)
+    add_costs(facts, accounting)
     console.print(facts)
     workers = worker_table(seen) if status.is_detached else None
     tables = [workers] if workers else [running_table(status)] if status.running else []
     if len(accounting.nodes) > 1:
-        tables.append(costs.node_table(accounting))
+        tables.append(node_costs(accounting))
     is_short = seen.is_over and 1 < len(accounting.workers) <= _FEW_WORKERS
     if accounting.workers and (all_workers or is_short):
-        tables.append(costs.worker_table(accounting))
+        tables.append(worker_costs(accounting))
     for table in tables:
         console.print()
         console.print(table)

@@ -5,8 +5,8 @@ import shlex
 
 import pytest
 
-from espnet3.cli.config_kinds import check_kinds
 from espnet3.cli.console import UsageError
+from espnet3.cli.recipe_configs import check_kinds
 from espnet3.cli.recipe_options import Options, parse_options
 from espnet3.systems.base.stages import stages_of
 from espnet3.systems.base.system import BaseSystem

@@ -3,8 +3,7 @@
 import pytest
 
 from espnet3.cli.console import guarded
-from espnet3.cli.failure import describe_failure
-from espnet3.cli.stage_loop import _unwritable
+from espnet3.cli.stage_loop import _unwritable, describe_failure
 from espnet3.errors import ResourceError, RunFolderError
 from espnet3.io.folders import folder_trouble
 from espnet3.parallel import BaseRunner, use_parallel

@@ -2,8 +2,8 @@ import io
 
 from rich.console import Console
 
-from espnet3.cli.accounting import add_cost, node_table, worker_table
 from espnet3.cli.console import make_facts
+from espnet3.cli.run_view import add_costs, node_costs, worker_costs
 from espnet3.shards.usage import Accounting, Usage, add_up
 
 
@@ -27,7 +27,7 @@ WORKERS = [
 
 
 def test_a_row_per_worker_with_its_job():
-    lines = text(worker_table(accounting(*WORKERS))).splitlines()
+    lines = text(worker_costs(accounting(*WORKERS))).splitlines()
     assert lines[0].split() == [
         "Worker", "Shards", "Time", "Queue", "Compute", "Load", "Write", "Lost", "Idle", "RTF"
     ]  # fmt: skip
@@ -39,30 +39,30 @@ def test_a_row_per_worker_with_its_job():
 
 def test_running_attempts_have_a_column_while_there_are_any():
     busy = Usage("a:1", host="a", seconds=100.0, running_seconds=40.0)
-    lines = text(worker_table(accounting(busy))).splitlines()
+    lines = text(worker_costs(accounting(busy))).splitlines()
     assert lines[0].split()[-3:] == ["Running", "Lost", "Idle"]
     assert lines[2].split()[-3:] == ["40%", "0%", "60%"]
-    assert "Running" not in text(worker_table(accounting(*WORKERS)))
+    assert "Running" not in text(worker_costs(accounting(*WORKERS)))
 
 
 def test_a_row_per_node_with_the_number_of_its_workers():
-    assert "a (2 workers)" in text(node_table(accounting(*WORKERS)))
+    assert "a (2 workers)" in text(node_costs(accounting(*WORKERS)))
 
 
 def test_columns_of_which_nothing_is_known_are_left_out():
-    head = text(worker_table(accounting(WORKERS[0]))).splitlines()[0]
+    head = text(worker_costs(accounting(WORKERS[0]))).splitlines()[0]
     assert "Queue" not in head
     assert "RTF" not in head
 
 
 def test_tables_fit_into_80_columns_and_do_not_grow_without_end():
     workers = [Usage(f"node{n}.example.org:1234567", host="a") for n in range(50)]
-    shown = text(worker_table(accounting(*workers)), width=80)
+    shown = text(worker_costs(accounting(*workers)), width=80)
     assert max(map(len, shown.splitlines())) <= 80
     assert "and 30 more" in shown
 
 
 def test_facts_are_rows_of_the_grid():
     facts = make_facts()
-    add_cost(facts, accounting(*WORKERS))
+    add_costs(facts, accounting(*WORKERS))
     assert "Worker time  2 min 30 s of 2 workers on 1 node" in text(facts)

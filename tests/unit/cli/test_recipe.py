@@ -6,11 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from espnet3.cli import program
-from espnet3.cli.dry_run import print_plan
-from espnet3.cli.failure import describe_failure
 from espnet3.cli.main import main
 from espnet3.cli.recipe import run_recipe
+from espnet3.cli.recipe_options import program_words
+from espnet3.cli.stage_loop import describe_failure, print_plan
 from espnet3.cli.stage_selection import select_stages
 from espnet3.errors import ConfigError
 from espnet3.systems.base.context import load_configs
@@ -87,7 +86,7 @@ def test_a_missing_file_is_named_with_those_that_there_are(folder, capsys):
 def test_the_program_is_called_as_it_was_typed(monkeypatch, typed, n_arguments, expected):
     monkeypatch.setattr(sys, "orig_argv", typed)
     argv = typed[len(typed) - n_arguments :] if typed[-1] != "pytest" else ["--stage"]
-    assert " ".join(program.program_words(argv)) == expected
+    assert " ".join(program_words(argv)) == expected
 
 
 def test_a_failure_shows_notes_and_the_innermost_line_of_the_recipe(folder):

@@ -4,7 +4,7 @@ import sys
 import pytest
 
 from espnet3.cli.console import UsageError
-from espnet3.cli.recipe_folder import assign_configs, check_given, enter_recipe, find_files
+from espnet3.cli.recipe_configs import assign_configs, check_given, enter_recipe, find_files
 from espnet3.cli.recipe_options import Options
 from espnet3.systems.base.stages import find_stage, stages_of
 from espnet3.systems.base.system import BaseSystem
