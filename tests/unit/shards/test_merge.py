@@ -58,7 +58,7 @@ def test_missing_shards_are_named_with_their_items_and_what_to_do(run):
 
 def test_many_missing_shards_are_counted(make_run):
     run = make_run(n_items=40, n_shards=20)
-    with pytest.raises(IncompleteRunError, match=r"shard 4: items \d+ to \d+, and 15 more\)"):
+    with pytest.raises(IncompleteRunError, match=r"shard 4: items \d+ to \d+ and 15 more\)"):
         check_complete(run.root, run.manifest)
 
 
