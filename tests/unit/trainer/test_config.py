@@ -58,7 +58,7 @@ def test_interpolations_are_resolved_and_the_config_is_not_changed(load):
         ("limit_val_batches: all", "Write: limit_val_batches: 1.0"),
         ("use_distributed_sampler: true", "our loaders spread the samples"),
         ("barebones: true", "Delete the line"),
-        ("enable_checkpointing: false", "goes on from last.ckpt"),
+        ("enable_checkpointing: false", "resumes from last.ckpt"),
     ],
 )
 def test_a_wrong_name_or_value_is_told_with_its_place(load, line, words):
