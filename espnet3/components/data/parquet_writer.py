@@ -15,7 +15,7 @@ from espnet3.components.data.shard_writer import (
     ShardWriting,
 )
 from espnet3.components.data.sources.base import check_extra
-from espnet3.components.data.sources.parquet_index import ParquetIndexer
+from espnet3.components.data.sources.parquet import ParquetIndexer
 from espnet3.components.data.sources.shard_index import IndexKind
 from espnet3.io.atomic import StrPath
 from espnet3.io.json_text import dump_json

@@ -13,10 +13,15 @@ from typing import Any
 
 from espnet3.components.data.dataset import Sample
 from espnet3.components.data.errors import AudioError
-from espnet3.components.data.sources.base import Clip, SpeechSource, check_extra
+from espnet3.components.data.sources.base import (
+    Clip,
+    SpeechSource,
+    check_extra,
+    find_input,
+)
 from espnet3.components.data.sources.columns import as_fields, find_columns, unique_ids
-from espnet3.components.data.sources.paths import StrPath, find_input
 from espnet3.errors import ConfigError, suggest
+from espnet3.io.atomic import StrPath
 
 
 class Dataset(SpeechSource):

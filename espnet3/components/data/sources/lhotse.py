@@ -17,8 +17,15 @@ from typing import Any
 from espnet3.components.data.audio import Audio
 from espnet3.components.data.dataset import Sample
 from espnet3.components.data.errors import AudioError
-from espnet3.components.data.sources.base import Clip, SpeechSource, check_extra, content_of
-from espnet3.components.data.sources.paths import StrPath, find_input, find_root
+from espnet3.components.data.sources.base import (
+    Clip,
+    SpeechSource,
+    check_extra,
+    content_of,
+    find_input,
+    find_root,
+)
+from espnet3.io.atomic import StrPath
 from espnet3.io.scp import RecordError, check_id
 
 # The others run a command or use the network.

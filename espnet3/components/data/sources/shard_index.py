@@ -1,7 +1,12 @@
-"""The index of a shard: made once, kept beside it, made anew when the shard has changed."""
+"""The index of a shard: named arrays in one file beside it, mapped into memory.
+
+It is made once, and again when the shard has changed.
+"""
 
 import hashlib
+import json
 import logging
+import math
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -10,19 +15,49 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from espnet3.components.data.errors import DataError
-from espnet3.components.data.sources.column_file import (
-    Array,
-    ColumnFile,
-    ColumnFileError,
-    write_columns,
-)
-from espnet3.io.atomic import StrPath, is_folder_trouble
+from espnet3.io.atomic import StrPath, is_folder_trouble, open_atomic
+from espnet3.io.json_text import dump_json
+from espnet3.io.scp import RecordError
 
 logger = logging.getLogger(__name__)
 
+Array = np.ndarray[Any, np.dtype[Any]]
 # Many small reads of files that may be on a network: more than one shard at a time.
 _N_THREADS = 8
+_MAGIC = b"espnet3-columns-1\n"
+_ALIGNMENT = 64
+_KINDS = "iuf"  # never objects: loading those would run code
+
+
+class ColumnFileError(Exception):
+    """A file is not what `write_columns` wrote, or not all of it."""
+
+
+class ColumnFile:
+    """Arrays of a file that `write_columns` wrote; they are read when they are looked at.
+
+    It holds a file handle as long as it, or one of its arrays, lives.
+
+    Args:
+        path: The file.
+
+    Raises:
+        ColumnFileError: It is damaged, or something else.
+        OSError: It cannot be read.
+    """
+
+    def __init__(self, path: Path) -> None:
+        data = np.memmap(path, dtype=np.uint8, mode="r") if path.stat().st_size else np.empty(0)
+        try:
+            self.facts, self._arrays = _parse(data)
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise ColumnFileError(f"{path} is damaged ({error}).") from error
+
+    def __getitem__(self, name: str) -> Array:
+        return self._arrays[name]
 
 
 @dataclass(frozen=True)
@@ -145,3 +180,102 @@ def _write_first(
         f"The index of a shard cannot be written to {tried} ({problem}). Name a folder that can: "
         "data_src_args: {index_dir: FOLDER}"
     )
+
+
+def id_columns(ids: Sequence[str]) -> dict[str, Array]:
+    """Return the columns that hold ids: their text, its ends, and a hash of each."""
+    texts = [id.encode() for id in ids]
+    return {
+        "ids": np.frombuffer(b"".join(texts), dtype=np.uint8),
+        "id_ends": np.cumsum([len(text) for text in texts], dtype=np.int64),
+        "id_hash": np.array([_hash(text) for text in texts], dtype=np.uint64),
+    }
+
+
+def id_at(index: ColumnFile, row: int) -> str:
+    """Return the id of an item."""
+    ends = index["id_ends"]
+    start = ends[row - 1] if row else 0
+    return index["ids"][start : ends[row]].tobytes().decode()
+
+
+def check_unique(
+    hashes: Sequence[Array], index_files: Sequence[Path], shards: Sequence[Path]
+) -> None:
+    """Raise a `RecordError` with both places if two items have one id.
+
+    Args:
+        hashes: The hashes of the ids of each shard.
+        index_files: The indexes, read only if two hashes are the same.
+        shards: For the message.
+    """
+    ordered = np.sort(np.concatenate(hashes))
+    twice = set(ordered[1:][ordered[1:] == ordered[:-1]].tolist())
+    if not twice:
+        return
+    seen: dict[str, Path] = {}
+    for part, file, shard in zip(hashes, index_files, shards, strict=True):
+        rows = np.flatnonzero(np.isin(part, np.array(list(twice), dtype=np.uint64)))
+        index = ColumnFile(file)
+        for row in rows.tolist():
+            id = id_at(index, row)
+            if id in seen:
+                raise RecordError(
+                    f"{shard}: The id {id!r} is that of an item of {seen[id]} as well. Make the "
+                    "ids unique where the shards are made, or leave one of the two shards out."
+                )
+            seen[id] = shard
+
+
+def _hash(text: bytes) -> int:
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
+
+
+def write_columns(path: Path, facts: Mapping[str, Any], columns: Mapping[str, Array]) -> None:
+    """Write arrays of numbers, each of one dimension, and facts that JSON can hold, atomically."""
+    places, end = {}, 0
+    for name, array in columns.items():
+        assert array.ndim == 1
+        assert array.dtype.kind in _KINDS
+        places[name] = [array.dtype.newbyteorder("<").str, len(array), end]
+        end = _aligned(end + array.nbytes)
+    header = dump_json({"facts": facts, "columns": places, "bytes": end}).encode() + b"\n"
+    start = _aligned(len(_MAGIC) + len(header))
+    with open_atomic(path, "wb") as file:
+        file.write((_MAGIC + header).ljust(start, b"\0"))
+        for array in columns.values():
+            data = array.astype(array.dtype.newbyteorder("<")).tobytes()
+            file.write(data.ljust(_aligned(len(data)), b"\0"))
+
+
+def _parse(data: Any) -> tuple[dict[str, Any], dict[str, Array]]:
+    magic = len(_MAGIC)
+    if data[:magic].tobytes() != _MAGIC:
+        raise ValueError("it does not begin as such a file does")
+    end = _header_end(data, magic)
+    header = json.loads(data[magic:end].tobytes())
+    body = data[_aligned(end + 1) :]
+    if len(body) != header["bytes"]:
+        raise ValueError(f"it has {len(body)} of {header['bytes']} bytes")
+    arrays = {}
+    for name, (kind, length, start) in header["columns"].items():
+        dtype = np.dtype(kind)
+        if dtype.kind not in _KINDS:
+            raise ValueError(f"{name} is of type {kind}")
+        # Plain arrays: the checks of np.memmap make each access to an item several times slower.
+        part = body[start : start + dtype.itemsize * length]
+        arrays[name] = np.asarray(part).view(dtype)
+    return header["facts"], arrays
+
+
+def _header_end(data: Any, start: int, step: int = 4096) -> int:
+    while start < len(data):
+        found = data[start : start + step].tobytes().find(b"\n")
+        if found >= 0:
+            return int(start + found)
+        start += step
+    raise ValueError("its header has no end")
+
+
+def _aligned(n: int) -> int:
+    return _ALIGNMENT * math.ceil(n / _ALIGNMENT)

@@ -15,8 +15,7 @@ from typing import IO, Any
 import numpy as np
 
 from espnet3.components.data.errors import DataError
-from espnet3.components.data.sources.shard_ids import id_columns
-from espnet3.components.data.sources.shard_index import ShardIndex
+from espnet3.components.data.sources.shard_index import ShardIndex, id_columns
 from espnet3.io.scp import RecordError, check_id
 
 AUDIO = ("flac", "wav", "ogg", "opus", "mp3", "aiff", "au", "w64", "rf64", "caf", "sph")

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from espnet3.components.data.dataset import Sample, as_position
-from espnet3.components.data.sources.base import content_of
+from espnet3.components.data.sources.base import content_of, find_input
 from espnet3.components.data.sources.columns import COMMON
-from espnet3.components.data.sources.kaldi_files import read_table
-from espnet3.components.data.sources.paths import StrPath, find_input
+from espnet3.components.data.sources.kaldi import read_table
 from espnet3.config.fingerprint import digest
 from espnet3.errors import ConfigError, suggest
+from espnet3.io.atomic import StrPath
 from espnet3.io.scp import RecordError
 from espnet3.io.tables import read_jsonl
 

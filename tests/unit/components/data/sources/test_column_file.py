@@ -4,7 +4,7 @@ import os
 import numpy as np
 import pytest
 
-from espnet3.components.data.sources.column_file import ColumnFile, ColumnFileError, write_columns
+from espnet3.components.data.sources.shard_index import ColumnFile, ColumnFileError, write_columns
 
 
 def columns():

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from espnet3.components.data.errors import DataError
-from espnet3.components.data.sources.open_shards import Recent, ShardFile
 from espnet3.components.data.sources.shard_index import identity_of
+from espnet3.components.data.sources.shard_source import Recent, ShardFile
 from tests import clean_process
 
 

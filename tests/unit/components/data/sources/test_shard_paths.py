@@ -1,6 +1,6 @@
 import pytest
 
-from espnet3.components.data.sources.shard_paths import expand_braces, find_shards
+from espnet3.components.data.sources.shard_source import expand_braces, find_shards
 from espnet3.errors import ConfigError
 
 
