@@ -185,7 +185,7 @@ EVIL_TARGETS = [
     "builtins.eval",
     "espnet3.config.instantiate.instantiate",
     "espnet3.components.decoding.ctc_beam.np.load",
-    "espnet3.components.decoding.arpa.Path",
+    "espnet3.components.decoding.ngram.Path",
     "espnet3.components.decoding.ngram.NGram.read",
     "espnet3.systems.asr.language_model.torch.load",
     "espnet3.systems.asr.inference.Speech2Text",

@@ -9,9 +9,14 @@ import torch
 from torch import Tensor, nn
 
 from espnet3.components.data.errors import DataError
-from espnet3.components.decoding.fusion import CTCPart, NetworkPart, Part
 from espnet3.components.decoding.hypothesis import Hypothesis
-from espnet3.components.decoding.joint_search import JointSearch, SearchSettings
+from espnet3.components.decoding.joint_search import (
+    CTCPart,
+    JointSearch,
+    NetworkPart,
+    Part,
+    SearchSettings,
+)
 from espnet3.config.trust import current_trust, under
 from espnet3.errors import ConfigError
 

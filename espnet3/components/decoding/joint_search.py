@@ -1,15 +1,22 @@
-"""Beam search, token by token, over all hypotheses of all utterances of a batch at once."""
+"""Beam search, token by token, over all hypotheses of all utterances of a batch at once.
+
+Its parts are scores: networks that go token by token, and CTC over the frames.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from espnet3.components.decoding.fusion import NetworkPart, Part
 from espnet3.components.decoding.hypothesis import Hypothesis
 from espnet3.components.text.tokens import BLANK, end_of
 
+IMPOSSIBLE = -1e30
+"""The logarithm of 0: finite, as the difference of two infinities is not a number."""
+_LEAST_POSTERIOR = -1e3
+"""Logarithm of the least posterior; e to it is 0 for all purposes, and sums of it stay exact."""
 LARGE_VOCABULARY = 2000
 """Up to here CTC scores all tokens in less time than a few chosen ones."""
 _NEVER = float("-inf")
@@ -51,6 +58,195 @@ class _Choice:
             self.totals[utterances],
             [one[utterances] for one in self.sums],
         )
+
+
+class StepNetwork(Protocol):
+    """What an attention decoder and a language model have in common."""
+
+    def step(self, tokens: Tensor, state: Any) -> tuple[Tensor, Any]:
+        """Return log-probabilities `[rows, n_tokens]` behind one more token in each row."""
+        ...
+
+    def select(self, state: Any, indices: Tensor) -> Any:
+        """Return the state of other rows."""
+        ...
+
+
+@dataclass(frozen=True)
+class PrefixState:
+    """Prefixes of several utterances, equally many of each."""
+
+    in_token: Tensor
+    """`[utterances, prefixes, 1 + frames]`, logarithms; the first is before all frames."""
+    in_blank: Tensor
+    last: Tensor
+    """`[utterances, prefixes]`: the last token; -1 for the empty prefix."""
+
+    def select(self, utterances: Tensor) -> "PrefixState":
+        """Return the prefixes of these utterances alone."""
+        return PrefixState(
+            self.in_token[utterances], self.in_blank[utterances], self.last[utterances]
+        )
+
+
+class CTCPrefixScorer:
+    """Scores prefixes of a batch of utterances, in float64.
+
+    Args:
+        log_probs: `[utterances, frames, n_tokens]`.
+        lengths: frames of each utterance. What is behind them counts as sure to be blank, which
+            changes nothing.
+    """
+
+    def __init__(self, log_probs: Tensor, lengths: Tensor) -> None:
+        frames = torch.arange(log_probs.shape[1], device=log_probs.device)
+        self._is_padding = (frames >= lengths.to(log_probs.device)[:, None])[:, None]
+        certain = log_probs.new_full((log_probs.shape[2],), _LEAST_POSTERIOR)
+        certain[BLANK] = 0.0
+        kept = torch.where(self._is_padding.transpose(1, 2), certain, log_probs)
+        self._posteriors = kept.clamp_min(_LEAST_POSTERIOR).transpose(1, 2).contiguous()
+        self.n_tokens = log_probs.shape[2]
+        self._end = end_of(self.n_tokens)
+        self._take_utterances()
+
+    def start(self) -> PrefixState:
+        """Return the empty prefix of each utterance."""
+        n_utterances, _, n_frames = self._posteriors.shape
+        nowhere = self._blank_sums.new_full((n_utterances, 1, n_frames + 1), IMPOSSIBLE)
+        none = torch.full((n_utterances, 1), -1, device=nowhere.device)
+        return PrefixState(nowhere, self._blank_sums[:, None].clone(), none)
+
+    def score(self, state: PrefixState, candidates: Tensor | None = None) -> Tensor:
+        """Return the logarithm of the probability of each prefix with one more token.
+
+        That is of all transcripts that begin so; for the end token, of the prefix as the whole
+        transcript. Blank is impossible.
+
+        Args:
+            state: of the prefixes.
+            candidates: `[utterances, prefixes, candidates]`; None: all tokens. A few are cheaper
+                than a large vocabulary.
+        """
+        in_blank = self._before_frames(state.in_blank)
+        anywhere = self._before_frames(torch.logaddexp(state.in_token, state.in_blank))
+        if candidates is None:
+            scores = self._score_all(anywhere, in_blank, state.last.clamp_min(0))
+            scores[..., BLANK] = IMPOSSIBLE
+            scores[..., self._end] = self.score_end(state)
+            return scores
+        posteriors = self._of_tokens(candidates.flatten(1)).view(*candidates.shape, -1)
+        repeats = candidates == state.last[..., None]
+        starts = torch.where(repeats[..., None], in_blank[:, :, None], anywhere[:, :, None])
+        scores = torch.logsumexp(starts + posteriors, -1)
+        scores = torch.where(candidates == self._end, self.score_end(state)[..., None], scores)
+        return scores.masked_fill(candidates == BLANK, IMPOSSIBLE)
+
+    def score_end(self, state: PrefixState) -> Tensor:
+        """Return the logarithm of the probability that each prefix is the whole transcript."""
+        return torch.logaddexp(state.in_token[..., -1], state.in_blank[..., -1])
+
+    def extend(self, state: PrefixState, parents: Tensor, tokens: Tensor) -> PrefixState:
+        """Return prefixes with one more token.
+
+        Args:
+            state: of the prefixes before.
+            parents: `[utterances, new prefixes]`: which prefix each one extends.
+            tokens: of the same shape: by what. For the end token the result means nothing.
+        """
+        frames = parents[..., None].expand(-1, -1, state.in_blank.shape[-1])
+        in_blank = state.in_blank.gather(1, frames)
+        anywhere = torch.logaddexp(in_blank, state.in_token.gather(1, frames))
+        repeats = tokens == state.last.gather(1, parents)
+        # A token twice in a row needs a blank between: else both would be one.
+        starts = self._before_frames(torch.where(repeats[..., None], in_blank, anywhere))
+        in_token = _enter(starts, _sums(self._of_tokens(tokens)))
+        in_blank = _enter(in_token[..., :-1], self._blank_sums[:, None])
+        return PrefixState(in_token, in_blank, tokens)
+
+    def select(self, utterances: Tensor) -> None:
+        """Go on with these utterances alone; states must be of the same ones."""
+        self._posteriors = self._posteriors[utterances]
+        self._is_padding = self._is_padding[utterances]
+        self._take_utterances()
+
+    def _take_utterances(self) -> None:
+        self._blank_sums = _sums(self._posteriors[:, BLANK].double())
+        self._probabilities: Tensor | None = None
+
+    def _of_tokens(self, tokens: Tensor) -> Tensor:
+        """Return `[utterances, tokens, frames]` for `[utterances, tokens]`."""
+        rows = torch.arange(len(tokens), device=tokens.device)[:, None]
+        return self._posteriors[rows, tokens].double()
+
+    def _before_frames(self, curve: Tensor) -> Tensor:
+        """Return the values before each frame; nothing may begin in padding."""
+        return curve[..., :-1].masked_fill(self._is_padding, IMPOSSIBLE)
+
+    def _score_all(self, anywhere: Tensor, in_blank: Tensor, last: Tensor) -> Tensor:
+        """Sum over the frames by one product of matrices; then mend the repeated tokens."""
+        if self._probabilities is None:
+            self._probabilities = self._posteriors.double().exp().transpose(1, 2).contiguous()
+        highest = anywhere.amax(-1, keepdim=True)
+        sums = torch.bmm((anywhere - highest).exp(), self._probabilities)
+        scores = (sums.log() + highest).clamp_min(IMPOSSIBLE)
+        repeated = torch.logsumexp(in_blank + self._of_tokens(last), -1)
+        return scores.scatter(-1, last[..., None], repeated[..., None])
+
+
+class NetworkPart:
+    """A network with its state, whose log-probabilities add up along a hypothesis."""
+
+    def __init__(self, name: str, weight: float, network: StepNetwork, state: Any) -> None:
+        self.name = name
+        self.weight = weight
+        self._network = network
+        self._state = state
+        self._log_probs = torch.empty(0)
+
+    def step(self, tokens: Tensor) -> Tensor:
+        """Return the log-probabilities of the next token for `[utterances, rows]` last tokens."""
+        log_probs, self._state = self._network.step(tokens.flatten(), self._state)
+        self._log_probs = log_probs.double().view(*tokens.shape, -1)
+        return self._log_probs
+
+    def score(self, sums: Tensor, candidates: Tensor) -> Tensor:
+        """Return the sums of hypotheses `[utterances, rows]` with each candidate, after `step`."""
+        return sums[..., None] + self._log_probs.gather(-1, candidates)
+
+    def keep(self, utterances: Tensor, parents: Tensor, tokens: Tensor) -> None:
+        """Go on with the rows `parents` of these utterances."""
+        n_rows = self._log_probs.shape[1]
+        self._state = self._network.select(
+            self._state, (utterances[:, None] * n_rows + parents).flatten()
+        )
+
+
+class CTCPart:
+    """The prefix score of CTC; it is not a sum over tokens, but replaced at each one."""
+
+    name = "ctc"
+
+    def __init__(self, weight: float, log_probs: Tensor, lengths: Tensor) -> None:
+        self.weight = weight
+        self._scorer = CTCPrefixScorer(log_probs, lengths)
+        self._state = self._scorer.start()
+
+    def score(self, sums: Tensor, candidates: Tensor) -> Tensor:
+        """Return the score of each hypothesis `[utterances, rows]` with each candidate."""
+        n_tokens = self._scorer.n_tokens
+        if candidates.shape[-1] < n_tokens - 1:
+            return self._scorer.score(self._state, candidates)
+        return self._scorer.score(self._state).gather(-1, candidates)
+
+    def keep(self, utterances: Tensor, parents: Tensor, tokens: Tensor) -> None:
+        """Go on with the rows `parents` of these utterances, with one more token each."""
+        if len(utterances) < len(self._state.last):
+            self._scorer.select(utterances)
+            self._state = self._state.select(utterances)
+        self._state = self._scorer.extend(self._state, parents, tokens)
+
+
+Part = NetworkPart | CTCPart
 
 
 class JointSearch:
@@ -179,3 +375,17 @@ class JointSearch:
         ended = self._ended[self._utterances[row]]
         n_best = self._settings.n_best
         return ended[n_best - 1].score if len(ended) >= n_best else _NEVER
+
+
+def _sums(posteriors: Tensor) -> Tensor:
+    """Return the logarithms of the products of the first 0, 1, ... posteriors."""
+    return torch.nn.functional.pad(posteriors.cumsum(-1), (1, 0))
+
+
+def _enter(starts: Tensor, sums: Tensor) -> Tensor:
+    """Return the curve of staying in a token that is entered before each frame with `starts`.
+
+    It solves `curve[t] = (curve[t - 1] + starts[t - 1]) * posterior[t]`, in logarithms.
+    """
+    curve = sums[..., 1:] + torch.logcumsumexp(starts - sums[..., :-1], -1)
+    return torch.nn.functional.pad(curve, (1, 0), value=IMPOSSIBLE)

@@ -8,8 +8,7 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from pathlib import Path
 
-from espnet3.components.decoding.arpa import write_arpa
-from espnet3.components.decoding.ngram import BEGIN, END, UNKNOWN_WORD
+from espnet3.components.decoding.ngram import BEGIN, END, UNKNOWN_WORD, write_arpa
 from espnet3.errors import ConfigError
 
 Gram = tuple[str, ...]

@@ -5,8 +5,7 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from espnet3.components.models.masks import zero_padding
-from espnet3.components.models.subsampling import Subsampling
-from espnet3.components.models.time_convolution import TimeConvolution
+from espnet3.components.models.subsampling import Subsampling, TimeConvolution
 from espnet3.errors import ConfigError
 
 

@@ -7,9 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from espnet3.components.models.positions import sinusoids
-from espnet3.components.models.token_cache import TokenCache
-from espnet3.components.models.transformer_layers import CausalLayer, Memory
+from espnet3.components.models.transformer_layers import CausalLayer, Memory, TokenCache, sinusoids
 from espnet3.errors import ConfigError
 
 

@@ -1,15 +1,15 @@
-"""The layers of a Transformer that writes token by token, with keys and values kept for the next.
+"""Transformer layers that go token by token, with a cache of keys and values; positions."""
 
-One `forward` serves a whole sequence and a single step, so both compute the same.
-"""
+import math
+from dataclasses import dataclass, field
 
-from dataclasses import dataclass
-
-from torch import Tensor, nn
+import torch
+from torch import Tensor, cat, nn
 from torch.nn.functional import scaled_dot_product_attention
 
-from espnet3.components.models.token_cache import TokenCache
 from espnet3.errors import ConfigError
+
+_BLOCK = 16  # places to add at once: a search then copies its past once in a step, not twice
 
 
 @dataclass(frozen=True)
@@ -75,6 +75,53 @@ class Attention(nn.Module):
         return values.view(*values.shape[:2], self.n_heads, -1).transpose(1, 2)
 
 
+@dataclass
+class _Used:
+    """How many places of a buffer are taken, by whichever cache took the last."""
+
+    n: int
+
+
+@dataclass(frozen=True)
+class TokenCache:
+    """The first `n` places of a buffer `[rows, places, size]`.
+
+    Adding a token leaves this cache as it is: the new one has a place behind its end in the same
+    buffer, or a buffer of its own if that place is taken or must not be written to.
+    """
+
+    buffer: Tensor
+    n: int
+    used: _Used = field(repr=False)
+
+    @classmethod
+    def of(cls, values: Tensor) -> "TokenCache":
+        """Return the cache of `[rows, places, size]`."""
+        return cls(values, values.shape[1], _Used(values.shape[1]))
+
+    @property
+    def values(self) -> Tensor:
+        """`[rows, n, size]`."""
+        return self.buffer[:, : self.n]
+
+    def add(self, values: Tensor) -> "TokenCache":
+        """Return a cache with `[rows, places, size]` behind the places of this one."""
+        if torch.is_grad_enabled():  # gradients need the values as they were
+            return TokenCache.of(cat([self.values, values], 1))
+        end = self.n + values.shape[1]
+        buffer, used = self.buffer, self.used
+        if used.n != self.n or end > buffer.shape[1]:
+            free = values.new_empty(len(values), values.shape[1] + _BLOCK, values.shape[2])
+            buffer, used = cat([self.values, free], 1), _Used(self.n)
+        buffer[:, self.n : end] = values
+        used.n = end
+        return TokenCache(buffer, end, used)
+
+    def select(self, indices: Tensor) -> "TokenCache":
+        """Return the cache of the rows `indices`, which may leave some out and repeat others."""
+        return TokenCache(self.buffer.index_select(0, indices), self.n, _Used(self.n))
+
+
 class CausalLayer(nn.Module):
     """Attention to the tokens so far, to the memory if there is one, and a feed-forward network.
 
@@ -138,3 +185,28 @@ class CausalLayer(nn.Module):
         together = self.memory_norm(x).view(len(memory.is_real), -1, x.shape[-1])
         attended: Tensor = self.memory_attention(together, memory.keys_values, memory.is_real)
         return attended.view_as(x)
+
+
+def sinusoids(n: int, size: int, *, start: int = 0, like: Tensor) -> Tensor:
+    """Return `[n, size]` for the positions `start` to `start + n - 1`.
+
+    The wavelengths are a geometric series from 2 pi to 20000 pi. Nothing is stored, so no length
+    is too long, and a position has the same values whatever comes before or behind it.
+
+    Args:
+        n: how many positions.
+        size: of each vector; even.
+        start: the first position.
+        like: a tensor on the device and of the type that are wanted.
+
+    Example:
+        >>> sinusoids(2, 2, like=torch.zeros(1)).tolist()[0]
+        [0.0, 1.0]
+    """
+    rates = torch.exp(
+        torch.arange(0, size, 2, device=like.device, dtype=torch.float32)
+        * (-math.log(10000.0) / size)
+    )
+    places = torch.arange(start, start + n, device=like.device, dtype=torch.float32)
+    angles = places[:, None] * rates
+    return torch.stack([angles.sin(), angles.cos()], -1).flatten(1).to(like.dtype)

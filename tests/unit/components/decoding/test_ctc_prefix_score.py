@@ -5,7 +5,7 @@ from itertools import groupby, product
 import pytest
 import torch
 
-from espnet3.components.decoding.ctc_prefix_score import CTCPrefixScorer
+from espnet3.components.decoding.joint_search import CTCPrefixScorer
 
 N_TOKENS = 4  # blank, two tokens, end
 TOKENS = (1, 2)

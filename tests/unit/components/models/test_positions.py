@@ -1,6 +1,6 @@
 import torch
 
-from espnet3.components.models.positions import sinusoids
+from espnet3.components.models.transformer_layers import sinusoids
 
 
 def test_a_position_does_not_depend_on_where_one_starts():

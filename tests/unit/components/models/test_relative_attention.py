@@ -3,12 +3,12 @@ import math
 import pytest
 import torch
 
-from espnet3.components.models.positions import sinusoids
-from espnet3.components.models.relative_attention import (
+from espnet3.components.models.conformer import (
     RelativeAttention,
     distance_vectors,
     shift,
 )
+from espnet3.components.models.transformer_layers import sinusoids
 from espnet3.errors import ConfigError
 
 
