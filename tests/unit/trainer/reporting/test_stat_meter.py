@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from espnet3.trainer.reporting.train_statistics import StatMeter
+from espnet3.trainer.module import StatMeter
 
 
 def test_a_mean_is_weighted_and_over_the_batches_that_have_it():
