@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Protocol
 
-from espnet3.components.data.dealing import TOLERANCE, Limit
+from espnet3.components.data.rank_batches import TOLERANCE, Limit
 
 if TYPE_CHECKING:
     import numpy as np
@@ -342,3 +342,32 @@ def tickets_of(indices: "Ints", n_items: int) -> "Ints":
     copies = np.empty_like(indices)
     copies[order] = np.arange(len(indices)) - firsts[run]
     return copies * n_items + indices
+
+
+def shard_order(locality: Any, *, seed: int, epoch: int, buffer_shards: int) -> "Ints":
+    """Return the positions of all items, shard by shard in random order, mixed among neighbours.
+
+    The shards are shuffled; each `buffer_shards` of them in a row are put together, and their
+    items are shuffled. So at any time items come from at most that many shards, which are then
+    done with. The same arguments give the same order.
+
+    Args:
+        locality: The shard of each item; see `locality_of`.
+        seed: Of the experiment.
+        epoch: From 0.
+        buffer_shards: More mix better, fewer are read more smoothly.
+
+    Example:
+        >>> shard_order([0, 0, 1, 1, 2, 2], seed=0, epoch=0, buffer_shards=1).tolist()
+        [3, 2, 5, 4, 1, 0]
+    """
+    import numpy as np
+
+    if buffer_shards < 1:
+        raise ValueError(f"buffer_shards is {buffer_shards}; it must be 1 or more.")
+    generator = np.random.default_rng([seed, epoch])
+    numbers, shard_of_item = np.unique(np.asarray(locality), return_inverse=True)
+    pool_of_shard = generator.permutation(len(numbers)) // buffer_shards
+    order = generator.permutation(len(shard_of_item))
+    pools = pool_of_shard[shard_of_item[order]]
+    return np.asarray(order[np.argsort(pools, kind="stable")], dtype=np.int64)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     Floats = np.ndarray[Any, np.dtype[np.float64]]
+    Ints = np.ndarray[Any, np.dtype[np.int64]]
 
 _MOST_ITEMS = 200_000
 """Of a list whose content is looked at: some seconds."""
@@ -331,3 +332,33 @@ def fields_of(dataset: Any, index: int) -> Any:
     """Return a sample without its audio, or all of it where the dataset cannot leave it out."""
     own = getattr(dataset, "fields", None)
     return own(index) if callable(own) else dataset[index]
+
+
+def locality_of(dataset: Any) -> "Ints | None":
+    """Return the shard of each item, or None if no part of the dataset is in shards.
+
+    Of combined datasets, each that has no shards counts as one.
+    """
+    import numpy as np
+
+    if isinstance(dataset, TransformedDataset):
+        return locality_of(dataset.dataset)
+    if isinstance(dataset, CombinedDataset):
+        parts = [locality_of(part) for part in dataset.datasets]
+        if all(part is None for part in parts):
+            return None
+        sizes = [len(part) for part in dataset.datasets]
+        return _numbered_on([np.zeros(n, np.int64) if p is None else p
+                        for p, n in zip(parts, sizes, strict=True)])  # fmt: skip
+    ask = getattr(dataset, "locality", None)
+    return None if ask is None else np.asarray(ask(), dtype=np.int64)
+
+
+def _numbered_on(parts: list["Ints"]) -> "Ints":
+    import numpy as np
+
+    joined, start = [], 0
+    for part in parts:
+        joined.append(part + start)
+        start = int(joined[-1].max(initial=start - 1)) + 1
+    return np.concatenate(joined)

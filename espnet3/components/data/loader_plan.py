@@ -10,8 +10,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from espnet3.components.data.batch_sampler import OwnBatches, build_sampler
-from espnet3.components.data.batching import BatchPlan, CountBatches, LengthBatches, Order, Part
-from espnet3.components.data.dataset import CombinedDataset, durations_of
+from espnet3.components.data.batching import (
+    BatchPlan,
+    CountBatches,
+    LengthBatches,
+    Order,
+    Part,
+    shard_order,
+)
+from espnet3.components.data.dataset import CombinedDataset, durations_of, locality_of
 from espnet3.components.data.loader_config import DEFAULT_MAX_PADDING, LoaderConfig, check_loader
 from espnet3.components.data.stats import skipped_id
 from espnet3.config.fingerprint import digest
@@ -266,8 +273,6 @@ class _Maker:
         """Return how to read a corpus in shards: a few of them at a time."""
         if not self.shuffle or not self.config.buffer_shards:
             return None
-        from espnet3.components.data.shard_shuffle import locality_of, shard_order
-
         locality = locality_of(self.source.dataset)
         if locality is None:
             return None

@@ -5,8 +5,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from espnet3.components.models.token_transformer import TokenTransformer, TransformerState
-from espnet3.components.models.transformer_layers import Attention, CausalLayer, Memory
+from espnet3.components.models.token_transformer import (
+    Attention,
+    CausalLayer,
+    Memory,
+    TokenTransformer,
+    TransformerState,
+)
 
 
 @dataclass(frozen=True)

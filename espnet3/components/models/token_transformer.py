@@ -1,14 +1,81 @@
-"""A Transformer from tokens to the next token: of a language model, or with a memory a decoder."""
+"""A Transformer from tokens to the next token: a language model, or with a memory a decoder.
+
+It goes token by token, with a cache of keys and values.
+"""
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, cat, nn
+from torch.nn.functional import scaled_dot_product_attention
 
-from espnet3.components.models.transformer_layers import CausalLayer, Memory, TokenCache, sinusoids
 from espnet3.errors import ConfigError
+
+_BLOCK = 16  # places to add at once: a search then copies its past once in a step, not twice
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What a layer looks at beside the tokens: the encoded speech of each utterance."""
+
+    keys_values: Tensor
+    is_real: Tensor
+    """`[utterances, 1, 1, frames]`: false where a frame is padding."""
+
+    def select(self, utterances: Tensor) -> "Memory":
+        """Return the memory of these utterances alone."""
+        return Memory(
+            self.keys_values.index_select(0, utterances), self.is_real.index_select(0, utterances)
+        )
+
+
+@dataclass
+class _Used:
+    """How many places of a buffer are taken, by whichever cache took the last."""
+
+    n: int
+
+
+@dataclass(frozen=True)
+class TokenCache:
+    """The first `n` places of a buffer `[rows, places, size]`.
+
+    Adding a token leaves this cache as it is: the new one has a place behind its end in the same
+    buffer, or a buffer of its own if that place is taken or must not be written to.
+    """
+
+    buffer: Tensor
+    n: int
+    used: _Used = field(repr=False)
+
+    @classmethod
+    def of(cls, values: Tensor) -> "TokenCache":
+        """Return the cache of `[rows, places, size]`."""
+        return cls(values, values.shape[1], _Used(values.shape[1]))
+
+    @property
+    def values(self) -> Tensor:
+        """`[rows, n, size]`."""
+        return self.buffer[:, : self.n]
+
+    def add(self, values: Tensor) -> "TokenCache":
+        """Return a cache with `[rows, places, size]` behind the places of this one."""
+        if torch.is_grad_enabled():  # gradients need the values as they were
+            return TokenCache.of(cat([self.values, values], 1))
+        end = self.n + values.shape[1]
+        buffer, used = self.buffer, self.used
+        if used.n != self.n or end > buffer.shape[1]:
+            free = values.new_empty(len(values), values.shape[1] + _BLOCK, values.shape[2])
+            buffer, used = cat([self.values, free], 1), _Used(self.n)
+        buffer[:, self.n : end] = values
+        used.n = end
+        return TokenCache(buffer, end, used)
+
+    def select(self, indices: Tensor) -> "TokenCache":
+        """Return the cache of the rows `indices`, which may leave some out and repeat others."""
+        return TokenCache(self.buffer.index_select(0, indices), self.n, _Used(self.n))
 
 
 @dataclass(frozen=True)
@@ -91,3 +158,141 @@ class TokenTransformer(nn.Module):
         """Return log-probabilities `[rows, n_tokens]` behind one more token in each row."""
         logits, state = self(tokens[:, None], state, memories)
         return torch.log_softmax(logits[:, 0].float(), -1), state
+
+
+class Attention(nn.Module):
+    """Attention with several heads; keys and values are made apart, so that they can be kept."""
+
+    def __init__(self, size: int, n_heads: int, memory_size: int, dropout: float) -> None:
+        super().__init__()
+        if n_heads < 1 or size % n_heads:
+            raise ConfigError(
+                f"{n_heads} attention heads cannot share a hidden size of {size} evenly. Write "
+                f"a hidden size that n_heads divides, such as hidden: {64 * max(1, n_heads)}"
+            )
+        self.n_heads = n_heads
+        self.dropout = dropout
+        self.query = nn.Linear(size, size)
+        self.key_value = nn.Linear(memory_size, 2 * size)
+        self.output = nn.Linear(size, size)
+
+    def keys_values(self, memory: Tensor) -> Tensor:
+        """Return the keys and values of `[rows, positions, size]`.
+
+        Both are in one tensor, `[rows, positions, 2 * size]`, in which the past of a hypothesis is
+        one piece of memory: a search copies them at each step.
+        """
+        both: Tensor = self.key_value(memory)
+        return both
+
+    def forward(
+        self,
+        queries: Tensor,
+        keys_values: Tensor,
+        mask: Tensor | None = None,
+        is_causal: bool = False,
+    ) -> Tensor:
+        """Attend from `[rows, positions, size]`; `mask` is true where it may look."""
+        keys, values = keys_values.chunk(2, -1)
+        attended = scaled_dot_product_attention(
+            self._split(self.query(queries)),
+            self._split(keys),
+            self._split(values),
+            attn_mask=mask,
+            dropout_p=self.dropout if self.training else 0.0,
+            is_causal=is_causal,
+        )
+        return self.output(attended.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
+
+    def _split(self, values: Tensor) -> Tensor:
+        return values.view(*values.shape[:2], self.n_heads, -1).transpose(1, 2)
+
+
+class CausalLayer(nn.Module):
+    """Attention to the tokens so far, to the memory if there is one, and a feed-forward network.
+
+    Each is applied to the normalised input and added to it (pre-norm).
+
+    Args:
+        size: of the vectors.
+        n_heads: of both attentions.
+        feed_forward: size within the feed-forward network.
+        dropout: while training.
+        memory_size: of the encoded frames; None: there is no memory.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        n_heads: int,
+        feed_forward: int,
+        dropout: float,
+        memory_size: int | None = None,
+    ) -> None:
+        super().__init__()
+        self.self_norm = nn.LayerNorm(size)
+        self.self_attention = Attention(size, n_heads, size, dropout)
+        self.memory_norm = self.memory_attention = None
+        if memory_size is not None:
+            self.memory_norm = nn.LayerNorm(size)
+            self.memory_attention = Attention(size, n_heads, memory_size, dropout)
+        self.feed_forward = nn.Sequential(
+            nn.LayerNorm(size),
+            nn.Linear(size, feed_forward),
+            nn.GELU(),
+            nn.Dropout(dropout),
+            nn.Linear(feed_forward, size),
+        )
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(
+        self, x: Tensor, past: TokenCache | None, memory: Memory | None
+    ) -> tuple[Tensor, TokenCache]:
+        """Return the output, and the keys and values of all tokens so far.
+
+        Args:
+            x: `[rows, positions, size]`; with a past, one position.
+            past: keys and values of the tokens before.
+            memory: of fewer utterances than there are rows if the rows of each stand together.
+        """
+        normed = self.self_norm(x)
+        new = self.self_attention.keys_values(normed)
+        present = TokenCache.of(new) if past is None else past.add(new)
+        attended = self.self_attention(normed, present.values, is_causal=past is None)
+        x = x + self.dropout(attended)
+        if memory is not None:
+            x = x + self.dropout(self._look_at(x, memory))
+        return x + self.dropout(self.feed_forward(x)), present
+
+    def _look_at(self, x: Tensor, memory: Memory) -> Tensor:
+        assert self.memory_norm is not None
+        assert self.memory_attention is not None
+        # The rows of an utterance become one list of queries: its memory need not be copied.
+        together = self.memory_norm(x).view(len(memory.is_real), -1, x.shape[-1])
+        attended: Tensor = self.memory_attention(together, memory.keys_values, memory.is_real)
+        return attended.view_as(x)
+
+
+def sinusoids(n: int, size: int, *, start: int = 0, like: Tensor) -> Tensor:
+    """Return `[n, size]` for the positions `start` to `start + n - 1`.
+
+    The wavelengths are a geometric series from 2 pi to 20000 pi. Nothing is stored, so no length
+    is too long, and a position has the same values whatever comes before or behind it.
+
+    Args:
+        n: how many positions.
+        size: of each vector; even.
+        start: the first position.
+        like: a tensor on the device and of the type that are wanted.
+
+    Example:
+        >>> sinusoids(2, 2, like=torch.zeros(1)).tolist()[0]
+        [0.0, 1.0]
+    """
+    rates = torch.exp(
+        torch.arange(0, size, 2, device=like.device, dtype=torch.float32)
+        * (-math.log(10000.0) / size)
+    )
+    places = torch.arange(start, start + n, device=like.device, dtype=torch.float32)
+    angles = places[:, None] * rates
+    return torch.stack([angles.sin(), angles.cos()], -1).flatten(1).to(like.dtype)

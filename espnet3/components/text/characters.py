@@ -4,8 +4,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from espnet3.components.text.folder import TokenizerFolder
 from espnet3.components.text.spelling import Speller
+from espnet3.components.text.tokenizer import TokenizerFolder
 from espnet3.components.text.tokens import (
     SPACE_TOKEN,
     UNKNOWN,

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from espnet3.components.text.folder import TokenizerFolder
 from espnet3.components.text.spelling import Speller
+from espnet3.components.text.tokenizer import TokenizerFolder
 from espnet3.components.text.tokens import check_tokens, with_special, without_special
 from espnet3.errors import ConfigError
 

@@ -1,13 +1,19 @@
-"""What a tokenizer is, and how one is loaded."""
+"""What a tokenizer is, and its folder: `tokenizer.json`, `tokens.txt` and the files of its kind."""
 
+import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from espnet3.components.text.folder import TokenizerFolder
 from espnet3.config.targets import locate
+from espnet3.config.trust import checked_path
 from espnet3.errors import ConfigError
+from espnet3.io.atomic import write_bytes, write_json
 
+VERSION = 1
+ABOUT = "tokenizer.json"
+TOKENS = "tokens.txt"
 _KINDS = {
     "characters": "espnet3.components.text.characters.CharacterTokenizer",
     "bpe": "espnet3.components.text.sentencepiece.SentencePieceTokenizer",
@@ -52,3 +58,91 @@ def load_tokenizer(folder: str | Path) -> Tokenizer:
         )
     loaded: Tokenizer = locate(_KINDS[kind]).load(place)
     return loaded
+
+
+class TokenizerFolder:
+    """The files of a tokenizer; `tokenizer.json` is written last, so without it there is none.
+
+    Args:
+        path: The folder.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+    def exists(self) -> bool:
+        """Tell whether there is a whole tokenizer."""
+        return (self.path / ABOUT).is_file()
+
+    def write(
+        self,
+        kind: str,
+        tokens: Sequence[str],
+        files: Mapping[str, bytes],
+        facts: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Write a tokenizer in the place of the one that is there."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        # What is there must not pass for a tokenizer while half of it is another one.
+        (self.path / ABOUT).unlink(missing_ok=True)
+        written = {TOKENS: "".join(f"{token}\n" for token in tokens).encode(), **files}
+        for other in self.path.glob("*.model"):
+            other.unlink()  # of another kind of tokenizer
+        for name, data in written.items():
+            write_bytes(self.path / name, data)
+        about = {"kind": kind, "version": VERSION, "n_tokens": len(tokens), **(facts or {})}
+        digests = {name: hashlib.sha256(data).hexdigest() for name, data in written.items()}
+        write_json(self.path / ABOUT, {**about, "files": digests})
+
+    def read_about(self) -> dict[str, Any]:
+        """Return what `tokenizer.json` says.
+
+        Raises:
+            ConfigError: There is no tokenizer, or it is one that this version cannot read.
+        """
+        self._check_exists()
+        try:
+            about = json.loads(checked_path(self.path / ABOUT).read_text("utf-8"))
+            version = about["version"]
+        except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
+            raise self._damaged(f"{ABOUT} is no description of one ({error!r:.80})") from error
+        if version != VERSION:
+            raise self._damaged(f"it is of version {version!r}, and this is version {VERSION}")
+        return dict(about)
+
+    def read_tokens(self) -> tuple[str, ...]:
+        """Return the tokens, in the order of their ids."""
+        # Not splitlines, for which characters such as U+2028 end a line as well.
+        return tuple(self.read_file(TOKENS).decode("utf-8").removesuffix("\n").split("\n"))
+
+    def read_file(self, name: str) -> bytes:
+        """Return the content of a file of the tokenizer."""
+        try:
+            data = checked_path(self.path / name).read_bytes()
+        except FileNotFoundError as error:
+            raise self._damaged(f"its file {name} is missing") from error
+        if hashlib.sha256(data).hexdigest() != self.read_about().get("files", {}).get(name):
+            raise self._damaged(f"its file {name} is not the one that was written with {ABOUT}")
+        return data
+
+    def identity(self) -> str:
+        """Return a digest of all that the tokenizer is."""
+        self._check_exists()
+        return hashlib.sha256((self.path / ABOUT).read_bytes()).hexdigest()
+
+    def _check_exists(self) -> None:
+        if not self.exists():
+            raise ConfigError(
+                f"There is no tokenizer in {self.path}: it has no {ABOUT}. Make it first: "
+                "python run.py --stages train_tokenizer; or write the folder of another one: "
+                "tokenizer: {save_path: FOLDER}"
+            )
+
+    def _damaged(self, problem: str) -> ConfigError:
+        return ConfigError(
+            f"The tokenizer in {self.path} cannot be read: {problem}. Remove the folder and make "
+            "it again: python run.py --stages train_tokenizer"
+        )

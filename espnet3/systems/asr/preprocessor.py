@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from espnet3.components.data.errors import DataError
-from espnet3.components.text.folder import TokenizerFolder
-from espnet3.components.text.tokenizer import Tokenizer, load_tokenizer
+from espnet3.components.text.tokenizer import Tokenizer, TokenizerFolder, load_tokenizer
 
 
 @dataclass(frozen=True)

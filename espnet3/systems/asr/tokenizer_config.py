@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 
 from espnet3.components.data.functions import find_function
-from espnet3.components.text.folder import TokenizerFolder
 from espnet3.components.text.sentencepiece import MODEL_TYPES
 from espnet3.components.text.spelling import Speller
+from espnet3.components.text.tokenizer import TokenizerFolder
 from espnet3.config.schema import FrozenConfig, Names, validate
 from espnet3.config.sources import set_in
 from espnet3.config.targets import find_bad_argument, signature_of

@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from espnet3.components.text.characters import CharacterTokenizer
-from espnet3.components.text.folder import TokenizerFolder
 from espnet3.components.text.sentencepiece import train_pieces
-from espnet3.components.text.tokenizer import Tokenizer
+from espnet3.components.text.tokenizer import Tokenizer, TokenizerFolder
 from espnet3.config.fingerprint import diff
 from espnet3.config.sources import set_in
 from espnet3.errors import ConfigError, StaleRunError

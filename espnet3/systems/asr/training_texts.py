@@ -10,9 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from espnet3.components.data.dataset import fields_of, fingerprint_of, has_fields
+from espnet3.components.data.dataset import fields_of, fingerprint_of, has_fields, locality_of
 from espnet3.components.data.functions import find_function
-from espnet3.components.data.shard_shuffle import locality_of
 from espnet3.config.instantiate import instantiate
 from espnet3.config.sources import set_in
 from espnet3.errors import ConfigError, StaleRunError

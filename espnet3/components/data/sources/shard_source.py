@@ -139,7 +139,7 @@ class ShardSource(ABC):
         return self._shards[:: max(1, -(-len(self._shards) // most))]
 
     def locality(self) -> "np.ndarray[Any, np.dtype[np.int32]]":
-        """Return the number of the shard of each item; see `shard_shuffle`."""
+        """Return the number of the shard of each item; see `shard_order`."""
         numbers = np.arange(len(self._shards), dtype=np.int32)
         return np.repeat(numbers, np.diff(self._ends, prepend=0))
 

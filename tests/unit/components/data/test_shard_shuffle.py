@@ -3,8 +3,8 @@ import time
 import numpy as np
 import pytest
 
-from espnet3.components.data.dataset import CombinedDataset, TransformedDataset
-from espnet3.components.data.shard_shuffle import locality_of, shard_order
+from espnet3.components.data.batching import shard_order
+from espnet3.components.data.dataset import CombinedDataset, TransformedDataset, locality_of
 
 
 def shards_in_flight(locality, order) -> int:

@@ -1,6 +1,6 @@
 import torch
 
-from espnet3.components.models.transformer_layers import sinusoids
+from espnet3.components.models.token_transformer import sinusoids
 
 
 def test_a_position_does_not_depend_on_where_one_starts():

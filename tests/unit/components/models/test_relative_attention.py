@@ -8,7 +8,7 @@ from espnet3.components.models.conformer import (
     distance_vectors,
     shift,
 )
-from espnet3.components.models.transformer_layers import sinusoids
+from espnet3.components.models.token_transformer import sinusoids
 from espnet3.errors import ConfigError
 
 

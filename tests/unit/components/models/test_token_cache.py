@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from espnet3.components.models.transformer_layers import TokenCache
+from espnet3.components.models.token_transformer import TokenCache
 
 
 @pytest.fixture(params=[True, False], ids=["with-gradients", "without"], autouse=True)

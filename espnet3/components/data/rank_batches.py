@@ -1,4 +1,4 @@
-"""Deal the batches of an epoch to the ranks: all get the same number of steps."""
+"""Distribute the batches of an epoch over the ranks: all get the same number of steps."""
 
 import math
 import sys
