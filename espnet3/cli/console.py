@@ -75,7 +75,7 @@ def _guarded(run: Callable[[], int]) -> int:
         raise
     except (EspnetError, OSError) as error:
         if isinstance(error, FileExistsError | NotADirectoryError) and error.filename:
-            from espnet3.io.folders import folder_trouble
+            from espnet3.io.atomic import folder_trouble
 
             error = EspnetError(f"{error}: {folder_trouble(error)}")
         print_error(error)

@@ -25,7 +25,7 @@ from espnet3.errors import (
     RunInterrupted,
     StaleRunError,
 )
-from espnet3.io.folders import folder_trouble
+from espnet3.io.atomic import folder_trouble
 from espnet3.logs import StageLog, open_stage_log
 from espnet3.systems.base.context import context_value
 from espnet3.systems.base.provenance import Invocation, StageRecord

@@ -1,4 +1,4 @@
-"""Write files that are seen whole or not at all: a temp file, fsync, then one rename.
+"""Write files that are seen whole or not at all: a temp file, fsync, then one rename or link.
 
 It is on the start-up path of every worker, so it imports next to nothing.
 """
@@ -27,6 +27,10 @@ _FOLDER_TROUBLE = {
     errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO,
     errno.ESTALE, errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG,
 }  # fmt: skip
+# File systems without hard links (exFAT, some FUSE) say so in one of these ways.
+_NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
+_MAX_SWEPT = 3
+_IN_THE_WAY = (errno.EEXIST, errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 _TEMP_NAME = re.compile(r"\..*\.tmp-([0-9]+)-[0-9a-f]{8}", re.DOTALL)
 _MAX_NAME_BYTES = 200  # leaves room for the ending below the usual limit of 255
 
@@ -112,6 +116,77 @@ def write_json(
     write_bytes(path, text.encode("utf-8"), sync=sync, permissions=permissions)
 
 
+def create_bytes(
+    path: StrPath, data: bytes, *, sync: bool = True, permissions: int | None = None
+) -> bool:
+    """Create a file with this content, unless it exists: one of several processes is the first.
+
+    With `permissions` it has them whatever the umask is.
+
+    Readers see nothing or all of it. Where there are no hard links, a process that is killed
+    between creating and writing leaves an empty file.
+
+    Returns:
+        False if the file was there already; it is then as it was.
+    """
+    for _ in range(_MAX_SWEPT):
+        with suppress(FileNotFoundError):  # another machine swept it, taking its writer for dead
+            return _create_by_link(path, data, sync, permissions)
+    return _create_by_link(path, data, sync, permissions)
+
+
+def _create_by_link(path: StrPath, data: bytes, sync: bool, permissions: int | None) -> bool:
+    temp = temp_path(os.path.abspath(path))
+    try:
+        with open(temp, "xb") as file:
+            _fill(file, data, sync, permissions)
+        try:
+            os.link(temp, path)
+        except FileExistsError:
+            # NFS sends a request again when the answer is lost, and then finds its own link.
+            if _n_links(temp) < 2:
+                return False
+        except OSError as error:
+            if error.errno not in _NO_LINKS:
+                raise
+            if not _create_plainly(path, data, sync, permissions):
+                return False
+    finally:
+        with suppress(FileNotFoundError):
+            os.unlink(temp)
+    if sync:
+        fsync_dir(os.path.dirname(os.path.abspath(path)))
+    return True
+
+
+def _n_links(path: str) -> int:
+    # Opening a file makes NFS ask the server; a mere `stat` may be answered from its memory.
+    with open(path, "rb", buffering=0) as file:
+        return os.fstat(file.fileno()).st_nlink
+
+
+def _fill(file: IO[bytes], data: bytes, sync: bool, permissions: int | None) -> None:
+    if permissions is not None:
+        os.fchmod(file.fileno(), permissions)
+    file.write(data)
+    file.flush()
+    if sync:
+        os.fsync(file.fileno())
+
+
+def _create_plainly(path: StrPath, data: bytes, sync: bool, permissions: int | None) -> bool:
+    try:
+        with open(path, "xb") as file:
+            try:
+                _fill(file, data, sync, permissions)
+            except OSError:  # such as a full disk: half a file must not count as the first one's
+                os.unlink(path)
+                raise
+    except FileExistsError:
+        return False
+    return True
+
+
 def fsync_file(path: StrPath) -> None:
     """Wait until what was written to a file, by whichever process, is on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
@@ -182,3 +257,43 @@ def is_folder_trouble(error: BaseException, folder: StrPath | None = None) -> bo
     if not isinstance(error, OSError):
         return False
     return error.errno in _FOLDER_TROUBLE or (folder is not None and not os.path.isdir(folder))
+
+
+def folder_trouble(error: OSError, path: StrPath | None = None) -> str:
+    """Return why the system refuses a path, with what is in the way where that can be seen.
+
+    `File exists` may mean a link whose target is not there, and `Not a directory` a file far above.
+
+    Args:
+        error: what the system said.
+        path: what was to be made; that of the error if None.
+    """
+    if error.errno in _IN_THE_WAY:
+        for each in (path, error.filename):
+            found = in_the_way(each) if isinstance(each, str | os.PathLike) else ""
+            if found:
+                return found
+    return error.strerror or str(error)
+
+
+def in_the_way(path: StrPath) -> str:
+    """Say which link or file keeps a path from being a folder; empty if there is none."""
+    from shlex import quote  # only after a failure
+
+    for place in _from_the_root(os.path.abspath(os.fspath(path))):
+        if os.path.islink(place) and not os.path.exists(place):
+            target = os.path.join(os.path.dirname(place), os.readlink(place))
+            return (
+                f"{place} is a symbolic link to {target}, which does not exist (make it: mkdir -p "
+                f"{quote(target)} ; or remove the link: rm {quote(place)})"
+            )
+        if os.path.exists(place) and not os.path.isdir(place):
+            return f"{place} is a file, not a folder"
+    return ""
+
+
+def _from_the_root(path: str) -> Iterator[str]:
+    parent = os.path.dirname(path)
+    if parent != path:
+        yield from _from_the_root(parent)
+    yield path

@@ -14,8 +14,7 @@ from espnet3 import __version__
 from espnet3.config.fingerprint import files_in
 from espnet3.config.redact import mask
 from espnet3.errors import RunFolderError, StaleRunError
-from espnet3.io.atomic import is_folder_trouble, is_temp_name, write_text
-from espnet3.io.folders import folder_trouble
+from espnet3.io.atomic import folder_trouble, is_folder_trouble, is_temp_name, write_text
 from espnet3.io.json_text import dump_json
 from espnet3.parallel.identity import RULES, changes, is_below
 from espnet3.shards.commit import (

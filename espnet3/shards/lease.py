@@ -19,9 +19,8 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from espnet3.io.atomic import temp_pid, write_bytes
+from espnet3.io.atomic import create_bytes, temp_pid, write_bytes
 from espnet3.io.clock import look_time
-from espnet3.io.exclusive import create_bytes
 from espnet3.io.records import DamagedFileError
 from espnet3.shards.layout import claimed_name, leases_folder
 from espnet3.shards.owner import (

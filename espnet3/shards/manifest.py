@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from espnet3.errors import RunFolderError
-from espnet3.io.atomic import write_bytes
-from espnet3.io.exclusive import create_bytes
+from espnet3.io.atomic import create_bytes, write_bytes
 from espnet3.io.records import (
     Count,
     DamagedFileError,

@@ -15,8 +15,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from espnet3.io.atomic import write_json
-from espnet3.io.exclusive import create_bytes
+from espnet3.io.atomic import create_bytes, write_json
 from espnet3.io.json_text import dump_json
 from espnet3.io.records import (
     Count,

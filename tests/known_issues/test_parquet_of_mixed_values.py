@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from espnet3.io.parquet import jsonl_to_parquet
+from espnet3.io.tables import jsonl_to_parquet
 
 parquet = pytest.importorskip("pyarrow.parquet")
 

@@ -5,7 +5,7 @@ import subprocess
 
 import pytest
 
-from espnet3.io import exclusive
+from espnet3.io import atomic
 from espnet3.shards.lease import Lease, Owner
 
 
@@ -48,7 +48,7 @@ def test_a_process_whose_temp_file_was_swept_makes_it_again(tmp_path, monkeypatc
             os.unlink(temp)
         link(temp, path)
 
-    monkeypatch.setattr(exclusive.os, "link", swept_the_first_time)
-    assert exclusive.create_bytes(tmp_path / "claim", b"mine")
+    monkeypatch.setattr(atomic.os, "link", swept_the_first_time)
+    assert atomic.create_bytes(tmp_path / "claim", b"mine")
     assert [path.name for path in tmp_path.iterdir()] == ["claim"]
     assert (tmp_path / "claim").read_bytes() == b"mine"

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from espnet3.errors import ResourceError
-from espnet3.io.folders import folder_trouble
+from espnet3.io.atomic import folder_trouble
 from espnet3.parallel.clusters.gpu_pinning import REQUESTED
 from espnet3.parallel.clusters.requested import left_out
 

@@ -14,7 +14,7 @@ from typing import Any
 from distributed.security import Security
 
 from espnet3.errors import ResourceError
-from espnet3.io.folders import folder_trouble
+from espnet3.io.atomic import folder_trouble
 from espnet3.shards.lease import start_time
 
 _PREFIX = ".espnet3-tls"

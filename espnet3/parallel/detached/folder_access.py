@@ -14,7 +14,7 @@ from functools import wraps
 from typing import ParamSpec, TypeVar
 
 from espnet3.errors import EspnetError, RunFolderError
-from espnet3.io.folders import in_the_way
+from espnet3.io.atomic import in_the_way
 from espnet3.shards.owner import node_name
 
 P = ParamSpec("P")

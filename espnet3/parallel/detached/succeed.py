@@ -19,9 +19,8 @@ from pathlib import Path
 
 from espnet3 import logs
 from espnet3.errors import EspnetError, FileSystemError
-from espnet3.io.atomic import write_json
+from espnet3.io.atomic import create_bytes, write_json
 from espnet3.io.clock import folder_time
-from espnet3.io.exclusive import create_bytes
 from espnet3.io.records import DamagedFileError, read_record
 from espnet3.parallel.clusters.schedulers import FindsTags, JobState, ask_jobs, scheduler_of
 from espnet3.parallel.clusters.table import ON_THIS_MACHINE

@@ -64,7 +64,7 @@ def check_inference(loaded: "LoadedConfig", *, runs_here: bool = True) -> Infere
     if config.output_fn:
         load_function(config.output_fn, where=set_in("output_fn", loaded))
     if config.results == "parquet":
-        from espnet3.io.parquet import check_parquet
+        from espnet3.io.tables import check_parquet
 
         check_parquet()
     return config

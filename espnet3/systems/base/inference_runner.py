@@ -198,7 +198,7 @@ class InferenceRunner(BaseRunner):
             merged["results"] = self.output_dir / RESULTS
             join_files(shard_dirs, RESULTS, self.output_dir / RESULTS)
         if self.outputs.results == "parquet":
-            from espnet3.io.parquet import jsonl_to_parquet
+            from espnet3.io.tables import jsonl_to_parquet
 
             merged["results"] = self.output_dir / _PARQUET
             jsonl_to_parquet(self.output_dir / RESULTS, self.output_dir / _PARQUET)

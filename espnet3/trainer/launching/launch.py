@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from espnet3.config.sources import set_in
 from espnet3.errors import ConfigError, ResourceError, RunFolderError
-from espnet3.io.folders import folder_trouble
+from espnet3.io.atomic import folder_trouble
 from espnet3.trainer.config import trainer_block
 from espnet3.trainer.launching.devices import read_devices, read_nodes
 from espnet3.trainer.launching.job import Job

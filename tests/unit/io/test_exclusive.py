@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from espnet3.io import exclusive
-from espnet3.io.atomic import is_temp_name
-from espnet3.io.exclusive import create_bytes
+from espnet3.io import atomic
+from espnet3.io.atomic import create_bytes, is_temp_name
 
 ROOT = Path(__file__).parents[3]
 
@@ -31,7 +30,7 @@ def refuse_links(monkeypatch, code: int) -> None:
     def link(source: object, target: object) -> None:
         raise OSError(code, os.strerror(code), str(source))
 
-    monkeypatch.setattr(exclusive.os, "link", link)
+    monkeypatch.setattr(atomic.os, "link", link)
 
 
 def test_first_one_creates_the_file_and_the_second_leaves_it_alone(folder):
@@ -69,7 +68,7 @@ def test_missing_folder_raises(folder):
 def test_one_of_many_processes_is_the_first(folder):
     code = """
         import sys
-        from espnet3.io.exclusive import create_bytes
+        from espnet3.io.atomic import create_bytes
         print("ready", flush=True)
         sys.stdin.readline()
         for number in range(200):
@@ -93,7 +92,7 @@ def test_one_of_many_processes_is_the_first(folder):
     assert len(names(folder)) == 200
 
 
-@pytest.mark.parametrize("code", sorted(exclusive._NO_LINKS))
+@pytest.mark.parametrize("code", sorted(atomic._NO_LINKS))
 def test_file_system_without_hard_links_works_as_well(folder, monkeypatch, code):
     refuse_links(monkeypatch, code)
     assert create_bytes(folder / "f", b"first") is True
@@ -111,7 +110,7 @@ def test_full_disk_without_hard_links_leaves_no_half_file(folder, monkeypatch):
         if len(synced) == 2:
             raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(exclusive.os, "fsync", full_at_the_second)
+    monkeypatch.setattr(atomic.os, "fsync", full_at_the_second)
     with pytest.raises(OSError, match="No space left"):
         create_bytes(folder / "f", b"x")
     assert names(folder) == []
@@ -121,7 +120,7 @@ def test_full_disk_leaves_nothing(folder, monkeypatch):
     def full(descriptor: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(exclusive.os, "fsync", full)
+    monkeypatch.setattr(atomic.os, "fsync", full)
     with pytest.raises(OSError, match="No space left"):
         create_bytes(folder / "f", b"x")
     assert names(folder) == []
@@ -142,7 +141,7 @@ def test_link_that_was_made_but_reported_as_there_already_counts_as_ours(folder,
         link(source, target)
         link(source, target)
 
-    monkeypatch.setattr(exclusive.os, "link", link_twice)
+    monkeypatch.setattr(atomic.os, "link", link_twice)
     assert create_bytes(folder / "f", b"ours") is True
     assert (folder / "f").read_bytes() == b"ours"
     assert create_bytes(folder / "f", b"late") is False
@@ -161,7 +160,7 @@ def test_sync_can_be_left_out(folder, monkeypatch):
 def test_sigkill_before_the_link_leaves_only_a_temp_file_and_the_place_free(folder):
     code = """
         import os, sys, time
-        from espnet3.io.exclusive import create_bytes
+        from espnet3.io.atomic import create_bytes
         def link(source, target):
             print("ready", flush=True)
             time.sleep(60)
