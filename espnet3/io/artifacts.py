@@ -72,6 +72,7 @@ def read_artifact(path: str | os.PathLike[str], *, allow_pickle: bool = False) -
     Raises:
         RecordError: The suffix is unknown, the file is damaged, or it is a pickle and
             `allow_pickle` is False.
+        OSError: It is not there, or cannot be read from here, which says nothing of its content.
     """
     path = Path(path)
     kind = next((name for name, entry in _TYPES.items() if entry.suffix == path.suffix), None)
@@ -173,7 +174,8 @@ def _fit_float(audio: np.ndarray[Any, Any], path: Path) -> tuple[np.ndarray[Any,
 def _read_wav(path: Path) -> tuple[np.ndarray[Any, Any], int]:
     import soundfile
 
-    with soundfile.SoundFile(str(path)) as file:
+    # Opened here: libsndfile says "System error" for a file that cannot be reached.
+    with path.open("rb") as opened, soundfile.SoundFile(opened) as file:
         dtype = "float32" if file.subtype in ("PCM_16", "FLOAT") else "float64"
         return file.read(dtype=dtype), file.samplerate
 

@@ -222,7 +222,7 @@ def test_damaged_file_is_named_with_what_to_do(folder, suffix, data):
 
 
 def test_missing_file_is_a_plain_file_not_found_error(folder):
-    for suffix in ("npy", "json", "txt"):
+    for suffix in ("wav", "npy", "json", "txt"):
         with pytest.raises(FileNotFoundError):
             read_artifact(folder / f"a.{suffix}")
 
