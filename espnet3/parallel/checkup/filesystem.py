@@ -11,6 +11,7 @@ from pathlib import Path
 
 from espnet3.findings import Finding, never_raises
 from espnet3.io.atomic import fsync_dir, fsync_file, write_bytes
+from espnet3.io.clock import clock_skew
 from espnet3.parallel.checkup.mounts import find_mount
 
 MIN_FREE = 1e9
@@ -132,13 +133,10 @@ def _links(key: str, trial: Path) -> list[Finding]:
 
 def _clock(key: str, trial: Path) -> list[Finding]:
     """Compare the time that a file server gives to a new file with that of this machine."""
-    before = time.time()
-    (trial / "now").touch()
-    mtime, after = (trial / "now").stat().st_mtime, time.time()
-    skew = mtime - after if mtime > after else min(0.0, mtime - before)
+    skew = clock_skew(trial)
     if abs(skew) <= MAX_SKEW:
         return []
-    told = f"{trial.parent}: its clock is {skew:+.0f} s away from that of this machine"
+    told = f"{trial.parent}: its clock is {-skew:+.0f} s away from that of this machine"
     return [Finding("warning", key, told, "Let both follow one time server: timedatectl status")]
 
 

@@ -71,8 +71,7 @@ def test_a_file_system_without_hard_links_is_a_warning(tmp_path, monkeypatch):
 
 
 def test_a_clock_that_is_off_is_a_warning(tmp_path, monkeypatch):
-    now = filesystem.time.time
-    monkeypatch.setattr(filesystem.time, "time", lambda: now() + 100)
+    monkeypatch.setattr(filesystem, "clock_skew", lambda folder: 100.0)
     (finding,) = check_folders({"exp_dir": tmp_path})
     assert finding.level == "warning"
     assert "-100 s away" in finding.told
