@@ -4,15 +4,82 @@ Each says what is wrong with its value, where it was set, and how to fix it, and
 message, so that it survives the trip from a worker process.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
+
+_NOT_GIVEN = object()
 
 
 class EspnetError(Exception):
     """Base of all errors raised on purpose by ESPnet3."""
 
 
+class Places(Protocol):
+    """What a config knows of its keys: see `LoadedConfig`."""
+
+    def set_in(self, key: str) -> str:
+        """Return `' (set in FILE:LINE)'`, or an empty text."""
+
+
 class ConfigError(EspnetError):
-    """A setting is wrong: misspelt, of the wrong type, out of range, or at odds with another."""
+    """A setting is wrong: misspelt, of the wrong type, out of range, or at odds with another.
+
+    Code that gets a setting, but not the config that it comes from, gives the parts; where the
+    config is known, `locate` adds file and line.
+
+    Args:
+        message: text in place of value and problem; the place is added behind the key, if it
+            begins with that, or else at its end.
+        key: dotted, such as `runner.on_error`.
+        value: what it is set to, if that is worth showing.
+        problem: what is wrong with it, as the end of a sentence that begins with the key.
+        fix: the line to write, or what else to do; or what returns it for the config, because one
+            types another line into a shell than into a file.
+
+    Example:
+        >>> print(ConfigError(key="a.b", value=3, problem="but must be a name", fix="Write: b: x"))
+        a.b is 3, but must be a name. Write: b: x
+    """
+
+    def __init__(
+        self,
+        message: str = "",
+        *,
+        key: str = "",
+        value: object = _NOT_GIVEN,
+        problem: str = "",
+        fix: str | Callable[[Any], str] = "",
+    ) -> None:
+        self.key = key
+        self._head, self._tail, self._fix = message, "", fix
+        if message.startswith(key):
+            self._head, self._tail = key, message.removeprefix(key)
+        if not message:
+            has_value = value is not _NOT_GIVEN
+            self._head = f"{key} is {value!r:.200}" if has_value else key
+            comma = "," if has_value and problem[:1].isalpha() else ""
+            self._tail = f"{comma}{' ' if problem[:1].isalnum() else ''}{problem}"
+        super().__init__(self._text("", None))
+
+    def locate(self, config: Places) -> None:
+        """Add where the key was set, once, if the config knows it."""
+        place = config.set_in(self.key) if self.key else ""
+        if place:
+            self.args = (self._text(place, config),)
+            self.key = ""
+
+    def _text(self, place: str, config: Places | None) -> str:
+        fix = self._fix if isinstance(self._fix, str) else self._fix(config)
+        said = self._tail or self._head
+        end = "." if fix and not said.endswith((".", ":", "?")) else ""
+        return f"{self._head}{place}{self._tail}{end} {fix.strip()}".strip()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Leave a function behind: the message has what it said."""
+        state = {**self.__dict__}
+        if not isinstance(self._fix, str):
+            state |= {"_tail": str(self).removeprefix(self._head), "_fix": ""}
+        return type(self), self.args, state
 
 
 class ResourceError(EspnetError):

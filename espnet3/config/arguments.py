@@ -1,20 +1,18 @@
 """Check the arguments in a block with a `_target_` before the class is called with more of them."""
 
 import inspect
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection, Mapping
+from functools import partial
+from typing import Any
 
 from espnet3.config.advice import unknown_hint
-from espnet3.config.sources import join_key, set_in
+from espnet3.config.sources import join_key
 from espnet3.config.targets import RESERVED, BadTarget, locate_callable
 from espnet3.errors import ConfigError
 
-if TYPE_CHECKING:
-    from espnet3.config.load import LoadedConfig
-
 
 def check_arguments(
-    key: str, target: str, block: Mapping[str, Any], loaded: "LoadedConfig | None" = None
+    key: str, target: str, block: Mapping[str, Any], *, hidden: Collection[str] = ()
 ) -> None:
     """Refuse arguments that a class does not take, those of its base classes included.
 
@@ -22,7 +20,7 @@ def check_arguments(
         key: of the block, such as `runner`.
         target: dotted path of the class.
         block: its arguments; names that Hydra reserves are let pass.
-        loaded: where the block comes from.
+        hidden: arguments that others than users give, which are not worth a mention.
 
     Raises:
         ConfigError: the class cannot be imported, or takes no such argument.
@@ -31,16 +29,21 @@ def check_arguments(
         found = locate_callable(target)
     except BadTarget as bad:
         name = join_key(key, "_target_")
-        raise ConfigError(f"{name} is {target!r}{set_in(name, loaded)}, but {bad}") from None
+        raise ConfigError(key=name, value=target, problem=f"but {bad}") from None
     known = argument_names(found)
     if known is None:
         return
     for name in block:
         if name not in known and name not in RESERVED:
             full = join_key(key, name)
-            hint = unknown_hint(full, block[name], sorted(known), loaded)
-            hint = hint or f" It takes: {', '.join(sorted(known)) or 'nothing'}."
-            raise ConfigError(f"{full}{set_in(full, loaded)} is no argument of {target}.{hint}")
+            free = sorted(known.difference(hidden))
+            takes = f"It takes: {', '.join(free) or 'nothing'}."
+            hint = partial(unknown_hint, full, block[name], sorted(known))
+            raise ConfigError(
+                key=full,
+                problem=f"is no argument of {target}",
+                fix=lambda loaded: hint(loaded) or takes,  # noqa: B023 - raised at once
+            )
 
 
 def argument_names(target: Any) -> set[str] | None:

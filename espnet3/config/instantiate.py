@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from espnet3.config.resolve import resolved
-from espnet3.config.sources import dotted, join_key, set_in
+from espnet3.config.sources import dotted, join_key
 from espnet3.config.targets import (
     BadTarget,
     find_bad_argument,
@@ -53,7 +53,10 @@ def instantiate(
     except (InstantiationException, OmegaConfBaseException) as error:
         failure = error
     # Outside of the except block, so that Hydra's wrapper does not show up in the traceback.
-    raise _Failure.of(failure, config, kwargs, key, loaded).as_error()
+    raised = _Failure.of(failure, config, kwargs, key, loaded).as_error()
+    if loaded is not None and isinstance(raised, ConfigError):
+        raised.locate(loaded)
+    raise raised
 
 
 def _check_trust(config: Any, key: str) -> None:
@@ -115,20 +118,18 @@ class _Failure:
     def _name(self) -> str:
         return self.key or "The config"
 
-    def _set_in(self, *names: str) -> str:
-        return set_in(join_key(self.key, *names) if names else self.key, self.loaded)
-
     def _cannot_be_built(self, message: str) -> ConfigError:
         # Hydra resolves twice, so an escape is needed on two levels.
         is_escape = message.startswith("Interpolation key")
         hint = r" For a literal ${X} below a _target_, write \\\${X}" if is_escape else ""
-        text = f"{self._name}{self._set_in()} cannot be built: {message.rstrip('.')}.{hint}"
-        return self._chained(text)
+        problem = f"{'' if self.key else 'The config '}cannot be built: {message.rstrip('.')}."
+        return self._chained(problem=problem, fix=hint)
 
     def _open_value(self) -> ConfigError:
         return self._chained(
-            f"{self.key} is '???'{self._set_in()}, which stands for a value that you must give. "
-            f"Write: {self.key.rpartition('.')[2]}: VALUE"
+            value="???",
+            problem="which stands for a value that you must give",
+            fix=f"Write: {self.key.rpartition('.')[2]}: VALUE",
         )
 
     def _bad_target(self) -> BaseException:
@@ -136,11 +137,10 @@ class _Failure:
         try:
             locate_callable(str(target))
         except BadTarget as bad:
-            name = join_key(self.key, "_target_")
-            return self._chained(f"{name} is {target!r}{self._set_in('_target_')}, but {bad}")
+            return self._chained("_target_", value=target, problem=f"but {bad}")
         except Exception as error:
             return self._noted(error)
-        return self._chained(f"{self._name}{self._set_in()}: {self.error}")
+        return self._chained(problem=f"{'' if self.key else 'The config'}: {self.error}")
 
     def _bad_arguments(self, cause: TypeError) -> ConfigError | None:
         target = self.node["_target_"]
@@ -148,21 +148,28 @@ class _Failure:
         bad = find_bad_argument(signature, self.node) if signature else None
         if bad is None:
             return None
-        where = self._set_in(*filter(None, [bad.name]))
-        if bad.name in self.kwargs:
-            where = " (passed by the calling code)"
-        hint = bad.hint_at(self.key, self.node, self.loaded)
-        message = f"{self._name} does not fit its target: {bad.reason}{where}.{hint}"
-        return self._chained(f"{message}\nSignature: {target}{signature}", cause)
+        is_ours = bad.name in self.kwargs
+        where = " (passed by the calling code)" if is_ours else ""
+        start = f"{self._name} does not fit its target: {bad.reason}{where}"
+        error = ConfigError(
+            start,
+            key="" if is_ours else join_key(self.key, *filter(None, [bad.name])),
+            fix=lambda loaded: (
+                f"{bad.hint_at(self.key, self.node, loaded)}\nSignature: {target}{signature}"
+            ),
+        )
+        error.__cause__ = cause
+        return error
 
     def _noted(self, error: BaseException) -> BaseException:
         target = self.node.get("_target_")
-        error.add_note(f"Raised while building {self._name} ({target}){self._set_in()}.")
+        place = self.loaded.set_in(self.key) if self.loaded else ""
+        error.add_note(f"Raised while building {self._name} ({target}){place}.")
         return error
 
-    def _chained(self, message: str, cause: Exception | None = None) -> ConfigError:
-        error = ConfigError(message)
-        error.__cause__ = cause or self.error
+    def _chained(self, *names: str, **parts: Any) -> ConfigError:
+        error = ConfigError(key=join_key(self.key, *names) if names else self.key, **parts)
+        error.__cause__ = self.error
         return error
 
 

@@ -3,6 +3,7 @@
 import logging
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -81,6 +82,24 @@ class LoadedConfig:
     def source_of(self, key: str) -> str:
         """Return the place as text, such as `conf/parallel_slurm.yaml:3`."""
         return str(self.find_source(key) or "an unknown place (no file or override sets it)")
+
+    def set_in(self, key: str) -> str:
+        """Return `' (set in conf/a.yaml:3)'`, or an empty text where that is not known."""
+        source = self.find_source(key)
+        return f" (set in {source})" if source else ""
+
+    def is_typed(self, key: str) -> bool:
+        """Tell whether a key was given on the command line."""
+        return str(self.find_source(key)).startswith("command line")
+
+    @contextmanager
+    def naming_places(self) -> Iterator[None]:
+        """Add file and line to errors about keys, raised by code that gets only values."""
+        try:
+            yield
+        except ConfigError as error:
+            error.locate(self)
+            raise
 
     def has(self, key: str) -> bool:
         """Tell whether a dotted key is set; null counts, `???` does not."""

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from espnet3.config.advice import Advice, advise, is_override, unknown_hint, yaml_line
-from espnet3.config.sources import join_key, set_in
+from espnet3.config.sources import join_key
 from espnet3.errors import suggest
 from espnet3.text import short_repr
 
@@ -29,6 +29,8 @@ class Subject:
     values: Any
     prefix: str
     loaded: "LoadedConfig | None"
+    homes: Mapping[str, str]
+    """The keys of values that were moved, by name."""
 
     def missing_values(self) -> list[str]:
         """Return a line for each value that is `???`."""
@@ -123,10 +125,12 @@ class Subject:
         return tuple(path)
 
     def _key(self, path: Path) -> str:
+        if path and path[0] in self.homes:
+            return join_key(self.homes[str(path[0])], *path[1:])
         return join_key(self.prefix, *path)
 
     def _set_in(self, path: Path) -> str:
-        return set_in(self._key(path), self.loaded)
+        return self.loaded.set_in(self._key(path)) if self.loaded else ""
 
 
 def _has(values: Any, part: str | int) -> bool:

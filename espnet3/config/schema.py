@@ -1,6 +1,7 @@
 """Check a block of the config against the pydantic model of the module that reads it."""
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from omegaconf import DictConfig
@@ -77,6 +78,7 @@ def validate(
     *,
     prefix: str = "",
     loaded: "LoadedConfig | None" = None,
+    homes: Mapping[str, str] = MappingProxyType({}),
 ) -> M:
     """Build `model` from a resolved copy of `values`; None counts as an empty mapping.
 
@@ -85,12 +87,13 @@ def validate(
         values: A block of the config. It is never changed, nor kept.
         prefix: Dotted key of `values` in the config, such as `parallel`, for the errors.
         loaded: Where the values come from, so that the errors name file and line.
+        homes: The keys that set some of the values, by name, where these stand elsewhere.
 
     Raises:
         ConfigError: One error that lists every problem.
     """
     plain = resolved(values, prefix=prefix, loaded=loaded)
-    subject = Subject(model, {} if plain is None else plain, prefix, loaded)
+    subject = Subject(model, {} if plain is None else plain, prefix, loaded, homes)
     problems = subject.missing_values()
     try:
         if not problems:

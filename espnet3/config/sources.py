@@ -1,12 +1,16 @@
 """Where the value of a key was set, and how keys are spelled: `a.b.0.c`."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import wraps
+from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 
 if TYPE_CHECKING:
     from espnet3.config.load import LoadedConfig
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -51,5 +55,20 @@ def absolute_key(full_key: str, prefix: str, loaded: "LoadedConfig | None" = Non
 
 def set_in(key: str, loaded: "LoadedConfig | None") -> str:
     """Return `' (set in conf/a.yaml:3)'`, or an empty string where that is not known."""
-    source = loaded.find_source(key) if loaded else None
-    return f" (set in {source})" if source else ""
+    return loaded.set_in(key) if loaded else ""
+
+
+def names_places(
+    function: Callable[Concatenate["LoadedConfig", P], T],
+) -> Callable[Concatenate["LoadedConfig", P], T]:
+    """Let errors about keys of the config that a function gets first name file and line.
+
+    This is the border: what is called from here on gets values, not the config.
+    """
+
+    @wraps(function)
+    def with_places(loaded: "LoadedConfig", /, *args: P.args, **kwargs: P.kwargs) -> T:
+        with loaded.naming_places():
+            return function(loaded, *args, **kwargs)
+
+    return with_places

@@ -98,6 +98,10 @@ def error_of(stopped: Stopped, policy: FaultPolicy) -> EspnetError:
     """Return the error with which a run stops, built from one message."""
     failure = stopped.failure
     if stopped.kind == "config":
+        # As it was raised, it knows its key; but not if a secret was taken out of its text.
+        own = stopped.original
+        if isinstance(own, ConfigError) and str(own) == failure.error:
+            return own
         return ConfigError(failure.error)
     if stopped.kind in ("provider", "load"):
         if not failure.traceback:

@@ -167,4 +167,4 @@ class Stopped:
     kind: str
     failure: Failure
     original: BaseException | None = None
-    """The exception itself, in the driver's own process."""
+    """The exception itself, in the driver's own process, and where it is about a setting."""

@@ -16,7 +16,7 @@ from typing import Any
 import cloudpickle
 
 from espnet3 import logs
-from espnet3.errors import ProviderError
+from espnet3.errors import ConfigError, ProviderError
 from espnet3.parallel.execute import ShardLoop, check_env
 from espnet3.parallel.held_secrets import secrets_held
 from espnet3.parallel.machine_errors import is_machine_trouble
@@ -116,9 +116,10 @@ def _dump(result: ShardResult) -> bytes:
 
 
 def _without_original(result: ShardResult) -> ShardResult:
-    # An exception of the user's may not survive pickling; its text already has all there is.
+    # An exception of the user's may not survive pickling; its text already has all there is. One
+    # about a setting does, and knows the key, to which the driver adds file and line.
     stopped = result.stopped
-    if stopped is None or stopped.original is None:
+    if stopped is None or type(stopped.original) in (type(None), ConfigError):
         return result
     return ShardResult(
         result.task, failures=result.failures, stopped=Stopped(stopped.kind, stopped.failure)

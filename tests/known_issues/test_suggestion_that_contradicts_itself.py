@@ -14,10 +14,10 @@ def loaded() -> LoadedConfig:
 
 def test_the_closest_test_set_is_the_only_one_named():
     with pytest.raises(ConfigError) as caught:
-        chosen_test_sets(["clean", "noisy"], "nosy", loaded())
+        chosen_test_sets(["clean", "noisy"], "nosy")
     assert str(caught.value).endswith("Did you mean 'noisy'?")
     with pytest.raises(ConfigError, match="Write: test_set: clean"):
-        chosen_test_sets(["clean", "noisy"], "other", loaded())
+        chosen_test_sets(["clean", "noisy"], "other")
 
 
 def test_the_closest_split_is_the_only_one_named(tmp_path):
@@ -31,4 +31,4 @@ def test_the_closest_split_is_the_only_one_named(tmp_path):
 
 def test_an_empty_list_of_test_sets_is_named():
     with pytest.raises(ConfigError, match=r"^dataset.test is empty.* Write: test: \["):
-        listed_test_sets({"test": []}, loaded())
+        listed_test_sets({"test": []})

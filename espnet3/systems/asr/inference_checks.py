@@ -80,7 +80,7 @@ def _check_decoder(decoder: Any, loaded: "LoadedConfig") -> None:
             f"{key} is {decoder!r:.80}{set_in(key, loaded)}, without a _target_. Write: decoder: "
             "{_target_: espnet3.components.decoding.ctc_greedy.GreedyCTC}"
         )
-    check_arguments(key, str(decoder["_target_"]), decoder, loaded)
+    check_arguments(key, str(decoder["_target_"]), decoder)
 
 
 def _check_numbers(

@@ -5,12 +5,11 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
-from espnet3.errors import ConfigError
+from espnet3.config.sources import names_places
 from espnet3.parallel.detached.shared import SharedWorkers
 from espnet3.parallel.parallel import as_parallel_config, use_parallel
 from espnet3.parallel.shared_cluster import SharedCluster
 from espnet3.shards.layout import RunLayout
-from espnet3.systems.base.error_places import place_key
 from espnet3.systems.base.inference_output import Need
 from espnet3.systems.base.run_description import run_folder
 from espnet3.systems.base.stages import Detached
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
+@names_places
 def infer(
     loaded: "LoadedConfig",
     *,
@@ -48,22 +48,20 @@ def infer(
     parallel = parallel_of(loaded, detach=detach)
     runs = plan_inference(loaded, needs=needs)
     before = _ends(runs)
-    results = _decode(runs, parallel, loaded)
+    results = _decode(runs, parallel)
     if None not in before and _ends(runs) == before:
         on_all_done()
     return results
 
 
-def _decode(
-    runs: Sequence[TestSetRun], parallel: "ParallelConfig", loaded: "LoadedConfig"
-) -> dict[str, Any] | Detached:
+def _decode(runs: Sequence[TestSetRun], parallel: "ParallelConfig") -> dict[str, Any] | Detached:
     if parallel.mode == "async":
-        return _leave(runs, parallel, loaded)
+        return _leave(runs, parallel)
     n_tasks = sum(run.n_items for run in runs)
     with use_parallel(parallel):
         shared = SharedCluster(parallel, n_tasks) if parallel.env != "local" else nullcontext(None)
         with shared as client:
-            return {run.name: _run(run, client, loaded) for run in runs}
+            return {run.name: _run(run, client) for run in runs}
 
 
 def _ends(runs: Sequence[TestSetRun]) -> list[tuple[int, int] | None]:
@@ -88,20 +86,15 @@ def parallel_of(loaded: "LoadedConfig", *, detach: bool = False) -> "ParallelCon
     return as_parallel_config({**parallel.model_dump(exclude_unset=True), "mode": "async"})
 
 
-def _leave(
-    runs: Sequence[TestSetRun], parallel: "ParallelConfig", loaded: "LoadedConfig"
-) -> dict[str, Any] | Detached:
+def _leave(runs: Sequence[TestSetRun], parallel: "ParallelConfig") -> dict[str, Any] | Detached:
     """Submit workers for all test sets together; results are there if all is done already."""
     with use_parallel(parallel), SharedWorkers(parallel) as workers:
-        handles = {run.name: _run(run, workers, loaded) for run in runs}
+        handles = {run.name: _run(run, workers) for run in runs}
     if workers.roots:
         return Detached(tuple(workers.roots))
     return {name: handle.result() for name, handle in handles.items()}
 
 
-def _run(run: TestSetRun, client: Any, loaded: "LoadedConfig") -> Any:
+def _run(run: TestSetRun, client: Any) -> Any:
     logger.info("Test set %s: %d items into %s", run.name, run.n_items, run.output_dir)
-    try:
-        return run(client)
-    except ConfigError as error:
-        raise place_key(error, loaded) from error.__cause__
+    return run(client)

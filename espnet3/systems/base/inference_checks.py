@@ -2,12 +2,13 @@
 
 import inspect
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from espnet3.config.arguments import argument_names, check_arguments
-from espnet3.config.sources import set_in
+from espnet3.config.sources import names_places
 from espnet3.config.targets import locate
 from espnet3.errors import ConfigError, suggest
 from espnet3.parallel.base_runner import BaseRunner
@@ -38,6 +39,7 @@ _EXAMPLES = {
 }
 
 
+@names_places
 def check_inference(loaded: "LoadedConfig", *, runs_here: bool = True) -> InferenceConfig:
     """Check all that can be checked without building anything.
 
@@ -53,16 +55,20 @@ def check_inference(loaded: "LoadedConfig", *, runs_here: bool = True) -> Infere
     if runs_here:
         check_resources(as_parallel_config(loaded))
     config = load_inference_config(loaded)
-    chosen_test_sets(listed_test_sets(config.dataset, loaded), config.test_set, loaded)
-    check_provider(config, loaded)
+    chosen_test_sets(listed_test_sets(config.dataset), config.test_set)
+    check_provider(config)
     is_provided = builds_own_dataset(locate(config.provider_target))
     check_datasets(loaded, ("test",), provided=is_provided)
-    _check_runner(config, loaded)
-    _check_params(config, loaded)
+    _check_runner(config)
+    for key, why in {**unused_outputs(config, loaded.has), **unused_params(config)}.items():
+        if loaded.is_typed(key):
+            raise ConfigError(key=key, problem=f"has no effect: {why}", fix="Or leave it out.")
+        _warn_once(f"{key}{loaded.set_in(key)} has no effect: {why}")
+    _check_params(config)
     if config.provider_target == DEFAULT_PROVIDER:
-        _check_default_blocks(config, loaded)
+        _check_default_blocks(config, loaded.has)
     if config.output_fn:
-        load_function(config.output_fn, where=set_in("output_fn", loaded))
+        load_function(config.output_fn)
     if config.results == "parquet":
         from espnet3.io.tables import check_parquet
 
@@ -70,38 +76,33 @@ def check_inference(loaded: "LoadedConfig", *, runs_here: bool = True) -> Infere
     return config
 
 
-def _check_runner(config: InferenceConfig, loaded: "LoadedConfig") -> None:
+def _check_runner(config: InferenceConfig) -> None:
     for name, line in _SET_BY_STAGE.items():
         if config.runner.get(name) is not None:
             raise ConfigError(
-                f"runner.{name} is {config.runner[name]!r:.80}{set_in(f'runner.{name}', loaded)}, "
-                f"but the stage gives it to the runner. {line.format(value=config.runner[name])}"
+                key=f"runner.{name}",
+                value=config.runner[name],
+                problem="but the stage gives it to the runner",
+                fix=line.format(value=config.runner[name]),
             )
-    _check_runner_arguments(config, loaded)
+    _check_runner_arguments(config)
     target = locate(config.runner_target)
     if not (isinstance(target, type) and issubclass(target, BaseRunner)):
         raise ConfigError(
-            f"runner._target_ is {config.runner_target!r}{set_in('runner._target_', loaded)}, "
-            f"which is no BaseRunner. Write: _target_: {DEFAULT_RUNNER}"
+            key="runner._target_",
+            value=config.runner_target,
+            problem="which is no BaseRunner",
+            fix=f"Write: _target_: {DEFAULT_RUNNER}",
         )
     on_error = config.runner.get("on_error", "raise")
     if on_error not in ("raise", "skip"):
-        raise ConfigError(
-            f"runner.on_error is {on_error!r}{set_in('runner.on_error', loaded)}. Write: "
-            "on_error: skip, or on_error: raise"
-        )
+        fix = "Write: on_error: skip, or on_error: raise"
+        raise ConfigError(key="runner.on_error", value=on_error, fix=fix)
     for name in ("resume", "retry_failed"):
         value = config.runner.get(name, True)
         if not isinstance(value, bool):
-            raise ConfigError(
-                f"runner.{name} is {value!r}{set_in(f'runner.{name}', loaded)}. Write: {name}: "
-                f"true, or {name}: false"
-            )
-    for key, why in {**unused_outputs(config, loaded), **unused_params(config)}.items():
-        text = f"{key}{set_in(key, loaded)} has no effect: {why}"
-        if loaded.source_of(key).startswith("command line"):
-            raise ConfigError(f"{text}. Or leave it out.")
-        _warn_once(text)
+            fix = f"Write: {name}: true, or {name}: false"
+            raise ConfigError(key=f"runner.{name}", value=value, fix=fix)
 
 
 @cache
@@ -116,24 +117,22 @@ _SET_BY_STAGE = {
 }
 
 
-def _check_runner_arguments(config: InferenceConfig, loaded: "LoadedConfig") -> None:
+def _check_runner_arguments(config: InferenceConfig) -> None:
     try:
-        check_arguments("runner", config.runner_target, config.runner, loaded)
+        check_arguments("runner", config.runner_target, config.runner, hidden=_SET_BY_STAGE)
     except ConfigError as error:
-        ours = inspect.signature(BaseRunner.__init__).parameters
-        lost = [name for name in config.runner if str(error).startswith(f"runner.{name} ")]
-        if not lost or lost[0] not in ours:
-            begin, takes, names = str(error).partition("It takes: ")
-            free = [n for n in names.rstrip(".").split(", ") if n not in _SET_BY_STAGE]
-            listed = f"{', '.join(free)}." if takes else ""
-            raise ConfigError(f"{begin}{takes}{listed}") from None
+        name = error.key.removeprefix("runner.")
+        if name not in inspect.signature(BaseRunner.__init__).parameters:
+            raise
         raise ConfigError(
-            f"{error} It is a setting of every BaseRunner; let the class pass it on: def "
-            "__init__(self, provider, **settings): super().__init__(provider, **settings)"
+            key=error.key,
+            problem=f"is no argument of {config.runner_target}",
+            fix="It is a setting of every BaseRunner; let the class pass it on: def "
+            "__init__(self, provider, **settings): super().__init__(provider, **settings)",
         ) from None
 
 
-def _check_params(config: InferenceConfig, loaded: "LoadedConfig") -> None:
+def _check_params(config: InferenceConfig) -> None:
     """Refuse names of `params` that something else has already."""
     keys = [config.input_key] if isinstance(config.input_key, str) else config.input_key
     taken = {
@@ -143,10 +142,10 @@ def _check_params(config: InferenceConfig, loaded: "LoadedConfig") -> None:
     own = not has_forward_of_ours(locate(config.runner_target))
     for name in config.provider.get("params") or {}:
         if name in taken and not (own and name in keys):
-            key = f"provider.params.{name}"
             raise ConfigError(
-                f"{key}{set_in(key, loaded)} {taken[name]}. Give it another name, or delete it: "
-                f"params: {{my_{name}: ...}}"
+                key=f"provider.params.{name}",
+                problem=taken[name],
+                fix=f"Give it another name, or delete it: params: {{my_{name}: ...}}",
             )
 
 
@@ -179,10 +178,10 @@ def has_forward_of_ours(target: type) -> bool:
     return writes_fields(target) and not overridden(target, InferenceRunner, ["forward"])
 
 
-def unused_outputs(config: InferenceConfig, loaded: "LoadedConfig") -> dict[str, str]:
+def unused_outputs(config: InferenceConfig, has: Callable[[str], bool]) -> dict[str, str]:
     """Return keys at the top that a runner of one's own does not read, each with the reason."""
     target = locate(config.runner_target)
-    given = [key for key in OUTPUTS if loaded.has(key) and getattr(config, key) != _default(key)]
+    given = [key for key in OUTPUTS if has(key) and getattr(config, key) != _default(key)]
     if has_forward_of_ours(target):
         return {}
     if writes_fields(target):
@@ -227,6 +226,7 @@ class WrittenFields:
     """What decides on them."""
 
 
+@names_places
 def written_fields(loaded: "LoadedConfig") -> WrittenFields:
     """Tell which fields `infer` will write, each to `<field>.scp`.
 
@@ -250,7 +250,7 @@ def written_fields(loaded: "LoadedConfig") -> WrittenFields:
         return WrittenFields(None, why=f"{target.__name__} decides")
     if config.output_keys is not None:
         names = tuple(key for key in config.output_keys if key != config.idx_key)
-        place = set_in("output_keys", loaded) or set_in("runner.output_keys", loaded)
+        place = loaded.set_in("output_keys") or loaded.set_in("runner.output_keys")
         return WrittenFields(names, why=f"output_keys is [{', '.join(config.output_keys)}]{place}")
     if config.output_fn is not None or not has_forward_of_ours(target):
         who = f"output_fn {config.output_fn}" if config.output_fn else f"{target.__name__}.forward"
@@ -268,37 +268,37 @@ def _as_list(value: Any) -> list[Any]:
     return list(value) if isinstance(value, list) else [value]
 
 
-def _check_default_blocks(config: InferenceConfig, loaded: "LoadedConfig") -> None:
+def _check_default_blocks(config: InferenceConfig, has: Callable[[str], bool]) -> None:
     """Check what `InferenceProvider` builds; providers of users may read these blocks otherwise."""
     for key, example in _EXAMPLES.items():
         if getattr(config, key) is None:
-            where = (
-                f"{set_in(key, loaded)}; is what is below it indented?" if loaded.has(key) else ","
-            )
+            is_empty = "; is what is below it indented?" if has(key) else ","
             raise ConfigError(
-                f"{key} is not set{where} InferenceProvider builds it. Write {key}: {example}, or "
-                f"a provider of your own with build_{key}(config)."
+                key=key,
+                problem=f"is not set{is_empty} InferenceProvider builds it",
+                fix=f"Write {key}: {example}, or a provider of your own with build_{key}(config).",
             )
-    _check_test_sets(config, loaded)
-    _check_model(config, loaded)
+    _check_test_sets(config)
+    _check_model(config)
 
 
-def _check_test_sets(config: InferenceConfig, loaded: "LoadedConfig") -> None:
+def _check_test_sets(config: InferenceConfig) -> None:
     assert config.dataset is not None
     is_ours = config.dataset.get("_target_", ORGANIZER) == ORGANIZER
-    if is_ours and config.test_set is None and not listed_test_sets(config.dataset, loaded):
+    if is_ours and config.test_set is None and not listed_test_sets(config.dataset):
         raise ConfigError(
-            f"dataset.test{set_in('dataset', loaded)} lists no test set. Write: test: "
-            "[{name: dev, data_src: kaldi, data_src_args: {path: data/dev}}]"
+            key="dataset.test",
+            problem="lists no test set",
+            fix="Write: test: [{name: dev, data_src: kaldi, data_src_args: {path: data/dev}}]",
         )
 
 
-def _check_model(config: InferenceConfig, loaded: "LoadedConfig") -> None:
+def _check_model(config: InferenceConfig) -> None:
     assert config.model is not None
     if "_target_" not in config.model:
         raise ConfigError(
-            f"model{set_in('model', loaded)} has no _target_, so what to build is not known. "
-            "Write: _target_: src.model.MyModel"
+            key="model",
+            problem="has no _target_, so what to build is not known",
+            fix="Write: _target_: src.model.MyModel",
         )
-    arguments = {**config.model, "device": "cpu"}
-    check_arguments("model", config.model["_target_"], arguments, loaded)
+    check_arguments("model", config.model["_target_"], {**config.model, "device": "cpu"})

@@ -1,14 +1,12 @@
 """The keys of an inference config that the `infer` stage itself reads."""
 
 import json
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_validator
 
 from espnet3.config.schema import FrozenConfig, Names, validate
-from espnet3.config.sources import set_in
 from espnet3.config.targets import locate
 from espnet3.errors import ConfigError
 
@@ -243,10 +241,8 @@ def load_inference_config(loaded: "LoadedConfig") -> InferenceConfig:
     values = loaded.plain()
     present = {key: value for key, value in values.items() if key in KEYS}
     moved = _take_from_runner(present, loaded)
-    try:
-        return validate(InferenceConfig, present, loaded=loaded)
-    except ConfigError as error:
-        raise ConfigError(_in_runner(str(error), moved, loaded)) from None
+    homes = {key: f"runner.{key}" for key in moved}
+    return validate(InferenceConfig, present, loaded=loaded, homes=homes)
 
 
 def _take_from_runner(values: dict[str, Any], loaded: "LoadedConfig") -> list[str]:
@@ -265,8 +261,8 @@ def _take_from_runner(values: dict[str, Any], loaded: "LoadedConfig") -> list[st
         other = values.get(key)
         if other is not None and _listed(other) != _listed(value):
             raise ConfigError(
-                f"runner.{key} is {value!r}{set_in(f'runner.{key}', loaded)}, and {key} is "
-                f"{other!r}{set_in(key, loaded)}. {_once(key, value, other, loaded)}"
+                f"runner.{key} is {value!r}{loaded.set_in(f'runner.{key}')}, and {key} is "
+                f"{other!r}{loaded.set_in(key)}. {_once(key, value, other, loaded)}"
             )
     values["runner"] = {key: value for key, value in block.items() if key not in found}
     values.update(given)
@@ -275,7 +271,7 @@ def _take_from_runner(values: dict[str, Any], loaded: "LoadedConfig") -> list[st
 
 def _once(key: str, value: Any, other: Any, loaded: "LoadedConfig") -> str:
     """Say how to give a setting one value: what was typed counts, in the spelling of the file."""
-    typed = [loaded.source_of(k).startswith("command line") for k in (f"runner.{key}", key)]
+    typed = [loaded.is_typed(f"runner.{key}"), loaded.is_typed(key)]
     if typed == [True, False]:
         return f"Write: {key}={_on_line(value)}"
     if typed == [False, True]:
@@ -306,12 +302,3 @@ def writes_fields(target: Any) -> bool:
 
 def _listed(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
-
-
-def _in_runner(message: str, moved: Sequence[str], loaded: "LoadedConfig") -> str:
-    """Return a message about keys that stand in the block of the runner with their true names."""
-    for key in moved:
-        true = f"runner.{key}"
-        where = rf"(?m)^((?:- )?){key}((?:\.\S+)? (?:is|has) [^\n]*?)(?=[.,] |$)"
-        message = re.sub(where, rf"\1{true}\2{set_in(true, loaded)}", message, count=1)
-    return message

@@ -70,14 +70,16 @@ def inputs_of(data: Mapping[str, Any], settings: OutputSettings) -> dict[str, An
     missing = [key for key in settings.input_keys if key not in data]
     if missing:
         raise ConfigError(
-            f"input_key is {missing[0]!r}, but a sample of the dataset has "
-            f"{', '.join(map(repr, data))}.{suggest(missing[0], data)} Write: input_key: NAME"
+            key="input_key",
+            value=missing[0],
+            problem=f"but a sample of the dataset has {', '.join(map(repr, data))}",
+            fix=f"{suggest(missing[0], data)} Write: input_key: NAME",
         )
     return {key: data[key] for key in settings.input_keys}
 
 
 @cache
-def load_function(path: str, key: str = "output_fn", where: str = "") -> Callable[..., Any]:
+def load_function(path: str, key: str = "output_fn") -> Callable[..., Any]:
     """Import what a dotted path names; `where` says where it was set.
 
     Raises:
@@ -89,11 +91,13 @@ def load_function(path: str, key: str = "output_fn", where: str = "") -> Callabl
         function = locate(path)
     except BadTarget as error:
         reason = str(error).replace("_target_: ", f"{key}: ")
-        raise ConfigError(f"{key} is {path!r}{where}, but {reason}") from None
+        raise ConfigError(key=key, value=path, problem=f"but {reason}") from None
     if not callable(function):
         raise ConfigError(
-            f"{key} is {path!r}{where}, which is {type(function).__name__}, not a function. Write: "
-            f"{key}: src.inference.output_fn"
+            key=key,
+            value=path,
+            problem=f"which is {type(function).__name__}, not a function",
+            fix=f"Write: {key}: src.inference.output_fn",
         )
     loaded: Callable[..., Any] = function
     return loaded
@@ -117,8 +121,10 @@ def to_record(
     known = {**sample, **fields}
     if id is idx and settings.idx_key not in ("utt_id", *known):
         raise ConfigError(
-            f"idx_key is {settings.idx_key!r}, but a sample has {', '.join(map(repr, known))}."
-            f"{suggest(settings.idx_key, known)} Write: idx_key: utt_id"
+            key="idx_key",
+            value=settings.idx_key,
+            problem=f"but a sample has {', '.join(map(repr, known))}",
+            fix=f"{suggest(settings.idx_key, known)} Write: idx_key: utt_id",
         )
     record = {settings.idx_key: id_text(id, idx, settings), **fields}
     if settings.output_fn is None and not isinstance(output, Mapping) and "text" in sample:
@@ -158,8 +164,10 @@ def _select(
     missing = [key for key in settings.output_keys or () if key not in known]
     if missing:
         raise ConfigError(
-            f"output_keys has {missing[0]!r}, but the output and the sample have "
-            f"{', '.join(map(repr, known))}.{suggest(missing[0], known)} Correct it or delete it."
+            key="output_keys",
+            problem=f"has {missing[0]!r}, but the output and the sample have "
+            f"{', '.join(map(repr, known))}",
+            fix=f"{suggest(missing[0], known)} Correct it or delete it.",
         )
     keys = [key for key in settings.output_keys or () if key != settings.idx_key]
     return {settings.idx_key: record[settings.idx_key], **{key: known[key] for key in keys}}

@@ -117,9 +117,11 @@ class InferenceRunner(BaseRunner):
                 self.outputs = replace(self.outputs, **{field: wanted})
             elif own != wanted:
                 raise ConfigError(
-                    f"{name} is {value!r}, but {type(self).__name__} sets {own!r} itself. Delete "
-                    f"{name} in the config, or let the class take it: def __init__(self, provider, "
-                    f"{name}=None, **settings): ..."
+                    key=name,
+                    value=value,
+                    problem=f"but {type(self).__name__} sets {own!r} itself",
+                    fix=f"Delete {name} in the config, or let the class take it: def "
+                    f"__init__(self, provider, {name}=None, **settings): ...",
                 )
 
     def settings(self) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from espnet3.config.redact import redact
-from espnet3.config.sources import set_in
+from espnet3.config.sources import names_places
 from espnet3.errors import ConfigError, IncompleteRunError, suggest
 from espnet3.io.atomic import write_json, write_text
 from espnet3.systems.base.inference_checks import WrittenFields, written_fields
@@ -49,6 +49,7 @@ logger = logging.getLogger(__name__)
 _RUN_KEYS = ("n_items", "n_failed", "audio_seconds", "worker_seconds")
 
 
+@names_places
 def measure(
     loaded: "LoadedConfig", inference: "LoadedConfig | None" = None, *, infer: str = INFER
 ) -> Path:
@@ -100,6 +101,7 @@ def measure(
     return path
 
 
+@names_places
 def describe_measure(loaded: "LoadedConfig", inference: "LoadedConfig | None" = None) -> list[str]:
     """Return what `measure` would read and write, line by line, without reading any of it.
 
@@ -123,6 +125,7 @@ def describe_measure(loaded: "LoadedConfig", inference: "LoadedConfig | None" = 
     return [*lines, f"writes {metrics_path(folder)} and RESULTS.md{_described_age(folder)}"]
 
 
+@names_places
 def check_measure(
     loaded: "LoadedConfig",
     inference: "LoadedConfig | None" = None,
@@ -147,6 +150,7 @@ def check_measure(
         _check_decoded(loaded, inference, test_sets, folder)
 
 
+@names_places
 def needs_of(loaded: "LoadedConfig", inference: "LoadedConfig") -> list[Need]:
     """Return the fields that `measure` will read of what an inference config writes.
 
@@ -156,7 +160,7 @@ def needs_of(loaded: "LoadedConfig", inference: "LoadedConfig") -> list[Need]:
     config = load_metrics_config(loaded)
     if _written(inference, Path(config.inference_dir)) is None:
         return []
-    return fields_needed(prepare_metrics(loaded, config))
+    return fields_needed(prepare_metrics(config, loaded.config.metrics))
 
 
 def _written(inference: "LoadedConfig | None", folder: Path) -> WrittenFields | None:
@@ -177,13 +181,13 @@ def _check_decoded(
     if inference is None:
         return
     config = load_inference_config(inference)
-    listed = listed_test_sets(config.dataset, inference)
-    decoded = chosen_test_sets(listed, config.test_set, inference)
+    listed = listed_test_sets(config.dataset)
+    decoded = chosen_test_sets(listed, config.test_set)
     for name in test_sets:
         if name not in decoded and name not in found_test_sets(folder):
             key = "test_set" if loaded.has("test_set") else "dataset.test"
             raise ConfigError(
-                f"{key} of the metrics config{set_in(key, loaded)} has {name!r}, which the infer "
+                f"{key} of the metrics config{loaded.set_in(key)} has {name!r}, which the infer "
                 f"stage does not decode: it decodes {', '.join(map(repr, decoded))}, and {folder} "
                 f"has no results of it.{suggest(name, decoded)} Write in the metrics config: "
                 f"test_set: {decoded[0]}"
@@ -194,8 +198,8 @@ def _plan(
     loaded: "LoadedConfig", inference: "LoadedConfig | None"
 ) -> tuple[Path, list[PreparedMetric], list[str], list[str]]:
     config = load_metrics_config(loaded)
-    metrics = prepare_metrics(loaded, config)
-    return Path(config.inference_dir), metrics, *find_test_sets(loaded, config, inference)
+    metrics = prepare_metrics(config, loaded.config.metrics)
+    return Path(config.inference_dir), metrics, *find_test_sets(config, inference)
 
 
 def metrics_path(inference_dir: Path) -> Path:
@@ -204,7 +208,7 @@ def metrics_path(inference_dir: Path) -> Path:
 
 
 def find_test_sets(
-    loaded: "LoadedConfig", config: MetricsConfig, inference: "LoadedConfig | None" = None
+    config: MetricsConfig, inference: "LoadedConfig | None" = None
 ) -> tuple[list[str], list[str]]:
     """Return the test sets to measure, and what else there are results of.
 
@@ -216,10 +220,10 @@ def find_test_sets(
     """
     folder = Path(config.inference_dir)
     found = found_test_sets(folder)
-    listed = listed_test_sets(config.dataset, loaded)
+    listed = listed_test_sets(config.dataset)
     if config.test_set is not None:
         # A choice, so that all others are no surprise.
-        return chosen_test_sets(listed, config.test_set, loaded), []
+        return chosen_test_sets(listed, config.test_set), []
     named = listed or named_test_sets(inference, folder)
     others = [name for name in found if named and name not in named]
     return listed or [name for name in named or found if name in found], others

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field, field_validator
 
 from espnet3.config.schema import FrozenConfig, Names, validate
-from espnet3.config.sources import set_in
+from espnet3.config.sources import names_places
 from espnet3.errors import ConfigError
 from espnet3.systems.base.inference_config import check_some
 
@@ -65,6 +65,7 @@ class MetricsConfig(FrozenConfig):
 KEYS = tuple(MetricsConfig.model_fields)
 
 
+@names_places
 def load_metrics_config(loaded: "LoadedConfig") -> MetricsConfig:
     """Check the keys that the stage reads; a config may hold others, for other readers.
 
@@ -74,7 +75,7 @@ def load_metrics_config(loaded: "LoadedConfig") -> MetricsConfig:
     values = loaded.plain()
     if not values.get("metrics"):
         raise ConfigError(f"The config lists no metrics, so nothing is measured. Write: {_EXAMPLE}")
-    _check_form(values["metrics"], loaded)
+    _check_form(values["metrics"])
     if not values.get("inference_dir"):
         raise ConfigError(
             "inference_dir is not set, so the results to measure are not known. Pass "
@@ -84,17 +85,19 @@ def load_metrics_config(loaded: "LoadedConfig") -> MetricsConfig:
     return validate(MetricsConfig, present, loaded=loaded)
 
 
-def _check_form(metrics: Any, loaded: "LoadedConfig") -> None:
+def _check_form(metrics: Any) -> None:
     """Refuse what is nearly a list of metrics, with the list that is meant."""
     if isinstance(metrics, Mapping):
         block = metrics if "metric" in metrics else {"metric": metrics}
         raise ConfigError(
-            f"metrics{set_in('metrics', loaded)} is a mapping, but must be a list. Write: metrics: "
-            f"[{json.dumps(block)}]"
+            key="metrics",
+            problem="is a mapping, but must be a list",
+            fix=f"Write: metrics: [{json.dumps(block)}]",
         )
     for i, entry in enumerate(metrics if isinstance(metrics, list) else ()):
         if isinstance(entry, Mapping) and "_target_" in entry and "metric" not in entry:
             raise ConfigError(
-                f"metrics.{i}{set_in(f'metrics.{i}', loaded)} has a _target_, which belongs one "
-                f"level below. Write: metrics: [{json.dumps({'metric': entry})}]"
+                key=f"metrics.{i}",
+                problem="has a _target_, which belongs one level below",
+                fix=f"Write: metrics: [{json.dumps({'metric': entry})}]",
             )

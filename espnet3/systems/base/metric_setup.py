@@ -6,17 +6,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from espnet3.components.metrics.error_rate import file_stem
 from espnet3.config.instantiate import instantiate
-from espnet3.config.sources import set_in
 from espnet3.config.targets import locate
 from espnet3.errors import ConfigError, suggest
 from espnet3.systems.base.metric_config import MetricEntry, MetricsConfig, OnMissing
-
-if TYPE_CHECKING:
-    from espnet3.config.load import LoadedConfig
 
 UTT_ID = "utt_id"
 _ROLES = ("ref_key", "hyp_key")
@@ -72,49 +68,53 @@ class PreparedMetric:
         return {"_target_": self.arguments["_target_"], **settings}
 
 
-def prepare_metrics(loaded: "LoadedConfig", config: MetricsConfig) -> list[PreparedMetric]:
+def prepare_metrics(config: MetricsConfig, blocks: Sequence[Any]) -> list[PreparedMetric]:
     """Build all metrics, with names that differ.
+
+    Args:
+        config: what they are fed.
+        blocks: the entries as they were written, of which Hydra builds the metrics.
 
     Raises:
         ConfigError: A metric cannot be built or called, needs inputs that are not named, or is
             listed twice.
     """
-    entries = enumerate(config.metrics)
-    metrics = [_prepare(f"metrics.{i}", entry, loaded) for i, entry in entries]
+    pairs = enumerate(zip(config.metrics, blocks, strict=True))
+    metrics = [_prepare(f"metrics.{i}", entry, block["metric"]) for i, (entry, block) in pairs]
     return _with_names(metrics)
 
 
-def _prepare(key: str, entry: MetricEntry, loaded: "LoadedConfig") -> PreparedMetric:
-    metric = _build(f"{key}.metric", loaded)
+def _prepare(key: str, entry: MetricEntry, block: Any) -> PreparedMetric:
+    metric = _build(f"{key}.metric", block)
     if not callable(metric):
         raise ConfigError(
-            f"{key}.metric{set_in(key, loaded)} is of type {type(metric).__name__}, which cannot "
-            "be called. Write in it: def __call__(self, data, test_name, inference_dir): ..."
+            key=f"{key}.metric",
+            problem=f"is of type {type(metric).__name__}, which cannot be called",
+            fix="Write in it: def __call__(self, data, test_name, inference_dir): ...",
         )
     return PreparedMetric(
         key=key,
         name=str(entry.name or entry.metric.get("name") or ""),
         metric=metric,
-        inputs=_inputs(metric, entry, key, loaded),
+        inputs=_inputs(metric, entry, f"{key}.inputs"),
         group_keys=tuple(getattr(metric, "group_keys", ())),
         on_missing=entry.on_missing,
         arguments={name: value for name, value in entry.metric.items() if name != "name"},
     )
 
 
-def _build(key: str, loaded: "LoadedConfig") -> Any:
+def _build(key: str, block: Any) -> Any:
     from omegaconf import OmegaConf
 
-    block = OmegaConf.select(loaded.config, key)
     if _is_function(block.get("_target_")):
         block = OmegaConf.merge(block, {"_partial_": True})  # itself, with the arguments it has
     try:
-        return instantiate(block, key=key, loaded=loaded)
+        return instantiate(block, key=key)
     except ConfigError as error:
         if not hasattr(error, "__notes__"):
             raise
         # Raised by the metric itself, which does not know where its arguments were set.
-        raise ConfigError(f"{key}{set_in(key, loaded)}: {error}") from error
+        raise ConfigError(key=key, problem=f": {error}") from error
 
 
 def _is_function(target: Any) -> bool:
@@ -124,25 +124,24 @@ def _is_function(target: Any) -> bool:
         return False
 
 
-def _inputs(
-    metric: Any, entry: MetricEntry, key: str, loaded: "LoadedConfig"
-) -> tuple[MetricInput, ...]:
+def _inputs(metric: Any, entry: MetricEntry, key: str) -> tuple[MetricInput, ...]:
     given = entry.inputs or {}
     sources = given if isinstance(given, dict) else dict(zip(given, given, strict=True))
     sources = {name: source for name, source in sources.items() if name != UTT_ID}
     declared = getattr(metric, "input_keys", None)
     needed = list(declared or (getattr(metric, role) for role in _ROLES if hasattr(metric, role)))
-    where = set_in(f"{key}.inputs", loaded)
     if not needed and not sources:
         raise ConfigError(
-            f"{key}.inputs is not set{where}, and {_class_name(metric)} does not say what it "
-            "reads. Write: inputs: [ref, hyp]"
+            key=key,
+            problem=f"is not set, and {_class_name(metric)} does not say what it reads",
+            fix="Write: inputs: [ref, hyp]",
         )
     unknown = [name for name in sources if declared and name not in needed]
     if unknown:
         raise ConfigError(
-            f"{key}.inputs has {unknown[0]!r}{where}, which {_class_name(metric)} does not read."
-            f"{suggest(unknown[0], needed)} It reads: {', '.join(needed)}."
+            key=key,
+            problem=f"has {unknown[0]!r}, which {_class_name(metric)} does not read",
+            fix=f"{suggest(unknown[0], needed)} It reads: {', '.join(needed)}.",
         )
     keys = dict.fromkeys([*needed, *sources])
     return tuple(MetricInput(name, sources.get(name, name)) for name in keys)

@@ -1,15 +1,11 @@
 """The class that `provider._target_` names: whether it serves `infer`, and how it is called."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from espnet3.config.arguments import argument_names, check_arguments
-from espnet3.config.sources import set_in
 from espnet3.config.targets import BadTarget, locate_callable, signature_of
 from espnet3.errors import ConfigError
 from espnet3.systems.base.inference_config import InferenceConfig
-
-if TYPE_CHECKING:
-    from espnet3.config.load import LoadedConfig
 
 _TO_WRITE = {
     "build_env_local": 'def build_env_local(self): return {"dataset": ..., "model": ...}',
@@ -19,39 +15,36 @@ _CONFIG = ("inference_config", "config")
 _PARAMS = "params"
 
 
-def check_provider(config: InferenceConfig, loaded: "LoadedConfig") -> None:
+def check_provider(config: InferenceConfig) -> None:
     """Refuse a provider that lacks a method, or cannot be called as `infer` calls it.
 
     Raises:
         ConfigError: naming the key, its place, and what to write.
     """
-    target = _located(config, loaded)
+    target = _located(config)
     known = argument_names(target)
-    where = f"provider._target_ is {config.provider_target!r}"
-    where += set_in("provider._target_", loaded)
     if isinstance(target, type):
         lacking = [name for name in _TO_WRITE if not _has(target, name)]
         if lacking:
             others = "; ".join(_TO_WRITE[name] for name in lacking)
-            raise ConfigError(f"{where}, which has no {lacking[0]}(). Write in it: {others}")
+            raise _bad_target(config, f"which has no {lacking[0]}()", f"Write in it: {others}")
     for name in (name for name in _CONFIG if name in config.provider):
         raise ConfigError(
-            f"provider.{name}{set_in(f'provider.{name}', loaded)} is set, but the config of the "
-            "stage is what a provider gets there. Values of your own stand under params: "
-            "provider: {params: {beam_size: 8}}"
+            key=f"provider.{name}",
+            problem="is set, but the config of the stage is what a provider gets there",
+            fix="Values of your own stand under params: provider: {params: {beam_size: 8}}",
         )
     if not _takes_config(target, set(config.provider)):
-        raise ConfigError(
-            f"{where}, which takes no config. Write in it: def __init__(self, config): "
-            "self.config = config"
-        )
+        fix = "Write in it: def __init__(self, config): self.config = config"
+        raise _bad_target(config, "which takes no config", fix)
     if known is not None and _PARAMS in config.provider and _PARAMS not in known:
         raise ConfigError(
-            f"provider.params{set_in('provider.params', loaded)} is set, but "
-            f"{config.provider_target} takes none. Write in it: def __init__(self, config, "
-            "params=None), and let build_env_local() return them as well"
+            key="provider.params",
+            problem=f"is set, but {config.provider_target} takes none",
+            fix="Write in it: def __init__(self, config, params=None), and let build_env_local() "
+            "return them as well",
         )
-    check_arguments("provider", config.provider_target, config.provider, loaded)
+    check_arguments("provider", config.provider_target, config.provider)
 
 
 def provider_arguments(
@@ -74,14 +67,16 @@ def provider_arguments(
     return (), {name: config, **named}
 
 
-def _located(config: InferenceConfig, loaded: "LoadedConfig") -> Any:
+def _located(config: InferenceConfig) -> Any:
     try:
         return locate_callable(config.provider_target)
     except BadTarget as bad:
-        where = set_in("provider._target_", loaded)
-        raise ConfigError(
-            f"provider._target_ is {config.provider_target!r}{where}, but {bad}"
-        ) from None
+        raise _bad_target(config, f"but {bad}") from None
+
+
+def _bad_target(config: InferenceConfig, problem: str, fix: str = "") -> ConfigError:
+    value = config.provider_target
+    return ConfigError(key="provider._target_", value=value, problem=problem, fix=fix)
 
 
 def _has(target: type, name: str) -> bool:

@@ -116,7 +116,7 @@ def _check_model(config: StatisticsConfig, loaded: "LoadedConfig") -> None:
     block = _model_block(loaded)
     if block is None:
         return
-    check_arguments("model", str(block["_target_"]), block, loaded)
+    check_arguments("model", str(block["_target_"]), block)
     for name in config.model_keys or ():
         if name.partition(".")[0] not in block:
             known = [key for key in block if key != "_target_"]

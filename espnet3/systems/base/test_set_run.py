@@ -2,6 +2,7 @@
 
 import logging
 import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,14 +10,13 @@ from typing import TYPE_CHECKING, Any
 from espnet3.config.arguments import argument_names
 from espnet3.config.instantiate import instantiate
 from espnet3.config.resolve import resolved
-from espnet3.config.sources import set_in
+from espnet3.config.sources import names_places
 from espnet3.config.targets import locate
 from espnet3.errors import ConfigError, EspnetError, ProviderError
 from espnet3.parallel.base_runner import BaseRunner
 from espnet3.parallel.execute import check_env
 from espnet3.parallel.hooks import bind
 from espnet3.parallel.runner_settings import apply_settings
-from espnet3.systems.base.error_places import place_entry
 from espnet3.systems.base.inference_checks import check_inference
 from espnet3.systems.base.inference_code import describe_targets
 from espnet3.systems.base.inference_config import (
@@ -37,14 +37,13 @@ from espnet3.systems.base.sampling_rates import check_test_samples
 from espnet3.systems.base.test_sets import chosen_test_sets, listed_test_sets, results_folder
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from omegaconf import DictConfig
 
     from espnet3.config.load import LoadedConfig
     from espnet3.systems.base.inference_output import Need
 
 logger = logging.getLogger(__name__)
+_ENTRY = re.compile(r"dataset\.test\.0((?:\.\w+)*)")
 _DEFAULTED = (
     "input_key", "output_fn", "output_keys", "idx_key", "hyp_key", "ref_key", "batch_size",
     "batch_seconds", "results",
@@ -74,8 +73,9 @@ class TestSetRun:
         return self.runner(range(self.n_items), durations=self.durations, client=client)
 
 
+@names_places
 def plan_inference(
-    loaded: "LoadedConfig", *, runs_here: bool = True, needs: "Sequence[Need]" = ()
+    loaded: "LoadedConfig", *, runs_here: bool = True, needs: Sequence["Need"] = ()
 ) -> list[TestSetRun]:
     """Build the datasets, and what runs over them.
 
@@ -90,8 +90,7 @@ def plan_inference(
     from espnet3.systems.base.inference_runner import InferenceRunner
 
     config = check_inference(loaded, runs_here=runs_here)
-    listed = listed_test_sets(config.dataset, loaded)
-    names = chosen_test_sets(listed, config.test_set, loaded)
+    names = chosen_test_sets(listed_test_sets(config.dataset), config.test_set)
     whole = loaded.resolved()
     runs = [_plan_test_set(_config_of(name, config, whole), config, loaded) for name in names]
     for run in runs:
@@ -100,6 +99,7 @@ def plan_inference(
     return runs
 
 
+@names_places
 def open_test_set(loaded: "LoadedConfig", name: str) -> Any:
     """Build the dataset of one test set as `infer` sees it, and nothing else.
 
@@ -107,9 +107,9 @@ def open_test_set(loaded: "LoadedConfig", name: str) -> Any:
         ConfigError: The config is wrong, or has no such test set.
     """
     config = load_inference_config(loaded)
-    chosen_test_sets(listed_test_sets(config.dataset, loaded), name, loaded)
+    chosen_test_sets(listed_test_sets(config.dataset), name)
     own_config = _config_of(name, config, loaded.resolved())
-    return _build_env(_build_provider(own_config, config, loaded), own_config)["dataset"]
+    return _build_env(_build_provider(own_config, config), own_config)["dataset"]
 
 
 def _plan_test_set(
@@ -119,13 +119,13 @@ def _plan_test_set(
     from espnet3.components.data.errors import create_command
 
     name = own_config.test_set
-    provider = _build_provider(own_config, config, loaded)
+    provider = _build_provider(own_config, config)
     try:
         env = _build_env(provider, own_config)
     except EspnetError as error:
-        listed = listed_test_sets(config.dataset, loaded)
+        listed = listed_test_sets(config.dataset)
         position = listed.index(name) if name in listed else 0
-        raise place_entry(error, position, loaded) from error.__cause__
+        raise _with_place(error, position, loaded) from error.__cause__
     dataset = env["dataset"]
     if len(dataset) == 0:
         raise ConfigError(
@@ -135,7 +135,7 @@ def _plan_test_set(
     check_test_samples(dataset, name, own_config)
     # With `skip`, audio that cannot be read fails alone, when its turn comes.
     durations = durations_of(dataset, 0.0 if config.runner.get("on_error") == "skip" else None)
-    runner = _build_runner(provider, config, results_folder(config.inference_dir, name), loaded)
+    runner = _build_runner(provider, config, results_folder(config.inference_dir, name), loaded.has)
     if durations is None and runner.batch_seconds is not None:
         _tell_unknown_durations(runner.batch_seconds, name, config)
         runner.batch_seconds = None
@@ -149,6 +149,16 @@ def _plan_test_set(
         "code": describe_targets(resolved(own_config), dataset),
     }
     return TestSetRun(name, runner, len(dataset), durations)
+
+
+def _with_place(error: EspnetError, position: int, loaded: "LoadedConfig") -> EspnetError:
+    """Return an error about the one test set that a provider sees with its true position."""
+
+    def placed(match: re.Match[str]) -> str:
+        key = f"dataset.test.{position}{match[1]}"
+        return f"{key}{loaded.set_in(key)}"
+
+    return type(error)(_ENTRY.sub(placed, str(error), count=1))
 
 
 def _tell_unknown_durations(seconds: float, name: str, config: InferenceConfig) -> None:
@@ -191,10 +201,10 @@ def _config_of(name: str, settings: InferenceConfig, whole: "DictConfig") -> "Di
     return config
 
 
-def _build_provider(config: Any, settings: InferenceConfig, loaded: "LoadedConfig") -> Any:
+def _build_provider(config: Any, settings: InferenceConfig) -> Any:
     block = {"_target_": settings.provider_target, **settings.provider}
     params = block.pop("params", None) or {}
-    make = instantiate({**block, "_partial_": True}, key="provider", loaded=loaded)
+    make = instantiate({**block, "_partial_": True}, key="provider")
     target = locate(settings.provider_target)
     args, named = provider_arguments(target, config, params, settings.provider)
     return make(*args, **named)
@@ -223,13 +233,13 @@ def _build_env(provider: Any, config: Any) -> dict[str, Any]:
 
 
 def _build_runner(
-    provider: Any, config: InferenceConfig, output_dir: Path, loaded: "LoadedConfig"
+    provider: Any, config: InferenceConfig, output_dir: Path, has: Callable[[str], bool]
 ) -> BaseRunner:
     from espnet3.systems.base.inference_runner import InferenceRunner
 
     target = locate(config.runner_target)
-    given = _settings_of(target, config, loaded)
-    runner = _make_runner(target, provider, config, {**given, "output_dir": output_dir}, loaded)
+    given = _settings_of(target, config, has)
+    runner = _make_runner(target, provider, config, {**given, "output_dir": output_dir})
     # One of one's own may take less than there is, or pass on less than it got.
     runner.output_dir = runner.output_dir or output_dir
     apply_settings(runner, {**given, **config.runner})
@@ -251,11 +261,7 @@ def _build_runner(
 
 
 def _make_runner(
-    target: type,
-    provider: Any,
-    config: InferenceConfig,
-    given: dict[str, Any],
-    loaded: "LoadedConfig",
+    target: type, provider: Any, config: InferenceConfig, given: dict[str, Any]
 ) -> BaseRunner:
     """Build a runner with those of the settings that it takes.
 
@@ -265,7 +271,7 @@ def _make_runner(
     names = argument_names(target)
     taken = given if names is None else {k: v for k, v in given.items() if k in names}
     block = {"_target_": config.runner_target, **config.runner}
-    make = instantiate({**block, "_partial_": True}, key="runner", loaded=loaded)
+    make = instantiate({**block, "_partial_": True}, key="runner")
     try:
         runner: BaseRunner = make(provider, **taken)
     except TypeError as error:
@@ -274,14 +280,16 @@ def _make_runner(
             raise
         name = reason["twice"] or reason["lacking"]
         advice = (
-            f"Delete {name}{set_in(name, loaded)}, or let the class take it: def __init__(self, "
-            "provider, **settings): super().__init__(provider, **settings)"
+            f"Delete {name}, or let the class take it: def __init__(self, provider, **settings): "
+            "super().__init__(provider, **settings)"
             if reason["twice"]
             else f"Write in the block runner: {name}: VALUE"
         )
         raise ConfigError(
-            f"runner._target_ is {config.runner_target!r}{set_in('runner._target_', loaded)}, "
-            f"which cannot be built: {error}. {advice}"
+            key="runner._target_",
+            value=config.runner_target,
+            problem=f"which cannot be built: {error}",
+            fix=advice,
         ) from error
     return runner
 
@@ -292,7 +300,9 @@ _ARGUMENT = re.compile(
 )
 
 
-def _settings_of(target: type, config: InferenceConfig, loaded: "LoadedConfig") -> dict[str, Any]:
+def _settings_of(
+    target: type, config: InferenceConfig, has: Callable[[str], bool]
+) -> dict[str, Any]:
     """Return the arguments of a runner that the config sets by keys of their own."""
     defaults = {name: field.default for name, field in InferenceConfig.model_fields.items()}
     values = {name: getattr(config, name) for name in (*BATCHING, *OUTPUTS)}
@@ -301,7 +311,7 @@ def _settings_of(target: type, config: InferenceConfig, loaded: "LoadedConfig") 
     given = {
         name: value
         for name, value in values.items()
-        if value is not None and (loaded.has(name) or value != defaults[name])
+        if value is not None and (has(name) or value != defaults[name])
     }
     # Runners that are none of ours may mean something else by these names, and are asked.
     known = OUTPUTS if writes_fields(target) else argument_names(target) or ()

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from espnet3.components.data.dataset_entry import check_name, check_names
-from espnet3.config.sources import set_in
 from espnet3.errors import ConfigError, suggest
 from espnet3.io.atomic import is_temp_name
 from espnet3.shards.layout import manifest_path, shard_of
@@ -17,7 +16,7 @@ ONLY = "test"
 """The name of the test set where a provider builds its one dataset without a list of names."""
 
 
-def listed_test_sets(dataset: Mapping[str, Any] | None, loaded: "LoadedConfig") -> list[str]:
+def listed_test_sets(dataset: Mapping[str, Any] | None) -> list[str]:
     """Return the names in `dataset.test`; none if it has no such list.
 
     Raises:
@@ -36,16 +35,15 @@ def listed_test_sets(dataset: Mapping[str, Any] | None, loaded: "LoadedConfig") 
         return []
     if not names:
         raise ConfigError(
-            f"dataset.test is empty{set_in('dataset.test', loaded)}. Write: "
-            "test: [{name: NAME, data_src: SOURCE, data_src_args: {...}}]"
+            key="dataset.test",
+            problem="is empty",
+            fix="Write: test: [{name: NAME, data_src: SOURCE, data_src_args: {...}}]",
         )
-    check_names(names, loaded)
+    check_names(names)
     return [name for _, name in names]
 
 
-def chosen_test_sets(
-    known: list[str], wanted: str | list[str] | None, loaded: "LoadedConfig"
-) -> list[str]:
+def chosen_test_sets(known: list[str], wanted: str | list[str] | None) -> list[str]:
     """Return the test sets to decode: those that `test_set` names, else all.
 
     Raises:
@@ -56,12 +54,13 @@ def chosen_test_sets(
     names = [wanted] if isinstance(wanted, str) else wanted
     for name in names:
         if known and name not in known:
-            hint = suggest(name, known) or f" Write: test_set: {known[0]}"
             raise ConfigError(
-                f"test_set is {name!r}{set_in('test_set', loaded)}, but dataset.test has "
-                f"{', '.join(map(repr, known))}.{hint}"
+                key="test_set",
+                value=name,
+                problem=f"but dataset.test has {', '.join(map(repr, known))}",
+                fix=suggest(name, known) or f"Write: test_set: {known[0]}",
             )
-        check_name("test_set", name, loaded)
+        check_name("test_set", name)
     return list(dict.fromkeys(names))
 
 
@@ -78,7 +77,8 @@ def named_test_sets(loaded: "LoadedConfig | None", inference_dir: Path) -> list[
     if own is not None and Path(own).absolute() != inference_dir.absolute():
         return []  # it is about results elsewhere
     dataset = values.get("dataset")
-    return listed_test_sets(dataset if isinstance(dataset, Mapping) else None, loaded)
+    with loaded.naming_places():
+        return listed_test_sets(dataset if isinstance(dataset, Mapping) else None)
 
 
 def found_test_sets(inference_dir: Path) -> list[str]:

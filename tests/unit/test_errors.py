@@ -1,0 +1,58 @@
+"""Errors about settings: worded from parts, located where the config is known."""
+
+import pickle
+
+import pytest
+
+from espnet3.config.load import load_config
+from espnet3.config.sources import names_places
+from espnet3.errors import ConfigError
+
+
+@names_places
+def check(loaded, error):
+    raise error
+
+
+def located(error, *overrides, config=None):
+    loaded = load_config(config or {"a": {"b": 3}}, overrides)
+    with pytest.raises(ConfigError) as raised:
+        check(loaded, error)
+    assert raised.value is error
+    return str(error)
+
+
+def wrong(**parts):
+    return ConfigError(**{"key": "a.b", "problem": "but no name", "fix": "Write: b: x", **parts})
+
+
+def test_the_place_stands_behind_the_value(tmp_path):
+    (tmp_path / "x.yaml").write_text("a:\n  b: 3\n")
+    assert located(wrong(value=3), config=tmp_path / "x.yaml") == (
+        f"a.b is 3 (set in {tmp_path}/x.yaml:2), but no name. Write: b: x"
+    )
+
+
+def test_the_fix_may_depend_on_where_it_was_set():
+    def fix(loaded):
+        return "a.b=x" if loaded and loaded.is_typed("a.b") else "b: x"
+
+    assert str(wrong(fix=fix)).endswith(". b: x")
+    assert located(wrong(fix=fix), "a.b=4").endswith(
+        "(set in command line: a.b=4) but no name. a.b=x"
+    )
+
+
+def test_it_comes_from_a_worker_with_its_key():
+    for error in (wrong(value=3), wrong(fix=lambda loaded: "Write: b: x"), ConfigError("a.b is 3")):
+        again = pickle.loads(pickle.dumps(error))
+        assert (str(again), again.key) == (str(error), error.key)
+        assert located(again) == located(error)
+
+
+def test_a_place_is_added_once_and_only_for_keys_that_the_config_has():
+    error = wrong()
+    first = located(error)
+    assert located(error, config={"a": {"b": 5}}) == first
+    assert located(wrong(key="c")) == "c but no name. Write: b: x"
+    assert located(ConfigError("nothing is right")) == "nothing is right"
