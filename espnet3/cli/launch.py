@@ -149,7 +149,7 @@ def _submit(job: "Job") -> None:
     print(f"  follow: {on_one_line(lines.log)}")
     print(f"  state:  {lines.state}")
     print(f"  stop:   {lines.cancel}")
-    if job.config.seconds is None and job.config.scheduler != "slurm":
+    if job.config.seconds is None and not job.scheduler.sends_signal:
         print(
             "  note:   without launch.time the job is not restarted when its time is up; write: "
             'time: "24:00:00"'

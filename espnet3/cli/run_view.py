@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from espnet3.cli.console import command, make_facts, make_table
-from espnet3.parallel.clusters.advice import find_advice
-from espnet3.parallel.clusters.schedulers import scheduler_of
 from espnet3.parallel.detached.crew import Job, Worker
 from espnet3.parallel.detached.overview import Overview
 from espnet3.parallel.end_of_run import cost_facts, time_parts
+from espnet3.schedulers import scheduler_of
 from espnet3.shards.layout import FAILED
 from espnet3.shards.status import RunStatus
 from espnet3.shards.usage import Accounting, Usage
@@ -119,8 +118,7 @@ def jobs_text(waiting: list[Job], n_starting: int) -> str:
             for reason, n in reasons.most_common(_MOST_REASONS)
         )
         scheduler = scheduler_of(waiting[0].record.env)
-        see = scheduler.status_command if scheduler else ""
-        advice = find_advice(reasons.most_common(1)[0][0], see)
+        advice = scheduler.advice(reasons.most_common(1)[0][0]) if scheduler else ""
         text = f"{count(len(waiting), 'job')} in the queue: {told}"
         parts.append(on_one_line(f"{text}. {advice}." if advice else f"{text}."))
     return "; ".join(parts)

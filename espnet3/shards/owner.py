@@ -9,11 +9,9 @@ from functools import cache
 from pathlib import Path
 
 from espnet3.io.records import Count, DamagedFileError, Name, Pid
+from espnet3.schedulers import current_job, node_of_job
 
 _MAX_PID = 2**31 - 1
-_JOB_VARIABLES = ("SLURM_JOB_ID", "PBS_JOBID", "JOB_ID", "LSB_JOBID", "OAR_JOB_ID")
-
-
 _TYPES = {
     "host": str, "machine": str, "pid": int, "started": int, "job_id": str, "owner_id": str
 }  # fmt: skip
@@ -33,8 +31,8 @@ class Owner:
     @classmethod
     def of_this_process(cls) -> "Owner":
         """Describe the calling process."""
-        job_id = next((os.environ[name] for name in _JOB_VARIABLES if name in os.environ), "")
-        pid = os.getpid()
+        job, pid = current_job(), os.getpid()
+        job_id = job.job_id if job else ""
         return cls(node_name(), machine_id(), pid, start_time(pid) or 0, job_id)
 
     def __str__(self) -> str:
@@ -72,7 +70,7 @@ def node_name() -> str:
     That is the name by which a scheduler can be told to avoid it, and nodes that are containers of
     one machine may share a host name.
     """
-    return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
+    return node_of_job() or socket.gethostname()
 
 
 @cache

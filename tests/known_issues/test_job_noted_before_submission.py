@@ -41,8 +41,8 @@ def lost(cluster, monkeypatch):
     slurm, run, config = cluster
     real = job_script.submit_job
 
-    def killed(job):
-        real(job)
+    def killed(job, env):
+        real(job, env)
         raise Killed
 
     with monkeypatch.context() as patched:

@@ -10,7 +10,6 @@ from contextlib import suppress
 import pytest
 
 from espnet3.errors import ResourceError
-from espnet3.parallel.clusters.schedulers import ask_jobs, command
 from espnet3.parallel.config import ParallelConfig
 from espnet3.parallel.detached import crew as crew_module
 from espnet3.parallel.detached import succeed as succeed_module
@@ -22,6 +21,7 @@ from espnet3.parallel.detached.overview import look
 from espnet3.parallel.detached.resume import resume_runs
 from espnet3.parallel.detached.submit import submit_workers
 from espnet3.parallel.detached.succeed import Follower
+from espnet3.schedulers import ask_jobs, command
 from espnet3.shards.records import WorkerRecord, read_jobs, write_worker
 from tests.known_issues.slurm_stand_in import ALL, OPTIONS, crewed
 

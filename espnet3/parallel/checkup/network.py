@@ -4,8 +4,8 @@ from typing import TYPE_CHECKING, Any
 
 from espnet3.findings import Finding, never_raises
 from espnet3.parallel.clusters.network import find_reach, interfaces
-from espnet3.parallel.clusters.schedulers import scheduler_of
 from espnet3.parallel.clusters.table import BACKENDS
+from espnet3.schedulers import scheduler_of
 
 if TYPE_CHECKING:
     from espnet3.parallel.config import ParallelConfig

@@ -8,7 +8,7 @@ from espnet3.errors import suggest
 from espnet3.findings import Finding, never_raises
 from espnet3.parallel.checkup.commands import ask
 from espnet3.parallel.clusters.requested import gpus_per_job
-from espnet3.parallel.clusters.schedulers import scheduler_of
+from espnet3.schedulers import scheduler_of
 
 if TYPE_CHECKING:
     from espnet3.parallel.config import ParallelConfig

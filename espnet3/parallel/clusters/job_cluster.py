@@ -119,7 +119,7 @@ class DaskJobCluster:
             self._cluster.worker_spec.pop(name, None)  # refused; not to be tried again unasked
         return Change(
             {name: str(job_id) for name, job_id in found.items() if job_id},
-            str(error).rpartition("stderr:")[2].strip() or repr(error) if error else "",
+            str(error) or repr(error) if error else "",
         )
 
     def remove_worker(self, address: str) -> None:

@@ -11,6 +11,7 @@ from espnet3.parallel.clusters.gpu_pinning import REQUESTED, WORKERS
 from espnet3.parallel.clusters.gpus import VARIABLE
 from espnet3.parallel.clusters.requested import gpus_per_job
 from espnet3.parallel.process_pool import THREAD_VARIABLES
+from espnet3.schedulers import Scheduler
 from espnet3.text import has_control_characters
 
 if TYPE_CHECKING:
@@ -19,18 +20,15 @@ if TYPE_CHECKING:
 _PLAIN = frozenset(string.ascii_letters + string.digits + "/._-%")
 
 
-def prologue(
-    config: "ParallelConfig", *, n_workers: int, changes_folder: bool, tells_gpus: bool
-) -> list[str]:
+def prologue(config: "ParallelConfig", scheduler: Scheduler, *, n_workers: int) -> list[str]:
     """Return shell lines for the job script, to follow the user's own, which they respect.
 
     Args:
         config: of the workers.
+        scheduler: of the job.
         n_workers: how many share a job.
-        changes_folder: whether the job begins in another folder than this program is in.
-        tells_gpus: whether the scheduler tells jobs which GPUs they got.
     """
-    lines = [f"cd {shell_folder(os.getcwd())}"] if changes_folder else []
+    lines = [f"cd {shell_folder(os.getcwd())}"] if scheduler.starts_elsewhere else []
     if folders := _module_folders():
         path = shlex.quote(os.pathsep.join(folders))
         lines.append(f"export PYTHONPATH=${{PYTHONPATH:+$PYTHONPATH:}}{path}")
@@ -39,7 +37,7 @@ def prologue(
         lines += [f"export {name}=${{{name}:-{n_threads}}}" for name in THREAD_VARIABLES]
     if n_workers > 1:
         lines.append(f"export {WORKERS}={n_workers}")
-    if not tells_gpus and (n_gpus := gpus_per_job(config)):
+    if not scheduler.sets_gpus and (n_gpus := gpus_per_job(config)):
         lines.append(f"export {REQUESTED}={n_gpus}")
     return lines
 

@@ -10,13 +10,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from espnet3.schedulers import Scheduler, scheduler_of
 from espnet3.text import read_end
 
 logger = logging.getLogger(__name__)
-_WRITTEN_LATER = ("pbs", "moab", "lsf")
-"""Schedulers that bring a job's log to its place when the job has ended."""
-# What Slurm's daemons add to a job's log when they end it: who, when and why.
-_DAEMON = re.compile(r"^(?:slurmstepd|srun|slurmd)[^:]*: error: (.*CANCELLED AT.*|.*oom.*)$", re.M)
 
 
 @dataclass(frozen=True)
@@ -37,7 +34,8 @@ class OwnLogs:
 
     def end(self, *, is_well: bool) -> None:
         """Remove the logs of jobs that did their work; tell where others are."""
-        if is_well and self.env not in _WRITTEN_LATER:
+        scheduler = scheduler_of(self.env)
+        if is_well and not (scheduler and scheduler.log_is_late):
             shutil.rmtree(self.folder, ignore_errors=True)
         for folder in self.made:
             with suppress(OSError):  # not empty
@@ -61,9 +59,11 @@ def find_log(folders: Iterable[Path], job_id: str) -> Path | None:
     return max(found, key=_length, default=None)
 
 
-def words_of_daemon(log: Path | None) -> str:
+def words_of_daemon(log: Path | None, scheduler: Scheduler | None) -> str:
     """Return what the scheduler itself wrote into the log about the end of the job."""
-    found = _DAEMON.findall(read_end(log))
+    if scheduler is None or not scheduler.in_log:
+        return ""
+    found = re.findall(scheduler.in_log, read_end(log), re.MULTILINE)
     return str(found[-1]).strip("* ") if found else ""
 
 

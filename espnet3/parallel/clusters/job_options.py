@@ -8,7 +8,7 @@ import shlex
 import shutil
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,9 +17,10 @@ from espnet3.errors import ConfigError
 from espnet3.parallel.clusters.job_environment import prologue
 from espnet3.parallel.clusters.job_logs import OwnLogs
 from espnet3.parallel.clusters.network import find_reach, interfaces
-from espnet3.parallel.clusters.schedulers import scheduler_of
 from espnet3.parallel.clusters.table import BACKENDS
 from espnet3.parallel.config import SHELL_LINES, describe_control_characters
+from espnet3.schedulers import Scheduler, known_scheduler
+from espnet3.schedulers.base import Directives
 from espnet3.text import find_control_characters
 
 if TYPE_CHECKING:
@@ -48,43 +49,6 @@ _MAPPINGS = {
 _OF_THIS_MACHINE = "threads_per_worker"
 
 
-@dataclass(frozen=True)
-class _Directive:
-    """A line for the scheduler that is added unless the user's say something of the kind."""
-
-    text: str
-    unless: str
-
-
-@dataclass(frozen=True)
-class _Manners:
-    """In what schedulers differ from Slurm, as far as jobs of ours are concerned."""
-
-    directives: tuple[_Directive, ...] = ()
-    settings: Mapping[str, str] = field(default_factory=dict)
-    """The same for HTCondor, whose directives have names."""
-    starts_elsewhere: bool = False
-    """Whether jobs begin in another folder than the one they were submitted from."""
-    tells_gpus: bool = True
-    """Whether a job is told which GPUs it got."""
-
-
-# A job that its scheduler starts again comes back when our keeper has replaced it, or when the run
-# is over. On a dead Grid Engine host such a job stays `r` until the host is back: a line in qstat.
-_NOT_AGAIN = _Directive("-r n", r"-r ?[yn]\b")
-_WITH_ENVIRONMENT = _Directive("-V", r"-V\b")
-_PBS = _Manners((_WITH_ENVIRONMENT, _NOT_AGAIN), starts_elsewhere=True, tells_gpus=False)
-_MANNERS = {
-    "slurm": _Manners((_Directive("--no-requeue", r"--(no-)?requeue\b"),)),
-    "sge": _Manners((_WITH_ENVIRONMENT, _NOT_AGAIN), tells_gpus=False),
-    "pbs": _PBS,
-    "moab": _PBS,
-    "lsf": _Manners(),
-    "oar": _Manners(tells_gpus=False),
-    "htcondor": _Manners(settings={"getenv": "True"}, starts_elsewhere=True),
-}
-
-
 def complete_options(config: "ParallelConfig", *, is_dry: bool = False) -> dict[str, Any]:
     """Return the user's options, word for word, and what makes them right by default.
 
@@ -96,10 +60,10 @@ def complete_options(config: "ParallelConfig", *, is_dry: bool = False) -> dict[
         ConfigError: for options that would be taken for something else.
     """
     given = _Given(config)
-    _check_names(config)
+    scheduler = known_scheduler(config.env)
+    _check_names(config, scheduler)
     _check_dask_config(config.env)
     _check_log_directory(given)
-    manners = _MANNERS.get(config.env, _Manners())
     options = {
         name: value
         for name, value in config.options.items()
@@ -115,12 +79,11 @@ def complete_options(config: "ParallelConfig", *, is_dry: bool = False) -> dict[
     # 60 is what dask-jobqueue says without being asked.
     if given.get("death_timeout") in (None, 60):
         options.setdefault("death_timeout", _DEATH_SECONDS)
-    options["job_extra_directives"] = _directives(given, manners)
+    options["job_extra_directives"] = _directives(given, scheduler)
     options["job_script_prologue"] = given.list("job_script_prologue") + prologue(
         config,
+        scheduler,
         n_workers=int(options.get("processes") or given.get("processes")),
-        changes_folder=manners.starts_elsewhere,
-        tells_gpus=manners.tells_gpus,
     )
     options["worker_extra_args"] = _worker_arguments(given)
     options["scheduler_options"] = _scheduler_options(config, given, is_dry=is_dry)
@@ -138,12 +101,9 @@ def _warn_of_threads(env: str) -> None:
     )  # fmt: skip
 
 
-def _check_names(config: "ParallelConfig") -> None:
+def _check_names(config: "ParallelConfig", scheduler: Scheduler) -> None:
     """Refuse an option under two names, of which dask-jobqueue would ignore one."""
-    same = dict(_OLD_NAMES)
-    if config.env in ("slurm", "pbs", "moab"):
-        same["account"] = "project"
-    for new, old in same.items():
+    for new, old in {**_OLD_NAMES, **scheduler.old_names}.items():
         if config.options.get(new) and config.options.get(old):
             raise ConfigError(
                 f"parallel.options has {new} and {old}, which is the older name of the same. Write "
@@ -261,15 +221,15 @@ def _fill(options: dict[str, Any], given: _Given, name: str, value: Any) -> None
         options[name] = value
 
 
-def _directives(given: _Given, manners: _Manners) -> list[str] | dict[str, Any]:
+def _directives(given: _Given, scheduler: Scheduler) -> Directives:
     skipped = given.list("job_directives_skip")
-    if manners.settings:
-        mine = {key: value for key, value in manners.settings.items() if key not in skipped}
+    if settings := scheduler.default_settings:
+        mine = {key: value for key, value in settings.items() if key not in skipped}
         return {**mine, **given.mapping("job_extra_directives")}
     users = given.list("job_extra_directives")
     return users + [
         each.text
-        for each in manners.directives
+        for each in scheduler.defaults
         if not any(re.match(each.unless, line.strip()) for line in users)
         and not any(skip in each.text for skip in skipped)
     ]
@@ -309,8 +269,7 @@ def _interfaces_of(given: _Given, options: dict[str, Any]) -> list[tuple[str, st
 
 
 def _choose_host(config: "ParallelConfig") -> str:
-    scheduler = scheduler_of(config.env)
-    reach = find_reach(scheduler.nodes(config.options) if scheduler else [])
+    reach = find_reach(known_scheduler(config.env).nodes(config.options))
     if reach.is_known:
         logger.info("Workers connect to this program at %s (%s)", reach.host, reach.why)
         return reach.host

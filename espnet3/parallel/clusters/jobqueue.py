@@ -4,47 +4,38 @@ import asyncio
 import inspect
 import logging
 import re
+import shlex
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from espnet3.config.advice import unknown_hint
 from espnet3.config.redact import scrub_text
 from espnet3.errors import ConfigError, ResourceError
-from espnet3.io.job_header import Header, Made, merge_directives, merge_settings
 from espnet3.parallel.clusters.before_jobs import check_log_folder, tell_of_workers
 from espnet3.parallel.clusters.job_cluster import DaskJobCluster, kept_cluster_class
 from espnet3.parallel.clusters.job_environment import submission_environment
 from espnet3.parallel.clusters.job_options import complete_options, with_own_logs
 from espnet3.parallel.clusters.keeper import JobKeeper
-from espnet3.parallel.clusters.schedulers import scheduler_of
 from espnet3.parallel.clusters.staffing import staffing_of
 from espnet3.parallel.clusters.table import Backend, cluster_class
+from espnet3.schedulers import Scheduler, known_scheduler
+from espnet3.schedulers.base import Made
+from espnet3.schedulers.script import Header, render_header
 from espnet3.text import folded
 
 if TYPE_CHECKING:
     from espnet3.parallel.config import ParallelConfig
 
 logger = logging.getLogger(__name__)
-_CANCEL_SECONDS = 30.0
+T = TypeVar("T")
 _EXAMPLES = {"cores": "4", "memory": "16GB", "disk": "10GB"}
 _WHERE = "parallel.options.job_extra_directives"
-_MARKS = ("#SBATCH ", "#PBS ", "#$ ", "#BSUB ", "#OAR ")
-_SETTINGS = {
-    "slurm": {"-p": "queue", "-A": "account", "-t": "walltime",
-              "--cpus-per-task": "job_cpu", "--mem": "job_mem"},
-    "pbs": {"-q": "queue", "-A": "account", "-l walltime": "walltime", "-l": "resource_spec"},
-    "moab": {"-q": "queue", "-A": "account", "-l walltime": "walltime", "-l": "resource_spec"},
-    "sge": {"-q": "queue", "-P": "project", "-l h_rt": "walltime", "-l": "resource_spec"},
-    "lsf": {"-q": "queue", "-P": "project", "-W": "walltime", "-n": "ncpus", "-M": "mem"},
-    "oar": {"-q": "queue", "--project": "project", "-l": "resource_spec"},
-}  # fmt: skip
-"""Which option of a cluster class makes a line, by how the line begins."""
 
 
 def start(config: "ParallelConfig", backend: Backend) -> Any:
@@ -58,6 +49,7 @@ def start(config: "ParallelConfig", backend: Backend) -> Any:
         start_cluster = cluster_class(config.env, backend)
     from espnet3.parallel.clusters.tls import removing_certificates
 
+    scheduler = known_scheduler(config.env)
     config, logs = with_own_logs(config)
     options = complete_options(config)
     try:
@@ -66,7 +58,7 @@ def start(config: "ParallelConfig", backend: Backend) -> Any:
             kept_cluster_class(removing_certificates(start_cluster)),
             config,
             backend,
-            {**options, "job_cls": mended(start_cluster.job_cls)},
+            {**options, "job_cls": mended(start_cluster.job_cls, scheduler)},
         )
         tell_of_workers(config, cluster)
         try:
@@ -106,7 +98,7 @@ def job_script(config: "ParallelConfig", backend: Backend) -> str:
         # Asynchronous, and never awaited: so no scheduler is started.
         options = {**complete_options(config, is_dry=True), "asynchronous": True}
         with no_new_folder(options.get("log_directory")):
-            options["job_cls"] = mended(cluster.job_cls)
+            options["job_cls"] = mended(cluster.job_cls, known_scheduler(config.env))
             script: str = checked(cluster, config, backend, options).job_script()
         return script.replace("tcp://<insert", "tls://<insert") if "--tls-key" in script else script
 
@@ -167,8 +159,8 @@ def _missing(config: "ParallelConfig") -> list[str]:
     """Return what neither the options nor Dask's own configuration say of a job."""
     import dask
 
-    needed = ["cores", "memory", *(["disk"] if config.env == "htcondor" else [])]
     known = dask.config.get(f"jobqueue.{config.env}", None) or {}
+    needed = known_scheduler(config.env).needs
     return [name for name in needed if config.options.get(name, known.get(name)) is None]
 
 
@@ -184,48 +176,49 @@ def _option_names(cluster: Any) -> set[str]:
 def _submit(cluster: Any, config: "ParallelConfig") -> None:
     """Submit the first jobs, and let a keeper look after them."""
     jobs = DaskJobCluster(cluster)
-    keeper = JobKeeper(jobs, scheduler_of(config.env), staffing_of(config))
+    keeper = JobKeeper(jobs, known_scheduler(config.env), staffing_of(config))
     keeper.begin(config.n_workers)
     change = jobs.wait()
     if change.error:
         command = cluster.job_cls.submit_command
         raise ResourceError(
-            f"parallel.env is {config.env!r}, but {command} refused a job or could not be run: "
-            f"{change.error}. Run this program where {command} works, and set parallel.options to "
-            f"what your cluster has; the job script was:\n{scrub_text(cluster.job_script())}"
+            f"parallel.env is {config.env!r}, but {change.error}. Run this program where "
+            f"{command} works, and set parallel.options to what your cluster has; the job script "
+            f"was:\n{scrub_text(cluster.job_script())}"
         )
     keeper.settle(change)
     cluster.keeper = keeper
 
 
-def mended(
-    job_class: Any, environment: Callable[[], dict[str, str]] = submission_environment
-) -> Any:
+def mended(job_class: Any, scheduler: Scheduler) -> Any:
     """Return a job class of dask-jobqueue 0.9 that can be interrupted and closed at any time.
 
-    Its script has each option of the scheduler once, and its commands run in what `environment`
-    returns.
+    Its script has each option of the scheduler once, and its commands are called as everywhere.
     """
     from distributed.core import Status
 
     class Job(job_class):
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
-            _merge_options(self, kwargs)
+            _merge_options(self, scheduler, kwargs)
 
-        @staticmethod
-        async def _call(cmd: list[str], **kwargs: Any) -> Any:
-            # In a session of its own: Ctrl-C would end an sbatch whose job id is not known yet,
-            # and nobody could cancel that job.
-            # LSF's command line would throw away why bsub refuses a job.
-            cmd = [word.removesuffix(" 2> /dev/null") for word in cmd]
-            return await job_class._call(cmd, start_new_session=True, env=environment(), **kwargs)
+        async def _submit_job(self, script_filename: str) -> str:
+            submit = partial(
+                scheduler.submit_script,
+                script_filename,
+                words=shlex.split(self.submit_command),
+                environment=submission_environment(),
+            )
+            return await _in_thread(submit)
+
+        def _job_id_from_submit_output(self, out: str) -> str:
+            return out  # of `_submit_job`, which has found it
 
         @classmethod
         async def _close_job(cls, job_id: Any, cancel_command: str) -> None:
-            # One that hangs would keep the others from being cancelled.
-            with suppress(TimeoutError):
-                await asyncio.wait_for(super()._close_job(job_id, cancel_command), _CANCEL_SECONDS)
+            if job_id:  # one that has ended already is none of our concern
+                cancel = partial(scheduler.cancel_job, job_id, shlex.split(cancel_command))
+                await _in_thread(cancel)
 
         async def close(self) -> None:
             await super().close()
@@ -235,7 +228,16 @@ def mended(
     return Job
 
 
-def _merge_options(job: Any, given: dict[str, Any]) -> None:
+async def _in_thread(function: Callable[[], T]) -> T:
+    """Call a function that may take long without holding up the event loop."""
+    thread = ThreadPoolExecutor(1, thread_name_prefix="scheduler command")
+    try:
+        return await asyncio.wrap_future(thread.submit(function))
+    finally:
+        thread.shutdown(wait=False)
+
+
+def _merge_options(job: Any, scheduler: Scheduler, given: dict[str, Any]) -> None:
     """Let a job ask once for what the options and the user's directives ask for.
 
     Raises:
@@ -243,22 +245,21 @@ def _merge_options(job: Any, given: dict[str, Any]) -> None:
     """
     own = job.job_extra_directives
     if isinstance(own, Mapping):
-        job.job_header_dict = merge_settings(job.job_header_dict, own)
+        job.job_header_dict = scheduler.merge_settings(job.job_header_dict, own)
         return
-    # Not `config_name` of the object: that may be a section of the user's own.
-    header = _merge_header(type(job).config_name, job.job_header, own or (), given)
+    header = _merge_header(scheduler, job.job_header, own or (), given)
     job.job_header = "\n".join(header.lines)
     for note in header.notes:
         _warn_once(note)
 
 
 def _merge_header(
-    env: str, header: str, directives: Sequence[str], given: Mapping[str, object]
+    scheduler: Scheduler, header: str, directives: Sequence[str], given: Mapping[str, object]
 ) -> Header:
     """Return the header of a job script of dask-jobqueue with each option once.
 
     Args:
-        env: the scheduler.
+        scheduler: of the job.
         header: what dask-jobqueue wrote: what it makes of the options, then the directives.
         directives: those.
         given: the options that the job class got.
@@ -266,27 +267,28 @@ def _merge_header(
     Raises:
         ConfigError: it asks for what a job cannot have together.
     """
-    mark = next((mark for mark in _MARKS if header.startswith(mark)), "")
-    lines = [line.removeprefix(mark) for line in header.splitlines()]
+    lines = [line.removeprefix(f"{scheduler.mark} ") for line in header.splitlines()]
     own = [str(each) for each in directives]
-    if not mark or not own:
+    if not own:
         return Header(header.splitlines(), [])
     n_made = next((i for i in range(len(lines)) if lines[i : i + len(own)] == own), len(lines))
     behind = lines[n_made + len(own) :]
     if behind:  # memory of OAR, which has taken the user's properties in
         own = [line for line in own if not line.startswith("-p")]
-    made = [_made(env, line, given) for line in (*lines[:n_made], *behind)]
-    merged = merge_directives(env, made, own, _WHERE)
-    return Header([f"{mark}{line}" for line in merged.lines], merged.notes)
+    made = [_made(scheduler, line, given) for line in (*lines[:n_made], *behind)]
+    return render_header(scheduler, made, own, _WHERE)
 
 
-def _made(env: str, line: str, given: Mapping[str, object]) -> Made:
-    settings = _SETTINGS[env]
+def _made(scheduler: Scheduler, line: str, given: Mapping[str, object]) -> Made:
+    """Return a line of dask-jobqueue with the options that it follows from."""
+
+    def setting(name: str) -> str:
+        return f"parallel.options.{name}" if name and given.get(name) is not None else ""
+
+    settings = scheduler.settings
     beginning = max((b for b in settings if re.match(rf"{b}(?:[ =]|$)", line)), key=len, default="")
-    name = settings.get(beginning, "")
-    key = f"parallel.options.{name}" if name and given.get(name) is not None else ""
-    walltime = "parallel.options.walltime" if given.get("walltime") is not None else ""
-    return Made(line, key, {"walltime": walltime} if env == "oar" else {})
+    parts = {part: setting(name) for part, name in scheduler.part_settings.items()}
+    return Made(line, setting(settings.get(beginning, "")), parts)
 
 
 @cache  # a stage checks, and later starts many jobs: once is enough

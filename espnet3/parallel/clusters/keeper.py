@@ -7,13 +7,12 @@ from collections import deque
 from collections.abc import Collection
 
 from espnet3.errors import ResourceError, WorkerError
-from espnet3.parallel.clusters.advice import describe_waiting
 from espnet3.parallel.clusters.job_cluster import Change, ConnectedWorker, JobCluster
 from espnet3.parallel.clusters.job_logs import words_of_daemon
-from espnet3.parallel.clusters.kept_job import KeptJob
+from espnet3.parallel.clusters.kept_job import KeptJob, describe_waiting
 from espnet3.parallel.clusters.questions import Questions
-from espnet3.parallel.clusters.schedulers import Scheduler
 from espnet3.parallel.clusters.staffing import Staffing
+from espnet3.schedulers import Scheduler
 from espnet3.text import end_of_log
 
 logger = logging.getLogger(__name__)
@@ -41,7 +40,7 @@ class JobKeeper:
         self, cluster: JobCluster, scheduler: Scheduler | None, staffing: Staffing
     ) -> None:
         self._cluster = cluster
-        self._status_command = scheduler.status_command if scheduler else "your scheduler's queue"
+        self._scheduler = scheduler
         self._questions = Questions(scheduler)
         self._staffing = staffing
         self._jobs: dict[str, KeptJob] = {}
@@ -103,7 +102,7 @@ class JobKeeper:
 
     def waiting(self) -> str:
         """Return one line: which jobs are not there, why, for how long, and what to try."""
-        return describe_waiting(self._jobs.values(), time.monotonic(), self._status_command)
+        return describe_waiting(self._jobs.values(), time.monotonic(), self._scheduler)
 
     def is_leaving(self, worker: str) -> bool:
         """Tell whether a worker, by its address, is about to go and should get no work."""
@@ -209,12 +208,14 @@ class JobKeeper:
         if not (job.n_finished and self._staffing.spares_useful):
             self._n_lost += 1
         log = self._cluster.find_log(job.job_id)
-        how = ". ".join(part for part in (job.how_it_was_lost(), words_of_daemon(log)) if part)
+        words = words_of_daemon(log, self._scheduler)
+        how = ". ".join(part for part in (job.how_it_was_lost(), words) if part)
         logger.warning(
             "Job %s was lost %.0f s after its submission: %s. Log: %s",
             job.job_id, now - job.submitted, how, log or "none found",
         )  # fmt: skip
-        self._n_early = self._n_early + 1 if job.died_early(now) else 0
+        blameless = self._scheduler.blameless if self._scheduler else ()
+        self._n_early = self._n_early + 1 if job.died_early(now, blameless) else 0
         if self._n_early >= MAX_EARLY_LOSSES:
             raise WorkerError(
                 f"{self._n_early} jobs in a row ended before they got anything done, the last one "

@@ -1,15 +1,16 @@
-"""One job of a cluster: what is known of it, and whether it is lost."""
+"""One job of a cluster: what is known of it, whether it is lost, and why jobs wait."""
 
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from espnet3.parallel.clusters.schedulers import JobState
+from espnet3.schedulers import JobState, Scheduler
+from espnet3.text import duration
 
 GONE_SECONDS = 45.0
 """How long a job may be without its worker; a nanny starts a new one within seconds."""
 _EARLY_SECONDS = 60.0
-# The scheduler's own doing: says nothing about whether the next job would live.
-_NOT_ITS_FAULT = ("NODE_FAIL", "PREEMPTED", "BOOT_FAIL", "REVOKED")
 
 Verdict = Literal["fine", "lost", "requeued", "given up"]
 
@@ -82,9 +83,15 @@ class KeptJob:
         self.submitted = now
         self.n_odd = 0
 
-    def died_early(self, now: float) -> bool:
-        """Tell whether it got nothing done in the seconds that it had."""
-        if self.n_finished or self.is_unreachable or self.state.word.startswith(_NOT_ITS_FAULT):
+    def died_early(self, now: float, blameless: tuple[str, ...] = ()) -> bool:
+        """Tell whether it got nothing done in the seconds that it had.
+
+        Args:
+            now: by `time.monotonic`.
+            blameless: the scheduler's words for its own doing, which says nothing about whether
+                the next job would live.
+        """
+        if self.n_finished or self.is_unreachable or self.state.word.startswith(blameless):
             return False
         return self.joined is None or (self.gone or now) - self.joined < _EARLY_SECONDS
 
@@ -98,3 +105,45 @@ class KeptJob:
         if state.phase == "unknown" and self.n_odd >= 2:
             return "the scheduler does not know it any more"
         return f"its worker is gone for {GONE_SECONDS:g} s, while its state is {state.word or '?'}"
+
+
+def describe_waiting(jobs: Iterable[KeptJob], now: float, scheduler: Scheduler | None) -> str:
+    """Return how many jobs are not there, why, and what to try; empty if none is missing."""
+    jobs = list(jobs)
+    status_command = scheduler.status_command if scheduler else "your scheduler's queue"
+    pending = [job for job in jobs if not job.is_connected and job.state.phase == "pending"]
+    starting = [job for job in jobs if not job.is_connected and job.state.phase == "running"]
+    unknown = [job for job in jobs if not job.is_connected and job.state.phase == "unknown"]
+    parts = []
+    if pending:
+        parts.append(_describe_pending(pending, len(jobs), now, scheduler))
+    if starting:
+        parts.append(_describe_starting(starting, len(jobs), now))
+    if unknown:
+        parts.append(
+            f"{len(unknown)} of {len(jobs)} jobs were submitted {_longest(unknown, now)} ago, and "
+            f"nothing is known of them yet. See: {status_command}."
+        )
+    return " ".join(parts)
+
+
+def _describe_pending(
+    jobs: list[KeptJob], n_jobs: int, now: float, scheduler: Scheduler | None
+) -> str:
+    reasons = Counter(job.state.reason or job.state.word for job in jobs)
+    told = ", ".join(f"{reason} ({n})" for reason, n in reasons.most_common(3))
+    line = f"{len(jobs)} of {n_jobs} jobs are pending for {_longest(jobs, now)}: {told}."
+    if scheduler is None:
+        return line
+    advice = scheduler.advice(reasons.most_common(1)[0][0])
+    return f"{line} {advice or f'See: {scheduler.status_command}'}."
+
+
+def _describe_starting(jobs: list[KeptJob], n_jobs: int, now: float) -> str:
+    numbers = ", ".join(job.job_id for job in jobs[:3])
+    line = f"{len(jobs)} of {n_jobs} jobs run, but their workers have not connected"
+    return f"{line} for {_longest(jobs, now)} (job {numbers}). If this lasts, see their logs."
+
+
+def _longest(jobs: list[KeptJob], now: float) -> str:
+    return duration(max(now - (job.gone or job.submitted) for job in jobs))

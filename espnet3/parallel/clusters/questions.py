@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
-from espnet3.parallel.clusters.schedulers import JobState, Scheduler
+from espnet3.schedulers import JobState, Scheduler
 
 _REACH_SECONDS = 3.0
 _N_TRIES = 2

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from espnet3.errors import ConfigError, MissingExtraError, suggest
+from espnet3.schedulers import OWN_SCHEDULERS, known_scheduler
 
 if TYPE_CHECKING:
     from espnet3.parallel.config import ParallelConfig
@@ -33,26 +34,20 @@ class Backend:
     """In place of a module, for one that a user registered."""
 
 
-def _jobqueue(cluster: str) -> Backend:
-    return Backend("jobqueue", "dask_jobqueue", cluster, "dask-jobqueue")
+def _jobs_of(env: str) -> Backend:
+    return Backend("jobqueue", "dask_jobqueue", known_scheduler(env).dask_cluster, "dask-jobqueue")
 
 
 ON_THIS_MACHINE = ("local", "local_gpu")
 """Backends whose workers are processes of this machine."""
 
-DETACHED = (*ON_THIS_MACHINE, "slurm", "pbs", "sge", "lsf", "oar", "htcondor", "moab")
+DETACHED = (*ON_THIS_MACHINE, *OWN_SCHEDULERS)
 """Backends whose workers can go on without the program that started them."""
 
 BACKENDS: dict[str, Backend] = {
     "local": Backend("local", cluster="LocalCluster"),
     "local_gpu": Backend("local_gpu", "dask_cuda", "LocalCUDACluster", "-e '.[gpu]'"),
-    "slurm": _jobqueue("SLURMCluster"),
-    "pbs": _jobqueue("PBSCluster"),
-    "sge": _jobqueue("SGECluster"),
-    "lsf": _jobqueue("LSFCluster"),
-    "oar": _jobqueue("OARCluster"),
-    "htcondor": _jobqueue("HTCondorCluster"),
-    "moab": _jobqueue("MoabCluster"),
+    **{env: _jobs_of(env) for env in OWN_SCHEDULERS},
     "ssh": Backend("ssh", cluster="SSHCluster", install="-e '.[ssh]'"),
     "kube": Backend("kube", "dask_kubernetes.operator", "KubeCluster", "-e '.[kube]'"),
     "dask": Backend("dask"),

@@ -11,7 +11,7 @@ from typing import Any
 
 from espnet3.errors import ResourceError
 from espnet3.io.clock import MAX_SKEW, look_time
-from espnet3.parallel.clusters.schedulers import FindsTags, JobState, ask_jobs, scheduler_of
+from espnet3.schedulers import FindsTags, JobState, ask_jobs, scheduler_of
 from espnet3.shards.layout import leases_folder
 from espnet3.shards.lease import HEARTBEAT, Owner, living_owners, owner_path
 from espnet3.shards.records import (

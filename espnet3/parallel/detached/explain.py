@@ -11,7 +11,6 @@ from typing import Any
 from espnet3.errors import FileSystemError
 from espnet3.findings import Finding
 from espnet3.io.clock import look_time
-from espnet3.parallel.clusters.schedulers import scheduler_of
 from espnet3.parallel.detached.crew import Job, Worker
 from espnet3.parallel.detached.job_ends import (
     explain_ends,
@@ -22,6 +21,7 @@ from espnet3.parallel.detached.job_ends import (
 )
 from espnet3.parallel.detached.overview import Overview, look
 from espnet3.parallel.detached.shard_troubles import explain_deaths, explain_slow
+from espnet3.schedulers import scheduler_of
 from espnet3.shards.records import RecordPaths, find_damaged
 from espnet3.shards.status import read_failures
 from espnet3.text import count, duration, end_of_log, read_end

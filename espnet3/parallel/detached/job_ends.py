@@ -1,84 +1,82 @@
-"""How jobs ended, in words, and what to change: the exit states of all schedulers."""
+"""Explain how jobs ended and why others wait, and what to change."""
 
-import re
 import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from espnet3.findings import Finding, Level
-from espnet3.parallel.clusters.advice import find_advice
 from espnet3.parallel.clusters.job_logs import words_of_daemon
-from espnet3.parallel.clusters.schedulers import scheduler_of
 from espnet3.parallel.detached.crew import Job
 from espnet3.parallel.detached.job_output import output_of
+from espnet3.schedulers import Scheduler, scheduler_of
 from espnet3.shards.records import RecordPaths
 from espnet3.text import count, duration, end_of_log, first_line
 
 _N_LINES = 8
 _MOST_IDS = 5
 _NEVER = "will never start"
-_CANCELLED = r"CANCELLED|deleted by|TERM_OWNER|TERM_ADMIN|removed"
 
 
 @dataclass(frozen=True)
 class _End:
-    """A kind of end: its mark in what a scheduler says, in words, and what to do."""
+    """A kind of end, in words, and what to do."""
 
-    pattern: str
+    kind: str
     words: str
     advice: str
 
 
-# The first that fits is taken. Slurm names the kind; the others say it in their own words.
 _ENDS = (
     _End(
-        r"OUT_OF_MEMORY|more memory|MEMLIMIT|h_vmem|oom|Cannot allocate memory",
+        "memory",
         "used more memory than asked for",
         "Ask for more: espnet3 resume {dir} options.memory=... ; or use smaller batches",
     ),
     _End(
-        r"TIMEOUT|DEADLINE|walltime|h_rt|RUNLIMIT|CPULIMIT",
+        "walltime",
         "ran until the walltime was over",
         "Nothing is lost but the shard that was running, and the next job goes on. If shards do "
         "not fit at all, ask for a longer walltime: espnet3 resume {dir} options.walltime='...'",
     ),
     _End(
-        r"NODE_FAIL|BOOT_FAIL|node (was lost|failed)|ZOMBI|LaunchFailed|launch failed",
+        "node",
         "lost the node",
         "Others take over their shards; tell the administrators if it is the same node again",
     ),
     _End(
-        r"PREEMPTED|preempt",
+        "preempted",
         "made room for jobs of higher priority",
         "Others take over their shards; another queue or account may be left in peace",
     ),
     _End(
-        _CANCELLED,
+        "cancelled",
         "got cancelled by somebody",
         "If that was not meant: espnet3 resume {dir}",
     ),
     _End(
-        r"signal 9\b|exit (code|status) 137|SIGKILL",
+        "killed",
         "got killed (signal 9), mostly because memory ran out",
         "Ask for more memory, or use smaller batches: espnet3 resume {dir} options.memory=...",
     ),
     _End(
-        r"exit (code|status) 127|command not found|No such file",
+        "missing",
         "did not find a program or a file",
         "See the log; the Python of the run must be there on the nodes, too",
     ),
     _End(
-        r"^gone\b",
+        "gone",
         "ended without a word: killed, or the machine was restarted",
         "Others take over their shards; if nobody is left: espnet3 resume {dir}",
     ),
     _End(
-        r"FAILED|Error|exit (code|status) [1-9]|signal [1-9]",
+        "failed",
         "ended with an error",
         "See the log: espnet3 logs {dir} --worker {job}",
     ),
 )
+# Words for processes of this machine, which have no scheduler, are the plain ones.
+_NO_SCHEDULER = Scheduler()
 
 
 def explain_ends(
@@ -88,7 +86,7 @@ def explain_ends(
     groups: dict[str, list[Job]] = {}
     for job in jobs:
         if job.state.phase == "ended" and not _ended_well(job):
-            groups.setdefault(_kind(job).pattern, []).append(job)
+            groups.setdefault(_kind(job).kind, []).append(job)
     level: Level = "problem" if is_over else "warning"
     return [Finding(level, "jobs", *_describe(jobs, run_dir, quoted)) for jobs in groups.values()]
 
@@ -96,14 +94,17 @@ def explain_ends(
 def _ended_well(job: Job) -> bool:
     if job.workers:
         return job.workers[-1].ended is not None and job.workers[-1].exit_code == 0
-    told = f"{job.state.word} {job.state.reason}"
     # Ended before its worker signed in, with nothing to say: a successor that was not needed.
-    return bool(re.search(r"COMPLETED|exit (code|status) 0\b|^DONE\b|^ *$", told))
+    return _scheduler_of(job).ended_well(job.state)
 
 
 def is_cancelled(job: Job) -> bool:
     """Tell whether somebody cancelled a job."""
-    return bool(re.search(_CANCELLED, f"{job.state.word} {job.state.reason}"))
+    return _scheduler_of(job).was_cancelled(job.state)
+
+
+def _scheduler_of(job: Job) -> Scheduler:
+    return scheduler_of(job.record.env) or _NO_SCHEDULER
 
 
 def _kind(job: Job) -> _End:
@@ -112,8 +113,9 @@ def _kind(job: Job) -> _End:
         return _End(
             reason, f"ended with an error, {reason}", "See: espnet3 logs {dir} --worker {job}"
         )
+    kind = _scheduler_of(job).kind_of_end(job.state)
+    ended = next((end for end in _ENDS if end.kind == kind), None)
     told = f"{job.state.word} {job.state.reason}"
-    ended = next((end for end in _ENDS if re.search(end.pattern, told, re.IGNORECASE)), None)
     return ended or _End(told, "ended without a word of their worker", "See the log")
 
 
@@ -126,7 +128,9 @@ def _describe(jobs: list[Job], run_dir: Path, quoted: str) -> tuple[str, str]:
     said = f" ({state})" if state and not last.record.machine else ""
     told = f"{count(len(jobs), what)} {kind.words}{said}: {ids}"
     log = log_of(last, run_dir)
-    daemon = words_of_daemon(log) or words_of_daemon(output_of(last.record, run_dir))
+    scheduler = scheduler_of(last.record.env)
+    daemon = words_of_daemon(log, scheduler)
+    daemon = daemon or words_of_daemon(output_of(last.record, run_dir), scheduler)
     told += f". The scheduler wrote: {daemon}" if daemon else ""
     told += end_of_log(log, _N_LINES)
     return told, kind.advice.format(dir=quoted, job=last.record.job_id)
@@ -170,5 +174,5 @@ def _waiting(env: str, reason: str, jobs: list[Job], now: float, n_jobs: int) ->
     waited = duration(max(now - job.record.submitted for job in jobs))
     ids = ", ".join(job.record.job_id for job in jobs[:_MOST_IDS])
     told = f"{len(jobs)} of {n_jobs} jobs in the queue, for {waited} so far: {reason} (job {ids})"
-    advice = find_advice(reason, command) or f"See: {command}"
+    advice = (scheduler.advice(reason) if scheduler else "") or f"See: {command}"
     return Finding("problem" if _NEVER in advice else "warning", "queue", told, advice)

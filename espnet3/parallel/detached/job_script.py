@@ -1,6 +1,5 @@
 """The job of a detached worker, rendered and submitted by the job classes of dask-jobqueue."""
 
-import asyncio
 import logging
 import os
 import re
@@ -8,32 +7,24 @@ import shlex
 import sys
 import warnings
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from espnet3.errors import ConfigError, ResourceError
+from espnet3.errors import ConfigError
 from espnet3.parallel.clusters.job_environment import submission_environment
 from espnet3.parallel.clusters.job_options import complete_options
 from espnet3.parallel.clusters.jobqueue import checked, mended, no_new_folder, sigint_kept
 from espnet3.parallel.clusters.requested import walltime_seconds
 from espnet3.parallel.clusters.table import BACKENDS, cluster_class
-from espnet3.parallel.detached.directives import (
-    with_dependency,
-    with_exclusion,
-    with_restart,
-    with_tag,
-)
 from espnet3.parallel.detached.folder_words import spell_folders
-from espnet3.text import folded
+from espnet3.schedulers import Scheduler, known_scheduler
 
 if TYPE_CHECKING:
     from espnet3.parallel.config import ParallelConfig
 
 logger = logging.getLogger(__name__)
-_SUBMIT_SECONDS = 60.0
 _NAME = "espnet3"
 _DASKS_NAME = "dask-worker"
 # What is about a Dask worker or its scheduler: detached workers have neither.
@@ -42,24 +33,6 @@ _ONLY_DASK = (
     "shared_temp_directory", "silence_logs", "asynchronous", "loop", "n_workers", "name",
     "scheduler_cls", "job_cls", "worker_extra_args", "extra", "nanny", "worker_command",
     "death_timeout", "local_directory",
-)  # fmt: skip
-# How a job tells its number as its submission told it. A worker could look for it among its
-# variables, but there may be those of another scheduler, from whose job this one was submitted.
-_JOB_IDS = {
-    "slurm": '"$SLURM_JOB_ID"',
-    "sge": '"$JOB_ID"',
-    "lsf": '"$LSB_JOBID"',
-    "oar": '"$OAR_JOB_ID"',
-    "pbs": '"${PBS_JOBID%%.*}"',
-    "moab": '"$(j=${MOAB_JOBID:-$PBS_JOBID}; j=${j#Moab.}; echo "${j%%.*}")"',
-    "htcondor": "$(ClusterId).$(ProcId)",
-}
-# Of a job that submits another: they say what the first one has, and would be taken for wishes.
-_OF_A_JOB = (
-    "SLURM_CPU", "SLURM_MEM", "SLURM_JOB", "SLURM_NTASKS", "SLURM_NNODES", "SLURM_NODE",
-    "SLURM_TASK", "SLURM_STEP", "SLURM_TRES", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_GTIDS",
-    "SLURM_SUBMIT", "SLURM_TOPOLOGY", "SLURM_GPUS", "SLURM_EXPORT_ENV", "SLURM_DISTRIBUTION",
-    "SLURM_THREADS", "SLURM_CORES", "SLURM_HINT",
 )  # fmt: skip
 
 
@@ -92,8 +65,9 @@ def make_job(config: "ParallelConfig", work: WorkerJob, submitted: float) -> Any
         ConfigError: if the job class refuses the options.
     """
     backend = BACKENDS[config.env]
+    scheduler = known_scheduler(config.env)
     with sigint_kept():
-        job_class = mended(cluster_class(config.env, backend).job_cls, job_environment)
+        job_class = mended(cluster_class(config.env, backend).job_cls, scheduler)
     options = _options(config, work)
     python = options.get("python") or shlex.quote(sys.executable)
     with warnings.catch_warnings():
@@ -102,9 +76,9 @@ def make_job(config: "ParallelConfig", work: WorkerJob, submitted: float) -> Any
         job = checked(job_class, config, backend, {**options, "name": _NAME})
     command = [*_exec(python), python, "-P", "-m", "espnet3.parallel.detached.work"]
     command += map(shlex.quote, work.arguments(config.env, submitted, walltime_of(config)))
-    command += ["--job", _JOB_IDS[config.env]]
+    command += ["--job", scheduler.number_word]
     line = " ".join(command)
-    if config.env == "htcondor":  # it has no script, but one line for a shell
+    if not scheduler.has_script:
         line = "; ".join([*options["job_script_prologue"], line])
     job._command_template = line
     return job
@@ -118,11 +92,11 @@ def _exec(python: str) -> list[str]:
 def _options(config: "ParallelConfig", work: WorkerJob) -> dict[str, Any]:
     _check_processes(config)
     options = complete_options(config, is_dry=True)
-    directives = options["job_extra_directives"]
-    directives = with_dependency(config.env, directives, work.after)
-    directives = with_exclusion(config.env, directives, work.exclude)
-    directives = with_restart(config.env, directives, config.max_successors)
-    directives = with_tag(config.env, directives, work.tag)
+    scheduler = known_scheduler(config.env)
+    directives = scheduler.with_dependency(options["job_extra_directives"], work.after)
+    directives = scheduler.with_exclusion(directives, work.exclude)
+    directives = scheduler.with_restart(directives, config.max_successors)
+    directives = scheduler.with_tag(directives, work.tag)
     kept = {name: value for name, value in options.items() if name not in _ONLY_DASK}
     kept["job_extra_directives"] = directives
     _tell_of_unused(tuple(name for name in config.options if name in _ONLY_DASK))
@@ -178,49 +152,23 @@ def render_worker_script(config: "ParallelConfig", roots: Sequence[Path]) -> str
     return script
 
 
-def submit_job(job: Any) -> str:
+def submit_job(job: Any, env: str) -> str:
     """Submit a job and return its number.
 
     Raises:
         UnansweredError: if the job may be there all the same.
         ResourceError: with the scheduler's words.
     """
-
-    async def submit() -> str:
-        with job.job_file() as name:
-            told = await asyncio.wait_for(job._submit_job(name), _SUBMIT_SECONDS)
-        number: str = job._job_id_from_submit_output(told)
-        return number
-
-    try:
-        # In a thread: the caller may be in an event loop already, as in a notebook.
-        with ThreadPoolExecutor(1) as thread:
-            return thread.submit(asyncio.run, submit()).result()
-    except (OSError, RuntimeError, ValueError, TimeoutError) as error:
-        command = shlex.split(job.submit_command)[0]
-        # A command that failed has refused the job. Of one that is late, or said something that
-        # nobody understands, it cannot be told.
-        kind = UnansweredError if isinstance(error, TimeoutError | ValueError) else ResourceError
-        raise kind(f"{command} {_in_words(error)}") from error
+    scheduler = known_scheduler(env)
+    with job.job_file() as script:
+        return scheduler.submit_script(
+            script,
+            words=shlex.split(job.submit_command),
+            environment=job_environment(scheduler),
+        )
 
 
-class UnansweredError(ResourceError):
-    """A scheduler was given a job and did not say what became of it."""
-
-
-def _in_words(error: Exception) -> str:
-    if isinstance(error, TimeoutError):
-        return f"did not answer for {_SUBMIT_SECONDS:g} s"
-    if isinstance(error, ValueError):
-        return f"did not tell the number of a job: {folded(error)}"
-    if isinstance(error, FileNotFoundError):
-        return "is not there"
-    text = str(error)
-    said = text.partition("stderr:\n")[2].strip() or text.partition("stdout:\n")[2].strip() or text
-    return f"refused a job or could not be run: {folded(said)}"
-
-
-def job_environment() -> dict[str, str]:
+def job_environment(scheduler: Scheduler) -> dict[str, str]:
     """Return the environment in which to submit a job, perhaps from within another one.
 
     It travels from job to job, so nothing in it may grow.
@@ -228,7 +176,7 @@ def job_environment() -> dict[str, str]:
     environment = {
         name: value
         for name, value in submission_environment().items()
-        if not name.startswith(_OF_A_JOB)
+        if not name.startswith(scheduler.own_variables)
     }
     if path := environment.get("PYTHONPATH"):
         environment["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(path.split(os.pathsep)))

@@ -12,9 +12,9 @@ from typing import Any
 
 from espnet3.errors import FileSystemError
 from espnet3.io.records import warn_once
-from espnet3.parallel.clusters.schedulers import JobState, scheduler_of
 from espnet3.parallel.detached.bad_nodes import judge_nodes
 from espnet3.parallel.detached.crew import AskJobs, Crew, Job, Worker, ask_schedulers, read_crew
+from espnet3.schedulers import JobState, scheduler_of
 from espnet3.shards.commit import Done
 from espnet3.shards.layout import leases_folder
 from espnet3.shards.lease import living_owners

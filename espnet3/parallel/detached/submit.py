@@ -3,10 +3,8 @@
 import logging
 import math
 import os
-import re
 import shlex
 import socket
-import subprocess
 import uuid
 from collections import defaultdict
 from collections.abc import Sequence
@@ -20,8 +18,7 @@ from espnet3.errors import ResourceError
 from espnet3.io.atomic import PRIVATE, write_json
 from espnet3.io.clock import folder_time
 from espnet3.parallel.clusters.before_jobs import check_log_folder
-from espnet3.parallel.clusters.schedulers import JobState, ask_jobs, scheduler_of
-from espnet3.parallel.clusters.table import BACKENDS, ON_THIS_MACHINE, cluster_class
+from espnet3.parallel.clusters.table import ON_THIS_MACHINE
 from espnet3.parallel.config import ParallelConfig
 from espnet3.parallel.detached.limits import BY_HAND, check_clock, check_limit
 from espnet3.parallel.detached.processes import (
@@ -31,6 +28,7 @@ from espnet3.parallel.detached.processes import (
     start_process,
 )
 from espnet3.parallel.signals import uninterrupted
+from espnet3.schedulers import JobState, UnansweredError, ask_jobs, scheduler_of
 from espnet3.shards.layout import RunLayout
 from espnet3.shards.records import (
     JobRecord,
@@ -48,9 +46,6 @@ logger = logging.getLogger(__name__)
 Asked = Literal["by hand", "by number", "by workers"]
 """Who wants jobs: somebody who types a command, also with the number that they want, or workers."""
 _UNKNOWN = JobState("unknown", "")
-_CANCEL_SECONDS = 30.0
-# Not any word: `condor_rm anna` and `bkill 0` end all jobs of a user.
-_JOB_ID = re.compile(r"(?:[A-Za-z]+\.)?[1-9][\w.\[\]-]*", re.ASCII)
 
 
 def submit_workers(
@@ -164,7 +159,7 @@ def _submit_jobs(work: "WorkerJob", config: ParallelConfig, n_workers: int) -> l
 
 
 def _submit_job(job: Any, work: "WorkerJob", config: ParallelConfig, submitted: float) -> JobRecord:
-    from espnet3.parallel.detached.job_script import UnansweredError, submit_job, walltime_of
+    from espnet3.parallel.detached.job_script import submit_job, walltime_of
 
     record = JobRecord(
         env=config.env,
@@ -180,7 +175,7 @@ def _submit_job(job: Any, work: "WorkerJob", config: ParallelConfig, submitted: 
     # First: if this program is ended before it knows the number, others know that there is a job.
     _note(record, work.roots)
     try:
-        number = submit_job(job)
+        number = submit_job(job, config.env)
     except UnansweredError:
         raise  # the job may be there
     except ResourceError:
@@ -270,24 +265,13 @@ def _cancel(record: JobRecord) -> str:
     """Cancel a job; return what the command said if it refused."""
     if record.is_submitting:
         return describe_submitting(record)
-    if not _JOB_ID.fullmatch(record.job_id) or record.env not in BACKENDS:
+    scheduler = scheduler_of(record.env)
+    if scheduler is None or not scheduler.is_job_id(record.job_id):
         # Others may write into a run folder, and `-u somebody` is an option of scancel.
         return f"{record.job_id!r} is no number of a job of {record.env!r}"
-    words = shlex.split(cluster_class(record.env, BACKENDS[record.env]).job_cls.cancel_command)
-    words.append(record.job_id)
-    try:
-        told = subprocess.run(
-            words,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_CANCEL_SECONDS,
-            start_new_session=True,  # Ctrl-C is for this program
-        )
-    except FileNotFoundError:
-        return f"{words[0]} is not there: type {shlex.join(words)} on {record.host}, say"
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return f"{shlex.join(words)}: {error}"
-    said = folded(told.stderr or told.stdout)
-    return f"{shlex.join(words)}: {said or told.returncode}" if told.returncode else ""
+    answer = scheduler.cancel_job(record.job_id)
+    line = scheduler.cancel_line(record.job_id)
+    if answer.failure == "missing":
+        return f"{scheduler.cancel[0]} is not there: type {line} on {record.host}, say"
+    said = folded(answer.error or answer.out)
+    return f"{line}: {said or answer.code}" if answer.code != 0 else ""

@@ -22,7 +22,6 @@ from espnet3.errors import EspnetError, FileSystemError
 from espnet3.io.atomic import create_bytes, write_json
 from espnet3.io.clock import folder_time
 from espnet3.io.records import DamagedFileError, read_record
-from espnet3.parallel.clusters.schedulers import FindsTags, JobState, ask_jobs, scheduler_of
 from espnet3.parallel.clusters.table import ON_THIS_MACHINE
 from espnet3.parallel.config import ParallelConfig
 from espnet3.parallel.detached.chain import (
@@ -34,7 +33,6 @@ from espnet3.parallel.detached.chain import (
     without_successor,
 )
 from espnet3.parallel.detached.crew import UNKNOWN, Crew, Job, read_crew
-from espnet3.parallel.detached.directives import HAS_SUCCESSORS
 from espnet3.parallel.detached.limits import (
     SubmissionRefusedError,
     check_clock,
@@ -42,6 +40,7 @@ from espnet3.parallel.detached.limits import (
 )
 from espnet3.parallel.detached.open_runs import count_open_shards, is_open, nodes_to_avoid
 from espnet3.parallel.detached.submit import cancel_jobs, submit_workers
+from espnet3.schedulers import FindsTags, JobState, ask_jobs, scheduler_of
 from espnet3.shards.records import JobRecord, RecordPaths
 from espnet3.text import first_line
 
@@ -106,7 +105,8 @@ class Follower:
     def _follow(
         self, roots: list[Path], config: ParallelConfig, job: str, generation: int
     ) -> Iterator[str]:
-        if self.env not in HAS_SUCCESSORS:
+        scheduler = scheduler_of(self.env)
+        if scheduler is None or not scheduler.has_successors:
             return
         if config.max_successors is not None and generation >= config.max_successors:
             yield f"no successor: parallel.max_successors is {config.max_successors}"

@@ -1,25 +1,21 @@
 """When the scheduler will end a worker, and which shards it can finish before that."""
 
-import logging
 import os
 import shlex
-import subprocess
 from collections import deque
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import datetime
 from pathlib import Path
 
 from espnet3.io.clock import steady_time
+from espnet3.schedulers import possible_schedulers
 from espnet3.shards.commit import Done
 from espnet3.shards.manifest import Manifest
 from espnet3.shards.records import DeathNote
 from espnet3.text import hms
 
-logger = logging.getLogger(__name__)
 _MIN_MARGIN, _MAX_MARGIN, _MARGIN_SHARE = 5.0, 60.0, 0.05
-_ASK_SECONDS = 20
 _REMEMBERED = 8
 _SAFETY = 1.2
 _WHOLE_TIME = 0.75
@@ -69,6 +65,7 @@ def find_walltime(
     environ: Mapping[str, str] = os.environ,
     *,
     ahead: float = 0.0,
+    env: str = "",
 ) -> Walltime:
     """Return when this process will be ended: as the scheduler says, else as it was asked.
 
@@ -78,30 +75,15 @@ def find_walltime(
         environ: of the job.
         ahead: how many seconds this machine's clock is ahead of that of others, such as the
             scheduler's, who says when the job ends.
+        env: the backend of the process, if it is known.
     """
-    with suppress(ValueError):
-        if end := environ.get("SLURM_JOB_END_TIME"):
-            return Walltime(started, float(end) + ahead)
-        if end := _ask_slurm(environ.get("SLURM_JOB_ID")):
-            return Walltime(started, datetime.fromisoformat(end).timestamp() + ahead)
-        # Torque, and OAR, tell seconds.
-        for name in ("PBS_WALLTIME", "OAR_JOB_WALLTIME_SECONDS"):
-            if name in environ:
-                return Walltime(started, started + float(environ[name]))
+    for scheduler in possible_schedulers(env):
+        with suppress(ValueError):
+            if (end := scheduler.end_time(environ)) is not None:
+                return Walltime(started, end + ahead)
+            if (seconds := scheduler.granted_seconds(environ)) is not None:
+                return Walltime(started, started + seconds)
     return Walltime(started, None if walltime is None else started + walltime)
-
-
-def _ask_slurm(job_id: str | None) -> str:
-    if not job_id:
-        return ""
-    command = ["squeue", "--noheader", f"--jobs={job_id}", "--format=%e"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_ASK_SECONDS)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        logger.info("Slurm does not tell when this job ends: %s", error)
-        return ""
-    answer = done.stdout.strip()
-    return answer if done.returncode == 0 and answer[:1].isdigit() else ""
 
 
 def process_start() -> float:

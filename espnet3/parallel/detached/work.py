@@ -16,19 +16,18 @@ from espnet3.parallel.clusters.gpu_pinning import Pinning, choose_gpus
 from espnet3.parallel.clusters.gpus import VARIABLE
 from espnet3.parallel.detached.agent import Agent, Outcome, find_end
 from espnet3.parallel.detached.description import load_trusted
-from espnet3.parallel.detached.directives import AGAIN
 from espnet3.parallel.detached.ending import EndSignals
 from espnet3.parallel.detached.folder_words import read_folder
 from espnet3.parallel.detached.ledger import Identity
 from espnet3.parallel.detached.succession import Succession
 from espnet3.parallel.detached.walltime import find_walltime, process_start
 from espnet3.parallel.folder_run import folder_errors
+from espnet3.schedulers import JOB_ID, scheduler_of
 from espnet3.shards.layout import RunLayout
 from espnet3.shards.owner import Owner, node_name
 from espnet3.shards.records import RecordPaths, complete_own_job
 
 logger = logging.getLogger(__name__)
-_JOB_ID = "ESPNET3_JOB_ID"  # set by job scripts where the scheduler sets nothing
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -76,7 +75,7 @@ class _Worker:
     def __init__(self, roots: list[Path], options: argparse.Namespace, signals: EndSignals) -> None:
         self._roots, self._options, self._signals = roots, options, signals
         owner = Owner.of_this_process()
-        self._job_id = options.job or os.environ.get(_JOB_ID, "") or owner.job_id
+        self._job_id = options.job or os.environ.get(JOB_ID, "") or owner.job_id
         stamp = self._job_id or f"{owner.host}-{owner.pid}"
         self._log_name = f"detached-{options.env}-{stamp}.log".replace(os.sep, "_")
         self._submitted: float | None = options.submitted
@@ -122,8 +121,11 @@ class _Worker:
 
     def _code_to_go_on(self, outcome: Outcome) -> int:
         """Return the exit code of a worker that ends while there is work for another."""
-        # HTCondor knows no successors; it puts a job back that ends with this code.
-        return AGAIN if self._options.env == "htcondor" and not outcome.code else outcome.code
+        scheduler = scheduler_of(self._options.env)
+        if outcome.code or scheduler is None or scheduler.has_successors:
+            return outcome.code
+        # One that knows no successors may put a job back that ends with a certain code.
+        return scheduler.requeue_code or 0
 
     def _prepare(self) -> None:
         self._pinning = choose_gpus(os.environ, "0")  # kept: its locks are
@@ -133,7 +135,9 @@ class _Worker:
             level = logging.WARNING if self._pinning.is_warning else logging.INFO
             logger.log(level, "%s", self._pinning.message)
         ahead = _ahead(self._roots[0])
-        self._walltime = find_walltime(process_start(), self._options.walltime, ahead=ahead)
+        self._walltime = find_walltime(
+            process_start(), self._options.walltime, ahead=ahead, env=self._options.env
+        )
 
     def _try_to_work_on(self, root: Path, is_patient: bool) -> Outcome:
         """Work on a folder; if this node cannot even sign in there, say so and leave."""

@@ -4,6 +4,8 @@ import shlex
 from dataclasses import dataclass
 from pathlib import PurePath
 
+from espnet3.schedulers import Scheduler, known_scheduler
+from espnet3.schedulers.base import JobRequest
 from espnet3.trainer.launching.launch_config import LaunchConfig
 
 
@@ -36,6 +38,33 @@ class Job:
         return self.n_processes * self.config.cpus_per_task
 
     @property
+    def scheduler(self) -> Scheduler:
+        """Where it is submitted to."""
+        return known_scheduler(self.config.scheduler)
+
+    @property
+    def request(self) -> JobRequest:
+        """What the scheduler is asked for."""
+        config = self.config
+        return JobRequest(
+            name=self.name,
+            queue=config.queue or config.partition,
+            account=config.account,
+            n_nodes=self.n_nodes,
+            n_tasks=1 if config.uses_torchrun else self.n_processes,
+            n_cpus=self.n_cpus,
+            n_gpus=self.n_gpus,
+            megabytes=config.megabytes,
+            seconds=config.seconds,
+            time=config.time,
+            log=self.scheduler_log,
+            requeue=True,
+            signal_seconds=config.signal_seconds,
+            parallel_environment=config.parallel_environment,
+            directives=config.directives,
+        )
+
+    @property
     def state(self) -> str:
         """What the files that a running job leaves beside its script begin with."""
         return str(PurePath(self.script).with_suffix(""))
@@ -43,8 +72,9 @@ class Job:
     @property
     def scheduler_log(self) -> str:
         """What the scheduler itself writes, where that is not the log."""
-        is_slurm = self.config.scheduler == "slurm"
-        return self.log if is_slurm else str(PurePath(self.log).with_suffix(".scheduler.log"))
+        if self.scheduler.log_is_live:
+            return self.log
+        return str(PurePath(self.log).with_suffix(".scheduler.log"))
 
     @property
     def is_single(self) -> bool:
@@ -54,5 +84,4 @@ class Job:
     @property
     def submit_line(self) -> str:
         """What to type to submit the script."""
-        command = {"slurm": "sbatch", "pbs": "qsub", "sge": "qsub", "lsf": "bsub <"}
-        return f"{command[self.config.scheduler]} {shlex.quote(self.script)}"
+        return self.scheduler.submit_line(shlex.quote(self.script))

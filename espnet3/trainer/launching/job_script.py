@@ -6,17 +6,28 @@ is written, go on", leaves a file and ends with 0: so srun and torchrun do not k
 and the job knows what to do whatever codes those two make of it.
 """
 
+import logging
 import re
 import shlex
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from functools import cache
 
+from espnet3.errors import ConfigError
+from espnet3.schedulers import CONTINUE_CODE
+from espnet3.schedulers.script import option_names, render_header
+from espnet3.text import has_control_characters
 from espnet3.trainer.launching.job import Job
-from espnet3.trainer.launching.job_directives import RESTART_CODE, directive_lines
 
+logger = logging.getLogger(__name__)
 _LINE_ENDS = re.compile("[\x00-\x08\x0a-\x1f\x7f]")
-CONTINUE_CODE = 75
-"""With which a training ends that has written a checkpoint and is to go on in another job."""
+_KEYS = {
+    "queue": "launch.queue", "account": "launch.account", "time": "launch.time",
+    "megabytes": "launch.memory", "parallel_environment": "launch.parallel_environment",
+    "n_nodes": "trainer.num_nodes", "n_tasks": "trainer.devices",
+    "n_cpus": "launch.cpus_per_task", "n_gpus": "launch.gpus",
+}  # fmt: skip
+"""The settings from which the fields of a `JobRequest` follow."""
 
 
 def render(job: Job) -> str:
@@ -36,6 +47,51 @@ def render(job: Job) -> str:
         _rest(job),
     ]
     return "\n\n".join("\n".join(part) for part in parts if part) + "\n"
+
+
+def directive_lines(job: Job) -> list[str]:
+    """Return the options of a job; what `launch.directives` has as well is taken from there.
+
+    Raises:
+        ConfigError: `launch.directives` repeats what the `trainer` block says, or a path cannot
+            stand in such a line.
+    """
+    scheduler, request = job.scheduler, job.request
+    _refuse_repeated(job)
+    made = [
+        replace(each, key=_KEYS.get(each.key, ""), parts=_keys(each.parts))
+        for each in scheduler.directives(request)
+    ]
+    if wrong := next((each.text for each in made if has_control_characters(each.text)), None):
+        raise ConfigError(
+            f"{wrong!r} has a line break or another control character, which the options at the "
+            "head of a job script cannot have. Write the logs elsewhere: launch.log_dir=FOLDER, "
+            "and give a job_name"
+        )
+    header = render_header(scheduler, made, request.directives, "launch.directives")
+    for note in header.notes:
+        _warn_once(note)
+    return header.lines
+
+
+def _keys(parts: Mapping[str, str]) -> dict[str, str]:
+    return {part: _KEYS[field] for part, field in parts.items()}
+
+
+def _refuse_repeated(job: Job) -> None:
+    for line in job.config.directives:
+        for name in option_names(job.scheduler, line):
+            if name in job.scheduler.fixed:
+                key = _KEYS[job.scheduler.fixed[name]]
+                raise ConfigError(
+                    f"launch.directives has {name}, which follows from {key}. Delete it there, and "
+                    f"write the number once: {key}=N"
+                )
+
+
+@cache  # a script is rendered to be checked, and again to be written
+def _warn_once(note: str) -> None:
+    logger.warning("%s", note)
 
 
 def _head(job: Job) -> list[str]:
@@ -82,17 +138,13 @@ def _set_up(job: Job) -> list[str]:
         "PYTHONUNBUFFERED": 1,
         **job.config.environment,
     }
+    to_log = '[ -n "${1-}" ] || exec >>' + f"{_quoted(job.log)} 2>&1"
     return [
-        *([] if _is_live(job) else ['[ -n "${1-}" ] || exec >>' + f"{_quoted(job.log)} 2>&1"]),
+        *([] if job.scheduler.log_is_live else [to_log]),
         f"cd {_quoted(job.recipe_dir)} || exit 1",
         *(f"export {name}={_quoted(str(value))}" for name, value in variables.items()),
         *job.config.setup,
     ]
-
-
-def _is_live(job: Job) -> bool:
-    """Tell whether the scheduler writes the log while the job runs; PBS and LSF may do it after."""
-    return job.config.scheduler == "slurm"
 
 
 def _node_role(job: Job) -> list[str]:
@@ -120,27 +172,18 @@ def _main(job: Job) -> list[str]:
         *([alone] if len(job.stages) > 1 else []),
         *(f"alone {_quoted(stage)}" for stage in job.stages[:position]),
         'rm -f "$state.continue" "$state.failed"',
-        *(_run_slurm(job) if job.config.scheduler == "slurm" else _run_elsewhere(job)),
+        *(_run_by_scheduler(job) if job.scheduler.starts_processes else _run(job)),
         '[ "$code" = 0 ] || [ ! -s "$state.failed" ] || code=$(cat "$state.failed")',
     ]
 
 
-def _run_slurm(job: Job) -> Iterator[str]:
-    per_node = 1 if job.config.uses_torchrun else job.n_processes
-    role = "rank"
-    if job.config.uses_torchrun and not job.is_single:
-        role = 'node "$endpoint"'
-        yield 'head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)'
-        yield "endpoint=$head:$((20000 + SLURM_JOB_ID % 20000))"
-    yield (
-        f"srun --nodes={job.n_nodes} --ntasks-per-node={per_node} "
-        f"--cpus-per-task={job.n_cpus // per_node} --kill-on-bad-exit=1 \\"
-    )
-    yield f'  bash "$script" {role}'
+def _run_by_scheduler(job: Job) -> Iterator[str]:
+    role = "node" if job.config.uses_torchrun and not job.is_single else "rank"
+    yield from job.scheduler.start_lines(job.request, role)
     yield "code=$?"
 
 
-def _run_elsewhere(job: Job) -> Iterator[str]:
+def _run(job: Job) -> Iterator[str]:
     if _has_timer(job):
         seconds = (job.config.seconds or 0) - job.config.signal_seconds
         yield f"export ESPNET3_SIGNAL_AT=$(($(date +%s) + {seconds}))"
@@ -153,7 +196,7 @@ def _run_elsewhere(job: Job) -> Iterator[str]:
 
 
 def _run_on_nodes(job: Job) -> Iterator[str]:
-    scheduler = _NODES[job.config.scheduler]
+    scheduler = job.scheduler
     yield f"mapfile -t hosts < <({scheduler.hosts})"
     yield f'if [ "${{#hosts[@]}}" != {job.n_nodes} ]; then'
     yield (
@@ -163,7 +206,7 @@ def _run_on_nodes(job: Job) -> Iterator[str]:
     yield "  exit 1"
     yield "fi"
     yield f"remote() {{ {scheduler.remote}; }}"
-    yield f"endpoint=${{hosts[0]}}:$((20000 + {scheduler.job_number} % 20000))"
+    yield f"endpoint=${{hosts[0]}}:$((20000 + {scheduler.number_in_shell} % 20000))"
     yield 'command=(bash "$script" node "$endpoint" "${ESPNET3_SIGNAL_AT-}")'
     yield '"${command[@]}" &'
     yield "processes=($!)"
@@ -199,10 +242,10 @@ def _restart(job: Job) -> list[str]:
 
 
 def _queue_again(job: Job) -> Iterator[str]:
-    if job.config.scheduler in _REQUEUED_BY_CODE:
-        yield f"exit {RESTART_CODE} # {job.config.scheduler.upper()} then queues it again"
+    if (code := job.scheduler.requeue_code) is not None:
+        yield f"exit {code} # {job.scheduler.title} then queues it again"
         return
-    yield from _RESTARTS[job.config.scheduler]
+    yield from job.scheduler.requeue_lines()
     yield f"echo {_quoted(_stuck(job.submit_line))} >&2"
     yield f"exit {CONTINUE_CODE}"
 
@@ -218,16 +261,6 @@ def _stuck(submit: str) -> str:
     return f"espnet3: the job could not be queued again. To go on from the checkpoint: {submit}"
 
 
-_RESTARTS: dict[str, Sequence[str]] = {
-    "slurm": (
-        'scontrol requeue "$SLURM_JOB_ID" && exit 0',
-        'sbatch "$script" && exit 0 # where requeueing is forbidden',
-    ),
-    "pbs": ('qsub "$script" && exit 0',),
-}
-_REQUEUED_BY_CODE = ("sge", "lsf")
-
-
 def _rest(job: Job) -> list[str]:
     position = job.stages.index("train")
     after = [f"alone {_quoted(stage)}" for stage in job.stages[position + 1 :]]
@@ -236,39 +269,9 @@ def _rest(job: Job) -> list[str]:
     return ['[ "$code" = 0 ] || exit "$code"', *after]
 
 
-@dataclass(frozen=True)
-class _Nodes:
-    """How a scheduler tells its nodes, and how a command is started on them."""
-
-    hosts: str
-    remote: str
-    job_number: str
-
-
-_NODES = {
-    "pbs": _Nodes(
-        """awk '!seen[$1]++ {print $1}' "$PBS_NODEFILE\"""",
-        # As a part of the job where PBS has a command for that.
-        'if command -v pbs_tmrsh >/dev/null; then pbs_tmrsh "$@"; '
-        'else ssh -o BatchMode=yes "$@"; fi',
-        "${PBS_JOBID%%[!0-9]*}",
-    ),
-    "sge": _Nodes(
-        """awk '!seen[$1]++ {print $1}' "$PE_HOSTFILE\"""",
-        'qrsh -inherit -V -nostdin "$@"',
-        "JOB_ID",
-    ),
-    "lsf": _Nodes(
-        """awk '{for (i = 1; i < NF; i += 2) print $i}' <<<"$LSB_MCPU_HOSTS\"""",
-        'blaunch "$@"',
-        "LSB_JOBID",
-    ),
-}
-
-
 def _has_timer(job: Job) -> bool:
-    """Tell whether the script has to send the signal; of the four, only Slurm sends it well."""
-    return job.config.scheduler != "slurm" and job.config.seconds is not None
+    """Tell whether the script has to send the signal, in place of the scheduler."""
+    return not job.scheduler.sends_signal and job.config.seconds is not None
 
 
 def _quoted(text: str) -> str:

@@ -4,7 +4,6 @@ import os
 import re
 import shlex
 import shutil
-import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from espnet3.config.sources import set_in
 from espnet3.errors import ConfigError, ResourceError, RunFolderError
 from espnet3.io.atomic import folder_trouble
+from espnet3.schedulers import UnansweredError
 from espnet3.trainer.config import trainer_block
 from espnet3.trainer.launching.devices import read_devices, read_nodes
 from espnet3.trainer.launching.job import Job
@@ -24,13 +24,6 @@ from espnet3.trainer.launching.launch_config import LaunchConfig, load_launch_co
 if TYPE_CHECKING:
     from espnet3.config.load import LoadedConfig
 
-_SUBMIT = {
-    "slurm": ["sbatch", "--parsable"],
-    "pbs": ["qsub"],
-    "sge": ["qsub", "-terse"],
-    "lsf": ["bsub"],
-}
-_TIMEOUT = 120.0  # seconds; a busy Slurm answers late
 _ON_GPUS = ("gpu", "cuda", "auto", None)
 _PLAIN_PATH = re.compile(r"[\w./+,@%=:-]+")
 
@@ -139,7 +132,12 @@ def _loader_workers(loaded: "LoadedConfig") -> int:
 def _check_paths(job: Job) -> None:
     if not Path(job.recipe_dir, "run.py").is_file():
         raise ConfigError(f"{job.recipe_dir} has no run.py. Name a config of a recipe")
-    is_remote = job.config.scheduler != "slurm" and job.n_nodes > 1
+    is_remote = not job.scheduler.starts_processes and job.n_nodes > 1
+    if is_remote and not job.scheduler.hosts:
+        raise ConfigError(
+            f"trainer.num_nodes is {job.n_nodes}, but how a job of {job.scheduler.title} starts "
+            "processes on other nodes is not known. Write under trainer: num_nodes: 1"
+        )
     if is_remote and not _PLAIN_PATH.fullmatch(job.script):
         # ssh and qrsh hand words to a shell, blaunch does not: no quoting is right for all.
         raise ConfigError(
@@ -199,51 +197,31 @@ def submit(job: Job) -> str:
     Raises:
         ResourceError: the scheduler's command is not here, or refuses the job.
     """
-    command = _SUBMIT[job.config.scheduler]
-    by_hand = job.submit_line
-    if shutil.which(command[0]) is None:
+    scheduler, by_hand = job.scheduler, job.submit_line
+    command = scheduler.submit[0]
+    if shutil.which(command) is None:
         raise ResourceError(
-            f"launch.scheduler is {job.config.scheduler!r}, but there is no {command[0]} on this "
-            f"machine. The script is written; where {command[0]} works, type: {by_hand}"
+            f"launch.scheduler is {job.config.scheduler!r}, but there is no {command} on this "
+            f"machine. The script is written; where {command} works, type: {by_hand}"
         )
     try:
-        told = _call(job, command)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise ResourceError(f"{command[0]} could not be run: {error}. Try: {by_hand}") from error
-    job_id = _job_id(job.config.scheduler, told.stdout)
-    if told.returncode or not job_id:
-        words = (told.stderr or told.stdout).strip()
-        raise ResourceError(
-            f"{command[0]} refused the job: {words}\nMend the launch block and launch again; or "
-            f"edit the script and type: {by_hand}"
+        return scheduler.submit_script(
+            job.script, words=[*scheduler.submit, *scheduler.terse], folder=job.recipe_dir
         )
-    return job_id
-
-
-def _call(job: Job, command: list[str]) -> subprocess.CompletedProcess[str]:
-    words, text = [*command, job.script], None
-    if job.config.scheduler == "lsf":  # it reads options only from a script at its standard input
-        words, text = command, Path(job.script).read_text(encoding="utf-8")
-    return subprocess.run(
-        words, cwd=job.recipe_dir, input=text, capture_output=True, text=True, timeout=_TIMEOUT
-    )
-
-
-def _job_id(scheduler: str, told: str) -> str:
-    if scheduler == "lsf":
-        match = re.search(r"Job <(\d+)>", told)
-        return match[1] if match else ""
-    lines = told.split()
-    return lines[-1].partition(";")[0] if lines else ""
+    except UnansweredError as error:
+        look = scheduler.status_command
+        raise ResourceError(
+            f"{error}. Look whether the job is there: {look} ; if it is not: {by_hand}"
+        ) from error
+    except ResourceError as error:
+        raise ResourceError(
+            f"{error}\nMend the launch block and launch again; or edit the script and type: "
+            f"{by_hand}"
+        ) from error
 
 
 def follow(job: Job, job_id: str) -> Follow:
     """Return the lines to type to look after a submitted job."""
-    states = {"slurm": "squeue --job", "pbs": "qstat", "sge": "qstat -j", "lsf": "bjobs"}
-    cancels = {"slurm": "scancel", "pbs": "qdel", "sge": "qdel", "lsf": "bkill"}
-    scheduler = job.config.scheduler
-    return Follow(
-        f"tail -F {shlex.quote(job.log)}",
-        f"{states[scheduler]} {job_id}",
-        f"{cancels[scheduler]} {job_id}",
-    )
+    scheduler = job.scheduler
+    tail = f"tail -F {shlex.quote(job.log)}"
+    return Follow(tail, scheduler.status_line(job_id), scheduler.cancel_line(job_id))

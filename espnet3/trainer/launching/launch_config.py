@@ -12,7 +12,8 @@ from pydantic import (
 )
 
 from espnet3.config.schema import FrozenConfig, validate
-from espnet3.errors import ConfigError
+from espnet3.errors import ConfigError, suggest
+from espnet3.schedulers import known_scheduler, scheduler_names, scheduler_of
 from espnet3.text import first_control_character, has_control_characters, hms
 from espnet3.trainer.launching.launchers import INTERACTIVE
 
@@ -29,8 +30,8 @@ EXAMPLE = 'launch: {scheduler: slurm, queue: gpu, time: "24:00:00", cpus_per_tas
 class LaunchConfig(FrozenConfig):
     """What a job asks for; nodes and processes are those of the `trainer` block."""
 
-    scheduler: Literal["slurm", "pbs", "sge", "lsf"]
-    """What the job is submitted to."""
+    scheduler: str
+    """What the job is submitted to: slurm, pbs, sge, lsf, or one of another package."""
     queue: str | None = None
     """Queue, which Slurm calls a partition; the scheduler's default if left out."""
     partition: str | None = None
@@ -63,6 +64,15 @@ class LaunchConfig(FrozenConfig):
     """How often a job whose time is up goes on in another."""
     log_dir: str | None = None
     """Folder of the logs; that of the job script if left out."""
+
+    @field_validator("scheduler")
+    @classmethod
+    def _is_known(cls, name: str) -> str:
+        scheduler = scheduler_of(name)
+        if scheduler is None or not scheduler.launches:
+            known = [each for each in scheduler_names() if known_scheduler(each).launches]
+            raise ValueError(f"is not known.{suggest(name, known)} Known: {', '.join(known)}")
+        return name
 
     @field_validator("time", mode="before")
     @classmethod
@@ -137,16 +147,14 @@ class LaunchConfig(FrozenConfig):
     def _agrees(self) -> "LaunchConfig":
         if self.queue and self.partition:
             raise ValueError("queue and partition are the same. Delete one of them")
-        if self.launcher == "srun" and self.scheduler != "slurm":
+        scheduler = known_scheduler(self.scheduler)
+        if self.launcher == "srun" and not scheduler.starts_processes:
             raise ValueError(
                 f"launcher is srun, which only Slurm has, but scheduler is {self.scheduler}. "
                 "Write: launcher: torchrun"
             )
-        if self.scheduler == "sge" and self.memory:
-            raise ValueError(
-                "memory has no common name on SGE, and is counted by slot there. Instead of it, "
-                'write what your cluster has, such as: directives: ["-l h_vmem=8G"]'
-            )
+        if self.memory and scheduler.no_memory:
+            raise ValueError(scheduler.no_memory)
         if self.seconds is not None and self.seconds <= self.signal_seconds:
             raise ValueError(
                 f"time is {self.time}, no longer than the {self.signal_seconds} s of "
@@ -175,7 +183,9 @@ class LaunchConfig(FrozenConfig):
     @property
     def uses_torchrun(self) -> bool:
         """Whether torchrun starts the processes."""
-        return (self.launcher or ("srun" if self.scheduler == "slurm" else "torchrun")) != "srun"
+        if self.launcher is not None:
+            return self.launcher == "torchrun"
+        return not known_scheduler(self.scheduler).starts_processes
 
 
 def load_launch_config(loaded: "LoadedConfig") -> LaunchConfig:

@@ -3,9 +3,10 @@
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from espnet3.errors import ResourceError
+from espnet3.schedulers import possible_schedulers
+from espnet3.schedulers.base import read_number
 from espnet3.text import count
 from espnet3.trainer.launching.devices import Wanted
 
@@ -33,7 +34,7 @@ class SchedulerJob:
     def starts(self, wanted: Wanted) -> bool:
         """Tell whether srun in this job of Slurm starts the processes that are wanted."""
         nodes_fit = self.n_hosts in (None, wanted.n_nodes)
-        per_node = _number(self.environ, _PER_NODE)
+        per_node = read_number(self.environ, _PER_NODE)
         is_one = wanted.world_size == 1 and per_node is None
         return nodes_fit and (per_node == wanted.n_devices or is_one)
 
@@ -52,26 +53,16 @@ class SchedulerJob:
 
 
 def find_job(environ: Mapping[str, str]) -> SchedulerJob | None:
-    """Return the job of Slurm, PBS, LSF or SGE around this process."""
-    if job := environ.get("SLURM_JOB_ID"):
-        n_hosts = _number(environ, "SLURM_JOB_NUM_NODES") or _number(environ, "SLURM_NNODES")
-        return SchedulerJob("Slurm", job, n_hosts, environ)
-    if job := environ.get("PBS_JOBID"):
-        hosts = _read_hosts(environ.get("PBS_NODEFILE"))
-        return SchedulerJob("PBS", job, len(hosts) or _number(environ, "PBS_NUM_NODES"), environ)
-    if job := environ.get("LSB_JOBID"):
-        pairs = environ.get("LSB_MCPU_HOSTS", "").split()
-        hosts = set(pairs[::2]) or set(environ.get("LSB_HOSTS", "").split())
-        return SchedulerJob("LSF", job, len(hosts) or None, environ)
-    if environ.get("SGE_ROOT") and (job := environ.get("JOB_ID")):
-        hosts = _read_hosts(environ.get("PE_HOSTFILE"))
-        return SchedulerJob("SGE", job, len(hosts) or _number(environ, "NHOSTS"), environ)
+    """Return the job around this process, of a scheduler that can train."""
+    for scheduler in possible_schedulers():
+        if scheduler.launches and (job := scheduler.current_job(environ)):
+            return SchedulerJob(job.scheduler, job.job_id, job.n_hosts, environ)
     return None
 
 
 def foreign_launcher(environ: Mapping[str, str]) -> str:
     """Return the name of a launcher of several processes that we do not know; empty if none."""
-    found = (name for key, name in _FOREIGN.items() if (_number(environ, key) or 1) > 1)
+    found = (name for key, name in _FOREIGN.items() if (read_number(environ, key) or 1) > 1)
     return next(found, "")
 
 
@@ -86,8 +77,8 @@ def check_torchrun(wanted: Wanted, environ: Mapping[str, str]) -> None:
     Raises:
         ResourceError: with the numbers to give to torchrun.
     """
-    n_processes = _number(environ, "WORLD_SIZE")
-    n_local = _number(environ, "LOCAL_WORLD_SIZE")
+    n_processes = read_number(environ, "WORLD_SIZE")
+    n_local = read_number(environ, "LOCAL_WORLD_SIZE")
     if n_processes == wanted.world_size and n_local in (None, wanted.n_devices):
         return
     here = "" if n_local is None else f", {n_local} on this node"
@@ -99,7 +90,10 @@ def check_torchrun(wanted: Wanted, environ: Mapping[str, str]) -> None:
 
 def _or_block(environ: Mapping[str, str]) -> str:
     """Return the block that fits what torchrun started, where its nodes are alike."""
-    n_processes, n_local = _number(environ, "WORLD_SIZE"), _number(environ, "LOCAL_WORLD_SIZE")
+    n_processes, n_local = (
+        read_number(environ, "WORLD_SIZE"),
+        read_number(environ, "LOCAL_WORLD_SIZE"),
+    )
     if not n_processes or not n_local or n_processes % n_local:
         return ""
     return f" ; or write: trainer: {{devices: {n_local}, num_nodes: {n_processes // n_local}}}"
@@ -111,8 +105,10 @@ def check_slurm(wanted: Wanted, environ: Mapping[str, str]) -> None:
     Raises:
         ResourceError: with the line to submit the job with.
     """
-    n_tasks = _number(environ, "SLURM_STEP_NUM_TASKS") or 1
-    n_nodes = _number(environ, "SLURM_STEP_NUM_NODES") or _number(environ, "SLURM_NNODES") or 1
+    n_tasks = read_number(environ, "SLURM_STEP_NUM_TASKS") or 1
+    n_nodes = (
+        read_number(environ, "SLURM_STEP_NUM_NODES") or read_number(environ, "SLURM_NNODES") or 1
+    )
     if n_tasks == 1 and wanted.n_nodes == 1 and _is_interactive(environ):
         return
     job = find_job(environ) or SchedulerJob("Slurm", "", n_nodes, environ)
@@ -129,12 +125,12 @@ def check_slurm(wanted: Wanted, environ: Mapping[str, str]) -> None:
 def _why(wanted: Wanted, environ: Mapping[str, str], n_tasks: int, n_nodes: int) -> str:
     """Say which options made the processes that differ from those of the block; nothing else."""
     reasons = list[str]()
-    of_job = _number(environ, "SLURM_JOB_NUM_NODES") or n_nodes
+    of_job = read_number(environ, "SLURM_JOB_NUM_NODES") or n_nodes
     if of_job != n_nodes:
         reasons.append(f"of the {of_job} that the job has (srun --nodes={n_nodes}?)")
     elif n_nodes != wanted.n_nodes:
         reasons.append(f"as the job has {count(n_nodes, 'node')} (sbatch --nodes={n_nodes})")
-    per_node = _number(environ, _PER_NODE)
+    per_node = read_number(environ, _PER_NODE)
     if n_tasks == n_nodes * wanted.n_devices:
         pass  # as many on each node as the block says
     elif per_node is not None and n_tasks == n_nodes * per_node:
@@ -151,7 +147,7 @@ def _fitting(n_tasks: int, n_nodes: int, job: SchedulerJob, wanted: Wanted) -> s
     if n_tasks % n_nodes:
         return ""
     here = replace(wanted, n_devices=n_tasks // n_nodes, n_nodes=n_nodes)
-    n_gpus = _number(job.environ, "SLURM_GPUS_ON_NODE") or 0
+    n_gpus = read_number(job.environ, "SLURM_GPUS_ON_NODE") or 0
     ways = [here]
     if wanted.on_gpus and n_gpus > here.n_devices:
         ways.append(replace(here, n_devices=n_gpus))
@@ -209,29 +205,15 @@ def check_by_hand(wanted: Wanted, environ: Mapping[str, str]) -> None:
         "NODE_RANK": (wanted.n_nodes, "trainer.num_nodes"),
     }
     for name, (limit, key) in limits.items():
-        rank = _number(environ, name)
+        rank = read_number(environ, name)
         if rank is not None and rank >= limit:
             raise ResourceError(
                 f"{name} is {rank}, counted from 0, but {key} is {limit}. Start {limit}, or "
                 f"write {key.rpartition('.')[2]}: {rank + 1}; if it is a leftover: unset {name}"
             )
-    n_processes = _number(environ, "WORLD_SIZE")
+    n_processes = read_number(environ, "WORLD_SIZE")
     if n_processes not in (None, wanted.world_size):
         raise ResourceError(
             f"WORLD_SIZE is {n_processes}, but {wanted}. Set WORLD_SIZE={wanted.world_size}, or "
             "unset it"
         )
-
-
-def _read_hosts(path: str | None) -> set[str]:
-    """Return the first words of the lines of a host file."""
-    try:
-        lines = Path(path).read_text().splitlines() if path else []
-    except OSError:
-        return set()
-    return {line.split()[0] for line in lines if line.split()}
-
-
-def _number(environ: Mapping[str, str], name: str) -> int | None:
-    text = environ.get(name, "")
-    return int(text) if text.isdigit() else None

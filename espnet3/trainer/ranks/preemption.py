@@ -23,13 +23,14 @@ from lightning.pytorch.trainer.states import TrainerFn
 from typing_extensions import override
 
 from espnet3.errors import ConfigError, RunInterrupted, suggest
+from espnet3.schedulers import CONTINUE_CODE
 from espnet3.trainer.launching.process_rank import process_rank
 from espnet3.trainer.lightning_internals import skip_sigterm_broadcast
 from espnet3.trainer.optimization.optimizer_steps import has_gradients
 
 logger = logging.getLogger(__name__)
 
-CONTINUE = os.EX_TEMPFAIL
+CONTINUE = CONTINUE_CODE
 """Exit code 75: a checkpoint was written, and the job is to be started again."""
 _CHECK_SECONDS = 1.0
 _MOST_BATCHES = 50  # between two checks, in case that batches suddenly take longer

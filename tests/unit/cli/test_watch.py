@@ -192,7 +192,7 @@ def test_the_scheduler_is_not_asked_at_each_look(busy):
 
 
 def states(records):
-    from espnet3.parallel.clusters.schedulers import JobState
+    from espnet3.schedulers import JobState
 
     return {record.key: JobState("pending", "PENDING") for record in records}
 

@@ -3,6 +3,7 @@
 import pytest
 
 from espnet3.parallel.clusters.job_logs import find_log, words_of_daemon
+from espnet3.schedulers import known_scheduler
 
 
 @pytest.mark.parametrize(
@@ -33,4 +34,4 @@ def test_the_words_of_slurms_daemon_are_found(tmp_path):
     log = tmp_path / "dask-worker-12.err"
     ended = "JOB 12 ON node1 CANCELLED AT 2026-11-16T10:48:57 DUE TO TIME LIMIT"
     log.write_text(f"words\nslurmstepd-node1: error: *** {ended} ***\n")
-    assert words_of_daemon(log) == ended
+    assert words_of_daemon(log, known_scheduler("slurm")) == ended

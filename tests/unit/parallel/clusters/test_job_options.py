@@ -6,11 +6,11 @@ import dask
 import pytest
 
 from espnet3.errors import ConfigError
-from espnet3.parallel.clusters import job_options
 from espnet3.parallel.clusters.job_environment import submission_environment
 from espnet3.parallel.clusters.job_options import complete_options, with_log_folder
 from espnet3.parallel.clusters.table import BACKENDS, render_job_script
 from espnet3.parallel.config import ParallelConfig
+from espnet3.schedulers.slurm import Slurm
 
 BASE = {"cores": 8, "memory": "4GB"}
 JOBS = [env for env, backend in BACKENDS.items() if backend.module == "jobqueue"]
@@ -21,22 +21,12 @@ def config(env="slurm", **options):
     return ParallelConfig(env=env, options={**BASE, **more, **options})
 
 
-class Nodes:
-    """A scheduler that knows only its nodes."""
-
-    def __init__(self, *names):
-        self.names = names
-
-    def nodes(self, options):
-        return list(self.names)
-
-
 @pytest.fixture
 def nodes(monkeypatch):
     """Return a function that says which nodes there are."""
 
     def are(*names):
-        monkeypatch.setattr(job_options, "scheduler_of", lambda env: Nodes(*names))
+        monkeypatch.setattr(Slurm, "nodes", lambda self, options: list(names))
 
     return are
 

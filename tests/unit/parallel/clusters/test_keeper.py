@@ -11,8 +11,8 @@ from espnet3.parallel.clusters.job_cluster import Change, ConnectedWorker
 from espnet3.parallel.clusters.keeper import JobKeeper
 from espnet3.parallel.clusters.kept_job import GONE_SECONDS
 from espnet3.parallel.clusters.questions import Answer
-from espnet3.parallel.clusters.schedulers import JobState
 from espnet3.parallel.clusters.staffing import Staffing
+from espnet3.schedulers import JobState, known_scheduler
 
 RUNNING = JobState("running", "RUNNING")
 PENDING = JobState("pending", "PENDING", "Resources")
@@ -23,7 +23,6 @@ NODE_FAIL = JobState("ended", "NODE_FAIL", "its node failed")
 class World:
     """Jobs, workers, a clock, and a scheduler that answers at once."""
 
-    status_command = "squeue --me"
     n_processes = 1
 
     def __init__(self, monkeypatch, folder, n_jobs=2, **staffing) -> None:
@@ -42,7 +41,7 @@ class World:
         self.removed = []
         self._change = None
         staffing = {"maximum": n_jobs, "minimum": n_jobs, "max_lost": 6, **staffing}
-        self.keeper = JobKeeper(self, self, Staffing(**staffing))
+        self.keeper = JobKeeper(self, known_scheduler("slurm"), Staffing(**staffing))
         monkeypatch.setattr(self.keeper, "_questions", self)
         self._asked = None
         self.keeper.begin(n_jobs)

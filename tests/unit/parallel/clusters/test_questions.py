@@ -4,7 +4,7 @@ import socket
 import time
 
 from espnet3.parallel.clusters.questions import Questions, is_reachable
-from espnet3.parallel.clusters.schedulers import JobState
+from espnet3.schedulers import JobState
 from tests.conftest import wait_until
 
 

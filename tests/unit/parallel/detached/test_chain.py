@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 
 from espnet3.errors import RunFolderError
-from espnet3.parallel.clusters.schedulers import JobState
 from espnet3.parallel.detached.chain import (
     is_fruitless,
     last_ended,
@@ -18,6 +17,7 @@ from espnet3.parallel.detached.chain import (
 )
 from espnet3.parallel.detached.crew import Crew, Job
 from espnet3.parallel.detached.packed_code import user_name
+from espnet3.schedulers import JobState
 from espnet3.shards.lease import Lease
 from espnet3.shards.records import (
     DeathNote,

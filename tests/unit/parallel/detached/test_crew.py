@@ -3,8 +3,8 @@ import time
 
 import pytest
 
-from espnet3.parallel.clusters.schedulers import JobState
 from espnet3.parallel.detached.crew import read_crew
+from espnet3.schedulers import JobState
 from espnet3.shards.lease import Lease, machine_id
 from espnet3.shards.records import (
     JobRecord,

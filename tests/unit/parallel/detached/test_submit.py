@@ -20,6 +20,7 @@ from espnet3.parallel.detached.job_script import (
 )
 from espnet3.parallel.detached.processes import process_state, start_process
 from espnet3.parallel.detached.submit import cancel_jobs, job_states, submit_workers
+from espnet3.schedulers import known_scheduler
 from espnet3.shards.lease import machine_id, start_time
 from espnet3.shards.records import JobRecord
 
@@ -116,7 +117,7 @@ def test_what_a_job_hands_on_does_not_grow_and_asks_for_nothing(monkeypatch):
     monkeypatch.setenv("SLURM_CONF", "/etc/slurm.conf")
     monkeypatch.setenv("SBATCH_ACCOUNT", "my-lab")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
-    found = job_environment()
+    found = job_environment(known_scheduler("slurm"))
     assert found["PYTHONPATH"] == "/a:/b"
     assert found["SLURM_CONF"] == "/etc/slurm.conf"
     assert found["SBATCH_ACCOUNT"] == "my-lab"

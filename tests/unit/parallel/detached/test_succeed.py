@@ -2,9 +2,9 @@
 
 import pytest
 
-from espnet3.parallel.clusters.schedulers import JobState, Phase
 from espnet3.parallel.detached.crew import Job
 from espnet3.parallel.detached.succeed import _is_needless
+from espnet3.schedulers import JobState, Phase
 from espnet3.shards.records import JobRecord, WorkerRecord
 
 RECORD = JobRecord(env="slurm", job_id="7", submitted=0.0)

@@ -106,7 +106,7 @@ def test_a_folder_that_cannot_be_written_is_told(recipe):
     ("scheduler", "command", "told", "job_id", "cancel"),
     [
         ("slurm", "sbatch", "[ $1 = --parsable ] && echo '123;cluster'", "123", "scancel 123"),
-        ("pbs", "qsub", "echo 123.head", "123.head", "qdel 123.head"),
+        ("pbs", "qsub", "echo 123.head", "123", "qdel 123"),
         ("sge", "qsub", "[ $1 = -terse ] && echo 123", "123", "qdel 123"),
         ("lsf", "bsub", "grep -q '^#BSUB' && echo 'Job <123> is submitted'", "123", "bkill 123"),
     ],
@@ -125,7 +125,7 @@ def test_a_refusal_is_shown_in_the_words_of_the_scheduler(recipe, tmp_path, monk
     stand_in(tmp_path, monkeypatch, "sbatch", "echo 'invalid partition: gpu' >&2; exit 1")
     with pytest.raises(ResourceError) as refused:
         submit(job)
-    assert "sbatch refused the job: invalid partition: gpu" in str(refused.value)
+    assert "sbatch refused a job or could not be run: invalid partition: gpu" in str(refused.value)
     assert "edit the script and type: sbatch '" in str(refused.value)
 
 

@@ -2,42 +2,42 @@
 
 import pytest
 
-from espnet3.parallel.detached.directives import with_dependency, with_exclusion, with_restart
+from espnet3.schedulers import known_scheduler
 
 
 def test_a_first_job_waits_for_nobody():
-    assert with_dependency("slurm", ["--gres=gpu:1"], "") == ["--gres=gpu:1"]
+    assert known_scheduler("slurm").with_dependency(["--gres=gpu:1"], "") == ["--gres=gpu:1"]
 
 
 @pytest.mark.parametrize("users", ["--exclude=n09,n1[0-2]", "-x n09,n1[0-2]", "-xn09,n1[0-2]"])
 def test_nodes_that_the_user_excludes_stay_excluded(users):
-    found = with_exclusion("slurm", [users, "--gres=gpu:1"], ["bad1"])
+    found = known_scheduler("slurm").with_exclusion([users, "--gres=gpu:1"], ["bad1"])
     assert found[-1] == "--exclude=n09,n1[0-2],bad1"
 
 
 def test_what_the_user_says_of_hosts_on_grid_engine_stays():
     users = ["-l gpu=1,h=big*"]
-    assert with_exclusion("sge", users, ["bad1"]) == users
-    assert with_exclusion("sge", ["-l h_vmem=8G"], ["bad1"])[-1] == "-l h=!bad1"
+    assert known_scheduler("sge").with_exclusion(users, ["bad1"]) == users
+    assert known_scheduler("sge").with_exclusion(["-l h_vmem=8G"], ["bad1"])[-1] == "-l h=!bad1"
 
 
 def test_requirements_of_the_user_still_hold_on_htcondor():
-    found = with_exclusion("htcondor", {"Requirements": "HasGpu || Big"}, ["bad1"])
+    found = known_scheduler("htcondor").with_exclusion({"Requirements": "HasGpu || Big"}, ["bad1"])
     assert found == {"Requirements": '(HasGpu || Big) && (Machine != "bad1")'}
 
 
 @pytest.mark.parametrize("env", ["pbs", "moab", "oar"])
 def test_schedulers_that_cannot_be_told_are_not(env):
-    assert with_exclusion(env, ["-V"], ["bad1"]) == ["-V"]
+    assert known_scheduler(env).with_exclusion(["-V"], ["bad1"]) == ["-V"]
 
 
 def test_a_name_that_is_none_is_never_written_into_a_script():
-    assert with_exclusion("slurm", [], ["n1\n#SBATCH --wrap=evil", "a b"]) == []
+    assert known_scheduler("slurm").with_exclusion([], ["n1\n#SBATCH --wrap=evil", "a b"]) == []
 
 
 def test_a_job_of_htcondor_stays_until_it_is_content():
-    found = with_restart("htcondor", {}, None)
+    found = known_scheduler("htcondor").with_restart({}, None)
     assert found == {"on_exit_remove": "(ExitBySignal == False) && (ExitCode != 75)"}
     users = {"on_exit_remove": "True"}
-    assert with_restart("htcondor", users, None) == users
-    assert with_restart("slurm", ["--gres=gpu:1"], None) == ["--gres=gpu:1"]
+    assert known_scheduler("htcondor").with_restart(users, None) == users
+    assert known_scheduler("slurm").with_restart(["--gres=gpu:1"], None) == ["--gres=gpu:1"]

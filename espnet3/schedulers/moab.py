@@ -1,18 +1,31 @@
-"""Moab: showq and checkjob; the nodes and queues are those of the PBS or Torque below it."""
+"""Moab; the nodes, queues and directives are those of the PBS or Torque below it."""
 
 import re
-import xml.etree.ElementTree as ET
 from collections.abc import Sequence
+from typing import ClassVar
 
-from espnet3.parallel.clusters.schedulers.base import JobState, Phase
-from espnet3.parallel.clusters.schedulers.command import ask
-from espnet3.parallel.clusters.schedulers.pbs import PBS
+from espnet3.schedulers.base import JobState, Phase
+from espnet3.schedulers.command import ask
+from espnet3.schedulers.pbs import PBS
 
 
 class Moab(PBS):
-    """Jobs of Moab."""
+    """Moab."""
 
+    name = "moab"
+    title = "Moab"
+    dask_cluster = "MoabCluster"
+    submit = ("msub",)
+    cancel = ("canceljob",)
     status_command = "showq"
+    ping = ("showq", "-c")
+    after = "-l depend=afterany:{job}"  # msub does not know -W depend
+    after_pattern = r"-l ?depend="
+    loose_resources: ClassVar[tuple[str, ...]] = ()  # Moab takes them beside a select
+    # Its own number is not that of the PBS below it.
+    job_variables: ClassVar[tuple[str, ...]] = ()
+    job_word = '"$(j=${MOAB_JOBID:-$PBS_JOBID}; j=${j#Moab.}; echo "${j%%.*}")"'
+    launches = False
 
     def jobs(self, job_ids: Sequence[str]) -> dict[str, JobState]:
         """Ask showq for all jobs, and checkjob for those that it does not list any more."""
@@ -34,6 +47,8 @@ class Moab(PBS):
 
 def parse_showq(text: str) -> dict[str, JobState]:
     """Read `showq --xml`: a queue of active, one of eligible and one of blocked jobs."""
+    import xml.etree.ElementTree as ET  # not needed by the workers, which import this module
+
     states = {}
     try:
         queues = list(ET.fromstring(text).iter("queue"))

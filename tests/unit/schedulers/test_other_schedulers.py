@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from espnet3.parallel.clusters.schedulers import JobState, scheduler_of
-from espnet3.parallel.clusters.schedulers.htcondor import parse_jobs as parse_condor
-from espnet3.parallel.clusters.schedulers.lsf import parse_records as parse_bjobs
-from espnet3.parallel.clusters.schedulers.moab import parse_checkjob, parse_showq
-from espnet3.parallel.clusters.schedulers.oar import parse_jobs as parse_oarstat
-from espnet3.parallel.clusters.schedulers.pbs import parse_queues, parse_records, parse_text
-from espnet3.parallel.clusters.schedulers.sge import parse_details, parse_qacct, parse_qstat
+from espnet3.schedulers import JobState, scheduler_of
+from espnet3.schedulers.htcondor import parse_jobs as parse_condor
+from espnet3.schedulers.lsf import parse_records as parse_bjobs
+from espnet3.schedulers.moab import parse_checkjob, parse_showq
+from espnet3.schedulers.oar import parse_jobs as parse_oarstat
+from espnet3.schedulers.pbs import parse_queues, parse_records, parse_text
+from espnet3.schedulers.sge import parse_details, parse_qacct, parse_qstat
 
 QSTAT_XML = """<?xml version='1.0'?>
 <job_info  xmlns:xsd="http://www.w3.org/2001/XMLSchema">

@@ -2,8 +2,8 @@
 
 import pytest
 
-from espnet3.parallel.clusters.schedulers import scheduler_of
-from espnet3.parallel.clusters.schedulers.slurm import parse_sacct, parse_squeue
+from espnet3.schedulers import scheduler_of
+from espnet3.schedulers.slurm import parse_sacct, parse_squeue
 
 
 def line(job, state, reason, code, nodes):

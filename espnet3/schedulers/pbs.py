@@ -1,0 +1,312 @@
+"""PBS Professional, OpenPBS and Torque."""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, ClassVar
+
+from espnet3.errors import ConfigError
+from espnet3.schedulers.base import (
+    Default,
+    JobRequest,
+    JobState,
+    Made,
+    Option,
+    Phase,
+    Scheduler,
+    count_lines,
+    read_number,
+)
+from espnet3.schedulers.command import ask, ask_json, unique
+from espnet3.schedulers.script import (
+    describe_unused,
+    no_colon,
+    note_less,
+    optional,
+    plain,
+    quoted,
+    safe_name,
+)
+
+_PHASES: dict[str, Phase] = {
+    "Q": "pending", "H": "pending", "W": "pending", "T": "pending",
+    "R": "running", "E": "running", "S": "running", "U": "running", "B": "running",
+    "F": "ended", "X": "ended", "C": "ended", "M": "unknown",
+}  # fmt: skip
+# Statuses below zero are PBS's own; those above 256 mean a signal.
+_STATUSES = {
+    "-29": "its walltime was over",
+    "-20": "its node was lost",
+    "-27": "it used more memory than it had asked for",
+}
+_CHUNK = {"": "n_nodes", "ncpus": "n_cpus", "ngpus": "n_gpus", "mem": "megabytes"}
+# Resources of a host, which PBS wants in the chunk as soon as there is a `select`.
+_OF_A_CHUNK = ("ncpus", "mem", "vmem", "ngpus", "mpiprocs", "ompthreads", "host", "vnode", "arch")
+_MAX_NAME = 15  # of older PBS
+
+
+class PBS(Scheduler):
+    """PBS Professional, OpenPBS and Torque."""
+
+    name = "pbs"
+    title = "PBS"
+    dask_cluster = "PBSCluster"
+    old_names = {"account": "project"}
+    settings = {
+        "-q": "queue", "-A": "account", "-l walltime": "walltime", "-l": "resource_spec",
+    }  # fmt: skip
+
+    submit = ("qsub",)
+    cancel = ("qdel",)
+    status_command = "qstat"
+    ping = ("qstat", "-B")
+
+    mark = "#PBS"
+    # A job that PBS starts again would come back when ours has been replaced already.
+    defaults = (Default("-V", r"-V\b"), Default("-r n", r"-r ?[yn]\b"))
+    starts_elsewhere = True
+    sets_gpus = False  # not without its cgroups hook
+    log_is_late = True
+    after = "-W depend=afterany:{job}"
+    after_pattern = r"-W ?depend="
+
+    glues_values = True
+    lists_resources = True
+    needed = {"ncpus": "cores", "ppn": "cores", "mem": "memory"}
+    loose_resources: ClassVar[tuple[str, ...]] = _OF_A_CHUNK
+    """Resources beside a `select` that PBS would refuse there; they are moved into it."""
+
+    job_variables: ClassVar[tuple[str, ...]] = ("PBS_JOBID",)
+    job_word = '"${PBS_JOBID%%.*}"'
+
+    time_options = (r"\bwalltime=([\d:]+)",)
+
+    hosts = """awk '!seen[$1]++ {print $1}' "$PBS_NODEFILE\""""
+    # As a part of the job where PBS has a command for that.
+    remote = (
+        'if command -v pbs_tmrsh >/dev/null; then pbs_tmrsh "$@"; '
+        'else ssh -o BatchMode=yes "$@"; fi'
+    )
+    number_in_shell = "${PBS_JOBID%%[!0-9]*}"
+
+    def jobs(self, job_ids: Sequence[str]) -> dict[str, JobState]:
+        """Ask qstat, with the jobs that have ended where it keeps them."""
+        told = ask_json("qstat", "-x", "-f", "-F", "json", *job_ids, any_code=True)
+        if isinstance(told, dict) and "Jobs" in told:
+            found = parse_records(told["Jobs"])
+        else:  # Torque has no JSON, and PBS none if it knows no job
+            text = ask("qstat", "-f", *job_ids, any_code=True)
+            if text is None and ask("qstat") is None:
+                return {}
+            found = parse_records(parse_text(text or ""))
+        return {job: found.get(job, JobState("unknown", "")) for job in job_ids}
+
+    def nodes(self, options: Mapping[str, Any]) -> list[str]:
+        """Return all nodes."""
+        told = ask_json("pbsnodes", "-a", "-F", "json")
+        if isinstance(told, dict) and isinstance(told.get("nodes"), dict):
+            return unique([str(node.get("Mom", name)) for name, node in told["nodes"].items()])
+        # Names stand at the beginning of a line, what is known of them does not.
+        return unique(re.findall(r"^(\S+)$", ask("pbsnodes", "-a") or "", re.M))
+
+    def queues(self) -> list[str] | None:
+        """Return the queues."""
+        told = ask("qstat", "-Q")
+        return None if told is None else parse_queues(told)
+
+    def directives(self, request: JobRequest) -> Iterator[Made]:
+        """Ask for chunks, one on each node."""
+        yield Made(f"-N {safe_name(request.name)[:_MAX_NAME]}")
+        yield from optional("-q {}", request.queue, "queue")
+        yield from optional("-A {}", request.account, "account")
+        gpus = f":ngpus={request.n_gpus}" if request.n_gpus else ""
+        memory = f":mem={request.megabytes}mb" if request.megabytes is not None else ""
+        chunk = f"{request.n_nodes}:ncpus={request.n_cpus}{gpus}{memory}:mpiprocs=1"
+        yield Made(f"-l select={chunk}", parts=_CHUNK)
+        if request.n_nodes > 1:
+            yield Made("-l place=scatter")
+        if request.seconds is not None:
+            yield Made(f"-l walltime={self.spell_time(request.seconds)}", "time")
+        yield from (Made("-V"), Made("-r y" if request.requeue else "-r n"), Made("-j oe"))
+        if request.log is not None:
+            yield Made(f"-o {quoted(no_colon(request.log))}")
+
+    def option_name(self, name: str, value: str) -> str:
+        """Tell apart what `-W` is about."""
+        return f"-W {value.partition('=')[0]}" if name == "-W" else name
+
+    def merge(self, options: list[Option], where: str, notes: list[str]) -> list[Option]:
+        """Put all of a select, or of Torque's nodes, on one line; the first would count alone."""
+        return _Chunks(self, where, notes).merge(options)
+
+    def count_hosts(self, environ: Mapping[str, str]) -> int | None:
+        """Count the lines of the host file."""
+        return count_lines(environ.get("PBS_NODEFILE")) or read_number(environ, "PBS_NUM_NODES")
+
+    def granted_seconds(self, environ: Mapping[str, str]) -> float | None:
+        """Read it where Torque tells it."""
+        return float(environ["PBS_WALLTIME"]) if "PBS_WALLTIME" in environ else None
+
+
+def parse_records(records: Mapping[str, Any]) -> dict[str, JobState]:
+    """Read the attributes of jobs; their names are like `12.server`."""
+    states = {}
+    for name, record in records.items():
+        word = str(record.get("job_state", ""))
+        phase = _PHASES.get(word, "unknown")
+        comment = str(record.get("comment", "")).strip()
+        reason = comment if phase == "pending" else ""
+        if phase == "ended":
+            reason = _describe_end(record, comment)
+        states[name.split(".")[0]] = JobState(phase, word, reason)
+    return states
+
+
+def _describe_end(record: Mapping[str, Any], comment: str) -> str:
+    status = str(record.get("Exit_status", record.get("exit_status", "")))
+    words = _STATUSES.get(status, "")
+    if status.isdecimal() and int(status) > 256:
+        words = f"signal {int(status) - 256}"
+    told = f"exit status {status}" if status else ""
+    return ", ".join(part for part in (words, told, comment) if part)
+
+
+def parse_text(text: str) -> dict[str, dict[str, str]]:
+    """Read `qstat -f`: long values go on in the next line, after a tab."""
+    records: dict[str, dict[str, str]] = {}
+    for part in text.replace("\n\t", "").split("Job Id: ")[1:]:
+        name, _, lines = part.partition("\n")
+        records[name.strip()] = dict(re.findall(r"^\s+(\S+) = (.*)$", lines, re.M))
+    return records
+
+
+def parse_queues(text: str) -> list[str]:
+    """Read the table of `qstat -Q`: two lines of heading."""
+    return unique([line.split()[0] for line in text.splitlines()[2:] if line.strip()])
+
+
+class _Chunks:
+    """Merges what settings and directives ask for in chunks of resources."""
+
+    def __init__(self, scheduler: PBS, where: str, notes: list[str]) -> None:
+        self._scheduler, self._where, self._notes = scheduler, where, notes
+
+    def merge(self, options: list[Option]) -> list[Option]:
+        asked = [o for o in options if o.name in ("-l select", "-l nodes")]
+        name = _spelling(asked)
+        loose = [o for o in options if self._is_loose(name, o)]
+        if not asked or (len(asked) == 1 and not loose):
+            return options
+        head, parts = "", dict[str, str]()
+        from_settings = {key for o in asked if o.made is not None for key in _resources(o, name)}
+        for option in asked:
+            head = self._count(option, name, head) or head
+            new = _resources(option, name)
+            if option.made is None:
+                self._refuse_other(parts, new, from_settings)
+            parts |= new
+        parts |= {o.name.removeprefix("-l "): o.value for o in loose}
+        for option in asked:
+            if option.made is not None:
+                self._compare(option.made, _resources(option, name), parts)
+        words = [f"{key}={value}" if value else key for key, value in parts.items()]
+        value = ":".join([head or "1", *words])
+        place = min(options.index(o) for o in asked)
+        rest = [o for o in options if o not in asked and o not in loose]
+        rest[place:place] = [Option(name, value, f"{name}={value}", line=-2)]
+        if name == "-l nodes":
+            rest[place + 1 : place + 1] = _memory_beside_nodes(asked, rest)
+        return rest
+
+    def _is_loose(self, name: str, option: Option) -> bool:
+        """Tell whether an option belongs into the chunk: PBS refuses it beside a select."""
+        in_chunk = name == "-l select" and option.made is None
+        return in_chunk and option.name.removeprefix("-l ") in self._scheduler.loose_resources
+
+    def _count(self, option: Option, name: str, known: str) -> str:
+        """Return how many chunks, or which node, an option asks for; empty if it does not say.
+
+        Raises:
+            ConfigError: there are several chunks where one job has one worker.
+        """
+        first = plain(option.value).split(":")[0]
+        if "+" in option.value:
+            raise ConfigError(self._several(option))
+        if first.isdigit():
+            if option.made is None and first != (known or "1"):
+                raise ConfigError(self._several(option))
+            return first
+        return first if name == option.name == "-l nodes" and "=" not in first else ""
+
+    def _several(self, option: Option) -> str:
+        if option.made is not None:
+            return (
+                f"{option.made.key} is {option.text!r}, of several chunks, and {self._where} asks "
+                "for more, which cannot be merged. Write all of it in one of them"
+            )
+        words = plain(option.value).split("+")[0].split(":")
+        one = ":".join(["1", *(words[1:] if words[0].isdigit() else words)])
+        return (
+            f"{self._where} has {option.text!r}: another number of chunks than the job has. Write "
+            f"what one is to have: {option.name}={one}. For more workers set parallel.n_workers; "
+            "for more nodes of a training, trainer.num_nodes"
+        )
+
+    def _refuse_other(
+        self, parts: Mapping[str, str], new: Mapping[str, str], from_settings: set[str]
+    ) -> None:
+        for key, value in new.items():
+            is_own = key in parts and key not in from_settings
+            if is_own and parts[key].lower() != value.lower():
+                raise ConfigError(
+                    f"{self._where} has {key}={parts[key]} and {key}={value}, of which a job can "
+                    "have one. Delete the one that you do not mean"
+                )
+
+    def _compare(self, made: Made, new: Mapping[str, str], parts: Mapping[str, str]) -> None:
+        for key, value in new.items():
+            asked = parts[key]
+            setting = made.setting(key)
+            if setting and asked.lower() != value.lower():
+                words = (setting, f"{key}={value}", f"{key}={asked}", self._where)
+                self._notes.append(describe_unused(*words))
+            elif not setting:
+                by = f"{self._where} asks for {key}={asked}"
+                note_less(self._scheduler.needed.get(key), value, asked, by, self._notes)
+
+
+def _spelling(asked: Sequence[Option]) -> str:
+    """Return how the user spells it: PBS takes no job that has both.
+
+    Raises:
+        ConfigError: the user has both.
+    """
+    said = {o.name: o for o in asked if o.made is None or o.made.key}
+    if len(said) > 1:
+        told = " and ".join(repr(o.text) for o in said.values())
+        raise ConfigError(
+            f"The options of a job have {told}, and PBS takes either select or nodes. Write all of "
+            "it once: resource_spec: 'select=1:ncpus=4:mem=32gb:ngpus=1'"
+        )
+    return next(iter(said), asked[0].name if asked else "")
+
+
+def _resources(option: Option, name: str) -> dict[str, str]:
+    """Return what a chunk is asked for, in the words of `name`."""
+    words = plain(option.value).split(":")
+    if words[0].isdigit() or (option.name == "-l nodes" and "=" not in words[0]):
+        words = words[1:]
+    found = dict(word.partition("=")[::2] for word in words)
+    if option.name == name:
+        return found
+    # Cores and memory of our settings, for nodes of the user's; memory stands beside those.
+    return {"ppn": found["ncpus"]} if "ncpus" in found else {}
+
+
+def _memory_beside_nodes(asked: Sequence[Option], rest: Sequence[Option]) -> list[Option]:
+    """Return the memory of the settings, which is no part of a node's description."""
+    if any(o.name in ("-l mem", "-l pmem", "-l vmem", "-l pvmem") for o in rest):
+        return []
+    for option in asked:
+        if option.made is not None and (match := re.search(r":mem=([^:]+)", option.value)):
+            return [Option("-l mem", match[1], f"-l mem={match[1]}", line=-2)]
+    return []
