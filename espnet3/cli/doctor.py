@@ -144,7 +144,7 @@ def _config(subject: _Subject) -> list[Finding]:
 
 def _backend(subject: _Subject) -> list[Finding]:
     """Check packages, commands, queue, options and network, each as far as the last allows."""
-    from espnet3.parallel.checkup import commands, network, options, queues, reach, versions
+    from espnet3.parallel.checkup import network, options, reach, scheduler, versions
 
     config = subject.config
     others = ("lightning", "torch") if subject.values.get("trainer") else ()
@@ -155,16 +155,16 @@ def _backend(subject: _Subject) -> list[Finding]:
     findings += rendered
     if not has_problem(rendered):
         findings += reach.check_reach(config)
-    answered = commands.check_commands(config)
+    answered = scheduler.check_commands(config)
     findings += answered
     if has_problem(answered):
         return findings
-    queue = queues.check_queue(config)
+    queue = scheduler.check_queue(config)
     if has_problem(queue):
         return findings + queue
-    queue += queues.check_node_gpus(config)
+    queue += scheduler.check_node_gpus(config)
     if not has_problem(queue):  # else the scheduler would say the same again
-        queue += options.try_script(config, script)
+        queue += scheduler.try_script(config, script)
     return [*findings, *queue, *network.check_network(config)]
 
 

@@ -68,6 +68,10 @@ class NodeGpus:
     by_node: dict[str, int]
     spelled: str
     """As the scheduler spells the largest: `gpu:a100:4`."""
+    directive: str
+    """With which a job asks for those."""
+    command: str
+    """What a user would type to see the GPUs of all queues."""
 
     @property
     def most(self) -> int:

@@ -207,7 +207,8 @@ class Slurm(Scheduler):
             if found:
                 spelled[by_node[node]] = found[0][0]
         most = max(by_node.values(), default=0)
-        return NodeGpus(by_node, spelled.get(most, "gpu:0"))
+        gres = spelled.get(most, "gpu:0")
+        return NodeGpus(by_node, gres, f"--gres={gres}", "sinfo -o '%P %G'")
 
     def directives(self, request: JobRequest) -> Iterator[Made]:
         yield Made(f"--job-name={quoted(request.name)}")

@@ -1,4 +1,4 @@
-"""Whether the backend and the scheduler take the options."""
+"""Whether the backend takes the options."""
 
 import logging
 import os
@@ -10,32 +10,13 @@ from typing import TYPE_CHECKING
 
 from espnet3.errors import EspnetError
 from espnet3.findings import Finding, never_raises
-from espnet3.parallel.checkup.commands import Answer, ask
 from espnet3.parallel.clusters.requested import left_out
 from espnet3.parallel.clusters.table import check_resources, render_job_script
+from espnet3.schedulers import scheduler_of
 from espnet3.text import folded
 
 if TYPE_CHECKING:
     from espnet3.parallel.config import ParallelConfig
-
-_TRIALS = {"slurm": ("sbatch", "--test-only"), "sge": ("qsub", "-w", "v")}
-"""Commands that judge a job script and submit nothing."""
-
-_ADVICE = {
-    "invalid partition": "Write under options: queue: NAME, one that sinfo lists",
-    "node configuration is not available": (
-        "Ask for less of one node, as `sinfo -N -o '%P %N %c %m %G'` shows it: cores, memory, or "
-        "--gres under job_extra_directives"
-    ),
-    "time limit": 'Write under options: walltime: "HH:MM:SS", within what `sinfo -o "%P %l"` shows',
-    "account": "Write under options: account: NAME, one that `sacctmgr show associations` lists",
-    "invalid generic resource": (
-        "Write under options: job_extra_directives: [--gres=...] with what `sinfo -o '%P %G'` shows"
-    ),
-    "no suitable queues": "Ask for what a queue has: qconf -sq QUEUE, qhost -F",
-    "unknown resource": "Write what `qconf -sc` lists, under resource_spec or job_extra_directives",
-    "unknown queue": "Write under options: queue: NAME, one that qconf -sql lists",
-}
 
 
 def render(config: "ParallelConfig") -> tuple[str | None, list[Finding]]:
@@ -51,17 +32,15 @@ def _render(config: "ParallelConfig", scripts: list[str | None]) -> list[Finding
         check_resources(config)
         scripts.append(script := render_job_script(config))
     if script is not None:
-        findings.append(Finding("ok", "options", f"each job asks for {_asked(script)}"))
+        findings.append(Finding("ok", "options", f"each job asks for {_asked(config, script)}"))
         findings += [Finding.of("options", EspnetError(n), "warning") for n in left_out(config)]
     return [*findings, *_workers(config, is_told=bool(findings))]
 
 
-def _asked(script: str) -> str:
+def _asked(config: "ParallelConfig", script: str) -> str:
     """Return the options of a job script, but for those of its name and logs."""
-    lines = re.findall(r"^#(?:SBATCH|PBS|\$|BSUB|OAR) (.*)$", script, re.MULTILINE)
-    lines = lines or re.findall(
-        r"^(?:MY\.DaskWorker(?!Name)|[Rr]equest_?)\S+ = .*$", script, re.MULTILINE
-    )
+    scheduler = scheduler_of(config.env)
+    lines = scheduler.asked(script) if scheduler else []
     kept = [line for line in lines if not re.match(r"-[JNoejVr]\b|-cwd|-n [a-z]", line)]
     return ", ".join(kept) or "nothing"
 
@@ -103,29 +82,3 @@ def _workers(config: "ParallelConfig", *, is_told: bool) -> list[Finding]:
         fix = f"Write: n_workers: {n_cores}"
         return [Finding("warning", "workers", f"{told}: they will wait for each other", fix)]
     return [Finding("ok", "workers", told)]
-
-
-@never_raises("scheduler")
-def try_script(config: "ParallelConfig", script: str | None) -> list[Finding]:
-    """Let the scheduler judge the job script, where it has a way to; nothing is submitted."""
-    words = _TRIALS.get(config.env)
-    if words is None or script is None:
-        return []
-    answer = ask(words, text=script)
-    command = " ".join(words)
-    if _accepts(config.env, answer):
-        return [Finding("ok", "scheduler", f"{command}: {_essence(answer.said)}")]
-    told = f"{command} refuses the job script: {_essence(answer.said)}"
-    known = (advice for words, advice in _ADVICE.items() if words in answer.said.lower())
-    return [Finding("problem", "scheduler", told, next(known, "Change parallel.options."))]
-
-
-def _accepts(env: str, answer: Answer) -> bool:
-    if env == "sge":  # whose exit code does not always tell
-        return answer.code == 0 and "no suitable queues" not in answer.said
-    return answer.code == 0
-
-
-def _essence(said: str) -> str:
-    """Leave out who says it, and how the script was handed over."""
-    return re.sub(r"\b(?:sbatch|qsub): (?:error: )?", "", said) or "it said nothing"

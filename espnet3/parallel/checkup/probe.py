@@ -94,7 +94,7 @@ def look(asked: Request) -> Report:
         executable=sys.executable,
         espnet3_dir=os.path.dirname(os.path.realpath(espnet3.__file__)),
         packages=_versions(PACKAGES),
-        variables={name: os.environ[name] for name in _VARIABLES if name in os.environ},
+        variables={name: os.environ[name] for name in _variables() if name in os.environ},
         n_cpus=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0,
         memory=_memory(),
         scratch=tempfile.gettempdir(),
@@ -106,7 +106,11 @@ def look(asked: Request) -> Report:
     )
 
 
-_VARIABLES = ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "SLURM_JOB_ID", "JOB_ID", "PBS_JOBID")
+def _variables() -> list[str]:
+    from espnet3.schedulers import JOB_ID, possible_schedulers
+
+    numbers = [name for each in possible_schedulers() for name in each.job_variables]
+    return ["CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", JOB_ID, *numbers]
 
 
 def _versions(names: Iterable[str]) -> dict[str, str]:
@@ -150,13 +154,13 @@ def _find_gpus() -> tuple[list[str], str]:
 
 def _memory() -> int | None:
     """Return the smallest of the limits that hold here."""
+    from espnet3.schedulers import possible_schedulers
+
     limits = [_page_bytes("SC_PHYS_PAGES")]
     for name in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
         with suppress(OSError, ValueError):
             limits.append(int(Path(name).read_text()))
-    if megabytes := os.environ.get("SLURM_MEM_PER_NODE"):
-        with suppress(ValueError):
-            limits.append(int(megabytes) << 20)
+    limits += [each.memory(os.environ) for each in possible_schedulers()]
     return min((limit for limit in limits if limit), default=None)
 
 

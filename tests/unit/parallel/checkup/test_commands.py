@@ -1,5 +1,6 @@
-from espnet3.parallel.checkup.commands import ask, check_commands
+from espnet3.parallel.checkup.scheduler import check_commands
 from espnet3.parallel.config import ParallelConfig
+from espnet3.schedulers.command import call
 
 
 def test_commands_that_are_not_here_are_named(commands, slurm, monkeypatch):
@@ -31,10 +32,10 @@ def test_backends_without_a_scheduler_need_no_commands():
 
 def test_a_command_that_hangs_is_given_up(commands):
     commands(slow="exec sleep 300")
-    answer = ask(["slow"], timeout=0.2)
+    answer = call(["slow"], timeout=0.2)
     assert answer.code is None
     assert "no answer" in answer.said
 
 
 def test_a_command_that_is_not_there_is_no_error():
-    assert ask(["espnet3-no-such-command"]).code is None
+    assert call(["espnet3-no-such-command"]).code is None

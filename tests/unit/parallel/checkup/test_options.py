@@ -1,4 +1,5 @@
-from espnet3.parallel.checkup.options import render, try_script
+from espnet3.parallel.checkup.options import render
+from espnet3.parallel.checkup.scheduler import try_script
 from espnet3.parallel.config import ParallelConfig
 
 
