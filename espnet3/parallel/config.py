@@ -15,7 +15,7 @@ from pydantic import (
 )
 
 from espnet3.config.schema import FrozenConfig
-from espnet3.parallel.clusters.table import BACKENDS, DETACHED, Backend, check_env_name
+from espnet3.parallel.clusters.table import BACKENDS, Backend, can_detach, check_env_name
 from espnet3.text import find_control_characters, first_control_character, hms
 
 _MOST_WORKERS = 100_000
@@ -62,7 +62,8 @@ class ParallelConfig(FrozenConfig):
     """Where and how a runner's items are spread; nothing in it changes the results."""
 
     env: str = "local"
-    """local, local_gpu, slurm, pbs, sge, lsf, oar, htcondor, moab, ssh, kube, or dask."""
+    """local, local_gpu, slurm, pbs, sge, lsf, oar, htcondor, moab, ssh, kube, dask, or a scheduler
+    that another package brings."""
     n_workers: Workers = 1
     """Worker processes to start; unrelated to `trainer.devices`."""
     options: dict[str, Any] = Field(default_factory=dict)
@@ -115,11 +116,11 @@ class ParallelConfig(FrozenConfig):
 
     @model_validator(mode="after")
     def _can_detach(self) -> "ParallelConfig":
-        can_detach = self.env in DETACHED and BACKENDS[self.env].own is None
-        if self.mode == "async" and not can_detach:
+        if self.mode == "async" and not can_detach(self.env):
+            known = ", ".join(filter(can_detach, BACKENDS))
             raise ValueError(
                 f"mode is 'async', but workers of env: {self.env} cannot go on without the program "
-                f"that started them; write mode: sync, or one of env: {', '.join(DETACHED)}"
+                f"that started them; write mode: sync, or one of env: {known}"
             )
         return self
 

@@ -33,6 +33,7 @@ __all__ = [
     "UnansweredError",
     "ask_jobs",
     "current_job",
+    "forget_schedulers",
     "known_scheduler",
     "node_of_job",
     "possible_schedulers",
@@ -76,6 +77,12 @@ def scheduler_of(env: str) -> Scheduler | None:
         scheduler: Scheduler = getattr(module, _CLASSES[env])()
         return scheduler
     return _load(env) if env in _of_other_packages() else None
+
+
+def forget_schedulers() -> None:
+    """Look for schedulers of other packages again, such as one that was installed meanwhile."""
+    scheduler_of.cache_clear()
+    _of_other_packages.cache_clear()
 
 
 def known_scheduler(env: str) -> Scheduler:

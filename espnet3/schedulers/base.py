@@ -226,6 +226,8 @@ class Scheduler:
     """Whether jobs begin in another folder than the one they were submitted from."""
     sets_gpus: ClassVar[bool] = True
     """Whether `CUDA_VISIBLE_DEVICES` in a job says which GPUs it got."""
+    number_in_path: ClassVar[str] = ""
+    """What the scheduler replaces by the number of the job in the path of its log, such as `%j`."""
     log_is_late: ClassVar[bool] = False
     """Whether a job's log is brought to its place only when the job has ended."""
     after: ClassVar[str] = ""

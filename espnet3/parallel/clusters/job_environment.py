@@ -11,7 +11,7 @@ from espnet3.parallel.clusters.gpu_pinning import REQUESTED, WORKERS
 from espnet3.parallel.clusters.gpus import VARIABLE
 from espnet3.parallel.clusters.requested import gpus_per_job
 from espnet3.parallel.process_pool import THREAD_VARIABLES
-from espnet3.schedulers import Scheduler
+from espnet3.schedulers import JOB_ID, NODE_NAME, OWN_SCHEDULERS, Scheduler
 from espnet3.text import has_control_characters
 
 if TYPE_CHECKING:
@@ -35,6 +35,10 @@ def prologue(config: "ParallelConfig", scheduler: Scheduler, *, n_workers: int) 
     n_threads = _threads(config, n_workers)
     if n_threads:  # Dask's nanny would set them to 1, but leaves alone what it finds
         lines += [f"export {name}=${{{name}:-{n_threads}}}" for name in THREAD_VARIABLES]
+    if scheduler.name not in OWN_SCHEDULERS:  # so that a worker need not look for its class
+        lines.append(f"export {JOB_ID}={scheduler.number_word}")
+        if scheduler.node_variable:
+            lines.append(f'export {NODE_NAME}="${scheduler.node_variable}"')
     if n_workers > 1:
         lines.append(f"export {WORKERS}={n_workers}")
     if not scheduler.sets_gpus and (n_gpus := gpus_per_job(config)):

@@ -247,7 +247,10 @@ def _merge_options(job: Any, scheduler: Scheduler, given: dict[str, Any]) -> Non
     if isinstance(own, Mapping):
         job.job_header_dict = scheduler.merge_settings(job.job_header_dict, own)
         return
-    header = _merge_header(scheduler, job.job_header, own or (), given)
+    if (made := getattr(job, "made", None)) is not None:  # by a class of ours
+        header = render_header(scheduler, made, [str(each) for each in own or ()], _WHERE)
+    else:
+        header = _merge_header(scheduler, job.job_header, own or (), given)
     job.job_header = "\n".join(header.lines)
     for note in header.notes:
         _warn_once(note)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from espnet3.errors import ConfigError, MissingExtraError, suggest
-from espnet3.schedulers import OWN_SCHEDULERS, known_scheduler
+from espnet3.schedulers import OWN_SCHEDULERS, known_scheduler, scheduler_names, scheduler_of
 
 if TYPE_CHECKING:
     from espnet3.parallel.config import ParallelConfig
@@ -35,14 +35,13 @@ class Backend:
 
 
 def _jobs_of(env: str) -> Backend:
-    return Backend("jobqueue", "dask_jobqueue", known_scheduler(env).dask_cluster, "dask-jobqueue")
+    scheduler = known_scheduler(env)
+    cluster = scheduler.dask_cluster or f"{scheduler.title}Cluster"
+    return Backend("jobqueue", "dask_jobqueue", cluster, "dask-jobqueue")
 
 
 ON_THIS_MACHINE = ("local", "local_gpu")
 """Backends whose workers are processes of this machine."""
-
-DETACHED = (*ON_THIS_MACHINE, *OWN_SCHEDULERS)
-"""Backends whose workers can go on without the program that started them."""
 
 BACKENDS: dict[str, Backend] = {
     "local": Backend("local", cluster="LocalCluster"),
@@ -89,18 +88,29 @@ def register_backend(
 
 
 def check_env_name(env: str) -> str:
-    """Return the name of a backend if it is known.
+    """Return the name of a backend if it is known; a scheduler of another package joins the table.
 
     Raises:
         ValueError: with the closest name and the list of all.
+        ResourceError: such a scheduler cannot be loaded.
     """
     if env in BACKENDS:
+        return env
+    known = list(dict.fromkeys([*BACKENDS, *scheduler_names()]))
+    if env in known:
+        BACKENDS[env] = _jobs_of(env)
         return env
     from espnet3.config.ways import env_for
 
     meant = env_for(env)
-    hint = f" Did you mean {meant!r}?" if meant else suggest(env, BACKENDS)
-    raise ValueError(f"is not known.{hint} Known: {', '.join(BACKENDS)}")
+    hint = f" Did you mean {meant!r}?" if meant else suggest(env, known)
+    raise ValueError(f"is not known.{hint} Known: {', '.join(known)}")
+
+
+def can_detach(env: str) -> bool:
+    """Tell whether workers of a backend can continue without the program that started them."""
+    backend = BACKENDS[env]
+    return backend.own is None and (env in ON_THIS_MACHINE or backend.module == "jobqueue")
 
 
 def start_cluster(config: "ParallelConfig") -> Any:
@@ -152,7 +162,12 @@ def _module(backend: Backend) -> Any:
 
 def cluster_class(env: str, backend: Backend) -> Any:
     """Import the cluster class of a backend, or say what to install."""
+    scheduler = scheduler_of(env)
     try:
+        if scheduler is not None and not scheduler.dask_cluster:
+            from espnet3.parallel.clusters.generic_cluster import generic_cluster
+
+            return generic_cluster(scheduler)
         return getattr(importlib.import_module(backend.package), backend.cluster)
     except ImportError as error:
         raise MissingExtraError(
