@@ -21,7 +21,7 @@ from typing import Any
 import cloudpickle
 
 from espnet3.errors import WorkerError
-from espnet3.parallel.clusters.keeper import JobKeeper
+from espnet3.parallel.clusters.job_monitor import JobMonitor
 from espnet3.parallel.dask_worker import NEEDS_SPEC, run_attempt
 from espnet3.parallel.pools import Died, Event, Finished
 from espnet3.parallel.tasks import ShardTask
@@ -51,7 +51,7 @@ class DaskPool:
         self._run_id = uuid.uuid4().hex
         self._topic = f"espnet3-{uuid.uuid4().hex}"
         # A cluster that submitted jobs for its workers has one that looks after them.
-        self._keeper: JobKeeper | None = getattr(client.cluster, "keeper", None)
+        self._monitor: JobMonitor | None = getattr(client.cluster, "monitor", None)
         self._n_left = 0
         self._workers: list[str] = []
         self._last_look = 0.0
@@ -70,8 +70,8 @@ class DaskPool:
     def idle(self) -> list[str]:
         """Return the workers that are there and have no attempt."""
         self._look()
-        keeper, running = self._keeper, self._running
-        workers = [each for each in self._workers if not (keeper and keeper.is_leaving(each))]
+        monitor, running = self._monitor, self._running
+        workers = [each for each in self._workers if not (monitor and monitor.is_leaving(each))]
         busy = self._busy()
         idle = [worker for worker in workers if worker not in busy]
         # With less than that in the queue, a shard that waits at a slow worker could end last.
@@ -86,7 +86,7 @@ class DaskPool:
 
     def waiting(self) -> str:
         """Return why workers are missing and what to try; empty if that is not known."""
-        return self._keeper.waiting() if self._keeper else ""
+        return self._monitor.waiting() if self._monitor else ""
 
     def submit(self, worker: str, task: ShardTask) -> None:
         """Pin an attempt to a worker."""
@@ -173,8 +173,8 @@ class DaskPool:
                 f"The Dask scheduler cannot be reached any more ({error}). Finished shards are on "
                 "disk; start the cluster and run the same command again."
             ) from error
-        if self._keeper is not None and self._n_left:
-            self._keeper.look(self._n_left, self._busy())
+        if self._monitor is not None and self._n_left:
+            self._monitor.look(self._n_left, self._busy())
         self._missing.tell(len(self._workers), self.waiting(), now)
 
     def _note_end(self, future: Any) -> None:
@@ -206,8 +206,8 @@ class DaskPool:
         del self._running[worker]
         self._over.discard(future.key)
         self._proven.add(_worker_at(worker))
-        if self._keeper is not None:
-            self._keeper.note_finished(_worker_at(worker))
+        if self._monitor is not None:
+            self._monitor.note_finished(_worker_at(worker))
         return [Finished(worker, load_result(data, running[1]))]
 
     def _lose(self, address: str, reason: str) -> list[Died]:
@@ -222,7 +222,7 @@ class DaskPool:
         self._knows_spec.discard(address)
         self._proven.discard(address)
         self._client.cancel([future for future, _ in lost.values()], force=True)
-        job_id, log = self._keeper.describe(address) if self._keeper else ("", "")
+        job_id, log = self._monitor.describe(address) if self._monitor else ("", "")
         of_job = f" of job {job_id}" if job_id else ""
         logger.warning("Worker %s%s was lost: %s", address, of_job, reason)
         return [

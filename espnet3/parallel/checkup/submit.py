@@ -163,15 +163,15 @@ def _read(values: Mapping[str, Any]) -> Report:
 
 def _wait_for_worker(client: Any, trial: Trial, deadline: float) -> str:
     """Wait for the worker; tell why it does not come whenever that changes."""
-    keeper = getattr(client.cluster, "keeper", None)
+    monitor = getattr(client.cluster, "monitor", None)
     told, next_note = "", time.monotonic() + NOTE_SECONDS
     while True:
         workers = list(client.nthreads())
         if workers:
             return str(workers[0])
-        if keeper is not None:
-            keeper.look(1)
-            told = keeper.waiting() or told
+        if monitor is not None:
+            monitor.look(1)
+            told = monitor.waiting() or told
         if time.monotonic() > deadline:
             raise TooLate(
                 f"no worker came within {trial.timeout:.0f} s, and the job was cancelled: "
@@ -184,10 +184,10 @@ def _wait_for_worker(client: Any, trial: Trial, deadline: float) -> str:
 
 
 def _wait_for_result(future: Any, client: Any, deadline: float) -> dict[str, Any]:
-    keeper = getattr(client.cluster, "keeper", None)
+    monitor = getattr(client.cluster, "monitor", None)
     while not future.done():
-        if keeper is not None:
-            keeper.look(1, list(client.nthreads()))
+        if monitor is not None:
+            monitor.look(1, list(client.nthreads()))
         if time.monotonic() > deadline:
             raise TooLate("the worker came, but did not report in time. Run it with --timeout 3600")
         time.sleep(LOOK_SECONDS / 5)

@@ -32,7 +32,7 @@ class ConnectedWorker:
 
 
 class JobCluster(Protocol):
-    """What a keeper of jobs needs of a cluster."""
+    """What a monitor of jobs needs of a cluster."""
 
     @property
     def n_processes(self) -> int:
@@ -135,11 +135,11 @@ class DaskJobCluster:
 
 
 def kept_cluster_class(cluster_class: Any) -> Any:
-    """Return a cluster class whose lost jobs are left to a keeper."""
+    """Return a cluster class whose lost jobs are left to a monitor."""
     from distributed.deploy.spec import SpecCluster
 
     class Cluster(cluster_class):
-        keeper: Any = None
+        monitor: Any = None
 
         def _update_worker_status(self, op: str, msg: Any) -> None:
             # Not SpecCluster's: it cancels a job 15 s after its worker has left, also one that
@@ -149,12 +149,12 @@ def kept_cluster_class(cluster_class: Any) -> Any:
         async def _close(self) -> None:
             with quiet("distributed"):
                 await super()._close()
-            if self.keeper is not None:
+            if self.monitor is not None:
                 # Cancelled before, but nobody has seen them end: scancel itself may have failed.
                 job = self._dummy_job
                 closing = [
                     job._close_job(job_id, job.cancel_command)
-                    for job_id in self.keeper.not_seen_to_end()
+                    for job_id in self.monitor.not_seen_to_end()
                 ]
                 await asyncio.gather(*closing)
 

@@ -20,9 +20,8 @@ from espnet3.errors import ConfigError, ResourceError
 from espnet3.parallel.clusters.before_jobs import check_log_folder, tell_of_workers
 from espnet3.parallel.clusters.job_cluster import DaskJobCluster, kept_cluster_class
 from espnet3.parallel.clusters.job_environment import submission_environment
+from espnet3.parallel.clusters.job_monitor import JobMonitor, staffing_of
 from espnet3.parallel.clusters.job_options import complete_options, with_own_logs
-from espnet3.parallel.clusters.keeper import JobKeeper
-from espnet3.parallel.clusters.staffing import staffing_of
 from espnet3.parallel.clusters.table import Backend, cluster_class
 from espnet3.schedulers import Scheduler, known_scheduler
 from espnet3.schedulers.base import Made
@@ -174,10 +173,10 @@ def _option_names(cluster: Any) -> set[str]:
 
 
 def _submit(cluster: Any, config: "ParallelConfig") -> None:
-    """Submit the first jobs, and let a keeper look after them."""
+    """Submit the first jobs, and let a monitor look after them."""
     jobs = DaskJobCluster(cluster)
-    keeper = JobKeeper(jobs, known_scheduler(config.env), staffing_of(config))
-    keeper.begin(config.n_workers)
+    monitor = JobMonitor(jobs, known_scheduler(config.env), staffing_of(config))
+    monitor.begin(config.n_workers)
     change = jobs.wait()
     if change.error:
         command = cluster.job_cls.submit_command
@@ -186,8 +185,8 @@ def _submit(cluster: Any, config: "ParallelConfig") -> None:
             f"{command} works, and set parallel.options to what your cluster has; the job script "
             f"was:\n{scrub_text(cluster.job_script())}"
         )
-    keeper.settle(change)
-    cluster.keeper = keeper
+    monitor.settle(change)
+    cluster.monitor = monitor
 
 
 def mended(job_class: Any, scheduler: Scheduler) -> Any:

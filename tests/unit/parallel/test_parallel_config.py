@@ -3,7 +3,7 @@
 import pytest
 
 from espnet3.errors import ConfigError
-from espnet3.parallel.clusters.staffing import Staffing, staffing_of
+from espnet3.parallel.clusters.job_monitor import Staffing, staffing_of
 from espnet3.parallel.config import ParallelConfig
 from espnet3.parallel.parallel import as_parallel_config
 

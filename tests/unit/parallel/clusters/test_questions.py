@@ -3,7 +3,7 @@
 import socket
 import time
 
-from espnet3.parallel.clusters.questions import Questions, is_reachable
+from espnet3.parallel.clusters.job_monitor import Questions, is_reachable
 from espnet3.schedulers import JobState
 from tests.conftest import wait_until
 

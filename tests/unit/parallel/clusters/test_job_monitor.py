@@ -1,4 +1,4 @@
-"""The keeper's decisions, with a cluster and a scheduler that say what the test lets them say."""
+"""The monitor's decisions, with a cluster and a scheduler that say what the test lets them say."""
 
 import logging
 from pathlib import Path
@@ -6,12 +6,9 @@ from pathlib import Path
 import pytest
 
 from espnet3.errors import ResourceError, WorkerError
-from espnet3.parallel.clusters import keeper as keeper_module
+from espnet3.parallel.clusters import job_monitor
 from espnet3.parallel.clusters.job_cluster import Change, ConnectedWorker
-from espnet3.parallel.clusters.keeper import JobKeeper
-from espnet3.parallel.clusters.kept_job import GONE_SECONDS
-from espnet3.parallel.clusters.questions import Answer
-from espnet3.parallel.clusters.staffing import Staffing
+from espnet3.parallel.clusters.job_monitor import GONE_SECONDS, Answer, JobMonitor, Staffing
 from espnet3.schedulers import JobState, known_scheduler
 
 RUNNING = JobState("running", "RUNNING")
@@ -27,10 +24,7 @@ class World:
 
     def __init__(self, monkeypatch, folder, n_jobs=2, **staffing) -> None:
         self.now = 1000.0
-        for module in ("keeper", "staffing", "questions"):
-            monkeypatch.setattr(
-                f"espnet3.parallel.clusters.{module}.time.monotonic", lambda: self.now
-            )
+        monkeypatch.setattr(job_monitor.time, "monotonic", lambda: self.now)
         self.folder = folder
         self.n_submitted = 0
         self.cancelled = []
@@ -41,13 +35,13 @@ class World:
         self.removed = []
         self._change = None
         staffing = {"maximum": n_jobs, "minimum": n_jobs, "max_lost": 6, **staffing}
-        self.keeper = JobKeeper(self, known_scheduler("slurm"), Staffing(**staffing))
-        monkeypatch.setattr(self.keeper, "_questions", self)
+        self.monitor = JobMonitor(self, known_scheduler("slurm"), Staffing(**staffing))
+        monkeypatch.setattr(self.monitor, "_questions", self)
         self._asked = None
-        self.keeper.begin(n_jobs)
-        self.keeper.settle(self.outcome())
+        self.monitor.begin(n_jobs)
+        self.monitor.settle(self.outcome())
 
-    # what the keeper asks of a cluster
+    # what the monitor asks of a cluster
 
     def workers(self):
         return {
@@ -100,15 +94,15 @@ class World:
         self.there.pop(f"w-{number}", None)
 
     def look(self, seconds=1, n_left=10, busy=()) -> None:
-        """Let time pass, and the keeper look every second."""
+        """Let time pass, and the monitor look every second."""
         for _ in range(seconds):
             self.now += 1
-            self.keeper.look(n_left, [f"tcp://w-{number}" for number in busy])
+            self.monitor.look(n_left, [f"tcp://w-{number}" for number in busy])
 
 
 @pytest.fixture
 def make_world(monkeypatch, tmp_path, caplog):
-    caplog.set_level(logging.INFO, logger=keeper_module.__name__)
+    caplog.set_level(logging.INFO, logger=job_monitor.__name__)
     return lambda **kwargs: World(monkeypatch, tmp_path, **kwargs)
 
 
@@ -120,7 +114,7 @@ def test_a_run_without_faults_is_quiet(make_world, caplog):
     assert world.n_submitted == 2
     assert world.cancelled == world.removed == []
     assert caplog.messages == []
-    assert world.keeper.waiting() == ""
+    assert world.monitor.waiting() == ""
 
 
 def test_a_lost_job_is_replaced_and_all_is_told(make_world, caplog):
@@ -192,7 +186,7 @@ def test_a_requeued_job_is_the_same_job(make_world, caplog):
     world.end(1, JobState("pending", "PENDING", "BeginTime"))
     world.look(200)
     assert "Job 1 is back in the queue (BeginTime)" in caplog.text
-    assert "1 of 2 jobs are pending" in world.keeper.waiting()
+    assert "1 of 2 jobs are pending" in world.monitor.waiting()
     world.connect(1)
     world.look(100)
     assert world.n_submitted == 2
@@ -238,7 +232,7 @@ def test_jobs_that_did_something_do_not_stop_the_run(make_world):
         world.look(5)
         world.connect(number)
         world.look(5)
-        world.keeper.note_finished(f"tcp://w-{number}")
+        world.monitor.note_finished(f"tcp://w-{number}")
         world.end(number)
     world.look(5)
     assert world.n_submitted == 10
@@ -275,7 +269,7 @@ def test_jobs_that_were_of_use_are_always_replaced(make_world):
         world.look(5)
         world.connect(number)
         world.look(3600)
-        world.keeper.note_finished(f"tcp://w-{number}")
+        world.monitor.note_finished(f"tcp://w-{number}")
         world.end(number, JobState("ended", "TIMEOUT", "its walltime was over"))
     world.look(5)
     assert world.n_submitted == 10
@@ -311,23 +305,23 @@ def test_what_was_cancelled_and_not_seen_to_end_is_remembered(make_world):
     world.look(10)
     del world.there["w-1"]
     world.look(int(GONE_SECONDS) + 5)
-    assert world.keeper.not_seen_to_end() == ["1"]  # to be cancelled again at the end
+    assert world.monitor.not_seen_to_end() == ["1"]  # to be cancelled again at the end
     world.states["1"] = JobState("ended", "CANCELLED")
     world.look(60)
-    assert world.keeper.not_seen_to_end() == []
+    assert world.monitor.not_seen_to_end() == []
 
 
 def test_waiting_tells_why_and_what_to_try(make_world):
     world = make_world(n_jobs=4)
     world.connect(1, 2)
     world.look(180)
-    assert world.keeper.waiting() == (
+    assert world.monitor.waiting() == (
         "2 of 4 jobs are pending for 3 min: Resources (2). Nothing is free: ask for less (memory, "
         "cores, GPUs, walltime), or set another parallel.options.queue."
     )
     world.states["3"] = RUNNING
     world.look(60)
-    assert "1 of 4 jobs run, but their workers have not connected" in world.keeper.waiting()
+    assert "1 of 4 jobs run, but their workers have not connected" in world.monitor.waiting()
 
 
 def test_adaptive_jobs_follow_the_work(make_world, caplog):
@@ -342,8 +336,8 @@ def test_adaptive_jobs_follow_the_work(make_world, caplog):
     world.look(20, n_left=2, busy=(1, 2))
     assert world.cancelled == ["w-4", "w-3"]
     assert "Job 3 is ended: there is no work left for it" in caplog.text
-    assert world.keeper.is_leaving("tcp://w-3")
-    assert not world.keeper.is_leaving("tcp://w-1")
+    assert world.monitor.is_leaving("tcp://w-3")
+    assert not world.monitor.is_leaving("tcp://w-1")
     world.look(100, n_left=0)
     assert world.cancelled == ["w-4", "w-3", "w-1"]  # the minimum stays
     world.look(5, n_left=10)
@@ -358,7 +352,7 @@ def test_jobs_with_several_workers_are_counted_as_jobs(make_world):
         world.there[worker] = 0.0
     world.states.update({"1": RUNNING, "2": RUNNING})
     world.look(60)
-    assert world.keeper.waiting() == ""
+    assert world.monitor.waiting() == ""
     world.end(1, NODE_FAIL)
     world.there = {"w-2-0": 0.0}
     world.look(5, n_left=2)  # one job has room for both

@@ -1,19 +1,25 @@
-"""Keeps a cluster's jobs going: lost ones are replaced while there is work for them."""
+"""Monitor the jobs of a cluster: notice lost ones, and replace them while there is work."""
 
 import logging
 import math
+import socket
+import threading
 import time
-from collections import deque
-from collections.abc import Collection
+from collections import Counter, deque
+from collections.abc import Collection, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+from urllib.parse import urlsplit
 
 from espnet3.errors import ResourceError, WorkerError
 from espnet3.parallel.clusters.job_cluster import Change, ConnectedWorker, JobCluster
 from espnet3.parallel.clusters.job_logs import words_of_daemon
-from espnet3.parallel.clusters.kept_job import KeptJob, describe_waiting
-from espnet3.parallel.clusters.questions import Questions
-from espnet3.parallel.clusters.staffing import Staffing
-from espnet3.schedulers import Scheduler
-from espnet3.text import end_of_log
+from espnet3.schedulers import JobState, Scheduler
+from espnet3.text import duration, end_of_log
+
+if TYPE_CHECKING:
+    from espnet3.parallel.config import ParallelConfig
 
 logger = logging.getLogger(__name__)
 
@@ -25,9 +31,274 @@ _ASK_SECONDS = (3.0, 30.0)
 _CALM_SECONDS = 15.0
 _RETRY_SECONDS = 10.0
 _TRANSIENT = ("timed out", "emporar", "Unable to contact", "Connection refused", "try again")
+GONE_SECONDS = 45.0
+"""How long a job may be without its worker; a nanny starts a new one within seconds."""
+_EARLY_SECONDS = 60.0
+_LOST_PER_WORKER = 3
+_REACH_SECONDS = 3.0
+_N_TRIES = 2
+_N_AT_ONCE = 16
+
+Verdict = Literal["fine", "lost", "requeued", "given up"]
 
 
-class JobKeeper:
+@dataclass
+class KeptJob:
+    """A job that was submitted for one worker, or for the few that share it.
+
+    All times are of `time.monotonic`.
+    """
+
+    name: str
+    submitted: float
+    replaces: str = ""
+    job_id: str = ""
+    state: JobState = field(default_factory=lambda: JobState("unknown", ""))
+    joined: float | None = None
+    """Since when its worker is, or was, connected."""
+    gone: float | None = None
+    """Since when it has no worker, after it had one."""
+    n_odd: int = 0
+    """Answers in a row that contradict what we see."""
+    n_finished: int = 0
+    is_unreachable: bool = False
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether its worker is there."""
+        return self.joined is not None and self.gone is None
+
+    def see(self, is_connected: bool, now: float) -> None:
+        """Note whether its worker is there."""
+        if is_connected:
+            self.joined = now if self.joined is None else self.joined
+            self.gone = None
+        elif self.joined is not None and self.gone is None:
+            self.gone = now
+            self.n_odd = 0
+
+    def hear(self, state: JobState, asked: float) -> None:
+        """Note what the scheduler said when it was asked."""
+        if asked < max(self.submitted, self.joined or 0.0, self.gone or 0.0):
+            return  # of a time before
+        self.state = state
+        is_odd = state.phase != "running" if self.is_connected else state.phase == "unknown"
+        self.n_odd = self.n_odd + 1 if is_odd else 0
+
+    def judge(self, now: float) -> Verdict:
+        """Decide what has become of the job.
+
+        A worker that is there counts for more than a scheduler that says otherwise: it is
+        given up only after two such answers, lest an answer that crossed its arrival kill it.
+        """
+        phase = self.state.phase
+        if self.is_unreachable:
+            return "lost"
+        if self.is_connected:
+            return "given up" if self.n_odd >= 2 and phase in ("pending", "ended") else "fine"
+        if phase == "ended" or (phase == "unknown" and self.n_odd >= 2):
+            return "lost"
+        if self.gone is None:
+            return "fine"
+        if phase == "pending":
+            return "requeued"
+        return "lost" if now - self.gone > GONE_SECONDS else "fine"
+
+    def requeue(self, now: float) -> None:
+        """Begin again as a job that waits: the same one, under the same number."""
+        self.joined = self.gone = None
+        self.submitted = now
+        self.n_odd = 0
+
+    def died_early(self, now: float, blameless: tuple[str, ...] = ()) -> bool:
+        """Tell whether it got nothing done in the seconds that it had.
+
+        Args:
+            now: by `time.monotonic`.
+            blameless: the scheduler's words for its own doing, which says nothing about whether
+                the next job would live.
+        """
+        if self.n_finished or self.is_unreachable or self.state.word.startswith(blameless):
+            return False
+        return self.joined is None or (self.gone or now) - self.joined < _EARLY_SECONDS
+
+    def how_it_was_lost(self) -> str:
+        """Return the reason, in the scheduler's words if it has any."""
+        state = self.state
+        if self.is_unreachable:
+            return f"its node cannot be reached any more, while its state is {state.word or '?'}"
+        if state.phase == "ended":
+            return f"{state.word}, {state.reason}" if state.reason else state.word
+        if state.phase == "unknown" and self.n_odd >= 2:
+            return "the scheduler does not know it any more"
+        return f"its worker is gone for {GONE_SECONDS:g} s, while its state is {state.word or '?'}"
+
+
+def describe_waiting(jobs: Iterable[KeptJob], now: float, scheduler: Scheduler | None) -> str:
+    """Return how many jobs are not there, why, and what to try; empty if none is missing."""
+    jobs = list(jobs)
+    status_command = scheduler.status_command if scheduler else "your scheduler's queue"
+    pending = [job for job in jobs if not job.is_connected and job.state.phase == "pending"]
+    starting = [job for job in jobs if not job.is_connected and job.state.phase == "running"]
+    unknown = [job for job in jobs if not job.is_connected and job.state.phase == "unknown"]
+    parts = []
+    if pending:
+        parts.append(_describe_pending(pending, len(jobs), now, scheduler))
+    if starting:
+        parts.append(_describe_starting(starting, len(jobs), now))
+    if unknown:
+        parts.append(
+            f"{len(unknown)} of {len(jobs)} jobs were submitted {_longest(unknown, now)} ago, and "
+            f"nothing is known of them yet. See: {status_command}."
+        )
+    return " ".join(parts)
+
+
+def _describe_pending(
+    jobs: list[KeptJob], n_jobs: int, now: float, scheduler: Scheduler | None
+) -> str:
+    reasons = Counter(job.state.reason or job.state.word for job in jobs)
+    told = ", ".join(f"{reason} ({n})" for reason, n in reasons.most_common(3))
+    line = f"{len(jobs)} of {n_jobs} jobs are pending for {_longest(jobs, now)}: {told}."
+    if scheduler is None:
+        return line
+    advice = scheduler.advice(reasons.most_common(1)[0][0])
+    return f"{line} {advice or f'See: {scheduler.status_command}'}."
+
+
+def _describe_starting(jobs: list[KeptJob], n_jobs: int, now: float) -> str:
+    numbers = ", ".join(job.job_id for job in jobs[:3])
+    line = f"{len(jobs)} of {n_jobs} jobs run, but their workers have not connected"
+    return f"{line} for {_longest(jobs, now)} (job {numbers}). If this lasts, see their logs."
+
+
+def _longest(jobs: list[KeptJob], now: float) -> str:
+    return duration(max(now - (job.gone or job.submitted) for job in jobs))
+
+
+@dataclass(frozen=True)
+class Staffing:
+    """The limits on the number of jobs.
+
+    Args:
+        maximum: as many are submitted, if there is work for them.
+        minimum: as many are kept while the run goes on.
+        max_lost: how many lost jobs are replaced.
+        idle_seconds: after which a job that nobody needs is ended.
+        spares_useful: do not count jobs that had finished a shard: a long run on a short walltime
+            loses many of them.
+    """
+
+    maximum: int
+    minimum: int
+    max_lost: int
+    idle_seconds: float = math.inf
+    spares_useful: bool = False
+
+    def n_wanted(self, n_left: int, n_per_job: int) -> int:
+        """Return for how many jobs there is work."""
+        return min(math.ceil(n_left / n_per_job), self.maximum)
+
+    def superfluous(
+        self, jobs: Iterable[KeptJob], n_wanted: int, idle_since: dict[str, float]
+    ) -> list[KeptJob]:
+        """Return the jobs to end: first those that never started, then the longest idle."""
+        if self.idle_seconds == math.inf:
+            return []
+        jobs = list(jobs)
+        n_excess = len(jobs) - max(n_wanted, self.minimum)
+        longest = time.monotonic() - self.idle_seconds
+        waiting = [job for job in jobs if job.job_id and job.joined is None]
+        idle = [
+            job for job in jobs if job.is_connected and idle_since.get(job.name, math.inf) < longest
+        ]
+        idle.sort(key=lambda job: idle_since[job.name])
+        return [*waiting, *idle][: max(n_excess, 0)]
+
+
+def staffing_of(config: "ParallelConfig") -> Staffing:
+    """Return what a config says about the number of jobs."""
+    spares_useful = config.max_lost_jobs is None
+    max_lost = config.max_lost_jobs
+    if max_lost is None:
+        max_lost = _LOST_PER_WORKER * config.n_workers
+    # With adaptive, this is its maximum, unless there is less work than workers.
+    n_jobs = config.n_workers
+    if config.adaptive is None:
+        return Staffing(n_jobs, n_jobs, max_lost, spares_useful=spares_useful)
+    minimum = min(config.adaptive.minimum, n_jobs)
+    return Staffing(n_jobs, minimum, max_lost, config.adaptive.idle_seconds, spares_useful)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What was found out."""
+
+    asked: float
+    states: dict[str, JobState] = field(default_factory=dict)
+    unreachable: frozenset[str] = frozenset()
+
+
+class Questions:
+    """Asks a scheduler and the network, one question at a time."""
+
+    def __init__(self, scheduler: Scheduler | None) -> None:
+        self._scheduler = scheduler
+        self._answer: Answer | None = None
+        self._thread: threading.Thread | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether an answer is still awaited."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def ask(self, job_ids: Sequence[str], silent: Sequence[str]) -> None:
+        """Begin to ask for jobs, and whether silent workers' machines are there."""
+        self._thread = threading.Thread(
+            target=self._find_out, args=(job_ids, silent), name="job questions", daemon=True
+        )
+        self._thread.start()
+
+    def take(self) -> Answer | None:
+        """Return an answer that has come, once."""
+        answer, self._answer = self._answer, None
+        return answer
+
+    def _find_out(self, job_ids: Sequence[str], silent: Sequence[str]) -> None:
+        asked = time.monotonic()
+        states = self._scheduler.jobs(job_ids) if self._scheduler and job_ids else {}
+        self._answer = Answer(asked, states, frozenset(_unreachable(silent)))
+
+
+def _unreachable(addresses: Sequence[str]) -> list[str]:
+    if not addresses:
+        return []
+    with ThreadPoolExecutor(min(len(addresses), _N_AT_ONCE)) as threads:
+        reached = list(threads.map(is_reachable, addresses))
+    return [address for address, is_there in zip(addresses, reached, strict=True) if not is_there]
+
+
+def is_reachable(address: str) -> bool:
+    """Tell whether a worker's machine and process are there, however busy they are.
+
+    The kernel takes the connection, not the process: one that holds the interpreter lock for
+    minutes is reachable, one behind a broken cable is not.
+    """
+    where = urlsplit(address)
+    if where.hostname is None or where.port is None:
+        return True  # an address of a kind that we cannot try
+    for _ in range(_N_TRIES):
+        try:
+            socket.create_connection((where.hostname, where.port), _REACH_SECONDS).close()
+        except ConnectionRefusedError:
+            return True  # the machine answers; if the process is gone, Dask will notice
+        except OSError:
+            continue
+        return True
+    return False
+
+
+class JobMonitor:
     """Watches the jobs of one cluster; nothing happens but in `look`.
 
     Args:
