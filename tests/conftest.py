@@ -19,6 +19,11 @@ from tests.leaks import Watch
 
 _START = os.getcwd()
 
+# Where it is set, each process that a test starts would compile torch and Lightning again. The
+# Makefile takes it away; this is for pytest that is started by hand.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+
 # A limit on the time of one example fails where the machine has other things to do. The random
 # search is for `make soak`: what it finds becomes an @example, and is then found each time.
 _PATIENT: dict[str, Any] = {

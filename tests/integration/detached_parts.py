@@ -98,7 +98,9 @@ def suffer(fault, settings):
     if how == "memory":
         import resource
 
-        resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))
+        n_pages = int(Path("/proc/self/statm").read_text().split()[0])
+        limit = n_pages * resource.getpagesize() + (1 << 29)  # may be forked
+        resource.setrlimit(resource.RLIMIT_AS, (limit, resource.RLIM_INFINITY))
         bytearray(1 << 31)
     if how == "full":  # as write() says it
         raise OSError(errno.ENOSPC, "No space left on device")
