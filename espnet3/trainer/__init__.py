@@ -28,7 +28,7 @@ def train(
 ) -> "TrainingResult":
     """Train a model from Python as the `train` stage of a recipe does.
 
-    Called again after a kill, it goes on exactly where it was; called again after the end, it
+    Called again after a kill, it resumes exactly where it was; called again after the end, it
     returns at once. Other settings, layers, code or data in the same folder are refused, key by
     key. With `trainer: {devices: 2, strategy: ddp}` in a script, the script is started a second
     time for the second process, which ends where this returns.
@@ -43,8 +43,8 @@ def train(
             `torch.utils.data.DataLoader`; entries of a `dataset` block. None: as the config says.
         valid: likewise, for validation.
         exp_dir: the folder of checkpoints, logs and curves, in place of the config's.
-        resume: `auto` goes on from what is there; `never` puts it aside and starts anew.
-        accept_changes: keys, as a refusal names them, with which the training goes on all the same.
+        resume: `auto` continues from what is there; `never` puts it aside and starts from scratch.
+        accept_changes: keys, as a refusal names them, with which training continues all the same.
         overrides: as on the command line: `["optimizer.lr=0.01"]`.
 
     Returns:

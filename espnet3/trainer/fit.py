@@ -82,8 +82,8 @@ class Fit:
         build: builds model and loaders; called when it is known that there is something to train.
         times: measures what the start takes.
         on_start: called in the first process when all is built and nothing but training is left,
-            with the checkpoint to go on from; until then an earlier training in the folder stays as
-            it was.
+            with the checkpoint to resume from; until then an earlier training in the folder stays
+            as it was.
         on_finished: called there instead if there is nothing left to train.
         changed_since: returns the keys of the config that changed after a checkpoint of some step
             was written, so that what it restores must give way.
@@ -168,7 +168,7 @@ class Fit:
         try:
             self._fit(config, watch, parts, point, frozen)
         finally:
-            frozen.release()  # the model may be an object that somebody goes on with
+            frozen.release()  # the model may be an object that the caller uses afterwards
 
     def _fit(
         self,
@@ -254,13 +254,14 @@ def _check_resume(config: TrainingConfig, loaded: "LoadedConfig") -> None:
     where = f"fit.ckpt_path is {path!r}{set_in('fit.ckpt_path', loaded)}"
     if not isinstance(path, str) or not Path(path).exists():
         raise ConfigError(
-            f"{where}, which does not exist. Give a checkpoint, or delete the line: training goes "
-            f"on from {Path(config.exp_dir) / 'last.ckpt'} by itself."
+            f"{where}, which does not exist. Give a checkpoint, or delete the line: training "
+            f"resumes from {Path(config.exp_dir) / 'last.ckpt'} by itself."
         )
     if config.resume == "never" and Path(path).resolve().parent == Path(config.exp_dir).resolve():
         raise ConfigError(
             f"{where}, but resume is 'never'{set_in('resume', loaded)}, which puts the checkpoints "
-            f"of {config.exp_dir} aside. Delete fit.ckpt_path to start anew, or write: resume: auto"
+            f"of {config.exp_dir} aside. Delete fit.ckpt_path to start from scratch, or "
+            "write: resume: auto"
         )
 
 
@@ -287,7 +288,7 @@ def _closing(loaders: Iterable[Any]) -> Iterator[None]:
 
 @contextmanager
 def _launching(stage: str) -> Iterator[None]:
-    """Tell processes that Lightning starts which stage is theirs; later stages see nothing of it.
+    """Set the stage for the processes that Lightning starts; later stages see nothing of it.
 
     Lightning leaves its own variables, such as LOCAL_RANK, in the environment as well.
     """

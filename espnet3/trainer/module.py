@@ -149,7 +149,7 @@ class TrainingModule(LowOverheadModule):
         self._train_log.restore_metrics(self.trainer)
         path = self.trainer.ckpt_path
         if self.trainer.is_global_zero:
-            self._frozen.tell_of_others(self.model)
+            self._frozen.warn_of_others(self.model)
         if path and self._changed:
             apply_changed(self._built_states, self._updaters, self._changed)
         if path and self.trainer.is_global_zero:

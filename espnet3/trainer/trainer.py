@@ -48,7 +48,7 @@ _NOISE = re.compile(
     r"|`Trainer\(limit_.*was configured so"
 )
 _WARNINGS = (
-    r".*Checkpoint directory .* exists and is not empty",  # of every run that goes on
+    r".*Checkpoint directory .* exists and is not empty",  # of every resumed run
     r".*The number of training batches .* is smaller than the logging interval",
     r".*You defined a `validation_step` but have no `val_dataloader`",
     r".*litlogger",
@@ -177,7 +177,7 @@ def cluster_environment(environ: Mapping[str, str] = os.environ) -> ClusterEnvir
     """Return the environment to hand to Lightning's trainer as a plugin.
 
     Lightning would choose one itself, but takes a batch script for a process of srun, and the
-    processes of srun in an `salloc` shell for ones that nobody started. And its own handling of
+    processes of srun in an `salloc` shell for ones without a launcher. And its own handling of
     Slurm's signal, which writes a checkpoint of another name, is left out.
     """
     rank = process_rank(environ)

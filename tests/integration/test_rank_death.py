@@ -172,7 +172,7 @@ def test_a_rank_that_goes_without_a_word_ends_the_other(ranks, how):
     assert run.run(fail=(how, 1, 3)) == [1, -9 if how == "kill" else 3]
     assert f"Rank 1 ({socket.gethostname()}, process {run.pids[1]}) has given no sign of" in run.log
     assert "out of memory" in last_line(run.log)
-    assert "same command goes on" in last_line(run.log)
+    assert "same command resumes" in last_line(run.log)
 
 
 def test_rank_0_with_the_store_is_killed(ranks):
@@ -273,7 +273,7 @@ def test_ranks_of_lightning_stop_together_and_a_killed_one_is_named(ranks):
     os.kill(pid, signal.SIGKILL)
     assert run.wait() == [1], run.log  # and not 137: Lightning would kill rank 0 as well
     assert f"process {pid}) was killed by SIGKILL." in run.log
-    assert "same command goes on" in last_line(run.log)
+    assert "same command resumes" in last_line(run.log)
 
 
 def test_what_lightning_started_does_not_outlive_rank_0(ranks):

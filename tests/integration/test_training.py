@@ -65,7 +65,7 @@ def test_a_training_leaves_checkpoints_averages_curves_and_says_when_it_is_done(
     assert (recipe.exp_dir / "valid.loss.ave_2best.json").exists()
     assert (recipe.exp_dir / "last.ckpt").read_bytes() == before
 
-    assert "Going on from exp/tones/last.ckpt (epoch 3" in recipe.train("trainer.max_epochs=4")
+    assert "Resuming from exp/tones/last.ckpt (epoch 3" in recipe.train("trainer.max_epochs=4")
     recipe.train("resume=never", "trainer.max_epochs=1")
     assert (recipe.exp_dir / "previous.1" / "last.ckpt").exists()
 
@@ -96,7 +96,7 @@ def test_sigkill_in_mid_epoch_and_a_rerun_end_where_an_undisturbed_run_does(
 
     noted.unlink()
     output = recipe.train(*settings, NOTE_BATCHES=str(killed))
-    assert "Going on from exp/tones/last.ckpt" in output
+    assert "Resuming from exp/tones/last.ckpt" in output
     resumed = batches(killed)
     assert 0 < len(resumed) < 3 * n_epoch - 3
     assert resumed == undisturbed[-len(resumed) :]

@@ -162,7 +162,7 @@ WHILE_TRAINING = {
     "a metric of a callback that is never logged": (STEPS, "callbacks: [{_target_: lightning.pytorch.callbacks.EarlyStopping, monitor: val_loss}]", rf"trainer\.callbacks\.0\.monitor is 'val_loss' \(set in {HERE}\).*Write: monitor: valid/loss"),
     "a metric without validation": (STEPS, "limit_val_batches: 0", rf"best_model_criterion\.0.*no validation.*Delete trainer\.limit_val_batches: 0 \(set in {HERE}\)"),
     "more batches between validations than there are": (STEPS, "val_check_interval: 1000", rf"trainer\.val_check_interval is 1000 \(set in {HERE}\)"),
-    "a loss that is NaN for ever": (MODEL, "src.odd.NaN}\nmax_nonfinite_batches: 3\nold: {x: y", r"4 batches in a row.*not finite.*learning rate.*goes on from the last checkpoint"),
+    "a loss that is NaN for ever": (MODEL, "src.odd.NaN}\nmax_nonfinite_batches: 3\nold: {x: y", r"4 batches in a row.*not finite.*learning rate.*resumes from the last checkpoint"),
     "a forward that returns nonsense": (MODEL, "src.odd.Nonsense", r"Nonsense\.forward returned int 42\. Return one of:.*return loss, stats, weight"),
     "a loss that is no number": (MODEL, "src.odd.Vector", r"loss of Vector has the shape.*loss\.mean\(\)"),
     "a forward that wants something else": (MODEL, "src.odd.Picky", r"takes no 'label' and the batch has no 'text'.*A batch has: .*forward takes: "),
@@ -320,7 +320,7 @@ def test_a_finished_training_is_told_so_and_not_touched(run, folder):
     before = of_training(files_of(folder / "exp" / "tones"))
     code, shown = run(TRAINING, "trainer.max_epochs=1")
     assert code == 0, shown
-    assert "raise trainer.max_epochs or max_steps; to start anew, set resume=never" in shown
+    assert "raise trainer.max_epochs or max_steps; to start from scratch, set resume=never" in shown
     kept = of_training(files_of(folder / "exp" / "tones"))
     assert {n: v for n, v in kept.items() if n.endswith(".ckpt") and "ave" not in n} == {
         n: v for n, v in before.items() if n.endswith(".ckpt") and "ave" not in n
@@ -351,7 +351,7 @@ def test_a_corrupt_audio_file_in_mid_epoch_is_named_and_a_rerun_with_it_mended_f
     soundfile.write(audio, np.zeros(1000, np.float32), 1000)
     code, shown = run(TRAINING, *overrides, f"exp_tag={exp_dir.name}")
     assert code == 0, shown
-    assert f"Going on from exp/{exp_dir.name}/last.ckpt" in shown
+    assert f"Resuming from exp/{exp_dir.name}/last.ckpt" in shown
     code, shown = run(TRAINING, *overrides, "exp_tag=undisturbed", "resume=never")
     assert code == 0, shown
     one, other = (

@@ -341,7 +341,7 @@ def test_more_epochs_go_on_and_the_record_of_the_stage_follows(recipe, train):
     before = record_of(recipe)
     code, shown = train("trainer.max_epochs=2")
     assert code == 0, shown
-    assert "Going on from" in shown
+    assert "Resuming from" in shown
     assert record_of(recipe) == before
     assert "max_epochs: 2" in (recipe / "exp/tones/config/train.yaml").read_text()
     assert "max_epochs: 2" in (recipe / "exp/tones/config.yaml").read_text()

@@ -230,7 +230,7 @@ def test_a_training_that_was_killed_ends_as_if_it_had_not_been(data, monkeypatch
     assert 8 < step < 16
     resumed = train(config, train=data, valid=SAMPLES, overrides=epochs)
     assert same(resumed, undisturbed)
-    assert "Going on from exp/training/last.ckpt" in caplog.text
+    assert "Resuming from exp/training/last.ckpt" in caplog.text
 
 
 def test_what_cannot_be_compared_or_is_not_used_is_told(caplog):

@@ -36,7 +36,7 @@ _ITEMS_PER_TASK = 64
 _LOSSY = ("MP3", "OGG")
 _MAX_SHORTFALL_SECONDS = 0.1
 _FLOATS = ("FLOAT", "DOUBLE")
-# libsndfile takes what is there for the length, and tells only here what the header promised.
+# libsndfile takes what is there for the length, and says only here what the header promised.
 _SHORT_CHUNK = re.compile(r"^ *(?:data|SSND|Data Size) *: (\d+) \(should be (\d+)\)", re.MULTILINE)
 _RF64_FRAMES = re.compile(r"Calculated frame count \d+ does not match value .* of (\d+)")
 _CHUNKED = ("WAV", "WAVEX", "AIFF", "AU", "RF64")
@@ -264,7 +264,7 @@ def promised_frames(file: Any, source: Source) -> int:
     """Return how many frames the header of an open file promises, be they there or not.
 
     Raises:
-        AudioError: The header does not tell, or says none in a file that holds more.
+        AudioError: The header has no length, or says none in a file that holds more.
     """
     if file.frames > _MAX_FRAMES:
         raise AudioError(

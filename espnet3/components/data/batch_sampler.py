@@ -98,13 +98,13 @@ class EpochSampler:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where another process was; the number of ranks may be another one."""
+        """Resume where another process was; the number of ranks may be another one."""
         self.epoch = int(state["epoch"])
         done = [[int(n_ranks), int(steps)] for n_ranks, steps in state["done"]]
         changed = diff(dict(state["inputs"]), self.inputs)
         if changed and any(steps for _, steps in done):
             logger.warning(
-                "%s: epoch %d starts anew, since its batches are others than those of the "
+                "%s: epoch %d starts over, since its batches are others than those of the "
                 "checkpoint, which was %d batches into the epoch. What changed: %s",
                 self.key, self.epoch, state["n_batches_done"], "; ".join(changed),
             )  # fmt: skip
@@ -312,5 +312,5 @@ def _argument_names(target: Any) -> set[str]:
     try:
         signature = signature_of(locate(target) if isinstance(target, str) else target)
     except BadTarget:
-        return set()  # instantiate() tells what is wrong
+        return set()  # instantiate() says what is wrong
     return set(signature.parameters) if signature else set()

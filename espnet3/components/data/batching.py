@@ -133,7 +133,7 @@ class LengthBatches:
     """Batches of samples of similar length, within a budget.
 
     Items are put into buckets by length, so narrow that no batch from one bucket has more padding
-    than allowed. Each epoch deals the items of a bucket anew.
+    than allowed. Each epoch deals out the items of a bucket again.
 
     Args:
         parts: The datasets.

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 Batch = dict[str, Any]
 CollateFn = Callable[[list[Any]], Any]
 
-# Sources tell them, few models take them: as tensors they would be in their way.
+# Sources have them, few models take them: as tensors they would be in their way.
 _KEPT = ("sample_rate", "duration")
 
 
@@ -23,7 +23,7 @@ class PadCollate:
       `<key>` is [batch, longest, ...] and `<key>_lengths` holds the lengths, as int64.
     - Numbers, and arrays without an axis, are stacked to [batch].
     - All else, such as texts and `utt_id`, is a list. So are the numbers `sample_rate` and
-      `duration`, which manifests tell.
+      `duration`, which manifests have.
 
     Args:
         pad_values: What to pad the field of that name with, such as `{"labels": -100}`.
@@ -155,7 +155,7 @@ def _common_dtype(tensors: list["torch.Tensor"]) -> "torch.dtype":
 
     import torch
 
-    # Of an empty list nobody knows the type: it must not make integers of the others' floats.
+    # The type of an empty list is unknown: it must not make integers of the others' floats.
     filled = [tensor.dtype for tensor in tensors if tensor.numel()] or [tensors[0].dtype]
     return reduce(torch.promote_types, filled)
 

@@ -178,7 +178,7 @@ class StatsRunner(BaseRunner):
 
 
 def _read(dataset: Any, index: int) -> Any:
-    """Return a sample; of a batch that fails, an error tells the item."""
+    """Return a sample; of a batch that fails, the error names the item."""
     try:
         return dataset[index]
     except Exception as error:

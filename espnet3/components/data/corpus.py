@@ -97,7 +97,7 @@ class Corpus:
     def _has_these_rows(self) -> bool:
         """Tell whether the manifests are of these rows, which an earlier version wrote.
 
-        Its digest has another form of the code, and to make a large corpus anew for that alone
+        Its digest has another form of the code, and to make a large corpus again for that alone
         would be no help: the audio is the same to the last byte.
         """
         names = [self.folder / f"{name}.jsonl" for name in self._manifests(self.rows)]

@@ -96,7 +96,7 @@ class TransformedDataset:
         return self._is_random or uses_rng(self.dataset)
 
     def has_fields(self) -> bool:
-        """Tell that there is no sample without audio: a step may need it, or make the text."""
+        """Say that there is no sample without audio: a step may need it, or make the text."""
         return False
 
     def _apply(self, sample: Any, rng: "np.random.Generator | None") -> Any:
@@ -218,7 +218,7 @@ def as_position(index: Any, n_items: int) -> int:
 
 
 def durations_of(dataset: Any, unreadable: float | None = None) -> "Floats | None":
-    """Return the seconds of each item, as float64, or None for a dataset that does not tell.
+    """Return the seconds of each item, as float64, or None for a dataset that does not know.
 
     `unreadable` stands for those that cannot be read, where the dataset's method takes it.
 

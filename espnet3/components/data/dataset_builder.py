@@ -171,7 +171,7 @@ def _jobs(config: DictConfig, loaded: "LoadedConfig | None" = None) -> list[_Job
     context["recipe_dir"] = recipe_dir
     found: list[Any] = []
     for source in _sources(config, recipe_dir, loaded):
-        # Of a class with another name, `load` tells how to export it.
+        # Of a class with another name, `load` says how to export it.
         if any("Builder" in name for name in vars(source.load_module())):
             kind = source.load("DatasetBuilder")
             found.append(kind(**_accepted(kind, context)))

@@ -1,4 +1,4 @@
-"""What can be wrong with data."""
+"""Errors in data."""
 
 import shlex
 from pathlib import Path

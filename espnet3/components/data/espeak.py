@@ -1,7 +1,7 @@
 """Speech from espeak-ng, for corpora that need no download: `pip install espeakng-loader`.
 
 The package carries the library and its voices. An utterance depends on its arguments alone, not on
-what was spoken before, nor on the process or the time; `espeak_server` tells how.
+what was spoken before, nor on the process or the time; `espeak_server` says how.
 """
 
 import importlib.util

@@ -1,4 +1,4 @@
-"""A process that speaks: started by `espeak`, once in each worker, and run as a plain script.
+"""A speech synthesis process: started by `espeak`, once in each worker, and run as a plain script.
 
 espeak-ng seeds itself from the clock and remembers things from one utterance to the next. Here
 each utterance is spoken by a child that was forked from the same freshly initialised parent, so it

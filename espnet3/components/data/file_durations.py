@@ -1,4 +1,4 @@
-"""How long many audio files are: for the builders of datasets, on the workers in force."""
+"""Durations of many audio files, for builders of datasets, on the configured workers."""
 
 import os
 from collections.abc import Callable, Iterable
@@ -22,7 +22,7 @@ class _Nothing(EnvironmentProvider):
 class FileDurations(BaseRunner):
     """Reads the header of a file; the items are paths."""
 
-    can_detach = False  # the stage goes on with what it returns
+    can_detach = False  # the caller needs what it returns
 
     @staticmethod
     def forward(idx: str) -> float:  # type: ignore[override]

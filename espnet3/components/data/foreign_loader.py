@@ -1,7 +1,7 @@
 """Loaders that users made themselves: torch's DataLoader, and anything else that yields batches.
 
 What a DataLoader says of its dataset, batches, order and workers is taken over into a loader of
-ours, which deals batches to ranks and goes on in mid-epoch. One that cannot be told apart into
+ours, which splits batches over ranks and resumes mid-epoch. One that cannot be told apart into
 these, over a stream of samples for instance, is used as it is.
 """
 
@@ -112,7 +112,7 @@ class ForeignLoader:
 
     @property
     def sampler(self) -> "ForeignLoader":
-        """What Lightning tells the epoch."""
+        """The sampler whose `set_epoch` Lightning calls."""
         return self
 
     @property
@@ -121,14 +121,14 @@ class ForeignLoader:
         return getattr(self.loader, "dataset", None)
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch, and tell it to whatever in the loader wants to know."""
+        """Choose the epoch, and set it wherever in the loader it is asked for."""
         if epoch != self.epoch:
             self._n_left_out = self._n_given = 0
         self.epoch = epoch
         for name in ("sampler", "batch_sampler", "dataset"):
             part = getattr(self.loader, name, None)
-            if callable(tell := getattr(part, "set_epoch", None)):
-                tell(epoch)
+            if callable(set_epoch := getattr(part, "set_epoch", None)):
+                set_epoch(epoch)
 
     def __len__(self) -> int:
         """Return the batches of an epoch.
@@ -175,11 +175,11 @@ class ForeignLoader:
         return {"epoch": self.epoch, "n_done": n_done}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on after the batches that were done."""
+        """Resume after the batches that were done."""
         if "n_done" not in state:
             logger.warning(
                 "%s: the checkpoint was written with a loader of another kind, whose position says "
-                "nothing here: the epoch starts anew.", self.key,
+                "nothing here: the epoch starts over.", self.key,
             )  # fmt: skip
             return
         self.epoch, self._n_left_out = int(state["epoch"]), int(state["n_done"])

@@ -94,7 +94,7 @@ class BatchLoader:
         return self.sampler.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on with the batch after the last one that was yielded when the state was taken."""
+        """Resume with the batch after the last one that was yielded when the state was taken."""
         self.sampler.load_state_dict(state)
 
     def close(self, *, at_once: bool = False) -> None:
@@ -111,7 +111,7 @@ class BatchLoader:
             iterator._shutdown_workers()
 
     def __del__(self) -> None:
-        """End the workers: once their queue is collected torch cannot tell them to, nor SIGTERM."""
+        """End the workers: once their queue is collected neither torch nor SIGTERM can."""
         # Not in a child, which has a copy of what its parent started.
         if getattr(self, "_inner", None) is not None and self._pid == os.getpid():
             self.close(at_once=True)
@@ -210,7 +210,7 @@ class BatchLoader:
                 )
 
     def _how_to_skip(self) -> str:
-        return f"To go on without samples that cannot be read, set {self.key}.on_error: skip"
+        return f"To continue without samples that cannot be read, set {self.key}.on_error: skip"
 
 
 def build_loader(
@@ -238,7 +238,7 @@ def build_loader(
 
     Raises:
         ConfigError: The settings do not fit each other or the data: there are no samples, some are
-            longer than a batch, or nobody knows how long they are.
+            longer than a batch, or their lengths are not known.
 
     Example:
         >>> samples = [{"utt_id": str(i), "tokens": [i] * i} for i in range(1, 6)]
@@ -336,7 +336,7 @@ def kill_workers(iterator: Any) -> None:
     """End the workers of a torch iterator, whatever they are doing."""
     from torch._C import _remove_worker_pids
 
-    if iterator._worker_pids_set:  # else torch would raise an error when it hears of their end
+    if iterator._worker_pids_set:  # else torch would raise an error when it learns of their end
         _remove_worker_pids(id(iterator))
         iterator._worker_pids_set = False
     for worker in iterator._workers:

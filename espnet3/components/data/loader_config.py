@@ -46,7 +46,7 @@ class LoaderConfig(FrozenConfig):
     max_seconds: PositiveFloat | None = None
     """Leave longer samples out."""
     on_error: Literal["raise", "skip"] = "raise"
-    """What to do when a sample cannot be read: stop, or log it and go on without."""
+    """What to do when a sample cannot be read: stop, or log it and continue without it."""
     max_errors: NonNegativeInt | None = 100
     """With `on_error: skip`, stop after so many of a process; null for any number."""
     buffer_shards: NonNegativeInt = 16

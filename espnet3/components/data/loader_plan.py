@@ -418,7 +418,7 @@ def name_in(dataset: Any, index: int) -> str | None:
     try:
         sample = dataset[index]
     except Exception:
-        return None  # told when the sample is needed
+        return None  # reported when the sample is needed
     name = sample.get("utt_id") if hasattr(sample, "get") else None
     return None if name is None else str(name)
 

@@ -112,7 +112,7 @@ def _split(batches: list["Ints"], n_wanted: int) -> list["Ints"]:
 def _joined(batches: list["Ints"], n_wanted: int, limit: Limit) -> list["Ints"]:
     """Return `n_wanted` batches, or as few as the limit allows.
 
-    Those with the smallest samples are made anew, and only as many of them as it takes.
+    Those with the smallest samples are made again, and only as many of them as it takes.
     """
     n_batches = len(batches)
     sizes = [limit.padded(batch) for batch in batches]
@@ -127,10 +127,10 @@ def _joined(batches: list["Ints"], n_wanted: int, limit: Limit) -> list["Ints"]:
         n_anew *= 2
     if n_saved <= 0:
         return batches
-    anew = _split(packed, max(len(packed), len(chosen) - (n_batches - n_wanted)))
-    for i, batch in zip(chosen, anew, strict=False):
+    remade = _split(packed, max(len(packed), len(chosen) - (n_batches - n_wanted)))
+    for i, batch in zip(chosen, remade, strict=False):
         batches[i] = batch
-    gone = set(chosen[len(anew) :])
+    gone = set(chosen[len(remade) :])
     return [batch for i, batch in enumerate(batches) if i not in gone]
 
 

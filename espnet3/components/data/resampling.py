@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 def resample(samples: "Array", from_rate: int, to_rate: int) -> "Array":
     """Return [samples] or [samples, channels] at another rate, as float32.
 
-    The same samples give the same result, whoever computes it. Tones up to 0.85 of half the lower
+    The same samples give the same result on any worker. Tones up to 0.85 of half the lower
     rate stay the same to within -60 dB; what would come back as another tone is removed.
 
     Args:

@@ -86,7 +86,7 @@ class Fetched:
     batch: Any
     tickets: list[int]
     seconds: list[float] | None
-    """Of each sample, if all of them tell."""
+    """Of each sample, if all of them have it."""
     failures: list[Failure]
 
     def pin_memory(self) -> "Fetched":
@@ -105,9 +105,9 @@ class SampleReader:
         dataset: Where the samples are.
         collate_fn: Makes a batch of a list of them.
         seed: Of the experiment.
-        seconds: Of each item, for samples that do not tell.
+        seconds: Of each item, for samples that do not have it.
         is_fixed: Random choices are the same in each epoch, so that its scores can be compared.
-        skip: Go on without samples that cannot be read.
+        skip: Continue without samples that cannot be read.
     """
 
     def __init__(
@@ -182,9 +182,9 @@ class SampleReader:
 
     def _seconds(self, samples: list[Any], tickets: list[int]) -> list[float] | None:
         """Return what the samples say, which transforms may have changed, else what was known."""
-        told = [_seconds_of(sample) for sample in samples]
-        if all(seconds is not None for seconds in told):
-            return [seconds for seconds in told if seconds is not None]
+        known = [_seconds_of(sample) for sample in samples]
+        if all(seconds is not None for seconds in known):
+            return [seconds for seconds in known if seconds is not None]
         if self.seconds is None:
             return None
         return [float(self.seconds[ticket % len(self.dataset)]) for ticket in tickets]

@@ -63,7 +63,7 @@ def global_rngs_kept() -> Iterator[Callable[..., None]]:
     """
     import numpy as np
 
-    # Whoever has not imported torch draws nothing from it, and it takes seconds to import.
+    # A process that has not imported torch draws nothing from it, and it takes seconds to import.
     torch = sys.modules.get("torch")
     before = random.getstate(), np.random.get_state(), torch and torch.get_rng_state()
     try:
@@ -87,7 +87,7 @@ def fixed_random() -> Iterator[Callable[..., None]]:
         with global_rngs_kept() as seed:
             yield seed
         return
-    # Asking a GPU that nobody uses would start its driver.
+    # Asking a GPU that is not in use would start its driver.
     cuda = torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None
     n_threads = torch.get_num_threads()
     torch.set_num_threads(1)

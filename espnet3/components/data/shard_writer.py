@@ -198,7 +198,7 @@ class ShardPlan:
 
 @dataclass
 class ShardWriting:
-    """Write a dataset as shards `NAME-000000.ENDING`, each atomically; run again, it goes on.
+    """Write a dataset as shards `NAME-000000.ENDING`, each atomically; run again, it continues.
 
     Args:
         dataset: Samples `{utt_id, speech, sample_rate, ...}`.
@@ -347,7 +347,7 @@ def check_written(shards: Iterable[Path]) -> None:
             if file.exists() and not _load(file)["is_complete"]:
                 raise DataError(
                     f"The shards {name}-* in {folder} are not all written: {file.name} says so. "
-                    f"Go on with what writes them: {create_command()}"
+                    f"Continue with what writes them: {create_command()}"
                 )
 
 
@@ -360,7 +360,7 @@ def _load(file: Path) -> dict[str, Any]:
     except (ValueError, KeyError, TypeError) as error:
         problem = f"is damaged ({error})"
     raise StaleRunError(
-        f"{file} {problem}, so it does not tell which shards are whole. Remove it and the shards "
+        f"{file} {problem}, so it does not say which shards are whole. Remove it and the shards "
         "that it is for, and write them again."
     )
 

@@ -35,7 +35,7 @@ def write_tar_shards(
 ) -> list[Path]:
     """Write shards `NAME-000000.tar`, ..., and their indexes.
 
-    Each shard appears whole. If the call is killed, the same call goes on with the shard that it
+    Each shard appears whole. If the call is killed, the same call continues with the shard that it
     was at; once all are there, it returns at once. An item is `KEY.flac`, `KEY.txt` of its `text`,
     `KEY.json` of its other fields, and `KEY.FIELD.npy` of each array.
 

@@ -22,7 +22,7 @@ Ints = NDArray[np.int64]
 IMPOSSIBLE = -np.inf
 _NO_PARENT, _DEAD = np.int64(-1), np.int64(-2)
 _MIX_1, _MIX_2 = np.int64(-7046029254386353131), np.int64(-4417276706812531889)
-_LARGEST_TABLE = 2**28  # bytes; a larger one is begun anew before the next batch
+_LARGEST_TABLE = 2**28  # bytes; a larger one is cleared before the next batch
 
 
 @dataclass(frozen=True)
@@ -359,7 +359,7 @@ class NGramTable:
     """Scores tokens after states, as `PrefixScorer` says.
 
     A state is a row of the table. Its row of scores is computed when the state is first reached,
-    so that a frame costs no Python per token. Whoever searches holds `lock` meanwhile: two searches
+    so that a frame costs no Python per token. A search holds `lock` meanwhile: two searches
     at once would give two contexts the same row.
 
     Args:

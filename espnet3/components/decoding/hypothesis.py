@@ -1,4 +1,4 @@
-"""What every decoder returns."""
+"""The result of every decoder."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

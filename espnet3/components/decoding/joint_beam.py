@@ -76,7 +76,7 @@ class JointBeam:
         self.max_length_ratio = max_length_ratio
         self.settings = SearchSettings(beam_size, n_best, n_candidates, length_bonus)
         self._lm = lm
-        # It is loaded later, and by the rules of whoever named it.
+        # It is loaded later, and by the rules of the config that names it.
         self._trust = current_trust()
 
     def load_language_model(self, path: "str | os.PathLike[str]") -> None:

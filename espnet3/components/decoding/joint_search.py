@@ -164,7 +164,7 @@ class CTCPrefixScorer:
         return PrefixState(in_token, in_blank, tokens)
 
     def select(self, utterances: Tensor) -> None:
-        """Go on with these utterances alone; states must be of the same ones."""
+        """Continue with these utterances alone; states must be of the same ones."""
         self._posteriors = self._posteriors[utterances]
         self._is_padding = self._is_padding[utterances]
         self._take_utterances()
@@ -214,7 +214,7 @@ class NetworkPart:
         return sums[..., None] + self._log_probs.gather(-1, candidates)
 
     def keep(self, utterances: Tensor, parents: Tensor, tokens: Tensor) -> None:
-        """Go on with the rows `parents` of these utterances."""
+        """Continue with the rows `parents` of these utterances."""
         n_rows = self._log_probs.shape[1]
         self._state = self._network.select(
             self._state, (utterances[:, None] * n_rows + parents).flatten()
@@ -239,7 +239,7 @@ class CTCPart:
         return self._scorer.score(self._state).gather(-1, candidates)
 
     def keep(self, utterances: Tensor, parents: Tensor, tokens: Tensor) -> None:
-        """Go on with the rows `parents` of these utterances, with one more token each."""
+        """Continue with the rows `parents` of these utterances, with one more token each."""
         if len(utterances) < len(self._state.last):
             self._scorer.select(utterances)
             self._state = self._state.select(utterances)
@@ -253,7 +253,7 @@ class JointSearch:
     """One search over one batch; `run` it once.
 
     A hypothesis that ends takes a place in the beam of its step, as in a greedy search; afterwards
-    its place is free. An utterance leaves the batch as soon as no hypothesis that goes on can still
+    its place is free. An utterance leaves the batch as soon as no open hypothesis can still
     become one of the `n_best`: no part of the score ever grows, so nothing is cut off by chance.
 
     Args:
@@ -288,7 +288,7 @@ class JointSearch:
 
     @property
     def _length(self) -> int:
-        """How many tokens the hypotheses that go on have."""
+        """How many tokens the open hypotheses have."""
         return self._tokens.shape[2] - 1
 
     def _continuations(self) -> tuple[Tensor, Tensor, list[Tensor]]:
@@ -347,7 +347,7 @@ class JointSearch:
             self._ended[self._utterances[row]].sort(key=lambda one: -one.score)
 
     def _go_on(self, choice: _Choice) -> None:
-        """Take the tokens of the hypotheses that go on, and leave out utterances that are done."""
+        """Take the tokens of the open hypotheses, and leave out utterances that are done."""
         totals = choice.totals.masked_fill(choice.tokens == self._end, _NEVER)
         hopes = self._hopes(totals)
         kept = [row for row, hope in enumerate(hopes) if hope > self._to_beat(row)]

@@ -1,1 +1,1 @@
-"""Metrics: count what is wrong, tell how sure the count is, and show where it is wrong."""
+"""Metrics: error counts, their confidence intervals, and aligned texts."""

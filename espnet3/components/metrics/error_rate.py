@@ -92,7 +92,7 @@ class ErrorRate:
                 "resample is 'length', but a set has few lengths to draw from. "
                 "Write: resample: utterance, or resample: speaker"
             )
-        self._clean  # noqa: B018  # a wrong name is to be told now, not after hours
+        self._clean  # noqa: B018  # a wrong name is an error now, not after hours
 
     def split(self, text: str) -> Sequence[str]:
         """Return the units of a cleaned text."""

@@ -1,4 +1,4 @@
-"""Which frames of a padded batch are real."""
+"""Masks of padded batches: which frames are real."""
 
 import torch
 from torch import Tensor

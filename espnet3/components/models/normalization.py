@@ -96,7 +96,7 @@ class GlobalNormalization(nn.Module):
     def _load_from_state_dict(
         self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any
     ) -> None:
-        """Take the shape from the checkpoint where no file told it."""
+        """Take the shape from the checkpoint where no file gave it."""
         for name in ("mean", "std"):
             found = state_dict.get(prefix + name)
             buffer: Tensor = getattr(self, name)

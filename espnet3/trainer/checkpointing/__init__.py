@@ -1,1 +1,1 @@
-"""Checkpoints: what they hold, which are kept, averages, and going on from them."""
+"""Checkpoints: what they hold, which are kept, averages, and resuming from them."""

@@ -142,7 +142,7 @@ def _check_same(
         raise RunFolderError(
             f"{path.name} and {first.name} in {path.parent} are of different models: "
             f"{first_few(names, 5)} differ. Move those of the old model "
-            "away, or train anew with resume: never."
+            "away, or train from scratch with resume: never."
         )
 
 
@@ -166,7 +166,7 @@ def _write_safetensors(weights: dict[str, torch.Tensor], path: Path) -> None:
     from safetensors.torch import save_file
 
     temp = temp_path(str(path))
-    Path(temp).touch()  # for the permissions that are usual here: `save_file` gives them to nobody
+    Path(temp).touch()  # for the permissions that are usual here: `save_file` makes it private
     permissions = stat.S_IMODE(os.stat(temp).st_mode)
     # Tied weights were summed one by one, so no two tensors share their memory.
     plain = {name: value.contiguous() for name, value in weights.items()}

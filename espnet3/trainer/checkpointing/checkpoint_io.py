@@ -100,7 +100,7 @@ def explain_trouble(path: StrPath, content: Any = None) -> Iterator[None]:
     try:
         yield
     except (OSError, RuntimeError) as error:
-        # torch's zip writer fails a second time at its end, with an error that tells nothing.
+        # torch's zip writer fails a second time at its end, with an error that says nothing.
         cause = error if isinstance(error, OSError) else error.__context__
         if not isinstance(cause, OSError):
             raise
@@ -123,7 +123,7 @@ def _cannot_write(path: StrPath, cause: OSError, content: Any) -> str:
         text += f" It needs about {_size(needed)}; {_size(free)} are free."
     return (
         f"{text} The checkpoints that were there before are intact. Make room, or choose another "
-        "folder with exp_dir=..., and run the same command again: it goes on from last.ckpt."
+        "folder with exp_dir=..., and run the same command again: it resumes from last.ckpt."
     )
 
 
@@ -156,9 +156,9 @@ def _refuse_objects(written: str, checkpoint: dict[str, Any], path: StrPath) -> 
         if _type_name(value) in unsafe
     ]
     raise RunFolderError(
-        f"{os.path.basename(path)} was not saved, since training could not go on from it: it holds "
-        f"{', '.join(where[:5] or unsafe[:5])}. A checkpoint may hold only {_PLAIN}; change the "
-        "state_dict() of that callback, optimizer or scheduler, or take it out of the config."
+        f"{os.path.basename(path)} was not saved, since training could not resume from it: it "
+        f"holds {', '.join(where[:5] or unsafe[:5])}. A checkpoint may hold only {_PLAIN}; change "
+        "the state_dict() of that callback, optimizer or scheduler, or take it out of the config."
     )
 
 
@@ -174,14 +174,14 @@ def _unreadable(file: Path, error: Exception) -> str:
     if unsafe:
         return (
             f"{file} was not loaded: it holds Python objects ({', '.join(sorted(unsafe)[:5])}), "
-            "and loading those can run code. Save it anew with weights only, where you trust it: "
+            "and loading those can run code. Save it again with weights only, where you trust it: "
             "torch.save(model.state_dict(), path)"
         )
     reason = str(error).strip().splitlines() or [type(error).__name__]
     return (
         f"The checkpoint {file} is damaged or cut off ({file.stat().st_size} bytes): "
-        f"{reason[0][:200]} Delete it, and go on from another with "
-        "fit.ckpt_path=<exp_dir>/epoch<E>_step<S>.ckpt, or start anew with resume=never."
+        f"{reason[0][:200]} Delete it, and resume from another with "
+        "fit.ckpt_path=<exp_dir>/epoch<E>_step<S>.ckpt, or start from scratch with resume=never."
     )
 
 

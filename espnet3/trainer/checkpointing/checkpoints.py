@@ -214,7 +214,7 @@ class CheckpointKeeper(Checkpoint):
         entered = self.best.add(name, values, epoch, step)
         self._dropped = (self._dropped | before) - self.best.files()
         self._is_index_old = True
-        # A run that goes on in the middle of an accumulation does not have its gradients, so
+        # A run that resumes in the middle of an accumulation does not have its gradients, so
         # `last.ckpt` waits for the end of it.
         is_partial = has_gradients(pl_module) and not is_ending(trainer)
         names = [*([] if is_partial else [LAST]), *([name] if entered else [])]
@@ -265,7 +265,7 @@ def _same(a: StrPath, b: Path) -> bool:
 
 
 class SaveTimer:
-    """Tells, batch by batch, whether the seconds since the last save are over.
+    """Decides, batch by batch and on all ranks alike, whether a save is due.
 
     The clock of rank 0 decides. With several ranks it is asked only when about half of the
     remaining time has passed, judged by the pace so far: a few dozen messages per interval.

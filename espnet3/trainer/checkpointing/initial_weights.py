@@ -1,6 +1,6 @@
-"""`init`: what the weights are before the first step, and a line that says so.
+"""`init`: the weights before the first step, and a log line that says what they are.
 
-They come from a file, whole or by parts, or are drawn anew by a method that ESPnet2 names.
+They come from a file, whole or by parts, or are drawn by a method that ESPnet2 names.
 """
 
 import logging
@@ -191,7 +191,7 @@ def load_initial_weights(
 
 
 def _draw(model: nn.Module, entry: MethodConfig, loaded: "LoadedConfig | None") -> None:
-    """Draw the weights of a model anew, all of them in the same order on each rank."""
+    """Draw the weights of a model, all of them in the same order on each rank."""
     kept, n_drawn, n_zero = list[str](), 0, 0
     seen: set[int] = set()
     for prefix, module in model.named_modules():
@@ -217,8 +217,8 @@ def _draw(model: nn.Module, entry: MethodConfig, loaded: "LoadedConfig | None") 
             f"matrix below to: {entry.to!r} that exclude leaves. It has: {tops}. Write: "
             f"init: {entry.method}"
         )
-    told = [f"Weights by {entry.method}: {n_drawn} drawn, {n_zero} biases set to 0."]
-    log.info("%s", "\n".join([*told, *_groups("left as they were", kept)]))
+    lines = [f"Weights by {entry.method}: {n_drawn} drawn, {n_zero} biases set to 0."]
+    log.info("%s", "\n".join([*lines, *_groups("left as they were", kept)]))
 
 
 def _fan_in(weight: torch.Tensor) -> int:

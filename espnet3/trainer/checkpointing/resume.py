@@ -81,14 +81,14 @@ def find_resume_point(
     if ckpt_path and not path.exists():
         raise ConfigError(
             f"fit.ckpt_path is {ckpt_path}, which does not exist. Give a checkpoint, or delete the "
-            f"line to go on from {Path(exp_dir) / LAST}."
+            f"line to resume from {Path(exp_dir) / LAST}."
         )
     if not ckpt_path and (resume == "never" or not path.exists()):
         return None
     checkpoint = read_checkpoint(path, mmap=True)
     if "loops" not in checkpoint:
         raise ConfigError(
-            f"{path} has weights only, no state of optimizers, so training cannot go on from it. "
+            f"{path} has weights only, no state of optimizers, so training cannot resume from it. "
             f"To start from its weights, write instead: init: {{path: {path}}}"
         )
     if model is not None and path.is_file():
@@ -127,7 +127,7 @@ def put_aside(folder: Path) -> Path | None:
     # `last.ckpt` last: after a kill on the way, `resume: auto` would still find it.
     for path in sorted(found, key=lambda p: p.name == LAST):
         os.rename(path, target / path.name)
-    log.info("Starting anew (resume: never); the old training was moved to %s.", target)
+    log.info("Starting from scratch (resume: never); the old training was moved to %s.", target)
     return target
 
 
@@ -148,13 +148,14 @@ def report_resume(
     change = point.way_on(max_epochs, max_steps, stops_early=stops_early)
     if change is not None:
         log.info(
-            "Training is finished (%s: %s). To train longer, %s; to start anew, set resume=never.",
+            "Training is finished (%s: %s). To train longer, %s; to start from scratch, "
+            "set resume=never.",
             point.path,
             point.position,
             change,
         )
         return True
-    log.info("Going on from %s (%s).", point.path, point.position)
+    log.info("Resuming from %s (%s).", point.path, point.position)
     return False
 
 
@@ -182,7 +183,7 @@ def check_same_model(path: StrPath, stored: Mapping[str, Any], state: Mapping[st
     raise ConfigError(
         f"{path} is a checkpoint of another model. Weights {'; '.join(p for p in parts if p)}. "
         "It was not touched. Either give this training a folder of its own: exp_tag=NEW_NAME, or "
-        "put the old one aside and start anew: resume=never."
+        "put the old one aside and start from scratch: resume=never."
     )
 
 

@@ -70,5 +70,5 @@ def _load_safetensors(path: StrPath) -> dict[str, torch.Tensor]:
     except SafetensorError as error:
         raise RunFolderError(
             f"{path} is damaged or no safetensors file ({error}). Average again with stage 5, or "
-            "copy it anew."
+            "copy it again."
         ) from error

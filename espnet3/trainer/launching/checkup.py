@@ -60,8 +60,8 @@ def _launched(loaded: "LoadedConfig", recipe_dir: str) -> list[Finding]:
 
     job = plan_job(loaded, (), recipe_dir=recipe_dir)
     render(job)  # refuses options that cannot be written
-    told = (
+    text = (
         f"`espnet3 launch` would ask {job.config.scheduler} for {job.n_nodes} node(s) x "
         f"{job.n_processes} process(es), {job.n_gpus} GPU(s) on each node"
     )
-    return [Finding("ok", _WHAT, told)]
+    return [Finding("ok", _WHAT, text)]

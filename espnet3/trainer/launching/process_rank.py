@@ -15,7 +15,7 @@ class ProcessRank:
     rank: int = 0
     world_size: int = 1
     launcher: str = ""
-    """`torchrun`, `srun` or `lightning`; empty for a process that nobody launched."""
+    """`torchrun`, `srun` or `lightning`; empty for a process without a launcher."""
 
     @property
     def is_first(self) -> bool:

@@ -55,7 +55,7 @@ def _texts(ids: Any) -> list[str]:
 
 
 def refuse_lightning(model: Any) -> None:
-    """Refuse a LightningModule, or its class: nobody would call its `training_step`.
+    """Refuse a LightningModule, or its class: its `training_step` would never be called.
 
     Raises:
         ConfigError: with what to write instead.

@@ -170,7 +170,7 @@ class Stepper:
         updater.is_synced = is_synced
 
     def update(self, updater: Updater, batch: Any) -> bool:
-        """Step with the mean gradient of the window; tell whether the weights have changed."""
+        """Step with the mean gradient of the window; return whether the weights have changed."""
         if not updater.n_batches:
             return False
         if ddp_of(self._trainer) is not None and not updater.is_synced:
@@ -202,7 +202,7 @@ class Stepper:
             self._finish_gradients(*self._stepping)
 
     def _finish_gradients(self, updater: Updater, batch: Any) -> bool:
-        """Measure and clip the gradients; tell whether they are fit for a step."""
+        """Measure and clip the gradients; return whether they are fit for a step."""
         config, parameters = updater.config, updater.parameters
         norm = total_norm(parameters, self._module.model)
         self._norms[updater.name] = value = norm.item()
@@ -298,7 +298,7 @@ class NonFiniteGuard:
                 "Try a lower learning rate or a longer warm-up, gradient clipping "
                 "(trainer.gradient_clip_val: 1.0), or precision: bf16-mixed or 32 instead of "
                 "16-mixed. Empty texts, and texts longer than the frames for CTC, are the usual "
-                "reason in data. Running train again goes on from the last checkpoint."
+                "reason in data. Running train again resumes from the last checkpoint."
             )
 
     def _warn(self, what: str, batch: Any, trainer: Trainer) -> None:
@@ -318,7 +318,7 @@ class NonFiniteGuard:
         return {"n_bad": self.n_bad, "n_in_a_row": self.n_in_a_row}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Go on from other counts."""
+        """Restore the counts."""
         self.n_bad, self.n_in_a_row = state["n_bad"], state["n_in_a_row"]
 
 

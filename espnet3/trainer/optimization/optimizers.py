@@ -88,7 +88,7 @@ def build_scheduler(
 ) -> Any:
     """Build the scheduler of an optimizer.
 
-    One that wants to know how long the training is, and is not told in the config, is told here.
+    Where a scheduler needs the length of the training and the config has none, it is filled in.
 
     Raises:
         ConfigError: its arguments do not fit, or the length is needed and nothing limits it.
@@ -257,7 +257,7 @@ def warn_of_kept(built: Settings, updaters: Sequence[Updater], path: StrPath) ->
     ]
     if kept:
         logger.warning(
-            "A training that goes on keeps its settings: %s. A schedule beyond its planned length "
+            "A resumed training keeps its settings: %s. A schedule beyond its planned length "
             "may stay at its end, or rise again. For the new ones, start another training from "
             "these weights: exp_tag=NEW_NAME 'init={path: %s}'",
             ", ".join(kept),

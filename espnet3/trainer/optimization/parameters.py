@@ -47,8 +47,8 @@ class Frozen:
             if module.training:
                 module.eval()
 
-    def tell_of_others(self, model: nn.Module) -> None:
-        """Warn of modules in eval mode that nobody has frozen, which Lightning leaves in it."""
+    def warn_of_others(self, model: nn.Module) -> None:
+        """Warn of modules in eval mode that `freeze` does not name; Lightning leaves them in it."""
         held = {id(module) for one in self.modules.values() for module in one.modules()}
         found = {plain_name(n): m for n, m in model.named_modules() if not m.training}
         others = [name for name, module in found.items() if id(module) not in held]

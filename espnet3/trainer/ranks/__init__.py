@@ -1,1 +1,1 @@
-"""Ranks that die, and signals that end a training."""
+"""Failures of ranks, and signals that end a training."""

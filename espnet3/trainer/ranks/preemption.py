@@ -197,7 +197,7 @@ class Preemption(pl.Callback):
         if trainer.is_global_zero:
             logger.info(
                 "A signal has ended the training at step %d (exit code %d). The checkpoint is "
-                "written: the same command goes on from it.",
+                "written: the same command resumes from it.",
                 trainer.global_step,
                 self._agreed,
             )
@@ -232,7 +232,7 @@ class _Pace:
         self._start = time.monotonic()
 
     def is_due(self, trainer: pl.Trainer) -> bool:
-        """Count a batch and tell whether to ask; alone, one may always."""
+        """Count a batch and return whether to ask; a single rank always may."""
         self._n_batches += 1
         return trainer.world_size == 1 or self._n_batches >= self._n_between
 

@@ -37,7 +37,7 @@ class Failure:
     """A traceback, or what to look at."""
     exit_code: int = 1
     is_own: bool = False
-    """Whether the rank itself tells of it, and prints it."""
+    """Whether the rank itself reports it, and prints it."""
 
     @property
     def name(self) -> str:
@@ -110,7 +110,7 @@ def advice(host: str) -> str:
     )
     job = os.environ.get("SLURM_JOB_ID")
     text += f", and `sacct -j {job}` or `scontrol show job {job}`" if job else ""
-    return f"{text}. The last checkpoint is whole: the same command goes on from it."
+    return f"{text}. The last checkpoint is whole: the same command resumes from it."
 
 
 def is_communication_error(error: BaseException) -> bool:
@@ -219,7 +219,7 @@ def _death(rank: int, child: subprocess.Popen[bytes]) -> Failure:
     host, code = socket.gethostname(), child.returncode
     if code > 0:
         what = f"ended with exit code {code} and left no message."
-        return Failure(rank, host, child.pid, what, "Its own output, above, may tell why.")
+        return Failure(rank, host, child.pid, what, "Its own output, above, may say why.")
     try:
         name = signal.Signals(-code).name
     except ValueError:

@@ -48,7 +48,7 @@ class RankStore:
         self._heard: set[int] = set()
 
     def is_gone(self, seconds: float = 0.0) -> bool:
-        """Wait up to some seconds for the server to go; tell whether it went."""
+        """Wait up to some seconds for the server to end; return whether it did."""
         poll = select.poll()
         poll.register(self._wire, select.POLLIN)  # the server says nothing here, until it closes
         return bool(poll.poll(seconds * 1000))
@@ -227,7 +227,7 @@ class RankLink:
 
 
 def wait_for(condition: Callable[[], bool], seconds: float = _FAREWELL_SECONDS) -> bool:
-    """Wait for a condition; tell whether it came to hold."""
+    """Wait for a condition; return whether it holds."""
     deadline = time.monotonic() + seconds
     while not (holds := condition()) and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -241,7 +241,7 @@ class SilenceMeter:
     suspended job) does not count: then all were silent.
 
     Args:
-        longest_step: seconds that count at most between two calls of `hear`.
+        longest_step: seconds that count at most between two calls of `update`.
         clock: for tests.
     """
 
@@ -252,7 +252,7 @@ class SilenceMeter:
         self._beats: dict[int, bytes] = {}
         self._seconds: dict[int, float] = {}
 
-    def hear(self, beats: Mapping[int, bytes]) -> None:
+    def update(self, beats: Mapping[int, bytes]) -> None:
         """Take in the present heartbeats; a rank that is not among them is forgotten."""
         now = self._clock()
         since = 0.0 if self._last_call is None else now - self._last_call

@@ -124,7 +124,7 @@ class RankWatch(pl.Callback):
             if store := self._link.usable_store():
                 self._publish(store, error)
         except RuntimeError:  # the store is gone; what is left is the error itself
-            logger.debug("The other ranks could not be told.", exc_info=True)
+            logger.debug("The other ranks could not be notified.", exc_info=True)
         finally:
             self._processes.kill_children()
 
@@ -169,7 +169,7 @@ class RankWatch(pl.Callback):
             if failure and not self._link.saw_leave(failure.rank):
                 self._end(failure)
             if self._link.store is not None:
-                meter.hear({0: str(self._n_looks).encode()})
+                meter.update({0: str(self._n_looks).encode()})
                 seconds = meter.longest()[1]
                 if seconds > self.silence_seconds:
                     self._link.hangs = True
@@ -201,7 +201,7 @@ class RankWatch(pl.Callback):
             self._link.leave()
             self._closing.set()
             return
-        meter.hear(beats)
+        meter.update(beats)
         rank, seconds = meter.longest()
         is_over = seconds > self.silence_seconds
         if is_over or (seconds > _AFTER_ERROR_SECONDS and store.is_suspicious()):

@@ -1,1 +1,1 @@
-"""What people see of a training: progress, metrics, history, curves."""
+"""Reports of a training: progress, metrics, history, curves, loggers."""

@@ -1,4 +1,4 @@
-"""Learning curves: `curves.png`, and what of a history is worth drawing."""
+"""Learning curves: which metrics of a history are drawn, and `curves.png`."""
 
 import itertools
 import math

@@ -72,7 +72,7 @@ class History(Callback):
             self._give_up(error)
 
     def _give_up(self, error: OSError) -> None:
-        # A full disk must not end a training that could go on; checkpoints have their own errors.
+        # A full disk must not end a training; checkpoints have their own errors.
         logger.warning("%s is not written any more: %s", self.path, error)
         self._close()
 

@@ -1,4 +1,4 @@
-"""The lines of `history.jsonl`, as they are written and read; Lightning is not needed for that."""
+"""Read and format the lines of `history.jsonl`; without importing Lightning."""
 
 import json
 import math

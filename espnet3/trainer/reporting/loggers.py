@@ -84,7 +84,7 @@ def hide_lost_steps(trainer: Trainer) -> None:
 
 
 def _default(exp_dir: StrPath) -> TensorBoardLogger:
-    # Lightning puts it into lightning_logs/version_N, and a new N for each time a run goes on.
+    # Lightning puts it into lightning_logs/version_N, and a new N for each resume.
     return TensorBoardLogger(str(exp_dir), name=_FOLDER, version="")
 
 
@@ -124,7 +124,7 @@ def _defaults(node: Mapping[str, Any], exp_dir: Path) -> dict[str, Any]:
     if target is TensorBoardLogger:
         added |= {"version": "", "save_dir": str(exp_dir / _FOLDER)}
     elif target is CSVLogger:
-        # In a folder of each time that the run goes on: it empties a file that it finds.
+        # In a folder of its own for each resume: it empties a file that it finds.
         added["save_dir"] = str(exp_dir / "csv")
     elif "save_dir" in parameters:  # such as ./mlruns, beside whatever program was started
         added["save_dir"] = str(exp_dir / Path(str(parameters["save_dir"].default or "")).name)

@@ -181,7 +181,7 @@ class EarlyStops(Callback):
     A checkpoint holds the `patience` of the run before, and would put it back: the config's counts.
 
     Args:
-        exp_dir: whose history tells at which epoch the best value came.
+        exp_dir: whose history has the epoch of the best value.
     """
 
     def __init__(self, exp_dir: StrPath) -> None:

@@ -1,4 +1,4 @@
-"""What is trained, and where the time until the first step goes."""
+"""Size of a model, and the time until the first step, part by part."""
 
 import logging
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""How fast a training runs, and what it waits for."""
+"""Throughput of a training: speed, waiting for data, padding, memory."""
 
 import logging
 import math
@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class Window:
-    """Sums over the batches since the last log point; what a loader does not tell becomes NaN."""
+    """Sums over the batches since the last log point; what a loader does not report becomes NaN."""
 
     n_batches: int = 0
     elapsed: float = 0.0
@@ -100,7 +100,7 @@ def _log_each_epoch(trainer: Trainer) -> None:
 
 
 def _last_batch(loader: Any) -> Any:
-    """Return what our loader tells of its last batch, or None for a loader of another kind."""
+    """Return what our loader reports of its last batch, or None for another kind of loader."""
     return getattr(loader, "last_batch", None)
 
 

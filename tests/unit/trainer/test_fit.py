@@ -166,7 +166,7 @@ def test_a_limit_that_lightning_refuses_later_is_placed(load):
     ("overrides", "words"),
     [
         (["fit.ckpt_pth=a"], "Did you mean 'ckpt_path'? It takes: ckpt_path, weights_only."),
-        (["fit.ckpt_path=a.ckpt"], "delete the line: training goes on from exp/last.ckpt"),
+        (["fit.ckpt_path=a.ckpt"], "delete the line: training resumes from exp/last.ckpt"),
         (["fit.ckpt_path=training.yaml", "resume=never", "exp_dir=."], "or write: resume: auto"),
         (["checkpoint.every_n_step=3"], "Did you mean 'every_n_steps'?"),
         (["init.pth=a"], "Did you mean 'path'?"),

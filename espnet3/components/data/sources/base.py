@@ -94,7 +94,7 @@ class SpeechSource(ABC):
     def _audio_file(self, position: int) -> str | os.PathLike[str] | None:
         try:
             source = self._clip(position).source
-        except (AudioError, NotImplementedError):  # told when its turn comes; or another reads it
+        except (AudioError, NotImplementedError):  # reported when it is read; or another reads it
             return None
         return None if isinstance(source, bytes) else source
 

@@ -23,7 +23,7 @@ class ManifestDataset(SpeechSource):
 
     Columns that are not named below are kept in the samples under their own names. Where a line
     has an `offset` in seconds, the audio starts there and lasts for its `duration`; otherwise a
-    `duration` only tells the length. What has no `duration` is looked up in the file's header.
+    `duration` is the length only. What has no `duration` is looked up in the file's header.
     Without ids in the manifest, the name of the audio file is one, with a number added to each if
     names repeat.
 

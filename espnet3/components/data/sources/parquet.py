@@ -105,7 +105,7 @@ class Dataset(ShardSource):
         if self._largest_group > _LARGE_GROUP_BYTES:
             logger.warning(
                 "The row groups of %s have up to %d MB, which are read for each row that is asked "
-                "for out of order. Write them anew: write_parquet_shards(dataset, FOLDER)",
+                "for out of order. Write them again: write_parquet_shards(dataset, FOLDER)",
                 shards[0].parent, self._largest_group >> 20,
             )  # fmt: skip
 
@@ -277,7 +277,7 @@ def _column(file: Any, shard: Path, name: str) -> Iterator[Any]:
 
 
 def _seconds(file: Any, shard: Path, columns: Mapping[str, str]) -> Iterator[float]:
-    """Yield what the table tells, else the header of the audio; NaN if neither can be read."""
+    """Yield what the table has, else the header of the audio; NaN if neither can be read."""
     known = _known_seconds(file, shard, columns)
     row = 0
     for group in range(file.metadata.num_row_groups):

@@ -73,7 +73,7 @@ class IndexKind:
     """How the index of a shard is made, and where it is kept.
 
     Args:
-        name: Of this kind and version; an index of another one is made anew.
+        name: Of this kind and version; an index of another one is made again.
         build: Reads a shard.
         index_dir: A folder for the files; None for beside the shards or, where that cannot be
             written, the user's cache.
@@ -92,7 +92,7 @@ class IndexKind:
         return self._find_fresh(shard) or self._make(shard)
 
     def files_of(self, shards: Sequence[Path]) -> list[Path]:
-        """Return `file_of` of each shard, and tell how many had to be made."""
+        """Return `file_of` of each shard, and log how many had to be made."""
         start = time.monotonic()
         with ThreadPoolExecutor(_N_THREADS) as threads:
             files = list(threads.map(self._find_fresh, shards))

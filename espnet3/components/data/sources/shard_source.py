@@ -178,7 +178,7 @@ class Recent(Generic[T]):
     """The values that were asked for last; others are made again when they are needed.
 
     After a fork, and when it is pickled, it is empty: a process opens its own files. What is
-    dropped is closed once nobody uses it, so several threads may read.
+    dropped is closed once it is out of use, so several threads may read.
 
     Args:
         capacity: The sum of costs that is kept; the last value is kept whatever it costs.
@@ -380,7 +380,7 @@ def _braced(expansions: Sequence[Sequence[str]], pattern: str) -> list[Path]:
 
 
 def _advice(pattern: str, names: Sequence[str], lost: Sequence[str]) -> str:
-    """Return how to go on; with the shorter range where only the last shards are missing."""
+    """Return the way out; with the shorter range where only the last shards are missing."""
     n_there = len(names) - len(lost)
     braces = _BRACES.findall(pattern)
     is_range = len(braces) == 1 and _RANGE.fullmatch(braces[0])

@@ -157,7 +157,7 @@ class _Builder:
             self._start(key)
         if ending in self.current:
             raise DataError(
-                f"{self.shard}: Its member {member.name!r} is there twice. Make it anew."
+                f"{self.shard}: Its member {member.name!r} is there twice. Make it again."
             )
         self.current.add(ending)
         self.offset.append(member.offset_data)
@@ -226,7 +226,7 @@ def load_json(data: bytes, where: str) -> dict[str, Any]:
 
 
 def _duration(file: IO[bytes], member: tarfile.TarInfo) -> float:
-    """Return the seconds that the header tells; NaN if it cannot be read."""
+    """Return the seconds that the header has; NaN if it cannot be read."""
     import soundfile
 
     try:

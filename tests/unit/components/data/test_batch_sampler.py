@@ -177,7 +177,7 @@ def test_a_state_of_other_batches_starts_the_epoch_anew_and_says_why(caplog):
     other = sampler(inputs={"seed": 2})
     with caplog.at_level(logging.WARNING):
         other.load_state_dict(source.state_dict())
-    assert "epoch 3 starts anew" in caplog.text
+    assert "epoch 3 starts over" in caplog.text
     assert "1 batches into the epoch" in caplog.text
     assert "seed" in caplog.text
     assert other.epoch == 3

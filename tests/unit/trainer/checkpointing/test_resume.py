@@ -24,7 +24,7 @@ def test_auto_goes_on_from_the_last_and_says_so(trained, caplog):
     assert (point.position.n_epochs, point.position.step) == (2, 8)
     with caplog.at_level(logging.INFO):
         assert not report_resume(point, max_epochs=3)
-    assert f"Going on from {trained}/last.ckpt (epoch 2, step 8, saved 20" in caplog.text
+    assert f"Resuming from {trained}/last.ckpt (epoch 2, step 8, saved 20" in caplog.text
 
 
 def test_a_finished_training_is_told(trained, caplog):

@@ -64,7 +64,7 @@ def test_silence_says_where_since_when_and_what_to_look_at(monkeypatch):
     assert "Rank 2 (node7, process 4711) has given no sign of life for 45 s, since " in text
     assert "on node7" in text
     assert "sacct -j 17" in text
-    assert "same command goes on" in text
+    assert "same command resumes" in text
 
 
 def test_without_slurm_nothing_is_said_of_it(monkeypatch):

@@ -13,7 +13,7 @@ class Clock:
 
 def listen(meter: SilenceMeter, clock: Clock, seconds: float, beats: dict[int, bytes]) -> None:
     clock.now += seconds
-    meter.hear(beats)
+    meter.update(beats)
 
 
 def test_counts_the_time_without_a_new_beat():

@@ -146,7 +146,7 @@ def test_large_row_groups_are_told(tmp_path, caplog, monkeypatch):
     path = write(tmp_path / "a.parquet", audio=cells(2))
     monkeypatch.setattr("espnet3.components.data.sources.parquet._LARGE_GROUP_BYTES", 100)
     Dataset(path)
-    assert "Write them anew: write_parquet_shards(dataset, FOLDER)" in caplog.text
+    assert "Write them again: write_parquet_shards(dataset, FOLDER)" in caplog.text
 
 
 @pytest.mark.parametrize("cut", [0, 10, 2000, -5])
