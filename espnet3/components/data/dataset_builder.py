@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig
 
-from espnet3.components.data.data_organizer import SPLITS
-from espnet3.components.data.dataset_entry import parse_entries
+from espnet3.components.data.data_organizer import SPLITS, parse_entries
 from espnet3.components.data.dataset_module import DataSource
 from espnet3.components.data.errors import DataError
 from espnet3.config.advice import unknown_hint

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from espnet3.components.data.dataset_entry import check_name, check_names
+from espnet3.components.data.data_organizer import check_name, check_names
 from espnet3.errors import ConfigError, suggest
 from espnet3.io.atomic import is_temp_name
 from espnet3.shards.layout import manifest_path, shard_of
