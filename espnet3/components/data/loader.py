@@ -18,7 +18,13 @@ from espnet3.components.data.errors import DataError
 from espnet3.components.data.functions import build_function
 from espnet3.components.data.loader_config import LoaderConfig
 from espnet3.components.data.loader_plan import LengthSource, make_plan
-from espnet3.components.data.sample_reader import Failure, Fetched, Request, SampleReader, as_is
+from espnet3.components.data.sample_reader import (
+    Fetched,
+    Request,
+    SampleFailure,
+    SampleReader,
+    as_is,
+)
 from espnet3.errors import EspnetError, ResourceError
 
 if TYPE_CHECKING:
@@ -135,7 +141,7 @@ class BatchLoader:
         Raises:
             EspnetError: A sample could not be read.
         """
-        if isinstance(answer, Failure):
+        if isinstance(answer, SampleFailure):
             advice = "" if self._config.on_error == "skip" else self._how_to_skip()
             raise answer.as_error(advice)
         self._note_failures(answer.failures)
@@ -197,7 +203,7 @@ class BatchLoader:
             indices=tuple(ticket % n_items for ticket in fetched.tickets),
         )
 
-    def _note_failures(self, failures: list[Failure]) -> None:
+    def _note_failures(self, failures: list[SampleFailure]) -> None:
         limit = self._config.max_errors
         for failure in failures:
             self.n_errors += 1

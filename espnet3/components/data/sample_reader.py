@@ -34,7 +34,7 @@ class ReaderTraceback(Exception):
 
 
 @dataclass(frozen=True)
-class Failure:
+class SampleFailure:
     """A sample or a batch that could not be made; crosses processes, so it holds no exception."""
 
     place: str
@@ -48,7 +48,7 @@ class Failure:
     """Whether the samples were read, but do not make a batch; leaving one out would not help."""
 
     @classmethod
-    def of(cls, error: Exception, place: str, *, is_of_batch: bool = False) -> "Failure":
+    def of(cls, error: Exception, place: str, *, is_of_batch: bool = False) -> "SampleFailure":
         """Describe an error: ours by its message, others with the line of code as well."""
         if isinstance(error, EspnetError):
             return cls(place, str(error), type(error), error, is_of_batch=is_of_batch)
@@ -87,7 +87,7 @@ class Fetched:
     tickets: list[int]
     seconds: list[float] | None
     """Of each sample, if all of them have it."""
-    failures: list[Failure]
+    failures: list[SampleFailure]
 
     def pin_memory(self) -> "Fetched":
         """Put the batch where a GPU can fetch it quickly; torch calls this."""
@@ -128,7 +128,7 @@ class SampleReader:
         self.is_fixed = is_fixed
         self._is_random = uses_rng(dataset)
 
-    def __getitems__(self, request: Request) -> "Fetched | Failure":
+    def __getitems__(self, request: Request) -> "Fetched | SampleFailure":
         epoch, tickets = request
         epoch = 0 if self.is_fixed else epoch
         with global_rngs_kept() as seed:
@@ -137,7 +137,7 @@ class SampleReader:
             answer = self._fetch(epoch, [int(ticket) for ticket in tickets])
         return answer if _in_main_process() else _sendable(answer)
 
-    def _fetch(self, epoch: int, tickets: list[int]) -> "Fetched | Failure":
+    def _fetch(self, epoch: int, tickets: list[int]) -> "Fetched | SampleFailure":
         samples, read, failures = self._read(epoch, tickets)
         if failures and not self.skip:
             return failures[0]
@@ -154,10 +154,12 @@ class SampleReader:
         except Exception as error:
             names = ", ".join(self._place(ticket) for ticket in read[:2])
             rest = ", ..." if len(read) > 2 else ""
-            return Failure.of(error, f"The batch of {names}{rest}", is_of_batch=True)
+            return SampleFailure.of(error, f"The batch of {names}{rest}", is_of_batch=True)
         return Fetched(batch, read, self._seconds(samples, read), failures)
 
-    def _read(self, epoch: int, tickets: list[int]) -> tuple[list[Any], list[int], list[Failure]]:
+    def _read(
+        self, epoch: int, tickets: list[int]
+    ) -> tuple[list[Any], list[int], list[SampleFailure]]:
         samples, read, failures = [], [], []
         for ticket in tickets:
             try:
@@ -166,7 +168,7 @@ class SampleReader:
             except MemoryError:
                 raise
             except Exception as error:
-                failures.append(Failure.of(error, self._place(ticket)))
+                failures.append(SampleFailure.of(error, self._place(ticket)))
                 if not self.skip:
                     break
         return samples, read, failures
@@ -190,7 +192,7 @@ class SampleReader:
         return [float(self.seconds[ticket % len(self.dataset)]) for ticket in tickets]
 
 
-def as_is(fetched: "Fetched | Failure") -> "Fetched | Failure":
+def as_is(fetched: "Fetched | SampleFailure") -> "Fetched | SampleFailure":
     """Stand for the collate function of torch: the reader has made the batch already."""
     return fetched
 
@@ -211,7 +213,7 @@ def _in_main_process() -> bool:
     return get_worker_info() is None
 
 
-def _sendable(answer: "Fetched | Failure") -> "Fetched | Failure":
-    if isinstance(answer, Failure):
+def _sendable(answer: "Fetched | SampleFailure") -> "Fetched | SampleFailure":
+    if isinstance(answer, SampleFailure):
         return replace(answer, cause=None)
     return replace(answer, failures=[replace(failure, cause=None) for failure in answer.failures])

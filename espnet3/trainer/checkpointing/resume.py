@@ -15,7 +15,7 @@ from espnet3.io.atomic import StrPath
 from espnet3.text import first_few
 from espnet3.trainer.checkpointing.best_checkpoints import INDEX, LAST
 from espnet3.trainer.checkpointing.checkpoint_io import read_checkpoint, restore_folder
-from espnet3.trainer.checkpointing.training_state import KEY, Position, read_position
+from espnet3.trainer.checkpointing.training_state import KEY, SavedPosition, read_position
 from espnet3.trainer.checkpointing.weights import PREFIX
 
 log = logging.getLogger(__name__)
@@ -30,7 +30,7 @@ class ResumePoint:
     """The checkpoint that a training resumes from."""
 
     path: Path
-    position: Position
+    position: SavedPosition
     validation_due: bool = False
 
     def way_on(

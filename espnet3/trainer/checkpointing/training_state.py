@@ -34,7 +34,7 @@ _RANDOM_KEY = "random_states"
 
 
 @dataclass(frozen=True)
-class Position:
+class SavedPosition:
     """A point in a training, as it stands in a checkpoint."""
 
     n_epochs: int
@@ -66,7 +66,7 @@ def epoch_number(trainer: pl.Trainer) -> int:
     return int(trainer.fit_loop.epoch_progress.state_dict()["current"]["started"])
 
 
-def read_position(checkpoint: Mapping[str, Any]) -> Position:
+def read_position(checkpoint: Mapping[str, Any]) -> SavedPosition:
     """Return where a training stood when this checkpoint was written."""
     own = checkpoint.get(KEY, {})
     loops = checkpoint.get("loops", {}).get("fit_loop", {})
@@ -77,7 +77,7 @@ def read_position(checkpoint: Mapping[str, Any]) -> Position:
         last = loops["epoch_loop.batch_progress"]["is_last_batch"]
         # Saved at the end of the validation, what is left of the epoch are its hooks.
         n_epochs += int(is_open and last and not _at_batch_end(loops))
-    return Position(
+    return SavedPosition(
         n_epochs=n_epochs,
         step=checkpoint.get("global_step", 0),
         saved=own.get("saved", ""),

@@ -25,7 +25,7 @@ _TEXT_LIMIT = 20_000
 
 
 @dataclass(frozen=True)
-class Failure:
+class RankFailure:
     """Why a training on several ranks cannot continue."""
 
     rank: int
@@ -64,12 +64,12 @@ class Failure:
         return json.dumps(asdict(self))
 
     @classmethod
-    def from_json(cls, text: bytes) -> "Failure":
+    def from_json(cls, text: bytes) -> "RankFailure":
         """Read what another rank has written."""
         return cls(**json.loads(text))
 
 
-def failure_of(error: BaseException, rank: int) -> Failure:
+def failure_of(error: BaseException, rank: int) -> RankFailure:
     """Describe an error of this process."""
     if isinstance(error, KeyboardInterrupt):
         code = getattr(error, "code", None)
@@ -83,23 +83,23 @@ def failure_of(error: BaseException, rank: int) -> Failure:
     return _here(rank, f"failed with {type(error).__name__}.", lines)
 
 
-def _here(rank: int, summary: str, details: str = "", exit_code: int = 1) -> Failure:
-    return Failure(
+def _here(rank: int, summary: str, details: str = "", exit_code: int = 1) -> RankFailure:
+    return RankFailure(
         rank, socket.gethostname(), os.getpid(), summary, details, exit_code, is_own=True
     )
 
 
-def lost_server(what: str, place: tuple[str, int], is_torchrun: bool) -> Failure:
+def lost_server(what: str, place: tuple[str, int], is_torchrun: bool) -> RankFailure:
     """Describe the loss of the store through which the ranks find each other."""
     where = "torchrun's store" if is_torchrun else "its store"
-    return Failure(0, *place, f"is out of reach: {where} {what}", advice(place[0]))
+    return RankFailure(0, *place, f"is out of reach: {where} {what}", advice(place[0]))
 
 
-def silence_of(rank: int, place: tuple[str, int], seconds: float) -> Failure:
+def silence_of(rank: int, place: tuple[str, int], seconds: float) -> RankFailure:
     """Describe a rank that has stopped to say that it lives."""
     since = datetime.now() - timedelta(seconds=seconds)
     what = f"has given no sign of life for {seconds:.0f} s, since {since:%H:%M:%S}."
-    return Failure(rank, *place, what, advice(place[0]))
+    return RankFailure(rank, *place, what, advice(place[0]))
 
 
 def advice(host: str) -> str:
@@ -176,15 +176,15 @@ class LaunchedProcesses:
         """Tell whether the process that started this rank has ended."""
         return self._parent is not None and os.getppid() != self._parent
 
-    def orphaned(self, rank: int) -> Failure:
+    def orphaned(self, rank: int) -> RankFailure:
         """Describe the end of the parent."""
         host, pid = socket.gethostname(), self._parent or 0
         if self.is_child:
-            return Failure(0, host, pid, "is gone.", advice(host))
+            return RankFailure(0, host, pid, "is gone.", advice(host))
         what = f"was left alone: its launcher, process {pid}, is gone."
-        return Failure(rank, host, os.getpid(), what, advice(host))
+        return RankFailure(rank, host, os.getpid(), what, advice(host))
 
-    def dead_child(self) -> Failure | None:
+    def dead_child(self) -> RankFailure | None:
         """Return what became of the first child that has failed."""
         self._take_over()
         for number, child in enumerate(self._children, start=1):
@@ -215,13 +215,13 @@ def _first_rank(environ: MutableMapping[str, str], n_children: int) -> int:
     return int(environ.get("NODE_RANK") or 0) * (n_children + 1)
 
 
-def _death(rank: int, child: subprocess.Popen[bytes]) -> Failure:
+def _death(rank: int, child: subprocess.Popen[bytes]) -> RankFailure:
     host, code = socket.gethostname(), child.returncode
     if code > 0:
         what = f"ended with exit code {code} and left no message."
-        return Failure(rank, host, child.pid, what, "Its own output, above, may say why.")
+        return RankFailure(rank, host, child.pid, what, "Its own output, above, may say why.")
     try:
         name = signal.Signals(-code).name
     except ValueError:
         name = f"signal {-code}"
-    return Failure(rank, host, child.pid, f"was killed by {name}.", advice(host))
+    return RankFailure(rank, host, child.pid, f"was killed by {name}.", advice(host))

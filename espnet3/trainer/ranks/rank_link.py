@@ -14,7 +14,7 @@ from datetime import timedelta
 import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
-from espnet3.trainer.ranks.rank_failure import Failure, lost_server
+from espnet3.trainer.ranks.rank_failure import RankFailure, lost_server
 
 LEFT = b"left"
 """The heartbeat of a rank that has come to its end."""
@@ -57,16 +57,16 @@ class RankStore:
         """Let go of the silent connection."""
         self._wire.close()
 
-    def post(self, failure: Failure) -> bool:
+    def post(self, failure: RankFailure) -> bool:
         """Publish a failure; False if there was one already, which then stays."""
         text = failure.to_json()
         return self._store.compare_set("failure", "", text) == text.encode()
 
-    def failure(self) -> Failure | None:
+    def failure(self) -> RankFailure | None:
         """Return the first failure of any rank."""
         if not self._store.check(["failure"]):
             return None
-        return Failure.from_json(self._store.get("failure"))
+        return RankFailure.from_json(self._store.get("failure"))
 
     def acknowledge(self) -> None:
         """Record that this rank has read the failure and logged it."""
@@ -205,7 +205,7 @@ class RankLink:
         store = self.usable_store()
         return store is not None and store.beats([rank])[rank] == LEFT
 
-    def share(self, failure: Failure) -> Failure:
+    def share(self, failure: RankFailure) -> RankFailure:
         """Publish a failure; return the first one of all, which is the one to log."""
         store = self.usable_store()
         try:
@@ -221,7 +221,7 @@ class RankLink:
         n_others = self.world_size - n_exceptions
         wait_for(lambda: store.n_acknowledged() >= n_others)
 
-    def lost_server(self, what: str) -> Failure:
+    def lost_server(self, what: str) -> RankFailure:
         """Describe the loss of the store."""
         return lost_server(what, self._server, outlives_rank_0())
 

@@ -19,8 +19,8 @@ from typing_extensions import override
 from espnet3.errors import TrainingError
 from espnet3.trainer.ranks.preemption import TrainingStopped
 from espnet3.trainer.ranks.rank_failure import (
-    Failure,
     LaunchedProcesses,
+    RankFailure,
     failure_of,
     is_communication_error,
     silence_of,
@@ -60,7 +60,7 @@ class RankWatch(pl.Callback):
         self._reported: BaseException | None = None
         self._closing = threading.Event()
         self._ending = threading.Lock()
-        self._verdicts: queue.SimpleQueue[Failure] = queue.SimpleQueue()
+        self._verdicts: queue.SimpleQueue[RankFailure] = queue.SimpleQueue()
         self._n_looks = 0
         self._threads: list[threading.Thread] = []
 
@@ -207,7 +207,7 @@ class RankWatch(pl.Callback):
         if is_over or (seconds > _AFTER_ERROR_SECONDS and store.is_suspicious()):
             self._end(silence_of(rank, store.place(rank), seconds))
 
-    def _end(self, failure: Failure) -> None:
+    def _end(self, failure: RankFailure) -> None:
         """End this process because of another, from one of the threads."""
         if self._closing.is_set() or self._link.has_left or failure.is_mine:
             self._closing.wait(self.tick_seconds)
@@ -220,7 +220,7 @@ class RankWatch(pl.Callback):
                 return
         self._end_now(failure)
 
-    def _end_now(self, failure: Failure) -> NoReturn:
+    def _end_now(self, failure: RankFailure) -> NoReturn:
         self._ending.acquire()  # for ever: one thread speaks
         rank = self._link.rank
         is_speaker = rank == 0 or (rank == 1 and failure.rank == 0 and not failure.is_own)

@@ -34,7 +34,7 @@ ON_BAR = "espnet3_on_bar"
 
 
 @dataclass(frozen=True)
-class Position:
+class TrainingPosition:
     """Where a training is; epochs count from 1, as people do."""
 
     epoch: int
@@ -46,7 +46,7 @@ class Position:
     """Of the whole training; None if it has no end."""
 
     @classmethod
-    def of(cls, trainer: Trainer) -> "Position":
+    def of(cls, trainer: Trainer) -> "TrainingPosition":
         """Read it between two batches, or at the end of one."""
         loop = trainer.fit_loop
         n_batches = _finite(trainer.num_training_batches)
@@ -70,7 +70,7 @@ class Position:
         of_batches = f"/{self.n_batches:,}" if self.n_batches else ""
         return f"{self.epoch_text}, batch {self.batch:,}{of_batches}, step {self.step:,}"
 
-    def seconds_left(self, begin: "Position", elapsed: float) -> float | None:
+    def seconds_left(self, begin: "TrainingPosition", elapsed: float) -> float | None:
         """Estimate the rest from the time that the way from `begin` took."""
         if self.share is None or begin.share is None or self.share <= begin.share:
             return None
@@ -97,7 +97,7 @@ class TrainingProgress(Callback):
         self._bar: TrainingBar | None = None
         self._open = ExitStack()
         self._trainer: Trainer | None = None
-        self._begin: tuple[Position, float] | None = None
+        self._begin: tuple[TrainingPosition, float] | None = None
         self._last_line = self._epoch_begin = self._validation_begin = 0.0
         self._validating = 0.0
 
@@ -118,7 +118,7 @@ class TrainingProgress(Callback):
             return
         self._trainer = trainer
         now = monotonic()
-        self._begin = Position.of(trainer), now
+        self._begin = TrainingPosition.of(trainer), now
         self._epoch_begin, self._last_line = now, now - _MOST_OFTEN
         parts = describe_parts(getattr(pl_module, "model", pl_module))
         logger.info("%s", "\n".join([describe_start(trainer, pl_module), *parts]))
@@ -143,12 +143,12 @@ class TrainingProgress(Callback):
             self._write_line(trainer, "")
 
     def _show_on_bar(self, trainer: Trainer, bar: "TrainingBar") -> None:
-        here = Position.of(trainer)
+        here = TrainingPosition.of(trainer)
         label = here.epoch_text.capitalize()
         text = f"step {here.step:,}  " * bar.is_wide + self._bar_text(here)
         bar.show_epoch(label, here.batch, here.n_batches, text)
 
-    def _bar_text(self, here: Position) -> str:
+    def _bar_text(self, here: TrainingPosition) -> str:
         parts = list[str]()
         for word, prefix in (("loss", "train/"), ("valid", "valid/")):
             # A model with several optimizers has several losses: the first stands for them.
@@ -159,7 +159,7 @@ class TrainingProgress(Callback):
         parts += [] if speed is None else [f"{speed:,.0f} audio s/s"]
         return "  ".join(filter(None, [*parts, self._time_left(here)]))
 
-    def _time_left(self, here: Position) -> str:
+    def _time_left(self, here: TrainingPosition) -> str:
         assert self._begin is not None
         begin, at = self._begin
         return time_left(here.seconds_left(begin, monotonic() - at))
@@ -178,7 +178,7 @@ class TrainingProgress(Callback):
                 self._write_line(trainer, describe_training(values))
 
     def _write_line(self, trainer: Trainer, text: str) -> None:
-        here = Position.of(trainer)
+        here = TrainingPosition.of(trainer)
         self._last_line = monotonic()
         parts = "; ".join(filter(None, [text, self._time_left(here)]))
         extra = {ON_BAR: True} if self._bar is not None else {}
@@ -206,7 +206,7 @@ class TrainingProgress(Callback):
             self._bar.end_validation()
 
     def _validated(self, trainer: Trainer, values: Mapping[str, float]) -> None:
-        here = Position.of(trainer)
+        here = TrainingPosition.of(trainer)
         logger.info(
             "Validation at %s, step %s: %s; %s",
             here.epoch_text,
@@ -218,7 +218,7 @@ class TrainingProgress(Callback):
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._begin is None:
             return
-        here = Position.of(trainer)
+        here = TrainingPosition.of(trainer)
         part = f", {duration(self._validating)} of it validation" if self._validating else ""
         took = duration(monotonic() - self._epoch_begin)
         logger.info("%s done in %s%s", here.epoch_text.capitalize(), took, part)
@@ -301,7 +301,7 @@ def _describe_goal(trainer: Trainer) -> str:
     goal = f"until {' or '.join(goals)}" if goals else "without end"
     if trainer.global_step == 0:
         return f"from the start, {goal}"
-    here = Position.of(trainer)
+    here = TrainingPosition.of(trainer)
     return f"continued from epoch {here.epoch}, step {here.step:,}, {goal}"
 
 

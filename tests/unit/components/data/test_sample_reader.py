@@ -9,7 +9,7 @@ import pytest
 from espnet3.components.data.errors import DataError
 from espnet3.components.data.loader import build_loader
 from espnet3.components.data.loader_config import LoaderConfig
-from espnet3.components.data.sample_reader import Failure
+from espnet3.components.data.sample_reader import SampleFailure
 from espnet3.errors import ConfigError
 
 
@@ -53,7 +53,7 @@ def test_samples_that_make_no_batch_are_not_a_matter_of_skipping(n_workers):
 
 
 def test_our_own_errors_keep_their_kind_and_words():
-    failure = Failure.of(ConfigError("a is 1. Write: a: 2"), "item 3")
+    failure = SampleFailure.of(ConfigError("a is 1. Write: a: 2"), "item 3")
     assert failure.trace == ""
     error = failure.as_error("Skip it.")
     assert type(error) is ConfigError
@@ -64,7 +64,9 @@ def test_a_failure_crosses_processes():
     try:
         raise OSError("cut off")
     except OSError as error:
-        failure = Failure.of(error, "item 3")
-    sent = pickle.loads(pickle.dumps(Failure(failure.place, failure.message, trace=failure.trace)))
+        failure = SampleFailure.of(error, "item 3")
+    sent = pickle.loads(
+        pickle.dumps(SampleFailure(failure.place, failure.message, trace=failure.trace))
+    )
     assert sent.summary == failure.summary
     assert 'raise OSError("cut off")' in str(sent.as_error("").__cause__)

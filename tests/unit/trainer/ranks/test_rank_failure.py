@@ -6,7 +6,7 @@ import pytest
 
 from espnet3.errors import ConfigError, RunInterrupted
 from espnet3.trainer.ranks.rank_failure import (
-    Failure,
+    RankFailure,
     advice,
     failure_of,
     is_communication_error,
@@ -24,7 +24,7 @@ def raised(error: BaseException) -> BaseException:
 
 
 def test_the_traceback_comes_last_and_survives_the_trip():
-    failure = Failure.from_json(failure_of(raised(KeyError("token")), 3).to_json().encode())
+    failure = RankFailure.from_json(failure_of(raised(KeyError("token")), 3).to_json().encode())
     text = failure.in_full()
     assert text.startswith("Rank 3 (")
     assert text.splitlines()[-1] == "KeyError: 'token'"

@@ -7,11 +7,11 @@ from datetime import timedelta
 import pytest
 from torch.distributed import TCPStore
 
-from espnet3.trainer.ranks.rank_failure import Failure
+from espnet3.trainer.ranks.rank_failure import RankFailure
 from espnet3.trainer.ranks.rank_link import LEFT, connect, outlives_rank_0
 from tests.conftest import wait_until
 
-FAILURE = Failure(1, 'a "host"', 7, "failed with Ärger.", "Traceback\nlast line")
+FAILURE = RankFailure(1, 'a "host"', 7, "failed with Ärger.", "Traceback\nlast line")
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def test_the_first_failure_counts(join):
     one, two = join(), join()
     assert two.failure() is None
     assert one.post(FAILURE)
-    assert not two.post(Failure(2, "b", 8, "failed as well."))
+    assert not two.post(RankFailure(2, "b", 8, "failed as well."))
     assert one.failure() == two.failure() == FAILURE
     assert one.n_acknowledged() == 0
     two.acknowledge()

@@ -8,7 +8,7 @@ import lightning.pytorch as pl
 import pytest
 import torch
 
-from espnet3.trainer.ranks.rank_failure import Failure, LaunchedProcesses
+from espnet3.trainer.ranks.rank_failure import LaunchedProcesses, RankFailure
 from espnet3.trainer.ranks.rank_link import RankLink
 from espnet3.trainer.ranks.rank_watch import RankWatch
 
@@ -75,7 +75,7 @@ def test_who_is_to_blame_is_awaited_though_the_store_went_with_it(monkeypatch):
     watch = RankWatch(tick_seconds=0.05)
     watch._processes = LaunchedProcesses()
     watch._link.store, watch._link.rank, watch._link.is_in_group = LostServer(), 1, True
-    failure = Failure(0, "host", 7, "is gone.")
+    failure = RankFailure(0, "host", 7, "is gone.")
     watch._verdicts.put(failure)
     monkeypatch.setattr(watch, "_end_now", lambda verdict: sys.exit(verdict.name))
     with pytest.raises(SystemExit) as ended:

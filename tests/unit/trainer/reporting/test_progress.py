@@ -16,7 +16,7 @@ from espnet3.logs import open_stage_log
 from espnet3.trainer.reporting import progress
 from espnet3.trainer.reporting.progress import (
     BestValues,
-    Position,
+    TrainingPosition,
     TrainingProgress,
     describe_training,
     time_left,
@@ -218,6 +218,6 @@ def test_losses_of_several_optimizers_are_named():
 
 
 def test_a_training_without_end_has_no_time_left():
-    here = Position(1, None, 5, None, 5, None)
+    here = TrainingPosition(1, None, 5, None, 5, None)
     assert str(here) == "epoch 1, batch 5, step 5"
     assert time_left(here.seconds_left(here, 10.0)) == ""
