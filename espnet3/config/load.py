@@ -1,7 +1,9 @@
 """Load YAML files and overrides into one read-only config that knows where each key was set."""
 
+import enum
 import logging
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -11,22 +13,20 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from espnet3.config.defaults import read_layers
-from espnet3.config.expdir import rename_keys, rename_override, rename_references
+from espnet3.config.files import read_layers
 from espnet3.config.limits import check_values
-from espnet3.config.literal import escaped_values
 from espnet3.config.merge import Layer, copied, keys_in, merge, value_at
 from espnet3.config.overrides import Override, as_patch, parse_override
-from espnet3.config.python_values import as_plain
 from espnet3.config.redact import redact
 from espnet3.config.resolve import copied_containers, resolve_config
 from espnet3.config.resolvers import (
     RunNames,
     bind,
     depend_on_config_alone,
+    escaped_values,
     register_resolvers,
 )
-from espnet3.config.sources import Source, dotted, self_and_parents
+from espnet3.config.sources import Source, dotted, join_key, self_and_parents
 from espnet3.errors import ConfigError, suggest
 
 logger = logging.getLogger(__name__)
@@ -283,3 +283,163 @@ def _loaded(layer: Layer, files: tuple[str, ...], names: RunNames) -> LoadedConf
     config = OmegaConf.create(layer.values)
     OmegaConf.set_readonly(config, True)
     return LoadedConfig(config, layer.sources, files, names)
+
+
+_SCALARS = (str, int, float, bool, type(None))
+_GIVEN = {"model": "model=...", "dataset": "train=..., valid=...", "dataloader": "train=..."}
+"""What goes to `train` as an object, by the block that would describe it."""
+
+
+def as_plain(config: Mapping[Any, Any]) -> dict[Any, Any]:
+    """Copy a dict or an OmegaConf config into plain containers; interpolations stay text.
+
+    Paths become text, tuples lists, and numbers of NumPy those of Python.
+
+    Raises:
+        ConfigError: A value is an object, which no file could hold; naming its key.
+    """
+    plain: dict[Any, Any] = _plain(config, "", ())
+    if "defaults" in plain:
+        raise ConfigError(
+            "defaults is set in a config given in Python, but names files beside a file. Load them "
+            'in order: load_config(["conf/base.yaml", {...}])'
+        )
+    return plain
+
+
+def _plain(value: Any, key: str, above: tuple[int, ...]) -> Any:
+    if type(value) in _SCALARS:
+        return value
+    if id(value) in above:
+        raise ConfigError(f"{key} contains itself. Write a config without circles.")
+    if type(value).__module__.startswith("omegaconf."):
+        return _of_omegaconf(value, key)
+    inside = (*above, id(value))
+    if isinstance(value, Mapping):
+        return {_key(k, key): _plain(v, join_key(key, k), inside) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item, join_key(key, i), inside) for i, item in enumerate(value)]
+    if isinstance(value, enum.Enum):
+        return value.name
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if type(value).__module__ == "numpy" and getattr(value, "ndim", None) == 0:
+        return value.item()
+    if isinstance(value, str | int | float):  # of a class of one's own
+        kind: Any = next(one for one in (int, float, str) if isinstance(value, one))
+        return kind(value)
+    raise ConfigError(_no_value(value, key))
+
+
+def _of_omegaconf(value: Any, key: str) -> Any:
+    from omegaconf import OmegaConf
+
+    from espnet3.config.resolve import resolved
+    from espnet3.config.resolvers import escaped_values
+
+    if value._get_parent() is not None:  # a part of a config, whose ${...} refer to the whole
+        return _plain(escaped_values(resolved(value, prefix=key)), key, ())
+    return _plain(OmegaConf.to_container(value, enum_to_str=True), key, ())
+
+
+def _key(key: Any, parent: str) -> Any:
+    if isinstance(key, _SCALARS) and key is not None:
+        return key
+    raise ConfigError(f"{key!r} is a key of {parent or 'the config'}, but must be a text.")
+
+
+def _no_value(value: Any, key: str) -> str:
+    text = (
+        f"{key} is {_called(value)}, but a config holds texts, numbers, True, False, None, lists "
+        "and dicts. "
+    )
+    block = key.partition(".")[0]
+    ways = list(_ways(value, block))
+    return text + "; or ".join(ways)
+
+
+def _ways(value: Any, block: str) -> Iterator[str]:
+    kind = value if isinstance(value, type) else type(value)
+    named = value if hasattr(value, "__qualname__") else kind
+    path = f"{named.__module__}.{named.__qualname__}"
+    if block in _GIVEN:
+        yield f"Give the object to espnet3.trainer.train(config, {_GIVEN[block]})"
+    if "<" not in path and not path.startswith(("__main__", "builtins", "numpy", "torch.Tensor")):
+        yield f'Write how it is built: {{"_target_": "{path}"}}'
+    elif block not in _GIVEN:
+        yield 'Write how it is built: {"_target_": "package.module.Name"}'
+
+
+def _called(value: Any) -> str:
+    if hasattr(value, "__qualname__"):
+        return f"{value.__qualname__}, {'a class' if isinstance(value, type) else 'a function'}"
+    return f"an object of {type(value).__qualname__}"
+
+
+# `expdir`, as `exp_dir` is called elsewhere: an alias, with a line that says so. A config that has
+# both has a variable of its own, which is left alone.
+ALIAS, NAME = "expdir", "exp_dir"
+# An even number of backslashes before it: an odd one makes it text.
+_REFERENCE = re.compile(r"(?<!\\)((?:\\\\)*\$\{\s*(?:oc\.select\s*:\s*)?)expdir(?=\s*[,}])")
+
+
+def rename_keys(layers: Sequence[Layer]) -> list[Layer]:
+    """Return layers in which `expdir` is `exp_dir`, unless one of them has that as well."""
+    if any(NAME in layer.values for layer in layers):
+        return list(layers)
+    return [_with_key_renamed(layer) for layer in layers]
+
+
+def _with_key_renamed(layer: Layer) -> Layer:
+    value = layer.values.get(ALIAS)
+    if value is None or f"${{{NAME}}}" in str(value):  # `expdir: ${exp_dir}` is an alias already
+        return layer
+    _tell_key(str(layer.sources.get(ALIAS, "a config")))
+    values = {NAME if key == ALIAS else key: inner for key, inner in layer.values.items()}
+    sources = {NAME if key == ALIAS else key: place for key, place in layer.sources.items()}
+    return Layer(values, sources)
+
+
+def rename_override(override: Override, merged: Layer) -> Override:
+    """Return an override of `exp_dir` for one of `expdir`, unless that is a key of the config."""
+    if override.path != (ALIAS,) or ALIAS in merged.values:
+        return override
+    _tell_key(str(override.source))
+    return Override(override.text, (NAME,), override.value)
+
+
+def rename_references(layer: Layer) -> Layer:
+    """Return a layer in which `${expdir}` is `${exp_dir}`, unless there is a key of that name."""
+    if ALIAS in layer.values:
+        return layer
+    for key in keys_in(layer.values):
+        text = value_at(layer.values, key)
+        if key != NAME and isinstance(text, str) and _REFERENCE.search(text):
+            place = layer.sources.get(key)
+            _tell_reference(key, str(place or "a config"))
+    values = {
+        key: value if key == NAME else _renamed(value)  # which would refer to itself
+        for key, value in layer.values.items()
+    }
+    return Layer(values, layer.sources)
+
+
+def _renamed(values: Any) -> Any:
+    if isinstance(values, dict):
+        return {key: _renamed(value) for key, value in values.items()}
+    if isinstance(values, list):
+        return [_renamed(value) for value in values]
+    return _REFERENCE.sub(r"\1exp_dir", values) if isinstance(values, str) else values
+
+
+@cache
+def _tell_key(place: str) -> None:
+    """Say it once: a config is loaded several times in a run."""
+    logger.warning("expdir (set in %s) is read as exp_dir, which is its name here", place)
+
+
+@cache
+def _tell_reference(key: str, place: str) -> None:
+    logger.info(
+        "%s (set in %s) refers to ${expdir}, which is read as ${exp_dir}, its name here", key, place
+    )

@@ -74,7 +74,7 @@ def resolve_config(config: Any, prefix: str = "", loaded: "LoadedConfig | None" 
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
-    from espnet3.config.unresolved import explain
+    from espnet3.config.resolvers import explain
 
     try:
         return OmegaConf.to_container(config, resolve=True)

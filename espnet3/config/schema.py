@@ -1,8 +1,13 @@
-"""Check a block of the config against the pydantic model of the module that reads it."""
+"""Check a block of the config against the pydantic model of the module that reads it.
 
-from collections.abc import Mapping
+The errors of pydantic are worded here: what is wrong, where it was set, and the line to paste.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args
 
 from omegaconf import DictConfig
 from pydantic import (
@@ -12,11 +17,13 @@ from pydantic import (
     GetCoreSchemaHandler,
     ValidationError,
 )
-from pydantic_core import CoreSchema
+from pydantic_core import CoreSchema, ErrorDetails
 
-from espnet3.config.problems import Subject
+from espnet3.config.advice import Advice, advise, is_override, unknown_hint, yaml_line
 from espnet3.config.resolve import resolved
-from espnet3.errors import ConfigError
+from espnet3.config.sources import join_key
+from espnet3.errors import ConfigError, suggest
+from espnet3.text import short_repr
 
 if TYPE_CHECKING:
     from espnet3.config.load import LoadedConfig
@@ -103,3 +110,193 @@ def validate(
     if len(problems) == 1:
         raise ConfigError(problems[0])
     raise ConfigError(f"{len(problems)} problems:\n" + "\n".join(f"- {p}" for p in problems))
+
+
+Path = tuple[str | int, ...]
+
+_ABOUT_KEYS = ("missing", "extra_forbidden")
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What was checked: plain `values` against `model`."""
+
+    model: type[BaseModel]
+    values: Any
+    prefix: str
+    loaded: "LoadedConfig | None"
+    homes: Mapping[str, str]
+    """The keys of values that were moved, by name."""
+
+    def missing_values(self) -> list[str]:
+        """Return a line for each value that is `???`."""
+        return [
+            f"{self._key(path)} is '???'{self._set_in(path)}, which stands for a value that you "
+            f"must give. Write: {path[-1]}: VALUE"
+            for path in _find_open(self.values, ())
+        ]
+
+    def describe(self, error: ValidationError) -> list[str]:
+        """Return a line for each wrong key."""
+        groups: dict[Path, list[ErrorDetails]] = {}
+        for details in error.errors(include_url=False):
+            groups.setdefault(self._path(details), []).append(details)
+        # A union reports its other members on the value as a whole; the deepest reason is the one.
+        deepest = [p for p in groups if not any(q[: len(p)] == p and q != p for q in groups)]
+        return [self._line(path, groups[path]) for path in deepest]
+
+    def _line(self, path: Path, group: list[ErrorDetails]) -> str:
+        kinds = {details["type"] for details in group}
+        if kinds == {"extra_forbidden"}:
+            return self._unknown(path)
+        if kinds == {"missing"}:
+            return self._missing(path)
+        return self._wrong(path, [d for d in group if d["type"] not in _ABOUT_KEYS])
+
+    def _unknown(self, path: Path) -> str:
+        known = sorted(_field_names(_models_at(self.model, path[:-1])))
+        value = _value_at(self.values, path)
+        hint = unknown_hint(self._key(path), value, known, self.loaded)
+        hint = hint or f" Known keys: {', '.join(known)}."
+        return f"{self._key(path)} is not a known key{self._set_in(path)}.{hint}"
+
+    def _missing(self, path: Path) -> str:
+        name = str(path[-1])
+        models = _models_at(self.model, path[:-1])
+        fields = [m.model_fields[name] for m in models if name in m.model_fields]
+        meaning = next((f" ({f.description})" for f in fields if f.description), "")
+        below = self._key(path[:-1])
+        where = f" under {below}{self._set_in(path[:-1])}" if below else ""
+        return f"{self._key(path)} is required but not set{meaning}. Write{where}: {name}: VALUE"
+
+    def _wrong(self, path: Path, group: list[ErrorDetails]) -> str:
+        value = _value_at(self.values, path)
+        reasons = " or ".join(dict.fromkeys(_reason(details) for details in group))
+        key = self._key(path) or "The configuration"
+        # A whole mapping says little where the message of the model's own validator names the keys.
+        by_validator = group[0]["type"] in ("value_error", "assertion_error")
+        what = "" if by_validator and isinstance(value, Mapping) else f" is {short_repr(value)}"
+        comma = ", but " if what else ": "
+        hint = _hint(path, value, group[0]) if len(group) == 1 else ""
+        hint = hint or self._meant(path, value) or self._default(path)
+        return f"{key}{what}{self._set_in(path)}{comma}{reasons.rstrip('.')}.{hint}"
+
+    def _meant(self, path: Path, value: Any) -> str:
+        """Return the line with the value that another toolkit's word stands for."""
+        key = self._key(path)
+        has = self.loaded.has if self.loaded else None
+        advice = advise(tuple(key.split(".")), value, (), has=has) if path else None
+        if advice is not None and not advice.key and key == "parallel.env":
+            return f" {advice.why}"  # one that needs options of its own
+        if advice is None or advice.key != key:
+            return ""
+        if advice.more and not is_override(key, self.loaded):
+            return f" Write: {advice.line()}"
+        return f" Write: {advice.override() if advice.more else self._line_for(path, advice.value)}"
+
+    def _line_for(self, path: Path, value: Any) -> str:
+        """Return the line to paste: into the shell, if it was typed there."""
+        if is_override(self._key(path), self.loaded):
+            return Advice(self._key(path), value, "").override()
+        return yaml_line(str(path[-1]), value)
+
+    def _default(self, path: Path) -> str:
+        """Return the line with the default, where there is a plain one."""
+        for model in _models_at(self.model, path[:-1]):
+            field = model.model_fields.get(str(path[-1])) if path else None
+            if field is not None and isinstance(field.default, str | int | float):
+                return f" Write: {self._line_for(path, field.default)}"
+        return ""
+
+    def _path(self, details: ErrorDetails) -> Path:
+        """Return the error's location without the names of union members that pydantic adds."""
+        values, path = self.values, list[str | int]()
+        for i, part in enumerate(details["loc"]):
+            is_last = i == len(details["loc"]) - 1
+            if _has(values, part):
+                values = values[part]
+            elif not (is_last and details["type"] == "missing"):
+                continue
+            path.append(part)
+        return tuple(path)
+
+    def _key(self, path: Path) -> str:
+        if path and path[0] in self.homes:
+            return join_key(self.homes[str(path[0])], *path[1:])
+        return join_key(self.prefix, *path)
+
+    def _set_in(self, path: Path) -> str:
+        return self.loaded.set_in(self._key(path)) if self.loaded else ""
+
+
+def _has(values: Any, part: str | int) -> bool:
+    if isinstance(values, Mapping):
+        return part in values
+    return isinstance(values, list | tuple) and isinstance(part, int) and part < len(values)
+
+
+def _value_at(values: Any, path: Path) -> Any:
+    for part in path:
+        values = values[part]
+    return values
+
+
+def _find_open(values: Any, path: Path) -> Iterator[Path]:
+    if isinstance(values, Mapping):
+        for key, value in values.items():
+            yield from _find_open(value, (*path, key))
+    elif isinstance(values, list | tuple):
+        for i, value in enumerate(values):
+            yield from _find_open(value, (*path, i))
+    elif isinstance(values, str) and values == "???" and path:
+        yield path
+
+
+def _models_at(model: type[BaseModel], path: Path) -> list[type[BaseModel]]:
+    """Return the models that may stand at `path`, also inside a list or a mapping."""
+    models = [model]
+    for part in path:
+        fields = [m.model_fields[part] for m in models if part in m.model_fields]
+        if fields:
+            models = [m for field in fields for m in _models_in(field.annotation)]
+    return models
+
+
+def _models_in(annotation: Any) -> list[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [model for part in get_args(annotation) for model in _models_in(part)]
+
+
+def _field_names(models: list[type[BaseModel]]) -> set[str]:
+    return {field.alias or name for model in models for name, field in model.model_fields.items()}
+
+
+def _reason(details: ErrorDetails) -> str:
+    message = details["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ")
+    message = re.sub(r"a valid dictionary( or (object|instance).*)?$", "a mapping", message)
+    return re.sub(r"^(Input|String|List|Value|Set|Tuple|Dictionary) should ", "must ", message)
+
+
+def _hint(path: Path, value: Any, details: ErrorDetails) -> str:
+    """Return the line to paste, where one can be told from the value."""
+    name = str(path[-1]) if path else ""
+    kind = details["type"]
+    if kind in ("literal_error", "enum"):
+        expected = re.findall(r"'([^']*)'", str(details.get("ctx", {}).get("expected", "")))
+        return suggest(str(value), expected)
+    if kind == "string_type" and isinstance(value, int | float):
+        return f' Quote it: {name}: "{value}"'
+    if isinstance(value, str) and kind in ("int_type", "float_type", "bool_type"):
+        return _unquoted(name, value, kind)
+    return ""
+
+
+def _unquoted(name: str, value: str, kind: str) -> str:
+    parsers = {"int_type": int, "float_type": float, "bool_type": {"true": True, "false": False}}
+    parser: Any = parsers[kind]
+    try:
+        parsed = parser[value.lower()] if isinstance(parser, dict) else parser(value)
+    except (ValueError, KeyError):
+        return ""
+    return f" Write it without quotes: {yaml_line(name, parsed)}"

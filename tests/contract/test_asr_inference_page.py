@@ -47,7 +47,7 @@ def test_yaml(tmp_path, monkeypatch):
     files = {"training": ["conf/training.yaml"], "inference": ["conf/inference.yaml"]}
     check_recognizer(load_configs(files).inference)
     assert PublicationConfig(**yaml.safe_load(publication)).upload.private
-    from espnet3.config.arguments import check_arguments
+    from espnet3.config.targets import check_arguments
 
     block = yaml.safe_load(huggingface)["model"]
     check_arguments("model", block["_target_"], block)

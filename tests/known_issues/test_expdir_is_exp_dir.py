@@ -2,8 +2,7 @@
 
 import pytest
 
-from espnet3.config import expdir
-from espnet3.config.load import load_config
+from espnet3.config.load import _tell_key, _tell_reference, load_config
 from espnet3.config.resolve import resolved
 from espnet3.systems.base.context import DEFAULTS
 from tests.contract.conftest import SNIPPETS
@@ -14,8 +13,8 @@ OWN = "expdir (set in {}) is read as exp_dir, which is its name here"
 
 @pytest.fixture(autouse=True)
 def told(caplog):
-    expdir._tell_key.cache_clear()
-    expdir._tell_reference.cache_clear()
+    _tell_key.cache_clear()
+    _tell_reference.cache_clear()
     caplog.set_level("INFO", "espnet3")
     return caplog
 

@@ -5,10 +5,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from espnet3.config.arguments import check_arguments
 from espnet3.config.merge import keys_in, value_at
 from espnet3.config.sources import set_in
-from espnet3.config.targets import locate
+from espnet3.config.targets import check_arguments, locate
 from espnet3.errors import ConfigError
 from espnet3.systems.asr.settings import (
     OVERLAP_SECONDS,

@@ -74,7 +74,7 @@ def _unnamed(kind: str) -> dict[str, str]:
 
 def _value(loaded: "LoadedConfig", key: str) -> Any:
     """Return a value as text that means the same below another config."""
-    from espnet3.config.literal import escaped_values
+    from espnet3.config.resolvers import escaped_values
     from espnet3.systems.base.context import context_value
 
     return escaped_values(context_value(loaded, key))

@@ -150,8 +150,8 @@ def _above(loaded: Mapping[str, "LoadedConfig"]) -> "LoadedConfig | None":
     """Return what the configs so far say of the context."""
     from omegaconf import OmegaConf
 
-    from espnet3.config.literal import escaped_values
     from espnet3.config.load import LoadedConfig
+    from espnet3.config.resolvers import escaped_values
 
     first, inference = loaded.get("training") or loaded.get("inference"), loaded.get("inference")
     if first is None:

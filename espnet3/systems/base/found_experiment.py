@@ -183,9 +183,9 @@ def _context_of(lacking: _Lacking) -> "LoadedConfig":
     """Return the shared keys as the experiment has them, and where it lies now."""
     from omegaconf import OmegaConf
 
-    from espnet3.config.literal import escaped_values
     from espnet3.config.load import LoadedConfig, load_config
     from espnet3.config.resolve import resolved
+    from espnet3.config.resolvers import escaped_values
 
     place = lacking.fitting[0]
     folder = _experiment_of(place)

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from espnet3.config.arguments import argument_names, check_arguments
 from espnet3.config.sources import names_places
-from espnet3.config.targets import locate
+from espnet3.config.targets import argument_names, check_arguments, locate
 from espnet3.errors import ConfigError, suggest
 from espnet3.parallel.base_runner import BaseRunner
 from espnet3.parallel.clusters.table import check_resources

@@ -2,8 +2,13 @@
 
 from typing import Any
 
-from espnet3.config.arguments import argument_names, check_arguments
-from espnet3.config.targets import BadTarget, locate_callable, signature_of
+from espnet3.config.targets import (
+    BadTarget,
+    argument_names,
+    check_arguments,
+    locate_callable,
+    signature_of,
+)
 from espnet3.errors import ConfigError
 from espnet3.systems.base.inference_config import InferenceConfig
 

@@ -7,11 +7,10 @@ from pydantic import NonNegativeInt, PositiveInt
 
 from espnet3.components.data.collect_stats import DEFAULT_BATCH_SIZE
 from espnet3.components.data.data_organizer import check_datasets
-from espnet3.config.arguments import check_arguments
 from espnet3.config.resolve import resolved
 from espnet3.config.schema import FrozenConfig, Names, validate
 from espnet3.config.sources import set_in
-from espnet3.config.targets import locate
+from espnet3.config.targets import check_arguments, locate
 from espnet3.errors import ConfigError, suggest
 from espnet3.parallel.clusters.table import check_resources
 from espnet3.parallel.parallel import as_parallel_config

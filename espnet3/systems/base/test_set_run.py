@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from espnet3.config.arguments import argument_names
 from espnet3.config.instantiate import instantiate
 from espnet3.config.resolve import resolved
 from espnet3.config.sources import names_places
-from espnet3.config.targets import locate
+from espnet3.config.targets import argument_names, locate
 from espnet3.errors import ConfigError, EspnetError, ProviderError
 from espnet3.parallel.base_runner import BaseRunner
 from espnet3.parallel.execute import check_env
