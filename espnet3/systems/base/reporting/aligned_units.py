@@ -6,7 +6,6 @@ from itertools import zip_longest
 from typing import Any
 
 from espnet3.components.metrics.edits import align
-from espnet3.components.metrics.error_rate import ErrorRate
 from espnet3.components.metrics.text_cleaning import TextCleaner
 
 _MOST_UNITS = 2000
@@ -43,13 +42,9 @@ class Aligner:
     """
 
     def __init__(self, unit: str, settings: Any) -> None:
-        from espnet3.systems.asr.metrics.cer import CER
-        from espnet3.systems.asr.metrics.wer import WER
-
         self._clean = TextCleaner(settings.get("clean_types"))
-        self._metric: ErrorRate = WER()
-        if unit == "characters":
-            self._metric = CER(count_spaces=bool(settings.get("count_spaces", True)))
+        self._is_of_characters = unit == "characters"
+        self._blank = " " if settings.get("count_spaces", True) else ""
 
     def __call__(self, reference: str, hypothesis: str) -> Alignment:
         """Return the alignment that the metric counted."""
@@ -65,7 +60,8 @@ class Aligner:
         return (cell for cell in cells if cell.kind)
 
     def _units(self, text: str) -> list[str]:
-        return list(self._metric.split(self._clean(text)))
+        words = self._clean(text).split()
+        return list(self._blank.join(words)) if self._is_of_characters else words
 
 
 def _cells(reference: Sequence[str], hypothesis: Sequence[str]) -> Iterator[Cell]:
