@@ -7,7 +7,7 @@ from espnet3.cli.stage_loop import _unwritable, describe_failure
 from espnet3.errors import ResourceError, RunFolderError
 from espnet3.io.atomic import folder_trouble
 from espnet3.parallel import BaseRunner, use_parallel
-from espnet3.parallel.clusters.before_jobs import check_log_folder
+from espnet3.parallel.clusters.job_logs import check_log_folder
 from espnet3.parallel.clusters.tls import RunSecurity
 from espnet3.systems.base.stages import STAGES
 from tests.providers import Provider

@@ -8,7 +8,7 @@ import pytest
 from espnet3.cli.recipe import run_recipe
 from espnet3.parallel import parallel_map, use_parallel
 from espnet3.parallel.checkup.options import render
-from espnet3.parallel.clusters import before_jobs
+from espnet3.parallel.clusters import requested
 from espnet3.parallel.clusters.requested import left_out
 from espnet3.parallel.clusters.table import render_job_script
 from espnet3.parallel.parallel import as_parallel_config
@@ -38,7 +38,7 @@ def slurm(tmp_path, monkeypatch):
     work = tmp_path / "work"
     work.mkdir()
     monkeypatch.chdir(work)
-    before_jobs._warn_once.cache_clear()
+    requested._warn_once.cache_clear()
     return work
 
 

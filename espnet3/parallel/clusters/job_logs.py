@@ -1,19 +1,24 @@
-"""What jobs wrote before they ended."""
+"""Logs of jobs: where they go, and what they say of jobs that ended."""
 
 import logging
 import os
 import re
 import shutil
+import socket
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from espnet3.errors import ResourceError
 from espnet3.schedulers import Scheduler, scheduler_of
 from espnet3.text import read_end
 
 logger = logging.getLogger(__name__)
+_LOG_BYTES = 1 << 16
+"""What the log of a job may take in its first minutes; less than that is no room."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +47,35 @@ class OwnLogs:
                 folder.rmdir()
         if self.folder.is_dir():
             logger.info("Logs of the jobs: %s", self.folder)
+
+
+def check_log_folder(options: Mapping[str, Any]) -> None:
+    """Make the folder for the jobs' logs, and write there as a job would.
+
+    Schedulers end a job whose log cannot be opened without a word, or put it on hold.
+
+    Raises:
+        ResourceError: if it cannot be written.
+    """
+    if options.get("log_directory") is None:
+        return
+    folder = Path(str(options["log_directory"]))
+    probe = folder / f".espnet3-probe-{socket.gethostname()}-{os.getpid()}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            with probe.open("wb") as file:
+                file.write(bytes(_LOG_BYTES))
+                file.flush()
+                os.fsync(file.fileno())
+        finally:
+            probe.unlink(missing_ok=True)
+    except OSError as error:
+        raise ResourceError(
+            f"parallel.options.log_directory is {folder}, where the logs of the jobs cannot be "
+            f"written: {folder_trouble(error, folder)}. Nothing was submitted. Make room "
+            "there, or name another folder that the nodes can see: log_directory: logs/jobs"
+        ) from error
 
 
 def find_log(folders: Iterable[Path], job_id: str) -> Path | None:

@@ -1,11 +1,13 @@
 """Schedulers of computing centres, each worker a job, through dask-jobqueue."""
 
 import asyncio
+import importlib.util
 import inspect
 import logging
 import re
 import shlex
 import signal
+import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,11 +19,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from espnet3.config.advice import unknown_hint
 from espnet3.config.redact import scrub_text
 from espnet3.errors import ConfigError, ResourceError
-from espnet3.parallel.clusters.before_jobs import check_log_folder, tell_of_workers
+from espnet3.parallel.clusters.gpu_pinning import REQUESTED
 from espnet3.parallel.clusters.job_cluster import DaskJobCluster, kept_cluster_class
 from espnet3.parallel.clusters.job_environment import submission_environment
+from espnet3.parallel.clusters.job_logs import check_log_folder
 from espnet3.parallel.clusters.job_monitor import JobMonitor, staffing_of
 from espnet3.parallel.clusters.job_options import complete_options, with_own_logs
+from espnet3.parallel.clusters.requested import warn_of_defaults
 from espnet3.parallel.clusters.table import Backend, cluster_class
 from espnet3.schedulers import Scheduler, known_scheduler
 from espnet3.schedulers.base import Made
@@ -59,7 +63,7 @@ def start(config: "ParallelConfig", backend: Backend) -> Any:
             backend,
             {**options, "job_cls": mended(start_cluster.job_cls, scheduler)},
         )
-        tell_of_workers(config, cluster)
+        _log_about_workers(config, cluster)
         try:
             _submit(cluster, config)
         except BaseException:  # Ctrl-C above all: what was submitted so far must not stay behind
@@ -71,6 +75,26 @@ def start(config: "ParallelConfig", backend: Backend) -> Any:
         raise
     cluster.own_logs = logs
     return cluster
+
+
+def _log_about_workers(config: "ParallelConfig", cluster: Any) -> None:
+    """Log how to see the dashboard, and what workers will do about GPUs and defaults."""
+    warn_of_defaults(config)
+    address = cluster.scheduler_spec["options"].get("dashboard_address")
+    port = cluster.scheduler_info.get("services", {}).get("dashboard")
+    if port and str(address).startswith("127.0.0.1:"):
+        # Without bokeh there are no plots, but tables.
+        page = "status" if importlib.util.find_spec("bokeh") else "info/main/workers.html"
+        logger.info(
+            "Dashboard: ssh -L 8787:127.0.0.1:%d %s , then open http://127.0.0.1:8787/%s",
+            port, socket.gethostname(), page,
+        )  # fmt: skip
+    if any(f"export {REQUESTED}=" in line for line in cluster.job_script().splitlines()):
+        logger.info(
+            "parallel.env is %r, which does not tell a job which GPUs it got: where %s is not set, "
+            "each worker takes free ones of its node, by lock files there",
+            config.env, "CUDA_VISIBLE_DEVICES",
+        )  # fmt: skip
 
 
 def check(config: "ParallelConfig") -> None:

@@ -1,7 +1,9 @@
 """What the options of a worker's job ask for: GPUs, and time."""
 
+import logging
 import re
 from collections.abc import Iterator, Mapping
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from espnet3.parallel.clusters.table import BACKENDS
@@ -10,6 +12,7 @@ from espnet3.schedulers import Scheduler, known_scheduler, scheduler_of
 if TYPE_CHECKING:
     from espnet3.parallel.config import ParallelConfig
 
+logger = logging.getLogger(__name__)
 _GPUS = (r"\bn?gpus?=(\d+)",)
 """How nearly all schedulers take them, and pods; others stand in their classes."""
 _KUBE_GPU = "/gpu"  # nvidia.com/gpu, amd.com/gpu
@@ -53,6 +56,17 @@ def left_out(config: "ParallelConfig") -> list[str]:
     texts = list(_texts(config.options))
     notes = [_default_time(config, scheduler), *scheduler.unasked(config.options, texts)]
     return [note for note in notes if note]
+
+
+def warn_of_defaults(config: "ParallelConfig") -> None:
+    """Log what jobs get because the options do not say."""
+    for note in left_out(config):
+        _warn_once(note)
+
+
+@cache  # a run may submit jobs many times: once is enough
+def _warn_once(note: str) -> None:
+    logger.warning("%s", note)
 
 
 def _default_time(config: "ParallelConfig", scheduler: Scheduler) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from espnet3.errors import ItemError
-from espnet3.parallel.clusters.before_jobs import tell_of_defaults
+from espnet3.parallel.clusters.requested import warn_of_defaults
 from espnet3.parallel.clusters.table import check_resources
 from espnet3.parallel.detached.crew import count_crew
 from espnet3.parallel.detached.description import write_description
@@ -123,7 +123,7 @@ def submit_missing(roots: Sequence[Path], config: "ParallelConfig", n_shards: in
     n_there = max(count_crew(root, config.env) for root in roots)
     n_missing = max(n_wanted - n_there, 0)
     if n_missing:
-        tell_of_defaults(config)
+        warn_of_defaults(config)
         jobs = submit_workers(roots, config, n_missing)
         what = "processes" if jobs and jobs[0].machine else "jobs"
         numbers = ", ".join(job.job_id for job in jobs[:8]) + (", ..." if len(jobs) > 8 else "")
