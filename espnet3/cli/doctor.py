@@ -144,7 +144,7 @@ def _config(subject: _Subject) -> list[Finding]:
 
 def _backend(subject: _Subject) -> list[Finding]:
     """Check packages, commands, queue, options and network, each as far as the last allows."""
-    from espnet3.parallel.checkup import network, options, reach, scheduler, versions
+    from espnet3.parallel.checkup import network, options, scheduler, versions
 
     config = subject.config
     others = ("lightning", "torch") if subject.values.get("trainer") else ()
@@ -154,7 +154,7 @@ def _backend(subject: _Subject) -> list[Finding]:
     script, rendered = options.render(config)
     findings += rendered
     if not has_problem(rendered):
-        findings += reach.check_reach(config)
+        findings += network.check_reach(config)
     answered = scheduler.check_commands(config)
     findings += answered
     if has_problem(answered):

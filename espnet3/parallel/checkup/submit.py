@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 from espnet3.errors import EspnetError
 from espnet3.findings import Finding
 from espnet3.io.atomic import write_text
-from espnet3.parallel.checkup.filesystem import nearest_folder, scratch_name
-from espnet3.parallel.checkup.mounts import find_mount
+from espnet3.parallel.checkup.filesystem import find_mount, nearest_folder, scratch_name
 from espnet3.parallel.checkup.probe import (
     DONE,
     Report,

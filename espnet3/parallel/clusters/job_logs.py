@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from espnet3.errors import ResourceError
+from espnet3.io.atomic import folder_trouble
 from espnet3.schedulers import Scheduler, scheduler_of
 from espnet3.text import read_end
 

@@ -5,8 +5,13 @@ from pathlib import Path
 import pytest
 
 from espnet3.parallel.checkup import filesystem
-from espnet3.parallel.checkup.filesystem import check_folders, check_shared, nearest_folder
-from espnet3.parallel.checkup.mounts import Mount, find_mount
+from espnet3.parallel.checkup.filesystem import (
+    Mount,
+    check_folders,
+    check_shared,
+    find_mount,
+    nearest_folder,
+)
 
 
 def test_a_good_folder_is_ok_and_nothing_stays_in_it(awkward):
