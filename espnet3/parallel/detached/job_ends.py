@@ -1,20 +1,22 @@
 """Explain how jobs ended and why others wait, and what to change."""
 
+import json
 import shlex
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from espnet3.findings import Finding, Level
-from espnet3.parallel.clusters.job_logs import words_of_daemon
+from espnet3.parallel.clusters.job_logs import find_log, words_of_daemon
 from espnet3.parallel.detached.crew import Job
-from espnet3.parallel.detached.job_output import output_of
 from espnet3.schedulers import Scheduler, scheduler_of
-from espnet3.shards.records import RecordPaths
+from espnet3.shards.records import JobRecord, RecordPaths
 from espnet3.text import count, duration, end_of_log, first_line
 
 _N_LINES = 8
 _MOST_IDS = 5
+_OF_WORKERS = "detached-"
 _NEVER = "will never start"
 
 
@@ -141,6 +143,32 @@ def log_of(job: Job, run_dir: Path) -> Path | None:
     logs = [worker.log for worker in reversed(job.workers)] + [job.record.log]
     own = next((run_dir / log for log in logs if log and (run_dir / log).is_file()), None)
     return own or output_of(job.record, run_dir)
+
+
+def output_of(job: JobRecord, run_dir: Path) -> Path | None:
+    """Return what the scheduler kept of a job's output, or the shell of a process; None if nothing.
+
+    A worker that has begun writes into a log of its own.
+    """
+    if job.is_submitting:
+        return None
+    logs = (run_dir / job.log).parent if job.log else run_dir / "logs"
+    if job.machine:
+        path = logs / f"{_OF_WORKERS}{job.env}.out"
+        return path if path.is_file() and path.stat().st_size else None
+    found = find_log([logs, *_log_directory(job.env, run_dir)], job.job_id)
+    return None if found is None or found.name.startswith(_OF_WORKERS) else found
+
+
+def _log_directory(env: str, run_dir: Path) -> list[Path]:
+    """Return the folder that the user's options name, if they do."""
+    paths = RecordPaths(run_dir)
+    with suppress(OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError):
+        options = json.loads(paths.parallel(env).read_bytes())["options"]
+        if folder := options.get("log_directory"):
+            found = Path(json.loads(paths.run.read_bytes())["cwd"]) / folder
+            return [found] if "\0" not in str(found) else []
+    return []
 
 
 def explain_submitting(jobs: Iterable[Job], run_dir: Path) -> list[Finding]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from espnet3.errors import RunFolderError, suggest
 from espnet3.io.records import is_log_name
 from espnet3.parallel.detached.crew import Worker, living_ids
-from espnet3.parallel.detached.job_output import output_of
+from espnet3.parallel.detached.job_ends import output_of
 from espnet3.shards.records import (
     JobRecord,
     RecordPaths,
