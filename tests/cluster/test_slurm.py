@@ -170,7 +170,7 @@ def test_an_item_that_fails_cancels_all_jobs(slurm, slurm_job):
 
 @pytest.mark.parametrize(
     ("options", "hint"),
-    [({"quue": "gpu"}, "Did you mean 'queue'"), ({"memory": None}, "cores and memory")],
+    [({"quue": "gpu"}, "Did you mean 'queue'"), ({"memory": None}, "memory: 16GB")],
     ids=["unknown", "missing"],
 )
 def test_wrong_options_are_told_before_anything_is_submitted(slurm, tmp_path, options, hint):
