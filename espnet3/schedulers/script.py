@@ -45,25 +45,16 @@ def render_header(
     Raises:
         ConfigError: it asks for what a job cannot have together.
     """
-    merged = merge_directives(scheduler, made, own, where)
-    return Header([f"{scheduler.mark} {line}" for line in merged.lines], merged.notes)
-
-
-def merge_directives(
-    scheduler: Scheduler, made: Sequence[Made], own: Sequence[str], where: str
-) -> Header:
-    """Do the same without the mark of the scheduler before each line."""
     own = [_bare(scheduler, line, where) for line in own]
-    if scheduler.has_parts(own):
-        return Header([each.text for each in made] + list(own), [])
-    read = [
-        replace(option, made=each) for each in made for option in _read(scheduler, each.text, -1)
-    ]
-    read += [option for number, line in enumerate(own) for option in _read(scheduler, line, number)]
     notes: list[str] = []
-    options = scheduler.merge(_said_last(read), where, notes)
-    kept = _each_once(scheduler, options, where, notes)
-    return Header(_write(kept, read, own), notes)
+    if scheduler.has_parts(own):
+        lines = [each.text for each in made] + list(own)
+    else:
+        read = [replace(o, made=each) for each in made for o in _read(scheduler, each.text, -1)]
+        read += [o for number, line in enumerate(own) for o in _read(scheduler, line, number)]
+        options = scheduler.merge(_said_last(read), where, notes)
+        lines = _write(_each_once(scheduler, options, where, notes), read, own)
+    return Header([f"{scheduler.mark} {line}" for line in lines], notes)
 
 
 def _bare(scheduler: Scheduler, line: str, where: str) -> str:

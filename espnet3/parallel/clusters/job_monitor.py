@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MAX_EARLY_LOSSES = 3
-"""Jobs in a row that may end before they get anything done: then it is not bad luck."""
+"""Jobs in a row that may end without finishing anything before the run is given up."""
 _SILENT_SECONDS = 25.0
 # How often the scheduler is asked: it serves a whole centre.
 _ASK_SECONDS = (3.0, 30.0)
@@ -32,7 +32,7 @@ _CALM_SECONDS = 15.0
 _RETRY_SECONDS = 10.0
 _TRANSIENT = ("timed out", "emporar", "Unable to contact", "Connection refused", "try again")
 GONE_SECONDS = 45.0
-"""How long a job may be without its worker; a nanny starts a new one within seconds."""
+"""Seconds that a job may be without its worker; a nanny restarts one within seconds."""
 _EARLY_SECONDS = 60.0
 _LOST_PER_WORKER = 3
 _REACH_SECONDS = 3.0
@@ -43,8 +43,8 @@ Verdict = Literal["fine", "lost", "requeued", "given up"]
 
 
 @dataclass
-class KeptJob:
-    """A job that was submitted for one worker, or for the few that share it.
+class MonitoredJob:
+    """State of one job, which runs one worker, or the few that share it.
 
     All times are of `time.monotonic`.
     """
@@ -68,8 +68,8 @@ class KeptJob:
         """Whether its worker is there."""
         return self.joined is not None and self.gone is None
 
-    def see(self, is_connected: bool, now: float) -> None:
-        """Note whether its worker is there."""
+    def update_connection(self, is_connected: bool, now: float) -> None:
+        """Record whether its worker is connected."""
         if is_connected:
             self.joined = now if self.joined is None else self.joined
             self.gone = None
@@ -77,8 +77,8 @@ class KeptJob:
             self.gone = now
             self.n_odd = 0
 
-    def hear(self, state: JobState, asked: float) -> None:
-        """Note what the scheduler said when it was asked."""
+    def update_state(self, state: JobState, asked: float) -> None:
+        """Record the state that the scheduler reported when it was asked."""
         if asked < max(self.submitted, self.joined or 0.0, self.gone or 0.0):
             return  # of a time before
         self.state = state
@@ -105,7 +105,7 @@ class KeptJob:
         return "lost" if now - self.gone > GONE_SECONDS else "fine"
 
     def requeue(self, now: float) -> None:
-        """Begin again as a job that waits: the same one, under the same number."""
+        """Treat the job as pending again, under the same number."""
         self.joined = self.gone = None
         self.submitted = now
         self.n_odd = 0
@@ -122,7 +122,7 @@ class KeptJob:
             return False
         return self.joined is None or (self.gone or now) - self.joined < _EARLY_SECONDS
 
-    def how_it_was_lost(self) -> str:
+    def describe_loss(self) -> str:
         """Return the reason, in the scheduler's words if it has any."""
         state = self.state
         if self.is_unreachable:
@@ -134,7 +134,7 @@ class KeptJob:
         return f"its worker is gone for {GONE_SECONDS:g} s, while its state is {state.word or '?'}"
 
 
-def describe_waiting(jobs: Iterable[KeptJob], now: float, scheduler: Scheduler | None) -> str:
+def describe_waiting(jobs: Iterable[MonitoredJob], now: float, scheduler: Scheduler | None) -> str:
     """Return how many jobs are not there, why, and what to try; empty if none is missing."""
     jobs = list(jobs)
     status_command = scheduler.status_command if scheduler else "your scheduler's queue"
@@ -155,7 +155,7 @@ def describe_waiting(jobs: Iterable[KeptJob], now: float, scheduler: Scheduler |
 
 
 def _describe_pending(
-    jobs: list[KeptJob], n_jobs: int, now: float, scheduler: Scheduler | None
+    jobs: list[MonitoredJob], n_jobs: int, now: float, scheduler: Scheduler | None
 ) -> str:
     reasons = Counter(job.state.reason or job.state.word for job in jobs)
     told = ", ".join(f"{reason} ({n})" for reason, n in reasons.most_common(3))
@@ -166,25 +166,25 @@ def _describe_pending(
     return f"{line} {advice or f'See: {scheduler.status_command}'}."
 
 
-def _describe_starting(jobs: list[KeptJob], n_jobs: int, now: float) -> str:
+def _describe_starting(jobs: list[MonitoredJob], n_jobs: int, now: float) -> str:
     numbers = ", ".join(job.job_id for job in jobs[:3])
     line = f"{len(jobs)} of {n_jobs} jobs run, but their workers have not connected"
     return f"{line} for {_longest(jobs, now)} (job {numbers}). If this lasts, see their logs."
 
 
-def _longest(jobs: list[KeptJob], now: float) -> str:
+def _longest(jobs: list[MonitoredJob], now: float) -> str:
     return duration(max(now - (job.gone or job.submitted) for job in jobs))
 
 
 @dataclass(frozen=True)
-class Staffing:
+class JobLimits:
     """The limits on the number of jobs.
 
     Args:
         maximum: as many are submitted, if there is work for them.
-        minimum: as many are kept while the run goes on.
+        minimum: as many are kept until the run ends.
         max_lost: how many lost jobs are replaced.
-        idle_seconds: after which a job that nobody needs is ended.
+        idle_seconds: after which a surplus job is cancelled.
         spares_useful: do not count jobs that had finished a shard: a long run on a short walltime
             loses many of them.
     """
@@ -199,9 +199,9 @@ class Staffing:
         """Return for how many jobs there is work."""
         return min(math.ceil(n_left / n_per_job), self.maximum)
 
-    def superfluous(
-        self, jobs: Iterable[KeptJob], n_wanted: int, idle_since: dict[str, float]
-    ) -> list[KeptJob]:
+    def surplus(
+        self, jobs: Iterable[MonitoredJob], n_wanted: int, idle_since: dict[str, float]
+    ) -> list[MonitoredJob]:
         """Return the jobs to end: first those that never started, then the longest idle."""
         if self.idle_seconds == math.inf:
             return []
@@ -216,7 +216,7 @@ class Staffing:
         return [*waiting, *idle][: max(n_excess, 0)]
 
 
-def staffing_of(config: "ParallelConfig") -> Staffing:
+def job_limits(config: "ParallelConfig") -> JobLimits:
     """Return what a config says about the number of jobs."""
     spares_useful = config.max_lost_jobs is None
     max_lost = config.max_lost_jobs
@@ -225,22 +225,22 @@ def staffing_of(config: "ParallelConfig") -> Staffing:
     # With adaptive, this is its maximum, unless there is less work than workers.
     n_jobs = config.n_workers
     if config.adaptive is None:
-        return Staffing(n_jobs, n_jobs, max_lost, spares_useful=spares_useful)
+        return JobLimits(n_jobs, n_jobs, max_lost, spares_useful=spares_useful)
     minimum = min(config.adaptive.minimum, n_jobs)
-    return Staffing(n_jobs, minimum, max_lost, config.adaptive.idle_seconds, spares_useful)
+    return JobLimits(n_jobs, minimum, max_lost, config.adaptive.idle_seconds, spares_useful)
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What was found out."""
+    """Result of one poll."""
 
     asked: float
     states: dict[str, JobState] = field(default_factory=dict)
     unreachable: frozenset[str] = frozenset()
 
 
-class Questions:
-    """Asks a scheduler and the network, one question at a time."""
+class StatusPoller:
+    """Polls scheduler and network in a thread, one poll at a time: answers may take long."""
 
     def __init__(self, scheduler: Scheduler | None) -> None:
         self._scheduler = scheduler
@@ -248,23 +248,23 @@ class Questions:
         self._thread: threading.Thread | None = None
 
     @property
-    def is_open(self) -> bool:
-        """Whether an answer is still awaited."""
+    def is_running(self) -> bool:
+        """Whether a poll is running."""
         return self._thread is not None and self._thread.is_alive()
 
     def ask(self, job_ids: Sequence[str], silent: Sequence[str]) -> None:
-        """Begin to ask for jobs, and whether silent workers' machines are there."""
+        """Start a poll of jobs, and of whether the machines of silent workers are reachable."""
         self._thread = threading.Thread(
-            target=self._find_out, args=(job_ids, silent), name="job questions", daemon=True
+            target=self._poll, args=(job_ids, silent), name="job status", daemon=True
         )
         self._thread.start()
 
     def take(self) -> Answer | None:
-        """Return an answer that has come, once."""
+        """Return the result of the last poll, once; None if there is none."""
         answer, self._answer = self._answer, None
         return answer
 
-    def _find_out(self, job_ids: Sequence[str], silent: Sequence[str]) -> None:
+    def _poll(self, job_ids: Sequence[str], silent: Sequence[str]) -> None:
         asked = time.monotonic()
         states = self._scheduler.jobs(job_ids) if self._scheduler and job_ids else {}
         self._answer = Answer(asked, states, frozenset(_unreachable(silent)))
@@ -299,22 +299,20 @@ def is_reachable(address: str) -> bool:
 
 
 class JobMonitor:
-    """Watches the jobs of one cluster; nothing happens but in `look`.
+    """Watches the jobs of one cluster; acts only in `look`.
 
     Args:
         cluster: submits and cancels jobs.
-        scheduler: answers questions about jobs; None if nobody does.
-        staffing: how many jobs there may be.
+        scheduler: reports the states of jobs; None if there is none.
+        limits: how many jobs there may be.
     """
 
-    def __init__(
-        self, cluster: JobCluster, scheduler: Scheduler | None, staffing: Staffing
-    ) -> None:
+    def __init__(self, cluster: JobCluster, scheduler: Scheduler | None, limits: JobLimits) -> None:
         self._cluster = cluster
         self._scheduler = scheduler
-        self._questions = Questions(scheduler)
-        self._staffing = staffing
-        self._jobs: dict[str, KeptJob] = {}
+        self._poller = StatusPoller(scheduler)
+        self._limits = limits
+        self._jobs: dict[str, MonitoredJob] = {}
         self._workers: dict[str, ConnectedWorker] = {}
         self._names: dict[str, str] = {}  # of jobs, by the addresses that their workers ever had
         # Jobs that are no longer ours, by the names of their workers, which may still be there.
@@ -328,14 +326,14 @@ class JobMonitor:
         self._n_lost = self._n_early = self._n_refused = 0
         self._last_asked = self._not_before = -math.inf
         self._unclear_since: float | None = None
-        self._has_said_enough = False
+        self._has_stopped_replacing = False
 
     def begin(self, n_jobs: int) -> None:
         """Begin to submit the first jobs."""
         self._change(n_jobs)
 
     def settle(self, change: Change) -> None:
-        """Take the numbers of jobs that were submitted, and their refusal."""
+        """Record the numbers of submitted jobs, or their refusal."""
         now = time.monotonic()
         self._is_changing = False
         for name, job_id in change.job_ids.items():
@@ -349,7 +347,7 @@ class JobMonitor:
             self._note_refusal(change.error, now)
 
     def look(self, n_left: int, busy: Collection[str] = ()) -> None:
-        """See what has become of the jobs, and do something about it; takes milliseconds.
+        """Update the state of all jobs, and replace lost ones; takes milliseconds.
 
         Args:
             n_left: shards that are queued or running; there are never more jobs than that.
@@ -362,14 +360,14 @@ class JobMonitor:
         now = time.monotonic()
         self._workers = self._cluster.workers()
         self._names.update({each: self._name_of(who) for each, who in self._workers.items()})
-        self._see(now, busy)
+        self._update_connections(now, busy)
         change = self._cluster.outcome()
         if change is not None:
             self.settle(change)
-        self._hear()
-        self._judge(now)
-        self._fill(now, n_left)
-        self._ask(now)
+        self._apply_answer()
+        self._handle_lost_jobs(now)
+        self._scale(now, n_left)
+        self._poll(now)
 
     def waiting(self) -> str:
         """Return one line: which jobs are not there, why, for how long, and what to try."""
@@ -380,7 +378,7 @@ class JobMonitor:
         return worker in self._names and self._names[worker] not in self._jobs
 
     def note_finished(self, worker: str) -> None:
-        """Hear that a worker, by its address, finished a shard: its job is a good one."""
+        """Record that the worker at an address finished a shard."""
         self._n_early = 0
         job = self._jobs.get(self._names.get(worker, ""))
         if job is not None:
@@ -402,12 +400,12 @@ class JobMonitor:
             return name
         return name.rpartition("-")[0]  # where a job has several workers, each has a suffix
 
-    def _see(self, now: float, busy: Collection[str]) -> None:
+    def _update_connections(self, now: float, busy: Collection[str]) -> None:
         names = {address: self._names[address] for address in self._workers}
         there, at_work = set(names.values()), {names[each] for each in busy if each in names}
         for name, job in self._jobs.items():
             was_missing = job.gone is not None
-            job.see(name in there, now)
+            job.update_connection(name in there, now)
             if was_missing and job.is_connected:
                 logger.info("The worker of job %s is back", job.job_id)
             if name in at_work or not job.is_connected:
@@ -419,13 +417,13 @@ class JobMonitor:
                 logger.warning("A worker of the lost job %s is told to end", self._lost[name])
                 self._cluster.remove_worker(address)
 
-    def _hear(self) -> None:
-        answer = self._questions.take()
+    def _apply_answer(self) -> None:
+        answer = self._poller.take()
         if answer is None:
             return
         for job in self._jobs.values():
             if job.job_id in answer.states:
-                job.hear(answer.states[job.job_id], answer.asked)
+                job.update_state(answer.states[job.job_id], answer.asked)
         for job_id, state in answer.states.items():
             if state.phase in ("ended", "unknown"):
                 self._not_seen_to_end.discard(job_id)
@@ -445,7 +443,7 @@ class JobMonitor:
         if job is not None:
             job.is_unreachable = True
 
-    def _judge(self, now: float) -> None:
+    def _handle_lost_jobs(self, now: float) -> None:
         for job in list(self._jobs.values()):
             verdict = job.judge(now)
             if verdict == "given up":
@@ -458,9 +456,9 @@ class JobMonitor:
                 )  # fmt: skip
                 job.requeue(now)
             elif verdict == "lost":
-                self._bury(job, now)
+                self._record_loss(job, now)
 
-    def _end_workers(self, job: KeptJob) -> None:
+    def _end_workers(self, job: MonitoredJob) -> None:
         logger.warning(
             "The scheduler has given job %s up (%s), but its worker still runs; it is told to end",
             job.job_id, job.state.word,
@@ -469,18 +467,18 @@ class JobMonitor:
             if self._names[address] == job.name:
                 self._cluster.remove_worker(address)
 
-    def _bury(self, job: KeptJob, now: float) -> None:
+    def _record_loss(self, job: MonitoredJob, now: float) -> None:
         del self._jobs[job.name]
         self._lost[job.name] = job.job_id
         self._to_drop.append(job.name)
         self._to_replace.append(job.job_id)
         if job.state.phase != "ended":
             self._not_seen_to_end.add(job.job_id)
-        if not (job.n_finished and self._staffing.spares_useful):
+        if not (job.n_finished and self._limits.spares_useful):
             self._n_lost += 1
         log = self._cluster.find_log(job.job_id)
         words = words_of_daemon(log, self._scheduler)
-        how = ". ".join(part for part in (job.how_it_was_lost(), words) if part)
+        how = ". ".join(part for part in (job.describe_loss(), words) if part)
         logger.warning(
             "Job %s was lost %.0f s after its submission: %s. Log: %s",
             job.job_id, now - job.submitted, how, log or "none found",
@@ -495,14 +493,14 @@ class JobMonitor:
                 f"{end_of_log(log)}"
             )
 
-    def _fill(self, now: float, n_left: int) -> None:
-        """Submit what is missing, and end what is lost or nobody needs."""
-        n_wanted = self._staffing.n_wanted(n_left, self._cluster.n_processes)
+    def _scale(self, now: float, n_left: int) -> None:
+        """Submit missing jobs, and cancel lost and surplus ones."""
+        n_wanted = self._limits.n_wanted(n_left, self._cluster.n_processes)
         n_more = max(n_wanted - len(self._jobs), 0)
-        if n_more and self._n_lost > self._staffing.max_lost:
-            self._say_enough()
+        if n_more and self._n_lost > self._limits.max_lost:
+            self._stop_replacing()
             n_more = 0
-        for job in self._staffing.superfluous(self._jobs.values(), n_wanted, self._idle_since):
+        for job in self._limits.surplus(self._jobs.values(), n_wanted, self._idle_since):
             logger.info("Job %s is ended: there is no work left for it", job.job_id)
             del self._jobs[job.name]
             self._retired[job.name] = job.job_id
@@ -519,7 +517,7 @@ class JobMonitor:
         self._is_changing = True
         for name in names:
             replaces = self._to_replace.popleft() if self._to_replace else ""
-            self._jobs[name] = KeptJob(name, time.monotonic(), replaces)
+            self._jobs[name] = MonitoredJob(name, time.monotonic(), replaces)
 
     def _note_refusal(self, error: str, now: float) -> None:
         self._n_refused += 1
@@ -533,19 +531,19 @@ class JobMonitor:
             "command. To go on with the jobs that are left, set parallel.max_lost_jobs: 0."
         )
 
-    def _say_enough(self) -> None:
+    def _stop_replacing(self) -> None:
         told = f"{self._n_lost} jobs were lost, more than parallel.max_lost_jobs allows to replace"
         if not self._jobs:
             raise WorkerError(
-                f"{told} ({self._staffing.max_lost}), and none is left. Finished shards are kept; "
+                f"{told} ({self._limits.max_lost}), and none is left. Finished shards are kept; "
                 "the messages above tell how they were lost. Run the same command again, or raise "
                 "parallel.max_lost_jobs."
             )
-        if not self._has_said_enough:
-            self._has_said_enough = True
+        if not self._has_stopped_replacing:
+            self._has_stopped_replacing = True
             logger.warning("%s; the run goes on with the other %d", told, len(self._jobs))
 
-    def _ask(self, now: float) -> None:
+    def _poll(self, now: float) -> None:
         job_ids = [job.job_id for job in self._jobs.values() if job.job_id]
         silent = [each for each, who in self._workers.items() if who.silent > _SILENT_SECONDS]
         missed = {name for name, job in self._jobs.items() if job.gone is not None}
@@ -556,6 +554,6 @@ class JobMonitor:
         if self._unclear_since is not None:
             shortest, longest = _ASK_SECONDS
             pause = min(max((now - self._unclear_since) / 10, shortest), longest)
-        if now - self._last_asked >= pause and not self._questions.is_open:
+        if now - self._last_asked >= pause and not self._poller.is_running:
             self._last_asked = now
-            self._questions.ask([*job_ids, *sorted(self._not_seen_to_end)], silent)
+            self._poller.ask([*job_ids, *sorted(self._not_seen_to_end)], silent)

@@ -23,7 +23,7 @@ from espnet3.parallel.clusters.gpu_pinning import REQUESTED
 from espnet3.parallel.clusters.job_cluster import DaskJobCluster, kept_cluster_class
 from espnet3.parallel.clusters.job_environment import submission_environment
 from espnet3.parallel.clusters.job_logs import check_log_folder
-from espnet3.parallel.clusters.job_monitor import JobMonitor, staffing_of
+from espnet3.parallel.clusters.job_monitor import JobMonitor, job_limits
 from espnet3.parallel.clusters.job_options import complete_options, with_own_logs
 from espnet3.parallel.clusters.requested import warn_of_defaults
 from espnet3.parallel.clusters.table import Backend, cluster_class
@@ -199,7 +199,7 @@ def _option_names(cluster: Any) -> set[str]:
 def _submit(cluster: Any, config: "ParallelConfig") -> None:
     """Submit the first jobs, and let a monitor look after them."""
     jobs = DaskJobCluster(cluster)
-    monitor = JobMonitor(jobs, known_scheduler(config.env), staffing_of(config))
+    monitor = JobMonitor(jobs, known_scheduler(config.env), job_limits(config))
     monitor.begin(config.n_workers)
     change = jobs.wait()
     if change.error:

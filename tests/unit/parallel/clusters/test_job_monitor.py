@@ -8,7 +8,7 @@ import pytest
 from espnet3.errors import ResourceError, WorkerError
 from espnet3.parallel.clusters import job_monitor
 from espnet3.parallel.clusters.job_cluster import Change, ConnectedWorker
-from espnet3.parallel.clusters.job_monitor import GONE_SECONDS, Answer, JobMonitor, Staffing
+from espnet3.parallel.clusters.job_monitor import GONE_SECONDS, Answer, JobLimits, JobMonitor
 from espnet3.schedulers import JobState, known_scheduler
 
 RUNNING = JobState("running", "RUNNING")
@@ -35,8 +35,8 @@ class World:
         self.removed = []
         self._change = None
         staffing = {"maximum": n_jobs, "minimum": n_jobs, "max_lost": 6, **staffing}
-        self.monitor = JobMonitor(self, known_scheduler("slurm"), Staffing(**staffing))
-        monkeypatch.setattr(self.monitor, "_questions", self)
+        self.monitor = JobMonitor(self, known_scheduler("slurm"), JobLimits(**staffing))
+        monkeypatch.setattr(self.monitor, "_poller", self)
         self._asked = None
         self.monitor.begin(n_jobs)
         self.monitor.settle(self.outcome())
@@ -70,9 +70,9 @@ class World:
         log.write_text(f"ModuleNotFoundError: No module named 'recipe{job_id}'\n")
         return log
 
-    # what it asks of questions
+    # what it asks of a poller
 
-    is_open = False
+    is_running = False
 
     def ask(self, job_ids, silent):
         known = {job: self.states.get(job, JobState("unknown", "")) for job in job_ids}

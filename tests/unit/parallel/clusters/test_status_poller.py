@@ -3,7 +3,7 @@
 import socket
 import time
 
-from espnet3.parallel.clusters.job_monitor import Questions, is_reachable
+from espnet3.parallel.clusters.job_monitor import StatusPoller, is_reachable
 from espnet3.schedulers import JobState
 from tests.conftest import wait_until
 
@@ -42,17 +42,17 @@ class SlowScheduler:
 
 
 def test_nobody_waits_for_an_answer():
-    questions = Questions(SlowScheduler())
-    questions.ask(["1", "2"], [])
-    assert questions.is_open
-    assert questions.take() is None
-    wait_until(lambda: not questions.is_open)
-    assert set(questions.take().states) == {"1", "2"}
-    assert questions.take() is None
+    poller = StatusPoller(SlowScheduler())
+    poller.ask(["1", "2"], [])
+    assert poller.is_running
+    assert poller.take() is None
+    wait_until(lambda: not poller.is_running)
+    assert set(poller.take().states) == {"1", "2"}
+    assert poller.take() is None
 
 
 def test_without_a_scheduler_only_machines_are_asked():
-    questions = Questions(None)
-    questions.ask(["1"], [])
-    wait_until(lambda: not questions.is_open)
-    assert questions.take().states == {}
+    poller = StatusPoller(None)
+    poller.ask(["1"], [])
+    wait_until(lambda: not poller.is_running)
+    assert poller.take().states == {}
