@@ -16,7 +16,7 @@ from espnet3.systems.base.stages import STAGES
 from espnet3.text import on_one_line, printable
 
 if TYPE_CHECKING:
-    from espnet3.trainer.launching.job import Job
+    from espnet3.trainer.launching.job_script import Job
 
 _TRAIN = "train"
 _EPILOG = (

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from espnet3.trainer.launching.job import Job
+from espnet3.trainer.launching.job_script import Job
 from espnet3.trainer.launching.launch import write_script
 from espnet3.trainer.launching.launch_config import LaunchConfig
 

@@ -11,8 +11,7 @@ from espnet3.config.load import load_config
 from espnet3.errors import ConfigError
 from espnet3.parallel.clusters.table import render_job_script
 from espnet3.parallel.parallel import as_parallel_config
-from espnet3.trainer.launching.job import Job
-from espnet3.trainer.launching.job_script import render
+from espnet3.trainer.launching.job_script import Job, render
 from espnet3.trainer.launching.launch_config import LaunchConfig, load_launch_config
 
 CONTROL = ["\n", "\r", "\r\n", "\0", "\x0b", "\x0c", "\x1b", "\x1c", "\x85", "\u2028", "\u2029"]

@@ -17,8 +17,7 @@ from espnet3.io.atomic import folder_trouble
 from espnet3.schedulers import UnansweredError
 from espnet3.trainer.config import trainer_block
 from espnet3.trainer.launching.devices import read_devices, read_nodes
-from espnet3.trainer.launching.job import Job
-from espnet3.trainer.launching.job_script import render
+from espnet3.trainer.launching.job_script import Job, render
 from espnet3.trainer.launching.launch_config import LaunchConfig, load_launch_config
 
 if TYPE_CHECKING:

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from espnet3.errors import ConfigError
-from espnet3.trainer.launching.job import Job
-from espnet3.trainer.launching.job_script import render
+from espnet3.trainer.launching.job_script import Job, render
 from espnet3.trainer.launching.launch_config import LaunchConfig
 
 GOLDEN = Path(__file__).parent / "golden"
