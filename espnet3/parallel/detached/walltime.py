@@ -9,11 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from espnet3.io.clock import steady_time
-from espnet3.schedulers import possible_schedulers
+from espnet3.schedulers import Scheduler, possible_schedulers, scheduler_of
 from espnet3.shards.commit import Done
 from espnet3.shards.manifest import Manifest
 from espnet3.shards.records import DeathNote
-from espnet3.text import hms
 
 _MIN_MARGIN, _MAX_MARGIN, _MARGIN_SHARE = 5.0, 60.0, 0.05
 _REMEMBERED = 8
@@ -24,10 +23,12 @@ _MIN_CUTS = 2
 
 @dataclass(frozen=True)
 class Walltime:
-    """The time of one worker, in seconds since 1970; `limit` is None if nobody will end it."""
+    """The time of one worker, in seconds since 1970; `limit` is None if there is no limit."""
 
     started: float
     limit: float | None = None
+    env: str = ""
+    """Backend of the worker, in whose words messages spell times."""
 
     @property
     def total(self) -> float:
@@ -80,10 +81,10 @@ def find_walltime(
     for scheduler in possible_schedulers(env):
         with suppress(ValueError):
             if (end := scheduler.end_time(environ)) is not None:
-                return Walltime(started, end + ahead)
+                return Walltime(started, end + ahead, env)
             if (seconds := scheduler.granted_seconds(environ)) is not None:
-                return Walltime(started, started + seconds)
-    return Walltime(started, None if walltime is None else started + walltime)
+                return Walltime(started, started + seconds, env)
+    return Walltime(started, None if walltime is None else started + walltime, env)
 
 
 def process_start() -> float:
@@ -153,11 +154,11 @@ class Pace:
 
 def too_long(root: Path, pace: Pace, shard: int, walltime: Walltime) -> str:
     """Say that a shard cannot be done within the walltime."""
+    spelled = (scheduler_of(walltime.env) or Scheduler()).spell_time(int(2 * walltime.total))
     return (
         f"Shard {shard} cannot be finished within the walltime of {walltime.total:.0f} s: "
         f"{pace.n_cuts[shard]} attempts were cut off, the longest after "
         f"{pace.at_least[shard]:.0f} s. Ask for a longer one, which keeps what is done: "
-        f"espnet3 resume {shlex.quote(str(root))} options.walltime='{hms(2 * walltime.total)}'; "
-        "or start from scratch with more and smaller shards: parallel.shards_per_worker=64 and "
-        "resume=False."
+        f"espnet3 resume {shlex.quote(str(root))} options.walltime='{spelled}'; or start from "
+        "scratch with more and smaller shards: parallel.shards_per_worker=64 and resume=False."
     )
