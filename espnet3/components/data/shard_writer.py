@@ -96,6 +96,84 @@ class EncodedSample:
         return len(self.audio) + sum(map(len, self.arrays.values()))
 
 
+def encode_sample(sample: Any, form: AudioEncoding, where: str) -> EncodedSample:
+    """Encode a sample `{utt_id, speech, sample_rate, ...}`.
+
+    Args:
+        sample: Its other fields may be whatever JSON can hold, and NumPy arrays.
+        form: Of the audio.
+        where: Which sample, for the errors.
+
+    Raises:
+        DataError: A field is missing or of a type that cannot be written.
+    """
+    _check_sample(sample, where)
+    speech, rate = np.asarray(sample["speech"]), int(sample["sample_rate"])
+    others = {k: v for k, v in sample.items() if k not in _AUDIO_FIELDS and v is not None}
+    arrays = {k: v for k, v in others.items() if isinstance(v, np.ndarray) and v.ndim}
+    try:
+        fields = to_jsonable({k: v for k, v in others.items() if k not in arrays})
+        audio = form.encode(speech, rate)
+    except (ValueError, TypeError, RuntimeError) as error:  # of soundfile among them
+        raise DataError(f"{where} ({sample['utt_id']}) cannot be written: {error}") from error
+    return EncodedSample(
+        utt_id=sample["utt_id"],
+        audio=audio,
+        seconds=len(speech) / rate,
+        fields=fields,
+        arrays={k: _as_npy(v, f"{where}: {k}") for k, v in arrays.items()},
+    )
+
+
+def _check_sample(sample: Any, where: str) -> None:
+    if not isinstance(sample, Mapping):
+        raise DataError(f"{where} is {sample!r:.80}, not a dict. Return dicts from the dataset.")
+    missing = [name for name in _AUDIO_FIELDS if sample.get(name) is None]
+    if missing:
+        raise DataError(
+            f"{where} has no {missing[0]!r}; it has: {', '.join(map(str, sample))}. Return "
+            '{"utt_id": "a", "speech": float32 [samples], "sample_rate": 16000, ...}'
+        )
+    try:
+        check_id(sample["utt_id"])
+    except RecordError as error:
+        raise RecordError(f"{where}: {error}") from None
+    if np.size(sample["speech"]) == 0:  # of which FLAC makes a file without content
+        raise DataError(f"{where} ({sample['utt_id']}) has no audio: 0 samples. Leave it out.")
+    if np.ndim(sample["speech"]) not in (1, 2):
+        raise DataError(
+            f"{where}: its speech is of shape {list(np.shape(sample['speech']))}. Return [samples] "
+            "or [samples, channels]."
+        )
+
+
+def _as_integers(samples: Any, bits: int, dtype: Any, shift: int) -> Any:
+    # Not left to soundfile, which scales by 2**15 - 1 what it reads scaled by 2**15.
+    if samples.dtype.kind in "iu":
+        if samples.dtype == np.int16:
+            return samples
+        raise ValueError(f"its speech is of type {samples.dtype}; return float32, full scale 1")
+    scale = 2 ** (bits - 1)
+    values = np.rint(np.asarray(samples, dtype=np.float64) * scale)
+    if not np.isfinite(values).all():
+        raise ValueError("its speech holds NaN or infinity")
+    n_clipped = int(np.count_nonzero(np.abs(values) > scale))
+    if n_clipped:
+        logger.warning(
+            "Clipped %d of %d values that are beyond full scale.", n_clipped, values.size
+        )
+    return np.clip(values, -scale, scale - 1).astype(dtype) << shift
+
+
+def _as_npy(array: Any, where: str) -> bytes:
+    buffer = io.BytesIO()
+    try:
+        np.save(buffer, array, allow_pickle=False)
+    except ValueError as error:
+        raise DataError(f"{where} cannot be written: {error} Return numbers.") from error
+    return buffer.getvalue()
+
+
 class ShardFormat(Protocol):
     """How a kind of shard is written and indexed."""
 
@@ -196,6 +274,77 @@ class ShardPlan:
         return self.folder / f"{self.name}-{number:0{_DIGITS}d}{self.ending}"
 
 
+def open_plan(folder: Path, name: str, ending: str, settings: Mapping[str, Any]) -> ShardPlan:
+    """Return the plan of a folder as far as its shards are there, or a new one.
+
+    Raises:
+        ConfigError: The name cannot be that of files.
+        StaleRunError: The shards are of other data or settings.
+    """
+    if not _NAME.fullmatch(name):
+        raise ConfigError(
+            f"name is {name!r}, but must be letters, digits, dots, _ or -. Write: name: train"
+        )
+    plan = ShardPlan(folder, name, ending, settings)
+    if not plan.file.exists():
+        plan.save()
+        return plan
+    values = _load_plan(plan.file)
+    changes = diff(values["settings"], flatten(settings))
+    if changes:
+        raise StaleRunError(
+            f"{folder} holds shards {name}-*{ending} of other data or settings "
+            f"({'; '.join(changes[:5])}). Remove them: rm {name}-*{ending}* {plan.file.name}; or "
+            "write into another folder."
+        )
+    plan.n_samples, plan.is_complete = values["n_samples"], values["is_complete"]
+    there = [shard.exists() for shard in plan.shards()]
+    if not all(there):  # what comes after a missing one is written again, and will be the same
+        del plan.n_samples[there.index(False) :]
+        plan.is_complete = False
+    return plan
+
+
+def are_shards_written(folder: StrPath, name: str = "shard") -> bool:
+    """Tell whether a writer came to its end; made for `DatasetBuilder.is_built`."""
+    file = Path(folder, f"{name}{PLAN_ENDING}")
+    if not file.exists():
+        return False
+    values = _load_plan(file)
+    ending = values["settings"].get("ending", "")
+    plan = ShardPlan(file.parent, name, ending, {}, values["n_samples"])
+    return bool(values["is_complete"]) and all(shard.exists() for shard in plan.shards())
+
+
+def check_written(shards: Iterable[Path]) -> None:
+    """Raise a `DataError` if one of the shards is of a writer that has not come to its end."""
+    folders: dict[Path, set[str]] = {}
+    for shard in shards:
+        folders.setdefault(shard.parent, set()).add(shard.name.rpartition("-")[0])
+    for folder, names in folders.items():
+        for name in sorted(names):
+            file = folder / f"{name}{PLAN_ENDING}"
+            if file.exists() and not _load_plan(file)["is_complete"]:
+                raise DataError(
+                    f"The shards {name}-* in {folder} are not all written: {file.name} says so. "
+                    f"Continue with what writes them: {create_command()}"
+                )
+
+
+def _load_plan(file: Path) -> dict[str, Any]:
+    try:
+        values: dict[str, Any] = json.loads(file.read_bytes())
+        if values["version"] == _VERSION:
+            return values
+        problem = f"is of version {values['version']}"
+    except (ValueError, KeyError, TypeError) as error:
+        problem = f"is damaged ({error})"
+    raise StaleRunError(
+        f"{file} {problem}, so it does not say which shards are whole. Remove it and the shards "
+        "that it is for, and write them again."
+    )
+
+
 @dataclass
 class ShardWriting:
     """Write a dataset as shards `NAME-000000.ENDING`, each atomically; run again, it continues.
@@ -292,152 +441,3 @@ def _remove_leftovers(folder: Path, name: str) -> None:
         if is_ours and time.time() - entry.stat().st_mtime > _STALE_SECONDS:
             os.unlink(entry.path)
             logger.info("Removed %s, which a killed run had left.", entry.name)
-
-
-def open_plan(folder: Path, name: str, ending: str, settings: Mapping[str, Any]) -> ShardPlan:
-    """Return the plan of a folder as far as its shards are there, or a new one.
-
-    Raises:
-        ConfigError: The name cannot be that of files.
-        StaleRunError: The shards are of other data or settings.
-    """
-    if not _NAME.fullmatch(name):
-        raise ConfigError(
-            f"name is {name!r}, but must be letters, digits, dots, _ or -. Write: name: train"
-        )
-    plan = ShardPlan(folder, name, ending, settings)
-    if not plan.file.exists():
-        plan.save()
-        return plan
-    values = _load(plan.file)
-    changes = diff(values["settings"], flatten(settings))
-    if changes:
-        raise StaleRunError(
-            f"{folder} holds shards {name}-*{ending} of other data or settings "
-            f"({'; '.join(changes[:5])}). Remove them: rm {name}-*{ending}* {plan.file.name}; or "
-            "write into another folder."
-        )
-    plan.n_samples, plan.is_complete = values["n_samples"], values["is_complete"]
-    there = [shard.exists() for shard in plan.shards()]
-    if not all(there):  # what comes after a missing one is written again, and will be the same
-        del plan.n_samples[there.index(False) :]
-        plan.is_complete = False
-    return plan
-
-
-def are_shards_written(folder: StrPath, name: str = "shard") -> bool:
-    """Tell whether a writer came to its end; made for `DatasetBuilder.is_built`."""
-    file = Path(folder, f"{name}{PLAN_ENDING}")
-    if not file.exists():
-        return False
-    values = _load(file)
-    ending = values["settings"].get("ending", "")
-    plan = ShardPlan(file.parent, name, ending, {}, values["n_samples"])
-    return bool(values["is_complete"]) and all(shard.exists() for shard in plan.shards())
-
-
-def check_written(shards: Iterable[Path]) -> None:
-    """Raise a `DataError` if one of the shards is of a writer that has not come to its end."""
-    folders: dict[Path, set[str]] = {}
-    for shard in shards:
-        folders.setdefault(shard.parent, set()).add(shard.name.rpartition("-")[0])
-    for folder, names in folders.items():
-        for name in sorted(names):
-            file = folder / f"{name}{PLAN_ENDING}"
-            if file.exists() and not _load(file)["is_complete"]:
-                raise DataError(
-                    f"The shards {name}-* in {folder} are not all written: {file.name} says so. "
-                    f"Continue with what writes them: {create_command()}"
-                )
-
-
-def _load(file: Path) -> dict[str, Any]:
-    try:
-        values: dict[str, Any] = json.loads(file.read_bytes())
-        if values["version"] == _VERSION:
-            return values
-        problem = f"is of version {values['version']}"
-    except (ValueError, KeyError, TypeError) as error:
-        problem = f"is damaged ({error})"
-    raise StaleRunError(
-        f"{file} {problem}, so it does not say which shards are whole. Remove it and the shards "
-        "that it is for, and write them again."
-    )
-
-
-def encode_sample(sample: Any, form: AudioEncoding, where: str) -> EncodedSample:
-    """Encode a sample `{utt_id, speech, sample_rate, ...}`.
-
-    Args:
-        sample: Its other fields may be whatever JSON can hold, and NumPy arrays.
-        form: Of the audio.
-        where: Which sample, for the errors.
-
-    Raises:
-        DataError: A field is missing or of a type that cannot be written.
-    """
-    _check(sample, where)
-    speech, rate = np.asarray(sample["speech"]), int(sample["sample_rate"])
-    others = {k: v for k, v in sample.items() if k not in _AUDIO_FIELDS and v is not None}
-    arrays = {k: v for k, v in others.items() if isinstance(v, np.ndarray) and v.ndim}
-    try:
-        fields = to_jsonable({k: v for k, v in others.items() if k not in arrays})
-        audio = form.encode(speech, rate)
-    except (ValueError, TypeError, RuntimeError) as error:  # of soundfile among them
-        raise DataError(f"{where} ({sample['utt_id']}) cannot be written: {error}") from error
-    return EncodedSample(
-        utt_id=sample["utt_id"],
-        audio=audio,
-        seconds=len(speech) / rate,
-        fields=fields,
-        arrays={k: _as_npy(v, f"{where}: {k}") for k, v in arrays.items()},
-    )
-
-
-def _check(sample: Any, where: str) -> None:
-    if not isinstance(sample, Mapping):
-        raise DataError(f"{where} is {sample!r:.80}, not a dict. Return dicts from the dataset.")
-    missing = [name for name in _AUDIO_FIELDS if sample.get(name) is None]
-    if missing:
-        raise DataError(
-            f"{where} has no {missing[0]!r}; it has: {', '.join(map(str, sample))}. Return "
-            '{"utt_id": "a", "speech": float32 [samples], "sample_rate": 16000, ...}'
-        )
-    try:
-        check_id(sample["utt_id"])
-    except RecordError as error:
-        raise RecordError(f"{where}: {error}") from None
-    if np.size(sample["speech"]) == 0:  # of which FLAC makes a file without content
-        raise DataError(f"{where} ({sample['utt_id']}) has no audio: 0 samples. Leave it out.")
-    if np.ndim(sample["speech"]) not in (1, 2):
-        raise DataError(
-            f"{where}: its speech is of shape {list(np.shape(sample['speech']))}. Return [samples] "
-            "or [samples, channels]."
-        )
-
-
-def _as_integers(samples: Any, bits: int, dtype: Any, shift: int) -> Any:
-    # Not left to soundfile, which scales by 2**15 - 1 what it reads scaled by 2**15.
-    if samples.dtype.kind in "iu":
-        if samples.dtype == np.int16:
-            return samples
-        raise ValueError(f"its speech is of type {samples.dtype}; return float32, full scale 1")
-    scale = 2 ** (bits - 1)
-    values = np.rint(np.asarray(samples, dtype=np.float64) * scale)
-    if not np.isfinite(values).all():
-        raise ValueError("its speech holds NaN or infinity")
-    n_clipped = int(np.count_nonzero(np.abs(values) > scale))
-    if n_clipped:
-        logger.warning(
-            "Clipped %d of %d values that are beyond full scale.", n_clipped, values.size
-        )
-    return np.clip(values, -scale, scale - 1).astype(dtype) << shift
-
-
-def _as_npy(array: Any, where: str) -> bytes:
-    buffer = io.BytesIO()
-    try:
-        np.save(buffer, array, allow_pickle=False)
-    except ValueError as error:
-        raise DataError(f"{where} cannot be written: {error} Return numbers.") from error
-    return buffer.getvalue()

@@ -193,6 +193,20 @@ class CTCPrefixScorer:
         return scores.scatter(-1, last[..., None], repeated[..., None])
 
 
+def _sums(posteriors: Tensor) -> Tensor:
+    """Return the logarithms of the products of the first 0, 1, ... posteriors."""
+    return torch.nn.functional.pad(posteriors.cumsum(-1), (1, 0))
+
+
+def _enter(starts: Tensor, sums: Tensor) -> Tensor:
+    """Return the curve of staying in a token that is entered before each frame with `starts`.
+
+    It solves `curve[t] = (curve[t - 1] + starts[t - 1]) * posterior[t]`, in logarithms.
+    """
+    curve = sums[..., 1:] + torch.logcumsumexp(starts - sums[..., :-1], -1)
+    return torch.nn.functional.pad(curve, (1, 0), value=IMPOSSIBLE)
+
+
 class NetworkPart:
     """A network with its state, whose log-probabilities add up along a hypothesis."""
 
@@ -375,17 +389,3 @@ class JointSearch:
         ended = self._ended[self._utterances[row]]
         n_best = self._settings.n_best
         return ended[n_best - 1].score if len(ended) >= n_best else _NEVER
-
-
-def _sums(posteriors: Tensor) -> Tensor:
-    """Return the logarithms of the products of the first 0, 1, ... posteriors."""
-    return torch.nn.functional.pad(posteriors.cumsum(-1), (1, 0))
-
-
-def _enter(starts: Tensor, sums: Tensor) -> Tensor:
-    """Return the curve of staying in a token that is entered before each frame with `starts`.
-
-    It solves `curve[t] = (curve[t - 1] + starts[t - 1]) * posterior[t]`, in logarithms.
-    """
-    curve = sums[..., 1:] + torch.logcumsumexp(starts - sums[..., :-1], -1)
-    return torch.nn.functional.pad(curve, (1, 0), value=IMPOSSIBLE)

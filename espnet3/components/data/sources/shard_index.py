@@ -60,6 +60,56 @@ class ColumnFile:
         return self._arrays[name]
 
 
+def write_columns(path: Path, facts: Mapping[str, Any], columns: Mapping[str, Array]) -> None:
+    """Write arrays of numbers, each of one dimension, and facts that JSON can hold, atomically."""
+    places, end = {}, 0
+    for name, array in columns.items():
+        assert array.ndim == 1
+        assert array.dtype.kind in _KINDS
+        places[name] = [array.dtype.newbyteorder("<").str, len(array), end]
+        end = _aligned(end + array.nbytes)
+    header = dump_json({"facts": facts, "columns": places, "bytes": end}).encode() + b"\n"
+    start = _aligned(len(_MAGIC) + len(header))
+    with open_atomic(path, "wb") as file:
+        file.write((_MAGIC + header).ljust(start, b"\0"))
+        for array in columns.values():
+            data = array.astype(array.dtype.newbyteorder("<")).tobytes()
+            file.write(data.ljust(_aligned(len(data)), b"\0"))
+
+
+def _parse(data: Any) -> tuple[dict[str, Any], dict[str, Array]]:
+    magic = len(_MAGIC)
+    if data[:magic].tobytes() != _MAGIC:
+        raise ValueError("it does not begin as such a file does")
+    end = _header_end(data, magic)
+    header = json.loads(data[magic:end].tobytes())
+    body = data[_aligned(end + 1) :]
+    if len(body) != header["bytes"]:
+        raise ValueError(f"it has {len(body)} of {header['bytes']} bytes")
+    arrays = {}
+    for name, (kind, length, start) in header["columns"].items():
+        dtype = np.dtype(kind)
+        if dtype.kind not in _KINDS:
+            raise ValueError(f"{name} is of type {kind}")
+        # Plain arrays: the checks of np.memmap make each access to an item several times slower.
+        part = body[start : start + dtype.itemsize * length]
+        arrays[name] = np.asarray(part).view(dtype)
+    return header["facts"], arrays
+
+
+def _header_end(data: Any, start: int, step: int = 4096) -> int:
+    while start < len(data):
+        found = data[start : start + step].tobytes().find(b"\n")
+        if found >= 0:
+            return int(start + found)
+        start += step
+    raise ValueError("its header has no end")
+
+
+def _aligned(n: int) -> int:
+    return _ALIGNMENT * math.ceil(n / _ALIGNMENT)
+
+
 @dataclass(frozen=True)
 class ShardIndex:
     """What is known of a shard: plain facts, and columns with an entry per item or member."""
@@ -229,53 +279,3 @@ def check_unique(
 
 def _hash(text: bytes) -> int:
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
-
-
-def write_columns(path: Path, facts: Mapping[str, Any], columns: Mapping[str, Array]) -> None:
-    """Write arrays of numbers, each of one dimension, and facts that JSON can hold, atomically."""
-    places, end = {}, 0
-    for name, array in columns.items():
-        assert array.ndim == 1
-        assert array.dtype.kind in _KINDS
-        places[name] = [array.dtype.newbyteorder("<").str, len(array), end]
-        end = _aligned(end + array.nbytes)
-    header = dump_json({"facts": facts, "columns": places, "bytes": end}).encode() + b"\n"
-    start = _aligned(len(_MAGIC) + len(header))
-    with open_atomic(path, "wb") as file:
-        file.write((_MAGIC + header).ljust(start, b"\0"))
-        for array in columns.values():
-            data = array.astype(array.dtype.newbyteorder("<")).tobytes()
-            file.write(data.ljust(_aligned(len(data)), b"\0"))
-
-
-def _parse(data: Any) -> tuple[dict[str, Any], dict[str, Array]]:
-    magic = len(_MAGIC)
-    if data[:magic].tobytes() != _MAGIC:
-        raise ValueError("it does not begin as such a file does")
-    end = _header_end(data, magic)
-    header = json.loads(data[magic:end].tobytes())
-    body = data[_aligned(end + 1) :]
-    if len(body) != header["bytes"]:
-        raise ValueError(f"it has {len(body)} of {header['bytes']} bytes")
-    arrays = {}
-    for name, (kind, length, start) in header["columns"].items():
-        dtype = np.dtype(kind)
-        if dtype.kind not in _KINDS:
-            raise ValueError(f"{name} is of type {kind}")
-        # Plain arrays: the checks of np.memmap make each access to an item several times slower.
-        part = body[start : start + dtype.itemsize * length]
-        arrays[name] = np.asarray(part).view(dtype)
-    return header["facts"], arrays
-
-
-def _header_end(data: Any, start: int, step: int = 4096) -> int:
-    while start < len(data):
-        found = data[start : start + step].tobytes().find(b"\n")
-        if found >= 0:
-            return int(start + found)
-        start += step
-    raise ValueError("its header has no end")
-
-
-def _aligned(n: int) -> int:
-    return _ALIGNMENT * math.ceil(n / _ALIGNMENT)
