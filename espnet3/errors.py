@@ -111,7 +111,7 @@ class RunFolderError(EspnetError):
 
 
 class FileSystemError(RunFolderError):
-    """A file cannot be reached from this node, which says nothing of the run: others go on."""
+    """A file cannot be reached from this node, which says nothing of the run: others continue."""
 
 
 class IncompleteRunError(EspnetError):
@@ -119,7 +119,7 @@ class IncompleteRunError(EspnetError):
 
 
 class TrainingError(EspnetError):
-    """A training cannot go on: the model breaks its contract, or its loss is no number."""
+    """A training cannot continue: the model breaks its contract, or its loss is no number."""
 
 
 class RunInterrupted(SystemExit, KeyboardInterrupt):

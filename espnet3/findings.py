@@ -1,4 +1,4 @@
-"""What a check found: the lines of `espnet3 doctor`."""
+"""Findings of checks: the lines of `espnet3 doctor` and `espnet3 explain`."""
 
 import re
 from collections.abc import Callable, Iterable
@@ -47,7 +47,7 @@ Check = Callable[P, list[Finding]]
 
 
 def never_raises(what: str) -> Callable[[Check[P]], Check[P]]:
-    """Make a check tell of its own failure, so that the others are still made.
+    """Make a check report its own failure, so that the others are still made.
 
     Errors of ours are problems that it was to find; others mean that it could not look.
     """

@@ -50,7 +50,7 @@ def log_to_stderr(level: int = logging.INFO) -> None:
 
 
 def _others_on_stderr() -> logging.Handler:
-    """Return what shows other packages' lines, as Python does while nobody handles them."""
+    """Return what shows other packages' lines, as Python does while there is no handler."""
     handler = _StderrHandler()
     handler.addFilter(_is_for_the_terminal)
     handler.setFormatter(logging.Formatter(FORMAT, _DATE))
@@ -67,7 +67,7 @@ def _is_for_the_terminal(record: logging.LogRecord) -> bool:
 
 @contextmanager
 def quiet(name: str) -> Iterator[None]:
-    """Keep to itself what the loggers of a package tell, unless the program is about to die of it.
+    """Silence the loggers of a package, but for critical errors.
 
     For a cluster that is being closed: workers that leave in the middle of a message, or are slow
     to leave, are warnings and errors to Dask, with a traceback each.

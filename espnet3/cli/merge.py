@@ -3,7 +3,7 @@
 A detached run is merged by the merge() of its runner. Of others a file of the shards is joined if
 it has one line per result, as results.jsonl and scp files have; others stay where they are. A
 merge() of your own is then not known here: to have that, run the same command as before again,
-which computes nothing anew.
+which computes nothing again.
 """
 
 import argparse
@@ -70,7 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 @told_in_words
 def run(args: argparse.Namespace) -> int:
-    """Merge a run and tell what was written."""
+    """Merge a run and report what was written."""
     run_dir = find_run(args.dir)
     with folder_errors(run_dir):
         if RecordPaths(run_dir).code.exists() and not args.join:
@@ -142,7 +142,7 @@ class _Joiner:
 
 def _output_dir(run_dir: Path, manifest: Manifest, trust: str | None) -> Path:
     folder = manifest.output_folder(run_dir)
-    if folder != run_dir:  # who wrote the plan chose it
+    if folder != run_dir:  # chosen by the author of the plan, who may be another user
         found = manifest_path(run_dir).stat()
         owner = user_name(found.st_uid)
         if found.st_uid not in (os.getuid(), 0) and trust != owner:
@@ -232,7 +232,7 @@ def _nothing_to_join(run_dir: Path, left: dict[str, str]) -> str:
     return (
         f"No file of the shards in {run_dir} can be joined without the runner:{reasons}\n"
         "Run the same command as before again: its merge() joins them, and nothing is computed "
-        "anew."
+        "again."
     )
 
 
@@ -251,7 +251,7 @@ def _show(merged: Merged) -> None:
     if not merged.already_merged and not merged.by_runner:
         console.print(
             "\nA merge() of your own was not run. If your runner has one, run the same command as "
-            "before again: it merges anew, and computes nothing."
+            "before again: it repeats the merge, and computes nothing."
         )
 
 

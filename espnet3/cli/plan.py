@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 
 _STAGES = {"collect_stats": "training", "infer": "inference"}
-"""Stages whose runs can be told beforehand, and the kind of their configs."""
+"""Stages whose runs can be estimated, and the kind of their configs."""
 _HOUR = 3600.0
 _EPILOG = (
     "The files are merged left to right, as for `espnet3 run --config`. KEY.PATH=VALUE changes a "
@@ -54,7 +54,7 @@ def run_line(argv: Sequence[str]) -> int:
     """Tell shards, batches, expected time and cost of each run, and the job script.
 
     Returns:
-        0 if all of it could be told, 1 if a stage could not.
+        0 if all stages could be estimated, else 1.
 
     Raises:
         UsageError: the line is wrong, or the files belong to no recipe.
@@ -88,7 +88,7 @@ def _tell(name: str, system: BaseSystem, own_system: type[BaseSystem], stated: S
     if not method.__module__.startswith("espnet3."):
         print(
             f"  note: {method.__qualname__}() is the recipe's own; this is what that of BaseSystem "
-            "would do. For what the recipe itself tells: --dry-run"
+            "would do. For what the recipe itself says: --dry-run"
         )
     try:
         show(StagePlan.of(name, system.config_for(name), stated))
@@ -239,7 +239,7 @@ def show(plan: StagePlan) -> None:
         _print_lines([f"  {line}" for line in _facts(run, plan)])
     if not plan.unfinished:
         block = plan.runs[0].run.runner.config_block
-        _print_lines([f"nothing is left to do; to have it all done anew: {block}.resume=false"])
+        _print_lines([f"nothing is left to do; to do all of it again: {block}.resume=false"])
     expected = plan.forecast(plan.parallel.n_workers)
     if expected is not None:
         print()

@@ -44,8 +44,8 @@ from espnet3.trainer.launching.process_rank import LAUNCHED, ProcessRank, proces
 logger = logging.getLogger(__name__)
 _START = "ESPNET3_START_DIR"
 
-FIRST_SPEAKS_SECONDS = 20.0
-"""How long the other processes of a wrong call wait for the first to say what is wrong."""
+FIRST_REPORTS_SECONDS = 20.0
+"""How long the other processes of a wrong call wait for the first to report what is wrong."""
 
 
 def run_recipe(
@@ -105,7 +105,7 @@ def _run(system: type[BaseSystem], argv: Sequence[str], recipe_dir: Path) -> int
     )
     rank = process_rank()
     if options.stop_stage is not None and rank.is_first:
-        _tell_numbers(options, selected)
+        _explain_numbers_of_espnet2(options, selected)
     selected = _stages_of_rank(selected, rank)
     working_dir = os.path.relpath(Path.cwd(), recipe_dir)
     instance, selected = set_up(system, options, selected, recipe_dir)
@@ -121,22 +121,22 @@ def _run(system: type[BaseSystem], argv: Sequence[str], recipe_dir: Path) -> int
     return StageLoop(instance, selected, options, invocation, program).run()
 
 
-def _tell_numbers(options: Options, selected: Sequence[Selected]) -> None:
-    told = explain_numbers(options.stages[0], options.stop_stage or "", selected)
-    if told:
-        print(f"espnet3: {told}", file=sys.stderr)
+def _explain_numbers_of_espnet2(options: Options, selected: Sequence[Selected]) -> None:
+    note = explain_numbers(options.stages[0], options.stop_stage or "", selected)
+    if note:
+        print(f"espnet3: {note}", file=sys.stderr)
 
 
 def _stages_of_rank(selected: Sequence[Selected], rank: ProcessRank) -> Sequence[Selected]:
-    if rank == ProcessRank():  # nobody launched this process
+    if rank == ProcessRank():  # not started by a launcher
         return selected
     try:
         return stages_of_rank(selected, rank)
     except UsageError:
         if rank.is_first:
             raise
-        # torchrun ends all processes as soon as one has ended; the first speaks for all.
-        time.sleep(FIRST_SPEAKS_SECONDS)
+        # torchrun ends all processes as soon as one has ended; only the first reports.
+        time.sleep(FIRST_REPORTS_SECONDS)
         raise SystemExit(2) from None
 
 

@@ -175,7 +175,7 @@ def _skipped(entry: Selected, reason: str) -> Selected:
 class _File:
     typed: str
     marks: Mapping[str, Sequence[str]]
-    """The keys that tell a kind, by kind."""
+    """The keys that mark a kind, by kind."""
     can_decode: bool
     """It has a model and test sets, which is all that inference needs."""
 

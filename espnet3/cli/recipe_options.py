@@ -119,7 +119,7 @@ def make_parser(stages: Sequence[Stage], *, prog: str) -> argparse.ArgumentParse
         _add_files(parser, f"{kind}_config", _HELP[kind])
     add("--dry-run", "--dry_run", action="store_true", help="say what would be done, and end")
     add("--detach", action="store_true",
-        help="leave the work of a stage to workers that go on without this program")  # fmt: skip
+        help="leave the work of a stage to workers that continue without this program")  # fmt: skip
     add("--list-stages", "--list_stages", action="store_true", help="list the stages, and end")
     return parser
 
@@ -188,7 +188,7 @@ def _advice(key: str, value: str, asked: Sequence[str], has: Has | None) -> "Adv
 
 
 def _keys_of(args: argparse.Namespace) -> Has | None:
-    """Return what tells the keys of the configs that were named, as far as they can be read."""
+    """Return a test for the keys of the configs that were named, as far as they can be read."""
     from espnet3.config.load import load_config
     from espnet3.errors import ConfigError
 
@@ -196,14 +196,14 @@ def _keys_of(args: argparse.Namespace) -> Has | None:
     files = [file for name in options for file in getattr(args, name)]
     try:
         return load_config(files).has if files else None
-    except ConfigError:  # told when the options are right
+    except ConfigError:  # reported once the options are right
         return None
 
 
 def _names_of(asked: Sequence[str], stages: Sequence[Stage]) -> list[str]:
     try:
         return [selected.stage.name for selected in select_stages(asked, stages)]
-    except UsageError:  # told when the options are right
+    except UsageError:  # reported once the options are right
         return list(asked)
 
 

@@ -1,4 +1,4 @@
-"""Compute the shards with failed items anew; the rest of the line is as for `espnet3 resume`."""
+"""Compute the shards with failed items again; the rest of the line is as for `espnet3 resume`."""
 
 from collections.abc import Sequence
 
@@ -19,7 +19,7 @@ def run_line(argv: Sequence[str]) -> int:
     retried = retry_runs(request.run_dirs, request.changes, **request.settings)
     if retried.n_shards:
         failed = count(retried.n_failed, "failed item")
-        print(f"{failed} in {count(retried.n_shards, 'shard')}, which will be computed anew.")
+        print(f"{failed} in {count(retried.n_shards, 'shard')}, which will be computed again.")
     elif retried.resumed is None:
         print("No item failed; nothing to do.")
     if retried.resumed is not None:

@@ -52,7 +52,7 @@ class Outcome:
     is_refused: bool = False
     """The config is wrong, or does not fit the results that are there."""
     run_dirs: tuple[Path, ...] = ()
-    """Where its work goes on without this program."""
+    """Where its work continues without this program."""
 
 
 @dataclass(frozen=True)
@@ -83,12 +83,12 @@ class StageLoop:
         _print_summary(self.outcomes)
         self._say_what_comes_after()
         if code and not self._was_wrong_from_the_start():
-            self._say_how_to_go_on()
+            self._say_how_to_continue()
         return code
 
     def _not_run(self, left: Sequence[Selected]) -> None:
         last = self.outcomes[-1]
-        why = "goes on without this program" if last.run_dirs else "did not end well"
+        why = "continues without this program" if last.run_dirs else "did not end well"
         for entry in left:
             reason = entry.skipped or f"{last.stage.name} {why}"
             self.outcomes.append(Outcome(entry.stage, "skipped", reason))
@@ -141,20 +141,20 @@ class StageLoop:
             os.chdir(self.invocation.recipe_dir)  # a stage may have gone elsewhere
 
     def _was_wrong_from_the_start(self) -> bool:
-        """Tell whether the very command must be changed, and nothing was done that could go on."""
+        """Tell whether the command itself must be changed, and there is nothing to continue."""
         began = [outcome for outcome in self.outcomes if outcome.log is not None]
         return len(began) == 1 and began[0].is_refused
 
-    def _say_how_to_go_on(self) -> None:
+    def _say_how_to_continue(self) -> None:
         ended_here = next(i for i, outcome in enumerate(self.outcomes) if outcome.exit_code)
         left = [outcome.stage for outcome in self.outcomes[ended_here:]]
         detach = ["--detach"] if self.options.detach and left[0].can_detach else []
         sys.stdout.flush()
         line = shlex.join([*self._command(left), *detach])
-        print(f"To go on: {on_one_line(line)}", file=sys.stderr)
+        print(f"To continue: {on_one_line(line)}", file=sys.stderr)
 
     def _say_what_comes_after(self) -> None:
-        """Tell how to run what was left out because a stage's work goes on elsewhere."""
+        """Tell how to run what was left out because a stage's work continues elsewhere."""
         last = next((i for i, outcome in enumerate(self.outcomes) if outcome.run_dirs), None)
         if last is None:
             return
@@ -198,7 +198,7 @@ def _exit_code_of(error: KeyboardInterrupt) -> int:
 
 @contextmanager
 def _sigterm_interrupts() -> Iterator[None]:
-    """Let SIGTERM end a stage as Ctrl-C does, so that its record and the way on are written."""
+    """Let SIGTERM end a stage as Ctrl-C does: its record and the line to continue are written."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -310,7 +310,7 @@ def _describe(system: BaseSystem, stage: Stage, earlier: str) -> Iterator[str]:
         if not earlier:
             raise
         # An earlier stage may make what this one looks for.
-        yield f"more can be told after {earlier}; now: {on_one_line(error)}"
+        yield f"more is known after {earlier}; now: {on_one_line(error)}"
 
 
 def _own_words(system: BaseSystem, stage: Stage) -> list[str]:

@@ -18,7 +18,7 @@ _STAGES_OF_ESPNET2 = {
     12: "infer", 13: "measure", 14: "pack_model", 15: "upload_model",
 }  # fmt: skip
 """What stages of `asr.sh` are called here; those that are missing are no stages."""
-_INSTEAD = {"train": "a training goes on alone as a job: espnet3 launch"}
+_INSTEAD = {"train": "a training continues alone as a job: espnet3 launch"}
 
 
 @dataclass(frozen=True)
@@ -217,7 +217,7 @@ def check_detach(stages: Sequence[Stage], known: Sequence[Stage]) -> None:
         way = f"Run first: --stages {before}, and then: --stages {stages[able[0]].name} --detach"
     else:
         way = f"It is for: {', '.join(stage.name for stage in known if stage.can_detach)}"
-    raise UsageError(f"--detach: the stage {first!r} cannot go on alone{instead}. {way}")
+    raise UsageError(f"--detach: the stage {first!r} cannot continue alone{instead}. {way}")
 
 
 def what_comes_after(run_dirs: Sequence[Path], command: Sequence[str]) -> str:

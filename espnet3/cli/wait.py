@@ -1,5 +1,5 @@
 """Wait for runs to end. The exit code is 0 if all are complete, 1 if one failed, was cancelled or
-has nobody who works on it, and 124 after --timeout."""
+has no worker left, and 124 after --timeout."""
 
 import argparse
 import time
@@ -26,7 +26,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "dirs", metavar="DIR", nargs="+", type=Path, help="a run folder, or a folder of such"
     )
     parser.add_argument(
-        "--timeout", metavar="SECONDS", type=seconds, help="give up after so long; the run goes on"
+        "--timeout",
+        metavar="SECONDS",
+        type=seconds,
+        help="give up after so long; the run continues",
     )
     parser.add_argument("-q", "--quiet", action="store_true", help="no line a minute")
 
@@ -44,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
             print_error(error)
             return _TIMED_OUT
         except KeyboardInterrupt:
-            print(f"Nobody waits any more; {on_one_line(run_dir)} goes on.")
+            print(f"Stopped waiting; {on_one_line(run_dir)} continues.")
             raise
         if seen.state == "complete":
             print(f"{on_one_line(run_dir)} is complete: {items_text(seen.status)}.")

@@ -38,7 +38,7 @@ def write_artifact(
     - npy: what `numpy.asarray` takes, but no objects; never a pickle.
     - json: what `espnet3.io.json_text.dump_json` takes, indented.
     - text (.txt): a str as it is, in UTF-8; no newline is added.
-    - pickle (.pkl): anything; reading it runs code, so `read_artifact` must be told to.
+    - pickle (.pkl): anything; reading it runs code, so `read_artifact` needs `allow_pickle`.
 
     Tensors are taken as arrays.
 
@@ -81,7 +81,7 @@ def read_artifact(path: str | os.PathLike[str], *, allow_pickle: bool = False) -
         raise RecordError(f"{path} has the suffix {path.suffix!r}. Rename it to one of {known}.")
     if kind == "pickle" and not allow_pickle:
         raise RecordError(
-            f"{path} is a pickle, and reading one runs the code inside. If you trust who wrote it: "
+            f"{path} is a pickle, and reading one runs the code inside. If you trust its author: "
             "read_artifact(path, allow_pickle=True)"
         )
     try:

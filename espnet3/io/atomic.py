@@ -215,7 +215,7 @@ def is_temp_name(name: str) -> bool:
 
 
 def temp_pid(name: str) -> int | None:
-    """Return which process made a temp file, on a machine that the name does not tell."""
+    """Return which process made a temp file, on which machine is not in the name."""
     match = _TEMP_NAME.fullmatch(name)
     return int(match[1]) if match else None
 

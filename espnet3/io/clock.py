@@ -1,4 +1,4 @@
-"""What time it is for a file system, and how far this machine's clock is from that.
+"""The clock of a file system, and how far this machine's clock is off.
 
 Times of files, heartbeats and submissions are compared with the clock of the file system that holds
 them: it is the one clock that all machines of a run share. A machine's own may be an hour off.
@@ -37,7 +37,7 @@ def folder_time(folder: StrPath) -> float:
 
 
 def look_time(folder: StrPath) -> float:
-    """Return the same for one who only looks: this machine's time where one may not write."""
+    """Return the same for a mere reader: this machine's time where the folder is read-only."""
     try:
         return folder_time(folder)
     except OSError:
@@ -47,7 +47,7 @@ def look_time(folder: StrPath) -> float:
 def steady_time() -> float:
     """Return this machine's time as it was when the program began, and the seconds since.
 
-    A clock that is set anew meanwhile makes no difference.
+    A change of the clock in between makes no difference.
     """
     wall, since = _BEGIN
     return wall + time.monotonic() - since
@@ -67,7 +67,7 @@ def clock_skew(folder: StrPath) -> float:
 
 
 def describe_skew(folder: StrPath, skew: float) -> str:
-    """Say whose clock differs from whose, with both times and what to do."""
+    """Describe a clock that is off, with both times and the limit."""
     import socket
 
     here = time.time()

@@ -5,7 +5,7 @@ about the run. An EIO, ESTALE or EACCES says something about this node: it is ra
 nothing may be removed, taken over or computed again on its account.
 
 A class says by its types what a file may hold; numbers and names have bounds as well (`Count`,
-`Seconds`, `Name`, ...), and what no type can tell is told by its method `problem`.
+`Seconds`, `Name`, ...), and its method `problem` reports what no type can.
 """
 
 import json
@@ -87,7 +87,7 @@ LogText = Annotated[str, _Checked(lambda text: "" if is_log_name(text) else "no 
 
 
 def is_log_name(text: str) -> bool:
-    """Tell whether a path leads to a log: who may write records must not have others show files."""
+    """Tell whether a path leads to a log: a forged record must not make others show any file."""
     parts = text.split("/")
     if len(text) > 4096 or any(len(part.encode("utf-8", "replace")) > 255 for part in parts):
         return False  # longer than any name can be
@@ -174,7 +174,7 @@ def parse_value(value: Any, kind: type[T], path: str | os.PathLike[str]) -> T:
 
 
 def read_or_skip(path: str | os.PathLike[str], kind: type[T]) -> T | None:
-    """Read a file without which one can go on: if it is damaged, a warning says so, once.
+    """Read an optional file: if it is damaged, a warning says so, once.
 
     Raises:
         OSError: It cannot be read from here.

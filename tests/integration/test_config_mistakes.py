@@ -111,7 +111,7 @@ def test_a_mistake_is_one_line_with_the_way_out(recipe, capfd, name):
     text, args, expected = MISTAKES[name]
     code, message = run(recipe, capfd, text, *args)
     assert code in (1, 2)
-    lines = [line for line in message.splitlines() if not line.startswith("To go on: ")]
+    lines = [line for line in message.splitlines() if not line.startswith("To continue: ")]
     assert len(lines) == 1, message
     assert re.search(expected, lines[0]), lines[0]
     assert not list(recipe.glob("exp/**/split.*"))

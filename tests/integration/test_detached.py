@@ -167,7 +167,7 @@ def test_the_test_sets_of_a_stage_share_their_workers(decoding):
     [
         ("train", "espnet3 launch. It is for: infer"),
         ("create_dataset-infer", "and then: --stages infer --detach"),
-        ("measure", "the stage 'measure' cannot go on alone. It is for: infer"),
+        ("measure", "the stage 'measure' cannot continue alone. It is for: infer"),
     ],
 )
 def test_other_stages_are_refused_before_anything_starts(recipe_of_words, stages, message):
@@ -182,7 +182,7 @@ def test_the_way_on_after_a_failure_is_detached_too(decoding):
     broken = INFERENCE.replace("        return [{", "        open('not/there')\n        return [{")
     (decoding.folder / "src/inference.py").write_text(broken)
     told = decoding.run("--stages", "infer", "--config", "conf/decode.yaml", "--detach", code=1)
-    ways = [line for line in told.stderr.splitlines() if line.startswith("To go on")]
+    ways = [line for line in told.stderr.splitlines() if line.startswith("To continue")]
     assert len(ways) == 1, told.stderr
     assert ways[0].endswith("--detach")
 

@@ -210,7 +210,7 @@ def test_a_failure_is_one_message_with_its_place_and_the_line_to_go_on(recipe):
     assert states(done.stdout) == {"infer": "failed", "rescore": "skipped", "measure": "skipped"}
     assert done.stdout.count("infer did not end well") == 2
     assert recipe.record("infer", "words v1")["state"] == "failed"
-    line = done.stderr.splitlines()[-1].removeprefix("To go on: ")
+    line = done.stderr.splitlines()[-1].removeprefix("To continue: ")
     assert line == (
         "python run.py --stages infer-measure --training_config conf/training.yaml "
         "--inference_config conf/inference.yaml --metrics_config conf/metrics.yaml beam_size=400 "
@@ -221,7 +221,7 @@ def test_a_failure_is_one_message_with_its_place_and_the_line_to_go_on(recipe):
 def test_an_error_of_ours_says_all_itself(recipe):
     done = recipe.run("--stages", "infer", "rescore", *INFER, code=1)
     assert "espnet3: Stage rescore failed: lm is not set. Write: lm: FILE\n" in done.stderr
-    assert "To go on: python run.py --stages rescore --inference_config" in done.stderr
+    assert "To continue: python run.py --stages rescore --inference_config" in done.stderr
     assert "ConfigError: lm is not set" in (recipe.folder / "exp/inference/rescore.log").read_text()
 
 
@@ -239,7 +239,7 @@ def test_a_folder_that_cannot_be_written_is_named_with_the_way_out(recipe):
 
 def test_a_line_to_go_on_can_be_pasted(recipe):
     wide = recipe.run("--stages", "infer", "measure", *ALL, "beam_size=400", code=1)
-    line = wide.stderr.splitlines()[-1].removeprefix("To go on: ")
+    line = wide.stderr.splitlines()[-1].removeprefix("To continue: ")
     python = line.replace("python", sys.executable, 1).replace("beam_size=400", "beam_size=4")
     done = subprocess.run(python, shell=True, cwd=recipe.folder, capture_output=True, text=True)
     assert states(done.stdout) == {"infer": "done", "measure": "done"}, done.stderr
@@ -254,7 +254,7 @@ def test_an_interrupted_stage_ends_with_its_code_and_the_way_on(recipe, number, 
     assert process.returncode == code, err
     assert states(out)["train"] == "interrupted"
     assert states(out)["infer"] == "skipped"
-    assert err.splitlines()[-1].startswith("To go on: python run.py --stages train-measure ")
+    assert err.splitlines()[-1].startswith("To continue: python run.py --stages train-measure ")
     assert recipe.record("train", "words v1")["state"] == "interrupted"
 
 
@@ -360,7 +360,7 @@ def test_espnet3_run_does_the_same_from_anywhere(recipe, tmp_path, folder):
 
 def test_espnet3_run_takes_the_current_folder(recipe):
     done = recipe.run("--stage", "6", *INFER, "beam_size=400", program=(ESPNET3, "run"), code=1)
-    assert "To go on: espnet3 run --stages infer --inference_config" in done.stderr
+    assert "To continue: espnet3 run --stages infer --inference_config" in done.stderr
 
 
 def test_espnet3_run_needs_a_recipe(recipe, tmp_path):
@@ -452,7 +452,7 @@ def test_inference_that_was_interrupted_goes_on_with_the_line_that_it_printed(de
     assert states(out) == {"infer": "interrupted", "measure": "skipped"}
     assert decoding.record("infer", "decode")["state"] == "interrupted"
     (decoding.folder / "hold").unlink()
-    line = err.splitlines()[-1].removeprefix("To go on: ")
+    line = err.splitlines()[-1].removeprefix("To continue: ")
     done = decoding.run(*shlex.split(line)[2:])
     assert states(done.stdout) == {"infer": "done", "measure": "done"}
     lines = (decoding.folder / "exp/decode/decode/proverbs/hyp.scp").read_text().splitlines()

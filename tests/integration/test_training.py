@@ -111,7 +111,7 @@ def test_sigterm_to_all_processes_of_a_job_still_leaves_a_checkpoint(recipe, not
     os.killpg(process.pid, signal.SIGTERM)  # as a scheduler does it
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 143, output
-    assert "To go on: python run.py --stages train" in output
+    assert "To continue: python run.py --stages train" in output
     saved = torch.load(recipe.exp_dir / "last.ckpt", weights_only=True)
     assert saved["global_step"] == len(batches(notes))
 

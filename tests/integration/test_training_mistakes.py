@@ -234,7 +234,7 @@ def the_message(shown: str) -> str:
     assert "Traceback (most recent call last)" not in shown
     assert shown.count("espnet3: ") == 1, shown
     lines = shown[shown.index("espnet3: ") :].splitlines()
-    ends = [i for i, line in enumerate(lines) if re.match(r"\d\d:\d\d:\d\d |To go on: ", line)]
+    ends = [i for i, line in enumerate(lines) if re.match(r"\d\d:\d\d:\d\d |To continue: ", line)]
     message = lines[: ends[0] if ends else None]
     assert len(message) <= 5
     return "\n".join(message)

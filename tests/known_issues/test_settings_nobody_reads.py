@@ -253,7 +253,7 @@ def test_the_way_on_has_no_override_that_would_be_refused(recipe, run):
     sys.modules.pop("metric_that_fails")
     assert code == 1
     assert "no score today" in said
-    way_on = said.partition("To go on: ")[2]
+    way_on = said.partition("To continue: ")[2]
     assert "exp_tag=mine" in way_on
     assert "parallel.n_workers" not in way_on
 

@@ -149,7 +149,7 @@ def test_a_factor_for_items_without_durations_is_refused(recipe, capsys):
 def test_an_earlier_run_tells_the_rate_and_what_is_left(recipe, capsys):
     decode(recipe)
     complete = plan(capsys, "conf/inference.yaml")
-    assert "nothing is left to do; to have it all done anew: runner.resume=false" in complete
+    assert "nothing is left to do; to do all of it again: runner.resume=false" in complete
     folder = recipe / "exp/inference/inference/clean"
     (folder / "_SUCCESS.json").unlink()
     for shard in ("split.00", "split.05"):

@@ -123,7 +123,7 @@ def test_a_dry_run_goes_on_where_an_earlier_stage_makes_what_is_missing(folder, 
     stages = stages_of(Dependent)
     print_plan(system, select_stages(["1", "6"], stages))
     assert capsys.readouterr().out.splitlines()[-1] == (
-        "  more can be told after create_dataset; now: data/ is not there.\\nRun create_dataset."
+        "  more is known after create_dataset; now: data/ is not there.\\nRun create_dataset."
     )
     with pytest.raises(ConfigError):
         print_plan(system, select_stages(["6"], stages))
