@@ -205,7 +205,7 @@ class StagePlan:
     @classmethod
     def of(cls, name: str, loaded: "LoadedConfig", stated: StatedRate) -> "StagePlan":
         """Build the datasets of a stage, and look at the folders of its runs."""
-        from espnet3.systems.base.split_run import plan_statistics
+        from espnet3.systems.base.statistics import plan_statistics
         from espnet3.systems.base.test_set_run import plan_inference
 
         parallel = as_parallel_config(loaded)

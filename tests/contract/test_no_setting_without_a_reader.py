@@ -25,7 +25,7 @@ from espnet3.systems.base.metric_config import load_metrics_config
 from espnet3.systems.base.readers import Readers, check_typed, is_compared
 from espnet3.systems.base.reporting.report_config import load_report_config
 from espnet3.systems.base.stages import EVERYWHERE, find_stage, stages_of
-from espnet3.systems.base.statistics_config import load_statistics_config
+from espnet3.systems.base.statistics import load_statistics_config
 from espnet3.systems.base.training import load_loader_config
 from espnet3.systems.base.training_data import check_data
 from espnet3.trainer.config import check_trainer, trainer_arguments

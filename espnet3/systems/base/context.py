@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from espnet3.errors import ConfigError
-from espnet3.systems.base.override_routing import overrides_for
 from espnet3.systems.base.stages import KINDS
 
 if TYPE_CHECKING:
@@ -87,7 +86,7 @@ def load_configs(
     plain = {kind: load_config(files[kind], recipe_dir=recipe_dir) for kind in given}
     loaded: dict[str, LoadedConfig] = {}
     for kind in given:
-        chosen = overrides_for(kind, overrides, plain, _COMMON)
+        chosen = overrides_for(kind, overrides, plain)
         loaded[kind] = _load(files[kind], chosen, _above(loaded) or experiment, recipe_dir)
         _check_folders(loaded[kind])
     return Configs(**loaded)
@@ -225,3 +224,108 @@ def _is_set(metrics: "LoadedConfig", training: "LoadedConfig | None", key: str) 
         return False
     by_override = source.line is None
     return by_override or training is None or source != training.find_source(key)
+
+
+_TRAINING_ONLY = ("resume", "accept_changes")
+"""Of a training at the top; others have them in a block."""
+
+
+def overrides_for(
+    kind: str,
+    overrides: Sequence[str],
+    plain: Mapping[str, "LoadedConfig"],
+) -> list[str]:
+    """Return the overrides that a config gets: not those of keys that only others have.
+
+    `trainer.max_epochs=5` is for the config with a trainer, so that results of `infer` do not
+    depend on it, and `model.encoder.n_layers=4` for that whose model has an encoder. A key that no
+    config has is for all of them; where it is a mistake, each can say so.
+
+    Args:
+        kind: of the config.
+        overrides: as they were typed.
+        plain: the configs by kind, without overrides.
+    """
+    return [text for text in overrides if kind in _kinds_of(text, plain)]
+
+
+def _kinds_of(text: str, plain: Mapping[str, "LoadedConfig"]) -> list[str]:
+    from espnet3.config.overrides import parse_override
+
+    path = parse_override(text).path
+    if path[0] in _COMMON:
+        return list(plain)
+    if path[0] in _TRAINING_ONLY and "training" in plain:
+        return ["training"]
+    depths = {kind: _depth(path, loaded) for kind, loaded in plain.items()}
+    return [kind for kind, depth in depths.items() if depth == max(depths.values())]
+
+
+def _depth(path: tuple[str, ...], loaded: "LoadedConfig") -> int:
+    """Return how many steps of a path a config has."""
+    steps = range(1, len(path) + 1)
+    return max((n for n in steps if loaded.has(".".join(path[:n]))), default=0)
+
+
+# Configs that `load_config` alone has read, as in a notebook, know no `exp_dir`, which every stage
+# writes to or reads from. `run.py` loads the configs of a recipe with the defaults below them.
+
+
+def completed(loaded: "LoadedConfig", kind: str = "training") -> "LoadedConfig":
+    """Return a config with the defaults of recipes for what it does not set.
+
+    The folder of an experiment is `exp/<name of the first file>` below the current folder, and
+    `exp/training` for a config without a file; a log line says so.
+
+    Args:
+        loaded: is left as it is.
+        kind: of config, as in `KINDS`; names what has no file.
+    """
+    return _with(loaded, {}, kind)
+
+
+def complete_all(
+    given: Mapping[str, "LoadedConfig | None"],
+) -> dict[str, "LoadedConfig | None"]:
+    """Return the configs of a system, by kind, with the folders of the first in all of them."""
+    configs: dict[str, LoadedConfig | None] = {}
+    shared: dict[str, Any] = {}
+    for kind in KINDS:
+        loaded = given.get(kind)
+        if loaded is not None:
+            loaded = _with(loaded, shared, kind)
+            names = [
+                *(() if shared else _FOLDERS[:-1]),
+                *([_INFERENCE_DIR] * (kind == "inference")),
+            ]
+            shared |= {name: _value(loaded, name) for name in names}
+        configs[kind] = loaded
+    return configs
+
+
+def _with(loaded: "LoadedConfig", shared: Mapping[str, Any], kind: str) -> "LoadedConfig":
+    below = {**DEFAULTS, **{key: value for key, value in shared.items() if value is not None}}
+    if all(key in loaded.config for key in below):
+        return loaded
+    from espnet3.config.load import load_config
+
+    if loaded.names.self_name is None:
+        below = {**below, **{k: v for k, v in _unnamed(kind).items() if k not in shared}}
+    found = load_config(loaded, below=below)
+    if kind == "training" and "exp_dir" not in loaded.config and "exp_tag" not in loaded.config:
+        logger.info(
+            "exp_dir is not set: all is written to %s. For another folder, write exp_tag: NAME or "
+            "exp_dir: FOLDER", os.path.abspath(str(_value(found, "exp_dir"))),
+        )  # fmt: skip
+    return found
+
+
+def _unnamed(kind: str) -> dict[str, str]:
+    return {"exp_tag": kind, _INFERENCE_DIR: f"${{exp_dir}}/{kind}"}
+
+
+def _value(loaded: "LoadedConfig", key: str) -> Any:
+    """Return a value as text that means the same below another config."""
+    from espnet3.config.resolvers import escaped_values
+
+    return escaped_values(context_value(loaded, key))

@@ -10,8 +10,17 @@ from espnet3.parallel.detached.shared import SharedWorkers
 from espnet3.parallel.parallel import as_parallel_config, use_parallel
 from espnet3.parallel.shared_cluster import SharedCluster
 from espnet3.shards.layout import RunLayout
+from espnet3.systems.base.inference_checks import WrittenFields, written_fields
 from espnet3.systems.base.inference_output import Need
-from espnet3.systems.base.run_description import run_folder
+from espnet3.systems.base.run_description import (
+    describe_batches,
+    describe_folder,
+    describe_items,
+    describe_job_script,
+    describe_shards,
+    plan_shards,
+    run_folder,
+)
 from espnet3.systems.base.stages import Detached
 from espnet3.systems.base.test_set_run import TestSetRun, plan_inference
 
@@ -98,3 +107,33 @@ def _leave(runs: Sequence[TestSetRun], parallel: "ParallelConfig") -> dict[str, 
 def _run(run: TestSetRun, client: Any) -> Any:
     logger.info("Test set %s: %d items into %s", run.name, run.n_items, run.output_dir)
     return run(client)
+
+
+def describe_inference(loaded: "LoadedConfig", *, detach: bool = False) -> list[str]:
+    """Return lines that tell test sets, batches, padding, shards, workers and the job script.
+
+    Raises:
+        ConfigError: as the stage itself would.
+    """
+    parallel = parallel_of(loaded, detach=detach)
+    alone = ", which go on without this program" if parallel.mode == "async" else ""
+    lines = [f"workers: {parallel.n_workers} on env: {parallel.env}{alone}"]
+    runs = plan_inference(loaded, runs_here=False)
+    for run in runs:
+        lines += _describe_test_set(run, parallel)
+    lines.append(_describe_fields(written_fields(loaded)))
+    return [*lines, *describe_job_script(parallel, [run_folder(run) for run in runs])]
+
+
+def _describe_fields(written: WrittenFields) -> str:
+    if written.names is None:
+        usual = f"; of a text, {', '.join(written.usual)}" if written.usual else ""
+        return f"fields to write: known at the first item, {written.why}{usual}"
+    return f"fields to write: {', '.join(written.names) or 'none'} ({written.why})"
+
+
+def _describe_test_set(run: TestSetRun, parallel: "ParallelConfig") -> list[str]:
+    plan = plan_shards(run, parallel)
+    facts = [describe_batches(run, plan), describe_shards(plan), describe_folder(run)]
+    lines = [f"test set {run.name}: {describe_items(run)}"]
+    return lines + [f"  {fact}" for fact in facts if fact]

@@ -5,9 +5,11 @@ nothing to do, or is refused, leaves them as they were.
 """
 
 import json
+import os
 import platform
 import shlex
 import socket
+import subprocess
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +20,6 @@ from typing import TYPE_CHECKING, Any
 
 from espnet3 import __version__
 from espnet3.io.atomic import write_json, write_text
-from espnet3.systems.base.git_state import git_state
 from espnet3.systems.base.stages import Stage
 
 if TYPE_CHECKING:
@@ -190,3 +191,43 @@ def versions() -> dict[str, str]:
 
 def _now() -> str:
     return datetime.now().astimezone().isoformat(timespec="seconds")
+
+
+_SECONDS = 10.0
+_OF_ANOTHER = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE")  # set inside of a git hook
+
+
+def git_state(folder: Path) -> dict[str, Any] | None:
+    """Return commit, branch, and what is changed in tracked files; None if git does not know it.
+
+    The branch is None on a detached head. Files that git does not track, such as those of `exp/`,
+    do not count.
+    """
+    commit = _git(folder, "rev-parse", "--verify", "HEAD")
+    if commit is None:
+        return None
+    changes = _git(folder, "diff", "--shortstat", "HEAD")
+    return {
+        "commit": commit,
+        "branch": _git(folder, "branch", "--show-current") or None,
+        "dirty": None if changes is None else bool(changes),
+        "changes": changes or None,
+    }
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    # Reading must not take the lock of the index from a git command of the user's.
+    environment = {**os.environ, "GIT_OPTIONAL_LOCKS": "0", "LC_ALL": "C"}
+    for name in _OF_ANOTHER:
+        environment.pop(name, None)
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(folder), *arguments],
+            capture_output=True,
+            timeout=_SECONDS,
+            env=environment,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.decode("utf-8", "replace").strip()

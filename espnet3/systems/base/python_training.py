@@ -78,7 +78,7 @@ def train_from_python(
         **options: top-level keys that win over the config: `exp_dir`, `resume`, ...
     """
     from espnet3.config.load import load_config
-    from espnet3.systems.base.completed import completed
+    from espnet3.systems.base.context import completed
     from espnet3.trainer.launching.process_rank import process_rank
 
     number = next(_calls)

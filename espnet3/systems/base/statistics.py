@@ -1,26 +1,49 @@
 """Stage 3, `collect_stats`: shapes and statistics of the training and validation sets."""
 
 import logging
+import os
+import re
+from collections.abc import Mapping
 from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal
 
+from pydantic import NonNegativeInt, PositiveInt
+
+from espnet3.components.data.collect_stats import DEFAULT_BATCH_SIZE, StatsRunner
+from espnet3.components.data.data_organizer import check_datasets
+from espnet3.components.data.dataset import durations_of, fingerprint_of
+from espnet3.components.data.errors import DataError
+from espnet3.config.fingerprint import flatten
+from espnet3.config.resolve import resolved
+from espnet3.config.schema import FrozenConfig, Names, validate
+from espnet3.config.sources import set_in
+from espnet3.config.targets import check_arguments, locate
+from espnet3.errors import ConfigError, EspnetError, StaleRunError, suggest
+from espnet3.parallel.clusters.table import check_resources
+from espnet3.parallel.identity import is_below
 from espnet3.parallel.parallel import as_parallel_config, use_parallel
 from espnet3.parallel.shared_cluster import SharedCluster
+from espnet3.systems.base.common_fields import warn_of_fields
+from espnet3.systems.base.inference_code import describe_targets
+from espnet3.systems.base.inference_provider import ORGANIZER
 from espnet3.systems.base.run_description import (
     describe_folder,
     describe_items,
     describe_job_script,
 )
-from espnet3.systems.base.split_run import SplitRun, plan_statistics
-from espnet3.systems.base.statistics_config import check_collect_stats
+from espnet3.systems.base.statistics_provider import COLLECT_FEATS, StatisticsProvider, build_split
 
 if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+    from espnet3.components.data.dataset import Floats
     from espnet3.config.load import LoadedConfig
 
-__all__ = ["check_collect_stats", "collect_stats", "describe_collect_stats"]
-
 logger = logging.getLogger(__name__)
+
+__all__ = ["check_collect_stats", "collect_stats", "describe_collect_stats"]
 
 
 def collect_stats(loaded: "LoadedConfig") -> dict[str, dict[str, Path]]:
@@ -60,8 +83,265 @@ def describe_collect_stats(loaded: "LoadedConfig") -> list[str]:
     return [*lines, *describe_job_script(parallel)]
 
 
-def _features(run: SplitRun) -> str:
+def _features(run: "SplitRun") -> str:
     batches = f"in batches of {run.runner.batch_size}"
     if run.has_model:
         return f"statistics of what model.collect_feats returns, {batches}"
     return f"statistics of the arrays in the samples, {batches}; no model has collect_feats"
+
+
+_ENTRY = re.compile(r"dataset\.(?:train|valid)\.\d+(?:\.\w+)*")
+
+
+@dataclass(frozen=True)
+class SplitRun:
+    """What taking the statistics of one split takes; the model is built in the workers."""
+
+    name: str
+    runner: StatsRunner
+    n_items: int
+    durations: "Floats | None"
+    """Seconds of each item, if the dataset knows them."""
+    has_model: bool
+    """Whether a model computes the features."""
+
+    @property
+    def output_dir(self) -> Path:
+        """The folder of the results."""
+        assert self.runner.output_dir is not None
+        return self.runner.output_dir
+
+    def __call__(self, client: Any) -> dict[str, Path]:
+        """Take the statistics, or go on, or answer at once if all is done.
+
+        Raises:
+            StaleRunError: there are results of another config, data or code.
+        """
+        try:
+            files: dict[str, Path] = self.runner(
+                range(self.n_items), durations=self.durations, client=client
+            )
+        except StaleRunError as error:
+            if "\n  config.model." not in str(error):
+                raise
+            raise StaleRunError(
+                f"{error}. Where the features depend on a part of the model only, name it: "
+                f"'{BLOCK}.model_keys=[frontend]'"
+            ) from None
+        return files
+
+
+def plan_statistics(loaded: "LoadedConfig", *, runs_here: bool = True) -> list[SplitRun]:
+    """Build the datasets, and what runs over them.
+
+    Args:
+        loaded: the config.
+        runs_here: whether this machine must have what workers need; not for a mere description.
+
+    Raises:
+        ConfigError: also if a dataset is empty.
+    """
+    config = check_collect_stats(loaded, runs_here=runs_here)
+    return [_plan_split(split, config, loaded) for split in splits_of(loaded)]
+
+
+def _plan_split(split: str, config: "StatisticsConfig", loaded: "LoadedConfig") -> SplitRun:
+    own = _config_of(split, loaded)
+    try:
+        dataset = build_split(own)
+    except EspnetError as error:
+        raise _placed(error, loaded) from error.__cause__
+    warn_of_fields(split, dataset, loaded)
+    stats_dir = Path(str(loaded.config.stats_dir))
+    settings = config.model_dump(exclude={"model_keys"})
+    runner = StatsRunner(StatisticsProvider(own), output_dir=stats_dir / split, **settings)
+    runner.config_block, runner.folder_key = BLOCK, "stats_dir"
+    runner.not_results = _not_results(resolved(own), config, stats_dir)
+    runner.depends_on = {
+        "dataset.content": fingerprint_of(dataset),
+        "code": describe_targets(_named_code(resolved(own)), dataset),
+    }
+    return SplitRun(split, runner, len(dataset), _durations(dataset), own.model is not None)
+
+
+def _config_of(split: str, loaded: "LoadedConfig") -> "DictConfig":
+    """Return what the results depend on, and no more: a change of the rest must not matter."""
+    from omegaconf import DictConfig, OmegaConf
+
+    # Not resolved once more: what looks like an interpolation now is text.
+    plain: Any = OmegaConf.to_container(loaded.resolved())
+    has_model = computes_features(loaded)
+    config = DictConfig(
+        {
+            "split": split,
+            "dataset": _dataset_block(plain, split),
+            "model": plain["model"] if has_model else None,
+            "collate_fn": (plain.get("dataloader") or {}).get("collate_fn") if has_model else None,
+            "device": plain.get("device"),
+            "recipe_dir": plain.get("recipe_dir"),
+        },
+        flags={"allow_objects": True},
+    )
+    OmegaConf.set_readonly(config, True)
+    return config
+
+
+def _dataset_block(plain: dict[str, Any], split: str) -> dict[str, Any]:
+    block: dict[str, Any] = plain["dataset"]
+    if block.get("_target_", ORGANIZER) != ORGANIZER:
+        return block
+    others = {"test", *SPLITS} - {split}
+    kept = {key: value for key, value in block.items() if key not in others}
+    # How often training takes an item does not change what it is.
+    kept[split] = [{k: v for k, v in entry.items() if k != "weight"} for entry in block[split]]
+    return {"_target_": ORGANIZER, "recipe_dir": plain.get("recipe_dir"), **kept}
+
+
+def _named_code(config: dict[str, Any]) -> dict[str, Any]:
+    """Return the config in the form in which `describe_targets` looks for code."""
+    collate = config["collate_fn"]
+    named = {"_target_": collate} if isinstance(collate, str) else collate
+    return {**config, "dataset": [config["dataset"], named]}
+
+
+def _not_results(
+    config: dict[str, Any], settings: "StatisticsConfig", stats_dir: Path
+) -> tuple[str, ...]:
+    """Return keys that do not count: the files to be made, and parts of the model without say."""
+    flat = flatten({"config": config})
+    ignored = [key for key, value in flat.items() if _is_inside(value, stats_dir)]
+    if settings.model_keys is not None:
+        kept = [f"config.model.{key}" for key in (*settings.model_keys, "_target_")]
+        ignored += [k for k in flat if is_below(k, ["config.model"]) and not is_below(k, kept)]
+    return ("config.recipe_dir", *ignored)
+
+
+def _is_inside(value: Any, folder: Path) -> bool:
+    if not isinstance(value, str) or os.sep not in value:
+        return False
+    return Path(os.path.abspath(value)).is_relative_to(os.path.abspath(folder))
+
+
+def _durations(dataset: Any) -> "Floats | None":
+    """Return the durations, which let the run balance its shards, if they can be had."""
+    try:
+        return durations_of(dataset)
+    except DataError as error:
+        # Which item it is about, and whether to skip it, is the run's own business.
+        logger.info("Durations are not known: %s", error)
+        return None
+
+
+def _placed(error: EspnetError, loaded: "LoadedConfig") -> EspnetError:
+    """Return an error about an entry of a split with the file and line of that entry."""
+
+    def placed(match: re.Match[str]) -> str:
+        return f"{match[0]}{set_in(match[0], loaded)}"
+
+    return type(error)(_ENTRY.sub(placed, str(error), count=1))
+
+
+BLOCK = "collect_stats"
+SPLITS = ("train", "valid")
+
+
+class StatisticsConfig(FrozenConfig):
+    """How stage 3 goes about it; a config needs no such block."""
+
+    batch_size: PositiveInt = DEFAULT_BATCH_SIZE
+    """Items that the model gets at once."""
+    on_error: Literal["raise", "skip"] = "raise"
+    """What to do with an item that fails: stop, or list it and go on without."""
+    max_errors: NonNegativeInt | None = None
+    """With `on_error: skip`, how many items may fail."""
+    retry_failed: bool = False
+    """Run what was skipped again."""
+    resume: bool = True
+    """Go on where an earlier run stopped; false removes its results."""
+    accept_changes: Names = []
+    """Keys, as a refusal names them, that may differ from those of the results so far."""
+    model_keys: Names | None = None
+    """Keys below `model` that its features depend on, such as [frontend]; all if unset."""
+
+
+def load_statistics_config(loaded: "LoadedConfig") -> StatisticsConfig:
+    """Read the block.
+
+    Raises:
+        ConfigError: one error that lists every problem.
+    """
+    values = resolved(loaded.config.get(BLOCK), prefix=BLOCK, loaded=loaded)
+    return validate(StatisticsConfig, values, prefix=BLOCK, loaded=loaded)
+
+
+def check_collect_stats(loaded: "LoadedConfig", *, runs_here: bool = True) -> StatisticsConfig:
+    """Check all that can be checked without building anything.
+
+    Args:
+        loaded: the config.
+        runs_here: whether this machine must have what workers need, such as GPUs.
+
+    Raises:
+        ConfigError: naming the key, its place, and what to write.
+    """
+    config = load_statistics_config(loaded)
+    if runs_here:
+        check_resources(as_parallel_config(loaded))
+    if not loaded.config.get("stats_dir"):
+        raise ConfigError(
+            f"stats_dir is not set{set_in('stats_dir', loaded)}, so the statistics "
+            "have no folder. Write: stats_dir: ${recipe_dir}/exp/stats"
+        )
+    splits_of(loaded)
+    check_datasets(loaded, SPLITS)
+    _check_model(config, loaded)
+    return config
+
+
+def splits_of(loaded: "LoadedConfig") -> tuple[str, ...]:
+    """Return which of `train` and `valid` there are.
+
+    Raises:
+        ConfigError: there is no training set.
+    """
+    block = resolved(loaded.config.get("dataset"), prefix="dataset", loaded=loaded)
+    if isinstance(block, Mapping) and block.get("_target_", ORGANIZER) != ORGANIZER:
+        return tuple(split for split in SPLITS if split == "train" or block.get(split))
+    if not isinstance(block, Mapping) or not block.get("train"):
+        raise ConfigError(
+            f"dataset.train{set_in('dataset', loaded)} lists no training set. Write: dataset: "
+            "{train: [{data_src: kaldi, data_src_args: {path: data/train}}]}"
+        )
+    return tuple(split for split in SPLITS if block.get(split))
+
+
+def computes_features(loaded: "LoadedConfig") -> bool:
+    """Tell whether the config has a model with `collect_feats`.
+
+    What is built by a function tells only once it is built, so that counts.
+    """
+    block = _model_block(loaded)
+    if block is None:
+        return False
+    target = locate(str(block["_target_"]))
+    return hasattr(target, COLLECT_FEATS) if isinstance(target, type) else True
+
+
+def _model_block(loaded: "LoadedConfig") -> Mapping[str, Any] | None:
+    block = resolved(loaded.config.get("model"), prefix="model", loaded=loaded)
+    return block if isinstance(block, Mapping) and block.get("_target_") else None
+
+
+def _check_model(config: StatisticsConfig, loaded: "LoadedConfig") -> None:
+    block = _model_block(loaded)
+    if block is None:
+        return
+    check_arguments("model", str(block["_target_"]), block)
+    for name in config.model_keys or ():
+        if name.partition(".")[0] not in block:
+            known = [key for key in block if key != "_target_"]
+            key = f"{BLOCK}.model_keys"
+            raise ConfigError(
+                f"{key} has {name!r}{set_in(key, loaded)}, which is no key of model. It has: "
+                f"{', '.join(known)}.{suggest(name, known)}"
+            )

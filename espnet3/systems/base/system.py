@@ -6,7 +6,7 @@ from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from espnet3.errors import ConfigError
-from espnet3.systems.base.completed import complete_all
+from espnet3.systems.base.context import complete_all
 from espnet3.systems.base.given_parts import NOTHING_GIVEN, GivenParts
 from espnet3.systems.base.stages import (
     KINDS,
@@ -279,7 +279,7 @@ class BaseSystem:
 
     def describe_infer(self) -> list[str]:
         """Return what `infer` would do: test sets, shards, batches, job script."""
-        from espnet3.systems.base.inference_plan import describe_inference
+        from espnet3.systems.base.inference import describe_inference
 
         return describe_inference(self.config_for("infer"), detach=self.detach)
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from espnet3.config.sources import set_in
 from espnet3.errors import ConfigError
 from espnet3.io.atomic import write_text
-from espnet3.systems.base.completed import completed
+from espnet3.systems.base.context import completed
 from espnet3.systems.base.given_parts import NOTHING_GIVEN, GivenParts
 from espnet3.systems.base.stages import Skipped
 from espnet3.systems.base.training_data import build_sets, check_data, has_split

@@ -215,7 +215,7 @@ def test_the_keys_of_blocks_are_those_of_their_models():
     from espnet3.systems.asr.publication_config import UploadConfig
     from espnet3.systems.asr.tokenizer_config import TokenizerConfig
     from espnet3.systems.base.reporting.report_config import ReportConfig
-    from espnet3.systems.base.statistics_config import StatisticsConfig
+    from espnet3.systems.base.statistics import StatisticsConfig
     from espnet3.trainer.checkpointing.checkpoints import CheckpointConfig
 
     assert set(LOADER_KEYS) == set(LoaderConfig.model_fields)
