@@ -26,10 +26,10 @@ from benchmarks.file_operations import FileOperations
 from espnet3.parallel import BaseRunner, use_parallel
 from espnet3.parallel.detached.agent import Agent
 from espnet3.parallel.detached.ending import EndSignals
-from espnet3.parallel.detached.ledger import Identity
 from espnet3.parallel.detached.shared import SharedWorkers
 from espnet3.parallel.inline_pool import InlinePool
 from espnet3.parallel.pools import Event
+from espnet3.parallel.worker_records import Identity
 from espnet3.shards.done import Done
 from espnet3.shards.manifest import load_manifest
 from espnet3.shards.merge import check_complete, concat_files

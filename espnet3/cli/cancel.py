@@ -1,12 +1,14 @@
-"""Stop detached runs: their workers, and their jobs of the scheduler. Finished shards are kept."""
+"""Stop runs: their drivers, their workers, and their jobs of the scheduler. Finished shards are
+kept."""
 
 import argparse
 from pathlib import Path
 
 from espnet3.cli.console import command, seconds
-from espnet3.cli.run_folders import find_detached_runs
+from espnet3.cli.run_folders import find_detached_runs, has_owner
 from espnet3.parallel.detached.cancel import PATIENCE_SECONDS, Cancelled, cancel_runs
 from espnet3.parallel.detached.folder_access import told_in_words
+from espnet3.shards.records import RecordPaths
 from espnet3.text import count, on_one_line
 
 
@@ -28,7 +30,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 @told_in_words
 def run(args: argparse.Namespace) -> int:
     """Cancel runs; 1 if somebody may still be at work."""
-    results = cancel_runs(find_detached_runs(args.dirs), reason=args.reason, patience=args.patience)
+    run_dirs = find_detached_runs(args.dirs, also=has_owner)
+    results = cancel_runs(run_dirs, reason=args.reason, patience=args.patience)
     for result in results:
         _show(result)
     return 1 if any(result.left for result in results) else 0
@@ -54,4 +57,6 @@ def _show(result: Cancelled) -> None:
         print(
             f"  They look at the mark every few seconds; see: {command('status', result.run_dir)}"
         )
-    print(f"  Finished shards are kept. To go on: {command('resume', result.run_dir)}")
+    again = "" if RecordPaths(result.run_dir).run.exists() else " , then run the same command again"
+    resume = command("resume", result.run_dir)
+    print(f"  Finished shards are kept. To continue: {resume}{again}")

@@ -11,6 +11,7 @@ from espnet3.parallel.detached.folder_access import told_in_words
 from espnet3.parallel.detached.logs import (
     Follower,
     LogPart,
+    known_workers,
     logs_of_failed,
     logs_of_shard,
     logs_of_workers,
@@ -100,6 +101,12 @@ def _show(part: LogPart, console: "Console", *, is_first: bool) -> None:
 def _nothing(args: argparse.Namespace, run_dir: Path) -> str:
     if args.failed:
         return f"Nothing failed in {on_one_line(run_dir)}, or nothing was written about it."
+    drivers = [worker.name for worker in known_workers(run_dir) if worker.is_alive]
+    if drivers:
+        return (
+            f"{on_one_line(drivers[0])} runs the items itself, and writes to its own terminal, not "
+            f"to {on_one_line(run_dir)}. For a log per worker, set parallel.n_workers: 2"
+        )
     return (
         f"There are no logs in {on_one_line(run_dir)} yet: no worker has begun. "
         f"Why: {command('explain', run_dir)}"

@@ -14,7 +14,7 @@ from typing import Any
 
 from espnet3.cli.console import UsageError
 from espnet3.cli.recipe_options import is_override
-from espnet3.cli.run_folders import find_detached_runs
+from espnet3.cli.run_folders import find_detached_runs, is_stopped
 from espnet3.parallel.detached.folder_access import told_in_words
 from espnet3.parallel.detached.resume import Resumed, resume_runs
 from espnet3.text import count, on_one_line
@@ -64,7 +64,7 @@ def parse(argv: Sequence[str], verb: str, description: str) -> Request:
     if args.env:
         changes["env"] = args.env
     settings = {"n_more": args.workers, "trust": args.trust, "is_block": bool(files)}
-    return Request(find_detached_runs(folders), changes, settings)
+    return Request(find_detached_runs(folders, also=is_stopped), changes, settings)
 
 
 def _parser(verb: str, description: str) -> argparse.ArgumentParser:
@@ -114,6 +114,9 @@ def _changes(files: Sequence[str], overrides: Sequence[str]) -> dict[str, Any]:
 
 def show(resumed: Resumed) -> None:
     """Tell what was submitted, and what to type next."""
+    for run_dir in resumed.released:
+        where = on_one_line(run_dir)
+        print(f"{where} is not cancelled any more. Run the command that began it again.")
     for run_dir in resumed.finished:
         print(f"{on_one_line(run_dir)} is complete; nothing to do.")
     if not resumed.run_dirs or resumed.config is None:

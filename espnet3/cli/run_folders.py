@@ -1,12 +1,13 @@
 """Find the runs that a folder on the command line stands for."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from espnet3.errors import RunFolderError, suggest
-from espnet3.shards.layout import manifest_path
-from espnet3.shards.records import RecordPaths
+from espnet3.shards.layout import leases_folder, manifest_path
+from espnet3.shards.lease import living_owners
+from espnet3.shards.records import RecordPaths, read_stop
 from espnet3.shards.status import require_manifest
 from espnet3.text import on_one_line
 
@@ -37,20 +38,33 @@ def find_all_runs(folders: Sequence[Path]) -> list[Path]:
     return list(dict.fromkeys(run for folder in folders for run in find_runs(folder)))
 
 
-def find_detached_runs(folders: Sequence[Path]) -> list[Path]:
+def find_detached_runs(
+    folders: Sequence[Path], also: Callable[[Path], object] = lambda run: False
+) -> list[Path]:
     """Return the same, without runs of drivers that merely lie in one of the folders.
 
-    Who names such a run itself is told what is wrong; who names a folder above means the others.
+    Who names such a run itself is told what is wrong; who names a folder above means the others,
+    and those of drivers that `also` finds.
     """
     chosen: dict[Path, None] = {}
     for folder in folders:
         runs = find_runs(folder)
-        detached = [run for run in runs if RecordPaths(run).run.exists()]
-        for run in runs if detached else ():
-            if run not in detached:
+        meant = [run for run in runs if RecordPaths(run).run.exists() or also(run)]
+        for run in runs if meant else ():
+            if run not in meant:
                 print(f"{on_one_line(run)} was not detached, and is left alone.")
-        chosen |= dict.fromkeys(detached or runs)
+        chosen |= dict.fromkeys(meant or runs)
     return list(chosen)
+
+
+def has_owner(run_dir: Path) -> bool:
+    """Tell whether a driver or worker is at work in a run folder."""
+    return bool(living_owners(leases_folder(run_dir)))
+
+
+def is_stopped(run_dir: Path) -> bool:
+    """Tell whether a run has a stop mark."""
+    return read_stop(RecordPaths(run_dir)) is not None
 
 
 def find_run(folder: Path) -> Path:

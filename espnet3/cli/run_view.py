@@ -93,11 +93,15 @@ def facts_of(seen: Overview) -> "Table":
 def crew_facts(seen: Overview) -> Iterator[tuple[str, str]]:
     """Yield who works, which jobs wait and why, and which nodes are avoided."""
     crew = seen.crew
-    if not seen.status.is_detached or seen.state == "complete":
+    if seen.state == "complete":
         return
-    n_idle = sum(seen.shard_of(worker) is None for worker in crew.living)
-    idle = f", {n_idle} of them without a shard just now" if n_idle else ""
-    yield "Workers", f"{len(crew.living)} at work{idle}"
+    if seen.status.is_detached:
+        n_idle = sum(seen.shard_of(worker) is None for worker in crew.living)
+        idle = f", {n_idle} of them without a shard just now" if n_idle else ""
+        yield "Workers", f"{len(crew.living)} at work{idle}"
+    for driver in crew.living:
+        if driver.record.driver:
+            yield "Driver", on_one_line(_driver_text(seen, driver))
     if crew.waiting or (crew.starting and not seen.behind):
         yield "Jobs", jobs_text(crew.waiting, len(crew.starting))
     n_odd = sum(job.record.is_submitting and not job.is_new for job in crew.jobs)
@@ -106,6 +110,13 @@ def crew_facts(seen: Overview) -> Iterator[tuple[str, str]]:
         yield "Jobs", f"{count(n_odd, 'job')} may exist whose number was not noted; see: {see}"
     for node, why in seen.avoided.items():
         yield "Avoided", on_one_line(f"{node}: {why}")
+
+
+def _driver_text(seen: Overview, driver: Worker) -> str:
+    own = [w for w in seen.crew.pool if w.is_alive and w.record.driver == driver.record.owner_id]
+    workers = f", with {count(len(own), 'worker')}" if own else ""
+    waiting = f". {driver.record.waiting}" if driver.record.waiting else ""
+    return f"{driver.name}{workers}{waiting}"
 
 
 def jobs_text(waiting: list[Job], n_starting: int) -> str:
@@ -215,7 +226,10 @@ def next_steps(seen: Overview) -> list[str]:
     status = seen.status
     where, state = on_one_line(status.run_dir), seen.state
     steps = []
-    if state in ("stopped", "cancelled", "failed") and status.is_detached:
+    if state == "cancelled" and not status.is_detached:
+        again = f"{command('resume', status.run_dir)} , then run the same command again"
+        steps.append(f"{where} is cancelled. To continue: {again}")
+    elif state in ("stopped", "cancelled", "failed") and status.is_detached:
         steps.append(f"Why: {command('explain', status.run_dir)}")
         mended = "Go on, once it is mended" if state == "failed" else "Go on"
         steps.append(f"{mended}: {command('resume', status.run_dir)}")

@@ -106,6 +106,9 @@ def line(seen: Overview, with_name: bool) -> str:
     parts = [time.strftime("%H:%M:%S"), seen.state, items_text(status)]
     if status.items_per_second is not None and not seen.is_over:
         parts.append(speed_text(status))
+    n_pool = sum(worker.is_alive for worker in seen.crew.pool)
+    if n_pool and not seen.is_over:
+        parts.append(f"{count(n_pool, 'worker')} of a driver")
     if status.is_detached and not seen.is_over:
         parts.append(f"{len(seen.crew.living)} at work, {len(seen.crew.waiting)} in the queue")
     if seen.avoided:

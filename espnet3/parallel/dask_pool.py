@@ -17,13 +17,14 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import cloudpickle
 
 from espnet3.errors import WorkerError
 from espnet3.parallel.clusters.job_monitor import JobMonitor
 from espnet3.parallel.dask_worker import NEEDS_SPEC, run_attempt
-from espnet3.parallel.pools import Died, Event, Finished
+from espnet3.parallel.pools import Died, Event, Finished, PoolWorker
 from espnet3.parallel.tasks import ShardTask
 from espnet3.parallel.worker import load_result
 
@@ -125,6 +126,15 @@ class DaskPool:
             lost = self._lose(address, "it left the cluster")
             events += [replace(event, went_with_others=number > 0) for event in lost]
         return events
+
+    def workers(self) -> list[PoolWorker]:
+        """Return the workers that are connected, with their jobs and logs as far as known."""
+        found = []
+        for address in self._workers:
+            job_id, log = self._keeper.describe(address) if self._keeper else ("", "")
+            host = urlsplit(address).hostname or address
+            found.append(PoolWorker(address, host, job_id=job_id, log=log))
+        return found
 
     def positions(self) -> dict[str, int]:
         """Return what the busy workers last said of their position."""

@@ -85,14 +85,16 @@ class ShardDeaths:
         return Verdict("item", start, stop, times)
 
 
-def forget_deaths(root: Path, shards: Collection[int] | None = None) -> None:
+def forget_deaths(root: Path, shards: Collection[int] | None = None, *, owner_id: str = "") -> None:
     """Let items that killed their workers be tried again, in some shards or in all.
 
-    What is known of the walltime stays: it is as true as before.
+    With an owner, those of its workers only. What is known of the walltime stays: it is as true
+    as before.
     """
     paths = RecordPaths(root)
     for note in read_deaths(paths):
-        if note.kind != "walltime" and (shards is None or note.shard in shards):
+        is_meant = owner_id in ("", note.owner_id) and (shards is None or note.shard in shards)
+        if note.kind != "walltime" and is_meant:
             path = paths.deaths / f"{note.key}.json"
             with suppress(FileNotFoundError):
                 os.rename(path, path.with_name(path.name + _FORGOTTEN))

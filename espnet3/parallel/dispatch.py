@@ -216,7 +216,7 @@ class Dispatcher:
         if not event.was_running and position is None:
             self._again.appendleft(task)
             return
-        death = Death(event.reason, position, event.log)
+        death = Death(event.reason, position, event.log, event.host)
         is_left = self._source.died(task, death)
         if not event.went_with_others:
             self._note_early_death(event, has_begun=position is not None or task.attempt is None)

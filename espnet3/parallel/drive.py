@@ -2,13 +2,14 @@
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
-from espnet3.errors import EspnetError, ItemError
+from espnet3.errors import EspnetError, ItemError, RunInterrupted
 from espnet3.parallel.config import ParallelConfig
+from espnet3.parallel.deaths import forget_deaths
 from espnet3.parallel.dispatch import Dispatcher
 from espnet3.parallel.end_of_run import tell_the_end
 from espnet3.parallel.faults import FaultPolicy, too_many
@@ -25,10 +26,13 @@ from espnet3.parallel.folder_run import (
     write_failures,
 )
 from espnet3.parallel.open_pool import count_workers, open_pool
+from espnet3.parallel.pools import WorkerPool
 from espnet3.parallel.progress import Progress
 from espnet3.parallel.shard_source import FolderSource
-from espnet3.parallel.signals import interruptible
+from espnet3.parallel.signals import Interruption, interruptible
+from espnet3.parallel.stop_marks import StopWatch, refuse_cancelled, stop_error
 from espnet3.parallel.tasks import RunSpec, failure_record
+from espnet3.parallel.worker_records import DriverRecords
 from espnet3.shards.lease import Lease
 from espnet3.shards.manifest import Manifest
 
@@ -59,21 +63,48 @@ class FolderDriver:
     def run(self, policy: FaultPolicy, merge: Merge) -> Any:
         """Finish the run and return what `merge` returns; at once if it was finished before."""
         root = self._request.root
-        with interruptible(), folder_errors(root):
+        with interruptible() as interruption, folder_errors(root):
             manifest = open_run(self._request, self._count_shards)
             answer = finished_result(self._request, manifest)
             if answer is not None:
                 logger.info("%s is complete already: %d items", root, manifest.n_items)
                 return answer[0]
+            refuse_cancelled(root)
             # Absolute: a forward() in this process may change the working directory.
-            with Lease(root.resolve()) as lease:
-                self._run_shards(manifest, lease, policy)
-                return self._merge_once(manifest, lease, merge)
+            with Lease(root.resolve()) as lease, StopWatch(root.resolve(), interruption) as watch:
+                try:
+                    return self._finish(manifest, lease, policy, merge, interruption)
+                except RunInterrupted:
+                    if watch.mark is None:
+                        raise
+                    raise stop_error(root, watch.mark) from None
+
+    def _finish(
+        self,
+        manifest: Manifest,
+        lease: Lease,
+        policy: FaultPolicy,
+        merge: Merge,
+        interruption: Interruption,
+    ) -> Any:
+        records = DriverRecords(self._request.root.resolve(), lease.owner)
+        with records.own.kept():
+            self._run_shards(manifest, lease, policy, records, interruption)
+            result = self._merge_once(manifest, lease, merge)
+            records.own.end("the run is complete", 0)
+            return result
 
     def _count_shards(self) -> int:
         return count_workers(self._config, self._client) * self._config.shards_per_worker
 
-    def _run_shards(self, manifest: Manifest, lease: Lease, policy: FaultPolicy) -> None:
+    def _run_shards(
+        self,
+        manifest: Manifest,
+        lease: Lease,
+        policy: FaultPolicy,
+        records: DriverRecords,
+        interruption: Interruption,
+    ) -> None:
         request = self._request
         layout = manifest.layout(request.root.resolve())
         sweep(layout, lease)
@@ -97,7 +128,14 @@ class FolderDriver:
             )
         layout.logs.mkdir(exist_ok=True)
         source = FolderSource(layout.root, manifest, request.items, order, lease)
-        with self._dispatcher(manifest, source, len(order), policy, n_failed) as dispatcher:
+
+        def on_turn(pool: WorkerPool) -> None:
+            interruption.check()
+            records.update(pool)
+
+        with self._dispatcher(
+            manifest, source, len(order), policy, n_failed, on_turn
+        ) as dispatcher:
 
             def count() -> int:
                 return n_before + source.n_done_by_others + dispatcher.n_items_done()
@@ -107,8 +145,10 @@ class FolderDriver:
                     dispatcher.run()
             except EspnetError:
                 with suppress(OSError):  # on a full disk, the error that is raised matters more
-                    records = [failure_record(f, layout.root) for f in dispatcher.failures]
-                    write_failures(layout, records)
+                    failed = [failure_record(f, layout.root) for f in dispatcher.failures]
+                    write_failures(layout, failed)
+                    # The user knows now, and wants a new try with the next call.
+                    forget_deaths(layout.root, owner_id=lease.owner.owner_id)
                 raise
 
     @contextmanager
@@ -119,6 +159,7 @@ class FolderDriver:
         n_tasks: int,
         policy: FaultPolicy,
         n_failed: int,
+        on_turn: Callable[[WorkerPool], None],
     ) -> Iterator[Dispatcher]:
         root = self._request.root.resolve()
         spec = replace(
@@ -132,7 +173,9 @@ class FolderDriver:
             n_tasks=n_tasks,
             log_dir=manifest.layout(root).logs,
         ) as pool:
-            dispatcher = Dispatcher(source, pool, policy, n_failed_before=n_failed)
+            dispatcher = Dispatcher(
+                source, pool, policy, n_failed_before=n_failed, on_turn=lambda: on_turn(pool)
+            )
             try:
                 yield dispatcher
             finally:

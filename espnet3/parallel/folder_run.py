@@ -16,6 +16,7 @@ from espnet3.config.redact import mask
 from espnet3.errors import RunFolderError, StaleRunError
 from espnet3.io.atomic import folder_trouble, is_folder_trouble, is_temp_name, write_text
 from espnet3.io.json_text import dump_json
+from espnet3.parallel.deaths import bury
 from espnet3.parallel.identity import RULES, changes, is_below
 from espnet3.shards.commit import (
     attempts,
@@ -222,16 +223,18 @@ def finished_result(request: RunRequest, manifest: Manifest) -> tuple[Any] | Non
 
 
 def sweep(layout: RunLayout, lease: Lease) -> None:
-    """Remove what dead processes left behind."""
-    lease.sweep()
+    """Remove what dead processes left behind, and note at what detached workers died."""
     for shard, folders in attempts(layout.root).items():
         name = layout.shard_name(shard)
         # Only who gets the claim knows that nobody has it: another's may not be seen here yet.
         if lease.is_held(twin_name(name)) or not lease.claim(name):
             continue
+        # Before the owners are removed, by whose files one knows that they are dead.
+        bury(layout.root, folders, lease)
         for folder in folders:
             discard_attempt(folder)
         lease.release(name)
+    lease.sweep()
     if not lease.others():
         _sweep_temporary(layout.root)
 

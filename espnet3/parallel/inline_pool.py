@@ -7,7 +7,7 @@ from typing import Any
 from espnet3.errors import EspnetError, ProviderError
 from espnet3.parallel.execute import ShardLoop, check_env
 from espnet3.parallel.held_secrets import secrets_held
-from espnet3.parallel.pools import Event, Finished
+from espnet3.parallel.pools import Event, Finished, PoolWorker
 from espnet3.parallel.tasks import RunSpec, ShardTask, describe_error, describe_plainly
 
 _NAME = "this process"
@@ -60,6 +60,10 @@ class InlinePool:
     def waiting(self) -> str:
         """Return nothing: these workers do not queue."""
         return ""
+
+    def workers(self) -> list[PoolWorker]:
+        """Return none: this process does the work."""
+        return []
 
     def positions(self) -> dict[str, int]:
         """Return how far this process is in its attempt."""

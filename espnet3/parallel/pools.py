@@ -7,6 +7,17 @@ from espnet3.parallel.tasks import ShardResult, ShardTask
 
 
 @dataclass(frozen=True)
+class PoolWorker:
+    """A worker that is there, as others should know it."""
+
+    name: str
+    host: str
+    pid: int = 0
+    job_id: str = ""
+    log: str = ""
+
+
+@dataclass(frozen=True)
 class Finished:
     """A worker ended an attempt, well or not, and is free again."""
 
@@ -26,6 +37,8 @@ class Died:
     """Whether the worker died at `task`; not if that waited behind another, or was over."""
     went_with_others: bool = False
     """Whether others left at the same moment: then it was their node, and not what they did."""
+    host: str = ""
+    """Its node, by the name that other records give it; empty if that is not known."""
 
 
 Event = Finished | Died
@@ -52,6 +65,9 @@ class WorkerPool(Protocol):
 
     def waiting(self) -> str:
         """Return why workers are missing and what to try; empty if that is not known."""
+
+    def workers(self) -> list[PoolWorker]:
+        """Return the workers that are there; none where this process does the work itself."""
 
     def positions(self) -> dict[str, int]:
         """Return the item position that each busy worker has reached; -1 before the first."""

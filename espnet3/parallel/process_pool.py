@@ -19,9 +19,10 @@ from pathlib import Path
 
 import cloudpickle
 
-from espnet3.parallel.pools import Died, Event, Finished
+from espnet3.parallel.pools import Died, Event, Finished, PoolWorker
 from espnet3.parallel.tasks import ShardTask
 from espnet3.parallel.worker import load_result
+from espnet3.shards.owner import node_name
 
 logger = logging.getLogger(__name__)
 
@@ -96,6 +97,14 @@ class ProcessPool:
         """Return nothing: these workers do not queue."""
         return ""
 
+    def workers(self) -> list[PoolWorker]:
+        """Return the processes."""
+        host = node_name()
+        return [
+            PoolWorker(worker.name, host, worker.process.pid, log=worker.log)
+            for worker in self._workers.values()
+        ]
+
     def positions(self) -> dict[str, int]:
         """Return what the busy workers last said of their position."""
         workers = list(self._workers.items())  # at once: the progress thread asks as well
@@ -131,7 +140,7 @@ class ProcessPool:
         worker.connection.close()
         logger.warning("Worker %s died: %s. A new one is started.", worker.name, reason)
         self._start(worker.rank)
-        return Died(worker.name, worker.task, reason, worker.log)
+        return Died(worker.name, worker.task, reason, worker.log, host=node_name())
 
 
 class _Worker:

@@ -1,19 +1,22 @@
 """Where the dispatcher gets its shards from: a plan in memory, or a folder shared with others."""
 
 import itertools
+import os
 import tempfile
 from collections import deque
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from espnet3.parallel.deaths import Death
+from espnet3.parallel.deaths import Death, deaths_at
 from espnet3.parallel.tasks import Failure, ShardTask
 from espnet3.shards.commit import discard_attempt, read_done
 from espnet3.shards.items import reorder
 from espnet3.shards.lease import Lease
 from espnet3.shards.manifest import Manifest
 from espnet3.shards.plan import batch_edges
+from espnet3.shards.records import DeathNote, RecordPaths, read_deaths, write_death
 
 if TYPE_CHECKING:
     from espnet3.shards.items import Items
@@ -147,6 +150,7 @@ class FolderSource(_OnlyDriver):
         self._items = items if batches is None else reorder(items, batches[0])
         self._edges = None if batches is None else batches[1]
         self._lease = lease
+        self._paths = RecordPaths(root)
         self._todo = deque(order)
         self._theirs: deque[int] = deque()
         self.n_done_by_others = 0
@@ -192,6 +196,29 @@ class FolderSource(_OnlyDriver):
         edges = None if self._edges is None else batch_edges(self._edges, start, stop)
         owner_id = self._lease.owner.owner_id
         return ShardTask(shard, start, self._items[start:stop], edges=edges, owner_id=owner_id)
+
+    def deaths(self, task: ShardTask) -> Sequence[Death]:
+        """Return the deaths that were noted at a shard, by whomever."""
+        return deaths_at(read_deaths(self._paths, task.shard), self._layout.root)
+
+    def died(self, task: ShardTask, death: Death) -> bool:
+        """Note the death of a worker of ours for those who come after us; it is tried again."""
+        start, stop = death.position or (None, None)
+        owner = self._lease.owner
+        note = DeathNote(
+            task.shard,
+            death.host,
+            death.reason,
+            start,
+            stop,
+            kind="died" if death.position else "machine",
+            owner_id=owner.owner_id,
+            job_id=owner.job_id,
+            log=os.path.relpath(death.log, self._layout.root) if death.log else "",
+        )
+        with suppress(OSError):  # the dispatcher remembers it in any case
+            write_death(self._paths, note)
+        return False
 
     def new_attempt(self, task: ShardTask) -> str | None:
         """Return the name of a folder that the worker will make."""

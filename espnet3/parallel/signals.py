@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: the run ends within seconds, with the right exit code and a way on."""
+"""Interrupt a run within seconds, by Ctrl-C, SIGTERM or `espnet3 cancel`, so that it can resume."""
 
 import logging
 import os
@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
+from typing import NoReturn
 
 from espnet3.errors import RunInterrupted
 
@@ -21,8 +22,29 @@ _SOON_SECONDS = 0.02
 _HANDLED = (signal.SIGINT, signal.SIGTERM)
 
 
+class Interruption:
+    """Lets another thread interrupt the block of `interruptible`, wherever its code is."""
+
+    def __init__(self) -> None:
+        self.reason = ""
+        """Why another thread interrupted the block; empty if it did not."""
+        self._is_main = threading.current_thread() is threading.main_thread()
+
+    def interrupt(self, reason: str) -> None:
+        """Raise `RunInterrupted` in the block: at once in the main thread, else at `check`."""
+        self.reason = reason
+        if self._is_main:
+            # To that thread, not only to the process: a call that it sleeps in must return.
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
+
+    def check(self) -> None:
+        """Raise what could not be raised at once: signals reach only the main thread."""
+        if self.reason and not self._is_main:
+            raise RunInterrupted(1)
+
+
 @contextmanager
-def interruptible() -> Iterator[None]:
+def interruptible() -> Iterator[Interruption]:
     """Turn SIGINT and SIGTERM into `RunInterrupted` inside the block.
 
     Python handles a signal only between two of its own instructions. So that a long call into C
@@ -30,10 +52,11 @@ def interruptible() -> Iterator[None]:
     Cleaning up, such as cancelling jobs of a busy scheduler, may take half a minute. Outside the
     main thread, where signals cannot be handled, this does nothing.
     """
+    interruption = Interruption()
     if threading.current_thread() is not threading.main_thread():
-        yield
+        yield interruption
         return
-    watchdog = _Watchdog()
+    watchdog = _Watchdog(interruption)
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         if _is_in_finalizer(frame):  # Python ignores what is raised there
@@ -46,7 +69,7 @@ def interruptible() -> Iterator[None]:
 
     previous = {number: signal.signal(number, interrupt) for number in _HANDLED}
     try:
-        yield
+        yield interruption
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
@@ -87,7 +110,8 @@ def _is_in_finalizer(frame: FrameType | None) -> bool:
 class _Watchdog:
     """A thread that the interpreter wakes at once when a signal arrives, whatever the code does."""
 
-    def __init__(self) -> None:
+    def __init__(self, interruption: Interruption) -> None:
+        self._interruption = interruption
         self._reader, self._writer = socket.socketpair()
         self._writer.setblocking(False)
         self._previous = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
@@ -99,7 +123,13 @@ class _Watchdog:
     def _watch(self) -> None:
         while data := self._reader.recv(1):
             if data[0] in _HANDLED and not self._ends_in_time():
-                os._exit(128 + data[0])
+                self._exit(128 + data[0])
+
+    def _exit(self, code: int) -> NoReturn:
+        if self._interruption.reason:  # nobody else can say it any more
+            sys.stderr.write(f"{self._interruption.reason}\n")
+            sys.stderr.flush()
+        os._exit(1 if self._interruption.reason else code)
 
     def _ends_in_time(self) -> bool:
         return self.was_handled.wait(_GRACE_SECONDS) and self._closed.wait(_CLEAN_UP_SECONDS)

@@ -52,7 +52,9 @@ def account(
     workers = [usage for _, usage in sorted(rows, key=lambda row: row[0])]
     waits = [usage.queue_seconds for usage in workers if usage.queue_seconds is not None]
     deaths = Counter(note.kind for note in notes)
-    deaths["died"] += sum(done.n_deaths for shards in others.values() for done in shards)
+    noted = Counter(note.shard for note in notes if note.kind == "died")
+    for done in (done for shards in others.values() for done in shards):
+        deaths["died"] += max(done.n_deaths - noted[done.shard], 0)  # of older runs: not noted
     return Accounting(
         total=add_up("", workers),
         nodes=_by_node(workers),
@@ -90,7 +92,8 @@ class _Records:
 
     def __init__(self, root: Path, notes: Sequence[DeathNote], committed: set[int]) -> None:
         paths = RecordPaths(root)
-        self.workers = read_workers(paths)
+        # What a driver's workers did, their shards tell.
+        self.workers = [worker for worker in read_workers(paths) if not worker.driver]
         self._leases = leases_folder(root)
         self._notes = notes
         self._running = _running_attempts(root, committed) if self.workers else {}

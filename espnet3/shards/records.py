@@ -183,6 +183,15 @@ class WorkerRecord:
     """In shards that it published."""
     lost_seconds: Seconds = 0.0
     """In attempts that came to nothing: deaths, walltime, twins that came second."""
+    driver: str = ""
+    """The driver that started this worker and writes its record; its own id in a driver's own."""
+    waiting: str = ""
+    """Of a driver: why workers are missing, and what to try."""
+
+    @property
+    def is_pool_worker(self) -> bool:
+        """Whether a driver started it, and it ends with that."""
+        return self.driver not in ("", self.owner_id)
 
     @property
     def seconds(self) -> float:

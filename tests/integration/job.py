@@ -26,6 +26,7 @@ DEFAULTS = {
     "last": "",
     "lock_seconds": 0,
     "trace": "",
+    "prints": False,
     "scratch": "",
     "hangs_on": "",
     "dies_on": "",
@@ -130,6 +131,7 @@ class Runner(BaseRunner):
 
 
 def compute(item, config, faults):
+    print(f"decoding {item}" if faults["prints"] else "", end="\n" * faults["prints"], flush=True)
     suffer_from_node(os.environ.get("SLURMD_NODENAME"), faults)
     # A run that a test wants to disturb lasts until the file says that it has seen enough.
     in_a_hurry = faults["hurry"] and Path(faults["hurry"]).exists()

@@ -31,9 +31,9 @@ from espnet3.errors import EspnetError
 from espnet3.parallel import BaseRunner
 from espnet3.parallel.detached.agent import Agent
 from espnet3.parallel.detached.ending import EndSignals
-from espnet3.parallel.detached.ledger import Identity
 from espnet3.parallel.detached.overview import look
 from espnet3.parallel.inline_pool import InlinePool
+from espnet3.parallel.worker_records import Identity
 from espnet3.shards.rates import read_rate
 from tests.unit.cli.conftest import NoEnv, describe, lose_driver, run_square
 from tests.unit.cli.detached_folder import DetachedFolder, install_squeue

@@ -16,13 +16,13 @@ from espnet3.parallel.detached.description import (
 )
 from espnet3.parallel.detached.ending import EndSignals, HandBack
 from espnet3.parallel.detached.failing import stop_for
-from espnet3.parallel.detached.ledger import Identity, Ledger
 from espnet3.parallel.detached.merging import Merger
 from espnet3.parallel.detached.shift import Shift, stopped_by
 from espnet3.parallel.detached.walltime import Walltime
 from espnet3.parallel.folder_run import folder_errors
 from espnet3.parallel.pools import WorkerPool
 from espnet3.parallel.process_pool import ProcessPool
+from espnet3.parallel.worker_records import Identity, OwnRecord
 from espnet3.shards.lease import Lease
 from espnet3.shards.reachable import is_of_node
 from espnet3.shards.records import RecordPaths, read_stop
@@ -99,13 +99,13 @@ class Agent:
         if over is not None:
             return over
         with Lease(self.root) as lease:
-            ledger = Ledger(self.root, lease.owner, self._identity, self._walltime.limit)
-            with ledger.kept():
-                outcome = self._work(lease, ledger, is_patient)
-                ledger.end(outcome.reason, outcome.code)
+            record = OwnRecord(self.root, lease.owner, self._identity, self._walltime.limit)
+            with record.kept():
+                outcome = self._work(lease, record, is_patient)
+                record.end(outcome.reason, outcome.code)
         return outcome
 
-    def _work(self, lease: Lease, ledger: Ledger, is_patient: bool) -> Outcome:
+    def _work(self, lease: Lease, record: OwnRecord, is_patient: bool) -> Outcome:
         try:
             packed = load_spec(self.root, trust=self._trust)
             # Whose it is, is looked at again: others may have put another file there since.
@@ -119,7 +119,7 @@ class Agent:
             with folder_errors(self.root):
                 check_code(description, self.root)
                 add_to_sys_path(description)
-                self._finish(packed, description, lease, ledger, is_patient)
+                self._finish(packed, description, lease, record, is_patient)
         except HandBack as end:
             logger.info("Handed back: %s", end.reason)
             is_over = read_stop(RecordPaths(self.root)) is not None
@@ -139,7 +139,7 @@ class Agent:
         packed: bytes,
         description: Description,
         lease: Lease,
-        ledger: Ledger,
+        record: OwnRecord,
         is_patient: bool,
     ) -> None:
         manifest = require_manifest(self.root)
@@ -149,7 +149,7 @@ class Agent:
                 self.root,
                 manifest,
                 lease=lease,
-                ledger=ledger,
+                record=record,
                 policy=description.fault_policy(),
                 signals=self._signals,
                 walltime=self._walltime,
@@ -159,7 +159,7 @@ class Agent:
             shift.look_around()
             if not shift.is_done():
                 shift.run(self._pool(packed, description))
-            ledger.write()  # the merge sums up what all workers say
+            record.write()  # the merge sums up what all workers say
             if not merger.await_turn(shift.choice.stands_by, shift.on_turn):
                 return
             missing = merger.merge()

@@ -44,7 +44,7 @@ def judge_nodes(
     by_host: dict[str, list[DeathNote]] = {}
     for note in notes:
         is_recent = note.time > max(now - MEMORY_SECONDS, last.get(note.host, 0.0))
-        if note.kind != "walltime" and is_recent:
+        if note.kind != "walltime" and is_recent and note.host:
             by_host.setdefault(note.host, []).append(note)
     bad = {}
     for host, found in by_host.items():

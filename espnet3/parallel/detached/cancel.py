@@ -1,4 +1,4 @@
-"""Stop a detached run: mark it, cancel its jobs, and wait until nobody is left."""
+"""Cancel a run: mark it, cancel its jobs, and wait until no driver or worker is left."""
 
 import getpass
 import os
@@ -56,13 +56,14 @@ def cancel_runs(
 ) -> list[Cancelled]:
     """Cancel runs, and return when nobody works on them any more, or when patience ends.
 
-    Finished shards are kept, and `resume` goes on with the rest.
+    Detached workers and drivers see the mark at their next heartbeat; a driver cancels the jobs of
+    its own cluster. Finished shards are kept, and `resume` lets the rest continue.
 
     Raises:
-        RunFolderError: if a run has a driver that waits for it; nothing is cancelled then.
+        RunFolderError: if a run has neither workers nor a driver; nothing is cancelled then.
     """
     for run_dir in run_dirs:
-        _refuse_driver(run_dir)
+        _refuse_idle(run_dir)
     results = [_mark(run_dir, reason) for run_dir in run_dirs]
     active = [result for result in results if not result.was_complete]
     deadline = time.monotonic() + patience
@@ -96,19 +97,16 @@ def _unmark_finished(result: Cancelled) -> None:
         clear_stop(RecordPaths(result.run_dir))
 
 
-def _refuse_driver(run_dir: Path) -> None:
-    """A program that waits for its own workers does not look for marks."""
+def _refuse_idle(run_dir: Path) -> None:
+    """Refuse to cancel a run that only a driver could continue, where there is none."""
     manifest = require_manifest(run_dir)
     if RecordPaths(run_dir).run.exists() or read_success(manifest.layout(run_dir), manifest.run_id):
         return
-    owners = living_owners(leases_folder(run_dir))
-    todo = "Nobody is working there now."
-    if owners:
-        todo = f"Stop it where it runs, with Ctrl-C or: kill {owners[0].pid} (on {owners[0].host})"
-    raise RunFolderError(
-        f"The run in {run_dir} was not detached: its workers end with the program that started "
-        f"them. {todo}"
-    )
+    if not living_owners(leases_folder(run_dir)):
+        raise RunFolderError(
+            f"There is nothing to cancel in {run_dir}: no driver or worker is at work there, and "
+            "it has no jobs. Finished shards are kept; to continue, run the same command again."
+        )
 
 
 def _mark(run_dir: Path, reason: str) -> Cancelled:

@@ -3,9 +3,9 @@
 import shlex
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +106,8 @@ class Crew:
 
     workers: list[Worker]
     jobs: list[Job]
+    pool: list[Worker] = field(default_factory=list)
+    """Workers that drivers started, which are among `workers` themselves: they end with these."""
 
     @property
     def living(self) -> list[Worker]:
@@ -135,7 +137,7 @@ class Crew:
     def of_env(self, env: str) -> "Crew":
         """Return those of one backend."""
         workers = [worker for worker in self.workers if worker.record.env == env]
-        return Crew(workers, [job for job in self.jobs if job.record.env == env])
+        return Crew(workers, [job for job in self.jobs if job.record.env == env], self.pool)
 
 
 def read_crew(
@@ -160,11 +162,20 @@ def read_crew(
     owners = {owner.owner_id: owner for owner in living_owners(leases_folder(root), now)}
     records = {record.owner_id: record for record in read_workers(paths, known)}
     silence = _silence(root, owners)
-    workers = [Worker(r, key in owners, silence.get(key, 0.0)) for key, r in records.items()]
+    found = [Worker(r, is_alive(r, owners), silence.get(key, 0.0)) for key, r in records.items()]
+    workers = [worker for worker in found if not worker.record.is_pool_worker]
+    pool = [worker for worker in found if worker.record.is_pool_worker]
     # One whose record is not to be seen yet, or a driver that waits for its own workers.
     workers += [Worker(_of_owner(o, now), True) for key, o in owners.items() if key not in records]
     jobs = read_jobs(paths, known, submitting=True) if jobs is None else jobs
-    return Crew(workers, _read_jobs(jobs, workers, ask or ask_schedulers, now))
+    return Crew(workers, _read_jobs(jobs, workers, ask or ask_schedulers, now), pool)
+
+
+def is_alive(record: WorkerRecord, owner_ids: Container[str]) -> bool:
+    """Tell whether a worker is there, by those who are: one of a driver's lives with the driver."""
+    if record.is_pool_worker:
+        return record.driver in owner_ids and record.ended is None
+    return record.owner_id in owner_ids
 
 
 def _silence(root: Path, owner_ids: Iterable[str]) -> dict[str, float]:

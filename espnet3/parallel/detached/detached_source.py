@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 from espnet3.errors import FileSystemError
 from espnet3.parallel.deaths import Death, bury, deaths_at
 from espnet3.parallel.detached.choice import Choice
-from espnet3.parallel.detached.ledger import Ledger
 from espnet3.parallel.detached.stragglers import Stragglers
 from espnet3.parallel.tasks import Failure, ShardResult, ShardTask
+from espnet3.parallel.worker_records import OwnRecord
 from espnet3.shards.board import Board
 from espnet3.shards.commit import Done, discard_attempt, read_done
 from espnet3.shards.items import reorder
@@ -41,7 +41,7 @@ class DetachedSource:
         board: what is left, and in whose hands.
         lease: this worker's presence in the folder.
         choice: takes shards.
-        ledger: the worker's record.
+        record: the worker's record.
         retries: how often the machine may be to blame for a shard.
         before_death: told how a worker process ended, before it is noted; it may raise.
     """
@@ -57,7 +57,7 @@ class DetachedSource:
         board: Board,
         lease: Lease,
         choice: Choice,
-        ledger: Ledger,
+        record: OwnRecord,
         stragglers: Stragglers,
         retries: int,
         before_death: Callable[[str], object] = str,
@@ -67,7 +67,7 @@ class DetachedSource:
         self._edges = None if batches is None else batches[1]
         self._root, self._manifest, self._layout = root, manifest, manifest.layout(root)
         self._paths = RecordPaths(root)
-        self._board, self._lease, self._choice, self._ledger = board, lease, choice, ledger
+        self._board, self._lease, self._choice, self._record = board, lease, choice, record
         self._stragglers = stragglers
         self._retries, self._before_death = retries, before_death
         self._deaths: list[Death] = []
@@ -139,7 +139,7 @@ class DetachedSource:
         log = os.path.relpath(death.log, self._root) if death.log else ""
         self._write_note(task, death.reason, kind, death.position, log)
         self._end(task.shard, f"its worker died: {death.reason}", is_lost=True)
-        self._ledger.write()
+        self._record.write()
         is_left = self._is_for_others(read_deaths(self._paths, task.shard))
         if is_left:
             self._leave(task.shard, _ELSEWHERE_SECONDS)
@@ -151,7 +151,7 @@ class DetachedSource:
         position = (trouble.position, trouble.position + 1)
         self._write_note(task, trouble.error, "machine", position, log)
         self._end(task.shard, f"this machine cannot go on with it: {trouble.error}", is_lost=True)
-        self._ledger.write()
+        self._record.write()
         notes = read_deaths(self._paths, task.shard)
         n_troubles = sum(note.kind == "machine" for note in notes)
         later = min(_HERE_SECONDS * 2 ** (n_troubles - 1), _MAX_HERE_SECONDS)
@@ -165,7 +165,7 @@ class DetachedSource:
         log = os.path.relpath(trouble.log, self._root) if trouble.log else ""
         self._write_note(task, trouble.error, "machine", None, log)
         self._end(task.shard, f"nothing can be loaded here: {trouble.error}", is_lost=True)
-        self._ledger.write()
+        self._record.write()
         self._leave(task.shard, _ELSEWHERE_SECONDS)
         return True
 
@@ -186,7 +186,7 @@ class DetachedSource:
 
     def cut_off(self, task: ShardTask) -> None:
         """Note that the walltime ended an attempt."""
-        self._write_note(task, "the walltime was over", "walltime", None, self._ledger.record.log)
+        self._write_note(task, "the walltime was over", "walltime", None, self._record.record.log)
 
     def _write_note(
         self,
@@ -197,7 +197,7 @@ class DetachedSource:
         log: str,
     ) -> None:
         self.had_trouble = self.had_trouble or kind != "walltime"
-        record = self._ledger.record
+        record = self._record.record
         start, stop = position or (None, None)
         note = DeathNote(
             task.shard,
@@ -247,7 +247,7 @@ class DetachedSource:
         if published is not None and published.owner_id != done.owner_id:
             self._end(shard, "another worker was done sooner", is_lost=True)
             return
-        self._ledger.published(done)
+        self._record.published(done)
         failed = f", failed: {done.n_failed}" if done.n_failed else ""
         self._end(shard, f"done, items: {done.n_items}, {done.seconds:.1f} s{failed}")
 
@@ -260,7 +260,7 @@ class DetachedSource:
         if done is None or done.run_id != self._manifest.run_id:
             self._end(shard, how, is_lost=True)
         elif done.owner_id == self._lease.owner.owner_id:  # it could not say so any more
-            self._ledger.published(done)
+            self._record.published(done)
             self._end(shard, "done")
         else:
             self._end(shard, "another worker was done sooner", is_lost=True)
@@ -274,7 +274,7 @@ class DetachedSource:
 
     def _end(self, shard: int, how: str, *, is_lost: bool = False) -> None:
         if is_lost:
-            self._ledger.lost(self._seconds())
+            self._record.lost(self._seconds())
         self._begun = None
         logger.info("shard %d ends: %s", shard, how)
 

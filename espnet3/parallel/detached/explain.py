@@ -58,8 +58,7 @@ class _Explainer:
         yield from self._disk()
         yield from self._failures()
         yield from self._damaged()
-        if not seen.status.is_detached:
-            return
+        yield from self._drivers()
         if seen.state != "complete":
             yield from explain_waiting(seen.crew.waiting, self._now, n_jobs=self._n_jobs())
             yield from explain_submitting(seen.crew.jobs, self._run_dir)
@@ -117,9 +116,17 @@ class _Explainer:
             yield self._stop()
 
     def _at_work(self) -> str:
-        living = self._seen.crew.living
-        n_owners = len(living) or len({shard.owner_id for shard in self._seen.status.running}) or 1
-        return f"{n_owners} {'works' if n_owners == 1 else 'work'} on it"
+        n_owners = len(self._seen.crew.living) or 1
+        n_pool = sum(worker.is_alive for worker in self._seen.crew.pool)
+        pool = f", with {n_pool} worker{'' if n_pool == 1 else 's'} started by a driver"
+        return f"{n_owners} {'works' if n_owners == 1 else 'work'} on it{pool if n_pool else ''}"
+
+    def _drivers(self) -> Iterator[Finding]:
+        """Tell what drivers say of workers that do not come."""
+        for driver in self._seen.crew.living:
+            if driver.record.waiting:
+                told = f"the driver {driver.name} waits for workers: {driver.record.waiting}"
+                yield Finding("warning", "workers", told)
 
     def _speed(self) -> str:
         status = self._seen.status
@@ -132,6 +139,8 @@ class _Explainer:
     def _resume(self) -> str:
         if self._seen.status.is_detached:
             return f"espnet3 resume {self._quoted}"
+        if self._seen.status.stop is not None:
+            return f"espnet3 resume {self._quoted} , then run the command that began it again"
         return "Run the command that began it again: finished shards are kept"
 
     def _stop(self) -> Finding:

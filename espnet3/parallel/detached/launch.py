@@ -13,7 +13,7 @@ from espnet3.parallel.clusters.table import check_resources
 from espnet3.parallel.detached.crew import count_crew
 from espnet3.parallel.detached.description import write_description
 from espnet3.parallel.detached.handle import DetachedRun
-from espnet3.parallel.detached.resume import forgive, refuse_merging
+from espnet3.parallel.detached.resume import refuse_merging
 from espnet3.parallel.detached.shared import SharedWorkers
 from espnet3.parallel.detached.submit import cancel_jobs, job_states, submit_workers
 from espnet3.parallel.faults import too_many
@@ -26,6 +26,7 @@ from espnet3.parallel.folder_run import (
     shards_to_run,
 )
 from espnet3.parallel.open_pool import worker_setup_fn
+from espnet3.parallel.stop_marks import forgive
 from espnet3.shards.lease import Lease
 from espnet3.shards.manifest import Manifest, load_manifest
 from espnet3.shards.records import RecordPaths, read_jobs

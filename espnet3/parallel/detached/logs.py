@@ -8,7 +8,7 @@ from pathlib import Path
 
 from espnet3.errors import RunFolderError, suggest
 from espnet3.io.records import is_log_name
-from espnet3.parallel.detached.crew import Worker, living_ids
+from espnet3.parallel.detached.crew import Worker, is_alive, living_ids
 from espnet3.parallel.detached.job_ends import output_of
 from espnet3.shards.records import (
     JobRecord,
@@ -69,7 +69,7 @@ def known_workers(run_dir: Path) -> list[Worker]:
     """Return all workers that left a record, in the order in which they began."""
     living = living_ids(run_dir)
     records = read_workers(RecordPaths(run_dir))
-    return [Worker(record, record.owner_id in living) for record in records]
+    return [Worker(record, is_alive(record, living)) for record in records]
 
 
 def _named(run_dir: Path, workers: list[Worker], name: str) -> list[Worker]:
@@ -84,7 +84,7 @@ def _named(run_dir: Path, workers: list[Worker], name: str) -> list[Worker]:
     for path in _files(run_dir):
         if name in (path.name, path.stem):
             return [Worker(WorkerRecord("", "", 0, 0.0, job_id=path.name, log=str(path)), False)]
-    names = list(dict.fromkeys(worker.name for worker in workers))
+    names = list(dict.fromkeys(worker.name for worker in workers if worker.record.log))
     names = names or [path.stem for path in _files(run_dir)]
     listed = ", ".join(names[-_N_SECTIONS:]) or "none so far"
     raise RunFolderError(

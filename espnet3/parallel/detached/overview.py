@@ -65,7 +65,7 @@ class Overview:
         """Return plain data for `--json`."""
         return {
             **self.status.as_dict(),
-            "workers": [self._worker(worker) for worker in self.crew.workers],
+            "workers": [self._worker(w) for w in (*self.crew.workers, *self.crew.pool)],
             "jobs": [_job(job) for job in self.crew.jobs],
             "avoided_nodes": self.avoided,
         }
@@ -105,8 +105,6 @@ class Observer:
     def look(self) -> Overview:
         """Return how the run stands now."""
         status = self._reader.read()
-        if not status.is_detached:
-            return Overview(status, committed=self._reader.committed)
         crew = self._crew()
         state = _state_of_jobs(crew) if status.state == "stopped" else status.state
         behind = _busy_elsewhere(self._run_dir, crew) if state == "starting" else []

@@ -10,7 +10,6 @@ from typing import Any
 from espnet3.errors import RunFolderError
 from espnet3.parallel.clusters.table import ON_THIS_MACHINE
 from espnet3.parallel.config import ParallelConfig
-from espnet3.parallel.deaths import forget_deaths
 from espnet3.parallel.detached.crew import count_crew, read_crew
 from espnet3.parallel.detached.description import (
     Description,
@@ -20,8 +19,9 @@ from espnet3.parallel.detached.description import (
 )
 from espnet3.parallel.folder_run import folder_errors
 from espnet3.parallel.parallel import as_parallel_config
+from espnet3.parallel.stop_marks import forgive
 from espnet3.shards.lease import Lease
-from espnet3.shards.records import JobRecord, RecordPaths, clear_stop, read_stop, write_stop
+from espnet3.shards.records import JobRecord, RecordPaths, read_stop, write_stop
 from espnet3.shards.status import RunStatus, read_status
 
 _OF_THE_PLACE = ("env", "options", "n_workers", "adaptive")
@@ -40,6 +40,8 @@ class Resumed:
     jobs: list[JobRecord] = field(default_factory=list)
     n_present: int = 0
     """Workers of this backend, and jobs that wait, that were there before."""
+    released: list[Path] = field(default_factory=list)
+    """Those that were cancelled, and whose own program may continue now: they have no code here."""
 
 
 def resume_runs(
@@ -68,8 +70,12 @@ def resume_runs(
 
     todo = [run_dir for run_dir in run_dirs if not _is_finished(run_dir)]
     finished = [run_dir for run_dir in run_dirs if run_dir not in todo]
+    released = [run_dir for run_dir in todo if _is_cancelled_driver(run_dir)]
+    for run_dir in released:
+        forgive(run_dir)
+        todo.remove(run_dir)
     if not todo:
-        return Resumed([], finished)
+        return Resumed([], finished, released=released)
     descriptions = [load_trusted(run_dir, trust=trust) for run_dir in todo]
     config = changed_config(descriptions[0], changes or {}, is_block=is_block)
     for run_dir in todo:
@@ -81,7 +87,13 @@ def resume_runs(
     with folder_errors(todo[0]), _forgiven(todo):
         asked: Asked = "by hand" if n_more is None else "by number"
         jobs = submit_workers(todo, config, n_new, trust=trust, asked=asked) if n_new else []
-    return Resumed(todo, finished, config, jobs, n_present)
+    return Resumed(todo, finished, config, jobs, n_present, released)
+
+
+def _is_cancelled_driver(run_dir: Path) -> bool:
+    """Tell whether a run was cancelled that only the program which began it can continue."""
+    paths = RecordPaths(run_dir)
+    return not paths.run.exists() and read_stop(paths) is not None
 
 
 def _count_present(run_dir: Path, env: str, n_more: int | None) -> int:
@@ -122,18 +134,6 @@ def _forgiven(run_dirs: Sequence[Path]) -> Iterator[None]:
             if mark is not None:
                 write_stop(RecordPaths(run_dir), mark)
         raise
-
-
-def forgive(run_dir: Path) -> None:
-    """Remove the mark that keeps workers from a run; after a failure, forget the deaths too.
-
-    Somebody looked at what failed and wants it to be tried again.
-    """
-    paths = RecordPaths(run_dir)
-    stop = read_stop(paths)
-    if stop is not None and stop.kind == "failed":
-        forget_deaths(run_dir)
-    clear_stop(paths)
 
 
 def changed_config(

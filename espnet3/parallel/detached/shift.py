@@ -13,7 +13,6 @@ from espnet3.parallel.detached.choice import Choice
 from espnet3.parallel.detached.detached_source import DetachedSource
 from espnet3.parallel.detached.ending import EndSignals, HandBack
 from espnet3.parallel.detached.failing import note_failures
-from espnet3.parallel.detached.ledger import Ledger
 from espnet3.parallel.detached.stragglers import Stragglers
 from espnet3.parallel.detached.walltime import Pace, Walltime
 from espnet3.parallel.dispatch import Dispatcher
@@ -21,6 +20,7 @@ from espnet3.parallel.faults import FaultPolicy, too_many
 from espnet3.parallel.folder_run import count_failed
 from espnet3.parallel.pools import WorkerPool
 from espnet3.parallel.tasks import ShardResult
+from espnet3.parallel.worker_records import OwnRecord
 from espnet3.shards.board import Board
 from espnet3.shards.commit import attempts, read_done
 from espnet3.shards.lease import HEARTBEAT, Lease
@@ -41,7 +41,7 @@ class Shift:
         root: the run folder.
         manifest: its plan.
         lease: the worker's presence in it.
-        ledger: the worker's record.
+        record: the worker's record.
         policy: what the run puts up with.
         signals: what may ask the worker to end.
         walltime: until when it may work.
@@ -55,14 +55,14 @@ class Shift:
         manifest: Manifest,
         *,
         lease: Lease,
-        ledger: Ledger,
+        record: OwnRecord,
         policy: FaultPolicy,
         signals: EndSignals,
         walltime: Walltime,
         is_patient: bool = True,
         on_turn: Callable[[], object] = bool,
     ) -> None:
-        self._root, self._manifest, self._lease, self._ledger = root, manifest, lease, ledger
+        self._root, self._manifest, self._lease, self._record = root, manifest, lease, record
         self._paths = RecordPaths(root)
         self._policy, self._signals, self._walltime = policy, signals, walltime
         self._tell = on_turn
@@ -86,7 +86,7 @@ class Shift:
             board=self._board,
             lease=lease,
             choice=self.choice,
-            ledger=ledger,
+            record=record,
             stragglers=stragglers,
             retries=policy.retries,
             before_death=self._before_death,
@@ -157,7 +157,7 @@ class Shift:
             self._next_beat = time.monotonic() + HEARTBEAT * random.uniform(0.7, 1.0)
             self.check_stop()
             self._drop_superseded()
-            self._ledger.write_if_due()
+            self._record.write_if_due()
 
     def check_stop(self) -> None:
         """Raise `HandBack` if the run was stopped."""

@@ -18,10 +18,10 @@ from espnet3.parallel.detached.agent import Agent, Outcome, find_end
 from espnet3.parallel.detached.description import load_trusted
 from espnet3.parallel.detached.ending import EndSignals
 from espnet3.parallel.detached.folder_words import read_folder
-from espnet3.parallel.detached.ledger import Identity
 from espnet3.parallel.detached.succession import Succession
 from espnet3.parallel.detached.walltime import find_walltime, process_start
 from espnet3.parallel.folder_run import folder_errors
+from espnet3.parallel.worker_records import Identity
 from espnet3.schedulers import JOB_ID, scheduler_of
 from espnet3.shards.layout import RunLayout
 from espnet3.shards.owner import Owner, node_name

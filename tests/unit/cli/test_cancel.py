@@ -6,7 +6,7 @@ import pytest
 
 from espnet3.cli.main import main
 from espnet3.parallel.detached.overview import look
-from espnet3.shards.records import read_stop
+from espnet3.shards.records import RecordPaths, read_stop
 
 SCANCEL = """#!/bin/sh
 echo "$@" >> {told}
@@ -110,9 +110,10 @@ def test_a_complete_run_is_left_alone(complete, capsys):
     assert not (complete / "detached" / "stop.json").exists()
 
 
-def test_a_run_that_waits_for_its_workers_is_refused(stopped, capsys):
+def test_a_run_without_a_driver_has_nothing_to_cancel(stopped, capsys):
     assert main(["cancel", str(stopped)]) == 1
-    assert "was not detached" in capsys.readouterr().err
+    assert "nothing to cancel" in capsys.readouterr().err
+    assert read_stop(RecordPaths(stopped)) is None
 
 
 def test_a_worker_that_goes_on_elsewhere_is_named_though_it_has_left(

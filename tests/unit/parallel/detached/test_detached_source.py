@@ -4,10 +4,10 @@ import pytest
 
 from espnet3.parallel.detached.choice import Choice
 from espnet3.parallel.detached.detached_source import DetachedSource
-from espnet3.parallel.detached.ledger import Identity, Ledger
 from espnet3.parallel.detached.stragglers import Stragglers
 from espnet3.parallel.detached.walltime import Walltime
 from espnet3.parallel.tasks import Failure
+from espnet3.parallel.worker_records import Identity, OwnRecord
 from espnet3.shards.commit import Done
 from espnet3.shards.lease import Lease
 from espnet3.shards.records import DeathNote, read_deaths, write_death
@@ -26,7 +26,7 @@ def source(planned, lease, board, pace):
         board=board,
         lease=lease,
         choice=choice,
-        ledger=Ledger(planned.root, lease.owner, Identity(), None),
+        record=OwnRecord(planned.root, lease.owner, Identity(), None),
         stragglers=stragglers,
         retries=3,
     )

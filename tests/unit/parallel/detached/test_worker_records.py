@@ -1,42 +1,42 @@
 import pytest
 
-from espnet3.parallel.detached.ledger import Identity, Ledger
+from espnet3.parallel.worker_records import Identity, OwnRecord
 from espnet3.shards.records import read_workers
 from tests.unit.parallel.detached.test_walltime import done
 
 
 @pytest.fixture
-def ledger(planned, lease):
+def own(planned, lease):
     log = planned.root / "logs" / "detached-slurm-7.log"
     identity = Identity("slurm", "7", generation=2, submitted=1.0, log=log)
-    return Ledger(planned.root, lease.owner, identity, 5000.0)
+    return OwnRecord(planned.root, lease.owner, identity, 5000.0)
 
 
-def test_a_worker_tells_who_it_is_and_what_it_did(planned, lease, ledger):
-    with ledger.kept():
+def test_a_worker_tells_who_it_is_and_what_it_did(planned, lease, own):
+    with own.kept():
         (record,) = read_workers(planned.paths)
         assert (record.owner_id, record.env, record.job_id) == (lease.owner.owner_id, "slurm", "7")
         assert (record.log, record.limit) == ("logs/detached-slurm-7.log", 5000.0)
         assert record.ended is None
-        ledger.published(done(planned, 0, 2.0, load_seconds=3.0))
-        ledger.published(done(planned, 1, 2.5))
-        ledger.lost(4.0)
-        ledger.end("the run is complete", 0)
+        own.published(done(planned, 0, 2.0, load_seconds=3.0))
+        own.published(done(planned, 1, 2.5))
+        own.lost(4.0)
+        own.end("the run is complete", 0)
     (record,) = read_workers(planned.paths)
     assert (record.n_shards, record.load_seconds, record.compute_seconds) == (2, 3.0, 4.5)
     assert (record.lost_seconds, record.reason, record.exit_code) == (4.0, "the run is complete", 0)
     assert record.ended
 
 
-def test_an_unexpected_end_is_told_as_well(planned, ledger):
-    with pytest.raises(KeyError), ledger.kept():
+def test_an_unexpected_end_is_told_as_well(planned, own):
+    with pytest.raises(KeyError), own.kept():
         raise KeyError("a bug")
     (record,) = read_workers(planned.paths)
     assert (record.exit_code, record.reason) == (1, "KeyError: 'a bug'")
 
 
-def test_it_is_not_written_all_the_time(planned, ledger):
-    ledger.write()
-    ledger.lost(1.0)
-    ledger.write_if_due()
+def test_it_is_not_written_all_the_time(planned, own):
+    own.write()
+    own.lost(1.0)
+    own.write_if_due()
     assert read_workers(planned.paths)[0].lost_seconds == 0.0

@@ -1,0 +1,90 @@
+"""Stop marks: how `espnet3 cancel` reaches a driver, and when a run may continue."""
+
+import shlex
+import threading
+from pathlib import Path
+
+from espnet3.errors import EspnetError, IncompleteRunError, WorkerError
+from espnet3.parallel.deaths import forget_deaths
+from espnet3.parallel.signals import Interruption
+from espnet3.shards.lease import HEARTBEAT
+from espnet3.shards.records import RecordPaths, StopMark, clear_stop, read_stop
+
+
+class StopWatch:
+    """Interrupts a driver as soon as its run is stopped.
+
+    A thread looks for the mark: where items run in this very process, nobody else could before the
+    shard is over.
+
+    Args:
+        root: the run folder.
+        interruption: of the driver.
+        seconds: between two looks.
+    """
+
+    def __init__(self, root: Path, interruption: Interruption, seconds: float = HEARTBEAT) -> None:
+        self._root, self._interruption, self._seconds = root, interruption, seconds
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="stop mark", daemon=True)
+        self.mark: StopMark | None = None
+        """The mark that was found."""
+
+    def __enter__(self) -> "StopWatch":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._end.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._end.wait(self._seconds):
+            try:
+                self.mark = read_stop(RecordPaths(self._root))
+            except OSError:  # whoever cannot reach the folder is told so where it is used
+                continue
+            if self.mark is not None:
+                self._interruption.interrupt(str(stop_error(self._root, self.mark)))
+                return
+
+
+def stop_error(root: Path, mark: StopMark) -> EspnetError:
+    """Return the error of a driver whose run was stopped by somebody else."""
+    if mark.kind == "failed":
+        return WorkerError(
+            f"The run in {root} was stopped by {mark.by or 'a worker'}: {mark.reason}"
+        )
+    by = mark.by or "somebody"
+    why = "" if mark.reason == f"cancelled by {by}" else f" ({mark.reason})"
+    again = "" if RecordPaths(root).run.exists() else ", then run the same command again"
+    return IncompleteRunError(
+        f"The run in {root} was cancelled by {by}{why}. Finished shards are kept. To continue: "
+        f"espnet3 resume {shlex.quote(str(root))}{again}"
+    )
+
+
+def refuse_cancelled(root: Path) -> None:
+    """Let a driver begin only if nobody cancelled the run; what merely failed is tried again.
+
+    Raises:
+        IncompleteRunError: saying who cancelled it, and how to continue.
+    """
+    mark = read_stop(RecordPaths(root))
+    if mark is not None and mark.kind == "cancelled":
+        raise stop_error(root, mark)
+    forgive(root)
+
+
+def forgive(root: Path) -> None:
+    """Remove the mark that keeps workers from a run; after a failure, forget the deaths too.
+
+    Somebody looked at what failed and wants it to be tried again.
+    """
+    paths = RecordPaths(root)
+    mark = read_stop(paths)
+    if mark is None:
+        return
+    if mark.kind == "failed":
+        forget_deaths(root)
+    clear_stop(paths)
