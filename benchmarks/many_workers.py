@@ -25,10 +25,10 @@ from benchmarks.figures import Figure
 from benchmarks.file_operations import FileOperations
 from espnet3.parallel import BaseRunner, use_parallel
 from espnet3.parallel.detached.agent import Agent
-from espnet3.parallel.detached.ending import EndSignals
 from espnet3.parallel.detached.shared import SharedWorkers
 from espnet3.parallel.inline_pool import InlinePool
 from espnet3.parallel.pools import Event
+from espnet3.parallel.signals import EndSignals
 from espnet3.parallel.worker_records import Identity
 from espnet3.shards.done import Done
 from espnet3.shards.manifest import load_manifest

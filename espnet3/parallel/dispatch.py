@@ -5,9 +5,11 @@ that dies takes a single shard with it.
 """
 
 import logging
+import random
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -29,6 +31,7 @@ from espnet3.parallel.pools import Died, Finished, WorkerPool
 from espnet3.parallel.shard_source import ShardSource
 from espnet3.parallel.tasks import Failure, ShardResult, ShardTask, Stopped
 from espnet3.parallel.watch import Watch
+from espnet3.shards.lease import HEARTBEAT
 from espnet3.shards.position import read_position
 
 logger = logging.getLogger(__name__)
@@ -69,6 +72,7 @@ class Dispatcher:
         self._watch = Watch(policy.item_timeout)
         self._n_done = 0
         self._early_deaths = 0
+        self._next_drop = time.monotonic() + HEARTBEAT
 
     def run(self) -> None:
         """Return when every shard is done, by whomever.
@@ -91,6 +95,7 @@ class Dispatcher:
                 else:
                     self._bury(event)
             self._watch.look(self._pool, self._running)
+            self._drop_superseded()
             if self._running or self._source.is_waiting():
                 waiting_since = time.monotonic()
             elif time.monotonic() - waiting_since > self._policy.start_timeout:
@@ -139,6 +144,18 @@ class Dispatcher:
 
     def _deaths_at(self, task: ShardTask) -> ShardDeaths:
         return self._deaths.setdefault(task.shard, ShardDeaths())
+
+    def _drop_superseded(self) -> None:
+        """Do not continue with what another owner has published meanwhile."""
+        if time.monotonic() < self._next_drop:
+            return
+        # Each costs a look at the folder: with many workers, these come less often.
+        n_beats = max(len(self._running) / 4, 1.0)
+        self._next_drop = time.monotonic() + HEARTBEAT * n_beats * random.uniform(0.7, 1.0)
+        for worker, task in list(self._running.items()):
+            if self._source.is_superseded(task):
+                with suppress(WorkerError):  # Dask cannot replace it: then it is waited for
+                    self._pool.kill(worker, "another worker was done sooner")
 
     def _finish(self, event: Finished) -> None:
         self._running.pop(event.worker, None)

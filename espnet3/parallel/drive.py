@@ -28,7 +28,7 @@ from espnet3.parallel.folder_run import (
 from espnet3.parallel.open_pool import count_workers, open_pool
 from espnet3.parallel.pools import WorkerPool
 from espnet3.parallel.progress import Progress
-from espnet3.parallel.shard_source import FolderSource
+from espnet3.parallel.shard_queue import ShardQueue
 from espnet3.parallel.signals import Interruption, interruptible
 from espnet3.parallel.stop_marks import StopWatch, refuse_cancelled, stop_error
 from espnet3.parallel.tasks import RunSpec, failure_record
@@ -127,18 +127,19 @@ class FolderDriver:
                 "Starting %s: %d items in %d shards", layout.root, n_left, manifest.n_shards
             )
         layout.logs.mkdir(exist_ok=True)
-        source = FolderSource(layout.root, manifest, request.items, order, lease)
+        queue = ShardQueue(
+            layout.root, manifest, request.items, lease, record=records.own, policy=policy
+        )
+        queue.prepare()
 
         def on_turn(pool: WorkerPool) -> None:
             interruption.check()
             records.update(pool)
 
-        with self._dispatcher(
-            manifest, source, len(order), policy, n_failed, on_turn
-        ) as dispatcher:
+        with self._dispatcher(manifest, queue, len(order), policy, n_failed, on_turn) as dispatcher:
 
             def count() -> int:
-                return n_before + source.n_done_by_others + dispatcher.n_items_done()
+                return n_before + queue.n_items_of_others(n_before) + dispatcher.n_items_done()
 
             try:
                 with Progress(manifest.n_items, count, request.name, manifest.audio_seconds):
@@ -155,7 +156,7 @@ class FolderDriver:
     def _dispatcher(
         self,
         manifest: Manifest,
-        source: FolderSource,
+        queue: ShardQueue,
         n_tasks: int,
         policy: FaultPolicy,
         n_failed: int,
@@ -174,7 +175,12 @@ class FolderDriver:
             log_dir=manifest.layout(root).logs,
         ) as pool:
             dispatcher = Dispatcher(
-                source, pool, policy, n_failed_before=n_failed, on_turn=lambda: on_turn(pool)
+                queue,
+                pool,
+                policy,
+                queue.count,
+                n_failed_before=n_failed,
+                on_turn=lambda: on_turn(pool),
             )
             try:
                 yield dispatcher

@@ -1,4 +1,4 @@
-"""Stop marks: how `espnet3 cancel` reaches a driver, and when a run may continue."""
+"""Stop marks: how a cancelled or failed run stops drivers and workers, and when it may continue."""
 
 import shlex
 import threading
@@ -6,7 +6,7 @@ from pathlib import Path
 
 from espnet3.errors import EspnetError, IncompleteRunError, WorkerError
 from espnet3.parallel.deaths import forget_deaths
-from espnet3.parallel.signals import Interruption
+from espnet3.parallel.signals import HandBack, Interruption
 from espnet3.shards.lease import HEARTBEAT
 from espnet3.shards.records import RecordPaths, StopMark, clear_stop, read_stop
 
@@ -62,6 +62,27 @@ def stop_error(root: Path, mark: StopMark) -> EspnetError:
         f"The run in {root} was cancelled by {by}{why}. Finished shards are kept. To continue: "
         f"espnet3 resume {shlex.quote(str(root))}{again}"
     )
+
+
+def check_stop(root: Path) -> None:
+    """Let a detached worker continue only if the run was not stopped.
+
+    Raises:
+        HandBack: with the reason.
+    """
+    mark = read_stop(RecordPaths(root))
+    if mark is not None:
+        raise stopped_by(mark)
+
+
+def stopped_by(mark: StopMark) -> HandBack:
+    """Return what ends a worker of a run that was stopped."""
+    by = f" by {mark.by}" if mark.by else ""
+    reason = f"the run was {'cancelled' if mark.kind == 'cancelled' else 'stopped'}{by}"
+    code = 0 if mark.kind == "cancelled" else 1
+    # Who gives no reason has it noted that they cancelled: that is said already.
+    why = "" if reason.endswith(mark.reason) else f": {mark.reason}"
+    return HandBack(f"{reason}{why}", code=code, ends_all=False)
 
 
 def refuse_cancelled(root: Path) -> None:

@@ -10,6 +10,7 @@ import random
 import time
 from collections import deque
 from collections.abc import Callable
+from itertools import chain
 from pathlib import Path
 
 from espnet3.shards.layout import claimed_name, shard_of, shard_of_attempt
@@ -25,6 +26,9 @@ _MET_SECONDS = 10.0
 _KEEP_SECONDS = 15.0
 _MAX_KEPT = 8
 _MAX_TRIES = 20
+_MAX_LOOKS = 16
+"""At how many shards in other hands one look is spent: with each worker looking at some, chosen at
+random, the dead are found soon, however many workers there are."""
 
 
 def _any(shard: int) -> bool:
@@ -51,7 +55,8 @@ class Board:
         self._layout = manifest.layout(root)
         self._lease = lease
         self._order = run_order(manifest.costs)
-        self._costs = manifest.costs
+        self._left = list(self._order)
+        self._bounds, self._costs = manifest.bounds, manifest.costs
         # By owner: workers that start at once must not all reach for the same shard.
         self._random = random.Random(lease.owner.owner_id)
         self._listed = float("-inf")
@@ -64,6 +69,8 @@ class Board:
         self._kept: deque[tuple[int, float]] = deque()
         self._n_owners = 1
         self._attempts: dict[int, list[str]] = {}
+        self.n_items_done = 0
+        """Items of the committed shards; a number, so that another thread may show it."""
 
     def refresh(self, max_age: float = 0.0) -> None:
         """List the folder, unless the last listing is younger than `max_age` seconds."""
@@ -89,7 +96,8 @@ class Board:
         self._attempts = {}
         for name in list_names(self._root):
             if (shard := shard_of(name)) is not None and name == self._layout.shard_name(shard):
-                found.add(shard)
+                if shard < self._layout.n_shards:
+                    found.add(shard)
             elif (shard := shard_of_attempt(name)) is not None:
                 self._attempts.setdefault(shard, []).append(name)
         # What we know to be published may be missing in the list for a while; not for ever, as it
@@ -97,6 +105,11 @@ class Board:
         now = time.monotonic()
         self._noted = {s: t for s, t in self._noted.items() if now - t < _SETTLED_SECONDS}
         self._committed = found.union(self._noted)
+        self._left = [shard for shard in self._order if shard not in self._committed]
+        self.n_items_done = sum(map(self._n_items, self._committed))
+
+    def _n_items(self, shard: int) -> int:
+        return self._bounds[shard + 1] - self._bounds[shard]
 
     @property
     def committed(self) -> frozenset[int]:
@@ -105,7 +118,11 @@ class Board:
 
     def n_left(self) -> int:
         """Return how many shards are not committed."""
-        return sum(shard not in self._committed for shard in self._order)
+        return len(self._order) - len(self._committed)
+
+    def n_queued(self) -> int:
+        """Return how many shards are neither committed nor ours."""
+        return self.n_left() - len(self._mine)
 
     def is_complete(self) -> bool:
         """Tell whether all shards are committed, as far as their names tell."""
@@ -113,15 +130,20 @@ class Board:
 
     def free(self) -> list[int]:
         """Return the shards that nobody has, the costliest first."""
-        return [s for s in self._order if s not in self._committed and s not in self._claimed]
+        return [s for s in self._left if s not in self._committed and s not in self._claimed]
 
     def in_hands(self) -> list[int]:
         """Return the uncommitted shards that others have, dead or alive, the costliest first."""
         return [
             s
-            for s in self._order
+            for s in self._left
             if s in self._claimed and s not in self._committed and s not in self._mine
         ]
+
+    def some_in_hands(self) -> list[int]:
+        """Return a few of these at random: a look at each would cost more with each worker."""
+        held = self.in_hands()
+        return self._random.sample(held, min(len(held), _MAX_LOOKS))
 
     def held(self) -> dict[int, str]:
         """Return the uncommitted shards in the hands of living owners, with the owner's id."""
@@ -156,32 +178,33 @@ class Board:
         return None
 
     def _choose(self, fits: Callable[[int], bool]) -> int | None:
-        """Choose one of the costliest free shards, as many as there are workers to reach for it."""
-        reach: list[int] = []
-        for shard in self._order:
-            if shard in self._committed or shard in self._claimed:
-                continue
-            if reach and self._costs[shard] < self._costs[reach[0]] / 2:
-                break
-            if fits(shard):
-                reach.append(shard)
-            if len(reach) >= max(self._n_owners, 1):  # `fits` takes time: not all are asked for
-                break
-        return self._random.choice(reach) if reach else None
+        """Choose one of the costliest free shards; among many workers, one of half of the free.
+
+        Those who all reached for the first few would lose most of their claims to each other.
+        """
+        n_left = len(self._left)
+        n_reach = max(n_left // 2, min(self._n_owners, n_left)) if self._n_owners > 1 else 1
+        while n_reach > 1 and self._costs[self._left[n_reach - 1]] < self._costs[self._left[0]] / 2:
+            n_reach //= 2
+        start = self._random.randrange(n_reach) if n_reach > 1 else 0
+        for place in chain(range(start, n_left), range(start)):
+            shard = self._left[place]
+            if shard not in self._committed and shard not in self._claimed and fits(shard):
+                return shard
+        return None
 
     def _of_the_dead(self, fits: Callable[[int], bool]) -> int | None:
         """Return a shard whose owner died.
 
         As long as others are free one look at one of them is enough, now and then: with each
-        worker looking, the dead are found soon. Later all are looked at.
+        worker looking, the dead are found soon. Later more are looked at.
         """
         if time.monotonic() - self._looked < HEARTBEAT:
             return None
         self._looked = time.monotonic()
-        held = [shard for shard in self.in_hands() if fits(shard)]
+        held = [shard for shard in self.some_in_hands() if fits(shard)]
         if len(held) > 1 and self._choose(fits) is not None:
-            held = [self._random.choice(held)]
-        self._random.shuffle(held)
+            del held[1:]
         return next((s for s in held if not self._lease.is_held(self._layout.shard_name(s))), None)
 
     def _claim(self, shard: int) -> bool:
@@ -203,7 +226,9 @@ class Board:
         The claim is given back a little later: one who does not see the commit yet cannot get it,
         and so does not run the shard again.
         """
-        self._committed.add(shard)
+        if shard not in self._committed:
+            self._committed.add(shard)
+            self.n_items_done += self._n_items(shard)
         self._noted[shard] = time.monotonic()
         self._mine.discard(shard)
         self._kept.append((shard, time.monotonic()))

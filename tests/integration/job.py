@@ -200,13 +200,13 @@ def fail(how):
 def inject_driver_fault(faults):
     """Kill the driver after the plan is written, or between the commits of two shards."""
     from espnet3.parallel import drive
-    from espnet3.parallel.shard_source import FolderSource
+    from espnet3.parallel.shard_queue import ShardQueue
 
     fault, out = faults["fault"], faults["out"]
     if fault == "driver after plan" and once(out, "plan"):
         drive.sweep = lambda *args, **kwargs: die()
     if fault == "driver between commits" and once(out, "commits"):
-        finished, count = FolderSource.finished, [0]
+        finished, count = ShardQueue.finished, [0]
 
         def finished_or_die(self, task):
             finished(self, task)
@@ -214,7 +214,7 @@ def inject_driver_fault(faults):
             if count[0] == 3:
                 die()
 
-        FolderSource.finished = finished_or_die
+        ShardQueue.finished = finished_or_die
 
 
 def main():

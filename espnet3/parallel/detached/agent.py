@@ -1,12 +1,15 @@
-"""A worker that needs no driver: it takes shards from a run folder until nothing is left."""
+"""A detached worker in one run folder: take shards, run them, then merge."""
 
+import getpass
 import logging
+import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from espnet3.errors import EspnetError, FileSystemError, StaleRunError
+from espnet3.errors import EspnetError, FileSystemError, RunFolderError, StaleRunError
 from espnet3.parallel.detached.description import (
     Description,
     add_to_sys_path,
@@ -14,18 +17,22 @@ from espnet3.parallel.detached.description import (
     load_spec,
     load_trusted,
 )
-from espnet3.parallel.detached.ending import EndSignals, HandBack
-from espnet3.parallel.detached.failing import stop_for
 from espnet3.parallel.detached.merging import Merger
-from espnet3.parallel.detached.shift import Shift, stopped_by
 from espnet3.parallel.detached.walltime import Walltime
-from espnet3.parallel.folder_run import folder_errors
+from espnet3.parallel.dispatch import Dispatcher
+from espnet3.parallel.faults import EarlyDeaths, FaultPolicy
+from espnet3.parallel.folder_run import folder_errors, write_failures
 from espnet3.parallel.pools import WorkerPool
 from espnet3.parallel.process_pool import ProcessPool
+from espnet3.parallel.shard_queue import ShardQueue
+from espnet3.parallel.signals import EndSignals, HandBack
+from espnet3.parallel.stop_marks import check_stop, stopped_by
+from espnet3.parallel.tasks import Failure, failure_record
 from espnet3.parallel.worker_records import Identity, OwnRecord
-from espnet3.shards.lease import Lease
+from espnet3.shards.lease import HEARTBEAT, Lease
+from espnet3.shards.manifest import Manifest
 from espnet3.shards.reachable import is_of_node
-from espnet3.shards.records import RecordPaths, read_stop
+from espnet3.shards.records import RecordPaths, StopMark, read_stop, write_stop
 from espnet3.shards.status import require_manifest
 from espnet3.shards.success import read_success
 
@@ -143,29 +150,39 @@ class Agent:
         is_patient: bool,
     ) -> None:
         manifest = require_manifest(self.root)
+        policy = description.fault_policy()
         merger = Merger(self.root, manifest, lease, self._signals, trust=self._trust)
         while True:
-            shift = Shift(
+            queue = ShardQueue(
                 self.root,
                 manifest,
-                lease=lease,
+                manifest.load_items(self.root),
+                lease,
                 record=record,
-                policy=description.fault_policy(),
+                policy=policy,
                 signals=self._signals,
                 walltime=self._walltime,
                 is_patient=is_patient,
+            )
+            loop = _Loop(
+                self.root,
+                queue,
+                record=record,
+                policy=policy,
+                signals=self._signals,
+                walltime=self._walltime,
                 on_turn=self._on_turn,
             )
-            shift.look_around()
-            if not shift.is_done():
-                shift.run(self._pool(packed, description))
+            queue.prepare()
+            if not queue.is_finished():
+                loop.run(self._pool(packed, description), manifest)
             record.write()  # the merge sums up what all workers say
-            if not merger.await_turn(shift.choice.stands_by, shift.on_turn):
+            if not merger.await_turn(queue.stands_by, loop.on_turn):
                 return
             missing = merger.merge()
             if not missing:
                 return
-            shift.release(missing)
+            queue.release(missing)
 
     def _pool(self, packed: bytes, description: Description) -> WorkerPool:
         if self._open_pool is not None:
@@ -174,3 +191,102 @@ class Agent:
         threads = int(config.options.get("threads_per_worker", 1))
         log, timeout = self._identity.log, config.worker_timeout
         return ProcessPool(packed, 1, threads=threads, log=log, worker_timeout=timeout)
+
+
+class _Loop:
+    """Takes shards from a queue and runs them in one child, with an eye on signals and time."""
+
+    def __init__(
+        self,
+        root: Path,
+        queue: ShardQueue,
+        *,
+        record: OwnRecord,
+        policy: FaultPolicy,
+        signals: EndSignals,
+        walltime: Walltime,
+        on_turn: Callable[[], object],
+    ) -> None:
+        self._root, self._queue, self._record = root, queue, record
+        self._policy, self._signals, self._walltime = policy, signals, walltime
+        self._tick = on_turn
+        self._next_beat = 0.0
+
+    def run(self, pool: WorkerPool, manifest: Manifest) -> None:
+        """Run shards until all are committed, by whomever.
+
+        Raises:
+            HandBack: if this worker should end before that.
+            EspnetError: if the run must stop.
+        """
+        queue = self._queue
+        dispatcher = Dispatcher(
+            queue, pool, self._policy, on_result=queue.count, on_turn=self.on_turn
+        )
+        try:
+            dispatcher.run()
+            queue.settle("failed")
+        except HandBack as end:
+            if self._walltime.left() < 0:
+                for task in dispatcher.running.values():
+                    queue.cut_off(task)
+            queue.settle(f"handed back: {end.reason}")
+            raise
+        except EspnetError:
+            note_failures(self._root, manifest, dispatcher.failures)
+            queue.settle("failed")
+            raise
+        finally:
+            pool.stop()
+            dispatcher.discard_running()
+
+    def on_turn(self) -> None:
+        """Look whether to continue; called several times a second."""
+        self._signals.check()
+        if self._walltime.is_over():
+            raise HandBack("its walltime is nearly over")
+        self._tick()
+        if time.monotonic() >= self._next_beat:
+            self._next_beat = time.monotonic() + HEARTBEAT * random.uniform(0.7, 1.0)
+            check_stop(self._root)
+            self._record.write_if_due()
+
+
+def note_failures(root: Path, manifest: Manifest, failures: Sequence[Failure]) -> None:
+    """Write what failed to `failed.jsonl`, as a driver does."""
+    if not failures:
+        return  # what is there is another worker's, who stopped the run as well
+    with suppress(OSError):  # on a full disk, the error that is raised matters more
+        records = [failure_record(failure, root) for failure in failures]
+        write_failures(manifest.layout(root), records)
+
+
+def stop_for(error: EspnetError, root: Path, lease: Lease) -> bool:
+    """Stop the run for all workers, unless the error is, or may be, about this node only.
+
+    Returns:
+        Whether the run is stopped.
+    """
+    if is_of_node(error, root):
+        logger.error("The worker on %s leaves, others may go on", lease.owner.host)
+        return False
+    may_be_of_node = isinstance(error, EarlyDeaths | RunFolderError)
+    if may_be_of_node and (others := _others_elsewhere(lease)):
+        logger.warning("Others go on, such as %s: this may be about this node only", others)
+        return False
+    by = f"{getpass.getuser()}, {lease.owner}"
+    try:
+        write_stop(RecordPaths(root), StopMark("failed", str(error), by))
+    except OSError as trouble:
+        logger.warning("The other workers could not be told: %s", trouble)
+        return False
+    return True
+
+
+def _others_elsewhere(lease: Lease) -> str:
+    """Return one who works on another node; of whom it cannot be told, there is somebody."""
+    try:
+        return next((str(o) for o in lease.others() if o.host != lease.owner.host), "")
+    except FileSystemError as error:
+        logger.warning("%s", error)
+        return "whoever is there"

@@ -10,10 +10,10 @@ from pathlib import Path
 from espnet3.errors import EspnetError, ProviderError
 from espnet3.io.atomic import is_folder_trouble
 from espnet3.parallel.detached.description import load_runner
-from espnet3.parallel.detached.ending import EndSignals, HandBack
 from espnet3.parallel.end_of_run import tell_the_end
 from espnet3.parallel.folder_run import merge_run, shards_to_run, sweep
 from espnet3.parallel.held_secrets import secrets_held
+from espnet3.parallel.signals import EndSignals, HandBack
 from espnet3.parallel.tasks import describe_error, user_traceback
 from espnet3.shards.commit import SETTLE_SECONDS, attempts, discard_attempt
 from espnet3.shards.lease import Lease

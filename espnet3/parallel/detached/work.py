@@ -16,11 +16,11 @@ from espnet3.parallel.clusters.gpu_pinning import Pinning, choose_gpus
 from espnet3.parallel.clusters.gpus import VARIABLE
 from espnet3.parallel.detached.agent import Agent, Outcome, find_end
 from espnet3.parallel.detached.description import load_trusted
-from espnet3.parallel.detached.ending import EndSignals
 from espnet3.parallel.detached.folder_words import read_folder
 from espnet3.parallel.detached.succession import Succession
 from espnet3.parallel.detached.walltime import find_walltime, process_start
 from espnet3.parallel.folder_run import folder_errors
+from espnet3.parallel.signals import EndSignals
 from espnet3.parallel.worker_records import Identity
 from espnet3.schedulers import JOB_ID, scheduler_of
 from espnet3.shards.layout import RunLayout

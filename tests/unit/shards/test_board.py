@@ -69,8 +69,8 @@ def test_workers_that_come_at_once_reach_for_different_shards_and_all_of_them_co
     for board in boards:
         board.refresh()
     reached = [board._choose(lambda shard: True) for board in boards]
-    assert len(set(reached)) > 15, "each on its own would take any of 40"
-    costliest = sorted(many.manifest.costs, reverse=True)[:40]
+    assert len(set(reached)) > 15, "each on its own would take any of half of them"
+    costliest = sorted(many.manifest.costs, reverse=True)[: max(many.n_shards // 2, 40)]
     assert all(many.manifest.costs[shard] >= costliest[-1] for shard in reached)
 
 

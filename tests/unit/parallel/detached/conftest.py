@@ -1,7 +1,10 @@
 import pytest
 
 from espnet3.parallel.detached.walltime import Pace, Walltime
-from espnet3.shards.board import Board
+from espnet3.parallel.faults import FaultPolicy
+from espnet3.parallel.shard_queue import ShardQueue
+from espnet3.parallel.signals import EndSignals
+from espnet3.parallel.worker_records import Identity, OwnRecord
 from espnet3.shards.lease import Lease
 from espnet3.shards.records import make_folders
 from tests.unit.shards.conftest import Run
@@ -32,8 +35,23 @@ def other(planned):
 
 
 @pytest.fixture
-def board(planned, lease):
-    return Board(planned.root, planned.manifest, lease)
+def make_queue(planned, lease):
+    """Return a function that makes the queue of a detached worker, or a driver's."""
+
+    def make(walltime=None, *, is_driver=False, **settings):
+        return ShardQueue(
+            planned.root,
+            planned.manifest,
+            planned.manifest.load_items(planned.root),
+            lease,
+            record=OwnRecord(planned.root, lease.owner, Identity()),
+            policy=FaultPolicy(retries=3),
+            signals=None if is_driver else EndSignals(),
+            walltime=walltime,
+            **settings,
+        )
+
+    return make
 
 
 @pytest.fixture

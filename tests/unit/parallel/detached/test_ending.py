@@ -4,8 +4,8 @@ import time
 
 import pytest
 
-from espnet3.parallel.detached.ending import SIGNALS, EndSignals, HandBack
-from espnet3.parallel.detached.shift import stopped_by
+from espnet3.parallel.signals import SIGNALS, EndSignals, HandBack
+from espnet3.parallel.stop_marks import stopped_by
 from espnet3.shards.records import StopMark
 
 
