@@ -30,7 +30,7 @@ from espnet3.parallel.inline_pool import InlinePool
 from espnet3.parallel.pools import Event
 from espnet3.parallel.signals import EndSignals
 from espnet3.parallel.worker_records import Identity
-from espnet3.shards.done import Done
+from espnet3.shards.commit import Done
 from espnet3.shards.manifest import load_manifest
 from espnet3.shards.merge import check_complete, concat_files
 from espnet3.shards.success import read_success

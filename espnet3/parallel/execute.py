@@ -13,8 +13,7 @@ from espnet3.errors import ConfigError, ProviderError, RunFolderError
 from espnet3.io.atomic import is_folder_trouble
 from espnet3.parallel.held_secrets import secrets_held
 from espnet3.parallel.hooks import bind, split_batch
-from espnet3.parallel.machine_errors import is_machine_trouble
-from espnet3.parallel.memory_errors import free_memory, is_out_of_memory
+from espnet3.parallel.machine_errors import free_memory, is_machine_trouble, is_out_of_memory
 from espnet3.parallel.sinks import FolderSink, MemorySink, Outcome, open_sink
 from espnet3.parallel.tasks import (
     Cells,

@@ -15,15 +15,15 @@ import time
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from espnet3.errors import ProviderError
 from espnet3.io.atomic import fsync_dir, fsync_file
 from espnet3.io.clock import folder_time
 from espnet3.io.json_text import dump_json
-from espnet3.io.records import DamagedFileError, parse_record
-from espnet3.shards.done import Done
+from espnet3.io.records import Count, DamagedFileError, Moment, Pid, Seconds, parse_record
 from espnet3.shards.layout import (
     DONE,
     POSITION,
@@ -38,11 +38,6 @@ from espnet3.shards.manifest import read_run_id
 from espnet3.shards.reachable import is_there, list_names, names_in, read_file
 from espnet3.shards.sharing import share_files, share_folder
 
-__all__ = [
-    "SETTLE_SECONDS", "Done", "add_to_entry", "attempts", "begin_attempt", "commit",
-    "committed_shards", "discard_attempt", "entry_name", "finish_attempt", "read_done",
-    "remove_set_aside", "restore_set_aside", "set_aside", "set_aside_damaged", "walk_files",
-]  # fmt: skip
 logger = logging.getLogger(__name__)
 SETTLE_SECONDS = 10.0
 """How long a folder without a `done` may be one that was published, and is not all seen yet."""
@@ -52,6 +47,54 @@ _MORE_LOOKS = 2  # at a `done` that is there and not valid, before it counts as 
 _REMOVED = (".nfs", ".fuse_hidden")  # NFS, FUSE: gone, but still open somewhere; vanish soon
 # What rename says of a target that is a folder with something in it, or a file.
 _OCCUPIED = {errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR}
+_FILE_FACTS = frozenset(("files", "bytes", "crc32", "lines"))
+
+
+@dataclass(frozen=True)
+class Done:
+    """What a committed shard says of itself."""
+
+    run_id: str
+    shard: Count
+    start: Count
+    stop: Count
+    n_failed: Count = 0
+    seconds: Seconds = 0.0
+    load_seconds: Seconds = 0.0
+    finished: Moment = field(default_factory=time.time)
+    host: str = ""
+    pid: Pid = 0
+    files: dict[str, dict[str, int]] = field(default_factory=dict)
+    summary: Any = None
+    n_halved: Count = 0
+    """Batches that were too large for the memory."""
+    started: Moment | None = None
+    """When the attempt began, by the worker's clock, loading included; None in older folders."""
+    n_deaths: Count = 0
+    """Workers that died at this shard before."""
+    owner_id: str = ""
+    """The owner, in `leases/`, for whom the worker ran it: a driver, or a detached worker."""
+
+    def problem(self) -> str:
+        """Return in which way it makes no sense; empty if it does."""
+        if self.stop <= self.start:
+            return f"stop: {self.stop} is not behind start, {self.start}"
+        if self.n_failed > self.n_items:
+            return f"n_failed: {self.n_failed} of {self.n_items} items"
+        for name, entry in self.files.items():
+            if not _FILE_FACTS.issubset(entry) or min(entry.values()) < 0:
+                return f"files: {name!r:.60} is not told by {', '.join(sorted(_FILE_FACTS))}"
+        return ""
+
+    @property
+    def n_items(self) -> int:
+        """Items of the shard, failed ones included."""
+        return self.stop - self.start
+
+    @property
+    def n_written(self) -> int:
+        """Items that have a result."""
+        return self.n_items - self.n_failed
 
 
 def begin_attempt(layout: RunLayout, shard: int) -> Path:

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from espnet3.cli.main import main
-from espnet3.parallel.detached.merge import merge_detached
+from espnet3.parallel.detached.merging import merge_detached
 from espnet3.parallel.detached.overview import look
 from espnet3.shards.merge import check_complete
 from espnet3.shards.status import read_status, require_manifest

@@ -15,7 +15,7 @@ from espnet3.parallel.config import ParallelConfig
 from espnet3.parallel.deaths import forget_deaths
 from espnet3.parallel.detached.description import load_runner
 from espnet3.parallel.detached.logs import logs_of_failed, logs_of_workers
-from espnet3.parallel.detached.merge import merge_detached
+from espnet3.parallel.detached.merging import merge_detached
 from espnet3.parallel.detached.submit import cancel_jobs, submit_workers
 from espnet3.shards.manifest import load_manifest
 from espnet3.shards.records import (

@@ -116,7 +116,7 @@ class DetachedRun:
 
     def merge(self, *, trust: str | None = None) -> Any:
         """Join the shards of a run whose workers died before they could; return its result."""
-        from espnet3.parallel.detached.merge import merge_detached
+        from espnet3.parallel.detached.merging import merge_detached
 
         with reached(self.run_dir):
             return merge_detached(self.run_dir, trust=trust)
@@ -127,7 +127,7 @@ class DetachedRun:
         Raises:
             IncompleteRunError: if the run is not complete; see `wait`.
         """
-        from espnet3.parallel.detached.merge import result_of
+        from espnet3.parallel.detached.merging import result_of
 
         with reached(self.run_dir):
             return result_of(self.run_dir)

@@ -1,26 +1,29 @@
-"""The last thing that workers do: one of them merges, a few wait for it."""
+"""Merge a detached run: by one of its workers, while a few wait for it, or by `espnet3 merge`."""
 
 import logging
 import os
 import random
+import shlex
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-from espnet3.errors import EspnetError, ProviderError
+from espnet3.errors import EspnetError, IncompleteRunError, ProviderError, RunFolderError
 from espnet3.io.atomic import is_folder_trouble
 from espnet3.parallel.detached.description import load_runner
 from espnet3.parallel.end_of_run import tell_the_end
-from espnet3.parallel.folder_run import merge_run, shards_to_run, sweep
+from espnet3.parallel.folder_run import folder_errors, merge_run, shards_to_run, sweep
 from espnet3.parallel.held_secrets import secrets_held
 from espnet3.parallel.signals import EndSignals, HandBack
 from espnet3.parallel.tasks import describe_error, user_traceback
 from espnet3.shards.commit import SETTLE_SECONDS, attempts, discard_attempt
-from espnet3.shards.lease import Lease
+from espnet3.shards.lease import Lease, claims, living_owners
 from espnet3.shards.manifest import Manifest
-from espnet3.shards.merge import read_coverage
+from espnet3.shards.merge import check_complete, read_coverage
 from espnet3.shards.reachable import is_of_node
-from espnet3.shards.success import read_success
+from espnet3.shards.status import require_manifest
+from espnet3.shards.success import known_result, read_success
 
 logger = logging.getLogger(__name__)
 _FIRST_PAUSE, _MAX_PAUSE = 0.2, 5.0
@@ -130,3 +133,61 @@ class Merger:
                 "and run the same command again; all shards are done and kept.\n\n"
                 f"{user_traceback(error, secrets)}"
             ) from error
+
+
+def merge_detached(run_dir: Path, *, trust: str | None = None) -> Any:
+    """Merge a run whose shards are all done, and return what `merge` returns.
+
+    Nothing is done if it is merged already and its files are as they were.
+
+    Raises:
+        IncompleteRunError: with what is missing.
+        RunFolderError: if somebody is merging it just now, or if its code is somebody else's.
+    """
+    manifest = require_manifest(run_dir)
+    answer = finished_answer(run_dir)
+    if answer is not None:
+        return answer[0]
+    check_complete(run_dir, manifest, contents=False)  # before the code is loaded
+    runner = load_runner(run_dir, trust=trust)
+    with folder_errors(run_dir), Lease(run_dir.resolve()) as lease:
+        if not lease.claim("merge"):
+            raise RunFolderError(f"{_merger(run_dir)} is merging {run_dir} just now.")
+        result = merge_run(run_dir, runner.output_dir, manifest, runner.merge)
+        sweep(manifest.layout(run_dir), lease)
+    return result
+
+
+def finished_answer(run_dir: Path) -> tuple[Any] | None:
+    """Return what `merge` returned, in a tuple, if it is known and its files are as they were."""
+    manifest = require_manifest(run_dir)
+    success = read_success(manifest.layout(run_dir), manifest.run_id)
+    if success is None:
+        return None
+    output_dir = Path(os.path.normpath(run_dir / manifest.output_dir))
+    return known_result(success, manifest.layout(run_dir), output_dir)
+
+
+def result_of(run_dir: Path, *, trust: str | None = None) -> Any:
+    """Return what `merge` returned; merge again if that could not be noted.
+
+    Raises:
+        IncompleteRunError: if the run is not complete.
+    """
+    manifest = require_manifest(run_dir)
+    if read_success(manifest.layout(run_dir), manifest.run_id) is None:
+        raise IncompleteRunError(
+            f"The run in {run_dir} is not complete, so it has no result yet. Wait for it: "
+            f"espnet3 wait {shlex.quote(str(run_dir))}, or in Python: run.wait()"
+        )
+    answer = finished_answer(run_dir)
+    return answer[0] if answer is not None else merge_detached(run_dir, trust=trust)
+
+
+def _merger(run_dir: Path) -> str:
+    layout = require_manifest(run_dir).layout(run_dir)
+    holder = claims(layout.leases).get("merge", "")
+    return next(
+        (str(owner) for owner in living_owners(layout.leases) if owner.owner_id == holder),
+        "Somebody",
+    )
