@@ -131,7 +131,7 @@ class DaskPool:
         """Return the workers that are connected, with their jobs and logs as far as known."""
         found = []
         for address in self._workers:
-            job_id, log = self._keeper.describe(address) if self._keeper else ("", "")
+            job_id, log = self._monitor.describe(address) if self._monitor else ("", "")
             host = urlsplit(address).hostname or address
             found.append(PoolWorker(address, host, job_id=job_id, log=log))
         return found
