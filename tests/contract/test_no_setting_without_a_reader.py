@@ -31,6 +31,7 @@ from espnet3.systems.base.training_data import check_data
 from espnet3.trainer.config import check_trainer, trainer_arguments
 from espnet3.trainer.fit import check_fit
 from espnet3.trainer.optimization.optimization_config import check_optimizers
+from tests.helpers.cases import few
 
 ROOT = Path(__file__).parents[2]
 DIGITS = ROOT / "egs3" / "digits" / "asr"
@@ -188,7 +189,7 @@ def scan(refusal, stage, words, prefix="", check=lambda loaded: None):
     return set(left), {k: v for k, v in answers.items() if v is not None and _OF_A_KEY.search(v)}
 
 
-@pytest.mark.parametrize("stage", STAGES, ids=lambda stage: stage.name)
+@pytest.mark.parametrize("stage", few(STAGES, 4), ids=lambda stage: stage.name)
 def test_a_word_at_the_top(refusal, stage):
     words = [word for word in WORDS if not reads(stage, word)]
     taken, refused = scan(refusal, stage, sample(words, 4, STAGES.index(stage)))
@@ -199,7 +200,7 @@ def test_a_word_at_the_top(refusal, stage):
     assert taken <= {"data_dir", "expdir", *(compared if stage.uses_weights else ())}
 
 
-@pytest.mark.parametrize("block", BLOCKS)
+@pytest.mark.parametrize("block", few(BLOCKS, 6))
 def test_a_word_in_a_block(refusal, block):
     name, check, known = BLOCKS[block]
     stage = find_stage(STAGES, name)

@@ -9,6 +9,7 @@ import signal
 import pytest
 
 from tests.conftest import wait_until
+from tests.helpers.cases import few
 from tests.integration.conftest import wait_for_end, worker_pids
 
 DRIVER_FAULTS = [
@@ -23,8 +24,13 @@ BOTH_FAULTS = ["both in attempt", "both before rename"]
 WORKER_FAULTS = ["worker in attempt", "worker before rename"]
 
 
-@pytest.mark.parametrize("n_workers", [1, 2])
-@pytest.mark.parametrize("fault", DRIVER_FAULTS + BOTH_FAULTS)
+@pytest.mark.parametrize(
+    ("fault", "n_workers"),
+    [
+        *((fault, 2) for fault in DRIVER_FAULTS + BOTH_FAULTS),
+        *few([(fault, 1) for fault in DRIVER_FAULTS + BOTH_FAULTS], 3),
+    ],
+)
 def test_sigkill_then_the_same_command_finishes(job, reference, fault, n_workers):
     run = job(fault=fault, n_workers=n_workers)
     killed = run.run()

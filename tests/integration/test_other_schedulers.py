@@ -19,6 +19,7 @@ from espnet3.parallel.detached.chain import load_config
 from espnet3.parallel.detached.succeed import Follower
 from espnet3.shards.records import RecordPaths, read_jobs
 from tests.conftest import wait_until
+from tests.helpers.cases import few
 from tests.providers import Provider
 
 ROOT = Path(__file__).parents[2]
@@ -119,6 +120,7 @@ class Patient(BaseRunner):
 
 
 @pytest.mark.filterwarnings("ignore:OAR Job memory")
+@pytest.mark.parametrize("scheduler", few(sorted(COMMANDS), 1), indirect=True)
 def test_a_detached_job_that_is_cancelled_is_followed_by_its_successor(scheduler, tmp_path):
     hold = tmp_path / "hold"
     hold.touch()

@@ -167,9 +167,19 @@ def all_refused(folder, archives):
     assert not list(temporary.iterdir())
 
 
+@pytest.mark.parametrize("every", [3, pytest.param(1, marks=pytest.mark.exhaustive)])
+def test_large_tars_are_refused(tmp_path, every):
+    refuse(tmp_path, [name for name in TARS if "500 MB" in name][::every])
+
+
 def test_tars_that_are_refused(tmp_path):
+    refuse(tmp_path, [name for name in TARS if "500 MB" not in name])
+
+
+def refuse(tmp_path, names):
     archives = []
-    for name, blocks in TARS.items():
+    for name in names:
+        blocks = TARS[name]
         archives.append(tmp_path / f"{name}.tar.gz")
         write_tar(archives[-1], blocks())
         assert archives[-1].stat().st_size < 6 * MEGABYTE

@@ -10,6 +10,7 @@ import io
 import itertools
 import json
 import logging
+import math
 import os
 import random
 import shutil
@@ -41,6 +42,7 @@ from tests.unit.cli.detached_folder import DetachedFolder, install_squeue
 LONG = 7200
 ALL = os.environ.get("ESPNET3_ODD_RECORDS") == "all"
 N_SAMPLED = int(os.environ.get("ESPNET3_ODD_RECORDS_N", 260))
+SHARES = [0.25, pytest.param(1.0, marks=pytest.mark.exhaustive)]
 OPTIONS = {"queue": "gpu", "cores": 1, "memory": "1GB", "log_directory": "logs"}
 ESCAPE = "\x1b]0;owned\x07\x1b[2J\x9b31m"
 OTHERS: list[Any] = [
@@ -359,22 +361,26 @@ def nothing_submitted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.timeout(LONG)
 @pytest.mark.parametrize("verb", WRITING)
+@pytest.mark.parametrize("share", SHARES)
 def test_no_changed_value_harms_who_goes_on(
-    folders: list[Folder], nothing_submitted: None, tmp_path: Path, verb: str
+    folders: list[Folder], nothing_submitted: None, tmp_path: Path, verb: str, share: float
 ) -> None:
     kind = {"drive": "stopped", "join": "stopped"}.get(verb, "detached")
     cases = [case for case in _cases(folders) if case[0].root.name == kind]
-    cases = cases if ALL else random.Random(verb).sample(cases, N_SAMPLED // 40)
+    cases = cases if ALL else random.Random(verb).sample(cases, math.ceil(N_SAMPLED * share / 40))
     problems = list(filter(None, (_tried_on_a_copy(verb, c, tmp_path / "run") for c in cases)))
     print(f"{len(cases)} cases")
     assert not problems, f"{len(problems)} in {len(cases)} cases:\n" + "\n".join(problems[:400])
 
 
 @pytest.mark.timeout(LONG)
-def test_no_changed_value_ends_a_command_in_a_traceback(folders: list[Folder]) -> None:
+@pytest.mark.parametrize("share", SHARES)
+def test_no_changed_value_ends_a_command_in_a_traceback(
+    folders: list[Folder], share: float
+) -> None:
     cases = list(_cases(folders))
     if not ALL:
-        cases = random.Random(12).sample(cases, N_SAMPLED)
+        cases = random.Random(12).sample(cases, math.ceil(N_SAMPLED * share))
     problems = _run(cases)
     print(f"{len(cases)} cases")
     assert not problems, f"{len(problems)} in {len(cases)} cases:\n" + "\n".join(problems[:400])
