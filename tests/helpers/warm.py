@@ -53,8 +53,12 @@ _PRELOADED = (
 _WORKER = "from espnet3.parallel.worker import main"
 _SPAWN = "from multiprocessing.spawn import spawn_main"
 # Whatever names one of these is forked; the rest starts faster for real.
-_HEAVY_MODULES = ("espnet3", "torch", "dask", "distributed", "tests")
-_HEAVY_CODE = re.compile(rf"{'|'.join(_HEAVY_MODULES[:-1])}|lightning|{_SPAWN}")
+_HEAVY_CODE = re.compile(rf"espnet3|torch|lightning|dask|distributed|^tests\.|{_SPAWN}")
+# Of those, the ones that import torch: not for `make quick`.
+_NEEDS_TORCH = re.compile(
+    rf"torch|lightning|run_recipe|dask|distributed|InferenceProvider|{_SPAWN}"
+    r"|espnet3\.(trainer|systems|components)"
+)
 # What is imported and how much memory that takes is another thing after a fork.
 _ABOUT_STARTING = re.compile(r"sys\.modules|rlimit|maxrss")
 _BUT_FORK = "# may be forked"
@@ -285,12 +289,12 @@ def _is_eligible(words: list[str], environ: Any, cwd: str | None) -> bool:
     """Tell whether a program may be forked: would it be the same, and is it worth it?"""
     global _zygote
     kind, rest, _ = _command(words) or ("", [""], "")
-    if not _is_heavy(kind, rest, cwd):
-        return False
+    text = _text(kind, rest, cwd)
     if os.environ.get(QUICK):
-        import pytest
-
-        pytest.skip("it starts a process that imports torch: not for `make quick`")
+        _skip_if_slow(text)
+        return False
+    if not _is_heavy(text):
+        return False
     if _is_paused or environ.get(COLD):
         return False
     if _zygote is None:
@@ -326,19 +330,27 @@ def _command(words: list[str]) -> tuple[str, list[str], str] | None:
     return None
 
 
-def _is_heavy(kind: str, words: list[str], cwd: str | None) -> bool:
-    if kind == "m":
-        return words[0].partition(".")[0] in _HEAVY_MODULES
-    if kind == "c":
-        text = words[0]
-    else:
-        try:
-            text = Path(cwd or "", words[0]).read_text()
-        except (OSError, UnicodeError):
-            return False
+def _text(kind: str, words: list[str], cwd: str | None) -> str:
+    """Return what tells which modules a program imports: its text, or its name for `-m`."""
+    if kind in ("c", "m"):
+        return words[0]
+    try:
+        return Path(cwd or "", words[0]).read_text()
+    except (OSError, UnicodeError):
+        return ""
+
+
+def _is_heavy(text: str) -> bool:
     if _ABOUT_STARTING.search(text) and _BUT_FORK not in text:
         return False
     return bool(_HEAVY_CODE.search(text))
+
+
+def _skip_if_slow(text: str) -> None:
+    if _NEEDS_TORCH.search(text):
+        import pytest
+
+        pytest.skip("it starts a process that imports torch: not for `make quick`")
 
 
 def _shadows(folder: Path) -> bool:
