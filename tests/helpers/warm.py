@@ -139,6 +139,7 @@ class Zygote:
         self._owner = os.getpid()
         self._session = os.getsid(0)
         self._is_ready = bool(_loaded)
+        self._is_broken = False
         self._environ = dict(os.environ)
         self.n_forked = 0
 
@@ -147,7 +148,9 @@ class Zygote:
         """Start the first one, which imports while the tests go on."""
         ours, theirs = socket.socketpair()
         link = os.dup(theirs.fileno())
-        environ = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", *_THREADS)}
+        # Each program has its own of these; see `_renew_state`.
+        own = {"PYTHONPATH", "PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE", *_THREADS}
+        environ = {k: v for k, v in os.environ.items() if k not in own}
         environ["OPENBLAS_NUM_THREADS"] = "1"  # others would be threads of the zygote
         with paused():
             subprocess.Popen(
@@ -161,7 +164,8 @@ class Zygote:
 
     def can_fork(self) -> bool:
         """Tell whether it serves this very process, and has imported everything."""
-        if os.getpid() != self._owner or os.getsid(0) != self._session:
+        is_own = os.getpid() == self._owner and os.getsid(0) == self._session
+        if not is_own or self._is_broken:
             return False
         if not self._is_ready:
             with self._lock, contextlib.suppress(EOFError, OSError):  # if it died: for real, then
@@ -182,24 +186,32 @@ class Zygote:
         """Let a child of this process run a program; return its pid when it is about to begin."""
         start, its_start = socket.socketpair()
         with self._lock, start:
-            with its_start:
-                before = _children()
-                _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-                try:
-                    _send(self._link, request, [its_start.fileno(), *fds])
-                    pid = pickle.loads(_receive(self._link)[0])
-                finally:
-                    _libc.prctl(_PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
-                strangers = _children() - before - {pid}
-            start.recv(1)  # it has its session, its files and its folder
-            with contextlib.suppress(OSError):
-                start.send(b"g")
-        for stranger in strangers:
-            # Its parent ended in this very moment. Nobody else would bury it.
-            threading.Thread(
-                target=_bury, args=(stranger,), name="warm-reaper", daemon=True
-            ).start()
+            try:
+                with its_start:
+                    pid = self._ask(request, [its_start.fileno(), *fds])
+                start.recv(1)  # it has its session, its files and its folder
+                with contextlib.suppress(OSError):  # unless it was killed
+                    start.send(b"g")
+            except BaseException:  # also Ctrl-C: who knows which answer comes next?
+                self._is_broken = True
+                raise
         self.n_forked += 1
+        return pid
+
+    def _ask(self, request: dict[str, Any], fds: list[int]) -> int:
+        before, begin = _children(), time.clock_gettime(time.CLOCK_BOOTTIME)
+        _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        try:
+            _send(self._link, request, fds)
+            pid = pickle.loads(_receive(self._link)[0])
+        finally:
+            _libc.prctl(_PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
+        for stranger in _children() - before - {pid}:
+            if _started(stranger) < begin:
+                # Its parent ended in this very moment. Nobody else would bury it.
+                threading.Thread(
+                    target=_bury, args=(stranger,), name="warm-reaper", daemon=True
+                ).start()
         return pid
 
 
@@ -209,6 +221,15 @@ def _children() -> set[int]:
         with contextlib.suppress(OSError):
             found.update(map(int, Path(f"/proc/self/task/{task}/children").read_text().split()))
     return found
+
+
+def _started(pid: int) -> float:
+    """Return when a process was started, in seconds since the machine was."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return float("inf")
+    return int(fields[19]) / os.sysconf("SC_CLK_TCK")
 
 
 def _bury(pid: int) -> None:
@@ -467,7 +488,8 @@ def _prepare(request: dict[str, Any], fds: list[int]) -> dict[str, Any]:
     if _WORKER not in " ".join(request["words"][:3]):
         _zygote = Zygote(ours)
     os.write(start, b"r")
-    os.read(start, 1)
+    if os.read(start, 1) != b"g":  # the other side has given up
+        os._exit(1)
     os.close(start)
     return request
 
@@ -576,19 +598,19 @@ def _renew_state(environ: dict[str, str], *, is_unbuffered: bool) -> None:
     import numpy
     import torch
 
-    for number, name in ((1, "stdout"), (2, "stderr")):
-        stream = getattr(sys, name)
-        if is_unbuffered:
-            stream = io.TextIOWrapper(
-                io.FileIO(number, "wb", closefd=False),
-                encoding=stream.encoding,
-                errors=stream.errors,
-                write_through=True,
-            )
-            setattr(sys, name, stream)
-            setattr(sys, f"__{name}__", stream)
-        elif name == "stdout":
-            stream.reconfigure(line_buffering=os.isatty(1))
+    # Those of the zygote know that they were files, not pipes, and how they were buffered.
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        old = getattr(sys, name)
+        buffering = 0 if number and is_unbuffered else -1
+        stream = io.TextIOWrapper(
+            open(number, "wb" if number else "rb", buffering=buffering, closefd=False),  # noqa: SIM115
+            encoding=old.encoding,
+            errors=old.errors,
+            line_buffering=number == 2 or os.isatty(number),
+            write_through=bool(number) and is_unbuffered,
+        )
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)
     tempfile.tempdir = None
     numpy.random.seed()
     for variable in _THREADS:

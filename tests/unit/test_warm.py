@@ -57,7 +57,13 @@ def both(*args, is_warm=True, **options):
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"start_new_session": True}, {"process_group": 0}, {"env": {"PYTHONUNBUFFERED": "1"}}],
+    [
+        {},
+        {"start_new_session": True},
+        {"process_group": 0},
+        {"env": {"PYTHONUNBUFFERED": "1"}},
+        {"env": {"PYTHONUNBUFFERED": ""}},
+    ],
     ids=str,
 )
 def test_a_program_sees_the_same(command, tmp_path, options):
