@@ -22,9 +22,10 @@ _LONG_LINE = 4096
 # Those of ASCII and Latin-1, among them \n, \r, \v, \f, \x1b and \x85; Unicode's own line ends; and
 # halves of characters, which no file can hold and no terminal can show.
 _CONTROL_CHARACTERS = "\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff"
-_CONTROL = re.compile(f"[{_CONTROL_CHARACTERS}]")
+# Patterns are compiled when they are first used: that would be half of what the import costs.
+_CONTROL = f"[{_CONTROL_CHARACTERS}]"
 # Marks that turn the direction of writing could hide what a line says.
-_UNPRINTABLE = re.compile(f"[{_CONTROL_CHARACTERS}\u202a-\u202e\u2066-\u2069]")
+_UNPRINTABLE = f"[{_CONTROL_CHARACTERS}\u202a-\u202e\u2066-\u2069]"
 
 
 def count(number: int, noun: str) -> str:
@@ -156,12 +157,12 @@ def printable(text: str) -> str:
     Escape sequences in an error message must not steer the terminal, and a file name that is not
     UTF-8 could not be printed at all.
     """
-    return _UNPRINTABLE.sub(lambda m: m[0] if m[0] in "\n\t" else _spelled(m[0]), text)
+    return re.sub(_UNPRINTABLE, lambda m: m[0] if m[0] in "\n\t" else _spelled(m[0]), text)
 
 
 def on_one_line(value: object) -> str:
     r"""Return a value, such as a path or an error, as one printable line: with `\n` spelled out."""
-    return _UNPRINTABLE.sub(lambda match: _spelled(match[0]), str(value))
+    return re.sub(_UNPRINTABLE, lambda match: _spelled(match[0]), str(value))
 
 
 def _spelled(character: str) -> str:
@@ -174,12 +175,12 @@ def has_control_characters(text: str) -> bool:
     A line break in a name that goes into a job script becomes an option of its own for the
     scheduler; and not only `\n` breaks a line.
     """
-    return _CONTROL.search(text) is not None
+    return re.search(_CONTROL, text) is not None
 
 
 def first_control_character(text: str) -> str:
     r"""Return the first one as it would be typed, such as `\n`; empty if there is none."""
-    found = _CONTROL.search(text)
+    found = re.search(_CONTROL, text)
     return _spelled(found[0]) if found else ""
 
 
