@@ -28,11 +28,11 @@ class ConfigError(EspnetError):
     config is known, `locate` adds file and line.
 
     Args:
-        message: text in place of value and problem; the place is added behind the key, if it
-            begins with that, or else at its end.
+        message: the whole text; or, with a key, the beginning of the sentence in place of the key
+            and its value, behind which the place is added.
         key: dotted, such as `runner.on_error`.
         value: what it is set to, if that is worth showing.
-        problem: what is wrong with it, as the end of a sentence that begins with the key.
+        problem: what is wrong with it, as the end of that sentence.
         fix: the line to write, or what else to do; or what returns it for the config, because one
             types another line into a shell than into a file.
 
@@ -50,15 +50,11 @@ class ConfigError(EspnetError):
         problem: str = "",
         fix: str | Callable[[Any], str] = "",
     ) -> None:
-        self.key = key
-        self._head, self._tail, self._fix = message, "", fix
-        if message.startswith(key):
-            self._head, self._tail = key, message.removeprefix(key)
-        if not message:
-            has_value = value is not _NOT_GIVEN
-            self._head = f"{key} is {value!r:.200}" if has_value else key
-            comma = "," if has_value and problem[:1].isalpha() else ""
-            self._tail = f"{comma}{' ' if problem[:1].isalnum() else ''}{problem}"
+        self.key, self._fix = key, fix
+        is_said = value is not _NOT_GIVEN or bool(message)
+        self._head = message or (f"{key} is {value!r:.200}" if is_said else key)
+        comma = "," if is_said and problem[:1].isalpha() else ""
+        self._tail = f"{comma}{' ' if problem[:1].isalnum() else ''}{problem}"
         super().__init__(self._text("", None))
 
     def locate(self, config: Places) -> None:

@@ -19,7 +19,7 @@ from espnet3.components.data.errors import create_command
 from espnet3.components.data.functions import build_function, find_function
 from espnet3.config.resolve import resolved
 from espnet3.config.schema import FrozenConfig, validate
-from espnet3.config.sources import set_in
+from espnet3.config.sources import names_places, set_in
 from espnet3.config.targets import signature_of
 from espnet3.errors import ConfigError, EspnetError
 
@@ -163,6 +163,7 @@ class _TestSets(Mapping[str, Any]):
         return f"<test sets: {', '.join(self._entries) or 'none'}>"
 
 
+@names_places
 def check_datasets(
     loaded: "LoadedConfig", splits: tuple[str, ...] = SPLITS, *, provided: bool = False
 ) -> None:
@@ -299,8 +300,8 @@ def check_name(key: str, name: Any) -> None:
     """Raise a `ConfigError` unless a test set, and so a folder, can have this name."""
     if not isinstance(name, str) or not name:
         raise ConfigError(
+            f"{key} is not set",
             key=key,
-            problem="is not set",
             fix="A test set needs a name, which is also the folder of its results. Write: name: "
             "test_clean",
         )

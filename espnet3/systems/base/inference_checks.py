@@ -273,8 +273,9 @@ def _check_default_blocks(config: InferenceConfig, has: Callable[[str], bool]) -
         if getattr(config, key) is None:
             is_empty = "; is what is below it indented?" if has(key) else ","
             raise ConfigError(
+                f"{key} is not set",
                 key=key,
-                problem=f"is not set{is_empty} InferenceProvider builds it",
+                problem=f"{is_empty} InferenceProvider builds it",
                 fix=f"Write {key}: {example}, or a provider of your own with build_{key}(config).",
             )
     _check_test_sets(config)

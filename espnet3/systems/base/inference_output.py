@@ -164,9 +164,9 @@ def _select(
     missing = [key for key in settings.output_keys or () if key not in known]
     if missing:
         raise ConfigError(
+            f"output_keys has {missing[0]!r}",
             key="output_keys",
-            problem=f"has {missing[0]!r}, but the output and the sample have "
-            f"{', '.join(map(repr, known))}",
+            problem=f"but the output and the sample have {', '.join(map(repr, known))}",
             fix=f"{suggest(missing[0], known)} Correct it or delete it.",
         )
     keys = [key for key in settings.output_keys or () if key != settings.idx_key]

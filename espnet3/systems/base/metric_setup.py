@@ -132,15 +132,17 @@ def _inputs(metric: Any, entry: MetricEntry, key: str) -> tuple[MetricInput, ...
     needed = list(declared or (getattr(metric, role) for role in _ROLES if hasattr(metric, role)))
     if not needed and not sources:
         raise ConfigError(
+            f"{key} is not set",
             key=key,
-            problem=f"is not set, and {_class_name(metric)} does not say what it reads",
+            problem=f"and {_class_name(metric)} does not say what it reads",
             fix="Write: inputs: [ref, hyp]",
         )
     unknown = [name for name in sources if declared and name not in needed]
     if unknown:
         raise ConfigError(
+            f"{key} has {unknown[0]!r}",
             key=key,
-            problem=f"has {unknown[0]!r}, which {_class_name(metric)} does not read",
+            problem=f"which {_class_name(metric)} does not read",
             fix=f"{suggest(unknown[0], needed)} It reads: {', '.join(needed)}.",
         )
     keys = dict.fromkeys([*needed, *sources])

@@ -35,8 +35,8 @@ def listed_test_sets(dataset: Mapping[str, Any] | None) -> list[str]:
         return []
     if not names:
         raise ConfigError(
+            "dataset.test is empty",
             key="dataset.test",
-            problem="is empty",
             fix="Write: test: [{name: NAME, data_src: SOURCE, data_src_args: {...}}]",
         )
     check_names(names)
