@@ -8,10 +8,13 @@ from typing import Any
 import torch
 
 from espnet3.errors import ConfigError
-from espnet3.systems.asr.huggingface import HuggingFaceCTC, HuggingFaceSeq2Seq
-from espnet3.systems.asr.huggingface_parts import load_network_config, transformers
-from espnet3.systems.asr.recognition import Candidate, Recognition
-from espnet3.systems.asr.recognizer import Recognizer
+from espnet3.systems.asr.huggingface import (
+    HuggingFaceCTC,
+    HuggingFaceSeq2Seq,
+    load_network_config,
+    transformers,
+)
+from espnet3.systems.asr.recognizer import Candidate, Recognition, Recognizer
 from espnet3.systems.asr.speech_input import to_samples
 from espnet3.systems.asr.trained_model import load_trained
 

@@ -6,11 +6,8 @@ from typing import Any
 
 from espnet3.config.trust import under
 from espnet3.errors import ConfigError
-from espnet3.systems.asr.output import output_fn
-from espnet3.systems.asr.recognition import Recognition
-from espnet3.systems.asr.recognizer import Recognizer
-from espnet3.systems.asr.trained_model import load_trained
-from espnet3.systems.asr.trained_weights import find_weights
+from espnet3.systems.asr.recognizer import Recognition, Recognizer
+from espnet3.systems.asr.trained_model import find_weights, load_trained
 
 __all__ = ["Recognition", "Speech2Text", "output_fn"]
 
@@ -87,7 +84,7 @@ class Speech2Text(Recognizer):
         Raises:
             PackedModelError: It is no packed model, is damaged, or wants to run foreign code.
         """
-        from espnet3.systems.asr.packed_layout import WEIGHTS
+        from espnet3.systems.asr.packed_archive import WEIGHTS
         from espnet3.systems.asr.packed_model import open_packed, packed_settings
 
         trusted = settings.get("trust_remote_code", False)
@@ -117,3 +114,27 @@ def _check_trust(value: Any) -> None:
             f"trust_remote_code is {value!r:.80}, but must be true or false, without quotes. "
             "Write: trust_remote_code: false"
         )
+
+
+def output_fn(data: Any, model_output: Any, idx: Any) -> Any:
+    """Return the fields of an utterance, or of each in a batch.
+
+    They are `hyp` and `score`, `ref` where the sample has a text, and what the model was asked
+    for: `nbest` with `n_best` above 1, and `words` with `word_times`, both as a line of JSON.
+    `output_keys` of the config chooses among them.
+
+    Args:
+        data: The sample, or a list of samples.
+        model_output: The `Recognition` of it, or a list of them.
+        idx: Its position in the dataset, or a list of positions.
+    """
+    if isinstance(idx, list):
+        return [output_fn(*item) for item in zip(data, model_output, idx, strict=True)]
+    fields = {"hyp": model_output.text, "score": f"{model_output.score:.4f}"}
+    if "text" in data:
+        fields["ref"] = data["text"]
+    if len(model_output.n_best) > 1:
+        fields["nbest"] = model_output.n_best_json()
+    if model_output.words is not None:
+        fields["words"] = model_output.words_json()
+    return fields

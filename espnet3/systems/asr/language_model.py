@@ -152,8 +152,7 @@ def load_language_model(path: str | os.PathLike[str], device: str = "cpu") -> An
         ConfigError: there is nothing at the path, or it is no language model.
         RunFolderError: the folder has no weights, or they do not fit or cannot be read.
     """
-    from espnet3.systems.asr.trained_model import load_trained
-    from espnet3.systems.asr.trained_weights import find_weights
+    from espnet3.systems.asr.trained_model import find_weights, load_trained
 
     place = checked_path(path)
     if not place.exists():

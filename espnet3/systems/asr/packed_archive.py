@@ -14,7 +14,18 @@ from typing import IO, Any, Protocol
 
 from espnet3.config.trust import PackedModelError, leads_out
 from espnet3.io.atomic import open_atomic
-from espnet3.systems.asr.packed_layout import META
+
+META = "meta.yaml"
+WEIGHTS = "weights.safetensors"
+TRAINING = "conf/training.yaml"
+INFERENCE = "conf/inference.yaml"
+TOKENIZER = "tokenizer"
+FILES = "files"
+"""Folder of what the decoder reads, such as a language model."""
+METRICS = "metrics.json"
+CARD = "README.md"
+FORMAT_VERSION = 1
+
 
 _ENDINGS = (".tar.gz", ".tgz", ".zip")
 _MOST_COMPRESSED = 50

@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from espnet3.systems.asr.packed_layout import FILES, TOKENIZER, WEIGHTS
-from espnet3.systems.asr.trained_model import CONFIG, read_training_config
-from espnet3.systems.asr.trained_weights import find_weights
+from espnet3.systems.asr.packed_archive import FILES, TOKENIZER, WEIGHTS
+from espnet3.systems.asr.trained_model import CONFIG, find_weights, read_training_config
 
 _HUGGINGFACE = "espnet3.systems.asr.huggingface."
 _HUB_KEYS = ("pretrained", "tokenizer")

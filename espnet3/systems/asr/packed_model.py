@@ -16,13 +16,15 @@ from espnet3.config.trust import (
     under,
 )
 from espnet3.errors import ConfigError, suggest
-from espnet3.systems.asr.packed_archive import extract, is_archive, model_in
-from espnet3.systems.asr.packed_layout import (
+from espnet3.systems.asr.packed_archive import (
     FORMAT_VERSION,
     INFERENCE,
     META,
     TRAINING,
     WEIGHTS,
+    extract,
+    is_archive,
+    model_in,
 )
 from espnet3.systems.asr.trained_model import build_trained
 from espnet3.systems.asr.trusted_targets import is_allowed

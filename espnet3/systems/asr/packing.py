@@ -5,6 +5,7 @@ import logging
 import os
 import shutil
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,10 +13,7 @@ from espnet3 import __version__
 from espnet3.config.sources import set_in
 from espnet3.errors import ConfigError, EspnetError, RunFolderError
 from espnet3.io.atomic import temp_path, write_json, write_text
-from espnet3.systems.asr.model_card import model_card
-from espnet3.systems.asr.packed_archive import write_archive
-from espnet3.systems.asr.packed_files import FileCollector, write_weights
-from espnet3.systems.asr.packed_layout import (
+from espnet3.systems.asr.packed_archive import (
     CARD,
     FORMAT_VERSION,
     INFERENCE,
@@ -23,13 +21,15 @@ from espnet3.systems.asr.packed_layout import (
     METRICS,
     TRAINING,
     WEIGHTS,
+    write_archive,
 )
+from espnet3.systems.asr.packed_files import FileCollector, write_weights
 from espnet3.systems.asr.packed_model import load_packed_model, sha256
-from espnet3.systems.asr.packing_plan import PackPlan, plan_packing, read_config
-from espnet3.systems.asr.publication_config import load_publication_config
-from espnet3.systems.asr.trained_model import read_training_config
+from espnet3.systems.asr.publication_config import PackConfig, load_publication_config
+from espnet3.systems.asr.trained_model import find_weights, read_training_config, require_weights
 from espnet3.systems.asr.trusted_targets import PackedModelError
 from espnet3.systems.base.metric_record import MEASURED_FROM
+from espnet3.systems.base.results_table import format_results
 
 if TYPE_CHECKING:
     from espnet3.config.load import LoadedConfig
@@ -89,7 +89,7 @@ def describe_pack_model(loaded: "LoadedConfig") -> list[str]:
     ]
 
 
-def _write(plan: PackPlan, folder: Path) -> None:
+def _write(plan: "PackPlan", folder: Path) -> None:
     collector = FileCollector(folder)
     training = read_training_config(plan.weights)
     training = {**training, "model": collector.collect(training["model"], "model")}
@@ -111,7 +111,7 @@ def _write(plan: PackPlan, folder: Path) -> None:
     _write_meta(plan, folder)
 
 
-def _write_meta(plan: PackPlan, folder: Path) -> None:
+def _write_meta(plan: "PackPlan", folder: Path) -> None:
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     settings = plan.settings
     meta = {
@@ -136,7 +136,7 @@ def _write_yaml(path: Path, values: Mapping[str, Any]) -> None:
     write_text(path, OmegaConf.to_yaml(OmegaConf.create(redact(values))))
 
 
-def _facts(plan: PackPlan, training: Mapping[str, Any]) -> dict[str, Any]:
+def _facts(plan: "PackPlan", training: Mapping[str, Any]) -> dict[str, Any]:
     model = training["model"]
     parts = {key: value for key, value in model.items() if isinstance(value, Mapping)}
     named = {key: str(part.get("_target_", "")).rpartition(".")[2] for key, part in parts.items()}
@@ -168,7 +168,7 @@ def _published(metrics: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _try_out(folder: Path, plan: PackPlan) -> None:
+def _try_out(folder: Path, plan: "PackPlan") -> None:
     """Load the model as a user would, so that none is published that nobody can load."""
     try:
         load_packed_model(folder, "cpu")
@@ -196,3 +196,164 @@ def _replace(written: Path, target: Path) -> None:
         target.rename(old)
     written.rename(target)
     shutil.rmtree(old, ignore_errors=True)
+
+
+_LAST_INFERENCE = "config/infer.yaml"
+"""What the stage `infer` leaves in the experiment's folder."""
+
+
+@dataclass(frozen=True)
+class PackPlan:
+    """What goes into the packed model, and where it is written."""
+
+    settings: PackConfig
+    name: str
+    weights: Path
+    inference: Path | None
+    metrics: Path | None
+    output_dir: Path
+
+    @property
+    def archive(self) -> Path | None:
+        """The file beside the folder, if there is to be one."""
+        beside = self.output_dir.parent / f"{self.name}.tar.gz"
+        return beside if self.settings.archive else None
+
+
+def plan_packing(loaded: "LoadedConfig") -> PackPlan:
+    """Find all that goes into the packed model.
+
+    Raises:
+        ConfigError: a file of the config does not exist.
+        RunFolderError: nothing is trained.
+    """
+    settings = load_publication_config(loaded).pack
+    exp_dir = Path(loaded.config["exp_dir"])
+    inference = _inference_config(settings, exp_dir)
+    return PackPlan(
+        settings=settings,
+        name=settings.name or _default_name(loaded, exp_dir),
+        weights=_weights(settings, exp_dir, loaded),
+        inference=inference,
+        metrics=_metrics(settings, inference, loaded),
+        output_dir=packed_folder(loaded, settings),
+    )
+
+
+def packed_folder(loaded: "LoadedConfig", settings: PackConfig) -> Path:
+    """Return the folder of the packed model."""
+    return Path(settings.output_dir or Path(loaded.config["exp_dir"]) / "packed")
+
+
+def _weights(settings: PackConfig, exp_dir: Path, loaded: "LoadedConfig") -> Path:
+    if settings.weights is not None:
+        require_weights(Path(settings.weights), set_in("pack.weights", loaded))
+        return Path(settings.weights)
+    try:
+        return find_weights(exp_dir)
+    except RunFolderError as error:
+        raise RunFolderError(
+            f"{error} exp_dir{set_in('exp_dir', loaded)} is that of the training if its config is "
+            "given as well: add --training_config conf/training.yaml"
+        ) from None
+
+
+def _inference_config(settings: PackConfig, exp_dir: Path) -> Path | None:
+    if settings.inference_config is not None:
+        return Path(settings.inference_config)
+    last = exp_dir / _LAST_INFERENCE
+    return last if last.is_file() else None
+
+
+def _metrics(settings: PackConfig, inference: Path | None, loaded: "LoadedConfig") -> Path | None:
+    if settings.metrics is not None:
+        if not Path(settings.metrics).is_file():
+            raise ConfigError(
+                f"pack.metrics is {settings.metrics!r}{set_in('pack.metrics', loaded)}, which does "
+                "not exist. Stage measure (7) writes it; or delete the line."
+            )
+        return Path(settings.metrics)
+    folders = [loaded.config.get("inference_dir")]
+    if inference is not None:
+        folders.append(read_config(inference).get("inference_dir"))
+    found = [Path(folder) / METRICS for folder in folders if folder]
+    return next((file for file in found if file.is_file()), None)
+
+
+def _default_name(loaded: "LoadedConfig", exp_dir: Path) -> str:
+    folder = Path(os.path.abspath(loaded.config["recipe_dir"]))
+    words = [folder.parent.name, folder.name, exp_dir.name]
+    kept = ["".join(c if c.isalnum() or c in "._-" else "-" for c in word) for word in words]
+    return "_".join(filter(None, kept)).lstrip("._-")[:96] or "model"
+
+
+def read_config(file: Path) -> dict[str, Any]:
+    """Return a config without interpolations."""
+    from espnet3.config.load import load_config
+    from espnet3.config.resolve import resolved
+
+    values: dict[str, Any] = resolved(load_config(file).config)
+    return values
+
+
+def model_card(
+    name: str, settings: PackConfig, metrics: Mapping[str, Any] | None, facts: Mapping[str, Any]
+) -> str:
+    """Return the text of the card.
+
+    Args:
+        name: Of the model.
+        settings: What the config says of it.
+        metrics: The content of metrics.json, if there is one.
+        facts: Lines of the table under "Model", by what they are about.
+    """
+    parts = [
+        _front_matter(settings),
+        f"# {name}",
+        settings.description or "A speech recogniser, trained with ESPnet3.",
+        _usage(name),
+        _results(metrics),
+        "## Data",
+        settings.data or "Not stated by those who packed the model.",
+        "## Model",
+        _table(facts),
+        f"## Licence\n\n{settings.license}",
+    ]
+    return "\n\n".join(part.strip() for part in parts if part) + "\n"
+
+
+def _front_matter(settings: PackConfig) -> str:
+    from omegaconf import OmegaConf
+
+    values: dict[str, Any] = {
+        "license": settings.license,
+        "language": settings.languages,
+        "library_name": "espnet3",
+        "pipeline_tag": "automatic-speech-recognition",
+        "tags": ["espnet3", "audio", "automatic-speech-recognition", *settings.tags],
+        "datasets": list(settings.datasets),
+    }
+    filled = {key: value for key, value in values.items() if value}
+    return f"---\n{OmegaConf.to_yaml(OmegaConf.create(filled))}---"
+
+
+def _usage(name: str) -> str:
+    return (
+        "## How to use\n\n```python\n"
+        "from espnet3.systems.asr.inference import Speech2Text\n\n"
+        f'model = Speech2Text.from_packed("{name}")  # this folder, or its .tar.gz\n'
+        'print(model("speech.wav").text)\n```'
+    )
+
+
+def _results(metrics: Mapping[str, Any] | None) -> str:
+    if not metrics:
+        return "## Results\n\nNot measured."
+    # One level deeper than in a file of their own.
+    lines = format_results(metrics).splitlines()
+    return "\n".join(f"#{line}" if line.startswith("#") else line for line in lines)
+
+
+def _table(facts: Mapping[str, Any]) -> str:
+    rows = [f"| {key} | {value} |" for key, value in facts.items() if value not in (None, "")]
+    return "\n".join(["| | |", "|---|---|", *rows])

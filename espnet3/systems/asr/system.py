@@ -44,7 +44,7 @@ class ASRSystem(BaseSystem):
 
     def train(self) -> Any:
         """Train the model, and keep with it which tokens it is trained for."""
-        from espnet3.systems.asr.trained_tokens import record_tokens
+        from espnet3.systems.asr.trained_model import record_tokens
 
         self.compare_train()
         record_tokens(self.config_for("train"))

@@ -1,16 +1,24 @@
 """Build a trained model again: its weights, and the config that lies beside them."""
 
+import json
+import logging
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from espnet3.config.trust import current_trust, under
-from espnet3.errors import ConfigError, ResourceError, RunFolderError
-from espnet3.systems.asr.trained_tokens import check_trained_tokens
+from espnet3.components.text.tokenizer import load_tokenizer
+from espnet3.config.trust import PackedModelError, checked_path, current_trust, under
+from espnet3.errors import ConfigError, ResourceError, RunFolderError, StaleRunError
+from espnet3.io.atomic import write_json
+from espnet3.systems.base.training_record import has_weights
 
 if TYPE_CHECKING:
     from torch import nn
+
+    from espnet3.config.load import LoadedConfig
+
+logger = logging.getLogger(__name__)
 
 CONFIG = "config.yaml"
 
@@ -169,3 +177,162 @@ def _roots(exp_dir: Path, config: Mapping[str, Any]) -> Iterable[Path]:
 def _first_lines(error: Exception, n: int = 4) -> str:
     lines = [line.strip() for line in str(error).splitlines()]
     return " ".join(lines[:n])[:600]
+
+
+_INDEX, _LAST = "best.json", "last.ckpt"
+
+
+def find_weights(exp_dir: str | Path) -> Path:
+    """Return the weights of an experiment, and log which they are.
+
+    The average of the first entry of `best_model_criterion` comes first, then that of another
+    entry, then the best checkpoint of `best.json`, and last `last.ckpt`.
+
+    Raises:
+        RunFolderError: nothing is trained there.
+    """
+    folder = Path(exp_dir)
+    found, what = _find(checked_path(folder))
+    if found is None:
+        raise RunFolderError(
+            f"{folder} has no trained model: there is {_content(folder)}. Give the folder of a "
+            "training, such as exp/training, or train first: python run.py --stages train "
+            "--training_config conf/training.yaml"
+        )
+    logger.info("Weights: %s, %s", found, what)
+    return found
+
+
+def _find(folder: Path) -> tuple[Path | None, str]:
+    criteria = _criteria(folder)
+    for criterion in criteria:
+        stem = f"{criterion['monitor'].replace('/', '.')}.ave_{criterion['k']}best"
+        if (file := folder / f"{stem}.safetensors").is_file():
+            return file, f"the average of the best {criterion['k']} by {criterion['monitor']}"
+    averages = sorted(folder.glob("*.ave_*best.safetensors"))
+    if averages:
+        return averages[0], "an average of the best checkpoints"
+    for criterion in criteria:
+        for one in _names_in(criterion):
+            if (file := folder / one).is_file():
+                return file, f"the best checkpoint by {criterion['monitor']}; none is averaged"
+    if (file := folder / _LAST).is_file():
+        return file, "the last checkpoint, as none is averaged"
+    return None, ""
+
+
+def _criteria(folder: Path) -> list[dict[str, Any]]:
+    try:
+        index = json.loads((folder / _INDEX).read_text(encoding="utf-8"))
+        criteria = index["criteria"]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return []  # other files may still be there
+    return [one for one in criteria if _is_criterion(one)] if isinstance(criteria, list) else []
+
+
+def _is_criterion(value: Any) -> bool:
+    return (
+        isinstance(value, dict)
+        and isinstance(value.get("monitor"), str)
+        and isinstance(value.get("k"), int)
+    )
+
+
+def _names_in(criterion: dict[str, Any]) -> Iterator[str]:
+    """Yield the checkpoints, best first; they are beside the index, so a path is none of ours.
+
+    Raises:
+        PackedModelError: The index of a packed model names a path.
+    """
+    checkpoints = criterion.get("checkpoints")
+    for one in checkpoints if isinstance(checkpoints, list) else ():
+        name = one.get("file") if isinstance(one, dict) else None
+        if isinstance(name, str) and name not in ("", ".", "..") and not set(name) & set("/\\\0"):
+            yield name
+        elif current_trust() is not None:
+            raise PackedModelError(
+                f"{_INDEX} of a packed model names {name!r:.80} as weights, which leads out of its "
+                "folder. Do not use it; get the model from elsewhere."
+            )
+
+
+def _content(folder: Path) -> str:
+    if not folder.is_dir():
+        return "no such folder"
+    if (folder / CONFIG).is_file():
+        return f"a {CONFIG}, but no weights"
+    names = sorted(one.name for one in folder.iterdir())
+    return f"only {', '.join(names[:5])}" if names else "nothing in it"
+
+
+_TOKENS = "tokens.json"
+
+
+def record_tokens(loaded: "LoadedConfig") -> None:
+    """Write the tokens of `model.tokenizer` into the experiment, before it is trained.
+
+    Raises:
+        StaleRunError: The experiment has weights, and they were trained with other tokens.
+    """
+    block = loaded.plain().get("model")
+    folder = block.get("tokenizer") if isinstance(block, Mapping) else None
+    tokens = _tokens_in(folder)
+    if tokens is None:
+        return
+    exp_dir = Path(str(loaded.config["exp_dir"]))
+    known = _read(exp_dir)
+    if known is None or not has_weights(exp_dir):
+        exp_dir.mkdir(parents=True, exist_ok=True)
+        write_json(exp_dir / _TOKENS, tokens)
+    elif known != tokens:
+        raise StaleRunError(
+            f"The tokenizer in {folder} is not the one that the model in {exp_dir} is trained "
+            f"with: {_difference(known, tokens)}. Put the old one back, or train another model: "
+            "exp_tag: NAME_2"
+        )
+
+
+def check_trained_tokens(model: Any, folder: Path) -> None:
+    """Refuse a model whose tokenizer is not that of the training whose weights are in a folder.
+
+    Raises:
+        RunFolderError: With the first difference.
+    """
+    known = _read(folder)
+    tokens = getattr(getattr(model, "tokenizer", model), "tokens", None)
+    if known is not None and tokens is not None and known != tuple(tokens):
+        raise RunFolderError(
+            f"The tokenizer is not the one that the weights in {folder} were trained with: "
+            f"{_difference(known, tuple(tokens))}. The texts would be wrong. Put the tokenizer of "
+            f"the training back, whose tokens are in {folder / _TOKENS}"
+        )
+
+
+def _tokens_in(folder: Any) -> tuple[str, ...] | None:
+    try:
+        return load_tokenizer(folder).tokens if isinstance(folder, str) else None
+    except ConfigError:
+        return None  # one of Hugging Face, or none: the model tells what it misses
+
+
+def _read(folder: Path) -> tuple[str, ...] | None:
+    file = folder / _TOKENS
+    if not file.is_file():
+        return None  # it was not trained by a stage, or is packed, with checksums
+    try:
+        tokens = json.loads(checked_path(file).read_text(encoding="utf-8"))
+    except (ValueError, RecursionError):
+        tokens = None
+    if not isinstance(tokens, list):
+        raise RunFolderError(
+            f"{file} is damaged: it is no list of tokens. Copy it anew from the folder of the "
+            "training, or delete it if you know that the tokenizer is that of the training."
+        )
+    return tuple(tokens)
+
+
+def _difference(before: tuple[str, ...], now: tuple[str, ...]) -> str:
+    if len(before) != len(now):
+        return f"it had {len(before)} tokens, and has {len(now)}"
+    id = next(i for i, (old, new) in enumerate(zip(before, now, strict=True)) if old != new)
+    return f"token {id} was {before[id]!r}, and is {now[id]!r}"

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from espnet3.config.sources import set_in
 from espnet3.errors import ConfigError, MissingExtraError, ResourceError
-from espnet3.systems.asr.packed_layout import META
+from espnet3.systems.asr.packed_archive import META
 from espnet3.systems.asr.packed_model import open_packed
-from espnet3.systems.asr.packing_plan import packed_folder
+from espnet3.systems.asr.packing import packed_folder
 from espnet3.systems.asr.publication_config import UploadConfig, load_publication_config
 from espnet3.text import first_line
 

@@ -7,7 +7,7 @@ import pytest
 from espnet3.components.text.characters import CharacterTokenizer
 from espnet3.errors import StaleRunError
 from espnet3.systems.asr.system import ASRSystem
-from espnet3.systems.asr.trained_tokens import record_tokens
+from espnet3.systems.asr.trained_model import record_tokens
 from espnet3.systems.base.context import load_configs
 from espnet3.systems.base.stages import has_own
 from tests.recognizer_parts import make_recipe
