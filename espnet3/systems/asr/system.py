@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from espnet3.systems.base.stages import steps_of
 from espnet3.systems.base.system import BaseSystem
 
 
@@ -14,23 +15,9 @@ class ASRSystem(BaseSystem):
         'train_tokenizer'
     """
 
-    def train_tokenizer(self) -> Any:
-        """Train the tokenizer on the texts of the training set."""
-        from espnet3.systems.asr.tokenizer_training import train_tokenizer
-
-        return train_tokenizer(self.config_for("train_tokenizer"))
-
-    def check_train_tokenizer(self) -> None:
-        """Check the `tokenizer` block before anything runs."""
-        from espnet3.systems.asr.tokenizer_training import check_train_tokenizer
-
-        check_train_tokenizer(self.config_for("train_tokenizer"))
-
-    def describe_train_tokenizer(self) -> list[str]:
-        """Return what `train_tokenizer` would do."""
-        from espnet3.systems.asr.tokenizer_training import describe_train_tokenizer
-
-        return describe_train_tokenizer(self.config_for("train_tokenizer"))
+    train_tokenizer, check_train_tokenizer, describe_train_tokenizer = steps_of(
+        "train_tokenizer", "espnet3.systems.asr.tokenizer_training"
+    )
 
     def check_collect_stats(self) -> None:
         """Check also that there is, or will be, a tokenizer."""
@@ -51,7 +38,7 @@ class ASRSystem(BaseSystem):
         return super().train()
 
     def describe_train(self) -> list[str]:
-        """Return what `train` would do: data, batches, model, devices."""
+        """Return what `train` would do; said again, because a class that replaces it must."""
         return super().describe_train()
 
     def _check_tokenizer(self, stage_name: str) -> None:
@@ -83,39 +70,9 @@ class ASRSystem(BaseSystem):
         check_weights(self.config_for("infer"))
         return super().describe_infer()
 
-    def pack_model(self) -> Any:
-        """Write a folder with all that recognising needs, for others."""
-        from espnet3.systems.asr.packing import pack_model
-
-        return pack_model(self.config_for("pack_model"))
-
-    def check_pack_model(self) -> None:
-        """Check what is to be packed before anything runs."""
-        from espnet3.systems.asr.packing import check_pack_model
-
-        check_pack_model(self.config_for("pack_model"))
-        self.check_trained()
-
-    def describe_pack_model(self) -> list[str]:
-        """Return what `pack_model` would write."""
-        from espnet3.systems.asr.packing import describe_pack_model
-
-        return describe_pack_model(self.config_for("pack_model"))
-
-    def upload_model(self) -> Any:
-        """Upload the packed model."""
-        from espnet3.systems.asr.uploading import upload_model
-
-        return upload_model(self.config_for("upload_model"))
-
-    def check_upload_model(self) -> None:
-        """Check where to upload before anything runs."""
-        from espnet3.systems.asr.uploading import check_upload_model
-
-        check_upload_model(self.config_for("upload_model"))
-
-    def describe_upload_model(self) -> list[str]:
-        """Return what `upload_model` would send."""
-        from espnet3.systems.asr.uploading import describe_upload_model
-
-        return describe_upload_model(self.config_for("upload_model"))
+    pack_model, check_pack_model, describe_pack_model = steps_of(
+        "pack_model", "espnet3.systems.asr.packing"
+    )
+    upload_model, check_upload_model, describe_upload_model = steps_of(
+        "upload_model", "espnet3.systems.asr.uploading"
+    )

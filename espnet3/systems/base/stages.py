@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -261,6 +263,52 @@ def _check_mark(cls: type, name: str, mark: _Mark, known: Sequence[str]) -> None
             f"{where} is placed next to {anchor!r}, which is no stage.{suggest(anchor, known)} "
             f"Stages: {', '.join(known)}."
         )
+
+
+class StageStep:
+    """A step of a stage, as a method of a system: a function of a module that is imported late.
+
+    Args:
+        stage: name of the stage, whose config the function gets.
+        module: dotted path.
+        prefix: of the function's name: none for the stage itself, `check_` or `describe_`.
+        gets_system: the function gets the system instead.
+    """
+
+    def __init__(self, stage: str, module: str, prefix: str, gets_system: bool) -> None:
+        self._stage, self._module, self._name = stage, module, f"{prefix}{stage}"
+        self._gets_system = gets_system
+        self._is_check = prefix == "check_"
+
+    def __get__(self, system: Any, owner: type | None = None) -> Any:
+        return self if system is None else partial(self, system)
+
+    def __call__(self, system: Any) -> Any:
+        """Run the step; errors name the file and line of what is wrong in the config."""
+        function = getattr(import_module(self._module), self._name)
+        loaded = system.config_for(self._stage)
+        with loaded.naming_places():
+            found = function(system if self._gets_system else loaded)
+        if self._is_check and find_stage(STAGES, self._stage).uses_weights:
+            system.check_trained()
+        return found
+
+
+def steps_of(
+    stage: str, module: str, *, gets_system: bool = False
+) -> tuple[StageStep, StageStep, StageStep]:
+    """Return what runs, checks and describes a stage, for a system to have as methods.
+
+    Example:
+        >>> class MySystem:
+        ...     average, check_average, describe_average = steps_of("average", "my.training")
+        >>> callable(MySystem().average)
+        True
+    """
+    run, check, describe = (
+        StageStep(stage, module, prefix, gets_system) for prefix in ("", "check_", "describe_")
+    )
+    return run, check, describe
 
 
 def find_stage(stages: Iterable[Stage], name: str) -> Stage:

@@ -15,6 +15,7 @@ from espnet3.systems.base.stages import (
     find_stage,
     has_own,
     stages_of,
+    steps_of,
 )
 
 if TYPE_CHECKING:
@@ -138,23 +139,9 @@ class BaseSystem:
 
         return describe_create_dataset(self.config_for("create_dataset").resolved())
 
-    def collect_stats(self) -> Any:
-        """Collect shapes and statistics of the features."""
-        from espnet3.systems.base.statistics import collect_stats
-
-        return collect_stats(self.config_for("collect_stats"))
-
-    def check_collect_stats(self) -> None:
-        """Check what the statistics are taken of before anything runs."""
-        from espnet3.systems.base.statistics import check_collect_stats
-
-        check_collect_stats(self.config_for("collect_stats"))
-
-    def describe_collect_stats(self) -> list[str]:
-        """Return what `collect_stats` would do: splits, features, job script."""
-        from espnet3.systems.base.statistics import describe_collect_stats
-
-        return describe_collect_stats(self.config_for("collect_stats"))
+    collect_stats, check_collect_stats, describe_collect_stats = steps_of(
+        "collect_stats", "espnet3.systems.base.statistics"
+    )
 
     def train(self) -> Any:
         """Train the model, or go on where it was stopped."""
@@ -221,24 +208,7 @@ class BaseSystem:
 
         return describe_train(self.config_for("train"), self._comparison)
 
-    def average(self) -> Any:
-        """Average the best checkpoints."""
-        from espnet3.systems.base.training import average
-
-        return average(self.config_for("average"))
-
-    def check_average(self) -> None:
-        """Check by which metrics checkpoints are chosen."""
-        from espnet3.systems.base.training import check_average
-
-        check_average(self.config_for("average"))
-        self.check_trained()
-
-    def describe_average(self) -> list[str]:
-        """Return which files would be written."""
-        from espnet3.systems.base.training import describe_average
-
-        return describe_average(self.config_for("average"))
+    average, check_average, describe_average = steps_of("average", "espnet3.systems.base.training")
 
     def infer(self) -> Any:
         """Run the model over the test sets."""
@@ -316,24 +286,9 @@ class BaseSystem:
 
         return describe_measure(self.config_for("measure"), self.inference)
 
-    def report(self) -> Any:
-        """Write a page with the scores, the curves and the worst utterances."""
-        from espnet3.systems.base.report import report
-
-        return report(self)
-
-    def check_report(self) -> None:
-        """Check what the page is to show before anything runs."""
-        from espnet3.systems.base.report import check_report
-
-        check_report(self)
-        self.check_trained()
-
-    def describe_report(self) -> list[str]:
-        """Return what `report` would read and write."""
-        from espnet3.systems.base.report import describe_report
-
-        return describe_report(self)
+    report, check_report, describe_report = steps_of(
+        "report", "espnet3.systems.base.report", gets_system=True
+    )
 
 
 def _given_files(loaded: "LoadedConfig") -> list[str]:

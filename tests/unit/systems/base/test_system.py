@@ -4,7 +4,7 @@ import pytest
 
 from espnet3.errors import ConfigError
 from espnet3.systems.base.context import load_configs
-from espnet3.systems.base.stages import Skipped
+from espnet3.systems.base.stages import Skipped, stages_of
 from espnet3.systems.base.system import BaseSystem
 
 DATASET = """\
@@ -68,3 +68,33 @@ def test_create_dataset_builds_once_and_then_says_that_all_is_there(recipe, writ
     assert "done" in system.create_dataset()[-1]
     assert (recipe / "data" / "built").exists()
     assert system.create_dataset() == Skipped("all is there already")
+
+
+def test_a_stage_of_ours_can_be_called_from_one_that_replaces_it(write):
+    seen = []
+
+    class Own(BaseSystem):
+        def average(self):
+            seen.append("run")
+            return super().average()
+
+        def check_average(self):
+            seen.append("check")
+            super().check_average()
+
+    text = "trainer: {}\nbest_model_criterion: [[valid/loss, 2]]\n"
+    files = {"training": [write("conf/training.yaml", text)]}
+    system = Own(**vars(load_configs(files)))
+    place = r"best_model_criterion.0 .*\(set in .*training.yaml:2\)"
+    for method in (system.average, system.check_average, system.describe_average):
+        with pytest.raises(ConfigError, match=place):
+            method()
+    assert seen == ["run", "check"]
+    assert stages_of(Own)[4].name == "average"
+    assert not stages_of(Own)[4].is_ours
+    assert stages_of(BaseSystem)[4].is_ours
+
+
+def test_a_stage_of_ours_needs_its_config():
+    with pytest.raises(ConfigError, match=r"collect_stats .* needs a config"):
+        BaseSystem().collect_stats()
