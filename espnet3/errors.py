@@ -64,6 +64,12 @@ class ConfigError(EspnetError):
             self.args = (self._text(place, config),)
             self.key = ""
 
+    def below(self, block: str) -> "ConfigError":
+        """Return the same error about the key of this name in a block of the config."""
+        key = f"{block}.{self.key}"
+        head = key + self._head.removeprefix(self.key)
+        return ConfigError(head, key=key, problem=self._tail, fix=self._fix)
+
     def _text(self, place: str, config: Places | None) -> str:
         fix = self._fix if isinstance(self._fix, str) else self._fix(config)
         said = self._tail or self._head

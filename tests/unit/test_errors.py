@@ -56,3 +56,10 @@ def test_a_place_is_added_once_and_only_for_keys_that_the_config_has():
     assert located(error, config={"a": {"b": 5}}) == first
     assert located(wrong(key="c")) == "c but no name. Write: b: x"
     assert located(ConfigError("nothing is right")) == "nothing is right"
+
+
+def test_it_can_be_moved_below_a_block():
+    error = ConfigError(key="b", value=3, problem="but no name", fix="Write: b: x").below("a")
+    assert located(error) == (
+        "a.b is 3 (set in a config given in Python), but no name. Write: b: x"
+    )

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from espnet3.config.merge import keys_in, value_at
-from espnet3.config.sources import set_in
+from espnet3.config.sources import names_places
 from espnet3.config.targets import check_arguments, locate
 from espnet3.errors import ConfigError
 from espnet3.systems.asr.settings import (
@@ -23,6 +23,7 @@ SPEECH2TEXT = "espnet3.systems.asr.inference.Speech2Text"
 GREEDY = "espnet3.components.decoding.ctc_greedy.GreedyCTC"
 
 
+@names_places
 def check_recognizer(loaded: "LoadedConfig") -> None:
     """Check the settings of `Speech2Text` and its decoder; other models are let pass.
 
@@ -34,20 +35,22 @@ def check_recognizer(loaded: "LoadedConfig") -> None:
         return
     decoder = block.get("decoder")
     if decoder is not None:
-        _check_decoder(decoder, loaded)
-    _check_finite(block, loaded)
-    _check_numbers(block, decoder or {}, loaded)
+        _check_decoder(decoder)
+    _check_finite(block)
+    _check_numbers(block, decoder or {})
 
 
-def _check_finite(block: Mapping[str, Any], loaded: "LoadedConfig") -> None:
+def _check_finite(block: Mapping[str, Any]) -> None:
     for key in keys_in(block, "model"):
         value = value_at({"model": block}, key)
         # No threshold at all is a threshold of infinity.
         is_threshold = key.endswith("threshold") and value == math.inf
         if isinstance(value, float) and not math.isfinite(value) and not is_threshold:
             raise ConfigError(
-                f"{key} is {value}{set_in(key, loaded)}, which is no number to compute with. "
-                f"Delete the line for the default, or write: {key.rpartition('.')[2]}: 1"
+                key=key,
+                value=value,
+                problem="which is no number to compute with",
+                fix=f"Delete the line for the default, or write: {key.rpartition('.')[2]}: 1",
             )
 
 
@@ -61,7 +64,7 @@ def check_weights(loaded: "LoadedConfig") -> None:
 
     block = _block(loaded)
     if block is not None and block.get("weights"):
-        require_weights(Path(block["weights"]), set_in("model.weights", loaded))
+        require_weights(Path(block["weights"]), loaded.set_in("model.weights"))
 
 
 def _block(loaded: "LoadedConfig") -> Mapping[str, Any] | None:
@@ -72,19 +75,19 @@ def _block(loaded: "LoadedConfig") -> Mapping[str, Any] | None:
     return block if is_ours else None
 
 
-def _check_decoder(decoder: Any, loaded: "LoadedConfig") -> None:
+def _check_decoder(decoder: Any) -> None:
     key = "model.decoder"
     if not isinstance(decoder, Mapping) or "_target_" not in decoder:
         raise ConfigError(
-            f"{key} is {decoder!r:.80}{set_in(key, loaded)}, without a _target_. Write: decoder: "
-            "{_target_: espnet3.components.decoding.ctc_greedy.GreedyCTC}"
+            key=key,
+            value=decoder,
+            problem="without a _target_",
+            fix=f"Write: decoder: {{_target_: {GREEDY}}}",
         )
     check_arguments(key, str(decoder["_target_"]), decoder)
 
 
-def _check_numbers(
-    block: Mapping[str, Any], decoder: Mapping[str, Any], loaded: "LoadedConfig"
-) -> None:
+def _check_numbers(block: Mapping[str, Any], decoder: Mapping[str, Any]) -> None:
     target = str(decoder.get("_target_", GREEDY))
     arguments = arguments_of(locate(target), decoder)
     knows_decoder = bool(decoder) or block["_target_"] == SPEECH2TEXT  # a packed model has its own
@@ -93,5 +96,5 @@ def _check_numbers(
         if knows_decoder:
             check_n_best(block.get("n_best", 1), target.rpartition(".")[2], arguments)
     except ConfigError as error:
-        key = f"model.{str(error).partition(' ')[0]}"
-        raise ConfigError(f"{error} ({key}{set_in(key, loaded)})") from None
+        # The recogniser says the same of its arguments, which have no block around them.
+        raise error.below("model") from None

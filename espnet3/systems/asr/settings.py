@@ -23,12 +23,15 @@ def check_windows(window_seconds: Any, overlap_seconds: Any) -> None:
     for name, value in (("window_seconds", window_seconds), ("overlap_seconds", overlap_seconds)):
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         if not is_number or not math.isfinite(value):
-            raise ConfigError(f"{name} is {value!r:.80}, but must be a number. Write: {name}: 20")
+            fix = f"Write: {name}: 20"
+            raise ConfigError(key=name, value=value, problem="but must be a number", fix=fix)
     if overlap_seconds < 0 or window_seconds <= 2 * overlap_seconds:
         raise ConfigError(
-            f"window_seconds is {window_seconds:g}, with overlap_seconds {overlap_seconds:g}: a "
-            "window must be longer than both of its overlaps. Write for example: window_seconds: "
-            "20, overlap_seconds: 4"
+            f"window_seconds is {window_seconds:g}",
+            key="window_seconds",
+            problem=f"with overlap_seconds {overlap_seconds:g}: a window must be longer than both "
+            "of its overlaps",
+            fix="Write for example: window_seconds: 20, overlap_seconds: 4",
         )
 
 
@@ -44,20 +47,27 @@ def check_n_best(n_best: Any, decoder: str, arguments: Mapping[str, Any]) -> Non
         ConfigError: with what to write.
     """
     if not isinstance(n_best, int) or isinstance(n_best, bool) or n_best < 1:
-        raise ConfigError(f"n_best is {n_best!r}, but must be 1 or more. Write: n_best: 1")
+        problem, fix = "but must be 1 or more", "Write: n_best: 1"
+        raise ConfigError(key="n_best", value=n_best, problem=problem, fix=fix)
     if n_best == 1:
         return
     if "n_best" not in arguments:
         raise ConfigError(
-            f"n_best is {n_best}, but {decoder} finds one hypothesis. Write n_best: 1, or a "
-            "decoder that searches: {_target_: espnet3.components.decoding.ctc_beam.PrefixBeamCTC, "
-            f"beam_size: {max(10, n_best)}}}"
+            key="n_best",
+            value=n_best,
+            problem=f"but {decoder} finds one hypothesis",
+            fix="Write n_best: 1, or a decoder that searches: {_target_: "
+            "espnet3.components.decoding.ctc_beam.PrefixBeamCTC, "
+            f"beam_size: {max(10, n_best)}}}",
         )
     beam_size = arguments.get("beam_size")
     if isinstance(beam_size, int) and n_best > beam_size:
         raise ConfigError(
-            f"n_best is {n_best}, but beam_size of the decoder {decoder} is {beam_size}, so there "
-            f"are not so many. Write: beam_size: {n_best}, or n_best: {beam_size}"
+            key="n_best",
+            value=n_best,
+            problem=f"but beam_size of the decoder {decoder} is {beam_size}, so there are not so "
+            "many",
+            fix=f"Write: beam_size: {n_best}, or n_best: {beam_size}",
         )
 
 

@@ -18,7 +18,7 @@ from espnet3.components.data.errors import DataError
 from espnet3.config.fingerprint import flatten
 from espnet3.config.resolve import resolved
 from espnet3.config.schema import FrozenConfig, Names, validate
-from espnet3.config.sources import set_in
+from espnet3.config.sources import names_places
 from espnet3.config.targets import check_arguments, locate
 from espnet3.errors import ConfigError, EspnetError, StaleRunError, suggest
 from espnet3.parallel.clusters.table import check_resources
@@ -46,6 +46,7 @@ logger = logging.getLogger(__name__)
 __all__ = ["check_collect_stats", "collect_stats", "describe_collect_stats"]
 
 
+@names_places
 def collect_stats(loaded: "LoadedConfig") -> dict[str, dict[str, Path]]:
     """Take the statistics of the training set, then of the validation set, on one cluster.
 
@@ -69,6 +70,7 @@ def collect_stats(loaded: "LoadedConfig") -> dict[str, dict[str, Path]]:
     return results
 
 
+@names_places
 def describe_collect_stats(loaded: "LoadedConfig") -> list[str]:
     """Return what the stage would do: nothing is started, nothing is written.
 
@@ -131,6 +133,7 @@ class SplitRun:
         return files
 
 
+@names_places
 def plan_statistics(loaded: "LoadedConfig", *, runs_here: bool = True) -> list[SplitRun]:
     """Build the datasets, and what runs over them.
 
@@ -236,7 +239,7 @@ def _placed(error: EspnetError, loaded: "LoadedConfig") -> EspnetError:
     """Return an error about an entry of a split with the file and line of that entry."""
 
     def placed(match: re.Match[str]) -> str:
-        return f"{match[0]}{set_in(match[0], loaded)}"
+        return f"{match[0]}{loaded.set_in(match[0])}"
 
     return type(error)(_ENTRY.sub(placed, str(error), count=1))
 
@@ -274,6 +277,7 @@ def load_statistics_config(loaded: "LoadedConfig") -> StatisticsConfig:
     return validate(StatisticsConfig, values, prefix=BLOCK, loaded=loaded)
 
 
+@names_places
 def check_collect_stats(loaded: "LoadedConfig", *, runs_here: bool = True) -> StatisticsConfig:
     """Check all that can be checked without building anything.
 
@@ -289,12 +293,14 @@ def check_collect_stats(loaded: "LoadedConfig", *, runs_here: bool = True) -> St
         check_resources(as_parallel_config(loaded))
     if not loaded.config.get("stats_dir"):
         raise ConfigError(
-            f"stats_dir is not set{set_in('stats_dir', loaded)}, so the statistics "
-            "have no folder. Write: stats_dir: ${recipe_dir}/exp/stats"
+            "stats_dir is not set",
+            key="stats_dir",
+            problem="so the statistics have no folder",
+            fix="Write: stats_dir: ${recipe_dir}/exp/stats",
         )
     splits_of(loaded)
     check_datasets(loaded, SPLITS)
-    _check_model(config, loaded)
+    _check_model(config, _model_block(loaded))
     return config
 
 
@@ -309,8 +315,9 @@ def splits_of(loaded: "LoadedConfig") -> tuple[str, ...]:
         return tuple(split for split in SPLITS if split == "train" or block.get(split))
     if not isinstance(block, Mapping) or not block.get("train"):
         raise ConfigError(
-            f"dataset.train{set_in('dataset', loaded)} lists no training set. Write: dataset: "
-            "{train: [{data_src: kaldi, data_src_args: {path: data/train}}]}"
+            key="dataset.train",
+            problem="lists no training set",
+            fix="Write: dataset: {train: [{data_src: kaldi, data_src_args: {path: data/train}}]}",
         )
     return tuple(split for split in SPLITS if block.get(split))
 
@@ -332,8 +339,7 @@ def _model_block(loaded: "LoadedConfig") -> Mapping[str, Any] | None:
     return block if isinstance(block, Mapping) and block.get("_target_") else None
 
 
-def _check_model(config: StatisticsConfig, loaded: "LoadedConfig") -> None:
-    block = _model_block(loaded)
+def _check_model(config: StatisticsConfig, block: Mapping[str, Any] | None) -> None:
     if block is None:
         return
     check_arguments("model", str(block["_target_"]), block)
@@ -342,6 +348,8 @@ def _check_model(config: StatisticsConfig, loaded: "LoadedConfig") -> None:
             known = [key for key in block if key != "_target_"]
             key = f"{BLOCK}.model_keys"
             raise ConfigError(
-                f"{key} has {name!r}{set_in(key, loaded)}, which is no key of model. It has: "
-                f"{', '.join(known)}.{suggest(name, known)}"
+                f"{key} has {name!r}",
+                key=key,
+                problem="which is no key of model",
+                fix=f"It has: {', '.join(known)}.{suggest(name, known)}",
             )
