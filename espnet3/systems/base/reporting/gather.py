@@ -14,9 +14,9 @@ from espnet3.systems.base.reporting.clips import NoClip
 from espnet3.systems.base.reporting.learning import Learning, read_learning
 from espnet3.systems.base.reporting.report_config import ReportConfig, load_report_config
 from espnet3.systems.base.reporting.scores import Score, main_score, read_scores
-from espnet3.systems.base.reporting.shard_spans import RunFacts, read_run
 from espnet3.systems.base.reporting.stage_times import StageTime, read_stage_times
 from espnet3.systems.base.reporting.test_set_data import TestSetData, open_data
+from espnet3.systems.base.reporting.timeline import RunFacts, read_run
 from espnet3.systems.base.reporting.utterances import (
     Group,
     Utterances,

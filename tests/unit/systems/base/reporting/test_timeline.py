@@ -1,5 +1,4 @@
-from espnet3.systems.base.reporting.shard_spans import ShardSpan
-from espnet3.systems.base.reporting.timeline import make_timeline, round_step
+from espnet3.systems.base.reporting.timeline import ShardSpan, make_timeline, round_step
 
 
 def span(shard, pid, start, end, load=0.0, **more):
