@@ -113,6 +113,7 @@ class ShardQueue:
 
         Raises:
             ItemError: if more items failed than may.
+            FileSystemError: if this node cannot read what others published.
         """
         found = list(attempts(self._root).items())
         # A few are enough: of the others, whoever takes the shard finds out.
@@ -122,7 +123,8 @@ class ShardQueue:
                 bury(self._root, folders, self._lease)
         self._board.refresh()
         for shard in sorted(self._board.committed)[-_SAMPLED:]:
-            done = self._peek(shard)
+            # Not suppressed: a node that cannot read what others published must not begin.
+            done = read_done(self._layout.shard(shard))
             if done is not None:
                 self.pace.learn(done)
         self._check_failed()
@@ -473,7 +475,8 @@ class ShardQueue:
     def cut_off(self, task: ShardTask) -> None:
         """Note that the walltime ended an attempt."""
         log = self._record.record.log
-        self._note(task, "the walltime was over", "walltime", None, str(self._root / log))
+        log = str(self._root / log) if log else ""
+        self._note(task, "the walltime was over", "walltime", None, log)
 
     def _note(
         self,

@@ -172,7 +172,7 @@ def test_after_an_error_the_same_command_tries_what_died_again(job, reference):
 
 def test_logs_explain_and_status_follow_a_driver_with_local_workers(job, tmp_path, capsys):
     hurry = tmp_path / "hurry"
-    run = job(seconds=0.5, prints=True, hurry=str(hurry))
+    run = job(seconds=2, prints=True, hurry=str(hurry))
     process = run.start()
     wait_until(lambda: run.n_committed >= 1, 60)
     follow = start_command("logs", run.out, "-f")
@@ -183,18 +183,34 @@ def test_logs_explain_and_status_follow_a_driver_with_local_workers(job, tmp_pat
     assert "decoding" in capsys.readouterr().out
     assert main(["status", str(run.out)]) == 0
     assert "with 2 workers" in capsys.readouterr().out
+    # A busy machine takes its time to start them.
+    followed, watched = read_until(follow, "decoding"), read_until(watch, "workers of a driver")
     hurry.touch()
     process.communicate(timeout=60)
-    followed, watched = (each.communicate(timeout=30)[0] for each in (follow, watch))
+    followed += follow.communicate(timeout=60)[0]
+    watched += watch.communicate(timeout=60)[0]
     assert "decoding 59" in followed
     assert "is complete" in followed
     assert "2 workers of a driver" in watched
     assert (follow.returncode, watch.returncode) == (0, 0)
 
 
+def read_until(process, text):
+    """Return what a command writes, up to a line with a text."""
+    lines = []
+    while not lines or text not in lines[-1]:
+        line = process.stdout.readline()
+        assert line, "".join(lines)
+        lines.append(line)
+    return "".join(lines)
+
+
 def start_command(*words):
     command = [sys.executable, "-m", "espnet3.cli", *map(str, words)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    environ = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environ
+    )
 
 
 @pytest.fixture

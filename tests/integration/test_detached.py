@@ -93,7 +93,8 @@ def test_a_changed_config_is_refused_before_anything_is_submitted(job):
     refused = run.run(parallel=ASYNC, beam=2)
     assert refused.returncode == 1
     assert StaleRunError.__name__ in refused.stderr
-    assert not RecordPaths(run.out).folder.exists()
+    assert not RecordPaths(run.out).run.exists()
+    assert not read_jobs(RecordPaths(run.out))
 
 
 class Double(BaseRunner):
