@@ -17,7 +17,6 @@ from espnet3.parallel.folder_run import (
     Merge,
     RunRequest,
     count_failed,
-    finished_result,
     folder_errors,
     merge_run,
     open_run,
@@ -65,7 +64,7 @@ class FolderDriver:
         root = self._request.root
         with interruptible() as interruption, folder_errors(root):
             manifest = open_run(self._request, self._count_shards)
-            answer = finished_result(self._request, manifest)
+            answer = self._request.finished_result(manifest)
             if answer is not None:
                 logger.info("%s is complete already: %d items", root, manifest.n_items)
                 return answer[0]
@@ -193,7 +192,7 @@ class FolderDriver:
         request = self._request
         while not lease.claim("merge"):
             time.sleep(_WAIT_SECONDS)
-        answer = finished_result(request, manifest)
+        answer = request.finished_result(manifest)
         if answer is not None:
             return answer[0]
         begin = time.monotonic()

@@ -73,6 +73,10 @@ class RunRequest:
     not_results: Sequence[str] = ()
     """Keys that results do not depend on, also where a manifest has them."""
 
+    def finished_result(self, manifest: Manifest) -> tuple[Any] | None:
+        """Return the result of a run that is complete; see the function of this name."""
+        return finished_result(self.root, manifest, self.output_dir, retry_failed=self.retry_failed)
+
     @property
     def outputs(self) -> tuple[Path, ...]:
         """The folders that the run writes."""
@@ -214,12 +218,17 @@ def remove_run(root: Path) -> None:
             os.unlink(entry.path)
 
 
-def finished_result(request: RunRequest, manifest: Manifest) -> tuple[Any] | None:
-    """Return what `merge` returned, in a tuple, if the run is complete and its outputs exist."""
-    success = read_success(manifest.layout(request.root), manifest.run_id)
-    if success is None or (request.retry_failed and success["n_failed"]):
+def finished_result(
+    root: Path, manifest: Manifest, output_dir: Path, *, retry_failed: bool = False
+) -> tuple[Any] | None:
+    """Return what `merge` returned, in a tuple, if the run is complete and its outputs exist.
+
+    With `retry_failed`, a run in which items failed is not complete.
+    """
+    success = read_success(manifest.layout(root), manifest.run_id)
+    if success is None or (retry_failed and success["n_failed"]):
         return None
-    return known_result(success, manifest.layout(request.root), request.output_dir)
+    return known_result(success, manifest.layout(root), output_dir)
 
 
 def sweep(layout: RunLayout, lease: Lease) -> None:

@@ -20,7 +20,6 @@ from espnet3.parallel.faults import too_many
 from espnet3.parallel.folder_run import (
     RunRequest,
     count_failed,
-    finished_result,
     folder_errors,
     open_run,
     shards_to_run,
@@ -86,7 +85,7 @@ def prepare(
         manifest = open_run(request, lambda: config.n_workers * config.shards_per_worker)
         if queued and (before is None or before.run_id != manifest.run_id):
             cancel_jobs([job for job in queued if job_states([job])[job.key].phase == "pending"])
-        if finished_result(request, manifest) is not None:
+        if request.finished_result(manifest) is not None:
             return None
         n_left = _shards_left(request, manifest, policy)
         described = replace(spec, setup_fn=worker_setup_fn(runner.provider))

@@ -13,7 +13,13 @@ from espnet3.errors import EspnetError, IncompleteRunError, ProviderError, RunFo
 from espnet3.io.atomic import is_folder_trouble
 from espnet3.parallel.detached.description import load_runner
 from espnet3.parallel.end_of_run import tell_the_end
-from espnet3.parallel.folder_run import folder_errors, merge_run, shards_to_run, sweep
+from espnet3.parallel.folder_run import (
+    finished_result,
+    folder_errors,
+    merge_run,
+    shards_to_run,
+    sweep,
+)
 from espnet3.parallel.held_secrets import secrets_held
 from espnet3.parallel.signals import EndSignals, HandBack
 from espnet3.parallel.tasks import describe_error, user_traceback
@@ -23,7 +29,7 @@ from espnet3.shards.manifest import Manifest
 from espnet3.shards.merge import check_complete, read_coverage
 from espnet3.shards.reachable import is_of_node
 from espnet3.shards.status import require_manifest
-from espnet3.shards.success import known_result, read_success
+from espnet3.shards.success import read_success
 
 logger = logging.getLogger(__name__)
 _FIRST_PAUSE, _MAX_PAUSE = 0.2, 5.0
@@ -161,11 +167,8 @@ def merge_detached(run_dir: Path, *, trust: str | None = None) -> Any:
 def finished_answer(run_dir: Path) -> tuple[Any] | None:
     """Return what `merge` returned, in a tuple, if it is known and its files are as they were."""
     manifest = require_manifest(run_dir)
-    success = read_success(manifest.layout(run_dir), manifest.run_id)
-    if success is None:
-        return None
     output_dir = Path(os.path.normpath(run_dir / manifest.output_dir))
-    return known_result(success, manifest.layout(run_dir), output_dir)
+    return finished_result(run_dir, manifest, output_dir)
 
 
 def result_of(run_dir: Path, *, trust: str | None = None) -> Any:
