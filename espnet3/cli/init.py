@@ -1,4 +1,4 @@
-"""Write a new recipe that runs as it is, to be changed file by file."""
+"""Write a new recipe that runs without changes."""
 
 import argparse
 import os

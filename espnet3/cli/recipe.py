@@ -1,4 +1,4 @@
-"""Run a recipe: what its `run.py` calls.
+"""Entry point of a recipe's `run.py`.
 
 Nothing heavy is imported before the command line is known to be right.
 """

@@ -1,4 +1,4 @@
-"""Runs as they go on: a live view on a terminal, a line at a time where output is piped."""
+"""Follow runs: a live view on a terminal, single lines where output is piped."""
 
 import sys
 import time

@@ -1,4 +1,4 @@
-"""What to write in place of a setting that nothing reads.
+"""Suggest the correct key for an unused setting.
 
 A key may be another toolkit's word, stand in the wrong block, or be meant for another stage:
 `trainer` is for training, `parallel` for the workers of runners, which people confuse most. The

@@ -1,4 +1,4 @@
-"""What a path holds: a digest of all the content of a file or folder, remembered between runs.
+"""Cached digests of the content of files and folders.
 
 Only content decides. `touch`, `cp -p`, `rsync -t` and archives with the time 0 change nothing, or
 hide nothing: a digest is taken from memory only if inode, size, mtime and ctime are those of the

@@ -1,4 +1,4 @@
-"""How large a config may grow: by aliases, by nesting, and by what refers to what.
+"""Limits on the size of a config: aliases, nesting, interpolations.
 
 A few hundred bytes of YAML can stand for gigabytes. All of this is counted before it is done.
 """

@@ -1,4 +1,4 @@
-"""Which files and folders the values of a config name.
+"""Find the files and folders that a config names.
 
 A value names what is there under it: relative to the current folder, as `open` would take it, or to
 the `recipe_dir` that stands in the config, as our data sources do; `~`, `$VARIABLES` and `file://`

@@ -1,4 +1,4 @@
-"""Where the value of a key was set, and how keys are spelled: `a.b.0.c`."""
+"""Source of each key (file and line), and key paths such as `a.b.0.c`."""
 
 import re
 from collections.abc import Callable, Iterator

@@ -1,4 +1,4 @@
-"""Find what a `_target_` names, and say what is wrong with one that cannot be found or called."""
+"""Import the object that a `_target_` names, and explain failures."""
 
 import importlib
 import inspect

@@ -1,4 +1,4 @@
-"""What a config of others may reach while it is built: which code, and which files.
+"""Restrict the code and files that an untrusted config can reach.
 
 A packed model comes from others. While its parts are built, and whenever they load something later,
 its `Trust` is in force: `instantiate`, `locate`, and whatever opens a file that a config names ask

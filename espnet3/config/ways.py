@@ -1,4 +1,4 @@
-"""How the value of a foreign word becomes one of ours; `config.words` has the words."""
+"""Convert values of other toolkits' keys to ours; `config.words` has the keys."""
 
 import re
 from collections.abc import Callable, Mapping

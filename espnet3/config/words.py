@@ -1,4 +1,4 @@
-"""Words of other toolkits, and keys of ours in the wrong place: what each is called here.
+"""Map keys of other toolkits, and misplaced keys of ours, to our keys.
 
 From ESPnet2's shell recipes and configs, the public ESPnet3, Lightning's `Trainer`, torch's
 `DataLoader`, Hugging Face's `TrainingArguments`, SpeechBrain and NeMo. A word has one place for

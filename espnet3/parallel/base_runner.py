@@ -1,4 +1,4 @@
-"""The runner: what to do with one item, and what to do with all the results.
+"""Base class of runners: the work for one item, and the merge of all results.
 
 Workers import this module for the user's class, and the user waits for them: what only the driver
 needs is imported when a run begins.

@@ -1,4 +1,4 @@
-"""Workers of a Dask cluster, whoever started it.
+"""Worker pool on a Dask cluster.
 
 Dask moves the bytes and tells who is there; which shard runs where is decided by the dispatcher.
 Each attempt is pinned to its worker, so that one with eight threads gets one shard, not eight. To

@@ -1,4 +1,4 @@
-"""What runs inside a Dask worker: the same attempts as anywhere, one at a time."""
+"""Run attempts inside a Dask worker, one at a time."""
 
 import sys
 import threading

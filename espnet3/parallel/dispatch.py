@@ -1,4 +1,4 @@
-"""Hand out shards, longest first, and decide what to do when something goes wrong.
+"""Assign shards to workers, longest first, and handle failures.
 
 The queue stays here, with the driver, so that a worker that joins late gets work at once and one
 that dies takes a single shard with it.

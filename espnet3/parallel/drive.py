@@ -1,4 +1,4 @@
-"""Drive a run folder to its end: run what is missing on the workers, then merge."""
+"""Synchronous driver: run the missing shards of a run folder, then merge."""
 
 import logging
 import time

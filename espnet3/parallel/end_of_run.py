@@ -1,4 +1,4 @@
-"""What the log says when a run is complete, whoever completed it: counts, cost and speed."""
+"""Log the summary of a completed run: counts, cost and speed."""
 
 import logging
 import shlex

@@ -1,4 +1,4 @@
-"""The provider: what a worker needs to run a runner's `forward`."""
+"""Base class of providers, which build the environment for a runner's `forward`."""
 
 import sys
 from abc import ABC, abstractmethod

@@ -1,4 +1,4 @@
-"""Run one shard: the loop that calls the user's function, in whichever process it is."""
+"""Run one shard: the loop that calls `forward` and writes results."""
 
 import itertools
 import logging

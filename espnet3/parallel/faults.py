@@ -1,4 +1,4 @@
-"""What a run puts up with, and the words for what it does not."""
+"""Fault policy of a run, and the errors raised when it is exceeded."""
 
 from dataclasses import dataclass
 from pathlib import Path

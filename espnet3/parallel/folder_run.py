@@ -1,4 +1,4 @@
-"""A run that lives in a folder: plan, run what is missing, prove, merge."""
+"""Steps of a run in a folder: plan, find missing shards, verify, merge."""
 
 import logging
 import os

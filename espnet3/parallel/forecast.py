@@ -1,4 +1,4 @@
-"""How long a run would take: the dispatcher's rule, on a clock that costs nothing."""
+"""Estimate the duration of a run by simulating the dispatcher."""
 
 import heapq
 from collections.abc import Sequence

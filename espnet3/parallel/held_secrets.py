@@ -1,4 +1,4 @@
-"""Secrets that a provider holds: found once something fails, so that they are not written down.
+"""Find secrets that a provider holds, to redact them from errors.
 
 An exception may say with which token it was refused. Its message and traceback are written to
 `failed.jsonl` and to logs, which others can read, and are shown by several commands.

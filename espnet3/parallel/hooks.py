@@ -1,4 +1,4 @@
-"""The functions a runner's author writes, and how they are called: with what they ask for."""
+"""Hooks of a runner, called with the arguments that their signatures name."""
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence

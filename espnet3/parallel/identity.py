@@ -1,4 +1,4 @@
-"""What the results of a run depend on, key by key, so that a change can be named."""
+"""Fingerprint of a run: everything its results depend on, key by key."""
 
 import logging
 import os

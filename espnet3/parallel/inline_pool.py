@@ -1,4 +1,4 @@
-"""The worker that is this very process: `env: local, n_workers: 1`."""
+"""Pool of one worker in this process: `env: local, n_workers: 1`."""
 
 import os
 import time

@@ -1,4 +1,4 @@
-"""Values that code finds in its module when it runs, in a form that is the same in each process.
+"""Module-level values used by code, in a form that is stable across processes.
 
 The text of a module does not tell what `BEAM = int(os.environ["BEAM"])` is, or a table that is read
 from a file.

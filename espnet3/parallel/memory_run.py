@@ -1,4 +1,4 @@
-"""A run whose results stay in memory."""
+"""Run without an output folder: results stay in memory."""
 
 import uuid
 from collections.abc import Callable, Iterable

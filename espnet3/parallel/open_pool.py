@@ -1,4 +1,4 @@
-"""Choose the workers that a config asks for."""
+"""Open the worker pool that a config asks for."""
 
 import logging
 from collections.abc import Callable, Iterator

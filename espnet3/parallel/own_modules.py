@@ -1,4 +1,4 @@
-"""Which modules are the user's own, where their files are, and which of them others import.
+"""Find the user's own modules and their imports.
 
 Nothing is imported to find out: what happens to be loaded already must make no difference.
 """

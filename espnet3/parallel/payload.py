@@ -1,4 +1,4 @@
-"""Pack what goes to the workers, and refuse what is too large for the trip."""
+"""Pickle the run spec for workers, and refuse oversized ones."""
 
 from collections.abc import Callable, Iterator
 from typing import Any

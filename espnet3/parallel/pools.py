@@ -1,4 +1,4 @@
-"""What the dispatcher needs of a set of workers, whatever they are."""
+"""Protocol of a worker pool."""
 
 from dataclasses import dataclass
 from typing import Protocol

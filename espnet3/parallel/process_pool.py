@@ -1,4 +1,4 @@
-"""Workers as processes of this machine: started in a tenth of a second, replaced when they die.
+"""Pool of local worker processes, which are replaced when they die.
 
 Not multiprocessing's: its spawn imports the user's script again, so that a script without a
 `__main__` guard, like those of the documentation, would start itself over and over.

@@ -1,4 +1,4 @@
-"""Tell how far a run is: a bar on a terminal, a line a minute in a log."""
+"""Progress of a run: a bar on a terminal, a line a minute in a log."""
 
 import logging
 import sys

@@ -1,4 +1,4 @@
-"""Check what a runner was made with, before anything starts."""
+"""Validate the settings of a runner before anything starts."""
 
 import inspect
 import logging

@@ -1,4 +1,4 @@
-"""Where the results of a shard go: into memory, or into a folder that is committed."""
+"""Sinks for the results of a shard: memory, or a folder that is committed."""
 
 import os
 import time

@@ -1,4 +1,4 @@
-"""The code that results depend on: what changed of it can be named, definition by definition.
+"""Digests of the code that results depend on, per definition.
 
 The rule: all of the text of each module of the user's own that classes and functions come from, or
 that such a module imports, at the top or inside of a function. Comments, docstrings and layout do

@@ -1,4 +1,4 @@
-"""What crosses the border between driver and worker: small dataclasses, no handles."""
+"""Dataclasses exchanged between driver and worker."""
 
 import os
 import traceback

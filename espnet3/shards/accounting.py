@@ -1,4 +1,4 @@
-"""What a run cost: where the time of its workers went, per worker, per node and in all.
+"""Accounting of a run: time of its workers, per worker, per node and in total.
 
 Made of what is in the folder: each committed shard tells what it took and for whom it was run;
 detached workers also tell when they were submitted, began and ended, and what came to nothing.

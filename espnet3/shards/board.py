@@ -1,4 +1,4 @@
-"""What is left of a run: one listing of its folder instead of a look at each shard.
+"""Open shards of a run, from one listing of its folder.
 
 A worker among many must not touch thousands of files to find its next shard. The names say nearly
 all: a folder `split.7` is a committed shard, a file `split.7.claim` one in somebody's hands. They

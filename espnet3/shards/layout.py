@@ -1,4 +1,4 @@
-"""Where things are in a run folder: the only module that spells these names."""
+"""Layout of a run folder; the only module that spells these names."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""Who works on what: owner files with a heartbeat, and claims that name an owner.
+"""Leases: owner files with a heartbeat, and claims that name an owner.
 
 Leases only spare double work; what keeps outputs right is the commit. So a lease may be taken over
 whenever its owner looks dead, and being wrong about that costs time, not results.

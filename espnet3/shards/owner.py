@@ -1,4 +1,4 @@
-"""Which process is it: what an owner file says, and how to tell whether it still runs."""
+"""Identity of a process in an owner file, and whether it is still alive."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Where an attempt is: eight bytes in a mapped file, so that saying it per item costs nothing.
+"""Position of an attempt, stored per item in a memory-mapped file.
 
 The pages of a mapped file outlive their process, so after a crash the file still names the batch
 that was running: that is how an item that kills its worker is found.

@@ -1,4 +1,4 @@
-"""How fast a run went, from its folder alone; also one that is not finished."""
+"""Speed of a run, finished or not, from its folder."""
 
 from dataclasses import dataclass
 from pathlib import Path

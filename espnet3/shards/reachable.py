@@ -1,4 +1,4 @@
-"""Read files of a run folder, and tell "not there" from "not to be reached from this node".
+"""Read files of a run folder; distinguish absent from unreadable on this node.
 
 Only a file that is not there, or is there with other content than it should have, says something
 about the run. An EIO, ESTALE or EACCES is about this node: `FileSystemError` ends its work, and

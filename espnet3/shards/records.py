@@ -1,4 +1,4 @@
-"""What detached workers and their jobs leave in a run folder, a small JSON file each.
+"""Records of detached workers, jobs, deaths and stop marks in a run folder.
 
 Nobody writes another's file, so none of them needs a lock: who was submitted (`jobs/`), who works
 or worked (`workers/`), at what a worker died (`deaths/`), and that nobody should go on

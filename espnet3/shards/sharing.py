@@ -1,4 +1,4 @@
-"""Let those read what a process puts into a run folder who may read the folder.
+"""Give new files in a run folder the permissions of the folder.
 
 Runs are shared: a second user who helps with a umask of 077 would publish shards that the first
 one cannot merge. Only what the umask took away is given back, so that a file which a runner made

@@ -1,4 +1,4 @@
-"""How a run stands, from its folder alone: no driver, worker or scheduler is asked."""
+"""Status of a run, from its folder alone."""
 
 import os
 import time

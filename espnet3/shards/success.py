@@ -1,4 +1,4 @@
-"""The proof that a run is complete, and what lets a finished run answer at once."""
+"""`_SUCCESS.json`: marks a run as complete and stores its result."""
 
 import json
 import logging

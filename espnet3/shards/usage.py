@@ -1,4 +1,4 @@
-"""Where the time of workers went: the figures of the accounting, and how they add up."""
+"""Figures of the accounting, and how they add up."""
 
 import os
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Random changes of samples, as models for your own: `transform: {_target_: ...}` of a dataset.
+"""Example augmentations, used as `transform: {_target_: ...}` of a dataset.
 
 Each draws from the generator `rng`, which follows from the seed, the epoch and the sample: the same
 epoch gives the same samples whatever the number of workers and ranks, and after a resume.

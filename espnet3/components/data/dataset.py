@@ -1,4 +1,4 @@
-"""What a dataset is, and datasets made of others."""
+"""Dataset protocol, and combined datasets."""
 
 import operator
 import sys

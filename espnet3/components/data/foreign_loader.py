@@ -1,4 +1,4 @@
-"""Loaders that users made themselves: torch's DataLoader, and anything else that yields batches.
+"""Adapt user-made loaders: torch's DataLoader, and any iterable of batches.
 
 What a DataLoader says of its dataset, batches, order and workers is taken over into a loader of
 ours, which splits batches over ranks and resumes mid-epoch. One that cannot be told apart into

@@ -1,4 +1,4 @@
-"""Where tokens and words are in time: forced alignment by CTC posteriors."""
+"""Forced alignment of tokens and words by CTC posteriors."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

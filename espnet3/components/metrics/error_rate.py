@@ -1,4 +1,4 @@
-"""What WER, CER and TER share: everything but how a text falls into units."""
+"""Base class of WER, CER and TER."""
 
 import logging
 import re

@@ -1,4 +1,4 @@
-"""Text normalisation before scoring: only what is asked for, in the order it is asked for."""
+"""Text normalisation before scoring, in the configured order."""
 
 import re
 import unicodedata

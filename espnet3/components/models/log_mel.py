@@ -1,4 +1,4 @@
-"""The log-mel front end: from samples to the energies that recognisers listen to."""
+"""Log-mel front end: from samples to mel energies."""
 
 import math
 

@@ -1,1 +1,1 @@
-"""Texts as numbers: tokenizers, and what their tokens mean."""
+"""Tokenizers."""

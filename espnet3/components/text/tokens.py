@@ -1,4 +1,4 @@
-"""The tokens that every tokenizer has, and their places."""
+"""Special tokens of every tokenizer, and their ids."""
 
 from collections.abc import Sequence
 

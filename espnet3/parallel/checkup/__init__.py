@@ -1,1 +1,1 @@
-"""Checks before an hour in the queue, for `espnet3 doctor`; none of them raises."""
+"""Checks of `espnet3 doctor`; none of them raises."""

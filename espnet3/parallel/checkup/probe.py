@@ -1,4 +1,4 @@
-"""What a worker looks at, as a job that does nothing else: it reports, and judges nothing.
+"""Probe job of `doctor --submit`: collects facts about a node without judging them.
 
 Sent by Dask like any task, so it takes and returns plain values.
 """

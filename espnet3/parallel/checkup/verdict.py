@@ -1,4 +1,4 @@
-"""Judge what a worker reported, compared with this machine."""
+"""Compare the facts that the probe job reported with this machine."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING

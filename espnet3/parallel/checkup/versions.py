@@ -1,4 +1,4 @@
-"""Whether the packages that a backend needs are installed, in versions that fit each other."""
+"""Check that the packages of a backend are installed in compatible versions."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from importlib import metadata

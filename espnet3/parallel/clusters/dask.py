@@ -1,4 +1,4 @@
-"""A Dask scheduler that is already running."""
+"""Backend `dask`: an existing Dask scheduler."""
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor

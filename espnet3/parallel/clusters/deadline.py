@@ -1,4 +1,4 @@
-"""A limit on starts that may hang."""
+"""Time limit for cluster starts that may hang."""
 
 import threading
 import time

@@ -1,4 +1,4 @@
-"""Which GPUs a worker's process sees: those that the scheduler gave to its job.
+"""Pin a worker to the GPUs that the scheduler gave to its job.
 
 Slurm, LSF and HTCondor tell a job its GPUs. Grid Engine and PBS count them, and tell nobody which
 are meant: there, workers choose free ones by lock files on the node.

@@ -1,4 +1,4 @@
-"""Which GPUs of this machine a program may use, without touching them.
+"""List the visible GPUs of this machine without initialising CUDA.
 
 Asked of NVML, the library of NVIDIA's driver: torch may be a build for the CPU, takes seconds to
 import, and remembers what it saw first.

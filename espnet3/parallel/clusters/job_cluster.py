@@ -1,4 +1,4 @@
-"""A cluster of dask-jobqueue, job by job: submit, cancel, and see which workers are there."""
+"""Submit and cancel single jobs of a dask-jobqueue cluster, and list its workers."""
 
 import asyncio
 import itertools

@@ -1,4 +1,4 @@
-"""The environment of a job: what its worker needs to run the code of the driver."""
+"""Environment variables that let a job run the driver's code."""
 
 import os
 import shlex

@@ -1,4 +1,4 @@
-"""What a job's cluster class is given: the user's options, and what makes them right by default."""
+"""Options of the dask-jobqueue class: the user's, with defaults filled in."""
 
 import hashlib
 import logging

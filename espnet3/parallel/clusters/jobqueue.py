@@ -1,4 +1,4 @@
-"""Schedulers of computing centres, each worker a job, through dask-jobqueue."""
+"""Backends for batch schedulers through dask-jobqueue, one job per worker."""
 
 import asyncio
 import importlib.util

@@ -1,4 +1,4 @@
-"""Kubernetes, through the operator of dask-kubernetes.
+"""Backend `kube`: Kubernetes, through the operator of dask-kubernetes.
 
 The scheduler's service is of type ClusterIP unless the options say otherwise: nobody outside the
 cluster reaches it, and this program only through the API server, by a port on loopback.

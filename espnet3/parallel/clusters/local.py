@@ -1,4 +1,4 @@
-"""Processes of this machine, as a Dask cluster: for `get_client`. Runners use a lighter way."""
+"""Local Dask cluster for `get_client`; runners use `ProcessPool` instead."""
 
 import inspect
 import logging

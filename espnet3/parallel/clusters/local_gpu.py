@@ -1,4 +1,4 @@
-"""One worker per visible GPU of this machine, with its own GPU first.
+"""Backend `local_gpu`: one worker per visible GPU, with its own GPU first.
 
 Through dask-cuda if it is installed; it is not needed. A worker's `CUDA_VISIBLE_DEVICES` is that of
 the run, turned so that its own GPU is number 0, which is where `LOCAL_RANK` 0 puts the model.

@@ -1,4 +1,4 @@
-"""At which address of this machine the nodes of a cluster reach it."""
+"""Find the address at which the nodes of a cluster reach this machine."""
 
 import socket
 from collections import Counter

@@ -1,4 +1,4 @@
-"""Machines that one can log in to."""
+"""Backend `ssh`: hosts reached by SSH."""
 
 import importlib
 import itertools

@@ -1,4 +1,4 @@
-"""Certificates of a run: its driver and its workers trust nobody else."""
+"""TLS certificates of one run, trusted only by its driver and workers."""
 
 import os
 import shlex

@@ -1,4 +1,4 @@
-"""What a Dask worker does before its first task: `--preload` and `--preload-nanny` of its job."""
+"""Preload hooks of a Dask worker: `--preload` and `--preload-nanny` of its job."""
 
 import asyncio
 import logging

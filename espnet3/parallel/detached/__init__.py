@@ -1,1 +1,1 @@
-"""Runs that go on without their driver: workers take shards from the run folder."""
+"""Detached runs: workers take shards from the run folder, without a driver."""

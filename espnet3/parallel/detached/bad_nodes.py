@@ -1,4 +1,4 @@
-"""Nodes on which attempts die while others get on: workers there end, and jobs avoid them."""
+"""Find nodes on which attempts keep failing; workers and jobs avoid them."""
 
 import time
 from collections import Counter

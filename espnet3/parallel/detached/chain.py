@@ -1,4 +1,4 @@
-"""Jobs that follow one another: which came before, and whether they got anything done."""
+"""Chains of successor jobs, and whether they made progress."""
 
 import re
 import shlex

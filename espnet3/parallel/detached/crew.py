@@ -1,4 +1,4 @@
-"""Who works for a detached run, and who is on the way: workers and jobs, side by side."""
+"""The workers and queued jobs of a detached run."""
 
 import shlex
 import time

@@ -1,4 +1,4 @@
-"""All that workers must know of a run, in its folder: a description to read, and the code."""
+"""Description and code of a detached run, stored in its folder."""
 
 import os
 import platform

@@ -1,4 +1,4 @@
-"""Why a run does not get on: all that its folder and the scheduler can tell, the worst first."""
+"""Diagnose a stalled run from its folder and the scheduler; most serious finding first."""
 
 import shlex
 import shutil

@@ -1,4 +1,4 @@
-"""A run folder that cannot be read from here: what to say, and whether to try again.
+"""Handle run folders that cannot be read from this machine.
 
 The folder is on a file server, as a rule, and others may move or remove it at any time. The run
 does not depend on who looks at it.

@@ -1,4 +1,4 @@
-"""Run folders as words of a command line that stands in a job script."""
+"""Encode run folders as words of the command line in a job script."""
 
 import json
 import os

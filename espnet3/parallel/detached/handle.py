@@ -1,4 +1,4 @@
-"""A detached run in Python: what a runner returns with `parallel.mode: async`."""
+"""Python handle of a detached run, returned by a runner with `parallel.mode: async`."""
 
 import os
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""The job of a detached worker, rendered and submitted by the job classes of dask-jobqueue."""
+"""Render and submit the job script of a detached worker with dask-jobqueue."""
 
 import logging
 import os

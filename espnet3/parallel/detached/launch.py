@@ -1,4 +1,4 @@
-"""Begin a detached run: plan it, describe it in its folder, submit its workers, and leave."""
+"""Start a detached run: plan it, write its description, submit workers."""
 
 import logging
 import shlex

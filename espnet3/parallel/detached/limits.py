@@ -1,4 +1,4 @@
-"""What must hold before a job is submitted: a right clock, records that can be read, and a limit.
+"""Preconditions of a submission: correct clock, readable records, submission limit.
 
 A program that submits jobs for others looks at files that other machines write. If its clock is
 off, or if it cannot read them, those at work look dead to it, and it would submit more and more.

@@ -1,4 +1,4 @@
-"""What workers wrote: all of one, what belongs to a shard, or the end of what failed."""
+"""Collect worker logs: of one worker, of one shard, or of failures."""
 
 import re
 from collections.abc import Iterable, Iterator

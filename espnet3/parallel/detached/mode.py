@@ -1,4 +1,4 @@
-"""Whether a runner's call waits for its workers, or leaves the run to them."""
+"""Decide whether a runner's call is synchronous or detached."""
 
 import logging
 from typing import TYPE_CHECKING, Any

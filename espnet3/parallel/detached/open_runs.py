@@ -1,4 +1,4 @@
-"""What is left to do in run folders, at a glance: no shard is looked into."""
+"""Count open shards of run folders from one listing."""
 
 import os
 from collections.abc import Sequence

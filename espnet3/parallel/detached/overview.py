@@ -1,4 +1,4 @@
-"""All that can be told of a run at one moment: progress, workers, jobs, and nodes it avoids."""
+"""Snapshot of a run: progress, workers, jobs and avoided nodes."""
 
 import os
 import shutil

@@ -1,4 +1,4 @@
-"""The runner and what its workers need as a file: who may load it, and whether it still holds.
+"""Pickled runner and spec of a detached run, with ownership and digest checks.
 
 The file is a pickle, and to load a pickle is to run what somebody else wrote. So it is loaded only
 if it belongs to the one who loads it, or to somebody whom they name.

@@ -1,4 +1,4 @@
-"""Detached workers as processes of this machine: they outlive the terminal and who started them."""
+"""Start detached workers as local processes that outlive the terminal."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""Give a run more workers, here or on another backend."""
+"""Resume a run with more workers, here or on another backend."""
 
 import os
 from collections.abc import Iterator, Mapping, Sequence

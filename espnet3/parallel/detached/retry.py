@@ -1,4 +1,4 @@
-"""Compute anew what failed."""
+"""Run shards with failed items again."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Shards that hold a run up: those at which workers die, and those that take too long."""
+"""Find shards that stall a run: repeated deaths, or far too slow."""
 
 import statistics
 from collections.abc import Collection, Iterator, Sequence

@@ -1,4 +1,4 @@
-"""Submit detached workers, and ask for them and end them later: all by what the folder tells."""
+"""Submit, query and cancel the jobs of detached workers."""
 
 import logging
 import math

@@ -1,4 +1,4 @@
-"""The program that a worker's job runs beside it: who follows when this job ends, who is missing?
+"""Submit successor jobs and replace missing workers; a subprocess of each worker.
 
 `python -m espnet3.parallel.detached.succeed RUN_DIR ... --env ENV --job ID --generation N`
 

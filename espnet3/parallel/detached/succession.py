@@ -1,4 +1,4 @@
-"""The successor of a worker, and the crew: looked after by a process of its own.
+"""Run the successor program beside a detached worker.
 
 It talks to the scheduler, which may take its time or fail; the work must not wait for that.
 """

@@ -1,4 +1,4 @@
-"""Wait for a run to end, whoever works on it."""
+"""Wait for a run to end."""
 
 import logging
 import shlex

@@ -1,4 +1,4 @@
-"""When the scheduler will end a worker, and which shards it can finish before that."""
+"""Walltime of a worker, and which shards fit into the rest of it."""
 
 import os
 import shlex

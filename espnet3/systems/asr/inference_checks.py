@@ -1,4 +1,4 @@
-"""What can be wrong with the recogniser of an inference config, found before workers start."""
+"""Check the recogniser of an inference config before workers start."""
 
 import math
 from collections.abc import Mapping

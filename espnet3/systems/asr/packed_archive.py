@@ -1,4 +1,4 @@
-"""Archives of packed models: written with the same bytes each time, extracted without surprises."""
+"""Archives of packed models: reproducible bytes, safe extraction."""
 
 import gzip
 import shutil

@@ -1,4 +1,4 @@
-"""Stage 9, `pack_model`: a folder with all that recognising needs, for others."""
+"""Stage 9, `pack_model`: pack a trained recogniser into one folder."""
 
 import json
 import logging

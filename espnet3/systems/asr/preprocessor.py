@@ -1,4 +1,4 @@
-"""What is done to the samples of a recogniser or a language model before they become batches."""
+"""Preprocess samples of a recogniser or language model before batching."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

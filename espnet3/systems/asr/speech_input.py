@@ -1,4 +1,4 @@
-"""What a recogniser may be called with, as float32 samples at the rate of its model."""
+"""Convert the input of a recogniser to float32 samples at its model's rate."""
 
 import os
 from typing import Any

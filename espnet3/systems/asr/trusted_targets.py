@@ -1,4 +1,4 @@
-"""Which classes the config of a packed model may name, so that loading it runs no foreign code."""
+"""Allowlist of classes that the config of a packed model may name."""
 
 import importlib
 from typing import Any

@@ -1,1 +1,1 @@
-"""What all systems share."""
+"""Code shared by all systems."""

@@ -1,4 +1,4 @@
-"""What the configs of a recipe share: declared once, and handed from one to the next."""
+"""Context shared by the configs of a recipe."""
 
 import logging
 import os

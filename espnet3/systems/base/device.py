@@ -1,4 +1,4 @@
-"""Which device a worker's model goes to."""
+"""Choose the device of a worker's model."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""What can be wrong with an inference config, found before anything is built."""
+"""Check an inference config before anything is built."""
 
 import inspect
 import logging

@@ -1,4 +1,4 @@
-"""From what a model returns to the fields that are kept of an item."""
+"""Convert the output of a model to the fields kept of an item."""
 
 import inspect
 import os

@@ -1,4 +1,4 @@
-"""How fast a run will go: as the user states it, or as an earlier run of the recipe went."""
+"""Expected speed of a run: stated by the user, or measured by an earlier run."""
 
 import socket
 from collections.abc import Iterable, Iterator

@@ -1,4 +1,4 @@
-"""What the numbers in `metrics.json` were computed from, so that stale ones can be told."""
+"""Record of the inputs of `metrics.json`, to detect stale numbers."""
 
 import json
 from collections.abc import Iterator, Mapping

@@ -1,4 +1,4 @@
-"""Build the metrics of a config, and settle what each reads and what it is called."""
+"""Build the metrics of a config, with their names and inputs."""
 
 import dataclasses
 import inspect

@@ -1,4 +1,4 @@
-"""What is kept of a run of a stage: its config, where each key came from, the command, versions.
+"""Record of a stage run: config, source of each key, command, versions.
 
 `<exp_dir>/config/<stage>.{yaml,json}` describe the run that made what is there. A stage that has
 nothing to do, or is refused, leaves them as they were.

@@ -1,4 +1,4 @@
-"""Who reads a key: a stage that runs, another key that refers to it, or code of one's own.
+"""Find the readers of a key: stages, other keys, or user code.
 
 A setting that nobody reads is a mistake that shows after the night it cost: a sweep over `lr` that
 trained the same model three times. On the command line it is refused, in a file it is told.

@@ -1,4 +1,4 @@
-"""What `--dry-run` and `espnet3 plan` tell of any run on workers, before anything is started."""
+"""Describe a run on workers for `--dry-run` and `espnet3 plan`."""
 
 import os
 from collections.abc import Sequence

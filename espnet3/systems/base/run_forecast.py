@@ -1,4 +1,4 @@
-"""What is left of a run, and how long it would take on any number of workers."""
+"""Forecast the rest of a run for any number of workers."""
 
 from dataclasses import dataclass
 from functools import cached_property

@@ -1,4 +1,4 @@
-"""Compare the sampling rates of data and model: a model hears any other as another speed and pitch.
+"""Compare the sampling rates of data and model.
 
 Rates are known from the config, where both stand there, or else from the samples and the model as
 they were built. What tells no rate, a model or a dataset of one's own, is let pass.

@@ -1,4 +1,4 @@
-"""What decoding one test set takes: its provider, its dataset and its runner."""
+"""Provider, dataset and runner for decoding one test set."""
 
 import logging
 import re

@@ -1,4 +1,4 @@
-"""Which test sets a config names, and where their results go."""
+"""Test sets of a config, and their result folders."""
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path

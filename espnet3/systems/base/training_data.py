@@ -1,4 +1,4 @@
-"""What a training config says of data: its datasets, built from the `dataset` block."""
+"""Build the datasets of a training config."""
 
 import re
 from collections.abc import Callable, Mapping

@@ -1,4 +1,4 @@
-"""What the weights of a training depend on: settings, files, code and data, key by key.
+"""Fingerprint of a training: settings, files, code and data, key by key.
 
 Places are not results: a path below `exp_dir`, `data_dir` and the like is described by that name,
 so that a recipe that was moved, with the same content, is the same recipe.

@@ -1,4 +1,4 @@
-"""What the `train` stage would do, for `--dry-run`: nothing is trained, nothing is written."""
+"""Describe the `train` stage for `--dry-run`."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any

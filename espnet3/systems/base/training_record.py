@@ -1,4 +1,4 @@
-"""The record of a training, `<exp_dir>/training.json`: what its weights were made of.
+"""Record of a training, `<exp_dir>/training.json`: the inputs of its weights.
 
 It is written before the first step. Later calls are compared with it before anything else: the
 weights of one training are never gone on with, or shown, as those of another. What was accepted

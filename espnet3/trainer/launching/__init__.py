@@ -1,1 +1,1 @@
-"""How the processes of a training are started: checks, job scripts, submission."""
+"""Start the processes of a training: checks, job scripts, submission."""

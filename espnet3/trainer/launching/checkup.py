@@ -1,4 +1,4 @@
-"""What `espnet3 doctor` says of the `trainer` block; nothing is started."""
+"""Check the `trainer` block for `espnet3 doctor`."""
 
 import os
 from collections.abc import Mapping

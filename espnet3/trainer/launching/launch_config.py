@@ -1,4 +1,4 @@
-"""The `launch` block: which scheduler trains, and what a job may take of it."""
+"""The `launch` block: scheduler and resources of a training job."""
 
 import re
 from typing import TYPE_CHECKING, Any, Literal

@@ -1,4 +1,4 @@
-"""What started this process, as the environment says, and whether it fits the `trainer` block."""
+"""Detect the launcher of this process, and compare it with the `trainer` block."""
 
 import shlex
 from collections.abc import Mapping

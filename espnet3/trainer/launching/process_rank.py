@@ -1,4 +1,4 @@
-"""Which of the processes of a training this one is, as its launcher says; nothing is imported."""
+"""Rank of this process according to its launcher, without imports."""
 
 import os
 from collections.abc import Mapping

@@ -1,1 +1,1 @@
-"""The optimizers of a training: what they update, when, and how."""
+"""Optimizers of a training."""

@@ -1,4 +1,4 @@
-"""Which column of a table is the audio, which the text: what users write, else common names."""
+"""Find the audio and text columns of a table."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path

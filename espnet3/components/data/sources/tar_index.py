@@ -1,4 +1,4 @@
-"""The index of a tar file: what is where in it. Nothing is unpacked, and links are refused."""
+"""Index of a tar file, built without unpacking; links are refused."""
 
 import hashlib
 import io

@@ -1,4 +1,4 @@
-"""Collect all that the report shows; what is missing becomes a line that says how to get it."""
+"""Collect the parts of the report; missing ones become hints."""
 
 import logging
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""How the training went: speed, waste, and what was averaged, from the files of `exp_dir`."""
+"""Summary of a training for the report, from the files of `exp_dir`."""
 
 import json
 import math

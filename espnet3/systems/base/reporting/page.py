@@ -1,4 +1,4 @@
-"""The page: one HTML file that asks nothing of any server."""
+"""Render the report as one self-contained HTML file."""
 
 import base64
 import hashlib

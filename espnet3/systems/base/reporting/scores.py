@@ -1,4 +1,4 @@
-"""What `measure` found: the numbers of `metrics.json`, one score per metric and test set."""
+"""Scores of `metrics.json`, one per metric and test set."""
 
 import json
 from collections.abc import Mapping, Sequence

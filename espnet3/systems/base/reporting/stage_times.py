@@ -1,4 +1,4 @@
-"""How long each stage took, from the records in `<exp_dir>/config/`."""
+"""Durations of stages, from the records in `<exp_dir>/config/`."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

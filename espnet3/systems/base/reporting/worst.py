@@ -1,4 +1,4 @@
-"""The utterances with the most errors: their alignment, and their sound."""
+"""The utterances with the most errors, with alignment and audio."""
 
 import math
 from collections import Counter
