@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 @told_in_words
 def run(args: argparse.Namespace) -> int:
-    """Cancel runs; 1 if somebody may still be at work."""
+    """Cancel runs; 1 if workers may still be active."""
     run_dirs = find_detached_runs(args.dirs, also=has_owner)
     results = cancel_runs(run_dirs, reason=args.reason, patience=args.patience)
     for result in results:

@@ -72,7 +72,7 @@ def _show(finding: "Finding", console: "Console") -> None:
     line.append(f"{finding.what}: ", style="bold")
     line.append(first, style="default")
     console.print(line, soft_wrap=True)
-    for text in rest:  # not wrapped: somebody may want to search for it
+    for text in rest:  # not wrapped, so that it can be searched for
         console.print(f"    {text}", style="dim", soft_wrap=True)
     if finding.fix:
         console.print(f"    -> {on_one_line(finding.fix)}", soft_wrap=True)

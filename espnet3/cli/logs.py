@@ -114,7 +114,7 @@ def _nothing(args: argparse.Namespace, run_dir: Path) -> str:
 
 
 def _follow(run_dir: Path, follower: Follower, console: "Console") -> None:
-    """Print new lines, each with the name of its worker, until nobody is left to write."""
+    """Print new lines, each with the name of its worker, until no worker is left."""
     observer = Observer(run_dir, ask_seconds=30.0)
     styles: dict[str, str] = {}
     n_over = 0

@@ -36,7 +36,7 @@ class Request:
     run_dirs: list[Path]
     changes: dict[str, Any] = field(default_factory=dict)
     settings: dict[str, Any] = field(default_factory=dict)
-    """How many workers, whom to trust, and whether the changes are a whole block."""
+    """Number of workers, trusted user, and whether the changes are a whole block."""
 
 
 @told_in_words

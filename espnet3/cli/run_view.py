@@ -91,7 +91,7 @@ def facts_of(seen: Overview) -> "Table":
 
 
 def crew_facts(seen: Overview) -> Iterator[tuple[str, str]]:
-    """Yield who works, which jobs wait and why, and which nodes are avoided."""
+    """Yield active workers, waiting jobs with reasons, and avoided nodes."""
     crew = seen.crew
     if seen.state == "complete":
         return
@@ -136,7 +136,7 @@ def jobs_text(waiting: list[Job], n_starting: int) -> str:
 
 
 def worker_table(seen: Overview, limit: int = _SHOWN) -> "Table | None":
-    """Return a row per living worker, with a bar for its shard; None if nobody works."""
+    """Return a row per living worker, with a bar for its shard; None if there is none."""
     living = seen.crew.living
     if not living or seen.is_over:  # one that finds nothing to do may need a moment to leave
         return None

@@ -36,7 +36,7 @@ def watch(run_dirs: Sequence[Path], interval: float | None = None) -> int:
     """Show runs until all are over, or until Ctrl-C, which ends the view and nothing else.
 
     Returns:
-        0 if all are complete, or if the view was ended; 1 if nobody works on one that is not.
+        0 if all are complete, or if the view was ended; 1 if an incomplete one has no workers.
     """
     observers = [Observer(run_dir, _ASK_SECONDS) for run_dir in run_dirs]
     try:

@@ -126,7 +126,7 @@ def is_same(old: Identity, new: Identity, path: str | PathLike[str]) -> bool:
     if old.get("kind") != new.get("kind"):
         return False
     if old.get("kind") == "hub":
-        # Files that are not needed at first are downloaded while a run goes on.
+        # Files that are not needed at first are downloaded during a run.
         lost = [line for line in changed_files(old, new) if not line.endswith(" is new")]
         return old.get("commit") == new.get("commit") and not lost
     if old.get("kind", "folder") != "folder":

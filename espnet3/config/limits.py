@@ -66,7 +66,7 @@ class _Composer(yaml.SafeLoader):
         node: yaml.Node | None = super().compose_node(parent, index)
         if node is not None and not is_alias:
             self._known[id(node)] = self._count(node)
-        # A node that contains itself is not known yet, and is refused by whoever walks the tree.
+        # A node that contains itself is not known yet, and is refused by the walk over the tree.
         n_values, n_levels = self._known.get(id(node), (1, 1))
         self._check_levels(self._level + n_levels - 1, line)
         if n_values > _MOST_VALUES:
@@ -160,7 +160,7 @@ class _Expansion:
                 f"{key} in {_place(key, self._sources)} is reached by more than {_MOST_STEPS} "
                 "interpolations, one after the other. Write its value, or refer to it directly."
             )
-        self._sizes[key] = 0  # what refers to itself is told when it is resolved
+        self._sizes[key] = 0  # self-references are reported when they are resolved
         total = self._own(key, n_steps) if key in self._texts else self._parts(key, n_steps)
         if total > _LARGEST_EXPANSION:
             raise ConfigError(

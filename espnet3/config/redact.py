@@ -186,7 +186,7 @@ def _hidden(_secret: str) -> str:
 
 @functools.lru_cache(maxsize=256)
 def digest_secret(secret: str) -> str:
-    """Return a text that stands for a secret, and from which it cannot be told.
+    """Return a digest that stands for a secret without revealing it.
 
     A token of a service has more than 100 random bits, so that any digest would do. A password may
     be in a dictionary: the rounds make each guess cost, and 32 bits leave several candidates for

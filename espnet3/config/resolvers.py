@@ -218,7 +218,7 @@ def _failed(root: Any, name: str) -> str | None:
 
 
 def _reason(message: str, known: set[str], key: str, loaded: "LoadedConfig | None") -> str:
-    """Return what is wrong and how to mend it."""
+    """Return what is wrong and how to fix it."""
     kind, _, reason = message.rpartition(" while resolving interpolation: ")
     if kind == "ConfigError raised":  # by a resolver of ours, which says how
         return reason

@@ -279,7 +279,7 @@ def _reason(details: ErrorDetails) -> str:
 
 
 def _hint(path: Path, value: Any, details: ErrorDetails) -> str:
-    """Return the line to paste, where one can be told from the value."""
+    """Return the line to paste, where it follows from the value."""
     name = str(path[-1]) if path else ""
     kind = details["type"]
     if kind in ("literal_error", "enum"):

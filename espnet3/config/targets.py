@@ -147,7 +147,7 @@ def package_of(module: str) -> str:
 def install_hint(error: BaseException) -> str:
     """Return ` (pip install PyYAML)` where a well-known module is missing; empty otherwise.
 
-    Of any other nobody knows whether it is one of the user's own.
+    Any other may be one of the user's own.
     """
     name = error.name if isinstance(error, ModuleNotFoundError) else None
     return f" (pip install {package_of(name)})" if name in _PACKAGES else ""

@@ -90,7 +90,7 @@ class Trust:
             real = self._real_path(left.pop())
             if real not in self.files and real not in seen:  # links may go in a circle
                 seen.add(real)
-                # What is hidden is read by nobody who is given the folder.
+                # Loaders that get the folder skip hidden files.
                 left += [one.path for one in os.scandir(real) if not one.name.startswith(".")]
         return given
 

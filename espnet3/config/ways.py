@@ -312,12 +312,12 @@ def of_scheduler(name: str, ours: str, convert: Callable[[Any], Any]) -> Way:
 
 
 def resuming(value: Any) -> str:
-    """Return the word of a training for whether it goes on."""
+    """Return the value of `resume` for a training."""
     return "auto" if str(value).lower() == "auto" or switch(value) else "never"
 
 
 def resumed(value: Any, has: Has) -> Settings | str:
-    """Return the checkpoint that a training goes on from."""
+    """Return the checkpoint that a training resumes from."""
     if isinstance(value, bool) or str(value).lower() in ("none", "auto", "latest", "last", ""):
         return "A training goes on from last.ckpt by itself: delete the line."
     return to("fit.ckpt_path", existing)(value, has)

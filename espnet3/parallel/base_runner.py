@@ -35,7 +35,7 @@ class BaseRunner:
 
     Subclass it and write a static `forward(idx, ...)` that takes what the provider builds. Without
     `output_dir`, calling the runner returns the results in order. With it, results are written as
-    shards that survive any crash, the same call again goes on where it stopped, and the call
+    shards that survive any crash, the same call resumes where it stopped, and the call
     returns what `merge` returns.
 
     Args:
@@ -47,8 +47,8 @@ class BaseRunner:
         output_dir: where shards and merged files go; runs that share it need a `shard_subdir`
             each, and other names for their merged files.
         shard_subdir: folder below `output_dir` for the shards and the rest of the protocol.
-        resume: continue a run with the same fingerprint; False removes it and starts anew.
-        on_error: `raise` stops at the first item that fails, `skip` lists it and goes on.
+        resume: continue a run with the same fingerprint; False removes it and starts from scratch.
+        on_error: `raise` stops at the first item that fails, `skip` lists it and continues.
         max_errors: with `skip`, how many items may fail.
         retry_failed: run the shards again in which items were skipped.
         accept_changes: keys, as a refusal names them, that may differ from those of the results so
@@ -74,7 +74,7 @@ class BaseRunner:
     """Keys that the results do not depend on, such as `config.exp_tag`."""
     can_detach = True
     """Whether `parallel.mode: async` may leave the run to its workers; set it to False where the
-    program cannot go on without what `merge` returns."""
+    program needs the return value of `merge`."""
     config_block, folder_key = "", "output_dir"
     """For errors: the block of a config with the settings, if any, and the key of the folder."""
 

@@ -42,7 +42,7 @@ class AdaptiveConfig(FrozenConfig):
     """How the number of jobs follows the work that is left."""
 
     minimum: Workers = 1
-    """Jobs that are kept while the run goes on."""
+    """Jobs that are kept during the run."""
     maximum: Workers
     """Jobs that are submitted while there are as many shards to run."""
     idle_seconds: Annotated[NonNegativeFloat, Field(allow_inf_nan=False)] = 30.0

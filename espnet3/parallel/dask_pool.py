@@ -82,7 +82,7 @@ class DaskPool:
         return idle
 
     def expect(self, n_left: int) -> None:
-        """Hear how many shards are queued or running; no more jobs are kept."""
+        """Set how many shards are queued or running; surplus jobs are ended."""
         self._n_left = n_left
 
     def waiting(self) -> str:
@@ -152,7 +152,7 @@ class DaskPool:
             ) from error
 
     def stop(self) -> None:
-        """Cancel what runs; the cluster itself belongs to somebody else."""
+        """Cancel running attempts; the cluster itself is not ours to stop."""
         self._client.unsubscribe_topic(self._topic)
         futures = [future for future, _ in self._running.values()]
         if futures:

@@ -292,7 +292,7 @@ def merge_run(
 ) -> Any:
     """Prove that the run is complete, merge it, and write `_SUCCESS.json`.
 
-    Without `keep_result` what `merge` returns is not noted there, and the runner will merge anew.
+    Without `keep_result` what `merge` returns is not noted there, and the runner will merge again.
 
     Raises:
         IncompleteRunError: with what is missing.

@@ -271,7 +271,7 @@ def _without_code(described: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _in_words(line: str) -> str:
-    """Say what became of code; two digests tell nobody anything."""
+    """Describe a change of code in words instead of digests."""
     key, _, change = line.partition(": ")
     if not _CODE.fullmatch(key) or not re.search(r"'(value )?[0-9a-f]{16}'", change):
         return line

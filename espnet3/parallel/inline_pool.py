@@ -70,7 +70,7 @@ class InlinePool:
         return {_NAME: self._loop.position()} if self._task else {}
 
     def kill(self, worker: str, reason: str) -> None:
-        """Do nothing: while this process runs an attempt, nobody can ask."""
+        """Do nothing: this process is busy while it runs an attempt."""
 
     def stop(self) -> None:
         """Go back to the working directory, which a forward() may have changed."""

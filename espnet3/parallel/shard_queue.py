@@ -210,7 +210,7 @@ class ShardQueue:
             return shard
         if free := self._board.free():
             ours = [shard for shard in free if not self._is_avoided(shard)]
-            # Those that fit are about to be somebody else's: we met others at them.
+            # Those that fit are about to be claimed by others: our claims lost.
             is_too_late = not ours or any(self._fits(shard) for shard in ours)
             return None if is_too_late else self._squeeze(ours)
         self._is_waiting = True
@@ -540,7 +540,7 @@ class ShardQueue:
         return any(n_deaths[other] < n_deaths[host] for other in elsewhere)
 
     def _patience(self) -> float:
-        """Return for how long a shard is left to others, who may be busy with another one."""
+        """Return for how long a shard is left to other workers."""
         longest = self.pace.longest()
         return _MAX_PATIENCE if longest is None else max(_MIN_PATIENCE, 3 * longest)
 

@@ -48,7 +48,7 @@ class ShardSource(Protocol):
         """Note that a worker of ours died at a shard; tell whether it is left to other drivers."""
 
     def leave_to_others(self, task: ShardTask, trouble: Failure) -> bool:
-        """Leave a shard that this machine cannot bear to other drivers, if there are any."""
+        """Leave a shard that fails on this machine to other drivers, if there are any."""
 
     def could_not_load(self, task: ShardTask, trouble: Failure) -> bool:
         """Leave a shard to other drivers if they could load what it needs, and this one not."""
@@ -119,7 +119,7 @@ class MemorySource:
         return False
 
     def could_not_load(self, task: ShardTask, trouble: Failure) -> bool:
-        """Return False: the user is there, and can mend it."""
+        """Return False: the user is present and can fix it."""
         return False
 
     def is_superseded(self, task: ShardTask) -> bool:

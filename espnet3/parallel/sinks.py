@@ -49,7 +49,7 @@ class MemorySink:
         """Nothing is left to do: results are handed over as they are."""
 
     def is_lost(self, error: Exception) -> bool:
-        """Return False: nobody can take memory away."""
+        """Return False: memory cannot be lost to another process."""
         return False
 
     def abandon(self) -> None:
@@ -142,7 +142,7 @@ class FolderSink:
         return isinstance(error, FileNotFoundError) and not is_there(self._folder / POSITION)
 
     def abandon(self) -> None:
-        """Remove the attempt: it is not finished, and nobody will look at it."""
+        """Remove the unfinished attempt."""
         with suppress(Exception):  # the reason for abandoning is reported; this is only tidying up
             self._close_writers()
         discard_attempt(self._folder)

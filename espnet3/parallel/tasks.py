@@ -69,7 +69,7 @@ class ShardTask:
     blames_item: bool = False
     """Whether trouble of the machine counts as the item's: several machines had it."""
     owner_id: str = ""
-    """Who holds the claim of the shard; `done` keeps it, for the accounting."""
+    """Owner of the shard's claim; `done` keeps it, for the accounting."""
 
     @property
     def stop(self) -> int:
@@ -158,7 +158,7 @@ class ShardResult:
 
 @dataclass(frozen=True)
 class Stopped:
-    """Why an attempt could not go on.
+    """Why an attempt could not continue.
 
     `kind` is item, write, config, provider, load (the provider, before the first item), disk (of
     the run folder), node (which cannot reach the run folder), lost or machine.

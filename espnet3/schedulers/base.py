@@ -323,12 +323,12 @@ class Scheduler:
     def nodes(self, options: Mapping[str, Any]) -> list[str]:
         """Return names or addresses of nodes that a job with these options could get.
 
-        Empty if it cannot be told.
+        Empty if unknown.
         """
         return []
 
     def queues(self) -> list[str] | None:
-        """Return the names that `options.queue` may have; None if it cannot be told."""
+        """Return the names that `options.queue` may have; None if unknown."""
         return None
 
     def node_gpus(self, queue: str | None) -> NodeGpus | None:

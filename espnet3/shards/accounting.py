@@ -108,7 +108,7 @@ class _Records:
         last_sign = self._last_sign(record)
         running, wasted = self._unfinished(record, last_sign)
         lost = record.lost_seconds + self._lost_at_its_end(record) + wasted
-        if record.n_shards > sums.n_shards:  # some were set aside since, to be computed anew
+        if record.n_shards > sums.n_shards:  # some were set aside since, to be recomputed
             then = record.load_seconds + record.compute_seconds
             lost += max(then - sums.load_seconds - sums.compute_seconds, 0.0)
         seconds = max(last_sign, sums.finished) - record.started

@@ -129,7 +129,7 @@ class Board:
         return self.n_left() == 0
 
     def free(self) -> list[int]:
-        """Return the shards that nobody has, the costliest first."""
+        """Return the unclaimed shards, the costliest first."""
         return [s for s in self._left if s not in self._committed and s not in self._claimed]
 
     def in_hands(self) -> list[int]:
@@ -242,7 +242,7 @@ class Board:
             self.release(shard)
 
     def release(self, shard: int) -> None:
-        """Give a shard back, done or not: others may take it at once."""
+        """Release a shard, done or not, so that others can take it at once."""
         self._mine.discard(shard)
         self._claimed.discard(shard)
         self._lease.release(self._layout.shard_name(shard))

@@ -73,7 +73,7 @@ class Done:
     n_deaths: Count = 0
     """Workers that died at this shard before."""
     owner_id: str = ""
-    """The owner, in `leases/`, for whom the worker ran it: a driver, or a detached worker."""
+    """The owner in `leases/` that the worker ran it for: a driver or detached worker."""
 
     def problem(self) -> str:
         """Return in which way it makes no sense; empty if it does."""
@@ -110,7 +110,7 @@ def finish_attempt(attempt: Path, done: Done) -> Done:
     """Make the attempt's files durable and write `done`, which also lists them with checksums.
 
     Raises:
-        FileNotFoundError: if the attempt was discarded by someone who took it for dead.
+        FileNotFoundError: if another process took it for dead and discarded it.
         ProviderError: if the runner wrote a file of its own that is called `done`.
     """
     # Also the proof that this is still the folder that was begun: a writer that makes its folders
@@ -123,7 +123,7 @@ def finish_attempt(attempt: Path, done: Done) -> Done:
         )
     files = _seal_all(attempt)
     done = Done(**{**asdict(done), "files": files, "finished": time.time()})
-    # Without a temporary file: nobody looks at it before the rename.
+    # Without a temporary file: it is not read before the rename.
     _write_through(attempt / DONE, dump_json(asdict(done), indent=2, where=attempt) + "\n")
     share_files(_all_in(attempt), attempt.parent, attempt / DONE)
     fsync_dir(attempt)
@@ -208,7 +208,7 @@ def commit(attempt: Path, layout: RunLayout, done: Done) -> bool:
     The rename is the commit point: before it readers see nothing, after it everything.
 
     Returns:
-        False if another attempt was published first, or if the run was started anew meanwhile;
+        False if another attempt was published first, or if the run was restarted meanwhile;
         `attempt` is then removed.
     """
     target = layout.shard(done.shard)
@@ -229,7 +229,7 @@ def _rename(attempt: Path, target: Path) -> bool:
     try:
         os.rename(attempt, target)  # refuses a folder that is not empty
     except OSError as error:
-        # A lost attempt was swept by someone who took it for dead: then the shard is not ours.
+        # Another process took the attempt for dead and swept it: the shard is not ours.
         if error.errno in _OCCUPIED or (is_there(attempt) and is_there(target)):
             return False
         raise
@@ -384,7 +384,7 @@ def committed_shards(layout: RunLayout, run_id: str) -> dict[int, Done]:
     found = {}
     for name in list_names(layout.root):
         shard = shard_of(name)
-        # A copy that somebody made by hand (`split.07`, or one that says it is another) is none.
+        # Ignore folders copied by hand, such as `split.07`.
         if shard is None or name != layout.shard_name(shard):
             continue
         done = read_done(os.path.join(layout.root, name))

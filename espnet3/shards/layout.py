@@ -41,7 +41,7 @@ class RunLayout:
 
     @property
     def leases(self) -> Path:
-        """Who is working here, and on what."""
+        """Owners and claims."""
         return leases_folder(self.root)
 
     @property
@@ -58,7 +58,7 @@ class RunLayout:
         return self.root / self.shard_name(shard)
 
     def new_attempt(self, shard: int, owner_id: str = "") -> Path:
-        """Return a folder name for one attempt at a shard that nobody else will choose.
+        """Return a unique folder name for one attempt at a shard.
 
         With an owner it tells whose it is and when it began: see `origin_of_attempt`.
         """
@@ -77,7 +77,7 @@ class RunLayout:
         return self.root / f"{self.shard_name(shard)}.{kind}-{uuid.uuid4().hex[:16]}"
 
     def claim(self, name: str) -> Path:
-        """Return the file that says who works on `name` (a shard's name, or `merge`)."""
+        """Return the claim file of `name` (a shard's name, or `merge`)."""
         return self.leases / f"{name}{_CLAIM}"
 
 
@@ -107,7 +107,7 @@ def leases_folder(root: Path) -> Path:
 
 
 def twin_name(name: str) -> str:
-    """Return what one claims who runs a shard that another one is running already."""
+    """Return the claim of a backup attempt."""
     return f"{name}.twin"
 
 

@@ -6,7 +6,7 @@ whenever its owner looks dead, and being wrong about that costs time, not result
 On a network file system the names of others' new files may be seen late. So an owner whose file is
 not to be seen is dead only if its claim is old, and heartbeats are read from an open file, for
 which the server is asked. An owner whose file cannot be read is judged by the time of its last
-heartbeat, and is alive where not even that can be told.
+heartbeat, and counts as alive where not even that is known.
 """
 
 import json
@@ -45,7 +45,7 @@ HEARTBEAT = 5.0
 TIMEOUT = 60.0
 """Seconds without a heartbeat after which an owner counts as dead."""
 _OWNER_ID = re.compile("[0-9a-f]{16}")
-_READABLE = 0o644  # whatever the umask: who cannot read a lease cannot respect it
+_READABLE = 0o644  # whatever the umask: an unreadable lease cannot be respected
 
 
 class Lease:
@@ -109,13 +109,13 @@ class Lease:
             try:
                 os.utime(self._path)
                 self._set_clock()
-            except FileNotFoundError:  # suspended for long, and swept by one who took it for dead
+            except FileNotFoundError:  # suspended for long, taken for dead and swept
                 self._sign_in()
         except OSError as error:  # a full or absent file system must not stop the work
             logger.warning("No heartbeat could be written to %s: %s", self._path, error)
 
     def claim(self, name: str) -> bool:
-        """Try to become the one who works on `name`; False if a living owner has it."""
+        """Claim `name`; False if a living owner has it."""
         path = claim_path(self.folder, name)
         content = self.owner.owner_id.encode()
         self._names.add(name)
@@ -148,7 +148,7 @@ class Lease:
         return self.holder(name) is not None
 
     def holder(self, name: str) -> str | None:
-        """Return the id of the living owner who has claimed `name`; None if there is none."""
+        """Return the id of the living owner of the claim on `name`; None if there is none."""
         found = _read_claim(claim_path(self.folder, name))
         return found.owner_id if found is not None and self._is_alive(found) else None
 
@@ -194,7 +194,7 @@ class Lease:
         return [o for o in living_owners(self.folder, self.now(), self.timeout) if o != self.owner]
 
     def _is_alive(self, claim: "_Claim") -> bool:
-        """Tell whether the one who made a claim, or a mark, is alive."""
+        """Tell whether the owner of a claim or mark is alive."""
         now = self.now()
         if not claim.is_readable:
             return now - claim.since < self._timeout or self._lives_one_of(claim.user)
@@ -289,7 +289,7 @@ class _Sign:
 
 
 def claim_path(folder: Path, name: str) -> Path:
-    """Return the file in a lease folder that says who has `name`."""
+    """Return the claim file of `name` in a lease folder."""
     return folder / f"{name}.claim"
 
 

@@ -160,7 +160,7 @@ def publish_manifest(
     if create_bytes(manifest_path(root), text.encode("utf-8", "backslashreplace")):
         return Manifest(**values)
     other = load_manifest(root)
-    if other is None:  # the other driver started anew in this very moment
+    if other is None:  # the other driver restarted at this very moment
         raise RunFolderError(f"Another driver is starting a run in {root}. Run the command again.")
     return other
 

@@ -46,7 +46,7 @@ def parse_owner(content: bytes) -> Owner:
     Raises:
         DamagedFileError: It is not what an owner wrote.
     """
-    # Not by pydantic: who looks whether a claim holds should not wait for its import.
+    # Not by pydantic: checking a claim should not wait for its import.
     try:
         found = json.loads(content)
         values = {name: found[name] for name in _TYPES if name in found}

@@ -22,7 +22,7 @@ class Position:
         # Written, not truncated: storing to a hole of a full file system would be a SIGBUS.
         fd = os.open(folder / POSITION, os.O_RDWR | os.O_CREAT, 0o644)
         try:
-            # Whatever the umask: at which item somebody died is for all to know.
+            # Whatever the umask: all workers need the position of a death.
             with suppress(OSError):
                 os.fchmod(fd, 0o644)
             os.write(fd, _FORMAT.pack(-1, 1))

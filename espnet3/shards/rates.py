@@ -17,7 +17,7 @@ class Rate:
     real_time_factor: float | None = None
     """Seconds of a worker for a second of audio; None where durations are not known."""
     load_seconds: float | None = None
-    """What one worker took to get ready; None if it cannot be told."""
+    """Start-up time of one worker; None if unknown."""
     n_items: int = 0
     hosts: tuple[str, ...] = ()
     finished: float = 0.0

@@ -100,7 +100,7 @@ def is_there(path: str | os.PathLike[str]) -> bool:
     Unlike `Path.exists`, which answers False to some errors in one Python and to all in another.
 
     Raises:
-        FileSystemError: It cannot be told from here.
+        FileSystemError: unknown from this node.
     """
     try:
         _steadily(os.lstat, path)

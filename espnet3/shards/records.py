@@ -33,7 +33,7 @@ from espnet3.io.records import (
 )
 
 _FOLDER = "detached"
-_READABLE = 0o644  # whatever the umask: a second user who helps must be counted, too
+_READABLE = 0o644  # whatever the umask: workers of a second user must be counted, too
 _NOT_IN_NAMES = re.compile(r"[^\w.-]+", re.ASCII)
 
 T = TypeVar("T")
@@ -95,7 +95,7 @@ class RecordPaths:
 
     @property
     def stop(self) -> Path:
-        """Says that no worker should go on, and why."""
+        """Stop mark: tells workers to end, and why."""
         return self.folder / "stop.json"
 
 
@@ -206,7 +206,7 @@ class WorkerRecord:
 
 @dataclass(frozen=True)
 class DeathNote:
-    """An attempt that its worker did not survive, or that its machine could not bear."""
+    """An attempt whose worker died, or whose machine failed."""
 
     shard: Count
     host: str
@@ -252,7 +252,7 @@ def complete_job(paths: RecordPaths, record: JobRecord) -> None:
 
 
 def complete_own_job(paths: RecordPaths, env: str, tag: str, job_id: str) -> None:
-    """Let a job that has begun note its number, if who submitted it could not."""
+    """Let a started job record its number, if its submitter could not."""
     record = read_or_skip(paths.jobs / f"{JobRecord(env, '', 0.0, tag=tag).key}.json", JobRecord)
     if record is not None:
         complete_job(paths, replace(record, job_id=job_id))
@@ -265,7 +265,7 @@ def write_worker(paths: RecordPaths, record: WorkerRecord) -> None:
 
 
 def write_death(paths: RecordPaths, note: DeathNote) -> bool:
-    """Note a death, unless somebody else noted this very one; see `DeathNote.note_id`."""
+    """Write a crash note, unless it exists; see `DeathNote.note_id`."""
     text = dump_json(asdict(note), indent=1) + "\n"
     path = paths.deaths / f"{note.key}.json"
     return create_bytes(path, text.encode(), sync=False, permissions=_READABLE)
@@ -326,7 +326,7 @@ def read_deaths(paths: RecordPaths, shard: int | None = None) -> list[DeathNote]
 def read_stop(paths: RecordPaths) -> StopMark | None:
     """Return why workers should end; None if they should not.
 
-    A mark that is damaged is one all the same: somebody wanted them to end.
+    A damaged mark still counts: the run was to be stopped.
     """
     try:
         return read_record(paths.stop, StopMark)

@@ -15,8 +15,8 @@ _READ = 0o444
 
 
 def share_folder(folder: Path, *, is_writable: bool = False) -> None:
-    """Let those list a new folder who may list the one that it is in; with `is_writable`, write."""
-    with suppress(OSError):  # a file system without permissions, or a folder of somebody else's
+    """Give a new folder the read (and with `is_writable` write) permissions of its parent."""
+    with suppress(OSError):  # a file system without permissions, or a folder of another user
         wanted = stat.S_IMODE(os.stat(folder.parent).st_mode)
         mode = stat.S_IMODE(os.stat(folder).st_mode)
         missing = wanted & (0o777 if is_writable else 0o555) & ~mode
@@ -41,7 +41,7 @@ def share_files(paths: Iterable[Path], folder: Path, sample: Path) -> None:
 
 
 def _add(path: Path, bits: int) -> None:
-    with suppress(OSError):  # gone, or somebody else's
+    with suppress(OSError):  # gone, or of another user
         mode = os.lstat(path).st_mode
         if stat.S_ISDIR(mode):
             bits |= bits >> 2  # to list a folder is not to enter it

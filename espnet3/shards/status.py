@@ -25,7 +25,7 @@ _TWIN = ".twin"
 
 @dataclass(frozen=True)
 class RunningShard:
-    """A shard that somebody is working on."""
+    """A running shard."""
 
     shard: int
     owner: str
@@ -104,7 +104,7 @@ class StatusReader:
 
     def read(self) -> RunStatus:
         """Look at the folder again."""
-        if read_run_id(self.run_dir) != self.manifest.run_id:  # started anew
+        if read_run_id(self.run_dir) != self.manifest.run_id:  # restarted
             self._load()
         manifest, layout = self.manifest, self._layout
         working = self._scan()
@@ -148,7 +148,7 @@ class StatusReader:
             if attempted is not None:
                 working.setdefault(attempted, []).append(Path(entry.path))
             shard = shard_of(entry.name)
-            # A copy that somebody made by hand (`split.07`) is none.
+            # Ignore folders copied by hand, such as `split.07`.
             if shard is None or entry.name != self._layout.shard_name(shard):
                 continue
             key = (entry.name, entry.inode())
@@ -218,7 +218,7 @@ def _age(path: Path, now: float) -> float:
 
 
 def _end(done: list[Done], has_owner: bool) -> float:
-    """Return until when somebody worked: a run that stopped last week did not take a week."""
+    """Return the time of the last activity: a run that stopped last week did not take a week."""
     return time.time() if has_owner or not done else max(shard.finished for shard in done)
 
 
@@ -248,7 +248,7 @@ def _recent_rate(done: list[Done], n_running: int) -> float | None:
 
 
 def _last_burst(shards: list[Done]) -> list[Done]:
-    """Return the last of the shards between which somebody was always at work."""
+    """Return the last shard of the latest uninterrupted period of work."""
     burst: list[Done] = []
     for shard in reversed(shards):
         if burst and shard.finished < min(s.finished - s.seconds for s in burst) - _GAP_SECONDS:

@@ -152,7 +152,7 @@ def has_outputs(values: dict[str, Any], folder: Path) -> bool:
     """Tell whether the merged files are still there, as large and as old as they were.
 
     Raises:
-        FileSystemError: It cannot be told from here.
+        FileSystemError: unknown from this node.
     """
     for name, (size, mtime) in values.get("outputs", {}).items():
         stat = _stat(folder / name)
@@ -221,7 +221,7 @@ def known_result(values: dict[str, Any], layout: RunLayout, output_dir: Path) ->
     """Return what `merge` returned, in a tuple, if that is known and all it left is as it was.
 
     Raises:
-        FileSystemError: It cannot be told from here.
+        FileSystemError: unknown from this node.
     """
     try:
         result = decode_result(values["result"], output_dir)
@@ -238,7 +238,7 @@ def has_artifacts(values: dict[str, Any], layout: RunLayout) -> bool:
     Names, sizes and times are compared; where they differ, as in a copy of the folder, contents.
 
     Raises:
-        FileSystemError: It cannot be told from here.
+        FileSystemError: unknown from this node.
     """
     known = {int(shard): value for shard, value in values.get("artifacts", {}).items()}
     now = {shard: _digest(layout.shard(shard)) for shard in known}

@@ -35,7 +35,7 @@ class Usage:
     running_seconds: Seconds = 0.0
     """In attempts that are not finished; 0 once the run is complete."""
     lost_seconds: Seconds = 0.0
-    """In attempts that came to nothing, and in shards that were later computed anew."""
+    """In failed attempts, and in shards that were later recomputed."""
     queue_seconds: Seconds | None = None
     """Between submission and begin; None where it is not known."""
     audio_seconds: Seconds | None = None
@@ -76,7 +76,7 @@ class Usage:
 
 @dataclass(frozen=True)
 class Accounting:
-    """What a run cost, in all and by whom."""
+    """Cost of a run, in total and per worker."""
 
     total: Usage
     nodes: list[Usage] = field(default_factory=list)

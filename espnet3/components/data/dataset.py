@@ -42,7 +42,7 @@ class Dataset(Protocol):
       a NumPy `Generator`, which is the same one whenever this epoch reads this sample.
     - `locality() -> array | None`: the number of the shard that holds each item, so that training
       reads a few shards at a time.
-    - `fields(index) -> sample`: the sample without its audio, for those who want its text alone.
+    - `fields(index) -> sample`: the sample without its audio, for readers of its text.
     """
 
     def __len__(self) -> int:

@@ -183,7 +183,7 @@ class CTCPrefixScorer:
         return curve[..., :-1].masked_fill(self._is_padding, IMPOSSIBLE)
 
     def _score_all(self, anywhere: Tensor, in_blank: Tensor, last: Tensor) -> Tensor:
-        """Sum over the frames by one product of matrices; then mend the repeated tokens."""
+        """Sum over the frames by one matrix product; then correct the repeated tokens."""
         if self._probabilities is None:
             self._probabilities = self._posteriors.double().exp().transpose(1, 2).contiguous()
         highest = anywhere.amax(-1, keepdim=True)

@@ -11,7 +11,7 @@ from espnet3.errors import ConfigError
 
 
 class TransducerGreedy:
-    """Takes the most likely symbol at each step: a token, or blank to go on to the next frame.
+    """Takes the most likely symbol at each step: a token, or blank to advance to the next frame.
 
     The score is the log-probability of that one path.
 

@@ -87,7 +87,7 @@ def _read(line: str) -> Mount:
 
 
 def scratch_name() -> str:
-    """Return a name that nobody has, hidden, and telling whose it is."""
+    """Return a unique hidden name that identifies this process."""
     return f".espnet3-doctor-{uuid.uuid4().hex[:12]}"
 
 

@@ -60,7 +60,7 @@ class Report:
     variables: dict[str, str]
     n_cpus: int
     memory: int | None
-    """Bytes that this process may use, as far as that can be told."""
+    """Bytes that this process may use, as far as known."""
     scratch: str
     """Where temporary files go."""
     scratch_free: int

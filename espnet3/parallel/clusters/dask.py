@@ -41,7 +41,7 @@ def start(config: "ParallelConfig", backend: Backend) -> Address:
 
 
 def check(config: "ParallelConfig") -> None:
-    """Look at the options; nobody is asked.
+    """Check the options without contacting the scheduler.
 
     Raises:
         ConfigError: if they are wrong.

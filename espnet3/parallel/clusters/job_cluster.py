@@ -96,7 +96,7 @@ class DaskJobCluster:
         return self._new
 
     async def _correct_state(self) -> None:
-        # Not cluster.scale(): it submits in the background, where nobody hears of a refused job.
+        # Not cluster.scale(): it submits in the background and drops refusals.
         # And shielded, because what Ctrl-C interrupts is cancelled, and job ids forgotten.
         await asyncio.shield(self._cluster._correct_state())
 
@@ -150,7 +150,7 @@ def kept_cluster_class(cluster_class: Any) -> Any:
             with quiet("distributed"):
                 await super()._close()
             if self.monitor is not None:
-                # Cancelled before, but nobody has seen them end: scancel itself may have failed.
+                # Cancelled before, but not seen to end: scancel itself may have failed.
                 job = self._dummy_job
                 closing = [
                     job._close_job(job_id, job.cancel_command)

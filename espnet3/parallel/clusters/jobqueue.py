@@ -139,7 +139,7 @@ def no_new_folder(folder: str | None) -> Iterator[None]:
         yield
     finally:
         for place in missing:
-            with suppress(OSError):  # not empty: somebody else is using it by now
+            with suppress(OSError):  # not empty: another process uses it by now
                 place.rmdir()
 
 

@@ -29,13 +29,13 @@ class RunSecurity(Security):
 
     Args:
         base: where the folder of the certificates will be.
-        name: of that folder; without one, a name that nobody else has.
+        name: of that folder; without one, a unique name.
     """
 
     def __init__(self, base: Path, name: str | None = None) -> None:
         self.folder = base / (name or _new_name())
         certificate, key = str(self.folder / _CERTIFICATE), str(self.folder / _KEY)
-        # As in Security.temporary(): who has the one key of the run is a member of the run.
+        # As in Security.temporary(): holders of the run's one key belong to the run.
         super().__init__(  # type: ignore[no-untyped-call]
             require_encryption=True,
             tls_ca_file=certificate,
@@ -90,7 +90,7 @@ def removing_certificates(cluster_class: Any) -> Any:
         def __init__(self, **kwargs: Any) -> None:
             security = kwargs.get("security")
             if isinstance(security, RunSecurity):
-                # Also at the end of the program, should nobody close the cluster.
+                # Also at the end of the program, if the cluster is not closed.
                 self._remove_certificates = weakref.finalize(self, security.remove)
                 security.write()
             try:

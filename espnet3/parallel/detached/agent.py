@@ -48,7 +48,7 @@ class Outcome:
     reason: str
     code: int = 0
     is_over: bool = False
-    """Whether nobody has anything to do there any more: the run is merged, or stopped."""
+    """Whether no work is left in the folder: the run is merged, or stopped."""
     ends_all: bool = False
     """Whether the worker should end, even if it has other folders."""
 
@@ -70,7 +70,7 @@ class Agent:
 
     Args:
         root: the run folder.
-        identity: who this worker is.
+        identity: of this worker.
         signals: what may ask it to end.
         walltime: until when it may work.
         on_turn: called several times a second while it works.

@@ -36,7 +36,7 @@ def judge_nodes(
 ) -> dict[str, str]:
     """Return the nodes where several shards died and none was done since, but was elsewhere.
 
-    Where nobody gets anything done, it is not the node.
+    If all nodes fail, the node is not to blame.
     """
     last: dict[str, float] = {}
     for done in committed:

@@ -42,19 +42,19 @@ class Cancelled:
     n_jobs: int = 0
     """Jobs that were cancelled."""
     n_processes: int = 0
-    """Processes of this machine that were told to end."""
+    """Local processes that got a signal to end."""
     shared: list[str] = field(default_factory=list)
-    """Jobs that go on, because they serve other runs as well."""
+    """Jobs that stay, because they serve other runs as well."""
     problems: list[str] = field(default_factory=list)
     """What could not be cancelled, in words."""
     left: list[str] = field(default_factory=list)
-    """Who is still there."""
+    """Workers and jobs that have not ended."""
 
 
 def cancel_runs(
     run_dirs: Sequence[Path], *, reason: str = "", patience: float = PATIENCE_SECONDS
 ) -> list[Cancelled]:
-    """Cancel runs, and return when nobody works on them any more, or when patience ends.
+    """Cancel runs, and return when all workers have ended, or after a timeout.
 
     Detached workers and drivers see the mark at their next heartbeat; a driver cancels the jobs of
     its own cluster. Finished shards are kept, and `resume` lets the rest continue.

@@ -84,7 +84,7 @@ def _was_cancelled(job: Job, there: Container[str]) -> bool:
 
 
 def without_successor(crew: Crew, env: str) -> list[JobRecord]:
-    """Return the jobs at work whose successor is gone: somebody cancelled it."""
+    """Return the active jobs whose successor was cancelled."""
     mine = [job for job in crew.jobs if job.record.env == env]
     after = {job.record.after for job in mine if job.record.after}
     there = {job.record.after for job in mine if job.is_there}
@@ -115,7 +115,7 @@ def is_fruitless(root: Path, jobs: Sequence[JobRecord]) -> bool:
     workers = read_workers(paths)
     theirs = [worker for worker in workers if (worker.env, worker.job_id) in numbers]
     if any(worker.reason.startswith(_SIGNALLED) for worker in theirs):
-        return False  # somebody ended it, and it handed its work back
+        return False  # it was ended by a signal, and released its shard
     since = min((worker.started for worker in theirs), default=min(job.submitted for job in jobs))
     if any(_was_useful(worker, since) for worker in workers):
         return False

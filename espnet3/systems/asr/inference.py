@@ -26,7 +26,7 @@ class Speech2Text(Recognizer):
         window_seconds: Longer audio is heard in overlapping windows of this length; None: at once.
         overlap_seconds: Of two neighbouring windows.
         trust_remote_code: Of a packed model, build whatever its config names, not only parts of
-            ESPnet3. That runs the code of whoever packed it.
+            ESPnet3. That runs code of its author.
 
     Raises:
         ConfigError: The weights are missing, or the settings do not fit each other.

@@ -169,7 +169,7 @@ def _published(metrics: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _try_out(folder: Path, plan: "PackPlan") -> None:
-    """Load the model as a user would, so that none is published that nobody can load."""
+    """Load the model as a user would, so that every published one loads."""
     try:
         load_packed_model(folder, "cpu")
     except PackedModelError as error:

@@ -1,8 +1,8 @@
 """Stage 2, `train_tokenizer`: from the texts of the training sets to a tokenizer on disk.
 
 A tokenizer that was made from the same texts with the same settings is kept. If these have
-changed, it is made anew, unless a model was trained with it: its output would then mean other
-tokens, so the stage refuses and says how to go on.
+changed, it is trained again, unless a model was trained with it: its output would then mean other
+tokens, so the stage refuses and says how to continue.
 """
 
 import logging

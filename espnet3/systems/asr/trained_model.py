@@ -42,7 +42,7 @@ def load_trained(weights: str | os.PathLike[str], device: str = "cpu") -> "nn.Mo
     from espnet3.systems.asr.packed_model import trust_around
 
     path = Path(weights)
-    # What lies in a packed model is of others, whoever names it.
+    # Files of a packed model are untrusted, whichever config names them.
     with under(current_trust() or trust_around(path)):
         config = read_training_config(path)
         return build_trained(config["model"], path, device)

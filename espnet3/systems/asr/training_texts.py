@@ -75,7 +75,7 @@ def gather_texts(config: TokenizerConfig, loaded: "LoadedConfig") -> Iterable[st
 
     Those of the training sets are read by workers as the `parallel` block says, or in this process
     where no audio stands between us and them. They are kept in a folder beside the tokenizer, so
-    that a run that was killed goes on, and the same texts are not read twice.
+    that a killed run resumes, and the same texts are not read twice.
 
     Raises:
         ConfigError: There are none, or they are not texts.
@@ -114,7 +114,7 @@ class TextProvider(EnvironmentProvider):
 class TextRunner(BaseRunner):
     """Reads the texts of a dataset, and writes them as `results.jsonl` in its order."""
 
-    can_detach = False  # the stage goes on with what it returns
+    can_detach = False  # the stage needs its return value
 
     @staticmethod
     def forward(idx: list[int], dataset: Any) -> list[str]:  # type: ignore[override]

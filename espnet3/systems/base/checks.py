@@ -28,7 +28,7 @@ KNOWN_KEYS = frozenset(
 def check_stages(system: BaseSystem, stages: Sequence[Stage], *, dry_run: bool = False) -> None:
     """Check all that can be known before anything runs.
 
-    That is: misspelt and misplaced keys, settings that nobody reads, interpolations that lead
+    That is: misspelt and misplaced keys, unused settings, interpolations that lead
     nowhere, the `parallel` block, targets that do not import, and what `check_<stage>` of the
     system checks.
 
@@ -67,7 +67,7 @@ def _run_check(check: Callable[[], None], dry_run: bool) -> None:
 
 
 def check_config(loaded: "LoadedConfig", stages: Sequence[str]) -> None:
-    """Check what can be told of a config alone, for the stages (by name) that read it.
+    """Check a config by itself, for the stages (by name) that read it.
 
     Raises:
         ConfigError: naming the key, its place, and the line to write.

@@ -86,7 +86,7 @@ def _first_samples(dataset: Any) -> _Found:
         try:
             found[name] = _fields_of_first(_without_transforms(part))
         except Exception:
-            continue  # told, or skipped, when its turn comes
+            continue  # reported, or skipped, when it is read
     return _Found(found, problem)
 
 

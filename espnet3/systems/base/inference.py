@@ -43,7 +43,7 @@ def infer(
 
     Args:
         loaded: the config.
-        detach: leave the work to workers that go on alone, as with `parallel.mode: async`.
+        detach: use detached workers, as with `parallel.mode: async`.
         on_all_done: called if an earlier run had finished all test sets.
         needs: fields that a later stage reads; a first item that lacks one ends the run.
 
@@ -87,7 +87,7 @@ def parallel_of(loaded: "LoadedConfig", *, detach: bool = False) -> "ParallelCon
     """Return the `parallel` block, as it is with `--detach`.
 
     Raises:
-        ConfigError: if its workers cannot go on alone.
+        ConfigError: if its workers cannot be detached.
     """
     parallel = as_parallel_config(loaded)
     if not detach or parallel.mode == "async":

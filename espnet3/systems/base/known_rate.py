@@ -29,7 +29,7 @@ class StatedRate:
 
 @dataclass(frozen=True)
 class KnownRate:
-    """How fast a run will go, and who says so."""
+    """Expected speed of a run, and its source."""
 
     work_seconds: float
     """Of one worker for all items, done or not."""

@@ -177,7 +177,7 @@ def _check_decoded(
     test_sets: Sequence[str],
     folder: Path,
 ) -> None:
-    """Refuse a test set that nobody decodes, and that has no results."""
+    """Refuse a test set that is not decoded and has no results."""
     if inference is None:
         return
     config = load_inference_config(inference)

@@ -39,7 +39,7 @@ def run_facts(folder: Path) -> dict[str, Any] | None:
     """Return what the inference run in a folder says of itself; None if the files are not of a run.
 
     Raises:
-        IncompleteRunError: The run is not complete; the message says how to go on.
+        IncompleteRunError: The run is not complete; the message says how to continue.
     """
     manifest = load_manifest(folder) if folder.is_dir() else None
     if manifest is None:

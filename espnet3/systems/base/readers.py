@@ -1,7 +1,7 @@
 """Find the readers of a key: stages, other keys, or user code.
 
 A setting that nobody reads is a mistake that shows after the night it cost: a sweep over `lr` that
-trained the same model three times. On the command line it is refused, in a file it is told.
+trained the same model three times. It is refused on the command line, and reported in a file.
 """
 
 import ast
@@ -50,7 +50,7 @@ class Setting:
 
 @dataclass
 class Readers:
-    """Who reads what of the configs that were given."""
+    """Readers of the keys of the given configs."""
 
     system: "BaseSystem"
     stages: Sequence[Stage]
@@ -140,7 +140,7 @@ class Readers:
 
 
 def check_typed(readers: Readers) -> None:
-    """Refuse what was given on the command line and nobody reads.
+    """Refuse unused settings of the command line.
 
     Where a stage of the recipe's own runs, which may read anything, it is told.
 
@@ -161,7 +161,7 @@ def check_typed(readers: Readers) -> None:
 
 
 def tell_written(readers: Readers) -> None:
-    """Warn of what stands in a file and nobody reads, in this call or another."""
+    """Warn about settings of a file that no stage reads, in this call or another."""
     used = {id(find_config(readers.system, stage)) for stage in readers.stages}
     written = dict[tuple[str, str], list[Setting]]()
     for setting in readers.settings():

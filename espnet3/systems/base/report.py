@@ -18,7 +18,7 @@ FILE_NAME = "report.html"
 def report(system: "BaseSystem") -> Path | Skipped:
     """Write `<inference_dir>/report.html` from what the other stages left, and log a summary.
 
-    Nothing is computed anew, so it may be run at any time. What is not there yet is left out, with
+    Nothing is recomputed, so it may be run at any time. What is not there yet is left out, with
     a line on the page that says what would bring it.
 
     Returns:

@@ -55,14 +55,14 @@ class FolderState:
 
     manifest: Manifest | None = None
     refused: list[str] = field(default_factory=list)
-    """How the run that is there differs from the one that is asked for, which cannot go on."""
+    """How the existing run differs from the requested one, which cannot resume it."""
     committed: dict[int, Done] = field(default_factory=dict)
     is_complete: bool = False
     """Whether it would be answered at once."""
 
 
 def look_at_folder(run: PlannedRun) -> FolderState:
-    """Return what the folder holds, and whether the run that is asked for would go on with it."""
+    """Return what the folder holds, and whether the requested run would resume it."""
     root = run_folder(run)
     manifest = load_manifest(root)
     if manifest is None:

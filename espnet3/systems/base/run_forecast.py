@@ -30,7 +30,7 @@ class Left:
 
 
 class ExpectedRun:
-    """A run that was asked for, as it would go on from what its folder holds.
+    """A requested run, as it would resume from its folder.
 
     Args:
         run: of a stage.
@@ -50,12 +50,12 @@ class ExpectedRun:
 
     @cached_property
     def plan(self) -> Plan:
-        """How it would be cut if it began anew."""
+        """Its plan if it started from scratch."""
         return plan_shards(self.run, self.parallel)
 
     @property
     def manifest(self) -> Manifest | None:
-        """The plan that it would go on with; None if it would begin anew."""
+        """The plan that it would resume; None if it would start from scratch."""
         is_kept = self.run.runner.resume and not self.state.refused
         return self.state.manifest if is_kept else None
 

@@ -29,7 +29,7 @@ _OURS = "espnet3."
 
 @dataclass(frozen=True)
 class StatedRate:
-    """A sampling rate, and who says so."""
+    """A sampling rate, and its source."""
 
     hertz: int
     what: str
@@ -224,7 +224,7 @@ def _in_samples(
         try:
             sample = dataset[start]
         except Exception:
-            continue  # told, or skipped, when its turn comes
+            continue  # reported, or skipped, when it is read
         is_speech = isinstance(sample, Mapping) and SPEECH in sample
         rate = _as_rate(sample.get(RATE)) if is_speech else None
         if rate is not None:

@@ -47,7 +47,7 @@ class Stage:
     is_distributed: bool = False
     """Whether it may run in many processes at once that srun or torchrun started."""
     can_detach: bool = False
-    """Whether it can leave its work to workers that go on without it."""
+    """Whether it supports detached workers."""
     uses_weights: bool = False
     """Whether it uses a trained model, so that it compares the training config with the one of
     the training."""
@@ -69,7 +69,7 @@ class Skipped:
 
 @dataclass(frozen=True)
 class Detached:
-    """What a stage returns if its work goes on without it, and where."""
+    """Result of a detached stage: its run folders."""
 
     run_dirs: tuple[Path, ...]
 

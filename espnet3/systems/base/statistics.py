@@ -114,7 +114,7 @@ class SplitRun:
         return self.runner.output_dir
 
     def __call__(self, client: Any) -> dict[str, Path]:
-        """Take the statistics, or go on, or answer at once if all is done.
+        """Compute the statistics; resumes, and answers at once if all is done.
 
         Raises:
             StaleRunError: there are results of another config, data or code.
@@ -254,7 +254,7 @@ class StatisticsConfig(FrozenConfig):
     batch_size: PositiveInt = DEFAULT_BATCH_SIZE
     """Items that the model gets at once."""
     on_error: Literal["raise", "skip"] = "raise"
-    """What to do with an item that fails: stop, or list it and go on without."""
+    """What to do with an item that fails: stop, or list and skip it."""
     max_errors: NonNegativeInt | None = None
     """With `on_error: skip`, how many items may fail."""
     retry_failed: bool = False

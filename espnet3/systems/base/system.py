@@ -52,7 +52,7 @@ class BaseSystem:
     planned: tuple[str, ...] = ()
     """Names of the stages that are to run, for checks of what an earlier one of them makes."""
     detach = False
-    """Whether stages that can leave their work to workers that go on alone: `--detach`."""
+    """Whether stages use detached workers where they can: `--detach`."""
     on_work: Callable[[], None] = staticmethod(lambda: None)
     """Called by a stage that often finds all done, when it has something to do after all."""
     found_all_done = False
@@ -144,7 +144,7 @@ class BaseSystem:
     )
 
     def train(self) -> Any:
-        """Train the model, or go on where it was stopped."""
+        """Train the model, or resume a stopped training."""
         from espnet3.systems.base.training import train
 
         self.found_all_done = True
@@ -203,7 +203,7 @@ class BaseSystem:
         compare_weights(self.training, with_inputs=with_inputs, others=others)
 
     def describe_train(self) -> list[str]:
-        """Return what `train` would do: data, batches, model, where it goes on."""
+        """Describe `train`: data, batches, model, where it resumes."""
         from espnet3.systems.base.training import describe_train
 
         return describe_train(self.config_for("train"), self._comparison)

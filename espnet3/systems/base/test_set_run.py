@@ -68,7 +68,7 @@ class TestSetRun:
         return self.runner.output_dir
 
     def __call__(self, client: Any) -> Any:
-        """Decode, or go on, or answer at once if all is done."""
+        """Decode; resumes, and answers at once if all is done."""
         return self.runner(range(self.n_items), durations=self.durations, client=client)
 
 

@@ -36,7 +36,7 @@ def train(
     on_start: Callable[[], None] = lambda: None,
     given: GivenParts = NOTHING_GIVEN,
 ) -> Any:
-    """Train the model, or go on with a training that was stopped; then average its best.
+    """Train the model, or resume a stopped training; then average its best.
 
     Args:
         loaded: the training config.
@@ -231,7 +231,7 @@ def _unheard() -> Iterator[None]:
 
 
 def describe_train(loaded: "LoadedConfig", comparison: Comparison | None = None) -> list[str]:
-    """Return what `train` would do: data, batches, model, where it goes on; nothing is written.
+    """Describe `train`: data, batches, model, where it resumes; nothing is written.
 
     Raises:
         StaleRunError: another training is in the folder.

@@ -101,7 +101,7 @@ class Lane:
 
 @dataclass(frozen=True)
 class Stretch:
-    """A time in which somebody worked, and where it begins on the axis."""
+    """A period of work, and its offset on the axis."""
 
     start: float
     end: float
@@ -166,7 +166,7 @@ def _working(stretches: Sequence[Stretch]) -> float:
 
 
 def _stretches(spans: Sequence[ShardSpan]) -> list[Stretch]:
-    """Cut the time where nobody worked for long, as between a kill and the next start."""
+    """Cut long idle periods, as between a kill and the next start."""
     merged = list[tuple[float, float]]()
     for start, end in sorted((span.start, span.end) for span in spans):
         if merged and start <= merged[-1][1]:
