@@ -4,21 +4,26 @@ Each says what is wrong with its value, where it was set, and how to fix it, and
 message, so that it survives the trip from a worker process.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterable
-from typing import Any, Protocol
+
+TYPE_CHECKING = False  # as in `typing`, which is not imported: workers start with this module
+if TYPE_CHECKING:
+    from typing import Any, Protocol
+
+    class Places(Protocol):
+        """What a config knows of its keys: see `LoadedConfig`."""
+
+        def set_in(self, key: str) -> str:
+            """Return `' (set in FILE:LINE)'`, or an empty text."""
+
 
 _NOT_GIVEN = object()
 
 
 class EspnetError(Exception):
     """Base of all errors raised on purpose by ESPnet3."""
-
-
-class Places(Protocol):
-    """What a config knows of its keys: see `LoadedConfig`."""
-
-    def set_in(self, key: str) -> str:
-        """Return `' (set in FILE:LINE)'`, or an empty text."""
 
 
 class ConfigError(EspnetError):
@@ -64,7 +69,7 @@ class ConfigError(EspnetError):
             self.args = (self._text(place, config),)
             self.key = ""
 
-    def below(self, block: str) -> "ConfigError":
+    def below(self, block: str) -> ConfigError:
         """Return the same error about the key of this name in a block of the config."""
         key = f"{block}.{self.key}"
         head = key + self._head.removeprefix(self.key)
