@@ -180,6 +180,7 @@ import os, sys, time
 from pathlib import Path
 import pydantic, tempfile
 from espnet3.io.records import parse_record
+from espnet3.schedulers import current_job
 from espnet3.shards.commit import Done, begin_attempt, commit, finish_attempt, read_done
 from espnet3.shards.lease import Lease
 from espnet3.shards.manifest import load_manifest
@@ -187,6 +188,7 @@ from espnet3.shards.position import Position
 
 root, user, mask, role = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3], 8), sys.argv[4]
 pydantic.TypeAdapter(Done).validate_json(b'{"run_id": "", "shard": 0, "start": 0, "stop": 0}')
+current_job()  # imports what the other user may not read
 os.setgroups([])
 os.setgid(54321)
 os.setuid(user)
