@@ -81,8 +81,8 @@ def test_a_forward_that_does_not_return_does_not_hold_cancel_up(job, n_workers):
     assert_cancelled(run, process)
 
 
-def test_a_forward_that_never_reaches_python_does_not_hold_cancel_up(job):
-    run = job(n_workers=1, lock_seconds=60)
+def test_a_forward_in_the_driver_that_holds_the_interpreter_lock_is_waited_for(job):
+    run = job(n_workers=1, lock_seconds=8)
     process = run.start()
     wait_until(lambda: list(run.out.glob("split.*.part-*/.position")), 60)
     # Not by the command: the lease of a process that is ended by force stays for a while.

@@ -164,6 +164,7 @@ def test_two_workers_make_the_same_corpus_and_hypotheses(undisturbed, tmp_path):
     assert recipe.results() == undisturbed[0].results()
 
 
+@pytest.mark.timeout(600)  # a run of the recipe for each stage
 def test_killed_in_every_stage_it_ends_with_the_same_results(undisturbed, tmp_path):
     recipe = Recipe(tmp_path / "killed", TINY, "parallel.n_workers=2", *DECODING)
     chance = random.Random(0)
