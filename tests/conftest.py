@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from espnet3.parallel import parallel
-from tests.helpers import warm
+from tests.helpers import fork_server
 from tests.leaks import Watch
 
 _START = os.getcwd()
@@ -58,7 +58,7 @@ def _no_leaks(request):
     """Reset the active config and the folder; fail on what outlives its test, by name."""
     _watch.begin()
     handlers = {number: signal.getsignal(number) for number in _SIGNALS}
-    with warm.paused() if request.node.get_closest_marker("cold") else nullcontext():
+    with fork_server.paused() if request.node.get_closest_marker("cold") else nullcontext():
         yield
     _restore(handlers)
     _forget_warnings()
@@ -97,7 +97,7 @@ class _Adoption:
 
 def pytest_configure(config):
     config.pluginmanager.register(_Adoption())
-    warm.install()
+    fork_server.install()
 
 
 def _restore(handlers: dict[int, Any]) -> None:

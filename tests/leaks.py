@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.helpers import warm
+from tests.helpers import fork_server
 
 MARK = "ESPNET3_TEST_PROCESS"
 _PATIENCE = 30.0  # of machines that others use
@@ -34,11 +34,15 @@ _KEPT_THREADS = {
     "pin_memory": "of torch's DataLoader",
     "QueueFeederThread": "of multiprocessing.Queue; ends when the queue is collected",
     "execnet": "of pytest-xdist",
-    "warm-reaper": "of tests/helpers/warm.py: waits for the end of what it was left",
+    "warm-reaper": "of tests/helpers/fork_server.py: waits for the end of what it was left",
 }
 # Processes that Python keeps for multiprocessing, and what forks for the tests; what they start
 # counts.
-_KEPT_PROCESSES = ("multiprocessing.forkserver", "multiprocessing.resource_tracker", warm.NAME)
+_KEPT_PROCESSES = (
+    "multiprocessing.forkserver",
+    "multiprocessing.resource_tracker",
+    fork_server.NAME,
+)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from espnet3 import logs
 from espnet3.errors import ConfigError, EspnetError, RunInterrupted
 from espnet3.io.tables import JsonlWriter
-from espnet3.parallel.detached.mode import goes_on_alone
+from espnet3.parallel.detached.shared import SharedWorkers
 from espnet3.parallel.hooks import WRITER_HOOKS, RunnerHooks, overridden
 from espnet3.parallel.runner_settings import check_settings, one_or_more
 from espnet3.parallel.signals import say_how_to_resume
@@ -193,7 +193,7 @@ class BaseRunner:
             costs = self.costs_of(items) if costs is None else costs
             self._check_batches(costs)
             if self.output_dir is None:
-                goes_on_alone(self, config, client)
+                self._is_detached(config, client)
                 return self._run_in_memory(items, config, client, costs)
             total = None if seconds is None else float(seconds.sum())
             return self._run_in_folder(items, config, client, costs, total)
@@ -284,7 +284,7 @@ class BaseRunner:
             folder_key=self.folder_key,
             not_results=not_results_of(self),
         )
-        if goes_on_alone(self, config, client):
+        if self._is_detached(config, client):
             from espnet3.parallel.detached.launch import launch
 
             return launch(self, request, self._spec(), config, self._policy(config), client)
@@ -293,6 +293,35 @@ class BaseRunner:
             return driver.run(self._policy(config), self.merge)
         finally:
             note_changes_of_run()  # a cache that `forward` filled here is no change of the code
+
+    def _is_detached(self, config: "ParallelConfig", client: Any) -> bool:
+        """Tell whether workers are submitted, and not waited for.
+
+        Raises:
+            ConfigError: if they should be, but what they need would end with this program.
+        """
+        if config.mode == "sync":
+            return False
+        name = type(self).__name__
+        if not self.can_detach:
+            logger.warning(
+                "parallel.mode is 'async', but what %s returns is needed at once: it runs as with "
+                "mode: sync",
+                name,
+            )
+            return False
+        if self.output_dir is None:
+            raise ConfigError(
+                f"parallel.mode is 'async', but {name} has no output_dir, and results in memory "
+                f"end with this program. Write: {name}(provider, output_dir=...), or "
+                "parallel.mode: sync"
+            )
+        if client is not None and not isinstance(client, SharedWorkers):
+            raise ConfigError(
+                f"parallel.mode is 'async', but {name} was given a Dask client, whose workers end "
+                "with this program. Leave out client and get_client(), or write parallel.mode: sync"
+            )
+        return True
 
     def _own_writers(self) -> list[str]:
         return overridden(type(self), BaseRunner, WRITER_HOOKS)

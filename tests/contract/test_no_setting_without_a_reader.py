@@ -31,7 +31,7 @@ from espnet3.systems.base.training_data import check_data
 from espnet3.trainer.config import check_trainer, trainer_arguments
 from espnet3.trainer.fit import check_fit
 from espnet3.trainer.optimization.optimization_config import check_optimizers
-from tests.helpers.cases import few
+from tests.helpers.exhaustive import few
 
 ROOT = Path(__file__).parents[2]
 DIGITS = ROOT / "egs3" / "digits" / "asr"

@@ -9,7 +9,7 @@ import signal
 import pytest
 
 from tests.conftest import wait_until
-from tests.helpers.cases import few
+from tests.helpers.exhaustive import few
 from tests.integration.conftest import wait_for_end, worker_pids
 
 DRIVER_FAULTS = [

@@ -19,7 +19,7 @@ from espnet3.parallel.detached.chain import load_config
 from espnet3.parallel.detached.succeed import Follower
 from espnet3.shards.records import RecordPaths, read_jobs
 from tests.conftest import wait_until
-from tests.helpers.cases import few
+from tests.helpers.exhaustive import few
 from tests.providers import Provider
 
 ROOT = Path(__file__).parents[2]

@@ -20,7 +20,7 @@ import torch
 from espnet3.cli.recipe import run_recipe
 from espnet3.systems.base.stages import stage
 from espnet3.systems.base.system import BaseSystem
-from tests.helpers.cases import few
+from tests.helpers.exhaustive import few
 from tests.integration.training_recipe import RUN
 
 RATE = 1000

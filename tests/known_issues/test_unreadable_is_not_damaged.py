@@ -18,7 +18,7 @@ from espnet3.shards import commit as commit_module
 from espnet3.shards.commit import committed_shards, read_done, set_aside_damaged
 from espnet3.shards.layout import is_set_aside
 from espnet3.shards.merge import concat_files
-from tests.helpers.cases import few
+from tests.helpers.exhaustive import few
 from tests.integration.detached_parts import DetachedFolder, Provider
 from tests.unreachable_files import environment_of, unreachable
 

@@ -24,6 +24,7 @@ from espnet3.io.clock import folder_time
 from espnet3.io.records import DamagedFileError, read_record
 from espnet3.parallel.clusters.table import ON_THIS_MACHINE
 from espnet3.parallel.config import ParallelConfig
+from espnet3.parallel.detached.bad_nodes import bad_nodes
 from espnet3.parallel.detached.chain import (
     is_fruitless,
     last_ended,
@@ -38,10 +39,11 @@ from espnet3.parallel.detached.limits import (
     check_clock,
     read_all_jobs,
 )
-from espnet3.parallel.detached.open_runs import count_open_shards, is_open, nodes_to_avoid
 from espnet3.parallel.detached.submit import cancel_jobs, submit_workers
 from espnet3.schedulers import FindsTags, JobState, ask_jobs, scheduler_of
-from espnet3.shards.records import JobRecord, RecordPaths
+from espnet3.shards.layout import shard_of
+from espnet3.shards.manifest import load_manifest
+from espnet3.shards.records import JobRecord, RecordPaths, read_stop
 from espnet3.text import first_line
 
 logger = logging.getLogger("espnet3.parallel.detached.succeed")  # also as __main__
@@ -69,7 +71,7 @@ class Follower:
     def run(self) -> Iterator[str]:
         """Do what is to be done, and yield what was done, a line each."""
         try:
-            roots = [root for root in self.roots if is_open(root)]
+            roots = [root for root in self.roots if _is_open(root)]
             if not roots:
                 yield from self.cancel_waiting()
             elif self.env not in ON_THIS_MACHINE:
@@ -99,7 +101,7 @@ class Follower:
         if _age(RecordPaths(roots[0]).refused(self.env, self.job)) < _AGAIN_SECONDS:
             return  # a node that may not submit will not be let in a minute either
         # Of those at work others may end at the same time; who waits for them will be there.
-        if len(waiting_successors(roots[0], records)) < count_open_shards(roots):
+        if len(waiting_successors(roots[0], records)) < _count_open_shards(roots):
             yield from self._follow(roots, config, self.job, self.generation)
 
     def _follow(
@@ -138,7 +140,7 @@ class Follower:
         except NoAnswer:
             return
         doubtful = self._not_given_up(roots[0], crew, now)
-        n_open = count_open_shards(roots)
+        n_open = _count_open_shards(roots)
         n_waiting = sum(job.is_successor and job.state.phase == "pending" for job in crew.jobs)
         for record in without_successor(crew, self.env)[: max(n_open - n_waiting, 0)]:
             yield from self._follow(roots, config, record.job_id, record.generation)
@@ -183,7 +185,7 @@ class Follower:
     def _submit(
         self, roots: list[Path], config: ParallelConfig, n: int, *, after: str, generation: int
     ) -> list[JobRecord]:
-        avoided = nodes_to_avoid(roots)
+        avoided = _nodes_to_avoid(roots)
         return submit_workers(
             roots,
             config,
@@ -294,7 +296,7 @@ def _is_needless(job: Job) -> bool:
 
 
 def _serves_another(record: JobRecord, root: Path) -> bool:
-    return any(is_open(Path(os.path.normpath(root / other))) for other in record.others)
+    return any(_is_open(Path(os.path.normpath(root / other))) for other in record.others)
 
 
 def _is_first_in_this_minute(root: Path) -> bool:
@@ -341,6 +343,36 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (EspnetError, OSError) as error:  # the worker goes on; it must not end for this
         logger.warning("no successor: %s", error)
     return 0
+
+
+def _is_open(root: Path) -> bool:
+    """Tell whether workers have something to do in a folder, and may."""
+    manifest = load_manifest(root)
+    if manifest is None or read_stop(RecordPaths(root)) is not None:
+        return False
+    return not manifest.layout(root).success.exists()
+
+
+def _count_open_shards(roots: Sequence[Path]) -> int:
+    """Return how many shards are not done in all; a merge that is left counts as one."""
+    return sum(map(_count_open, roots))
+
+
+def _count_open(root: Path) -> int:
+    manifest = load_manifest(root)
+    if manifest is None:
+        return 0
+    n_done = sum(shard_of(entry.name) is not None for entry in os.scandir(root))
+    return max(manifest.n_shards - n_done, 1)
+
+
+def _nodes_to_avoid(roots: Sequence[Path]) -> list[str]:
+    """Return the nodes on which work for any of the folders dies."""
+    found: dict[str, str] = {}
+    for root in roots:
+        manifest = load_manifest(root)
+        found |= bad_nodes(root, manifest) if manifest else {}
+    return sorted(found)
 
 
 if __name__ == "__main__":

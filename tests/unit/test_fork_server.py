@@ -1,4 +1,4 @@
-"""What `tests/helpers/warm.py` forks is what a start for real would have given."""
+"""What `tests/helpers/fork_server.py` forks is what a start for real would have given."""
 
 import json
 import os
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import wait_until
-from tests.helpers import warm
+from tests.helpers import fork_server
 
 # "torch" is in their text, so that they may be forked.
 SHOW = """
@@ -31,9 +31,9 @@ print(json.dumps({
 
 @pytest.fixture(scope="module", autouse=True)
 def _ready():
-    if os.environ.get(warm.COLD) or os.environ.get(warm.QUICK):
+    if os.environ.get(fork_server.COLD) or os.environ.get(fork_server.QUICK):
         pytest.skip("everything starts for real")
-    warm.wait_until_ready()
+    fork_server.wait_until_ready()
 
 
 @pytest.fixture(params=["script", "-c", "-m", "-P -m", "-u"])
@@ -47,11 +47,11 @@ def command(request, tmp_path):
 def both(*args, is_warm=True, **options):
     """Return how a program ends for real, and how it ends forked."""
     options = {"capture_output": True, "text": True, "timeout": 60, **options}
-    with warm.paused():
+    with fork_server.paused():
         real = subprocess.run(*args, **options)
-    before = warm.n_forked()
+    before = fork_server.n_forked()
     forked = subprocess.run(*args, **options)
-    assert (warm.n_forked() > before) == is_warm, "it is started the other way"
+    assert (fork_server.n_forked() > before) == is_warm, "it is started the other way"
     return real, forked
 
 
@@ -156,7 +156,7 @@ def _is_alive(pid: str) -> bool:
 
 
 @pytest.mark.parametrize(
-    "name", ["PYTHONHASHSEED", "DASK_LOGGING__DISTRIBUTED", "LC_ALL", "HOME", warm.COLD]
+    "name", ["PYTHONHASHSEED", "DASK_LOGGING__DISTRIBUTED", "LC_ALL", "HOME", fork_server.COLD]
 )
 def test_what_libraries_read_at_their_import_is_started_for_real(name):
     both([sys.executable, "-c", "'torch'"], env={**os.environ, name: "1"}, is_warm=False)
