@@ -47,7 +47,7 @@ def _show(result: Cancelled) -> None:
     early = f", {n_early:,} before their start" if n_early else ""
     print(f"{where} is cancelled: {count(result.n_workers, 'worker')} stopped{early}{jobs}.")
     if result.shared:
-        print(f"  Job {', '.join(result.shared)} goes on: it works for other runs as well.")
+        print(f"  Job {', '.join(result.shared)} continues: it works for other runs as well.")
     for problem in result.problems:
         print(f"  Not cancelled: {on_one_line(problem)}")
     if result.problems:

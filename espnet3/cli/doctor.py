@@ -222,7 +222,7 @@ def _submit(
 
     if has_problem(findings):
         told = "not submitted, because of the problems above"
-        return [Finding("warning", "job", told, "Mend them, then run the same line again")], set()
+        return [Finding("warning", "job", told, "Fix them, then run the same line again")], set()
     _note("Starting one worker with these options ...")
     trial = Trial(
         config=subject.config,

@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--failed", action="store_true", help="the end of what was written where something failed"
     )
     parser.add_argument(
-        "-f", "--follow", action="store_true", help="go on with what is written, until the run ends"
+        "-f", "--follow", action="store_true", help="follow new output until the run ends"
     )
     parser.add_argument(
         "-n",

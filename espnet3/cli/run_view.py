@@ -54,11 +54,11 @@ def _state(seen: Overview) -> str:
         first = ", ".join(Path(folder).name for folder in seen.behind)
         return on_one_line(f"queued: its workers are at {first} first")
     if seen.state == "queued":
-        return "queued: jobs wait, nobody works yet"
+        return "queued: jobs wait, no worker has started"
     if seen.state == "starting":
         return "starting: workers were started and have not signed in yet"
     if seen.state == "unknown":
-        return "unknown: nobody works, and whether jobs wait cannot be seen from this machine"
+        return "unknown: no active worker, and this machine cannot see whether jobs wait"
     if seen.state == "stopping":
         return "stopping: workers hand back what they were doing"
     if seen.state == "cancelled" and status.stop is not None:

@@ -101,7 +101,7 @@ class Trust:
             mode = os.stat(real).st_mode
         except (OSError, ValueError) as error:
             raise PackedModelError(
-                f"{given!r:.200} cannot be read ({error!s:.80}). Copy the packed model anew."
+                f"{given!r:.200} cannot be read ({error!s:.80}). Copy the packed model again."
             ) from error
         if real in self.files and stat.S_ISREG(mode):
             return real

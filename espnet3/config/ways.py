@@ -319,7 +319,7 @@ def resuming(value: Any) -> str:
 def resumed(value: Any, has: Has) -> Settings | str:
     """Return the checkpoint that a training resumes from."""
     if isinstance(value, bool) or str(value).lower() in ("none", "auto", "latest", "last", ""):
-        return "A training goes on from last.ckpt by itself: delete the line."
+        return "A training resumes from last.ckpt by itself: delete the line."
     return to("fit.ckpt_path", existing)(value, has)
 
 

@@ -119,7 +119,7 @@ class ParallelConfig(FrozenConfig):
         if self.mode == "async" and not can_detach(self.env):
             known = ", ".join(filter(can_detach, BACKENDS))
             raise ValueError(
-                f"mode is 'async', but workers of env: {self.env} cannot go on without the program "
+                f"mode is 'async', but workers of env: {self.env} cannot work without the program "
                 f"that started them; write mode: sync, or one of env: {known}"
             )
         return self

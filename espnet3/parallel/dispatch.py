@@ -192,7 +192,7 @@ class Dispatcher:
         known = self._deaths_at(task)
         known.machines += 1
         logger.warning(
-            "Shard %d could not go on, on %s: %s", task.shard, stopped.failure.host,
+            "Shard %d could not continue on %s: %s", task.shard, stopped.failure.host,
             stopped.failure.error,
         )  # fmt: skip
         if self._source.leave_to_others(task, stopped.failure):

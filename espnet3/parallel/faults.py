@@ -66,14 +66,14 @@ def too_many(n_failed: int, policy: FaultPolicy) -> str:
     """Say that more items failed than may."""
     return (
         f"{n_failed} items failed, more than max_errors={policy.max_errors}. Raise max_errors, or "
-        f"mend what fails and run them again: {policy.setting('retry_failed', 'true')}."
+        f"fix the cause and run them again: {policy.setting('retry_failed', 'true')}."
     )
 
 
 def without_it(policy: FaultPolicy) -> str:
     """Say how to go on where an item kills its worker."""
     return (
-        f" To go on without it, {policy.setting('on_error', 'skip')}; if memory runs out, use "
+        f" To continue without it, {policy.setting('on_error', 'skip')}; if memory runs out, use "
         "fewer workers or smaller batches."
     )
 
@@ -119,10 +119,10 @@ def error_of(stopped: Stopped, policy: FaultPolicy) -> EspnetError:
     if stopped.kind in ("disk", "lost"):
         return RunFolderError(
             f"Shard {failure.shard} could not be written on {failure.host}: {failure.error}. Make "
-            "room or mend the folder, then run the same command again: finished shards are kept."
+            "room or fix the folder, then run the same command again: finished shards are kept."
         )
     return ItemError(
-        f"{describe_failure(failure)}\nFinished shards are kept. To go on without what fails, "
+        f"{describe_failure(failure)}\nFinished shards are kept. To skip failing items, "
         f"{policy.setting('on_error', 'skip')}."
     )
 

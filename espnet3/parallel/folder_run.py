@@ -97,7 +97,7 @@ def folder_errors(root: Path) -> Iterator[None]:
         where = f" ({error.filename})" if error.filename else ""
         raise RunFolderError(
             f"The run folder {root} cannot be used: {folder_trouble(error)}{where}. Make room, "
-            "mend the permissions or choose another output_dir, then run the same command again: "
+            "fix the permissions or choose another output_dir, then run the same command again: "
             "finished shards are kept."
         ) from error
 
@@ -161,7 +161,7 @@ def _ways_on(request: RunRequest, changed: list[str]) -> str:
     if block := request.config_block:
         resume, accept = f"{block}.resume=false", f"'{block}.accept_changes=[{','.join(changed)}]'"
     return (
-        f"Keep them and choose another {request.folder_key}; or delete them and start anew: "
+        f"Keep them and choose another {request.folder_key}; or delete them and start over: "
         f"{resume}; or keep what is done and do the rest with the change: {accept}"
     )
 
@@ -258,7 +258,7 @@ def shards_to_run(layout: RunLayout, manifest: Manifest, *, retry_failed: bool) 
     bounds = {shard: manifest.bounds[shard : shard + 2] for shard in coverage.missing}
     for shard in coverage.missing:
         if is_there(layout.shard(shard)):
-            logger.warning("%s is damaged and will be computed anew", layout.shard(shard))
+            logger.warning("%s is damaged and will be computed again", layout.shard(shard))
             set_aside_damaged(layout, shard, bounds[shard])
     restored = restore_set_aside(layout, bounds)
     missing = [shard for shard in coverage.missing if shard not in restored]

@@ -130,7 +130,7 @@ def changes(
     if later:
         logger.warning(
             "Not there when the run was planned: %s. If the run did not make it, and results "
-            "depend on it, choose another output_dir or start anew: resume=False",
+            "depend on it, choose another output_dir or start over: resume=False",
             ", ".join(later),
         )
     return lines

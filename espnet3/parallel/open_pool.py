@@ -106,7 +106,7 @@ def _open(
         if config.item_timeout is not None:
             logger.warning(
                 "parallel.item_timeout is ignored: with n_workers: 1 items run in this process, "
-                "which nobody can replace. To have it, set parallel.n_workers: 2."
+                "which cannot be replaced. To enable it, set parallel.n_workers: 2."
             )
         if _threads(config) > 1:
             logger.warning(

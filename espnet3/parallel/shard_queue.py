@@ -227,7 +227,7 @@ class ShardQueue:
             shortest = min(hopeful, key=lambda s: self.pace.needed(s, is_loaded=self._is_loaded))
             return self._board.take(lambda shard: shard == shortest)
         if self._board.in_hands():
-            raise HandBack(f"{len(free)} shards are too long for the walltime; others go on")
+            raise HandBack(f"{len(free)} shards exceed the walltime; other workers continue")
         raise ResourceError(too_long(self._root, self.pace, free[0], self._walltime))
 
     def _help_others(self) -> int | None:
@@ -451,7 +451,7 @@ class ShardQueue:
             return False
         position = (trouble.position, trouble.position + 1)
         self._note(task, trouble.error, "machine", position, trouble.log)
-        self._end(task.shard, f"this machine cannot go on with it: {trouble.error}", is_lost=True)
+        self._end(task.shard, f"this machine cannot continue it: {trouble.error}", is_lost=True)
         self._record.write()
         notes = read_deaths(self._paths, task.shard)
         n_troubles = sum(note.kind == "machine" for note in notes)

@@ -132,7 +132,7 @@ class FolderSink:
         is_ours = commit(self._folder, self._layout, done)
         if not is_ours and read_run_id(self._layout.root) != self._spec.run_id:
             raise RunFolderError(
-                f"Another driver started the run in {self._layout.root} anew meanwhile. Its "
+                f"Another driver restarted the run in {self._layout.root} meanwhile. Its "
                 "results are kept; choose another output_dir for these."
             )
         self.done = done

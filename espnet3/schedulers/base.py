@@ -617,7 +617,7 @@ _WAITS = {
     "held": (r"held|\bhold\b", "Somebody holds these jobs; see {status}"),
     "limit": (
         r"PerUser|PerAccount|slot limit reached|user.*limit",
-        "You may not have more jobs at once: set a lower parallel.n_workers; the run goes on with "
+        "You may not have more jobs at once: lower parallel.n_workers; the run continues with "
         "the jobs that start",
     ),
     "share": (
@@ -644,7 +644,7 @@ _WAITS = {
     ),
     "error": (
         r"error",
-        "The scheduler could not start them: mend the reason, or look at {status}",
+        "The scheduler could not start them: fix the reason, or look at {status}",
     ),
 }
 """Reasons for waiting in plain English, by kind, and what a colleague would say; the first that

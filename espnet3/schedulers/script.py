@@ -187,7 +187,7 @@ def note_less(setting: str | None, needed: str, asked: str, by: str, notes: list
         return
     if 0 < got < want:  # 0 is all of a node
         notes.append(
-            f"{by}, but the worker is told that it has {needed}, by parallel.options.{setting}. "
+            f"{by}, but parallel.options.{setting} tells the worker that it has {needed}. "
             "Set both to the same: schedulers end jobs that take more than they asked for"
         )
 

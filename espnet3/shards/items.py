@@ -185,4 +185,4 @@ def unpack_items(description: dict[str, Any], file: Path) -> "Items":
         raise RunFolderError(f"{file} holds no list of items ({error}). {_START_ANEW}") from error
 
 
-_START_ANEW = "Start anew with resume=False, or restore the file."
+_START_ANEW = "Start over with resume=False, or restore the file."

@@ -108,7 +108,7 @@ class Manifest:
             raise RunFolderError(
                 f"{manifest_path(root)} says that the outputs belong into {folder}, which is not "
                 "above it. Run the same command as before again: it merges without computing "
-                "anything anew."
+                "anything again."
             )
         return folder
 
@@ -215,7 +215,7 @@ def load_manifest(root: str | os.PathLike[str]) -> Manifest | None:
         raise DamagedFileError(f"{error} {_START_ANEW}") from None
 
 
-_START_ANEW = "Start anew with resume=False, or restore the file."
+_START_ANEW = "Start over with resume=False, or restore the file."
 
 
 def read_run_id(root: Path) -> str | None:
@@ -257,5 +257,5 @@ def _check_format(path: Path, values: Any) -> None:
         raise RunFolderError(
             f"{path} has version {version!s:.40} of the run format; this ESPnet3 reads "
             f"version {VERSION}. Finish the run with the ESPnet3 that began it "
-            f"({writer!s:.40}), or start anew with resume=False."
+            f"({writer!s:.40}), or start over with resume=False."
         )

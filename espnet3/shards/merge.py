@@ -166,7 +166,7 @@ def _amount(n_files: int, n_bytes: int) -> str:
 def _damaged(path: Path, expected: str, found: str) -> str:
     return (
         f"{path} was committed with {expected} and is now {found}. "
-        f"Remove the folder {path.parent} and run the same command again to compute it anew."
+        f"Remove the folder {path.parent} and run the same command again to recompute it."
     )
 
 
@@ -202,7 +202,7 @@ def require_done(shard_dir: Path) -> Done:
     if done is None:
         raise IncompleteRunError(
             f"{shard_dir} has no valid {DONE!r}: it is not a committed shard. "
-            "Run the same command again to compute it anew."
+            "Run the same command again to recompute it."
         )
     return done
 

@@ -65,8 +65,8 @@ def unreachable(
     code = errno.errorcode.get(error.errno or 0, "no number")
     reason = error.strerror or str(error)
     return FileSystemError(
-        f"{os.fspath(path)} cannot be {verb} on {node_name()}: {reason} ({code}). That tells "
-        "nothing of what is in it, so nothing was removed or computed anew. Run the same command "
+        f"{os.fspath(path)} cannot be {verb} on {node_name()}: {reason} ({code}). That says "
+        "nothing about its content, so nothing was removed or recomputed. Run the same command "
         "again when the file system is back, or the permissions are mended."
     )
 

@@ -139,7 +139,7 @@ def test_a_job_whose_time_is_up_goes_on_in_its_next_run(recipe, launcher):
     ended = recipe.wait_for_end(job_id)
     assert (ended["JobState"], ended["ExitCode"], ended["Restarts"]) == ("COMPLETED", "0:0", "1")
     assert recipe.log.count("ends\n") == 4
-    assert "restart 1 of 10 goes on from the checkpoint" in recipe.log
+    assert "restart 1 of 10 resumes from the checkpoint" in recipe.log
     assert not list(recipe.folder.glob("exp/training/launch/*.restarts"))
 
 

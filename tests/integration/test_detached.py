@@ -199,7 +199,7 @@ def test_a_dry_run_shows_the_job_of_a_detached_worker(decoding):
     told = decoding.run(
         "--stages", "infer", "--config", "conf/decode.yaml", *block, "--detach", "--dry-run"
     )
-    assert "workers: 2 on env: slurm, which go on without this program" in told.stdout
+    assert "workers: 2 on env: slurm, which continue without this program" in told.stdout
     assert "-m espnet3.parallel.detached.work" in told.stdout
     assert "--walltime 3600" in told.stdout
     assert not (decoding.folder / "exp").exists()

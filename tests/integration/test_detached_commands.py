@@ -195,7 +195,7 @@ def test_workers_that_were_killed_are_told_of(run):
     told = run.espnet3("wait", code=1)
     assert "Nobody works in" in told
     explained = run.espnet3("explain")
-    assert "problem: run: nobody works on it, and no job waits" in explained
+    assert "problem: run: no worker is active, and no job waits" in explained
     assert "2 processes ended without a word: killed" in explained
     assert "The end of" in explained
     run.hold(on=False)

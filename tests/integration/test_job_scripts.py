@@ -110,8 +110,8 @@ def test_code_75_submits_the_script_again_up_to_the_limit(cluster):
     assert [cluster.run(job) for _ in range(3)] == [0, 0, 75]
     assert cluster.called.read_text().splitlines() == [job.script] * 2
     log = Path(job.log).read_text()
-    assert "restart 2 of 2 goes on" in log
-    assert "launch.max_restarts. A checkpoint is written; to go on: qsub " in log
+    assert "restart 2 of 2 resumes" in log
+    assert "launch.max_restarts. A checkpoint is written; to continue: qsub " in log
     # Whatever the first one started from, the others go on from the checkpoint.
     again = ["resume=auto", "fit.ckpt_path=null"]
     assert sorted(seen["argv"][-2:] == again for seen in cluster.seen()) == [False, True, True]
@@ -128,7 +128,7 @@ def test_a_node_that_may_not_submit_says_what_to_type(cluster):
     cluster.plan(75)
     job = cluster.write("pbs")
     assert cluster.run(job, QSUB_CODE="1") == 75
-    assert "To go on from the checkpoint: qsub " in Path(job.log).read_text()
+    assert "To resume from the checkpoint: qsub " in Path(job.log).read_text()
 
 
 @pytest.mark.parametrize("scheduler", ["sge", "lsf"])

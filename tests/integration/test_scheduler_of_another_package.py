@@ -110,7 +110,7 @@ def test_a_detached_job_has_a_successor(pigeon, tmp_path):
     subprocess.run(["pgdel", "1"], check=True)
     wait_until(lambda: "2" in {r.after for r in read_jobs(RecordPaths(run.run_dir))}, 120)
     (told,) = [f.told for f in explain_run(run.run_dir) if f.what == "jobs"]
-    assert "1 job got cancelled by somebody" in told
+    assert "1 job was cancelled by a user" in told
     hold.unlink()
     assert [int(line) for line in run.wait(120).read_text().splitlines()] == list(range(16))
     workers = {worker.record.job_id: worker.record for worker in run.status().crew.workers}

@@ -68,7 +68,7 @@ def test_a_training_goes_on_with_it_and_not_with_another():
     assert len(run(model=Net, overrides=["trainer.max_epochs=3"]).history) == 3
     with pytest.raises(StaleRunError, match=r"freeze\.0: 'encoder\.\*' -> 'output'") as refused:
         train({**CONFIG, "freeze": "output"}, model=Net, train=SAMPLES, valid=SAMPLES)
-    assert "freeze.0 cannot change in a training that goes on" in str(refused.value)
+    assert "freeze.0 cannot change in a resumed training" in str(refused.value)
     same = {**CONFIG, "freeze": "encoder.*"}  # one text is a list of one
     assert not train(same, model=Net, train=SAMPLES, valid=SAMPLES,
                      overrides=["trainer.max_epochs=3"]).was_trained  # fmt: skip

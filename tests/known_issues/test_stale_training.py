@@ -380,7 +380,7 @@ def test_another_optimizer_cannot_be_accepted(train):
     changes = ("optimizer._target_=torch.optim.Adam", "accept_changes=[optimizer]")
     code, shown = train("trainer.max_epochs=2", *changes)
     assert code == 1
-    assert "optimizer._target_ cannot change in a training that goes on" in shown
+    assert "optimizer._target_ cannot change in a resumed training" in shown
     assert "'init={path: exp/tones/last.ckpt}'" in shown
 
 

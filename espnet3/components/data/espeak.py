@@ -166,7 +166,7 @@ def _start() -> "subprocess.Popen[bytes]":
     if sample_rate == SAMPLE_RATE:
         return process
     process.kill()
-    raise DataError(f"espeak-ng speaks at {sample_rate} Hz here, where {SAMPLE_RATE} was expected.")
+    raise DataError(f"espeak-ng works at {sample_rate} Hz here, where {SAMPLE_RATE} was expected.")
 
 
 def _read(process: "subprocess.Popen[bytes]", n_bytes: int) -> bytes:

@@ -59,7 +59,7 @@ class _Speaker:
             self._espeak.espeak_SetParameter(number, request[name], 0)
         text = request["text"].encode() + b"\0"
         if self._espeak.espeak_Synth(text, len(text), 0, 0, 0, _UTF8, None, None) != 0:
-            raise ValueError(f"espeak-ng cannot speak {request['text']!r}")
+            raise ValueError(f"espeak-ng cannot synthesise {request['text']!r}")
         self._espeak.espeak_Synchronize()
         return bytes(self._samples)
 

@@ -90,7 +90,7 @@ class GlobalNormalization(nn.Module):
             raise DataError(
                 f"The features are {list(feats.shape)}, but the statistics in {self.stats_file} "
                 f"are of dimension {list(self.mean.shape)}. If the features changed, take them "
-                "anew: python run.py --stages collect_stats collect_stats.resume=false"
+                "again: python run.py --stages collect_stats collect_stats.resume=false"
             )
 
     def _load_from_state_dict(

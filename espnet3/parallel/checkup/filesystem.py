@@ -183,7 +183,7 @@ def _links(key: str, trial: Path) -> list[Finding]:
         os.link(trial / "file", trial / "linked")
     except OSError as error:
         told = (
-            f"{trial.parent} has no hard links ({error.strerror}); runs go on without, but a "
+            f"{trial.parent} has no hard links ({error.strerror}); runs work without them, but a "
             "process that is killed at a bad moment may leave an empty file"
         )
         return [Finding("warning", key, told)]

@@ -174,7 +174,7 @@ def _wait_for_worker(client: Any, trial: Trial, deadline: float) -> str:
         if time.monotonic() > deadline:
             raise TooLate(
                 f"no worker came within {trial.timeout:.0f} s, and the job was cancelled: "
-                f"{told or 'nobody says why.'} Run it again with more patience: --timeout 3600"
+                f"{told or 'no reason is known.'} Run it again with more patience: --timeout 3600"
             )
         if told and time.monotonic() > next_note:
             trial.tell(told)

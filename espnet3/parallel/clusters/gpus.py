@@ -33,7 +33,7 @@ def visible_gpus(setting: str | None = None) -> list[str]:
             others = ",".join(entry for entry, other in chosen.items() if other != index)
             raise ResourceError(
                 f"GPU {index} of this machine does not answer ({gpus[index].fault}). Look at "
-                f"nvidia-smi; to go on without it: export {VARIABLE}={others}"
+                f"nvidia-smi; to continue without it: export {VARIABLE}={others}"
             )
     return list(chosen)
 

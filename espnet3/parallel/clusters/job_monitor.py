@@ -414,7 +414,7 @@ class JobMonitor:
                 self._idle_since.setdefault(name, now)
         for address, name in names.items():
             if name in self._lost:
-                logger.warning("A worker of the lost job %s is told to end", self._lost[name])
+                logger.warning("Ending a worker of the lost job %s", self._lost[name])
                 self._cluster.remove_worker(address)
 
     def _apply_answer(self) -> None:
@@ -460,7 +460,7 @@ class JobMonitor:
 
     def _end_workers(self, job: MonitoredJob) -> None:
         logger.warning(
-            "The scheduler has given job %s up (%s), but its worker still runs; it is told to end",
+            "The scheduler has given job %s up (%s), but its worker still runs; ending it",
             job.job_id, job.state.word,
         )  # fmt: skip
         for address in self._workers:
@@ -488,7 +488,7 @@ class JobMonitor:
         if self._n_early >= MAX_EARLY_LOSSES:
             raise WorkerError(
                 f"{self._n_early} jobs in a row ended before they got anything done, the last one "
-                f"was job {job.job_id}: {how}. Mend what its log tells; to try a single job before "
+                f"was job {job.job_id}: {how}. Fix what its log shows; to try a single job before "
                 f"the next run: espnet3 doctor --submit. Log: {log or 'none found'}"
                 f"{end_of_log(log)}"
             )
@@ -526,9 +526,9 @@ class JobMonitor:
             self._not_before = now + _RETRY_SECONDS
             return
         raise ResourceError(
-            f"A lost job could not be replaced: {error}. Finished shards are kept: mend "
+            f"A lost job could not be replaced: {error}. Finished shards are kept: fix "
             "parallel.options, or wait until the scheduler takes jobs again, and run the same "
-            "command. To go on with the jobs that are left, set parallel.max_lost_jobs: 0."
+            "command. To continue with the remaining jobs, set parallel.max_lost_jobs: 0."
         )
 
     def _stop_replacing(self) -> None:
@@ -541,7 +541,7 @@ class JobMonitor:
             )
         if not self._has_stopped_replacing:
             self._has_stopped_replacing = True
-            logger.warning("%s; the run goes on with the other %d", told, len(self._jobs))
+            logger.warning("%s; the run continues with the other %d", told, len(self._jobs))
 
     def _poll(self, now: float) -> None:
         job_ids = [job.job_id for job in self._jobs.values() if job.job_id]

@@ -274,7 +274,7 @@ def _choose_host(config: "ParallelConfig") -> str:
         logger.info("Workers connect to this program at %s (%s)", reach.host, reach.why)
         return reach.host
     logger.warning(
-        "Where nodes reach this machine cannot be told (%s); it listens at %s. If workers do not "
+        "The address for nodes cannot be determined (%s); listening at %s. If workers do not "
         "connect, say which network they share with it (here: %s), such as: "
         "parallel.options.interface: ib0, or, if it has another name there: "
         "parallel.options.scheduler_options: {host: %s}",

@@ -130,7 +130,7 @@ def check(config: "ParallelConfig") -> None:
 @cache  # a stage checks, and later starts: once is enough
 def _warn_of_service(service: str) -> None:
     logger.warning(
-        "parallel.options.scheduler_service_type is %r: whoever reaches that port can run code in "
+        "parallel.options.scheduler_service_type is %r: all who reach that port can run code in "
         "your pods, because dask-kubernetes knows no TLS. ClusterIP needs no such port.",
         service,
     )

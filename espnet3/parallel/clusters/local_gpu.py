@@ -82,7 +82,7 @@ def has_dask_cuda() -> bool:
     except ImportError as error:  # pip install dask-cuda leaves out what it imports
         logger.warning(
             "dask-cuda is installed but cannot be imported (%s), so workers are started without "
-            "it. To mend it: pip install -c constraints.txt -e '.[gpu]'",
+            "it. To fix it: pip install -c constraints.txt -e '.[gpu]'",
             error,
         )
         return False

@@ -268,17 +268,17 @@ def stop_for(error: EspnetError, root: Path, lease: Lease) -> bool:
         Whether the run is stopped.
     """
     if is_of_node(error, root):
-        logger.error("The worker on %s leaves, others may go on", lease.owner.host)
+        logger.error("The worker on %s exits; other workers may continue", lease.owner.host)
         return False
     may_be_of_node = isinstance(error, EarlyDeaths | RunFolderError)
     if may_be_of_node and (others := _others_elsewhere(lease)):
-        logger.warning("Others go on, such as %s: this may be about this node only", others)
+        logger.warning("Other workers continue, such as %s: maybe only this node fails", others)
         return False
     by = f"{getpass.getuser()}, {lease.owner}"
     try:
         write_stop(RecordPaths(root), StopMark("failed", str(error), by))
     except OSError as trouble:
-        logger.warning("The other workers could not be told: %s", trouble)
+        logger.warning("The other workers could not be notified: %s", trouble)
         return False
     return True
 

@@ -44,7 +44,7 @@ def load_config(root: Path, env: str, *, trust: str | None = None) -> ParallelCo
     if config.env != env:
         raise RunFolderError(
             f"{path}, with the block for more workers, cannot be used here, and the run was "
-            f"submitted to {config.env}. To go on: espnet3 resume {shlex.quote(str(root))} "
+            f"submitted to {config.env}. To continue: espnet3 resume {shlex.quote(str(root))} "
             f"--env {env}"
         )
     return config

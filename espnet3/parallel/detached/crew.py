@@ -229,7 +229,7 @@ def _no_answer(root: Path, env: str, n_jobs: int) -> str:
     scheduler = scheduler_of(env)
     command = scheduler.status_command if scheduler else env
     return (
-        f"Whether {n_jobs} jobs of {root} are still there cannot be told: `{command}` does not "
+        f"Whether {n_jobs} jobs of {root} still exist cannot be determined: `{command}` does not "
         "answer, or not in its own words. Nothing was submitted. Try again when it does; to add "
         f"workers all the same: espnet3 resume {shlex.quote(str(root))} --workers N"
     )

@@ -164,7 +164,7 @@ def _parse(content: bytes, path: Path) -> Description:
         return parse_record(content, Description, path)
     except DamagedFileError as error:
         raise DamagedFileError(
-            f"{error} Run the command that began the run again: it writes the file anew, and "
+            f"{error} Run the command that began the run again: it writes the file again, and "
             "finished shards are kept."
         ) from None
 
@@ -174,7 +174,7 @@ def _not_detached(root: Path) -> str:
         return f"There is no run in {root}: it has no manifest.json. Is it the right folder?"
     return (
         f"The run in {root} was begun by a program that waits for its workers, so its folder has "
-        "no code that others could run. To go on, run the same command again; to let it go on by "
+        "no code that others could run. To resume, run the same command again; to let it resume by "
         "itself from then on, with parallel.mode=async."
     )
 
@@ -239,7 +239,7 @@ def _output_dir(root: Path, manifest: Manifest, description: Description, runner
         raise RunFolderError(
             f"{manifest_path(root)} says that the outputs belong into {manifest.output_dir!r}, but "
             f"the run was submitted for {submitted!r}: somebody changed it. Put that back, or run "
-            "the command that began the run again: it merges without computing anything anew."
+            "the command that began the run again: it merges without computing anything again."
         )
     return Path(os.path.normpath(root.resolve() / submitted))
 

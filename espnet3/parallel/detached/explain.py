@@ -104,16 +104,16 @@ class _Explainer:
             first = ", ".join(seen.behind)
             yield Finding("ok", "run", f"its workers work on {first} first, then they come here")
         elif state in ("queued", "starting"):
-            yield Finding("warning", "run", f"nobody works yet, but jobs are on their way; {done}")
+            yield Finding("warning", "run", f"no worker has started, but jobs are queued; {done}")
         elif state == "unknown":
             yield Finding(
-                "warning", "run", f"nobody works on it; whether jobs wait: see below; {done}"
+                "warning", "run", f"no worker is active; whether jobs wait: see below; {done}"
             )
         elif state == "not merged":
-            told = "all shards are done, but nobody is there to merge them"
+            told = "all shards are done, but no worker is left to merge them"
             yield Finding("problem", "run", told, f"espnet3 merge {self._quoted}")
         elif state == "stopped":
-            told = f"nobody works on it, and no job waits; {done}"
+            told = f"no worker is active, and no job waits; {done}"
             yield Finding("problem", "run", told, self._resume())
         if status.stop is not None and state != "complete":
             yield self._stop()
@@ -158,8 +158,8 @@ class _Explainer:
         if "espnet3 resume" in stop.reason:  # it says itself how to go on
             return Finding("problem", "stop", told)
         fix = (
-            f"If it is about data or a machine, mend that, then: {self._resume()} ; if it is about "
-            "your code, mend it and run the command that began the run again"
+            f"If it is about data or a machine, fix that, then: {self._resume()} ; if it is about "
+            "your code, fix it and run the command that began the run again"
         )
         return Finding("problem", "stop", told, fix)
 
@@ -189,7 +189,7 @@ class _Explainer:
         found = find_damaged(RecordPaths(self._run_dir))
         if found:
             more = f" (and {len(found) - 1} more such files)" if len(found) > 1 else ""
-            fix = "A newer version or somebody else wrote it. What it told is not known here"
+            fix = "A newer version or another program wrote it. Its content is ignored"
             yield Finding("warning", "records", f"{found[0]}{more}", fix)
 
     def _starting(self) -> Iterator[Finding]:
@@ -212,7 +212,7 @@ class _Explainer:
             scheduler = scheduler_of(env)
             if scheduler is None:
                 told = f"{n_jobs} processes were started on another machine; what became of them "
-                fix = "espnet3 status tells who is alive"
+                fix = "espnet3 status lists the active workers"
                 yield Finding("warning", "jobs", f"{told}cannot be seen from here", fix)
                 continue
             command = scheduler.status_command
@@ -242,7 +242,7 @@ class _Explainer:
             if self._seen.state == "complete":
                 yield Finding("ok", "node", told)
                 continue
-            fix = f"Others go on. Tell your administrators; if nobody is left: {self._resume()}"
+            fix = f"Others continue. Tell your administrators; if none is left: {self._resume()}"
             yield Finding("problem" if self._seen.is_over else "warning", "node", told, fix)
 
     def _no_successor(self) -> Iterator[Finding]:

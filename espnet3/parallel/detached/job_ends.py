@@ -38,7 +38,7 @@ _ENDS = (
     _End(
         "walltime",
         "ran until the walltime was over",
-        "Nothing is lost but the shard that was running, and the next job goes on. If shards do "
+        "Only the running shard is lost, and the next job continues. If shards do "
         "not fit at all, ask for a longer walltime: espnet3 resume {dir} options.walltime='...'",
     ),
     _End(
@@ -53,7 +53,7 @@ _ENDS = (
     ),
     _End(
         "cancelled",
-        "got cancelled by somebody",
+        "was cancelled by a user",
         "If that was not meant: espnet3 resume {dir}",
     ),
     _End(
@@ -69,7 +69,7 @@ _ENDS = (
     _End(
         "gone",
         "ended without a word: killed, or the machine was restarted",
-        "Others take over their shards; if nobody is left: espnet3 resume {dir}",
+        "Other workers take over their shards; if none is left: espnet3 resume {dir}",
     ),
     _End(
         "failed",

@@ -139,7 +139,7 @@ def what_to_type(roots: Sequence[Path]) -> list[str]:
     folders = shlex.join(map(str, roots))
     first = shlex.quote(str(roots[0]))
     return [
-        "The workers go on without this program. To look after them:",
+        "The workers continue without this program. To control them:",
         f"  espnet3 status {folders} --watch",
         f"  espnet3 logs {first} -f",
         f"  espnet3 wait {folders}",

@@ -51,7 +51,7 @@ def check_clock(root: Path) -> None:
     except OSError as error:
         raise SubmissionRefusedError(
             f"no job is submitted: nothing can be written to {root} ({error.strerror or error}), "
-            "so a job could not be noted there. Make room or mend the permissions"
+            "so a job could not be recorded there. Make room or fix the permissions"
         ) from error
     if abs(skew) > MAX_SKEW:
         raise SubmissionRefusedError(
@@ -93,7 +93,7 @@ def read_all_jobs(root: Path) -> list[JobRecord]:
 def _unreadable(path: Path, error: Exception) -> str:
     reason = error.strerror or error if isinstance(error, OSError) else error
     return (
-        f"no job is submitted: which ones the run has cannot be told, {path} cannot be read "
+        f"no job is submitted: the run's jobs cannot be determined, {path} cannot be read "
         f"({reason}). If it is damaged, and no such job is in the queue any more: "
         f"rm {shlex.quote(str(path))}"
     )
@@ -133,7 +133,7 @@ def check_limit(
                 f"no job is submitted: {len(recent)} were within an hour for {root}, and {n_more} "
                 f"more would be above the limit of {limit:.0f} for {config.n_workers} workers"
                 f"{_why(walltime)}. Jobs that end at once, or records that are not seen, could be "
-                f"the reason: espnet3 explain {quoted}. In {wait} it may go on; to add workers "
+                f"the reason: espnet3 explain {quoted}. In {wait} it may continue; to add workers "
                 f"all the same: espnet3 resume {quoted} --workers {n_more}"
             )
 

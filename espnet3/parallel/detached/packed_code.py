@@ -108,7 +108,7 @@ def read_own(path: Path, trust: str | None) -> bytes:
 
 
 _ANEW = (
-    "Run the command that began the run again: it writes the file anew, and finished shards are "
+    "Run the command that began the run again: it writes the file again, and finished shards are "
     "kept."
 )
 
@@ -122,7 +122,7 @@ def _ask_owner(path: Path) -> str:
         owner = "its owner"
     return (
         f"{path} can only be read by {owner}: code and settings may hold secrets. To share them "
-        f"with their group, {owner} types: chmod -R g+rX {folder} ; then others go on with: "
+        f"with their group, {owner} types: chmod -R g+rX {folder} ; then others continue with: "
         f"--trust {owner}"
     )
 
@@ -151,7 +151,7 @@ def check_folder(folder: Path, trust: str | None) -> None:
     owner = user_name(found.st_uid)
     if found.st_uid not in (os.getuid(), 0) and trust != owner:
         raise RunFolderError(
-            f"{folder} belongs to {owner}, who decides what is in it, and to go on with this run "
+            f"{folder} belongs to {owner}, who decides what is in it, and to continue this run "
             f"is to run it as {user_name(os.getuid())}. If you trust them, add: --trust {owner}"
         )
 
@@ -168,7 +168,7 @@ def check_owner(path: Path, found: os.stat_result, trust: str | None) -> None:
     if found.st_uid != os.getuid():
         hint = "" if trust is None else f" (not to {trust})"
         raise RunFolderError(
-            f"{path} belongs to {owner}{hint}, and to go on with this run is to run their code as "
+            f"{path} belongs to {owner}{hint}, and to continue this run is to run their code as "
             f"{user_name(os.getuid())}. If you trust it, add: --trust {owner}"
         )
     if found.st_mode & _OTHERS_MAY_WRITE:

@@ -151,7 +151,7 @@ def _submit_jobs(work: "WorkerJob", config: ParallelConfig, n_workers: int) -> l
             if not records:
                 raise ResourceError(_refused(config, error, job)) from error
             logger.warning(
-                "%d of %d jobs were submitted; then %s. The run goes on with these.",
+                "%d of %d jobs were submitted; then %s. The run continues with these.",
                 len(records), n_workers, error,
             )  # fmt: skip
             break

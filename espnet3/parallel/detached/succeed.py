@@ -316,7 +316,7 @@ def _fruitless(jobs: Sequence[JobRecord], roots: Sequence[Path]) -> str:
     numbers = ", ".join(job.job_id for job in jobs)
     return (
         f"no successor: the last {len(jobs)} jobs ({numbers}) ended without finishing a shard. To "
-        f"see why: espnet3 explain {shlex.quote(str(roots[0]))}; to go on: {_resume(roots)}"
+        f"see why: espnet3 explain {shlex.quote(str(roots[0]))}; to continue: {_resume(roots)}"
     )
 
 

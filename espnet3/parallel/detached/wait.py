@@ -77,11 +77,11 @@ def failure_of(seen: Overview) -> EspnetError:
     if status.stop is not None and seen.state == "cancelled":
         return IncompleteRunError(
             f"The run in {where} was cancelled by {status.stop.by or 'somebody'}, with "
-            f"{status.n_done:,} of {status.n_items:,} items done. To go on: espnet3 resume {quoted}"
+            f"{status.n_done:,} of {status.n_items:,} items done. Resume: espnet3 resume {quoted}"
         )
     if seen.state == "not merged":
         return IncompleteRunError(
-            f"All shards in {where} are done, but nobody is there to merge them. Type: "
+            f"All shards in {where} are done, but no worker is left to merge them. Type: "
             f"espnet3 merge {quoted}"
         )
     if not status.is_detached:
@@ -91,6 +91,6 @@ def failure_of(seen: Overview) -> EspnetError:
         )
     return IncompleteRunError(
         f"Nobody works in {where} any more, and no job waits: {status.n_done:,} of "
-        f"{status.n_items:,} items are done. To see why: espnet3 explain {quoted}; to go on: "
+        f"{status.n_items:,} items are done. To see why: espnet3 explain {quoted}; to continue: "
         f"espnet3 resume {quoted}"
     )

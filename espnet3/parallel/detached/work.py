@@ -34,7 +34,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m espnet3.parallel.detached.work")
     parser.add_argument("run_dirs", nargs="+", type=read_folder, metavar="RUN_DIR")
     parser.add_argument("--env", default="local", help="the backend of this worker's job")
-    parser.add_argument("--job", default="", help="its number, if no variable tells it")
+    parser.add_argument("--job", default="", help="its number, if no variable has it")
     parser.add_argument("--generation", type=int, default=0, help="jobs before it in its chain")
     parser.add_argument("--submitted", type=float, help="when, in seconds since 1970")
     parser.add_argument("--walltime", type=float, help="seconds, if the scheduler does not tell")

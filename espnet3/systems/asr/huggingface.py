@@ -204,7 +204,7 @@ class HuggingFaceSeq2Seq(nn.Module):
         if most is not None and int(speech_lengths.max()) > most:
             seconds = float(speech_lengths.max()) / self.sample_rate
             raise AudioError(
-                f"An utterance is {seconds:.1f} s long, but this model hears "
+                f"An utterance is {seconds:.1f} s long, but this model accepts "
                 f"{most / self.sample_rate:g} s, and would leave out the rest. Cut it into parts."
             )
         return extract(self.feature_extractor, speech, speech_lengths, self.sample_rate)
@@ -403,7 +403,7 @@ def _read_json(file: Path) -> Any:
         return json.loads(file.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
         raise PackedModelError(
-            f"{file} is damaged ({error!s:.80}). Copy the packed model anew."
+            f"{file} is damaged ({error!s:.80}). Copy the packed model again."
         ) from error
 
 

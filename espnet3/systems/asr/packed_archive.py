@@ -94,7 +94,7 @@ def extract(archive: Path) -> "tempfile.TemporaryDirectory[str]":
     except _DAMAGED as error:
         folder.cleanup()
         raise PackedModelError(
-            f"{archive} cannot be extracted: {type(error).__name__}: {error!s:.200}. Get it anew "
+            f"{archive} cannot be extracted: {type(error).__name__}: {error!s:.200}. Get it again "
             "from those who packed it."
         ) from error
     except BaseException:
@@ -175,7 +175,7 @@ class _Extraction:
         """Return the error for what is neither a file nor a folder."""
         return PackedModelError(
             f"{self._archive} holds {name!r:.80}, which is a link or a device. A packed model has "
-            "plain files only; get it anew from those who packed it."
+            "plain files only; get it again from its author."
         )
 
     def refuse_header(self, n_bytes: int) -> PackedModelError:

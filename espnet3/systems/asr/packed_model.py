@@ -131,7 +131,7 @@ def read_yaml(file: Path) -> dict[str, Any]:
     try:
         values = read_file(file).values
     except ConfigError as error:
-        raise PackedModelError(f"{error} Copy the packed model anew.") from error
+        raise PackedModelError(f"{error} Copy the packed model again.") from error
     return {str(key): value for key, value in values.items()}
 
 
@@ -204,7 +204,7 @@ def _check_sums(folder: Path, named: Path, sums: Mapping[Any, Any]) -> frozenset
         if file is None or sha256(file) != wanted:
             raise PackedModelError(
                 f"{name} of {named} is {'missing' if file is None else 'damaged'}: its checksum in "
-                f"{META} does not fit. Copy the packed model anew."
+                f"{META} does not fit. Copy the packed model again."
             )
     for name in (WEIGHTS, TRAINING):
         if name not in sums:

@@ -44,7 +44,7 @@ def to_samples(speech: Any, sample_rate: int | None, model_rate: int) -> Samples
 def _read(path: str | os.PathLike[str], sample_rate: int | None, model_rate: int) -> Samples:
     if sample_rate is not None:
         raise AudioError(
-            f"sample_rate is {sample_rate}, but {os.fspath(path)} is a file, which tells its own. "
+            f"sample_rate is {sample_rate}, but {os.fspath(path)} is a file, which has its own. "
             "Leave sample_rate out."
         )
     samples = read_audio(path, channel="mix", sample_rate=model_rate, resample=True).samples

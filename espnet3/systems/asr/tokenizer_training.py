@@ -57,7 +57,7 @@ def train_tokenizer(loaded: "LoadedConfig") -> Any:
         return Skipped(f"{config.folder} was made from the same {summary.n_texts} texts")
     if known is not None:
         _refuse_if_needed(config, _changes(known, source), loaded)
-        logger.info("The tokenizer is made anew: %s", "; ".join(_changes(known, source)))
+        logger.info("The tokenizer is trained again: %s", "; ".join(_changes(known, source)))
     tokenizer = _train(config, texts, loaded)
     tokenizer.save(config.folder, {_SOURCE: source})
     logger.info(

@@ -96,7 +96,7 @@ def require_weights(path: Path, where: str = "") -> None:
     named = "" if there or not elsewhere else f" To decode with these: model.weights={elsewhere[0]}"
     raise ConfigError(
         f"The weights {path}{where} do not exist.{known}{named} Stage train (4) makes them at its "
-        f"end, and average (5) anew: {_train_command()}"
+        f"end, and average (5) again: {_train_command()}"
     )
 
 
@@ -325,7 +325,7 @@ def _read(folder: Path) -> tuple[str, ...] | None:
         tokens = None
     if not isinstance(tokens, list):
         raise RunFolderError(
-            f"{file} is damaged: it is no list of tokens. Copy it anew from the folder of the "
+            f"{file} is damaged: it is not a list of tokens. Copy it again from the folder of the "
             "training, or delete it if you know that the tokenizer is that of the training."
         )
     return tuple(tokens)

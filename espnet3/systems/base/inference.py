@@ -116,7 +116,7 @@ def describe_inference(loaded: "LoadedConfig", *, detach: bool = False) -> list[
         ConfigError: as the stage itself would.
     """
     parallel = parallel_of(loaded, detach=detach)
-    alone = ", which go on without this program" if parallel.mode == "async" else ""
+    alone = ", which continue without this program" if parallel.mode == "async" else ""
     lines = [f"workers: {parallel.n_workers} on env: {parallel.env}{alone}"]
     runs = plan_inference(loaded, runs_here=False)
     for run in runs:

@@ -243,7 +243,7 @@ def _compare_all(
             if found.hertz != expected.hertz:
                 raise ConfigError(
                     f"{found.what} is {found.hertz}, but {expected.what} is {expected.hertz}: the "
-                    "model would hear another speed and pitch. "
+                    "model would get another speed and pitch. "
                     f"{_advice(expected.hertz, found.hertz, can_change_model=can_change_model)}"
                 )
 

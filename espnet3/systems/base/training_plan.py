@@ -85,5 +85,5 @@ def _describe_start(loaded: "LoadedConfig") -> str:
     config = load_training_config(loaded)
     point = find_resume_point(config.exp_dir, config.resume, ckpt_path=config.fit.get("ckpt_path"))
     if point is None:
-        return f"starts anew, in {config.exp_dir}"
-    return f"goes on from {point.path} ({point.position})"
+        return f"starts from scratch, in {config.exp_dir}"
+    return f"resumes from {point.path} ({point.position})"

@@ -440,12 +440,12 @@ def _refusal(
         )
     else:
         ways = f"It was not touched. Keep it and train another one: {tag}; or put it aside and "
-        ways += "start anew: resume=never"
+        ways += "start over: resume=never"
         if len(fixed) < len(keys):
-            ways += f"; or go on with the change, which is then on record: {accept}"
+            ways += f"; or continue with the change, which is then recorded: {accept}"
     if fixed and not is_used:
         ways += (
-            f". {', '.join(fixed)} cannot change in a training that goes on; start another one "
+            f". {', '.join(fixed)} cannot change in a resumed training; start another one "
             f"from its weights: {tag} 'init={{path: {exp_dir / 'last.ckpt'}}}'"
         )
     what = "weights of another training" if is_used else "another training"

@@ -182,7 +182,7 @@ def _head(job: Job) -> list[str]:
         f"state={_quoted(job.state)}",
         f"python={_quoted(job.python)}",
         f"arguments=({' '.join(map(_quoted, job.arguments))})",
-        "# A job that is started again goes on from last.ckpt, whatever the first one began with.",
+        "# A restarted job resumes from last.ckpt, whatever the first one started from.",
         '[ ! -f "$state.restarts" ] && [ "${SLURM_RESTART_COUNT:-0}" = 0 ] ||',
         "  arguments+=(resume=auto fit.ckpt_path=null)",
     ]
@@ -200,7 +200,7 @@ def _rank_role(job: Job) -> list[str]:
         f"  {run}",
         "  code=$?",
         f'  [ "$code" = {CONTINUE_CODE} ] && : >"$state.continue" && exit 0',
-        "  # Of several that fail, the first tells why; srun ends the others, and torchrun says 1.",
+        "  # If several fail, the first has the reason; srun ends the others, torchrun returns 1.",
         '  [ "$code" = 0 ] || (set -C; echo "$code" >"$state.failed") 2>/dev/null',
         '  exit "$code"',
         "fi",
@@ -314,7 +314,7 @@ def _restart(job: Job) -> list[str]:
         f"    exit {CONTINUE_CODE}",
         "  fi",
         f'  echo "$n" >"$state.restarts" || exit {CONTINUE_CODE} # else it would never end',
-        f'  echo "espnet3: time is up; restart $n of {limit} goes on from the checkpoint"',
+        f'  echo "espnet3: walltime reached; restart $n of {limit} resumes from the checkpoint"',
         *(f"  {line}" for line in _queue_again(job)),
         "fi",
         '[ "$code" != 0 ] || rm -f "$state.restarts"',
@@ -333,12 +333,12 @@ def _queue_again(job: Job) -> Iterator[str]:
 def _enough(limit: int, submit: str) -> str:
     return (
         f"espnet3: time is up, and the job was restarted {limit} time(s), which is "
-        f"launch.max_restarts. A checkpoint is written; to go on: {submit}"
+        f"launch.max_restarts. A checkpoint is written; to continue: {submit}"
     )
 
 
 def _stuck(submit: str) -> str:
-    return f"espnet3: the job could not be queued again. To go on from the checkpoint: {submit}"
+    return f"espnet3: the job could not be requeued. To resume from the checkpoint: {submit}"
 
 
 def _rest(job: Job) -> list[str]:

@@ -173,7 +173,7 @@ def _check_even(
     """Refuse `--ntasks`, which lets Slurm spread the processes unevenly; so does Lightning."""
     if n_tasks > 1 and _PER_NODE not in environ:
         why = (
-            "for the job was submitted without --ntasks-per-node, which Lightning wants to be told"
+            "for the job was submitted without --ntasks-per-node, which Lightning requires"
             if n_tasks == wanted.n_nodes
             else f"because of --ntasks={n_tasks}, which does not say how many run on each node"
         )

@@ -93,7 +93,7 @@ def test_a_job_that_serves_another_run_goes_on(detached, squeue, slurm, complete
     detached.job("12", others=["../other"])
     assert main(["cancel", str(detached.root)]) == 0
     assert not slurm.exists()
-    assert "Job 12 goes on: it works for other runs as well." in capsys.readouterr().out
+    assert "Job 12 continues: it works for other runs as well." in capsys.readouterr().out
 
 
 def test_why_a_run_failed_is_not_forgotten(detached, slurm):
@@ -127,7 +127,7 @@ def test_a_worker_that_goes_on_elsewhere_is_named_though_it_has_left(
     lease = detached.worker("12")
     with leaving(detached, lease, "12"):
         assert main(["cancel", str(detached.root)]) == 0
-    assert "Job 12 goes on: it works for other runs as well." in capsys.readouterr().out
+    assert "Job 12 continues: it works for other runs as well." in capsys.readouterr().out
 
 
 def test_who_could_not_be_told_but_is_gone_is_no_problem(detached, squeue, slurm, capsys):

@@ -15,7 +15,7 @@ def found(root, what: str):
 def test_a_run_that_nobody_works_on_says_how_to_go_on(detached, capsys):
     assert main(["explain", str(detached.root)]) == 0
     shown = capsys.readouterr().out
-    assert "problem: run: nobody works on it, and no job waits" in shown
+    assert "problem: run: no worker is active, and no job waits" in shown
     assert f"-> espnet3 resume {detached.root}" in shown
 
 
@@ -48,7 +48,7 @@ def test_the_scheduler_s_reason_comes_with_advice(detached, squeue):
         ("TIMEOUT", "ran until the walltime was over", "options.walltime="),
         ("NODE_FAIL", "lost the node", "Others take over their shards"),
         ("PREEMPTED", "made room", "Others take over their shards"),
-        ("CANCELLED", "got cancelled by somebody", "espnet3 resume"),
+        ("CANCELLED", "was cancelled by a user", "espnet3 resume"),
         ("FAILED", "ended with an error", "--worker 12"),
     ],
 )
@@ -78,7 +78,7 @@ def test_jobs_that_were_cancelled_with_the_run_are_not_told_again(detached, sque
     detached.job("12")
     detached.job("13", after="12")
     (finding,) = found(detached.root, "jobs")
-    assert "1 job got cancelled by somebody" in finding.told
+    assert "1 job was cancelled by a user" in finding.told
     assert "12" in finding.told
     detached.stop("cancelled", "cancelled by me@login1")
     assert not found(detached.root, "jobs")
@@ -88,7 +88,7 @@ def test_an_error_that_stopped_the_run_is_shown(detached):
     detached.stop("failed", "Item 3 failed on node1: ValueError: broken\n\nTraceback ...")
     (finding,) = found(detached.root, "stop")
     assert "ValueError: broken" in finding.told
-    assert f"mend that, then: espnet3 resume {detached.root} ;" in finding.fix
+    assert f"fix that, then: espnet3 resume {detached.root} ;" in finding.fix
     assert finding.fix.endswith("run the command that began the run again")
 
 

@@ -78,7 +78,7 @@ def test_status_of_a_run_whose_jobs_wait_is_queued(detached, squeue, capsys):
     squeue(("12", "PENDING", "Resources", 0, "(Resources)"))
     assert main(["status", str(detached.root)]) == 0
     shown = capsys.readouterr().out
-    assert "queued: jobs wait, nobody works yet" in shown
+    assert "queued: jobs wait, no worker has started" in shown
     assert "Nothing is free" in shown
     assert f"espnet3 explain {detached.root}" in shown
 
@@ -89,7 +89,7 @@ def test_jobs_that_cannot_be_seen_from_here_are_not_taken_for_gone(detached, cap
     assert look(detached.root).state == "unknown"
     assert main(["status", str(detached.root)]) == 0
     shown = capsys.readouterr().out
-    assert "cannot be seen from this machine" in shown
+    assert "this machine cannot see whether jobs wait" in shown
     assert "resume" not in shown
 
 

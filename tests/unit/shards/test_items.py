@@ -131,7 +131,7 @@ def test_items_that_json_cannot_hold_are_refused_with_what_to_pass_instead():
 
 def test_missing_item_list_says_how_to_go_on(folder):
     description, _ = pack_items(collect_items(["a", "b"]))
-    with pytest.raises(RunFolderError, match="Start anew with resume=False") as error:
+    with pytest.raises(RunFolderError, match="Start over with resume=False") as error:
         unpack_items(description, folder / "items")
     assert str(folder / "items") in str(error.value)
 
@@ -143,5 +143,5 @@ def test_missing_item_list_says_how_to_go_on(folder):
 def test_damaged_item_list_is_refused(folder, values, damage):
     description, data = pack_items(collect_items(values))
     (folder / "items").write_bytes(damage(data))
-    with pytest.raises(RunFolderError, match="Start anew with resume=False, or restore the file"):
+    with pytest.raises(RunFolderError, match="Start over with resume=False, or restore the file"):
         unpack_items(description, folder / "items")

@@ -101,7 +101,7 @@ def test_truncated_manifest_is_refused_with_how_to_go_on(folder):
     content = path.read_bytes().rstrip()
     for length in range(len(content)):
         path.write_bytes(content[:length])
-        with pytest.raises(RunFolderError, match="Start anew with resume=False, or restore the f"):
+        with pytest.raises(RunFolderError, match="Start over with resume=False, or restore the f"):
             load_manifest(folder)
 
 
@@ -143,7 +143,7 @@ def test_manifest_without_a_key_is_damaged(folder):
     values = json.loads(path.read_text())
     del values["bounds"]
     path.write_text(json.dumps(values))
-    with pytest.raises(DamagedFileError, match=r"is damaged.*bounds.*Start anew with resume=False"):
+    with pytest.raises(DamagedFileError, match=r"is damaged.*bounds.*Start over with resume=False"):
         load_manifest(folder)
 
 
@@ -156,7 +156,7 @@ def test_manifest_of_a_version_that_says_more_is_read(folder):
 
 def test_folder_in_place_of_the_manifest_is_refused(folder):
     (folder / "manifest.json").mkdir()
-    with pytest.raises(RunFolderError, match="Start anew with resume=False"):
+    with pytest.raises(RunFolderError, match="Start over with resume=False"):
         load_manifest(folder)
 
 
@@ -184,5 +184,5 @@ def test_run_id_is_read_also_from_a_manifest_that_was_reformatted_by_hand(folder
 
 def test_damaged_manifest_has_no_run_id_but_an_error(folder):
     (folder / "manifest.json").write_text("{")
-    with pytest.raises(RunFolderError, match="Start anew with resume=False, or restore the file"):
+    with pytest.raises(RunFolderError, match="Start over with resume=False, or restore the file"):
         read_run_id(folder)

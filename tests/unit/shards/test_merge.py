@@ -73,7 +73,7 @@ def test_shard_with_a_damaged_done_is_missing(run, damage):
     assert read_coverage(run.root, run.manifest).missing == [1]
     with pytest.raises(IncompleteRunError, match="shard 1: "):
         check_complete(run.root, run.manifest)
-    with pytest.raises(IncompleteRunError, match="Run the same command again to compute it anew"):
+    with pytest.raises(IncompleteRunError, match="Run the same command again to recompute it"):
         concat_files(run.shard_dirs(), "text", run.root / "text")
     assert not (run.root / "text").exists()
 

@@ -118,7 +118,7 @@ def _check_end(file: IO[bytes], offset: int, shard: Path, last: str) -> None:
     while block := file.read(2**20):
         if block.strip(b"\0"):
             raise DataError(
-                f"{shard} goes on after the mark of its end. If several were joined by cat, make "
+                f"{shard} continues after its end marker. If several were joined by cat, make "
                 "one of them: tar --concatenate -f A.tar B.tar; or name each as a shard."
             )
 

@@ -128,7 +128,7 @@ def test_a_run_of_a_waiting_program_says_to_run_it_again(tmp_path):
 def test_a_damaged_description_says_what_to_do(tmp_path):
     describe(tmp_path)
     RecordPaths(tmp_path).run.write_text("{")
-    with pytest.raises(RunFolderError, match="writes the file anew"):
+    with pytest.raises(RunFolderError, match="writes the file again"):
         load_description(tmp_path)
 
 
@@ -182,7 +182,7 @@ def test_a_loose_umask_does_not_matter(tmp_path):
 def test_damaged_code_says_what_to_do(tmp_path):
     describe(tmp_path)
     RecordPaths(tmp_path).code.write_bytes(b"no pickle")
-    with pytest.raises(RunFolderError, match="writes the file anew"):
+    with pytest.raises(RunFolderError, match="writes the file again"):
         load_code(tmp_path)
 
 

@@ -110,7 +110,7 @@ def test_what_fits_into_no_walltime_stops_the_run(planned, choose, pace):
 def test_others_may_still_finish_what_is_left(choose, pace, their_board):
     assert their_board.take() is not None
     pace.learn_cuts([cut(shard, 940.0) for shard in range(6) for _ in range(2)], usable=950.0)
-    with pytest.raises(HandBack, match="others go on"):
+    with pytest.raises(HandBack, match="other workers continue"):
         following(choose(ending_in(1000)))
 
 

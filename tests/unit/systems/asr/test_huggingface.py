@@ -130,7 +130,7 @@ def test_seq2seq_generates_for_lists(whisper):
     texts = [result.text for result in model(utterances)]
     assert texts == [model(one).text for one in utterances]
     assert all(len(text) == 8 for text in texts)
-    with pytest.raises(AudioError, match="this model hears 1 s"):
+    with pytest.raises(AudioError, match="this model accepts 1 s"):
         model(speech(1.5))
     with pytest.raises(ConfigError, match="word_times is set"):
         HuggingFaceSpeech2Text(str(whisper), word_times=True)

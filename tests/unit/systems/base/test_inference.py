@@ -275,7 +275,7 @@ def test_secrets_are_not_written_and_another_one_is_told(load, awkward, monkeypa
 
 def test_a_refusal_tells_the_overrides_to_go_on_with(load):
     infer(load())
-    with pytest.raises(StaleRunError, match=r"start anew: runner\.resume=false"):
+    with pytest.raises(StaleRunError, match=r"start over: runner\.resume=false"):
         infer(load("model.beam_size=8"))
     infer(load("model.beam_size=8", "runner.accept_changes=[config.model.beam_size]"))
 

@@ -19,7 +19,7 @@ script=/lab/asr/exp/train_small/launch/20240131-120000.sh
 state=/lab/asr/exp/train_small/launch/20240131-120000
 python=/opt/venv/bin/python
 arguments=(--training_config conf/training.yaml trainer.max_epochs=3)
-# A job that is started again goes on from last.ckpt, whatever the first one began with.
+# A restarted job resumes from last.ckpt, whatever the first one started from.
 [ ! -f "$state.restarts" ] && [ "${SLURM_RESTART_COUNT:-0}" = 0 ] ||
   arguments+=(resume=auto fit.ckpt_path=null)
 
@@ -29,7 +29,7 @@ if [ "${1-}" = rank ]; then # one process of the training
   "$python" run.py --stages train "${arguments[@]}"
   code=$?
   [ "$code" = 75 ] && : >"$state.continue" && exit 0
-  # Of several that fail, the first tells why; srun ends the others, and torchrun says 1.
+  # If several fail, the first has the reason; srun ends the others, torchrun returns 1.
   [ "$code" = 0 ] || (set -C; echo "$code" >"$state.failed") 2>/dev/null
   exit "$code"
 fi
@@ -51,14 +51,14 @@ if [ -f "$state.continue" ] || [ "$code" = 75 ]; then
   n=$(($(cat "$state.restarts" 2>/dev/null || echo 0) + 1))
   if [ "$n" -gt 10 ]; then
     echo 0 >"$state.restarts" # who submits it again starts counting anew
-    echo 'espnet3: time is up, and the job was restarted 10 time(s), which is launch.max_restarts. A checkpoint is written; to go on: sbatch /lab/asr/exp/train_small/launch/20240131-120000.sh' >&2
+    echo 'espnet3: time is up, and the job was restarted 10 time(s), which is launch.max_restarts. A checkpoint is written; to continue: sbatch /lab/asr/exp/train_small/launch/20240131-120000.sh' >&2
     exit 75
   fi
   echo "$n" >"$state.restarts" || exit 75 # else it would never end
-  echo "espnet3: time is up; restart $n of 10 goes on from the checkpoint"
+  echo "espnet3: walltime reached; restart $n of 10 resumes from the checkpoint"
   scontrol requeue "$SLURM_JOB_ID" && exit 0
   sbatch "$script" && exit 0 # where requeueing is forbidden
-  echo 'espnet3: the job could not be queued again. To go on from the checkpoint: sbatch /lab/asr/exp/train_small/launch/20240131-120000.sh' >&2
+  echo 'espnet3: the job could not be requeued. To resume from the checkpoint: sbatch /lab/asr/exp/train_small/launch/20240131-120000.sh' >&2
   exit 75
 fi
 [ "$code" != 0 ] || rm -f "$state.restarts"
