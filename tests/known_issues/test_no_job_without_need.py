@@ -339,7 +339,7 @@ def test_a_stop_mark_that_cannot_be_read_submits_nothing(cluster):
 def test_hundreds_of_jobs_that_wait_are_all_asked_for(cluster, monkeypatch):
     slurm, run = cluster
     monkeypatch.setattr(succeed_module, "_UNSEEN_SECONDS", 0.0)
-    monkeypatch.setattr(succeed_module, "count_open_shards", lambda roots: 10_000)
+    monkeypatch.setattr(succeed_module, "_count_open_shards", lambda roots: 10_000)
     numbers = [str(number) for number in range(1000, 1450)]
     for number in numbers:
         run.job(number, time.time() - 500)

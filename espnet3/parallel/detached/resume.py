@@ -1,6 +1,7 @@
 """Resume a run with more workers, here or on another backend."""
 
 import os
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -22,10 +23,13 @@ from espnet3.parallel.parallel import as_parallel_config
 from espnet3.parallel.stop_marks import forgive
 from espnet3.shards.lease import Lease
 from espnet3.shards.records import JobRecord, RecordPaths, read_stop, write_stop
-from espnet3.shards.status import RunStatus, read_status
+from espnet3.shards.status import RunStatus, read_status, require_manifest
+from espnet3.shards.success import read_success
 
 _OF_THE_PLACE = ("env", "options", "n_workers", "adaptive")
 """Keys of a `parallel` block that mean nothing on another backend."""
+_TIDY_SECONDS = 60.0
+"""How long a merger may take to remove leftovers of a complete run before `retry` gives up."""
 
 
 @dataclass(frozen=True)
@@ -167,10 +171,20 @@ def _n_workers_here(env: str) -> int:
 
 
 def refuse_merging(run_dir: Path, lease: Lease) -> None:
-    """Make sure that nobody is merging, and that nobody begins while the lease is held.
+    """Make sure that no worker is merging, and that none begins while the lease is held.
 
     Raises:
-        RunFolderError: if somebody is.
+        RunFolderError: if one is.
     """
-    if not lease.claim("merge"):
-        raise RunFolderError(f"Somebody is merging {run_dir} just now. Try again in a moment.")
+    deadline = time.monotonic() + _TIDY_SECONDS
+    while not lease.claim("merge"):
+        # Once the run is complete its merger only removes what was left over: `wait` has returned,
+        # and a `retry` right after it must not fail for that.
+        if not _is_complete(run_dir) or time.monotonic() > deadline:
+            raise RunFolderError(f"{run_dir} is being merged at this moment. Try again later.")
+        time.sleep(0.1)
+
+
+def _is_complete(run_dir: Path) -> bool:
+    manifest = require_manifest(run_dir)
+    return read_success(manifest.layout(run_dir), manifest.run_id) is not None
