@@ -38,7 +38,8 @@ if TYPE_CHECKING:
     from espnet3.shards.items import Items
 
 logger = logging.getLogger(__name__)
-_FIRST_PAUSE, _MAX_PAUSE = 0.5, 10.0
+# When nothing is free, a look takes some ten operations: less than one a second.
+_FIRST_PAUSE, _MAX_PAUSE = 0.5, 12.0
 _TROUBLE_PAUSE, _MAX_TROUBLE_PAUSE = 2.0, 30.0
 _MIN_PATIENCE, _MAX_PATIENCE = 600.0, 3600.0
 _ELSEWHERE_SECONDS = 10.0

@@ -14,21 +14,24 @@ from itertools import chain
 from pathlib import Path
 
 from espnet3.shards.layout import claimed_name, shard_of, shard_of_attempt
-from espnet3.shards.lease import HEARTBEAT, Lease
+from espnet3.shards.lease import Lease
 from espnet3.shards.manifest import Manifest
 from espnet3.shards.plan import run_order
 from espnet3.shards.reachable import is_there, list_names
 
-FRESH_SECONDS = 5.0
-"""How long a listing is good enough to choose from."""
+# A listing costs as much as the folder has entries, so it is used until it misleads: until so many
+# claims were lost to others, or nothing in it is free. Its age matters only for finding the dead.
+_MAX_LOST = 2
+_FRESH_SECONDS, _FRESH_SECONDS_PER_SHARD = 60.0, 0.05
 _SETTLED_SECONDS = 120.0  # longer than any file system keeps names that are not true any more
 _MET_SECONDS = 10.0
 _KEEP_SECONDS = 15.0
 _MAX_KEPT = 8
 _MAX_TRIES = 20
-_MAX_LOOKS = 16
-"""At how many shards in other hands one look is spent: with each worker looking at some, chosen at
-random, the dead are found soon, however many workers there are."""
+# How many shards of others one look is spent on. Few are enough, however many workers there are:
+# each looks at others at random, and when the living finish, the dead are all that is left.
+_MAX_LOOKS = 2
+_LOOK_SECONDS = 5.0
 
 
 def _any(shard: int) -> bool:
@@ -38,8 +41,8 @@ def _any(shard: int) -> bool:
 class Board:
     """The shards of a run as one worker sees them: committed, in others' hands, or free.
 
-    What is asked without `refresh` is answered from the last listing. Taking a shard costs at most
-    two listings and a few files, however many shards there are; see docs/file-systems.md.
+    What is asked without `refresh` is answered from the last listing. Most shards are taken without
+    a new one, at the cost of a few files, however many shards there are; see docs/file-systems.md.
 
     Example:
         ```python
@@ -59,7 +62,8 @@ class Board:
         self._bounds, self._costs = manifest.bounds, manifest.costs
         # By owner: workers that start at once must not all reach for the same shard.
         self._random = random.Random(lease.owner.owner_id)
-        self._listed = float("-inf")
+        self._listed, self._n_lost = float("-inf"), 0
+        self._fresh_seconds = max(_FRESH_SECONDS, _FRESH_SECONDS_PER_SHARD * len(self._order))
         self._looked = time.monotonic()
         self._committed: set[int] = set()
         self._noted: dict[int, float] = {}
@@ -78,7 +82,7 @@ class Board:
             return
         self._list_leases()  # first: what is released meanwhile is in the other list
         self._list_shards()
-        self._listed = time.monotonic()
+        self._listed, self._n_lost = time.monotonic(), 0
 
     def _list_leases(self) -> None:
         # Whom we met at a shard is there, even if the list does not show it yet.
@@ -141,7 +145,7 @@ class Board:
         ]
 
     def some_in_hands(self) -> list[int]:
-        """Return a few of these at random: a look at each would cost more with each worker."""
+        """Return a few of these at random."""
         held = self.in_hands()
         return self._random.sample(held, min(len(held), _MAX_LOOKS))
 
@@ -164,15 +168,15 @@ class Board:
             None if there is none for us now: nothing is left, fits, or is in dead hands.
         """
         self._release_kept()
-        self.refresh(FRESH_SECONDS)
+        self.refresh(self._fresh_seconds)
         for _ in range(_MAX_TRIES):
             dead = self._of_the_dead(fits)
             shard = self._choose(fits) if dead is None else dead
             if shard is None:
                 return None
             is_ours = self._claim(shard)
-            if dead is not None or not is_ours:  # with what the dead one left, or whom we met
-                self.refresh()
+            if dead is not None or self._n_lost >= _MAX_LOST:
+                self.refresh()  # with what the dead one left, or what others took
             if is_ours:
                 return shard
         return None
@@ -199,7 +203,7 @@ class Board:
         As long as others are free one look at one of them is enough, now and then: with each
         worker looking, the dead are found soon. Later more are looked at.
         """
-        if time.monotonic() - self._looked < HEARTBEAT:
+        if time.monotonic() - self._looked < _LOOK_SECONDS:
             return None
         self._looked = time.monotonic()
         held = [shard for shard in self.some_in_hands() if fits(shard)]
@@ -212,9 +216,11 @@ class Board:
         if not self._lease.claim(name):
             self._claimed.add(shard)
             self._met[shard] = time.monotonic()
+            self._n_lost += 1
             return False
         if is_there(self._layout.shard(shard)):  # committed and released since the listing
             self.finished(shard)
+            self._n_lost += 1
             return False
         self._mine.add(shard)
         self._claimed.add(shard)

@@ -1,0 +1,171 @@
+"""File operations of the queue as a function of its workers W and shards S: none grows with W."""
+
+import json
+import os
+import time
+from dataclasses import asdict
+
+import pytest
+
+from benchmarks.file_operations import FileOperations
+from espnet3.parallel import shard_queue
+from espnet3.parallel.faults import FaultPolicy
+from espnet3.parallel.shard_queue import ShardQueue
+from espnet3.parallel.signals import EndSignals, HandBack
+from espnet3.parallel.worker_records import Identity, OwnRecord
+from espnet3.shards import board as board_module
+from espnet3.shards.layout import leases_folder
+from espnet3.shards.lease import Lease, owner_path
+from espnet3.shards.owner import Owner
+from espnet3.shards.records import WorkerRecord, make_folders, write_worker
+from tests.unit.shards.conftest import Run
+
+FEW, MANY = 10, 60
+
+
+class Crowd:
+    """A run in which `n_workers` others are at work, each at a shard; the rest is free."""
+
+    def __init__(self, root, n_workers, n_free=0):
+        root.mkdir()
+        n_shards = n_workers + n_free
+        self.run = Run(root, n_items=2 * n_shards, n_shards=n_shards)
+        self.paths = make_folders(root)
+        leases_folder(root).mkdir()
+        for shard in range(n_workers):
+            self._add(shard)
+        for path in leases_folder(root).glob("*.owner"):  # where this took long, they still live
+            os.utime(path)
+
+    def _add(self, shard):
+        owner = Owner.of_this_process()
+        layout = self.run.layout
+        owner_path(layout.leases, owner.owner_id).write_text(json.dumps(asdict(owner)))
+        layout.claim(layout.shard_name(shard)).write_text(owner.owner_id)
+        layout.new_attempt(shard, owner.owner_id).mkdir()
+        record = WorkerRecord(owner.owner_id, owner.host, owner.pid, started=time.time())
+        write_worker(self.paths, record)
+
+    def queue(self, lease, *, is_driver=False, **policy):
+        return ShardQueue(
+            self.run.root,
+            self.run.manifest,
+            self.run.manifest.load_items(self.run.root),
+            lease,
+            record=OwnRecord(self.run.root, lease.owner, Identity()),
+            policy=FaultPolicy(retries=3, **policy),
+            signals=None if is_driver else EndSignals(),
+        )
+
+
+@pytest.fixture
+def crowd(tmp_path, monkeypatch):
+    """Return a function that makes such a run, and the lease of one more worker."""
+    monkeypatch.setattr(board_module, "_LOOK_SECONDS", 0.0)
+    leases = []
+
+    def make(n_workers, n_free=0):
+        made = Crowd(tmp_path / f"{n_workers} and {n_free}", n_workers, n_free)
+        leases.append(Lease(made.run.root, heartbeat=1000, timeout=1e6))
+        return made, leases[-1].__enter__()
+
+    yield make
+    for lease in leases:
+        lease.__exit__()
+
+
+def count(run, call):
+    """Return how many operations a call takes."""
+    with FileOperations(run.root) as operations:
+        call()
+    return operations.counts.total()
+
+
+@pytest.mark.parametrize("max_errors", [None])
+def test_start_of_a_worker_does_not_grow_with_the_workers(crowd, max_errors):
+    counts = []
+    for n_workers in (FEW, MANY):
+        others, lease = crowd(n_workers, n_free=50)
+        queue = others.queue(lease, max_errors=max_errors)
+        counts.append(count(others.run, queue.prepare) + count(others.run, queue.take))
+    assert counts[1] <= counts[0] + 4, counts
+    assert counts[1] < 80, counts
+
+
+@pytest.mark.parametrize("is_driver", [True, False])
+def test_look_when_nothing_is_free_does_not_grow_with_the_workers(crowd, is_driver):
+    counts = []
+    for n_workers in (FEW, MANY):
+        others, lease = crowd(n_workers)
+        queue = others.queue(lease, is_driver=is_driver)
+        counts.append(count(others.run, queue.take))
+        assert queue.is_waiting()
+    assert counts[1] <= counts[0] + 4, counts
+    assert counts[1] < 40, counts
+
+
+def test_worker_that_finds_others_standing_by_leaves_after_a_few_operations(crowd):
+    others, lease = crowd(MANY)
+    owner_id = next(others.run.layout.leases.glob("*.claim")).read_text()
+    for name in shard_queue._STANDBY:
+        others.run.layout.claim(name).write_text(owner_id)
+
+    def take():
+        with pytest.raises(HandBack, match="others stand by"):
+            others.queue(lease).take()
+
+    assert count(others.run, take) < 50
+
+
+def test_waiting_driver_asks_less_than_once_a_second(crowd, monkeypatch):
+    monkeypatch.setattr(board_module, "_LOOK_SECONDS", 5.0)
+    others, lease = crowd(MANY)
+    queue = others.queue(lease, is_driver=True)
+    queue.pace.seconds_per_cost.append(1e6)  # so that each is looked at for being slow
+    real, passed = time.monotonic, 0.0
+    monkeypatch.setattr(time, "monotonic", lambda: real() + passed)
+
+    def wait(seconds):
+        nonlocal passed
+        end = passed + seconds
+        while passed < end:
+            passed += 0.2
+            assert queue.take() is None
+
+    wait(60)  # the pause grows
+    assert count(others.run, lambda: wait(600)) < 600
+
+
+def test_takes_of_many_shards_share_a_few_listings(crowd):
+    others, lease = crowd(4, n_free=250)
+    queue = others.queue(lease)
+    queue.prepare()
+
+    def take_all():
+        for _ in range(200):
+            others.run.layout.shard(queue.take().shard).mkdir()
+
+    with FileOperations(others.run.root) as operations:
+        take_all()
+    # One per take is the look for crash notes in a folder that is nearly empty.
+    assert operations.counts["list"] <= 200 + 10, operations.counts
+
+
+def test_few_claims_are_lost_among_many_workers(tmp_path):
+    """Workers that listed at the same moment take in turn, as if at the same time."""
+    run = Run(tmp_path, n_items=1000, n_shards=1000)
+    leases = [Lease(tmp_path, heartbeat=1000) for _ in range(20)]
+    try:
+        boards = [board_module.Board(tmp_path, run.manifest, each.__enter__()) for each in leases]
+        for board in boards:
+            board.refresh()
+        with FileOperations(tmp_path) as operations:
+            for _ in range(15):
+                for board in boards:
+                    assert board.take() is not None
+    finally:
+        for lease in leases:
+            lease.__exit__()
+    n_lost = operations.counts["link"] - 300
+    assert n_lost < 0.35 * 300, operations.counts
+    assert operations.counts["list"] < 300, operations.counts
