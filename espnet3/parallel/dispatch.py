@@ -72,7 +72,7 @@ class Dispatcher:
         self._watch = _StallWatch(policy.item_timeout)
         self._n_done = 0
         self._early_deaths = 0
-        self._next_drop = time.monotonic() + HEARTBEAT
+        self._next_drop = time.monotonic() + 2 * HEARTBEAT
 
     def run(self) -> None:
         """Return when every shard is done, by whomever.
@@ -151,7 +151,7 @@ class Dispatcher:
             return
         # Each costs a look at the folder: with many workers, these come less often.
         n_beats = max(len(self._running) / 4, 1.0)
-        self._next_drop = time.monotonic() + HEARTBEAT * n_beats * random.uniform(0.7, 1.0)
+        self._next_drop = time.monotonic() + 2 * HEARTBEAT * n_beats * random.uniform(0.7, 1.0)
         for worker, task in list(self._running.items()):
             if self._source.is_superseded(task):
                 with suppress(WorkerError):  # Dask cannot replace it: then it is waited for

@@ -7,8 +7,9 @@ from pathlib import Path
 from espnet3.errors import EspnetError, IncompleteRunError, WorkerError
 from espnet3.parallel.deaths import forget_deaths
 from espnet3.parallel.signals import HandBack, Interruption
-from espnet3.shards.lease import HEARTBEAT
 from espnet3.shards.records import RecordPaths, StopMark, clear_stop, read_stop
+
+_LOOK_SECONDS = 5.0  # the user who typed `cancel` waits
 
 
 class StopWatch:
@@ -23,7 +24,9 @@ class StopWatch:
         seconds: between two looks.
     """
 
-    def __init__(self, root: Path, interruption: Interruption, seconds: float = HEARTBEAT) -> None:
+    def __init__(
+        self, root: Path, interruption: Interruption, seconds: float = _LOOK_SECONDS
+    ) -> None:
         self._root, self._interruption, self._seconds = root, interruption, seconds
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="stop mark", daemon=True)

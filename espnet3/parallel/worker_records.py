@@ -15,11 +15,10 @@ from espnet3.io.clock import look_time
 from espnet3.io.records import is_log_name
 from espnet3.parallel.pools import PoolWorker, WorkerPool
 from espnet3.shards.commit import Done
-from espnet3.shards.lease import HEARTBEAT
 from espnet3.shards.owner import Owner
 from espnet3.shards.records import RecordPaths, WorkerRecord, make_folders, write_worker
 
-_WRITE_SECONDS = 30.0
+_WRITE_SECONDS, _UPDATE_SECONDS = 60.0, 5.0
 _DRIVER = "driver"  # no backend: nobody submits such workers, or others in their place
 
 
@@ -135,10 +134,10 @@ class DriverRecords:
         self._next = 0.0
 
     def update(self, pool: WorkerPool) -> None:
-        """Write who came and who left, and why workers are missing; at most at each heartbeat."""
+        """Write who came and who left, and why workers are missing; at most every few seconds."""
         if time.monotonic() < self._next:
             return
-        self._next = time.monotonic() + HEARTBEAT
+        self._next = time.monotonic() + _UPDATE_SECONDS
         there = {worker.name: worker for worker in pool.workers()}
         for name in there.keys() - self._written.keys():
             self._written[name] = self._record_of(there[name])

@@ -40,10 +40,12 @@ __all__ = [
 ]  # fmt: skip
 logger = logging.getLogger(__name__)
 
-HEARTBEAT = 5.0
-"""Seconds between two heartbeats."""
+HEARTBEAT = 15.0
+"""Seconds between two heartbeats. A thousand workers share one file server: each may ask it for
+something every four seconds while it runs a long shard, its other signs of life included."""
 TIMEOUT = 60.0
 """Seconds without a heartbeat after which an owner counts as dead."""
+_CLOCK_SECONDS = 60.0
 _OWNER_ID = re.compile("[0-9a-f]{16}")
 _READABLE = 0o644  # whatever the umask: an unreadable lease cannot be respected
 
@@ -69,7 +71,7 @@ class Lease:
         self._path = owner_path(self.folder, self.owner.owner_id)
         self._names: set[str] = set()
         self._clock = (time.time(), time.monotonic())
-        self._last_beat = float("inf")
+        self._beat = time.monotonic()
         self._gap, self._gap_until = 0.0, 0.0
         self.taken_over: set[str] = set()
         """Claims of ours that had been a dead owner's."""
@@ -81,6 +83,7 @@ class Lease:
             self.folder.mkdir(parents=True)
             share_folder(self.folder, is_writable=True)
         self._sign_in()
+        self._gap_until = 0.0  # before this, nothing was missed
         self._thread.start()
         return self
 
@@ -97,7 +100,7 @@ class Lease:
     def _sign_in(self) -> None:
         content = json.dumps(asdict(self.owner)).encode()
         create_bytes(self._path, content, sync=False, permissions=_READABLE)
-        self._set_clock()
+        self._note_beat(looks_at_clock=True)
 
     def _beat_until_stopped(self) -> None:
         while not self._stop.wait(self._heartbeat):
@@ -108,7 +111,8 @@ class Lease:
         try:
             try:
                 os.utime(self._path)
-                self._set_clock()
+                is_old = time.monotonic() - self._clock[1] >= _CLOCK_SECONDS
+                self._note_beat(looks_at_clock=is_old)
             except FileNotFoundError:  # suspended for long, taken for dead and swept
                 self._sign_in()
         except OSError as error:  # a full or absent file system must not stop the work
@@ -164,7 +168,7 @@ class Lease:
         More when ours was not heard for a while either: the file server was away, or this machine
         asleep, and others may need a moment longer to come back.
         """
-        silent = time.monotonic() - self._clock[1]
+        silent = time.monotonic() - self._beat
         if self._is_gap(silent):
             return self._timeout + silent
         return self._timeout + (self._gap if time.monotonic() < self._gap_until else 0.0)
@@ -258,13 +262,19 @@ class Lease:
                 if is_old or (not is_shared and start_time(pid) is None):
                     path.unlink()
 
-    def _set_clock(self) -> None:
-        """Look what time it is for the file system, which need not be what it is for us."""
-        beat = self._path.stat().st_mtime
-        if self._is_gap(beat - self._last_beat):
-            self._gap, self._gap_until = beat - self._last_beat, time.monotonic() + self._timeout
-        self._last_beat = beat
-        self._clock = (beat, time.monotonic())
+    def _note_beat(self, *, looks_at_clock: bool) -> None:
+        """Note that a heartbeat was written, and what the clock of the file system says of it.
+
+        Not of this machine, whose own may be off, and stands still while it sleeps.
+        """
+        silent = time.monotonic() - self._beat
+        if looks_at_clock:
+            now = self._path.stat().st_mtime
+            silent = max(silent, now - self.now())
+            self._clock = (now, time.monotonic())
+        if self._is_gap(silent):
+            self._gap, self._gap_until = silent, time.monotonic() + self._timeout
+        self._beat = time.monotonic()
 
 
 @dataclass(frozen=True)

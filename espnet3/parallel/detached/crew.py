@@ -26,7 +26,7 @@ _NEW_SECONDS = 60.0
 _MOST_ASKED = 2000  # one that is not asked for would look as if it were gone
 _MOST_QUESTIONS, _ASK_AGAIN_SECONDS = 3, 2.0
 _START_SECONDS = 600.0
-_SILENT_SECONDS = 4 * HEARTBEAT
+_SILENT_SECONDS = 2.5 * HEARTBEAT
 UNKNOWN = JobState("unknown", "")
 
 AskJobs = Callable[[Sequence[JobRecord]], dict[str, JobState]]

@@ -10,8 +10,18 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.file_operations import FileOperations
 from espnet3.shards import lease as lease_module
-from espnet3.shards.lease import Lease, Owner, claims, living_owners, node_name, start_time
+from espnet3.shards.lease import (
+    HEARTBEAT,
+    TIMEOUT,
+    Lease,
+    Owner,
+    claims,
+    living_owners,
+    node_name,
+    start_time,
+)
 
 DRIVER = """
     import os, sys
@@ -436,7 +446,7 @@ def test_nobody_claims_twice_while_another_process_sweeps(folder, mine, race):
 def silence(lease: Lease, seconds: float) -> None:
     """Let it be as if nothing had reached the file system for a while."""
     age(lease, seconds)
-    lease._last_beat -= seconds
+    lease._beat -= seconds
     then, since = lease._clock
     lease._clock = (then - seconds, since - seconds)
 
@@ -468,6 +478,19 @@ def test_a_machine_that_was_asleep_takes_nobody_for_dead_at_once(folder):
     with Lease(folder) as mine, Lease(folder) as other:
         assert other.claim("split.0")
         age(other, 3600)
-        mine._last_beat -= 3600  # the monotonic clock stood still meanwhile
+        then, since = mine._clock
+        mine._clock = (then - 3660, since - 60)  # the monotonic clock stood still for an hour
         mine.beat()
         assert not mine.claim("split.0")
+
+
+def test_hour_of_heartbeats_is_a_few_hundred_operations(folder, monkeypatch):
+    real, passed = time.monotonic, 0.0
+    monkeypatch.setattr(time, "monotonic", lambda: real() + passed)
+    with Lease(folder, heartbeat=1000) as lease, FileOperations(folder) as operations:
+        for _ in range(int(3600 / HEARTBEAT)):
+            passed += HEARTBEAT
+            lease.beat()
+    assert operations.counts["utime"] == 240
+    assert operations.counts["stat"] <= 61, "the clock of the file system is looked at now and then"
+    assert TIMEOUT >= 4 * HEARTBEAT, "a few may get lost"
