@@ -32,7 +32,14 @@ from espnet3.shards.lease import Lease
 from espnet3.shards.manifest import Manifest
 from espnet3.shards.plan import batch_edges
 from espnet3.shards.position import read_position
-from espnet3.shards.records import DeathKind, DeathNote, RecordPaths, read_deaths, write_death
+from espnet3.shards.records import (
+    DeathKind,
+    DeathNote,
+    RecordPaths,
+    read_deaths,
+    sample_workers,
+    write_death,
+)
 
 if TYPE_CHECKING:
     from espnet3.shards.items import Items
@@ -49,6 +56,7 @@ _SIGNAL_SECONDS = 2.0
 _ENDED_BY_SCHEDULER = ("SIGTERM", "SIGUSR1", "SIGUSR2", "SIGINT")
 _STANDBY = ("standby.0", "standby.1")
 _SAMPLED = 8
+_SAMPLED_RECORDS = 16
 # A second attempt at a slow shard must be expected to be done so much sooner than the first.
 _WORTH_IT, _MIN_TWIN_SECONDS = 1.5, 10.0
 _HANGS, _HANGS_SECONDS = 3.0, 30.0
@@ -106,7 +114,7 @@ class ShardQueue:
         self._next_look = self._next_node_look = 0.0
         self._pause = _FIRST_PAUSE
         self._standby = ""
-        self._n_troubles = self._n_taken = self._n_own_items = 0
+        self._n_troubles = self._n_taken = self._n_own_items = self._n_miscounted = 0
         self._had_trouble = self._is_loaded = self._is_waiting = False
 
     def prepare(self) -> None:
@@ -378,6 +386,7 @@ class ShardQueue:
             failed = f", failed: {done.n_failed}" if done.n_failed else ""
             self._end(shard, f"done, items: {done.n_items}, {done.seconds:.1f} s{failed}")
         if done.n_failed and not self._is_driver:  # a driver's dispatcher counts itself
+            self._record.write()  # others add it up
             self._check_failed()
 
     def settle(self, how: str) -> None:
@@ -398,12 +407,31 @@ class ShardQueue:
             self._board.release(shard)
 
     def _check_failed(self) -> None:
+        """Compare the failed items of all workers with `max_errors`, by a few of their records.
+
+        The shards themselves are counted only where the records say too much. They do so after
+        `retry`, which computes shards again, and too little if a worker died before it could write.
+        """
         limit = self._policy.max_errors
         if limit is None or self._is_driver:
             return
+        owner_id = self._lease.owner.owner_id
+        others, n_others = sample_workers(self._paths, _SAMPLED_RECORDS, without=owner_id)
+        of_others = sum(record.n_failed for record in others) * n_others / max(len(others), 1)
+        counted = self._record.record.n_failed + round(of_others)
+        if counted - self._n_miscounted > limit:
+            self._n_miscounted = counted - self.check_all_failed()
+
+    def check_all_failed(self) -> int:
+        """Return how many items of committed shards failed, which takes a look at each of them.
+
+        Raises:
+            ItemError: if these are more than may.
+        """
         n_failed = count_failed(self._layout, self._manifest)
-        if n_failed > limit:
+        if self._policy.max_errors is not None and n_failed > self._policy.max_errors:
             raise ItemError(too_many(n_failed, self._policy))
+        return n_failed
 
     def _peek(self, shard: int) -> Done | None:
         """Return what a shard says of itself where nothing depends on what cannot be read."""

@@ -91,6 +91,7 @@ class OwnRecord:
             record,
             n_shards=record.n_shards + 1,
             n_items=record.n_items + done.n_items,
+            n_failed=record.n_failed + done.n_failed,
             load_seconds=round(record.load_seconds + done.load_seconds, 3),
             compute_seconds=round(record.compute_seconds + done.seconds, 3),
         )

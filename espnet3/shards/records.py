@@ -6,6 +6,7 @@ or worked (`workers/`), at what a worker died (`deaths/`), and that nobody shoul
 """
 
 import os
+import random
 import re
 import time
 import uuid
@@ -178,6 +179,8 @@ class WorkerRecord:
     generation: Count = 0
     n_shards: Count = 0
     n_items: Count = 0
+    n_failed: Count = 0
+    """Items of these that were given up on."""
     load_seconds: Seconds = 0.0
     compute_seconds: Seconds = 0.0
     """In shards that it published."""
@@ -309,6 +312,22 @@ def read_workers(paths: RecordPaths, known: dict[str, Any] | None = None) -> lis
     if known is not None:
         known |= {f"{w.owner_id}.json": w for w in workers if w.ended is not None}
     return sorted(workers, key=lambda worker: worker.started)
+
+
+def sample_workers(
+    paths: RecordPaths, n_workers: int, *, without: str = ""
+) -> tuple[list[WorkerRecord], int]:
+    """Return the records of a few workers, chosen at random, and how many there are in all.
+
+    Args:
+        paths: of the run.
+        n_workers: how many to read at most.
+        without: the owner id of one that is not meant.
+    """
+    names = [name for name in _names(paths.workers) if name != f"{without}.json"]
+    chosen = random.sample(names, min(len(names), n_workers))
+    found = [_read(paths.workers / name, WorkerRecord) for name in chosen]
+    return [record for record in found if record is not None], len(names)
 
 
 def read_worker(paths: RecordPaths, owner_id: str) -> WorkerRecord | None:

@@ -179,6 +179,8 @@ class Agent:
             record.write()  # the merge sums up what all workers say
             if not merger.await_turn(queue.stands_by, loop.on_turn):
                 return
+            if policy.max_errors is not None:
+                queue.check_all_failed()
             missing = merger.merge()
             if not missing:
                 return
