@@ -44,6 +44,17 @@ def look_time(folder: StrPath) -> float:
         return time.time()
 
 
+class FolderClock:
+    """The clock of a folder's file system, looked at once and carried on from there."""
+
+    def __init__(self, folder: StrPath) -> None:
+        self._then, self._since = look_time(folder), time.monotonic()
+
+    def now(self) -> float:
+        """Return the time, in seconds since 1970."""
+        return self._then + time.monotonic() - self._since
+
+
 def steady_time() -> float:
     """Return this machine's time as it was when the program began, and the seconds since.
 

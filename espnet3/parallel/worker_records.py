@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from espnet3.io.clock import look_time
+from espnet3.io.clock import FolderClock
 from espnet3.io.records import is_log_name
 from espnet3.parallel.pools import PoolWorker, WorkerPool
 from espnet3.shards.commit import Done
@@ -50,14 +50,12 @@ class OwnRecord:
         make_folders(root)
         self._paths = RecordPaths(root)
         self._next = 0.0
-        # By the clock that all who read it share; a clock that is set anew does not matter.
-        self._clock = (look_time(root), time.monotonic())
-        now = self.now()
+        self._clock = FolderClock(root)  # which all who read it share
         self.record = WorkerRecord(
             owner_id=owner.owner_id,
             host=owner.host,
             pid=owner.pid,
-            started=now,
+            started=self.now(),
             env=identity.env,
             job_id=identity.job_id or owner.job_id,
             submitted=identity.submitted,
@@ -69,8 +67,7 @@ class OwnRecord:
 
     def now(self) -> float:
         """Return the time by the clock of the file system."""
-        then, since = self._clock
-        return then + time.monotonic() - since
+        return self._clock.now()
 
     def write(self) -> None:
         """Write the record."""

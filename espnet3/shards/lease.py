@@ -316,6 +316,11 @@ def _owner_ids(names: list[str]) -> list[str]:
     ]
 
 
+def count_owners(folder: Path) -> int:
+    """Return how many owners a lease folder has, the dead that nobody removed included."""
+    return len(_owner_ids(names_in(folder)))
+
+
 def living_owners(folder: Path, now: float | None = None, timeout: float = TIMEOUT) -> list[Owner]:
     """Return the owners in a lease folder whose heart beats.
 

@@ -79,6 +79,10 @@ class RecordPaths:
         """Says that a job could not submit its successor, and when it last tried."""
         return self.folder / _NOT_IN_NAMES.sub("_", f"refused-{env}-{job}")
 
+    def successor(self, env: str, job: str) -> Path:
+        """Says that a job has a successor; named after the job, so that one look is enough."""
+        return self.jobs / _NOT_IN_NAMES.sub("_", f"{env}-{job}.successor")
+
     @property
     def jobs(self) -> Path:
         """A record per submitted job, or per process that was started."""
@@ -134,6 +138,8 @@ class JobRecord:
     not end the job."""
     gpu: str = ""
     """Of a process: the GPU that is its own."""
+    marks_successor: bool = False
+    """Whether `RecordPaths.successor` would be there if it had one; not in older folders."""
     tag: JobId = ""
     """Names the submission before the scheduler has given a number, and ever after: the job itself
     knows it. A record without a number is of a submission whose answer nobody has seen yet."""
@@ -243,8 +249,19 @@ class StopMark:
 
 
 def write_job(paths: RecordPaths, record: JobRecord) -> None:
-    """Note that a job was submitted."""
+    """Note that a job was submitted, and whom it follows."""
     write_json(paths.jobs / f"{record.key}.json", asdict(record), permissions=_READABLE)
+    if record.after:
+        create_bytes(
+            paths.successor(record.env, record.after), b"", sync=False, permissions=_READABLE
+        )
+
+
+def forget_job(paths: RecordPaths, record: JobRecord) -> None:
+    """Remove the record of a job that was not submitted after all."""
+    (paths.jobs / f"{record.key}.json").unlink(missing_ok=True)
+    if record.after:
+        paths.successor(record.env, record.after).unlink(missing_ok=True)
 
 
 def complete_job(paths: RecordPaths, record: JobRecord) -> None:
@@ -299,6 +316,15 @@ def read_jobs(
         job for job in jobs if not job.is_submitting or (submitting and job.tag not in numbered)
     ]
     return sorted(jobs, key=lambda job: (job.submitted, job.job_id))
+
+
+def read_job(paths: RecordPaths, env: str, job_id: str) -> JobRecord | None:
+    """Return the record of a scheduler's job; None if there is none that makes sense.
+
+    Raises:
+        OSError: if it cannot be read from here.
+    """
+    return _read(paths.jobs / f"{JobRecord(env, job_id, 0.0).key}.json", JobRecord)
 
 
 def look_at_jobs(paths: RecordPaths) -> list[JobRecord]:

@@ -9,6 +9,7 @@ from contextlib import suppress
 
 import pytest
 
+from benchmarks.file_operations import FileOperations
 from espnet3.errors import ResourceError
 from espnet3.parallel.config import ParallelConfig
 from espnet3.parallel.detached import crew as crew_module
@@ -318,6 +319,37 @@ def test_a_file_server_that_was_away_loses_no_worker(cluster):
         lease.beat()
     assert complete(run, config) == []
     assert (run.paths.unseen("slurm")).read_text().strip() == "{}"
+
+
+@pytest.mark.parametrize("n_others", [0, 40])
+def test_successor_is_submitted_without_a_look_at_the_jobs_of_others(cluster, n_others):
+    slurm, run = cluster
+    run.job("77", time.time() - 500, marks_successor=True)
+    for number in range(200, 200 + n_others):
+        run.job(str(number), time.time() - 7200)
+    config = load_config(run.root, "slurm").model_copy(update={"n_workers": 20})
+    with FileOperations(run.root) as operations:
+        (line,) = Follower((run.root,), "slurm", "77").submit_successor([run.root], config)
+    assert "follows when job 77 has ended" in line
+    assert operations.counts["open"] < 60, operations.counts
+    assert list(Follower((run.root,), "slurm", "77").submit_successor([run.root], config)) == []
+    assert slurm.n_submitted == 1
+
+
+def test_a_mark_of_a_successor_that_cannot_be_read_submits_nothing(cluster):
+    slurm, run = cluster
+    run.job("77", time.time() - 500, marks_successor=True)
+    loop(run.paths.successor("slurm", "77"))
+    assert look_after(run, job="77", n_times=1) == []  # it may be there
+    assert slurm.n_submitted == 0
+
+
+def test_a_refused_successor_leaves_no_mark(cluster):
+    slurm, run = cluster
+    run.job("77", time.time() - 500, marks_successor=True)
+    (slurm.here / "refusal").write_text("no more jobs")
+    assert "no more jobs" in look_after(run, job="77", n_times=1)[0]
+    assert not run.paths.successor("slurm", "77").exists()
 
 
 def test_records_of_a_newer_version_are_no_missing_jobs(cluster):

@@ -18,6 +18,7 @@ from espnet3.shards.records import (
     RecordPaths,
     WorkerRecord,
     read_deaths,
+    read_job,
     read_workers,
 )
 
@@ -50,13 +51,13 @@ def load_config(root: Path, env: str, *, trust: str | None = None) -> ParallelCo
     return config
 
 
-def predecessors(records: Sequence[JobRecord], job: str) -> list[JobRecord]:
+def predecessors(root: Path, env: str, job: str) -> list[JobRecord]:
     """Return the last jobs of a chain before a job, the latest first."""
-    by_number = {record.job_id: record for record in records}
+    paths = RecordPaths(root)
     found: list[JobRecord] = []
-    current = by_number.get(job)
+    current = read_job(paths, env, job)
     while current is not None and current.after and len(found) < N_FRUITLESS:
-        current = by_number.get(current.after)
+        current = read_job(paths, env, current.after)
         found += [current] if current else []
     return found
 

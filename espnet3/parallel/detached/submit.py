@@ -34,6 +34,7 @@ from espnet3.shards.records import (
     JobRecord,
     RecordPaths,
     complete_job,
+    forget_job,
     make_folders,
     read_jobs,
 )
@@ -169,6 +170,7 @@ def _submit_job(job: Any, work: "WorkerJob", config: ParallelConfig, submitted: 
         walltime=walltime_of(config),
         after=work.after,
         generation=work.generation,
+        marks_successor=True,
         script=scrub_text(job.job_script()),  # others read it, and it may export a token
         tag=work.tag,
     )
@@ -199,7 +201,7 @@ def _submit_job(job: Any, work: "WorkerJob", config: ParallelConfig, submitted: 
 def _forget(record: JobRecord, roots: Sequence[Path]) -> None:
     for root in roots:
         with suppress(OSError):
-            (RecordPaths(root).jobs / f"{record.key}.json").unlink(missing_ok=True)
+            forget_job(RecordPaths(root), record)
 
 
 def _refused(config: ParallelConfig, error: ResourceError, job: Any) -> str:

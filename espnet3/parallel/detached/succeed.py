@@ -3,8 +3,8 @@
 `python -m espnet3.parallel.detached.succeed RUN_DIR ... --env ENV --job ID --generation N`
 
 A job submits its own successor when it begins, to start when it has ended, however it ends: one
-that is killed could not do so any more. Once a minute one of all workers also compares the jobs in
-the folder with what the scheduler says, and submits what is missing.
+that is killed could not do so any more. The one whose turn it is, once a minute, also compares the
+jobs in the folder with what the scheduler says, and submits what is missing.
 """
 
 import argparse
@@ -19,8 +19,8 @@ from pathlib import Path
 
 from espnet3 import logs
 from espnet3.errors import EspnetError, FileSystemError
-from espnet3.io.atomic import create_bytes, write_json
-from espnet3.io.clock import folder_time
+from espnet3.io.atomic import write_json
+from espnet3.io.clock import FolderClock, folder_time
 from espnet3.io.records import DamagedFileError, read_record
 from espnet3.parallel.clusters.table import ON_THIS_MACHINE
 from espnet3.parallel.config import ParallelConfig
@@ -40,14 +40,16 @@ from espnet3.parallel.detached.limits import (
     read_all_jobs,
 )
 from espnet3.parallel.detached.submit import cancel_jobs, submit_workers
+from espnet3.parallel.detached.succession import takes_turn
 from espnet3.schedulers import FindsTags, JobState, ask_jobs, scheduler_of
-from espnet3.shards.layout import shard_of
+from espnet3.shards.layout import leases_folder, shard_of
+from espnet3.shards.lease import count_owners
 from espnet3.shards.manifest import load_manifest
-from espnet3.shards.records import JobRecord, RecordPaths, read_stop
+from espnet3.shards.reachable import is_there
+from espnet3.shards.records import JobRecord, RecordPaths, read_job, read_stop
 from espnet3.text import first_line
 
 logger = logging.getLogger("espnet3.parallel.detached.succeed")  # also as __main__
-_MINUTE = 60.0
 _AGAIN_SECONDS = 600.0
 _MIN_LOOKS = 4
 _UNSEEN_SECONDS = 150.0
@@ -67,6 +69,8 @@ class Follower:
     job: str
     generation: int = 0
     trust: str | None = None
+    has_turn: bool = False
+    """Whether its worker has this minute's turn to replace what is missing."""
 
     def run(self) -> Iterator[str]:
         """Do what is to be done, and yield what was done, a line each."""
@@ -86,7 +90,7 @@ class Follower:
                 raise SubmissionRefusedError(f"{RecordPaths(root).stop} cannot be read")
         config = load_config(roots[0], self.env, trust=self.trust)
         yield from self.submit_successor(roots, config)
-        if _is_first_in_this_minute(roots[0]):
+        if self.has_turn or takes_turn(roots[0], FolderClock(roots[0]).now()):
             yield from self.complete_crew(roots, config)
 
     def submit_successor(self, roots: list[Path], config: ParallelConfig) -> Iterator[str]:
@@ -95,14 +99,33 @@ class Follower:
         Raises:
             SubmissionRefusedError: if which jobs there are cannot be told.
         """
-        records = self._records(roots[0])
-        if not self.job or any(record.after == self.job for record in records):
+        if not self.job or self._has_successor(roots[0]):
             return
         if _age(RecordPaths(roots[0]).refused(self.env, self.job)) < _AGAIN_SECONDS:
             return  # a node that may not submit will not be let in a minute either
-        # Of those at work others may end at the same time; who waits for them will be there.
-        if len(waiting_successors(roots[0], records)) < _count_open_shards(roots):
+        if self._is_needed(roots):
             yield from self._follow(roots, config, self.job, self.generation)
+
+    def _has_successor(self, root: Path) -> bool:
+        paths = RecordPaths(root)
+        try:
+            own = read_job(paths, self.env, self.job)
+            if own is not None and own.marks_successor:
+                return is_there(paths.successor(self.env, self.job))
+        except OSError as error:
+            raise SubmissionRefusedError(f"the run's jobs cannot be read: {error}") from error
+        return any(record.after == self.job for record in self._records(root))
+
+    def _is_needed(self, roots: list[Path]) -> bool:
+        """Tell whether there is a shard for one more successor.
+
+        Of those at work others may end at the same time; who waits for them will be there. Each has
+        one at most: while there are more shards than workers, no record need be read.
+        """
+        n_open = _count_open_shards(roots)
+        if count_owners(leases_folder(roots[0])) <= n_open:
+            return True
+        return len(waiting_successors(roots[0], self._records(roots[0]))) < n_open
 
     def _follow(
         self, roots: list[Path], config: ParallelConfig, job: str, generation: int
@@ -113,7 +136,7 @@ class Follower:
         if config.max_successors is not None and generation >= config.max_successors:
             yield f"no successor: parallel.max_successors is {config.max_successors}"
             return
-        chain = predecessors(self._records(roots[0]), job)
+        chain = predecessors(roots[0], self.env, job)
         if is_fruitless(roots[0], chain):
             yield _fruitless(chain, roots)
             return
@@ -299,19 +322,6 @@ def _serves_another(record: JobRecord, root: Path) -> bool:
     return any(_is_open(Path(os.path.normpath(root / other))) for other in record.others)
 
 
-def _is_first_in_this_minute(root: Path) -> bool:
-    """Tell whether no other worker of the run has this minute's turn; by the name of a file."""
-    paths = RecordPaths(root)
-    minute = int(_folder_time(paths.folder) // _MINUTE)
-    if not create_bytes(paths.watch(minute), b"", sync=False):
-        return False
-    for path in paths.folder.glob(paths.watch(0).with_suffix(".*").name):
-        with suppress(OSError, ValueError):
-            if int(path.suffix[1:]) < minute - 1:
-                path.unlink()
-    return True
-
-
 def _fruitless(jobs: Sequence[JobRecord], roots: Sequence[Path]) -> str:
     numbers = ", ".join(job.job_id for job in jobs)
     return (
@@ -332,11 +342,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--job", default="")
     parser.add_argument("--generation", type=int, default=0)
     parser.add_argument("--trust")
+    parser.add_argument("--has-turn", action="store_true")
     given = parser.parse_args(arguments)
     logs.log_to_stderr()
     logging.getLogger("dask_jobqueue").setLevel(logging.WARNING)  # it tells what it assumes
     roots = tuple(root.resolve() for root in given.run_dirs)
-    follower = Follower(roots, given.env, given.job, given.generation, given.trust)
+    follower = Follower(roots, given.env, given.job, given.generation, given.trust, given.has_turn)
     try:
         for line in follower.run():
             logger.info("%s", line)

@@ -11,9 +11,16 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from espnet3.errors import FileSystemError
+from espnet3.io.atomic import create_bytes
+from espnet3.io.clock import FolderClock
+from espnet3.shards.reachable import is_there
+from espnet3.shards.records import RecordPaths
+
 logger = logging.getLogger(__name__)
 _MODULE = "espnet3.parallel.detached.succeed"
-_EVERY_SECONDS = 60.0
+_MINUTE = _EVERY_SECONDS = 60.0
+_MAX_PAUSE = 600.0
 _MAX_SECONDS = 120.0
 _LAST_SECONDS = 60.0
 _CLOSE_SECONDS = 15.0
@@ -22,7 +29,10 @@ WITHOUT_JOBS = ("local", "local_gpu")
 
 
 class Succession:
-    """Runs `succeed` at the start, every minute, and at the end of the run.
+    """Runs `succeed` at the start, at the end of the run, and in between when there is need.
+
+    The look for that is one operation a minute, in this process: with a thousand workers, a Python
+    for each of them and a look at the records of all would be more work than the work.
 
     Args:
         roots: all run folders of the worker.
@@ -40,8 +50,11 @@ class Succession:
             "--generation", str(generation), *(["--trust", trust] if trust else []),
         ]  # fmt: skip
         self._is_wanted = env not in WITHOUT_JOBS and bool(job_id)
+        self._root, self._mark = roots[0], RecordPaths(roots[0]).successor(env, job_id)
+        self._clock: FolderClock | None = None
         self._process: subprocess.Popen[bytes] | None = None
-        self._started = float("-inf")
+        self._started = self._looked = float("-inf")
+        self._has_successor, self._pause = False, _EVERY_SECONDS
 
     def tick(self) -> None:
         """Start the process if it is time to, and end one that hangs."""
@@ -50,8 +63,24 @@ class Succession:
             if self._process.poll() is None and now - self._started < _MAX_SECONDS:
                 return
             self._reap()
-        if self._is_wanted and now - self._started >= _EVERY_SECONDS:
-            self._start()
+        if self._is_wanted and now - self._looked >= _EVERY_SECONDS:
+            self._looked = now
+            self._look()
+
+    def _look(self) -> None:
+        """Start the process if this worker has no successor, or its turn to look after all."""
+        try:
+            if self._clock is None:
+                self._clock = FolderClock(self._root)
+            self._has_successor = self._has_successor or is_there(self._mark)
+            if takes_turn(self._root, self._clock.now()):
+                self._start("--has-turn")
+            elif not self._has_successor and time.monotonic() - self._started >= self._pause:
+                # Whoever could not submit one, or need not, is not asked again each minute.
+                self._pause = min(2 * self._pause, _MAX_PAUSE)
+                self._start()
+        except (OSError, FileSystemError) as error:  # the work does not depend on it
+            logger.warning("no successor: %s", error)
 
     def finish(self) -> None:
         """Let it clean up after a run that is complete or stopped: successors that still wait."""
@@ -71,11 +100,11 @@ class Succession:
             self._process.wait()
             self._process = None
 
-    def _start(self) -> None:
+    def _start(self, *more: str) -> None:
         self._started = time.monotonic()
         try:
             # Its words go where this process's go: into the worker's log.
-            self._process = subprocess.Popen(self._command, stdin=subprocess.DEVNULL)
+            self._process = subprocess.Popen([*self._command, *more], stdin=subprocess.DEVNULL)
         except OSError as error:
             logger.warning("no successor: %s cannot be started: %s", _MODULE, error)
 
@@ -96,3 +125,22 @@ class Succession:
         elif code:
             logger.warning("no successor: %s ended with code %d", _MODULE, code)
         self._process = None
+
+
+def takes_turn(root: Path, now: float) -> bool:
+    """Take this minute's turn to look after the workers of a run; False if another has it.
+
+    Raises:
+        OSError: nothing can be written there.
+    """
+    paths = RecordPaths(root)
+    minute = int(now // _MINUTE)
+    turn = paths.watch(minute)
+    # Looked at first: of a thousand workers, all but one need no more than that.
+    if is_there(turn) or not create_bytes(turn, b"", sync=False):
+        return False
+    for path in paths.folder.glob(paths.watch(0).with_suffix(".*").name):
+        with suppress(OSError, ValueError):
+            if int(path.suffix[1:]) < minute - 1:
+                path.unlink()
+    return True

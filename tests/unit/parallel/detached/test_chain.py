@@ -25,6 +25,7 @@ from espnet3.shards.records import (
     WorkerRecord,
     make_folders,
     write_death,
+    write_job,
     write_worker,
 )
 
@@ -40,25 +41,28 @@ def worker(number, **facts):
 
 @pytest.fixture
 def paths(tmp_path):
-    return make_folders(tmp_path)
+    made = make_folders(tmp_path)
+    for job in CHAIN:
+        write_job(made, job)
+    return made
 
 
-def test_the_last_three_before_a_job_are_found():
-    assert [job.job_id for job in predecessors(CHAIN, "5")] == ["4", "3", "2"]
-    assert [job.job_id for job in predecessors(CHAIN, "2")] == ["1"]
-    assert predecessors(CHAIN, "1") == []
-    assert predecessors(CHAIN, "77") == []
+def test_the_last_three_before_a_job_are_found(paths):
+    assert [job.job_id for job in predecessors(paths.root, "slurm", "5")] == ["4", "3", "2"]
+    assert [job.job_id for job in predecessors(paths.root, "slurm", "2")] == ["1"]
+    assert predecessors(paths.root, "slurm", "1") == []
+    assert predecessors(paths.root, "slurm", "77") == []
 
 
 def test_three_jobs_without_a_shard_are_fruitless_and_two_are_not(paths):
     for number in (2, 3, 4):
         write_worker(paths, worker(number))
-    assert is_fruitless(paths.root, predecessors(CHAIN, "5"))
-    assert not is_fruitless(paths.root, predecessors(CHAIN, "3"))
+    assert is_fruitless(paths.root, predecessors(paths.root, "slurm", "5"))
+    assert not is_fruitless(paths.root, predecessors(paths.root, "slurm", "3"))
 
 
 def test_three_jobs_that_brought_no_worker_are_fruitless(paths):
-    assert is_fruitless(paths.root, predecessors(CHAIN, "5"))
+    assert is_fruitless(paths.root, predecessors(paths.root, "slurm", "5"))
 
 
 @pytest.mark.parametrize("helper", [worker(3, n_shards=1), worker(9, n_shards=2, ended=250.0)])
@@ -66,30 +70,30 @@ def test_what_one_of_them_or_another_finished_meanwhile_counts(paths, helper):
     for number in (2, 4):
         write_worker(paths, worker(number))
     write_worker(paths, helper)
-    assert not is_fruitless(paths.root, predecessors(CHAIN, "5"))
+    assert not is_fruitless(paths.root, predecessors(paths.root, "slurm", "5"))
 
 
 def test_what_was_finished_before_does_not_count(paths):
     for number in (2, 3, 4):
         write_worker(paths, worker(number))
     write_worker(paths, worker(1, n_shards=7, ended=150.0))
-    assert is_fruitless(paths.root, predecessors(CHAIN, "5"))
+    assert is_fruitless(paths.root, predecessors(paths.root, "slurm", "5"))
 
 
 def test_a_death_at_a_certain_batch_counts_for_it_will_end(paths):
     for number in (2, 3, 4):
         write_worker(paths, worker(number))
     write_death(paths, DeathNote(0, "n1", "killed", time=250.0))
-    assert is_fruitless(paths.root, predecessors(CHAIN, "5"))
+    assert is_fruitless(paths.root, predecessors(paths.root, "slurm", "5"))
     write_death(paths, DeathNote(0, "n1", "killed", start=4, stop=8, time=250.0))
-    assert not is_fruitless(paths.root, predecessors(CHAIN, "5"))
+    assert not is_fruitless(paths.root, predecessors(paths.root, "slurm", "5"))
 
 
 def test_a_job_that_was_told_to_end_did_not_fail(paths):
     for number in (2, 4):
         write_worker(paths, worker(number))
     write_worker(paths, worker(3, ended=310.0, reason="it got SIGTERM", exit_code=0))
-    assert not is_fruitless(paths.root, predecessors(CHAIN, "5"))
+    assert not is_fruitless(paths.root, predecessors(paths.root, "slurm", "5"))
 
 
 def crew_of(*jobs):

@@ -1,10 +1,13 @@
 import sys
-from pathlib import Path
+import time
 
 import pytest
 
+from benchmarks.file_operations import FileOperations
+from espnet3.io.clock import FolderClock
 from espnet3.parallel.detached import succession as succession_module
-from espnet3.parallel.detached.succession import Succession
+from espnet3.parallel.detached.succession import Succession, takes_turn
+from espnet3.shards.records import JobRecord, make_folders, write_job
 from tests.conftest import wait_until
 
 SCRIPT = """
@@ -13,6 +16,20 @@ from pathlib import Path
 with open(Path(__file__).parent / "calls", "a") as file:
     print(*sys.argv[1:], file=file)
 """
+
+
+@pytest.fixture
+def paths(tmp_path):
+    (tmp_path / "run a").mkdir()
+    return make_folders(tmp_path / "run a")
+
+
+@pytest.fixture
+def make(paths):
+    def make(env="slurm", job_id="7", trust=None):
+        return Succession([paths.root], env=env, job_id=job_id, generation=2, trust=trust)
+
+    return make
 
 
 @pytest.fixture
@@ -29,28 +46,64 @@ def calls(tmp_path, monkeypatch):
     return read
 
 
-def make(env="slurm", job_id="7", trust=None):
-    return Succession([Path("/run a")], env=env, job_id=job_id, generation=2, trust=trust)
-
-
-def test_it_is_asked_at_the_start_and_then_every_minute(calls, monkeypatch):
+def test_it_runs_at_the_start_and_then_when_it_is_this_worker_s_turn(
+    calls, make, paths, monkeypatch
+):
     succession = make(trust="ann")
     for _ in range(3):
         succession.tick()
     wait_until(lambda: len(calls()) == 1, 60)
-    assert calls() == ["/run a --env slurm --job 7 --generation 2 --trust ann"]
+    assert calls() == [f"{paths.root} --env slurm --job 7 --generation 2 --trust ann --has-turn"]
     monkeypatch.setattr(succession_module, "_EVERY_SECONDS", 0.0)
+    (turn,) = paths.folder.glob("watch.*")
+    turn.unlink()  # as if a minute had passed
     wait_until(lambda: succession.tick() or len(calls()) > 1, 60)
     succession.close()
 
 
-def test_it_is_asked_once_more_at_the_end_of_the_run(calls):
+def test_where_nothing_is_to_be_done_a_minute_costs_one_look_and_no_process(
+    calls, make, paths, monkeypatch
+):
+    succession = make()
+    write_job(paths, JobRecord("slurm", "8", 0.0, after="7"))
+    takes_turn(paths.root, FolderClock(paths.root).now())
+    succession.tick()
+    monkeypatch.setattr(succession_module, "_EVERY_SECONDS", 0.0)
+    with FileOperations(paths.root) as operations:
+        succession.tick()
+    assert operations.counts == {"stat": 1}
+    assert succession._process is None
+    assert calls() == []
+
+
+def test_one_without_a_successor_asks_less_and_less_often(calls, make, paths, monkeypatch):
+    monkeypatch.setattr(succession_module, "takes_turn", lambda root, now: False)
+    succession = make()
+    monkeypatch.setattr(succession_module, "_EVERY_SECONDS", 0.0)
+    real, passed, started = time.monotonic, 0.0, []
+    monkeypatch.setattr(time, "monotonic", lambda: real() + passed)
+    monkeypatch.setattr(succession, "_start", lambda: started.append(passed))
+    for _ in range(120):
+        succession._started = started[-1] + real() if started else float("-inf")
+        succession.tick()
+        passed += 60
+    assert 12 <= len(started) <= 16, "every ten minutes in the end"
+
+
+def test_only_one_worker_has_a_minute_s_turn(paths):
+    assert [takes_turn(paths.root, 6000.0 + n) for n in range(3)] == [True, False, False]
+    assert takes_turn(paths.root, 6060.0)
+    assert takes_turn(paths.root, 6120.0)
+    assert len(list(paths.folder.glob("watch.*"))) == 2, "older ones are removed"
+
+
+def test_it_is_asked_once_more_at_the_end_of_the_run(calls, make):
     make().finish()
     assert len(calls()) == 1
 
 
 @pytest.mark.parametrize(("env", "job_id"), [("local", "7"), ("local_gpu", "7"), ("slurm", "")])
-def test_processes_have_no_successors(calls, env, job_id):
+def test_processes_have_no_successors(calls, make, env, job_id):
     succession = make(env, job_id)
     succession.tick()
     succession.finish()
@@ -58,14 +111,14 @@ def test_processes_have_no_successors(calls, env, job_id):
     assert calls() == []
 
 
-def test_its_failure_is_told_and_does_no_harm(monkeypatch, caplog):
+def test_its_failure_is_told_and_does_no_harm(make, monkeypatch, caplog):
     monkeypatch.setattr(succession_module, "_MODULE", "no_such_module_at_all")
     make().finish()
     assert "no successor: no_such_module_at_all ended with code 1" in caplog.text
     assert sys.executable  # still here
 
 
-def test_one_that_hangs_is_ended(calls, monkeypatch, tmp_path, caplog):
+def test_one_that_hangs_is_ended(calls, make, monkeypatch, tmp_path, caplog):
     (tmp_path / "stand_in_succeed.py").write_text("import time; time.sleep(1000)")
     monkeypatch.setattr(succession_module, "_MAX_SECONDS", 0.0)
     succession = make()
