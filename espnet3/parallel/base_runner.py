@@ -4,18 +4,18 @@ Workers import this module for the user's class, and the user waits for them: wh
 needs is imported when a run begins.
 """
 
+import inspect
 import logging
+import math
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from espnet3 import logs
-from espnet3.errors import ConfigError, EspnetError, RunInterrupted
+from espnet3.errors import ConfigError, EspnetError, ProviderError, RunInterrupted
 from espnet3.io.tables import JsonlWriter
-from espnet3.parallel.detached.shared import SharedWorkers
 from espnet3.parallel.hooks import WRITER_HOOKS, RunnerHooks, overridden
-from espnet3.parallel.runner_settings import check_settings, one_or_more
 from espnet3.parallel.signals import say_how_to_resume
 from espnet3.parallel.tasks import RunSpec, digests_of
 from espnet3.shards.batches import check_costs
@@ -104,7 +104,7 @@ class BaseRunner:
         self.retry_failed = retry_failed
         self.accept_changes = one_or_more(accept_changes)
         self.depends_on = dict(depends_on or {})
-        check_settings(self)
+        _check_settings(self)
 
     @staticmethod
     def forward(idx: Any, **env: Any) -> Any:
@@ -179,7 +179,8 @@ class BaseRunner:
             Without `output_dir` the results in order, a `Failure` in place of a skipped item; with
             it, what `merge` returns; with `parallel.mode: async` a `DetachedRun`, at once.
         """
-        from espnet3.parallel.parallel import enclosing_client, get_parallel_config
+        from espnet3.parallel.client import enclosing_client
+        from espnet3.parallel.parallel import get_parallel_config
 
         logs.make_visible()
         config = get_parallel_config()
@@ -316,6 +317,8 @@ class BaseRunner:
                 f"end with this program. Write: {name}(provider, output_dir=...), or "
                 "parallel.mode: sync"
             )
+        from espnet3.parallel.detached.launch import SharedWorkers
+
         if client is not None and not isinstance(client, SharedWorkers):
             raise ConfigError(
                 f"parallel.mode is 'async', but {name} was given a Dask client, whose workers end "
@@ -334,3 +337,81 @@ class BaseRunner:
                 "not be joined",
                 type(self).__name__, own[0], self.output_dir,
             )  # fmt: skip
+
+
+def one_or_more(names: str | Sequence[str]) -> tuple[str, ...]:
+    """Return names of which one may be given by itself."""
+    if isinstance(names, str):
+        return (names,)
+    if not isinstance(names, Iterable) or not all(isinstance(name, str) for name in names):
+        raise ConfigError(f"{names!r} is no list of names; write one, such as ['runner.code'].")
+    return tuple(names)
+
+
+def _check_settings(runner: BaseRunner) -> None:
+    """Refuse settings that cannot be meant.
+
+    Raises:
+        ConfigError: naming the setting and what to write.
+        ProviderError: if the provider lacks a method.
+    """
+    if runner.batch_size is not None and not _is_count(runner.batch_size, least=1):
+        raise ConfigError(
+            f"batch_size is {runner.batch_size!r}; write batch_size=1 or more, or None."
+        )
+    if runner.batch_seconds is not None and not _is_positive(runner.batch_seconds):
+        raise ConfigError(
+            f"batch_seconds is {runner.batch_seconds!r}; write batch_seconds=60, or None."
+        )
+    if runner.on_error not in ("raise", "skip"):
+        raise ConfigError(
+            f'on_error is {runner.on_error!r}; write on_error="raise" or on_error="skip".'
+        )
+    for name in ("resume", "retry_failed"):
+        if not isinstance(getattr(runner, name), bool):
+            raise ConfigError(
+                f"{name} is {getattr(runner, name)!r}; write {name}=True or {name}=False."
+            )
+    _check_max_errors(runner)
+    for name in ("build_env_local", "build_worker_setup_fn"):
+        if not callable(getattr(runner.provider, name, None)):
+            raise ProviderError(
+                f"{type(runner.provider).__name__} has no {name}(). A provider needs "
+                "build_env_local() and build_worker_setup_fn(); see EnvironmentProvider."
+            )
+
+
+def apply_settings(runner: BaseRunner, given: Mapping[str, Any]) -> None:
+    """Set what the `__init__` of a runner of one's own did not pass on to that of its base class.
+
+    Args:
+        runner: as it was built.
+        given: settings that a config has; those of other names are the runner's own.
+
+    Raises:
+        ConfigError: a value cannot be meant.
+    """
+    for name, parameter in inspect.signature(BaseRunner.__init__).parameters.items():
+        if name in given and given[name] is not None and hasattr(runner, name):
+            value = one_or_more(given[name]) if name == "accept_changes" else given[name]
+            if getattr(runner, name) == parameter.default != value:
+                setattr(runner, name, value)
+                _check_settings(runner)
+
+
+def _check_max_errors(runner: BaseRunner) -> None:
+    limit = runner.max_errors
+    if limit is None:
+        return
+    if not _is_count(limit, least=0):
+        raise ConfigError(f"max_errors is {limit!r}; write max_errors=0 or more, or None.")
+    if runner.on_error != "skip":
+        logger.warning('max_errors=%d is ignored: it needs on_error="skip"', limit)
+
+
+def _is_count(value: Any, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+def _is_positive(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from espnet3.errors import ProviderError
+from espnet3.parallel.client import SharedCluster, open_client
 from espnet3.parallel.config import ParallelConfig
 from espnet3.parallel.faults import FaultPolicy
 from espnet3.parallel.inline_pool import InlinePool
 from espnet3.parallel.payload import check_size, pack_spec
 from espnet3.parallel.pools import WorkerPool
 from espnet3.parallel.process_pool import ProcessPool
-from espnet3.parallel.shared_cluster import SharedCluster
 from espnet3.parallel.tasks import RunSpec
 
 logger = logging.getLogger(__name__)
@@ -43,9 +43,7 @@ def count_workers(config: ParallelConfig, client: Any) -> int:
     if isinstance(client, SharedCluster):
         client = client.connect() if client.config.env == "dask" else None  # it is there already
     elif client is None and config.env == "dask":
-        from espnet3.parallel.parallel import get_client
-
-        with get_client(config) as running:
+        with open_client(config) as running:
             return max(config.n_workers, len(running.nthreads()))
     return max(config.n_workers, len(client.nthreads()) if client is not None else 0)
 
@@ -135,10 +133,9 @@ def _open(
     else:
         from espnet3.parallel.clusters.job_options import with_log_folder
         from espnet3.parallel.dask_pool import DaskPool
-        from espnet3.parallel.parallel import get_client
 
         sized = config.model_copy(update={"n_workers": n_workers})
-        with get_client(with_log_folder(sized, log_dir)) as own_client:
+        with open_client(with_log_folder(sized, log_dir)) as own_client:
             yield DaskPool(own_client, packed)
 
 

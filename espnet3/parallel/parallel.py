@@ -1,12 +1,11 @@
 """The active `parallel` config, clients for it, and a parallel `map`."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
-from contextvars import ContextVar
-from dataclasses import dataclass
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from espnet3.errors import ConfigError
+from espnet3.parallel.client import enclosing_client, open_client
 
 if TYPE_CHECKING:
     from espnet3.parallel.config import ParallelConfig
@@ -14,17 +13,6 @@ if TYPE_CHECKING:
 # None is the default config. The model is imported when it is needed: workers import this module
 # with the user's, and pydantic would take longer to start than all the rest.
 _active: "ParallelConfig | None" = None
-
-
-@dataclass(frozen=True)
-class EnclosingClient:
-    """The client of a `with get_client(...)` block, and what its workers were told to set up."""
-
-    client: Any
-    setup_fn: Callable[[], dict[str, Any]] | None = None
-
-
-_enclosing: ContextVar[EnclosingClient | None] = ContextVar("espnet3_client", default=None)
 
 
 def set_parallel(config: Any) -> None:
@@ -90,11 +78,6 @@ def as_parallel_config(config: Any) -> "ParallelConfig":
     return validate(ParallelConfig, config, prefix="parallel")
 
 
-def enclosing_client() -> EnclosingClient | None:
-    """Return the client of the innermost `with get_client(...)` around the caller."""
-    return _enclosing.get()
-
-
 @contextmanager
 def get_client(source: Any = None, *, setup_fn: Callable[[], Any] | None = None) -> Iterator[Any]:
     """Connect to a Dask cluster of the active config; close both at the end of the block.
@@ -109,15 +92,11 @@ def get_client(source: Any = None, *, setup_fn: Callable[[], Any] | None = None)
     Yields:
         A `distributed.Client`.
     """
-    plugin, config, setup_fn = _sort_out(source, setup_fn)
-    with _connect(config) as client:
-        if plugin is not None:
-            client.register_plugin(plugin)
-        token = _enclosing.set(EnclosingClient(client, setup_fn))
-        try:
-            yield client
-        finally:
-            _enclosing.reset(token)
+    plugin, target, setup_fn = _sort_out(source, setup_fn)
+    if target is None:
+        target = get_parallel_config()
+    with open_client(target, plugin=plugin, setup_fn=setup_fn) as client:
+        yield client
 
 
 def _sort_out(source: Any, setup_fn: Callable[[], Any] | None) -> tuple[Any, Any, Any]:
@@ -133,35 +112,6 @@ def _sort_out(source: Any, setup_fn: Callable[[], Any] | None) -> tuple[Any, Any
             raise ConfigError("get_client() got two set-up functions. Give one: setup_fn=...")
         return None, None, source
     return None, as_parallel_config(source), setup_fn
-
-
-@contextmanager
-def _connect(target: Any) -> Iterator[Any]:
-    from distributed import Client
-
-    from espnet3.parallel.clusters.table import start_cluster
-
-    if isinstance(target, Client):
-        yield target
-        return
-    cluster = target if isinstance(target, str) else start_cluster(target or get_parallel_config())
-    with ExitStack() as stack:
-        if (logs := getattr(cluster, "own_logs", None)) is not None:
-            stack.push(lambda kind, *_: logs.end(is_well=kind is None))
-        if not isinstance(cluster, str):
-            stack.callback(_close, cluster)
-        security = getattr(cluster, "security", None)  # also of an address
-        client: Any = Client(cluster, security=security)  # type: ignore[no-untyped-call]
-        stack.callback(_close, client)
-        yield client
-
-
-def _close(opened: Any) -> None:
-    """Close a client or a cluster; that workers leave is what was asked for."""
-    from espnet3.logs import quiet
-
-    with quiet("distributed"):
-        opened.close()
 
 
 def parallel_map(fn: Callable[..., Any], items: Iterable[Any], client: Any = None) -> list[Any]:

@@ -14,7 +14,6 @@ from espnet3.parallel.detached.crew import count_crew
 from espnet3.parallel.detached.description import write_description
 from espnet3.parallel.detached.handle import DetachedRun
 from espnet3.parallel.detached.resume import refuse_merging
-from espnet3.parallel.detached.shared import SharedWorkers
 from espnet3.parallel.detached.submit import cancel_jobs, job_states, submit_workers
 from espnet3.parallel.faults import too_many
 from espnet3.parallel.folder_run import (
@@ -45,9 +44,9 @@ def launch(
     spec: "RunSpec",
     config: "ParallelConfig",
     policy: "FaultPolicy",
-    shared: SharedWorkers | None = None,
+    shared: "SharedWorkers | None" = None,
 ) -> DetachedRun:
-    """Begin a run, or go on with it, without waiting for it; with `shared`, at its end.
+    """Begin or resume a run without waiting for it; with `shared`, workers come at its end.
 
     Only workers that are missing are submitted: those at work and those in the queue count.
 
@@ -111,8 +110,44 @@ def _shards_left(request: RunRequest, manifest: Manifest, policy: "FaultPolicy")
     return len(order)
 
 
+class SharedWorkers:
+    """Workers for several runs, submitted once when all of them are prepared.
+
+    Give it to each runner as `client`; at the end of its `with` block workers are submitted, which
+    serve the runs one after the other. If a runner refuses, nothing is submitted for any.
+
+    Args:
+        config: where workers run; its mode is `async`.
+
+    Example:
+        ```python
+        with SharedWorkers(config) as workers:
+            for runner, items in runs:
+                runner(items, client=workers)
+        ```
+    """
+
+    def __init__(self, config: "ParallelConfig") -> None:
+        self.config = config
+        self.roots: list[Path] = []
+        """The folders of the runs that were not complete."""
+        self._n_shards = 0
+
+    def add(self, root: Path, n_shards: int) -> None:
+        """Let the workers serve a run that has so many shards left."""
+        self.roots.append(root)
+        self._n_shards += n_shards
+
+    def __enter__(self) -> "SharedWorkers":
+        return self
+
+    def __exit__(self, error: object, *exc_info: object) -> None:
+        if error is None and self.roots:
+            submit_missing(self.roots, self.config, self._n_shards)
+
+
 def submit_missing(roots: Sequence[Path], config: "ParallelConfig", n_shards: int) -> None:
-    """Submit the workers that several run folders lack, for all of them together, and tell of it.
+    """Submit the workers that several run folders lack, for all of them together, and log it.
 
     Args:
         roots: run folders that are prepared and not complete.
@@ -135,7 +170,7 @@ def submit_missing(roots: Sequence[Path], config: "ParallelConfig", n_shards: in
 
 
 def what_to_type(roots: Sequence[Path]) -> list[str]:
-    """Return the commands with which one looks after detached runs."""
+    """Return the commands that control detached runs."""
     folders = shlex.join(map(str, roots))
     first = shlex.quote(str(roots[0]))
     return [

@@ -6,9 +6,8 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from espnet3.config.sources import names_places
-from espnet3.parallel.detached.shared import SharedWorkers
+from espnet3.parallel.client import SharedCluster
 from espnet3.parallel.parallel import as_parallel_config, use_parallel
-from espnet3.parallel.shared_cluster import SharedCluster
 from espnet3.shards.layout import RunLayout
 from espnet3.systems.base.inference_checks import WrittenFields, written_fields
 from espnet3.systems.base.inference_output import Need
@@ -97,6 +96,8 @@ def parallel_of(loaded: "LoadedConfig", *, detach: bool = False) -> "ParallelCon
 
 def _leave(runs: Sequence[TestSetRun], parallel: "ParallelConfig") -> dict[str, Any] | Detached:
     """Submit workers for all test sets together; results are there if all is done already."""
+    from espnet3.parallel.detached.launch import SharedWorkers  # with it comes all that submits
+
     with use_parallel(parallel), SharedWorkers(parallel) as workers:
         handles = {run.name: _run(run, workers) for run in runs}
     if workers.roots:

@@ -13,9 +13,8 @@ from typing import Any
 from espnet3.components.data.errors import DataError
 from espnet3.errors import ConfigError, IncompleteRunError
 from espnet3.io.tables import read_jsonl
-from espnet3.parallel.base_runner import BaseRunner
+from espnet3.parallel.base_runner import BaseRunner, one_or_more
 from espnet3.parallel.hooks import overridden
-from espnet3.parallel.runner_settings import one_or_more
 from espnet3.parallel.tasks import RunSpec
 from espnet3.shards.join import join_files
 from espnet3.shards.merge import require_done

@@ -21,10 +21,10 @@ from espnet3.config.schema import FrozenConfig, Names, validate
 from espnet3.config.sources import names_places
 from espnet3.config.targets import check_arguments, locate
 from espnet3.errors import ConfigError, EspnetError, StaleRunError, suggest
+from espnet3.parallel.client import SharedCluster
 from espnet3.parallel.clusters.table import check_resources
 from espnet3.parallel.identity import is_below
 from espnet3.parallel.parallel import as_parallel_config, use_parallel
-from espnet3.parallel.shared_cluster import SharedCluster
 from espnet3.systems.base.common_fields import warn_of_fields
 from espnet3.systems.base.inference_code import describe_targets
 from espnet3.systems.base.inference_provider import ORGANIZER

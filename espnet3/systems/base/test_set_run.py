@@ -12,10 +12,9 @@ from espnet3.config.resolve import resolved
 from espnet3.config.sources import names_places
 from espnet3.config.targets import argument_names, locate
 from espnet3.errors import ConfigError, EspnetError, ProviderError
-from espnet3.parallel.base_runner import BaseRunner
+from espnet3.parallel.base_runner import BaseRunner, apply_settings
 from espnet3.parallel.execute import check_env
 from espnet3.parallel.hooks import bind
-from espnet3.parallel.runner_settings import apply_settings
 from espnet3.systems.base.inference_checks import check_inference
 from espnet3.systems.base.inference_code import describe_targets
 from espnet3.systems.base.inference_config import (
