@@ -49,14 +49,16 @@ JOB_ID, NODE_NAME = "ESPNET3_JOB_ID", "ESPNET3_NODE_NAME"
 their classes to know where it is."""
 _AT_ONCE = 200  # numbers in one command line
 _CLASSES = {
-    "slurm": "Slurm",
-    "pbs": "PBS",
-    "sge": "GridEngine",
-    "lsf": "LSF",
-    "oar": "OAR",
-    "htcondor": "HTCondor",
-    "moab": "Moab",
+    "slurm": ("Slurm", "SLURM"),
+    "pbs": ("PBS", "PBS_"),
+    "sge": ("GridEngine", "SGE_"),
+    "lsf": ("LSF", "LSB_"),
+    "oar": ("OAR", "OAR_"),
+    "htcondor": ("HTCondor", "_CONDOR_"),
+    "moab": ("Moab", "MOAB_"),
 }
+"""The class of each scheduler, and how the variables begin that its jobs have: by these a process
+knows which class to ask, and one that is no job loads none."""
 OWN_SCHEDULERS = tuple(_CLASSES)
 
 
@@ -74,7 +76,7 @@ def scheduler_of(env: str) -> Scheduler | None:
     """
     if env in _CLASSES:
         module = importlib.import_module(f"{__name__}.{env}")
-        scheduler: Scheduler = getattr(module, _CLASSES[env])()
+        scheduler: Scheduler = getattr(module, _CLASSES[env][0])()
         return scheduler
     return _load(env) if env in _of_other_packages() else None
 
@@ -143,7 +145,7 @@ def current_job(environ: Mapping[str, str] = os.environ) -> CurrentJob | None:
     """Return the job around this process, whichever scheduler it is of."""
     if number := environ.get(JOB_ID):
         return CurrentJob("the scheduler", number)
-    for scheduler in possible_schedulers():
+    for scheduler in possible_schedulers(environ=environ):
         if job := scheduler.current_job(environ):
             return job
     return None
@@ -151,15 +153,16 @@ def current_job(environ: Mapping[str, str] = os.environ) -> CurrentJob | None:
 
 def node_of_job(environ: Mapping[str, str] = os.environ) -> str:
     """Return what the scheduler calls the node of this process; empty if it does not say."""
-    names = [NODE_NAME, *(each.node_variable for each in possible_schedulers())]
+    names = [NODE_NAME, *(each.node_variable for each in possible_schedulers(environ=environ))]
     return next((environ[name] for name in names if environ.get(name)), "")
 
 
-def possible_schedulers(env: str = "") -> list[Scheduler]:
-    """Return the schedulers that this process may be a job of: our own, and that of `env`.
+def possible_schedulers(env: str = "", environ: Mapping[str, str] = os.environ) -> list[Scheduler]:
+    """Return the schedulers that a process may be a job of: by its variables, and that of `env`.
 
     Those of other packages are left out, because looking for them takes a worker tens of
     milliseconds.
     """
-    names = dict.fromkeys([*_CLASSES, env])
+    ours = [n for n, (_, begin) in _CLASSES.items() if any(v.startswith(begin) for v in environ)]
+    names = dict.fromkeys([*ours, env])
     return [found for name in names if name and (found := scheduler_of(name)) is not None]

@@ -78,7 +78,7 @@ def find_walltime(
             scheduler's, who says when the job ends.
         env: the backend of the process, if it is known.
     """
-    for scheduler in possible_schedulers(env):
+    for scheduler in possible_schedulers(env, environ):
         with suppress(ValueError):
             if (end := scheduler.end_time(environ)) is not None:
                 return Walltime(started, end + ahead, env)

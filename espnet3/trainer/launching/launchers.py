@@ -54,7 +54,7 @@ class SchedulerJob:
 
 def find_job(environ: Mapping[str, str]) -> SchedulerJob | None:
     """Return the job around this process, of a scheduler that can train."""
-    for scheduler in possible_schedulers():
+    for scheduler in possible_schedulers(environ=environ):
         if scheduler.launches and (job := scheduler.current_job(environ)):
             return SchedulerJob(job.scheduler, job.job_id, job.n_hosts, environ)
     return None

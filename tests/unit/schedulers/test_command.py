@@ -3,7 +3,15 @@
 import pytest
 
 from espnet3.errors import ResourceError
-from espnet3.schedulers import UnansweredError, base, known_scheduler
+from espnet3.schedulers import (
+    OWN_SCHEDULERS,
+    UnansweredError,
+    base,
+    current_job,
+    known_scheduler,
+    node_of_job,
+    possible_schedulers,
+)
 from espnet3.schedulers.command import ask, call
 
 
@@ -79,3 +87,15 @@ def test_jobs_of_grid_engine_are_told_from_another_program_s_variable():
     sge = known_scheduler("sge")
     assert sge.current_job({"JOB_ID": "12"}) is None
     assert sge.current_job({"JOB_ID": "12", "SGE_ROOT": "/sge"}).job_id == "12"
+
+
+def test_only_schedulers_whose_variables_are_there_are_asked():
+    assert possible_schedulers(environ={"PATH": "/bin", "JOB_ID": "a printer's"}) == []
+    assert node_of_job({"SLURMD_NODENAME": "node7"}) == "node7"
+
+
+@pytest.mark.parametrize("env", OWN_SCHEDULERS)
+def test_each_scheduler_is_found_by_the_variables_of_its_job(env):
+    variables = dict.fromkeys(known_scheduler(env).job_variables, "12") | {"SGE_ROOT": "/sge"}
+    job = current_job(variables)
+    assert not known_scheduler(env).job_variables or (job is not None and job.job_id == "12")
