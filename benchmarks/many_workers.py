@@ -26,7 +26,7 @@ from benchmarks.file_operations import FileOperations
 from espnet3.parallel import BaseRunner, use_parallel
 from espnet3.parallel.detached.agent import Agent
 from espnet3.parallel.detached.launch import SharedWorkers
-from espnet3.parallel.inline_pool import InlinePool
+from espnet3.parallel.open_pool import InlinePool
 from espnet3.parallel.pools import Event
 from espnet3.parallel.signals import EndSignals
 from espnet3.parallel.worker_records import Identity

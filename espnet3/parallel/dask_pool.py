@@ -1,32 +1,36 @@
-"""Worker pool on a Dask cluster.
+"""Worker pool on a Dask cluster: the driver's side, and the function that runs in each worker.
 
 Dask moves the bytes and tells who is there; which shard runs where is decided by the dispatcher.
 Each attempt is pinned to its worker, so that one with eight threads gets one shard, not eight. To
 spare it the way to the driver and back between two shards, a worker that has proved itself gets its
 next attempt while it is at the one before; as soon as few shards are left, it does not.
+
+Dask workers import this module as well, and the user waits for them: it imports little.
 """
 
 import itertools
 import logging
 import queue
 import sys
+import threading
 import time
 import uuid
 from asyncio import CancelledError
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import cloudpickle
 
 from espnet3.errors import WorkerError
-from espnet3.parallel.clusters.job_monitor import JobMonitor
-from espnet3.parallel.dask_worker import NEEDS_SPEC, run_attempt
 from espnet3.parallel.pools import Died, Event, Finished, PoolWorker
-from espnet3.parallel.tasks import ShardTask
-from espnet3.parallel.worker import load_result
+from espnet3.parallel.tasks import Failure, ShardResult, ShardTask, Stopped
+from espnet3.parallel.worker import ShardServer, dump_result, load_result
+
+if TYPE_CHECKING:
+    from espnet3.parallel.clusters.job_monitor import JobMonitor
 
 logger = logging.getLogger(__name__)
 _LOOK_SECONDS = 1.0
@@ -35,6 +39,11 @@ _TELL_SECONDS = (15.0, 300.0)
 _TELL_OF_SOME_SECONDS = 60.0
 _MANY = 1  # queued shards per worker
 _NEXT = " (next)"
+_BEAT_SECONDS = 1.0
+_FIRST_BEAT_SECONDS = 0.1
+_NEEDS_SPEC = b""
+_Spec = tuple[list[str], bytes]
+"""Where the driver finds its modules, and the pickled `RunSpec`."""
 
 
 class DaskPool:
@@ -208,7 +217,7 @@ class DaskPool:
             return []  # cancelled, or of a worker that was already given up
         if data is None:
             return list(self._lose(_worker_at(worker), _describe(future)))
-        if data == NEEDS_SPEC:  # the process behind this address is a new one
+        if data == _NEEDS_SPEC:  # the process behind this address is a new one
             self._knows_spec.discard(_worker_at(worker))
             del self._running[worker]
             self.submit(worker, running[1])
@@ -284,3 +293,73 @@ def _describe(future: Any) -> str:
         error = future.exception()
         return f"{type(error).__name__}: {error}"
     return f"its task was {future.status}"
+
+
+# One slot: a worker serves one run after the other, and two models may not fit on one GPU. The
+# lock also keeps a worker with several threads to one attempt at a time.
+_lock = threading.Lock()
+_server: tuple[str, ShardServer] | None = None
+
+
+def run_attempt(run_id: str, spec: _Spec | None, task: bytes, topic: str) -> bytes:
+    """Run an attempt in this worker.
+
+    Returns:
+        The pickled `ShardResult`, or `_NEEDS_SPEC` if this process does not know the run yet.
+    """
+    with _lock:
+        work = cloudpickle.loads(task)
+        server = _find_server(run_id, spec, work)
+        if server is None:
+            return _NEEDS_SPEC
+        if isinstance(server, ShardResult):
+            return dump_result(server)
+        beat = _Beat(server, topic, work.shard, is_first=spec is not None)
+        try:
+            return dump_result(server.run(work))
+        finally:
+            beat.stop()
+
+
+def _find_server(run_id: str, spec: _Spec | None, task: Any) -> ShardServer | ShardResult | None:
+    global _server
+    if _server is not None and _server[0] == run_id:
+        return _server[1]
+    if spec is None:
+        return None
+    _server = None  # frees the environment of the run before
+    sys_path, packed = spec
+    # Before unpacking: the runner may be of a module that only the driver's folders have.
+    sys.path += [entry for entry in sys_path if entry not in sys.path]
+    try:
+        _server = (run_id, ShardServer(cloudpickle.loads(packed)))
+    except Exception as error:  # mostly a module that this worker cannot import
+        failure = Failure.of(error, task.start, None, task.shard)
+        return ShardResult(task, stopped=Stopped("provider", failure))
+    return _server[1]
+
+
+class _Beat:
+    """Tells the driver every second how far the attempt is; the first of a run, soon for once.
+
+    Because the driver gives the next one to workers of which it knows that they get on.
+    """
+
+    def __init__(self, server: ShardServer, topic: str, shard: int, *, is_first: bool) -> None:
+        from distributed import get_worker
+
+        self._worker = get_worker()
+        self._server, self._topic, self._shard = server, topic, shard
+        self._next = _FIRST_BEAT_SECONDS if is_first else _BEAT_SECONDS
+        self._stop = threading.Event()
+        threading.Thread(target=self._run, name="beat", daemon=True).start()
+
+    def _run(self) -> None:
+        while not self._stop.wait(self._next):
+            self._next = _BEAT_SECONDS
+            message = [self._worker.address, self._shard, self._server.position()]
+            self._worker.log_event(self._topic, message)
+
+    def stop(self) -> None:
+        """Say no more."""
+        self._stop.set()

@@ -1,20 +1,23 @@
-"""Run one shard: the loop that calls `forward` and writes results."""
+"""Run one shard: call `forward`, write the results, commit them."""
 
+import errno
+import gc
 import itertools
 import logging
 import os
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 from espnet3.errors import ConfigError, ProviderError, RunFolderError
 from espnet3.io.atomic import is_folder_trouble
-from espnet3.parallel.held_secrets import secrets_held
+from espnet3.io.tables import JsonlWriter
 from espnet3.parallel.hooks import bind, split_batch
-from espnet3.parallel.machine_errors import free_memory, is_machine_trouble, is_out_of_memory
-from espnet3.parallel.sinks import FolderSink, MemorySink, Outcome, open_sink
 from espnet3.parallel.tasks import (
     Cells,
     Failure,
@@ -23,13 +26,167 @@ from espnet3.parallel.tasks import (
     ShardTask,
     Stopped,
     digests_of,
+    failure_record,
     scrub,
+    secrets_held,
     user_traceback,
 )
-from espnet3.shards.reachable import is_of_node
+from espnet3.shards.commit import Done, commit, discard_attempt, finish_attempt
+from espnet3.shards.layout import FAILED, POSITION, RunLayout
+from espnet3.shards.manifest import read_run_id
+from espnet3.shards.owner import node_name
+from espnet3.shards.position import Position
+from espnet3.shards.reachable import is_of_node, is_there
+from espnet3.shards.sharing import share_folder
 
 logger = logging.getLogger(__name__)
 _ODD_RESULTS = 2
+_TROUBLE = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.ESTALE}
+# What libraries say who have no class of their own for it: cuDNN and cuBLAS through torch, torch's
+# allocator for the CPU, ONNX Runtime.
+_PHRASES = (
+    "out of memory",
+    "ALLOC_FAILED",
+    "can't allocate memory",
+    "Failed to allocate memory",
+    "std::bad_alloc",
+)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How an attempt went."""
+
+    failures: list[Failure]
+    seconds: float
+    load_seconds: float
+    n_halved: int
+
+
+class MemorySink:
+    """Keeps results with their positions."""
+
+    def __init__(self, task: ShardTask) -> None:
+        self.results: list[tuple[int, Any]] | None = []
+        self.done: Done | None = None
+        self._position = Position(Path(task.attempt)) if task.attempt else None
+        self.cells: Cells = self._position.cells if self._position else [-1, 1]
+        append = self.results.append
+        self.write: Callable[[int, Any], object] = lambda position, result: append(
+            (position, result)
+        )
+
+    def finish(self, outcome: Outcome) -> None:
+        """Nothing is left to do: results are handed over as they are."""
+
+    def is_lost(self, error: Exception) -> bool:
+        """Return False: memory cannot be lost to another process."""
+        return False
+
+    def abandon(self) -> None:
+        """Forget the results."""
+        self.results = None
+
+    def close(self) -> None:
+        """Unmap the position."""
+        if self._position:
+            self._position.close()
+            self.cells = [-1, 1]
+
+
+class FolderSink:
+    """Writes results with the runner's hooks into a folder of its own, then commits it."""
+
+    def __init__(self, spec: RunSpec, env: dict[str, Any], task: ShardTask) -> None:
+        assert spec.run_dir is not None
+        self.results: list[tuple[int, Any]] | None = None
+        self.done: Done | None = None
+        self._spec, self._task = spec, task
+        self._layout = RunLayout(spec.run_dir, spec.n_shards)
+        self._folder = self._make_folder()
+        self._position = Position(self._folder)
+        self.cells: Cells = self._position.cells
+        state: dict[str, Any] = {}
+        open_writers = bind(spec.hooks.open_writers, ["shard_dir"], env)
+        self._writers = open_writers(self._folder)
+        close_writers = bind(spec.hooks.close_writers, ["writers", "state"], env)
+        self._close_writers = partial(close_writers, self._writers, state)
+        write_record = bind(spec.hooks.write_record, ["writers", "result", "state"], env)
+        writers = self._writers
+        self.write: Callable[[int, Any], object] = lambda _, result: write_record(
+            writers, result, state
+        )
+
+    def _make_folder(self) -> Path:
+        attempt = self._task.attempt
+        folder = Path(attempt) if attempt else self._layout.new_attempt(self._task.shard)
+        try:
+            folder.mkdir()
+        except FileExistsError:
+            # A scheduler may run a task twice; the second must not step into the first's folder.
+            folder = self._layout.new_attempt(self._task.shard)
+            folder.mkdir()
+        share_folder(folder)
+        return folder
+
+    def finish(self, outcome: Outcome) -> None:
+        """Close the writers, list the failures, make all durable and publish the shard."""
+        started = time.time() - outcome.seconds - outcome.load_seconds
+        close, self._close_writers = self._close_writers, partial(bool)
+        summary = close()
+        if outcome.failures:
+            with JsonlWriter(self._folder / FAILED) as writer:
+                for failure in sorted(outcome.failures, key=lambda failure: failure.position):
+                    writer.write(failure_record(failure, self._layout.root))
+        done = finish_attempt(
+            self._folder,
+            Done(
+                run_id=self._spec.run_id,
+                shard=self._task.shard,
+                start=self._task.start,
+                stop=self._task.stop,
+                n_failed=len(outcome.failures),
+                seconds=outcome.seconds,
+                load_seconds=outcome.load_seconds,
+                host=node_name(),
+                pid=os.getpid(),
+                summary=summary,
+                n_halved=outcome.n_halved,
+                started=round(started, 3),
+                n_deaths=self._task.n_deaths,
+                owner_id=self._task.owner_id,
+            ),
+        )
+        is_ours = commit(self._folder, self._layout, done)
+        if not is_ours and read_run_id(self._layout.root) != self._spec.run_id:
+            raise RunFolderError(
+                f"Another driver restarted the run in {self._layout.root} meanwhile. Its "
+                "results are kept; choose another output_dir for these."
+            )
+        self.done = done
+
+    def is_lost(self, error: Exception) -> bool:
+        """Tell whether an error means that the attempt was taken for dead and removed."""
+        return isinstance(error, FileNotFoundError) and not is_there(self._folder / POSITION)
+
+    def abandon(self) -> None:
+        """Remove the unfinished attempt."""
+        with suppress(Exception):  # the reason for abandoning is reported; this is only tidying up
+            self._close_writers()
+        discard_attempt(self._folder)
+
+    def close(self) -> None:
+        """Unmap the position."""
+        self.cells = [self.cells[0], self.cells[1]]
+        self._position.close()
+
+
+Sink = MemorySink | FolderSink
+
+
+def open_sink(spec: RunSpec, env: dict[str, Any], task: ShardTask) -> Sink:
+    """Return the sink that the run asks for."""
+    return MemorySink(task) if spec.run_dir is None else FolderSink(spec, env, task)
 
 
 def check_env(env: Any, built_by: str) -> dict[str, Any]:
@@ -168,7 +325,7 @@ class _Attempt:
     def _stopped(self, stopped: Stopped) -> ShardResult:
         return ShardResult(self._task, failures=self._failures, stopped=stopped)
 
-    def _loop(self, sink: MemorySink | FolderSink) -> None:
+    def _loop(self, sink: Sink) -> None:
         task = self._task
         if self._spec.is_batched or task.skip:
             self._run_batches(sink)
@@ -186,14 +343,14 @@ class _Attempt:
             write(position, result)
         cells[0] = task.stop
 
-    def _run_batches(self, sink: MemorySink | FolderSink) -> None:
+    def _run_batches(self, sink: Sink) -> None:
         for position, failure in sorted(self._task.skip.items()):
             self._failures.append(replace(failure, position=position))
         for batch in _batches(self._task, self._spec.batch_size):
             self._run_batch(batch, sink)
         sink.cells[0] = self._task.stop
 
-    def _run_batch(self, batch: list[int], sink: MemorySink | FolderSink) -> None:
+    def _run_batch(self, batch: list[int], sink: Sink) -> None:
         cells = sink.cells
         cells[1] = batch[-1] + 1 - batch[0]
         cells[0] = batch[0]
@@ -236,7 +393,7 @@ class _Attempt:
         self._n_halved += is_memory
         return True
 
-    def _run_halves(self, batch: list[int], sink: MemorySink | FolderSink) -> None:
+    def _run_halves(self, batch: list[int], sink: Sink) -> None:
         middle = len(batch) // 2
         self._run_batch(batch[:middle], sink)
         self._run_batch(batch[middle:], sink)
@@ -267,9 +424,7 @@ class _Attempt:
         return Failure.of(error, position, index, shard, log=self._log, secrets=secrets)
 
 
-def _kind_of(
-    error: Exception, sink: MemorySink | FolderSink, task: ShardTask, spec: RunSpec
-) -> str:
+def _kind_of(error: Exception, sink: Sink, task: ShardTask, spec: RunSpec) -> str:
     """Tell what an error outside `forward` is about: the folder, the disk, us, or the record."""
     if sink.is_lost(error):
         return "lost"
@@ -319,3 +474,37 @@ def _batches(task: ShardTask, batch_size: int | None) -> Iterator[list[int]]:
         batch = [position for position in range(first, last) if position not in task.skip]
         if batch:
             yield batch
+
+
+def is_machine_trouble(error: BaseException, run_dir: str | None) -> bool:
+    """Tell whether an error of the user's code says that a disk of this machine is full or broken.
+
+    The run folder is no part of the machine: all workers share it, and another one would find it
+    as full. Errors of `write` name no file; they are taken to be about the machine.
+    """
+    if not isinstance(error, OSError) or error.errno not in _TROUBLE:
+        return False
+    if run_dir is None or not isinstance(error.filename, str | bytes | os.PathLike):
+        return True
+    path = os.path.realpath(os.fsdecode(error.filename))
+    return not path.startswith(os.path.join(os.path.realpath(run_dir), ""))
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Tell whether a smaller batch might do what this one could not."""
+    if isinstance(error, MemoryError):
+        return True
+    names = {cls.__name__ for cls in type(error).__mro__}
+    if "OutOfMemoryError" in names:  # of torch, whatever the version
+        return True
+    # ONNX Runtime's errors are plain exceptions.
+    is_candidate = isinstance(error, RuntimeError) or "RuntimeException" in names
+    return is_candidate and any(phrase in str(error) for phrase in _PHRASES)
+
+
+def free_memory() -> None:
+    """Give back what a failed batch still holds; call it when its exception is gone."""
+    gc.collect()
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        torch.cuda.empty_cache()

@@ -1,18 +1,28 @@
-"""Dataclasses exchanged between driver and worker."""
+"""What driver and workers exchange: the run, attempts, results and failures, free of secrets."""
 
 import os
 import traceback
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from hashlib import sha256
-from types import TracebackType
+from itertools import islice
+from types import FunctionType, MethodType, ModuleType, TracebackType
 from typing import Any
 
-from espnet3.errors import EspnetError
+from espnet3.errors import EspnetError, ProviderError
 from espnet3.parallel.hooks import RunnerHooks
 from espnet3.shards.commit import Done
 from espnet3.shards.owner import node_name
 from espnet3.text import folded
+
+# Of what a provider holds: deeper, longer or more is data, and no setting.
+_MAX_DEPTH = 6
+_MAX_PARTS = 1000  # of one container
+_MAX_VALUES = 20_000
+_PLAIN = (int, float, complex, bytes, bytearray, type(None), type, ModuleType)
+_MAX_BYTES = 1_000_000
+"""Beyond this, objects belong into the provider's build functions."""
 
 Cells = memoryview | list[int]
 """First position and length of the running batch."""
@@ -168,3 +178,136 @@ class Stopped:
     failure: Failure
     original: BaseException | None = None
     """The exception itself, in the driver's own process, and where it is about a setting."""
+
+
+def pack_spec(spec: RunSpec, provider: Any) -> bytes:
+    """Serialise a run for its workers.
+
+    Raises:
+        ProviderError: naming what is too large, or cannot be sent at all.
+    """
+    import cloudpickle
+
+    try:
+        data: bytes = cloudpickle.dumps(spec)
+    except Exception as error:
+        sizes = _sizes(spec.setup_fn, provider)
+        broken = ((name, size) for name, size in sizes if isinstance(size, Exception))
+        culprit, reason = next(broken, ("The runner or provider", error))
+        raise ProviderError(
+            f"{culprit} cannot be sent to a worker ({type(reason).__name__}: {reason}). Open "
+            "files, locks and connections belong in the provider's build functions."
+        ) from error
+    if len(data) > _MAX_BYTES:
+        check_size(spec.setup_fn, provider)
+        raise _too_large("What the runner and provider capture from the script", len(data))
+    return data
+
+
+def check_size(setup_fn: Callable[[], Any], provider: Any) -> None:
+    """Refuse a provider that is too large to travel, also where it need not.
+
+    What cannot be serialised at all is let through: in this process it does no harm.
+    """
+    for name, size in _sizes(setup_fn, provider):
+        if isinstance(size, int) and size > _MAX_BYTES:
+            raise _too_large(name, size)
+
+
+def _sizes(setup_fn: Callable[[], Any], provider: Any) -> Iterator[tuple[str, int | Exception]]:
+    """Yield how many bytes each thing that a set-up function carries has, or why it has none."""
+    import cloudpickle
+
+    for name, value in _captured(setup_fn, provider):
+        try:
+            yield name, len(cloudpickle.dumps(value))
+        except Exception as error:
+            yield name, error
+
+
+def _captured(setup_fn: Callable[[], Any], provider: Any) -> Iterator[tuple[str, Any]]:
+    """Yield what a set-up function carries, the innermost names first."""
+    for name, value in getattr(provider, "__dict__", {}).items():
+        if isinstance(value, dict):
+            for key, entry in value.items():
+                yield f"{name}[{key!r}]", entry
+        yield f"{type(provider).__name__}.{name}", value
+    code = getattr(setup_fn, "__code__", None)
+    for name, cell in zip(
+        getattr(code, "co_freevars", ()), getattr(setup_fn, "__closure__", None) or (), strict=False
+    ):
+        try:
+            yield f"{name!r}, which the set-up function captures,", cell.cell_contents
+        except ValueError:  # a cell that is not filled yet
+            continue
+    functions = getattr(setup_fn, "__globals__", {}) if code else {}
+    for name in getattr(code, "co_names", ()):
+        if name in functions and functions.get("__name__") == "__main__":
+            yield f"the global {name!r}", functions[name]
+
+
+def _too_large(name: str, size: int) -> ProviderError:
+    return ProviderError(
+        f"{name} is {size / 1e6:.1f} MB, and would be sent to every worker; the limit is "
+        f"{_MAX_BYTES / 1e6:.0f} MB. Keep its path in the config, and load it in the provider's "
+        "build functions (build_dataset, build_model, or what build_worker_setup_fn returns)."
+    )
+
+
+def secrets_held(*things: Any) -> frozenset[str]:
+    """Return the texts that objects, dicts, configs and functions hold under names of secrets.
+
+    Attributes, keys, arguments of `functools.partial`, and what a function has taken from around
+    it; a few levels deep. An exception may say with which token it was refused, and its message and
+    traceback are written to `failed.jsonl` and to logs, which others can read.
+    """
+    from espnet3.config.redact import is_secret, secrets_in  # not on the start-up path of workers
+
+    found: set[str] = set()
+    for name, value in _named_values(things):
+        if isinstance(value, str) and is_secret(name):
+            found |= secrets_in({name: value})
+    return frozenset(found)
+
+
+def _named_values(things: tuple[Any, ...]) -> Iterator[tuple[str, Any]]:
+    """Yield what is reachable, each with the name under which it is."""
+    todo: list[tuple[str, Any, int]] = [("", thing, 0) for thing in things]
+    seen: set[int] = set()
+    n_values = 0
+    while todo and n_values < _MAX_VALUES:
+        name, value, depth = todo.pop()
+        n_values += 1
+        if isinstance(value, str):
+            yield name, value
+        elif depth < _MAX_DEPTH and not isinstance(value, _PLAIN) and id(value) not in seen:
+            seen.add(id(value))
+            todo += [(key, child, depth + 1) for key, child in _children(name, value)]
+
+
+def _children(name: str, value: Any) -> list[tuple[str, Any]]:
+    try:
+        return list(islice(_inner_values(name, value), _MAX_PARTS))
+    except Exception:  # an object of the user's that does not like to be looked at
+        return []
+
+
+def _inner_values(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    if type(value).__module__.startswith("omegaconf."):
+        from omegaconf import OmegaConf
+
+        value = OmegaConf.to_container(value, resolve=True)
+    if isinstance(value, dict):  # other mappings may read files at each step
+        yield from ((str(key), child) for key, child in value.items())
+    elif isinstance(value, list | tuple | set | frozenset):
+        yield from ((name, child) for child in value)  # named like the list
+    elif isinstance(value, MethodType):
+        yield from (("", value.__self__), ("", value.__func__))
+    elif isinstance(value, partial):
+        yield from [(name, value.func), (name, value.args), ("", value.keywords)]
+    elif isinstance(value, FunctionType):
+        cells = zip(value.__code__.co_freevars, value.__closure__ or (), strict=False)
+        yield from ((variable, cell.cell_contents) for variable, cell in cells)
+        yield from (("", value.__kwdefaults__ or {}),)
+    else:
+        yield from vars(value).items()

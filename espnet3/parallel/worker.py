@@ -17,9 +17,7 @@ import cloudpickle
 
 from espnet3 import logs
 from espnet3.errors import ConfigError, ProviderError
-from espnet3.parallel.execute import ShardLoop, check_env
-from espnet3.parallel.held_secrets import secrets_held
-from espnet3.parallel.machine_errors import is_machine_trouble
+from espnet3.parallel.execute import ShardLoop, check_env, is_machine_trouble
 from espnet3.parallel.tasks import (
     Failure,
     RunSpec,
@@ -27,6 +25,7 @@ from espnet3.parallel.tasks import (
     ShardTask,
     Stopped,
     describe_error,
+    secrets_held,
 )
 
 BEAT_SECONDS = 0.25

@@ -32,7 +32,7 @@ from espnet3.errors import EspnetError
 from espnet3.parallel import BaseRunner
 from espnet3.parallel.detached.agent import Agent
 from espnet3.parallel.detached.overview import look
-from espnet3.parallel.inline_pool import InlinePool
+from espnet3.parallel.open_pool import InlinePool
 from espnet3.parallel.signals import EndSignals
 from espnet3.parallel.worker_records import Identity
 from espnet3.shards.rates import read_rate

@@ -18,8 +18,7 @@ from espnet3.parallel import BaseRunner, use_parallel
 from espnet3.parallel.detached.description import load_code, load_description, load_trusted
 from espnet3.parallel.detached.packed_code import read_own
 from espnet3.parallel.detached.submit import submit_workers
-from espnet3.parallel.held_secrets import secrets_held
-from espnet3.parallel.tasks import Failure
+from espnet3.parallel.tasks import Failure, secrets_held
 from espnet3.shards.records import RecordPaths
 from tests.unit.cli.conftest import describe
 

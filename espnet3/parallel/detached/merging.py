@@ -20,9 +20,8 @@ from espnet3.parallel.folder_run import (
     shards_to_run,
     sweep,
 )
-from espnet3.parallel.held_secrets import secrets_held
 from espnet3.parallel.signals import EndSignals, HandBack
-from espnet3.parallel.tasks import describe_error, user_traceback
+from espnet3.parallel.tasks import describe_error, secrets_held, user_traceback
 from espnet3.shards.commit import SETTLE_SECONDS, attempts, discard_attempt
 from espnet3.shards.lease import Lease, claims, living_owners
 from espnet3.shards.manifest import Manifest

@@ -17,9 +17,8 @@ from typing import Any
 
 from espnet3.errors import ProviderError, RunFolderError
 from espnet3.io.atomic import PRIVATE, write_bytes
-from espnet3.parallel.payload import pack_spec
 from espnet3.parallel.source import modules_named, own_files
-from espnet3.parallel.tasks import RunSpec
+from espnet3.parallel.tasks import RunSpec, pack_spec
 
 _OTHERS_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH
 

@@ -2,7 +2,7 @@ import errno
 
 import pytest
 
-from espnet3.parallel.machine_errors import is_machine_trouble
+from espnet3.parallel.execute import is_machine_trouble
 
 
 @pytest.mark.parametrize("name", ["ENOSPC", "EDQUOT", "EIO", "EROFS", "ESTALE"])
