@@ -8,9 +8,8 @@ import pytest
 from espnet3.cli.recipe import run_recipe
 from espnet3.parallel import parallel_map, use_parallel
 from espnet3.parallel.checkup.options import render
-from espnet3.parallel.clusters import requested
-from espnet3.parallel.clusters.requested import left_out
-from espnet3.parallel.clusters.table import render_job_script
+from espnet3.parallel.clusters import table
+from espnet3.parallel.clusters.table import left_out, render_job_script
 from espnet3.parallel.parallel import as_parallel_config
 from espnet3.systems.base.system import BaseSystem
 from tests.recipes.recipe_copy import RecipeCopy, _restored
@@ -38,7 +37,7 @@ def slurm(tmp_path, monkeypatch):
     work = tmp_path / "work"
     work.mkdir()
     monkeypatch.chdir(work)
-    requested._warn_once.cache_clear()
+    table._warn_once.cache_clear()
     return work
 
 

@@ -12,8 +12,7 @@ import pytest
 from espnet3.errors import ConfigError
 from espnet3.parallel.checkup.options import render
 from espnet3.parallel.clusters import jobqueue
-from espnet3.parallel.clusters.requested import walltime_seconds
-from espnet3.parallel.clusters.table import render_job_script
+from espnet3.parallel.clusters.table import render_job_script, walltime_seconds
 from espnet3.parallel.detached.job_script import render_worker_script
 from espnet3.parallel.parallel import as_parallel_config
 from espnet3.trainer.launching.job_script import directive_lines

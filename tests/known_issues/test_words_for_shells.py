@@ -11,8 +11,7 @@ import pytest
 
 from espnet3.errors import ConfigError
 from espnet3.parallel.clusters import ssh
-from espnet3.parallel.clusters.job_environment import shell_folder
-from espnet3.parallel.clusters.job_options import complete_options
+from espnet3.parallel.clusters.job_options import complete_options, shell_folder
 from espnet3.parallel.config import ParallelConfig
 from espnet3.parallel.detached.folder_words import read_folder, spell_folders
 from espnet3.parallel.detached.job_script import WorkerJob, make_job

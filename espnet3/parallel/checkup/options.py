@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 
 from espnet3.errors import EspnetError
 from espnet3.findings import Finding, never_raises
-from espnet3.parallel.clusters.requested import left_out
-from espnet3.parallel.clusters.table import check_resources, render_job_script
+from espnet3.parallel.clusters.table import check_resources, left_out, render_job_script
 from espnet3.schedulers import scheduler_of
 from espnet3.text import folded
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from espnet3.errors import suggest
 from espnet3.findings import Finding, never_raises
-from espnet3.parallel.clusters.requested import gpus_per_job
+from espnet3.parallel.clusters.table import gpus_per_job
 from espnet3.schedulers import scheduler_of
 from espnet3.schedulers.command import call
 

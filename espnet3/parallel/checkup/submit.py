@@ -23,8 +23,7 @@ from espnet3.parallel.checkup.probe import (
     trace_path,
 )
 from espnet3.parallel.checkup.verdict import judge
-from espnet3.parallel.clusters.requested import gpus_per_job
-from espnet3.parallel.clusters.table import ON_THIS_MACHINE
+from espnet3.parallel.clusters.table import ON_THIS_MACHINE, gpus_per_job
 
 if TYPE_CHECKING:
     from espnet3.parallel.config import ParallelConfig

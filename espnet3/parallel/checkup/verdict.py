@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from espnet3.findings import Finding, Level
 from espnet3.parallel.checkup.filesystem import MAX_SKEW, MIN_FREE
 from espnet3.parallel.checkup.probe import Report, Request, look
-from espnet3.parallel.clusters.requested import gpus_per_job
+from espnet3.parallel.clusters.table import gpus_per_job
 
 if TYPE_CHECKING:
     from espnet3.parallel.config import ParallelConfig

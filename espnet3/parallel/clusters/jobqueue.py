@@ -19,14 +19,16 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from espnet3.config.advice import unknown_hint
 from espnet3.config.redact import scrub_text
 from espnet3.errors import ConfigError, ResourceError
-from espnet3.parallel.clusters.gpu_pinning import REQUESTED
+from espnet3.parallel.clusters.gpus import REQUESTED
 from espnet3.parallel.clusters.job_cluster import DaskJobCluster, kept_cluster_class
-from espnet3.parallel.clusters.job_environment import submission_environment
 from espnet3.parallel.clusters.job_logs import check_log_folder
 from espnet3.parallel.clusters.job_monitor import JobMonitor, job_limits
-from espnet3.parallel.clusters.job_options import complete_options, with_own_logs
-from espnet3.parallel.clusters.requested import warn_of_defaults
-from espnet3.parallel.clusters.table import Backend, cluster_class
+from espnet3.parallel.clusters.job_options import (
+    complete_options,
+    submission_environment,
+    with_own_logs,
+)
+from espnet3.parallel.clusters.table import Backend, cluster_class, warn_of_defaults
 from espnet3.schedulers import Scheduler, known_scheduler
 from espnet3.schedulers.base import Made
 from espnet3.schedulers.script import Header, render_header

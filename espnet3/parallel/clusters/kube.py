@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from espnet3.errors import ConfigError, ResourceError, suggest
-from espnet3.parallel.clusters.deadline import start_within
-from espnet3.parallel.clusters.table import BACKENDS, Backend, cluster_class
+from espnet3.parallel.clusters.table import BACKENDS, Backend, cluster_class, start_within
 from espnet3.text import folded
 
 if TYPE_CHECKING:

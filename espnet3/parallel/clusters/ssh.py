@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from espnet3.errors import ConfigError, MissingExtraError, ResourceError, suggest
-from espnet3.parallel.clusters.deadline import start_within
-from espnet3.parallel.clusters.table import Backend
+from espnet3.parallel.clusters.table import Backend, start_within
 from espnet3.parallel.clusters.tls import RunSecurity
 from espnet3.text import folded
 

@@ -1,15 +1,35 @@
-"""All backends by the name that `parallel.env` gives them."""
+"""All backends by the name that `parallel.env` gives them, and what a block asks of them."""
 
 import importlib
-from collections.abc import Callable
+import logging
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from espnet3.errors import ConfigError, MissingExtraError, suggest
-from espnet3.schedulers import OWN_SCHEDULERS, known_scheduler, scheduler_names, scheduler_of
+from espnet3.errors import ConfigError, MissingExtraError, ResourceError, suggest
+from espnet3.schedulers import (
+    OWN_SCHEDULERS,
+    Scheduler,
+    known_scheduler,
+    scheduler_names,
+    scheduler_of,
+)
 
 if TYPE_CHECKING:
     from espnet3.parallel.config import ParallelConfig
+
+logger = logging.getLogger(__name__)
+_LOOK_SECONDS = 0.2
+_GPUS = (r"\bn?gpus?=(\d+)",)
+"""How nearly all schedulers take them, and pods; others stand in their classes."""
+_KUBE_GPU = "/gpu"  # nvidia.com/gpu, amd.com/gpu
+_DEFAULT_TIMES = ("00:30:00", "00:30")
+"""Of dask-jobqueue."""
 
 
 @dataclass(frozen=True)
@@ -165,7 +185,7 @@ def cluster_class(env: str, backend: Backend) -> Any:
     scheduler = scheduler_of(env)
     try:
         if scheduler is not None and not scheduler.dask_cluster:
-            from espnet3.parallel.clusters.generic_cluster import generic_cluster
+            from espnet3.parallel.clusters.job_cluster import generic_cluster
 
             return generic_cluster(scheduler)
         return getattr(importlib.import_module(backend.package), backend.cluster)
@@ -175,3 +195,154 @@ def cluster_class(env: str, backend: Backend) -> Any:
             f"and that cannot be imported ({error}). "
             f"In your clone of ESPnet3: pip install -c constraints.txt {backend.install}"
         ) from error
+
+
+def gpus_per_job(config: "ParallelConfig") -> int:
+    """Return how many GPUs each worker's job asks for; 0 if its options name none."""
+    if config.env == "local_gpu":
+        return 1
+    texts = list(_texts(config.options))
+    scheduler = scheduler_of(config.env)
+    for pattern in (*(scheduler.gpu_options if scheduler else ()), *_GPUS):
+        for text in texts:
+            if match := re.search(pattern, text):
+                return int(match[1] or 1)
+    return 0
+
+
+def walltime_seconds(config: "ParallelConfig") -> float | None:
+    """Return after how many seconds a scheduler ends a worker's job; None if nothing says."""
+    scheduler = scheduler_of(config.env) or Scheduler()
+    # Directives first: they take the place of what the options say.
+    for pattern in scheduler.time_options:
+        for text in _texts(config.options):
+            if match := re.search(pattern, text):
+                return scheduler.parse_time(match[1])
+    walltime = config.options.get("walltime")
+    return None if walltime is None else scheduler.parse_time(str(walltime))
+
+
+def left_out(config: "ParallelConfig") -> list[str]:
+    """Return what jobs get because the options do not say, each with the line that says it.
+
+    Options without which nothing works, such as `cores`, are refused elsewhere.
+    """
+    if BACKENDS[config.env].module != "jobqueue":
+        return []
+    scheduler = known_scheduler(config.env)
+    texts = list(_texts(config.options))
+    notes = [_default_time(config, scheduler), *scheduler.unasked(config.options, texts)]
+    return [note for note in notes if note]
+
+
+def warn_of_defaults(config: "ParallelConfig") -> None:
+    """Log what jobs get because the options do not say."""
+    for note in left_out(config):
+        _warn_once(note)
+
+
+@cache  # a run may submit jobs many times: once is enough
+def _warn_once(note: str) -> None:
+    logger.warning("%s", note)
+
+
+def _default_time(config: "ParallelConfig", scheduler: Scheduler) -> str:
+    """Tell of half an hour, which is what dask-jobqueue asks for."""
+    import dask
+
+    default = dask.config.get(f"jobqueue.{config.env}.walltime", None)
+    said = config.options.get("walltime") is not None
+    said = said or any(re.search(scheduler.asks_for_time, text) for text in _texts(config.options))
+    # A time in Dask's own files is the user's; HTCondor has none.
+    if said or default not in _DEFAULT_TIMES or config.options.get("job_directives_skip"):
+        return ""
+    return (
+        "parallel.options.walltime is not set, so each job ends after 30 minutes, the default of "
+        f"dask-jobqueue; one that had work is replaced. Write, for longer ones: walltime: "
+        f'"{scheduler.example_time}"'
+    )
+
+
+def _texts(options: Mapping[str, Any]) -> Iterator[str]:
+    """Yield all texts of the options, at any depth; `name = value` for those with a name."""
+    for name, value in options.items():
+        if isinstance(value, Mapping):
+            yield from _texts(value)
+        elif isinstance(value, list | tuple):
+            yield from map(str, value)
+        elif isinstance(name, str) and name.endswith(_KUBE_GPU):
+            yield f"gpu={value}"
+        else:
+            yield f"{name} = {value}"
+
+
+def start_within(
+    seconds: float,
+    start: Callable[[], Any],
+    watch: Callable[[], None] = lambda: None,
+    hint: Callable[[], str] = str,
+) -> Any:
+    """Return the cluster that `start` returns; one that comes too late is closed again.
+
+    The start runs in a thread of its own, which is left alone after the deadline: it cannot be
+    ended from outside.
+
+    Args:
+        seconds: the deadline, `parallel.start_timeout`.
+        start: starts the cluster.
+        watch: called several times a second meanwhile; what it raises ends the wait.
+        hint: returns what to try, if the deadline is missed.
+
+    Raises:
+        ResourceError: after `seconds`.
+        BaseException: whatever `start` or `watch` raises.
+    """
+    attempt = _ClusterStart(start)
+    deadline = time.monotonic() + seconds
+    try:
+        while not attempt.ended.wait(_LOOK_SECONDS):
+            watch()
+            if time.monotonic() > deadline:
+                raise ResourceError(
+                    "The cluster did not start within parallel.start_timeout, "
+                    f"{seconds:g} s. {hint()}".strip()
+                )
+    except BaseException:  # Ctrl-C as well
+        attempt.abandon()
+        raise
+    if attempt.error is not None:
+        raise attempt.error
+    return attempt.cluster
+
+
+class _ClusterStart:
+    def __init__(self, start: Callable[[], Any]) -> None:
+        self.ended = threading.Event()
+        self.cluster: Any = None
+        self.error: BaseException | None = None
+        self._is_abandoned = False
+        self._lock = threading.Lock()
+        threading.Thread(target=self._run, args=[start], name="start", daemon=True).start()
+
+    def _run(self, start: Callable[[], Any]) -> None:
+        try:
+            self.cluster = start()
+        except BaseException as error:
+            self.error = error
+        with self._lock:
+            self.ended.set()
+            if not self._is_abandoned:
+                return
+        self._close()
+
+    def abandon(self) -> None:
+        with self._lock:
+            self._is_abandoned = True
+            if not self.ended.is_set():
+                return
+        self._close()
+
+    def _close(self) -> None:
+        if self.cluster is not None:
+            with suppress(Exception):
+                self.cluster.close()

@@ -6,8 +6,7 @@ import os
 import pickle
 from typing import Any
 
-from espnet3.parallel.clusters.gpu_pinning import Pinning, choose_gpus
-from espnet3.parallel.clusters.gpus import VARIABLE
+from espnet3.parallel.clusters.gpus import VARIABLE, Pinning, choose_gpus
 
 # Under Dask's name, whose messages go into the job's log.
 logger = logging.getLogger("distributed.espnet3")

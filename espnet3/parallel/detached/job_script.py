@@ -13,11 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from espnet3.errors import ConfigError
-from espnet3.parallel.clusters.job_environment import submission_environment
-from espnet3.parallel.clusters.job_options import complete_options
+from espnet3.parallel.clusters.job_options import complete_options, submission_environment
 from espnet3.parallel.clusters.jobqueue import checked, mended, no_new_folder, sigint_kept
-from espnet3.parallel.clusters.requested import walltime_seconds
-from espnet3.parallel.clusters.table import BACKENDS, cluster_class
+from espnet3.parallel.clusters.table import BACKENDS, cluster_class, walltime_seconds
 from espnet3.parallel.detached.folder_words import spell_folders
 from espnet3.schedulers import Scheduler, known_scheduler
 

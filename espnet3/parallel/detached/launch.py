@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from espnet3.errors import ItemError
-from espnet3.parallel.clusters.requested import warn_of_defaults
-from espnet3.parallel.clusters.table import check_resources
+from espnet3.parallel.clusters.table import check_resources, warn_of_defaults
 from espnet3.parallel.detached.crew import count_crew
 from espnet3.parallel.detached.description import write_description
 from espnet3.parallel.detached.handle import DetachedRun

@@ -12,8 +12,7 @@ from pathlib import Path
 from espnet3 import logs
 from espnet3.errors import EspnetError, FileSystemError
 from espnet3.io.clock import MAX_SKEW, clock_skew, describe_skew, steady_time
-from espnet3.parallel.clusters.gpu_pinning import Pinning, choose_gpus
-from espnet3.parallel.clusters.gpus import VARIABLE
+from espnet3.parallel.clusters.gpus import VARIABLE, Pinning, choose_gpus
 from espnet3.parallel.detached.agent import Agent, Outcome, find_end
 from espnet3.parallel.detached.description import load_trusted
 from espnet3.parallel.detached.folder_words import read_folder

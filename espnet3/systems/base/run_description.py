@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from espnet3.errors import MissingExtraError
-from espnet3.parallel.clusters.requested import left_out
-from espnet3.parallel.clusters.table import ON_THIS_MACHINE, render_job_script
+from espnet3.parallel.clusters.table import ON_THIS_MACHINE, left_out, render_job_script
 from espnet3.parallel.identity import changes, describe_run, is_below, not_results_of
 from espnet3.shards.batches import check_costs, padding_in_order
 from espnet3.shards.commit import Done

@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from espnet3.errors import ResourceError
-from espnet3.parallel.clusters.deadline import start_within
+from espnet3.parallel.clusters.table import start_within
 from tests.conftest import wait_until
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from espnet3.parallel.clusters.gpu_pinning import choose_gpus
+from espnet3.parallel.clusters.gpus import choose_gpus
 
 
 def choose(worker="SGECluster-0", locks=None, **environ):
@@ -66,7 +66,7 @@ def test_other_nodes_have_other_locks(tmp_path, monkeypatch):
 
 def test_a_killed_worker_gives_its_gpu_back(tmp_path):
     program = (
-        "import os, pathlib; from espnet3.parallel.clusters.gpu_pinning import choose_gpus; "
+        "import os, pathlib; from espnet3.parallel.clusters.gpus import choose_gpus; "
         f"held = choose_gpus(os.environ, 'w', locks=pathlib.Path({str(tmp_path)!r})); "
         "print(held.visible, flush=True); input()"
     )
@@ -82,7 +82,7 @@ def test_a_killed_worker_gives_its_gpu_back(tmp_path):
 
 
 def test_a_node_whose_gpus_cannot_be_counted_is_told_what_to_set(tmp_path, monkeypatch):
-    monkeypatch.setattr("espnet3.parallel.clusters.gpu_pinning.visible_gpus", list)
+    monkeypatch.setattr("espnet3.parallel.clusters.gpus.visible_gpus", list)
     pinning = choose(ESPNET3_JOB_GPUS=1, locks=tmp_path)
     assert pinning.is_warning
     assert "job_script_prologue: ['export ESPNET3_NODE_GPUS=4']" in pinning.message

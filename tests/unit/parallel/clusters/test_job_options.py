@@ -6,8 +6,11 @@ import dask
 import pytest
 
 from espnet3.errors import ConfigError
-from espnet3.parallel.clusters.job_environment import submission_environment
-from espnet3.parallel.clusters.job_options import complete_options, with_log_folder
+from espnet3.parallel.clusters.job_options import (
+    complete_options,
+    submission_environment,
+    with_log_folder,
+)
 from espnet3.parallel.clusters.table import BACKENDS, render_job_script
 from espnet3.parallel.config import ParallelConfig
 from espnet3.schedulers.slurm import Slurm
