@@ -143,29 +143,10 @@ def _config(subject: _Subject) -> list[Finding]:
 
 
 def _backend(subject: _Subject) -> list[Finding]:
-    """Check packages, commands, queue, options and network, each as far as the last allows."""
-    from espnet3.parallel.checkup import network, options, scheduler, versions
+    from espnet3.parallel.checkup.backend import check_backend
 
-    config = subject.config
     others = ("lightning", "torch") if subject.values.get("trainer") else ()
-    findings = versions.check_versions(config, others)
-    if has_problem(findings):
-        return findings
-    script, rendered = options.render(config)
-    findings += rendered
-    if not has_problem(rendered):
-        findings += network.check_reach(config)
-    answered = scheduler.check_commands(config)
-    findings += answered
-    if has_problem(answered):
-        return findings
-    queue = scheduler.check_queue(config)
-    if has_problem(queue):
-        return findings + queue
-    queue += scheduler.check_node_gpus(config)
-    if not has_problem(queue):  # else the scheduler would say the same again
-        queue += scheduler.try_script(config, script)
-    return [*findings, *queue, *network.check_network(config)]
+    return check_backend(subject.config, others)
 
 
 @never_raises("recipe")

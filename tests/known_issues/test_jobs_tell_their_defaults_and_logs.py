@@ -7,7 +7,7 @@ import pytest
 
 from espnet3.cli.recipe import run_recipe
 from espnet3.parallel import parallel_map, use_parallel
-from espnet3.parallel.checkup.options import render
+from espnet3.parallel.checkup.backend import render
 from espnet3.parallel.clusters import table
 from espnet3.parallel.clusters.table import left_out, render_job_script
 from espnet3.parallel.parallel import as_parallel_config

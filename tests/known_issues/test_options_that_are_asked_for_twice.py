@@ -10,7 +10,7 @@ import re
 import pytest
 
 from espnet3.errors import ConfigError
-from espnet3.parallel.checkup.options import render
+from espnet3.parallel.checkup.backend import render
 from espnet3.parallel.clusters import jobqueue
 from espnet3.parallel.clusters.table import render_job_script, walltime_seconds
 from espnet3.parallel.detached.job_script import render_worker_script

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from espnet3.errors import ConfigError
 from espnet3.parallel.clusters.gpus import REQUESTED, VARIABLE, WORKERS
 from espnet3.parallel.clusters.job_logs import OwnLogs
-from espnet3.parallel.clusters.network import find_reach, interfaces
+from espnet3.parallel.clusters.network import describe_interfaces, find_reach, interfaces
 from espnet3.parallel.clusters.table import BACKENDS, gpus_per_job
 from espnet3.parallel.config import SHELL_LINES, describe_control_characters
 from espnet3.parallel.process_pool import THREAD_VARIABLES
@@ -257,8 +257,8 @@ def _scheduler_options(config: "ParallelConfig", given: _Given, *, is_dry: bool)
         if name not in interfaces() and not is_dry:
             raise ConfigError(
                 f"parallel.options.{place} is {name!r}, but this machine has no such network: it "
-                f"has {_list_interfaces()}. If the one that it shares with the nodes has another "
-                "name here than there: scheduler_options: {interface: eth0}"
+                f"has {describe_interfaces()}. If the one that it shares with the nodes has "
+                "another name here than there: scheduler_options: {interface: eth0}"
             )
     if is_dry or "host" in options or _interfaces_of(given, options):
         return options
@@ -282,13 +282,9 @@ def _choose_host(config: "ParallelConfig") -> str:
         "connect, say which network they share with it (here: %s), such as: "
         "parallel.options.interface: ib0, or, if it has another name there: "
         "parallel.options.scheduler_options: {host: %s}",
-        reach.why, reach.host, _list_interfaces(), reach.host,
+        reach.why, reach.host, describe_interfaces(), reach.host,
     )  # fmt: skip
     return reach.host
-
-
-def _list_interfaces() -> str:
-    return ", ".join(f"{name} ({address})" for name, address in interfaces().items())
 
 
 def _has_own_protocol(given: _Given) -> bool:

@@ -73,6 +73,11 @@ def interfaces() -> dict[str, str]:
     }
 
 
+def describe_interfaces() -> str:
+    """Return names and addresses of the interfaces, for messages."""
+    return ", ".join(f"{name} ({address})" for name, address in interfaces().items())
+
+
 def _default_address() -> str:
     try:
         return local_address_towards(_OUTSIDE)

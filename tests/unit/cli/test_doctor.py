@@ -115,11 +115,11 @@ def test_a_scheduler_that_is_not_here_is_a_problem(recipe, doctor, monkeypatch, 
 
 
 def test_a_missing_package_is_a_problem(recipe, doctor, monkeypatch):
-    from espnet3.parallel.checkup import versions
+    from espnet3.parallel.checkup import backend
 
-    find = versions.installed
+    find = backend.installed
     monkeypatch.setattr(
-        versions, "installed", lambda name: None if name == "dask-jobqueue" else find(name)
+        backend, "installed", lambda name: None if name == "dask-jobqueue" else find(name)
     )
     code, found = doctor("conf/slurm.yaml")
     assert code == 1

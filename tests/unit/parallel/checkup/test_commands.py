@@ -1,4 +1,4 @@
-from espnet3.parallel.checkup.scheduler import check_commands
+from espnet3.parallel.checkup.backend import check_commands
 from espnet3.parallel.config import ParallelConfig
 
 

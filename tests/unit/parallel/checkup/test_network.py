@@ -2,8 +2,8 @@ import socket
 
 import pytest
 
-from espnet3.parallel.checkup import network
-from espnet3.parallel.checkup.network import check_network, check_reach
+from espnet3.parallel.checkup import backend
+from espnet3.parallel.checkup.backend import check_network, check_reach
 from espnet3.parallel.config import ParallelConfig
 
 
@@ -49,7 +49,7 @@ def test_a_dask_scheduler_that_is_not_there_is_a_problem():
 
 
 def test_kubernetes_needs_its_file(tmp_path, monkeypatch):
-    monkeypatch.setattr(network, "_IN_POD", tmp_path / "token")
+    monkeypatch.setattr(backend, "_IN_POD", tmp_path / "token")
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
     (finding,) = check_reach(ParallelConfig(env="kube"))
     assert finding.level == "problem"

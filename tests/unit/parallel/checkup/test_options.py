@@ -1,5 +1,4 @@
-from espnet3.parallel.checkup.options import render
-from espnet3.parallel.checkup.scheduler import try_script
+from espnet3.parallel.checkup.backend import render, try_script
 from espnet3.parallel.config import ParallelConfig
 
 

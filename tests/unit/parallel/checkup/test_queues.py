@@ -1,6 +1,6 @@
 import pytest
 
-from espnet3.parallel.checkup.scheduler import check_node_gpus, check_queue
+from espnet3.parallel.checkup.backend import check_node_gpus, check_queue
 from espnet3.parallel.config import ParallelConfig
 
 GPU = {"job_extra_directives": ["--gres=gpu:1"]}

@@ -6,8 +6,7 @@ from dataclasses import replace
 import pytest
 
 from espnet3.parallel.checkup.probe import Request, Written, look
-from espnet3.parallel.checkup.submit import Trial, submit_probe
-from espnet3.parallel.checkup.verdict import judge
+from espnet3.parallel.checkup.submit import Trial, judge, submit_probe
 from espnet3.parallel.config import ParallelConfig
 
 LOCAL = ParallelConfig(env="local")

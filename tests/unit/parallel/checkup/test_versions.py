@@ -2,8 +2,8 @@ from importlib import metadata
 
 import pytest
 
-from espnet3.parallel.checkup import versions
-from espnet3.parallel.checkup.versions import check_versions
+from espnet3.parallel.checkup import backend
+from espnet3.parallel.checkup.backend import check_versions
 from espnet3.parallel.config import ParallelConfig
 
 SLURM = ParallelConfig(env="slurm", options={"cores": 1, "memory": "1GB"})
@@ -21,12 +21,12 @@ def packages(monkeypatch):
                 raise metadata.PackageNotFoundError(name)
             return version(name) if found == "real" else found
 
-        monkeypatch.setattr(versions.metadata, "version", find)
+        monkeypatch.setattr(backend.metadata, "version", find)
 
         def ask(name):
             return asks[name] if asks and name in asks else requires(name)
 
-        monkeypatch.setattr(versions.metadata, "requires", ask)
+        monkeypatch.setattr(backend.metadata, "requires", ask)
 
     return change
 
