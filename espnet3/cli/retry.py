@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from espnet3.cli.resume import parse, show
 from espnet3.parallel.detached.folder_access import told_in_words
-from espnet3.parallel.detached.retry import retry_runs
+from espnet3.parallel.detached.resume import retry_runs
 from espnet3.text import count
 
 

@@ -12,8 +12,7 @@ from espnet3.cli.run_folders import find_runs
 from espnet3.cli.run_view import items_text, speed_text
 from espnet3.errors import EspnetError
 from espnet3.parallel.detached.folder_access import Patience, told_in_words
-from espnet3.parallel.detached.overview import Overview
-from espnet3.parallel.detached.wait import failure_of, wait_for
+from espnet3.parallel.detached.overview import Overview, failure_of, wait_for
 from espnet3.text import on_one_line
 
 _TIMED_OUT = 124

@@ -11,11 +11,10 @@ import pytest
 from espnet3.cli.main import main
 from espnet3.errors import EspnetError, RunFolderError
 from espnet3.parallel.detached import folder_access
-from espnet3.parallel.detached import wait as wait_module
+from espnet3.parallel.detached import overview as overview_module
 from espnet3.parallel.detached.folder_access import reached
 from espnet3.parallel.detached.handle import DetachedRun
-from espnet3.parallel.detached.overview import Observer
-from espnet3.parallel.detached.wait import wait_for
+from espnet3.parallel.detached.overview import Observer, wait_for
 from tests.integration.detached_parts import DetachedFolder
 
 ERRORS = [
@@ -44,7 +43,7 @@ def hasty(monkeypatch):
     """Let patience be short."""
     monkeypatch.setattr(folder_access, "PATIENCE_SECONDS", 0.3)
     monkeypatch.setattr(folder_access, "GONE_SECONDS", 0.3)
-    monkeypatch.setattr(wait_module, "_FIRST_SECONDS", 0.05)
+    monkeypatch.setattr(overview_module, "_FIRST_SECONDS", 0.05)
 
 
 def broken(number, folder):

@@ -11,8 +11,7 @@ if TYPE_CHECKING:
     from espnet3.findings import Finding
     from espnet3.parallel.detached.cancel import Cancelled
     from espnet3.parallel.detached.overview import Overview
-    from espnet3.parallel.detached.resume import Resumed
-    from espnet3.parallel.detached.retry import Retried
+    from espnet3.parallel.detached.resume import Resumed, Retried
 
 
 class DetachedRun:
@@ -95,7 +94,7 @@ class DetachedRun:
         trust: str | None = None,
     ) -> "Retried":
         """Compute the shards with failed items anew, and resume."""
-        from espnet3.parallel.detached.retry import retry_runs
+        from espnet3.parallel.detached.resume import retry_runs
 
         with reached(self.run_dir):
             return retry_runs([self.run_dir], parallel, n_more=n_more, trust=trust)
@@ -107,7 +106,7 @@ class DetachedRun:
             TimeoutError: after so many seconds; the run goes on.
             EspnetError: if the run failed, was cancelled, or if nobody works on it any more.
         """
-        from espnet3.parallel.detached.wait import failure_of, wait_for
+        from espnet3.parallel.detached.overview import failure_of, wait_for
 
         seen = wait_for(self.run_dir, timeout)
         if seen.state != "complete":

@@ -1,5 +1,6 @@
 """Collect worker logs: of one worker, of one shard, or of failures."""
 
+import json
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -8,8 +9,8 @@ from pathlib import Path
 
 from espnet3.errors import RunFolderError, suggest
 from espnet3.io.records import is_log_name
-from espnet3.parallel.detached.crew import Worker, is_alive, living_ids
-from espnet3.parallel.detached.job_ends import output_of
+from espnet3.parallel.clusters.job_logs import find_log
+from espnet3.parallel.detached.crew import Job, Worker, is_alive, living_ids
 from espnet3.shards.records import (
     JobRecord,
     RecordPaths,
@@ -26,7 +27,7 @@ _BEGINS = re.compile(r"\bshard (\d{1,18}) begins\b")
 _ENDS = re.compile(r"\bshard (\d{1,18}) ends: ")
 _N_SECTIONS = 10
 _N_LINES = 30
-_BLOCK = 1 << 16
+_OF_WORKERS = "detached-"
 
 
 @dataclass(frozen=True)
@@ -224,6 +225,39 @@ def _logs_of_stillborn(run_dir: Path) -> list[LogPart]:
         if path is not None and lines:
             parts.append(LogPart(f"job {job.job_id}, which began no worker", path, lines))
     return parts[-_N_SECTIONS:]
+
+
+def log_of(job: Job, run_dir: Path) -> Path | None:
+    """Return the log of a job: its worker's, else what the scheduler wrote."""
+    logs = [worker.log for worker in reversed(job.workers)] + [job.record.log]
+    own = next((run_dir / log for log in logs if log and (run_dir / log).is_file()), None)
+    return own or output_of(job.record, run_dir)
+
+
+def output_of(job: JobRecord, run_dir: Path) -> Path | None:
+    """Return what the scheduler kept of a job's output, or the shell of a process; None if nothing.
+
+    A worker that has begun writes into a log of its own.
+    """
+    if job.is_submitting:
+        return None
+    logs = (run_dir / job.log).parent if job.log else run_dir / "logs"
+    if job.machine:
+        path = logs / f"{_OF_WORKERS}{job.env}.out"
+        return path if path.is_file() and path.stat().st_size else None
+    found = find_log([logs, *_log_directory(job.env, run_dir)], job.job_id)
+    return None if found is None or found.name.startswith(_OF_WORKERS) else found
+
+
+def _log_directory(env: str, run_dir: Path) -> list[Path]:
+    """Return the folder that the user's options name, if they do."""
+    paths = RecordPaths(run_dir)
+    with suppress(OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError):
+        options = json.loads(paths.parallel(env).read_bytes())["options"]
+        if folder := options.get("log_directory"):
+            found = Path(json.loads(paths.run.read_bytes())["cwd"]) / folder
+            return [found] if "\0" not in str(found) else []
+    return []
 
 
 class Follower:

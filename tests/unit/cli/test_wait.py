@@ -4,7 +4,7 @@ import time
 import pytest
 
 from espnet3.cli.main import main
-from espnet3.parallel.detached.wait import failure_of, wait_for
+from espnet3.parallel.detached.overview import failure_of, wait_for
 
 
 def test_a_complete_run_is_waited_for_in_no_time(complete, capsys):
