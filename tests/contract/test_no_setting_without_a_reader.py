@@ -23,7 +23,7 @@ from espnet3.systems.base.context import load_configs
 from espnet3.systems.base.inference_checks import check_inference
 from espnet3.systems.base.metric_config import load_metrics_config
 from espnet3.systems.base.readers import Readers, check_typed, is_compared
-from espnet3.systems.base.reporting.report_config import load_report_config
+from espnet3.systems.base.reporting.clips import load_report_config
 from espnet3.systems.base.stages import EVERYWHERE, find_stage, stages_of
 from espnet3.systems.base.statistics import load_statistics_config
 from espnet3.systems.base.training import load_loader_config

@@ -32,8 +32,7 @@ def report(system: "BaseSystem") -> Path | Skipped:
     """
     from espnet3.io.atomic import write_text
     from espnet3.systems.base.reporting.gather import gather
-    from espnet3.systems.base.reporting.page import render
-    from espnet3.systems.base.reporting.summary_table import format_summary
+    from espnet3.systems.base.reporting.page import format_summary, render
 
     facts = gather(system)
     if facts.is_empty:
@@ -67,7 +66,7 @@ def check_report(system: "BaseSystem") -> None:
     Raises:
         ConfigError: it is wrong.
     """
-    from espnet3.systems.base.reporting.report_config import load_report_config
+    from espnet3.systems.base.reporting.clips import load_report_config
 
     load_report_config(system.config_for("report"))
 

@@ -31,7 +31,7 @@ def summary_lines(results: Results) -> list[str]:
 
 def _section(name: str, sets: Mapping[str, Numbers]) -> str:
     numbers = list(sets.values())
-    if all(_is_error_rate(entry) for entry in numbers):
+    if all(is_error_rate(entry) for entry in numbers):
         columns = [_error_columns(entry) for entry in numbers]
     else:
         columns = [_plain_columns(entry) for entry in numbers]
@@ -45,7 +45,8 @@ def _section(name: str, sets: Mapping[str, Numbers]) -> str:
     return "\n\n".join(filter(None, [f"## {_escape(name)}", table, _notes(sets)]))
 
 
-def _is_error_rate(numbers: Numbers) -> bool:
+def is_error_rate(numbers: Numbers) -> bool:
+    """Tell whether these are counts of edits of words, characters or tokens."""
     return all(key in numbers for key in _ERROR_RATE)
 
 
@@ -82,7 +83,7 @@ def _fits(value: Any) -> bool:
 
 def _left_out(numbers: Numbers) -> list[str]:
     """Return what a metric returned that does not fit into a cell, such as a list."""
-    if _is_error_rate(numbers):
+    if is_error_rate(numbers):
         return []
     return [k for k, v in numbers.items() if k != MEASURED_FROM and not _fits(_scalar(v))]
 
@@ -98,7 +99,7 @@ def _speed(numbers: Numbers) -> dict[str, str]:
 
 
 def _summary(numbers: Numbers) -> list[str]:
-    if _is_error_rate(numbers):
+    if is_error_rate(numbers):
         cells = [
             f"{numbers['n_utterances']:,} utterances",
             f"{numbers['n_units']:,} {numbers['unit']}",

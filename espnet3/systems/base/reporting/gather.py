@@ -1,6 +1,9 @@
 """Collect the parts of the report; missing ones become hints."""
 
+import json
 import logging
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,23 +13,29 @@ from espnet3.io.scp import RecordError, read_scp
 from espnet3.shards.layout import manifest_path, shard_of
 from espnet3.systems.base.metric import metrics_path
 from espnet3.systems.base.metric_record import stale_inputs
-from espnet3.systems.base.reporting.clips import NoClip
-from espnet3.systems.base.reporting.learning import Learning, read_learning
-from espnet3.systems.base.reporting.report_config import ReportConfig, load_report_config
-from espnet3.systems.base.reporting.scores import Score, main_score, read_scores
-from espnet3.systems.base.reporting.stage_times import StageTime, read_stage_times
-from espnet3.systems.base.reporting.test_set_data import TestSetData, open_data
-from espnet3.systems.base.reporting.timeline import RunFacts, read_run
-from espnet3.systems.base.reporting.utterances import (
+from espnet3.systems.base.provenance import read_record
+from espnet3.systems.base.reporting.clips import (
+    NoClip,
+    ReportConfig,
+    TestSetData,
+    load_report_config,
+    open_data,
+)
+from espnet3.systems.base.reporting.scores import (
     Group,
+    Score,
     Utterances,
     by_seconds,
     by_units,
+    main_score,
     read_groups,
+    read_scores,
     read_utterances,
 )
-from espnet3.systems.base.stages import stages_of
+from espnet3.systems.base.reporting.timeline import RunFacts, read_run
+from espnet3.systems.base.stages import Stage, stages_of
 from espnet3.systems.base.test_sets import also_found, named_test_sets
+from espnet3.trainer.reporting.history_entries import Entry, read_history
 
 if TYPE_CHECKING:
     from espnet3.systems.base.system import BaseSystem
@@ -34,6 +43,38 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _MOST_GROUPS = 100
+
+
+@dataclass(frozen=True)
+class Learning:
+    """The history of a training, and means over it; None where nothing was logged."""
+
+    history: list[Entry]
+    n_steps: int
+    n_epochs: int
+    audio_per_second: float | None
+    """Seconds of audio in a second, over all processes."""
+    samples_per_second: float | None
+    wait_share: float | None
+    padding_share: float | None
+    memory_gb: float | None
+    startup_seconds: float | None
+    averages: list[dict[str, Any]]
+    """What each average of checkpoints says of itself, with its name."""
+
+
+@dataclass(frozen=True)
+class StageTime:
+    """The time of a stage."""
+
+    name: str
+    seconds: float
+    """Of the longest run that ended well, with the broken ones that it went on from: the same
+    command again finds all done, and takes no time."""
+    state: str
+    """How the last run ended."""
+    start: str
+    record: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -242,3 +283,82 @@ def _test_set_notes(test_set: TestSetReport) -> list[str]:
     if test_set.run and not test_set.run.spans:
         notes.append(f"{test_set.name}: no timeline, because the folders of its shards are gone.")
     return notes
+
+
+def read_learning(exp_dir: Path) -> Learning | None:
+    """Read the history of an experiment; None if nothing was trained there."""
+    history = read_history(exp_dir)
+    if not history:
+        return None
+    return Learning(
+        history,
+        max(entry.step for entry in history),
+        max(entry.epoch for entry in history),
+        _mean(history, "perf/audio_seconds_per_second"),
+        _mean(history, "perf/samples_per_second"),
+        _mean(history, "perf/data_wait_share"),
+        _mean(history, "perf/padding_share"),
+        max(_values(history, "perf/memory_gb"), default=None),
+        next(_values(history, "startup/total"), None),
+        list(_averages(exp_dir)),
+    )
+
+
+def _values(history: Sequence[Entry], name: str) -> Iterator[float]:
+    found = (entry.values.get(name, math.nan) for entry in history)
+    return (value for value in found if math.isfinite(value))
+
+
+def _mean(history: Sequence[Entry], name: str) -> float | None:
+    """Return a mean over time: log points stand for unequally many batches of unequal length."""
+    total = weights = 0.0
+    last_batch = 0
+    for entry in history:
+        value, step_seconds = (entry.values.get(key) for key in (name, "perf/step_seconds"))
+        if value is None or step_seconds is None or not math.isfinite(value * step_seconds):
+            continue
+        weight = max(entry.batch - last_batch, 1) * step_seconds
+        last_batch = entry.batch
+        total, weights = total + weight * value, weights + weight
+    return total / weights if weights else None
+
+
+def _averages(exp_dir: Path) -> Iterator[dict[str, Any]]:
+    for path in sorted(exp_dir.glob("*.ave_*best.json")):
+        try:
+            values = json.loads(path.read_bytes())
+            yield {
+                "name": path.stem,
+                "monitor": str(values["criterion"]["monitor"]),
+                "best": [float(entry["value"]) for entry in values["averaged"]],
+                "epochs": [int(entry["epoch"]) for entry in values["averaged"]],
+            }
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+
+
+def read_stage_times(exp_dir: Path, stages: Sequence[Stage]) -> list[StageTime]:
+    """Return the stages that ran in this experiment, in order, without `report` itself."""
+    found = []
+    for stage in stages:
+        record = read_record(exp_dir / "config" / f"{stage.name}.json")
+        if not record or stage.name == "report":
+            continue
+        seconds = _longest(record)
+        if seconds is not None:
+            state, start = str(record.get("state", "")), str(record.get("start", ""))
+            found.append(StageTime(stage.name, seconds, state, start, record))
+    return found
+
+
+def _longest(record: Mapping[str, Any]) -> float | None:
+    """Return the seconds of the longest chain of broken runs that ends with a good one."""
+    earlier = record.get("earlier")
+    runs = [*(earlier if isinstance(earlier, list) else []), record]
+    chains, current = list[float](), 0.0
+    for run in runs:
+        current += float(run.get("seconds") or 0.0)
+        if run.get("state") in ("done", "skipped"):
+            chains.append(current)
+            current = 0.0
+    return max(chains, default=None)

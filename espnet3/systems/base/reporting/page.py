@@ -1,4 +1,4 @@
-"""Render the report as one self-contained HTML file."""
+"""Render the report: one self-contained HTML file, and a summary for the log."""
 
 import base64
 import hashlib
@@ -6,12 +6,17 @@ import shlex
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from importlib import resources
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
-from espnet3.systems.base.reporting import number_words as words
+from rich.box import SIMPLE_HEAD
+from rich.console import Console, RenderableType
+from rich.table import Table
+
 from espnet3.systems.base.reporting.charts import draw_curves
 from espnet3.systems.base.reporting.gather import Report, TestSetReport
+from espnet3.systems.base.reporting.scores import DASH, Score
 from espnet3.systems.base.reporting.timeline import make_timeline
 from espnet3.systems.base.reporting.worst import find_worst
 from espnet3.text import duration, share_text, shortened
@@ -20,6 +25,9 @@ _MOST_FAILURES = 20
 _MOST_CONFIG_CHARACTERS = 100_000
 _CONFIGS = ("train", "infer", "measure")
 _GIT = ("commit", "branch", "dirty", "changes")
+_WIDTH = 100
+NOTHING = DASH
+"""What a table has where there is no number."""
 
 
 def render(report: Report) -> str:
@@ -31,8 +39,8 @@ def render(report: Report) -> str:
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     environment.filters.update(
-        rate=words.rate, interval=words.interval, count=words.count, short=words.short,
-        number=words.number, minutes=words.minutes, percent=share_text, duration=duration,
+        rate=rate, interval=interval, count=count, short=short,
+        number=number, minutes=minutes, percent=share_text, duration=duration,
     )  # fmt: skip
     style, script = _asset("page.css"), _asset("page.js")
     return environment.from_string(_asset("page.html")).render(
@@ -171,3 +179,123 @@ def _configs(report: Report) -> list[tuple[str, str]]:
 
 def _largest_rate(groups: Sequence[Any]) -> float:
     return max((group.rate or 0.0 for group in groups), default=0.0) or 1.0
+
+
+def format_summary(report: Report) -> str:
+    """Return the tables as plain text of at most 100 columns, for a terminal or a log file."""
+    parts: list[RenderableType] = []
+    if any(test_set.scores or test_set.run for test_set in report.test_sets):
+        parts.append(_scores(report))
+    if report.learning is not None:
+        parts.append(_training(report))
+    if report.stages:
+        parts.append(_minutes(report))
+    buffer = StringIO()
+    console = Console(file=buffer, width=_WIDTH, highlight=False, markup=False, emoji=False)
+    for part in parts:
+        console.print(part)
+    lines = [line.rstrip() for line in buffer.getvalue().splitlines()]
+    return "\n".join(lines).strip("\n")
+
+
+def _table(*titles: str) -> Table:
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    for i, title in enumerate(titles):
+        table.add_column(title, justify="right" if i else "left", overflow="fold")
+    return table
+
+
+def _scores(report: Report) -> Table:
+    metrics = list(dict.fromkeys(s.metric for t in report.test_sets for s in t.scores))
+    rates = {s.metric for t in report.test_sets for s in t.scores if s.is_error_rate}
+    titles = [f"{metric} %" if metric in rates else metric for metric in metrics]
+    table = _table("Test set", *titles, "RTF")
+    for test_set in report.test_sets:
+        scores = {score.metric: score for score in test_set.scores}
+        rtf = test_set.run.real_time_factor if test_set.run else None
+        cells = [_cell(scores.get(metric)) for metric in metrics]
+        table.add_row(test_set.name, *cells, short(rtf))
+    return table
+
+
+def _cell(score: Score | None) -> str:
+    if score is None:
+        return NOTHING
+    if not score.is_error_rate:
+        return ", ".join(f"{key} {number(value)}" for key, value in score.scalars.items())
+    if score.interval is None:
+        return rate(score.rate)
+    return f"{rate(score.rate)} [{score.interval[0]:.2f}, {score.interval[1]:.2f}]"
+
+
+def _training(report: Report) -> str:
+    learning = report.learning
+    assert learning is not None
+    speed = (
+        f"{short(learning.audio_per_second)} audio seconds per second"
+        if learning.audio_per_second is not None
+        else f"{short(learning.samples_per_second)} samples per second"
+    )
+    return f"\nTraining: {speed}, {learning.n_steps:,} steps, {learning.n_epochs} epochs\n"
+
+
+def _minutes(report: Report) -> Table:
+    table = _table("Stage", "Minutes")
+    for stage in report.stages:
+        table.add_row(stage.name, minutes(stage.seconds))
+    table.add_section()
+    table.add_row("together", minutes(sum(stage.seconds for stage in report.stages)))
+    return table
+
+
+def rate(value: float | None) -> str:
+    """Return a rate in percent, without the sign.
+
+    Example:
+        >>> rate(3.4014), rate(0.0)
+        ('3.40', '0.00')
+    """
+    return NOTHING if value is None else f"{value:.2f}"
+
+
+def interval(ends: Sequence[float] | None) -> str:
+    """Return both ends of an interval, with a dash; nothing if there is none."""
+    return "" if ends is None else f"{ends[0]:.2f}{DASH}{ends[1]:.2f}"
+
+
+def count(value: float | None) -> str:
+    """Return a count with separators."""
+    return NOTHING if value is None else f"{value:,.0f}"
+
+
+def short(value: float | None) -> str:
+    """Return three digits, such as of a real-time factor.
+
+    Example:
+        >>> short(0.00191), short(612.3), short(0.25)
+        ('0.0019', '612', '0.25')
+    """
+    if value is None:
+        return NOTHING
+    if value and abs(value) < 0.01:
+        return f"{value:.2g}"
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+def number(value: Any) -> str:
+    """Return any value of a metric."""
+    if value is None:
+        return NOTHING
+    if isinstance(value, bool | str):
+        return str(value)
+    return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
+
+
+def minutes(seconds: float) -> str:
+    """Return seconds as minutes.
+
+    Example:
+        >>> minutes(84.0), minutes(0.1)
+        ('1.40', '<0.01')
+    """
+    return f"{seconds / 60:.2f}" if seconds >= 0.3 else "<0.01"

@@ -1,15 +1,24 @@
-"""Scores of `metrics.json`, one per metric and test set."""
+"""Scores of `metrics.json`, and their breakdown by utterance, length and speaker."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from espnet3.components.metrics.edits import Counts
+from espnet3.components.metrics.tally import n_errors, n_units, percentage
 from espnet3.errors import IncompleteRunError
 from espnet3.systems.base.metric_record import MEASURED_FROM
+from espnet3.systems.base.results_table import is_error_rate
 
-_ERROR_RATE = ("rate", "unit", "n_units", "substitutions", "deletions", "insertions")
+DASH = "\u2013"
+_KINDS = ("correct", "substitutions", "deletions", "insertions")
+_MOST_BINS = 8
+_STEPS = (0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0, 3600.0)
 
 
 @dataclass(frozen=True)
@@ -23,7 +32,7 @@ class Score:
     @property
     def is_error_rate(self) -> bool:
         """Whether it counts edits of words, characters or tokens."""
-        return all(key in self.numbers for key in _ERROR_RATE)
+        return is_error_rate(self.numbers)
 
     @property
     def rate(self) -> float | None:
@@ -92,3 +101,111 @@ def main_score(scores: Sequence[Score], test_set: str) -> Score | None:
     """Return the error rate that the details of a test set are about: of words, if there is one."""
     rates = [score for score in scores if score.test_set == test_set and score.is_error_rate]
     return next((score for score in rates if score.unit == "words"), next(iter(rates), None))
+
+
+@dataclass(frozen=True)
+class Utterances:
+    """Ids, and a row of counts for each."""
+
+    ids: list[str]
+    counts: Counts
+
+    def worst(self, n_wanted: int) -> list[int]:
+        """Return the numbers of those with the most errors; of equals, the shortest first."""
+        errors, units = n_errors(self.counts), n_units(self.counts)
+        order = np.lexsort((units, -errors))[:n_wanted]
+        return [int(number) for number in order if errors[number]]
+
+
+@dataclass(frozen=True)
+class Group:
+    """A part of a test set, such as the utterances of one speaker."""
+
+    label: str
+    rate: float | None
+    n_utterances: int
+    n_units: int
+
+
+def read_utterances(path: Path) -> Utterances | None:
+    """Read `<metric>.jsonl` of a test set; None if it is not there, or of another kind."""
+    if not path.is_file():
+        return None
+    ids, rows = [], []
+    try:
+        with path.open(encoding="utf-8") as lines:
+            for line in lines:
+                record = json.loads(line)
+                ids.append(str(record["id"]))
+                rows.append([record[kind] for kind in _KINDS])
+    except (ValueError, KeyError, TypeError):
+        return None
+    return Utterances(ids, np.array(rows, dtype=np.int64).reshape(len(rows), len(_KINDS)))
+
+
+def by_units(counts: Counts) -> list[Group]:
+    """Break down by the length of the reference: each length, or ranges with as many each."""
+    lengths = n_units(counts)
+    found = np.unique(lengths)
+    if len(found) <= _MOST_BINS + 2:
+        starts = found.tolist()
+    else:
+        shares = np.arange(_MOST_BINS) / _MOST_BINS
+        starts = sorted({int(start) for start in np.quantile(lengths, shares)})
+    stops = [*(start - 1 for start in starts[1:]), int(found[-1]) if len(found) else 0]
+    labels = [f"{a}" if a == b else f"{a}{DASH}{b}" for a, b in zip(starts, stops, strict=True)]
+    return _grouped(counts, lengths, starts, labels.__getitem__)
+
+
+def by_seconds(counts: Counts, seconds: NDArray[np.float64]) -> list[Group]:
+    """Break down by duration: ranges of one round width, and the rest."""
+    if not len(seconds):
+        return []
+    reach = float(np.quantile(seconds, 0.98))
+    step = next((step for step in _STEPS if reach / step <= _MOST_BINS), _STEPS[-1])
+    n_bins = max(1, min(_MOST_BINS, int(np.ceil(reach / step))))
+    starts = [step * i for i in range(n_bins)]
+    return _grouped(counts, seconds, starts, lambda i: _seconds_label(i, step, n_bins))
+
+
+def _seconds_label(number: int, step: float, n_bins: int) -> str:
+    start = step * number
+    return f"{start:g} s +" if number == n_bins - 1 else f"{start:g}{DASH}{start + step:g} s"
+
+
+def _grouped(
+    counts: Counts,
+    values: NDArray[np.int64] | NDArray[np.float64],
+    starts: Sequence[float],
+    label: Callable[[int], str],
+) -> list[Group]:
+    members = np.searchsorted(np.asarray(starts), values, side="right") - 1
+    errors, units = n_errors(counts), n_units(counts)
+    return [
+        _group(label(i), errors[members == i], units[members == i])
+        for i in range(len(starts))
+        if (members == i).any()
+    ]
+
+
+def _group(label: str, errors: Counts, units: Counts) -> Group:
+    total = int(units.sum())
+    return Group(label, percentage(int(errors.sum()), total), len(errors), total)
+
+
+def read_groups(path: Path) -> list[Group]:
+    """Read a table `<metric>.by_<field>.tsv`; lines of another form are passed over."""
+    with path.open(encoding="utf-8") as lines:
+        titles = next(lines, "").rstrip("\n").split("\t")
+        rows = [line.rstrip("\n").split("\t") for line in lines]
+    return list(_parsed(titles, rows))
+
+
+def _parsed(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterable[Group]:
+    for row in rows:
+        cells = dict(zip(titles[1:], row[1:], strict=False))
+        try:
+            rate = float(cells["rate"]) if cells["rate"] else None
+            yield Group(row[0], rate, int(cells["n_utterances"]), int(cells["n_units"]))
+        except (KeyError, ValueError):
+            continue

@@ -2,20 +2,46 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from pathlib import Path
+from typing import Any
 
+from espnet3.components.metrics.edits import align
 from espnet3.components.metrics.tally import n_errors, n_units, percentage
+from espnet3.components.metrics.text_cleaning import TextCleaner
 from espnet3.io.scp import RecordError, read_scp
-from espnet3.systems.base.reporting.aligned_units import Aligner, Alignment, Cell
 from espnet3.systems.base.reporting.clips import Clip, ClipMaker, NoClip
 from espnet3.systems.base.reporting.gather import Report, TestSetReport
 from espnet3.systems.base.reporting.scores import Score
 
+_MOST_UNITS = 2000
+"""A decoder that repeats itself must not make the page endless."""
+_MOST_SHOWN = 300
+_LETTERS = {"equal": "", "replace": "S", "delete": "D", "insert": "I"}
 _MOST_ALIGNED = 20_000
 """Utterances with errors that are searched for the most frequent ones."""
 _MOST_CONFUSIONS = 12
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A unit of both sides; one is empty where the other has nothing to stand against."""
+
+    kind: str
+    """Empty for what is right, else S, D or I."""
+    ref: str
+    hyp: str
+
+
+@dataclass(frozen=True)
+class Alignment:
+    """What is shown of an utterance."""
+
+    cells: list[Cell]
+    n_hidden: int
+    """Cells that were left out at the end."""
 
 
 @dataclass(frozen=True)
@@ -72,17 +98,17 @@ def _of_test_set(
     wrong = [utterances.ids[number] for number in (errors > 0).nonzero()[0][:_MOST_ALIGNED]]
     try:
         texts = _texts(main, report.inference_dir, [*ids, *wrong])
-        align = Aligner(main.unit, main.settings)
+        aligner = Aligner(main.unit, main.settings)
     except Exception as error:  # a file or a cleaner that is not there any more
         return WorstOfTestSet(test_set.name, main.unit, [], n_wrong, n_all, problem=str(error))
-    confusions = _confusions(align, [texts[id] for id in wrong])
+    confusions = _confusions(aligner, [texts[id] for id in wrong])
     found = []
     for number, id in zip(numbers, ids, strict=True):
         reference, hypothesis = texts[id]
         clip, no_clip = _clip(test_set, id, clips)
         n_wrong_here, n_here = int(errors[number]), int(units[number])
         rate = percentage(n_wrong_here, n_here)
-        alignment = align(reference, hypothesis)
+        alignment = aligner(reference, hypothesis)
         found.append(
             WorstUtterance(
                 id, n_wrong_here, n_here, rate, alignment, reference, hypothesis, clip, no_clip
@@ -91,8 +117,8 @@ def _of_test_set(
     return WorstOfTestSet(test_set.name, main.unit, found, n_wrong, n_all, confusions)
 
 
-def _confusions(align: Aligner, texts: Iterable[tuple[str, str]]) -> list[tuple[Cell, int]]:
-    counts = Counter(cell for pair in texts for cell in align.errors(*pair))
+def _confusions(aligner: "Aligner", texts: Iterable[tuple[str, str]]) -> list[tuple[Cell, int]]:
+    counts = Counter(cell for pair in texts for cell in aligner.errors(*pair))
     # Of equals the first in the alphabet, so that the same results give the same page.
     ranked = sorted(counts.items(), key=lambda item: (-item[1], item[0].ref, item[0].hyp))
     return ranked[:_MOST_CONFUSIONS]
@@ -119,3 +145,42 @@ def _texts(score: Score, base: Path, ids: Sequence[str]) -> dict[str, tuple[str,
             raise RecordError(f"metrics.json does not tell where {role} was read from.")
         sides.append({id: text for id, text in read_scp(path) if id in wanted})
     return {id: (sides[0].get(id, ""), sides[1].get(id, "")) for id in ids}
+
+
+class Aligner:
+    """Cuts texts as a metric did, from its settings in `metrics.json`.
+
+    Args:
+        unit: `words` or `characters`; other units, such as tokens, are shown as words.
+        settings: of the metric.
+    """
+
+    def __init__(self, unit: str, settings: Any) -> None:
+        self._clean = TextCleaner(settings.get("clean_types"))
+        self._is_of_characters = unit == "characters"
+        self._blank = " " if settings.get("count_spaces", True) else ""
+
+    def __call__(self, reference: str, hypothesis: str) -> Alignment:
+        """Return the alignment that the metric counted."""
+        ref, hyp = self._units(reference), self._units(hypothesis)
+        cells = list(_cells(ref[:_MOST_UNITS], hyp[:_MOST_UNITS]))
+        n_cut = max(0, max(len(ref), len(hyp)) - _MOST_UNITS)
+        return Alignment(cells[:_MOST_SHOWN], max(0, len(cells) - _MOST_SHOWN) + n_cut)
+
+    def errors(self, reference: str, hypothesis: str) -> Iterator[Cell]:
+        """Yield only what is wrong."""
+        ref, hyp = self._units(reference), self._units(hypothesis)
+        cells = _cells(ref[:_MOST_UNITS], hyp[:_MOST_UNITS])
+        return (cell for cell in cells if cell.kind)
+
+    def _units(self, text: str) -> list[str]:
+        words = self._clean(text).split()
+        return list(self._blank.join(words)) if self._is_of_characters else words
+
+
+def _cells(reference: Sequence[str], hypothesis: Sequence[str]) -> Iterator[Cell]:
+    for span in align(reference, hypothesis):
+        refs = reference[span.ref_start : span.ref_stop]
+        hyps = hypothesis[span.hyp_start : span.hyp_stop]
+        for ref, hyp in zip_longest(refs, hyps, fillvalue=""):
+            yield Cell(_LETTERS[span.kind], ref, hyp)

@@ -1,7 +1,7 @@
 from xml.etree import ElementTree
 
 from espnet3.systems.base.reporting.charts import draw_curves
-from espnet3.systems.base.reporting.learning import read_learning
+from espnet3.systems.base.reporting.gather import read_learning
 from espnet3.trainer.reporting.history_entries import Entry
 from tests.report_page_parts import write_history
 

@@ -5,8 +5,7 @@ import numpy as np
 import pytest
 import soundfile
 
-from espnet3.systems.base.reporting.clips import ClipMaker, NoClip
-from espnet3.systems.base.reporting.report_config import ReportConfig
+from espnet3.systems.base.reporting.clips import ClipMaker, NoClip, ReportConfig
 
 
 def decoded(clip):

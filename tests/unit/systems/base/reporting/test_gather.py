@@ -2,7 +2,7 @@ import json
 
 from espnet3.systems.base.context import load_configs
 from espnet3.systems.base.provenance import Invocation, StageRecord, read_record
-from espnet3.systems.base.reporting.stage_times import read_stage_times
+from espnet3.systems.base.reporting.gather import read_stage_times
 from espnet3.systems.base.stages import STAGES, find_stage
 
 
