@@ -28,8 +28,7 @@ from espnet3.systems.asr.packed_model import load_packed_model, sha256
 from espnet3.systems.asr.publication_config import PackConfig, load_publication_config
 from espnet3.systems.asr.trained_model import find_weights, read_training_config, require_weights
 from espnet3.systems.asr.trusted_targets import PackedModelError
-from espnet3.systems.base.metric_record import MEASURED_FROM
-from espnet3.systems.base.results_table import format_results
+from espnet3.systems.base.results_table import MEASURED_FROM, format_results
 
 if TYPE_CHECKING:
     from espnet3.config.load import LoadedConfig

@@ -19,7 +19,13 @@ from espnet3.io.atomic import write_json, write_text
 from espnet3.systems.base.inference_checks import WrittenFields, written_fields
 from espnet3.systems.base.inference_config import load_inference_config
 from espnet3.systems.base.inference_output import Need
-from espnet3.systems.base.metric_config import MetricsConfig, load_metrics_config
+from espnet3.systems.base.metric_config import (
+    MetricInput,
+    MetricsConfig,
+    PreparedMetric,
+    load_metrics_config,
+    prepare_metrics,
+)
 from espnet3.systems.base.metric_data import (
     INFER,
     Tables,
@@ -30,9 +36,13 @@ from espnet3.systems.base.metric_data import (
     join_tables,
     run_facts,
 )
-from espnet3.systems.base.metric_record import MEASURED_FROM, identify, stale_inputs
-from espnet3.systems.base.metric_setup import MetricInput, PreparedMetric, prepare_metrics
-from espnet3.systems.base.results_table import format_results, summary_lines
+from espnet3.systems.base.results_table import (
+    MEASURED_FROM,
+    format_results,
+    identify,
+    stale_inputs,
+    summary_lines,
+)
 from espnet3.systems.base.test_sets import (
     also_found,
     chosen_test_sets,

@@ -1,14 +1,22 @@
-"""The keys of a metrics config that the `measure` stage itself reads."""
+"""Keys of a metrics config that `measure` reads, and the metrics that are built from them."""
 
+import dataclasses
+import inspect
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, field_validator
 
+from espnet3.components.metrics.error_rate import file_stem
+from espnet3.config.instantiate import instantiate
 from espnet3.config.schema import FrozenConfig, Names, validate
 from espnet3.config.sources import names_places
-from espnet3.errors import ConfigError
+from espnet3.config.targets import locate
+from espnet3.errors import ConfigError, suggest
 from espnet3.systems.base.inference_config import check_some
 
 if TYPE_CHECKING:
@@ -17,6 +25,10 @@ if TYPE_CHECKING:
 OnMissing = Literal["raise", "skip", "count_as_deletions"]
 
 _EXAMPLE = "metrics: [{metric: {_target_: espnet3.systems.asr.metrics.wer.WER}}]"
+UTT_ID = "utt_id"
+_ROLES = ("ref_key", "hyp_key")
+
+Metric = Callable[[dict[str, list[str]], str, Path], Mapping[str, Any]]
 
 
 class MetricEntry(FrozenConfig):
@@ -101,3 +113,186 @@ def _check_form(metrics: Any) -> None:
                 problem="has a _target_, which belongs one level below",
                 fix=f"Write: metrics: [{json.dumps({'metric': entry})}]",
             )
+
+
+@dataclass(frozen=True)
+class MetricInput:
+    """A key of the data that a metric is called with, and the field or file that it comes from."""
+
+    key: str
+    source: str
+
+    @property
+    def is_path(self) -> bool:
+        """Tell whether it is a file outside of the results."""
+        return "/" in self.source
+
+    def path(self, inference_dir: Path, test_set: str) -> Path:
+        """Return the file for a test set."""
+        if self.is_path:
+            return Path(self.source.replace("{test_set}", test_set))
+        return inference_dir / test_set / f"{self.source}.scp"
+
+
+@dataclass(frozen=True)
+class PreparedMetric:
+    """A metric that is ready to be called."""
+
+    key: str
+    """Of its entry in the config, such as `metrics.0`."""
+    name: str
+    metric: Metric
+    inputs: tuple[MetricInput, ...]
+    """The references first."""
+    group_keys: tuple[str, ...]
+    """Keys that are looked up for each utterance; their files may know of more."""
+    on_missing: OnMissing
+    arguments: dict[str, Any]
+    """Of its `_target_`, as the config has them."""
+
+    def settings(self) -> dict[str, Any]:
+        """Return what the numbers depend on besides the inputs.
+
+        Raises:
+            ConfigError: A file that the metric needs, such as its tokenizer, is missing.
+        """
+        try:
+            settings = getattr(self.metric, "settings", self.arguments)
+        except ConfigError as error:
+            raise ConfigError(f"{self.key}.metric: {error}") from error
+        return {"_target_": self.arguments["_target_"], **settings}
+
+
+def prepare_metrics(config: MetricsConfig, blocks: Sequence[Any]) -> list[PreparedMetric]:
+    """Build all metrics, with names that differ.
+
+    Args:
+        config: what they are fed.
+        blocks: the entries as they were written, of which Hydra builds the metrics.
+
+    Raises:
+        ConfigError: A metric cannot be built or called, needs inputs that are not named, or is
+            listed twice.
+    """
+    pairs = enumerate(zip(config.metrics, blocks, strict=True))
+    metrics = [_prepare(f"metrics.{i}", entry, block["metric"]) for i, (entry, block) in pairs]
+    return _with_names(metrics)
+
+
+def _prepare(key: str, entry: MetricEntry, block: Any) -> PreparedMetric:
+    metric = _build(f"{key}.metric", block)
+    if not callable(metric):
+        raise ConfigError(
+            key=f"{key}.metric",
+            problem=f"is of type {type(metric).__name__}, which cannot be called",
+            fix="Write in it: def __call__(self, data, test_name, inference_dir): ...",
+        )
+    return PreparedMetric(
+        key=key,
+        name=str(entry.name or entry.metric.get("name") or ""),
+        metric=metric,
+        inputs=_inputs(metric, entry, f"{key}.inputs"),
+        group_keys=tuple(getattr(metric, "group_keys", ())),
+        on_missing=entry.on_missing,
+        arguments={name: value for name, value in entry.metric.items() if name != "name"},
+    )
+
+
+def _build(key: str, block: Any) -> Any:
+    from omegaconf import OmegaConf
+
+    if _is_function(block.get("_target_")):
+        block = OmegaConf.merge(block, {"_partial_": True})  # itself, with the arguments it has
+    try:
+        return instantiate(block, key=key)
+    except ConfigError as error:
+        if not hasattr(error, "__notes__"):
+            raise
+        # Raised by the metric itself, which does not know where its arguments were set.
+        raise ConfigError(key=key, problem=f": {error}") from error
+
+
+def _is_function(target: Any) -> bool:
+    try:
+        return inspect.isfunction(locate(str(target)))
+    except Exception:  # building it says what is wrong
+        return False
+
+
+def _inputs(metric: Any, entry: MetricEntry, key: str) -> tuple[MetricInput, ...]:
+    given = entry.inputs or {}
+    sources = given if isinstance(given, dict) else dict(zip(given, given, strict=True))
+    sources = {name: source for name, source in sources.items() if name != UTT_ID}
+    declared = getattr(metric, "input_keys", None)
+    needed = list(declared or (getattr(metric, role) for role in _ROLES if hasattr(metric, role)))
+    if not needed and not sources:
+        raise ConfigError(
+            f"{key} is not set",
+            key=key,
+            problem=f"and {_class_name(metric)} does not say what it reads",
+            fix="Write: inputs: [ref, hyp]",
+        )
+    unknown = [name for name in sources if declared and name not in needed]
+    if unknown:
+        raise ConfigError(
+            f"{key} has {unknown[0]!r}",
+            key=key,
+            problem=f"which {_class_name(metric)} does not read",
+            fix=f"{suggest(unknown[0], needed)} It reads: {', '.join(needed)}.",
+        )
+    keys = dict.fromkeys([*needed, *sources])
+    return tuple(MetricInput(name, sources.get(name, name)) for name in keys)
+
+
+def _class_name(metric: Any) -> str:
+    while isinstance(metric, partial):
+        metric = metric.func
+    return str(getattr(metric, "__name__", type(metric).__name__))
+
+
+def _with_names(metrics: Sequence[PreparedMetric]) -> list[PreparedMetric]:
+    """Give the first of a class its plain name, and the others what sets them apart from it."""
+    first: dict[str, PreparedMetric] = {}
+    taken: dict[str, str] = {}
+    named = []
+    for prepared in metrics:
+        name = prepared.name or _class_name(prepared.metric)
+        if not prepared.name and first.setdefault(name, prepared) is not prepared:
+            names = _distinguish(name, first[name], prepared)
+            name = next((longer for longer in names if file_stem(longer) not in taken), name)
+        other = taken.setdefault(file_stem(name), prepared.key)
+        if other != prepared.key:
+            raise ConfigError(
+                f"{prepared.key} and {other} are both called {name!r}, and would overwrite each "
+                f"other. Remove one, or write in {prepared.key}: name: {name}_2"
+            )
+        named.append(_rename(prepared, name))
+    return named
+
+
+def _distinguish(name: str, first: PreparedMetric, other: PreparedMetric) -> Iterator[str]:
+    """Yield names that tell one difference, two, and so on."""
+    before, after = _description(first), _description(other)
+    changed = [key for key in {**before, **after} if before.get(key) != after.get(key)]
+    labels = [f"{key}={_short(after.get(key))}" for key in changed]
+    for count in range(1, len(labels) + 1):
+        yield f"{name} ({', '.join(labels[:count])})"
+
+
+def _description(prepared: PreparedMetric) -> dict[str, Any]:
+    roles = {getattr(prepared.metric, role, None): role.removesuffix("_key") for role in _ROLES}
+    sources = {roles.get(entry.key, entry.key): entry.source for entry in prepared.inputs}
+    others = {key: value for key, value in prepared.arguments.items() if key not in _ROLES}
+    return {**sources, **others, "on_missing": prepared.on_missing}
+
+
+def _short(value: Any) -> str:
+    if value is None:
+        return "none"
+    return "+".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+
+
+def _rename(prepared: PreparedMetric, name: str) -> PreparedMetric:
+    rename = getattr(prepared.metric, "named", None)
+    metric = rename(name) if callable(rename) else prepared.metric
+    return dataclasses.replace(prepared, name=name, metric=metric)

@@ -13,7 +13,7 @@ from espnet3.shards.manifest import load_manifest
 from espnet3.shards.status import read_failures, read_status
 from espnet3.shards.success import read_success
 from espnet3.systems.base.inference_output import Need
-from espnet3.systems.base.metric_setup import UTT_ID, MetricInput, PreparedMetric
+from espnet3.systems.base.metric_config import UTT_ID, MetricInput, PreparedMetric
 from espnet3.text import first_few
 
 if TYPE_CHECKING:

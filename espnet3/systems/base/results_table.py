@@ -1,16 +1,28 @@
-"""The numbers of `metrics.json` as tables: Markdown to keep, and short lines for the log."""
+"""Results of `measure`: what `metrics.json` was measured from, and its numbers as tables.
 
-from collections.abc import Iterable, Mapping, Sequence
+The tables are Markdown to keep, and short lines for the log.
+"""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from espnet3.systems.base.metric_record import MEASURED_FROM
+from espnet3.config.fingerprint import file_identity, same_file
 from espnet3.text import count, duration
 
 Numbers = Mapping[str, Any]
 Results = Mapping[str, Mapping[str, Numbers]]
+MEASURED_FROM = "measured_from"
+"""The key beside the numbers of a test set."""
 
+_IDENTITY = ("path", "size", "mtime_ns", "sha256")
 _ERROR_RATE = ("rate", "unit", "n_units", "substitutions", "deletions", "insertions")
 _NOTHING = "-"
+_FATE = {
+    "skip": "without reference or hypothesis, left out",
+    "count_as_deletions": "without hypothesis, counted as deletions",
+}
 
 
 def format_results(results: Results) -> str:
@@ -137,12 +149,6 @@ def _notes(sets: Mapping[str, Numbers]) -> str:
     return _escape(" ".join(notes))
 
 
-_FATE = {
-    "skip": "without reference or hypothesis, left out",
-    "count_as_deletions": "without hypothesis, counted as deletions",
-}
-
-
 def _share(part: int, whole: int) -> str:
     return f"{100 * part / whole:.2f}" if whole else _NOTHING
 
@@ -176,3 +182,40 @@ def _in_columns(rows: Sequence[Sequence[str]]) -> list[str]:
     padded = [[*row, *[""] * (n_columns - len(row))] for row in rows]
     widths = [max(map(len, column)) for column in zip(*padded, strict=True)]
     return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in padded]
+
+
+def identify(path: Path, base: Path) -> dict[str, Any]:
+    """Return path, size, time and digest of a file.
+
+    Below `base` the path is relative to it: the folder may be moved.
+    """
+    inside = path.absolute().is_relative_to(base.absolute())
+    shown = path.absolute().relative_to(base.absolute()) if inside else path.absolute()
+    return {"path": str(shown), **file_identity(path)}
+
+
+def stale_inputs(metrics_json: Path) -> list[str]:
+    """Return a line for each file that changed or went since `metrics.json` was computed from it.
+
+    An empty list means that the numbers are those of the files as they are now.
+    """
+    results = json.loads(metrics_json.read_bytes())
+    base, changed = metrics_json.parent, dict[str, str]()
+    for identity in _identities(results):
+        path = base / identity["path"]
+        if not path.is_file():
+            changed[str(path)] = f"{path} is gone"
+        elif not same_file(identity, path):
+            changed[str(path)] = f"{path} has other content"
+    return list(changed.values())
+
+
+def _identities(values: Any) -> Iterator[Mapping[str, Any]]:
+    if isinstance(values, Mapping):
+        if all(key in values for key in _IDENTITY):
+            yield values
+        for value in values.values():
+            yield from _identities(value)
+    elif isinstance(values, list):
+        for value in values:
+            yield from _identities(value)

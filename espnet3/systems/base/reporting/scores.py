@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 from espnet3.components.metrics.edits import Counts
 from espnet3.components.metrics.tally import n_errors, n_units, percentage
 from espnet3.errors import IncompleteRunError
-from espnet3.systems.base.metric_record import MEASURED_FROM
-from espnet3.systems.base.results_table import is_error_rate
+from espnet3.systems.base.results_table import MEASURED_FROM, is_error_rate
 
 DASH = "\u2013"
 _KINDS = ("correct", "substitutions", "deletions", "insertions")

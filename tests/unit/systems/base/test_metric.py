@@ -13,7 +13,7 @@ from espnet3.errors import ConfigError, EspnetError, IncompleteRunError
 from espnet3.io.scp import RecordError, write_scp
 from espnet3.systems.base.inference import infer
 from espnet3.systems.base.metric import check_measure, describe_measure, measure
-from espnet3.systems.base.metric_record import stale_inputs
+from espnet3.systems.base.results_table import stale_inputs
 from tests.inference_parts import spell
 
 PARTS = "tests.inference_parts"

@@ -14,8 +14,8 @@ from espnet3.errors import ConfigError, IncompleteRunError
 from espnet3.io.scp import write_scp
 from espnet3.systems.asr.metrics.wer import WER
 from espnet3.systems.base.context import load_configs
-from espnet3.systems.base.metric_record import identify
 from espnet3.systems.base.report import check_report, describe_report, report
+from espnet3.systems.base.results_table import identify
 from espnet3.systems.base.system import BaseSystem
 from tests.report_page_parts import SCRIPT, run, write_history, write_recipe
 
