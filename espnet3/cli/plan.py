@@ -205,8 +205,8 @@ class StagePlan:
     @classmethod
     def of(cls, name: str, loaded: "LoadedConfig", stated: StatedRate) -> "StagePlan":
         """Build the datasets of a stage, and look at the folders of its runs."""
+        from espnet3.systems.base.inference import plan_inference
         from espnet3.systems.base.statistics import plan_statistics
-        from espnet3.systems.base.test_set_run import plan_inference
 
         parallel = as_parallel_config(loaded)
         exp_dir = Path(context_value(loaded, "exp_dir"))

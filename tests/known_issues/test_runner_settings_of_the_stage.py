@@ -14,10 +14,9 @@ from espnet3.errors import ConfigError
 from espnet3.io.scp import load_scp
 from espnet3.parallel.base_runner import BaseRunner
 from espnet3.shards.manifest import load_manifest
-from espnet3.systems.base.inference import infer
+from espnet3.systems.base.inference import infer, plan_inference
 from espnet3.systems.base.inference_runner import InferenceRunner
 from espnet3.systems.base.system import BaseSystem
-from espnet3.systems.base.test_set_run import plan_inference
 from tests.recipes.recipe_copy import RecipeCopy
 
 HERE = __name__

@@ -16,8 +16,7 @@ from espnet3.config.fingerprint import file_identity, same_file
 from espnet3.config.load import load_config
 from espnet3.errors import ConfigError, ItemError, StaleRunError
 from espnet3.parallel import BaseRunner, EnvironmentProvider
-from espnet3.systems.base.inference import infer
-from espnet3.systems.base.test_set_run import plan_inference
+from espnet3.systems.base.inference import infer, plan_inference
 
 N_ITEMS = 6
 

@@ -5,7 +5,7 @@ import pytest
 from espnet3.components.data.sources.huggingface import Dataset
 from espnet3.config.load import LoadedConfig, load_config
 from espnet3.errors import ConfigError
-from espnet3.systems.base.test_sets import chosen_test_sets, listed_test_sets
+from espnet3.systems.base.inference_config import chosen_test_sets, listed_test_sets
 
 
 def loaded() -> LoadedConfig:

@@ -23,7 +23,7 @@ def look(meeting: str, n_workers: int) -> dict:
     # A torch that finds the stand-in GPUs, which the real one cannot.
     cuda = types.SimpleNamespace(device_count=lambda: len(visible))
     sys.modules["torch"] = types.SimpleNamespace(cuda=cuda)
-    from espnet3.systems.base.device import resolve_device
+    from espnet3.systems.base.inference_provider import resolve_device
 
     own = visible[int(resolve_device({}).removeprefix("cuda:"))]
     return {"pid": os.getpid(), "visible": visible, "own": own}

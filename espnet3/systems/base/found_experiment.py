@@ -123,7 +123,7 @@ def _lacking_results(loaded: "LoadedConfig", *, is_alone: bool = False) -> _Lack
 
     A metrics config that is alone does not know what the inference config was called.
     """
-    from espnet3.systems.base.test_sets import found_test_sets
+    from espnet3.systems.base.inference_config import found_test_sets
 
     exp_dir = Path(context_value(loaded, "exp_dir"))
     folder = Path(context_value(loaded, "inference_dir"))

@@ -17,7 +17,14 @@ from espnet3.config.sources import names_places
 from espnet3.errors import ConfigError, IncompleteRunError, suggest
 from espnet3.io.atomic import write_json, write_text
 from espnet3.systems.base.inference_checks import WrittenFields, written_fields
-from espnet3.systems.base.inference_config import load_inference_config
+from espnet3.systems.base.inference_config import (
+    also_found,
+    chosen_test_sets,
+    found_test_sets,
+    listed_test_sets,
+    load_inference_config,
+    named_test_sets,
+)
 from espnet3.systems.base.inference_output import Need
 from espnet3.systems.base.metric_config import (
     MetricInput,
@@ -42,13 +49,6 @@ from espnet3.systems.base.results_table import (
     identify,
     stale_inputs,
     summary_lines,
-)
-from espnet3.systems.base.test_sets import (
-    also_found,
-    chosen_test_sets,
-    found_test_sets,
-    listed_test_sets,
-    named_test_sets,
 )
 
 if TYPE_CHECKING:

@@ -25,8 +25,8 @@ from espnet3.parallel.client import SharedCluster
 from espnet3.parallel.clusters.table import check_resources
 from espnet3.parallel.identity import is_below
 from espnet3.parallel.parallel import as_parallel_config, use_parallel
+from espnet3.systems.base.code_fingerprint import describe_targets
 from espnet3.systems.base.common_fields import warn_of_fields
-from espnet3.systems.base.inference_code import describe_targets
 from espnet3.systems.base.inference_provider import ORGANIZER
 from espnet3.systems.base.run_description import (
     describe_folder,

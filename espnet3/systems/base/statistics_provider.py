@@ -8,7 +8,7 @@ from espnet3.components.data.sample_seed import fixed_random
 from espnet3.config.instantiate import instantiate
 from espnet3.errors import ConfigError
 from espnet3.parallel.env_provider import EnvironmentProvider
-from espnet3.systems.base.device import resolve_device
+from espnet3.systems.base.inference_provider import resolve_device
 
 COLLECT_FEATS = "collect_feats"
 

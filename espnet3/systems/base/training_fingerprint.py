@@ -279,7 +279,7 @@ def _describe_code(
     values: Mapping[str, Any], sets: Mapping[str, Any], others: Iterable[Any] = ()
 ) -> dict[str, Any]:
     from espnet3.components.data.dataset import CombinedDataset
-    from espnet3.systems.base.inference_code import describe_targets
+    from espnet3.systems.base.code_fingerprint import describe_targets
 
     own = [{"_target_": path} for path in sorted(set(_own_targets(_of_training(values))))]
     built = [one for one in sets.values() if one is not None and len(one)]

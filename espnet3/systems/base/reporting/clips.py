@@ -200,8 +200,8 @@ def open_data(
         NoClip: it cannot be built.
     """
     from espnet3.components.data.dataset import durations_of
+    from espnet3.systems.base.inference import open_test_set
     from espnet3.systems.base.inference_config import load_inference_config
-    from espnet3.systems.base.test_set_run import open_test_set
 
     try:
         dataset = open_test_set(loaded, test_set)

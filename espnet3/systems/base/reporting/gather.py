@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from espnet3.components.metrics.error_rate import file_stem
 from espnet3.io.scp import RecordError, read_scp
 from espnet3.shards.layout import manifest_path, shard_of
+from espnet3.systems.base.inference_config import also_found, named_test_sets
 from espnet3.systems.base.metric import metrics_path
 from espnet3.systems.base.provenance import read_record
 from espnet3.systems.base.reporting.clips import (
@@ -34,7 +35,6 @@ from espnet3.systems.base.reporting.scores import (
 from espnet3.systems.base.reporting.timeline import RunFacts, read_run
 from espnet3.systems.base.results_table import stale_inputs
 from espnet3.systems.base.stages import Stage, stages_of
-from espnet3.systems.base.test_sets import also_found, named_test_sets
 from espnet3.trainer.reporting.history_entries import Entry, read_history
 
 if TYPE_CHECKING:
