@@ -22,16 +22,17 @@ from espnet3.parallel.config import ParallelConfig
 from espnet3.parallel.forecast import Forecast
 from espnet3.parallel.parallel import as_parallel_config
 from espnet3.systems.base.context import context_value
-from espnet3.systems.base.known_rate import StatedRate, find_rate
 from espnet3.systems.base.run_description import (
+    ExpectedRun,
+    StatedRate,
     describe_batches,
     describe_folder,
     describe_items,
     describe_job_script,
     describe_shards,
+    find_rate,
     run_folder,
 )
-from espnet3.systems.base.run_forecast import ExpectedRun
 from espnet3.systems.base.stages import find_stage, stages_of
 from espnet3.systems.base.system import BaseSystem
 from espnet3.text import count, duration, on_one_line, printable

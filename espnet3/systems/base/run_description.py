@@ -1,27 +1,35 @@
-"""Describe a run on workers for `--dry-run` and `espnet3 plan`."""
+"""Describe a run on workers, and forecast its end, for `--dry-run` and `espnet3 plan`."""
 
 import os
-from collections.abc import Sequence
+import socket
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from espnet3.errors import MissingExtraError
+from espnet3.errors import ConfigError, MissingExtraError, RunFolderError
 from espnet3.parallel.clusters.table import ON_THIS_MACHINE, left_out, render_job_script
+from espnet3.parallel.forecast import Forecast, forecast
 from espnet3.parallel.identity import changes, describe_run, is_below, not_results_of
 from espnet3.shards.batches import check_costs, padding_in_order
 from espnet3.shards.commit import Done
 from espnet3.shards.manifest import Manifest, load_manifest
 from espnet3.shards.merge import read_coverage
-from espnet3.shards.plan import Plan, make_plan
+from espnet3.shards.plan import Plan, make_plan, run_order
+from espnet3.shards.rates import Rate, read_rate
 from espnet3.shards.success import has_outputs, read_success
-from espnet3.text import duration
+from espnet3.text import duration, first_few, local_time
 
 if TYPE_CHECKING:
     from espnet3.parallel.base_runner import BaseRunner
     from espnet3.parallel.config import ParallelConfig
 
 _COMPARED_SIZE = 16
+_DEPTH = 4
+_SHOWN = 3
+_SPEED_KEYS = ("batch_size", "batch_seconds", "config.model", "params", "provider", "runner")
+"""What a rate depends on most, of all that results depend on."""
 
 
 class PlannedRun(Protocol):
@@ -69,12 +77,17 @@ def look_at_folder(run: PlannedRun) -> FolderState:
     committed = read_coverage(root, manifest).committed
     if not run.runner.resume:
         return FolderState(manifest, committed=committed)
-    described = describe_run(run.runner, range(run.n_items))
-    outputs, ignored = (root, run.output_dir), not_results_of(run.runner)
-    changed = changes(manifest, described, outputs=outputs, ignored=ignored)
     accepted = run.runner.accept_changes
+    changed = _changed(run, manifest, root)
     refused = [line for line in changed if not is_below(line.partition(":")[0], accepted)]
     return FolderState(manifest, refused, committed, not refused and _is_complete(run, manifest))
+
+
+def _changed(run: PlannedRun, manifest: Manifest, root: Path) -> list[str]:
+    """Return how the run in a folder differs from the requested one, a line for each key."""
+    described = describe_run(run.runner, range(run.n_items))
+    outputs, ignored = (root, run.output_dir), not_results_of(run.runner)
+    return changes(manifest, described, outputs=outputs, ignored=ignored)
 
 
 def _is_complete(run: PlannedRun, manifest: Manifest) -> bool:
@@ -177,3 +190,189 @@ def _job_script(parallel: "ParallelConfig", run_dirs: Sequence[Path]) -> str | N
     from espnet3.parallel.detached.job_script import render_worker_script
 
     return render_worker_script(parallel, [Path(os.path.abspath(folder)) for folder in run_dirs])
+
+
+@dataclass(frozen=True)
+class StatedRate:
+    """What the user says of the speed; None where nothing is said."""
+
+    real_time_factor: float | None = None
+    seconds_per_item: float | None = None
+    load_seconds: float | None = None
+
+
+@dataclass(frozen=True)
+class KnownRate:
+    """Expected speed of a run, and its source."""
+
+    work_seconds: float
+    """Of one worker for all items, done or not."""
+    load_seconds: float
+    source: str
+
+    @classmethod
+    def of(cls, run: PlannedRun, rate: Rate, source: str) -> "KnownRate":
+        """Take a rate for the items of a run: by their durations where both know them."""
+        seconds = rate.seconds_per_item * run.n_items
+        if rate.real_time_factor is not None and run.durations is not None:
+            seconds = rate.real_time_factor * float(sum(run.durations))
+        return cls(seconds, rate.load_seconds or 0.0, source)
+
+
+def find_rate(run: PlannedRun, stated: StatedRate, exp_dir: Path) -> KnownRate | None:
+    """Return what is stated, or what the earlier run that is nearest to this one took.
+
+    Nearest is the run in the same folder, then those beside it, such as other test sets of one
+    config, then those of other experiments; of several the one that ended last.
+
+    Raises:
+        ConfigError: a real-time factor is stated for items whose durations are not known.
+    """
+    if stated.real_time_factor is not None or stated.seconds_per_item is not None:
+        return _stated(run, stated)
+    for folders in _places(run, exp_dir):
+        found = [(rate, folder) for folder in folders if (rate := _rate_in(folder, run))]
+        if found:
+            rate, folder = max(found, key=lambda pair: pair[0].finished)
+            if stated.load_seconds is not None:
+                rate = Rate(**{**vars(rate), "load_seconds": stated.load_seconds})
+            return KnownRate.of(run, rate, _measured(rate, folder, run))
+    return None
+
+
+def _stated(run: PlannedRun, stated: StatedRate) -> KnownRate:
+    load = f", {stated.load_seconds:g} s to load" if stated.load_seconds else ""
+    if stated.real_time_factor is None:
+        assert stated.seconds_per_item is not None
+        rate = Rate(stated.seconds_per_item, load_seconds=stated.load_seconds)
+        return KnownRate.of(run, rate, f"{rate.seconds_per_item:g} s per item{load}, as stated")
+    if run.durations is None:
+        raise ConfigError(
+            f"--rtf {stated.real_time_factor:g} needs durations, which {run.name!r} does not know. "
+            "Write --seconds-per-item 0.2 instead, or durations(self) in its Dataset."
+        )
+    rate = Rate(0.0, stated.real_time_factor, stated.load_seconds)
+    text = f"real-time factor {stated.real_time_factor:g}{load}, as stated"
+    return KnownRate.of(run, rate, text)
+
+
+def _places(run: PlannedRun, exp_dir: Path) -> Iterator[Iterable[Path]]:
+    yield [run_folder(run)]
+    yield _runs_below(run.output_dir.parent, 1)
+    yield _runs_below(exp_dir.parent, _DEPTH)
+
+
+def _runs_below(folder: Path, depth: int) -> list[Path]:
+    patterns = ["/".join(["*"] * n + ["manifest.json"]) for n in range(1, depth + 1)]
+    return [path.parent for pattern in patterns for path in sorted(folder.glob(pattern))]
+
+
+def _rate_in(folder: Path, run: PlannedRun) -> Rate | None:
+    """Return the rate of a run of the same kind; a damaged folder tells none."""
+    try:
+        manifest = load_manifest(folder)
+        if manifest is None or manifest.name != type(run.runner).__name__:
+            return None
+        return read_rate(folder)
+    except RunFolderError:
+        return None
+
+
+def _measured(rate: Rate, folder: Path, run: PlannedRun) -> str:
+    if rate.real_time_factor is not None and run.durations is not None:
+        speed = f"real-time factor {rate.real_time_factor:.3g}"
+    else:
+        speed = f"{rate.seconds_per_item:.3g} s per item"
+    load = "" if rate.load_seconds is None else f", {rate.load_seconds:.1f} s to load"
+    where = first_few(
+        ["this machine" if h == socket.gethostname() else h for h in rate.hosts], _SHOWN
+    )
+    when = local_time(rate.finished)
+    text = f"{speed}{load}; measured on {rate.n_items} items in {folder}, {when}, on {where}"
+    other = _differences(folder, run)
+    return f"{text}; but that run had another {first_few(other, _SHOWN)}" if other else text
+
+
+def _differences(folder: Path, run: PlannedRun) -> list[str]:
+    """Return which settings that matter for the speed an earlier run had otherwise."""
+    manifest = load_manifest(folder)
+    assert manifest is not None
+    keys = [line.partition(":")[0] for line in _changed(run, manifest, folder)]
+    mattering = [key for key in keys if key.startswith(_SPEED_KEYS) and ".code" not in key]
+    return list(dict.fromkeys(".".join(key.split(".")[:4]) for key in mattering))
+
+
+@dataclass(frozen=True)
+class Left:
+    """Shards that are not done, in run order."""
+
+    costs: list[float]
+    n_items: int
+    share: float
+    """Of the whole run's cost, from 0 to 1."""
+
+
+class ExpectedRun:
+    """A requested run, as it would resume from its folder.
+
+    Args:
+        run: of a stage.
+        parallel: where it would run.
+        rate: how fast, if that is known.
+    """
+
+    def __init__(self, run: PlannedRun, parallel: "ParallelConfig", rate: KnownRate | None) -> None:
+        self.run = run
+        self.parallel = parallel
+        self.rate = rate
+
+    @cached_property
+    def state(self) -> FolderState:
+        """What the folder holds."""
+        return look_at_folder(self.run)
+
+    @cached_property
+    def plan(self) -> Plan:
+        """Its plan if it started from scratch."""
+        return plan_shards(self.run, self.parallel)
+
+    @property
+    def manifest(self) -> Manifest | None:
+        """The plan that it would resume; None if it would start from scratch."""
+        is_kept = self.run.runner.resume and not self.state.refused
+        return self.state.manifest if is_kept else None
+
+    def left(self, n_workers: int | None = None) -> Left:
+        """Return what there is to do: all of a new plan, or what is missing of one begun."""
+        manifest = self.manifest
+        if manifest is None:
+            is_own = n_workers in (None, self.parallel.n_workers)
+            plan = self.plan if is_own else plan_shards(self.run, self.parallel, n_workers)
+            return Left([plan.costs[shard] for shard in plan.order], self.run.n_items, 1.0)
+        if self.state.is_complete:
+            return Left([], 0, 0.0)
+        todo = [shard for shard in run_order(manifest.costs) if self._is_to_run(shard)]
+        costs = [manifest.costs[shard] for shard in todo]
+        n_items = sum(manifest.bounds[shard + 1] - manifest.bounds[shard] for shard in todo)
+        return Left(costs, n_items, sum(costs) / (sum(manifest.costs) or 1.0))
+
+    def _is_to_run(self, shard: int) -> bool:
+        done = self.state.committed.get(shard)
+        return done is None or (self.run.runner.retry_failed and done.n_failed > 0)
+
+    def shard_seconds(self, n_workers: int | None = None) -> list[float]:
+        """Return what each shard that is left takes, in run order; needs a rate."""
+        assert self.rate is not None
+        left = self.left(n_workers)
+        total = sum(left.costs)
+        return [self.rate.work_seconds * left.share * cost / total for cost in left.costs]
+
+    def forecast(self, n_workers: int) -> Forecast:
+        """Return how long it takes on so many workers; needs a rate."""
+        assert self.rate is not None
+        seconds = self.shard_seconds(n_workers)
+        return forecast(seconds, n_workers, load_seconds=self.rate.load_seconds)
+
+    def balance(self) -> float:
+        """Return which part of their time the workers would be busy, by the costs alone."""
+        return forecast(self.left().costs, self.parallel.n_workers).efficiency
