@@ -27,9 +27,9 @@ from espnet3.errors import (
 )
 from espnet3.io.atomic import folder_trouble
 from espnet3.logs import StageLog, open_stage_log
+from espnet3.systems.base.checks import unread_overrides
 from espnet3.systems.base.context import context_value
 from espnet3.systems.base.provenance import Invocation, StageRecord
-from espnet3.systems.base.readers import unread_overrides
 from espnet3.systems.base.stages import Detached, Skipped, Stage, has_own, stages_of
 from espnet3.systems.base.system import BaseSystem
 from espnet3.text import duration, on_one_line, printable

@@ -13,7 +13,7 @@ import pytest
 
 from espnet3.cli.recipe import run_recipe
 from espnet3.systems.asr.system import ASRSystem
-from espnet3.systems.base.readers import names_in_code
+from espnet3.systems.base.checks import names_in_code
 from espnet3.systems.base.stages import stage
 from espnet3.systems.base.system import BaseSystem
 
@@ -200,8 +200,8 @@ def test_workers_for_a_training_are_told(digits, caplog):
     text = (digits / "conf" / "training.yaml").read_text().replace("devices:", "num_nodes:")
     (digits / "conf" / "training.yaml").write_text(text.replace("num_nodes: 1", "benchmark: false"))
     system = ("--stages", "train", "--training_config", "conf/training.yaml", "conf/gpus.yaml")
+    from espnet3.systems.base.checks import Readers, tell_written
     from espnet3.systems.base.context import load_configs
-    from espnet3.systems.base.readers import Readers, tell_written
     from espnet3.systems.base.stages import find_stage, stages_of
 
     os.chdir(digits)

@@ -1,18 +1,35 @@
-"""Check the configs of all stages that were asked for, before the first of them runs."""
+"""Check the configs of all stages that were asked for, before the first of them runs.
 
+A setting that nothing reads, neither a stage nor another key nor user code, is a mistake that shows
+after the night it cost: a sweep over `lr` that trained the same model three times. It is refused on
+the command line, and reported in a file.
+"""
+
+import ast
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from espnet3.config.advice import advise
 from espnet3.config.own_keys import BLOCK_HOMES, HOMES
 from espnet3.errors import ConfigError, ResourceError
 from espnet3.systems.base.context import DEFAULTS, SHARED
-from espnet3.systems.base.readers import Readers, check_typed, tell_written
-from espnet3.systems.base.stages import EVERYWHERE, STAGES, Stage, has_own
-from espnet3.systems.base.system import BaseSystem
+from espnet3.systems.base.stages import (
+    EVERYWHERE,
+    KINDS,
+    STAGES,
+    Stage,
+    find_config,
+    has_own,
+    stages_of,
+)
+from espnet3.text import listed
 
 if TYPE_CHECKING:
     from espnet3.config.load import LoadedConfig
+    from espnet3.config.sources import Source
+    from espnet3.systems.base.system import BaseSystem
 
 logger = logging.getLogger(__name__)
 
@@ -23,9 +40,15 @@ KNOWN_KEYS = frozenset(
     )
 )  # fmt: skip
 """Top-level keys with a meaning; others are the recipe's own."""
+_COMMAND_LINE = "command line: "
+_OF_LAUNCH = "launch"
+_ACCEPTED = "accept_changes"
+_CONFIG_NAMES = ("config", "cfg", "conf", "loaded", "hparams", *KINDS)
+"""What people call the config in code."""
+_MARKS_OF_TRAINING = ("optimizer", "optimizers")
 
 
-def check_stages(system: BaseSystem, stages: Sequence[Stage], *, dry_run: bool = False) -> None:
+def check_stages(system: "BaseSystem", stages: Sequence[Stage], *, dry_run: bool = False) -> None:
     """Check all that can be known before anything runs.
 
     That is: misspelt and misplaced keys, unused settings, interpolations that lead
@@ -128,3 +151,332 @@ def find_targets(values: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
             yield key, child
         else:
             yield from find_targets(child, f"{key}.")
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A key that a user set, in one of the configs."""
+
+    kind: str
+    key: str
+    source: "Source"
+
+    @property
+    def is_typed(self) -> bool:
+        """Whether it was given on the command line."""
+        return self.source.file.startswith(_COMMAND_LINE)
+
+    @property
+    def block(self) -> str:
+        """The top-level key that it is, or is below."""
+        return self.key.partition(".")[0]
+
+
+@dataclass
+class Readers:
+    """Readers of the keys of the given configs."""
+
+    system: "BaseSystem"
+    stages: Sequence[Stage]
+    """Those that run."""
+    configs: dict[str, "LoadedConfig"] = field(init=False)
+    _named: dict[str, frozenset[str]] = field(init=False, default_factory=dict)
+    _references: dict[str, dict[str, set[str]]] = field(init=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        given = {kind: getattr(self.system, kind) for kind in KINDS}
+        self.configs = {kind: loaded for kind, loaded in given.items() if loaded is not None}
+
+    @property
+    def names(self) -> list[str]:
+        """Of the stages that run."""
+        return [stage.name for stage in self.stages]
+
+    @property
+    def which_do_not(self) -> str:
+        """The stages that run, as the beginning of a sentence: `infer does not`."""
+        return f"{listed(self.names)} {'does' if len(self.names) == 1 else 'do'} not"
+
+    def settings(self) -> Iterator[Setting]:
+        """Yield what users set: each override, and each top-level key of the files."""
+        for kind, loaded in self.configs.items():
+            typed = {s.file: s for s in loaded.sources.values() if s.file.startswith(_COMMAND_LINE)}
+            for text, source in typed.items():
+                yield Setting(kind, _key_set_by(text, loaded), source)
+            for key in map(str, loaded.config):
+                place = loaded.find_source(key)
+                if place is not None and place.file not in (*typed, "default"):
+                    yield Setting(kind, key, place)
+
+    def of(self, setting: Setting) -> list[str]:
+        """Return the names of the stages that run and read a setting."""
+        loaded = self.configs[setting.kind]
+        found = [
+            stage.name
+            for stage in self.stages
+            if find_config(self.system, stage) is loaded and self.reads(stage, setting.key)
+        ]
+        if setting.kind == "inference":
+            found += [s.name for s in self.stages if _is_in(setting.key, s.reads_of_inference)]
+        # Stages that use a model compare the settings of its training.
+        if setting.kind == "training" and (is_compared(setting.key) or setting.block == _ACCEPTED):
+            found += [stage.name for stage in self.stages if stage.uses_weights]
+        return found
+
+    def is_read(self, setting: Setting) -> bool:
+        """Tell whether anybody reads a setting in this call."""
+        return bool(self.of(setting)) or self._is_named(setting, self.is_read)
+
+    def is_known(self, setting: Setting) -> bool:
+        """Tell whether anybody reads a setting of this kind of config, in this call or another."""
+        if setting.block == _OF_LAUNCH and setting.kind == "training":
+            return True
+        kind = [stage for stage in stages_of(type(self.system)) if setting.kind in stage.configs]
+        is_read = any(self.reads(stage, setting.block) for stage in kind)
+        return is_read or self._is_named(setting, self.is_known)
+
+    def reads(self, stage: Stage, key: str) -> bool:
+        """Tell whether a stage reads a key, or something below it."""
+        if key.partition(".")[0] in EVERYWHERE:
+            return True
+        return _is_in(key, stage.reads) and not any(
+            key == ignored or key.startswith(f"{ignored}.") for ignored in stage.ignores
+        )
+
+    def _is_named(self, setting: Setting, counts: Callable[[Setting], bool]) -> bool:
+        """Tell whether code that gets the config names the key, or another key that counts does."""
+        from espnet3.config.keys import references
+
+        loaded = self.configs[setting.kind]
+        if setting.kind not in self._named:
+            self._named[setting.kind] = frozenset(_names_in_code(self.system, loaded))
+            self._references[setting.kind] = references(loaded)
+        if setting.block in self._named[setting.kind]:
+            return True
+        known = self._references[setting.kind]
+        referring = {name: known[name] for name in known if _overlap(setting.key, name)}
+        # Without these, so that a key that refers to itself ends it.
+        self._references[setting.kind] = {k: v for k, v in known.items() if k not in referring}
+        others = set().union(*referring.values())
+        is_referred = any(counts(replace(setting, key=key)) for key in others)
+        self._references[setting.kind] = known
+        return is_referred
+
+
+def check_typed(readers: Readers) -> None:
+    """Refuse unused settings of the command line.
+
+    Where a stage of the recipe's own runs, which may read anything, it is told.
+
+    Raises:
+        ConfigError: with the line to write instead.
+    """
+    from espnet3.config.keys import raise_any
+
+    typed = dict[str, list[Setting]]()
+    for setting in readers.settings():
+        if setting.is_typed:
+            typed.setdefault(setting.source.file, []).append(setting)
+    unread = [each[0] for each in typed.values() if not any(map(readers.is_read, each))]
+    if all(stage.is_ours for stage in readers.stages):
+        raise_any([_complaint(readers, setting) for setting in unread])
+    for setting in unread:
+        logger.warning("%s", _complaint(readers, setting))
+
+
+def tell_written(readers: Readers) -> None:
+    """Warn about settings of a file that no stage reads, in this call or another."""
+    used = {id(find_config(readers.system, stage)) for stage in readers.stages}
+    written = dict[tuple[str, str], list[Setting]]()
+    for setting in readers.settings():
+        if not setting.is_typed:
+            written.setdefault((str(setting.source), setting.key), []).append(setting)
+    unread = [
+        each[0]
+        for each in written.values()
+        if any(id(readers.configs[setting.kind]) in used for setting in each)
+        and not any(map(readers.is_known, each))
+    ]
+    elsewhere = dict[str, list[str]]()
+    for setting in unread:
+        if _is_for_others(readers, setting):
+            elsewhere.setdefault(setting.source.file, []).append(setting.key)
+        else:
+            logger.warning("%s", _complaint(readers, setting))
+    for file, keys in elsewhere.items():
+        logger.info("Of %s, %s read %s", file, readers.which_do_not, ", ".join(keys))
+    _tell_layers(readers)
+
+
+def unread_overrides(
+    system: "BaseSystem", stages: Sequence[Stage], overrides: Iterable[str]
+) -> list[str]:
+    """Return the overrides that none of some stages reads: a line for these must not have them."""
+    readers = Readers(system, stages)
+    read = {
+        _key_of(setting.source.file.removeprefix(_COMMAND_LINE))
+        for setting in readers.settings()
+        if setting.is_typed and readers.is_read(setting)
+    }
+    return [text for text in overrides if _key_of(text) not in read]
+
+
+def names_in_code(targets: Iterable[type | str]) -> set[str]:
+    """Return the keys of a config that code of the user's own reads, as far as its text tells.
+
+    `config.lm_path`, `cfg["lm_path"]` and `config.get("lm_path")` read `lm_path`.
+
+    Args:
+        targets: classes, or their dotted paths; what their modules import counts as well.
+    """
+    from espnet3.parallel.own_modules import find_module, follow_imports
+
+    names = [
+        target.__module__ if isinstance(target, type) else target.rpartition(".")[0]
+        for target in targets
+    ]
+    start = [module for name in names if name and (module := find_module(name)) is not None]
+    found = set[str]()
+    for module in follow_imports(start).values():
+        found.update(_keys_read(module.text().tree))
+    return found
+
+
+def keys_of_others(stage_name: str) -> set[str]:
+    """Return the top-level keys that are read by other stages, and not by this one."""
+    read = {known.name: {key.partition(".")[0] for key in known.reads} for known in STAGES}
+    return set().union(*read.values()) - read[stage_name] - {*EVERYWHERE}
+
+
+def is_compared(key: str) -> bool:
+    """Tell whether stages that use weights compare a key with that of the training."""
+    from espnet3.systems.base.training_fingerprint import is_of_results
+
+    train = next(stage for stage in STAGES if stage.name == "train")
+    return _is_in(key, train.reads) and is_of_results(key)
+
+
+def _is_in(key: str, read: Iterable[str]) -> bool:
+    return any(_overlap(key, other) for other in read)
+
+
+def _overlap(key: str, other: str) -> bool:
+    return f"{key}.".startswith(f"{other}.") or f"{other}.".startswith(f"{key}.")
+
+
+def _key_set_by(text: str, loaded: "LoadedConfig") -> str:
+    """Return the key that an override has set; it may be another name of one, as `expdir` is."""
+    key = _key_of(text.removeprefix(_COMMAND_LINE))
+    if key in loaded.sources:
+        return key
+    return next((k for k, source in loaded.sources.items() if source.file == text), key)
+
+
+def _key_of(override: str) -> str:
+    from espnet3.config.overrides import parse_override
+
+    return ".".join(parse_override(override).path)
+
+
+def _is_for_others(readers: Readers, setting: Setting) -> bool:
+    """Tell whether a key is of another stage in a file that serves training and inference alike."""
+    loaded = readers.configs[setting.kind]
+    is_whole = any(loaded.has(key) for key in _MARKS_OF_TRAINING) and loaded.has("dataset.test")
+    stages = stages_of(type(readers.system))
+    return is_whole and any(readers.reads(stage, setting.key) for stage in stages)
+
+
+def _tell_layers(readers: Readers) -> None:
+    """Warn of workers that were asked for where only `trainer` counts: GPUs would stay idle."""
+    training = readers.configs.get("training")
+    source = training.find_source("parallel") if training is not None else None
+    if training is None or source is None or "train" not in readers.names:
+        return
+    block = training.config.get("parallel") or {}
+    is_read = readers.of(Setting("training", "parallel", source))
+    n_workers = block.get("n_workers", 1)
+    if is_read or block.get("env") in (None, "local") or n_workers == 1:
+        return
+    if training.has("trainer.devices") or training.has("trainer.num_nodes"):
+        return  # they know the two layers
+    is_here = block.get("env") == "local_gpu"
+    what = f"trainer: {{devices: {n_workers}}}" if is_here else "trainer: {num_nodes: 2}"
+    how = "" if is_here else ", and submit it as one job: espnet3 launch CONFIG ..."
+    logger.warning(
+        "parallel.env is %s with %s workers (set in %s), but train does not read that block: it is "
+        "for runners, such as infer. For a training on several GPUs write: %s%s",
+        block.get("env"), n_workers, source, what, how,
+    )  # fmt: skip
+
+
+def _complaint(readers: Readers, setting: Setting) -> str:
+    """Return what is wrong, where it was set, and what to write."""
+    loaded = readers.configs[setting.kind]
+    value = _value(loaded, setting.key)
+    found = advise(tuple(setting.key.split(".")), value, readers.names, has=loaded.has)
+    place = f" ({setting.source})" if setting.is_typed else f" in {setting.source}"
+    others = [
+        stage.name
+        for stage in stages_of(type(readers.system))
+        if stage.is_defined and readers.reads(stage, setting.key)
+    ]
+    problem = f"Nothing reads {setting.key}{place}."
+    if setting.block == _OF_LAUNCH:
+        return f"{problem} It is for jobs: espnet3 launch conf/training.yaml conf/launch_slurm.yaml"
+    if others:
+        problem = f"{readers.which_do_not} read {setting.key}{place}; {', '.join(others)} would."
+    if found is None:
+        return f"{problem} {_way_out(setting, bool(others))}"
+    line = found.override() if setting.is_typed else found.line()
+    return " ".join(filter(None, [problem, found.why, f"Write: {line}" if found.key else ""]))
+
+
+def _way_out(setting: Setting, is_of_others: bool) -> str:
+    if is_of_others:
+        return "Leave it out." if setting.is_typed else "Move it to the config of that stage."
+    if setting.is_typed:
+        return f"Leave it out. A value of your own has its place under vars: vars.{setting.key}=..."
+    return (
+        "Delete it. A value of your own has its place under vars, to which others refer: "
+        f"${{vars.{setting.key}}}"
+    )
+
+
+def _value(loaded: "LoadedConfig", key: str) -> Any:
+    from espnet3.config.merge import value_at
+    from espnet3.config.redact import redact
+
+    return value_at(redact(loaded.config), key, default=None)
+
+
+def _names_in_code(system: "BaseSystem", loaded: "LoadedConfig") -> set[str]:
+    from omegaconf import OmegaConf
+
+    target = OmegaConf.select(loaded.config, "provider._target_", throw_on_resolution_failure=False)
+    own = [cls for cls in type(system).__mro__ if not cls.__module__.startswith("espnet3.")]
+    return names_in_code([*own, *([target] if isinstance(target, str) else ())])
+
+
+def _keys_read(tree: ast.AST) -> Iterator[str]:
+    """Yield what the text takes from something that is called a config."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and _is_config(node.value):
+            yield node.attr
+        elif isinstance(node, ast.Subscript) and _is_config(node.value):
+            yield from _texts(node.slice)
+        elif isinstance(node, ast.Call):
+            if isinstance(node.func, ast.Attribute) and _is_config(node.func.value):
+                yield from _texts(*node.args)  # config.get("x"), loaded.has("x.y")
+            elif any(map(_is_config, node.args)):
+                yield from _texts(*node.args)  # OmegaConf.select(config, "x.y")
+
+
+def _is_config(node: ast.AST) -> bool:
+    name = node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
+    return any(word in str(name).lower() for word in _CONFIG_NAMES)
+
+
+def _texts(*nodes: ast.AST) -> Iterator[str]:
+    for node in nodes:
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value.partition(".")[0]

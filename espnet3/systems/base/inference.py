@@ -20,6 +20,7 @@ from espnet3.parallel.execute import check_env
 from espnet3.parallel.hooks import bind
 from espnet3.parallel.parallel import as_parallel_config, use_parallel
 from espnet3.shards.layout import RunLayout
+from espnet3.systems.base.checks import keys_of_others, names_in_code
 from espnet3.systems.base.code_fingerprint import describe_targets
 from espnet3.systems.base.inference_checks import (
     WrittenFields,
@@ -43,7 +44,6 @@ from espnet3.systems.base.inference_provider import (
     builds_own_dataset,
     organizer_defaults,
 )
-from espnet3.systems.base.readers import keys_of_others, names_in_code
 from espnet3.systems.base.run_description import (
     describe_batches,
     describe_folder,

@@ -26,7 +26,6 @@ from espnet3.parallel.clusters.table import check_resources
 from espnet3.parallel.identity import is_below
 from espnet3.parallel.parallel import as_parallel_config, use_parallel
 from espnet3.systems.base.code_fingerprint import describe_targets
-from espnet3.systems.base.common_fields import warn_of_fields
 from espnet3.systems.base.inference_provider import ORGANIZER
 from espnet3.systems.base.run_description import (
     describe_folder,
@@ -34,6 +33,7 @@ from espnet3.systems.base.run_description import (
     describe_job_script,
 )
 from espnet3.systems.base.statistics_provider import COLLECT_FEATS, StatisticsProvider, build_split
+from espnet3.systems.base.training_data import warn_of_fields
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig

@@ -16,8 +16,10 @@ from espnet3.systems.base.stages import Skipped
 from espnet3.systems.base.training_data import build_sets, check_data, has_split
 from espnet3.systems.base.training_fingerprint import TrainingDescription, set_random_state
 from espnet3.systems.base.training_record import Comparison, compare_training
+from espnet3.text import duration
 
 if TYPE_CHECKING:
+    from espnet3.components.data.dataset import Floats
     from espnet3.components.data.loader import BatchLoader
     from espnet3.components.data.loader_config import DataLoaderConfig
     from espnet3.config.load import LoadedConfig
@@ -209,7 +211,7 @@ def check_train(
 
 
 def _check_fields(sets: Mapping[str, Any], loaded: "LoadedConfig", given: GivenParts) -> None:
-    from espnet3.systems.base.common_fields import check_fields
+    from espnet3.systems.base.training_data import check_fields
     from espnet3.trainer.checkpointing.best_checkpoints import LAST
 
     is_new = not (_exp_dir(loaded) / LAST).exists()
@@ -234,13 +236,68 @@ def describe_train(loaded: "LoadedConfig", comparison: Comparison | None = None)
     """Describe `train`: data, batches, model, where it resumes; nothing is written.
 
     Raises:
+        ConfigError: as the stage itself would.
         StaleRunError: another training is in the folder.
     """
-    from espnet3.systems.base.training_plan import describe_training
-
     loaded = completed(loaded)
     compared = comparison or compare(loaded)
-    return describe_training(loaded, compared.described.sets if compared else None)
+    sets = (compared.described.sets if compared else None) or build_sets(loaded)
+    lines = [line for name, data in sets.items() for line in _describe_split(name, data, loaded)]
+    return [*lines, _describe_model(loaded), _describe_trainer(loaded), _describe_start(loaded)]
+
+
+def _describe_split(split: str, dataset: Any, loaded: "LoadedConfig") -> list[str]:
+    from espnet3.components.data.dataset import durations_of
+
+    if dataset is None:
+        return [f"{split}: none"]
+    durations = durations_of(dataset)
+    audio = "" if durations is None else f", {duration(durations.sum())} of audio"
+    loader = build_split_loader(dataset, load_loader_config(loaded), split, loaded)
+    padded = "" if durations is None else f", {_padding(loader, durations):.1%} padding"
+    return [
+        f"{split}: {len(dataset)} items{audio}",
+        f"  batches: {len(loader)} in an epoch of one process{padded}",
+    ]
+
+
+def _padding(loader: "BatchLoader", durations: "Floats") -> float:
+    """Return which share of the batches of the first epoch is padding."""
+    batches = [durations[tickets % len(durations)] for tickets in loader.sampler.begin()]
+    computed = sum(batch.max() * len(batch) for batch in batches)
+    return float(1 - sum(batch.sum() for batch in batches) / computed) if computed else 0.0
+
+
+def _describe_model(loaded: "LoadedConfig") -> str:
+    from espnet3.trainer.config import load_training_config
+    from espnet3.trainer.optimization.parameters import freeze, parse_freeze
+    from espnet3.trainer.reporting.summary import ModelSize
+
+    model = build_model(loaded)
+    freeze(model, parse_freeze(load_training_config(loaded).freeze, loaded), loaded)
+    return f"model: {type(model).__name__}, {ModelSize.of(model)}"
+
+
+def _describe_trainer(loaded: "LoadedConfig") -> str:
+    from espnet3.trainer.config import trainer_block
+
+    shown = ("accelerator", "devices", "num_nodes", "strategy", "precision", "max_epochs")
+    block = trainer_block(loaded)
+    facts = [f"{key} {block[key]}" for key in (*shown, "max_steps") if key in block]
+    return f"trainer: {', '.join(facts) or 'all of it as Lightning chooses'}"
+
+
+def _describe_start(loaded: "LoadedConfig") -> str:
+    from espnet3.trainer.checkpointing.resume import find_resume_point
+    from espnet3.trainer.config import load_training_config, trainer_block
+
+    if trainer_block(loaded).get("fast_dev_run"):
+        return "a trial of a few batches (fast_dev_run), of which nothing is kept"
+    config = load_training_config(loaded)
+    point = find_resume_point(config.exp_dir, config.resume, ckpt_path=config.fit.get("ckpt_path"))
+    if point is None:
+        return f"starts from scratch, in {config.exp_dir}"
+    return f"resumes from {point.path} ({point.position})"
 
 
 def average(loaded: "LoadedConfig") -> Any:

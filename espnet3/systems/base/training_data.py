@@ -1,23 +1,36 @@
-"""Build the datasets of a training config."""
+"""Build the datasets of a training config, and compare the fields of those that are combined.
 
+Of each dataset one sample is read, the first. Differences further on are reported by the batch.
+"""
+
+import logging
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from espnet3.components.data.collate import PadCollate
 from espnet3.components.data.data_organizer import DataOrganizer
+from espnet3.components.data.dataset import TransformedDataset
 from espnet3.config.instantiate import instantiate
 from espnet3.config.sources import set_in
 from espnet3.errors import ConfigError, EspnetError
 from espnet3.systems.base.given_parts import NOTHING_GIVEN, SPLITS, GivenParts
+from espnet3.text import first_few
 
 if TYPE_CHECKING:
+    from espnet3.components.data.loader_config import DataLoaderConfig
     from espnet3.config.load import LoadedConfig
+
+logger = logging.getLogger(__name__)
 
 ORGANIZER = f"{DataOrganizer.__module__}.{DataOrganizer.__qualname__}"
 
 _EXAMPLE = "train: [{data_src: kaldi, data_src_args: {path: data/train}}]"
 _ENTRY = re.compile(r"^dataset\.(?:train|valid)\.\d+(?:\.\w+)*(?! \(set in)")
+_COLLATE = f"{PadCollate.__module__}.{PadCollate.__qualname__}"
+_SHOWN = 3
 
 
 def build_organizer(loaded: "LoadedConfig") -> Any:
@@ -111,3 +124,124 @@ def _nothing(loaded: "LoadedConfig") -> str:
         f"dataset.train{set_in('dataset.train', loaded)} has nothing to train on. Write: "
         f"dataset: {{{_EXAMPLE}}}"
     )
+
+
+def check_fields(
+    sets: Mapping[str, Any], loader: "DataLoaderConfig", loaded: "LoadedConfig", *, is_new: bool
+) -> None:
+    """Refuse, or warn of, datasets whose samples do not have the same fields.
+
+    Args:
+        sets: `train` and `valid`, as they were built; None for one that is not.
+        loader: how batches are made.
+        loaded: the training config.
+        is_new: nothing is trained yet. A training that has got this far may go on.
+
+    Raises:
+        ConfigError: our own function cannot make a batch of them.
+    """
+    block = loader.collate_fn
+    target = block.get("_target_") if isinstance(block, Mapping) else block
+    is_ours = target in (None, _COLLATE)
+    given = dict(block) if isinstance(block, Mapping) else {}
+    dropped = set(given.get("drop") or ()) if is_ours else set[str]()
+    for split, dataset in sets.items():
+        found = _first_samples(dataset)
+        odd = _odd_fields(found, dropped)
+        if not odd:
+            continue
+        text = _described(split, odd, loaded)
+        if is_ours and is_new and not found.problem and loader.for_split(split).batch_size != 1:
+            leaving = {"_target_": _COLLATE, **given, "drop": sorted({*dropped, *odd})}
+            raise ConfigError(f"{text} A batch of both cannot be made. {_advice(leaving)}")
+        _warn(f"{text}{found.problem}")
+
+
+def warn_of_fields(split: str, dataset: Any, loaded: "LoadedConfig") -> None:
+    """Warn of fields that only some of the datasets of a split have."""
+    found = _first_samples(dataset)
+    if odd := _odd_fields(found, set()):
+        _warn(f"{_described(split, odd, loaded)}{found.problem}")
+
+
+@dataclass(frozen=True)
+class _Found:
+    """The fields of the first sample of each dataset, by name."""
+
+    fields: Mapping[str, Sequence[str]]
+    problem: str = ""
+    """Why these are the fields before the transforms."""
+
+
+def _first_samples(dataset: Any) -> _Found:
+    parts, names = getattr(dataset, "datasets", None), getattr(dataset, "names", None)
+    if not parts or not names or len(parts) < 2:
+        return _Found({})
+    named = dict(zip(names, parts, strict=True))
+    try:
+        return _Found({name: _fields_of_first(part) for name, part in named.items()})
+    except Exception as error:  # such as a transform that misses a field
+        problem = f" A sample cannot be made: {str(error) or type(error).__name__}"
+    found = {}
+    for name, part in named.items():
+        try:
+            found[name] = _fields_of_first(_without_transforms(part))
+        except Exception:
+            continue  # reported, or skipped, when it is read
+    return _Found(found, problem)
+
+
+def _without_transforms(dataset: Any) -> Any:
+    while isinstance(dataset, TransformedDataset):
+        dataset = dataset.dataset
+    return dataset
+
+
+def _fields_of_first(dataset: Any) -> list[str]:
+    sample = dataset[0]
+    return [str(key) for key in sample] if isinstance(sample, Mapping) else []
+
+
+def _odd_fields(found: _Found, dropped: set[str]) -> dict[str, tuple[list[str], list[str]]]:
+    """Return the datasets that have a field, and those that have not, by field."""
+    known = {name: fields for name, fields in found.fields.items() if fields}
+    every = dict.fromkeys(field for fields in known.values() for field in fields)
+    odd = {}
+    for field in every:
+        has = [name for name, fields in known.items() if field in fields]
+        if len(has) < len(known) and field not in dropped:
+            odd[field] = (has, [name for name in known if name not in has])
+    return odd
+
+
+def _described(
+    split: str, odd: Mapping[str, tuple[Sequence[str], Sequence[str]]], loaded: "LoadedConfig"
+) -> str:
+    groups: dict[tuple[str, str], list[str]] = {}
+    for field, (has, lacks) in odd.items():
+        groups.setdefault((_listed(has, loaded), _listed(lacks, loaded)), []).append(field)
+    parts = [f"{has} has {', '.join(f)}, and {no} has not" for (has, no), f in groups.items()]
+    return f"The datasets of dataset.{split} have different fields: {'; '.join(parts)}."
+
+
+def _listed(names: Sequence[str], loaded: "LoadedConfig") -> str:
+    return first_few((f"{name}{set_in(name, loaded)}" for name in names), _SHOWN)
+
+
+def _advice(collate: Mapping[str, Any]) -> str:
+    import yaml
+
+    flow = yaml.safe_dump(dict(collate), default_flow_style=True, width=10_000, sort_keys=False)
+    return (
+        "Give all samples the same fields, in the datasets or with a transform, or leave these "
+        f"out: 'dataloader.collate_fn={flow.strip()}'"
+    )
+
+
+@cache
+def _warn(text: str) -> None:
+    """Say it once: the check, the stage and its statistics look at the same data."""
+    from espnet3.trainer.launching.process_rank import process_rank
+
+    if process_rank().is_first:
+        logger.warning("%s", text)

@@ -4,7 +4,7 @@ import torch
 from espnet3.components.data.dataset import CombinedDataset
 from espnet3.components.data.loader import build_loader
 from espnet3.components.data.loader_config import LoaderConfig
-from espnet3.systems.base.training_plan import _padding
+from espnet3.systems.base.training import _padding
 
 
 class Tones:
