@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from espnet3.config.advice import advise
 from espnet3.config.own_keys import BLOCK_HOMES, HOMES
+from espnet3.config.sources import names_places
 from espnet3.errors import ConfigError, ResourceError
 from espnet3.systems.base.context import DEFAULTS, SHARED
 from espnet3.systems.base.stages import (
@@ -109,6 +110,7 @@ def check_config(loaded: "LoadedConfig", stages: Sequence[str]) -> None:
     as_parallel_config(loaded)
 
 
+@names_places
 def check_targets(loaded: "LoadedConfig", blocks: Iterable[str] | None) -> None:
     """Import everything that a `_target_` in these blocks names.
 
@@ -119,22 +121,22 @@ def check_targets(loaded: "LoadedConfig", blocks: Iterable[str] | None) -> None:
     Raises:
         ConfigError: naming the key, its place, and what is wrong.
     """
-    from espnet3.config.sources import set_in
     from espnet3.config.targets import BadTarget, install_hint, locate_callable
 
     values = loaded.plain()
     used = values if blocks is None else {key: values[key] for key in blocks if key in values}
     for key, target in find_targets(used):
-        where = f"{key} is {target!r}{set_in(key, loaded)}"
         try:
             locate_callable(str(target))
         except BadTarget as bad:
-            raise ConfigError(f"{where}, but {bad}") from bad
+            raise ConfigError(key=key, value=target, problem=f"but {bad}") from bad
         except Exception as error:
-            problem = f"{type(error).__name__}: {error}{install_hint(error)}"
+            reason = f"{type(error).__name__}: {error}{install_hint(error)}"
             raise ConfigError(
-                f"{where}, but its module cannot be imported: {problem}. Mend it, then see: "
-                f"python -c 'import {str(target).rpartition('.')[0]}'"
+                key=key,
+                value=target,
+                problem=f"but its module cannot be imported: {reason}",
+                fix=f"Mend it, then see: python -c 'import {str(target).rpartition('.')[0]}'",
             ) from error
 
 

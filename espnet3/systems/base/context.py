@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from espnet3.config.sources import names_places
 from espnet3.errors import ConfigError
 from espnet3.systems.base.stages import KINDS
 
@@ -107,42 +108,37 @@ def _load(
     return load_config(files, overrides, below=DEFAULTS, above=above, recipe_dir=recipe_dir)
 
 
+@names_places
 def _check_folders(loaded: "LoadedConfig") -> None:
-    from espnet3.config.sources import set_in
-
     for key in _FOLDERS:
         value = context_value(loaded, key)
-        if isinstance(value, str):
-            _check_path(key, value, loaded)
         is_number = key == "exp_tag" and isinstance(value, int | float)  # such as 2024
-        if not is_number and (not isinstance(value, str) or not value):
-            raise ConfigError(
-                f"{key} is {value!r}{set_in(key, loaded)}, but must be the name of a folder, as "
-                f'text. Write: {key}: "{DEFAULTS[key]}"'
-            )
+        if isinstance(value, str) and value:
+            _check_path(key, value)
+        elif not is_number:
+            raise _no_folder(key, value, "but must be the name of a folder, as text")
 
 
-def _check_path(key: str, value: str, loaded: "LoadedConfig") -> None:
+def _no_folder(key: str, value: Any, problem: str, fix: str = "") -> ConfigError:
+    fix = fix or f'Write: {key}: "{DEFAULTS[key]}"'
+    return ConfigError(key=key, value=value, problem=problem, fix=fix)
+
+
+def _check_path(key: str, value: str) -> None:
     """Refuse what no folder can be, before anything is written."""
-    from espnet3.config.sources import set_in
-
-    where = f"{key} is {value!r:.200}{set_in(key, loaded)}"
-    write = f'Write: {key}: "{DEFAULTS[key]}"'
     if any(ord(character) < 32 or ord(character) == 127 for character in value):
-        raise ConfigError(f"{where}, which has control characters in it. {write}")
+        raise _no_folder(key, value, "which has control characters in it")
     if key == "exp_tag":
         if value.startswith("/") or ".." in value.split("/"):
-            raise ConfigError(f"{where}, but is a name below exp/, not a path out of it. {write}")
+            raise _no_folder(key, value, "but is a name below exp/, not a path out of it")
         return
     for place in (Path(value), *Path(value).parents):
         if place.is_dir():
             return
         if os.path.lexists(place):
             what = "a link that leads nowhere" if place.is_symlink() else "a file, no folder"
-            raise ConfigError(
-                f"{where}, but {place} is {what}. Name another folder, or move it away: "
-                f"mv '{place}' '{place}.old'"
-            )
+            ways = f"Name another folder, or move it away: mv '{place}' '{place}.old'"
+            raise _no_folder(key, value, f"but {place} is {what}", ways)
 
 
 def _above(loaded: Mapping[str, "LoadedConfig"]) -> "LoadedConfig | None":

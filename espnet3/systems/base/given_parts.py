@@ -167,8 +167,10 @@ class GivenSplit:
             yield self.data
             yield getattr(self.data, "dataset", None)
 
-    def tell(self) -> None:
+    def log_limits(self) -> None:
         """Log what of it has no effect, cannot be compared, or does not hold."""
+        from espnet3.components.data.dataset import has_content
+
         if self.parts is not None and self.parts.ignored:
             logger.warning("%s: not used of the DataLoader: %s", self.split,
                            "; ".join(self.parts.ignored))  # fmt: skip
@@ -180,7 +182,7 @@ class GivenSplit:
                     "batches in each epoch every time. Its data is not compared with that of an "
                     "earlier call.", type(self.data).__name__,
                 )  # fmt: skip
-        elif not _tells_content(self.dataset):
+        elif not has_content(self.dataset):
             logger.info(
                 "%s is a %s without a fingerprint(): an earlier training is compared with it by "
                 "its number of items and its code, not by its content",
@@ -296,7 +298,7 @@ class GivenParts:
                 found += [one for one in split.code() if one is not None]
         return found
 
-    def tell(self) -> None:
+    def log_limits(self) -> None:
         """Log what does not hold, or cannot be compared, once, at the start."""
         if self.has_model:
             logger.info(
@@ -305,7 +307,7 @@ class GivenParts:
             )
         for name in SPLITS:
             if (split := self.split(name)) is not None:
-                split.tell()
+                split.log_limits()
 
 
 NOTHING_GIVEN = GivenParts()
@@ -379,7 +381,7 @@ def _describe_model(model: Any) -> Iterator[tuple[str, Any]]:
         key = f"model.{name}" if name else "model"
         for attribute, value in sorted(vars(module).items()):
             is_setting = type(value) in (int, float, bool, str) and not attribute.startswith("_")
-            if is_setting and attribute != "training" and _is_own(type(module)):
+            if is_setting and attribute != "training" and is_own(type(module)):
                 yield f"{key}.{attribute}", value
         for parameter, value in module.named_parameters(recurse=False):
             if next(module.children(), None) is not None:  # of a leaf, its repr tells
@@ -423,14 +425,9 @@ def _is_module(model: Any) -> bool:
     return isinstance(model, torch.nn.Module)
 
 
-def _is_own(kind: type) -> bool:
+def is_own(thing: Any) -> bool:
+    """Tell whether a class or function is the user's own, and not of an installed package."""
     from espnet3.parallel.own_modules import file_of, is_own_file
 
-    name = kind.__module__
+    name = str(getattr(thing, "__module__", None) or "")
     return name == "__main__" or is_own_file(file_of(sys.modules.get(name)))
-
-
-def _tells_content(dataset: Any) -> bool:
-    from espnet3.components.data.dataset import has_content
-
-    return has_content(dataset)

@@ -18,6 +18,7 @@ from espnet3.errors import ConfigError, IncompleteRunError, suggest
 from espnet3.io.atomic import write_json, write_text
 from espnet3.systems.base.inference_checks import WrittenFields, written_fields
 from espnet3.systems.base.inference_config import (
+    InferenceConfig,
     also_found,
     chosen_test_sets,
     found_test_sets,
@@ -154,10 +155,11 @@ def check_measure(
     """
     folder, metrics, test_sets, _ = _plan(loaded, inference)
     written = _written(inference, folder) if decodes_first else None
-    if written is not None:
+    if inference is not None and written is not None:
         folders = [folder / name for name in test_sets]
         check_fields(fields_needed(metrics), written, folders)
-        _check_decoded(loaded, inference, test_sets, folder)
+        key = "test_set" if loaded.has("test_set") else "dataset.test"
+        _check_decoded(key, load_inference_config(inference), test_sets)
 
 
 @names_places
@@ -181,26 +183,18 @@ def _written(inference: "LoadedConfig | None", folder: Path) -> WrittenFields | 
     return written_fields(inference) if own.absolute() == folder.absolute() else None
 
 
-def _check_decoded(
-    loaded: "LoadedConfig",
-    inference: "LoadedConfig | None",
-    test_sets: Sequence[str],
-    folder: Path,
-) -> None:
-    """Refuse a test set that is not decoded and has no results."""
-    if inference is None:
-        return
-    config = load_inference_config(inference)
-    listed = listed_test_sets(config.dataset)
-    decoded = chosen_test_sets(listed, config.test_set)
+def _check_decoded(key: str, config: InferenceConfig, test_sets: Sequence[str]) -> None:
+    """Refuse a test set that `infer` does not decode, and that has no results of before."""
+    decoded = chosen_test_sets(listed_test_sets(config.dataset), config.test_set)
+    there = found_test_sets(Path(config.inference_dir))
     for name in test_sets:
-        if name not in decoded and name not in found_test_sets(folder):
-            key = "test_set" if loaded.has("test_set") else "dataset.test"
+        if name not in decoded and name not in there:
             raise ConfigError(
-                f"{key} of the metrics config{loaded.set_in(key)} has {name!r}, which the infer "
-                f"stage does not decode: it decodes {', '.join(map(repr, decoded))}, and {folder} "
-                f"has no results of it.{suggest(name, decoded)} Write in the metrics config: "
-                f"test_set: {decoded[0]}"
+                f"{key} of the metrics config",
+                key=key,
+                problem=f" has {name!r}, which the infer stage does not decode: it decodes "
+                f"{', '.join(map(repr, decoded))}, and {config.inference_dir} has no results of it",
+                fix=f"{suggest(name, decoded)} Write in the metrics config: test_set: {decoded[0]}",
             )
 
 
@@ -209,7 +203,9 @@ def _plan(
 ) -> tuple[Path, list[PreparedMetric], list[str], list[str]]:
     config = load_metrics_config(loaded)
     metrics = prepare_metrics(config, loaded.config.metrics)
-    return Path(config.inference_dir), metrics, *find_test_sets(config, inference)
+    folder, listed = Path(config.inference_dir), listed_test_sets(config.dataset)
+    decoded = [] if listed or config.test_set else named_test_sets(inference, folder)
+    return folder, metrics, *_find_test_sets(config, listed, decoded)
 
 
 def metrics_path(inference_dir: Path) -> Path:
@@ -217,24 +213,26 @@ def metrics_path(inference_dir: Path) -> Path:
     return inference_dir / "metrics.json"
 
 
-def find_test_sets(
-    config: MetricsConfig, inference: "LoadedConfig | None" = None
+def _find_test_sets(
+    config: MetricsConfig, listed: list[str], decoded: list[str]
 ) -> tuple[list[str], list[str]]:
     """Return the test sets to measure, and what else there are results of.
 
     Those are what `test_set` says, or the names in `dataset.test`; or else the folders of results,
     of which only those count that the inference config lists, if it has a list.
 
+    Args:
+        config: of the metrics.
+        listed: the names in its `dataset.test`.
+        decoded: those that the inference config lists.
+
     Raises:
-        ConfigError: An entry of `dataset.test` is wrong, or `test_set` names none of them.
+        ConfigError: `test_set` names none of them.
     """
-    folder = Path(config.inference_dir)
-    found = found_test_sets(folder)
-    listed = listed_test_sets(config.dataset)
     if config.test_set is not None:
         # A choice, so that all others are no surprise.
         return chosen_test_sets(listed, config.test_set), []
-    named = listed or named_test_sets(inference, folder)
+    found, named = found_test_sets(Path(config.inference_dir)), listed or decoded
     others = [name for name in found if named and name not in named]
     return listed or [name for name in named or found if name in found], others
 

@@ -35,10 +35,10 @@ class TrainingResult:
 
     exp_dir: Path
     weights: Path | None
-    """The weights to go on with: the average of the best by the first criterion, as safetensors;
-    without such, the best checkpoint, or the last."""
+    """The weights to use: the average of the best by the first criterion, as safetensors; without
+    such, the best checkpoint, or the last."""
     last: Path | None
-    """The checkpoint from which another call goes on."""
+    """The checkpoint from which another call resumes."""
     best: dict[str, list[Path]] = field(default_factory=dict)
     """By metric, the checkpoints that were kept, the best first."""
     averages: dict[str, Path] = field(default_factory=dict)
@@ -101,13 +101,13 @@ def train_from_python(
     system = BaseSystem(training=loaded)
     system.given = given
     with _naming_overrides(), _numbered(number), _own_group():
-        was_trained = _run(system, loaded)
+        was_trained = _run(system)
     if process_rank().launcher == "lightning" and not process_rank().is_first:
         raise SystemExit(0)  # what follows in the script is for the first process
     return find_result(loaded, was_trained=was_trained)
 
 
-def _run(system: "BaseSystem", loaded: "LoadedConfig") -> bool:
+def _run(system: "BaseSystem") -> bool:
     """Check and run the stage, with its log in the folder of the experiment."""
     from espnet3.logs import open_stage_log
     from espnet3.systems.base.checks import check_stages
@@ -115,7 +115,7 @@ def _run(system: "BaseSystem", loaded: "LoadedConfig") -> bool:
     from espnet3.trainer.launching.process_rank import process_rank
 
     check_stages(system, [find_stage(stages_of(type(system)), "train")])
-    folder, rank = Path(loaded.config["exp_dir"]), process_rank()
+    folder, rank = system.exp_dir, process_rank()
     folder.mkdir(parents=True, exist_ok=True)
     log = folder / ("train.log" if rank.is_first else f"train.rank{rank.rank}.log")
     with open_stage_log(log) as opened:

@@ -1,7 +1,7 @@
 """Compare the sampling rates of data and model.
 
 Rates are known from the config, where both stand there, or else from the samples and the model as
-they were built. What tells no rate, a model or a dataset of one's own, is let pass.
+they were built. A model or a dataset of the user's own that has no rate is let pass.
 """
 
 import numbers
@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 from espnet3.components.data.errors import DataError
 from espnet3.config.resolve import resolved
-from espnet3.config.sources import set_in
 from espnet3.config.targets import BadTarget, locate, signature_of
 from espnet3.errors import ConfigError, EspnetError
 
@@ -25,6 +24,9 @@ RATE = "sample_rate"
 _ORGANIZER = "espnet3.components.data.data_organizer.DataOrganizer"
 _CONFIG = "config.yaml"
 _OURS = "espnet3."
+
+Where = Callable[[str], str]
+"""Returns `' (set in FILE:LINE)'` for a key: a refusal names the places of two keys."""
 
 
 @dataclass(frozen=True)
@@ -43,9 +45,10 @@ def check_training_rates(loaded: "LoadedConfig") -> None:
         ConfigError: They differ; the message has both values with their places.
     """
     values = loaded.plain()
-    model = _in_model(values.get("model"), lambda key: set_in(key, loaded), imports=True)
+    model = _in_model(values.get("model"), loaded.set_in, imports=True)
     for split in ("train", "valid"):
-        _compare_all(_in_datasets(loaded, split), model, can_change_model=True)
+        data = _in_datasets(values.get("dataset"), split, loaded.set_in)
+        _compare_all(data, model, can_change_model=True)
 
 
 def check_training_samples(datasets: Mapping[str, Any], model: Any, loaded: "LoadedConfig") -> None:
@@ -57,16 +60,13 @@ def check_training_samples(datasets: Mapping[str, Any], model: Any, loaded: "Loa
     hertz = rate_of_model(model)
     if hertz is None:
         return
-    values = loaded.plain()
-    stated = [
-        rate
-        for rate in _in_model(values.get("model"), lambda key: set_in(key, loaded), imports=True)
-        if rate.hertz == hertz
-    ]
+    block = loaded.plain().get("model")
+    in_model = _in_model(block, loaded.set_in, imports=True)
+    stated = [rate for rate in in_model if rate.hertz == hertz]
     expected = stated or [StatedRate(hertz, f"sample_rate of the model, a {type(model).__name__},")]
     for split, dataset in datasets.items():
         if dataset is not None:
-            found = _in_samples(dataset, f"dataset.{split}", loaded)
+            found = _in_samples(dataset, f"dataset.{split}", loaded.set_in)
             _compare_all(found, expected, can_change_model=True)
 
 
@@ -86,11 +86,11 @@ def check_test_rates(loaded: "LoadedConfig", training: "LoadedConfig | None" = N
         return
     model = values.get("model")
     if training is not None and _training_file(model) is not None:
-        block = training.plain().get("model")
-        rates = _in_model(block, lambda key: set_in(key, training))
+        rates = _in_model(training.plain().get("model"), training.set_in)
     else:
         rates = rates_of_trained(model)
-    _compare_all(_in_datasets(loaded, "test"), rates, can_change_model=False)
+    data = _in_datasets(values.get("dataset"), "test", loaded.set_in)
+    _compare_all(data, rates, can_change_model=False)
 
 
 def check_test_samples(dataset: Any, name: str, config: Any) -> None:
@@ -125,7 +125,7 @@ def check_call(data: Any, model: Any, input_keys: Sequence[str]) -> None:
 
 
 def rate_of_model(model: Any) -> int | None:
-    """Return the `sample_rate` of a model or of its front end, or None if it tells none."""
+    """Return the `sample_rate` of a model or of its front end, or None if it has none."""
     for owner in (model, getattr(model, "frontend", None)):
         try:
             rate = _as_rate(getattr(owner, RATE, None))
@@ -146,7 +146,7 @@ def rates_of_trained(block: Any) -> list[StatedRate]:
     try:
         values = resolved(load_config(file).config)
     except EspnetError:
-        return []  # told by who builds the model
+        return []  # reported where the model is built
     return list(_in_model(values.get("model"), lambda _: f" (set in {file})"))
 
 
@@ -159,9 +159,7 @@ def _training_file(block: Any) -> Path | None:
     return Path(folder, _CONFIG) if isinstance(folder, str) else None
 
 
-def _in_model(
-    block: Any, where: Callable[[str], str], *, imports: bool = False
-) -> list[StatedRate]:
+def _in_model(block: Any, where: Where, *, imports: bool = False) -> list[StatedRate]:
     """Return the rates of a model block and of its front end, also where they are defaults."""
     if not isinstance(block, Mapping):
         return []
@@ -184,14 +182,13 @@ def _default_rate(target: Any) -> int | None:
     try:
         signature = signature_of(locate(target))
     except BadTarget:
-        return None  # told elsewhere
+        return None  # the check of targets reports it
     parameter = signature.parameters.get(RATE) if signature else None
     return None if parameter is None else _as_rate(parameter.default)
 
 
-def _in_datasets(loaded: "LoadedConfig", split: str) -> Iterator[StatedRate]:
-    """Yield the rates that audio is checked for or brought to, by the config alone."""
-    block = loaded.plain().get("dataset")
+def _in_datasets(block: Any, split: str, where: Where) -> Iterator[StatedRate]:
+    """Yield the rates that audio is checked for or brought to, by the `dataset` block alone."""
     if not isinstance(block, Mapping) or block.get("_target_", _ORGANIZER) != _ORGANIZER:
         return
     entries = block.get(split)
@@ -202,7 +199,7 @@ def _in_datasets(loaded: "LoadedConfig", split: str) -> Iterator[StatedRate]:
         rate = _as_rate(arguments.get(RATE)) if isinstance(arguments, Mapping) else None
         if rate is not None and not _may_resample(entry.get("transform")):
             key = f"dataset.{split}.{i}.data_src_args.{RATE}"
-            yield StatedRate(rate, f"{key}{set_in(key, loaded)}")
+            yield StatedRate(rate, f"{key}{where(key)}")
 
 
 def _may_resample(step: Any) -> bool:
@@ -213,9 +210,7 @@ def _may_resample(step: Any) -> bool:
     return not (isinstance(target, str) and target.startswith(_OURS))
 
 
-def _in_samples(
-    dataset: Any, name: str, loaded: "LoadedConfig | None" = None
-) -> Iterator[StatedRate]:
+def _in_samples(dataset: Any, name: str, where: Where = lambda key: "") -> Iterator[StatedRate]:
     """Yield the rate of the first sample of each dataset that a split is made of."""
     ranges = getattr(dataset, "ranges", None)
     starts = [r.start for r in ranges()] if callable(ranges) else [0]
@@ -229,8 +224,7 @@ def _in_samples(
         rate = _as_rate(sample.get(RATE)) if is_speech else None
         if rate is not None:
             utt_id = sample.get("utt_id", "the first one")
-            where = set_in(called, loaded)
-            yield StatedRate(rate, f"sample_rate of {utt_id} in {called}{where}")
+            yield StatedRate(rate, f"sample_rate of {utt_id} in {called}{where(called)}")
 
 
 def _compare_all(

@@ -32,6 +32,7 @@ from espnet3.systems.base.run_description import (
     describe_items,
     describe_job_script,
 )
+from espnet3.systems.base.sampling_rates import Where
 from espnet3.systems.base.statistics_provider import COLLECT_FEATS, StatisticsProvider, build_split
 from espnet3.systems.base.training_data import warn_of_fields
 
@@ -144,18 +145,25 @@ def plan_statistics(loaded: "LoadedConfig", *, runs_here: bool = True) -> list[S
     Raises:
         ConfigError: also if a dataset is empty.
     """
+    from omegaconf import OmegaConf
+
     config = check_collect_stats(loaded, runs_here=runs_here)
-    return [_plan_split(split, config, loaded) for split in splits_of(loaded)]
+    # Not resolved once more: what looks like an interpolation now is text.
+    values: Any = OmegaConf.to_container(loaded.resolved())
+    splits = _splits_of(values.get("dataset"))
+    return [_plan_split(split, config, values, loaded.set_in) for split in splits]
 
 
-def _plan_split(split: str, config: "StatisticsConfig", loaded: "LoadedConfig") -> SplitRun:
-    own = _config_of(split, loaded)
+def _plan_split(
+    split: str, config: "StatisticsConfig", values: Mapping[str, Any], where: Where
+) -> SplitRun:
+    own = _config_of(split, values)
     try:
         dataset = build_split(own)
     except EspnetError as error:
-        raise _placed(error, loaded) from error.__cause__
-    warn_of_fields(split, dataset, loaded)
-    stats_dir = Path(str(loaded.config.stats_dir))
+        raise _placed(error, where) from error.__cause__
+    warn_of_fields(split, dataset, where)
+    stats_dir = Path(str(values["stats_dir"]))
     settings = config.model_dump(exclude={"model_keys"})
     runner = StatsRunner(StatisticsProvider(own), output_dir=stats_dir / split, **settings)
     runner.config_block, runner.folder_key = BLOCK, "stats_dir"
@@ -167,21 +175,19 @@ def _plan_split(split: str, config: "StatisticsConfig", loaded: "LoadedConfig") 
     return SplitRun(split, runner, len(dataset), _durations(dataset), own.model is not None)
 
 
-def _config_of(split: str, loaded: "LoadedConfig") -> "DictConfig":
+def _config_of(split: str, values: Mapping[str, Any]) -> "DictConfig":
     """Return what the results depend on, and no more: a change of the rest must not matter."""
     from omegaconf import DictConfig, OmegaConf
 
-    # Not resolved once more: what looks like an interpolation now is text.
-    plain: Any = OmegaConf.to_container(loaded.resolved())
-    has_model = computes_features(loaded)
+    has_model = _computes_features(_model_block(values))
     config = DictConfig(
         {
             "split": split,
-            "dataset": _dataset_block(plain, split),
-            "model": plain["model"] if has_model else None,
-            "collate_fn": (plain.get("dataloader") or {}).get("collate_fn") if has_model else None,
-            "device": plain.get("device"),
-            "recipe_dir": plain.get("recipe_dir"),
+            "dataset": _dataset_block(values, split),
+            "model": values["model"] if has_model else None,
+            "collate_fn": (values.get("dataloader") or {}).get("collate_fn") if has_model else None,
+            "device": values.get("device"),
+            "recipe_dir": values.get("recipe_dir"),
         },
         flags={"allow_objects": True},
     )
@@ -189,15 +195,15 @@ def _config_of(split: str, loaded: "LoadedConfig") -> "DictConfig":
     return config
 
 
-def _dataset_block(plain: dict[str, Any], split: str) -> dict[str, Any]:
-    block: dict[str, Any] = plain["dataset"]
+def _dataset_block(values: Mapping[str, Any], split: str) -> dict[str, Any]:
+    block: dict[str, Any] = values["dataset"]
     if block.get("_target_", ORGANIZER) != ORGANIZER:
         return block
     others = {"test", *SPLITS} - {split}
     kept = {key: value for key, value in block.items() if key not in others}
     # How often training takes an item does not change what it is.
     kept[split] = [{k: v for k, v in entry.items() if k != "weight"} for entry in block[split]]
-    return {"_target_": ORGANIZER, "recipe_dir": plain.get("recipe_dir"), **kept}
+    return {"_target_": ORGANIZER, "recipe_dir": values.get("recipe_dir"), **kept}
 
 
 def _named_code(config: dict[str, Any]) -> dict[str, Any]:
@@ -235,11 +241,11 @@ def _durations(dataset: Any) -> "Floats | None":
         return None
 
 
-def _placed(error: EspnetError, loaded: "LoadedConfig") -> EspnetError:
+def _placed(error: EspnetError, where: Where) -> EspnetError:
     """Return an error about an entry of a split with the file and line of that entry."""
 
     def placed(match: re.Match[str]) -> str:
-        return f"{match[0]}{loaded.set_in(match[0])}"
+        return f"{match[0]}{where(match[0])}"
 
     return type(error)(_ENTRY.sub(placed, str(error), count=1))
 
@@ -260,7 +266,7 @@ class StatisticsConfig(FrozenConfig):
     retry_failed: bool = False
     """Run what was skipped again."""
     resume: bool = True
-    """Go on where an earlier run stopped; false removes its results."""
+    """Continue where an earlier run stopped; false removes its results."""
     accept_changes: Names = []
     """Keys, as a refusal names them, that may differ from those of the results so far."""
     model_keys: Names | None = None
@@ -273,8 +279,7 @@ def load_statistics_config(loaded: "LoadedConfig") -> StatisticsConfig:
     Raises:
         ConfigError: one error that lists every problem.
     """
-    values = resolved(loaded.config.get(BLOCK), prefix=BLOCK, loaded=loaded)
-    return validate(StatisticsConfig, values, prefix=BLOCK, loaded=loaded)
+    return validate(StatisticsConfig, loaded.config.get(BLOCK), prefix=BLOCK, loaded=loaded)
 
 
 @names_places
@@ -298,19 +303,19 @@ def check_collect_stats(loaded: "LoadedConfig", *, runs_here: bool = True) -> St
             problem="so the statistics have no folder",
             fix="Write: stats_dir: ${recipe_dir}/exp/stats",
         )
-    splits_of(loaded)
+    values = loaded.plain()
+    _splits_of(values.get("dataset"))
     check_datasets(loaded, SPLITS)
-    _check_model(config, _model_block(loaded))
+    _check_model(config, _model_block(values))
     return config
 
 
-def splits_of(loaded: "LoadedConfig") -> tuple[str, ...]:
+def _splits_of(block: Any) -> tuple[str, ...]:
     """Return which of `train` and `valid` there are.
 
     Raises:
         ConfigError: there is no training set.
     """
-    block = resolved(loaded.config.get("dataset"), prefix="dataset", loaded=loaded)
     if isinstance(block, Mapping) and block.get("_target_", ORGANIZER) != ORGANIZER:
         return tuple(split for split in SPLITS if split == "train" or block.get(split))
     if not isinstance(block, Mapping) or not block.get("train"):
@@ -322,20 +327,19 @@ def splits_of(loaded: "LoadedConfig") -> tuple[str, ...]:
     return tuple(split for split in SPLITS if block.get(split))
 
 
-def computes_features(loaded: "LoadedConfig") -> bool:
-    """Tell whether the config has a model with `collect_feats`.
+def _computes_features(model: Mapping[str, Any] | None) -> bool:
+    """Tell whether a model has `collect_feats`.
 
-    What is built by a function tells only once it is built, so that counts.
+    That of a function is known only once it is built, so a function counts.
     """
-    block = _model_block(loaded)
-    if block is None:
+    if model is None:
         return False
-    target = locate(str(block["_target_"]))
+    target = locate(str(model["_target_"]))
     return hasattr(target, COLLECT_FEATS) if isinstance(target, type) else True
 
 
-def _model_block(loaded: "LoadedConfig") -> Mapping[str, Any] | None:
-    block = resolved(loaded.config.get("model"), prefix="model", loaded=loaded)
+def _model_block(values: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    block = values.get("model")
     return block if isinstance(block, Mapping) and block.get("_target_") else None
 
 

@@ -2,7 +2,7 @@
 
 import logging
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,10 +19,13 @@ from espnet3.systems.base.training_record import Comparison, compare_training
 from espnet3.text import duration
 
 if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
     from espnet3.components.data.dataset import Floats
     from espnet3.components.data.loader import BatchLoader
     from espnet3.components.data.loader_config import DataLoaderConfig
     from espnet3.config.load import LoadedConfig
+    from espnet3.trainer.checkpointing.best_checkpoints import Criterion
     from espnet3.trainer.checkpointing.resume import ResumePoint
     from espnet3.trainer.fit import TrainingParts
     from espnet3.trainer.reporting.summary import StartupTimes
@@ -62,6 +65,7 @@ def train(
     from espnet3.trainer.reporting.summary import StartupTimes
 
     loaded = completed(loaded)
+    exp_dir, criteria = _exp_dir(loaded), _criteria(loaded)
     times = StartupTimes(begin)
     times.add("imports", monotonic() - begin)
     is_first = process_rank().is_first
@@ -70,13 +74,13 @@ def train(
         compared = comparison or compare(loaded, given=given)
     described = compared.described if compared else None
     if is_first:
-        given.tell()
+        given.log_limits()
 
     def start(point: "ResumePoint | None") -> None:
         _write_record(compared, point)
-        _save_config(loaded)
+        _save_config(loaded.resolved(), exp_dir)
         on_start()
-        before.append(_history_time(loaded))
+        before.append(_history_time(exp_dir))
 
     fit = Fit(
         loaded,
@@ -89,10 +93,10 @@ def train(
     try:
         was_trained = fit.run()
     finally:
-        if before and _history_time(loaded) != before[0]:
-            _plot(loaded)
-    if is_first and not fit.is_trial and (was_trained or _lacks_averages(loaded)):
-        _average_at_the_end(loaded)
+        if before and _history_time(exp_dir) != before[0]:
+            _plot(exp_dir)
+    if is_first and not fit.is_trial and (was_trained or _lacks_averages(exp_dir, criteria)):
+        _average_at_the_end(exp_dir, criteria)
     return None if was_trained else Skipped("it is trained to the end already")
 
 
@@ -114,19 +118,18 @@ def _write_record(compared: Comparison | None, point: "ResumePoint | None") -> N
         compared.write(*((position.n_epochs, position.step) if position else (0, 0)))
 
 
-def _average_at_the_end(loaded: "LoadedConfig") -> None:
+def _average_at_the_end(exp_dir: Path, criteria: "Sequence[Criterion]") -> None:
     """Average what there is; a training that ended before its first validation has nothing."""
     from espnet3.trainer.checkpointing.averaging import average_all
     from espnet3.trainer.checkpointing.best_checkpoints import LAST, read_index
 
-    criteria = _criteria(loaded)
-    if criteria and (_exp_dir(loaded) / LAST).is_dir():
+    if criteria and (exp_dir / LAST).is_dir():
         logger.warning(
             "The checkpoints are sharded (folders), so nothing is averaged. For whole files, write "
             "strategy: {_target_: lightning.pytorch.strategies.FSDPStrategy, state_dict_type: full}"
         )
         return
-    kept = read_index(_exp_dir(loaded)) if criteria else {}
+    kept = read_index(exp_dir) if criteria else {}
     empty = [criterion for criterion in criteria if kept.get(criterion) == []]
     for criterion in empty:
         logger.warning(
@@ -134,31 +137,30 @@ def _average_at_the_end(loaded: "LoadedConfig") -> None:
             "its first validation. See trainer.max_steps and trainer.val_check_interval.",
             criterion.monitor,
         )
-    average_all(_exp_dir(loaded), [c for c in criteria if c not in empty])
+    average_all(exp_dir, [c for c in criteria if c not in empty])
 
 
-def _lacks_averages(loaded: "LoadedConfig") -> bool:
+def _lacks_averages(exp_dir: Path, criteria: "Sequence[Criterion]") -> bool:
     """Tell whether a finished training was killed before its best were averaged."""
     from espnet3.trainer.checkpointing.best_checkpoints import INDEX
 
-    folder = _exp_dir(loaded)
-    made = [(folder / f"{criterion.stem}.json").exists() for criterion in _criteria(loaded)]
-    return (folder / INDEX).exists() and not all(made)
+    made = [(exp_dir / f"{criterion.stem}.json").exists() for criterion in criteria]
+    return (exp_dir / INDEX).exists() and not all(made)
 
 
-def _history_time(loaded: "LoadedConfig") -> int:
+def _history_time(exp_dir: Path) -> int:
     """Return when a metric was written last; 0 if never."""
     from espnet3.trainer.reporting.history_entries import FILE_NAME
 
-    file = _exp_dir(loaded) / FILE_NAME
+    file = exp_dir / FILE_NAME
     return file.stat().st_mtime_ns if file.exists() else 0
 
 
-def _plot(loaded: "LoadedConfig") -> None:
+def _plot(exp_dir: Path) -> None:
     from espnet3.trainer.reporting.curves import plot_curves
 
     try:
-        curves = plot_curves(_exp_dir(loaded))
+        curves = plot_curves(exp_dir)
     except Exception as error:  # a plot is not worth a training, nor hides why one ended
         logger.warning("The learning curves could not be drawn: %s", error)
         return
@@ -216,7 +218,7 @@ def _check_fields(sets: Mapping[str, Any], loaded: "LoadedConfig", given: GivenP
 
     is_new = not (_exp_dir(loaded) / LAST).exists()
     known = {split: dataset for split, dataset in sets.items() if dataset is not None}
-    check_fields(known, load_loader_config(loaded, given), loaded, is_new=is_new)
+    check_fields(known, load_loader_config(loaded, given), loaded.set_in, is_new=is_new)
 
 
 @contextmanager
@@ -239,11 +241,14 @@ def describe_train(loaded: "LoadedConfig", comparison: Comparison | None = None)
         ConfigError: as the stage itself would.
         StaleRunError: another training is in the folder.
     """
+    from espnet3.trainer.config import trainer_block
+
     loaded = completed(loaded)
     compared = comparison or compare(loaded)
     sets = (compared.described.sets if compared else None) or build_sets(loaded)
     lines = [line for name, data in sets.items() for line in _describe_split(name, data, loaded)]
-    return [*lines, _describe_model(loaded), _describe_trainer(loaded), _describe_start(loaded)]
+    trainer = _describe_trainer(trainer_block(loaded))
+    return [*lines, _describe_model(loaded), trainer, _describe_start(loaded)]
 
 
 def _describe_split(split: str, dataset: Any, loaded: "LoadedConfig") -> list[str]:
@@ -278,11 +283,8 @@ def _describe_model(loaded: "LoadedConfig") -> str:
     return f"model: {type(model).__name__}, {ModelSize.of(model)}"
 
 
-def _describe_trainer(loaded: "LoadedConfig") -> str:
-    from espnet3.trainer.config import trainer_block
-
+def _describe_trainer(block: Mapping[str, Any]) -> str:
     shown = ("accelerator", "devices", "num_nodes", "strategy", "precision", "max_epochs")
-    block = trainer_block(loaded)
     facts = [f"{key} {block[key]}" for key in (*shown, "max_steps") if key in block]
     return f"trainer: {', '.join(facts) or 'all of it as Lightning chooses'}"
 
@@ -329,11 +331,10 @@ def describe_average(loaded: "LoadedConfig") -> list[str]:
     ]
 
 
-def _criteria(loaded: "LoadedConfig") -> Any:
+def _criteria(loaded: "LoadedConfig") -> "tuple[Criterion, ...]":
     from espnet3.trainer.checkpointing.best_checkpoints import parse_criteria
 
-    values = loaded.plain()
-    return parse_criteria(values.get("best_model_criterion"), loaded)
+    return parse_criteria(loaded.plain().get("best_model_criterion"), loaded)
 
 
 def _build_parts(
@@ -466,16 +467,13 @@ def _check_model(loaded: "LoadedConfig", given: GivenParts = NOTHING_GIVEN) -> N
     refuse_lightning(locate(str(block["_target_"])))
 
 
-def _save_config(loaded: "LoadedConfig") -> None:
+def _save_config(resolved: "DictConfig", exp_dir: Path) -> None:
     from omegaconf import OmegaConf
 
     from espnet3.config.redact import redact
 
-    folder = _exp_dir(loaded)
-    folder.mkdir(parents=True, exist_ok=True)
-    write_text(
-        folder / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(redact(loaded.resolved())))
-    )
+    exp_dir.mkdir(parents=True, exist_ok=True)
+    write_text(exp_dir / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(redact(resolved))))
 
 
 def _exp_dir(loaded: "LoadedConfig") -> Path:

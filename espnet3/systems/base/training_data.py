@@ -17,6 +17,7 @@ from espnet3.config.instantiate import instantiate
 from espnet3.config.sources import set_in
 from espnet3.errors import ConfigError, EspnetError
 from espnet3.systems.base.given_parts import NOTHING_GIVEN, SPLITS, GivenParts
+from espnet3.systems.base.sampling_rates import Where
 from espnet3.text import first_few
 
 if TYPE_CHECKING:
@@ -127,15 +128,15 @@ def _nothing(loaded: "LoadedConfig") -> str:
 
 
 def check_fields(
-    sets: Mapping[str, Any], loader: "DataLoaderConfig", loaded: "LoadedConfig", *, is_new: bool
+    sets: Mapping[str, Any], loader: "DataLoaderConfig", where: Where, *, is_new: bool
 ) -> None:
     """Refuse, or warn of, datasets whose samples do not have the same fields.
 
     Args:
         sets: `train` and `valid`, as they were built; None for one that is not.
         loader: how batches are made.
-        loaded: the training config.
-        is_new: nothing is trained yet. A training that has got this far may go on.
+        where: the place of a key, for the message.
+        is_new: nothing is trained yet. A training that has got this far may continue.
 
     Raises:
         ConfigError: our own function cannot make a batch of them.
@@ -150,18 +151,18 @@ def check_fields(
         odd = _odd_fields(found, dropped)
         if not odd:
             continue
-        text = _described(split, odd, loaded)
+        text = _described(split, odd, where)
         if is_ours and is_new and not found.problem and loader.for_split(split).batch_size != 1:
             leaving = {"_target_": _COLLATE, **given, "drop": sorted({*dropped, *odd})}
             raise ConfigError(f"{text} A batch of both cannot be made. {_advice(leaving)}")
         _warn(f"{text}{found.problem}")
 
 
-def warn_of_fields(split: str, dataset: Any, loaded: "LoadedConfig") -> None:
+def warn_of_fields(split: str, dataset: Any, where: Where) -> None:
     """Warn of fields that only some of the datasets of a split have."""
     found = _first_samples(dataset)
     if odd := _odd_fields(found, set()):
-        _warn(f"{_described(split, odd, loaded)}{found.problem}")
+        _warn(f"{_described(split, odd, where)}{found.problem}")
 
 
 @dataclass(frozen=True)
@@ -215,17 +216,17 @@ def _odd_fields(found: _Found, dropped: set[str]) -> dict[str, tuple[list[str], 
 
 
 def _described(
-    split: str, odd: Mapping[str, tuple[Sequence[str], Sequence[str]]], loaded: "LoadedConfig"
+    split: str, odd: Mapping[str, tuple[Sequence[str], Sequence[str]]], where: Where
 ) -> str:
     groups: dict[tuple[str, str], list[str]] = {}
     for field, (has, lacks) in odd.items():
-        groups.setdefault((_listed(has, loaded), _listed(lacks, loaded)), []).append(field)
+        groups.setdefault((_listed(has, where), _listed(lacks, where)), []).append(field)
     parts = [f"{has} has {', '.join(f)}, and {no} has not" for (has, no), f in groups.items()]
     return f"The datasets of dataset.{split} have different fields: {'; '.join(parts)}."
 
 
-def _listed(names: Sequence[str], loaded: "LoadedConfig") -> str:
-    return first_few((f"{name}{set_in(name, loaded)}" for name in names), _SHOWN)
+def _listed(names: Sequence[str], where: Where) -> str:
+    return first_few((f"{name}{where(name)}" for name in names), _SHOWN)
 
 
 def _advice(collate: Mapping[str, Any]) -> str:

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any
 from espnet3.config.fingerprint import digest, files_in, flatten
 from espnet3.config.redact import REDACTED, digest_secret, redact
 from espnet3.parallel.identity import is_below
-from espnet3.parallel.own_modules import file_of, is_own_file
-from espnet3.systems.base.given_parts import NOTHING_GIVEN, GivenParts
+from espnet3.systems.base.given_parts import NOTHING_GIVEN, GivenParts, is_own
 
 if TYPE_CHECKING:
     from espnet3.config.load import LoadedConfig
@@ -210,13 +209,13 @@ def _placed(value: Any, places: Iterable[tuple[str, str]]) -> Any:
 
 def _paths_in(values: Mapping[str, Any], sets: Mapping[str, Any]) -> dict[str, str]:
     """Return the files and folders whose content counts, by key."""
-    told = tuple(f"{key}.data_src_args" for key, one in _leaves(sets) if _tells_content(one))
+    described = tuple(f"{key}.data_src_args" for key, one in _leaves(sets) if _has_fingerprint(one))
     exp_dir = os.path.abspath(str(values.get("exp_dir") or "."))
     return {
         key: value
         for key, value in _settings(values).items()
         if isinstance(value, str)
-        and not is_below(key, told)
+        and not is_below(key, described)
         and not (exp_dir + os.sep).startswith(os.path.abspath(value) + os.sep)
         and not (key.startswith("trainer.") and os.path.isdir(value))  # what callbacks write to
         and _exists(value)
@@ -306,7 +305,7 @@ def _own_targets(values: Any) -> Iterator[str]:
             thing = locate(path)
         except Exception:  # the stage's own checks have the words for it
             continue
-        if _is_own(thing):
+        if is_own(thing):
             yield path
 
 
@@ -322,11 +321,6 @@ def _dotted_paths(values: Any) -> Iterator[str]:
             yield value
         else:
             yield from _dotted_paths(value)
-
-
-def _is_own(thing: Any) -> bool:
-    name = str(getattr(thing, "__module__", None) or "")
-    return name == "__main__" or is_own_file(file_of(sys.modules.get(name)))
 
 
 def _describe_data(sets: Mapping[str, Any]) -> dict[str, Any]:
@@ -358,12 +352,12 @@ def _leaves(sets: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             yield key, part
 
 
-def _tells_content(dataset: Any) -> bool:
+def _has_fingerprint(dataset: Any) -> bool:
     return getattr(dataset, "fingerprint", None) is not None
 
 
 def _digest_audio(dataset: Any) -> str | None:
-    """Return a digest of sizes and parts of audio files; None if a dataset does not tell them.
+    """Return a digest of sizes and parts of audio files; None if a dataset does not list them.
 
     Beginning, middle and end of at most 2,000 files, evenly spaced: what was made again with
     another rate, gain or voice shows; a click in one of many files does not.
@@ -384,5 +378,5 @@ def _glance(path: str | os.PathLike[str]) -> str:
                 file.seek(start)
                 hasher.update(file.read(_BLOCK_BYTES))
     except OSError as error:
-        return f"unreadable: {error.errno}"  # training tells it when the file's turn comes
+        return f"unreadable: {error.errno}"  # training reports it when it reads the file
     return hasher.hexdigest()

@@ -1,8 +1,8 @@
 """Record of a training, `<exp_dir>/training.json`: the inputs of its weights.
 
 It is written before the first step. Later calls are compared with it before anything else: the
-weights of one training are never gone on with, or shown, as those of another. What was accepted
-on the way stands in it with epoch and step.
+weights of one training are never continued, or shown, as those of another. Changes that were
+accepted on the way are in it, with epoch and step.
 """
 
 import json
@@ -54,7 +54,7 @@ _NO_RECORD = "there was no record of data and code before"
 
 @dataclass(frozen=True)
 class Acceptance:
-    """Changes with which a training went on."""
+    """Changes with which a training continued."""
 
     time: str
     epoch: int
@@ -86,13 +86,13 @@ class Comparison:
     exp_dir: Path
     described: TrainingDescription
     base: TrainingRecord | None = None
-    """What made the weights; None where nothing was trained yet, or it starts anew."""
+    """What made the weights; None where nothing was trained yet, or it starts from scratch."""
     accepted: tuple[str, ...] = ()
     """Changes since then that the config allows, line by line."""
     on_disk: TrainingRecord | None = None
 
     def write(self, epoch: int, step: int) -> None:
-        """Write the record, as the training goes on from here; to be called by the first process.
+        """Write the record, as the training continues from here; to be called by the first process.
 
         Whatever was accepted on the way here stays in it.
         """
@@ -125,6 +125,49 @@ class Comparison:
         return tuple(dict.fromkeys(_key(line) for line in (*lines, *self.accepted)))
 
 
+@dataclass(frozen=True)
+class _Request:
+    """What a config asks of the folder of a training, beside the settings that are compared."""
+
+    exp_dir: Path
+    is_used: bool
+    """Weights are to be used, and not to be trained further."""
+    ckpt_path: str | None
+    accept_changes: tuple[str, ...]
+    unset: frozenset[str]
+    """Those of `DEFAULTS` that the config leaves unsaid."""
+    tag: str
+    """`exp_tag`, where `exp_dir` follows from it; else empty."""
+
+    @classmethod
+    def of(cls, loaded: "LoadedConfig", *, is_used: bool = False) -> "_Request":
+        config = loaded.config
+        exp_dir = Path(str(config["exp_dir"]))
+        fit, accept = config.get("fit"), config.get("accept_changes") or ()
+        ckpt_path = fit.get("ckpt_path") if isinstance(fit, Mapping) else None
+        follows = "exp_tag" in str(config._get_node("exp_dir"))
+        return cls(
+            exp_dir,
+            is_used,
+            str(ckpt_path) if ckpt_path else None,
+            (accept,) if isinstance(accept, str) else tuple(map(str, accept)),
+            frozenset(key for key in DEFAULTS if not loaded.has(key)),
+            str(config.get("exp_tag") or exp_dir.name) if follows else "",
+        )
+
+    def another_folder(self) -> str:
+        """Return the override that trains elsewhere: of `exp_tag`, unless `exp_dir` is spelt out.
+
+        Its number is the first that is free.
+        """
+        above, tag, n = self.exp_dir.parent, self.tag or self.exp_dir.name, 2
+        while os.path.exists(above / f"{tag}_{n}"):
+            n += 1
+        if self.tag:
+            return f"exp_tag={shlex.quote(f'{tag}_{n}')}"
+        return f"exp_dir={shlex.quote(str(above / f'{tag}_{n}'))}"
+
+
 def has_weights(exp_dir: Path) -> bool:
     """Tell whether an experiment has checkpoints or averaged weights."""
     return any(next(exp_dir.glob(pattern), None) for pattern in _WEIGHTS)
@@ -145,27 +188,24 @@ def compare_training(
         RunFolderError: The record is damaged.
         EspnetError: A dataset cannot be built.
     """
-    exp_dir = Path(str(loaded.config["exp_dir"]))
+    request = _Request.of(loaded)
     described = describe_training_run(loaded, with_inputs=with_inputs, given=given)
-    if loaded.config.get("resume") == "never" or not has_weights(exp_dir):
-        return _compare_origin(exp_dir, described, loaded)
-    return _compare(exp_dir, described, loaded)
+    if loaded.config.get("resume") == "never" or not has_weights(request.exp_dir):
+        return _compare_origin(request, described)
+    return _compare(request, described)
 
 
-def _compare_origin(
-    exp_dir: Path, described: TrainingDescription, loaded: "LoadedConfig"
-) -> Comparison:
-    """Note what changed since the checkpoint of another training that a new one goes on from."""
-    ckpt_path = (loaded.config.get("fit") or {}).get("ckpt_path")
-    folder = Path(str(ckpt_path)).parent
-    record = read_training_record(folder) if ckpt_path else None
-    if record is None:
-        return Comparison(exp_dir, described)
+def _compare_origin(request: _Request, described: TrainingDescription) -> Comparison:
+    """Note what changed since the checkpoint of another training that a new one continues from."""
+    folder = Path(request.ckpt_path).parent if request.ckpt_path else None
+    record = read_training_record(folder) if folder else None
+    if folder is None or record is None:
+        return Comparison(request.exp_dir, described)
     changed = _changes(record, described)
     fixed = [line for line in changed if _BUILT_ONCE.fullmatch(_key(line))]
     if fixed:
-        raise StaleRunError(_refusal(folder, fixed, loaded, is_used=False))
-    return Comparison(exp_dir, described, accepted=tuple(changed))
+        raise StaleRunError(_refusal(replace(request, exp_dir=folder), fixed))
+    return Comparison(request.exp_dir, described, accepted=tuple(changed))
 
 
 def compare_weights(
@@ -191,12 +231,12 @@ def compare_weights(
     Raises:
         StaleRunError: Naming each key that differs and was not accepted.
     """
-    exp_dir = Path(str(loaded.config["exp_dir"]))
-    if not has_weights(exp_dir) or not (loaded.has("optimizer") or loaded.has("optimizers")):
+    request = _Request.of(loaded, is_used=True)
+    if not has_weights(request.exp_dir) or not any(map(loaded.has, ("optimizer", "optimizers"))):
         return
-    described = _described_here(loaded, with_inputs)
+    described = _described_here(loaded, with_inputs and (request.exp_dir / FILE).exists())
     added = [key for key in described.fingerprint if _is_added(key, loaded, others)]
-    _compare(exp_dir, described, loaded, is_used=True, added=added)
+    _compare(request, described, added)
 
 
 def _is_added(key: str, loaded: "LoadedConfig", others: Sequence["LoadedConfig"]) -> bool:
@@ -207,8 +247,7 @@ def _is_added(key: str, loaded: "LoadedConfig", others: Sequence["LoadedConfig"]
 
 
 def _described_here(loaded: "LoadedConfig", with_inputs: bool) -> TrainingDescription:
-
-    if with_inputs and (Path(str(loaded.config["exp_dir"])) / FILE).exists():
+    if with_inputs:
         try:
             return describe_training_run(loaded)
         except (EspnetError, OSError) as error:
@@ -217,54 +256,45 @@ def _described_here(loaded: "LoadedConfig", with_inputs: bool) -> TrainingDescri
 
 
 def _compare(
-    exp_dir: Path,
-    described: TrainingDescription,
-    loaded: "LoadedConfig",
-    *,
-    is_used: bool = False,
-    added: Sequence[str] = (),
+    request: _Request, described: TrainingDescription, added: Sequence[str] = ()
 ) -> Comparison:
+    exp_dir = request.exp_dir
     record = read_training_record(exp_dir)
-    base = _of_the_weights(record, loaded, is_used=is_used) if record else _from_config(exp_dir)
+    base = _of_the_weights(record, request) if record else _from_config(exp_dir)
     if base is None:
         return Comparison(exp_dir, described)
     known = (record or base).fingerprint
     ours = {k: v for k, v in described.fingerprint.items() if k in known or k not in added}
-    if is_used:
+    if request.is_used:
         if not _is_whole(ours):
-            ours = {k: v for k, v in ours.items() if k not in DEFAULTS or loaded.has(k)}
+            ours = {k: v for k, v in ours.items() if k not in request.unset}
         base = replace(base, fingerprint=_limited(base.fingerprint, ours))
         ours = _limited(ours, known)
     described = replace(described, fingerprint=ours)
     if record is None:
-        return _compare_values(exp_dir, described, base, loaded, is_used=is_used)
+        return _compare_values(request, described, base)
     accepted = [line for one in record.accepted[len(base.accepted) :] for line in one.changes]
     changed = _changes(base, described)
     new = [line for line in changed if line not in accepted]
-    _refuse(exp_dir, new, loaded, is_used=is_used)
-    if new and not is_used:
+    _refuse(request, new)
+    if new and not request.is_used:
         logger.warning("Accepted, and written to %s: %s", exp_dir / FILE, "; ".join(new))
     return Comparison(exp_dir, described, base, tuple(changed), record)
 
 
 def _compare_values(
-    exp_dir: Path,
-    described: TrainingDescription,
-    base: TrainingRecord,
-    loaded: "LoadedConfig",
-    *,
-    is_used: bool,
+    request: _Request, described: TrainingDescription, base: TrainingRecord
 ) -> Comparison:
     """Compare with what a training of an earlier version, without a record, says of itself."""
     changed = _changed_values(base.fingerprint, described.fingerprint)
-    _refuse(exp_dir, changed, loaded, is_used=is_used)
-    if not is_used:
+    _refuse(request, changed)
+    if not request.is_used:
         logger.warning(
             "%s was trained before trainings left a record (%s): its settings were compared with "
             "%s, its data and code were not. From now on they are.",
-            exp_dir, FILE, _CONFIG,
+            request.exp_dir, FILE, _CONFIG,
         )  # fmt: skip
-    return Comparison(exp_dir, described, base, (*changed, _NO_RECORD))
+    return Comparison(request.exp_dir, described, base, (*changed, _NO_RECORD))
 
 
 def _is_whole(fingerprint: Mapping[str, Any]) -> bool:
@@ -277,35 +307,27 @@ def _limited(values: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, A
     return {key: value for key, value in values.items() if _is_whole(other) or key in other}
 
 
-def _of_the_weights(
-    record: TrainingRecord, loaded: "LoadedConfig", *, is_used: bool
-) -> TrainingRecord:
+def _of_the_weights(record: TrainingRecord, request: _Request) -> TrainingRecord:
     """Return the record without a change that no checkpoint has seen yet: it may be taken back."""
     from espnet3.trainer.checkpointing.resume import find_resume_point
 
     if record.before is None or not record.accepted:
         return record
-    exp_dir = Path(str(loaded.config["exp_dir"]))
-    ckpt_path = (loaded.config.get("fit") or {}).get("ckpt_path")
     try:
-        point = find_resume_point(exp_dir, ckpt_path=ckpt_path)
+        point = find_resume_point(request.exp_dir, ckpt_path=request.ckpt_path)
     except EspnetError:  # it is damaged, which is no matter where averages are used
-        if not is_used:
+        if not request.is_used:
             raise
         return record
     if point is None or point.position.step > record.accepted[-1].step:
         return record
-    return parse_record(json.dumps(record.before).encode(), TrainingRecord, exp_dir / FILE)
+    return parse_record(json.dumps(record.before).encode(), TrainingRecord, request.exp_dir / FILE)
 
 
-def _refuse(
-    exp_dir: Path, changed: Sequence[str], loaded: "LoadedConfig", *, is_used: bool
-) -> None:
-    accept = loaded.config.get("accept_changes") or ()
-    allowed = [accept] if isinstance(accept, str) else [str(key) for key in accept]
-    refused = [line for line in changed if not _is_allowed(_key(line), allowed)]
+def _refuse(request: _Request, changed: Sequence[str]) -> None:
+    refused = [line for line in changed if not _is_allowed(_key(line), request.accept_changes)]
     if refused:
-        raise StaleRunError(_refusal(exp_dir, refused, loaded, is_used=is_used))
+        raise StaleRunError(_refusal(request, refused))
 
 
 def read_training_record(exp_dir: Path) -> TrainingRecord | None:
@@ -420,9 +442,7 @@ def _is_allowed(key: str, accept: Sequence[str]) -> bool:
     return is_below(key, accept) and not _BUILT_ONCE.fullmatch(key)
 
 
-def _refusal(
-    exp_dir: Path, refused: Sequence[str], loaded: "LoadedConfig", *, is_used: bool
-) -> str:
+def _refusal(request: _Request, refused: Sequence[str]) -> str:
     shown, rest = refused[:_MOST_LINES], len(refused) - _MOST_LINES
     more = f"\n  and {rest} more" if rest > 0 else ""
     listing = "\n".join(f"  {line}" for line in shown) + more
@@ -431,7 +451,7 @@ def _refusal(
         keys = list(dict.fromkeys(key.partition(".")[0] for key in keys))
     fixed = [key for key in keys if _BUILT_ONCE.fullmatch(key)]
     accept = f"'accept_changes=[{','.join(key for key in keys if key not in fixed)}]'"
-    tag = _another_folder(exp_dir, loaded)
+    tag, is_used = request.another_folder(), request.is_used
     if is_used:
         ways = (
             f"They are not what this config would give. Give the config that they were trained "
@@ -446,18 +466,7 @@ def _refusal(
     if fixed and not is_used:
         ways += (
             f". {', '.join(fixed)} cannot change in a resumed training; start another one "
-            f"from its weights: {tag} 'init={{path: {exp_dir / 'last.ckpt'}}}'"
+            f"from its weights: {tag} 'init={{path: {request.exp_dir / 'last.ckpt'}}}'"
         )
     what = "weights of another training" if is_used else "another training"
-    return f"{exp_dir} holds {what}:\n{listing}\n{ways}"
-
-
-def _another_folder(exp_dir: Path, loaded: "LoadedConfig") -> str:
-    """Return the override that trains elsewhere: of `exp_tag`, unless `exp_dir` is spelt out."""
-    follows = "exp_tag" in str(loaded.config._get_node("exp_dir"))
-    tag = str(loaded.config.get("exp_tag") or exp_dir.name) if follows else exp_dir.name
-    n = 2
-    while os.path.exists(exp_dir.parent / f"{tag}_{n}"):
-        n += 1
-    name = f"{tag}_{n}" if follows else str(exp_dir.parent / f"{tag}_{n}")
-    return f"{'exp_tag' if follows else 'exp_dir'}={shlex.quote(name)}"
+    return f"{request.exp_dir} holds {what}:\n{listing}\n{ways}"
