@@ -18,7 +18,7 @@ from espnet3.errors import ConfigError
 from espnet3.systems.asr.publication_config import load_publication_config
 from espnet3.systems.asr.system import ASRSystem
 from espnet3.systems.asr.tokenizer_config import load_tokenizer_config
-from espnet3.systems.base.checks import Readers, check_config, check_typed, is_compared
+from espnet3.systems.base.checks import Readers, check_config, is_compared, refuse_unread
 from espnet3.systems.base.context import load_configs
 from espnet3.systems.base.inference_checks import check_inference
 from espnet3.systems.base.metric_config import load_metrics_config
@@ -148,7 +148,7 @@ def refusal(recipe):
         try:
             config = load_config(getattr(loaded[kind], kind), overrides)
             check_config(config, [stage.name])
-            check_typed(Readers(ASRSystem(**{kind: config}), [stage]))
+            refuse_unread(Readers(ASRSystem(**{kind: config}), [stage]))
             check(config)
         except ConfigError as error:
             return str(error)

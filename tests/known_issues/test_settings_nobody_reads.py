@@ -200,14 +200,14 @@ def test_workers_for_a_training_are_told(digits, caplog):
     text = (digits / "conf" / "training.yaml").read_text().replace("devices:", "num_nodes:")
     (digits / "conf" / "training.yaml").write_text(text.replace("num_nodes: 1", "benchmark: false"))
     system = ("--stages", "train", "--training_config", "conf/training.yaml", "conf/gpus.yaml")
-    from espnet3.systems.base.checks import Readers, tell_written
+    from espnet3.systems.base.checks import Readers, warn_of_unread
     from espnet3.systems.base.context import load_configs
     from espnet3.systems.base.stages import find_stage, stages_of
 
     os.chdir(digits)
     configs = load_configs({"training": system[3:]}, recipe_dir=digits)
     instance = ASRSystem(**vars(configs))
-    tell_written(Readers(instance, [find_stage(stages_of(ASRSystem), "train")]))
+    warn_of_unread(Readers(instance, [find_stage(stages_of(ASRSystem), "train")]))
     assert "conf/gpus.yaml:1" in caplog.text
     assert "trainer: {devices: 4}" in caplog.text
 

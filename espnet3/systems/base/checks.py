@@ -70,7 +70,7 @@ def check_stages(system: "BaseSystem", stages: Sequence[Stage], *, dry_run: bool
         used_by = [stage.name for stage, own in zip(stages, configs, strict=True) if own is loaded]
         check_config(loaded, used_by)
     readers = Readers(system, stages)
-    check_typed(readers)
+    refuse_unread(readers)
     for stage, loaded in zip(stages, configs, strict=True):
         check_targets(loaded, stage.blocks)
     system.planned = tuple(stage.name for stage in stages)
@@ -78,7 +78,7 @@ def check_stages(system: "BaseSystem", stages: Sequence[Stage], *, dry_run: bool
         check = f"check_{stage.name}"
         if has_own(type(system), stage.name, check):
             _run_check(getattr(system, check), dry_run)
-    tell_written(readers)
+    warn_of_unread(readers)
 
 
 def _run_check(check: Callable[[], None], dry_run: bool) -> None:
@@ -226,11 +226,11 @@ class Readers:
         return found
 
     def is_read(self, setting: Setting) -> bool:
-        """Tell whether anybody reads a setting in this call."""
+        """Tell whether anything reads a setting in this call."""
         return bool(self.of(setting)) or self._is_named(setting, self.is_read)
 
     def is_known(self, setting: Setting) -> bool:
-        """Tell whether anybody reads a setting of this kind of config, in this call or another."""
+        """Tell whether anything reads a setting of this kind of config, in this call or another."""
         if setting.block == _OF_LAUNCH and setting.kind == "training":
             return True
         kind = [stage for stage in stages_of(type(self.system)) if setting.kind in stage.configs]
@@ -265,10 +265,10 @@ class Readers:
         return is_referred
 
 
-def check_typed(readers: Readers) -> None:
+def refuse_unread(readers: Readers) -> None:
     """Refuse unused settings of the command line.
 
-    Where a stage of the recipe's own runs, which may read anything, it is told.
+    Where a stage of the recipe's own runs, which may read anything, it is a warning.
 
     Raises:
         ConfigError: with the line to write instead.
@@ -286,7 +286,7 @@ def check_typed(readers: Readers) -> None:
         logger.warning("%s", _complaint(readers, setting))
 
 
-def tell_written(readers: Readers) -> None:
+def warn_of_unread(readers: Readers) -> None:
     """Warn about settings of a file that no stage reads, in this call or another."""
     used = {id(find_config(readers.system, stage)) for stage in readers.stages}
     written = dict[tuple[str, str], list[Setting]]()
@@ -307,7 +307,7 @@ def tell_written(readers: Readers) -> None:
             logger.warning("%s", _complaint(readers, setting))
     for file, keys in elsewhere.items():
         logger.info("Of %s, %s read %s", file, readers.which_do_not, ", ".join(keys))
-    _tell_layers(readers)
+    _warn_of_idle_workers(readers)
 
 
 def unread_overrides(
@@ -324,7 +324,7 @@ def unread_overrides(
 
 
 def names_in_code(targets: Iterable[type | str]) -> set[str]:
-    """Return the keys of a config that code of the user's own reads, as far as its text tells.
+    """Return the keys of a config that code of the user's own reads, as far as its source shows.
 
     `config.lm_path`, `cfg["lm_path"]` and `config.get("lm_path")` read `lm_path`.
 
@@ -388,7 +388,7 @@ def _is_for_others(readers: Readers, setting: Setting) -> bool:
     return is_whole and any(readers.reads(stage, setting.key) for stage in stages)
 
 
-def _tell_layers(readers: Readers) -> None:
+def _warn_of_idle_workers(readers: Readers) -> None:
     """Warn of workers that were asked for where only `trainer` counts: GPUs would stay idle."""
     training = readers.configs.get("training")
     source = training.find_source("parallel") if training is not None else None

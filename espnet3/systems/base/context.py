@@ -69,7 +69,7 @@ def load_configs(
     """Load the configs of a recipe, so that what they share is the same in all of them.
 
     Training's context wins over that of the other files, and `inference_dir` of the inference
-    config over that of the metrics config; overrides win over all. An info line tells where a
+    config over that of the metrics config; overrides win over all. An info line says where a
     value that a file sets is replaced by another.
 
     Args:
@@ -104,7 +104,7 @@ def _load(
     loaded = load_config(files, overrides, below=DEFAULTS, recipe_dir=recipe_dir)
     if above is None:
         return loaded
-    _tell_differences(loaded, above)
+    _log_differences(loaded, above)
     return load_config(files, overrides, below=DEFAULTS, above=above, recipe_dir=recipe_dir)
 
 
@@ -180,7 +180,7 @@ def context_value(loaded: "LoadedConfig", key: str) -> Any:
         raise
 
 
-def _tell_differences(loaded: "LoadedConfig", above: "LoadedConfig") -> None:
+def _log_differences(loaded: "LoadedConfig", above: "LoadedConfig") -> None:
     for key in map(str, above.config):
         source = loaded.find_source(key)
         if source is None or source.line is None:
@@ -197,7 +197,7 @@ def check_inference_dir(configs: Configs) -> None:
     """Refuse a metrics config that does not know which results it is about.
 
     Raises:
-        ConfigError: with the two ways to tell it.
+        ConfigError: with the two ways to name them.
     """
     metrics = configs.metrics
     if metrics is None or configs.inference is not None:

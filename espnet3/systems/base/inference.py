@@ -116,7 +116,7 @@ def infer(
 
     Returns:
         What the runner's `merge` returned, by test set: for an `InferenceRunner` the files by
-        field; or where the work goes on without this program.
+        field; or the folders in which detached workers continue.
 
     Raises:
         ConfigError: before anything starts.
@@ -141,7 +141,7 @@ def _decode(runs: Sequence[TestSetRun], parallel: "ParallelConfig") -> dict[str,
 
 
 def _ends(runs: Sequence[TestSetRun]) -> list[tuple[int, int] | None]:
-    """Return what tells the end of each run from that of another; None of one that is not over."""
+    """Return an identity of the end of each run; None for one that is not complete."""
     found: list[tuple[int, int] | None] = []
     for run in runs:
         file = RunLayout(run_folder(run), n_shards=1).success
@@ -241,11 +241,10 @@ def _plan_test_set(
     durations = durations_of(dataset, 0.0 if config.runner.get("on_error") == "skip" else None)
     runner = _build_runner(provider, config, results_folder(config.inference_dir, name), loaded.has)
     if durations is None and runner.batch_seconds is not None:
-        _tell_unknown_durations(runner.batch_seconds, name, config)
+        _report_unknown_durations(runner.batch_seconds, name, config)
         runner.batch_seconds = None
-    if not hasattr(
-        provider, "build_dataset"
-    ):  # what forward() misses is told here rather than by each worker
+    if not hasattr(provider, "build_dataset"):
+        # An argument that forward() lacks is an error here, rather than in each worker.
         bind(type(runner).forward, ["idx"], {**env, **runner.settings()})
     runner.depends_on = {
         **runner.depends_on,
@@ -265,7 +264,7 @@ def _with_place(error: EspnetError, position: int, loaded: "LoadedConfig") -> Es
     return type(error)(_ENTRY.sub(placed, str(error), count=1))
 
 
-def _tell_unknown_durations(seconds: float, name: str, config: InferenceConfig) -> None:
+def _report_unknown_durations(seconds: float, name: str, config: InferenceConfig) -> None:
     """Refuse, or warn where a provider of one's own has put its dataset around the recipe's.
 
     Raises:
@@ -358,7 +357,11 @@ def _build_runner(
     if not isinstance(provider, InferenceProvider):
         ignored += [name.removeprefix("config.") for name in InferenceProvider.fingerprint_ignore]
     if writes_fields(target):
-        ignored += [*_DEFAULTED, "output_artifacts", "provider"]  # the runner tells these itself
+        ignored += [
+            *_DEFAULTED,
+            "output_artifacts",
+            "provider",
+        ]  # the runner describes these itself
     runner.not_results = tuple(f"config.{key}" for key in ignored)
     runner.config_block, runner.folder_key = "runner", "exp_tag"
     return runner
@@ -417,7 +420,7 @@ def _settings_of(
 
 
 def describe_inference(loaded: "LoadedConfig", *, detach: bool = False) -> list[str]:
-    """Return lines that tell test sets, batches, padding, shards, workers and the job script.
+    """Return lines on test sets, batches, padding, shards, workers and the job script.
 
     Raises:
         ConfigError: as the stage itself would.

@@ -263,8 +263,8 @@ def written_fields(loaded: "LoadedConfig") -> WrittenFields:
         place = loaded.set_in("output_keys") or loaded.set_in("runner.output_keys")
         return WrittenFields(names, why=f"output_keys is [{', '.join(config.output_keys)}]{place}")
     if config.output_fn is not None or not has_forward_of_ours(target):
-        who = f"output_fn {config.output_fn}" if config.output_fn else f"{target.__name__}.forward"
-        return WrittenFields(None, why=f"{who} decides")
+        what = f"output_fn {config.output_fn}" if config.output_fn else f"{target.__name__}.forward"
+        return WrittenFields(None, why=f"{what} decides")
     return WrittenFields(None, (config.hyp_key, config.ref_key), "the model decides")
 
 

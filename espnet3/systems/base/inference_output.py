@@ -48,7 +48,7 @@ class OutputSettings:
         return asdict(self)
 
     def of_run(self, needs: Sequence[Need], *, is_completed: bool) -> Self:
-        """Return a copy that also knows what later stages read, and who chooses the fields."""
+        """Return a copy that also knows what later stages read, and where the fields are chosen."""
         copy = replace(self)
         object.__setattr__(copy, "needs", tuple(needs))
         object.__setattr__(copy, "is_completed", is_completed)
@@ -181,9 +181,9 @@ def to_records(
     Raises:
         ConfigError: if there is not one output per item.
     """
-    who = f"output_fn {settings.output_fn}" if settings.output_fn else "The model"
+    what = f"output_fn {settings.output_fn}" if settings.output_fn else "The model"
     try:
-        split = split_batch(outputs, len(idx), who)
+        split = split_batch(outputs, len(idx), what)
     except ProviderError as error:
         raise ConfigError(str(error)) from None
     selects = not settings.is_completed

@@ -279,14 +279,14 @@ def _files(shard_dirs: Sequence[Path], suffix: str) -> list[str]:
 
 
 class FieldWriters:
-    """Writes the fields of records; which fields there are, the first record tells."""
+    """Writes the fields of records; the first record decides which fields there are."""
 
     def __init__(self, shard_dir: Path, settings: OutputSettings) -> None:
         self._folder = shard_dir
         self._settings = settings
         self._scp: dict[str, ScpWriter] | None = None
         self._n_written = 0
-        self._told: set[str] = set()
+        self._warned_of: set[str] = set()
         self._nbest: dict[str, _NBest] = {}
         self._results = JsonlWriter(shard_dir / RESULTS) if settings.results else None
         self._artifacts = {
@@ -423,9 +423,9 @@ class FieldWriters:
             if len(entries) != 1:
                 raise
             # One text with an object of the model's: the text is what was asked for.
-            if name not in self._told:
+            if name not in self._warned_of:
                 logger.warning("Of %s only the text is kept: %s", name, error)
-            self._told.add(name)
+            self._warned_of.add(name)
             writer.write(id, to_texts(entries, name, id))
 
     def close(self) -> None:

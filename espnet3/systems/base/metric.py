@@ -2,7 +2,7 @@
 
 A metric is any callable `metric(data, test_name, inference_dir)` that returns a dict of numbers;
 `data` holds a list for each of its inputs, and `utt_id`, all in one order. It may have `ref_key`
-and `hyp_key`, which tell its inputs; see `espnet3.components.metrics.error_rate.ErrorRate`. A check
+and `hyp_key`, which name its inputs; see `espnet3.components.metrics.error_rate.ErrorRate`. A check
 and a dry run build metrics too, so a model that one needs is best loaded at its first call.
 """
 

@@ -271,7 +271,7 @@ def _with_names(metrics: Sequence[PreparedMetric]) -> list[PreparedMetric]:
 
 
 def _distinguish(name: str, first: PreparedMetric, other: PreparedMetric) -> Iterator[str]:
-    """Yield names that tell one difference, two, and so on."""
+    """Yield names with one difference, two, and so on."""
     before, after = _description(first), _description(other)
     changed = [key for key in {**before, **after} if before.get(key) != after.get(key)]
     labels = [f"{key}={_short(after.get(key))}" for key in changed]

@@ -276,7 +276,7 @@ def _mismatch(
 
 
 def _failed_on_purpose(folder: Path, lacking: Mapping[str, list[str]]) -> str:
-    """Say which ids the run gave up on, as it was told to."""
+    """Return a sentence on the ids that the run skipped, as its config allows."""
     if not folder.is_dir() or load_manifest(folder) is None:
         return ""
     failures = read_failures(folder)

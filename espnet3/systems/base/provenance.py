@@ -72,7 +72,7 @@ class StageRecord:
     """The record of one run of a stage.
 
     The first one is written when the stage begins; one that replaces another when it is known that
-    there is something to do, which the stage tells with `publish`, and else at its end.
+    there is something to do, which the stage reports with `publish`, and else at its end.
     """
 
     folder: Path

@@ -171,7 +171,7 @@ def describe_job_script(parallel: "ParallelConfig", run_dirs: Sequence[Path] = (
 
     Args:
         parallel: where workers run.
-        run_dirs: the run folders, which workers that go on alone are told.
+        run_dirs: the run folders, which are arguments of detached workers.
     """
     try:
         script = _job_script(parallel, run_dirs)
@@ -268,7 +268,7 @@ def _runs_below(folder: Path, depth: int) -> list[Path]:
 
 
 def _rate_in(folder: Path, run: PlannedRun) -> Rate | None:
-    """Return the rate of a run of the same kind; a damaged folder tells none."""
+    """Return the rate of a run of the same kind; a damaged folder has none."""
     try:
         manifest = load_manifest(folder)
         if manifest is None or manifest.name != type(run.runner).__name__:

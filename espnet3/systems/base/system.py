@@ -158,7 +158,7 @@ class BaseSystem:
         return train(self.config_for("train"), comparison, start, self.given)
 
     def compare_train(self) -> None:
-        """Refuse to train over another training, if `check_train` could not tell yet.
+        """Refuse to train over another training, if `check_train` could not know yet.
 
         Raises:
             StaleRunError: Naming each key that differs.

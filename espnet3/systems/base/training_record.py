@@ -396,7 +396,7 @@ def _is_count(key: str) -> bool:
 
 
 def _in_words(line: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
-    """Say what changed; two digests tell nobody anything."""
+    """Say what changed, since two digests mean nothing to a reader."""
     key = _key(line)
     if key.startswith("code."):
         return f"{key}: {_of_code(key in old, key in new)}"

@@ -33,7 +33,7 @@ class ReportConfig(FrozenConfig):
     audio_key: str = "speech"
     """The field of a sample that is played."""
     sample_rate: PositiveInt | None = None
-    """Its rate in Hz, where neither the sample nor the durations of the dataset tell."""
+    """Its rate in Hz, where neither the sample nor the durations of the dataset give it."""
 
 
 def load_report_config(loaded: "LoadedConfig") -> ReportConfig:
@@ -73,7 +73,7 @@ class ClipMaker:
 
         Args:
             sample: of the dataset.
-            seconds: its duration, if the dataset tells; gives the sampling rate away.
+            seconds: its duration, if the dataset knows it; the sampling rate follows from it.
 
         Raises:
             NoClip: it has none, or the page is full.
@@ -168,7 +168,7 @@ class TestSetData:
         return sample
 
     def duration(self, id: str) -> float | None:
-        """Return the seconds of an item, if the dataset tells."""
+        """Return the seconds of an item, if the dataset knows them."""
         position = self.positions.get(id)
         if self.durations is None or position is None or position >= len(self.durations):
             return None

@@ -69,7 +69,7 @@ class StageTime:
 
     name: str
     seconds: float
-    """Of the longest run that ended well, with the broken ones that it went on from: the same
+    """Of the longest run that ended well, with the broken ones that it resumed: the same
     command again finds all done, and takes no time."""
     state: str
     """How the last run ended."""

@@ -29,7 +29,7 @@ class ShardSpan:
 
     @classmethod
     def of(cls, done: Done) -> "ShardSpan":
-        """Take it from what a shard says of itself; older ones do not tell when they began."""
+        """Take it from the done marker of a shard; older ones do not record the start."""
         start = done.started or done.finished - done.seconds - done.load_seconds
         return cls(
             done.shard,

@@ -142,7 +142,7 @@ def _texts(score: Score, base: Path, ids: Sequence[str]) -> dict[str, tuple[str,
     for role in ("ref_key", "hyp_key"):
         path = score.input_path(str(score.settings.get(role, role.removesuffix("_key"))), base)
         if path is None:
-            raise RecordError(f"metrics.json does not tell where {role} was read from.")
+            raise RecordError(f"metrics.json does not record where {role} was read from.")
         sides.append({id: text for id, text in read_scp(path) if id in wanted})
     return {id: (sides[0].get(id, ""), sides[1].get(id, "")) for id in ids}
 
