@@ -3,8 +3,6 @@
 import logging
 import re
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +12,6 @@ from espnet3.config.sources import names_places
 from espnet3.config.targets import argument_names, locate
 from espnet3.errors import ConfigError, EspnetError, ProviderError
 from espnet3.parallel.base_runner import BaseRunner, apply_settings
-from espnet3.parallel.client import SharedCluster
 from espnet3.parallel.detached.launch import SharedWorkers
 from espnet3.parallel.execute import check_env
 from espnet3.parallel.hooks import bind
@@ -45,12 +42,14 @@ from espnet3.systems.base.inference_provider import (
     organizer_defaults,
 )
 from espnet3.systems.base.run_description import (
+    PlannedRun,
     describe_batches,
     describe_folder,
     describe_items,
     describe_job_script,
     describe_shards,
     plan_shards,
+    run_all,
     run_folder,
 )
 from espnet3.systems.base.sampling_rates import check_test_samples
@@ -73,29 +72,6 @@ _ARGUMENT = re.compile(
     r"multiple values for (?:keyword )?argument '(?P<twice>\w+)'"
     r"|missing \d+ required .*argument.*?: '(?P<lacking>\w+)'"
 )
-
-
-@dataclass(frozen=True)
-class TestSetRun:
-    """What decoding one test set takes; the model is built in the workers."""
-
-    __test__ = False  # pytest takes the name for a test
-
-    name: str
-    runner: BaseRunner
-    n_items: int
-    durations: Any
-    """Seconds of each item, if the dataset knows them."""
-
-    @property
-    def output_dir(self) -> Path:
-        """The folder of the results."""
-        assert self.runner.output_dir is not None
-        return self.runner.output_dir
-
-    def __call__(self, client: Any) -> Any:
-        """Decode; resumes, and answers at once if all is done."""
-        return self.runner(range(self.n_items), durations=self.durations, client=client)
 
 
 @names_places
@@ -123,24 +99,15 @@ def infer(
     """
     parallel = parallel_of(loaded, detach=detach)
     runs = plan_inference(loaded, needs=needs)
-    before = _ends(runs)
-    results = _decode(runs, parallel)
+    before = _ends(runs)  # a run that is merged now has another file than before
+    decode = _leave if parallel.mode == "async" else run_all
+    results = decode(runs, parallel)
     if None not in before and _ends(runs) == before:
         on_all_done()
     return results
 
 
-def _decode(runs: Sequence[TestSetRun], parallel: "ParallelConfig") -> dict[str, Any] | Detached:
-    if parallel.mode == "async":
-        return _leave(runs, parallel)
-    n_tasks = sum(run.n_items for run in runs)
-    with use_parallel(parallel):
-        shared = SharedCluster(parallel, n_tasks) if parallel.env != "local" else nullcontext(None)
-        with shared as client:
-            return {run.name: _run(run, client) for run in runs}
-
-
-def _ends(runs: Sequence[TestSetRun]) -> list[tuple[int, int] | None]:
+def _ends(runs: Sequence[PlannedRun]) -> list[tuple[int, int] | None]:
     """Return an identity of the end of each run; None for one that is not complete."""
     found: list[tuple[int, int] | None] = []
     for run in runs:
@@ -162,25 +129,20 @@ def parallel_of(loaded: "LoadedConfig", *, detach: bool = False) -> "ParallelCon
     return as_parallel_config({**parallel.model_dump(exclude_unset=True), "mode": "async"})
 
 
-def _leave(runs: Sequence[TestSetRun], parallel: "ParallelConfig") -> dict[str, Any] | Detached:
+def _leave(runs: Sequence[PlannedRun], parallel: "ParallelConfig") -> dict[str, Any] | Detached:
     """Submit workers for all test sets together; results are there if all is done already."""
 
     with use_parallel(parallel), SharedWorkers(parallel) as workers:
-        handles = {run.name: _run(run, workers) for run in runs}
+        handles = {run.name: run(workers) for run in runs}
     if workers.roots:
         return Detached(tuple(workers.roots))
     return {name: handle.result() for name, handle in handles.items()}
 
 
-def _run(run: TestSetRun, client: Any) -> Any:
-    logger.info("Test set %s: %d items into %s", run.name, run.n_items, run.output_dir)
-    return run(client)
-
-
 @names_places
 def plan_inference(
     loaded: "LoadedConfig", *, runs_here: bool = True, needs: Sequence["Need"] = ()
-) -> list[TestSetRun]:
+) -> list[PlannedRun]:
     """Build the datasets, and what runs over them.
 
     Args:
@@ -218,7 +180,7 @@ def open_test_set(loaded: "LoadedConfig", name: str) -> Any:
 
 def _plan_test_set(
     own_config: "DictConfig", config: InferenceConfig, loaded: "LoadedConfig"
-) -> TestSetRun:
+) -> PlannedRun:
     from espnet3.components.data.dataset import durations_of, fingerprint_of
     from espnet3.components.data.errors import create_command
 
@@ -251,7 +213,7 @@ def _plan_test_set(
         "test_set.content": fingerprint_of(dataset),
         "code": describe_targets(resolved(own_config), dataset),
     }
-    return TestSetRun(name, runner, len(dataset), durations)
+    return PlannedRun(name, runner, len(dataset), durations)
 
 
 def _with_place(error: EspnetError, position: int, loaded: "LoadedConfig") -> EspnetError:
@@ -442,7 +404,7 @@ def _describe_fields(written: WrittenFields) -> str:
     return f"fields to write: {', '.join(written.names) or 'none'} ({written.why})"
 
 
-def _describe_test_set(run: TestSetRun, parallel: "ParallelConfig") -> list[str]:
+def _describe_test_set(run: PlannedRun, parallel: "ParallelConfig") -> list[str]:
     plan = plan_shards(run, parallel)
     facts = [describe_batches(run, plan), describe_shards(plan), describe_folder(run)]
     lines = [f"test set {run.name}: {describe_items(run)}"]

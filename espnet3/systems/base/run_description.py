@@ -1,17 +1,24 @@
-"""Describe a run on workers, and forecast its end, for `--dry-run` and `espnet3 plan`."""
+"""Runs of a stage on workers: run them, or describe and forecast them without running.
 
+The latter is for `--dry-run` and `espnet3 plan`.
+"""
+
+import logging
 import os
 import socket
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from espnet3.errors import ConfigError, MissingExtraError, RunFolderError
+from espnet3.parallel.client import SharedCluster
 from espnet3.parallel.clusters.table import ON_THIS_MACHINE, left_out, render_job_script
 from espnet3.parallel.forecast import Forecast, forecast
 from espnet3.parallel.identity import changes, describe_run, is_below, not_results_of
+from espnet3.parallel.parallel import use_parallel
 from espnet3.shards.batches import check_costs, padding_in_order
 from espnet3.shards.commit import Done
 from espnet3.shards.manifest import Manifest, load_manifest
@@ -25,35 +32,48 @@ if TYPE_CHECKING:
     from espnet3.parallel.base_runner import BaseRunner
     from espnet3.parallel.config import ParallelConfig
 
+logger = logging.getLogger(__name__)
+
 _COMPARED_SIZE = 16
-_DEPTH = 4
+_DEPTH = 4  # exp/TAG/WITH_SLASH/INFERENCE/TEST_SET
 _SHOWN = 3
 _SPEED_KEYS = ("batch_size", "batch_seconds", "config.model", "params", "provider", "runner")
 """What a rate depends on most, of all that results depend on."""
 
 
-class PlannedRun(Protocol):
-    """One run of a stage: a test set, or a split."""
+@dataclass(frozen=True)
+class PlannedRun:
+    """One run of a stage on workers, over a test set or a split; workers build the model."""
 
-    @property
-    def name(self) -> str:
-        """What it runs over."""
-
-    @property
-    def runner(self) -> "BaseRunner":
-        """What it runs."""
-
-    @property
-    def n_items(self) -> int:
-        """How many items it has."""
-
-    @property
-    def durations(self) -> Any:
-        """Seconds of each item, if the dataset knows them."""
+    name: str
+    runner: "BaseRunner"
+    n_items: int
+    durations: Any
+    """Seconds of each item, if the dataset knows them."""
 
     @property
     def output_dir(self) -> Path:
         """The folder of the results."""
+        assert self.runner.output_dir is not None
+        return self.runner.output_dir
+
+    def __call__(self, client: Any) -> Any:
+        """Run it; resumes, and answers at once if all is done.
+
+        Raises:
+            StaleRunError: there are results of another config, data or code.
+        """
+        logger.info("%s: %d items into %s", self.name, self.n_items, self.output_dir)
+        return self.runner(range(self.n_items), durations=self.durations, client=client)
+
+
+def run_all(runs: Sequence[PlannedRun], parallel: "ParallelConfig") -> dict[str, Any]:
+    """Run one after the other, on one cluster, and return what each returned, by name."""
+    n_tasks = sum(run.n_items for run in runs)
+    with use_parallel(parallel):
+        shared = SharedCluster(parallel, n_tasks) if parallel.env != "local" else nullcontext(None)
+        with shared as client:
+            return {run.name: run(client) for run in runs}
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,6 @@ import logging
 import os
 import re
 from collections.abc import Mapping
-from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -21,16 +20,17 @@ from espnet3.config.schema import FrozenConfig, Names, validate
 from espnet3.config.sources import names_places
 from espnet3.config.targets import check_arguments, locate
 from espnet3.errors import ConfigError, EspnetError, StaleRunError, suggest
-from espnet3.parallel.client import SharedCluster
 from espnet3.parallel.clusters.table import check_resources
 from espnet3.parallel.identity import is_below
-from espnet3.parallel.parallel import as_parallel_config, use_parallel
+from espnet3.parallel.parallel import as_parallel_config
 from espnet3.systems.base.code_fingerprint import describe_targets
 from espnet3.systems.base.inference_provider import ORGANIZER
 from espnet3.systems.base.run_description import (
+    PlannedRun,
     describe_folder,
     describe_items,
     describe_job_script,
+    run_all,
 )
 from espnet3.systems.base.sampling_rates import Where
 from espnet3.systems.base.statistics_provider import COLLECT_FEATS, StatisticsProvider, build_split
@@ -59,16 +59,7 @@ def collect_stats(loaded: "LoadedConfig") -> dict[str, dict[str, Path]]:
         ConfigError: before anything starts.
     """
     parallel = as_parallel_config(loaded)
-    runs = plan_statistics(loaded)
-    n_tasks = sum(run.n_items for run in runs)
-    with use_parallel(parallel):
-        shared = SharedCluster(parallel, n_tasks) if parallel.env != "local" else nullcontext(None)
-        with shared as client:
-            results = {}
-            for run in runs:
-                logger.info("Split %s: %d items into %s", run.name, run.n_items, run.output_dir)
-                results[run.name] = run(client)
-    return results
+    return run_all(plan_statistics(loaded), parallel)
 
 
 @names_places
@@ -97,33 +88,20 @@ _ENTRY = re.compile(r"dataset\.(?:train|valid)\.\d+(?:\.\w+)*")
 
 
 @dataclass(frozen=True)
-class SplitRun:
-    """What taking the statistics of one split takes; the model is built in the workers."""
+class SplitRun(PlannedRun):
+    """The run over one split."""
 
-    name: str
-    runner: StatsRunner
-    n_items: int
-    durations: "Floats | None"
-    """Seconds of each item, if the dataset knows them."""
     has_model: bool
     """Whether a model computes the features."""
 
-    @property
-    def output_dir(self) -> Path:
-        """The folder of the results."""
-        assert self.runner.output_dir is not None
-        return self.runner.output_dir
-
     def __call__(self, client: Any) -> dict[str, Path]:
-        """Compute the statistics; resumes, and answers at once if all is done.
+        """Compute the statistics, as every run; a refusal says more of the model.
 
         Raises:
             StaleRunError: there are results of another config, data or code.
         """
         try:
-            files: dict[str, Path] = self.runner(
-                range(self.n_items), durations=self.durations, client=client
-            )
+            files: dict[str, Path] = super().__call__(client)
         except StaleRunError as error:
             if "\n  config.model." not in str(error):
                 raise
