@@ -1,4 +1,4 @@
-"""The code of a recipe that its results depend on, so that a change of it is not overlooked."""
+"""Fingerprint of a recipe's code: the user's modules that a config and its dataset lead to."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any

@@ -104,6 +104,7 @@ def _load(
     loaded = load_config(files, overrides, below=DEFAULTS, recipe_dir=recipe_dir)
     if above is None:
         return loaded
+    # Loaded once without the context from above, to know what this file itself would say.
     _log_differences(loaded, above)
     return load_config(files, overrides, below=DEFAULTS, above=above, recipe_dir=recipe_dir)
 

@@ -96,7 +96,6 @@ def _lacking(configs: Configs, stages: set[str]) -> _Lacking | None:
 
 def _lacking_weights(loaded: "LoadedConfig") -> _Lacking | None:
     """Return which weights a config names in its own folder, where they are not."""
-
     exp_dir = Path(context_value(loaded, "exp_dir"))
     values = loaded.plain()
     named = {

@@ -134,7 +134,7 @@ def check_fields(needs: Sequence[Need], written: "WrittenFields", folders: Seque
             )
 
 
-_USUAL = ("hyp", "ref")
+_USUAL = ("hyp", "ref")  # in the order of WrittenFields.usual
 
 
 def _not_written(need: Need, written: "WrittenFields") -> str:

@@ -215,6 +215,7 @@ def _in_samples(dataset: Any, name: str, where: Where = lambda key: "") -> Itera
     ranges = getattr(dataset, "ranges", None)
     starts = [r.start for r in ranges()] if callable(ranges) else [0]
     names = getattr(dataset, "names", None) or [name]
+    # One of each: what one source resamples, another may not.
     for start, called in zip(starts, names, strict=False):
         try:
             sample = dataset[start]

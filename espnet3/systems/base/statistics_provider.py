@@ -1,4 +1,7 @@
-"""The provider of stage 3: a dataset, and a model that computes features, in each worker."""
+"""The provider of stage 3: a dataset, and a model that computes features, in each worker.
+
+Apart from the stage, so that workers do not import pydantic and the schedulers.
+"""
 
 from collections.abc import Callable, Mapping
 from functools import partial

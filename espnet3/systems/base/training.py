@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from espnet3.config.sources import set_in
+from espnet3.config.sources import names_places, set_in
 from espnet3.errors import ConfigError
 from espnet3.io.atomic import write_text
 from espnet3.systems.base.context import completed
@@ -35,6 +35,7 @@ logger = logging.getLogger(__name__)
 _MODEL = "model: {_target_: src.model.MyModel}"
 
 
+@names_places
 def train(
     loaded: "LoadedConfig",
     comparison: Comparison | None = None,
@@ -59,7 +60,7 @@ def train(
     """
     from time import monotonic
 
-    begin = monotonic()
+    begin = monotonic()  # before the imports: Lightning takes seconds of the start
     from espnet3.trainer.fit import Fit
     from espnet3.trainer.launching.process_rank import process_rank
     from espnet3.trainer.reporting.summary import StartupTimes
@@ -93,6 +94,7 @@ def train(
     try:
         was_trained = fit.run()
     finally:
+        # Also after a kill signal, but not if this call logged nothing: the curves are as they were.
         if before and _history_time(exp_dir) != before[0]:
             _plot(exp_dir)
     if is_first and not fit.is_trial and (was_trained or _lacks_averages(exp_dir, criteria)):
@@ -100,6 +102,7 @@ def train(
     return None if was_trained else Skipped("it is trained to the end already")
 
 
+@names_places
 def compare(
     loaded: "LoadedConfig", *, with_inputs: bool = True, given: GivenParts = NOTHING_GIVEN
 ) -> Comparison | None:
@@ -168,6 +171,7 @@ def _plot(exp_dir: Path) -> None:
         logger.info("Learning curves: %s", curves)
 
 
+@names_places
 def check_train(
     loaded: "LoadedConfig", *, with_inputs: bool = True, given: GivenParts = NOTHING_GIVEN
 ) -> Comparison | None:
@@ -204,6 +208,7 @@ def check_train(
     if has_split(loaded, "valid", given) is False:
         refuse_without_validation(configured_monitors(loaded), loaded)
     check_launch(block, loaded=loaded)
+    # Lightning checks most arguments only when its trainer is built.
     with quiet_lightning(), _unheard():
         trainer_for(loaded, exp_dir=str(_exp_dir(loaded)))
     comparison = compare(loaded, with_inputs=with_inputs, given=given)
@@ -234,6 +239,7 @@ def _unheard() -> Iterator[None]:
         logging.disable(before)
 
 
+@names_places
 def describe_train(loaded: "LoadedConfig", comparison: Comparison | None = None) -> list[str]:
     """Describe `train`: data, batches, model, where it resumes; nothing is written.
 
@@ -302,6 +308,7 @@ def _describe_start(loaded: "LoadedConfig") -> str:
     return f"resumes from {point.path} ({point.position})"
 
 
+@names_places
 def average(loaded: "LoadedConfig") -> Any:
     """Average the best checkpoints of each entry of `best_model_criterion`.
 
@@ -317,11 +324,13 @@ def average(loaded: "LoadedConfig") -> Any:
     return average_all(_exp_dir(loaded), criteria)
 
 
+@names_places
 def check_average(loaded: "LoadedConfig") -> None:
     """Check `best_model_criterion`."""
     _criteria(loaded)
 
 
+@names_places
 def describe_average(loaded: "LoadedConfig") -> list[str]:
     """Return what would be averaged."""
     loaded = completed(loaded)

@@ -378,7 +378,7 @@ def _changes(record: TrainingRecord, described: TrainingDescription) -> list[str
     if described.sets is None:  # files and data may be made by a stage that comes first
         old = {key: value for key, value in old.items() if key in new or not _is_input(key)}
     lines = [_in_words(line, old, new) for line in diff(old, new) if not _is_count(_key(line))]
-    if described.sets is not None:
+    if described.sets is not None:  # then files were looked at as well
         lines += _changed_files(record, described)
     # Code that came or went follows from what was set, or from other code.
     followed = [line for line in lines if line.endswith((_USED, _UNUSED))]
