@@ -25,6 +25,28 @@ _NOT_GIVEN = object()
 class EspnetError(Exception):
     """Base of all errors raised on purpose by ESPnet3."""
 
+    key = ""
+    """The setting that the message begins with, until `locate` has added its place."""
+
+    def at(self, key: str) -> EspnetError:
+        """Return an error of the same type that begins with the key of the config to blame."""
+        error = type(self)(f"{key}: {self}")
+        error.key = key
+        return error
+
+    def move(self, old: str, new: str) -> None:
+        """Name a key as the user's config does, where code got another one with a part of it."""
+        if f"{self.key}.".startswith(f"{old}."):
+            self.key = new + self.key.removeprefix(old)
+            self.args = (new + str(self).removeprefix(old),)
+
+    def locate(self, config: Places) -> None:
+        """Add where the key was set, once, if the config knows it."""
+        place = config.set_in(self.key) if self.key else ""
+        if place:
+            self.args = (f"{self.key}{place}{str(self).removeprefix(self.key)}",)
+            self.key = ""
+
 
 class ConfigError(EspnetError):
     """A setting is wrong: misspelt, of the wrong type, out of range, or at odds with another.
@@ -69,8 +91,20 @@ class ConfigError(EspnetError):
             self.args = (self._text(place, config),)
             self.key = ""
 
+    def at(self, key: str) -> ConfigError:
+        """Return an error that begins with the key of the block that is to blame."""
+        return ConfigError(key, key=key, problem=f": {self}")
+
+    def move(self, old: str, new: str) -> None:
+        """Name a key as the user's config does, where code got another one with a part of it."""
+        if f"{self.key}.".startswith(f"{old}."):
+            self._head = new + self._head.removeprefix(old)
+        super().move(old, new)
+
     def below(self, block: str) -> ConfigError:
         """Return the same error about the key of this name in a block of the config."""
+        if not self.key:
+            return self
         key = f"{block}.{self.key}"
         head = key + self._head.removeprefix(self.key)
         return ConfigError(head, key=key, problem=self._tail, fix=self._fix)

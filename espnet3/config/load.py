@@ -27,7 +27,7 @@ from espnet3.config.resolvers import (
     register_resolvers,
 )
 from espnet3.config.sources import Source, dotted, join_key, self_and_parents
-from espnet3.errors import ConfigError, suggest
+from espnet3.errors import ConfigError, EspnetError, suggest
 
 logger = logging.getLogger(__name__)
 
@@ -97,7 +97,7 @@ class LoadedConfig:
         """Add file and line to errors about keys, raised by code that gets only values."""
         try:
             yield
-        except ConfigError as error:
+        except EspnetError as error:
             error.locate(self)
             raise
 

@@ -5,7 +5,7 @@ The errors of pydantic are worded here: what is wrong, where it was set, and the
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args
 
@@ -101,15 +101,30 @@ def validate(
     """
     plain = resolved(values, prefix=prefix, loaded=loaded)
     subject = Subject(model, {} if plain is None else plain, prefix, loaded, homes)
-    problems = subject.missing_values()
+    failure = None
     try:
-        if not problems:
+        if not subject.missing_values():
             return model.model_validate(subject.values)
     except ValidationError as error:
-        problems = subject.describe(error)
-    if len(problems) == 1:
-        raise ConfigError(problems[0])
-    raise ConfigError(f"{len(problems)} problems:\n" + "\n".join(f"- {p}" for p in problems))
+        failure = error
+    raise BlockError(subject, failure)
+
+
+class BlockError(ConfigError):
+    """The problems of a block, each with the place of its own key once the config is known."""
+
+    def __init__(self, subject: "Subject", failure: ValidationError | None) -> None:
+        self._subject, self._failure = subject, failure
+        super().__init__(subject.text(failure))
+
+    def locate(self, config: Any) -> None:
+        """Word the problems again, with their places, unless that was done."""
+        if self._subject.loaded is None:
+            self._subject = replace(self._subject, loaded=config)
+            self.args = (self._subject.text(self._failure),)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ConfigError, self.args
 
 
 Path = tuple[str | int, ...]
@@ -127,6 +142,13 @@ class Subject:
     loaded: "LoadedConfig | None"
     homes: Mapping[str, str]
     """The keys of values that were moved, by name."""
+
+    def text(self, failure: ValidationError | None) -> str:
+        """Return the message: one problem, or a list."""
+        problems = self.describe(failure) if failure else self.missing_values()
+        if len(problems) == 1:
+            return problems[0]
+        return f"{len(problems)} problems:\n" + "\n".join(f"- {p}" for p in problems)
 
     def missing_values(self) -> list[str]:
         """Return a line for each value that is `???`."""

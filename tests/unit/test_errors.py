@@ -4,9 +4,11 @@ import pickle
 
 import pytest
 
+from espnet3.components.data.errors import DataError
 from espnet3.config.load import load_config
+from espnet3.config.schema import FrozenConfig, validate
 from espnet3.config.sources import names_places
-from espnet3.errors import ConfigError
+from espnet3.errors import ConfigError, EspnetError
 
 
 @names_places
@@ -16,7 +18,7 @@ def check(loaded, error):
 
 def located(error, *overrides, config=None):
     loaded = load_config(config or {"a": {"b": 3}}, overrides)
-    with pytest.raises(ConfigError) as raised:
+    with pytest.raises(EspnetError) as raised:
         check(loaded, error)
     assert raised.value is error
     return str(error)
@@ -63,3 +65,29 @@ def test_it_can_be_moved_below_a_block():
     assert located(error) == (
         "a.b is 3 (set in a config given in Python), but no name. Write: b: x"
     )
+
+
+def test_an_error_of_any_type_names_the_key_that_is_to_blame():
+    for kind in (DataError, ConfigError):
+        error = kind("no such folder").at("a.b")
+        assert type(error) is kind
+        again = pickle.loads(pickle.dumps(error))
+        assert located(again) == "a.b (set in a config given in Python): no such folder"
+
+
+def test_a_key_is_named_as_the_users_config_does():
+    for error in (DataError("empty").at("c.0.b"), ConfigError("empty").at("c.0.b")):
+        error.move("a", "b")
+        error.move("c.0", "a")
+        assert located(error) == "a.b (set in a config given in Python): empty"
+
+
+def test_the_problems_of_a_block_get_their_places_later():
+    class Block(FrozenConfig):
+        b: int = 0
+
+    loaded = load_config({"a": {"b": "x", "c": 1}})
+    with pytest.raises(ConfigError, match="2 problems") as caught, loaded.naming_places():
+        validate(Block, loaded.plain()["a"], prefix="a")
+    assert str(caught.value).count("(set in a config given in Python)") == 2
+    assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)

@@ -12,14 +12,11 @@ from espnet3.components.data.sample_seed import global_rngs_kept
 from espnet3.config.fingerprint import diff
 from espnet3.config.instantiate import instantiate
 from espnet3.config.resolve import resolved
-from espnet3.config.sources import set_in
 from espnet3.config.targets import BadTarget, locate, signature_of
 from espnet3.errors import ConfigError
 
 if TYPE_CHECKING:
     import numpy as np
-
-    from espnet3.config.load import LoadedConfig
 
     Ints = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -277,35 +274,31 @@ class OwnBatches:
         return array.astype(np.int64)
 
 
-def build_sampler(
-    node: Any,
-    offered: Mapping[str, Any],
-    *,
-    key: str,
-    loaded: "LoadedConfig | None" = None,
-) -> Any:
+def build_sampler(node: Any, offered: Mapping[str, Any], *, key: str) -> Any:
     """Build a sampler from its `_target_`, or return one that was built already.
 
     Args:
         node: The block of the config.
         offered: Arguments that it gets if its signature has them and the block does not set them.
         key: Dotted key of the block.
-        loaded: Where the block comes from.
 
     Raises:
         ConfigError: There is no such target, or its arguments do not fit.
     """
-    plain = resolved(node, prefix=key, loaded=loaded)
+    plain = resolved(node, prefix=key)
     if not isinstance(plain, Mapping):
         if hasattr(node, "__iter__") and not isinstance(node, str):
             return node
         raise ConfigError(
-            f"{key} is {node!r:.80}{set_in(key, loaded)}, which gives no indices. Write a mapping "
-            "with the _target_ of your class: {_target_: src.sampler.MySampler}"
+            key=key,
+            value=node,
+            problem="which gives no indices",
+            fix="Write a mapping with the _target_ of your class: "
+            "{_target_: src.sampler.MySampler}",
         )
     known = _argument_names(plain.get("_target_"))
     more = {name: value for name, value in offered.items() if name in known and name not in plain}
-    return instantiate(node, key=key, loaded=loaded, **more)
+    return instantiate(node, key=key, **more)
 
 
 def _argument_names(target: Any) -> set[str]:

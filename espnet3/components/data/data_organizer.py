@@ -19,7 +19,7 @@ from espnet3.components.data.errors import create_command
 from espnet3.components.data.functions import build_function, find_function
 from espnet3.config.resolve import resolved
 from espnet3.config.schema import FrozenConfig, validate
-from espnet3.config.sources import names_places, set_in
+from espnet3.config.sources import names_places
 from espnet3.config.targets import signature_of
 from espnet3.errors import ConfigError, EspnetError
 
@@ -126,7 +126,7 @@ class DataOrganizer:
         try:
             dataset = kind(**arguments)
         except EspnetError as error:
-            raise type(error)(f"{key}.data_src_args: {error}") from error
+            raise error.at(f"{key}.data_src_args") from error
         except Exception as error:
             error.add_note(
                 f"Raised while building {key} ({source.name}). If its files are not made yet: "
@@ -181,37 +181,35 @@ def check_datasets(
         ConfigError: An entry is wrong, names no source, has arguments that do not fit it, or names
             a function that does not exist.
     """
-    block = loaded.config.get(_KEY)
+    block = resolved(loaded.config.get(_KEY), prefix=_KEY, loaded=loaded)
     # An organizer of the user's own may read other keys.
     if not isinstance(block, Mapping) or block.get("_target_", _TARGET) != _TARGET:
         return
     recipe_dir = block.get("recipe_dir") or loaded.config.get("recipe_dir")
-    find_function(block.get("preprocessor"), key=f"{_KEY}.preprocessor", loaded=loaded)
+    find_function(block.get("preprocessor"), key=f"{_KEY}.preprocessor")
     for split in splits:
         key = f"{_KEY}.{split}"
-        for i, entry in enumerate(_entries_to_check(block.get(split), key, loaded, provided)):
+        for i, entry in enumerate(_entries_to_check(block.get(split), key, provided)):
             if entry is None:
                 continue
-            find_function(entry.transform, key=f"{key}.{i}.transform", loaded=loaded)
-            source = DataSource(entry.data_src, recipe_dir, f"{key}.{i}.data_src", loaded)
+            find_function(entry.transform, key=f"{key}.{i}.transform")
+            source = DataSource(entry.data_src, recipe_dir, f"{key}.{i}.data_src")
             source.check_module()
             kind = source.load("Dataset")
             arguments = entry.data_src_args or {}
             source.check_arguments(kind, _with_recipe_dir(kind, arguments, recipe_dir))
 
 
-def _entries_to_check(
-    values: Any, key: str, loaded: "LoadedConfig", provided: bool
-) -> Sequence[DatasetEntry | None]:
+def _entries_to_check(values: Any, key: str, provided: bool) -> Sequence[DatasetEntry | None]:
     """Parse the entries of a split; None stands for one that is left to a provider."""
     named = key.endswith(".test")
     if not provided:
-        return parse_entries(values, key, named=named, loaded=loaded)
+        return parse_entries(values, key, named=named)
     if not isinstance(values, Sequence):
         return ()
     left = [_is_left_to_provider(value) for value in values]
     names = [{"name": v.get("name")} if own else v for v, own in zip(values, left, strict=True)]
-    entries = parse_entries(names, key, named=named, loaded=loaded)
+    entries = parse_entries(names, key, named=named)
     return [None if own else entry for entry, own in zip(entries, left, strict=True)]
 
 
@@ -238,61 +236,61 @@ def _check_dataset(dataset: Any, key: str, source: str) -> Dataset:
     missing = [name for name in ("__len__", "__getitem__") if not hasattr(dataset, name)]
     if missing:
         raise ConfigError(
-            f"{key}: the Dataset of {source} has no {missing[0]}. Write it: "
-            f"def {missing[0]}(self{', index' if 'get' in missing[0] else ''}): ..."
+            key,
+            key=key,
+            problem=f": the Dataset of {source} has no {missing[0]}",
+            fix=f"Write it: def {missing[0]}(self{', index' if 'get' in missing[0] else ''}): ...",
         )
     if len(dataset) == 0:
         raise ConfigError(
-            f"{key}.data_src_args: the Dataset of {source} has no items. Check these arguments; if "
-            f"its files are not made yet: {create_command()}"
+            key=f"{key}.data_src_args",
+            problem=f": the Dataset of {source} has no items",
+            fix=f"Check these arguments; if its files are not made yet: {create_command()}",
         )
     found: Dataset = dataset
     return found
 
 
-def parse_entries(
-    values: Any, key: str, *, named: bool = False, loaded: "LoadedConfig | None" = None
-) -> tuple[DatasetEntry, ...]:
+def parse_entries(values: Any, key: str, *, named: bool = False) -> tuple[DatasetEntry, ...]:
     """Check the entries of a split; None counts as an empty list.
 
     Args:
         values: A list of mappings.
         key: Dotted key of the list, such as `dataset.test`, for the errors.
         named: Each entry must have a name that no other has.
-        loaded: Where the values come from, so that the errors name file and line.
 
     Raises:
         ConfigError: A key is unknown, a value of the wrong type, a name missing or there twice, or
             a weight is set where nothing is trained.
     """
-    plain = resolved(values, prefix=key, loaded=loaded)
+    plain = resolved(values, prefix=key)
     if plain is None:
         return ()
     if not isinstance(plain, list | tuple):
         split = key.rpartition(".")[2]
         raise ConfigError(
-            f"{key} is a {type(plain).__name__}{set_in(key, loaded)}, but must be a list of "
-            f"datasets. Write: {split}: [{{name: NAME, data_src: SOURCE, data_src_args: {{...}}}}]"
+            f"{key} is a {type(plain).__name__}",
+            key=key,
+            problem="but must be a list of datasets",
+            fix=f"Write: {split}: [{{name: NAME, data_src: SOURCE, data_src_args: {{...}}}}]",
         )
-    entries = [
-        validate(DatasetEntry, value, prefix=f"{key}.{i}", loaded=loaded)
-        for i, value in enumerate(plain)
-    ]
-    _refuse_weights(entries, key, loaded)
+    entries = [validate(DatasetEntry, value, prefix=f"{key}.{i}") for i, value in enumerate(plain)]
+    _refuse_weights(entries, key)
     if named:
         names = [(f"{key}.{i}.name", entry.name) for i, entry in enumerate(entries)]
         check_names(names)
     return tuple(entries)
 
 
-def _refuse_weights(entries: list[DatasetEntry], key: str, loaded: "LoadedConfig | None") -> None:
+def _refuse_weights(entries: list[DatasetEntry], key: str) -> None:
     """Raise if a set that is only measured would count some samples twice or not at all."""
     for i, entry in enumerate(entries):
         if entry.weight != 1 and key.rpartition(".")[2] != "train":
-            full = f"{key}.{i}.weight"
             raise ConfigError(
-                f"{full} is {entry.weight:g}{set_in(full, loaded)}, but only datasets to train on "
-                "have weights: scores are of each sample once. Remove the line."
+                key=f"{key}.{i}.weight",
+                value=entry.weight,
+                problem="but only datasets to train on have weights",
+                fix="Remove the line: scores are of each sample once.",
             )
 
 

@@ -6,6 +6,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,7 @@ from espnet3.components.data.dataset_module import DataSource
 from espnet3.components.data.errors import DataError
 from espnet3.config.advice import unknown_hint
 from espnet3.config.resolve import resolved
-from espnet3.config.sources import set_in
+from espnet3.config.sources import names_places
 from espnet3.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -143,6 +144,7 @@ def describe_create_dataset(config: DictConfig) -> list[str]:
     return lines
 
 
+@names_places
 def check_create_dataset(loaded: "LoadedConfig") -> None:
     """Check what stage 1 reads, with file and line in the errors; no method of a builder is called.
 
@@ -150,9 +152,9 @@ def check_create_dataset(loaded: "LoadedConfig") -> None:
         ConfigError: as `create_dataset`, or if the module of a source cannot be imported.
     """
     config = loaded.resolved()
-    for source in _sources(config, config.get("recipe_dir") or ".", loaded):
+    for source in _sources(config, config.get("recipe_dir") or "."):
         source.check_module()
-    _jobs(config, loaded)
+    _jobs(config)
 
 
 @dataclass(frozen=True)
@@ -162,14 +164,14 @@ class _Job:
     """What its methods may ask for."""
 
 
-def _jobs(config: DictConfig, loaded: "LoadedConfig | None" = None) -> list[_Job | str]:
+def _jobs(config: DictConfig) -> list[_Job | str]:
     """Return the builders of a config with their arguments; for a source without one, why."""
     recipe_dir = config.get("recipe_dir") or "."
-    arguments = _arguments(config, loaded)
+    arguments = _arguments(config)
     context = {name: config.get(name) for name in _CONTEXT if config.get(name) is not None}
     context["recipe_dir"] = recipe_dir
     found: list[Any] = []
-    for source in _sources(config, recipe_dir, loaded):
+    for source in _sources(config, recipe_dir):
         # Of a class with another name, `load` says how to export it.
         if any("Builder" in name for name in vars(source.load_module())):
             kind = source.load("DatasetBuilder")
@@ -179,20 +181,22 @@ def _jobs(config: DictConfig, loaded: "LoadedConfig | None" = None) -> list[_Job
     builders = [builder for builder in found if not isinstance(builder, str)]
     for builder in builders:
         _check_methods(builder)
-    check_argument_names(builders, arguments, loaded)
+    check_argument_names(builders, arguments)
     return [
         entry if isinstance(entry, str) else _Job(entry, {**context, **_own(entry, arguments)})
         for entry in found
     ]
 
 
-def _arguments(config: DictConfig, loaded: "LoadedConfig | None") -> dict[str, Any]:
+def _arguments(config: DictConfig) -> dict[str, Any]:
     arguments = resolved(config.get(_KEY), prefix=_KEY) or {}
     if isinstance(arguments, dict):
         return arguments
     raise ConfigError(
-        f"{_KEY} is {arguments!r:.80}{set_in(_KEY, loaded)}, but must hold the arguments of the "
-        "builder's methods. Write: create_dataset: {NAME: VALUE}"
+        key=_KEY,
+        value=arguments,
+        problem="but must hold the arguments of the builder's methods",
+        fix="Write: create_dataset: {NAME: VALUE}",
     )
 
 
@@ -200,9 +204,7 @@ def _own(builder: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:
     return {k: v for k, v in arguments.items() if any(_takes(m, k) for m in _methods(builder))}
 
 
-def check_argument_names(
-    builders: Iterable[Any], arguments: Mapping[str, Any], loaded: "LoadedConfig | None" = None
-) -> None:
+def check_argument_names(builders: Iterable[Any], arguments: Mapping[str, Any]) -> None:
     """Raise a `ConfigError` for an argument that no method of the builders takes."""
     methods = [method for builder in builders for method in _methods(builder)]
     for name in arguments:
@@ -210,27 +212,28 @@ def check_argument_names(
             continue
         known = sorted({p for method in methods for p in inspect.signature(method).parameters})
         key = f"{_KEY}.{name}"
-        hint = unknown_hint(key, arguments[name], known, loaded)
-        hint = hint or f" They take: {', '.join(known) or 'nothing'}."
         raise ConfigError(
-            f"{key}{set_in(key, loaded)} is an argument of none of the builder's methods "
-            f"({', '.join(_METHODS)}).{hint}"
+            key=key,
+            problem=f"is an argument of none of the builder's methods ({', '.join(_METHODS)})",
+            fix=partial(_hint, key, arguments[name], known),
         )
 
 
-def _sources(
-    config: DictConfig, recipe_dir: Any, loaded: "LoadedConfig | None"
-) -> list[DataSource]:
+def _hint(key: str, value: Any, known: list[str], loaded: "LoadedConfig | None") -> str:
+    return unknown_hint(key, value, known, loaded) or f"They take: {', '.join(known) or 'nothing'}."
+
+
+def _sources(config: DictConfig, recipe_dir: Any) -> list[DataSource]:
     """Return the distinct sources, the recipe's own first."""
     block = config.get("dataset")
     found: dict[str | None, DataSource] = {}
-    own = DataSource(None, recipe_dir, loaded=loaded)
+    own = DataSource(None, recipe_dir)
     if own.has_own_module or not isinstance(block, Mapping):
         found[None] = own
     for split in SPLITS if isinstance(block, Mapping) else ():
         key = f"dataset.{split}"
-        for i, entry in enumerate(parse_entries(block.get(split), key, loaded=loaded)):
-            source = DataSource(entry.data_src, recipe_dir, f"{key}.{i}.data_src", loaded)
+        for i, entry in enumerate(parse_entries(block.get(split), key)):
+            source = DataSource(entry.data_src, recipe_dir, f"{key}.{i}.data_src")
             found.setdefault(entry.data_src or None, source)
     return list(found.values())
 

@@ -10,14 +10,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from espnet3.config.sources import set_in
 from espnet3.config.targets import find_bad_argument, install_hint, signature_of
 from espnet3.errors import ConfigError, EspnetError, suggest
-
-if TYPE_CHECKING:
-    from espnet3.config.load import LoadedConfig
 
 SOURCES = {
     name: f"espnet3.components.data.sources.{name}"
@@ -34,7 +30,6 @@ class DataSource:
     recipe_dir: str | os.PathLike[str] | None = None
     """Where `dataset/` is, and from where up `egs3/` is looked for; None for the current folder."""
     key: str = "data_src"
-    loaded: "LoadedConfig | None" = None
 
     def load_module(self) -> ModuleType:
         """Import the module; a second call returns the same one.
@@ -88,10 +83,10 @@ class DataSource:
         if bad is None:
             return
         key = f"{self.key.removesuffix('data_src')}data_src_args"
-        where = set_in(f"{key}.{bad.name}" if bad.name else key, self.loaded)
         raise ConfigError(
-            f"{key} does not fit {dataset.__qualname__} of {self.name}: {bad.reason}{where}."
-            f"{bad.hint_at(key, arguments, self.loaded)}"
+            f"{key} does not fit {dataset.__qualname__} of {self.name}: {bad.reason}",
+            key=f"{key}.{bad.name}" if bad.name else key,
+            fix=lambda loaded: bad.hint_at(key, arguments, loaded),
         )
 
     @property
@@ -105,9 +100,9 @@ class DataSource:
         return self._own_file.is_file()
 
     def error(self, problem: str) -> ConfigError:
-        """Return an error that starts with key, value and where it was set."""
+        """Return an error that starts with key and value."""
         value = f"is {self.data_src!r}" if self.data_src else "is not set"
-        return ConfigError(f"{self.key} {value}{set_in(self.key, self.loaded)}, but {problem}")
+        return ConfigError(f"{self.key} {value}", key=self.key, problem=f"but {problem}")
 
     @property
     def _module_name(self) -> str:

@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from espnet3.components.data.batch_sampler import EpochSampler
 from espnet3.components.data.collate import CollateFn
@@ -26,9 +26,6 @@ from espnet3.components.data.sample_reader import (
     as_is,
 )
 from espnet3.errors import EspnetError, ResourceError
-
-if TYPE_CHECKING:
-    from espnet3.config.load import LoadedConfig
 
 logger = logging.getLogger(__name__)
 
@@ -228,7 +225,6 @@ def build_loader(
     split: str,
     lengths: Any = None,
     key: str | None = None,
-    loaded: "LoadedConfig | None" = None,
 ) -> BatchLoader:
     """Make the loader of a split. The dataset's durations may be read; no sample is.
 
@@ -240,7 +236,6 @@ def build_loader(
         split: `train`, which is shuffled unless the settings say otherwise, or another name.
         lengths: Seconds of each item, if the caller knows better than the dataset.
         key: Of the settings in the config; None for `dataloader.<split>`.
-        loaded: Where the settings come from.
 
     Raises:
         ConfigError: The settings do not fit each other or the data: there are no samples, some are
@@ -255,7 +250,7 @@ def build_loader(
         [['1', '2'], ['3', '4'], ['5']]
     """
     key = key or f"dataloader.{split}"
-    source = LengthSource(dataset, config, key, loaded, lengths)
+    source = LengthSource(dataset, config, key, lengths)
     plan = make_plan(source, seed=seed, split=split)
     reader = SampleReader(
         dataset,
@@ -267,7 +262,7 @@ def build_loader(
     )
     sampler = EpochSampler(plan.batches, plan.inputs, drop_last=config.drop_last, key=key)
     node = config.worker_init_fn
-    init = node and build_function(node, key=f"{key}.worker_init_fn", loaded=loaded)
+    init = node and build_function(node, key=f"{key}.worker_init_fn")
     return BatchLoader(reader, sampler, config, worker_init_fn=init, key=key)
 
 

@@ -1,18 +1,15 @@
 """The `dataloader` block: how samples become batches."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from espnet3.components.data.collate import CollateFn, PadCollate
 from espnet3.components.data.functions import build_function, find_function
 from espnet3.config.schema import FrozenConfig, validate
-from espnet3.config.sources import join_key, set_in
+from espnet3.config.sources import join_key
 from espnet3.errors import ConfigError
-
-if TYPE_CHECKING:
-    from espnet3.config.load import LoadedConfig
 
 DEFAULT_MAX_PADDING = 0.08
 
@@ -82,19 +79,17 @@ class DataLoaderConfig(FrozenConfig):
     """Batches of the validation set; unset: of the same size as those of training."""
 
     @classmethod
-    def from_config(
-        cls, values: Any, *, key: str = "dataloader", loaded: "LoadedConfig | None" = None
-    ) -> "DataLoaderConfig":
+    def from_config(cls, values: Any, *, key: str = "dataloader") -> "DataLoaderConfig":
         """Check a block, and what its settings have to do with each other.
 
         Raises:
             ConfigError: A key is unknown, a value is wrong, or two do not go together.
         """
-        config = validate(cls, values, prefix=key, loaded=loaded)
+        config = validate(cls, values, prefix=key)
         for split in ("train", "valid"):
             own = getattr(config, split)
             if own is not None:
-                check_loader(own, f"{key}.{split}", loaded)
+                check_loader(own, f"{key}.{split}")
         return config
 
     def for_split(self, split: str) -> LoaderConfig:
@@ -119,9 +114,7 @@ def _of_valid(shape_file: Any) -> Any:
     return str(path.parent.with_name("valid") / path.name) if is_train else shape_file
 
 
-def check_loader(
-    config: LoaderConfig, key: str = "dataloader.train", loaded: "LoadedConfig | None" = None
-) -> None:
+def check_loader(config: LoaderConfig, key: str = "dataloader.train") -> None:
     """Refuse settings that do not go together.
 
     Raises:
@@ -130,7 +123,7 @@ def check_loader(
 
     def refuse(name: str, problem: str) -> None:
         full = join_key(key, name)
-        raise ConfigError(f"{full} is set{set_in(full, loaded)}, {problem}")
+        raise ConfigError(f"{full} is set", key=full, problem=problem)
 
     sizes = [name for name in _SIZES if getattr(config, name) is not None]
     if config.batch_sampler is not None:
@@ -139,8 +132,9 @@ def check_loader(
             refuse(others[0], f"but batch_sampler makes the batches. Remove {', '.join(others)}.")
     elif not sizes:
         raise ConfigError(
-            f"{key}{set_in(key, loaded)} does not say how large a batch is. Write batch_size: 16 "
-            "(samples) or batch_seconds: 120 (of audio, padding included)."
+            key=key,
+            problem="does not say how large a batch is",
+            fix="Write batch_size: 16 (samples) or batch_seconds: 120 (of audio, with padding).",
         )
     elif config.sampler is not None and sizes != ["batch_size"]:
         refuse("sampler", "which gives the order, so batches go by count. Write: batch_size: 16")
@@ -167,23 +161,19 @@ def _check_workers(config: LoaderConfig, refuse: Any) -> None:
         refuse("persistent_workers", "but there are none. Write num_workers: 2, or remove it.")
 
 
-def build_collate(
-    node: Any, *, key: str = "dataloader.collate_fn", loaded: "LoadedConfig | None" = None
-) -> CollateFn:
+def build_collate(node: Any, *, key: str = "dataloader.collate_fn") -> CollateFn:
     """Return the function that a config names, or our own if it names none.
 
     Raises:
         ConfigError: There is no such function, or what was built is none.
     """
-    return PadCollate() if node is None else build_function(node, key=key, loaded=loaded)
+    return PadCollate() if node is None else build_function(node, key=key)
 
 
-def check_collate(
-    node: Any, *, key: str = "dataloader.collate_fn", loaded: "LoadedConfig | None" = None
-) -> None:
+def check_collate(node: Any, *, key: str = "dataloader.collate_fn") -> None:
     """Refuse a dotted path that leads nowhere; what a `_target_` names is built later.
 
     Raises:
         ConfigError: There is no such function.
     """
-    find_function(node, key=key, loaded=loaded)
+    find_function(node, key=key)

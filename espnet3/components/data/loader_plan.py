@@ -23,13 +23,11 @@ from espnet3.components.data.loader_config import DEFAULT_MAX_PADDING, LoaderCon
 from espnet3.components.data.stats import skipped_id
 from espnet3.config.fingerprint import digest
 from espnet3.config.resolve import resolved
-from espnet3.config.sources import join_key, set_in
+from espnet3.config.sources import join_key
 from espnet3.errors import ConfigError
 
 if TYPE_CHECKING:
     import numpy as np
-
-    from espnet3.config.load import LoadedConfig
 
     Floats = np.ndarray[Any, np.dtype[np.float64]]
     Ints = np.ndarray[Any, np.dtype[np.int64]]
@@ -65,7 +63,6 @@ class LengthSource:
     dataset: Any
     config: LoaderConfig
     key: str
-    loaded: "LoadedConfig | None" = None
     given: Any = None
     """Seconds of each item, where the caller knows them."""
 
@@ -87,11 +84,12 @@ class LengthSource:
             return self._shapes[0].n_frames / self.config.sample_rate
         full = join_key(self.key, wanted_by)
         raise ConfigError(
-            f"{full} is set{set_in(full, self.loaded)}, but the dataset does not know how long its "
-            "samples are. Write a method in it: def durations(self): return [seconds of each item]"
-            "; or run the stage collect_stats and write "
-            "shape_file: ${stats_dir}/train/speech_shape and sample_rate: 16000; or go by count: "
-            "batch_size: 16"
+            f"{full} is set",
+            key=full,
+            problem="but the dataset does not know how long its samples are",
+            fix="Write a method in it: def durations(self): return [seconds of each item]; or run "
+            "the stage collect_stats and write shape_file: ${stats_dir}/train/speech_shape and "
+            "sample_rate: 16000; or go by count: batch_size: 16",
         )
 
     def bins(self) -> "Floats":
@@ -130,8 +128,10 @@ class LengthSource:
         for shapes in found:
             if len(shapes) != len(self.dataset):
                 raise ConfigError(
-                    f"{key}{set_in(key, self.loaded)} has {len(shapes)} lines, but the dataset "
-                    f"has {len(self.dataset)} items. Run the stage collect_stats again."
+                    key=key,
+                    problem=f"has {len(shapes)} lines, but the dataset has {len(self.dataset)} "
+                    "items",
+                    fix="Run the stage collect_stats again.",
                 )
             self._check_ids(shapes, key)
         return found
@@ -144,8 +144,10 @@ class LengthSource:
             found = name_in(self.dataset, position)
             if found is not None and found != id:
                 raise ConfigError(
-                    f"{key}{set_in(key, self.loaded)} has {id!r} on line {position + 1}, but that "
-                    f"item of the dataset is {found!r}. Run the stage collect_stats again."
+                    key=key,
+                    problem=f"has {id!r} on line {position + 1}, but that item of the dataset is "
+                    f"{found!r}",
+                    fix="Run the stage collect_stats again.",
                 )
 
 
@@ -167,7 +169,7 @@ def make_plan(source: LengthSource, *, seed: int, split: str) -> LoaderPlan:
         ConfigError: They do not fit each other.
     """
     config, key = source.config, source.key
-    check_loader(config, key, source.loaded)
+    check_loader(config, key)
     n_items = 0 if source.dataset is None else len(source.dataset)
     if not n_items:
         raise ConfigError(
@@ -175,7 +177,7 @@ def make_plan(source: LengthSource, *, seed: int, split: str) -> LoaderPlan:
             f"Add a dataset: {split}: [{{data_src: SOURCE, data_src_args: {{...}}}}]"
         )
     seconds = _seconds(source)
-    items = source.without_empty(left_in(seconds, config, n_items, key, source.loaded))
+    items = source.without_empty(left_in(seconds, config, n_items, key))
     shuffle = split == "train" if config.shuffle is None else config.shuffle
     parts = _parts(source.dataset, items, key)
     inputs = {
@@ -216,7 +218,7 @@ class _Maker:
         dataset = source.dataset
         offered = {"dataset": dataset, "data_source": dataset, "seed": self.seed}
         batches = OwnBatches(
-            build_sampler(node, offered, key=key, loaded=source.loaded),
+            build_sampler(node, offered, key=key),
             n_items=len(dataset),
             seed=self.seed,
             batch_size=config.batch_size,
@@ -284,8 +286,10 @@ class _Maker:
     def _refuse_with_own(self, key: str) -> None:
         if self.config.min_seconds or self.config.max_seconds:
             raise ConfigError(
-                f"{key} is set{set_in(key, self.source.loaded)}, which chooses the samples, so "
-                "min_seconds and max_seconds do nothing. Remove them."
+                f"{key} is set",
+                key=key,
+                problem="which chooses the samples, so min_seconds and max_seconds do nothing",
+                fix="Remove them.",
             )
         if any(part.weight != 1 for part in self.parts):
             logger.warning("%s chooses the samples: the weights of datasets are ignored", key)
@@ -311,8 +315,10 @@ def _parts(dataset: Any, items: "Ints", key: str) -> list[Part]:
         own = items[(items >= indices.start) & (items < indices.stop)]
         if len(own) and round(weight * len(own)) == 0:
             raise ConfigError(
-                f"{name}.weight is {weight:g}, which gives {key} none of its {len(own)} samples. "
-                f"Write at least weight: {1 / len(own):.2g}"
+                key=f"{name}.weight",
+                value=weight,
+                problem=f"which gives {key} none of its {len(own)} samples",
+                fix=f"Write at least weight: {1 / len(own):.2g}",
             )
         parts.append(Part(own, weight))
     return [part for part in parts if len(part.items)]
@@ -341,9 +347,11 @@ def _check_budget(maker: _Maker, lengths: "Floats", budget: float, name: str) ->
     if name == "batch_seconds":
         ways += f", or leave samples longer than this out: max_seconds: {budget:g}"
     raise ConfigError(
-        f"{full} is {budget:g}{set_in(full, source.loaded)}, but {len(over)} of {len(items)} "
-        f"samples are longer. The longest is {called} with {size:.7g}{unit}. Make room for it: "
-        f"{ways}"
+        f"{full} is {budget:g}",
+        key=full,
+        problem=f"but {len(over)} of {len(items)} samples are longer. The longest is {called} with "
+        f"{size:.7g}{unit}",
+        fix=f"Make room for it: {ways}",
     )
 
 
@@ -374,13 +382,7 @@ def read_shapes(path: str) -> Shapes:
     return Shapes((ends[0], ends[1]), np.array(frames), np.array(bins))
 
 
-def left_in(
-    seconds: "Floats | None",
-    config: LoaderConfig,
-    n_items: int,
-    key: str,
-    loaded: "LoadedConfig | None" = None,
-) -> "Ints":
+def left_in(seconds: "Floats | None", config: LoaderConfig, n_items: int, key: str) -> "Ints":
     """Return the items between min_seconds and max_seconds, and say how many are left out.
 
     Raises:
@@ -406,8 +408,9 @@ def left_in(
     said = f"{n_items - len(items)} of {n_items} samples are left out: {' and '.join(counts)}"
     if not len(items):
         raise ConfigError(
-            f"{key}{set_in(key, loaded)}: {said}; none is left. Durations are in seconds; correct "
-            "these."
+            key=key,
+            problem=f": {said}; none is left",
+            fix="Durations are in seconds; correct these.",
         )
     logger.info("%s: %s", key, said)
     return items

@@ -148,7 +148,7 @@ def _check_builder(config: TokenizerConfig, loaded: "LoadedConfig") -> None:
             "function that returns texts, or a file of them. Write: text_builder: {func: "
             "src.texts.build}"
         )
-    found = find_function(func, key=f"{key}.func", loaded=loaded)
+    found = find_function(func, key=f"{key}.func")
     arguments = {name: value for name, value in config.text_builder.items() if name != "func"}
     signature = signature_of(found)
     bad = find_bad_argument(signature, arguments) if signature else None

@@ -204,7 +204,7 @@ def _build_env(config: Mapping[str, Any]) -> dict[str, Any]:
 def _built_texts(builder: Mapping[str, Any], loaded: "LoadedConfig") -> Iterable[str]:
     key = f"{BLOCK}.text_builder"
     arguments = {name: value for name, value in builder.items() if name != "func"}
-    function = find_function(builder["func"], key=f"{key}.func", loaded=loaded)
+    function = find_function(builder["func"], key=f"{key}.func")
     result = function(**arguments)
     if isinstance(result, str | os.PathLike):
         path = Path(result)

@@ -93,28 +93,23 @@ class GivenSplit:
                 "0 on."
             ) from error
 
-    def build_loader(
-        self, config: "DataLoaderConfig", collate_fn: Any, loaded: "LoadedConfig"
-    ) -> Any:
+    def build_loader(self, config: "DataLoaderConfig", collate_fn: Any, seed: int) -> Any:
         """Return what gives the batches: ours, or the user's own as it is.
 
         Args:
             config: of what does not say itself how its batches are made.
             collate_fn: likewise; None for one that fits the samples.
-            loaded: where the config comes from.
+            seed: of the experiment.
         """
-        seed = int(loaded.config.get("seed") or 0)
         if not self.is_foreign:
-            return self._own_loader(config, collate_fn, seed, loaded)
+            return self._own_loader(config, collate_fn, seed)
         if all(callable(getattr(self.data, n, None)) for n in ("state_dict", "load_state_dict")):
             return self.data  # it keeps its position itself
         from espnet3.components.data.foreign_loader import ForeignLoader
 
         return ForeignLoader(self.data, seed, self.split)
 
-    def _own_loader(
-        self, config: "DataLoaderConfig", collate_fn: Any, seed: int, loaded: "LoadedConfig"
-    ) -> "BatchLoader":
+    def _own_loader(self, config: "DataLoaderConfig", collate_fn: Any, seed: int) -> "BatchLoader":
         from espnet3.components.data.loader import build_loader
 
         return build_loader(
@@ -123,7 +118,6 @@ class GivenSplit:
             collate_fn=self.parts.collate_fn if self.parts else collate_fn or self._collate(),
             seed=seed,
             split=self.split,
-            loaded=loaded,
         )
 
     def _collate(self) -> Any:
@@ -240,8 +234,8 @@ class GivenParts:
         assert own is not None
         collate_fn: Any = self.train.parts.collate_fn if self.train and self.train.parts else None
         if config.collate_fn is not None:
-            collate_fn = build_collate(config.collate_fn, loaded=loaded)
-        return own.build_loader(config, collate_fn, loaded)
+            collate_fn = build_collate(config.collate_fn)
+        return own.build_loader(config, collate_fn, int(loaded.config.get("seed") or 0))
 
     @property
     def has_model(self) -> bool:

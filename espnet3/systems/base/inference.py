@@ -63,7 +63,6 @@ if TYPE_CHECKING:
     from espnet3.systems.base.inference_output import Need
 
 logger = logging.getLogger(__name__)
-_ENTRY = re.compile(r"dataset\.test\.0((?:\.\w+)*)")
 _DEFAULTED = (
     "input_key", "output_fn", "output_keys", "idx_key", "hyp_key", "ref_key", "batch_size",
     "batch_seconds", "results",
@@ -190,8 +189,9 @@ def _plan_test_set(
         env = _build_env(provider, own_config)
     except EspnetError as error:
         listed = listed_test_sets(config.dataset)
-        position = listed.index(name) if name in listed else 0
-        raise _with_place(error, position, loaded) from error.__cause__
+        # The provider sees one test set alone, at position 0.
+        error.move("dataset.test.0", f"dataset.test.{listed.index(name) if name in listed else 0}")
+        raise
     dataset = env["dataset"]
     if len(dataset) == 0:
         raise ConfigError(
@@ -214,16 +214,6 @@ def _plan_test_set(
         "code": describe_targets(resolved(own_config), dataset),
     }
     return PlannedRun(name, runner, len(dataset), durations)
-
-
-def _with_place(error: EspnetError, position: int, loaded: "LoadedConfig") -> EspnetError:
-    """Return an error about the one test set that a provider sees with its true position."""
-
-    def placed(match: re.Match[str]) -> str:
-        key = f"dataset.test.{position}{match[1]}"
-        return f"{key}{loaded.set_in(key)}"
-
-    return type(error)(_ENTRY.sub(placed, str(error), count=1))
 
 
 def _report_unknown_durations(seconds: float, name: str, config: InferenceConfig) -> None:

@@ -2,7 +2,6 @@
 
 import logging
 import os
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +18,7 @@ from espnet3.config.resolve import resolved
 from espnet3.config.schema import FrozenConfig, Names, validate
 from espnet3.config.sources import names_places
 from espnet3.config.targets import check_arguments, locate
-from espnet3.errors import ConfigError, EspnetError, StaleRunError, suggest
+from espnet3.errors import ConfigError, StaleRunError, suggest
 from espnet3.parallel.clusters.table import check_resources
 from espnet3.parallel.identity import is_below
 from espnet3.parallel.parallel import as_parallel_config
@@ -84,9 +83,6 @@ def _features(run: "SplitRun") -> str:
     return f"statistics of the arrays in the samples, {batches}; no model has collect_feats"
 
 
-_ENTRY = re.compile(r"dataset\.(?:train|valid)\.\d+(?:\.\w+)*")
-
-
 @dataclass(frozen=True)
 class SplitRun(PlannedRun):
     """The run over one split."""
@@ -136,10 +132,7 @@ def _plan_split(
     split: str, config: "StatisticsConfig", values: Mapping[str, Any], where: Where
 ) -> SplitRun:
     own = _config_of(split, values)
-    try:
-        dataset = build_split(own)
-    except EspnetError as error:
-        raise _placed(error, where) from error.__cause__
+    dataset = build_split(own)
     warn_of_fields(split, dataset, where)
     stats_dir = Path(str(values["stats_dir"]))
     settings = config.model_dump(exclude={"model_keys"})
@@ -217,15 +210,6 @@ def _durations(dataset: Any) -> "Floats | None":
         # Which item it is about, and whether to skip it, is the run's own business.
         logger.info("Durations are not known: %s", error)
         return None
-
-
-def _placed(error: EspnetError, where: Where) -> EspnetError:
-    """Return an error about an entry of a split with the file and line of that entry."""
-
-    def placed(match: re.Match[str]) -> str:
-        return f"{match[0]}{where(match[0])}"
-
-    return type(error)(_ENTRY.sub(placed, str(error), count=1))
 
 
 BLOCK = "collect_stats"

@@ -346,6 +346,7 @@ def _criteria(loaded: "LoadedConfig") -> "tuple[Criterion, ...]":
     return parse_criteria(loaded.plain().get("best_model_criterion"), loaded)
 
 
+@names_places
 def _build_parts(
     loaded: "LoadedConfig",
     times: "StartupTimes",
@@ -418,13 +419,13 @@ def build_split_loader(
     return build_loader(
         dataset,
         config.for_split(split),
-        collate_fn=build_collate(config.collate_fn, loaded=loaded),
+        collate_fn=build_collate(config.collate_fn),
         seed=int(loaded.config.get("seed") or 0),
         split=split,
-        loaded=loaded,
     )
 
 
+@names_places
 def load_loader_config(
     loaded: "LoadedConfig", given: GivenParts = NOTHING_GIVEN
 ) -> "DataLoaderConfig":
@@ -447,8 +448,8 @@ def load_loader_config(
             f"dataloader.train{set_in('dataloader', loaded)} is not set, so it is not known how "
             f"large a batch is. Write: dataloader: {{train: {{{size}}}}}"
         )
-    config = DataLoaderConfig.from_config(block, loaded=loaded)
-    check_collate(config.collate_fn, loaded=loaded)
+    config = DataLoaderConfig.from_config(block)
+    check_collate(config.collate_fn)
     return given.with_sizes(config)
 
 

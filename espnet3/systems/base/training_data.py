@@ -4,7 +4,6 @@ Of each dataset one sample is read, the first. Differences further on are report
 """
 
 import logging
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -14,8 +13,8 @@ from espnet3.components.data.collate import PadCollate
 from espnet3.components.data.data_organizer import DataOrganizer
 from espnet3.components.data.dataset import TransformedDataset
 from espnet3.config.instantiate import instantiate
-from espnet3.config.sources import set_in
-from espnet3.errors import ConfigError, EspnetError
+from espnet3.config.sources import names_places, set_in
+from espnet3.errors import ConfigError
 from espnet3.systems.base.given_parts import NOTHING_GIVEN, SPLITS, GivenParts
 from espnet3.systems.base.sampling_rates import Where
 from espnet3.text import first_few
@@ -29,7 +28,6 @@ logger = logging.getLogger(__name__)
 ORGANIZER = f"{DataOrganizer.__module__}.{DataOrganizer.__qualname__}"
 
 _EXAMPLE = "train: [{data_src: kaldi, data_src_args: {path: data/train}}]"
-_ENTRY = re.compile(r"^dataset\.(?:train|valid)\.\d+(?:\.\w+)*(?! \(set in)")
 _COLLATE = f"{PadCollate.__module__}.{PadCollate.__qualname__}"
 _SHOWN = 3
 
@@ -81,6 +79,7 @@ def has_split(loaded: "LoadedConfig", split: str, given: GivenParts = NOTHING_GI
     return bool(block.get(split))
 
 
+@names_places
 def build_sets(loaded: "LoadedConfig", given: GivenParts = NOTHING_GIVEN) -> dict[str, Any]:
     """Build `train` and `valid`, or take what was given; None where there is none.
 
@@ -105,19 +104,7 @@ def _build_set(
         return split.dataset
     if has_split(loaded, name, given) is False and given.train is not None:
         return None
-    try:
-        return getattr(organizer(), name)
-    except EspnetError as error:
-        raise _placed(error, loaded) from error
-
-
-def _placed(error: EspnetError, loaded: "LoadedConfig") -> EspnetError:
-    """Return an error that begins with the key of an entry with the place of that key."""
-    text = str(error)
-    match = _ENTRY.search(text)
-    if match is None:
-        return error
-    return type(error)(f"{match[0]}{set_in(match[0], loaded)}{text[match.end() :]}")
+    return getattr(organizer(), name)
 
 
 def _nothing(loaded: "LoadedConfig") -> str:

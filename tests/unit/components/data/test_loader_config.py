@@ -58,8 +58,8 @@ def test_settings_that_are_wrong_say_what_to_write(tmp_path, train, message):
     file = tmp_path / "training.yaml"
     file.write_text(yaml.safe_dump({"dataloader": {"train": train}}))
     loaded = load_config(file)
-    with pytest.raises(ConfigError, match=message) as caught:
-        DataLoaderConfig.from_config(loaded.config.dataloader, loaded=loaded)
+    with pytest.raises(ConfigError, match=message) as caught, loaded.naming_places():
+        DataLoaderConfig.from_config(loaded.config.dataloader)
     assert "training.yaml" in str(caught.value)
 
 
