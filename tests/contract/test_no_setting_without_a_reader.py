@@ -17,7 +17,7 @@ from espnet3.config.load import load_config
 from espnet3.errors import ConfigError
 from espnet3.systems.asr.publication_config import load_publication_config
 from espnet3.systems.asr.system import ASRSystem
-from espnet3.systems.asr.tokenizer_config import load_tokenizer_config
+from espnet3.systems.asr.tokenizer_training import load_tokenizer_config
 from espnet3.systems.base.checks import Readers, check_config, is_compared, refuse_unread
 from espnet3.systems.base.context import load_configs
 from espnet3.systems.base.inference_checks import check_inference

@@ -127,7 +127,10 @@ def _explained(error: RuntimeError, model_type: str, vocab_size: int) -> ConfigE
         problem = f"but the characters of these texts alone are {n} tokens"
     else:
         return ConfigError(
-            f"SentencePiece cannot train model_type {model_type} on these texts: {text}. See "
-            "whether they are what you expect, or write: model_type: characters"
+            f"model_type is {model_type}",
+            key="model_type",
+            problem=f"but SentencePiece cannot train it on these texts: {text}",
+            fix="See whether they are what you expect, or write: model_type: characters",
         )
-    return ConfigError(f"vocab_size is {vocab_size}, {problem}. Write: vocab_size: {n}")
+    fix = f"Write: vocab_size: {n}"
+    return ConfigError(key="vocab_size", value=vocab_size, problem=problem, fix=fix)

@@ -32,9 +32,12 @@ class Speller:
         for name in self.clean_types:
             if name not in CLEANERS:
                 raise ConfigError(
-                    f"clean_types has {name!r}, which is not known.{suggest(name, CLEANERS)} "
-                    f"Known: {', '.join(CLEANERS)}. For a function of your own, set the transform "
-                    "of the dataset: transform: src.texts.clean"
+                    f"clean_types has {name!r}",
+                    key="clean_types",
+                    problem=f"which is not known.{suggest(name, CLEANERS)} Known: "
+                    f"{', '.join(CLEANERS)}",
+                    fix="For a function of your own, set the transform of the dataset: "
+                    "transform: src.texts.clean",
                 )
         self._cleaners = [CLEANERS[name] for name in self.clean_types]
 

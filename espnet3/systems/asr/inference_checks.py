@@ -54,6 +54,7 @@ def _check_finite(block: Mapping[str, Any]) -> None:
             )
 
 
+@names_places
 def check_weights(loaded: "LoadedConfig") -> None:
     """See to it that the weights are there; asked when `infer` starts, as `train` may make them.
 
@@ -64,7 +65,7 @@ def check_weights(loaded: "LoadedConfig") -> None:
 
     block = _block(loaded)
     if block is not None and block.get("weights"):
-        require_weights(Path(block["weights"]), loaded.set_in("model.weights"))
+        require_weights(Path(block["weights"]), "model.weights")
 
 
 def _block(loaded: "LoadedConfig") -> Mapping[str, Any] | None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from espnet3 import __version__
-from espnet3.config.sources import set_in
+from espnet3.config.sources import names_places
 from espnet3.errors import ConfigError, EspnetError, RunFolderError
 from espnet3.io.atomic import temp_path, write_json, write_text
 from espnet3.systems.asr.packed_archive import (
@@ -64,15 +64,17 @@ def pack_model(loaded: "LoadedConfig") -> Path:
     return plan.output_dir
 
 
+@names_places
 def check_pack_model(loaded: "LoadedConfig") -> None:
     """Check the `pack` block; whether a model is there is known when the stage starts."""
     settings = load_publication_config(loaded).pack
     path = settings.inference_config
     if path is not None and not Path(path).is_file():
-        key = "pack.inference_config"
         raise ConfigError(
-            f"{key} is {path!r}{set_in(key, loaded)}, which does not exist. Correct the path, "
-            "which counts from the recipe's folder, or delete the line."
+            key="pack.inference_config",
+            value=path,
+            problem="which does not exist",
+            fix="Correct the path, which counts from the recipe's folder, or delete the line.",
         )
 
 
@@ -219,6 +221,7 @@ class PackPlan:
         return beside if self.settings.archive else None
 
 
+@names_places
 def plan_packing(loaded: "LoadedConfig") -> PackPlan:
     """Find all that goes into the packed model.
 
@@ -229,32 +232,28 @@ def plan_packing(loaded: "LoadedConfig") -> PackPlan:
     settings = load_publication_config(loaded).pack
     exp_dir = Path(loaded.config["exp_dir"])
     inference = _inference_config(settings, exp_dir)
+    try:
+        weights = _weights(settings, exp_dir)
+    except RunFolderError as error:
+        raise RunFolderError(
+            f"{error} exp_dir{loaded.set_in('exp_dir')} is that of the training if its config is "
+            "given as well: add --training_config conf/training.yaml"
+        ) from None
     return PackPlan(
         settings=settings,
-        name=settings.name or _default_name(loaded, exp_dir),
-        weights=_weights(settings, exp_dir, loaded),
+        name=settings.name or _default_name(loaded.config["recipe_dir"], exp_dir),
+        weights=weights,
         inference=inference,
-        metrics=_metrics(settings, inference, loaded),
-        output_dir=packed_folder(loaded, settings),
+        metrics=_metrics(settings, inference, loaded.config.get("inference_dir")),
+        output_dir=settings.folder(exp_dir),
     )
 
 
-def packed_folder(loaded: "LoadedConfig", settings: PackConfig) -> Path:
-    """Return the folder of the packed model."""
-    return Path(settings.output_dir or Path(loaded.config["exp_dir"]) / "packed")
-
-
-def _weights(settings: PackConfig, exp_dir: Path, loaded: "LoadedConfig") -> Path:
-    if settings.weights is not None:
-        require_weights(Path(settings.weights), set_in("pack.weights", loaded))
-        return Path(settings.weights)
-    try:
+def _weights(settings: PackConfig, exp_dir: Path) -> Path:
+    if settings.weights is None:
         return find_weights(exp_dir)
-    except RunFolderError as error:
-        raise RunFolderError(
-            f"{error} exp_dir{set_in('exp_dir', loaded)} is that of the training if its config is "
-            "given as well: add --training_config conf/training.yaml"
-        ) from None
+    require_weights(Path(settings.weights), "pack.weights")
+    return Path(settings.weights)
 
 
 def _inference_config(settings: PackConfig, exp_dir: Path) -> Path | None:
@@ -264,23 +263,25 @@ def _inference_config(settings: PackConfig, exp_dir: Path) -> Path | None:
     return last if last.is_file() else None
 
 
-def _metrics(settings: PackConfig, inference: Path | None, loaded: "LoadedConfig") -> Path | None:
+def _metrics(settings: PackConfig, inference: Path | None, folder: str | None) -> Path | None:
     if settings.metrics is not None:
         if not Path(settings.metrics).is_file():
             raise ConfigError(
-                f"pack.metrics is {settings.metrics!r}{set_in('pack.metrics', loaded)}, which does "
-                "not exist. Stage measure (7) writes it; or delete the line."
+                key="pack.metrics",
+                value=settings.metrics,
+                problem="which does not exist",
+                fix="Stage measure (7) writes it; or delete the line.",
             )
         return Path(settings.metrics)
-    folders = [loaded.config.get("inference_dir")]
+    folders = [folder]
     if inference is not None:
         folders.append(read_config(inference).get("inference_dir"))
     found = [Path(folder) / METRICS for folder in folders if folder]
     return next((file for file in found if file.is_file()), None)
 
 
-def _default_name(loaded: "LoadedConfig", exp_dir: Path) -> str:
-    folder = Path(os.path.abspath(loaded.config["recipe_dir"]))
+def _default_name(recipe_dir: str, exp_dir: Path) -> str:
+    folder = Path(os.path.abspath(recipe_dir))
     words = [folder.parent.name, folder.name, exp_dir.name]
     kept = ["".join(c if c.isalnum() or c in "._-" else "-" for c in word) for word in words]
     return "_".join(filter(None, kept)).lstrip("._-")[:96] or "model"

@@ -1,6 +1,7 @@
 """The keys of conf/publication.yaml: what `pack_model` writes, where `upload_model` sends it."""
 
 import re
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pydantic import Field, field_validator
@@ -59,6 +60,10 @@ class PackConfig(FrozenConfig):
             if not _LANGUAGE.fullmatch(one):
                 raise ValueError(f"has {one!r}, which is no code of a language. Write: en")
         return value
+
+    def folder(self, exp_dir: Path) -> Path:
+        """Return the folder of the packed model of an experiment."""
+        return Path(self.output_dir or exp_dir / "packed")
 
     @property
     def languages(self) -> list[str]:

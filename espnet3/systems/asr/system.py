@@ -1,5 +1,6 @@
 """The stages of a recipe that recognises speech."""
 
+from pathlib import Path
 from typing import Any
 
 from espnet3.systems.base.stages import steps_of
@@ -34,7 +35,8 @@ class ASRSystem(BaseSystem):
         from espnet3.systems.asr.trained_model import record_tokens
 
         self.compare_train()
-        record_tokens(self.config_for("train"))
+        config = self.config_for("train")
+        record_tokens(config.plain().get("model"), Path(str(config["exp_dir"])))
         return super().train()
 
     def describe_train(self) -> list[str]:
@@ -42,7 +44,7 @@ class ASRSystem(BaseSystem):
         return super().describe_train()
 
     def _check_tokenizer(self, stage_name: str) -> None:
-        from espnet3.systems.asr.tokenizer_config import check_tokenizer_exists
+        from espnet3.systems.asr.tokenizer_training import check_tokenizer_exists
 
         if "train_tokenizer" not in self.planned:
             check_tokenizer_exists(self.config_for(stage_name))

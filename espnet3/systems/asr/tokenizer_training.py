@@ -7,24 +7,32 @@ tokens, so the stage refuses and says how to continue.
 
 import logging
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+from pydantic import BeforeValidator, Field
+
+from espnet3.components.data.functions import find_function
 from espnet3.components.text.characters import CharacterTokenizer
-from espnet3.components.text.sentencepiece import train_pieces
+from espnet3.components.text.sentencepiece import MODEL_TYPES, train_pieces
+from espnet3.components.text.spelling import Speller
 from espnet3.components.text.tokenizer import Tokenizer, TokenizerFolder
 from espnet3.config.fingerprint import diff
-from espnet3.config.sources import set_in
+from espnet3.config.schema import FrozenConfig, Names, validate
+from espnet3.config.sources import names_places
+from espnet3.config.targets import find_bad_argument, signature_of
 from espnet3.errors import ConfigError, StaleRunError
 from espnet3.parallel.clusters.table import check_resources
 from espnet3.parallel.parallel import as_parallel_config
-from espnet3.systems.asr.tokenizer_config import BLOCK, TokenizerConfig, load_tokenizer_config
 from espnet3.systems.asr.training_texts import (
+    BLOCK,
+    TEXT_BUILDER,
     TextSummary,
+    built_texts,
     check_training_sets,
-    gather_texts,
+    dataset_texts,
     summarize,
 )
 from espnet3.systems.base.stages import Skipped
@@ -36,8 +44,143 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _SOURCE = "made_from"
+_OURS = "espnet3.systems.asr."
+_SMALLEST = 4  # the special tokens, and one more
 
 
+def _spelled_out(value: Any) -> Any:
+    return CharacterTokenizer.kind if value == "char" else value
+
+
+class TokenizerConfig(FrozenConfig):
+    """What stage 2 trains."""
+
+    model_type: Annotated[Literal["characters", "bpe", "unigram"], BeforeValidator(_spelled_out)]
+    """characters (or char), or word pieces of SentencePiece: bpe or unigram."""
+    vocab_size: int | None = Field(default=None, ge=_SMALLEST)
+    """Tokens of bpe or unigram, with <blank>, <unk> and <sos/eos>; characters are all there are."""
+    save_path: str | None = None
+    """Folder of the tokenizer; unset: data_dir/tokenizer."""
+    clean_types: Names = []
+    """What is done to texts before they are cut, here and wherever this tokenizer is used."""
+    character_coverage: float = Field(default=1.0, gt=0, le=1)
+    """Of bpe or unigram: share of the characters that get a token; less for Chinese or Japanese."""
+    text_builder: dict[str, Any] | None = None
+    """Texts that are not those of dataset.train: `func`, a dotted path, and its arguments."""
+
+    @property
+    def folder(self) -> Path:
+        """Where the tokenizer is."""
+        assert self.save_path is not None
+        return Path(self.save_path)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What the tokens depend on, beside the texts."""
+        settings: dict[str, Any] = {"model_type": self.model_type, "clean_types": self.clean_types}
+        if self.model_type in MODEL_TYPES:
+            settings["vocab_size"] = self.vocab_size
+            settings["character_coverage"] = self.character_coverage
+        return settings
+
+
+@names_places
+def load_tokenizer_config(loaded: "LoadedConfig") -> TokenizerConfig:
+    """Read the block, with `save_path` filled in.
+
+    Raises:
+        ConfigError: There is no such block, or it is wrong.
+    """
+    values = loaded.plain()
+    if values.get(BLOCK) is None:
+        raise ConfigError(
+            key=BLOCK,
+            problem="is not set, so which tokenizer to train is not known",
+            fix="Write: tokenizer: {model_type: characters, save_path: '${data_dir}/tokenizer'}",
+        )
+    config = validate(TokenizerConfig, values[BLOCK], prefix=BLOCK)
+    if config.save_path is None:
+        config = config.model_copy(update={"save_path": str(Path(values["data_dir"], BLOCK))})
+    size = f"{BLOCK}.vocab_size"
+    if config.model_type == CharacterTokenizer.kind and config.vocab_size is not None:
+        logger.warning(
+            "%s is ignored%s: with model_type characters, all characters of the texts are tokens",
+            size, loaded.set_in(size),
+        )  # fmt: skip
+    _check(config)
+    return config
+
+
+def _check(config: TokenizerConfig) -> None:
+    if config.model_type in MODEL_TYPES and config.vocab_size is None:
+        raise ConfigError(
+            key=f"{BLOCK}.model_type",
+            value=config.model_type,
+            problem=f"but {BLOCK}.vocab_size is not set",
+            fix="Write the number of tokens: vocab_size: 500",
+        )
+    try:
+        Speller(config.clean_types)
+    except ConfigError as error:
+        raise error.below(BLOCK) from None
+    if config.text_builder is not None:
+        _check_builder(config.text_builder)
+
+
+def _check_builder(builder: Mapping[str, Any]) -> None:
+    func = builder.get("func")
+    if not isinstance(func, str):
+        raise ConfigError(
+            key=f"{TEXT_BUILDER}.func",
+            value=func,
+            problem="but must be the dotted path of a function that returns texts, or a file of "
+            "them",
+            fix="Write: text_builder: {func: src.texts.build}",
+        )
+    found = find_function(func, key=f"{TEXT_BUILDER}.func")
+    arguments = {name: value for name, value in builder.items() if name != "func"}
+    signature = signature_of(found)
+    bad = find_bad_argument(signature, arguments) if signature else None
+    if bad is not None:
+        raise ConfigError(
+            f"{TEXT_BUILDER} does not fit {func}: {bad.reason}",
+            key=f"{TEXT_BUILDER}.{bad.name}" if bad.name else TEXT_BUILDER,
+            fix=bad.hint,
+        )
+
+
+@names_places
+def check_tokenizer_exists(loaded: "LoadedConfig") -> None:
+    """Refuse a config whose preprocessor or model reads a tokenizer that was not made yet.
+
+    Raises:
+        ConfigError: The message has the key, its place, and the command that makes it.
+    """
+    values: Any = loaded.plain()
+    for block in (("dataset", "preprocessor"), ("model",)):
+        found = values
+        for name in block:
+            found = found.get(name) if isinstance(found, Mapping) else None
+        # Others may call something else a tokenizer.
+        if not isinstance(found, Mapping) or not str(found.get("_target_")).startswith(_OURS):
+            continue
+        folder = found.get(BLOCK)
+        if isinstance(folder, str) and not TokenizerFolder(folder).exists():
+            raise ConfigError(
+                key=".".join((*block, BLOCK)),
+                value=folder,
+                problem="where there is no tokenizer",
+                fix=f"Make it first: python run.py --stages train_tokenizer{_given_as(loaded)}",
+            )
+
+
+def _given_as(loaded: "LoadedConfig") -> str:
+    """Return the option that gives this config again: where the tokenizer goes depends on it."""
+    files = [file for file in loaded.files if Path(file).stem == loaded.names.self_name]
+    return f" --training_config {shlex.quote(files[-1])}" if files else ""
+
+
+@names_places
 def train_tokenizer(loaded: "LoadedConfig") -> Any:
     """Train the tokenizer of the `tokenizer` block, unless it is there.
 
@@ -49,16 +192,16 @@ def train_tokenizer(loaded: "LoadedConfig") -> Any:
         StaleRunError: A trained model needs the tokenizer as it is.
     """
     config = load_tokenizer_config(loaded)
-    texts = gather_texts(config, loaded)
+    texts = _texts(config, loaded)
     summary = summarize(texts)
     source = _describe_source(config, summary)
     known = _known_source(config)
     if known == source:
         return Skipped(f"{config.folder} was made from the same {summary.n_texts} texts")
     if known is not None:
-        _refuse_if_needed(config, _changes(known, source), loaded)
+        _refuse_if_needed(config, _changes(known, source), loaded["exp_dir"])
         logger.info("The tokenizer is trained again: %s", "; ".join(_changes(known, source)))
-    tokenizer = _train(config, texts, loaded)
+    tokenizer = _train(config, texts)
     tokenizer.save(config.folder, {_SOURCE: source})
     logger.info(
         "%d tokens (%s) from %d texts: %s",
@@ -67,6 +210,7 @@ def train_tokenizer(loaded: "LoadedConfig") -> Any:
     return config.folder
 
 
+@names_places
 def check_train_tokenizer(loaded: "LoadedConfig") -> None:
     """Check all that can be checked without reading texts.
 
@@ -82,7 +226,7 @@ def check_train_tokenizer(loaded: "LoadedConfig") -> None:
     if known is not None:
         changed = _changed_settings(known, config.settings)
         if changed:
-            _refuse_if_needed(config, changed, loaded)
+            _refuse_if_needed(config, changed, loaded["exp_dir"])
 
 
 def describe_train_tokenizer(loaded: "LoadedConfig") -> list[str]:
@@ -107,7 +251,25 @@ def describe_train_tokenizer(loaded: "LoadedConfig") -> list[str]:
     return lines
 
 
-def _train(config: TokenizerConfig, texts: Iterable[str], loaded: "LoadedConfig") -> Tokenizer:
+def _texts(config: TokenizerConfig, loaded: "LoadedConfig") -> Iterable[str]:
+    """Return the texts, which can be gone through more than once.
+
+    Those of the training sets are kept in a folder beside the tokenizer, so that a killed run
+    resumes, and the same texts are not read twice.
+    """
+    if config.text_builder is not None:
+        key, texts = TEXT_BUILDER, built_texts(config.text_builder)
+    else:
+        folder = config.folder.with_name(f"{config.folder.name}_texts")
+        key, parallel = "dataset.train", as_parallel_config(loaded)
+        texts = dataset_texts(loaded.plain(), parallel, folder)
+    if next(iter(texts), None) is None:
+        problem = "gives no texts to train a tokenizer on"
+        raise ConfigError(key=key, problem=problem, fix="Check its arguments.")
+    return texts
+
+
+def _train(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
     if config.vocab_size is None or config.model_type == CharacterTokenizer.kind:
         return CharacterTokenizer.from_texts(texts, config.clean_types)
     try:
@@ -119,10 +281,7 @@ def _train(config: TokenizerConfig, texts: Iterable[str], loaded: "LoadedConfig"
             character_coverage=config.character_coverage,
         )
     except ConfigError as error:
-        size = f"vocab_size is {config.vocab_size}"
-        place = set_in(f"{BLOCK}.vocab_size", loaded)
-        text = str(error).replace(size, f"{BLOCK}.{size}{place}", 1)
-        raise ConfigError(text) from error.__cause__
+        raise error.below(BLOCK) from error.__cause__
 
 
 def _describe_source(config: TokenizerConfig, summary: TextSummary) -> dict[str, Any]:
@@ -156,18 +315,18 @@ def _changed_settings(known: dict[str, Any], settings: dict[str, Any]) -> list[s
     return diff({BLOCK: known["settings"]}, {BLOCK: settings})
 
 
-def _refuse_if_needed(config: TokenizerConfig, changed: list[str], loaded: "LoadedConfig") -> None:
-    users = trained_with(config.folder, Path(str(loaded.config["exp_dir"])))
+def _refuse_if_needed(config: TokenizerConfig, changed: list[str], exp_dir: str) -> None:
+    users = trained_with(config.folder, Path(exp_dir))
     if not users:
         return
     folders = shlex.join(map(str, users))
-    place = set_in(f"{BLOCK}.save_path", loaded)
-    raise StaleRunError(
-        f"The tokenizer in {config.folder}{place} would be another one ({'; '.join(changed)}), but "
+    error = StaleRunError(
+        f"The tokenizer in {config.folder} would be another one ({'; '.join(changed)}), but "
         f"the model in {folders} was trained with it as it is. To keep both, write another folder "
         f"and another experiment: tokenizer: {{save_path: {config.folder}_2}} and exp_tag: NAME_2. "
         f"To start over, remove them first: rm -r {shlex.quote(str(config.folder))} {folders}"
     )
+    raise error.at(f"{BLOCK}.save_path")
 
 
 def trained_with(tokenizer: Path, exp_dir: Path) -> list[Path]:

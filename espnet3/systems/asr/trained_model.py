@@ -16,8 +16,6 @@ from espnet3.systems.base.training_record import has_weights
 if TYPE_CHECKING:
     from torch import nn
 
-    from espnet3.config.load import LoadedConfig
-
 logger = logging.getLogger(__name__)
 
 CONFIG = "config.yaml"
@@ -77,12 +75,12 @@ def _to_device(model: "nn.Module", device: str) -> "nn.Module":
         ) from error
 
 
-def require_weights(path: Path, where: str = "") -> None:
+def require_weights(path: Path, key: str = "") -> None:
     """Refuse weights that are not there.
 
     Args:
         path: Of the file.
-        where: Where it was set, such as ` (set in conf/inference.yaml:3)`.
+        key: Of the config that names it.
 
     Raises:
         ConfigError: Saying which stage makes it, and which ones there are.
@@ -95,8 +93,10 @@ def require_weights(path: Path, where: str = "") -> None:
     known = f" There are: {', '.join(there or elsewhere)}." if there or elsewhere else ""
     named = "" if there or not elsewhere else f" To decode with these: model.weights={elsewhere[0]}"
     raise ConfigError(
-        f"The weights {path}{where} do not exist.{known}{named} Stage train (4) makes them at its "
-        f"end, and average (5) again: {_train_command()}"
+        f"The weights {path}",
+        key=key,
+        problem=f" do not exist.{known}{named}",
+        fix=f"Stage train (4) makes them at its end, and average (5) again: {_train_command()}",
     )
 
 
@@ -268,18 +268,20 @@ def _content(folder: Path) -> str:
 _TOKENS = "tokens.json"
 
 
-def record_tokens(loaded: "LoadedConfig") -> None:
-    """Write the tokens of `model.tokenizer` into the experiment, before it is trained.
+def record_tokens(block: Any, exp_dir: Path) -> None:
+    """Write the tokens of a model's tokenizer into the experiment, before it is trained.
+
+    Args:
+        block: `model` of the training config.
+        exp_dir: The experiment.
 
     Raises:
         StaleRunError: The experiment has weights, and they were trained with other tokens.
     """
-    block = loaded.plain().get("model")
     folder = block.get("tokenizer") if isinstance(block, Mapping) else None
     tokens = _tokens_in(folder)
     if tokens is None:
         return
-    exp_dir = Path(str(loaded.config["exp_dir"]))
     known = _read(exp_dir)
     if known is None or not has_weights(exp_dir):
         exp_dir.mkdir(parents=True, exist_ok=True)

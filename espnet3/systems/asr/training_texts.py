@@ -4,7 +4,6 @@ import hashlib
 import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -13,21 +12,22 @@ from typing import TYPE_CHECKING, Any
 from espnet3.components.data.dataset import fields_of, fingerprint_of, has_fields, locality_of
 from espnet3.components.data.functions import find_function
 from espnet3.config.instantiate import instantiate
-from espnet3.config.sources import set_in
 from espnet3.errors import ConfigError, StaleRunError
 from espnet3.io.tables import read_jsonl
 from espnet3.parallel.base_runner import BaseRunner
 from espnet3.parallel.env_provider import EnvironmentProvider
-from espnet3.parallel.parallel import as_parallel_config, use_parallel
+from espnet3.parallel.parallel import use_parallel
 from espnet3.systems.asr.preprocessor import text_of
-from espnet3.systems.asr.tokenizer_config import BLOCK, TokenizerConfig
-from espnet3.systems.base.training_data import ORGANIZER, build_sets, has_split
+from espnet3.systems.base.training_data import ORGANIZER, has_split
 
 if TYPE_CHECKING:
     from espnet3.config.load import LoadedConfig
     from espnet3.parallel.config import ParallelConfig
 
 logger = logging.getLogger(__name__)
+
+BLOCK = "tokenizer"
+TEXT_BUILDER = f"{BLOCK}.text_builder"
 
 _BATCH_SIZE = 100
 
@@ -70,35 +70,6 @@ def summarize(texts: Iterable[str]) -> TextSummary:
     return TextSummary(n_texts, hasher.hexdigest())
 
 
-def gather_texts(config: TokenizerConfig, loaded: "LoadedConfig") -> Iterable[str]:
-    """Return the texts, which can be gone through more than once.
-
-    Those of the training sets are read by workers as the `parallel` block says, or in this process
-    where no audio stands between us and them. They are kept in a folder beside the tokenizer, so
-    that a killed run resumes, and the same texts are not read twice.
-
-    Raises:
-        ConfigError: There are none, or they are not texts.
-        EspnetError: What the datasets raise.
-    """
-    if config.text_builder is not None:
-        texts = _built_texts(config.text_builder, loaded)
-    else:
-        texts = JsonFile(_read_training_sets(config, loaded))
-    if next(iter(texts), None) is None:
-        key = f"{BLOCK}.text_builder" if config.text_builder else "dataset.train"
-        raise ConfigError(
-            f"{key}{set_in(key, loaded)} gives no texts to train a tokenizer on. Check its "
-            "arguments."
-        )
-    return texts
-
-
-def texts_folder(config: TokenizerConfig) -> Path:
-    """Return where the texts of the training sets are kept: beside the tokenizer."""
-    return config.folder.with_name(f"{config.folder.name}_texts")
-
-
 class TextProvider(EnvironmentProvider):
     """Builds the training set, without the preprocessor that needs the tokenizer."""
 
@@ -122,10 +93,26 @@ class TextRunner(BaseRunner):
         return [text_of(fields_of(dataset, i)) for i in idx]
 
 
-def _read_training_sets(config: TokenizerConfig, loaded: "LoadedConfig") -> Path:
-    own = _config_of(loaded)
-    dataset = _training_set(loaded)
-    folder = texts_folder(config)
+def dataset_texts(
+    values: Mapping[str, Any], parallel: "ParallelConfig", folder: Path
+) -> Iterable[str]:
+    """Return the texts of the training sets.
+
+    They are read by workers, or in this process where no audio stands between us and them.
+
+    Args:
+        values: The config.
+        parallel: The workers.
+        folder: Where the texts are kept.
+
+    Raises:
+        ConfigError: There is no training set.
+        EspnetError: What the datasets raise.
+    """
+    own = _config_of(values)
+    dataset = _build_env(own)["dataset"]
+    if dataset is None or len(dataset) == 0:
+        raise _no_training_set()
 
     def run(resume: bool) -> Path:
         runner = TextRunner(TextProvider(own), _BATCH_SIZE, folder, resume=resume)
@@ -135,39 +122,22 @@ def _read_training_sets(config: TokenizerConfig, loaded: "LoadedConfig") -> Path
         merged: Path = runner(range(len(dataset)))
         return merged
 
-    with _where_it_pays(dataset, loaded):
+    # A job may wait for hours, which texts in memory need not.
+    is_at_hand = has_fields(dataset) and locality_of(dataset) is None
+    with use_parallel({} if is_at_hand else parallel):
         try:
-            return run(resume=True)
+            return JsonFile(run(resume=True))
         except StaleRunError:
             logger.info("The training sets have changed, so their texts are read again")
-            return run(resume=False)
+            return JsonFile(run(resume=False))
 
 
-def _where_it_pays(
-    dataset: Any, loaded: "LoadedConfig"
-) -> "AbstractContextManager[ParallelConfig]":
-    """Use the workers of the config, unless the texts are in memory: a job may wait for hours."""
-    is_at_hand = has_fields(dataset) and locality_of(dataset) is None
-    return use_parallel({} if is_at_hand else as_parallel_config(loaded))
-
-
-def _training_set(loaded: "LoadedConfig") -> Any:
-    """Build the training set here, with the places of its entries in what it raises."""
-    from dataclasses import replace
-
-    from omegaconf import OmegaConf
-
-    block = OmegaConf.create({**loaded.plain(), **_config_of(loaded)})
-    return build_sets(replace(loaded, config=block))["train"]
-
-
-def _config_of(loaded: "LoadedConfig") -> dict[str, Any]:
+def _config_of(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return what the texts depend on, and no more: a change of the rest must not matter."""
-    plain = loaded.plain()
-    block, recipe_dir = plain.get("dataset") or {}, plain.get("recipe_dir")
+    block, recipe_dir = values.get("dataset") or {}, values.get("recipe_dir")
     if block.get("_target_", ORGANIZER) == ORGANIZER:
-        if not has_split(loaded, "train"):
-            raise ConfigError(_no_training_set(loaded))
+        if not block.get("train"):
+            raise _no_training_set()
         # How often training takes an item does not change its text.
         train = [{k: v for k, v in entry.items() if k != "weight"} for entry in block["train"]]
         recipe_dir = block.get("recipe_dir", recipe_dir)
@@ -184,16 +154,17 @@ def check_training_sets(loaded: "LoadedConfig") -> None:
     from espnet3.components.data.data_organizer import check_datasets
 
     if has_split(loaded, "train") is False or not loaded.config.get("dataset"):
-        raise ConfigError(_no_training_set(loaded))
+        raise _no_training_set()
     check_datasets(loaded, ("train",))
 
 
-def _no_training_set(loaded: "LoadedConfig") -> str:
-    return (
-        f"dataset.train{set_in('dataset', loaded)} lists no training set, so there are no texts to "
-        "train a tokenizer on. Write: dataset: {train: [{data_src: kaldi, data_src_args: {path: "
-        "data/train}}]}; or take the texts from elsewhere: tokenizer: {text_builder: {func: "
-        "src.texts.build}}"
+def _no_training_set() -> ConfigError:
+    return ConfigError(
+        "dataset.train",
+        key="dataset",
+        problem=" lists no training set, so there are no texts to train a tokenizer on",
+        fix="Write: dataset: {train: [{data_src: kaldi, data_src_args: {path: data/train}}]}; or "
+        "take the texts from elsewhere: tokenizer: {text_builder: {func: src.texts.build}}",
     )
 
 
@@ -201,30 +172,35 @@ def _build_env(config: Mapping[str, Any]) -> dict[str, Any]:
     return {"dataset": instantiate(config["dataset"], key="dataset").train}
 
 
-def _built_texts(builder: Mapping[str, Any], loaded: "LoadedConfig") -> Iterable[str]:
-    key = f"{BLOCK}.text_builder"
+def built_texts(builder: Mapping[str, Any]) -> Iterable[str]:
+    """Return what the function of a `text_builder` returns, or the lines of the file it names.
+
+    Raises:
+        ConfigError: These are not texts.
+    """
     arguments = {name: value for name, value in builder.items() if name != "func"}
-    function = find_function(builder["func"], key=f"{key}.func")
+    function = find_function(builder["func"], key=f"{TEXT_BUILDER}.func")
     result = function(**arguments)
     if isinstance(result, str | os.PathLike):
         path = Path(result)
         if path.is_file():
             return LineFile(path)
-        raise ConfigError(
-            f"{key}.func{set_in(key, loaded)} returned {os.fspath(result)!r:.80}, but there is no "
-            "such file. Return the path of a file with one text per line, or a list of texts."
+        raise _returned(
+            f"{os.fspath(result)!r:.80}, but there is no such file",
+            "Return the path of a file with one text per line, or a list of texts.",
         )
     if not isinstance(result, Iterable):
-        raise ConfigError(
-            f"{key}.func{set_in(key, loaded)} returned {result!r:.80}, of type "
-            f"{type(result).__name__}. Return or yield texts, or return the path of a file with "
-            "one text per line."
+        raise _returned(
+            f"{result!r:.80}, of type {type(result).__name__}",
+            "Return or yield texts, or return the path of a file with one text per line.",
         )
     texts = list(result)
     bad = next((text for text in texts if not isinstance(text, str)), None)
     if bad is not None:
-        raise ConfigError(
-            f"{key}.func{set_in(key, loaded)} returned {bad!r:.80} among the texts, of type "
-            f"{type(bad).__name__}. Return texts alone."
-        )
+        problem = f"{bad!r:.80} among the texts, of type {type(bad).__name__}"
+        raise _returned(problem, "Return texts alone.")
     return [text for text in texts if text.strip()]
+
+
+def _returned(what: str, fix: str) -> ConfigError:
+    return ConfigError(key=f"{TEXT_BUILDER}.func", problem=f"returned {what}", fix=fix)

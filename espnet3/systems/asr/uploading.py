@@ -6,11 +6,10 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from espnet3.config.sources import set_in
+from espnet3.config.sources import names_places
 from espnet3.errors import ConfigError, MissingExtraError, ResourceError
 from espnet3.systems.asr.packed_archive import META
 from espnet3.systems.asr.packed_model import open_packed
-from espnet3.systems.asr.packing import packed_folder
 from espnet3.systems.asr.publication_config import UploadConfig, load_publication_config
 from espnet3.text import first_line
 
@@ -36,7 +35,7 @@ def upload_model(loaded: "LoadedConfig") -> str:
         ResourceError: There is no token, or the server refuses.
         PackedModelError: The packed model is not there, or damaged.
     """
-    settings = check_upload(loaded)
+    settings = check_upload_model(loaded)
     folder = _packed(loaded)
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError
@@ -65,24 +64,22 @@ def upload_model(loaded: "LoadedConfig") -> str:
     return str(commit)
 
 
-def check_upload_model(loaded: "LoadedConfig") -> None:
-    """Check the `upload` block, the package and the token, before any stage runs."""
-    check_upload(loaded)
-
-
-def check_upload(loaded: "LoadedConfig") -> UploadConfig:
-    """Return the `upload` block.
+@names_places
+def check_upload_model(loaded: "LoadedConfig") -> UploadConfig:
+    """Check the `upload` block, the package and the token, before any stage runs.
 
     Raises:
         ConfigError: No repository is named, or the token is in the config.
         ResourceError: There is no token, or no package to upload with.
     """
-    _refuse_token(loaded)
+    _refuse_token(loaded.config.get("upload"))
     settings = load_publication_config(loaded).upload
     if settings.repo_id is None:
         raise ConfigError(
-            f"upload.repo_id is not set{set_in('upload', loaded)}, so where to upload is not "
-            "known. Write: upload: {repo_id: user/model}"
+            "upload.repo_id is not set",
+            key="upload",
+            problem="so where to upload is not known",
+            fix="Write: upload: {repo_id: user/model}",
         )
     if importlib.util.find_spec("huggingface_hub") is None:
         raise MissingExtraError(
@@ -121,7 +118,7 @@ def endpoint() -> str:
 
 
 def _packed(loaded: "LoadedConfig") -> Path:
-    folder = packed_folder(loaded, load_publication_config(loaded).pack)
+    folder = load_publication_config(loaded).pack.folder(Path(loaded.config["exp_dir"]))
     if not (folder / META).is_file():
         raise ConfigError(
             f"There is no packed model in {folder}. Pack it first: --stages pack_model "
@@ -130,12 +127,12 @@ def _packed(loaded: "LoadedConfig") -> Path:
     return open_packed(folder)[0]
 
 
-def _refuse_token(loaded: "LoadedConfig") -> None:
-    block: Any = loaded.config.get("upload")
-    if block is not None and hasattr(block, "get") and block.get("token") is not None:
+def _refuse_token(block: Any) -> None:
+    if hasattr(block, "get") and block.get("token") is not None:
         raise ConfigError(
-            f"upload.token{set_in('upload.token', loaded)} is set: a token does not belong into a "
-            "config. Delete the line, and write: export HF_TOKEN=..."
+            key="upload.token",
+            problem="is set: a token does not belong into a config",
+            fix="Delete the line, and write: export HF_TOKEN=...",
         )
 
 

@@ -215,7 +215,7 @@ def test_the_keys_of_blocks_are_those_of_their_models():
     from espnet3.parallel.clusters.table import BACKENDS
     from espnet3.parallel.config import ParallelConfig
     from espnet3.systems.asr.publication_config import UploadConfig
-    from espnet3.systems.asr.tokenizer_config import TokenizerConfig
+    from espnet3.systems.asr.tokenizer_training import TokenizerConfig
     from espnet3.systems.base.reporting.clips import ReportConfig
     from espnet3.systems.base.statistics import StatisticsConfig
     from espnet3.trainer.checkpointing.checkpoints import CheckpointConfig

@@ -307,7 +307,7 @@ def test_one_text_may_stand_for_a_list_of_one():
         ("espnet3.trainer.config.TrainingConfig", "accept_changes"),
         ("espnet3.systems.asr.publication_config.PackConfig", "tags"),
         ("espnet3.systems.asr.publication_config.PackConfig", "datasets"),
-        ("espnet3.systems.asr.tokenizer_config.TokenizerConfig", "clean_types"),
+        ("espnet3.systems.asr.tokenizer_training.TokenizerConfig", "clean_types"),
     ],
 )
 def test_keys_with_names_take_one_without_a_list(model, name):

@@ -1,6 +1,7 @@
 """The tokens of a training: kept with its weights, and not exchanged below them."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -21,7 +22,8 @@ def recipe(tmp_path, monkeypatch):
 
 
 def load(*overrides):
-    return load_configs({"training": ["conf/training.yaml"]}, overrides).training
+    config = load_configs({"training": ["conf/training.yaml"]}, overrides).training
+    return config.plain().get("model"), Path(config["exp_dir"])
 
 
 def other_tokenizer(folder):
@@ -30,22 +32,22 @@ def other_tokenizer(folder):
 
 def test_tokens_are_kept_and_a_training_with_weights_goes_on_with_these_only(recipe):
     file = recipe / "exp/training/tokens.json"
-    record_tokens(load("model.tokenizer=data/tokenizer"))
+    record_tokens(*load("model.tokenizer=data/tokenizer"))
     tokens = json.loads(file.read_text())
     assert tokens[:3] == ["<blank>", "<unk>", "<space>"]
-    record_tokens(load("model.tokenizer=data/tokenizer"))
+    record_tokens(*load("model.tokenizer=data/tokenizer"))
     other_tokenizer(recipe / "data/tokenizer")
     with pytest.raises(StaleRunError, match=r"it had 19 tokens, and has 14.*exp_tag: NAME_2"):
-        record_tokens(load("model.tokenizer=data/tokenizer"))
+        record_tokens(*load("model.tokenizer=data/tokenizer"))
     assert json.loads(file.read_text()) == tokens
 
 
 def test_without_weights_the_tokens_are_those_of_now(recipe):
     exp_dir = recipe / "exp/new"
-    record_tokens(load("model.tokenizer=data/tokenizer", "exp_tag=new"))
+    record_tokens(*load("model.tokenizer=data/tokenizer", "exp_tag=new"))
     before = (exp_dir / "tokens.json").read_text()
     other_tokenizer(recipe / "data/tokenizer")
-    record_tokens(load("model.tokenizer=data/tokenizer", "exp_tag=new"))
+    record_tokens(*load("model.tokenizer=data/tokenizer", "exp_tag=new"))
     assert (exp_dir / "tokens.json").read_text() != before
 
 
@@ -54,7 +56,7 @@ def test_tokenizers_of_others_are_let_pass(recipe):
     hub.mkdir()
     (hub / "tokenizer.json").write_text('{"version": "1.0"}')
     for override in ("model.tokenizer=data/whisper", "model.size=3"):
-        record_tokens(load(override, "exp_tag=new"))
+        record_tokens(*load(override, "exp_tag=new"))
     assert not (recipe / "exp/new").exists()
 
 
