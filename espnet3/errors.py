@@ -155,6 +155,10 @@ class FileSystemError(RunFolderError):
     """A file cannot be reached from this node, which says nothing of the run: others continue."""
 
 
+class RecordError(EspnetError, ValueError):
+    """A record cannot be written or read: its id, its value, or its line is wrong."""
+
+
 class IncompleteRunError(EspnetError):
     """Results are not whole: items, ids or files are missing, or there twice."""
 

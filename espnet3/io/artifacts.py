@@ -11,9 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from espnet3.errors import ConfigError, suggest
+from espnet3.errors import ConfigError, RecordError, suggest
 from espnet3.io.atomic import open_atomic, write_bytes, write_json
-from espnet3.io.scp import RecordError
 
 if TYPE_CHECKING:
     import numpy as np

@@ -9,10 +9,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from json import JSONEncoder
 
-from espnet3.io.atomic import StrPath
-from espnet3.io.scp import RecordError
+from espnet3.errors import RecordError
 
-TYPE_CHECKING = False
+TYPE_CHECKING = False  # what `typing.TYPE_CHECKING` is, without the import of `typing`
 if TYPE_CHECKING:
     from typing import Any
 
@@ -23,7 +22,11 @@ _NOT_JSON = "which JSON cannot hold."
 
 
 def dump_json(
-    value: Any, *, indent: int | None = None, allow_nan: bool = False, where: StrPath = ""
+    value: Any,
+    *,
+    indent: int | None = None,
+    allow_nan: bool = False,
+    where: str | os.PathLike[str] = "",
 ) -> str:
     r"""Return the value as JSON, without a newline at the end.
 

@@ -6,7 +6,7 @@ import hashlib
 import re
 import unicodedata
 
-from espnet3.io.scp import RecordError
+from espnet3.errors import RecordError
 
 MAX_NAME_BYTES = 200
 """Of a safe name in UTF-8; leaves room for an ending below the usual limit of 255."""

@@ -11,7 +11,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 
-from espnet3.errors import EspnetError
+from espnet3.errors import RecordError
 from espnet3.io.atomic import StrPath, open_atomic
 
 _TO_ESCAPE = re.compile("[\\\\\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]|\\A\\s|\\s\\Z")
@@ -21,10 +21,6 @@ _LONG = {"\\": "\\", "n": "\n", "r": "\r", "t": "\t"}
 _BOM = b"\xef\xbb\xbf"  # U+FEFF, which some editors put at the start of a file
 _NOT_IN_ID = re.compile("[\\s\x00-\x1f\x7f-\x9f\ufeff\ud800-\udfff]")
 _LINE = re.compile(r"([^ \t]+)(?:[ \t]+(.*))?", re.DOTALL)
-
-
-class RecordError(EspnetError, ValueError):
-    """A record cannot be written or read: its id, its value, or its line is wrong."""
 
 
 def escape_value(value: str) -> str:

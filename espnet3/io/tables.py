@@ -8,10 +8,9 @@ import logging
 import os
 from collections.abc import Iterable, Iterator
 
-from espnet3.errors import MissingExtraError
+from espnet3.errors import MissingExtraError, RecordError
 from espnet3.io.atomic import StrPath, open_atomic
 from espnet3.io.json_text import dump_json
-from espnet3.io.scp import RecordError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

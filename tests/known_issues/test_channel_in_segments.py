@@ -5,7 +5,7 @@ import pytest
 import soundfile
 
 from espnet3.components.data.sources.kaldi import Dataset
-from espnet3.io.scp import RecordError
+from espnet3.errors import RecordError
 
 
 def test_is_refused_with_what_to_write(tmp_path):

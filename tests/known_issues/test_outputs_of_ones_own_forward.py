@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from espnet3.errors import ConfigError, EspnetError, IncompleteRunError, ProviderError
-from espnet3.io.scp import RecordError, load_scp
+from espnet3.errors import ConfigError, EspnetError, IncompleteRunError, ProviderError, RecordError
+from espnet3.io.scp import load_scp
 from espnet3.parallel import BaseRunner, use_parallel
 from espnet3.systems.base.inference_output import OutputSettings, id_text, to_texts
 from espnet3.systems.base.inference_runner import InferenceRunner

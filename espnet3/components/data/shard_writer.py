@@ -20,10 +20,10 @@ from espnet3.components.data.dataset import Dataset, fingerprint_of
 from espnet3.components.data.errors import DataError, create_command
 from espnet3.components.data.sources.shard_index import IndexKind
 from espnet3.config.fingerprint import diff, flatten
-from espnet3.errors import ConfigError, StaleRunError, suggest
+from espnet3.errors import ConfigError, RecordError, StaleRunError, suggest
 from espnet3.io.atomic import StrPath, is_temp_name, open_atomic, write_json
 from espnet3.io.json_text import to_jsonable
-from espnet3.io.scp import RecordError, check_id
+from espnet3.io.scp import check_id
 
 logger = logging.getLogger(__name__)
 

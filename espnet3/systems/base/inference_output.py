@@ -7,8 +7,7 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from typing import Any, ClassVar, Self
 
-from espnet3.errors import ConfigError, ProviderError, suggest
-from espnet3.io.scp import RecordError
+from espnet3.errors import ConfigError, ProviderError, RecordError, suggest
 from espnet3.parallel.hooks import split_batch
 
 

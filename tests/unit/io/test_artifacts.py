@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 import soundfile
 
-from espnet3.errors import ConfigError
+from espnet3.errors import ConfigError, RecordError
 from espnet3.io.artifacts import read_artifact, write_artifact
-from espnet3.io.scp import RecordError
 
 RATE = 16000
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from espnet3.errors import RecordError
 from espnet3.io import atomic
 from espnet3.io.atomic import (
     fsync_dir,
@@ -18,7 +19,6 @@ from espnet3.io.atomic import (
     write_json,
     write_text,
 )
-from espnet3.io.scp import RecordError
 
 ROOT = Path(__file__).parents[3]
 

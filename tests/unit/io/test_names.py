@@ -7,8 +7,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from espnet3.errors import RecordError
 from espnet3.io.names import MAX_NAME_BYTES, safe_name
-from espnet3.io.scp import RecordError, check_id
+from espnet3.io.scp import check_id
 
 NASTY = st.text(
     st.sampled_from("ab./%-~ 2F:\\\n\x00\u0301\u0307é\ud800日"), min_size=1, max_size=12

@@ -4,9 +4,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from espnet3.errors import EspnetError
+from espnet3.errors import EspnetError, RecordError
 from espnet3.io.scp import (
-    RecordError,
     ScpWriter,
     check_id,
     escape_value,

@@ -9,8 +9,7 @@ from itertools import chain
 
 import pytest
 
-from espnet3.errors import ProviderError
-from espnet3.io.scp import RecordError
+from espnet3.errors import ProviderError, RecordError
 from espnet3.shards import commit as commit_module
 from espnet3.shards.commit import (
     attempts,

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from espnet3.components.data.dataset import Sample
-from espnet3.errors import ConfigError, suggest
-from espnet3.io.scp import RecordError, check_id
+from espnet3.errors import ConfigError, RecordError, suggest
+from espnet3.io.scp import check_id
 
 COMMON: dict[str, tuple[str, ...]] = {
     "utt_id": ("utt_id", "id", "key"),

@@ -24,9 +24,9 @@ from espnet3.components.data.sources.base import (
     find_input,
     find_root,
 )
-from espnet3.errors import ConfigError
+from espnet3.errors import ConfigError, RecordError
 from espnet3.io.atomic import StrPath
-from espnet3.io.scp import RecordError, check_id, read_scp
+from espnet3.io.scp import check_id, read_scp
 
 Segment = tuple[str, float, float | None]
 """Recording, start and end in seconds; None for the end of the recording."""

@@ -25,8 +25,9 @@ from espnet3.components.data.sources.base import (
     find_input,
     find_root,
 )
+from espnet3.errors import RecordError
 from espnet3.io.atomic import StrPath
-from espnet3.io.scp import RecordError, check_id
+from espnet3.io.scp import check_id
 
 # The others run a command or use the network.
 _SAFE_SOURCES = ("file", "memory")

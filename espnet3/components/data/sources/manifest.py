@@ -10,8 +10,8 @@ from typing import Any
 from espnet3.components.data.dataset import Sample
 from espnet3.components.data.sources.base import Clip, SpeechSource, content_of, find_input
 from espnet3.components.data.sources.columns import COMMON, as_fields, find_columns, unique_ids
+from espnet3.errors import RecordError
 from espnet3.io.atomic import StrPath
-from espnet3.io.scp import RecordError
 
 Row = dict[str, Any]
 

@@ -16,7 +16,8 @@ import numpy as np
 
 from espnet3.components.data.errors import DataError
 from espnet3.components.data.sources.shard_index import ShardIndex, id_columns
-from espnet3.io.scp import RecordError, check_id
+from espnet3.errors import RecordError
+from espnet3.io.scp import check_id
 
 AUDIO = ("flac", "wav", "ogg", "opus", "mp3", "aiff", "au", "w64", "rf64", "caf", "sph")
 """Endings of members that soundfile reads."""

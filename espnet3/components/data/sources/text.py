@@ -17,9 +17,8 @@ from espnet3.components.data.sources.base import content_of, find_input
 from espnet3.components.data.sources.columns import COMMON
 from espnet3.components.data.sources.kaldi import read_table
 from espnet3.config.fingerprint import digest
-from espnet3.errors import ConfigError, suggest
+from espnet3.errors import ConfigError, RecordError, suggest
 from espnet3.io.atomic import StrPath
-from espnet3.io.scp import RecordError
 from espnet3.io.tables import read_jsonl
 
 CHARACTERS_PER_SECOND = 15

@@ -10,7 +10,7 @@ Example:
 from pathlib import Path
 
 from espnet3.components.data.sources.manifest import ManifestDataset, Row
-from espnet3.io.scp import RecordError
+from espnet3.errors import RecordError
 
 
 class Dataset(ManifestDataset):

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from espnet3.components.metrics.error_rate import file_stem
-from espnet3.io.scp import RecordError, read_scp
+from espnet3.errors import RecordError
+from espnet3.io.scp import read_scp
 from espnet3.shards.layout import manifest_path, shard_of
 from espnet3.systems.base.inference_config import also_found, named_test_sets
 from espnet3.systems.base.metric import metrics_path

@@ -10,9 +10,9 @@ import yaml
 from omegaconf import OmegaConf
 
 from espnet3.config.load import load_config
-from espnet3.errors import ConfigError, EspnetError, ItemError, StaleRunError
+from espnet3.errors import ConfigError, EspnetError, ItemError, RecordError, StaleRunError
 from espnet3.io.artifacts import read_artifact
-from espnet3.io.scp import RecordError, load_scp
+from espnet3.io.scp import load_scp
 from espnet3.systems.base.inference import describe_inference, infer
 from espnet3.systems.base.inference_output import OutputSettings, to_record, to_texts
 from tests.inference_parts import spell

@@ -9,8 +9,8 @@ from textwrap import dedent
 import pytest
 
 from espnet3.config.load import load_config
-from espnet3.errors import ConfigError, EspnetError, IncompleteRunError
-from espnet3.io.scp import RecordError, write_scp
+from espnet3.errors import ConfigError, EspnetError, IncompleteRunError, RecordError
+from espnet3.io.scp import write_scp
 from espnet3.systems.base.inference import infer
 from espnet3.systems.base.metric import check_measure, describe_measure, measure
 from espnet3.systems.base.results_table import stale_inputs

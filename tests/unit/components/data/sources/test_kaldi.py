@@ -9,8 +9,7 @@ import pytest
 from espnet3.components.data.dataset import durations_of, fingerprint_of
 from espnet3.components.data.errors import AudioError
 from espnet3.components.data.sources.kaldi import Dataset
-from espnet3.errors import ConfigError, EspnetError
-from espnet3.io.scp import RecordError
+from espnet3.errors import ConfigError, EspnetError, RecordError
 
 
 @pytest.fixture

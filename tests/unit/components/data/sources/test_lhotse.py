@@ -8,8 +8,7 @@ import pytest
 
 from espnet3.components.data.errors import AudioError
 from espnet3.components.data.sources.lhotse import Dataset
-from espnet3.errors import ConfigError, MissingExtraError
-from espnet3.io.scp import RecordError
+from espnet3.errors import ConfigError, MissingExtraError, RecordError
 
 pytest.importorskip("lhotse")
 

@@ -6,8 +6,7 @@ import pytest
 
 from espnet3.components.data.errors import AudioError
 from espnet3.components.data.sources import jsonl, tsv
-from espnet3.errors import ConfigError
-from espnet3.io.scp import RecordError
+from espnet3.errors import ConfigError, RecordError
 
 
 @pytest.fixture

@@ -10,8 +10,7 @@ import soundfile
 from espnet3.components.data.dataset import durations_of, fingerprint_of
 from espnet3.components.data.errors import AudioError, DataError
 from espnet3.components.data.sources.parquet import Dataset
-from espnet3.errors import ConfigError, MissingExtraError
-from espnet3.io.scp import RecordError
+from espnet3.errors import ConfigError, MissingExtraError, RecordError
 from tests import clean_process
 
 pa = pytest.importorskip("pyarrow")

@@ -17,8 +17,7 @@ from espnet3.components.data.dataset import durations_of, fingerprint_of
 from espnet3.components.data.errors import AudioError, DataError
 from espnet3.components.data.sources import shard_source
 from espnet3.components.data.sources.tar import Dataset
-from espnet3.errors import ConfigError
-from espnet3.io.scp import RecordError
+from espnet3.errors import ConfigError, RecordError
 from tests import clean_process
 
 

@@ -7,8 +7,7 @@ import pytest
 from espnet3.components.data.data_organizer import DataOrganizer
 from espnet3.components.data.dataset import fingerprint_of
 from espnet3.components.data.sources.text import Dataset
-from espnet3.errors import ConfigError
-from espnet3.io.scp import RecordError
+from espnet3.errors import ConfigError, RecordError
 
 
 def test_lines_of_a_file(awkward):
