@@ -23,7 +23,44 @@ _NOT_GIVEN = object()
 
 
 class EspnetError(Exception):
-    """Base of all errors raised on purpose by ESPnet3."""
+    """Base of all errors raised on purpose by ESPnet3.
+
+    Args:
+        message: what is wrong, with its value and where it was set.
+        fix: the line to write, or what else to do; the end of the text.
+    """
+
+    fix = ""
+
+    def __init__(self, message: object = "", *, fix: str = "") -> None:
+        super().__init__(f"{message!s} {fix}".strip() if fix else message)
+        if isinstance(message, Note):
+            fix = fix or message.fix
+        if fix:  # else there is nothing to pickle beside the message
+            self.fix = fix
+
+
+class Note(str):
+    """A message for a log or an error that knows which part of it says what to do.
+
+    Example:
+        >>> note = Note("No walltime is set.", fix="Write: walltime: 1:00:00")
+        >>> print(note, "|", note.fix)
+        No walltime is set. Write: walltime: 1:00:00 | Write: walltime: 1:00:00
+    """
+
+    fix: str
+
+    def __new__(cls, problem: str, *, fix: str = "") -> Note:
+        """Join both to one text."""
+        note = super().__new__(cls, f"{problem} {fix}".strip())
+        note.fix = fix
+        return note
+
+    @property
+    def problem(self) -> str:
+        """The text without what to do."""
+        return self.removesuffix(self.fix).rstrip()
 
     key = ""
     """The setting that the message begins with, until `locate` has added its place."""
@@ -77,6 +114,9 @@ class ConfigError(EspnetError):
         problem: str = "",
         fix: str | Callable[[Any], str] = "",
     ) -> None:
+        if isinstance(message, Note):
+            fix = message.fix
+            message = message.problem
         self.key, self._fix = key, fix
         is_said = value is not _NOT_GIVEN or bool(message)
         self._head = message or (f"{key} is {value!r:.200}" if is_said else key)
@@ -111,9 +151,10 @@ class ConfigError(EspnetError):
 
     def _text(self, place: str, config: Places | None) -> str:
         fix = self._fix if isinstance(self._fix, str) else self._fix(config)
+        self.fix = fix.strip()
         said = self._tail or self._head
         end = "." if fix and not said.endswith((".", ":", "?")) else ""
-        return f"{self._head}{place}{self._tail}{end} {fix.strip()}".strip()
+        return f"{self._head}{place}{self._tail}{end} {self.fix}".strip()
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Leave a function behind: the message has what it said."""

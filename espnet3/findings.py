@@ -1,6 +1,5 @@
 """Findings of checks: the lines of `espnet3 doctor` and `espnet3 explain`."""
 
-import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import wraps
@@ -10,13 +9,6 @@ from espnet3.errors import EspnetError
 
 Level = Literal["ok", "warning", "problem"]
 P = ParamSpec("P")
-
-# Our errors say what is wrong, then what to do, which begins with one of these.
-_ADVICE = re.compile(
-    r"(?:(?<=[.?!;,:)] )|(?<=\n))"
-    r"(?=(?:Write|Set|Run|Add|Put|Give|Submit|Mend|Make|Install|Start|Use|Change|quote it|To |"
-    r"In your clone|Without a GPU|Did you mean)\b)"
-)
 
 
 @dataclass(frozen=True)
@@ -32,15 +24,12 @@ class Finding:
     """What to do about it, as a line to paste where there is one."""
 
     @classmethod
-    def of(cls, what: str, error: BaseException, level: Level = "problem") -> "Finding":
-        """Return an error as a finding, its advice apart."""
-        if not isinstance(error, EspnetError):
+    def of(cls, what: str, error: BaseException | str, level: Level = "problem") -> "Finding":
+        """Return an error, or a note from a log, as a finding, its fix apart."""
+        if not isinstance(error, EspnetError | str):
             return cls(level, what, f"{type(error).__name__}: {error}")
-        told, *advice = _ADVICE.split(str(error), maxsplit=1)
-        fix = "".join(advice).strip()
-        if fix.startswith("Did you mean"):
-            fix = fix.partition(" It takes: ")[0]  # the list of all would hide the one
-        return cls(level, what, told.strip(), fix)
+        fix: str = getattr(error, "fix", "")
+        return cls(level, what, str(error).removesuffix(fix).strip(), fix)
 
 
 Check = Callable[P, list[Finding]]

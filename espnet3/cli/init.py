@@ -91,8 +91,8 @@ def _find_template(name: str) -> Path:
     if found is None:
         listed = " nor ".join(on_one_line(place) for place in places)
         raise ResourceError(
-            f"The template {name!r} is neither {listed}. Install ESPnet3 again; in a clone: "
-            "git checkout -- egs3/TEMPLATE"
+            f"The template {name!r} is neither {listed}.",
+            fix="Install ESPnet3 again; in a clone: git checkout -- egs3/TEMPLATE",
         )
     return found
 

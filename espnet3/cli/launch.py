@@ -88,8 +88,9 @@ def _check_stages(words: Sequence[str]) -> tuple[str, ...]:
             )
     if _TRAIN not in names:
         raise UsageError(
-            f"espnet3 launch is for trainings, but --stages has no train. Run the others as they "
-            f"are: python {SCRIPT} --stages {' '.join(names)} --training_config FILE"
+            "espnet3 launch is for trainings, but --stages has no train.",
+            fix=f"Run the others as they are: python {SCRIPT} --stages {' '.join(names)} "
+            "--training_config FILE",
         )
     return tuple(name for name in known if name in names)
 

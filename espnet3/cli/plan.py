@@ -142,7 +142,8 @@ def _find_recipe(args: argparse.Namespace) -> tuple[Path, tuple[str, ...]]:
     first = next(iter([*words, *args.inference_config, *args.training_config]), None)
     if first is None:
         raise UsageError(
-            "no config is given. Write: espnet3 plan conf/inference.yaml conf/parallel_slurm.yaml"
+            "no config is given.",
+            fix="Write: espnet3 plan conf/inference.yaml conf/parallel_slurm.yaml",
         )
     if folder is None:
         return recipe_of(first), tuple(words)

@@ -98,7 +98,7 @@ def _run(system: type[BaseSystem], argv: Sequence[str], recipe_dir: Path) -> int
         print(make_parser(stages, prog=shlex.join(program)).format_usage(), end="")
         print(f"\nstages:\n{list_stages(stages)}", flush=True)
         if argv:
-            raise UsageError("No stage is given. Write, for example: --stages infer measure")
+            raise UsageError("No stage is given.", fix="Write, for example: --stages infer measure")
         return 0
     selected: Sequence[Selected] = select_stages(
         options.stages, stages, stop=options.stop_stage, system=system.__name__

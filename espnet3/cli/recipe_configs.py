@@ -50,8 +50,8 @@ def recipe_of(config: str) -> Path:
         if (place / SCRIPT).is_file():
             return place
     raise UsageError(
-        f"there is no {SCRIPT} here, nor beside {on_one_line(config)}. Change into the folder of "
-        "the recipe first: cd egs3/CORPUS/TASK"
+        f"there is no {SCRIPT} here, nor beside {on_one_line(config)}.",
+        fix="Change into the folder of the recipe first: cd egs3/CORPUS/TASK",
     )
 
 
@@ -251,7 +251,8 @@ def _refuse_mixture(place: _Place) -> None:
         raise UsageError(
             f"{place.option} {' '.join(f.typed for f in place.files)} would be merged into one "
             f"config, but {_described(training[0], 'training')}, and "
-            f"{_described(inference[0], 'inference')}. Write: {_corrected(place)}"
+            f"{_described(inference[0], 'inference')}.",
+            fix=f"Write: {_corrected(place)}",
         )
 
 
@@ -267,8 +268,8 @@ def _refuse_other_kind(place: _Place, reader: str, serving: Sequence[str]) -> No
     if other is not None and other.kind is not None:
         wanted = place.slot if place.slot in serving else serving[0]
         raise UsageError(
-            f"{reader} {_article(wanted)} config, but "
-            f"{_described(other, other.kind)}. Write: {_corrected(place)}"
+            f"{reader} {_article(wanted)} config, but {_described(other, other.kind)}.",
+            fix=f"Write: {_corrected(place)}",
         )
 
 

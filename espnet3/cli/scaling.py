@@ -91,8 +91,8 @@ def _load(configs: Sequence[str], overrides: Sequence[str]) -> "ParallelConfig":
     loaded = load_config(files, overrides, below=DEFAULTS, recipe_dir=recipe_dir)
     if not loaded.has("parallel"):
         raise ConfigError(
-            f"{shlex.join(configs)} has no parallel block, which says where workers run. Write: "
-            "parallel: {env: slurm, options: {queue: cpu, cores: 1, memory: 4GB}}"
+            f"{shlex.join(configs)} has no parallel block, which says where workers run.",
+            fix="Write: parallel: {env: slurm, options: {queue: cpu, cores: 1, memory: 4GB}}",
         )
     return as_parallel_config(loaded)
 

@@ -180,8 +180,8 @@ def _unwritable(exp_dir: Path, error: OSError) -> RunFolderError:
     where = f" ({error.filename})" if error.filename else ""
     return RunFolderError(
         f"the log and config of a stage cannot be written to {exp_dir}: "
-        f"{folder_trouble(error, exp_dir)}{where}. Mend that, or choose another folder: "
-        "exp_dir=FOLDER"
+        f"{folder_trouble(error, exp_dir)}{where}.",
+        fix="Mend that, or choose another folder: exp_dir=FOLDER",
     )
 
 

@@ -136,8 +136,8 @@ def _until(words: Sequence[str], stop: str, stages: Sequence[Stage]) -> list[int
     first = _index(words[0], stages) if len(words) == 1 else None
     if first is None:
         raise UsageError(
-            f"--stop_stage {stop} needs one stage to begin with. Write: --stage 4 --stop_stage 7, "
-            "or a range: --stages 4-7"
+            f"--stop_stage {stop} needs one stage to begin with.",
+            fix="Write: --stage 4 --stop_stage 7, or a range: --stages 4-7",
         )
     return _between(first, _known_index(stop, stages), f"--stage {words[0]} --stop_stage {stop}")
 
@@ -166,7 +166,7 @@ def _splits(word: str) -> Iterator[tuple[str, str]]:
 
 def _between(first: int, last: int, spelled: str) -> list[int]:
     if first > last:
-        raise UsageError(f"{spelled} runs backwards. Put the earlier stage first.")
+        raise UsageError(f"{spelled} runs backwards.", fix="Put the earlier stage first.")
     return list(range(first, last + 1))
 
 

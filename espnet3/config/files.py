@@ -37,8 +37,8 @@ def read_file(path: Path) -> Layer:
         raise ConfigError(_syntax_message(error, path)) from error
     except (ValueError, RecursionError, OverflowError) as error:  # such as an endless number
         raise ConfigError(
-            f"{path} has a value that cannot be read ({error!s:.200}). Quote it, or write it in "
-            "another way."
+            f"{path} has a value that cannot be read ({error!s:.200}).",
+            fix="Quote it, or write it in another way.",
         ) from error
 
 
@@ -48,7 +48,8 @@ def _parse(text: str, path: Path) -> Layer:
         return Layer()
     if not isinstance(root, yaml.MappingNode):
         raise ConfigError(
-            f"{path} holds {_kind(root)}, but a configuration is a mapping. Write: key: value"
+            f"{path} holds {_kind(root)}, but a configuration is a mapping.",
+            fix="Write: key: value",
         )
     sources = dict(_walk(root, "", path, ()))
     try:
@@ -106,8 +107,8 @@ def _walk(
     """Yield the dotted key and the place of everything below `node`, parents first."""
     if any(node is parent for parent in above):
         raise ConfigError(
-            f"{prefix} in {path}:{_line(node)} contains itself through the alias of an anchor. "
-            "Write the values out instead of the alias (*name)."
+            f"{prefix} in {path}:{_line(node)} contains itself through the alias of an anchor.",
+            fix="Write the values out instead of the alias (*name).",
         )
     for name, child, line in _children(node, path):
         if name is None:
@@ -141,7 +142,8 @@ def _refuse_duplicates(node: yaml.MappingNode, path: Path) -> None:
         if name in lines:
             raise ConfigError(
                 f"{key.value!s:.80} is set twice in {path}: in line {lines[name]} and in line "
-                f"{_line(key)}. Delete or rename one of the two."
+                f"{_line(key)}.",
+                fix="Delete or rename one of the two.",
             )
         lines[name] = _line(key)
 
@@ -164,8 +166,8 @@ def _read_text(path: Path) -> str:
         ) from error
     except UnicodeDecodeError as error:
         raise ConfigError(
-            f"{path} is not UTF-8 text ({error.reason} at byte {error.start}). "
-            f"Convert it: iconv -f latin1 -t utf-8 '{path}' -o '{path}.utf8'"
+            f"{path} is not UTF-8 text ({error.reason} at byte {error.start}).",
+            fix=f"Convert it: iconv -f latin1 -t utf-8 '{path}' -o '{path}.utf8'",
         ) from error
 
 
@@ -289,14 +291,15 @@ class _Reader:
         if os.path.realpath(pulled_in) in map(os.path.realpath, chain):
             raise ConfigError(
                 f"{_KEY} in {entry.source} names {entry.name!r}, which goes in a circle: "
-                f"{' -> '.join(map(str, (*chain, pulled_in)))}. Delete this entry."
+                f"{' -> '.join(map(str, (*chain, pulled_in)))}.",
+                fix="Delete this entry.",
             )
         self._n_files += 1
         if len(chain) > MOST_LEVELS or self._n_files > _MOST_FILES:
             raise ConfigError(
                 f"{_KEY} in {entry.source} names {entry.name!r}, by which {chain[0]} pulls in more "
-                f"than {_MOST_FILES} files, or through more than {MOST_LEVELS} others. Name fewer "
-                "files, or put them into one."
+                f"than {_MOST_FILES} files, or through more than {MOST_LEVELS} others.",
+                fix="Name fewer files, or put them into one.",
             )
         layers = self.read(pulled_in, chain)
         if not entry.below:
@@ -311,7 +314,9 @@ def _entries(listed: Any, sources: dict[str, Source]) -> Iterator[_Entry | None]
             f"{_KEY} in {sources[_KEY]} is {listed!r:.80}, but must be a list. {_FORMS}"
         )
     if (listed or []).count(_SELF) > 1:
-        raise ConfigError(f"{_KEY} in {sources[_KEY]} has {_SELF} twice. Delete one of the two.")
+        raise ConfigError(
+            f"{_KEY} in {sources[_KEY]} has {_SELF} twice.", fix="Delete one of the two."
+        )
     for i, item in enumerate(listed or []):
         source = sources[f"{_KEY}.{i}"]
         if item == _SELF:

@@ -152,8 +152,8 @@ def _identity_of(named: NamedPath, outputs: Sequence[str | PathLike[str]]) -> di
         where = error.filename or named.path
         raise ConfigError(
             f"{named.setting} names {named.path}, but {where} cannot be read: "
-            f"{error.strerror or error}. Results depend on its content. Make it readable "
-            f"(chmod u+r {where}), or name another path."
+            f"{error.strerror or error}. Results depend on its content.",
+            fix=f"Make it readable (chmod u+r {where}), or name another path.",
         ) from error
     if named.commit:
         return {"kind": "hub", "commit": named.commit, "files": identity.get("files", {})}

@@ -150,7 +150,12 @@ def raise_any(problems: Sequence[str]) -> None:
     Raises:
         ConfigError: with a line for each.
     """
-    if len(problems) == 1:
-        raise ConfigError(problems[0])
     if problems:
-        raise ConfigError(f"{len(problems)} problems:\n" + "\n".join(f"- {p}" for p in problems))
+        raise as_error(problems)
+
+
+def as_error(problems: Sequence[str]) -> ConfigError:
+    """Return one error with a line for each problem; the fix of a single one is its fix."""
+    if len(problems) == 1:
+        return ConfigError(problems[0])
+    return ConfigError(f"{len(problems)} problems:\n" + "\n".join(f"- {p}" for p in problems))

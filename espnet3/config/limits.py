@@ -37,8 +37,8 @@ def compose(text: str, name: object) -> yaml.Node | None:
     """
     if len(text) > _MOST_CHARACTERS:
         raise ConfigError(
-            f"{name} has {len(text):,} characters, but a config has {_MOST_CHARACTERS:,} at most. "
-            "Put data into a file of its own, and name that."
+            f"{name} has {len(text):,} characters, but a config has {_MOST_CHARACTERS:,} at most.",
+            fix="Put data into a file of its own, and name that.",
         )
     loader = _Composer(text, name)
     try:
@@ -72,8 +72,8 @@ class _Composer(yaml.SafeLoader):
         if n_values > _MOST_VALUES:
             raise ConfigError(
                 f"{self._name}:{line} stands for {n_values:,} values, those of its aliases (*name) "
-                f"counted, but a config has {_MOST_VALUES:,} at most. Put data into a file of its "
-                "own, and name that."
+                f"counted, but a config has {_MOST_VALUES:,} at most.",
+                fix="Put data into a file of its own, and name that.",
             )
         self._level -= 1
         return node
@@ -114,7 +114,8 @@ def check_values(values: Mapping[Any, Any], sources: Mapping[str, Source]) -> No
         if "\0" in key or (isinstance(value, str) and "\0" in value):
             raise ConfigError(
                 f"{key!r:.80} in {_place(key, sources)} is {value!r:.80}, with a NUL character, "
-                r"which no path and no text has. Delete the \0."
+                r"which no path and no text has.",
+                fix=r"Delete the \0.",
             )
         if isinstance(value, str) and "${" in value:
             leaves[key] = value
@@ -158,7 +159,8 @@ class _Expansion:
         if n_steps > _MOST_STEPS:
             raise ConfigError(
                 f"{key} in {_place(key, self._sources)} is reached by more than {_MOST_STEPS} "
-                "interpolations, one after the other. Write its value, or refer to it directly."
+                "interpolations, one after the other.",
+                fix="Write its value, or refer to it directly.",
             )
         self._sizes[key] = 0  # self-references are reported when they are resolved
         total = self._own(key, n_steps) if key in self._texts else self._parts(key, n_steps)

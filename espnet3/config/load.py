@@ -244,8 +244,9 @@ def _read(one: ConfigSource, names: RunNames) -> list[tuple[tuple[str, ...], Lay
         return [((), Layer.of(bind(as_plain(one), names, "."), _IN_PYTHON))]
     if not isinstance(one, str | os.PathLike):
         raise ConfigError(
-            f"{one!r:.80} of type {type(one).__name__} is no config. Give a YAML file, a dict or "
-            'an OmegaConf config: load_config("conf/training.yaml")'
+            f"{one!r:.80} of type {type(one).__name__} is no config.",
+            fix="Give a YAML file, a dict or "
+            'an OmegaConf config: load_config("conf/training.yaml")',
         )
     path = Path(one)
     layers = read_layers(path, names)
@@ -301,8 +302,8 @@ def as_plain(config: Mapping[Any, Any]) -> dict[Any, Any]:
     plain: dict[Any, Any] = _plain(config, "", ())
     if "defaults" in plain:
         raise ConfigError(
-            "defaults is set in a config given in Python, but names files beside a file. Load them "
-            'in order: load_config(["conf/base.yaml", {...}])'
+            "defaults is set in a config given in Python, but names files beside a file.",
+            fix='Load them in order: load_config(["conf/base.yaml", {...}])',
         )
     return plain
 
@@ -311,7 +312,7 @@ def _plain(value: Any, key: str, above: tuple[int, ...]) -> Any:
     if type(value) in _SCALARS:
         return value
     if id(value) in above:
-        raise ConfigError(f"{key} contains itself. Write a config without circles.")
+        raise ConfigError(f"{key} contains itself.", fix="Write a config without circles.")
     if type(value).__module__.startswith("omegaconf."):
         return _of_omegaconf(value, key)
     inside = (*above, id(value))

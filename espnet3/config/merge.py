@@ -53,7 +53,8 @@ def merge(base: Layer, top: Layer) -> Layer:
         first = next(iter(top.sources.values()), "an override")
         raise ConfigError(
             f"The values from {first} on do not merge into what was set before: "
-            f"{first_line(error)}. Do not mix a list and a mapping under one key."
+            f"{first_line(error)}.",
+            fix="Do not mix a list and a mapping under one key.",
         ) from error
     kept = {
         key: source

@@ -39,13 +39,15 @@ def parse_override(text: str) -> Override:
     if key[:1] in {"+", "~"}:
         raise ConfigError(
             f"Override {text!r} begins with {key[0]!r}, which is not needed here: "
-            f"a new key is added as it is. Write: {key.lstrip('+~')}={value}"
+            "a new key is added as it is.",
+            fix=f"Write: {key.lstrip('+~')}={value}",
         )
     path = tuple(dotted(key).split("."))
     if not equals or not all(path):
         example = f"{key}=VALUE" if key and not equals and all(path) else "parallel.n_workers=4"
         raise ConfigError(
-            f"Override {text!r} is not of the form key.path=value. Write, for example: {example}"
+            f"Override {text!r} is not of the form key.path=value.",
+            fix=f"Write, for example: {example}",
         )
     if len(path) > MOST_LEVELS:
         raise ConfigError(
@@ -63,8 +65,8 @@ def _parse_value(text: str, key: str, value: str) -> Any:
         parsed = OmegaConf.from_dotlist([f"value={quote_times(value, root)}"])
     except (yaml.YAMLError, OmegaConfBaseException, ValueError, RecursionError) as error:
         raise ConfigError(
-            f"The value of the override {text!r:.300} is not valid YAML. "
-            f"Quote it twice, for the shell and for YAML: '{key}=\"{value:.300}\"'"
+            f"The value of the override {text!r:.300} is not valid YAML.",
+            fix=f"Quote it twice, for the shell and for YAML: '{key}=\"{value:.300}\"'",
         ) from error
     return OmegaConf.to_container(parsed)["value"]  # type: ignore[call-overload, index]
 
@@ -92,8 +94,8 @@ def _patch(current: Any, path: tuple[str, ...], override: Override) -> Any:
     parent = ".".join(override.path[: -len(path)])
     shown = redact({parent: current})[parent]
     raise ConfigError(
-        f"Override {override.text!r} sets a key below {parent}, but {parent} is {shown!r}. "
-        f"Write: {parent}=VALUE"
+        f"Override {override.text!r} sets a key below {parent}, but {parent} is {shown!r}.",
+        fix=f"Write: {parent}=VALUE",
     )
 
 

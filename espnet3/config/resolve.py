@@ -82,6 +82,6 @@ def resolve_config(config: Any, prefix: str = "", loaded: "LoadedConfig | None" 
         raise ConfigError(explain(error, config, prefix, loaded)) from error
     except RecursionError as error:
         raise ConfigError(
-            f"{prefix or 'The config'} is nested too deeply, or its interpolations are. Write "
-            "values instead of ${...}"
+            f"{prefix or 'The config'} is nested too deeply, or its interpolations are.",
+            fix="Write values instead of ${...}",
         ) from error

@@ -105,7 +105,9 @@ def suggest_resolver(name: str) -> str:
 
 def _named(*name: Any) -> str:
     if len(name) != 1:
-        raise ConfigError("there is no config file to take the name from. Write the name itself.")
+        raise ConfigError(
+            "there is no config file to take the name from.", fix="Write the name itself."
+        )
     return str(name[0])
 
 
@@ -120,9 +122,9 @@ def _load_line_in(folder: str, *names: Any) -> ListConfig:
     except FileNotFoundError as error:
         raise ConfigError(f"{path} does not exist.{_nearby(path)}") from error
     except IsADirectoryError as error:
-        raise ConfigError(f"{path} is a folder. Name a file with lines in it.") from error
+        raise ConfigError(f"{path} is a folder.", fix="Name a file with lines in it.") from error
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{path} is not UTF-8 text. Convert it with iconv.") from error
+        raise ConfigError(f"{path} is not UTF-8 text.", fix="Convert it with iconv.") from error
     # A plain list would be one opaque value, which ${tokens[0]} cannot reach into.
     return OmegaConf.create([escaped(line.strip()) for line in text.split("\n") if line.strip()])
 
@@ -135,7 +137,9 @@ def _nearby(path: Path) -> str:
 def _n_cores(*most: Any) -> int:
     """Return how many cores this process may use; `${n_cores:8}` is at most 8."""
     if len(most) > 1 or not all(isinstance(n, int) and n > 0 for n in most):
-        raise ConfigError("n_cores takes the most that it may be, if any. Write: ${n_cores:8}")
+        raise ConfigError(
+            "n_cores takes the most that it may be, if any.", fix="Write: ${n_cores:8}"
+        )
     own = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return min([own or 1, *map(int, most)])
 
@@ -143,8 +147,9 @@ def _n_cores(*most: Any) -> int:
 def _path(folder: str, names: tuple[Any, ...], resolver: str) -> str:
     if len(names) != 1 or not str(names[0]):
         raise ConfigError(
-            f"{resolver} takes one file name. Write: ${{{resolver}:FILE}}, or with quotes around a "
-            f"name that has a comma: ${{{resolver}:'a,b.txt'}}"
+            f"{resolver} takes one file name.",
+            fix=f"Write: ${{{resolver}:FILE}}, or with quotes around a "
+            f"name that has a comma: ${{{resolver}:'a,b.txt'}}",
         )
     return os.path.normpath(os.path.join(folder, str(names[0])))
 

@@ -22,7 +22,7 @@ from pydantic_core import CoreSchema, ErrorDetails
 from espnet3.config.advice import Advice, advise, is_override, unknown_hint, yaml_line
 from espnet3.config.resolve import resolved
 from espnet3.config.sources import join_key
-from espnet3.errors import ConfigError, suggest
+from espnet3.errors import ConfigError, Note, suggest
 from espnet3.text import short_repr
 
 if TYPE_CHECKING:
@@ -121,7 +121,8 @@ class BlockError(ConfigError):
         """Word the problems again, with their places, unless that was done."""
         if self._subject.loaded is None:
             self._subject = replace(self._subject, loaded=config)
-            self.args = (self._subject.text(self._failure),)
+            text = self._subject.text(self._failure)
+            self.args, self.fix = (text,), getattr(text, "fix", "")
 
     def __reduce__(self) -> tuple[Any, ...]:
         return ConfigError, self.args
@@ -153,8 +154,11 @@ class Subject:
     def missing_values(self) -> list[str]:
         """Return a line for each value that is `???`."""
         return [
-            f"{self._key(path)} is '???'{self._set_in(path)}, which stands for a value that you "
-            f"must give. Write: {path[-1]}: VALUE"
+            Note(
+                f"{self._key(path)} is '???'{self._set_in(path)}, which stands for a value that "
+                "you must give.",
+                fix=f"Write: {path[-1]}: VALUE",
+            )
             for path in _find_open(self.values, ())
         ]
 
@@ -179,8 +183,8 @@ class Subject:
         known = sorted(_field_names(_models_at(self.model, path[:-1])))
         value = _value_at(self.values, path)
         hint = unknown_hint(self._key(path), value, known, self.loaded)
-        hint = hint or f" Known keys: {', '.join(known)}."
-        return f"{self._key(path)} is not a known key{self._set_in(path)}.{hint}"
+        hint = hint.strip() or f"Known keys: {', '.join(known)}."
+        return Note(f"{self._key(path)} is not a known key{self._set_in(path)}.", fix=hint)
 
     def _missing(self, path: Path) -> str:
         name = str(path[-1])
@@ -189,7 +193,10 @@ class Subject:
         meaning = next((f" ({f.description})" for f in fields if f.description), "")
         below = self._key(path[:-1])
         where = f" under {below}{self._set_in(path[:-1])}" if below else ""
-        return f"{self._key(path)} is required but not set{meaning}. Write{where}: {name}: VALUE"
+        return Note(
+            f"{self._key(path)} is required but not set{meaning}.",
+            fix=f"Write{where}: {name}: VALUE",
+        )
 
     def _wrong(self, path: Path, group: list[ErrorDetails]) -> str:
         value = _value_at(self.values, path)
@@ -201,7 +208,8 @@ class Subject:
         comma = ", but " if what else ": "
         hint = _hint(path, value, group[0]) if len(group) == 1 else ""
         hint = hint or self._meant(path, value) or self._default(path)
-        return f"{key}{what}{self._set_in(path)}{comma}{reasons.rstrip('.')}.{hint}"
+        problem = f"{key}{what}{self._set_in(path)}{comma}{reasons.rstrip('.')}."
+        return Note(problem, fix=hint.strip())
 
     def _meant(self, path: Path, value: Any) -> str:
         """Return the line with the value that another toolkit's word stands for."""

@@ -101,14 +101,16 @@ class Trust:
             mode = os.stat(real).st_mode
         except (OSError, ValueError) as error:
             raise PackedModelError(
-                f"{given!r:.200} cannot be read ({error!s:.80}). Copy the packed model again."
+                f"{given!r:.200} cannot be read ({error!s:.80}).",
+                fix="Copy the packed model again.",
             ) from error
         if real in self.files and stat.S_ISREG(mode):
             return real
         if not _is_below(real, os.path.realpath(self.root)):
             raise PackedModelError(
                 f"{given!r:.200} leads out of the packed model {self.root}. A packed model "
-                "reads nothing but its own files. Do not use it; get the model from elsewhere."
+                "reads nothing but its own files.",
+                fix="Do not use it; get the model from elsewhere.",
             )
         if not stat.S_ISDIR(mode):
             raise PackedModelError(

@@ -87,7 +87,7 @@ def read_artifact(path: str | os.PathLike[str], *, allow_pickle: bool = False) -
         return _TYPES[kind].read(path)
     except (ValueError, EOFError, RuntimeError) as error:
         raise RecordError(
-            f"{path} cannot be read as {kind}: {error}. Delete it and write it again."
+            f"{path} cannot be read as {kind}: {error}.", fix="Delete it and write it again."
         ) from error
 
 
@@ -124,8 +124,8 @@ def _check_sample_rate(sample_rate: Any, path: Path) -> int:
         rate = 0
     if rate <= 0 or isinstance(sample_rate, bool):
         raise ConfigError(
-            f"The sample rate for {path} is {sample_rate!r}; a wav needs a whole number of Hz. "
-            "Set it beside the type, such as `sample_rate: 16000`."
+            f"The sample rate for {path} is {sample_rate!r}; a wav needs a whole number of Hz.",
+            fix="Set it beside the type, such as `sample_rate: 16000`.",
         )
     return rate
 
@@ -133,13 +133,14 @@ def _check_sample_rate(sample_rate: Any, path: Path) -> int:
 def _check_audio(audio: np.ndarray[Any, Any], path: Path) -> np.ndarray[Any, Any]:
     if audio.dtype.kind != "f" and audio.dtype.name not in ("int16", "int32"):
         raise RecordError(
-            f"{path}: The audio is of type {audio.dtype}, whose full scale is unknown. Pass floats "
-            'in [-1, 1], or samples as numpy.asarray(audio, dtype="int16").'
+            f"{path}: The audio is of type {audio.dtype}, whose full scale is unknown.",
+            fix='Pass floats in [-1, 1], or samples as numpy.asarray(audio, dtype="int16").',
         )
     if audio.ndim not in (1, 2) or (audio.ndim == 2 and not 0 < audio.shape[1] <= _MAX_CHANNELS):
         raise RecordError(
             f"{path}: The audio has the shape {audio.shape}; a wav takes [samples] or "
-            "[samples, channels]. Pass audio.squeeze(), or audio.T if channels come first."
+            "[samples, channels].",
+            fix="Pass audio.squeeze(), or audio.T if channels come first.",
         )
     return audio
 
@@ -185,8 +186,8 @@ def _write_npy(value: Any, path: Path, options: _Options) -> None:
     array = _to_array(value, path)
     if array.dtype.hasobject:
         raise RecordError(
-            f"{path}: The array is of type {array.dtype}, which npy holds only as a pickle. Pass "
-            "numbers, or set `type: json`."
+            f"{path}: The array is of type {array.dtype}, which npy holds only as a pickle.",
+            fix="Pass numbers, or set `type: json`.",
         )
     with open_atomic(path, "wb", sync=options.sync) as file:
         np.save(file, array, allow_pickle=False)
@@ -231,15 +232,15 @@ def _read_json(path: Path) -> Any:
 def _write_text(value: Any, path: Path, options: _Options) -> None:
     if not isinstance(value, str):
         raise RecordError(
-            f"{path}: The value is {value!r:.80}, of type {type(value).__name__}. Pass str(value), "
-            "or set `type: json`."
+            f"{path}: The value is {value!r:.80}, of type {type(value).__name__}.",
+            fix="Pass str(value), or set `type: json`.",
         )
     try:
         data = value.encode("utf-8")
     except UnicodeEncodeError as error:
         raise RecordError(
-            f"{path}: The text cannot be written as UTF-8: {error}. Set `type: json`, or pass "
-            'text.encode("utf-8", "replace").decode().'
+            f"{path}: The text cannot be written as UTF-8: {error}.",
+            fix='Set `type: json`, or pass text.encode("utf-8", "replace").decode().',
         ) from error
     write_bytes(path, data, sync=options.sync)
 
@@ -255,8 +256,8 @@ def _write_pickle(value: Any, path: Path, options: _Options) -> None:
         data = pickle.dumps(value)
     except (pickle.PicklingError, TypeError, AttributeError) as error:
         raise RecordError(
-            f"{path}: The {type(value).__name__} cannot be pickled: {error}. Pass plain data, "
-            "without lambdas, local classes or open files."
+            f"{path}: The {type(value).__name__} cannot be pickled: {error}.",
+            fix="Pass plain data, without lambdas, local classes or open files.",
         ) from error
     write_bytes(path, data, sync=options.sync)
 

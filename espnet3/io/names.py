@@ -36,7 +36,8 @@ def safe_name(id: str) -> str:
     if not isinstance(id, str) or not id:
         raise RecordError(
             f"Cannot make a file name of the id {id!r}, of type {type(id).__name__}; "
-            'it must be text and not empty. Give the item a name, such as id = f"utt{index}".'
+            "it must be text and not empty.",
+            fix='Give the item a name, such as id = f"utt{index}".',
         )
     name = id if _PLAIN.fullmatch(id) else _encode(id)
     return name if len(name.encode()) <= MAX_NAME_BYTES else _shorten(name, id)

@@ -44,9 +44,13 @@ def unescape_value(text: str) -> str:
 def check_id(id: str) -> None:
     """Raise a `RecordError` unless the id can be the first word of a line."""
     if not isinstance(id, str):
-        raise RecordError(f"The id {id!r} is of type {type(id).__name__}. Pass text: str(id).")
+        raise RecordError(
+            f"The id {id!r} is of type {type(id).__name__}.", fix="Pass text: str(id)."
+        )
     if not id:
-        raise RecordError('The id is empty. Give the item a name, such as id = f"utt{index}".')
+        raise RecordError(
+            "The id is empty.", fix='Give the item a name, such as id = f"utt{index}".'
+        )
     bad = _NOT_IN_ID.search(id)
     if bad is not None:
         raise RecordError(
@@ -134,8 +138,8 @@ def _format_record(id: str, value: str, seen: set[str], path: StrPath) -> str:
         check_id(id)
         if not isinstance(value, str):
             raise RecordError(
-                f"The value of {id!r} is {value!r:.80}, of type {type(value).__name__}. "
-                "Pass text: str(value)."
+                f"The value of {id!r} is {value!r:.80}, of type {type(value).__name__}.",
+                fix="Pass text: str(value).",
             )
         _add_once(id, seen)
     except RecordError as error:
@@ -146,8 +150,8 @@ def _format_record(id: str, value: str, seen: set[str], path: StrPath) -> str:
 def _add_once(id: str, seen: set[str]) -> None:
     if id in seen:
         raise RecordError(
-            f"The id {id!r} is there twice. Make ids unique where the data is made, such as "
-            f'id = f"{{speaker}}-{{id}}".'
+            f"The id {id!r} is there twice.",
+            fix='Make ids unique where the data is made, such as id = f"{speaker}-{id}".',
         )
     seen.add(id)
 
@@ -157,14 +161,16 @@ def _parse_line(raw: bytes, path: StrPath) -> tuple[str, str]:
         line = raw.decode("utf-8")
     except UnicodeDecodeError as error:
         raise RecordError(
-            f"The line is not UTF-8 ({error}). Convert the file, such as from Latin-1: "
-            f"iconv -f latin1 -t utf-8 {_shell_word(path)} > new.scp"
+            f"The line is not UTF-8 ({error}).",
+            fix="Convert the file, such as from Latin-1: "
+            f"iconv -f latin1 -t utf-8 {_shell_word(path)} > new.scp",
         ) from error
     match = _LINE.fullmatch(line.rstrip(" \t\r\n"))
     if match is None:
         raise RecordError(
-            f"The line {line!r:.80} has no id at its start. Write `<id> <value>`, or delete it; "
-            f"this deletes all blank lines: sed -i '/^[[:space:]]*$/d' {_shell_word(path)}"
+            f"The line {line!r:.80} has no id at its start.",
+            fix="Write `<id> <value>`, or delete it; "
+            f"this deletes all blank lines: sed -i '/^[[:space:]]*$/d' {_shell_word(path)}",
         )
     id, text = match.groups(default="")
     check_id(id)

@@ -203,7 +203,8 @@ def _pyarrow() -> tuple[Any, Any]:
         import pyarrow.parquet as parquet
     except ImportError as error:
         raise MissingExtraError(
-            f"results: parquet needs pyarrow, which cannot be imported ({error}). In your clone of "
-            "ESPnet3: pip install -c constraints.txt -e '.[parquet]'; or write results: jsonl"
+            f"results: parquet needs pyarrow, which cannot be imported ({error}).",
+            fix="In your clone of "
+            "ESPnet3: pip install -c constraints.txt -e '.[parquet]'; or write results: jsonl",
         ) from error
     return pyarrow, parquet

@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from espnet3.errors import ConfigError
+from espnet3.errors import ConfigError, Note
 from espnet3.schedulers.base import (
     CurrentJob,
     Default,
@@ -147,20 +147,26 @@ class GridEngine(Scheduler):
 
     def unasked(self, options: Mapping[str, Any], texts: Sequence[str]) -> list[str]:
         """Tell of cores and memory, which have names of the centre here."""
-        notes = []
+        notes: list[str] = []
         texts = [text for text in texts if not text.startswith(("memory =", "cores ="))]
         cores = options.get("cores")
         if isinstance(cores, int) and cores > 1 and not any("-pe " in text for text in texts):
             notes.append(
-                f"parallel.options.cores is {cores}, which Grid Engine is not told: each job has "
-                "one slot. Write, with the name that qconf -spl shows: job_extra_directives: "
-                f'["-pe smp {cores}"]'
+                Note(
+                    f"parallel.options.cores is {cores}, which Grid Engine is not asked for: each "
+                    "job has one slot.",
+                    fix="Write, with the name that qconf -spl shows: job_extra_directives: "
+                    f'["-pe smp {cores}"]',
+                )
             )
         if options.get("memory") and not any(map(_MEMORY.search, texts)):
             notes.append(
-                f"parallel.options.memory is {options['memory']}, which Grid Engine is not told: "
-                "it is what the worker may take. If your centre counts memory, write such as: "
-                "resource_spec: h_vmem=8G (for each slot)"
+                Note(
+                    f"parallel.options.memory is {options['memory']}, which Grid Engine is not "
+                    "asked for: it is what the worker may take.",
+                    fix="If your centre counts memory, write such as: resource_spec: h_vmem=8G "
+                    "(for each slot)",
+                )
             )
         return notes
 

@@ -1,18 +1,37 @@
-from espnet3.errors import ConfigError, EspnetError
+import pickle
+
+import pytest
+
+from espnet3.errors import ConfigError, EspnetError, Note
 from espnet3.findings import Finding, has_problem, never_raises
 
 
 def test_the_advice_of_an_error_is_its_fix():
-    error = ConfigError("parallel.options.hosts is not set. Write: options: {hosts: [a, b]}")
+    error = ConfigError(key="options.hosts", problem="is not set", fix="Write: hosts: [a, b]")
     finding = Finding.of("hosts", error)
     assert finding.level == "problem"
-    assert finding.told == "parallel.options.hosts is not set."
-    assert finding.fix == "Write: options: {hosts: [a, b]}"
+    assert finding.told == "options.hosts is not set."
+    assert finding.fix == "Write: hosts: [a, b]"
 
 
-def test_a_suggestion_is_not_drowned_in_the_list_of_all():
-    error = ConfigError("parallel.options.quue is no option. Did you mean 'queue'? It takes: a, b.")
-    assert Finding.of("options", error).fix == "Did you mean 'queue'?"
+def test_a_note_of_a_log_has_its_fix_apart_as_well():
+    note = Note("One GPU stays idle.", fix="Write: n_workers: 2")
+    finding = Finding("warning", "options", "One GPU stays idle.", "Write: n_workers: 2")
+    assert Finding.of("options", note, "warning") == finding
+    assert Finding.of("options", EspnetError(note), "warning") == finding
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        EspnetError("It broke.", fix="Mend it"),
+        ConfigError("It broke.", fix="Mend it"),
+        ConfigError(key="It", problem="broke", fix=lambda config: " Mend it"),
+    ],
+)
+def test_the_fix_survives_the_trip_from_a_worker(error):
+    back = pickle.loads(pickle.dumps(error))
+    assert (str(back), back.fix) == ("It broke. Mend it", "Mend it")
 
 
 def test_an_error_without_advice_is_told_whole():
@@ -22,7 +41,7 @@ def test_an_error_without_advice_is_told_whole():
 def test_a_check_that_fails_is_a_line_like_others():
     @never_raises("disk")
     def refuse() -> list[Finding]:
-        raise ConfigError("It is full. Make room")
+        raise EspnetError("It is full.", fix="Make room")
 
     @never_raises("disk")
     def break_down() -> list[Finding]:

@@ -13,7 +13,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from espnet3.errors import EspnetError, MissingExtraError, suggest
+from espnet3.errors import MissingExtraError, Note, suggest
 from espnet3.findings import Finding, has_problem, never_raises
 from espnet3.parallel.clusters.network import describe_interfaces, find_reach, interfaces
 from espnet3.parallel.clusters.table import (
@@ -189,7 +189,7 @@ def _render(config: "ParallelConfig", scripts: list[str | None]) -> list[Finding
         scripts.append(script := render_job_script(config))
     if script is not None:
         findings.append(Finding("ok", "options", f"each job asks for {_asked(config, script)}"))
-        findings += [Finding.of("options", EspnetError(n), "warning") for n in left_out(config)]
+        findings += [Finding.of("options", note, "warning") for note in left_out(config)]
     return [*findings, *_workers(config, is_told=bool(findings))]
 
 
@@ -208,7 +208,9 @@ def _warnings_heard() -> Iterator[list[Finding]]:
 
     class Keep(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            findings.append(Finding.of("options", EspnetError(record.getMessage()), "warning"))
+            given = record.args[0] if isinstance(record.args, tuple) and record.args else None
+            logged = given if isinstance(given, Note) else record.getMessage()
+            findings.append(Finding.of("options", logged, "warning"))
 
     source, handler = logging.getLogger("espnet3.parallel"), Keep(logging.WARNING)
     propagate, source.propagate = source.propagate, False

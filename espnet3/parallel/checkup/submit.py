@@ -182,7 +182,8 @@ def _wait_for_worker(client: Any, trial: Trial, deadline: float) -> str:
         if time.monotonic() > deadline:
             raise TooLate(
                 f"no worker came within {trial.timeout:.0f} s, and the job was cancelled: "
-                f"{told or 'no reason is known.'} Run it again with more patience: --timeout 3600"
+                f"{told or 'no reason is known.'}",
+                fix="Run it again with more patience: --timeout 3600",
             )
         if told and time.monotonic() > next_note:
             trial.tell(told)
@@ -196,7 +197,9 @@ def _wait_for_result(future: Any, client: Any, deadline: float) -> dict[str, Any
         if monitor is not None:
             monitor.look(1, list(client.nthreads()))
         if time.monotonic() > deadline:
-            raise TooLate("the worker came, but did not report in time. Run it with --timeout 3600")
+            raise TooLate(
+                "the worker came, but did not report in time.", fix="Run it with --timeout 3600"
+            )
         time.sleep(LOOK_SECONDS / 5)
     result: dict[str, Any] = future.result()
     return result

@@ -70,7 +70,8 @@ def _read_options(config: "ParallelConfig") -> tuple[str, Any]:
     ):
         raise ConfigError(
             f"parallel.options.address is {config.options['address']!r}, which is not the address "
-            f"of a scheduler. Write protocol, host and port: {_EXAMPLE}"
+            "of a scheduler.",
+            fix=f"Write protocol, host and port: {_EXAMPLE}",
         )
     return address, _security(config, address)
 
@@ -87,7 +88,8 @@ def _security(config: "ParallelConfig", address: str) -> Any:
         if files:
             raise ConfigError(
                 f"parallel.options.{next(iter(files))} is set, but the address {address!r} is "
-                f"without TLS. Write: address: 'tls://{address.partition('://')[2]}'"
+                "without TLS.",
+                fix=f"Write: address: 'tls://{address.partition('://')[2]}'",
             )
         return None
     roles = {"tls_client_cert": files.get("tls_cert"), "tls_client_key": files.get("tls_key")}
@@ -98,8 +100,8 @@ def _security(config: "ParallelConfig", address: str) -> Any:
     security: Any = Security(require_encryption=True, **given)  # type: ignore[no-untyped-call]
     if not (security.tls_ca_file and security.tls_client_cert):
         raise ConfigError(
-            f"parallel.options.address is {address!r}, which needs certificates. Add to options: "
-            f"{_TLS_EXAMPLE}"
+            f"parallel.options.address is {address!r}, which needs certificates.",
+            fix=f"Add to options: {_TLS_EXAMPLE}",
         )
     return security
 
@@ -122,16 +124,17 @@ async def _meet(address: str, security: Any, seconds: float) -> None:
     try:
         answer = await asyncio.wait_for(ask(), seconds)
     except (OSError, ValueError, TypeError, MemoryError) as error:  # bytes of another protocol
-        raise ResourceError(_unreachable(address, error, seconds)) from error
+        raise _unreachable(address, error, seconds) from error
     kind = answer.get("type") if isinstance(answer, dict) else type(answer).__name__
     if kind != "Scheduler":
         raise ResourceError(
             f"parallel.options.address is {address!r}, where a Dask {kind} answers, not a "
-            "scheduler. Give the address that `dask scheduler` prints: Scheduler at: ..."
+            "scheduler.",
+            fix="Give the address that `dask scheduler` prints: Scheduler at: ...",
         )
 
 
-def _unreachable(address: str, error: BaseException, seconds: float) -> str:
+def _unreachable(address: str, error: BaseException, seconds: float) -> ResourceError:
     reasons = []
     cause: BaseException | None = error
     while cause is not None:
@@ -145,7 +148,8 @@ def _unreachable(address: str, error: BaseException, seconds: float) -> str:
         advice = f"Give certificates that the scheduler accepts: {_TLS_EXAMPLE}"
     elif address.startswith("tcp://"):
         advice += "; if it was started with TLS, write tls:// and its certificates"
-    return (
+    return ResourceError(
         f"parallel.options.address is {address!r}, but no scheduler answered there within "
-        f"{seconds:g} s ({reasons[-1]}). {advice}."
+        f"{seconds:g} s ({reasons[-1]}).",
+        fix=f"{advice}.",
     )

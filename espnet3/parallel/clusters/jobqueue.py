@@ -156,27 +156,31 @@ def checked(
     try:
         return cluster(**options)
     except (TypeError, ValueError) as error:
-        raise ConfigError(_refusal(cluster, config, backend, error)) from error
+        raise _refusal(cluster, config, backend, error) from error
 
 
-def _refusal(cluster: Any, config: "ParallelConfig", backend: Backend, error: Exception) -> str:
+def _refusal(
+    cluster: Any, config: "ParallelConfig", backend: Backend, error: Exception
+) -> ConfigError:
     known = _option_names(cluster)
     unknown = [name for name in config.options if name not in known]
     if unknown:
         key = f"parallel.options.{unknown[0]}"
         hint = unknown_hint(key, config.options[unknown[0]], known)
-        hint = hint or f" It takes: {', '.join(sorted(known))}."
-        return f"{key} is no option of {backend.cluster} of dask-jobqueue.{hint}"
+        return ConfigError(
+            f"{key} is no option of {backend.cluster} of dask-jobqueue.",
+            fix=hint or f"It takes: {', '.join(sorted(known))}.",
+        )
     if missing := _missing(config):
         examples = ", ".join(f"{name}: {_EXAMPLES[name]}" for name in missing)
-        return (
+        return ConfigError(
             f"parallel.options does not say {' and '.join(missing)}, which each job of env: "
-            f"{config.env} needs. Write under options: {examples}"
+            f"{config.env} needs.",
+            fix=f"Write under options: {examples}",
         )
-    return (
-        f"parallel.options is not what {backend.cluster} of dask-jobqueue takes: "
-        f"{folded(error)}. It needs at least cores and memory; see "
-        "docs/clusters/ for a complete block."
+    return ConfigError(
+        f"parallel.options is not what {backend.cluster} of dask-jobqueue takes: {folded(error)}.",
+        fix="It needs at least cores and memory; see docs/clusters/ for a complete block.",
     )
 
 

@@ -10,7 +10,7 @@ from functools import cache
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from espnet3.errors import ConfigError, ResourceError
+from espnet3.errors import ConfigError, Note, ResourceError
 from espnet3.parallel.clusters import gpus, local
 from espnet3.parallel.clusters.table import Backend
 
@@ -119,7 +119,8 @@ def _checked_gpus(config: "ParallelConfig") -> list[str]:
             advice = "Without a GPU, write env: local; or make GPUs visible."
         raise ResourceError(
             f"parallel.n_workers is {config.n_workers} but {len(visible)} GPU(s) are visible "
-            f"({where}). {advice}"
+            f"({where}).",
+            fix=advice,
         )
     if config.n_workers < len(visible):
         _warn_of_idle(tuple(visible), config.n_workers)
@@ -138,11 +139,9 @@ def _setting(config: "ParallelConfig") -> tuple[str | None, str]:
 
 @cache  # a stage checks, and later starts: once is enough
 def _warn_of_idle(visible: tuple[str, ...], n_workers: int) -> None:
-    logger.warning(
-        "%d worker(s) for %d visible GPUs: GPU %s will stay idle. To use all, set "
-        "parallel.n_workers: %d",
-        n_workers,
-        len(visible),
-        ", ".join(visible[n_workers:]),
-        len(visible),
+    note = Note(
+        f"{n_workers} worker(s) for {len(visible)} visible GPUs: GPU "
+        f"{', '.join(visible[n_workers:])} will stay idle.",
+        fix=f"To use all, set parallel.n_workers: {len(visible)}",
     )
+    logger.warning("%s", note)

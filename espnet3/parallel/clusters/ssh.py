@@ -112,9 +112,9 @@ def check(config: "ParallelConfig") -> None:
         import asyncssh  # noqa: F401
     except ImportError as error:
         raise MissingExtraError(
-            f"parallel.env is 'ssh', which needs the package 'asyncssh', and that cannot be "
-            f"imported ({error}). "
-            "In your clone of ESPnet3: pip install -c constraints.txt -e '.[ssh]'"
+            "parallel.env is 'ssh', which needs the package 'asyncssh', and that cannot be "
+            f"imported ({error}).",
+            fix="In your clone of ESPnet3: pip install -c constraints.txt -e '.[ssh]'",
         ) from error
     unknown = [name for name in config.options if name not in OPTIONS]
     if unknown:

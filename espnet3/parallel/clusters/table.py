@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from espnet3.errors import ConfigError, MissingExtraError, ResourceError, suggest
+from espnet3.errors import ConfigError, MissingExtraError, Note, ResourceError, suggest
 from espnet3.schedulers import (
     OWN_SCHEDULERS,
     Scheduler,
@@ -192,8 +192,8 @@ def cluster_class(env: str, backend: Backend) -> Any:
     except ImportError as error:
         raise MissingExtraError(
             f"parallel.env is {env!r}, which needs the package {backend.package.split('.')[0]!r}, "
-            f"and that cannot be imported ({error}). "
-            f"In your clone of ESPnet3: pip install -c constraints.txt {backend.install}"
+            f"and that cannot be imported ({error}).",
+            fix=f"In your clone of ESPnet3: pip install -c constraints.txt {backend.install}",
         ) from error
 
 
@@ -256,10 +256,10 @@ def _default_time(config: "ParallelConfig", scheduler: Scheduler) -> str:
     # A time in Dask's own files is the user's; HTCondor has none.
     if said or default not in _DEFAULT_TIMES or config.options.get("job_directives_skip"):
         return ""
-    return (
+    return Note(
         "parallel.options.walltime is not set, so each job ends after 30 minutes, the default of "
-        f"dask-jobqueue; one that had work is replaced. Write, for longer ones: walltime: "
-        f'"{scheduler.example_time}"'
+        "dask-jobqueue; one that had work is replaced.",
+        fix=f'Write, for longer ones: walltime: "{scheduler.example_time}"',
     )
 
 

@@ -100,8 +100,8 @@ def _check_word(
         return
     listed = ", ".join(usual or known)
     raise ConfigError(
-        f"{where}, which Lightning does not have.{suggest(word, known)} "
-        f"{'Usual ones' if usual else 'It has'}: {listed}."
+        f"{where}, which Lightning does not have.",
+        fix=f"{suggest(word, known)} {'Usual ones' if usual else 'It has'}: {listed}.",
     )
 
 
