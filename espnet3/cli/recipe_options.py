@@ -177,7 +177,7 @@ def _explain_option(stray: Sequence[str], asked: Sequence[str], has: Has | None)
 
 def _advice(key: str, value: str, asked: Sequence[str], has: Has | None) -> "Advice | None":
     from espnet3.config.advice import advise
-    from espnet3.config.overrides import parse_override
+    from espnet3.config.load import parse_override
     from espnet3.errors import ConfigError
 
     try:

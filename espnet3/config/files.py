@@ -1,4 +1,7 @@
-"""Read YAML files: values, the line of each key, and the files that a `defaults` list pulls in."""
+"""Read YAML files: values, the line of each key, and the files that a `defaults` list pulls in.
+
+A few hundred bytes of YAML can stand for gigabytes, by aliases: all is counted before it is built.
+"""
 
 import os
 from collections.abc import Iterator
@@ -11,16 +14,16 @@ import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from espnet3.config.limits import MOST_LEVELS, compose
-from espnet3.config.merge import Layer
-from espnet3.config.resolvers import RunNames, bind
-from espnet3.config.sources import Source, dotted, join_key, self_and_parents
+from espnet3.config.resolve import MOST_LEVELS, RunNames, bind
+from espnet3.config.sources import Layer, Source, dotted, find_source, join_key
 from espnet3.config.trust import checked_path, current_trust
 from espnet3.errors import ConfigError
 from espnet3.text import first_line
 
 _MERGE_TAG = "tag:yaml.org,2002:merge"
 _INTEGER_TAG = "tag:yaml.org,2002:int"
+_MOST_VALUES = 100_000
+_MOST_CHARACTERS = 10_000_000
 
 
 def read_file(path: Path) -> Layer:
@@ -57,6 +60,76 @@ def _parse(text: str, path: Path) -> Layer:
     except OmegaConfBaseException as error:
         _raise_bad_value(error, sources, path)
     return Layer(values, sources)
+
+
+def compose(text: str, name: object) -> yaml.Node | None:
+    """Parse YAML into nodes, without following its aliases.
+
+    Args:
+        text: The YAML.
+        name: Of its file, for the errors.
+
+    Raises:
+        ConfigError: It is nested too deeply, or has too many values, those of aliases counted.
+        yaml.YAMLError: It is no YAML.
+    """
+    if len(text) > _MOST_CHARACTERS:
+        raise ConfigError(
+            f"{name} has {len(text):,} characters, but a config has {_MOST_CHARACTERS:,} at most.",
+            fix="Put data into a file of its own, and name that.",
+        )
+    loader = _Composer(text, name)
+    try:
+        node: yaml.Node | None = loader.get_single_node()
+        return node
+    finally:
+        loader.dispose()
+
+
+class _Composer(yaml.SafeLoader):
+    """Counts what the nodes stand for while they are made, so that none is followed twice."""
+
+    def __init__(self, text: str, name: object) -> None:
+        super().__init__(text)
+        self._name = name
+        self._level = 0
+        self._known: dict[int, tuple[int, int]] = {}
+        """Values and levels of each node, by its id; they live as long as the tree does."""
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        line = self.peek_event().start_mark.line + 1
+        is_alias = self.check_event(yaml.AliasEvent)
+        self._level += 1
+        self._check_levels(self._level, line)
+        node: yaml.Node | None = super().compose_node(parent, index)
+        if node is not None and not is_alias:
+            self._known[id(node)] = self._count(node)
+        # A node that contains itself is not known yet, and is refused by the walk over the tree.
+        n_values, n_levels = self._known.get(id(node), (1, 1))
+        self._check_levels(self._level + n_levels - 1, line)
+        if n_values > _MOST_VALUES:
+            raise ConfigError(
+                f"{self._name}:{line} stands for {n_values:,} values, those of its aliases (*name) "
+                f"counted, but a config has {_MOST_VALUES:,} at most.",
+                fix="Put data into a file of its own, and name that.",
+            )
+        self._level -= 1
+        return node
+
+    def _count(self, node: yaml.Node) -> tuple[int, int]:
+        if isinstance(node, yaml.MappingNode):
+            children = [child for pair in node.value for child in pair]
+        else:
+            children = node.value if isinstance(node, yaml.SequenceNode) else []
+        counts = [self._known.get(id(child), (1, 1)) for child in children]
+        return 1 + sum(n for n, _ in counts), 1 + max((levels for _, levels in counts), default=0)
+
+    def _check_levels(self, n_levels: int, line: int) -> None:
+        if n_levels > MOST_LEVELS:
+            raise ConfigError(
+                f"{self._name}:{line} is nested more than {MOST_LEVELS} levels deep, which no "
+                "config needs. Is a bracket or an alias (*name) too many?"
+            )
 
 
 def quote_times(text: str, root: yaml.Node | None) -> str:
@@ -205,7 +278,7 @@ def _raise_bad_value(
     error: OmegaConfBaseException, sources: dict[str, Source], path: Path
 ) -> NoReturn:
     key = dotted(error.full_key or "")
-    place = next((sources[k] for k in self_and_parents(key) if k in sources), path)
+    place = find_source(key, sources) or path
     reason = first_line(error)
     raise ConfigError(
         f"{key or 'A key'} in {place} cannot be read: {reason}. "

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from espnet3.config.resolve import resolved
-from espnet3.config.sources import dotted, join_key
+from espnet3.config.sources import dotted, join_key, value_at
 from espnet3.config.targets import (
     BadTarget,
     find_bad_argument,
@@ -183,11 +183,5 @@ def _spell_key(values: Any, key: str) -> str:
 
 
 def _node_at(values: Any, key: str) -> Mapping[str, Any]:
-    for part in key.split(".") if key else ():
-        if isinstance(values, Mapping):
-            values = next((v for k, v in values.items() if str(k) == part), None)
-        elif isinstance(values, list | tuple) and part.isdigit() and int(part) < len(values):
-            values = values[int(part)]
-        else:
-            return {}
-    return values if isinstance(values, Mapping) else {}
+    found = value_at(values, key) if key else values
+    return found if isinstance(found, Mapping) else {}

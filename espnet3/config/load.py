@@ -3,7 +3,6 @@
 import enum
 import logging
 import os
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -11,22 +10,40 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import yaml
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
-from espnet3.config.files import read_layers
-from espnet3.config.limits import check_values
-from espnet3.config.merge import Layer, copied, keys_in, merge, value_at
-from espnet3.config.overrides import Override, as_patch, parse_override
-from espnet3.config.redact import redact
-from espnet3.config.resolve import copied_containers, resolve_config
-from espnet3.config.resolvers import (
+from espnet3.config.files import compose, quote_times, read_layers
+from espnet3.config.redact import redact, redact_command
+from espnet3.config.resolve import (
+    MOST_LEVELS,
     RunNames,
     bind,
+    check_values,
+    copied_containers,
     depend_on_config_alone,
     escaped_values,
     register_resolvers,
+    resolve_config,
+    resolved,
 )
-from espnet3.config.sources import Source, dotted, join_key, self_and_parents
+from espnet3.config.sources import (
+    ALIAS,
+    NAME,
+    Layer,
+    Source,
+    copied,
+    dotted,
+    find_source,
+    join_key,
+    keys_in,
+    merge,
+    rename_keys,
+    rename_references,
+    value_at,
+    warn_of_alias,
+)
 from espnet3.errors import ConfigError, EspnetError, suggest
 
 logger = logging.getLogger(__name__)
@@ -76,8 +93,7 @@ class LoadedConfig:
 
     def find_source(self, key: str) -> Source | None:
         """Return the place that set `key` or else its nearest parent."""
-        parents = self_and_parents(dotted(key))
-        return next((self.sources[k] for k in parents if k in self.sources), None)
+        return find_source(key, self.sources)
 
     def source_of(self, key: str) -> str:
         """Return the place as text, such as `conf/parallel_slurm.yaml:3`."""
@@ -261,7 +277,7 @@ def _warn_of_empty(path: str) -> None:
     logger.warning("%s is empty: it sets no key.", path)
 
 
-def _apply(merged: Layer, override: Override, names: RunNames) -> Layer:
+def _apply(merged: Layer, override: "Override", names: RunNames) -> Layer:
     patch: Any = as_patch(override, merged.values)
     key, source = ".".join(override.path), override.source
     # The parents, and the other items of a changed list, keep the place that set them.
@@ -284,6 +300,117 @@ def _loaded(layer: Layer, files: tuple[str, ...], names: RunNames) -> LoadedConf
     config = OmegaConf.create(layer.values)
     OmegaConf.set_readonly(config, True)
     return LoadedConfig(config, layer.sources, files, names)
+
+
+@dataclass(frozen=True)
+class Override:
+    """One parsed override."""
+
+    text: str
+    path: tuple[str, ...]
+    value: Any
+
+    @property
+    def source(self) -> Source:
+        """The place to name in errors and in what is saved, so without secrets."""
+        return Source(f"command line: {redact_command([self.text])[0]}")
+
+
+def parse_override(text: str) -> Override:
+    """Parse `key.path=value`; `a=` is the empty string and `a=null` is None.
+
+    Raises:
+        ConfigError: There is no `=`, no key, or the value is not YAML.
+    """
+    key, equals, value = text.partition("=")
+    key = key.strip()
+    if key[:1] in {"+", "~"}:
+        raise ConfigError(
+            f"Override {text!r} begins with {key[0]!r}, which is not needed here: "
+            "a new key is added as it is.",
+            fix=f"Write: {key.lstrip('+~')}={value}",
+        )
+    path = tuple(dotted(key).split("."))
+    if not equals or not all(path):
+        example = f"{key}=VALUE" if key and not equals and all(path) else "parallel.n_workers=4"
+        raise ConfigError(
+            f"Override {text!r} is not of the form key.path=value.",
+            fix=f"Write, for example: {example}",
+        )
+    if len(path) > MOST_LEVELS:
+        raise ConfigError(
+            f"Override {text!r:.80}... sets a key of {len(path):,} parts, and {MOST_LEVELS} is the "
+            "most. Is a dot too many?"
+        )
+    return Override(text, path, _parse_value(text, key, value))
+
+
+def _parse_value(text: str, key: str, value: str) -> Any:
+    if not value.strip():
+        return ""
+    try:
+        root = compose(value, f"the override {text:.80}")
+        parsed = OmegaConf.from_dotlist([f"value={quote_times(value, root)}"])
+    except (yaml.YAMLError, OmegaConfBaseException, ValueError, RecursionError) as error:
+        raise ConfigError(
+            f"The value of the override {text!r:.300} is not valid YAML.",
+            fix=f"Quote it twice, for the shell and for YAML: '{key}=\"{value:.300}\"'",
+        ) from error
+    return OmegaConf.to_container(parsed)["value"]  # type: ignore[call-overload, index]
+
+
+def as_patch(override: Override, current: Any) -> Any:
+    """Return the mapping to merge into `current` (plain containers) to apply the override.
+
+    Lists replace lists in a merge, so an index into a list gives a changed copy of that list.
+    """
+    return _patch(current, override.path, override)
+
+
+def _patch(current: Any, path: tuple[str, ...], override: Override) -> Any:
+    if not path:
+        return override.value
+    head, rest = path[0], path[1:]
+    if isinstance(current, list):
+        return _patched_list(current, path, override)
+    if isinstance(current, dict):
+        # The key may be a number in YAML: `speakers: {1: anna}`.
+        known = next((key for key in current if str(key) == head), head)
+        return {known: _patch(current.get(known), rest, override)}
+    if current is None or _is_placeholder(current):
+        return {head: _patch(None, rest, override)}
+    parent = ".".join(override.path[: -len(path)])
+    shown = redact({parent: current})[parent]
+    raise ConfigError(
+        f"Override {override.text!r} sets a key below {parent}, but {parent} is {shown!r}.",
+        fix=f"Write: {parent}=VALUE",
+    )
+
+
+def _is_placeholder(value: Any) -> bool:
+    return isinstance(value, str) and (value == "???" or value.startswith("${"))
+
+
+def _patched_list(current: list[Any], path: tuple[str, ...], override: Override) -> list[Any]:
+    if not path[0].isdigit() or int(path[0]) >= len(current):
+        parent = ".".join(override.path[: -len(path)])
+        raise ConfigError(
+            f"Override {override.text!r}: {parent} is a list of {len(current)}, which has no item "
+            f"{path[0]!r}. Count from 0, or give the whole list: {parent}=[...]"
+        )
+    index = int(path[0])
+    item = _patch(current[index], path[1:], override)
+    if isinstance(current[index], dict) and isinstance(item, dict):
+        item = OmegaConf.to_container(OmegaConf.merge(current[index], item))
+    return [*current[:index], item, *current[index + 1 :]]
+
+
+def rename_override(override: Override, merged: Layer) -> Override:
+    """Return an override of `exp_dir` for one of `expdir`, unless that is a key of the config."""
+    if override.path != (ALIAS,) or ALIAS in merged.values:
+        return override
+    warn_of_alias(str(override.source))
+    return Override(override.text, (NAME,), override.value)
 
 
 _SCALARS = (str, int, float, bool, type(None))
@@ -333,11 +460,6 @@ def _plain(value: Any, key: str, above: tuple[int, ...]) -> Any:
 
 
 def _of_omegaconf(value: Any, key: str) -> Any:
-    from omegaconf import OmegaConf
-
-    from espnet3.config.resolve import resolved
-    from espnet3.config.resolvers import escaped_values
-
     if value._get_parent() is not None:  # a part of a config, whose ${...} refer to the whole
         return _plain(escaped_values(resolved(value, prefix=key)), key, ())
     return _plain(OmegaConf.to_container(value, enum_to_str=True), key, ())
@@ -375,72 +497,3 @@ def _called(value: Any) -> str:
     if hasattr(value, "__qualname__"):
         return f"{value.__qualname__}, {'a class' if isinstance(value, type) else 'a function'}"
     return f"an object of {type(value).__qualname__}"
-
-
-# `expdir`, as `exp_dir` is called elsewhere: an alias, with a line that says so. A config that has
-# both has a variable of its own, which is left alone.
-ALIAS, NAME = "expdir", "exp_dir"
-# An even number of backslashes before it: an odd one makes it text.
-_REFERENCE = re.compile(r"(?<!\\)((?:\\\\)*\$\{\s*(?:oc\.select\s*:\s*)?)expdir(?=\s*[,}])")
-
-
-def rename_keys(layers: Sequence[Layer]) -> list[Layer]:
-    """Return layers in which `expdir` is `exp_dir`, unless one of them has that as well."""
-    if any(NAME in layer.values for layer in layers):
-        return list(layers)
-    return [_with_key_renamed(layer) for layer in layers]
-
-
-def _with_key_renamed(layer: Layer) -> Layer:
-    value = layer.values.get(ALIAS)
-    if value is None or f"${{{NAME}}}" in str(value):  # `expdir: ${exp_dir}` is an alias already
-        return layer
-    _tell_key(str(layer.sources.get(ALIAS, "a config")))
-    values = {NAME if key == ALIAS else key: inner for key, inner in layer.values.items()}
-    sources = {NAME if key == ALIAS else key: place for key, place in layer.sources.items()}
-    return Layer(values, sources)
-
-
-def rename_override(override: Override, merged: Layer) -> Override:
-    """Return an override of `exp_dir` for one of `expdir`, unless that is a key of the config."""
-    if override.path != (ALIAS,) or ALIAS in merged.values:
-        return override
-    _tell_key(str(override.source))
-    return Override(override.text, (NAME,), override.value)
-
-
-def rename_references(layer: Layer) -> Layer:
-    """Return a layer in which `${expdir}` is `${exp_dir}`, unless there is a key of that name."""
-    if ALIAS in layer.values:
-        return layer
-    for key in keys_in(layer.values):
-        text = value_at(layer.values, key)
-        if key != NAME and isinstance(text, str) and _REFERENCE.search(text):
-            place = layer.sources.get(key)
-            _tell_reference(key, str(place or "a config"))
-    values = {
-        key: value if key == NAME else _renamed(value)  # which would refer to itself
-        for key, value in layer.values.items()
-    }
-    return Layer(values, layer.sources)
-
-
-def _renamed(values: Any) -> Any:
-    if isinstance(values, dict):
-        return {key: _renamed(value) for key, value in values.items()}
-    if isinstance(values, list):
-        return [_renamed(value) for value in values]
-    return _REFERENCE.sub(r"\1exp_dir", values) if isinstance(values, str) else values
-
-
-@cache
-def _tell_key(place: str) -> None:
-    """Say it once: a config is loaded several times in a run."""
-    logger.warning("expdir (set in %s) is read as exp_dir, which is its name here", place)
-
-
-@cache
-def _tell_reference(key: str, place: str) -> None:
-    logger.info(
-        "%s (set in %s) refers to ${expdir}, which is read as ${exp_dir}, its name here", key, place
-    )

@@ -1,13 +1,22 @@
-"""Source of each key (file and line), and key paths such as `a.b.0.c`."""
+"""Layers of a config, and which file and line set each of their keys.
 
+Imports nothing of OmegaConf until layers are merged: workers import this for its errors.
+"""
+
+import logging
 import re
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from functools import wraps
-from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache, wraps
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+
+from espnet3.errors import ConfigError
+from espnet3.text import first_line
 
 if TYPE_CHECKING:
     from espnet3.config.load import LoadedConfig
+
+logger = logging.getLogger(__name__)
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -44,6 +53,11 @@ def self_and_parents(key: str) -> Iterator[str]:
         key = key.rpartition(".")[0]
 
 
+def find_source(key: str, sources: Mapping[str, Source]) -> Source | None:
+    """Return the place that set `key` or else its nearest parent."""
+    return next((sources[k] for k in self_and_parents(dotted(key)) if k in sources), None)
+
+
 def absolute_key(full_key: str, prefix: str, loaded: "LoadedConfig | None" = None) -> str:
     """Put `prefix` before a key that OmegaConf reports, unless it already counts from the root."""
     key = dotted(full_key)
@@ -72,3 +86,164 @@ def names_places(
             return function(loaded, *args, **kwargs)
 
     return with_places
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Values of one file, override or default, and the place of each of their keys."""
+
+    values: dict[Any, Any] = field(default_factory=dict)
+    """Plain containers; interpolations are text."""
+    sources: dict[str, Source] = field(default_factory=dict)
+    """By dotted key, list items included."""
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any], source: Source) -> "Layer":
+        """Place plain values that all come from one source."""
+        return cls(dict(values), dict.fromkeys(keys_in(values), source))
+
+    def moved_below(self, parts: tuple[str, ...], source: Source) -> "Layer":
+        """Return the layer with all its keys moved below `parts`, which `source` sets."""
+        prefix = ".".join(parts)
+        parents = [".".join(parts[: i + 1]) for i in range(len(parts))]
+        values: Any = self.values
+        for part in reversed(parts):
+            values = {part: values}
+        moved = {join_key(prefix, key): place for key, place in self.sources.items()}
+        return Layer(values, {**dict.fromkeys(parents, source), **moved})
+
+
+def merge(base: Layer, top: Layer) -> Layer:
+    """Merge mappings into mappings; everything else replaces, but a later `???` does not.
+
+    Raises:
+        ConfigError: A list meets an interpolated mapping, or the reverse.
+    """
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    lower, upper = copied(base.values), copied(top.values)
+    _drop_clashes(lower, upper)
+    try:
+        merged: Any = OmegaConf.to_container(OmegaConf.merge(lower, upper))
+    except OmegaConfBaseException as error:
+        first = next(iter(top.sources.values()), "an override")
+        raise ConfigError(
+            f"The values from {first} on do not merge into what was set before: "
+            f"{first_line(error)}.",
+            fix="Do not mix a list and a mapping under one key.",
+        ) from error
+    kept = {
+        key: source
+        for key, source in top.sources.items()
+        if key not in base.sources or value_at(upper, key) != "???"  # a merge skips it
+    }
+    present = set(keys_in(merged))
+    both = {**base.sources, **kept}
+    return Layer(merged, {key: source for key, source in both.items() if key in present})
+
+
+def keys_in(values: Any, prefix: str = "") -> Iterator[str]:
+    """Yield the dotted key of everything in plain containers, parents first."""
+    children: Any = ()
+    if isinstance(values, dict):
+        children = values.items()
+    elif isinstance(values, list):
+        children = enumerate(values)
+    for name, child in children:
+        key = join_key(prefix, name)
+        yield key
+        yield from keys_in(child, key)
+
+
+def copied(values: Mapping[Any, Any]) -> dict[Any, Any]:
+    """Copy a mapping or config into plain containers; interpolations stay text."""
+    from omegaconf import DictConfig, OmegaConf
+
+    # Reading a DictConfig through dict() would resolve its interpolations.
+    config = values if isinstance(values, DictConfig) else OmegaConf.create(dict(values))
+    plain: dict[Any, Any] = OmegaConf.to_container(config)  # type: ignore[assignment]
+    return plain
+
+
+def value_at(values: Any, key: str, default: Any = None) -> Any:
+    """Return what plain containers hold at a dotted key."""
+    for part in key.split("."):
+        if isinstance(values, Mapping):
+            values = next((v for k, v in values.items() if str(k) == part), default)
+        elif isinstance(values, list | tuple) and part.isdigit() and int(part) < len(values):
+            values = values[int(part)]
+        else:
+            return default
+    return values
+
+
+def _drop_clashes(base: Any, top: Any) -> None:
+    """Make way for a list over a mapping and the reverse, which OmegaConf refuses to merge."""
+    for key in base.keys() & top.keys():
+        pair = base[key], top[key]
+        if all(isinstance(value, dict) for value in pair):
+            _drop_clashes(*pair)
+        elif all(isinstance(value, dict | list) for value in pair):
+            base[key] = None
+
+
+# `expdir`, as `exp_dir` is called elsewhere: an alias, with a line that says so. A config that has
+# both has a variable of its own, which is left alone.
+ALIAS, NAME = "expdir", "exp_dir"
+# An even number of backslashes before it: an odd one makes it text.
+_ALIAS_REFERENCE = re.compile(r"(?<!\\)((?:\\\\)*\$\{\s*(?:oc\.select\s*:\s*)?)expdir(?=\s*[,}])")
+
+
+def rename_keys(layers: Sequence[Layer]) -> list[Layer]:
+    """Return layers in which `expdir` is `exp_dir`, unless one of them has that as well."""
+    if any(NAME in layer.values for layer in layers):
+        return list(layers)
+    return [_with_key_renamed(layer) for layer in layers]
+
+
+def _with_key_renamed(layer: Layer) -> Layer:
+    value = layer.values.get(ALIAS)
+    if value is None or f"${{{NAME}}}" in str(value):  # `expdir: ${exp_dir}` is an alias already
+        return layer
+    warn_of_alias(str(layer.sources.get(ALIAS, "a config")))
+    values = {NAME if key == ALIAS else key: inner for key, inner in layer.values.items()}
+    sources = {NAME if key == ALIAS else key: place for key, place in layer.sources.items()}
+    return Layer(values, sources)
+
+
+def rename_references(layer: Layer) -> Layer:
+    """Return a layer in which `${expdir}` is `${exp_dir}`, unless there is a key of that name."""
+    if ALIAS in layer.values:
+        return layer
+    for key in keys_in(layer.values):
+        text = value_at(layer.values, key)
+        if key != NAME and isinstance(text, str) and _ALIAS_REFERENCE.search(text):
+            place = layer.sources.get(key)
+            _warn_of_reference(key, str(place or "a config"))
+    values = {
+        key: value if key == NAME else _renamed(value)  # which would refer to itself
+        for key, value in layer.values.items()
+    }
+    return Layer(values, layer.sources)
+
+
+def _renamed(values: Any) -> Any:
+    if isinstance(values, dict):
+        return {key: _renamed(value) for key, value in values.items()}
+    if isinstance(values, list):
+        return [_renamed(value) for value in values]
+    return _ALIAS_REFERENCE.sub(r"\1exp_dir", values) if isinstance(values, str) else values
+
+
+@cache
+def warn_of_alias(place: str) -> None:
+    """Say it once: a config is loaded several times in a run."""
+    logger.warning("expdir (set in %s) is read as exp_dir, which is its name here", place)
+
+
+@cache
+def _warn_of_reference(key: str, place: str) -> None:
+    logger.info(
+        "%s (set in %s) refers to ${expdir}, which is read as ${exp_dir}, its name here", key, place
+    )

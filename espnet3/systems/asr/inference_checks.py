@@ -5,8 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from espnet3.config.merge import keys_in, value_at
-from espnet3.config.sources import names_places
+from espnet3.config.sources import keys_in, names_places, value_at
 from espnet3.config.targets import check_arguments, locate
 from espnet3.errors import ConfigError
 from espnet3.systems.asr.settings import (

@@ -375,7 +375,7 @@ def _key_set_by(text: str, loaded: "LoadedConfig") -> str:
 
 
 def _key_of(override: str) -> str:
-    from espnet3.config.overrides import parse_override
+    from espnet3.config.load import parse_override
 
     return ".".join(parse_override(override).path)
 
@@ -445,8 +445,8 @@ def _way_out(setting: Setting, is_of_others: bool) -> str:
 
 
 def _value(loaded: "LoadedConfig", key: str) -> Any:
-    from espnet3.config.merge import value_at
     from espnet3.config.redact import redact
+    from espnet3.config.sources import value_at
 
     return value_at(redact(loaded.config), key, default=None)
 

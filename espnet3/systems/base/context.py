@@ -147,7 +147,7 @@ def _above(loaded: Mapping[str, "LoadedConfig"]) -> "LoadedConfig | None":
     from omegaconf import OmegaConf
 
     from espnet3.config.load import LoadedConfig
-    from espnet3.config.resolvers import escaped_values
+    from espnet3.config.resolve import escaped_values
 
     first, inference = loaded.get("training") or loaded.get("inference"), loaded.get("inference")
     if first is None:
@@ -247,7 +247,7 @@ def overrides_for(
 
 
 def _kinds_of(text: str, plain: Mapping[str, "LoadedConfig"]) -> list[str]:
-    from espnet3.config.overrides import parse_override
+    from espnet3.config.load import parse_override
 
     path = parse_override(text).path
     if path[0] in _COMMON:
@@ -323,6 +323,6 @@ def _unnamed(kind: str) -> dict[str, str]:
 
 def _value(loaded: "LoadedConfig", key: str) -> Any:
     """Return a value as text that means the same below another config."""
-    from espnet3.config.resolvers import escaped_values
+    from espnet3.config.resolve import escaped_values
 
     return escaped_values(context_value(loaded, key))

@@ -183,8 +183,7 @@ def _context_of(lacking: _Lacking) -> "LoadedConfig":
     from omegaconf import OmegaConf
 
     from espnet3.config.load import LoadedConfig, load_config
-    from espnet3.config.resolve import resolved
-    from espnet3.config.resolvers import escaped_values
+    from espnet3.config.resolve import escaped_values, resolved
 
     place = lacking.fitting[0]
     folder = _experiment_of(place)

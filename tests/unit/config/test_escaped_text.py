@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
-from espnet3.config.resolvers import escaped, escaped_values, quoted
+from espnet3.config.resolve import escaped, escaped_values, quoted
 
 PARTS = st.lists(st.sampled_from([*"\\${}'\",: \n[.aé", "${", "\\${", "${a}", "x:"]), max_size=8)
 TEXT = PARTS.map("".join)

@@ -12,7 +12,7 @@ from espnet3.components.metrics.edits import align
 from espnet3.components.metrics.tally import n_errors, n_units, percentage
 from espnet3.components.metrics.text_cleaning import TextCleaner
 from espnet3.errors import RecordError
-from espnet3.io.scp import RecordError, read_scp
+from espnet3.io.scp import read_scp
 from espnet3.systems.base.reporting.clips import Clip, ClipMaker, NoClip
 from espnet3.systems.base.reporting.gather import Report, TestSetReport
 from espnet3.systems.base.reporting.scores import Score
