@@ -19,7 +19,13 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema, ErrorDetails
 
-from espnet3.config.advice import Advice, advise, is_override, unknown_hint, yaml_line
+from espnet3.config.advice import (
+    Advice,
+    advise,
+    is_override,
+    unknown_hint,
+    yaml_line,
+)
 from espnet3.config.resolve import resolved
 from espnet3.config.sources import join_key
 from espnet3.errors import ConfigError, Note, suggest

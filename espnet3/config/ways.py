@@ -5,8 +5,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from espnet3.config.own_keys import ENVS, INFER, PACK, STATISTICS, TRAIN, WORKERS
-from espnet3.config.values import (
+from espnet3.config.own_keys import (
+    ENVS,
+    INFER,
+    PACK,
+    STATISTICS,
+    TRAIN,
+    WORKERS,
     Unfit,
     count,
     existing,

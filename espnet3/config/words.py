@@ -8,7 +8,8 @@ each kind of stage that it can be meant for; `config.advice` chooses among them.
 from collections.abc import Callable
 from typing import Any
 
-from espnet3.config import values, ways
+from espnet3.config import own_keys as takes
+from espnet3.config import ways
 from espnet3.config.own_keys import (
     ALL,
     INFER,
@@ -23,8 +24,11 @@ from espnet3.config.own_keys import (
     TRAINER_ARGUMENTS,
     UPLOAD,
     WORKERS,
+    count,
+    switch,
+    text,
+    whole,
 )
-from espnet3.config.values import count, switch, text, whole
 from espnet3.config.ways import Place, Rule, Way, if_on, tell, to
 
 WORDS: dict[str, Rule] = {}
@@ -55,37 +59,37 @@ _ARGUMENTS: dict[str, Callable[[Any], Any]] = {
     **dict.fromkeys(("min_steps", "reload_dataloaders_every_n_epochs"), whole),
     **dict.fromkeys(("limit_train_batches", "limit_val_batches", "limit_test_batches",
                      "limit_predict_batches", "overfit_batches", "gradient_clip_val"),
-                    values.not_negative),
-    **dict.fromkeys(("callbacks", "plugins"), values.built),
-    "gradient_clip_algorithm": values.choice("norm", "value"), "fast_dev_run": values.trial,
-    "profiler": values.choice("simple", "advanced", "pytorch"), "model_registry": text,
-    "val_check_interval": values.positive,
-    "max_time": values.pattern(r"\d+:\d+:\d+:\d+", "00:12:00:00"),
-    "strategy": values.pattern("auto|ddp.*|fsdp|deepspeed.*", "ddp"),
+                    takes.not_negative),
+    **dict.fromkeys(("callbacks", "plugins"), takes.built),
+    "gradient_clip_algorithm": takes.choice("norm", "value"), "fast_dev_run": takes.trial,
+    "profiler": takes.choice("simple", "advanced", "pytorch"), "model_registry": text,
+    "val_check_interval": takes.positive,
+    "max_time": takes.pattern(r"\d+:\d+:\d+:\d+", "00:12:00:00"),
+    "strategy": takes.pattern("auto|ddp.*|fsdp|deepspeed.*", "ddp"),
 }
 _LOADER: dict[str, Callable[[Any], Any]] = {
     **dict.fromkeys(("shuffle", "drop_last", "pin_memory"), switch),
-    **dict.fromkeys(("min_seconds", "max_seconds", "batch_seconds"), values.positive),
+    **dict.fromkeys(("min_seconds", "max_seconds", "batch_seconds"), takes.positive),
     **dict.fromkeys(("buffer_shards", "max_errors"), whole),
-    "on_error": values.choice("raise", "skip"), "sampler": values.built,
+    "on_error": takes.choice("raise", "skip"), "sampler": takes.built,
 }
 _PARALLEL: dict[str, Callable[[Any], Any]] = {
-    **dict.fromkeys(("item_timeout", "worker_timeout", "start_timeout"), values.positive),
+    **dict.fromkeys(("item_timeout", "worker_timeout", "start_timeout"), takes.positive),
     **dict.fromkeys(("max_lost_jobs", "max_successors", "retries"), whole),
-    "shards_per_worker": count, "mode": values.choice("sync", "async"), "adaptive": values.mapping,
-    "options": values.mapping,
+    "shards_per_worker": count, "mode": takes.choice("sync", "async"), "adaptive": takes.mapping,
+    "options": takes.mapping,
 }
 _RUNNER: dict[str, Callable[[Any], Any]] = {
     **dict.fromkeys(("resume", "retry_failed"), switch), "max_errors": whole,
-    "on_error": values.choice("raise", "skip"), "accept_changes": values.names,
+    "on_error": takes.choice("raise", "skip"), "accept_changes": takes.names,
 }
 
 for _name in TRAINER_ARGUMENTS:
-    _train(_name, to(f"trainer.{_name}", _ARGUMENTS.get(_name, values.keep)))
+    _train(_name, to(f"trainer.{_name}", _ARGUMENTS.get(_name, takes.keep)))
 for _name in PARALLEL_KEYS:
-    _add(_name, Place(WORKERS, to(f"parallel.{_name}", _PARALLEL.get(_name, values.keep))))
+    _add(_name, Place(WORKERS, to(f"parallel.{_name}", _PARALLEL.get(_name, takes.keep))))
 for _name in LOADER_KEYS:
-    _train(_name, to(f"dataloader.train.{_name}", _LOADER.get(_name, values.keep)))
+    _train(_name, to(f"dataloader.train.{_name}", _LOADER.get(_name, takes.keep)))
 for _name in RUNNER_KEYS:
     _add(_name, Place(INFER, to(f"runner.{_name}", _RUNNER[_name])),
          Place(STATISTICS, to(f"collect_stats.{_name}", _RUNNER[_name])))
@@ -93,29 +97,29 @@ for _name in ("on_error", "max_errors"):
     WORDS[_name] += (Place(TRAIN, to(f"dataloader.train.{_name}", _RUNNER[_name])),)
 _OF_TRAINING = "That of a training stands at the top."
 WORDS["resume"] += (Place(TRAIN, to("resume", ways.resuming), _OF_TRAINING),)
-WORDS["accept_changes"] += (Place(TRAIN, to("accept_changes", values.names), _OF_TRAINING),)
-_train("collate_fn", to("dataloader.collate_fn", values.function))
+WORDS["accept_changes"] += (Place(TRAIN, to("accept_changes", takes.names), _OF_TRAINING),)
+_train("collate_fn", to("dataloader.collate_fn", takes.function))
 _train("batch_sampler", tell("It makes the batches in place of every size: dataloader: {train: "
                              "{batch_sampler: {_target_: ...}}}"))
 _train("shape_file", tell("It needs batch_bins or sample_rate beside it: dataloader: {train: "
                           "{shape_file: '${stats_dir}/train/speech_shape', batch_bins: 4000000}}"))
-_train("max_padding", to("dataloader.train.max_padding", values.share))
+_train("max_padding", to("dataloader.train.max_padding", takes.share))
 _train("prefetch_factor dataloader_prefetch_factor", ways.with_workers("prefetch_factor", count))
 _train("persistent_workers dataloader_persistent_workers",
        ways.with_workers("persistent_workers", switch))
-_train("timeout", ways.with_workers("timeout", values.not_negative))
-_train("worker_init_fn", ways.with_workers("worker_init_fn", values.function))
+_train("timeout", ways.with_workers("timeout", takes.not_negative))
+_train("worker_init_fn", ways.with_workers("worker_init_fn", takes.function))
 _train("multiprocessing_context dataloader_multiprocessing_context",
-       ways.with_workers("multiprocessing_context", values.choice("fork", "spawn", "forkserver")))
+       ways.with_workers("multiprocessing_context", takes.choice("fork", "spawn", "forkserver")))
 _train("dataloader_drop_last", to("dataloader.train.drop_last", switch))
 _train("dataloader_pin_memory", to("dataloader.train.pin_memory", switch))
 _train("max_seconds max_duration max_wav_duration avoid_if_longer_than",
-       to("dataloader.train.max_seconds", values.positive))
+       to("dataloader.train.max_seconds", takes.positive))
 _train("min_seconds min_duration min_wav_duration avoid_if_shorter_than",
-       to("dataloader.train.min_seconds", values.not_negative))
+       to("dataloader.train.min_seconds", takes.not_negative))
 _train("batch_seconds max_batch_length batch_duration",
-       to("dataloader.train.batch_seconds", values.positive))
-_train("every_minutes ckpt_interval_minutes", to("checkpoint.every_minutes", values.positive))
+       to("dataloader.train.batch_seconds", takes.positive))
+_train("every_minutes ckpt_interval_minutes", to("checkpoint.every_minutes", takes.positive))
 _train("every_n_steps save_steps every_n_train_steps save_interval save_every_n_steps",
        to("checkpoint.every_n_steps", count))
 _train("use_distributed_sampler replace_sampler_ddp",
@@ -211,11 +215,11 @@ _train("batch_type valid_batch_type", ways.batch_type)
 _train("gradient_accumulation_steps accum_grad accum_grad_steps grad_accum gradient_accumulation "
        "grad_accumulation_factor accumulate_grad", to("trainer.accumulate_grad_batches", count))
 _train("grad_clip max_grad_norm gradient_clip grad_clip_norm clip_grad_norm gradient_clipping "
-       "clip_grad grad_norm", to("trainer.gradient_clip_val", values.not_negative))
+       "clip_grad grad_norm", to("trainer.gradient_clip_val", takes.not_negative))
 _train("grad_clip_type", tell("trainer.gradient_clip_algorithm is norm, the default, or value."))
 _train("lr learning_rate base_lr init_lr initial_lr", ways.of_optimizer("lr"),
        "It is an argument of the optimizer.")
-_train("max_lr", ways.of_scheduler("max_lr", "scheduler.max_lr", values.positive))
+_train("max_lr", ways.of_scheduler("max_lr", "scheduler.max_lr", takes.positive))
 _train("weight_decay wd l2", ways.of_optimizer("weight_decay"),
        "It is an argument of the optimizer.")
 _train("momentum", ways.of_optimizer("momentum", is_usual=False))
@@ -288,8 +292,8 @@ _train("disable_tqdm", to("trainer.enable_progress_bar", lambda value: not switc
 _train("progress_bar_refresh_rate", tell("trainer.enable_progress_bar=false hides the bar."))
 _train("resume_from_checkpoint ckpt_path checkpoint_path", ways.resumed)
 _train("init_param pretrained_model pretrained_path init_from pretrain_path load_from",
-       to("init", values.existing), "It starts from these weights.")
-_train("freeze_param freeze_params frozen freeze_layers freeze_modules", to("freeze", values.names))
+       to("init", takes.existing), "It starts from these weights.")
+_train("freeze_param freeze_params frozen freeze_layers freeze_modules", to("freeze", takes.names))
 _train("num_att_plot ignore_init_mismatch no_forward_run log_level write_collected_feats "
        "use_matplotlib train_dtype_ cudnn_enabled", tell("It has no counterpart: delete the line."))
 _add("seed data_seed random_seed", Place(("train", "create_dataset"), to("seed", whole)))
@@ -333,7 +337,7 @@ _add(
     "upload_model", Place(UPLOAD, tell("The block is called upload: upload: {repo_id: user/name}"))
 )
 _add("hub_model_id hf_repo repo_id", Place(UPLOAD, to(
-    "upload.repo_id", values.pattern(r"[\w.-]+/[\w.-]+", "user/name"))))
+    "upload.repo_id", takes.pattern(r"[\w.-]+/[\w.-]+", "user/name"))))
 _add("hub_private_repo", Place(UPLOAD, to("upload.private", switch)))
 _add("hub_revision", Place(UPLOAD, to("upload.revision", text)))
 _say("push_to_hub hub_strategy hub_always_push", "It is a stage: --stages pack_model upload_model")
@@ -383,7 +387,7 @@ _tokens = Place(TOKENS, ways.vocabulary, "With tokens of SentencePiece.")
 _add("nbpe vocab_size n_vocab num_tokens", _tokens)
 _add("token_type bpemode bpe_mode model_type", Place(TOKENS, ways.token_type))
 _add("bpe_char_cover character_coverage", Place(TOKENS, to("tokenizer.character_coverage",
-                                                           values.positive)))
+                                                           takes.positive)))
 _say("bpe_train_text lm_train_text lm_dev_text lm_test_text srctexts",
      "Texts for the tokenizer are those of dataset.train, or what tokenizer: {text_builder: {func: "
      "FUNCTION}} gives.")
@@ -392,9 +396,9 @@ _say("nlsyms_txt bpe_nlsyms cleaner g2p non_linguistic_symbols", "What is done t
 _say("token_list bpemodel bpe_model", "The tokens are those of the folder tokenizer.save_path.")
 
 for _word, _ours, _convert in (
-    ("beam_size", "", count), ("beam", "beam_size", count), ("ctc_weight", "", values.number),
-    ("lm_weight", "", values.number), ("ngram_weight", "", values.number),
-    ("nbest", "n_best", count), ("n_best", "", count), ("penalty", "length_bonus", values.number),
+    ("beam_size", "", count), ("beam", "beam_size", count), ("ctc_weight", "", takes.number),
+    ("lm_weight", "", takes.number), ("ngram_weight", "", takes.number),
+    ("nbest", "n_best", count), ("n_best", "", count), ("penalty", "length_bonus", takes.number),
     ("maxlenratio", "max_length_ratio", ways.length_ratio),
 ):
     _add(_word, Place(INFER, ways.decoder(_word, _ours, _convert)))
@@ -424,7 +428,7 @@ BLOCKS[""] = {
 BLOCKS["parallel"] = {
     **dict.fromkeys(("num_workers", "workers", "num_jobs", "jobs", "processes"), ways.N_WORKERS),
     **dict.fromkeys(("type", "name", "scheduler", "cluster", "backend"), WORDS["env"]),
-    "timeout": (Place(WORKERS, to("parallel.item_timeout", values.positive)),),
+    "timeout": (Place(WORKERS, to("parallel.item_timeout", takes.positive)),),
 }
 _NUM_WORKERS = (Place(TRAIN, to("dataloader.train.num_workers", whole)),)
 for _split in ("dataloader", "dataloader.train", "dataloader.valid"):
@@ -432,7 +436,7 @@ for _split in ("dataloader", "dataloader.train", "dataloader.valid"):
 BLOCKS["parallel.options"] = {
     "partition": (Place(WORKERS, to("parallel.options.queue", text)),),
     **dict.fromkeys(("time", "time_limit", "timelimit"), (Place(WORKERS, to(
-        "parallel.options.walltime", values.pattern(r"(\d+-)?\d+:\d\d:\d\d", '"24:00:00"'))),)),
+        "parallel.options.walltime", takes.pattern(r"(\d+-)?\d+:\d\d:\d\d", '"24:00:00"'))),)),
     **dict.fromkeys(("mem", "memory_limit"),
                     (Place(WORKERS, to("parallel.options.memory", text)),)),
     **dict.fromkeys(("cpus", "cpus_per_task", "ncpus", "n_cpus", "ppn", "threads", "nthreads"),
@@ -451,7 +455,7 @@ BLOCKS["scheduler"] = {
     **dict.fromkeys(_BY_CLASS, (Place(TRAIN, tell(
         "The class goes by its path: _target_: espnet3.components.schedulers.WarmupLR")),)),
     "interval": (Place(TRAIN, ways.of_scheduler("interval", "scheduler_interval",
-                                                values.choice("step", "epoch"))),),
+                                                takes.choice("step", "epoch"))),),
     "monitor": WORDS["val_scheduler_criterion"],
 }
 BLOCKS["tokenizer"] = {
@@ -470,18 +474,18 @@ BLOCKS["upload"] = {
 }
 BLOCKS["launch"] = {
     **dict.fromkeys(("env", "cluster", "backend"), (Place(TRAIN, to(
-        "launch.scheduler", values.choice("slurm", "pbs", "sge", "lsf"))),)),
+        "launch.scheduler", takes.choice("slurm", "pbs", "sge", "lsf"))),)),
     **dict.fromkeys(("walltime", "time_limit"), (Place(TRAIN, to(
-        "launch.time", values.pattern(r"(\d+-)?\d+:\d\d:\d\d", '"24:00:00"'))),)),
+        "launch.time", takes.pattern(r"(\d+-)?\d+:\d\d:\d\d", '"24:00:00"'))),)),
     **dict.fromkeys(("mem", "memory_per_node"), (Place(TRAIN, to(
-        "launch.memory", values.pattern(r"\d+[KMGT]B?", "64G"))),)),
+        "launch.memory", takes.pattern(r"\d+[KMGT]B?", "64G"))),)),
     **dict.fromkeys(("cores", "cpus", "n_cpus", "cpus_per_node"),
                     (Place(TRAIN, to("launch.cpus_per_task", count)),)),
     "project": (Place(TRAIN, to("launch.account", text)),),
     **dict.fromkeys(("job_extra_directives", "extra", "options"),
-                    (Place(TRAIN, to("launch.directives", values.lines)),)),
+                    (Place(TRAIN, to("launch.directives", takes.lines)),)),
     **dict.fromkeys(("job_script_prologue", "prologue"),
-                    (Place(TRAIN, to("launch.setup", values.lines)),)),
+                    (Place(TRAIN, to("launch.setup", takes.lines)),)),
 }
 for _split in ("train", "valid", "test"):
     BLOCKS[f"dataset.{_split}"] = {

@@ -96,7 +96,7 @@ def check_config(loaded: "LoadedConfig", stages: Sequence[str]) -> None:
     Raises:
         ConfigError: naming the key, its place, and the line to write.
     """
-    from espnet3.config.keys import check_block, check_keys
+    from espnet3.config.advice import check_block, check_keys
     from espnet3.parallel.parallel import as_parallel_config
 
     known = KNOWN_KEYS
@@ -247,7 +247,7 @@ class Readers:
 
     def _is_named(self, setting: Setting, counts: Callable[[Setting], bool]) -> bool:
         """Tell whether code that gets the config names the key, or another key that counts does."""
-        from espnet3.config.keys import references
+        from espnet3.config.advice import references
 
         loaded = self.configs[setting.kind]
         if setting.kind not in self._named:
@@ -273,7 +273,7 @@ def refuse_unread(readers: Readers) -> None:
     Raises:
         ConfigError: with the line to write instead.
     """
-    from espnet3.config.keys import raise_any
+    from espnet3.config.advice import raise_any
 
     typed = dict[str, list[Setting]]()
     for setting in readers.settings():

@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from espnet3.config.keys import check_block, check_keys
+from espnet3.config.advice import check_block, check_keys
 from espnet3.config.load import LoadedConfig, load_config
 from espnet3.errors import ConfigError
 

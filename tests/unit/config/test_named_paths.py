@@ -1,6 +1,6 @@
 import pytest
 
-from espnet3.config.named_paths import named_paths, setting_of
+from espnet3.config.fingerprint import named_paths, setting_of
 
 
 @pytest.fixture(autouse=True)
