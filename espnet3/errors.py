@@ -31,6 +31,8 @@ class EspnetError(Exception):
     """
 
     fix = ""
+    key = ""
+    """The setting that the message begins with, until `locate` has added its place."""
 
     def __init__(self, message: object = "", *, fix: str = "") -> None:
         super().__init__(f"{message!s} {fix}".strip() if fix else message)
@@ -38,6 +40,25 @@ class EspnetError(Exception):
             fix = fix or message.fix
         if fix:  # else there is nothing to pickle beside the message
             self.fix = fix
+
+    def at(self, key: str) -> EspnetError:
+        """Return an error of the same type that begins with the key of the config to blame."""
+        error = type(self)(f"{key}: {self}")
+        error.key, error.fix = key, self.fix
+        return error
+
+    def move(self, old: str, new: str) -> None:
+        """Name a key as the user's config does, where code got another one with a part of it."""
+        if f"{self.key}.".startswith(f"{old}."):
+            self.key = new + self.key.removeprefix(old)
+            self.args = (new + str(self).removeprefix(old),)
+
+    def locate(self, config: Places) -> None:
+        """Add where the key was set, once, if the config knows it."""
+        place = config.set_in(self.key) if self.key else ""
+        if place:
+            self.args = (f"{self.key}{place}{str(self).removeprefix(self.key)}",)
+            self.key = ""
 
 
 class Note(str):
@@ -61,28 +82,6 @@ class Note(str):
     def problem(self) -> str:
         """The text without what to do."""
         return self.removesuffix(self.fix).rstrip()
-
-    key = ""
-    """The setting that the message begins with, until `locate` has added its place."""
-
-    def at(self, key: str) -> EspnetError:
-        """Return an error of the same type that begins with the key of the config to blame."""
-        error = type(self)(f"{key}: {self}")
-        error.key = key
-        return error
-
-    def move(self, old: str, new: str) -> None:
-        """Name a key as the user's config does, where code got another one with a part of it."""
-        if f"{self.key}.".startswith(f"{old}."):
-            self.key = new + self.key.removeprefix(old)
-            self.args = (new + str(self).removeprefix(old),)
-
-    def locate(self, config: Places) -> None:
-        """Add where the key was set, once, if the config knows it."""
-        place = config.set_in(self.key) if self.key else ""
-        if place:
-            self.args = (f"{self.key}{place}{str(self).removeprefix(self.key)}",)
-            self.key = ""
 
 
 class ConfigError(EspnetError):
@@ -133,7 +132,9 @@ class ConfigError(EspnetError):
 
     def at(self, key: str) -> ConfigError:
         """Return an error that begins with the key of the block that is to blame."""
-        return ConfigError(key, key=key, problem=f": {self}")
+        error = ConfigError(key, key=key, problem=f": {self}")
+        error.fix = self.fix
+        return error
 
     def move(self, old: str, new: str) -> None:
         """Name a key as the user's config does, where code got another one with a part of it."""

@@ -2,8 +2,9 @@
 
 import pytest
 
-from espnet3.config.load import _tell_key, _tell_reference, load_config
+from espnet3.config.load import load_config
 from espnet3.config.resolve import resolved
+from espnet3.config.sources import _warn_of_reference, warn_of_alias
 from espnet3.systems.base.context import DEFAULTS
 from tests.contract.conftest import SNIPPETS
 from tests.shipped_recipes import ShippedRecipe
@@ -13,8 +14,8 @@ OWN = "expdir (set in {}) is read as exp_dir, which is its name here"
 
 @pytest.fixture(autouse=True)
 def told(caplog):
-    _tell_key.cache_clear()
-    _tell_reference.cache_clear()
+    warn_of_alias.cache_clear()
+    _warn_of_reference.cache_clear()
     caplog.set_level("INFO", "espnet3")
     return caplog
 

@@ -233,7 +233,7 @@ def _without_leftovers(loaded: "LoadedConfig", given: GivenParts) -> "LoadedConf
 
 
 def _replaced(loaded: "LoadedConfig", key: str, value: Any) -> "LoadedConfig":
-    """Return the config with another value for a key, or without it; warn of a value that is lost."""
+    """Return the config with another value for a key, or without it; warn of a lost value."""
     from omegaconf import OmegaConf
 
     from espnet3.config.load import LoadedConfig, load_config

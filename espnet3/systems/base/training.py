@@ -94,7 +94,7 @@ def train(
     try:
         was_trained = fit.run()
     finally:
-        # Also after a kill signal, but not if this call logged nothing: the curves are as they were.
+        # Also after a kill signal, but not if this call logged nothing: the curves did not change.
         if before and _history_time(exp_dir) != before[0]:
             _plot(exp_dir)
     if is_first and not fit.is_trial and (was_trained or _lacks_averages(exp_dir, criteria)):
