@@ -5,7 +5,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,8 @@ from hypothesis import HealthCheck, settings
 
 from espnet3.parallel import parallel
 from tests.helpers import fork_server
-from tests.leaks import Watch
+from tests.helpers.leaks import Watch
+from tests.helpers.waiting import wait_until
 
 _START = os.getcwd()
 
@@ -76,7 +76,7 @@ def _no_leaks(request):
     assert not leaked, f"{request.node.nodeid} left behind: {'; '.join(leaked)}"
     assert not forks, (
         f"{request.node.nodeid} forked the test process, which has threads; use "
-        f"tests/clean_process.py. It was here: {'; '.join(forks)}"
+        f"tests/helpers/clean_process.py. It was here: {'; '.join(forks)}"
     )
 
 
@@ -189,11 +189,3 @@ def dask_address(tmp_path_factory) -> str:
             except subprocess.TimeoutExpired:  # Dask's nanny may hang after a worker was killed
                 process.kill()
                 process.wait()
-
-
-def wait_until(condition, seconds: float = 30.0, pause: float = 0.01) -> None:
-    """Poll until a condition holds; fail after the deadline."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(pause)

@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-from tests.report_page_parts import run, write_history, write_recipe
+from tests.helpers.report_page_parts import run, write_history, write_recipe
 
 collect_ignore_glob = [] if os.environ.get("ESPNET3_BROWSER") == "1" else ["*"]
 

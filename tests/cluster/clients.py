@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import ClassVar
 
 from tests.cluster.harness import Cluster
-from tests.conftest import wait_until
-from tests.integration.conftest import Job
+from tests.helpers.job_runs import Job
+from tests.helpers.waiting import wait_until
 
 PAUSE = 0.5
 """Between two questions to a scheduler; each is a process, and jobs need the cores more."""

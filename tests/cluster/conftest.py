@@ -6,9 +6,15 @@ import pytest
 
 from tests.cluster.clients import ClusterJob, GridEngine, Slurm
 from tests.cluster.harness import start_sge, start_slurm
-from tests.integration.conftest import reference  # noqa: F401 - a fixture
+from tests.helpers.job_runs import undisturbed_output
 
 collect_ignore_glob = [] if os.environ.get("ESPNET3_CLUSTERS") == "1" else ["*"]
+
+
+@pytest.fixture(scope="session")
+def reference(tmp_path_factory) -> bytes:
+    """Return the output of an undisturbed run."""
+    return undisturbed_output(tmp_path_factory.mktemp("reference"))
 
 
 @pytest.fixture(scope="session")

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from espnet3.shards.records import RecordPaths, read_deaths, read_jobs, read_stop, read_workers
 from tests.cluster.clients import PAUSE, Clients, ClusterJob
-from tests.conftest import wait_until
+from tests.helpers.waiting import wait_until
 
 PATIENCE = 180.0  # seconds; other programs share the machine
 FORGOTTEN = 20.0

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from tests.cluster.detached_run import DetachedRun
-from tests.conftest import wait_until
+from tests.helpers.waiting import wait_until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(400)]
 SCHEDULERS = pytest.mark.parametrize("scheduler", ["slurm", "sge"])

@@ -6,7 +6,7 @@ from espnet3.shards.layout import origin_of_attempt
 from espnet3.shards.records import read_workers
 from tests.cluster.chaos import Chaos
 from tests.cluster.detached_run import DetachedRun
-from tests.integration.conftest import Job
+from tests.helpers.job_runs import Job
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(500)]
 N_ITEMS = 800

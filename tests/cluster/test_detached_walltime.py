@@ -4,7 +4,7 @@ import pytest
 
 from espnet3.shards.records import read_deaths, read_jobs, read_workers
 from tests.cluster.detached_run import DetachedRun
-from tests.integration.conftest import Job
+from tests.helpers.job_runs import Job
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 N_ITEMS = 360

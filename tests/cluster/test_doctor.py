@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import wait_until
+from tests.helpers.waiting import wait_until
 
 pytestmark = pytest.mark.cluster
 _PATIENCE = 180.0  # seconds; other programs share the machine

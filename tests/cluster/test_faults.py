@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import wait_until
-from tests.integration.conftest import JOB, Job
+from tests.helpers.job_runs import JOB, Job
+from tests.helpers.waiting import wait_until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(400)]
 _PATIENCE = 180.0  # seconds; other programs share the machine

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.extras import install_extras
-from tests.conftest import wait_until
+from tests.helpers.waiting import wait_until
 
 # Patient: what is missing may have to be installed first.
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from tests.conftest import wait_until
+from tests.helpers.waiting import wait_until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
 _PATIENCE = 120.0  # seconds; other programs share the machine

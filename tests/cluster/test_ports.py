@@ -12,7 +12,7 @@ import pytest
 
 from espnet3.parallel.clusters.tls import RunSecurity
 from tests.cluster.harness import N_NODES, NETWORK
-from tests.conftest import wait_until
+from tests.helpers.waiting import wait_until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 

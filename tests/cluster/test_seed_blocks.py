@@ -14,7 +14,7 @@ import yaml
 
 from tests.cluster import where
 from tests.cluster.clients import wait_for
-from tests.contract.test_parallel_blocks_of_the_guides import SLURM_001 as SEED_001
+from tests.helpers.snippets import SLURM_001 as SEED_001
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 _PATIENCE = 120.0  # seconds; other programs share the machine

@@ -13,7 +13,7 @@ import pytest
 from espnet3.errors import ConfigError, ResourceError
 from espnet3.parallel import BaseRunner, set_parallel
 from tests.cluster.clients import wait_for
-from tests.conftest import wait_until
+from tests.helpers.waiting import wait_until
 
 pytestmark = pytest.mark.cluster
 _PATIENCE = 120.0  # seconds; other programs share the machine
@@ -73,7 +73,7 @@ def test_the_infer_stage_decodes_its_test_sets_on_one_set_of_jobs(slurm, awkward
     from espnet3.io.scp import load_scp
     from espnet3.systems.base.inference import infer
 
-    parts = "tests.inference_parts"
+    parts = "tests.helpers.inference_parts"
     test = [
         {"name": name, "data_src": parts, "data_src_args": {"n": n}}
         for name, n in (("clean", 60), ("other", 30))

@@ -6,10 +6,10 @@ import sys
 import pytest
 import torch
 
-from tests.cluster.test_launch import Recipe as LaunchedRecipe
-from tests.cluster.test_launch import shorten_delay
-from tests.conftest import wait_until
-from tests.integration.training_recipe import TrainingRecipe
+from tests.cluster.launched_recipe import Recipe as LaunchedRecipe
+from tests.cluster.launched_recipe import shorten_delay
+from tests.helpers.training_recipe import TrainingRecipe
+from tests.helpers.waiting import wait_until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 

@@ -7,21 +7,7 @@ from pathlib import Path
 
 import pytest
 
-SNIPPETS = Path(__file__).parent / "snippets"
-# What the provider of the guide wraps its dataset in, and does not print.
-FILTERED = """
-
-class FilteredDataset:
-    def __init__(self, dataset, min_duration):
-        durations = dataset.durations()
-        self.kept = [dataset[i] for i in range(len(dataset)) if durations[i] >= min_duration]
-
-    def __len__(self):
-        return len(self.kept)
-
-    def __getitem__(self, i):
-        return self.kept[i]
-"""
+from tests.helpers.snippets import read_snippet
 
 
 @pytest.fixture
@@ -38,11 +24,6 @@ def run_script(tmp_path):
         return process.stdout
 
     return run
-
-
-def read_snippet(name: str) -> str:
-    """Return a snippet of the documentation."""
-    return (SNIPPETS / f"{name}.py.txt").read_text(encoding="utf-8")
 
 
 def _source(part: str) -> str:

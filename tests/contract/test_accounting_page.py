@@ -5,7 +5,7 @@ from pathlib import Path
 
 from espnet3.parallel import BaseRunner
 from espnet3.shards.usage import Accounting, Usage
-from tests.providers import Provider
+from tests.helpers.providers import Provider
 
 PAGE = (Path(__file__).parents[2] / "docs" / "accounting.md").read_text()
 

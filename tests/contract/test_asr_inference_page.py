@@ -12,7 +12,7 @@ from espnet3.systems.asr.inference_checks import check_recognizer
 from espnet3.systems.asr.packing import pack_model
 from espnet3.systems.asr.publication_config import PublicationConfig
 from espnet3.systems.base.context import load_configs
-from tests.recognizer_parts import RATE, make_recipe, noise
+from tests.helpers.recognizer_parts import RATE, make_recipe, noise
 
 PAGE = (Path(__file__).parents[2] / "docs/asr-inference.md").read_text()
 

@@ -9,7 +9,7 @@ from espnet3.parallel.clusters.table import render_job_script
 from espnet3.parallel.parallel import as_parallel_config
 from espnet3.systems.base.context import DEFAULTS
 from espnet3.systems.base.system import BaseSystem
-from tests.recipes.recipe_copy import RecipeCopy
+from tests.helpers.recipe_copy import RecipeCopy
 
 ROOT = Path(__file__).parents[2]
 RECIPES = sorted(str(path.parent.relative_to(ROOT)) for path in (ROOT / "egs3").glob("*/*/run.py"))

@@ -6,7 +6,7 @@ from textwrap import indent
 
 import pytest
 
-from tests.contract.conftest import read_snippet
+from tests.helpers.snippets import read_snippet
 
 LOCAL_1 = {"env": "local", "n_workers": 1}
 LOCAL_2 = {"env": "local", "n_workers": 2}

@@ -24,8 +24,8 @@ from espnet3.cli.stage_selection import explain_numbers
 from espnet3.io.tables import read_jsonl
 from espnet3.systems.asr.system import ASRSystem
 from espnet3.systems.base.stages import STAGES
-from tests.pages import DOCS, blocks, code_in, named_files, table
-from tests.recipes.recipe_copy import RecipeCopy
+from tests.helpers.pages import DOCS, blocks, code_in, named_files, table
+from tests.helpers.recipe_copy import RecipeCopy
 
 pytest.importorskip("espeakng_loader", reason="needs pip install -e '.[demo]'")
 

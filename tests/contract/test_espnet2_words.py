@@ -9,7 +9,7 @@ from espnet3.cli.console import UsageError
 from espnet3.cli.stage_selection import select_stages
 from espnet3.config.advice import advise
 from espnet3.systems.base.stages import STAGES
-from tests.pages import DOCS, code_in, table
+from tests.helpers.pages import DOCS, code_in, table
 
 PAGE = DOCS / "espnet2.md"
 _OPTION = re.compile(r'--(\w+)(?: ("[^"]*"|\S+))?')

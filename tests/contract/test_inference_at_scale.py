@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from espnet3.io.scp import load_scp
-from tests.contract.conftest import FILTERED, SNIPPETS, read_snippet
+from tests.helpers.snippets import FILTERED, SNIPPETS, read_snippet
 
 RUN = """
 from espnet3.cli.recipe import run_recipe

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.pages import DOCS, ROOT, anchors, links, table
+from tests.helpers.pages import DOCS, ROOT, anchors, links, table
 
 PAGES = sorted(
     [

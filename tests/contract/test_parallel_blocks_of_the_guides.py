@@ -6,7 +6,8 @@ from espnet3.config.load import load_config
 from espnet3.parallel import get_parallel_config, set_parallel
 from espnet3.parallel.clusters.table import render_job_script
 from espnet3.systems.base.system import BaseSystem
-from tests.recipes.recipe_copy import RecipeCopy
+from tests.helpers.recipe_copy import RecipeCopy
+from tests.helpers.snippets import SLURM_001
 
 LOCAL_GPU = "parallel:\n  env: local_gpu\n  n_workers: {}\n"
 LOCAL_THREADS = """\
@@ -66,19 +67,6 @@ parallel:
     queue: batch
     cores: 4
     memory: 32GB
-"""
-SLURM_001 = """\
-parallel_gpu:
-  env: slurm
-  n_workers: 4
-  options:
-    queue: gpu
-    cores: 8
-    processes: 1
-    memory: 16GB
-    walltime: 01:00:00
-    job_extra_directives:
-      - "--gres=gpu:1"
 """
 OF_32GB = ("#SBATCH -n 1", "#SBATCH --cpus-per-task=4", "#SBATCH --mem=30G")
 BLOCKS = {

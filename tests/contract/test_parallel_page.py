@@ -12,8 +12,8 @@ from espnet3.parallel.clusters.table import BACKENDS, check_resources
 from espnet3.parallel.config import ParallelConfig
 from espnet3.parallel.parallel import as_parallel_config
 from espnet3.systems.base.system import BaseSystem
-from tests.pages import DOCS, blocks, code_in, named_files, table
-from tests.recipes.recipe_copy import RecipeCopy
+from tests.helpers.pages import DOCS, blocks, code_in, named_files, table
+from tests.helpers.recipe_copy import RecipeCopy
 
 PAGE = DOCS / "parallel.md"
 FILES = named_files(PAGE)

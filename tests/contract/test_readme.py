@@ -7,7 +7,7 @@ import sys
 
 from espnet3.cli.main import VERBS, main
 from espnet3.parallel import BaseRunner
-from tests.pages import ROOT, blocks, code_in, named_files, table
+from tests.helpers.pages import ROOT, blocks, code_in, named_files, table
 
 PAGE = ROOT / "README.md"
 

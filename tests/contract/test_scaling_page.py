@@ -3,7 +3,7 @@
 import re
 
 from espnet3.cli.main import main
-from tests.pages import DOCS, code_in, table
+from tests.helpers.pages import DOCS, code_in, table
 
 PAGE = DOCS / "scaling.md"
 TEXT = PAGE.read_text()

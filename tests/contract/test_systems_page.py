@@ -8,8 +8,8 @@ import pytest
 from espnet3.cli.main import main
 from espnet3.config.targets import locate
 from espnet3.systems.base.stages import stages_of
-from tests.pages import DOCS, code_in, named_files, table
-from tests.recipes.recipe_copy import RecipeCopy
+from tests.helpers.pages import DOCS, code_in, named_files, table
+from tests.helpers.recipe_copy import RecipeCopy
 
 PAGE = DOCS / "recipes.md"
 FILES = named_files(PAGE)

@@ -20,8 +20,8 @@ from espnet3.systems.base.system import BaseSystem
 from espnet3.trainer.module import TrainingModule
 from espnet3.trainer.optimization.optimization_config import OptimizationConfig
 from espnet3.trainer.trainer import build_trainer, quiet_lightning
-from tests.contract.conftest import SNIPPETS
-from tests.integration.training_recipe import TRAINING, TrainingRecipe
+from tests.helpers.snippets import SNIPPETS
+from tests.helpers.training_recipe import TRAINING, TrainingRecipe
 
 REST = """
 optimizer: {_target_: torch.optim.AdamW, lr: 0.001}

@@ -1,75 +1,8 @@
-"""Start `job.py` as a user would, disturb it, and compare with an undisturbed run."""
-
-import json
-import os
-import subprocess
-import sys
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+"""Runs of `job.py`, and the output of an undisturbed one to compare with."""
 
 import pytest
 
-from tests.conftest import wait_until
-
-JOB = Path(__file__).parent / "job.py"
-
-
-class Job:
-    """A run of `job.py` in a folder, with settings that stay the same from call to call."""
-
-    has_own_session = False
-    """As in a terminal, which sends Ctrl-C to all processes of a session."""
-    where: Sequence[str] = ()
-    """Words before the command."""
-    env: Mapping[str, str] | None = None
-
-    def __init__(self, out: Path, **settings) -> None:
-        self.out = out
-        self.settings = settings
-
-    def start(self, **more) -> subprocess.Popen:
-        settings = json.dumps({**self.settings, **more})
-        return subprocess.Popen(
-            [*self.where, sys.executable, str(JOB), str(self.out), settings],
-            env=self.env,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=self.has_own_session,
-        )
-
-    def run(self, **more) -> subprocess.CompletedProcess:
-        process = self.start(**more)
-        out, err = process.communicate(timeout=60)
-        return subprocess.CompletedProcess(process.args, process.returncode, out, err)
-
-    def succeed(self, **more) -> str:
-        """Run to the end, expect success, and return what was told."""
-        process = self.run(**more)
-        assert process.returncode == 0, process.stderr
-        return process.stderr
-
-    @property
-    def text(self) -> bytes:
-        return (self.out / "text").read_bytes()
-
-    @property
-    def n_committed(self) -> int:
-        return len(self.done_files())
-
-    def done_files(self) -> dict[Path, int]:
-        """Return the `done` files of committed shards, with the time of their writing."""
-        found = [path for path in self.out.glob("split.*/done") if ".part-" not in path.parent.name]
-        return {path: path.stat().st_mtime_ns for path in found}
-
-    def failures(self) -> list[dict]:
-        return [json.loads(line) for line in (self.out / "failed.jsonl").read_text().splitlines()]
-
-    def assert_tidy(self) -> None:
-        """Nothing is left but outputs: no attempts, temporary files, claims or owners."""
-        names = [path.name for path in self.out.iterdir()]
-        assert not [name for name in names if ".part-" in name or name.startswith(".")]
-        assert not list((self.out / "leases").iterdir())
+from tests.helpers.job_runs import Job, undisturbed_output
 
 
 @pytest.fixture
@@ -85,35 +18,4 @@ def job(tmp_path):
 @pytest.fixture(scope="session")
 def reference(tmp_path_factory) -> bytes:
     """Return the output of an undisturbed run."""
-    undisturbed = Job(tmp_path_factory.mktemp("reference") / "out", n_workers=1)
-    undisturbed.succeed()
-    return undisturbed.text
-
-
-def worker_pids(driver: int | None = None) -> list[int]:
-    """Return the worker processes of a driver that are alive, or of any."""
-    pids = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            command = (folder / "cmdline").read_bytes()
-            fields = (folder / "stat").read_text().rpartition(")")[2].split()
-        except OSError:
-            continue
-        is_ours = driver is None or int(fields[1]) == driver
-        if b"espnet3.parallel.worker import main" in command and is_ours and fields[0] != "Z":
-            pids.append(int(folder.name))
-    return pids
-
-
-def wait_for_end(pids: list[int], seconds: float = 5.0) -> None:
-    """Wait until processes are gone."""
-    wait_until(lambda: not any(is_alive(pid) for pid in pids), seconds)
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (OSError, IndexError):
-        return False
-    return state != "Z"
+    return undisturbed_output(tmp_path_factory.mktemp("reference"))

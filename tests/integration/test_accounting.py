@@ -9,8 +9,8 @@ from functools import partial
 import pytest
 
 from espnet3.parallel import BaseRunner, use_parallel
-from tests.integration.detached_parts import DetachedFolder
-from tests.providers import Provider
+from tests.helpers.detached_parts import DetachedFolder
+from tests.helpers.providers import Provider
 
 N_ITEMS = 40
 

@@ -10,7 +10,7 @@ import pytest
 from espnet3.cli.recipe import run_recipe
 from espnet3.shards.status import read_failures
 from espnet3.systems.base.system import BaseSystem
-from tests.bad_audio import GOOD, OF_ANOTHER_FORM, UNREADABLE, tone, write_all
+from tests.helpers.bad_audio import GOOD, OF_ANOTHER_FORM, UNREADABLE, tone, write_all
 
 MODEL = '''\
 """A model that tells how long its input is, and one that can be trained."""

@@ -18,10 +18,9 @@ from espnet3.shards.records import (
     read_workers,
     write_stop,
 )
-from tests.conftest import wait_until
-from tests.integration.conftest import worker_pids
-from tests.integration.detached_parts import DetachedFolder
-from tests.integration.test_jobqueue import write_command
+from tests.helpers.detached_parts import DetachedFolder
+from tests.helpers.slurm_stand_in import write_command
+from tests.helpers.waiting import wait_until, worker_pids
 
 SECONDS = 15.0
 
@@ -97,7 +96,7 @@ def test_a_driver_beside_detached_workers_is_cancelled_with_them(tmp_path):
     code = (
         "import sys; from pathlib import Path\n"
         "from espnet3.parallel import set_parallel\n"
-        "from tests.integration.detached_parts import Provider, Runner\n"
+        "from tests.helpers.detached_parts import Provider, Runner\n"
         "set_parallel({'env': 'local', 'n_workers': 2})\n"
         "Runner(Provider(seconds=0.3), output_dir=Path(sys.argv[1]))(range(60))\n"
     )
@@ -131,7 +130,7 @@ def test_a_driver_isolates_the_item_at_which_detached_workers_died(tmp_path):
         code = (
             "import sys; from pathlib import Path\n"
             "from espnet3.parallel import set_parallel\n"
-            "from tests.integration.detached_parts import Provider, Runner\n"
+            "from tests.helpers.detached_parts import Provider, Runner\n"
             "set_parallel({'env': 'local', 'n_workers': 2, 'retries': 1})\n"
             "provider = Provider(faults={'4': 'exit'})\n"
             "Runner(provider, output_dir=Path(sys.argv[1]), on_error='skip')(range(6))\n"

@@ -15,9 +15,9 @@ from espnet3.trainer.checkpointing.averaging import average
 from espnet3.trainer.checkpointing.best_checkpoints import Criterion, read_index
 from espnet3.trainer.checkpointing.checkpoint_io import read_checkpoint
 from espnet3.trainer.checkpointing.checkpoints import CheckpointConfig
-from tests import clean_process
-from tests.checkpoint_parts import LOSS, Loader, Module, run
-from tests.conftest import wait_until
+from tests.helpers import clean_process
+from tests.helpers.checkpoint_parts import LOSS, Loader, Module, run
+from tests.helpers.waiting import wait_until
 
 EVERY_STEP = CheckpointConfig(every_n_steps=1)
 ALL = [Criterion("valid/loss", 9, "min")]

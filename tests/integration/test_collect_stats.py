@@ -9,9 +9,9 @@ import pytest
 
 from espnet3.config.load import load_config
 from espnet3.systems.base.statistics import collect_stats
-from tests.statistics_parts import files_of
+from tests.helpers.statistics_parts import files_of
 
-PARTS = "tests.statistics_parts"
+PARTS = "tests.helpers.statistics_parts"
 SCRIPT = """
 import sys
 from espnet3.config.load import load_config
@@ -45,7 +45,7 @@ def test_a_thousand_items_give_the_same_bytes_on_any_number_of_workers(tmp_path)
 
 
 def test_a_model_with_a_random_front_end_gives_the_same_bytes_in_two_processes(tmp_path):
-    model = "model={_target_: tests.statistics_models.Model}"
+    model = "model={_target_: tests.helpers.statistics_models.Model}"
     found = []
     for n_workers in (1, 2):
         folder = tmp_path / str(n_workers)

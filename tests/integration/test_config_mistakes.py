@@ -10,7 +10,7 @@ import pytest
 from espnet3.cli.recipe import run_recipe
 from espnet3.systems.base.system import BaseSystem
 
-PARTS = "tests.inference_parts"
+PARTS = "tests.helpers.inference_parts"
 INFERENCE = f"""\
 parallel:
   env: local

@@ -12,7 +12,7 @@ from distributed import Client, WorkerPlugin, get_worker
 
 from espnet3.errors import ItemError, ProviderError
 from espnet3.parallel import BaseRunner, get_client, parallel_map, use_parallel
-from tests.providers import Provider
+from tests.helpers.providers import Provider
 
 
 class Trace(BaseRunner):

@@ -13,8 +13,8 @@ import pytest
 from espnet3.errors import ConfigError, ResourceError
 from espnet3.parallel import BaseRunner, get_client, use_parallel
 from espnet3.parallel.clusters.tls import RunSecurity
-from tests.conftest import wait_until
-from tests.providers import Provider
+from tests.helpers.providers import Provider
+from tests.helpers.waiting import wait_until
 
 
 class Pid(BaseRunner):

@@ -12,7 +12,7 @@ from distributed import Client
 from espnet3.parallel import BaseRunner, use_parallel
 from espnet3.parallel.dask_pool import DaskPool
 from espnet3.shards.layout import DONE
-from tests.providers import Provider
+from tests.helpers.providers import Provider
 
 WAITING = " (next)"
 

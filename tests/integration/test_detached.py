@@ -14,11 +14,10 @@ from espnet3.errors import ConfigError, StaleRunError
 from espnet3.parallel import BaseRunner, use_parallel
 from espnet3.parallel.detached.handle import DetachedRun
 from espnet3.shards.records import RecordPaths, read_jobs
-from tests.conftest import wait_until
-from tests.integration.conftest import is_alive
-from tests.integration.test_run_py import CONFIG, INFERENCE, RUN, Recipe
+from tests.helpers.providers import Provider
+from tests.helpers.waiting import is_alive, wait_until
+from tests.helpers.words_recipe import CONFIG, INFERENCE, RUN, Recipe
 from tests.nvml.stand_in import build_library, environment
-from tests.providers import Provider
 
 ESPNET3 = Path(sys.executable).with_name("espnet3")
 ASYNC = {"mode": "async"}

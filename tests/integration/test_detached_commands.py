@@ -15,7 +15,7 @@ from espnet3.parallel.detached.handle import DetachedRun
 from espnet3.shards.lease import start_time
 from espnet3.shards.manifest import load_manifest
 from espnet3.shards.records import RecordPaths, read_jobs
-from tests.conftest import wait_until
+from tests.helpers.waiting import wait_until
 
 SCRIPT = """
 import sys, time

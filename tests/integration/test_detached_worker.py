@@ -8,9 +8,8 @@ import time
 import pytest
 
 from espnet3.shards.records import DeathNote, RecordPaths, StopMark, write_death, write_stop
-from tests.conftest import wait_until
-from tests.integration.conftest import is_alive, wait_for_end, worker_pids
-from tests.integration.detached_parts import DetachedFolder, expected
+from tests.helpers.detached_parts import DetachedFolder, expected
+from tests.helpers.waiting import is_alive, wait_for_end, wait_until, worker_pids
 
 
 @pytest.fixture

@@ -5,8 +5,8 @@ import subprocess
 
 import pytest
 
-from tests.conftest import wait_until
-from tests.integration.conftest import Job
+from tests.helpers.job_runs import Job
+from tests.helpers.waiting import wait_until
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="mounting a tmpfs needs root")
 

@@ -1,12 +1,12 @@
 """Submitting jobs, with stand-ins for sbatch and scancel; real ones are in `tests/cluster`."""
 
 import json
-from pathlib import Path
 
 import pytest
 
 from espnet3.errors import ResourceError, WorkerError
 from espnet3.parallel import BaseRunner, parallel_map, use_parallel
+from tests.helpers.slurm_stand_in import write_command
 
 PARALLEL = {
     "env": "slurm",
@@ -101,8 +101,3 @@ def test_jobs_that_fail_at_once_stop_the_run_and_all_are_cancelled(monkeypatch, 
     assert "FAILED, exit code 1" in str(error.value)
     assert "  no module named recipe3" in str(error.value)
     assert set((tmp_path / "scancel.log").read_text().split()) == {"1", "2", "3"}
-
-
-def write_command(path: Path, body: str) -> None:
-    path.write_text(f"#!/bin/sh\n{body}\n")
-    path.chmod(0o755)

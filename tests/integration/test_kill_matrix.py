@@ -8,9 +8,8 @@ import signal
 
 import pytest
 
-from tests.conftest import wait_until
 from tests.helpers.exhaustive import few
-from tests.integration.conftest import wait_for_end, worker_pids
+from tests.helpers.waiting import wait_for_end, wait_until, worker_pids
 
 DRIVER_FAULTS = [
     "driver after plan",

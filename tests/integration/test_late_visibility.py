@@ -16,9 +16,9 @@ import pytest
 from espnet3.shards.manifest import Manifest, publish_manifest
 from espnet3.shards.merge import check_complete, concat_files
 from espnet3.shards.plan import make_plan
-from tests.conftest import wait_until
-from tests.delayed_view import can_mount, environment_of, on_machine
-from tests.integration.detached_parts import DetachedFolder, expected
+from tests.helpers.delayed_view import can_mount, environment_of, on_machine
+from tests.helpers.detached_parts import DetachedFolder, expected
+from tests.helpers.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
 N_ITEMS, N_SHARDS = 240, 40

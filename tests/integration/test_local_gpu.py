@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from espnet3.parallel import BaseRunner, use_parallel
-from tests.conftest import wait_until
-from tests.nvml.stand_in import build_library, environment, uuid
-from tests.providers import Provider
+from tests.helpers.providers import Provider
+from tests.helpers.waiting import wait_until
+from tests.nvml.stand_in import assert_each_has_its_own, build_library, environment, run, uuid
 
 
 @pytest.fixture(scope="module")
@@ -65,30 +65,12 @@ def test_a_gpu_that_does_not_answer_is_told_unless_it_is_left_out(library):
     assert visible(library, 3, "0,2", lost=1) == ["0", "2"]
 
 
-def run(library, tmp_path, way, n_workers, *, setting=None, python=sys.executable):
-    meeting = tmp_path / "meeting"
-    meeting.mkdir()
-    return subprocess.run(
-        [python, "-m", "tests.nvml.job", way, str(n_workers), str(meeting)],
-        env={**environment(library, 4, setting), "LOCAL_RANK": "3"},  # of a job of torchrun, say
-        capture_output=True,
-        text=True,
-        timeout=170,
-    )
-
-
 @pytest.mark.parametrize("way", ["runner", "client"])
 def test_each_worker_sees_its_own_gpu_first_and_its_model_goes_there(library, tmp_path, way):
     process = run(library, tmp_path, way, 3, setting=f"2,0,{uuid(3)}")
     assert process.returncode == 0, process.stderr
     assert_each_has_its_own(json.loads(process.stdout), ["2", "0", uuid(3)])
     assert "idle" not in process.stderr
-
-
-def assert_each_has_its_own(workers, gpus):
-    turned = [gpus[i:] + gpus[:i] for i in range(len(gpus))]
-    assert sorted(each["visible"] for each in workers) == sorted(turned)
-    assert [each["own"] for each in workers] == [each["visible"][0] for each in workers]
 
 
 @pytest.mark.parametrize("way", ["runner", "client"])

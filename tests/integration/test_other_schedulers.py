@@ -18,9 +18,9 @@ from espnet3.parallel import BaseRunner, use_parallel
 from espnet3.parallel.detached.chain import load_config
 from espnet3.parallel.detached.succeed import Follower
 from espnet3.shards.records import RecordPaths, read_jobs
-from tests.conftest import wait_until
 from tests.helpers.exhaustive import few
-from tests.providers import Provider
+from tests.helpers.providers import Provider
+from tests.helpers.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
 COMMANDS = {

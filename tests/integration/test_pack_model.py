@@ -12,7 +12,7 @@ import soundfile
 
 from espnet3.cli.recipe import run_recipe
 from espnet3.systems.asr.system import ASRSystem
-from tests.recognizer_parts import INFERENCE, RATE, make_recipe, noise
+from tests.helpers.recognizer_parts import INFERENCE, RATE, make_recipe, noise
 
 KINDS = ("training", "inference", "metrics", "publication")
 

@@ -16,8 +16,8 @@ if __name__ == "__main__":
 """
 INFERENCE = """
 dataset:
-  test: [{name: test, data_src: tests.inference_parts, data_src_args: {n: 64}}]
-model: {_target_: tests.inference_parts.Speller}
+  test: [{name: test, data_src: tests.helpers.inference_parts, data_src_args: {n: 64}}]
+model: {_target_: tests.helpers.inference_parts.Speller}
 parallel: {n_workers: 2}
 """
 

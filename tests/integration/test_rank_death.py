@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import wait_until
-from tests.integration.conftest import wait_for_end
+from tests.helpers.waiting import wait_for_end, wait_until
 
 JOB = Path(__file__).parent / "rank_job.py"
 ENV = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": str(JOB.parents[2])}

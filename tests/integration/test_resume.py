@@ -188,7 +188,7 @@ def test_resume_false_does_not_remove_a_manifest_of_another_program(model, tmp_p
 
 
 def test_resume_false_refuses_while_another_driver_works_there(job):
-    from tests.conftest import wait_until
+    from tests.helpers.waiting import wait_until
 
     run = job(seconds=0.5)  # long enough for the other one to start, however busy the machine is
     process = run.start()

@@ -7,7 +7,7 @@ import socket
 import pytest
 import torch
 
-from tests.integration.training_recipe import TrainingRecipe
+from tests.helpers.training_recipe import TrainingRecipe
 
 N_SAMPLES = 61
 SETTINGS = (

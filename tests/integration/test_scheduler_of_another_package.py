@@ -21,8 +21,8 @@ from espnet3.parallel.parallel import as_parallel_config
 from espnet3.schedulers import forget_schedulers, known_scheduler
 from espnet3.shards.records import RecordPaths, read_jobs
 from espnet3.trainer.launching.launch import follow, plan_job, submit, write_script
-from tests.conftest import wait_until
-from tests.providers import Provider
+from tests.helpers.providers import Provider
+from tests.helpers.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
 PARTS = Path(__file__).parent / "pigeon"

@@ -13,8 +13,7 @@ from contextlib import suppress
 
 import pytest
 
-from tests.conftest import wait_until
-from tests.integration.conftest import is_alive, wait_for_end, worker_pids
+from tests.helpers.waiting import is_alive, wait_for_end, wait_until, worker_pids
 
 SIGNALS = (signal.SIGKILL, signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
 MAX_KILLS = 12

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from espnet3.components.text.tokenizer import load_tokenizer
-from tests.integration.training_recipe import RUN, TrainingRecipe
+from tests.helpers.training_recipe import RUN, TrainingRecipe
 
 DATASET = """\
 import time

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from espnet3.trainer.checkpointing.weights import load_weights
-from tests.conftest import wait_until
-from tests.integration.training_recipe import TrainingRecipe
+from tests.helpers.training_recipe import TrainingRecipe
+from tests.helpers.waiting import wait_until
 
 EPOCH = sorted(f"utt{i}" for i in range(60))
 

@@ -14,7 +14,7 @@ import torch
 
 from espnet3.cli.recipe import run_recipe
 from espnet3.systems.base.system import BaseSystem
-from tests.integration.training_recipe import TRAINING, TrainingRecipe
+from tests.helpers.training_recipe import TRAINING, TrainingRecipe
 
 ODD = '''\
 """Models with one mistake each."""

@@ -13,7 +13,7 @@ import soundfile
 import torch
 
 from espnet3.trainer.reporting.history_entries import read_history
-from tests.integration.training_recipe import RUN
+from tests.helpers.training_recipe import RUN
 
 PAGE = Path(__file__).parents[2] / "docs" / "training.md"
 NAMED = re.compile(r"```(?:yaml|python)\n# (\S+\.(?:yaml|py))\n(.*?)```", re.DOTALL)

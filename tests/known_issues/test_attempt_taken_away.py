@@ -3,7 +3,7 @@
 import shutil
 
 from espnet3.parallel import BaseRunner
-from tests.providers import Provider
+from tests.helpers.providers import Provider
 
 
 class Robbed(BaseRunner):

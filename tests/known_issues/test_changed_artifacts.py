@@ -11,8 +11,8 @@ import pytest
 from espnet3.errors import IncompleteRunError
 from espnet3.parallel import BaseRunner, use_parallel
 from espnet3.shards.join import join_files
-from tests.integration.detached_parts import DetachedFolder
-from tests.providers import Provider
+from tests.helpers.detached_parts import DetachedFolder
+from tests.helpers.providers import Provider
 
 N_ITEMS, N_SHARDS = 12, 3
 

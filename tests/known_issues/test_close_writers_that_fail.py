@@ -6,7 +6,7 @@ import pytest
 
 from espnet3.errors import ProviderError, WorkerError
 from espnet3.parallel import BaseRunner, use_parallel
-from tests.providers import Provider
+from tests.helpers.providers import Provider
 
 
 class BadClose(BaseRunner):

@@ -10,8 +10,8 @@ from espnet3.cli.recipe_configs import check_kinds
 from espnet3.cli.recipe_options import Options, parse_options
 from espnet3.systems.base.stages import stages_of
 from espnet3.systems.base.system import BaseSystem
-from tests.recognizer_parts import make_experiment
-from tests.shipped_recipes import HERE, ShippedRecipe
+from tests.helpers.recognizer_parts import make_experiment
+from tests.helpers.shipped_recipes import HERE, ShippedRecipe
 
 TRAINING, INFERENCE, METRICS = (f"conf/{k}.yaml" for k in ("training", "inference", "metrics"))
 

@@ -10,7 +10,7 @@ from espnet3.parallel import BaseRunner, use_parallel
 from espnet3.parallel.clusters.job_logs import check_log_folder
 from espnet3.parallel.clusters.tls import RunSecurity
 from espnet3.systems.base.stages import STAGES
-from tests.providers import Provider
+from tests.helpers.providers import Provider
 
 
 @pytest.fixture

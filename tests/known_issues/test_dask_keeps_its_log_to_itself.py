@@ -7,8 +7,8 @@ import sys
 
 from espnet3.logs import open_stage_log, quiet
 from espnet3.parallel import get_client, parallel_map, use_parallel
+from tests.helpers.recipe_copy import RecipeCopy
 from tests.nvml.stand_in import build_library, environment
-from tests.recipes.recipe_copy import RecipeCopy
 
 NOISE = ("Lost all workers", "signal 9", "Nanny", "Scheduler", "Register worker", "CommClosed")
 

@@ -5,7 +5,7 @@ from distributed import Client
 
 from espnet3.errors import ItemError
 from espnet3.parallel import BaseRunner
-from tests.providers import Provider
+from tests.helpers.providers import Provider
 
 
 class ThreeFails(BaseRunner):

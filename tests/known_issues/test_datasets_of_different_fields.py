@@ -8,7 +8,7 @@ import pytest
 import soundfile
 
 from espnet3.systems.base import training_data
-from tests.shipped_recipes import ShippedRecipe
+from tests.helpers.shipped_recipes import ShippedRecipe
 
 NETWORK = """
 import torch

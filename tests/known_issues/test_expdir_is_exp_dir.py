@@ -6,8 +6,8 @@ from espnet3.config.load import load_config
 from espnet3.config.resolve import resolved
 from espnet3.config.sources import _warn_of_reference, warn_of_alias
 from espnet3.systems.base.context import DEFAULTS
-from tests.contract.conftest import SNIPPETS
-from tests.shipped_recipes import ShippedRecipe
+from tests.helpers.shipped_recipes import ShippedRecipe
+from tests.helpers.snippets import SNIPPETS
 
 OWN = "expdir (set in {}) is read as exp_dir, which is its name here"
 

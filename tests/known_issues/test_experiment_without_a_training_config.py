@@ -9,8 +9,8 @@ import shutil
 
 import pytest
 
-from tests.recognizer_parts import WEIGHTS, make_experiment
-from tests.shipped_recipes import DECODING, HERE, INFER, ShippedRecipe
+from tests.helpers.recognizer_parts import WEIGHTS, make_experiment
+from tests.helpers.shipped_recipes import DECODING, HERE, INFER, ShippedRecipe
 
 LOCAL = HERE[:1]
 MEASURE = ("--stage", "7", "--config", "conf/metrics.yaml")

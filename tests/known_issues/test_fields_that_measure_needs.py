@@ -11,7 +11,7 @@ import pytest
 
 from espnet3.io.scp import load_scp
 from espnet3.systems.base.system import BaseSystem
-from tests.recipes.recipe_copy import RecipeCopy
+from tests.helpers.recipe_copy import RecipeCopy
 
 INFERENCE = ("--inference_config", "conf/inference.yaml")
 METRICS = ("--metrics_config", "conf/metrics.yaml")

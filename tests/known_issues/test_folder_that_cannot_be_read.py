@@ -15,7 +15,7 @@ from espnet3.parallel.detached import overview as overview_module
 from espnet3.parallel.detached.folder_access import reached
 from espnet3.parallel.detached.handle import DetachedRun
 from espnet3.parallel.detached.overview import Observer, wait_for
-from tests.integration.detached_parts import DetachedFolder
+from tests.helpers.detached_parts import DetachedFolder
 
 ERRORS = [
     errno.EIO, errno.ESTALE, errno.EACCES, errno.EPERM, errno.ENOENT, errno.ENOTDIR, errno.ELOOP,

@@ -7,8 +7,8 @@ import sys
 import pytest
 
 from espnet3.parallel import BaseRunner, Failure, use_parallel
-from tests import clean_process
-from tests.providers import Provider
+from tests.helpers import clean_process
+from tests.helpers.providers import Provider
 
 
 class Forks(BaseRunner):

@@ -10,7 +10,7 @@ from torch import nn
 
 from espnet3.errors import ConfigError, StaleRunError
 from espnet3.trainer import train
-from tests.known_issues.test_stale_training import TRAIN, call, write_recipe
+from tests.helpers.tones_recipe import TRAIN, call, write_recipe
 
 SAMPLES = [{"x": torch.tensor([float(i % 5), 1.0]), "y": i % 2} for i in range(16)]
 CONFIG = {

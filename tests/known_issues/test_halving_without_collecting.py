@@ -8,7 +8,7 @@ import gc
 import pytest
 
 from espnet3.parallel import BaseRunner, use_parallel
-from tests.providers import Provider
+from tests.helpers.providers import Provider
 
 
 class BadItem(BaseRunner):

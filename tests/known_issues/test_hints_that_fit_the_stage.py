@@ -6,7 +6,7 @@ import pytest
 
 from espnet3.systems.asr.system import ASRSystem
 from espnet3.systems.base.system import BaseSystem
-from tests.recipes.recipe_copy import RecipeCopy
+from tests.helpers.recipe_copy import RecipeCopy
 
 TRAIN = ("--stages", "train", "--training_config", "conf/training.yaml")
 INFER = ("--stages", "infer", "--inference_config", "conf/inference.yaml")

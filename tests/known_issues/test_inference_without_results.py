@@ -9,7 +9,7 @@ import pytest
 from espnet3.errors import ConfigError, IncompleteRunError
 from espnet3.parallel import use_parallel
 from espnet3.systems.base.inference_runner import InferenceRunner
-from tests.providers import Provider
+from tests.helpers.providers import Provider
 
 
 def echo(speech):

@@ -18,7 +18,7 @@ from espnet3.parallel.detached.explain import explain_run
 from espnet3.parallel.detached.overview import look
 from espnet3.parallel.detached.submit import submit_workers
 from espnet3.shards.records import JobRecord, complete_own_job, read_jobs, write_job
-from tests.known_issues.slurm_stand_in import ALL, crewed
+from tests.helpers.slurm_stand_in import ALL, crewed
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from espnet3.parallel.clusters import table
 from espnet3.parallel.clusters.table import left_out, render_job_script
 from espnet3.parallel.parallel import as_parallel_config
 from espnet3.systems.base.system import BaseSystem
-from tests.recipes.recipe_copy import RecipeCopy, _restored
+from tests.helpers.recipe_copy import RecipeCopy, _restored
 
 # As Slurm does, it writes a job's output where the script says, or into the working folder.
 SBATCH = """

@@ -4,7 +4,7 @@ import pytest
 
 from espnet3.errors import ConfigError, ItemError
 from espnet3.parallel import BaseRunner
-from tests.providers import Provider
+from tests.helpers.providers import Provider
 
 
 class OddFails(BaseRunner):

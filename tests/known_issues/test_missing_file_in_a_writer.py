@@ -6,7 +6,7 @@ import pytest
 
 from espnet3.errors import ItemError, ProviderError
 from espnet3.parallel import BaseRunner
-from tests.providers import Provider
+from tests.helpers.providers import Provider
 
 
 class Lexicon(BaseRunner):

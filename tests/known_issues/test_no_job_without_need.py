@@ -24,7 +24,7 @@ from espnet3.parallel.detached.submit import submit_workers
 from espnet3.parallel.detached.succeed import Follower
 from espnet3.schedulers import ask_jobs, command
 from espnet3.shards.records import WorkerRecord, read_jobs, write_worker
-from tests.known_issues.slurm_stand_in import ALL, OPTIONS, crewed
+from tests.helpers.slurm_stand_in import ALL, OPTIONS, crewed
 
 
 @pytest.fixture

@@ -36,8 +36,14 @@ from espnet3.parallel.open_pool import InlinePool
 from espnet3.parallel.signals import EndSignals
 from espnet3.parallel.worker_records import Identity
 from espnet3.shards.rates import read_rate
-from tests.unit.cli.conftest import NoEnv, describe, lose_driver, run_square
-from tests.unit.cli.detached_folder import DetachedFolder, install_squeue
+from tests.helpers.run_folders import (
+    DetachedFolder,
+    NoEnv,
+    describe,
+    install_squeue,
+    lose_driver,
+    run_square,
+)
 
 LONG = 7200
 ALL = os.environ.get("ESPNET3_ODD_RECORDS") == "all"

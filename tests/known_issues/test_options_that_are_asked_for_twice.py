@@ -16,7 +16,7 @@ from espnet3.parallel.clusters.table import render_job_script, walltime_seconds
 from espnet3.parallel.detached.job_script import render_worker_script
 from espnet3.parallel.parallel import as_parallel_config
 from espnet3.trainer.launching.job_script import directive_lines
-from tests.unit.trainer.launching.test_job_script import FULL, make_job
+from tests.helpers.launch_jobs import FULL, make_job
 
 
 @pytest.fixture(autouse=True)

@@ -10,7 +10,7 @@ from espnet3.parallel.clusters import job_options, local
 from espnet3.parallel.clusters.table import BACKENDS, check_resources, render_job_script
 from espnet3.parallel.detached import job_script
 from espnet3.parallel.parallel import as_parallel_config
-from tests.providers import Provider
+from tests.helpers.providers import Provider
 
 NEEDED = {
     "local": {},

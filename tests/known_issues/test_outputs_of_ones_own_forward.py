@@ -17,8 +17,8 @@ from espnet3.parallel import BaseRunner, use_parallel
 from espnet3.systems.base.inference_output import OutputSettings, id_text, to_texts
 from espnet3.systems.base.inference_runner import InferenceRunner
 from espnet3.systems.base.system import BaseSystem
-from tests.providers import Provider
-from tests.recipes.recipe_copy import RecipeCopy
+from tests.helpers.providers import Provider
+from tests.helpers.recipe_copy import RecipeCopy
 
 SAMPLES = [
     {"utt_id": f"utt{i}", "speech": str(i), "text": f"text {i}", "speaker": f"spk{i % 2}"}

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from espnet3.config.targets import BadTarget, install_hint, locate, package_of
-from tests.shipped_recipes import ShippedRecipe
+from tests.helpers.shipped_recipes import ShippedRecipe
 
 
 @pytest.fixture(scope="module")

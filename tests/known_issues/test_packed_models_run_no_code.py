@@ -27,7 +27,7 @@ from espnet3.systems.asr.packing import pack_model
 from espnet3.systems.asr.trained_model import load_trained
 from espnet3.systems.asr.trusted_targets import PackedModelError
 from espnet3.systems.base.context import load_configs
-from tests.recognizer_parts import DECODING, TEXTS, make_experiment, make_recipe, noise
+from tests.helpers.recognizer_parts import DECODING, TEXTS, make_experiment, make_recipe, noise
 
 HERE = "tests.known_issues.test_packed_models_run_no_code"
 LM = "espnet3.systems.asr.language_model.LanguageModel"

@@ -6,9 +6,9 @@ import pytest
 
 from espnet3.errors import ProviderError
 from espnet3.systems.base.inference_provider import InferenceProvider
-from tests.contract.conftest import FILTERED, SNIPPETS, read_snippet
-from tests.recognizer_parts import WEIGHTS, make_experiment
-from tests.shipped_recipes import DECODING, HERE, INFER, ShippedRecipe
+from tests.helpers.recognizer_parts import WEIGHTS, make_experiment
+from tests.helpers.shipped_recipes import DECODING, HERE, INFER, ShippedRecipe
+from tests.helpers.snippets import FILTERED, SNIPPETS, read_snippet
 
 TARGET = (SNIPPETS / "provider.yaml.txt").read_text()
 ENVIRONMENT = """

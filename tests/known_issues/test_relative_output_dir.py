@@ -5,7 +5,7 @@ import os
 import pytest
 
 from espnet3.parallel import BaseRunner, use_parallel
-from tests.providers import Provider
+from tests.helpers.providers import Provider
 
 
 class Wanderer(BaseRunner):

@@ -33,8 +33,8 @@ from espnet3.shards.records import (
 )
 from espnet3.shards.status import read_failures, read_status
 from espnet3.shards.success import read_success
-from tests.known_issues.slurm_stand_in import OPTIONS, Slurm
-from tests.unit.cli.conftest import describe, lose_driver, run_square
+from tests.helpers.run_folders import describe, lose_driver, run_square
+from tests.helpers.slurm_stand_in import OPTIONS, Slurm
 
 
 def change(path: Path, **values: Any) -> None:

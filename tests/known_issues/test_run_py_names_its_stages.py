@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from tests.recipes.recipe_copy import ROOT
+from tests.helpers.recipe_copy import ROOT
 
 SCRIPTS = sorted((ROOT / "egs3").glob("*/*/run.py"))
 

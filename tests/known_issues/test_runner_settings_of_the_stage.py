@@ -17,10 +17,10 @@ from espnet3.shards.manifest import load_manifest
 from espnet3.systems.base.inference import infer, plan_inference
 from espnet3.systems.base.inference_runner import InferenceRunner
 from espnet3.systems.base.system import BaseSystem
-from tests.recipes.recipe_copy import RecipeCopy
+from tests.helpers.recipe_copy import RecipeCopy
 
 HERE = __name__
-PARTS = "tests.inference_parts"
+PARTS = "tests.helpers.inference_parts"
 BASE = f"""
 dataset:
   test:

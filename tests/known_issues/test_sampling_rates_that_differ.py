@@ -15,7 +15,14 @@ from espnet3.systems.base.inference_runner import InferenceRunner
 from espnet3.systems.base.sampling_rates import check_test_rates
 from espnet3.systems.base.training import _build_parts, check_train
 from espnet3.trainer.reporting.summary import StartupTimes
-from tests.recognizer_parts import MODELS, RATE, WEIGHTS, make_experiment, model_block, noise
+from tests.helpers.recognizer_parts import (
+    MODELS,
+    RATE,
+    WEIGHTS,
+    make_experiment,
+    model_block,
+    noise,
+)
 
 LOG_MEL = f"{MODELS}.log_mel.LogMel"
 

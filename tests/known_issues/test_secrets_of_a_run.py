@@ -20,7 +20,7 @@ from espnet3.parallel.detached.packed_code import read_own
 from espnet3.parallel.detached.submit import submit_workers
 from espnet3.parallel.tasks import Failure, secrets_held
 from espnet3.shards.records import RecordPaths
-from tests.unit.cli.conftest import describe
+from tests.helpers.run_folders import describe
 
 # None of them has the shape of a token of a service: only their names give them away.
 HELD, NESTED, BUILT, EXPORTED = (

@@ -18,7 +18,7 @@ from espnet3.systems.base.stages import stage
 from espnet3.systems.base.system import BaseSystem
 
 DIGITS = Path(__file__).parents[2] / "egs3" / "digits" / "asr"
-PARTS = "tests.inference_parts"
+PARTS = "tests.helpers.inference_parts"
 INFERENCE = f"""\
 parallel: {{env: local, n_workers: 1}}
 input_key: speech

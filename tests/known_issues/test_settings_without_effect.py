@@ -4,7 +4,7 @@ import pytest
 
 from espnet3.errors import ConfigError
 from espnet3.parallel import BaseRunner, use_parallel
-from tests.providers import Provider
+from tests.helpers.providers import Provider
 
 
 class Echo(BaseRunner):

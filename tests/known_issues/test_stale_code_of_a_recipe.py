@@ -12,14 +12,14 @@ from espnet3.systems.base.inference import infer
 
 CONFIG = """
 dataset:
-  test: [{name: digits, data_src: tests.inference_parts, data_src_args: {n: 3}}]
+  test: [{name: digits, data_src: tests.helpers.inference_parts, data_src_args: {n: 3}}]
 model: {_target_: own_src.model.Shouter}
 output_fn: own_src.output.finish
 """
 MODEL = """
 import functools
 import numpy as np
-from tests.inference_parts import Speller
+from tests.helpers.inference_parts import Speller
 
 GAINS = np.array([1.0, 2.0])
 

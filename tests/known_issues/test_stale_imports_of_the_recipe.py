@@ -11,12 +11,12 @@ from espnet3.systems.base.inference import infer
 
 CONFIG = """
 dataset:
-  test: [{name: digits, data_src: tests.inference_parts, data_src_args: {n: 3}}]
+  test: [{name: digits, data_src: tests.helpers.inference_parts, data_src_args: {n: 3}}]
 model: {_target_: shout_model.Shouter}
 """
 MODEL = """
 from shout_words import finish
-from tests.inference_parts import Speller
+from tests.helpers.inference_parts import Speller
 
 
 class Shouter(Speller):

@@ -254,7 +254,8 @@ def test_a_file_that_an_earlier_version_noted_is_compared_as_it_was_then(tmp_pat
 # As a recipe has it
 
 CONFIG = """
-dataset: {{test: [{{name: digits, data_src: tests.inference_parts, data_src_args: {{n: 3}}}}]}}
+dataset:
+  test: [{{name: digits, data_src: tests.helpers.inference_parts, data_src_args: {{n: 3}}}}]
 model: {{_target_: {target}, {arguments}}}
 """
 

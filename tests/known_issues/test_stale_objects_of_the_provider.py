@@ -14,7 +14,7 @@ from espnet3.config.fingerprint import flatten
 from espnet3.errors import StaleRunError
 from espnet3.parallel import BaseRunner
 from espnet3.shards.layout import manifest_path
-from tests.providers import Provider
+from tests.helpers.providers import Provider
 
 
 class Decoder:

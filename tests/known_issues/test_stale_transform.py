@@ -15,15 +15,15 @@ CONFIG = """
 dataset:
   test:
     - name: plain
-      data_src: tests.inference_parts
+      data_src: tests.helpers.inference_parts
       data_src_args: {n: 3}
       transform: steps.louder
     - name: other
-      data_src: tests.inference_parts
+      data_src: tests.helpers.inference_parts
       data_src_args: {n: 3}
       transform: {_target_: more_steps.Add, amount: 1}
   preprocessor: steps.prepare
-model: {_target_: tests.inference_parts.Speller}
+model: {_target_: tests.helpers.inference_parts.Speller}
 """
 STEPS = """
 def louder(sample):
@@ -83,4 +83,4 @@ def test_a_step_of_another_test_set_does_not_count(run):
 
 
 def test_the_training_sets_do_not_count(run):
-    assert run() == run(overrides=["dataset.train=[{data_src: tests.inference_parts}]"])
+    assert run() == run(overrides=["dataset.train=[{data_src: tests.helpers.inference_parts}]"])

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from espnet3.io.artifacts import read_artifact, write_artifact
-from tests.unreachable_files import unreachable
+from tests.helpers.unreachable_files import unreachable
 
 VALUES = {"wav": np.zeros(8, dtype="int16"), "npy": [1], "json": [1], "text": "a"}
 

@@ -18,9 +18,9 @@ from espnet3.shards import commit as commit_module
 from espnet3.shards.commit import committed_shards, read_done, set_aside_damaged
 from espnet3.shards.layout import is_set_aside
 from espnet3.shards.merge import concat_files
+from tests.helpers.detached_parts import DetachedFolder, Provider
 from tests.helpers.exhaustive import few
-from tests.integration.detached_parts import DetachedFolder, Provider
-from tests.unreachable_files import environment_of, unreachable
+from tests.helpers.unreachable_files import environment_of, unreachable
 
 ROOT = Path(__file__).parents[2]
 DONE = r"split\.\d+/done$"
@@ -188,7 +188,7 @@ def test_driver_of_a_script_ends_with_an_exit_code_and_a_line(interrupted, tmp_p
     script = tmp_path / "decode.py"
     script.write_text(
         "from tests.known_issues.test_unreadable_is_not_damaged import Runner, N_SHARDS\n"
-        "from tests.integration.detached_parts import Provider\n"
+        "from tests.helpers.detached_parts import Provider\n"
         "from espnet3.parallel import use_parallel\n"
         "block = {'env': 'local', 'n_workers': 2, 'shards_per_worker': 1}\n"
         "with use_parallel(block):\n"
@@ -282,7 +282,7 @@ def test_node_that_cannot_read_done_leaves_and_the_others_finish(detached, tmp_p
     run = detached(n_items=60, n_shards=20, seconds=0.05)
     bad = environment_of(DONE, code, tmp_path / "site")
     good = run.start()
-    from tests.conftest import wait_until
+    from tests.helpers.waiting import wait_until
 
     wait_until(lambda: run.n_committed() >= 2, 60)
     before = state_of_commits(run.out)

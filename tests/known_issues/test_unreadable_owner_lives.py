@@ -16,8 +16,8 @@ from espnet3.shards.commit import begin_attempt
 from espnet3.shards.lease import Lease, claims, find_owner, living_owners
 from espnet3.shards.manifest import Manifest, publish_manifest
 from espnet3.shards.plan import make_plan
-from tests.conftest import wait_until
-from tests.unreachable_files import unreachable
+from tests.helpers.unreachable_files import unreachable
+from tests.helpers.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
 CODES = ["EACCES", "EIO", "ESTALE", "ETIMEDOUT", "EPERM"]

@@ -1,7 +1,7 @@
 """When a record of a batch could not be written, the items before it were skipped as well."""
 
 from espnet3.parallel import BaseRunner
-from tests.providers import Provider
+from tests.helpers.providers import Provider
 
 
 class BadRecord(BaseRunner):

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from espnet3.errors import EspnetError
 from espnet3.parallel import BaseRunner, get_client, parallel_map, set_parallel
-from tests.conftest import wait_until
-from tests.providers import Provider
+from tests.helpers.providers import Provider
+from tests.helpers.waiting import wait_until
 
 
 def look(meeting: str, n_workers: int) -> dict:

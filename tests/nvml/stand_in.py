@@ -3,6 +3,7 @@
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -46,3 +47,21 @@ def environment(library: Path, n_gpus: int, visible: str | None, lost: int | Non
 def uuid(index: int) -> str:
     """Return what the stand-in calls a GPU."""
     return f"GPU-{0x5EED0000 + index:08x}-feed-4bad-8bed-000000000000"
+
+
+def run(library, tmp_path, way, n_workers, *, setting=None, python=sys.executable):
+    meeting = tmp_path / "meeting"
+    meeting.mkdir()
+    return subprocess.run(
+        [python, "-m", "tests.nvml.job", way, str(n_workers), str(meeting)],
+        env={**environment(library, 4, setting), "LOCAL_RANK": "3"},  # of a job of torchrun, say
+        capture_output=True,
+        text=True,
+        timeout=170,
+    )
+
+
+def assert_each_has_its_own(workers, gpus):
+    turned = [gpus[i:] + gpus[:i] for i in range(len(gpus))]
+    assert sorted(each["visible"] for each in workers) == sorted(turned)
+    assert [each["own"] for each in workers] == [each["visible"][0] for each in workers]

@@ -16,7 +16,7 @@ from espnet3.components.data.dataset_module import DataSource
 from espnet3.components.data.sources import jsonl
 from espnet3.errors import ConfigError
 from espnet3.parallel import use_parallel
-from tests.recipes.recipe_copy import DATA, ROOT, RecipeCopy
+from tests.helpers.recipe_copy import DATA, ROOT, RecipeCopy
 
 RECIPE = ROOT / "egs3" / "audiomnist" / "asr"
 SPEECH = DATA / "audiomnist_16k"

@@ -17,7 +17,7 @@ from espnet3.components.data.dataset_module import DataSource
 from espnet3.components.data.errors import DataError
 from espnet3.errors import ConfigError
 from espnet3.systems.asr.system import ASRSystem
-from tests.recipes.recipe_copy import DATA, ROOT, RecipeCopy
+from tests.helpers.recipe_copy import DATA, ROOT, RecipeCopy
 
 RECIPE = ROOT / "egs3" / "librispeech" / "asr"
 SAMPLE = DATA / "librispeech_sample" / "train-clean-100"

@@ -12,7 +12,7 @@ from espnet3.components.data.dataset_module import DataSource
 from espnet3.components.data.errors import DataError
 from espnet3.components.data.sources import kaldi
 from espnet3.errors import ConfigError
-from tests.recipes.recipe_copy import DATA, ROOT, RecipeCopy
+from tests.helpers.recipe_copy import DATA, ROOT, RecipeCopy
 
 RECIPE = ROOT / "egs3" / "mini_an4" / "asr"
 ARCHIVE = DATA / "mini_an4" / "downloads.tar.gz"

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from espnet3.components.data.dataset_module import DataSource
-from tests.conftest import wait_until
+from tests.helpers.waiting import wait_until
 
 pytest.importorskip("onnxruntime", reason="needs pip install -e '.[moonshine]'")
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import wait_until
 from tests.helpers import fork_server
+from tests.helpers.waiting import wait_until
 
 # "torch" is in their text, so that they may be forked.
 SHOW = """

@@ -87,8 +87,8 @@ def told(tmp_path_factory):
     folder = root / "tests"  # pytest asks a conftest.py below the root less
     folder.mkdir()
     (folder / "conftest.py").write_text(
-        f"import sys\nsys.path.insert(0, {str(ROOT)!r})\nimport tests.leaks\n"
-        "tests.leaks._PATIENCE = 2.0\ntests.leaks._COLLECTION_SECONDS = 0.1\n"
+        f"import sys\nsys.path.insert(0, {str(ROOT)!r})\nimport tests.helpers.leaks\n"
+        "tests.helpers.leaks._PATIENCE = 2.0\ntests.helpers.leaks._COLLECTION_SECONDS = 0.1\n"
         "from tests.conftest import *\n"
         "from tests.conftest import _no_leaks, _no_leaks_of_fixtures\n"
     )

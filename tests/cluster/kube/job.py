@@ -6,7 +6,7 @@ import sys
 
 from espnet3.errors import EspnetError
 from espnet3.parallel import BaseRunner, set_parallel
-from tests.providers import Provider
+from tests.helpers.providers import Provider
 
 
 class Where(BaseRunner):

@@ -11,9 +11,9 @@ import pytest
 from espnet3.cli.main import main
 from espnet3.systems.base.inference import infer
 from espnet3.text import duration
-from tests.inference_parts import Dataset
+from tests.helpers.inference_parts import Dataset
 
-PARTS = "tests.inference_parts"
+PARTS = "tests.helpers.inference_parts"
 RUN_PY = """
 import sys
 from espnet3.cli.recipe import run_recipe
@@ -57,7 +57,7 @@ parallel:
 """
 TRAINING = """
 dataset:
-  train: [{name: train, data_src: tests.statistics_parts, data_src_args: {n: 40}}]
+  train: [{name: train, data_src: tests.helpers.statistics_parts, data_src_args: {n: 40}}]
 trainer: {max_epochs: 1}
 """
 AUDIO = sum(Dataset(200).durations()) + sum(Dataset(100).durations())
@@ -203,7 +203,7 @@ def test_a_recipe_is_found_from_elsewhere(recipe, capsys, monkeypatch):
 
 
 def test_a_training_config_has_the_runs_of_collect_stats(recipe, capsys):
-    training = TRAINING.replace("tests.statistics_parts", PARTS)
+    training = TRAINING.replace("tests.helpers.statistics_parts", PARTS)
     (recipe / "conf/training.yaml").write_text(training)
     text = plan(capsys, "conf/training.yaml", "--seconds-per-item", "1")
     assert "Stage collect_stats (3)" in text

@@ -14,7 +14,7 @@ from espnet3.cli.main import main
 from espnet3.cli.watch import _End, line, render
 from espnet3.parallel.detached.overview import Observer, look
 from espnet3.shards.lease import Lease
-from tests.conftest import wait_until
+from tests.helpers.waiting import wait_until
 
 
 @pytest.fixture(autouse=True)

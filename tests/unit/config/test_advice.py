@@ -31,14 +31,14 @@ from espnet3.systems.base.context import load_configs
 from espnet3.systems.base.stages import STAGES, find_stage, stages_of
 from espnet3.trainer.launching.launch_config import load_launch_config
 
-PARTS = "tests.inference_parts"
+PARTS = "tests.helpers.inference_parts"
 TRAINING = f"""\
 tokenizer: {{model_type: characters, save_path: tokenizer}}
 dataset:
   train: [{{data_src: {PARTS}, data_src_args: {{n: 4}}}}]
   valid: [{{data_src: {PARTS}, data_src_args: {{n: 2}}}}]
 dataloader: {{train: {{batch_seconds: 10}}}}
-model: {{_target_: tests.statistics_models.Model}}
+model: {{_target_: tests.helpers.statistics_models.Model}}
 optimizer: {{_target_: torch.optim.AdamW, lr: 0.01}}
 launch: {{scheduler: slurm}}
 trainer: {{accelerator: cpu, devices: 1, max_epochs: 2, logger: false}}

@@ -11,7 +11,7 @@ from espnet3.cli.main import main
 from espnet3.errors import ConfigError, StaleRunError
 from espnet3.parallel import BaseRunner, use_parallel
 from espnet3.shards.manifest import load_manifest
-from tests.providers import Provider
+from tests.helpers.providers import Provider
 
 LENGTHS = np.random.default_rng(3).uniform(1, 20, 200)
 

@@ -9,7 +9,7 @@ import pytest
 
 import espnet3
 from espnet3.parallel.own_modules import find_module, follow_imports, is_own_file
-from tests import inference_parts
+from tests.helpers import inference_parts
 
 
 @pytest.fixture

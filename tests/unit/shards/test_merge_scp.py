@@ -5,7 +5,7 @@ import pytest
 from espnet3.errors import IncompleteRunError
 from espnet3.io.scp import read_scp
 from espnet3.shards.merge_scp import join_scp
-from tests.unit.shards.conftest import Run
+from tests.helpers.planned_run import Run
 
 
 def make_shards(root, ids):

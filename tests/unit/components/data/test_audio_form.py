@@ -10,7 +10,7 @@ from espnet3.components.data.dataset import CombinedDataset, TransformedDataset,
 from espnet3.components.data.sources import jsonl, kaldi, tar
 from espnet3.components.data.tar_writer import write_tar_shards
 from espnet3.errors import ConfigError
-from tests.bad_audio import encode, tone
+from tests.helpers.bad_audio import encode, tone
 
 WANTED = {"sample_rate": 16000, "channel": "mix", "resample": True}
 

@@ -15,7 +15,7 @@ from espnet3.components.data.audio import read_audio, read_duration
 from espnet3.components.data.errors import AudioError
 from espnet3.components.data.sources import jsonl, kaldi
 from espnet3.errors import RecordError
-from tests.bad_audio import GOOD, OF_ANOTHER_FORM, RATE, UNREADABLE, encode, tone, write_all
+from tests.helpers.bad_audio import GOOD, OF_ANOTHER_FORM, RATE, UNREADABLE, encode, tone, write_all
 
 
 @pytest.fixture(scope="module")

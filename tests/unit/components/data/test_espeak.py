@@ -13,8 +13,8 @@ import pytest
 from espnet3.components.data.errors import DataError
 from espnet3.components.data.espeak import ACCENTS, SAMPLE_RATE, speak
 from espnet3.errors import MissingExtraError
-from tests import clean_process
-from tests.integration.conftest import wait_for_end
+from tests.helpers import clean_process
+from tests.helpers.waiting import wait_for_end
 
 pytest.importorskip("espeakng_loader")
 

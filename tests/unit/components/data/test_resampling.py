@@ -7,7 +7,7 @@ import pytest
 
 from espnet3.components.data.audio import read_audio, read_duration
 from espnet3.components.data.resampling import resample, resampled_length
-from tests.bad_audio import encode, tone
+from tests.helpers.bad_audio import encode, tone
 
 RATES = [(44100, 16000), (48000, 16000), (22050, 16000), (8000, 16000), (16000, 8000)]
 

@@ -16,7 +16,7 @@ from espnet3.components.data.shard_writer import are_shards_written
 from espnet3.components.data.sources import parquet, tar
 from espnet3.components.data.tar_writer import write_tar_shards
 from espnet3.errors import ConfigError, RecordError, StaleRunError
-from tests import clean_process
+from tests.helpers import clean_process
 
 KINDS = {"tar": (write_tar_shards, tar.Dataset), "parquet": (write_parquet_shards, parquet.Dataset)}
 

@@ -8,7 +8,7 @@ import torch
 from espnet3.components.data.errors import DataError
 from espnet3.components.decoding.joint_beam import JointBeam
 from espnet3.errors import ConfigError
-from tests.decoding_parts import make_lm, make_model, make_speech
+from tests.helpers.decoding_parts import make_lm, make_model, make_speech
 
 
 def of_network(step, state, tokens, end) -> float:

@@ -3,7 +3,7 @@ import torch
 
 from espnet3.components.models.conformer import Conformer
 from espnet3.errors import ConfigError
-from tests.encoder_parts import assert_padding_has_no_say, padded_features
+from tests.helpers.encoder_parts import assert_padding_has_no_say, padded_features
 
 
 @pytest.fixture(autouse=True)

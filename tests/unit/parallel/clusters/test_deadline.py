@@ -6,7 +6,7 @@ import pytest
 
 from espnet3.errors import ResourceError
 from espnet3.parallel.clusters.table import start_within
-from tests.conftest import wait_until
+from tests.helpers.waiting import wait_until
 
 
 class Cluster:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from espnet3.parallel.clusters.table import render_job_script
-from tests.unit.parallel.golden_scripts import (
+from tests.helpers.golden_scripts import (
     JOB_BACKENDS,
     compare,
     config_of,

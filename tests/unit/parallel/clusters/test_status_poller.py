@@ -5,7 +5,7 @@ import time
 
 from espnet3.parallel.clusters.job_monitor import StatusPoller, is_reachable
 from espnet3.schedulers import JobState
-from tests.conftest import wait_until
+from tests.helpers.waiting import wait_until
 
 
 def test_a_process_that_is_too_busy_to_answer_is_reachable():

@@ -7,7 +7,7 @@ from espnet3.parallel.signals import EndSignals
 from espnet3.parallel.worker_records import Identity, OwnRecord
 from espnet3.shards.lease import Lease
 from espnet3.shards.records import make_folders
-from tests.unit.shards.conftest import Run
+from tests.helpers.planned_run import Run
 
 NOW = 1_000_000.0
 

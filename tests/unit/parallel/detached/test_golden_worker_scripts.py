@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from espnet3.parallel.detached.job_script import WorkerJob, make_job, render_worker_script
-from tests.unit.parallel.golden_scripts import (
+from tests.helpers.golden_scripts import (
     JOB_BACKENDS,
     compare,
     config_of,

@@ -13,7 +13,7 @@ from espnet3.shards.commit import Done
 from espnet3.shards.lease import Lease
 from espnet3.shards.position import Position
 from espnet3.shards.records import DeathNote, StopMark, read_deaths, write_death, write_stop
-from tests.unit.parallel.detached.test_walltime import cut, done
+from tests.helpers.planned_run import cut, done
 
 COST_SECONDS = 10.0
 

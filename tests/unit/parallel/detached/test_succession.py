@@ -8,7 +8,7 @@ from espnet3.io.clock import FolderClock
 from espnet3.parallel.detached import succession as succession_module
 from espnet3.parallel.detached.succession import Succession, takes_turn
 from espnet3.shards.records import JobRecord, make_folders, write_job
-from tests.conftest import wait_until
+from tests.helpers.waiting import wait_until
 
 SCRIPT = """
 import sys

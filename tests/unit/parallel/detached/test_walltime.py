@@ -5,17 +5,7 @@ from pathlib import Path
 import pytest
 
 from espnet3.parallel.detached.walltime import Walltime, find_walltime, process_start, too_long
-from espnet3.shards.commit import Done
-from espnet3.shards.records import DeathNote
-
-
-def done(planned, shard, seconds, load_seconds=0.0):
-    start, stop = planned.manifest.bounds[shard : shard + 2]
-    return Done(planned.manifest.run_id, shard, start, stop, 0, seconds, load_seconds)
-
-
-def cut(shard, seconds):
-    return DeathNote(shard, "a", "the walltime was over", kind="walltime", seconds=seconds)
+from tests.helpers.planned_run import cut, done
 
 
 def test_without_a_limit_there_is_always_time():

@@ -2,7 +2,7 @@ import pytest
 
 from espnet3.parallel.worker_records import Identity, OwnRecord
 from espnet3.shards.records import read_workers
-from tests.unit.parallel.detached.test_walltime import done
+from tests.helpers.planned_run import done
 
 
 @pytest.fixture

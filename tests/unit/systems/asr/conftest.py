@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tests.recognizer_parts import make_experiment
+from tests.helpers.recognizer_parts import make_experiment
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -19,7 +19,14 @@ from espnet3.errors import ConfigError, ResourceError, RunFolderError
 from espnet3.io.atomic import write_json
 from espnet3.systems.asr.inference import Speech2Text, output_fn
 from espnet3.systems.asr.trained_model import find_weights
-from tests.recognizer_parts import MODELS, RATE, WEIGHTS, make_experiment, model_block, noise
+from tests.helpers.recognizer_parts import (
+    MODELS,
+    RATE,
+    WEIGHTS,
+    make_experiment,
+    model_block,
+    noise,
+)
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from espnet3.errors import ConfigError, RunFolderError
 from espnet3.systems.asr.language_model import LanguageModel, load_language_model
 from espnet3.systems.base.context import load_configs
 from espnet3.systems.base.training import check_train, train
-from tests.decoding_parts import make_model, make_speech
+from tests.helpers.decoding_parts import make_model, make_speech
 
 LETTERS = [*"abcdef", "<space>"]
 KINDS = ("lstm", "transformer")

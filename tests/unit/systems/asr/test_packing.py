@@ -18,7 +18,7 @@ from espnet3.systems.asr.inference import Speech2Text
 from espnet3.systems.asr.packing import check_pack_model, describe_pack_model, pack_model
 from espnet3.systems.asr.trusted_targets import PackedModelError
 from espnet3.systems.base.context import load_configs
-from tests.recognizer_parts import (
+from tests.helpers.recognizer_parts import (
     DECODING,
     MODELS,
     RATE,

@@ -272,7 +272,7 @@ def test_a_recipe_without_a_block_leaves_the_stage_out():
 @pytest.mark.parametrize("overrides", [["parallel.n_workers=2"], ["parallel.shards_per_worker=3"]])
 def test_workers_and_shards_do_not_change_a_byte(load, recipe, overrides):
     text = """
-dataset: {train: [{data_src: tests.text_parts, transform: tests.text_parts.lower}]}
+dataset: {train: [{data_src: tests.helpers.text_parts, transform: tests.helpers.text_parts.lower}]}
 tokenizer: {model_type: unigram, vocab_size: 40}
 """
     expected = files_of(train_tokenizer(load(text=text)))

@@ -11,7 +11,7 @@ from espnet3.systems.asr.system import ASRSystem
 from espnet3.systems.asr.trained_model import record_tokens
 from espnet3.systems.base.context import load_configs
 from espnet3.systems.base.stages import has_own
-from tests.recognizer_parts import make_recipe
+from tests.helpers.recognizer_parts import make_recipe
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ from espnet3.errors import ConfigError, MissingExtraError, ResourceError
 from espnet3.systems.asr.packing import pack_model
 from espnet3.systems.asr.uploading import check_upload_model, describe_upload_model, upload_model
 from espnet3.systems.base.context import load_configs
-from tests.recognizer_parts import make_recipe
-from tests.unit.systems.asr.hub_server import HubServer
+from tests.helpers.hub_server import HubServer
+from tests.helpers.recognizer_parts import make_recipe
 
 pytest.importorskip("huggingface_hub")
 

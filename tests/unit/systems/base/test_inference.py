@@ -15,9 +15,9 @@ from espnet3.io.artifacts import read_artifact
 from espnet3.io.scp import load_scp
 from espnet3.systems.base.inference import describe_inference, infer
 from espnet3.systems.base.inference_output import OutputSettings, to_record, to_texts
-from tests.inference_parts import spell
+from tests.helpers.inference_parts import spell
 
-PARTS = "tests.inference_parts"
+PARTS = "tests.helpers.inference_parts"
 BASE = f"""
 parallel: {{env: local, n_workers: 1}}
 input_key: speech
@@ -215,7 +215,8 @@ def test_resume_refuses_an_edited_dataset(load, awkward):
     (awkward / "dataset").mkdir()
     own = awkward / "dataset" / "__init__.py"
     source = (
-        "from tests.inference_parts import Dataset as Base\n\n\nclass Dataset(Base):\n    pass\n"
+        "from tests.helpers.inference_parts import Dataset as Base\n\n\n"
+        "class Dataset(Base):\n    pass\n"
     )
     own.write_text(source)
     text = BASE.replace(f"data_src: {PARTS}, ", "")
@@ -303,7 +304,7 @@ def test_an_edited_output_fn_is_noticed(tmp_path, monkeypatch):
     ("override", "message"),
     [
         ("input_key=speach", r"input_key is 'speach'.*Did you mean 'speech'\?"),
-        ("output_fn=tests.inference_parts.output", r"output_fn is .*Write: output_fn: .*output_fn"),
+        (f"output_fn={PARTS}.output", r"output_fn is .*Write: output_fn: .*output_fn"),
         ("output_keys=[hpy]", r"output_keys has 'hpy'.*Did you mean 'hyp'\?"),
         ("test_set=digit", r"test_set is 'digit'.*Did you mean 'digits'\?"),
         ("model=null", r"model is not set.*Write model: \{_target_:"),
@@ -320,7 +321,7 @@ def test_an_edited_output_fn_is_noticed(tmp_path, monkeypatch):
         ("runner.on_error=skp", r"runner\.on_error is 'skp'.*Write: on_error: skip"),
         ("device=cuda", r"device is 'cuda', but this worker sees 0 GPU"),
         (
-            "runner={_target_: tests.inference_parts.Speller, device: cpu}",
+            "runner={_target_: tests.helpers.inference_parts.Speller, device: cpu}",
             r"runner\._target_ is .*no BaseRunner.*InferenceRunner",
         ),
         (

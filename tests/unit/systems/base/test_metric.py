@@ -14,9 +14,9 @@ from espnet3.io.scp import write_scp
 from espnet3.systems.base.inference import infer
 from espnet3.systems.base.metric import check_measure, describe_measure, measure
 from espnet3.systems.base.results_table import stale_inputs
-from tests.inference_parts import spell
+from tests.helpers.inference_parts import spell
 
-PARTS = "tests.inference_parts"
+PARTS = "tests.helpers.inference_parts"
 WER = "espnet3.systems.asr.metrics.wer.WER"
 CER = "espnet3.systems.asr.metrics.cer.CER"
 REF = {"spk1-ü/1": "Hello world", "a:b|c": "two\nlines here", "發話": "東京 に 行く", "empty": ""}

@@ -17,7 +17,7 @@ from espnet3.systems.base.context import load_configs
 from espnet3.systems.base.report import check_report, describe_report, report
 from espnet3.systems.base.results_table import identify
 from espnet3.systems.base.system import BaseSystem
-from tests.report_page_parts import SCRIPT, run, write_history, write_recipe
+from tests.helpers.report_page_parts import SCRIPT, run, write_history, write_recipe
 
 
 @pytest.fixture(scope="module")
@@ -191,7 +191,7 @@ def test_damaged_metrics_are_an_error_with_the_command(recipe):
 def test_metrics_that_are_no_error_rates_are_shown(recipe):
     (recipe / "conf/metrics.yaml").write_text(
         "metrics:\n  - {name: Length, inputs: [hyp], on_missing: skip, metric: {_target_: "
-        "tests.report_page_parts.mean_length, _partial_: true}}\n"
+        "tests.helpers.report_page_parts.mean_length, _partial_: true}}\n"
     )
     assert run(recipe, "measure", "report") == 0
     page = page_of(recipe)

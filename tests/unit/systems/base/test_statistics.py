@@ -19,10 +19,10 @@ from espnet3.errors import ConfigError, EspnetError, IncompleteRunError, StaleRu
 from espnet3.io.scp import load_scp
 from espnet3.systems.base.statistics import collect_stats, describe_collect_stats
 from espnet3.systems.base.system import BaseSystem
-from tests.statistics_parts import Dataset, files_of, length_of
+from tests.helpers.statistics_parts import Dataset, files_of, length_of
 
-PARTS = "tests.statistics_parts"
-MODELS = "tests.statistics_models"
+PARTS = "tests.helpers.statistics_parts"
+MODELS = "tests.helpers.statistics_models"
 BASE = f"""
 dataset:
   _target_: espnet3.components.data.data_organizer.DataOrganizer

@@ -11,7 +11,7 @@ from espnet3.errors import ConfigError, RunFolderError
 from espnet3.trainer.checkpointing.averaging import average, average_all, mean_weights, sha256
 from espnet3.trainer.checkpointing.best_checkpoints import Criterion
 from espnet3.trainer.checkpointing.weights import load_weights
-from tests.checkpoint_parts import LOSS, Loader, Module, Net, run
+from tests.helpers.checkpoint_parts import LOSS, Loader, Module, Net, run
 
 THREE = Criterion("valid/loss", 3, "min")
 

@@ -10,7 +10,7 @@ from espnet3.errors import ConfigError
 from espnet3.trainer.checkpointing.best_checkpoints import BestCheckpoints, Criterion, read_index
 from espnet3.trainer.checkpointing.checkpoint_io import read_checkpoint
 from espnet3.trainer.checkpointing.checkpoints import CheckpointConfig, CheckpointKeeper
-from tests.checkpoint_parts import LOSS, Loader, Module, run
+from tests.helpers.checkpoint_parts import LOSS, Loader, Module, run
 
 FAST = {"valid": True, "max_epochs": 5}
 

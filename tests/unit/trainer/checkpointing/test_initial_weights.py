@@ -14,7 +14,7 @@ from espnet3.trainer.checkpointing.initial_weights import (
     load_initial_weights,
     parse_init,
 )
-from tests.checkpoint_parts import Net
+from tests.helpers.checkpoint_parts import Net
 
 
 class Parts(torch.nn.Module):

@@ -6,7 +6,7 @@ import lightning.pytorch as pl
 import pytest
 import torch
 
-from tests.checkpoint_parts import Module, run
+from tests.helpers.checkpoint_parts import Module, run
 
 CASES = {
     "no validation": {},

@@ -8,7 +8,7 @@ from lightning.pytorch.callbacks import EarlyStopping
 from espnet3.errors import ConfigError, RunFolderError
 from espnet3.trainer.checkpointing.averaging import average
 from espnet3.trainer.checkpointing.resume import find_resume_point, prepare_folder, report_resume
-from tests.checkpoint_parts import LOSS, Module, Net, run
+from tests.helpers.checkpoint_parts import LOSS, Module, Net, run
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.unit.trainer.test_module import batches, fit, make
+from tests.helpers.linear_training import batches, fit, make
 
 ADAM = {"_target_": "torch.optim.AdamW", "lr": 0.05}
 SCHEDULERS = "torch.optim.lr_scheduler"

@@ -9,7 +9,7 @@ import pytest
 from espnet3.errors import ConfigError, RunInterrupted
 from espnet3.trainer.ranks import preemption
 from espnet3.trainer.ranks.preemption import DeferredSignals, Phase, signal_named
-from tests import clean_process
+from tests.helpers import clean_process
 
 CODES = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGUSR1: 75}
 

@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from espnet3.trainer.ranks.rank_failure import LaunchedProcesses
-from tests.conftest import wait_until
+from tests.helpers.waiting import wait_until
 
 
 class Observer(threading.Thread):

@@ -11,8 +11,8 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from espnet3.trainer.reporting.history import History
 from espnet3.trainer.reporting.history_entries import Entry, names, read_history, series
 from espnet3.trainer.reporting.throughput import ThroughputMonitor
-from tests import clean_process
-from tests.report_parts import Loader, Module, fit
+from tests.helpers import clean_process
+from tests.helpers.report_parts import Loader, Module, fit
 
 
 def write(path, *entries: Entry) -> None:

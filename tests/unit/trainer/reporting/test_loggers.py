@@ -14,7 +14,7 @@ from espnet3.errors import ConfigError, MissingExtraError
 from espnet3.trainer.reporting.history import History
 from espnet3.trainer.reporting.history_entries import read_history
 from espnet3.trainer.reporting.loggers import build_loggers
-from tests.report_parts import fit
+from tests.helpers.report_parts import fit
 
 TENSORBOARD = "lightning.pytorch.loggers.TensorBoardLogger"
 

@@ -11,7 +11,7 @@ from espnet3.trainer.reporting.monitors import (
     MonitorCheck,
     refuse_without_validation,
 )
-from tests.report_parts import Loader, Module, fit
+from tests.helpers.report_parts import Loader, Module, fit
 
 
 class Counting(Module):

@@ -22,8 +22,8 @@ from espnet3.trainer.reporting.progress import (
     time_left,
 )
 from espnet3.trainer.reporting.throughput import ThroughputMonitor
-from tests import clean_process
-from tests.report_parts import Loader, Module, fit
+from tests.helpers import clean_process
+from tests.helpers.report_parts import Loader, Module, fit
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from lightning.pytorch.callbacks import EarlyStopping
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 
 from espnet3.trainer.trainer import quiet_lightning
-from tests.report_parts import fit
+from tests.helpers.report_parts import fit
 
 
 def test_adverts_and_banners_are_gone(tmp_path, caplog, capfd):

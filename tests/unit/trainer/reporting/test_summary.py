@@ -8,7 +8,7 @@ from espnet3.trainer.reporting import summary
 from espnet3.trainer.reporting.history import History
 from espnet3.trainer.reporting.history_entries import read_history
 from espnet3.trainer.reporting.summary import ModelSize, StartupTimes, describe_parts
-from tests.report_parts import Module, fit
+from tests.helpers.report_parts import Module, fit
 
 
 def test_a_model_is_described_by_its_top_level_modules():

@@ -13,8 +13,8 @@ from espnet3.trainer.reporting.history import History
 from espnet3.trainer.reporting.history_entries import read_history, series
 from espnet3.trainer.reporting.progress import TrainingProgress
 from espnet3.trainer.reporting.throughput import ThroughputMonitor, Window
-from tests import clean_process
-from tests.report_parts import Info, Loader, Module, fit
+from tests.helpers import clean_process
+from tests.helpers.report_parts import Info, Loader, Module, fit
 
 
 def first(tmp_path, **arguments):

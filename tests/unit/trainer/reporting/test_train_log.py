@@ -15,7 +15,7 @@ from espnet3.trainer.optimization.optimization_config import OptimizationConfig
 from espnet3.trainer.reporting.history import History
 from espnet3.trainer.reporting.history_entries import read_history
 from espnet3.trainer.reporting.throughput import ThroughputMonitor
-from tests.checkpoint_parts import Loader, Net
+from tests.helpers.checkpoint_parts import Loader, Net
 
 ADAM = {"_target_": "torch.optim.Adam", "lr": 0.05}
 PLATEAU = {

@@ -9,7 +9,7 @@ import pytest
 from espnet3.components.data.errors import DataError
 from espnet3.components.data.sources.shard_index import identity_of
 from espnet3.components.data.sources.shard_source import Recent, ShardFile
-from tests import clean_process
+from tests.helpers import clean_process
 
 
 def test_only_the_most_recent_are_kept():

@@ -11,7 +11,7 @@ from espnet3.components.data.dataset import durations_of, fingerprint_of
 from espnet3.components.data.errors import AudioError, DataError
 from espnet3.components.data.sources.parquet import Dataset
 from espnet3.errors import ConfigError, MissingExtraError, RecordError
-from tests import clean_process
+from tests.helpers import clean_process
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")

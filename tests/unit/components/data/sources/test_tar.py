@@ -18,7 +18,7 @@ from espnet3.components.data.errors import AudioError, DataError
 from espnet3.components.data.sources import shard_source
 from espnet3.components.data.sources.tar import Dataset
 from espnet3.errors import ConfigError, RecordError
-from tests import clean_process
+from tests.helpers import clean_process
 
 
 def audio(seconds=0.1, kind="FLAC", seed=0):

@@ -3,7 +3,7 @@ from xml.etree import ElementTree
 from espnet3.systems.base.reporting.charts import draw_curves
 from espnet3.systems.base.reporting.gather import read_learning
 from espnet3.trainer.reporting.history_entries import Entry
-from tests.report_page_parts import write_history
+from tests.helpers.report_page_parts import write_history
 
 
 def history(values, name="valid/loss"):

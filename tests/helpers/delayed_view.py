@@ -22,14 +22,14 @@ from pathlib import Path
 from typing import Any
 
 VARIABLE = "ESPNET3_DELAYED_VIEW"
-_ROOT = Path(__file__).parents[1]
+_ROOT = Path(__file__).parents[2]
 _MAX_AGE = 0.01  # seconds for which what the others noted is not read again
 
 
 def environment_of(folder: Path, seconds: float, scratch: Path) -> dict[str, str]:
     """Return the variables with which any Python that is started sees `folder` late."""
     (scratch / "log").mkdir(parents=True, exist_ok=True)
-    start = "from tests.delayed_view import install_if_asked\ninstall_if_asked()\n"
+    start = "from tests.helpers.delayed_view import install_if_asked\ninstall_if_asked()\n"
     (scratch / "sitecustomize.py").write_text(start)
     settings = {"folder": str(folder), "seconds": seconds, "log": str(scratch / "log")}
     return {VARIABLE: json.dumps(settings), "PYTHONPATH": f"{scratch}{os.pathsep}{_ROOT}"}

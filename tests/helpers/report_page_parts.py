@@ -73,12 +73,14 @@ def mean_length(data, test_name, inference_dir):
 INFERENCE = """
 dataset:
   test:
-    - {{name: seen, data_src: tests.report_page_parts, data_src_args: {{n: {n}, seed: 1}}}}
-    - {{name: held_out, data_src: tests.report_page_parts, data_src_args: {{n: {n}, seed: 2}}}}
-model: {{_target_: tests.report_page_parts.Mishearing, every: 5, seconds: {seconds}}}
+    - {{name: seen, data_src: tests.helpers.report_page_parts, data_src_args: {{n: {n}, seed: 1}}}}
+    - name: held_out
+      data_src: tests.helpers.report_page_parts
+      data_src_args: {{n: {n}, seed: 2}}
+model: {{_target_: tests.helpers.report_page_parts.Mishearing, every: 5, seconds: {seconds}}}
 input_key: [speech, text, utt_id]
 output_keys: [hyp, ref, voice]
-output_fn: tests.report_page_parts.output_fn
+output_fn: tests.helpers.report_page_parts.output_fn
 runner: {{on_error: skip}}
 parallel: {{env: local, n_workers: {n_workers}}}
 """

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from espnet3.shards.lease import Lease
 from espnet3.shards.records import JobRecord, RecordPaths, WorkerRecord, write_job, write_worker
-from tests.integration.detached_parts import DetachedFolder
+from tests.helpers.detached_parts import DetachedFolder
 
 OPTIONS = {"cores": 1, "memory": "1GB", "queue": "gpu", "walltime": "01:00:00"}
 SBATCH = """#!/bin/sh
@@ -100,3 +100,8 @@ def crewed(tmp_path: Path, monkeypatch, **parallel):
     slurm.says(ALL)
     with ExitStack() as stack:
         yield slurm, Crewed(tmp_path / "out", stack, **parallel)
+
+
+def write_command(path: Path, body: str) -> None:
+    path.write_text(f"#!/bin/sh\n{body}\n")
+    path.chmod(0o755)

@@ -13,7 +13,7 @@ from espnet3.parallel.clusters.table import BACKENDS
 from espnet3.parallel.config import ParallelConfig
 from espnet3.parallel.parallel import as_parallel_config
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 JOB_BACKENDS = [env for env, backend in BACKENDS.items() if backend.module == "jobqueue"]
 
 

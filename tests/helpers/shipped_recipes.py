@@ -12,7 +12,7 @@ from espnet3.config.resolve import resolved
 from espnet3.systems.asr.system import ASRSystem
 from espnet3.systems.base.context import DEFAULTS
 from espnet3.systems.base.system import BaseSystem
-from tests.recipes.recipe_copy import ROOT, RecipeCopy
+from tests.helpers.recipe_copy import ROOT, RecipeCopy
 
 DECODING = sorted(
     path.parent.parent.relative_to(ROOT / "egs3").as_posix()

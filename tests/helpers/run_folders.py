@@ -1,10 +1,14 @@
-"""A run folder as detached workers leave it, written through the records themselves."""
+"""Real run folders, made by a runner in this process; and what detached workers leave there."""
 
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from espnet3.parallel import BaseRunner, use_parallel
 from espnet3.shards.commit import begin_attempt
 from espnet3.shards.lease import Lease
 from espnet3.shards.manifest import load_manifest
@@ -21,6 +25,7 @@ from espnet3.shards.records import (
     write_worker,
 )
 
+N_ITEMS = 20
 SQUEUE = """#!/bin/sh
 exec /bin/cat {table}
 """
@@ -88,3 +93,72 @@ def install_squeue(folder: Path, *jobs: tuple[str, str, str, int, str]) -> None:
     command = folder / "squeue"
     command.write_text(SQUEUE.format(table=f"'{folder / 'table'}'"))
     command.chmod(0o755)
+
+
+class NoEnv:
+    def build_env_local(self) -> dict[str, Any]:
+        return {}
+
+    def build_worker_setup_fn(self) -> Callable[[], dict[str, Any]]:
+        return self.build_env_local
+
+
+class Square(BaseRunner):
+    @staticmethod
+    def forward(idx: int) -> dict[str, int]:
+        if idx in (3, 11):
+            raise ValueError(f"utterance {idx} is \x1b[31mbroken")
+        return {"id": idx, "square": idx * idx}
+
+
+class Sound(BaseRunner):
+    """Writes a list, a file per item in a folder, a table with a header, and a binary file."""
+
+    @staticmethod
+    def forward(idx: int) -> int:
+        return idx
+
+    @staticmethod
+    def open_writers(shard_dir: Path) -> Any:
+        (shard_dir / "wav").mkdir()
+        (shard_dir / "table.csv").write_text("id\n")
+        return shard_dir, (shard_dir / "wav.scp").open("w")
+
+    @staticmethod
+    def write_record(writers: Any, result: int) -> None:
+        folder, scp = writers
+        (folder / "wav" / f"{result}.wav").write_bytes(bytes(result))
+        scp.write(f"{result} {folder.name[:8]}/wav/{result}.wav\n")
+        with (folder / "table.csv").open("a") as table, (folder / "x.npy").open("ab") as binary:
+            table.write(f"{result}\n")
+            binary.write(b"\x93NUMPY\0\n")
+
+    @staticmethod
+    def close_writers(writers: Any) -> None:
+        writers[1].close()
+
+    def merge(self, shard_dirs: Any) -> str:
+        return f"merged {len(shard_dirs)} shards myself"
+
+
+def run_square(
+    folder: Path, *, on_error: Any = "skip", n_items: int = N_ITEMS, **kwargs: Any
+) -> Any:
+    return Square(NoEnv(), output_dir=folder, on_error=on_error, **kwargs)(range(n_items))
+
+
+def run_sound(folder: Path) -> Any:
+    return Sound(NoEnv(), output_dir=folder)(range(N_ITEMS))
+
+
+def describe(folder: Path, **parallel: Any) -> None:
+    """Make a folder that of a detached run, without starting its workers."""
+    with pytest.MonkeyPatch.context() as patch, use_parallel({"mode": "async", **parallel}):
+        patch.setattr("espnet3.parallel.detached.launch.submit_missing", lambda *_: None)
+        run_square(folder)
+
+
+def lose_driver(folder: Path) -> None:
+    """Leave a run as if its driver had died just before merging."""
+    for name in ("_SUCCESS.json", "results.jsonl", "failed.jsonl"):
+        (folder / name).unlink(missing_ok=True)

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 VARIABLE = "ESPNET3_UNREACHABLE_FILES"
-_ROOT = Path(__file__).parents[1]
+_ROOT = Path(__file__).parents[2]
 _OPEN = (("builtins", "open"), ("io", "open"), ("os", "open"))
 _CALLS = {
     "open": _OPEN,
@@ -31,7 +31,7 @@ _MODULES = {"builtins": builtins, "io": io, "os": os}
 def environment_of(pattern: str, code: str, scratch: Path, *calls: str) -> dict[str, str]:
     """Return the variables with which any Python that is started is refused such files."""
     scratch.mkdir(parents=True, exist_ok=True)
-    start = "from tests.unreachable_files import install_if_asked\ninstall_if_asked()\n"
+    start = "from tests.helpers.unreachable_files import install_if_asked\ninstall_if_asked()\n"
     (scratch / "sitecustomize.py").write_text(start)
     settings = {"pattern": pattern, "code": code, "calls": calls or ["open"]}
     return {VARIABLE: json.dumps(settings), "PYTHONPATH": f"{scratch}{os.pathsep}{_ROOT}"}
