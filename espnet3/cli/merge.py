@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING
 from espnet3.cli.console import command, make_console, make_table, print_json
 from espnet3.cli.run_folders import find_run
 from espnet3.errors import RunFolderError
+from espnet3.parallel.detached.description import user_name
 from espnet3.parallel.detached.folder_access import told_in_words
 from espnet3.parallel.detached.merging import merge_detached
-from espnet3.parallel.detached.packed_code import user_name
 from espnet3.parallel.folder_run import folder_errors, merge_run
 from espnet3.shards.commit import Done
 from espnet3.shards.join import join_files

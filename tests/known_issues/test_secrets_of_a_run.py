@@ -15,8 +15,12 @@ from espnet3.cli.main import main
 from espnet3.errors import EspnetError, RunFolderError
 from espnet3.io.atomic import PRIVATE, open_atomic, write_bytes, write_json
 from espnet3.parallel import BaseRunner, use_parallel
-from espnet3.parallel.detached.description import load_code, load_description, load_trusted
-from espnet3.parallel.detached.packed_code import read_own
+from espnet3.parallel.detached.description import (
+    load_code,
+    load_description,
+    load_trusted,
+    read_own,
+)
 from espnet3.parallel.detached.submit import submit_workers
 from espnet3.parallel.tasks import Failure, secrets_held
 from espnet3.shards.records import RecordPaths

@@ -10,8 +10,7 @@ from espnet3.errors import EspnetError, RunFolderError
 from espnet3.io.records import parse_record
 from espnet3.parallel.config import ParallelConfig
 from espnet3.parallel.detached.crew import Crew, Job, living_ids
-from espnet3.parallel.detached.description import load_trusted
-from espnet3.parallel.detached.packed_code import read_own
+from espnet3.parallel.detached.description import load_trusted, read_own
 from espnet3.parallel.parallel import as_parallel_config
 from espnet3.shards.records import (
     JobRecord,

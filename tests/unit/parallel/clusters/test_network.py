@@ -4,8 +4,8 @@ import socket
 
 import pytest
 
-from espnet3.parallel.clusters import network
-from espnet3.parallel.clusters.network import find_reach, interfaces, local_address_towards
+from espnet3.parallel.clusters import job_options
+from espnet3.parallel.clusters.job_options import find_reach, interfaces, local_address_towards
 
 
 def test_nodes_on_loopback_are_reached_there():
@@ -44,6 +44,6 @@ def test_few_names_are_looked_up(monkeypatch):
         asked.append(node)
         raise socket.gaierror(-2, "Name or service not known")
 
-    monkeypatch.setattr(network, "local_address_towards", fail)
+    monkeypatch.setattr(job_options, "local_address_towards", fail)
     find_reach([f"node{i}" for i in range(1000)])
     assert len(asked) < 20

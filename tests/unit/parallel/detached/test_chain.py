@@ -16,7 +16,7 @@ from espnet3.parallel.detached.chain import (
     without_successor,
 )
 from espnet3.parallel.detached.crew import Crew, Job
-from espnet3.parallel.detached.packed_code import user_name
+from espnet3.parallel.detached.description import user_name
 from espnet3.schedulers import JobState
 from espnet3.shards.lease import Lease
 from espnet3.shards.records import (
