@@ -151,14 +151,19 @@ def compare(
         config: Of the training, but for its folder, epochs and threads.
         per_round: Steps of a round.
     """
+    from espnet3.trainer.config import load_training_config
     from espnet3.trainer.fit import Fit, TrainingParts
+    from espnet3.trainer.optimization.optimization_config import OptimizationConfig
     from espnet3.trainer.reporting.summary import StartupTimes
 
     by_turns = InterruptedLoader(loader, bare, per_round)
     with tempfile.TemporaryDirectory() as folder, _lines_in(Path(folder) / "train.log"):
         path = Path(folder) / "training.yaml"
         path.write_text(yaml.safe_dump(_whole(config, folder)))
-        Fit(load_config(path), lambda: TrainingParts(model, by_turns), StartupTimes()).run()
+        loaded = load_config(path)
+        keys, optimization = load_training_config(loaded), OptimizationConfig.from_config(loaded)
+        parts = TrainingParts(model, by_turns)
+        Fit(keys, optimization, lambda: parts, StartupTimes()).run()
     by_turns.let_bare_loop(len(loader))
     for own, other in zip(model.parameters(), bare.model.parameters(), strict=True):
         assert torch.equal(own, other), "the loops have not done the same"

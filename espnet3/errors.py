@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 
 TYPE_CHECKING = False  # as in `typing`, which is not imported: workers start with this module
 if TYPE_CHECKING:
-    from typing import Any, Protocol
+    from typing import Any, Protocol, Self
 
     class Places(Protocol):
         """What a config knows of its keys: see `LoadedConfig`."""
@@ -84,8 +84,8 @@ class Note(str):
         return self.removesuffix(self.fix).rstrip()
 
 
-class ConfigError(EspnetError):
-    """A setting is wrong: misspelt, of the wrong type, out of range, or at odds with another.
+class SettingError(EspnetError):
+    """A setting is wrong, or asks for what is not there; see `ConfigError` and `ResourceError`.
 
     Code that gets a setting, but not the config that it comes from, gives the parts; where the
     config is known, `locate` adds file and line.
@@ -100,7 +100,7 @@ class ConfigError(EspnetError):
             types another line into a shell than into a file.
 
     Example:
-        >>> print(ConfigError(key="a.b", value=3, problem="but must be a name", fix="Write: b: x"))
+        >>> print(SettingError(key="a.b", value=3, problem="but must be a name", fix="Write: b: x"))
         a.b is 3, but must be a name. Write: b: x
     """
 
@@ -130,9 +130,9 @@ class ConfigError(EspnetError):
             self.args = (self._text(place, config),)
             self.key = ""
 
-    def at(self, key: str) -> ConfigError:
+    def at(self, key: str) -> Self:
         """Return an error that begins with the key of the block that is to blame."""
-        error = ConfigError(key, key=key, problem=f": {self}")
+        error = type(self)(key, key=key, problem=f": {self}")
         error.fix = self.fix
         return error
 
@@ -142,13 +142,13 @@ class ConfigError(EspnetError):
             self._head = new + self._head.removeprefix(old)
         super().move(old, new)
 
-    def below(self, block: str) -> ConfigError:
+    def below(self, block: str) -> Self:
         """Return the same error about the key of this name in a block of the config."""
         if not self.key:
             return self
         key = f"{block}.{self.key}"
         head = key + self._head.removeprefix(self.key)
-        return ConfigError(head, key=key, problem=self._tail, fix=self._fix)
+        return type(self)(head, key=key, problem=self._tail, fix=self._fix)
 
     def _text(self, place: str, config: Places | None) -> str:
         fix = self._fix if isinstance(self._fix, str) else self._fix(config)
@@ -165,7 +165,11 @@ class ConfigError(EspnetError):
         return type(self), self.args, state
 
 
-class ResourceError(EspnetError):
+class ConfigError(SettingError):
+    """A setting is wrong: misspelt, of the wrong type, out of range, or at odds with another."""
+
+
+class ResourceError(SettingError):
     """The machine or the cluster cannot give what was asked for."""
 
 
@@ -207,6 +211,15 @@ class IncompleteRunError(EspnetError):
 
 class TrainingError(EspnetError):
     """A training cannot continue: the model breaks its contract, or its loss is no number."""
+
+
+def blame(error: BaseException, key: str, note: str) -> None:
+    """Add to an error of others, such as a library's, which key of the config it comes from.
+
+    Where the config is known, `LoadedConfig.naming_places` adds file and line.
+    """
+    error.add_note(note)
+    error.__dict__["config_key"] = key
 
 
 class RunInterrupted(SystemExit, KeyboardInterrupt):

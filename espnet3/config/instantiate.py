@@ -15,7 +15,7 @@ from espnet3.config.targets import (
     signature_of,
 )
 from espnet3.config.trust import current_trust
-from espnet3.errors import ConfigError
+from espnet3.errors import ConfigError, blame
 from espnet3.text import first_line
 
 if TYPE_CHECKING:
@@ -164,7 +164,8 @@ class _Failure:
     def _noted(self, error: BaseException) -> BaseException:
         target = self.node.get("_target_")
         place = self.loaded.set_in(self.key) if self.loaded else ""
-        error.add_note(f"Raised while building {self._name} ({target}){place}.")
+        note = f"Raised while building {self._name} ({target}){place}."
+        blame(error, "" if place else self.key, note)
         return error
 
     def _chained(self, *names: str, **parts: Any) -> ConfigError:

@@ -116,6 +116,11 @@ class LoadedConfig:
         except EspnetError as error:
             error.locate(self)
             raise
+        except Exception as error:
+            key = error.__dict__.pop("config_key", "")
+            if key and (source := self.find_source(key)):
+                error.add_note(f"{key} is set in {source}.")
+            raise
 
     def has(self, key: str) -> bool:
         """Tell whether a dotted key is set; null counts, `???` does not."""

@@ -2,17 +2,26 @@
 
 import inspect
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
 from types import NoneType
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
-from pydantic import Field, NonNegativeInt, PositiveInt, field_validator
+from pydantic import (
+    BeforeValidator,
+    Discriminator,
+    Field,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    Tag,
+    field_validator,
+)
 
 from espnet3.config.advice import unknown_hint
-from espnet3.config.resolve import resolved
 from espnet3.config.schema import FrozenConfig, Names, validate
-from espnet3.config.sources import join_key, set_in
+from espnet3.config.sources import join_key, names_places
 from espnet3.config.targets import BadTarget, find_bad_argument, locate, signature_of
-from espnet3.errors import ConfigError
+from espnet3.errors import ConfigError, suggest
 
 if TYPE_CHECKING:
     from espnet3.config.load import LoadedConfig
@@ -54,7 +63,153 @@ _EXAMPLES = {
 """What to write for a value of a wrong type, where Lightning's default is None."""
 
 
-class TrainingConfig(FrozenConfig):
+CRITERIA = "best_model_criterion"
+_CRITERION = f"{CRITERIA}: [[valid/loss, 3, min]]"
+
+
+@dataclass(frozen=True)
+class Criterion:
+    """Keep the `k` checkpoints with the smallest or largest value of a metric."""
+
+    monitor: str
+    """Name of the metric, such as `valid/loss`."""
+    k: int
+    mode: str
+    """`min` or `max`."""
+
+    @property
+    def stem(self) -> str:
+        """Name of the averaged files without their ending: `valid.loss.ave_3best`."""
+        return f"{self.monitor.replace('/', '.')}.ave_{self.k}best"
+
+    def rank(self, value: float) -> float:
+        """Return a number that is smaller for a better value."""
+        return value if self.mode == "min" else -value
+
+    def __str__(self) -> str:
+        return f"{self.monitor} ({self.mode}, best {self.k})"
+
+
+def _criterion(entry: Any) -> Criterion:
+    if not isinstance(entry, list | tuple) or len(entry) != 3:
+        raise ValueError(f"needs metric, number and min or max. Write: {_CRITERION}")
+    monitor, k, mode = entry
+    if not isinstance(monitor, str) or not monitor:
+        raise ValueError(f"starts with no name of a metric. Write: {_CRITERION}")
+    if not isinstance(k, int) or isinstance(k, bool) or k < 1:
+        raise ValueError(
+            f"{k!r} is no number of checkpoints (1 or more). Write: [{monitor}, 3, {mode}]"
+        )
+    if mode not in ("min", "max"):
+        hint = suggest(str(mode), ("min", "max"))
+        raise ValueError(
+            f"the mode {mode!r} is neither min nor max.{hint} "
+            f"Write: [{monitor}, {k}, {'max' if 'acc' in monitor else 'min'}]"
+        )
+    return Criterion(monitor, k, mode)
+
+
+class CriteriaConfig(FrozenConfig):
+    """The key by which the best checkpoints are chosen; all that `average` reads."""
+
+    best_model_criterion: tuple[Annotated[Criterion, BeforeValidator(_criterion)], ...] = ()
+    """`[[monitor, K, min or max], ...]`: which checkpoints are kept, and averaged."""
+
+    @field_validator("best_model_criterion", mode="before")
+    @classmethod
+    def _are_lists(cls, value: Any) -> Any:
+        if not isinstance(value, list | tuple):
+            raise ValueError(f"must be a list of lists. Write: {_CRITERION}")
+        if value and isinstance(value[0], str):
+            raise ValueError(
+                f"must be a list of lists. Write: {CRITERIA}: [[{', '.join(map(str, value))}]]"
+            )
+        return value
+
+    @field_validator("best_model_criterion")
+    @classmethod
+    def _differ(cls, criteria: tuple[Criterion, ...]) -> tuple[Criterion, ...]:
+        # The files of an average are named after the metric, so two entries would share them.
+        for index, criterion in enumerate(criteria):
+            if criterion.monitor in [c.monitor for c in criteria[:index]]:
+                raise ValueError(
+                    f"names {criterion.monitor} twice. Keep one entry, with the larger number"
+                )
+        return criteria
+
+
+class CheckpointConfig(FrozenConfig):
+    """Block `checkpoint`: when `last.ckpt` is written besides after each epoch and validation."""
+
+    every_n_steps: PositiveInt | None = None
+    """Steps of optimizers between two saves, as in `trainer.max_steps`."""
+    every_minutes: PositiveFloat | Literal["auto"] | None = "auto"
+    """Minutes between two saves; auto: 1, or as many as keep saving below 1% of the time, up to 30;
+    null: only after each epoch and validation."""
+
+
+Method = Literal["chainer", "xavier_uniform", "xavier_normal", "kaiming_uniform", "kaiming_normal"]
+METHODS: tuple[str, ...] = get_args(Method)
+
+
+class InitConfig(FrozenConfig):
+    """One file to start from."""
+
+    path: str
+    """`.safetensors`, `.ckpt`, or a `state_dict` saved by torch."""
+    source: str = Field("", alias="from")
+    """Take only the weights below this prefix, such as `encoder`; it is cut off."""
+    to: str = ""
+    """Put them below this prefix of the model."""
+    exclude: tuple[str, ...] = ()
+    """Names in the model, prefixes or patterns (`decoder.*.bias`), to leave as they are."""
+    strict: bool = False
+    """Whether anything missing, unexpected or of another shape is an error."""
+
+
+class MethodConfig(FrozenConfig):
+    """One way to draw weights: matrices by the method, biases 0, embeddings and norms as built."""
+
+    method: Method
+    """Of torch.nn.init; `chainer`: a normal distribution with deviation 1/sqrt(inputs)."""
+    to: str = ""
+    """Only what is below this prefix of the model."""
+    exclude: tuple[str, ...] = ()
+    """Names in the model, prefixes or patterns, to leave as they are."""
+
+
+InitEntry = InitConfig | MethodConfig
+
+
+def _init_entry(value: Any) -> Any:
+    if isinstance(value, str):
+        return {"method" if value in METHODS else "path": value}
+    if not isinstance(value, Mapping):
+        raise ValueError(
+            "must be a file. Write: init: {path: exp/other/valid.loss.ave_3best.safetensors}"
+        )
+    return value
+
+
+def _kind(entry: Mapping[str, Any]) -> str:
+    return "draw" if "method" in entry and "path" not in entry else "load"
+
+
+_Entry = Annotated[
+    Annotated[InitConfig, Tag("load")] | Annotated[MethodConfig, Tag("draw")],
+    Discriminator(_kind),
+]
+
+
+def _pattern(value: Any) -> str:
+    if not isinstance(value, str) or not value.strip():
+        raise ValueError(
+            "names modules or parameters of the model, * for any. Write: freeze: [encoder.*]"
+        )
+    return value.strip()
+
+
+class TrainingConfig(CriteriaConfig):
     """What `train` reads of its config; the blocks of others are checked by their owners."""
 
     exp_dir: str
@@ -67,16 +222,17 @@ class TrainingConfig(FrozenConfig):
     """Keys, as a refusal names them, with which a training continues although they changed."""
     num_threads: PositiveInt | None = None
     """Threads of torch on the CPU in each process; see `choose_threads` for the default."""
-    best_model_criterion: Any = None
-    """`[[monitor, K, min or max], ...]`: which checkpoints are kept, and averaged."""
-    checkpoint: dict[str, Any] = Field(default_factory=dict)
-    """When `last.ckpt` is written, see `CheckpointConfig`."""
+    checkpoint: CheckpointConfig = CheckpointConfig()
     fit: dict[str, Any] = Field(default_factory=dict)
     """Arguments of Lightning's `Trainer.fit`, such as `ckpt_path`."""
-    init: Any = None
-    """Weights to start from, see `initial_weights.py`."""
-    freeze: Any = None
+    init: tuple[Annotated[_Entry, BeforeValidator(_init_entry)], ...] = ()
+    """Weights to start from: a path, a method, a mapping, or a list of these, in this order."""
+    freeze: tuple[Annotated[str, BeforeValidator(_pattern)], ...] = ()
     """Modules and parameters that stay as they are: a pattern or several, see `freeze`."""
+    trainer: dict[str, Any] = Field(default_factory=dict)
+    """Arguments of Lightning's trainer, see `check_trainer`."""
+    dataloader: Any = None
+    """Of the data; here only the number of the loader's workers matters."""
 
     @field_validator("checkpoint", mode="before")
     @classmethod
@@ -87,6 +243,33 @@ class TrainingConfig(FrozenConfig):
     @classmethod
     def _of_fit(cls, value: Any) -> Any:
         return _mapping(value, "fit: {ckpt_path: exp/other/last.ckpt}")
+
+    @field_validator("trainer", mode="before")
+    @classmethod
+    def _of_trainer(cls, value: Any) -> Any:
+        return _mapping(value, "trainer: {accelerator: auto, devices: 1, max_epochs: 10}")
+
+    @field_validator("init", "freeze", mode="before")
+    @classmethod
+    def _one_or_several(cls, value: Any) -> Any:
+        return value if isinstance(value, list | tuple) else [value]
+
+    @property
+    def is_trial(self) -> bool:
+        """Whether it is a few batches only (`fast_dev_run`), of which nothing is kept."""
+        return bool(self.trainer.get("fast_dev_run"))
+
+    @property
+    def n_loader_workers(self) -> int:
+        """Processes of the loader, beside each process that trains."""
+        return n_loader_workers(self.dataloader)
+
+
+def n_loader_workers(dataloader: Any) -> int:
+    """Return `train.num_workers` of a `dataloader` block, whatever else is wrong with it."""
+    split = dataloader.get("train") if isinstance(dataloader, Mapping) else None
+    found = split.get("num_workers") if isinstance(split, Mapping) else None
+    return found if isinstance(found, int) else 0
 
 
 def _mapping(value: Any, line: str) -> Any:
@@ -101,9 +284,22 @@ def load_training_config(loaded: "LoadedConfig") -> TrainingConfig:
     Raises:
         ConfigError: one error that lists every problem.
     """
-    values = resolved(loaded.config, loaded=loaded)
-    own = {key: values[key] for key in TrainingConfig.model_fields if values.get(key) is not None}
-    return validate(TrainingConfig, own, loaded=loaded)
+    return validate(TrainingConfig, those_of(TrainingConfig, loaded.plain()), loaded=loaded)
+
+
+def load_criteria(loaded: "LoadedConfig") -> tuple[Criterion, ...]:
+    """Read `best_model_criterion` alone.
+
+    Raises:
+        ConfigError: one error that lists every problem.
+    """
+    values = those_of(CriteriaConfig, loaded.plain())
+    return validate(CriteriaConfig, values, loaded=loaded).best_model_criterion
+
+
+def those_of(model: type[FrozenConfig], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values that a model has fields for; what is null counts as not set."""
+    return {key: values[key] for key in model.model_fields if values.get(key) is not None}
 
 
 def trainer_block(loaded: "LoadedConfig") -> dict[str, Any]:
@@ -112,17 +308,18 @@ def trainer_block(loaded: "LoadedConfig") -> dict[str, Any]:
     Raises:
         ConfigError: it is no mapping.
     """
-    values = resolved(loaded.config, loaded=loaded).get(KEY)
+    values = loaded.plain().get(KEY)
     if values is None:
         return {}
     if not isinstance(values, Mapping):
         raise ConfigError(
-            f"{KEY} is {values!r:.60}{set_in(KEY, loaded)}, but must be a mapping of Lightning's "
+            f"{KEY} is {values!r:.60}{loaded.set_in(KEY)}, but must be a mapping of Lightning's "
             "arguments. Write: trainer: {accelerator: auto, devices: 1, max_epochs: 10}"
         )
     return dict(values)
 
 
+@names_places
 def check_trainer(loaded: "LoadedConfig") -> dict[str, Any]:
     """Check the names and the plain values of the block; no data or model is needed.
 
@@ -137,15 +334,17 @@ def check_trainer(loaded: "LoadedConfig") -> dict[str, Any]:
     for name, value in block.items():
         key = join_key(KEY, name)
         if name not in known:
-            raise ConfigError(_unknown(key, value, known, loaded))
+            raise _unknown(key, value, known)
         if isinstance(value, float) and value.is_integer() and name in _WHOLE:
             raise ConfigError(
-                f"{key} is {value!r}{set_in(key, loaded)}, but must be a whole number, and YAML "
-                f"takes 1e5 or 10.0 for none. Write: {name}: {int(value)}"
+                key=key,
+                value=value,
+                problem="but must be a whole number, and YAML takes 1e5 or 10.0 for none",
+                fix=f"Write: {name}: {int(value)}",
             )
         if name in _OURS and value != _OURS[name][0]:
             raise ConfigError(
-                f"{key} is {value!r}{set_in(key, loaded)}, but {_OURS[name][1]}. Delete the line."
+                key=key, value=value, problem=f"but {_OURS[name][1]}", fix="Delete the line."
             )
     plain = plain_arguments()
     values = {name: value for name, value in block.items() if name in plain.model_fields}
@@ -176,10 +375,13 @@ def _is_plain(annotation: Any) -> bool:
     return annotation in _PLAIN or (bool(parts) and all(part in _PLAIN for part in parts))
 
 
-def _unknown(key: str, value: Any, known: Collection[str], loaded: "LoadedConfig") -> str:
-    text = f"{key}{set_in(key, loaded)} is no argument of the trainer."
-    hint = unknown_hint(key, value, known, loaded)
-    return f"{text}{hint or ' See the arguments of lightning.pytorch.Trainer.'}"
+def _unknown(key: str, value: Any, known: Collection[str]) -> ConfigError:
+    otherwise = "See the arguments of lightning.pytorch.Trainer."
+    return ConfigError(
+        key=key,
+        problem="is no argument of the trainer",
+        fix=lambda loaded: unknown_hint(key, value, known, loaded) or otherwise,
+    )
 
 
 def has_goal(block: Mapping[str, Any]) -> bool:
@@ -194,7 +396,7 @@ def trainer_arguments() -> frozenset[str]:
     return frozenset(inspect.signature(Trainer.__init__).parameters) - {"self"}
 
 
-def lightning_arguments(block: Mapping[str, Any], loaded: "LoadedConfig | None") -> dict[str, Any]:
+def lightning_arguments(block: Mapping[str, Any]) -> dict[str, Any]:
     """Return what goes to Lightning: objects built, our own arguments left out.
 
     Raises:
@@ -205,9 +407,9 @@ def lightning_arguments(block: Mapping[str, Any], loaded: "LoadedConfig | None")
         value = arguments.get(name)
         if isinstance(value, list):
             # One by one: of a whole list, Hydra makes a ListConfig, which is no list to Lightning.
-            arguments[name] = [_build(name, n, f"{name}.{i}", loaded) for i, n in enumerate(value)]
+            arguments[name] = [_build(name, n, f"{name}.{i}") for i, n in enumerate(value)]
         elif isinstance(value, Mapping):
-            arguments[name] = _build(name, value, name, loaded)
+            arguments[name] = _build(name, value, name)
     return arguments
 
 
@@ -224,29 +426,25 @@ def blamed_argument(block: Mapping[str, Any], error: Exception) -> str | None:
     return next(quoted, next(named, next(by_value, None)))
 
 
-def _build(name: str, node: Any, key: str, loaded: "LoadedConfig | None") -> Any:
+def _build(name: str, node: Any, key: str) -> Any:
     from espnet3.config.instantiate import instantiate
 
     key = join_key(KEY, key)
     if isinstance(node, Mapping) and "_target_" in node:
-        check_call(node, key, loaded)
+        check_call(node, key)
         # Containers of OmegaConf are no lists and dicts to Lightning, nor fit into a checkpoint.
-        return instantiate({"_convert_": "all", **node}, key=key, loaded=loaded)
+        return instantiate({"_convert_": "all", **node}, key=key)
     if isinstance(node, Mapping | str):
         raise ConfigError(
-            f"{key} is {node!r:.80}{set_in(key, loaded)}, which names no class. "
-            f"Write: {name}: {_BUILT[name]}"
+            f"{key} is {node!r:.80}",
+            key=key,
+            problem="which names no class",
+            fix=f"Write: {name}: {_BUILT[name]}",
         )
     return node
 
 
-def check_call(
-    node: Mapping[str, Any],
-    key: str,
-    loaded: "LoadedConfig | None" = None,
-    *,
-    added: Iterable[str] = (),
-) -> None:
+def check_call(node: Mapping[str, Any], key: str, *, added: Iterable[str] = ()) -> None:
     """Refuse arguments that a target does not take, or lacks.
 
     One with `**kwargs` takes any: where they go, such as from `DDPStrategy` to torch, is its own.
@@ -254,20 +452,19 @@ def check_call(
     Args:
         node: `_target_` and its arguments.
         key: of the node, for errors.
-        loaded: where it comes from.
         added: arguments that the caller will give as well.
 
     Raises:
-        ConfigError: naming the argument and its place, or those that are missing.
+        ConfigError: naming the argument, or those that are missing.
     """
-    _check(node, key, loaded, {**node, **dict.fromkeys(added)}, lacks_nothing=True)
+    _check(node, key, {**node, **dict.fromkeys(added)}, lacks_nothing=True)
 
 
-def check_parts(node: Mapping[str, Any], key: str, loaded: "LoadedConfig | None" = None) -> None:
+def check_parts(node: Mapping[str, Any], key: str) -> None:
     """Refuse arguments that the targets within a node do not take; they may lack some as yet.
 
     Raises:
-        ConfigError: naming the argument and its place.
+        ConfigError: naming the argument.
     """
     if node.get("_recursive_") is False:
         return  # what is built of it is up to the target
@@ -275,14 +472,13 @@ def check_parts(node: Mapping[str, Any], key: str, loaded: "LoadedConfig | None"
         if isinstance(child, Mapping):
             inner = join_key(key, str(name))
             if "_target_" in child:
-                _check(child, inner, loaded, child, lacks_nothing=False)
-            check_parts(child, inner, loaded)
+                _check(child, inner, child, lacks_nothing=False)
+            check_parts(child, inner)
 
 
 def _check(
     node: Mapping[str, Any],
     key: str,
-    loaded: "LoadedConfig | None",
     arguments: Mapping[str, Any],
     *,
     lacks_nothing: bool,
@@ -291,8 +487,9 @@ def _check(
     try:
         signature = signature_of(locate(target))
     except BadTarget as bad:
-        name = join_key(key, "_target_")
-        raise ConfigError(f"{name} is {target!r}{set_in(name, loaded)}, but {bad}") from bad
+        raise ConfigError(
+            key=join_key(key, "_target_"), value=target, problem=f"but {bad}"
+        ) from bad
     bad_one = find_bad_argument(signature, arguments) if signature else None
     if bad_one is None or not (bad_one.name or lacks_nothing):
         return
@@ -302,5 +499,6 @@ def _check(
         if bad_one.name
         else f"does not fit {target}: {bad_one.reason}"
     )
-    hint = bad_one.hint_at(key, node, loaded)
-    raise ConfigError(f"{full}{set_in(full, loaded)} {problem}.{hint}")
+    raise ConfigError(
+        key=full, problem=problem, fix=lambda loaded: bad_one.hint_at(key, node, loaded)
+    )

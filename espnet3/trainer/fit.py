@@ -4,7 +4,7 @@ import inspect
 import logging
 import os
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,19 +14,12 @@ import lightning.pytorch as pl
 import numpy as np
 import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
-from omegaconf import OmegaConf
 from typing_extensions import override
 
-from espnet3.config.schema import validate
-from espnet3.config.sources import set_in
-from espnet3.errors import ConfigError, suggest
-from espnet3.trainer.checkpointing.best_checkpoints import parse_criteria
-from espnet3.trainer.checkpointing.checkpoints import CheckpointConfig, CheckpointKeeper
-from espnet3.trainer.checkpointing.initial_weights import (
-    check_files,
-    load_initial_weights,
-    parse_init,
-)
+from espnet3.config.sources import names_places
+from espnet3.errors import ConfigError, blame, suggest
+from espnet3.trainer.checkpointing.checkpoints import CheckpointKeeper
+from espnet3.trainer.checkpointing.initial_weights import check_files, load_initial_weights
 from espnet3.trainer.checkpointing.resume import (
     ResumePoint,
     find_resume_point,
@@ -39,13 +32,12 @@ from espnet3.trainer.config import (
     blamed_argument,
     has_goal,
     load_training_config,
-    trainer_block,
 )
 from espnet3.trainer.launching.devices import count_cores
 from espnet3.trainer.launching.process_rank import LAUNCHED, process_rank
 from espnet3.trainer.module import TrainingModule
 from espnet3.trainer.optimization.optimization_config import OptimizationConfig, check_optimizers
-from espnet3.trainer.optimization.parameters import Frozen, freeze, parse_freeze
+from espnet3.trainer.optimization.parameters import Frozen, freeze
 from espnet3.trainer.ranks.preemption import Preemption
 from espnet3.trainer.ranks.rank_watch import RankWatch
 from espnet3.trainer.reporting.history import History
@@ -78,7 +70,8 @@ class Fit:
     """One training, from its config to the last checkpoint.
 
     Args:
-        loaded: the training config.
+        config: what it reads of the training config.
+        optimization: optimizers and schedulers.
         build: builds model and loaders; called when it is known that there is something to train.
         times: measures what the start takes.
         on_start: called in the first process when all is built and nothing but training is left,
@@ -89,7 +82,8 @@ class Fit:
             was written, so that what it restores must give way.
     """
 
-    loaded: "LoadedConfig"
+    config: TrainingConfig
+    optimization: OptimizationConfig
     build: Callable[[], TrainingParts]
     times: StartupTimes
     on_start: Callable[[ResumePoint | None], None] = lambda point: None
@@ -106,91 +100,81 @@ class Fit:
             ConfigError: a setting is wrong.
             RunInterrupted: a signal came; a checkpoint was written.
         """
-        config = load_training_config(self.loaded)
-        block = trainer_block(self.loaded)
-        if process_rank().is_first and not self.is_trial:
+        config, block = self.config, self.config.trainer
+        if process_rank().is_first and not config.is_trial:
             prepare_folder(config.exp_dir)
         limits = block.get("max_epochs"), block.get("max_steps")
-        point = self._resume_point(config)
+        point = self._resume_point()
         stops_early = "EarlyStopping" in str(block.get("callbacks"))
         if report_resume(point, *limits, stops_early=stops_early):
             if process_rank().is_first:
                 self.on_finished(point)
             return False
         if point is None:
-            check_files(parse_init(config.init, self.loaded), self.loaded)
+            check_files(config.init)
         if not has_goal(block):
             logger.warning(
-                "trainer%s does not say when training ends; Lightning ends it after 1,000 epochs. "
-                "Write: max_epochs: 20",
-                set_in("trainer", self.loaded),
+                "trainer does not say when training ends; Lightning ends it after 1,000 epochs. "
+                "Write: max_epochs: 20"
             )
-        self._set_threads(config, block)
+        self._set_threads()
         with RankWatch() as watch, quiet_lightning():
-            self._train(config, watch)
+            self._train(watch)
         return True
 
-    @property
-    def is_trial(self) -> bool:
-        """Whether it is a few batches only (`fast_dev_run`), of which nothing is kept."""
-        return bool(trainer_block(self.loaded).get("fast_dev_run"))
-
-    def _resume_point(
-        self, config: TrainingConfig, model: torch.nn.Module | None = None
-    ) -> ResumePoint | None:
-        if self.is_trial:
+    def _resume_point(self, model: torch.nn.Module | None = None) -> ResumePoint | None:
+        config = self.config
+        if config.is_trial:
             return None
         ckpt_path = config.fit.get("ckpt_path")
         return find_resume_point(config.exp_dir, config.resume, ckpt_path=ckpt_path, model=model)
 
     def _wants_bar(self) -> bool | None:
-        block = trainer_block(self.loaded)
+        block = self.config.trainer
         if "ProgressBar" in str(block.get("callbacks")):  # one of the user's own
             return False
         wants: bool | None = block.get("enable_progress_bar")
         return wants
 
-    def _set_threads(self, config: TrainingConfig, block: Mapping[str, Any]) -> None:
-        loader = OmegaConf.select(self.loaded.config, "dataloader.train.num_workers") or 0
-        devices = block.get("devices")
+    def _set_threads(self) -> None:
+        devices = self.config.trainer.get("devices")
         n_devices = len(devices) if isinstance(devices, list) else devices
         launched = os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("SLURM_NTASKS_PER_NODE")
         n_processes = launched if launched and launched.isdigit() else n_devices
-        set_threads(config.num_threads, _as_count(n_processes), int(loader))
+        config, n_here = self.config, _as_count(n_processes)
+        set_threads(config.num_threads, n_here, config.n_loader_workers)
 
-    def _train(self, config: TrainingConfig, watch: RankWatch) -> None:
-        seed_all(config.seed)  # the same weights on all ranks
+    def _train(self, watch: RankWatch) -> None:
+        seed_all(self.config.seed)  # the same weights on all ranks
         parts = self.build()
-        point = self._resume_point(config, parts.model)
+        point = self._resume_point(parts.model)
         if point is None:
-            load_initial_weights(parts.model, parse_init(config.init, self.loaded), self.loaded)
-        frozen = freeze(parts.model, parse_freeze(config.freeze, self.loaded), self.loaded)
+            load_initial_weights(parts.model, self.config.init)
+        frozen = freeze(parts.model, self.config.freeze)
         try:
-            self._fit(config, watch, parts, point, frozen)
+            self._fit(watch, parts, point, frozen)
         finally:
             frozen.release()  # the model may be an object that the caller uses afterwards
 
     def _fit(
-        self,
-        config: TrainingConfig,
-        watch: RankWatch,
-        parts: TrainingParts,
-        point: ResumePoint | None,
-        frozen: Frozen,
+        self, watch: RankWatch, parts: TrainingParts, point: ResumePoint | None, frozen: Frozen
     ) -> None:
-        if process_rank().is_first and not self.is_trial:
+        config = self.config
+        if process_rank().is_first and not config.is_trial:
             prepare_folder(config.exp_dir, config.resume)
             self.on_start(point)
         with self.times.part("trainer"):
             module = TrainingModule(
                 parts.model,
-                OptimizationConfig.from_config(self.loaded),
+                self.optimization,
                 self.changed_since(point.position.step) if point else (),
                 frozen,
             )
-            keeper = _keeper(config, self.loaded)
+            keeper = CheckpointKeeper(
+                config.exp_dir, config.best_model_criterion, config.checkpoint
+            )
             preemption = Preemption(keeper.save_last)
-            trainer = self._build_trainer(config, [watch, preemption, keeper])
+            trainer = self._build_trainer([watch, preemption, keeper])
         arguments = {"weights_only": True, **config.fit, "ckpt_path": point and str(point.path)}
         loaders = (parts.train_loader, parts.valid_loader)
         with _closing(loaders), preemption.handling(), _launching("train"), self._naming_keys():
@@ -202,29 +186,30 @@ class Fit:
         try:
             yield
         except (ValueError, MisconfigurationException) as error:
-            block = trainer_block(self.loaded)
+            block = self.config.trainer
             name = blamed_argument(block, error)
             if name is not None and f"`{name}`" in str(error):
-                place = set_in(f"trainer.{name}", self.loaded)
-                error.add_note(f"trainer.{name} is {block[name]!r}{place}.")
+                blame(error, f"trainer.{name}", f"trainer.{name} is {block[name]!r}.")
             raise
 
-    def _build_trainer(self, config: TrainingConfig, callbacks: list[pl.Callback]) -> pl.Trainer:
-        criteria = parse_criteria(config.best_model_criterion, self.loaded)
+    def _build_trainer(self, callbacks: list[pl.Callback]) -> pl.Trainer:
+        config = self.config
+        modes = {c.monitor: c.mode for c in config.best_model_criterion}
         ours = [
             *callbacks,
-            MonitorCheck(configured_monitors(self.loaded), self.loaded),
+            MonitorCheck(configured_monitors(config, self.optimization)),
             self.times.callback(),
             SeedRanks(config.seed),
             RandomStates(),
             ThroughputMonitor(),
-            *([] if self.is_trial else [History(config.exp_dir)]),
+            *([] if config.is_trial else [History(config.exp_dir)]),
             EarlyStops(config.exp_dir),
-            TrainingProgress({c.monitor: c.mode for c in criteria} or None, bar=self._wants_bar()),
+            TrainingProgress(modes or None, bar=self._wants_bar()),
         ]
-        return trainer_for(self.loaded, ours, exp_dir=config.exp_dir)
+        return trainer_for(config.trainer, ours, exp_dir=config.exp_dir)
 
 
+@names_places
 def check_fit(loaded: "LoadedConfig") -> TrainingConfig:
     """Check the keys that a training reads beside its blocks of data and model.
 
@@ -232,47 +217,42 @@ def check_fit(loaded: "LoadedConfig") -> TrainingConfig:
         ConfigError: naming the key, its place, and what to write.
     """
     config = load_training_config(loaded)
-    _keeper(config, loaded)
-    parse_init(config.init, loaded)
-    parse_freeze(config.freeze, loaded)
-    check_optimizers(loaded)
+    check_optimizers(OptimizationConfig.from_config(loaded), loaded.is_typed)
     known = [n for n in inspect.signature(pl.Trainer.fit).parameters if n not in _NOT_FOR_USERS]
     for name in config.fit:
         if name not in known:
             raise ConfigError(
-                f"fit.{name}{set_in(f'fit.{name}', loaded)} is no argument of Trainer.fit."
-                f"{suggest(name, known)} It takes: {', '.join(known)}."
+                key=f"fit.{name}",
+                problem=f"is no argument of Trainer.fit.{suggest(name, known)} "
+                f"It takes: {', '.join(known)}.",
             )
-    _check_resume(config, loaded)
+    _check_resume(config)
     return config
 
 
-def _check_resume(config: TrainingConfig, loaded: "LoadedConfig") -> None:
+def _check_resume(config: TrainingConfig) -> None:
     path = config.fit.get("ckpt_path")
     if path is None:
         return
-    where = f"fit.ckpt_path is {path!r}{set_in('fit.ckpt_path', loaded)}"
     if not isinstance(path, str) or not Path(path).exists():
         raise ConfigError(
-            f"{where}, which does not exist. Give a checkpoint, or delete the line: training "
-            f"resumes from {Path(config.exp_dir) / 'last.ckpt'} by itself."
+            key="fit.ckpt_path",
+            value=path,
+            problem="which does not exist",
+            fix="Give a checkpoint, or delete the line: training resumes from "
+            f"{Path(config.exp_dir) / 'last.ckpt'} by itself.",
         )
     if config.resume == "never" and Path(path).resolve().parent == Path(config.exp_dir).resolve():
         raise ConfigError(
-            f"{where}, but resume is 'never'{set_in('resume', loaded)}, which puts the checkpoints "
-            f"of {config.exp_dir} aside. Delete fit.ckpt_path to start from scratch, or "
-            "write: resume: auto"
+            key="fit.ckpt_path",
+            value=path,
+            problem=f"but resume is 'never', which puts the checkpoints of {config.exp_dir} aside",
+            fix="Delete fit.ckpt_path to start from scratch, or write: resume: auto",
         )
 
 
 def _as_count(value: Any) -> int:
     return int(value) if str(value).isdigit() else 1
-
-
-def _keeper(config: TrainingConfig, loaded: "LoadedConfig") -> CheckpointKeeper:
-    settings = validate(CheckpointConfig, config.checkpoint, prefix="checkpoint", loaded=loaded)
-    criteria = parse_criteria(config.best_model_criterion, loaded)
-    return CheckpointKeeper(config.exp_dir, criteria, settings)
 
 
 @contextmanager

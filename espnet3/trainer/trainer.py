@@ -16,7 +16,7 @@ from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvir
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 
 from espnet3.config.load import ConfigSource, LoadedConfig, as_loaded, load_config
-from espnet3.config.sources import join_key, set_in
+from espnet3.config.sources import join_key
 from espnet3.errors import ConfigError
 from espnet3.trainer.checkpointing.checkpoint_io import AtomicCheckpointIO
 from espnet3.trainer.config import (
@@ -92,20 +92,24 @@ def build_trainer(
         logger.warning(
             "%s is %r%s, which this trainer leaves to the module that espnet3.trainer.train puts "
             "around a model: a LightningModule of your own must do it itself.",
-            join_key(KEY, name), block[name], set_in(join_key(KEY, name), loaded),
+            join_key(KEY, name), block[name], loaded.set_in(join_key(KEY, name)),
         )  # fmt: skip
     folder = str(exp_dir or loaded.config.get("exp_dir") or ".")
-    return trainer_for(loaded, callbacks, exp_dir=folder)
+    with loaded.naming_places():
+        try:
+            return trainer_for(block, callbacks, exp_dir=folder)
+        except ConfigError:
+            check_trainer(loaded)  # has better words, for a misspelt name among others
+            raise
 
 
 def trainer_for(
-    loaded: LoadedConfig, callbacks: Sequence[pl.Callback] = (), *, exp_dir: str
+    block: Mapping[str, Any], callbacks: Sequence[pl.Callback] = (), *, exp_dir: str
 ) -> pl.Trainer:
     """Build the trainer for our own module, which accumulates and clips gradients itself."""
-    block = trainer_block(loaded)
-    arguments = lightning_arguments(block, loaded)
-    arguments["logger"] = build_loggers(block.get("logger"), exp_dir, loaded=loaded)
-    users = _checked(_listed(arguments.get("callbacks")), loaded)
+    arguments = lightning_arguments(block)
+    arguments["logger"] = build_loggers(block.get("logger"), exp_dir)
+    users = _checked(_listed(arguments.get("callbacks")))
     arguments["callbacks"] = [*callbacks, *users]
     arguments["plugins"] = _with_ours(_listed(arguments.get("plugins")))
     has_bar = any(isinstance(callback, pl.callbacks.ProgressBar) for callback in users)
@@ -118,8 +122,7 @@ def trainer_for(
     try:
         return pl.Trainer(**{**defaults, **arguments, **ours})
     except (ValueError, TypeError, ImportError, MisconfigurationException) as error:
-        check_trainer(loaded)  # has better words, for a misspelt name among others
-        raise _refusal(block, error, loaded) from error
+        raise _refusal(block, error) from error
 
 
 def _whole(loaded: LoadedConfig) -> LoadedConfig:
@@ -133,24 +136,26 @@ def _whole(loaded: LoadedConfig) -> LoadedConfig:
     return load_config({KEY: loaded.config})
 
 
-def _refusal(block: Mapping[str, Any], error: Exception, loaded: LoadedConfig) -> ConfigError:
+def _refusal(block: Mapping[str, Any], error: Exception) -> ConfigError:
     name = blamed_argument(block, error)
     if name is None:
-        return ConfigError(f"Lightning does not take the {KEY} block{set_in(KEY, loaded)}: {error}")
-    key = join_key(KEY, name)
+        head = f"Lightning does not take the {KEY} block"
+        return ConfigError(head, key=KEY, problem=f": {error}")
     return ConfigError(
-        f"{key} is {block[name]!r:.80}{set_in(key, loaded)}, which Lightning does not take: {error}"
+        f"{KEY}.{name} is {block[name]!r:.80}",
+        key=f"{KEY}.{name}",
+        problem=f"which Lightning does not take: {error}",
     )
 
 
-def _checked(callbacks: list[Any], loaded: LoadedConfig) -> list[pl.Callback]:
+def _checked(callbacks: list[Any]) -> list[pl.Callback]:
     for index, callback in enumerate(callbacks):
         if not isinstance(callback, pl.Callback):
-            key = join_key(KEY, "callbacks", index)
             raise ConfigError(
-                f"{key}{set_in(key, loaded)} is {_kind(callback)}, no callback of Lightning. "
-                "Write: callbacks: "
-                "[{_target_: lightning.pytorch.callbacks.EarlyStopping, monitor: valid/loss}]"
+                key=f"{KEY}.callbacks.{index}",
+                problem=f"is {_kind(callback)}, no callback of Lightning",
+                fix="Write: callbacks: "
+                "[{_target_: lightning.pytorch.callbacks.EarlyStopping, monitor: valid/loss}]",
             )
     return callbacks
 

@@ -29,7 +29,6 @@ from espnet3.systems.base.training import load_loader_config
 from espnet3.systems.base.training_data import check_data
 from espnet3.trainer.config import check_trainer, trainer_arguments
 from espnet3.trainer.fit import check_fit
-from espnet3.trainer.optimization.optimization_config import check_optimizers
 from tests.helpers.exhaustive import few
 
 ROOT = Path(__file__).parents[2]
@@ -101,8 +100,8 @@ BLOCKS = {
     "trainer": ("train", check_trainer, " ".join(trainer_arguments())),
     "fit": ("train", check_fit, "ckpt_path"),
     "checkpoint": ("train", check_fit, ""),
-    "optimizer": ("train", check_optimizers, "lr betas eps weight_decay"),
-    "scheduler": ("train", check_optimizers, "max_lr epochs"),
+    "optimizer": ("train", check_fit, "lr betas eps weight_decay"),
+    "scheduler": ("train", check_fit, "max_lr epochs"),
     "dataloader": ("train", load_loader_config, "collate_fn"),
     "dataloader.train": ("train", load_loader_config, " ".join(LoaderConfig.model_fields)),
     "dataloader.valid": ("train", load_loader_config, " ".join(LoaderConfig.model_fields)),

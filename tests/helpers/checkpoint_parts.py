@@ -7,10 +7,10 @@ import lightning.pytorch as pl
 import numpy as np
 import torch
 
-from espnet3.trainer.checkpointing.best_checkpoints import Criterion
 from espnet3.trainer.checkpointing.checkpoint_io import AtomicCheckpointIO
-from espnet3.trainer.checkpointing.checkpoints import CheckpointConfig, CheckpointKeeper
+from espnet3.trainer.checkpointing.checkpoints import CheckpointKeeper
 from espnet3.trainer.checkpointing.training_state import RandomStates
+from espnet3.trainer.config import CheckpointConfig, Criterion
 
 torch.set_num_threads(1)
 warnings.filterwarnings("ignore", module="lightning")

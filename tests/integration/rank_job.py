@@ -16,7 +16,8 @@ import lightning.pytorch as pl
 import torch
 import torch.distributed as dist
 
-from espnet3.trainer.checkpointing.checkpoints import CheckpointConfig, CheckpointKeeper
+from espnet3.trainer.checkpointing.checkpoints import CheckpointKeeper
+from espnet3.trainer.config import CheckpointConfig
 from espnet3.trainer.ranks.preemption import Preemption
 from espnet3.trainer.ranks.rank_watch import RankWatch
 

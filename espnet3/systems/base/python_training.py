@@ -14,6 +14,7 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from espnet3.config.sources import names_places
 from espnet3.errors import ConfigError, ResourceError, StaleRunError
 from espnet3.systems.base.given_parts import SPLITS, GivenParts, GivenSplit
 
@@ -259,6 +260,7 @@ def _replaced(loaded: "LoadedConfig", key: str, value: Any) -> "LoadedConfig":
     return load_config([kept, value])
 
 
+@names_places
 def _check_processes(loaded: "LoadedConfig", given: GivenParts) -> None:
     """Refuse several processes where they cannot be started, or could not share the data.
 
@@ -267,22 +269,24 @@ def _check_processes(loaded: "LoadedConfig", given: GivenParts) -> None:
         ConfigError: the training data cannot be dealt out.
     """
     from espnet3.components.data.foreign_loader import shared_by_none
-    from espnet3.config.sources import set_in
     from espnet3.trainer.config import trainer_block
     from espnet3.trainer.launching.devices import count_gpus, find_wanted
     from espnet3.trainer.launching.process_rank import process_rank
 
     block = trainer_block(loaded)
-    wanted = find_wanted(block, count_gpus(), loaded=loaded)
+    wanted = find_wanted(block, count_gpus())
     n_processes = wanted.world_size if wanted is not None else 1
     if n_processes == 1:
         return
     if process_rank().world_size == 1 and not _is_script():
         key = "trainer.devices"
         raise ResourceError(
-            f"{key} is {block.get('devices', 'auto')!r}{set_in(key, loaded)}, but "
-            f"this is a notebook or a prompt, which cannot be started in {n_processes} processes. "
-            'Write {"trainer": {"devices": 1}} here; or put the cell into a file: python train.py'
+            key=key,
+            value=block.get("devices", "auto"),
+            problem="but this is a notebook or a prompt, which cannot be started in "
+            f"{n_processes} processes",
+            fix='Write {"trainer": {"devices": 1}} here; or put the cell into a file: '
+            "python train.py",
         )
     if given.train is not None and given.train.is_foreign:
         raise ConfigError(shared_by_none(given.train.data, "train", n_processes))
@@ -298,11 +302,11 @@ def _is_script() -> bool:
 
 def find_result(loaded: "LoadedConfig", *, was_trained: bool) -> TrainingResult:
     """Return what is in the folder of a training now."""
-    from espnet3.trainer.checkpointing.best_checkpoints import LAST, parse_criteria, read_index
+    from espnet3.trainer.checkpointing.best_checkpoints import LAST, read_index
+    from espnet3.trainer.config import load_criteria
 
     folder = Path(str(loaded.config["exp_dir"]))
-    values = loaded.plain()
-    criteria = parse_criteria(values.get("best_model_criterion"), loaded)
+    criteria = load_criteria(loaded)
     index = read_index(folder) if (folder / "best.json").exists() else {}
     best = {
         criterion.monitor: [folder / entry.file for entry in index.get(criterion) or ()]

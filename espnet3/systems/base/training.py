@@ -61,8 +61,10 @@ def train(
     from time import monotonic
 
     begin = monotonic()  # before the imports: Lightning takes seconds of the start
+    from espnet3.trainer.config import load_training_config
     from espnet3.trainer.fit import Fit
     from espnet3.trainer.launching.process_rank import process_rank
+    from espnet3.trainer.optimization.optimization_config import OptimizationConfig
     from espnet3.trainer.reporting.summary import StartupTimes
 
     loaded = completed(loaded)
@@ -83,8 +85,10 @@ def train(
         on_start()
         before.append(_history_time(exp_dir))
 
+    config = load_training_config(loaded)
     fit = Fit(
-        loaded,
+        config,
+        OptimizationConfig.from_config(loaded),
         lambda: _build_parts(loaded, times, described, given),
         times,
         start,
@@ -97,7 +101,7 @@ def train(
         # Also after a kill signal, but not if this call logged nothing: the curves did not change.
         if before and _history_time(exp_dir) != before[0]:
             _plot(exp_dir)
-    if is_first and not fit.is_trial and (was_trained or _lacks_averages(exp_dir, criteria)):
+    if is_first and not config.is_trial and (was_trained or _lacks_averages(exp_dir, criteria)):
         _average_at_the_end(exp_dir, criteria)
     return None if was_trained else Skipped("it is trained to the end already")
 
@@ -194,23 +198,25 @@ def check_train(
     from espnet3.trainer.config import check_trainer
     from espnet3.trainer.fit import check_fit
     from espnet3.trainer.launching.launch_check import check_launch
+    from espnet3.trainer.optimization.optimization_config import OptimizationConfig
     from espnet3.trainer.reporting.monitors import configured_monitors, refuse_without_validation
     from espnet3.trainer.trainer import quiet_lightning, trainer_for
 
     loaded = completed(loaded)
     block = check_trainer(loaded)
-    check_fit(loaded)
+    config = check_fit(loaded)
     given.check(loaded)
     load_loader_config(loaded, given)
     _check_model(loaded, given)
     check_data(loaded, given)
     check_training_rates(loaded)
     if has_split(loaded, "valid", given) is False:
-        refuse_without_validation(configured_monitors(loaded), loaded)
-    check_launch(block, loaded=loaded)
+        optimization = OptimizationConfig.from_config(loaded)
+        refuse_without_validation(configured_monitors(config, optimization))
+    check_launch(block)
     # Lightning checks most arguments only when its trainer is built.
     with quiet_lightning(), _unheard():
-        trainer_for(loaded, exp_dir=str(_exp_dir(loaded)))
+        trainer_for(block, exp_dir=str(_exp_dir(loaded)))
     comparison = compare(loaded, with_inputs=with_inputs, given=given)
     if comparison is not None and comparison.described.sets:
         _check_fields(comparison.described.sets, loaded, given)
@@ -341,9 +347,9 @@ def describe_average(loaded: "LoadedConfig") -> list[str]:
 
 
 def _criteria(loaded: "LoadedConfig") -> "tuple[Criterion, ...]":
-    from espnet3.trainer.checkpointing.best_checkpoints import parse_criteria
+    from espnet3.trainer.config import load_criteria
 
-    return parse_criteria(loaded.plain().get("best_model_criterion"), loaded)
+    return load_criteria(loaded)
 
 
 @names_places
@@ -472,8 +478,8 @@ def _check_model(loaded: "LoadedConfig", given: GivenParts = NOTHING_GIVEN) -> N
             f"model{set_in('model', loaded)} has no _target_, so what to train is not known. "
             f"Write: {_MODEL}"
         )
-    check_call(block, "model", loaded)
-    check_parts(block, "model", loaded)
+    check_call(block, "model")
+    check_parts(block, "model")
     refuse_lightning(locate(str(block["_target_"])))
 
 

@@ -16,7 +16,7 @@ import torch
 from espnet3.errors import ConfigError, RunFolderError, suggest
 from espnet3.io.atomic import StrPath, fsync_dir, fsync_file, temp_path, write_json
 from espnet3.text import first_few
-from espnet3.trainer.checkpointing.best_checkpoints import INDEX, Criterion, Saved, read_index
+from espnet3.trainer.checkpointing.best_checkpoints import INDEX, Saved, read_index
 from espnet3.trainer.checkpointing.checkpoint_io import (
     explain_trouble,
     read_checkpoint,
@@ -24,6 +24,7 @@ from espnet3.trainer.checkpointing.checkpoint_io import (
     write_checkpoint,
 )
 from espnet3.trainer.checkpointing.weights import PREFIX, weights_in
+from espnet3.trainer.config import Criterion
 
 log = logging.getLogger(__name__)
 

@@ -6,21 +6,18 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import lightning.pytorch as pl
 from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.trainer.states import TrainerFn
-from pydantic import PositiveFloat, PositiveInt
 from typing_extensions import override
 
-from espnet3.config.schema import FrozenConfig
 from espnet3.io.atomic import StrPath
 from espnet3.trainer.checkpointing.best_checkpoints import (
     INDEX,
     LAST,
     BestCheckpoints,
-    Criterion,
     read_index,
     write_index,
 )
@@ -38,6 +35,7 @@ from espnet3.trainer.checkpointing.training_state import (
     settle_loops,
     start_loops,
 )
+from espnet3.trainer.config import CheckpointConfig, Criterion
 from espnet3.trainer.lightning_internals import (
     is_ending,
     is_last_batch,
@@ -54,16 +52,6 @@ _PATIENCE = 100  # batches that a save waits for a moment without half-summed gr
 _SHORTEST, _LONGEST = 60.0, 1800.0  # seconds between two saves, where the timer chooses
 _SHARE = 0.01  # of the time that saving may take
 _MOST_BATCHES = 1000  # between two questions to the clock of rank 0
-
-
-class CheckpointConfig(FrozenConfig):
-    """Block `checkpoint`: when `last.ckpt` is written besides after each epoch and validation."""
-
-    every_n_steps: PositiveInt | None = None
-    """Steps of optimizers between two saves, as in `trainer.max_steps`."""
-    every_minutes: PositiveFloat | Literal["auto"] | None = "auto"
-    """Minutes between two saves; auto: 1, or as many as keep saving below 1% of the time, up to 30;
-    null: only after each epoch and validation."""
 
 
 class CheckpointKeeper(Checkpoint):

@@ -10,29 +10,22 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any
 
 import torch
-from pydantic import Field
 from torch import nn
 from torch.nn.parameter import UninitializedParameter
 
-from espnet3.config.schema import FrozenConfig, validate
-from espnet3.config.sources import join_key, set_in
 from espnet3.errors import ConfigError, RunFolderError, suggest
 from espnet3.text import first_few, folded
 from espnet3.trainer.checkpointing.weights import load_weights
-
-if TYPE_CHECKING:
-    from espnet3.config.load import LoadedConfig
+from espnet3.trainer.config import METHODS, InitConfig, InitEntry, MethodConfig
 
 log = logging.getLogger(__name__)
 
 KEY = "init"
 _MOST_GROUPS = 8
 
-Method = Literal["chainer", "xavier_uniform", "xavier_normal", "kaiming_uniform", "kaiming_normal"]
-METHODS: tuple[str, ...] = get_args(Method)
 _DRAW: Mapping[str, Callable[[torch.Tensor], Any]] = {
     "chainer": lambda weight: nn.init.normal_(weight, 0.0, _fan_in(weight) ** -0.5),
     "xavier_uniform": nn.init.xavier_uniform_,
@@ -45,35 +38,6 @@ _KEPT = (
     nn.modules.batchnorm._NormBase,
 )  # fmt: skip
 """Modules whose own way to begin is right for them."""
-
-
-class InitConfig(FrozenConfig):
-    """One file to start from."""
-
-    path: str
-    """`.safetensors`, `.ckpt`, or a `state_dict` saved by torch."""
-    source: str = Field("", alias="from")
-    """Take only the weights below this prefix, such as `encoder`; it is cut off."""
-    to: str = ""
-    """Put them below this prefix of the model."""
-    exclude: tuple[str, ...] = ()
-    """Names in the model, prefixes or patterns (`decoder.*.bias`), to leave as they are."""
-    strict: bool = False
-    """Whether anything missing, unexpected or of another shape is an error."""
-
-
-class MethodConfig(FrozenConfig):
-    """One way to draw weights: matrices by the method, biases 0, embeddings and norms as built."""
-
-    method: Method
-    """Of torch.nn.init; `chainer`: a normal distribution with deviation 1/sqrt(inputs)."""
-    to: str = ""
-    """Only what is below this prefix of the model."""
-    exclude: tuple[str, ...] = ()
-    """Names in the model, prefixes or patterns, to leave as they are."""
-
-
-Entry = InitConfig | MethodConfig
 
 
 @dataclass
@@ -106,40 +70,11 @@ class InitReport:
         return "\n".join(lines)
 
 
-def parse_init(value: Any, loaded: "LoadedConfig | None" = None) -> tuple[Entry, ...]:
-    """Read `init`: a path, a method, a mapping, or a list of these; None means nothing.
-
-    Raises:
-        ConfigError: naming the key, its place, and what to write.
-    """
-    if value is None:
-        return ()
-    many = isinstance(value, list | tuple)
-    entries = list[Entry]()
-    for index, entry in enumerate(value if many else [value]):
-        key = join_key(KEY, index) if many else KEY
-        plain = {_kind(entry): entry} if isinstance(entry, str) else entry
-        if not isinstance(plain, Mapping):
-            raise ConfigError(
-                f"{key} is {entry!r}{set_in(key, loaded)}, no file. Write: "
-                "init: {path: exp/other/valid.loss.ave_3best.safetensors}"
-            )
-        kind: type[Entry] = (
-            MethodConfig if "method" in plain and "path" not in plain else InitConfig
-        )
-        entries.append(validate(kind, plain, prefix=key, loaded=loaded))
-    return tuple(entries)
-
-
-def _kind(text: str) -> str:
-    return "method" if text in METHODS else "path"
-
-
-def check_files(entries: Sequence[Entry], loaded: "LoadedConfig | None" = None) -> None:
+def check_files(entries: Sequence[InitEntry]) -> None:
     """See to it that the files are there, before anything is built for them.
 
     Raises:
-        ConfigError: naming the one that is not, and its place.
+        ConfigError: naming the one that is not.
     """
     for index, entry in enumerate(entries):
         if isinstance(entry, InitConfig) and not Path(entry.path).exists():
@@ -150,33 +85,39 @@ def check_files(entries: Sequence[Entry], loaded: "LoadedConfig | None" = None) 
                     f"{way_out} Or is it a way to draw weights? Those are {', '.join(METHODS)}. "
                     f"Write: init: {word}"
                 )
-            raise ConfigError(f"{_called(entry, index, loaded)}, which does not exist. {way_out}")
+            raise ConfigError(
+                key=_key(entries, index),
+                value=entry.path,
+                problem="which does not exist",
+                fix=way_out,
+            )
 
 
-def load_initial_weights(
-    model: torch.nn.Module, entries: Sequence[Entry], loaded: "LoadedConfig | None" = None
-) -> list[InitReport]:
+def _key(entries: Sequence[InitEntry], index: int) -> str:
+    return f"{KEY}.{index}.path" if len(entries) > 1 else f"{KEY}.path"
+
+
+def load_initial_weights(model: torch.nn.Module, entries: Sequence[InitEntry]) -> list[InitReport]:
     """Copy weights into the model, file after file, and log a report for each.
 
     Args:
         model: is changed.
         entries: in this order.
-        loaded: where they come from, so that errors name file and line.
 
     Raises:
         ConfigError: a file is missing or damaged, nothing fits, or with `strict` not everything.
             The model may then hold a part.
     """
-    check_files(entries, loaded)
+    check_files(entries)
     reports = []
     for index, entry in enumerate(entries):
         if isinstance(entry, MethodConfig):
-            _draw(model, entry, loaded)
+            _draw(model, entry)
             continue
         try:
             weights = load_weights(entry.path)
         except RunFolderError as error:
-            raise ConfigError(_unreadable(_called(entry, index, loaded), error)) from error
+            raise _unreadable(_key(entries, index), entry.path, error) from error
         report = _copy(weights, model, entry)
         log.info("%s", report)
         if not report.loaded:
@@ -190,7 +131,7 @@ def load_initial_weights(
     return reports
 
 
-def _draw(model: nn.Module, entry: MethodConfig, loaded: "LoadedConfig | None") -> None:
+def _draw(model: nn.Module, entry: MethodConfig) -> None:
     """Draw the weights of a model, all of them in the same order on each rank."""
     kept, n_drawn, n_zero = list[str](), 0, 0
     seen: set[int] = set()
@@ -213,9 +154,10 @@ def _draw(model: nn.Module, entry: MethodConfig, loaded: "LoadedConfig | None") 
     if not n_drawn:
         tops = ", ".join(name for name, _ in model.named_children())
         raise ConfigError(
-            f"{KEY}{set_in(KEY, loaded)} draws no weight of {type(model).__name__}: it has no "
-            f"matrix below to: {entry.to!r} that exclude leaves. It has: {tops}. Write: "
-            f"init: {entry.method}"
+            key=KEY,
+            problem=f"draws no weight of {type(model).__name__}: it has no matrix below to: "
+            f"{entry.to!r} that exclude leaves. It has: {tops}",
+            fix=f"Write: init: {entry.method}",
         )
     lines = [f"Weights by {entry.method}: {n_drawn} drawn, {n_zero} biases set to 0."]
     log.info("%s", "\n".join([*lines, *_groups("left as they were", kept)]))
@@ -225,22 +167,18 @@ def _fan_in(weight: torch.Tensor) -> int:
     return int(weight[0].numel())
 
 
-def _called(entry: InitConfig, index: int, loaded: "LoadedConfig | None") -> str:
-    value = None if loaded is None else loaded.config.get(KEY)
-    is_list = isinstance(value, Sequence) and not isinstance(value, str)
-    key = join_key(KEY, index, "path") if is_list else join_key(KEY, "path")
-    return f"{key} is {entry.path!r}{set_in(key, loaded)}"
-
-
-def _unreadable(called: str, error: RunFolderError) -> str:
+def _unreadable(key: str, path: str, error: RunFolderError) -> ConfigError:
     if isinstance(error.__cause__, Exception) and "Python objects" not in str(error):
         # What it says of resuming is of no use here.
         reason = folded(error.__cause__)[:200]
-        return (
-            f"{called}, which is damaged, or holds no weights ({reason}). Give a .safetensors "
-            "file, a checkpoint of a training, or what torch.save(model.state_dict(), path) wrote."
+        return ConfigError(
+            key=key,
+            value=path,
+            problem=f"which is damaged, or holds no weights ({reason})",
+            fix="Give a .safetensors file, a checkpoint of a training, or what "
+            "torch.save(model.state_dict(), path) wrote.",
         )
-    return f"{called}. {error}"
+    return ConfigError(key=key, value=path, fix=str(error))
 
 
 def _copy(

@@ -4,9 +4,10 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from espnet3.config.resolve import resolved
+from espnet3.config.sources import names_places
 from espnet3.errors import ResourceError
 from espnet3.findings import Finding, never_raises
+from espnet3.trainer.config import trainer_block
 from espnet3.trainer.launching.devices import count_gpus, find_wanted
 from espnet3.trainer.launching.launch_check import check_launch
 from espnet3.trainer.launching.launchers import find_job
@@ -18,6 +19,7 @@ _WHAT = "trainer"
 
 
 @never_raises(_WHAT)
+@names_places
 def check_training(
     loaded: "LoadedConfig",
     environ: Mapping[str, str] = os.environ,
@@ -38,14 +40,15 @@ def check_training(
         return []
     if loaded.has("launch"):
         return _launched(loaded, recipe_dir)
-    block = resolved(loaded.config.get("trainer"), prefix="trainer", loaded=loaded)
+    block = trainer_block(loaded)
     n_gpus = count_gpus()
     try:
-        check_launch(block, environ, n_gpus, loaded=loaded)
+        check_launch(block, environ, n_gpus)
     except ResourceError as error:
+        error.locate(loaded)
         is_certain = trains_here or find_job(environ) is not None
         return [Finding.of(_WHAT, error, "problem" if is_certain else "warning")]
-    wanted = find_wanted(block, n_gpus, environ, loaded)
+    wanted = find_wanted(block, n_gpus, environ)
     if wanted is None:
         return [Finding("ok", _WHAT, f"accelerator {block.get('accelerator')!r} is Lightning's")]
     job = find_job(environ)

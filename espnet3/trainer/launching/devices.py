@@ -5,16 +5,13 @@ whether this machine has them.
 import os
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from espnet3.config.sources import set_in
 from espnet3.errors import ConfigError, ResourceError, suggest
-
-if TYPE_CHECKING:
-    from espnet3.config.load import LoadedConfig
 
 ALL = ("auto", "-1", -1)
 """Values of `devices` that stand for all there are."""
+_DEVICES = "trainer.devices"
 _GPU = ("gpu", "cuda")
 # To try a training of two processes on a machine of one core is fine; this many is a mistake.
 _MOST_ON_A_CORE = 4
@@ -35,22 +32,25 @@ class Wanted:
     """Processes on each node, which is also the number of GPUs if it trains on such."""
     n_nodes: int
     on_gpus: bool
-    places: str = ""
-    """Where it was set, as ` (set in ...)`."""
 
     @property
     def world_size(self) -> int:
         """Processes on all nodes together."""
         return self.n_devices * self.n_nodes
 
+    @property
+    def key(self) -> str:
+        """The setting to name the place of, in errors about the number of processes."""
+        return "trainer.num_nodes" if self.n_nodes > 1 else "trainer.devices"
+
     def __str__(self) -> str:
         return (
-            f"trainer.devices is {self.n_devices} and trainer.num_nodes is {self.n_nodes}"
-            f"{self.places}, which makes {self.world_size} process(es)"
+            f"trainer.devices is {self.n_devices} and trainer.num_nodes is {self.n_nodes}, "
+            f"which makes {self.world_size} process(es)"
         )
 
 
-def check_names(block: Mapping[str, Any], loaded: "LoadedConfig | None" = None) -> None:
+def check_names(block: Mapping[str, Any]) -> None:
     """Refuse an accelerator, strategy or precision that Lightning does not know.
 
     A mapping must have a `_target_`; an object is left to Lightning.
@@ -60,9 +60,9 @@ def check_names(block: Mapping[str, Any], loaded: "LoadedConfig | None" = None) 
     """
     from espnet3.trainer.lightning_internals import precision_names
 
-    _check_word(block, "accelerator", _accelerators(), loaded)
-    _check_word(block, "strategy", _strategies(), loaded, usual=_USUAL_STRATEGIES)
-    _check_word(block, "precision", precision_names(), loaded, usual=_USUAL_PRECISIONS)
+    _check_word(block, "accelerator", _accelerators())
+    _check_word(block, "strategy", _strategies(), _USUAL_STRATEGIES)
+    _check_word(block, "precision", precision_names(), _USUAL_PRECISIONS)
 
 
 def _accelerators() -> list[str]:
@@ -78,20 +78,16 @@ def _strategies() -> list[str]:
 
 
 def _check_word(
-    block: Mapping[str, Any],
-    name: str,
-    known: Collection[str],
-    loaded: "LoadedConfig | None",
-    *,
-    usual: Collection[str] = (),
+    block: Mapping[str, Any], name: str, known: Collection[str], usual: Collection[str] = ()
 ) -> None:
-    value = block.get(name)
-    key = f"trainer.{name}"
-    where = f"{key} is {value!r}{set_in(key, loaded)}"
+    value, key = block.get(name), f"trainer.{name}"
     if isinstance(value, Mapping) and "_target_" not in value:
         raise ConfigError(
-            f"{where}, a mapping without a class. Write {name}: WORD, or give the class: "
-            f"{name}: {{_target_: lightning.pytorch.{_EXAMPLES[name]}}}"
+            key=key,
+            value=value,
+            problem="a mapping without a class",
+            fix=f"Write {name}: WORD, or give the class: "
+            f"{name}: {{_target_: lightning.pytorch.{_EXAMPLES[name]}}}",
         )
     if not isinstance(value, str | int) or (name == "strategy" and value == ""):
         return  # None is Lightning's default; what is an object already is Lightning's to judge
@@ -100,16 +96,15 @@ def _check_word(
         return
     listed = ", ".join(usual or known)
     raise ConfigError(
-        f"{where}, which Lightning does not have.",
+        key=key,
+        value=value,
+        problem="which Lightning does not have",
         fix=f"{suggest(word, known)} {'Usual ones' if usual else 'It has'}: {listed}.",
     )
 
 
 def find_wanted(
-    block: Mapping[str, Any],
-    n_gpus: int,
-    environ: Mapping[str, str] = os.environ,
-    loaded: "LoadedConfig | None" = None,
+    block: Mapping[str, Any], n_gpus: int, environ: Mapping[str, str] = os.environ
 ) -> Wanted | None:
     """Read the block for a machine with `n_gpus` visible GPUs, and compare the two.
 
@@ -125,20 +120,19 @@ def find_wanted(
         return None
     on_gpus = accelerator in _GPU or (accelerator != "cpu" and n_gpus > 0)
     if (accelerator in _GPU or is_fsdp(block)) and n_gpus == 0:
-        raise ResourceError(_no_gpu(block, environ, loaded))
-    n_nodes = read_nodes(block, loaded)
-    places = _places(loaded)
+        raise _no_gpu(block, environ)
+    n_nodes = read_nodes(block)
     if not on_gpus:
-        return Wanted(_cpu_processes(block, loaded), n_nodes, on_gpus, places)
-    devices = read_devices(block, loaded)
+        return Wanted(_cpu_processes(block), n_nodes, on_gpus)
+    devices = read_devices(block)
     last = max(devices) if isinstance(devices, list) else (devices or n_gpus) - 1
     if last >= n_gpus:
-        raise ResourceError(_too_few(block, n_gpus, environ, loaded))
+        raise _too_few(block, n_gpus, environ)
     count = len(devices) if isinstance(devices, list) else devices or n_gpus
-    return Wanted(count, n_nodes, on_gpus, places)
+    return Wanted(count, n_nodes, on_gpus)
 
 
-def read_nodes(block: Mapping[str, Any], loaded: "LoadedConfig | None" = None) -> int:
+def read_nodes(block: Mapping[str, Any]) -> int:
     """Return `num_nodes`.
 
     Raises:
@@ -147,15 +141,15 @@ def read_nodes(block: Mapping[str, Any], loaded: "LoadedConfig | None" = None) -
     value = block.get("num_nodes", 1)
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ConfigError(
-            f"trainer.num_nodes is {value!r}{set_in('trainer.num_nodes', loaded)}, but must be a "
-            "number of machines. Write: num_nodes: 1"
+            key="trainer.num_nodes",
+            value=value,
+            problem="but must be a number of machines",
+            fix="Write: num_nodes: 1",
         )
     return value
 
 
-def read_devices(
-    block: Mapping[str, Any], loaded: "LoadedConfig | None" = None
-) -> int | list[int] | None:
+def read_devices(block: Mapping[str, Any]) -> int | list[int] | None:
     """Return `devices`: a number, a list of GPUs, or None for all.
 
     Raises:
@@ -177,8 +171,10 @@ def read_devices(
     except (TypeError, ValueError):
         pass
     raise ConfigError(
-        f"trainer.devices is {value!r}{set_in('trainer.devices', loaded)}, but must be a number of "
-        "devices, a list of GPUs, or auto. Write: devices: 1"
+        key=_DEVICES,
+        value=value,
+        problem="but must be a number of devices, a list of GPUs, or auto",
+        fix="Write: devices: 1",
     )
 
 
@@ -191,71 +187,66 @@ def count_gpus() -> int:
     return torch.cuda.device_count()
 
 
-def _cpu_processes(block: Mapping[str, Any], loaded: "LoadedConfig | None") -> int:
-    devices = read_devices(block, loaded)
+def _cpu_processes(block: Mapping[str, Any]) -> int:
+    devices = read_devices(block)
     if isinstance(devices, list):
         raise ConfigError(
-            f"trainer.devices is {block['devices']!r}{set_in('trainer.devices', loaded)}, a list, "
-            f"but on CPUs it is a number of processes. Write: devices: {len(devices)}"
+            key=_DEVICES,
+            value=block["devices"],
+            problem="a list, but on CPUs it is a number of processes",
+            fix=f"Write: devices: {len(devices)}",
         )
     n_cores = count_cores()
     if devices and devices > _MOST_ON_A_CORE * n_cores:
         raise ResourceError(
-            f"trainer.devices is {devices}{set_in('trainer.devices', loaded)}: on CPUs that is a "
-            f"number of processes, but only {n_cores} core(s) are visible here. "
-            f"Write: devices: {n_cores}"
+            key=_DEVICES,
+            value=devices,
+            problem=": on CPUs that is a number of processes, but only "
+            f"{n_cores} core(s) are visible here",
+            fix=f"Write: devices: {n_cores}",
         )
     return devices or 1
-
-
-def _places(loaded: "LoadedConfig | None") -> str:
-    keys = ("trainer.devices", "trainer.num_nodes")
-    found = [str(source) for key in keys if loaded and (source := loaded.find_source(key))]
-    unique = list(dict.fromkeys(found))
-    return f" (set in {' and '.join(unique)})" if unique else ""
 
 
 def _visible(environ: Mapping[str, str]) -> str:
     return f"CUDA_VISIBLE_DEVICES={environ.get('CUDA_VISIBLE_DEVICES')!r}"
 
 
-def _no_gpu(
-    block: Mapping[str, Any], environ: Mapping[str, str], loaded: "LoadedConfig | None"
-) -> str:
+def _no_gpu(block: Mapping[str, Any], environ: Mapping[str, str]) -> ResourceError:
     import torch
 
     key = "accelerator" if block.get("accelerator") in _GPU else "strategy"
     built = "" if torch.version.cuda or torch.version.hip else "; this torch was built without GPUs"
     way_out = "accelerator: cpu" if key == "accelerator" else "strategy: ddp"
-    return (
-        f"trainer.{key} is {block.get(key)!r}{set_in(f'trainer.{key}', loaded)}, but no GPU is "
-        f"visible here ({_visible(environ)}{built}). Write {way_out}, or run it where nvidia-smi "
-        "lists GPUs; on a cluster: espnet3 launch conf/training.yaml conf/launch_slurm.yaml"
+    return ResourceError(
+        key=f"trainer.{key}",
+        value=block.get(key),
+        problem=f"but no GPU is visible here ({_visible(environ)}{built})",
+        fix=f"Write {way_out}, or run it where nvidia-smi lists GPUs; on a cluster: "
+        "espnet3 launch conf/training.yaml conf/launch_slurm.yaml",
     )
 
 
-def _too_few(
-    block: Mapping[str, Any],
-    n_gpus: int,
-    environ: Mapping[str, str],
-    loaded: "LoadedConfig | None",
-) -> str:
-    devices = read_devices(block, loaded)
-    problem = (
-        f"trainer.devices is {block.get('devices')!r}{set_in('trainer.devices', loaded)}, but "
-        f"{n_gpus} GPU(s) are visible here ({_visible(environ)})."
-    )
+def _too_few(block: Mapping[str, Any], n_gpus: int, environ: Mapping[str, str]) -> ResourceError:
+    devices = read_devices(block)
     on_node = environ.get("SLURM_GPUS_ON_NODE", "")
     wanted = devices if isinstance(devices, int) else len(devices or [])
     if on_node.isdigit() and int(on_node) >= wanted:
-        return (
-            f"{problem} The job has {on_node} on this node, but each process sees only some of "
-            "them. Lightning gives each process its GPU itself: submit without --gpus-per-task and "
+        way_out = (
+            f"The job has {on_node} on this node, but each process sees only some of them. "
+            "Lightning gives each process its GPU itself: submit without --gpus-per-task and "
             f"--gpu-bind, with --gres=gpu:{wanted}"
         )
-    if on_node or "SLURM_JOB_ID" in environ:
-        return f"{problem} Submit with --gres=gpu:{wanted}, or write: devices: {n_gpus}"
-    return f"{problem} Write devices: {n_gpus}, or make more GPUs visible."
+    elif on_node or "SLURM_JOB_ID" in environ:
+        way_out = f"Submit with --gres=gpu:{wanted}, or write: devices: {n_gpus}"
+    else:
+        way_out = f"Write devices: {n_gpus}, or make more GPUs visible."
+    return ResourceError(
+        key=_DEVICES,
+        value=block.get("devices"),
+        problem=f"but {n_gpus} GPU(s) are visible here ({_visible(environ)})",
+        fix=way_out,
+    )
 
 
 def is_fsdp(block: Mapping[str, Any]) -> bool:

@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from espnet3.config.sources import set_in
+from espnet3.config.sources import names_places
 from espnet3.errors import ConfigError, ResourceError, RunFolderError
 from espnet3.io.atomic import folder_trouble
 from espnet3.schedulers import UnansweredError
-from espnet3.trainer.config import trainer_block
+from espnet3.trainer.config import n_loader_workers, trainer_block
 from espnet3.trainer.launching.devices import read_devices, read_nodes
 from espnet3.trainer.launching.job_script import Job, render
 from espnet3.trainer.launching.launch_config import LaunchConfig, load_launch_config
@@ -36,6 +36,7 @@ class Follow:
     cancel: str
 
 
+@names_places
 def plan_job(
     loaded: "LoadedConfig",
     arguments: tuple[str, ...],
@@ -58,17 +59,17 @@ def plan_job(
     """
     config = load_launch_config(loaded)
     block = trainer_block(loaded)
-    n_processes = _processes(block, config, loaded)
+    n_processes = _processes(block, config)
     exp_dir = Path(os.path.abspath(os.path.join(recipe_dir, str(loaded.config.exp_dir))))
     script = exp_dir / "launch" / f"{time.strftime('%Y%m%d-%H%M%S')}.sh"
     log_dir = os.path.join(recipe_dir, config.log_dir) if config.log_dir else script.parent
     job = Job(
         config=config,
         name=config.job_name or exp_dir.name,
-        n_nodes=read_nodes(block, loaded),
+        n_nodes=read_nodes(block),
         n_processes=n_processes,
-        n_gpus=_gpus(block, config, n_processes, loaded),
-        n_threads=max(1, config.cpus_per_task - _loader_workers(loaded)),
+        n_gpus=_gpus(block, config, n_processes),
+        n_threads=max(1, config.cpus_per_task - n_loader_workers(loaded.config.get("dataloader"))),
         recipe_dir=os.path.abspath(recipe_dir),
         script=str(script),
         log=os.path.join(os.path.abspath(log_dir), f"{script.stem}.log"),
@@ -80,16 +81,15 @@ def plan_job(
     return job
 
 
-def _processes(block: Mapping[str, Any], config: LaunchConfig, loaded: "LoadedConfig") -> int:
-    devices = read_devices(block, loaded)
-    where = (
-        f"trainer.devices is {block.get('devices', 'auto')!r}{set_in('trainer.devices', loaded)}"
-    )
+def _processes(block: Mapping[str, Any], config: LaunchConfig) -> int:
+    devices = read_devices(block)
     if isinstance(devices, list):
         if devices != list(range(len(devices))):
             raise ConfigError(
-                f"{where}, but a job has GPUs of its own, counted from 0. Write: devices: "
-                f"{len(devices)}"
+                key="trainer.devices",
+                value=block["devices"],
+                problem="but a job has GPUs of its own, counted from 0",
+                fix=f"Write: devices: {len(devices)}",
             )
         return len(devices)
     if devices is None and block.get("accelerator") == "cpu":
@@ -98,34 +98,26 @@ def _processes(block: Mapping[str, Any], config: LaunchConfig, loaded: "LoadedCo
         return config.gpus
     if devices is None:
         raise ConfigError(
-            f"{where}, but a job must say how many GPUs it needs on each node. Write under "
-            "trainer: devices: 4"
+            key="trainer.devices",
+            value=block.get("devices", "auto"),
+            problem="but a job must say how many GPUs it needs on each node",
+            fix="Write under trainer: devices: 4",
         )
     return devices
 
 
-def _gpus(
-    block: Mapping[str, Any], config: LaunchConfig, n_processes: int, loaded: "LoadedConfig"
-) -> int:
+def _gpus(block: Mapping[str, Any], config: LaunchConfig, n_processes: int) -> int:
     accelerator = block.get("accelerator")
     if config.gpus is None:
         return n_processes if accelerator in _ON_GPUS else 0
     if accelerator in ("gpu", "cuda") and config.gpus < n_processes:
         raise ConfigError(
-            f"launch.gpus is {config.gpus}{set_in('launch.gpus', loaded)}, but trainer.devices is "
-            f"{n_processes}{set_in('trainer.devices', loaded)}. Delete launch.gpus: it follows "
-            "from trainer.devices"
+            key="launch.gpus",
+            value=config.gpus,
+            problem=f"but trainer.devices is {n_processes}",
+            fix="Delete launch.gpus: it follows from trainer.devices",
         )
     return config.gpus
-
-
-def _loader_workers(loaded: "LoadedConfig") -> int:
-    from omegaconf import OmegaConf
-
-    found = OmegaConf.select(
-        loaded.config, "dataloader.train.num_workers", throw_on_resolution_failure=False
-    )
-    return found if isinstance(found, int) else 0
 
 
 def _check_paths(job: Job) -> None:

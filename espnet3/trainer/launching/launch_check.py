@@ -8,7 +8,7 @@ import logging
 import os
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from espnet3.config.resolve import resolved
 from espnet3.errors import ResourceError
@@ -23,9 +23,6 @@ from espnet3.trainer.launching.launchers import (
 )
 from espnet3.trainer.launching.process_rank import LAUNCHED, process_rank
 
-if TYPE_CHECKING:
-    from espnet3.config.load import LoadedConfig
-
 logger = logging.getLogger(__name__)
 
 
@@ -33,8 +30,6 @@ def check_launch(
     trainer_block: Any,
     environ: Mapping[str, str] = os.environ,
     n_gpus: int | None = None,
-    *,
-    loaded: "LoadedConfig | None" = None,
 ) -> None:
     """Refuse a block that cannot train here as it is meant, before any process starts.
 
@@ -42,17 +37,16 @@ def check_launch(
         trainer_block: the `trainer` block, as mapping or config; None for an empty one.
         environ: of this process.
         n_gpus: how many are visible; counted if None.
-        loaded: where the block comes from, so that errors name file and line.
 
     Raises:
         ConfigError: a word or number is wrong.
         ResourceError: the GPUs, or the processes that srun, torchrun or a scheduler started, are
             not those that the block describes; with the line that makes them so.
     """
-    block = resolved(trainer_block, prefix="trainer", loaded=loaded) or {}
-    check_names(block, loaded)
+    block = resolved(trainer_block, prefix="trainer") or {}
+    check_names(block)
     visible = count_gpus() if n_gpus is None else n_gpus
-    wanted = find_wanted(block, visible, environ, loaded)
+    wanted = find_wanted(block, visible, environ)
     if wanted is not None:
         _check_launcher(wanted, environ)
         if LAUNCHED not in environ and process_rank(environ).is_first:
@@ -76,7 +70,7 @@ def _check_launcher(wanted: Wanted, environ: Mapping[str, str]) -> None:
     elif is_by_hand(environ):
         check_by_hand(wanted, environ)
     elif wanted.n_nodes > 1:
-        raise ResourceError(_nothing_launched(wanted, environ))
+        raise _nothing_launched(wanted, environ)
 
 
 def _tell_what_is_idle(wanted: Wanted, environ: Mapping[str, str], n_gpus: int) -> None:
@@ -105,29 +99,37 @@ def _tell_what_is_idle(wanted: Wanted, environ: Mapping[str, str], n_gpus: int) 
     )  # fmt: skip
 
 
-def _nothing_launched(wanted: Wanted, environ: Mapping[str, str]) -> str:
+def _nothing_launched(wanted: Wanted, environ: Mapping[str, str]) -> ResourceError:
     job = find_job(environ)
     if job is None:
-        return (
-            f"{wanted}, but this process runs alone on one machine, and would wait for the others "
-            "for ever. On a cluster: espnet3 launch conf/training.yaml conf/launch_slurm.yaml ; or "
-            f"on each node: {torchrun_line(wanted)} ; or on this one only: num_nodes: 1"
+        problem = "runs alone on one machine, and would wait for the others for ever"
+        way_out = (
+            "On a cluster: espnet3 launch conf/training.yaml conf/launch_slurm.yaml ; or on each "
+            f"node: {torchrun_line(wanted)} ; or on this one only: num_nodes: 1"
         )
-    if job.scheduler == "Slurm":
+    elif job.scheduler == "Slurm":
         line = job.sbatch_line(wanted)
         missing = "" if job.starts(wanted) else f", submitted with: {line}"
-        return (
-            f"{wanted}, but this process runs alone in job {job.name} of Slurm: a job script runs "
-            "on its first node only, and srun starts the others. Write srun before python in it"
-            f"{missing}. Or let the script be written: espnet3 launch conf/training.yaml "
-            "conf/launch_slurm.yaml"
+        problem = (
+            f"runs alone in job {job.name} of Slurm: a job script runs on its first node only, "
+            "and srun starts the others"
         )
-    has = "" if job.n_hosts is None else f" The job has {job.n_hosts} node(s)."
-    return (
-        f"{wanted}, but this process runs alone in job {job.name} of {job.scheduler}, whose script "
-        f"runs on its first node only.{has} Start torchrun on each node: {torchrun_line(wanted)} ; "
-        f"or let the script be written: espnet3 launch conf/training.yaml "
-        f"conf/launch_{job.scheduler.lower()}.yaml"
+        way_out = (
+            f"Write srun before python in it{missing}. Or let the script be written: "
+            "espnet3 launch conf/training.yaml conf/launch_slurm.yaml"
+        )
+    else:
+        has = "" if job.n_hosts is None else f". The job has {job.n_hosts} node(s)"
+        problem = (
+            f"runs alone in job {job.name} of {job.scheduler}, whose script runs on its first node "
+            f"only{has}"
+        )
+        way_out = (
+            f"Start torchrun on each node: {torchrun_line(wanted)} ; or let the script be written: "
+            f"espnet3 launch conf/training.yaml conf/launch_{job.scheduler.lower()}.yaml"
+        )
+    return ResourceError(
+        str(wanted), key=wanted.key, problem=f"but this process {problem}", fix=way_out
     )
 
 

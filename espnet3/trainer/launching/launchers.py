@@ -83,8 +83,10 @@ def check_torchrun(wanted: Wanted, environ: Mapping[str, str]) -> None:
         return
     here = "" if n_local is None else f", {n_local} on this node"
     raise ResourceError(
-        f"torchrun started {n_processes} process(es){here}, but {wanted}. Start it with: torchrun "
-        f"--nnodes={wanted.n_nodes} --nproc-per-node={wanted.n_devices}{_or_block(environ)}"
+        f"torchrun started {n_processes} process(es){here}, but {wanted}",
+        key=wanted.key,
+        fix=f"Start it with: torchrun --nnodes={wanted.n_nodes} "
+        f"--nproc-per-node={wanted.n_devices}{_or_block(environ)}",
     )
 
 
@@ -117,8 +119,10 @@ def check_slurm(wanted: Wanted, environ: Mapping[str, str]) -> None:
         return
     raise ResourceError(
         f"srun started {n_tasks} process(es) on {n_nodes} node(s)"
-        f"{_why(wanted, environ, n_tasks, n_nodes)}, but {wanted}. Submit the job with: "
-        f"{job.sbatch_line(wanted)}{_fitting(n_tasks, n_nodes, job, wanted)}"
+        f"{_why(wanted, environ, n_tasks, n_nodes)}, but {wanted}",
+        key=wanted.key,
+        fix=f"Submit the job with: {job.sbatch_line(wanted)}"
+        f"{_fitting(n_tasks, n_nodes, job, wanted)}",
     )
 
 
@@ -197,8 +201,9 @@ def check_by_hand(wanted: Wanted, environ: Mapping[str, str]) -> None:
         local = environ.get("LOCAL_RANK")
         raise ResourceError(
             f"LOCAL_RANK is {local!r} in the environment, so nothing is started here and this "
-            f"process would wait for others; but MASTER_ADDR does not say where, and {wanted}. "
-            "Without a launcher: unset LOCAL_RANK"
+            f"process would wait for others; but MASTER_ADDR does not say where, and {wanted}",
+            key=wanted.key,
+            fix="Without a launcher: unset LOCAL_RANK",
         )
     limits = {
         "LOCAL_RANK": (wanted.n_devices, "trainer.devices"),
@@ -208,12 +213,15 @@ def check_by_hand(wanted: Wanted, environ: Mapping[str, str]) -> None:
         rank = read_number(environ, name)
         if rank is not None and rank >= limit:
             raise ResourceError(
-                f"{name} is {rank}, counted from 0, but {key} is {limit}. Start {limit}, or "
-                f"write {key.rpartition('.')[2]}: {rank + 1}; if it is a leftover: unset {name}"
+                f"{name} is {rank}, counted from 0, but {key} is {limit}",
+                key=key,
+                fix=f"Start {limit}, or write {key.rpartition('.')[2]}: {rank + 1}; if it is a "
+                f"leftover: unset {name}",
             )
     n_processes = read_number(environ, "WORLD_SIZE")
     if n_processes not in (None, wanted.world_size):
         raise ResourceError(
-            f"WORLD_SIZE is {n_processes}, but {wanted}. Set WORLD_SIZE={wanted.world_size}, or "
-            "unset it"
+            f"WORLD_SIZE is {n_processes}, but {wanted}",
+            key=wanted.key,
+            fix=f"Set WORLD_SIZE={wanted.world_size}, or unset it",
         )

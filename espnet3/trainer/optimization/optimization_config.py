@@ -6,20 +6,25 @@ targets, before there is a model.
 
 import inspect
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt, field_validator
+from pydantic import (
+    BeforeValidator,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveInt,
+    field_validator,
+)
 
-from espnet3.config.advice import is_override
-from espnet3.config.load import LoadedConfig
-from espnet3.config.resolve import resolved
+from espnet3.config.load import LoadedConfig, as_loaded
 from espnet3.config.schema import FrozenConfig, validate
-from espnet3.config.sources import join_key, set_in
+from espnet3.config.sources import join_key
 from espnet3.config.targets import RESERVED, BadTarget, locate, signature_of
 from espnet3.errors import ConfigError, suggest
-from espnet3.trainer.config import check_call
+from espnet3.trainer.config import check_call, those_of
 
 logger = logging.getLogger(__name__)
 
@@ -38,16 +43,30 @@ SINGLE = "optimizer"
 ClipAlgorithm = Literal["norm", "value"]
 
 
-def _targeted(node: dict[str, Any], example: str) -> dict[str, Any]:
+def _targeted(node: Any, kind: str) -> Any:
+    if not isinstance(node, Mapping):
+        raise ValueError(f"must be a mapping with a _target_. Write: {kind}: {_EXAMPLES[kind]}")
     if not isinstance(node.get("_target_"), str):
-        raise ValueError(f"it needs a _target_. Write: {{_target_: {example}}}")
+        raise ValueError(f"it needs a _target_. Write: {_EXAMPLES[kind]}")
     return node
+
+
+def _optimizer_node(node: Any) -> Any:
+    return _targeted(node, "optimizer")
+
+
+def _scheduler_node(node: Any) -> Any:
+    return _targeted(node, "scheduler")
+
+
+OptimizerNode = Annotated[dict[str, Any], BeforeValidator(_optimizer_node)]
+SchedulerNode = Annotated[dict[str, Any], BeforeValidator(_scheduler_node)]
 
 
 class OptimizerConfig(FrozenConfig):
     """One optimizer: what it updates, and when."""
 
-    optimizer: dict[str, Any]
+    optimizer: OptimizerNode
     """`_target_` and arguments, without the parameters."""
     params: tuple[str, ...] = ()
     """Which parameters are its own: prefixes of their names, `*` allowed; none means all."""
@@ -65,11 +84,6 @@ class OptimizerConfig(FrozenConfig):
     def _one_or_several(cls, params: Any) -> Any:
         return (params,) if isinstance(params, str) else params
 
-    @field_validator("optimizer")
-    @classmethod
-    def _has_target(cls, node: dict[str, Any]) -> dict[str, Any]:
-        return _targeted(node, "torch.optim.AdamW, lr: 0.001")
-
     @property
     def n_accumulated(self) -> int:
         """Batches per update."""
@@ -84,24 +98,19 @@ class OptimizerConfig(FrozenConfig):
 class SchedulerConfig(FrozenConfig):
     """How the learning rate of one optimizer changes."""
 
-    scheduler: dict[str, Any]
+    scheduler: SchedulerNode
     """`_target_` and arguments, without the optimizer."""
     interval: Literal["step", "epoch"] = "step"
     """Whether it advances after each update of its optimizer or after each epoch."""
     monitor: str | None = None
     """The metric that `ReduceLROnPlateau` looks at, such as `valid/loss`."""
 
-    @field_validator("scheduler")
-    @classmethod
-    def _has_target(cls, node: dict[str, Any]) -> dict[str, Any]:
-        return _targeted(node, "espnet3.components.schedulers.WarmupLR, warmup_steps: 10000")
-
 
 class _Keys(FrozenConfig):
     """The top-level keys."""
 
-    optimizer: dict[str, Any] | None = None
-    scheduler: dict[str, Any] | None = None
+    optimizer: OptimizerNode | None = None
+    scheduler: SchedulerNode | None = None
     scheduler_interval: Literal["step", "epoch"] | None = None
     scheduler_monitor: str | None = None
     optimizers: dict[str, OptimizerConfig] = Field(default_factory=dict)
@@ -125,7 +134,6 @@ class OptimizationConfig:
     schedulers: Mapping[str, SchedulerConfig] = field(default_factory=dict)
     max_nonfinite_batches: int = 20
     """As many batches in a row may have a loss or gradient that is not finite."""
-    loaded: LoadedConfig | None = field(default=None, repr=False)
 
     @classmethod
     def from_config(cls, config: LoadedConfig | Mapping[str, Any]) -> "OptimizationConfig":
@@ -135,17 +143,25 @@ class OptimizationConfig:
             ConfigError: a key is misspelt or contradicts another, a `_target_` does not exist or is
                 an optimizer that we cannot drive, or there is no optimizer at all.
         """
-        loaded = config if isinstance(config, LoadedConfig) else None
-        values = resolved(loaded.config if loaded else config, loaded=loaded)
-        keys = validate(_Keys, _those_of(_Keys, values), loaded=loaded)
-        trainer = _those_of(_TrainerKeys, values.get("trainer") or {})
+        loaded = as_loaded(config)
+        values = loaded.plain()
+        keys = validate(_Keys, those_of(_Keys, values), loaded=loaded)
+        trainer = those_of(_TrainerKeys, values.get("trainer") or {})
         defaults = validate(_TrainerKeys, trainer, prefix="trainer", loaded=loaded)
-        _check_forms(keys, loaded)
-        optimizers = {
-            name: _with_defaults(optimizer, defaults)
-            for name, optimizer in _all_optimizers(keys, loaded).items()
-        }
-        result = cls(optimizers, _all_schedulers(keys, loaded), keys.max_nonfinite_batches, loaded)
+        with loaded.naming_places():
+            return cls._of(keys, defaults)
+
+    @classmethod
+    def _of(cls, keys: _Keys, defaults: _TrainerKeys) -> "OptimizationConfig":
+        _check_forms(keys)
+        optimizers = keys.optimizers
+        if keys.optimizer is not None:
+            optimizers = {SINGLE: OptimizerConfig(optimizer=keys.optimizer)}
+        result = cls(
+            {name: _with_defaults(config, defaults) for name, config in optimizers.items()},
+            _all_schedulers(keys),
+            keys.max_nonfinite_batches,
+        )
         result._check_targets()
         return result
 
@@ -157,9 +173,10 @@ class OptimizationConfig:
         """Return the dotted key of a scheduler's node."""
         return "scheduler" if name == SINGLE and self._is_plain else f"schedulers.{name}.scheduler"
 
-    def set_in(self, key: str) -> str:
-        """Return `' (set in conf/a.yaml:3)'`, as far as that is known."""
-        return set_in(key, self.loaded)
+    def monitor_key(self, name: str) -> str:
+        """Return the dotted key of the metric that a scheduler looks at."""
+        is_single = self.scheduler_key(name) == "scheduler"
+        return "scheduler_monitor" if is_single else f"schedulers.{name}.monitor"
 
     @property
     def _is_plain(self) -> bool:
@@ -168,92 +185,90 @@ class OptimizationConfig:
     def _check_targets(self) -> None:
         for name, optimizer in self.optimizers.items():
             key = self.optimizer_key(name)
-            target = _located(optimizer.optimizer, key, self.loaded)
+            target = _located(optimizer.optimizer, key)
             if _needs_closure(target):
                 raise ConfigError(
-                    f"{key} is {optimizer.optimizer['_target_']}{self.set_in(key)}, which runs the "
-                    "model several times per step. That is not supported, as gradients could be "
-                    "neither accumulated nor checked. Write: _target_: torch.optim.AdamW"
+                    f"{key} is {optimizer.optimizer['_target_']}",
+                    key=key,
+                    problem="which runs the model several times per step. That is not supported, "
+                    "as gradients could be neither accumulated nor checked",
+                    fix="Write: _target_: torch.optim.AdamW",
                 )
         for name, scheduler in self.schedulers.items():
             self._check_monitor(name, scheduler)
 
     def _check_monitor(self, name: str, scheduler: SchedulerConfig) -> None:
-        key = self.scheduler_key(name)
-        target = _located(scheduler.scheduler, key, self.loaded)
-        monitor_key = "scheduler_monitor" if key == "scheduler" else f"schedulers.{name}.monitor"
+        key, monitor_key = self.scheduler_key(name), self.monitor_key(name)
+        target = _located(scheduler.scheduler, key)
         line = f"{monitor_key.rpartition('.')[2]}: valid/loss"
         if is_plateau(target) and scheduler.monitor is None:
             raise ConfigError(
-                f"{key} is ReduceLROnPlateau{self.set_in(key)}, but {monitor_key} does not say "
-                f"which metric it looks at. Write: {line}"
+                f"{key} is ReduceLROnPlateau",
+                key=key,
+                problem=f"but {monitor_key} does not say which metric it looks at",
+                fix=f"Write: {line}",
             )
         if not is_plateau(target) and scheduler.monitor is not None:
             raise ConfigError(
-                f"{monitor_key} is {scheduler.monitor!r}{self.set_in(monitor_key)}, but "
-                f"{scheduler.scheduler['_target_']} looks at no metric. Delete the line, or use "
-                "_target_: torch.optim.lr_scheduler.ReduceLROnPlateau"
+                key=monitor_key,
+                value=scheduler.monitor,
+                problem=f"but {scheduler.scheduler['_target_']} looks at no metric",
+                fix="Delete the line, or use _target_: torch.optim.lr_scheduler.ReduceLROnPlateau",
             )
 
 
-def check_optimizers(loaded: LoadedConfig) -> OptimizationConfig:
-    """Check the keys, and the arguments of what they name.
+def check_optimizers(
+    optimization: OptimizationConfig, is_typed: Callable[[str], bool] = lambda key: False
+) -> None:
+    """Check the arguments of what the keys name.
+
+    Args:
+        optimization: the keys.
+        is_typed: tells whether a key was given on the command line.
 
     Raises:
-        ConfigError: naming the key, its place, and what to write.
+        ConfigError: naming the key and what to write.
     """
-    _check_mappings(loaded)
-    optimization = OptimizationConfig.from_config(loaded)
     for name, optimizer in optimization.optimizers.items():
         key = optimization.optimizer_key(name)
-        check_call(optimizer.optimizer, key, loaded, added=["params"])
-        _try_optimizer(optimizer.optimizer, key, loaded)
+        check_call(optimizer.optimizer, key, added=["params"])
+        _try_optimizer(optimizer.optimizer, key)
     for name, scheduler in optimization.schedulers.items():
-        _check_scheduler(scheduler.scheduler, optimization.scheduler_key(name), loaded)
-        _check_rate(name, optimization, loaded)
-    return optimization
+        key = optimization.scheduler_key(name)
+        _check_scheduler(scheduler.scheduler, key)
+        if not is_typed(join_key(key, "max_lr")):  # else what is meant was said
+            _warn_of_rate(name, optimization)
 
 
-def _check_mappings(loaded: LoadedConfig) -> None:
-    values = resolved(loaded.config, loaded=loaded)
-    for key, example in _EXAMPLES.items():
-        if isinstance(values.get(key), str):
-            raise ConfigError(
-                f"{key} is {values[key]!r}{set_in(key, loaded)}, but must be a mapping with a "
-                f"_target_. Write: {key}: {example}"
-            )
-
-
-def _check_scheduler(node: Any, key: str, loaded: LoadedConfig) -> None:
+def _check_scheduler(node: Any, key: str) -> None:
     if not isinstance(node, Mapping) or "_target_" not in node:
         raise ConfigError(
-            f"{key} is {node!r:.80}{set_in(key, loaded)}, but must be a mapping with a _target_. "
-            f"Write: {_EXAMPLES['scheduler']}"
+            f"{key} is {node!r:.80}",
+            key=key,
+            problem="but must be a mapping with a _target_",
+            fix=f"Write: {_EXAMPLES['scheduler']}",
         )
     for index, child in enumerate(node.get("schedulers") or ()):
-        _check_scheduler(child, f"{key}.schedulers.{index}", loaded)
+        _check_scheduler(child, f"{key}.schedulers.{index}")
     signature = signature_of(locate(node["_target_"]))
     added = [name for name in _ADDED if signature and name in signature.parameters]
-    check_call(node, key, loaded, added=added)
+    check_call(node, key, added=added)
 
 
-def _check_rate(name: str, optimization: OptimizationConfig, loaded: LoadedConfig) -> None:
+def _warn_of_rate(name: str, optimization: OptimizationConfig) -> None:
     """Warn of a rate that some schedulers replace: a sweep over it would train equal models."""
     node = optimization.schedulers[name].scheduler
     rate, highest = optimization.optimizers[name].optimizer.get("lr"), node.get("max_lr")
-    key = join_key(optimization.optimizer_key(name), "lr")
-    its_key = join_key(optimization.scheduler_key(name), "max_lr")
     if str(node["_target_"]).rpartition(".")[2] not in _SETS_RATE or rate in (None, highest):
         return
-    if is_override(its_key, loaded):
-        return  # what is meant was said
     logger.warning(
-        "%s is %s%s and has no effect: %s goes by its max_lr, which is %s. Write as well: %s=%s",
-        key, rate, set_in(key, loaded), node["_target_"], highest, its_key, rate,
+        "%s is %s and has no effect: %s goes by its max_lr, which is %s. Write as well: %s=%s",
+        join_key(optimization.optimizer_key(name), "lr"), rate, node["_target_"], highest,
+        join_key(optimization.scheduler_key(name), "max_lr"), rate,
     )  # fmt: skip
 
 
-def _try_optimizer(node: Mapping[str, Any], key: str, loaded: LoadedConfig) -> None:
+def _try_optimizer(node: Mapping[str, Any], key: str) -> None:
     """Let an optimizer of torch judge its values; others may want a model of their own kind."""
     import torch
 
@@ -266,8 +281,9 @@ def _try_optimizer(node: Mapping[str, Any], key: str, loaded: LoadedConfig) -> N
         blamed = next((n for n, v in arguments.items() if str(v) in str(error)), "")
         key = join_key(key, blamed) if blamed else key
         raise ConfigError(
-            f"{key}{set_in(key, loaded)} is not taken by {node['_target_']}: {error}. "
-            f"Write, for example: optimizer: {_EXAMPLES['optimizer']}"
+            key=key,
+            problem=f"is not taken by {node['_target_']}: {error}",
+            fix=f"Write, for example: optimizer: {_EXAMPLES['optimizer']}",
         ) from error
 
 
@@ -279,11 +295,7 @@ def is_plateau(target: Any) -> bool:
     return issubclass(kind, ReduceLROnPlateau)
 
 
-def _those_of(model: type[FrozenConfig], values: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: values[key] for key in model.model_fields if values.get(key) is not None}
-
-
-def _check_forms(keys: _Keys, loaded: LoadedConfig | None) -> None:
+def _check_forms(keys: _Keys) -> None:
     if not keys.optimizer and not keys.optimizers:
         raise ConfigError(
             "The training config has no optimizer. Write: "
@@ -291,50 +303,47 @@ def _check_forms(keys: _Keys, loaded: LoadedConfig | None) -> None:
         )
     if keys.optimizers and keys.optimizer:
         raise ConfigError(
-            f"Both optimizer{set_in('optimizer', loaded)} and optimizers"
-            f"{set_in('optimizers', loaded)} are set. Keep one: optimizer for a model with one "
-            "loss, optimizers.NAME.{optimizer, params} for one with several."
+            "Both optimizer and optimizers are set",
+            key="optimizers",
+            fix="Keep one: optimizer for a model with one loss, "
+            "optimizers.NAME.{optimizer, params} for one with several.",
         )
     for key in ("scheduler", "scheduler_interval", "scheduler_monitor"):
         if keys.optimizers and getattr(keys, key) is not None:
             name = next(iter(keys.optimizers))
             raise ConfigError(
-                f"{key}{set_in(key, loaded)} belongs to the one optimizer, but there are "
-                f"optimizers with names. Write: schedulers: {{{name}: "
-                "{scheduler: ..., interval: step, monitor: ...}}"
+                key=key,
+                problem="belongs to the one optimizer, but there are optimizers with names",
+                fix=f"Write: schedulers: {{{name}: "
+                "{scheduler: ..., interval: step, monitor: ...}}",
             )
     for key in ("scheduler_interval", "scheduler_monitor"):
         if getattr(keys, key) is not None and keys.scheduler is None:
             raise ConfigError(
-                f"{key} is set{set_in(key, loaded)}, but there is no scheduler. Delete the line, "
-                "or write: scheduler: {_target_: ...}"
+                f"{key} is set",
+                key=key,
+                problem="but there is no scheduler",
+                fix="Delete the line, or write: scheduler: {_target_: ...}",
             )
 
 
-def _all_optimizers(keys: _Keys, loaded: LoadedConfig | None) -> dict[str, OptimizerConfig]:
-    if keys.optimizers:
-        return keys.optimizers
-    values = {"optimizer": keys.optimizer}
-    return {SINGLE: validate(OptimizerConfig, values, loaded=loaded)}
-
-
-def _all_schedulers(keys: _Keys, loaded: LoadedConfig | None) -> dict[str, SchedulerConfig]:
+def _all_schedulers(keys: _Keys) -> dict[str, SchedulerConfig]:
     names = list(keys.optimizers) or [SINGLE]
     for name in keys.schedulers:
         if name not in names:
-            key = f"schedulers.{name}"
             raise ConfigError(
-                f"{key}{set_in(key, loaded)} belongs to no optimizer.{suggest(name, names)} "
-                f"The optimizers are: {', '.join(names)}."
+                key=f"schedulers.{name}",
+                problem=f"belongs to no optimizer.{suggest(name, names)} "
+                f"The optimizers are: {', '.join(names)}.",
             )
     if keys.scheduler is None:
         return keys.schedulers
-    values = {
-        "scheduler": keys.scheduler,
-        "interval": keys.scheduler_interval or "step",
-        "monitor": keys.scheduler_monitor,
-    }
-    return {SINGLE: validate(SchedulerConfig, values, loaded=loaded)}
+    schedule = SchedulerConfig(
+        scheduler=keys.scheduler,
+        interval=keys.scheduler_interval or "step",
+        monitor=keys.scheduler_monitor,
+    )
+    return {SINGLE: schedule}
 
 
 def _with_defaults(optimizer: OptimizerConfig, defaults: _TrainerKeys) -> OptimizerConfig:
@@ -347,12 +356,12 @@ def _with_defaults(optimizer: OptimizerConfig, defaults: _TrainerKeys) -> Optimi
     return optimizer.model_copy(update=missing)
 
 
-def _located(node: Mapping[str, Any], key: str, loaded: LoadedConfig | None) -> Any:
+def _located(node: Mapping[str, Any], key: str) -> Any:
     try:
         return locate(node["_target_"])
     except BadTarget as bad:
         key = f"{key}._target_"
-        raise ConfigError(f"{key} is {node['_target_']!r}{set_in(key, loaded)}, but {bad}") from bad
+        raise ConfigError(key=key, value=node["_target_"], problem=f"but {bad}") from bad
 
 
 def _needs_closure(target: Any) -> bool:

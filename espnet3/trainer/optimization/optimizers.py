@@ -79,7 +79,7 @@ def build_optimizer(
         ConfigError: its arguments do not fit.
     """
     node, key = optimization.optimizers[name].optimizer, optimization.optimizer_key(name)
-    optimizer: Optimizer = _prepared(node, key, optimization, "params")(parameters)
+    optimizer: Optimizer = _prepared(node, key, "params")(parameters)
     return optimizer
 
 
@@ -98,12 +98,11 @@ def build_scheduler(
     by_step = config.interval == "step"
     n_steps = length.n_steps(all_configs[name], all_configs) if by_step else length.n_epochs
     key = optimization.scheduler_key(name)
-    return _Scheduler(optimization, optimizer, n_steps).build(config.scheduler, key)
+    return _Scheduler(optimizer, n_steps).build(config.scheduler, key)
 
 
 @dataclass(frozen=True)
 class _Scheduler:
-    optimization: OptimizationConfig
     optimizer: Optimizer
     n_steps: float
 
@@ -111,10 +110,10 @@ class _Scheduler:
         node = {**node, **self._length(node, key)}
         inner = node.pop("schedulers", None)
         if inner is None:
-            return _prepared(node, key, self.optimization, "optimizer")(optimizer=self.optimizer)
+            return _prepared(node, key, "optimizer")(optimizer=self.optimizer)
         # SequentialLR and ChainedScheduler hold others, each of which wants the optimizer.
         built = [self.build(child, f"{key}.schedulers.{i}") for i, child in enumerate(inner)]
-        outer = _prepared(node, key, self.optimization, "optimizer", "schedulers")
+        outer = _prepared(node, key, "optimizer", "schedulers")
         return outer(optimizer=self.optimizer, schedulers=built)
 
     def _length(self, node: Mapping[str, Any], key: str) -> dict[str, int]:
@@ -125,16 +124,15 @@ class _Scheduler:
             return {}
         if not math.isfinite(self.n_steps):
             raise ConfigError(
-                f"{key} is {node['_target_']}{self.optimization.set_in(key)}, which must know how "
-                f"long the training is. Write: {wanted[0]}: 100000, or set trainer.max_epochs or "
-                "trainer.max_steps."
+                f"{key} is {node['_target_']}",
+                key=key,
+                problem="which must know how long the training is",
+                fix=f"Write: {wanted[0]}: 100000, or set trainer.max_epochs or trainer.max_steps.",
             )
         return {wanted[0]: max(1, int(self.n_steps))}
 
 
-def _prepared(
-    node: Mapping[str, Any], key: str, optimization: OptimizationConfig, *given: str
-) -> "partial[Any]":
+def _prepared(node: Mapping[str, Any], key: str, *given: str) -> "partial[Any]":
     """Return the target with the arguments of the node, to be called with the `given` ones.
 
     Hydra would copy parameters and optimizers that go through it, so they are not among them.
@@ -143,15 +141,16 @@ def _prepared(
     all_arguments = {**node, **dict.fromkeys(given)}
     bad = find_bad_argument(signature, all_arguments) if signature else None
     if bad is not None:
-        where = optimization.set_in(f"{key}.{bad.name}" if bad.name else key)
         raise ConfigError(
-            f"{key} does not fit its target: {bad.reason}{where}."
-            f"{bad.hint_at(key, node, optimization.loaded)}\n"
-            f"Signature: {node['_target_']}{signature}"
+            f"{key} does not fit its target: {bad.reason}",
+            key=f"{key}.{bad.name}" if bad.name else key,
+            fix=lambda loaded: (
+                f"{bad.hint_at(key, node, loaded)}\nSignature: {node['_target_']}{signature}"
+            ),
         )
     # Containers of OmegaConf in the state of an optimizer would make checkpoints unreadable.
     options = {"_partial_": True, "_convert_": "all"}
-    built: partial[Any] = instantiate({**node, **options}, key=key, loaded=optimization.loaded)
+    built: partial[Any] = instantiate({**node, **options}, key=key)
     return built
 
 

@@ -4,18 +4,14 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import nn
 from torch.nn.parameter import UninitializedParameter
 
-from espnet3.config.sources import join_key, set_in
 from espnet3.errors import ConfigError, suggest
 from espnet3.text import amount, count, first_few, share_text
 from espnet3.trainer.optimization.optimization_config import OptimizationConfig
-
-if TYPE_CHECKING:
-    from espnet3.config.load import LoadedConfig
 
 logger = logging.getLogger(__name__)
 
@@ -87,29 +83,7 @@ class Frozen:
 NOTHING = Frozen({}, (), 0, 0)
 
 
-def parse_freeze(value: Any, loaded: "LoadedConfig | None" = None) -> tuple[str, ...]:
-    """Read `freeze`: a pattern or a list of them; None means nothing.
-
-    Raises:
-        ConfigError: an entry is no text.
-    """
-    patterns = [] if value is None else [value] if isinstance(value, str) else value
-    if isinstance(patterns, list | tuple):
-        wrong = [i for i, one in enumerate(patterns) if not isinstance(one, str) or not one.strip()]
-        if not wrong:
-            return tuple(one.strip() for one in patterns)
-        key, value = join_key(KEY, wrong[0]), patterns[wrong[0]]
-    else:
-        key = KEY
-    raise ConfigError(
-        f"{key} is {value!r:.80}{set_in(key, loaded)}, but names modules or parameters of the "
-        "model, * for any. Write: freeze: [encoder.*]"
-    )
-
-
-def freeze(
-    model: nn.Module, patterns: Sequence[str], loaded: "LoadedConfig | None" = None
-) -> Frozen:
+def freeze(model: nn.Module, patterns: Sequence[str]) -> Frozen:
     """Freeze what the patterns name, put it into eval mode, and log what that is.
 
     A pattern fits a parameter by its name or by that of a module around it: `encoder`,
@@ -125,14 +99,16 @@ def freeze(
     named = {plain_name(n): p for n, p in model.named_parameters(remove_duplicate=False)}
     for index, pattern in enumerate(patterns):
         if not any(matches(name, pattern) for name in (*named, *modules)):
-            raise ConfigError(_unknown(index, pattern, named, modules, model, loaded))
+            key = f"{KEY}.{index}" if len(patterns) > 1 else KEY
+            raise _unknown(key, pattern, named, modules, model)
     chosen = {n: p for n, p in named.items() if any(matches(n, pattern) for pattern in patterns)}
     ids = {id(parameter) for parameter in chosen.values()}
     if not any(p.requires_grad for p in named.values() if id(p) not in ids):
         raise ConfigError(
-            f"{KEY}{set_in(KEY, loaded)} leaves nothing of {type(model).__name__} to train: "
-            f"{', '.join(patterns)} names all of its trainable parameters. "
-            f"{_way_out([*modules, *named], named)}"
+            key=KEY,
+            problem=f"leaves nothing of {type(model).__name__} to train: {', '.join(patterns)} "
+            "names all of its trainable parameters",
+            fix=_way_out([*modules, *named], named),
         )
     changed = tuple({id(p): p for p in chosen.values() if p.requires_grad}.values())
     for parameter in changed:
@@ -165,22 +141,17 @@ def _size(parameter: nn.Parameter) -> int:
 
 
 def _unknown(
-    index: int,
-    pattern: str,
-    named: Mapping[str, Any],
-    modules: Mapping[str, Any],
-    model: nn.Module,
-    loaded: "LoadedConfig | None",
-) -> str:
-    key = join_key(KEY, index)
-    key = key if loaded is None or loaded.has(key) else KEY
+    key: str, pattern: str, named: Mapping[str, Any], modules: Mapping[str, Any], model: nn.Module
+) -> ConfigError:
     bare = pattern.removesuffix(".*").removesuffix("*")
     hint = suggest(bare, [*modules, *named]) or suggest(bare.partition(".")[0], modules)
     names = [hint.split("'")[1]] if hint else [*modules, *named]
-    return (
-        f"{key} is {pattern!r}{set_in(key, loaded)}, but {type(model).__name__} has no module or "
-        f"parameter of that name.{hint} It has: {first_few(_first_parts(named), _MOST_NAMES)}. "
-        f"{_way_out(names, named)}"
+    return ConfigError(
+        key=key,
+        value=pattern,
+        problem=f"but {type(model).__name__} has no module or parameter of that name.{hint} "
+        f"It has: {first_few(_first_parts(named), _MOST_NAMES)}",
+        fix=_way_out(names, named),
     )
 
 
@@ -242,14 +213,18 @@ def _check_prefixes(
                 continue
             if any(matches(name, prefix) for name in frozen):
                 raise ConfigError(
-                    f"{key} has {prefix!r}{optimization.set_in(key)}, but all that begins so is "
-                    f"frozen (see freeze), so that this optimizer has nothing to do. Delete "
-                    f"{prefix!r} there, or optimizers.{optimizer}; or take it out of freeze."
+                    f"{key} has {prefix!r}",
+                    key=key,
+                    problem="but all that begins so is frozen (see freeze), so that this "
+                    "optimizer has nothing to do",
+                    fix=f"Delete {prefix!r} there, or optimizers.{optimizer}; or take it out of "
+                    "freeze.",
                 )
             raise ConfigError(
-                f"{key} has {prefix!r}{optimization.set_in(key)}, but no trainable parameter "
-                f"begins so.{suggest(prefix, modules)} The model has: "
-                f"{first_few(modules, _MOST_NAMES)}."
+                f"{key} has {prefix!r}",
+                key=key,
+                problem=f"but no trainable parameter begins so.{suggest(prefix, modules)} The "
+                f"model has: {first_few(modules, _MOST_NAMES)}.",
             )
 
 

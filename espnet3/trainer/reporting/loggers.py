@@ -4,22 +4,20 @@ import inspect
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lightning.pytorch import Trainer
 from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
 
 from espnet3.config.instantiate import instantiate
 from espnet3.config.resolve import resolved
-from espnet3.config.sources import join_key, set_in
+from espnet3.config.sources import join_key
 from espnet3.config.targets import RESERVED, BadTarget, locate, package_of
 from espnet3.errors import ConfigError, MissingExtraError, suggest
 from espnet3.io.atomic import StrPath
 from espnet3.trainer.lightning_internals import logged_step
 
-if TYPE_CHECKING:
-    from espnet3.config.load import LoadedConfig
-
+_KEY = "trainer.logger"
 _FOLDER = "tensorboard"
 _EXAMPLE = (
     "logger: [{_target_: lightning.pytorch.loggers.TensorBoardLogger, "
@@ -27,21 +25,13 @@ _EXAMPLE = (
 )
 
 
-def build_loggers(
-    value: Any,
-    exp_dir: StrPath,
-    *,
-    key: str = "trainer.logger",
-    loaded: "LoadedConfig | None" = None,
-) -> list[Logger]:
+def build_loggers(value: Any, exp_dir: StrPath) -> list[Logger]:
     """Build what `trainer.logger` asks for.
 
     Args:
         value: the value in the config: None or true for TensorBoard in `exp_dir/tensorboard`, false
             for nothing, a mapping with `_target_`, or a list of such.
         exp_dir: of the experiment.
-        key: the key of `value`, for errors.
-        loaded: where the value comes from.
 
     Raises:
         ConfigError: the value is none of these, or a logger cannot be built.
@@ -51,15 +41,17 @@ def build_loggers(
         return []
     if value is None or value is True:
         return [_default(exp_dir)]
-    nodes = resolved(value, prefix=key, loaded=loaded)
+    nodes = resolved(value, prefix=_KEY)
     if isinstance(nodes, Mapping):
-        return [_build(nodes, Path(exp_dir), key, loaded)]
+        return [_build(nodes, Path(exp_dir), _KEY)]
     if not isinstance(nodes, list):
         raise ConfigError(
-            f"{key} is {value!r}{set_in(key, loaded)}, but must be true, false, or a list of "
-            f"loggers. Write: {_EXAMPLE}"
+            key=_KEY,
+            value=value,
+            problem="but must be true, false, or a list of loggers",
+            fix=f"Write: {_EXAMPLE}",
         )
-    return [_build(n, Path(exp_dir), join_key(key, i), loaded) for i, n in enumerate(nodes)]
+    return [_build(node, Path(exp_dir), f"{_KEY}.{i}") for i, node in enumerate(nodes)]
 
 
 def hide_lost_steps(trainer: Trainer) -> None:
@@ -88,24 +80,28 @@ def _default(exp_dir: StrPath) -> TensorBoardLogger:
     return TensorBoardLogger(str(exp_dir), name=_FOLDER, version="")
 
 
-def _build(node: Any, exp_dir: Path, key: str, loaded: "LoadedConfig | None") -> Logger:
+def _build(node: Any, exp_dir: Path, key: str) -> Logger:
     if isinstance(node, Logger):
         return node
     if not isinstance(node, Mapping) or "_target_" not in node:
         raise ConfigError(
-            f"{key} is {node!r:.80}{set_in(key, loaded)}, but must be a mapping with the class of "
-            f"a logger as _target_. Write: {_EXAMPLE}"
+            f"{key} is {node!r:.80}",
+            key=key,
+            problem="but must be a mapping with the class of a logger as _target_",
+            fix=f"Write: {_EXAMPLE}",
         )
     if str(node["_target_"]).endswith(".TensorBoardLogger"):
-        _check_names(node, key, loaded)
+        _check_names(node, key)
     try:
-        built = instantiate(node, key=key, loaded=loaded, **_defaults(node, exp_dir))
+        built = instantiate(node, key=key, **_defaults(node, exp_dir))
     except ModuleNotFoundError as error:
-        raise _missing_package(node, key, loaded, error) from error
+        raise _missing_package(node, key, error) from error
     if not isinstance(built, Logger):
         raise ConfigError(
-            f"{join_key(key, '_target_')} is {node['_target_']!r}{set_in(key, loaded)}, which is "
-            f"no logger of Lightning but a {type(built).__name__}. Write: {_EXAMPLE}"
+            key=join_key(key, "_target_"),
+            value=node["_target_"],
+            problem=f"which is no logger of Lightning but a {type(built).__name__}",
+            fix=f"Write: {_EXAMPLE}",
         )
     return built
 
@@ -131,29 +127,31 @@ def _defaults(node: Mapping[str, Any], exp_dir: Path) -> dict[str, Any]:
     return {name: value for name, value in added.items() if name not in node}
 
 
-def _check_names(node: Mapping[str, Any], key: str, loaded: "LoadedConfig | None") -> None:
+def _check_names(node: Mapping[str, Any], key: str) -> None:
     """Refuse a misspelt argument, which would fail at the first log point only."""
     from torch.utils.tensorboard import SummaryWriter  # takes what the logger does not know
 
     known = {*RESERVED, *inspect.signature(TensorBoardLogger).parameters}
     known |= inspect.signature(SummaryWriter).parameters.keys()
     for name in sorted(set(node) - known):
-        place = join_key(key, name)
         raise ConfigError(
-            f"{place}{set_in(place, loaded)} is no argument of TensorBoardLogger."
-            f"{suggest(name, known - {*RESERVED})} Delete the line, or write: save_dir: FOLDER"
+            key=join_key(key, name),
+            problem=f"is no argument of TensorBoardLogger.{suggest(name, known - {*RESERVED})}",
+            fix="Delete the line, or write: save_dir: FOLDER",
         )
 
 
 def _missing_package(
-    node: Mapping[str, Any], key: str, loaded: "LoadedConfig | None", error: ModuleNotFoundError
+    node: Mapping[str, Any], key: str, error: ModuleNotFoundError
 ) -> MissingExtraError:
     # Lightning says "Requirement 'wandb>=0.12.10' not met", Python "No module named 'wandb'".
     quoted = re.search(r"'([A-Za-z][\w.-]*)", str(error))
     package = quoted[1] if quoted else "PACKAGE"
     return MissingExtraError(
-        f"{key}{set_in(key, loaded)} is {node['_target_']}, which needs the package {package!r}, "
-        f"and that is not installed. Install it: pip install {package_of(package)}"
+        f"{key} is {node['_target_']}",
+        key=key,
+        problem=f"which needs the package {package!r}, and that is not installed",
+        fix=f"Install it: pip install {package_of(package)}",
     )
 
 

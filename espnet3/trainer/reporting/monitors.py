@@ -3,23 +3,18 @@
 import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import EarlyStopping
 
-from espnet3.config.resolve import resolved
-from espnet3.config.sources import set_in
 from espnet3.errors import ConfigError, suggest
 from espnet3.io.atomic import StrPath
 from espnet3.text import count, value_text
-from espnet3.trainer.checkpointing.best_checkpoints import KEY as CRITERIA
-from espnet3.trainer.checkpointing.best_checkpoints import parse_criteria
+from espnet3.trainer.config import CRITERIA, TrainingConfig
 from espnet3.trainer.lightning_internals import is_log_point
+from espnet3.trainer.optimization.optimization_config import OptimizationConfig
 from espnet3.trainer.reporting.history_entries import read_history
-
-if TYPE_CHECKING:
-    from espnet3.config.load import LoadedConfig
 
 logger = logging.getLogger(__name__)
 
@@ -43,19 +38,18 @@ class Monitor:
         return self.name.startswith(_OF_TRAINING)
 
 
-def configured_monitors(loaded: "LoadedConfig") -> list[Monitor]:
+def configured_monitors(config: TrainingConfig, optimization: OptimizationConfig) -> list[Monitor]:
     """Return the metrics of best checkpoints, schedulers and the user's callbacks."""
-    values = resolved(loaded.config, loaded=loaded)
-    monitors = [
+    criteria = [
         Monitor(c.monitor, f"{CRITERIA}.{i}", f"{CRITERIA}: [[{{}}, {c.k}, {c.mode}]]")
-        for i, c in enumerate(parse_criteria(values.get(CRITERIA), loaded))
+        for i, c in enumerate(config.best_model_criterion)
     ]
-    if values.get("scheduler_monitor"):
-        monitors.append(_monitor(values["scheduler_monitor"], "scheduler_monitor"))
-    for name, entry in (values.get("schedulers") or {}).items():
-        if entry.get("monitor"):
-            monitors.append(_monitor(entry["monitor"], f"schedulers.{name}.monitor"))
-    return [*monitors, *_of_callbacks((values.get("trainer") or {}).get("callbacks"))]
+    schedulers = [
+        _monitor(schedule.monitor, optimization.monitor_key(name))
+        for name, schedule in optimization.schedulers.items()
+        if schedule.monitor
+    ]
+    return [*criteria, *schedulers, *_of_callbacks(config.trainer.get("callbacks"))]
 
 
 def _of_callbacks(nodes: Any) -> list[Monitor]:
@@ -71,31 +65,28 @@ def _monitor(name: str, key: str) -> Monitor:
     return Monitor(name, key, f"{key.rpartition('.')[2]}: {{}}")
 
 
-def refuse_without_validation(
-    monitors: Iterable[Monitor], loaded: "LoadedConfig | None" = None, *, is_limited: bool = False
-) -> None:
+def refuse_without_validation(monitors: Iterable[Monitor], *, is_limited: bool = False) -> None:
     """Refuse monitors that only a validation could log, where there is none.
 
     Args:
         monitors: what something goes by.
-        loaded: where they come from.
         is_limited: there is a validation set, but `trainer.limit_val_batches: 0`.
 
     Raises:
         ConfigError: naming the first, and the line to write.
     """
-    limit = "trainer.limit_val_batches"
     way_out = (
-        f"Delete {limit}: 0{set_in(limit, loaded)}"
+        "Delete trainer.limit_val_batches: 0"
         if is_limited
         else "Give a validation set (dataset.valid)"
     )
     for monitor in monitors:
         if not monitor.is_of_training:
             raise ConfigError(
-                f"{monitor.key} is {monitor.name!r}{set_in(monitor.key, loaded)}, but there is no "
-                f"validation that could log it. {way_out}, or go by the training: "
-                f"{monitor.line.format('train/loss')}"
+                key=monitor.key,
+                value=monitor.name,
+                problem="but there is no validation that could log it",
+                fix=f"{way_out}, or go by the training: {monitor.line.format('train/loss')}",
             )
 
 
@@ -109,8 +100,7 @@ class MonitorCheck(Callback):
         ConfigError: naming the monitor, what is logged, and the line to write.
     """
 
-    def __init__(self, monitors: Sequence[Monitor], loaded: "LoadedConfig | None" = None) -> None:
-        self._loaded = loaded
+    def __init__(self, monitors: Sequence[Monitor]) -> None:
         self._of_training = [m for m in monitors if m.is_of_training]
         self._of_validation = [m for m in monitors if not m.is_of_training]
         self._has_logged = False
@@ -118,7 +108,7 @@ class MonitorCheck(Callback):
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._of_validation and not trainer.enable_validation:
             is_limited = trainer.limit_val_batches == 0
-            refuse_without_validation(self._of_validation, self._loaded, is_limited=is_limited)
+            refuse_without_validation(self._of_validation, is_limited=is_limited)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         where = "the sanity check" if trainer.sanity_checking else "a validation"
@@ -151,28 +141,31 @@ class MonitorCheck(Callback):
         logged = sorted(map(str, trainer.callback_metrics))
         for monitor in monitors:
             if monitor.name not in logged:
-                raise ConfigError(self._describe(monitor, logged, where))
+                raise _not_logged(monitor, logged, where)
         return []
 
-    def _describe(self, monitor: Monitor, logged: Collection[str], where: str) -> str:
-        # `val_loss` and `loss` mean `valid/loss`, far as they are from it in letters.
-        short = monitor.name.rpartition("/")[2].rpartition("_")[2]
-        namesakes = [name for name in logged if name.rpartition("/")[2] == short]
-        same_side = [n for n in namesakes if n.startswith("train/") == monitor.is_of_training]
-        hint = suggest(monitor.name, logged)
-        if not hint and (same_side or namesakes):
-            hint = f" Did you mean {(same_side or namesakes)[0]!r}?"
-        fixed = hint.split("'")[1] if hint else (next(iter(logged), "valid/loss"))
-        late = (
-            " (If it is logged by later validations only, set trainer.num_sanity_val_steps: 0.)"
-            if where == "the sanity check"
-            else ""
-        )
-        return (
-            f"{monitor.key} is {monitor.name!r}{set_in(monitor.key, self._loaded)}, but {where} "
-            f"logged no such metric.{hint} Logged are: {', '.join(logged) or 'none at all'}. "
-            f"Write: {monitor.line.format(fixed)}{late}"
-        )
+
+def _not_logged(monitor: Monitor, logged: Collection[str], where: str) -> ConfigError:
+    # `val_loss` and `loss` mean `valid/loss`, far as they are from it in letters.
+    short = monitor.name.rpartition("/")[2].rpartition("_")[2]
+    namesakes = [name for name in logged if name.rpartition("/")[2] == short]
+    same_side = [n for n in namesakes if n.startswith("train/") == monitor.is_of_training]
+    hint = suggest(monitor.name, logged)
+    if not hint and (same_side or namesakes):
+        hint = f" Did you mean {(same_side or namesakes)[0]!r}?"
+    fixed = hint.split("'")[1] if hint else (next(iter(logged), "valid/loss"))
+    late = (
+        " (If it is logged by later validations only, set trainer.num_sanity_val_steps: 0.)"
+        if where == "the sanity check"
+        else ""
+    )
+    return ConfigError(
+        key=monitor.key,
+        value=monitor.name,
+        problem=f"but {where} logged no such metric.{hint} Logged are: "
+        f"{', '.join(logged) or 'none at all'}",
+        fix=f"Write: {monitor.line.format(fixed)}{late}",
+    )
 
 
 class EarlyStops(Callback):

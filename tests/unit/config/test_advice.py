@@ -29,6 +29,7 @@ from espnet3.systems.asr.system import ASRSystem
 from espnet3.systems.base.checks import check_stages
 from espnet3.systems.base.context import load_configs
 from espnet3.systems.base.stages import STAGES, find_stage, stages_of
+from espnet3.trainer.config import CheckpointConfig
 from espnet3.trainer.launching.launch_config import load_launch_config
 
 PARTS = "tests.helpers.inference_parts"
@@ -218,7 +219,6 @@ def test_the_keys_of_blocks_are_those_of_their_models():
     from espnet3.systems.asr.tokenizer_training import TokenizerConfig
     from espnet3.systems.base.reporting.clips import ReportConfig
     from espnet3.systems.base.statistics import StatisticsConfig
-    from espnet3.trainer.checkpointing.checkpoints import CheckpointConfig
 
     assert set(LOADER_KEYS) == set(LoaderConfig.model_fields)
     assert set(PARALLEL_KEYS) == set(ParallelConfig.model_fields)

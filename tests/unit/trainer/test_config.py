@@ -92,12 +92,12 @@ def test_what_our_module_carries_out_does_not_reach_lightning():
         "accumulate_grad_batches": 2, "gradient_clip_val": 1.0, "gradient_clip_algorithm": "value",
         "use_distributed_sampler": False, "barebones": False, "devices": 2,
     }  # fmt: skip
-    assert lightning_arguments(block, None) == {"devices": 2}
+    assert lightning_arguments(block) == {"devices": 2}
 
 
 def test_a_list_of_targets_becomes_a_list_of_objects():
     node = {"_target_": STOPPING, "monitor": "valid/loss"}
-    arguments = lightning_arguments({"callbacks": [node, node], "plugins": []}, None)
+    arguments = lightning_arguments({"callbacks": [node, node], "plugins": []})
     assert type(arguments["callbacks"]) is list
     assert [type(callback).__name__ for callback in arguments["callbacks"]] == ["EarlyStopping"] * 2
     assert arguments["plugins"] == []
@@ -105,7 +105,7 @@ def test_a_list_of_targets_becomes_a_list_of_objects():
 
 def test_lists_and_dicts_in_a_target_are_plain_ones():
     node = {"_target_": "builtins.dict", "sizes": [1, {"a": [2]}]}
-    assert repr(lightning_arguments({"profiler": node}, None)["profiler"]) == repr(
+    assert repr(lightning_arguments({"profiler": node})["profiler"]) == repr(
         {"sizes": [1, {"a": [2]}]}
     )
 
@@ -123,8 +123,8 @@ def test_lists_and_dicts_in_a_target_are_plain_ones():
 )
 def test_what_cannot_be_built_is_told_with_its_place(load, block, words):
     loaded = load(block)
-    with pytest.raises(ConfigError) as refused:
-        lightning_arguments(trainer_block(loaded), loaded)
+    with pytest.raises(ConfigError) as refused, loaded.naming_places():
+        lightning_arguments(trainer_block(loaded))
     assert words in str(refused.value)
     assert "(set in training.yaml:1)" in str(refused.value)
 

@@ -11,8 +11,10 @@ from espnet3.components.data.loader import build_loader
 from espnet3.components.data.loader_config import LoaderConfig
 from espnet3.config.load import load_config
 from espnet3.errors import ConfigError
+from espnet3.trainer.config import load_training_config
 from espnet3.trainer.fit import Fit, TrainingParts, check_fit
 from espnet3.trainer.launching.process_rank import LAUNCHED
+from espnet3.trainer.optimization.optimization_config import OptimizationConfig
 from espnet3.trainer.reporting.summary import StartupTimes
 
 CONFIG = """\
@@ -68,7 +70,9 @@ def fit(loaded, parts=None, started=None) -> bool:
         if started is not None:
             started.append(os.listdir("exp"))
 
-    return Fit(loaded, parts or Parts(), StartupTimes(), on_start).run()
+    config, optimization = load_training_config(loaded), OptimizationConfig.from_config(loaded)
+    with loaded.naming_places():
+        return Fit(config, optimization, parts or Parts(), StartupTimes(), on_start).run()
 
 
 def position() -> tuple[int, int]:
@@ -145,7 +149,7 @@ def test_a_training_without_end_is_warned_about(load, caplog):
     )
     assert "does not say when training ends" not in caplog.text
     with pytest.raises(ConfigError, match="no data"):
-        Fit(load("trainer.max_epochs=null", "exp_dir=b"), _no_data, StartupTimes()).run()
+        fit(load("trainer.max_epochs=null", "exp_dir=b"), _no_data)
     assert "does not say when training ends" in caplog.text
     assert "Write: max_epochs: 20" in caplog.text
 
@@ -158,7 +162,8 @@ def test_a_limit_that_lightning_refuses_later_is_placed(load):
     with pytest.raises(ValueError, match="val_check_interval") as refused:
         fit(load("trainer.val_check_interval=100"))
     assert refused.value.__notes__ == [
-        "trainer.val_check_interval is 100 (set in command line: trainer.val_check_interval=100)."
+        "trainer.val_check_interval is 100.",
+        "trainer.val_check_interval is set in command line: trainer.val_check_interval=100.",
     ]
 
 

@@ -46,7 +46,8 @@ def test_a_target_that_is_not_there_is_told_with_its_place(tmp_path):
     file.write_text("model:\n  _target_: torch.nn.Linaer\n")
     loaded = load_config(file)
     with pytest.raises(ConfigError, match=r"model\._target_ .*training\.yaml:2\), but .*Linear"):
-        check_call(loaded.resolved()["model"], "model", loaded)
+        with loaded.naming_places():
+            check_call(loaded.resolved()["model"], "model")
 
 
 def test_parts_are_checked_too_but_may_lack_what_is_added_later():

@@ -21,7 +21,7 @@ def test_defaults(load):
     config = load("seed: null\ntrainer: {devices: 2}\n")
     assert config.exp_dir == "exp/a"
     assert (config.seed, config.resume, config.num_threads) == (0, "auto", None)
-    assert (config.checkpoint, config.fit, config.init) == ({}, {}, None)
+    assert (config.checkpoint.every_minutes, config.fit, config.init) == ("auto", {}, ())
 
 
 def test_interpolations_are_resolved(load):

@@ -9,8 +9,8 @@ import torch
 
 from espnet3.errors import ConfigError, RunFolderError
 from espnet3.trainer.checkpointing.averaging import average, average_all, mean_weights, sha256
-from espnet3.trainer.checkpointing.best_checkpoints import Criterion
 from espnet3.trainer.checkpointing.weights import load_weights
+from espnet3.trainer.config import Criterion
 from tests.helpers.checkpoint_parts import LOSS, Loader, Module, Net, run
 
 THREE = Criterion("valid/loss", 3, "min")

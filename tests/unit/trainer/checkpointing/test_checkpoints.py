@@ -7,9 +7,10 @@ import torch
 
 from espnet3.config.schema import validate
 from espnet3.errors import ConfigError
-from espnet3.trainer.checkpointing.best_checkpoints import BestCheckpoints, Criterion, read_index
+from espnet3.trainer.checkpointing.best_checkpoints import BestCheckpoints, read_index
 from espnet3.trainer.checkpointing.checkpoint_io import read_checkpoint
-from espnet3.trainer.checkpointing.checkpoints import CheckpointConfig, CheckpointKeeper
+from espnet3.trainer.checkpointing.checkpoints import CheckpointKeeper
+from espnet3.trainer.config import CheckpointConfig, Criterion
 from tests.helpers.checkpoint_parts import LOSS, Loader, Module, run
 
 FAST = {"valid": True, "max_epochs": 5}

@@ -1,7 +1,12 @@
 import pytest
 
+from espnet3.config.load import load_config
 from espnet3.errors import ConfigError
-from espnet3.trainer.checkpointing.best_checkpoints import Criterion, parse_criteria
+from espnet3.trainer.config import Criterion, load_criteria
+
+
+def parse_criteria(value):
+    return load_criteria(load_config({"best_model_criterion": value}))
 
 
 def test_the_form_of_the_seeds():
@@ -31,11 +36,7 @@ def test_mistakes_are_told_with_the_line_to_write(value, fix):
 
 
 def test_the_place_is_named(tmp_path):
-    from espnet3.config.load import load_config
-
     file = tmp_path / "training.yaml"
     file.write_text("a: 1\nbest_model_criterion:\n- [valid/loss, 3, mean]\n")
-    loaded = load_config([file])
-    value = [["valid/loss", 3, "mean"]]
     with pytest.raises(ConfigError, match=r"training.yaml:3"):
-        parse_criteria(value, loaded)
+        load_criteria(load_config([file]))

@@ -6,14 +6,13 @@ import torch
 from safetensors.torch import save_file
 
 from espnet3.config.load import load_config
-from espnet3.config.resolve import resolved
 from espnet3.errors import ConfigError
 from espnet3.trainer.checkpointing.initial_weights import (
-    METHODS,
     InitReport,
     load_initial_weights,
     parse_init,
 )
+from espnet3.trainer.config import METHODS, load_training_config
 from tests.helpers.checkpoint_parts import Net
 
 
@@ -32,6 +31,10 @@ def file(tmp_path):
     path = tmp_path / "a.safetensors"
     save_file(Parts().state_dict(), path)
     return path
+
+
+def parse_init(value):
+    return load_training_config(load_config({"exp_dir": "exp", "init": value})).init
 
 
 def load(model, value):
@@ -127,8 +130,8 @@ def test_a_report_on_many_weights_is_short():
 @pytest.mark.parametrize(
     ("value", "fix"),
     [
-        (3, "init is 3, no file. Write: init: {path: "),
-        (["a.ckpt", 3], "init.1 is 3, no file"),
+        (3, "init is 3 .*, but must be a file. Write: init: {path: "),
+        (["a.ckpt", 3], "init.1 is 3 .*, but must be a file"),
         ({"pth": "a"}, "Did you mean 'path'"),
         ({"path": "a", "from": 3}, "init.from"),
         ({"path": "a", "exlude": []}, "Did you mean 'exclude'"),
@@ -162,18 +165,21 @@ def test_a_missing_file_is_told(tmp_path):
 def test_files_that_are_missing_or_none_are_told_with_their_place(tmp_path, file):
     config = tmp_path / "training.yaml"
     config.write_text(f"init:\n- {json.dumps(str(file))}\n- path: nowhere.ckpt\n")
-    loaded = load_config(config)
-    entries = parse_init(resolved(loaded.config)["init"], loaded)
-    with pytest.raises(ConfigError, match=r"init\.1\.path is 'nowhere\.ckpt' .*training\.yaml:3\)"):
-        load_initial_weights(Parts(), entries, loaded)
+    place = r"init\.1\.path is 'nowhere\.ckpt' .*training\.yaml:3\)"
+    with pytest.raises(ConfigError, match=place):
+        load_from(config)
     config.write_text(f"init: {json.dumps(str(config))}\n")
-    loaded = load_config(config)
-    entries = parse_init(resolved(loaded.config)["init"], loaded)
     with pytest.raises(ConfigError) as refused:
-        load_initial_weights(Parts(), entries, loaded)
+        load_from(config)
     assert "training.yaml:1), which is damaged, or holds no weights" in str(refused.value)
     assert "Give a .safetensors file" in str(refused.value)
     assert "resume" not in str(refused.value)
+
+
+def load_from(config):
+    loaded = load_config(config, below={"exp_dir": "exp"})
+    with loaded.naming_places():
+        load_initial_weights(Parts(), load_training_config(loaded).init)
 
 
 @pytest.mark.parametrize("method", METHODS)

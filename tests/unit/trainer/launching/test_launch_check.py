@@ -29,9 +29,9 @@ def of_torchrun(world_size, local):
     return {"TORCHELASTIC_RUN_ID": "x", "LOCAL_RANK": "0", "RANK": "0", **numbers}
 
 
-def refusal(block, environ=None, n_gpus=0, error=ResourceError, **kwargs):
+def refusal(block, environ=None, n_gpus=0, error=ResourceError):
     with pytest.raises(error) as refused:
-        check_launch(block, environ or {}, n_gpus, **kwargs)
+        check_launch(block, environ or {}, n_gpus)
     return str(refused.value)
 
 
@@ -93,10 +93,14 @@ def test_the_place_of_the_mistake_is_named(tmp_path):
     file = tmp_path / "training.yaml"
     file.write_text("trainer:\n  accelerator: gpu\n  devices: 4\n  strategy: dpp\n")
     loaded = load_config(file)
-    text = refusal(loaded.config.trainer, error=ConfigError, loaded=loaded)
+    with pytest.raises(ConfigError) as refused, loaded.naming_places():
+        check_launch(loaded.config.trainer, {}, 0)
+    text = str(refused.value)
     assert text.startswith(f"trainer.strategy is 'dpp' (set in {file}:4), which Lightning does not")
     loaded = load_config(file, ["trainer.strategy=ddp"])
-    text = refusal(loaded.config.trainer, n_gpus=1, loaded=loaded)
+    with pytest.raises(ResourceError) as refused, loaded.naming_places():
+        check_launch(loaded.config.trainer, {}, 1)
+    text = str(refused.value)
     assert f"trainer.devices is 4 (set in {file}:3), but 1 GPU(s) are visible" in text
 
 

@@ -8,8 +8,9 @@ from torch import nn
 
 from espnet3.config.load import load_config
 from espnet3.errors import ConfigError
+from espnet3.trainer.config import load_training_config
 from espnet3.trainer.optimization.optimization_config import OptimizationConfig
-from espnet3.trainer.optimization.parameters import freeze, parse_freeze, split_parameters
+from espnet3.trainer.optimization.parameters import freeze, split_parameters
 from espnet3.trainer.reporting.summary import ModelSize
 
 
@@ -82,21 +83,21 @@ def test_what_is_frozen_is_logged_and_no_longer_called_trainable(caplog):
     [
         (
             ["encodr.*"],
-            r"freeze\.0 is 'encodr\.\*'.*Did you mean 'encoder'\? .*freeze: \[encoder\]",
+            r"freeze is 'encodr\.\*'.*Did you mean 'encoder'\? .*freeze: \[encoder\]",
         ),
         (["encoder", "lstm"], r"freeze\.1 is 'lstm'.*It has: .*encoder.*Write: freeze: \["),
         ("encodr", r"freeze is 'encodr' \(set in .*freeze: \[encoder\]"),
         (["*"], r"leaves nothing of Model to train: \*.*Write: freeze: \[encoder\]"),
         ("", "freeze: "),
         ([3], r"freeze\.0 is 3"),
-        ({"encoder": True}, r"freeze is \{'encoder': True\}"),
+        ({"encoder": True}, r"freeze \(set in .*\): names modules"),
     ],
 )
 def test_what_cannot_be_frozen_is_told_with_a_line_that_works(value, words):
-    loaded = load_config({"freeze": value})
-    with pytest.raises(ConfigError, match=words) as refused:
-        freeze(Model(), parse_freeze(value, loaded), loaded)
-    line = str(refused.value).rpartition("freeze: [")[2].rstrip("]")
+    loaded = load_config({"exp_dir": "exp", "freeze": value})
+    with pytest.raises(ConfigError, match=words) as refused, loaded.naming_places():
+        freeze(Model(), load_training_config(loaded).freeze)
+    line = str(refused.value).rpartition("freeze: [")[2].rstrip("].")
     assert freeze(Model(), [line]).parameters
 
 

@@ -3,7 +3,7 @@ import torch
 
 from espnet3.config.load import load_config
 from espnet3.errors import ConfigError
-from espnet3.trainer.optimization.optimization_config import check_optimizers
+from espnet3.trainer.optimization.optimization_config import OptimizationConfig, check_optimizers
 
 ADAM = "optimizer: {_target_: torch.optim.AdamW, lr: 0.001}"
 LR = "torch.optim.lr_scheduler"
@@ -23,7 +23,11 @@ def check(tmp_path, monkeypatch):
 
     def check_lines(*lines: str):
         (tmp_path / "training.yaml").write_text("".join(f"{line}\n" for line in lines))
-        return check_optimizers(load_config("training.yaml"))
+        loaded = load_config("training.yaml")
+        optimization = OptimizationConfig.from_config(loaded)
+        with loaded.naming_places():
+            check_optimizers(optimization)
+        return optimization
 
     return check_lines
 
@@ -76,13 +80,17 @@ def test_what_does_not_fit_is_told_with_its_place(check, lines, words):
     assert "\n" not in str(refused.value)
 
 
+def _check(loaded):
+    check_optimizers(OptimizationConfig.from_config(loaded), loaded.is_typed)
+
+
 def test_a_rate_that_the_scheduler_replaces_is_told_with_the_key_that_counts(tmp_path, caplog):
     file = tmp_path / "a.yaml"
     file.write_text(f"{ADAM}\nscheduler: {{_target_: {LR}.OneCycleLR, max_lr: 0.001}}\n")
-    check_optimizers(load_config(file))
-    check_optimizers(load_config(file, ["scheduler.max_lr=0.1"]))
-    check_optimizers(load_config(file, ["optimizer.lr=0.1", "scheduler.max_lr=0.1"]))
+    _check(load_config(file))
+    _check(load_config(file, ["scheduler.max_lr=0.1"]))
+    _check(load_config(file, ["optimizer.lr=0.1", "scheduler.max_lr=0.1"]))
     assert not caplog.records
-    check_optimizers(load_config(file, ["optimizer.lr=0.1"]))
+    _check(load_config(file, ["optimizer.lr=0.1"]))
     assert "optimizer.lr is 0.1" in caplog.text
     assert "Write as well: scheduler.max_lr=0.1" in caplog.text

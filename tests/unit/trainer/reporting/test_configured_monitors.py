@@ -2,14 +2,19 @@ import pytest
 
 from espnet3.config.load import load_config
 from espnet3.errors import ConfigError
+from espnet3.trainer.config import load_training_config
+from espnet3.trainer.optimization.optimization_config import OptimizationConfig
 from espnet3.trainer.reporting.monitors import configured_monitors
 
 STOPPING = "lightning.pytorch.callbacks.EarlyStopping"
+ADAM = "{_target_: torch.optim.AdamW}"
+PLATEAU = "{_target_: torch.optim.lr_scheduler.ReduceLROnPlateau}"
 
 
 def monitors(tmp_path, text: str):
     (tmp_path / "training.yaml").write_text(text)
-    return configured_monitors(load_config(tmp_path / "training.yaml"))
+    loaded = load_config(tmp_path / "training.yaml", below={"exp_dir": "exp"})
+    return configured_monitors(load_training_config(loaded), OptimizationConfig.from_config(loaded))
 
 
 def test_each_place_that_names_a_metric_is_found_with_the_line_to_write(tmp_path):
@@ -17,10 +22,12 @@ def test_each_place_that_names_a_metric_is_found_with_the_line_to_write(tmp_path
         tmp_path,
         f"""
 best_model_criterion: [[valid/loss, 3, min], [valid/acc, 1, max]]
-scheduler_monitor: valid/cer
+optimizers:
+  generator: {{optimizer: {ADAM}, params: generator}}
+  discriminator: {{optimizer: {ADAM}, params: discriminator}}
 schedulers:
-  generator: {{monitor: valid/mel}}
-  discriminator: {{interval: step}}
+  generator: {{scheduler: {PLATEAU}, monitor: valid/mel}}
+  discriminator: {{scheduler: {{_target_: torch.optim.lr_scheduler.ConstantLR}}}}
 trainer:
   callbacks:
     - {{_target_: lightning.pytorch.callbacks.LearningRateFinder}}
@@ -30,26 +37,32 @@ trainer:
     assert [(m.name, m.key) for m in found] == [
         ("valid/loss", "best_model_criterion.0"),
         ("valid/acc", "best_model_criterion.1"),
-        ("valid/cer", "scheduler_monitor"),
         ("valid/mel", "schedulers.generator.monitor"),
         ("train/loss", "trainer.callbacks.1.monitor"),
     ]
     assert [m.line.format("X") for m in found] == [
         "best_model_criterion: [[X, 3, min]]",
         "best_model_criterion: [[X, 1, max]]",
-        "scheduler_monitor: X",
         "monitor: X",
         "monitor: X",
     ]
 
 
+def test_the_metric_of_the_only_scheduler_is_found(tmp_path):
+    text = f"optimizer: {ADAM}\nscheduler: {PLATEAU}\nscheduler_monitor: valid/cer\n"
+    (found,) = monitors(tmp_path, text)
+    assert (found.name, found.key) == ("valid/cer", "scheduler_monitor")
+    assert found.line.format("X") == "scheduler_monitor: X"
+
+
 def test_one_callback_without_a_list_counts(tmp_path):
-    text = f"trainer: {{callbacks: {{_target_: {STOPPING}, monitor: valid/loss}}}}\n"
+    callback = f"{{_target_: {STOPPING}, monitor: valid/loss}}"
+    text = f"optimizer: {ADAM}\ntrainer: {{callbacks: {callback}}}\n"
     assert [m.name for m in monitors(tmp_path, text)] == ["valid/loss"]
 
 
 def test_a_config_that_goes_by_nothing_has_none(tmp_path):
-    assert monitors(tmp_path, "seed: 1\ntrainer: null\n") == []
+    assert monitors(tmp_path, f"optimizer: {ADAM}\ntrainer: null\n") == []
 
 
 def test_a_wrong_criterion_is_told(tmp_path):

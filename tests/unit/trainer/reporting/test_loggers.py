@@ -120,8 +120,7 @@ def test_a_logger_whose_package_is_missing_says_what_to_install(tmp_path, target
 def test_a_value_that_is_no_logger_is_refused_with_the_line_to_write(tmp_path, value, message):
     file = tmp_path / "training.yaml"
     OmegaConf.save({"trainer": {"logger": value}}, file)
-    loaded = load_config([file])
-    with pytest.raises(ConfigError, match=message) as caught:
-        build_loggers(value, tmp_path, loaded=loaded)
+    with pytest.raises(ConfigError, match=message) as caught, load_config(file).naming_places():
+        build_loggers(value, tmp_path)
     if "mean" not in message:
         assert "Write: logger: [{_target_: lightning.pytorch.loggers.Tensor" in str(caught.value)

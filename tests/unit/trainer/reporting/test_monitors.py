@@ -22,11 +22,11 @@ class Counting(Module):
         super().training_step(batch, batch_idx)
 
 
-def run(tmp_path, *monitors: Monitor, loaded=None, more=(), **arguments) -> int:
+def run(tmp_path, *monitors: Monitor, more=(), **arguments) -> int:
     """Return the number of training steps that were done."""
     Counting.n_steps = 0
     arguments = {"max_epochs": 1, "module": Counting(), **arguments}
-    fit(tmp_path, [MonitorCheck(monitors, loaded), *more], **arguments)
+    fit(tmp_path, [MonitorCheck(monitors), *more], **arguments)
     return Counting.n_steps
 
 
@@ -58,8 +58,9 @@ def test_a_misspelt_one_is_refused_before_the_first_step(tmp_path, name, meant):
 def test_the_place_in_the_config_is_named(tmp_path):
     file = tmp_path / "training.yaml"
     OmegaConf.save({"best_model_criterion": [["valid/cer", 3, "min"]]}, file)
-    with pytest.raises(ConfigError, match=r"\(set in .*training.yaml:\d"):
-        run(tmp_path, criterion("valid/cer"), loaded=load_config([file]))
+    place = r"\(set in .*training.yaml:\d"
+    with pytest.raises(ConfigError, match=place), load_config([file]).naming_places():
+        run(tmp_path, criterion("valid/cer"))
 
 
 def test_without_a_sanity_check_the_first_validation_decides(tmp_path):

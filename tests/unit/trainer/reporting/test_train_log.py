@@ -6,10 +6,10 @@ import lightning.pytorch as pl
 import pytest
 import torch
 
-from espnet3.trainer.checkpointing.best_checkpoints import Criterion
 from espnet3.trainer.checkpointing.checkpoint_io import AtomicCheckpointIO
-from espnet3.trainer.checkpointing.checkpoints import CheckpointConfig, CheckpointKeeper
+from espnet3.trainer.checkpointing.checkpoints import CheckpointKeeper
 from espnet3.trainer.checkpointing.training_state import RandomStates
+from espnet3.trainer.config import CheckpointConfig, Criterion
 from espnet3.trainer.module import TrainingModule
 from espnet3.trainer.optimization.optimization_config import OptimizationConfig
 from espnet3.trainer.reporting.history import History
