@@ -16,7 +16,7 @@ import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from typing_extensions import override
 
-from espnet3.config.sources import names_places
+from espnet3.config.sources import names_places, set_in
 from espnet3.errors import ConfigError, blame, suggest
 from espnet3.trainer.checkpointing.checkpoints import CheckpointKeeper
 from espnet3.trainer.checkpointing.initial_weights import check_files, load_initial_weights
@@ -246,8 +246,11 @@ def _check_resume(config: TrainingConfig) -> None:
         raise ConfigError(
             key="fit.ckpt_path",
             value=path,
-            problem=f"but resume is 'never', which puts the checkpoints of {config.exp_dir} aside",
-            fix="Delete fit.ckpt_path to start from scratch, or write: resume: auto",
+            problem=f"but the checkpoints of {config.exp_dir} are to be put aside",
+            fix=lambda loaded: (
+                f"resume is 'never'{set_in('resume', loaded)}. Delete fit.ckpt_path to start from "
+                "scratch, or write: resume: auto"
+            ),
         )
 
 
