@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from espnet3.components.data.loader import BatchLoader
     from espnet3.components.data.loader_config import DataLoaderConfig
     from espnet3.config.load import LoadedConfig
-    from espnet3.trainer.checkpointing.best_checkpoints import Criterion
     from espnet3.trainer.checkpointing.resume import ResumePoint
+    from espnet3.trainer.config import Criterion
     from espnet3.trainer.fit import TrainingParts
     from espnet3.trainer.reporting.summary import StartupTimes
 
@@ -287,11 +287,11 @@ def _padding(loader: "BatchLoader", durations: "Floats") -> float:
 
 def _describe_model(loaded: "LoadedConfig") -> str:
     from espnet3.trainer.config import load_training_config
-    from espnet3.trainer.optimization.parameters import freeze, parse_freeze
+    from espnet3.trainer.optimization.parameters import freeze
     from espnet3.trainer.reporting.summary import ModelSize
 
     model = build_model(loaded)
-    freeze(model, parse_freeze(load_training_config(loaded).freeze, loaded), loaded)
+    freeze(model, load_training_config(loaded).freeze)
     return f"model: {type(model).__name__}, {ModelSize.of(model)}"
 
 

@@ -10,7 +10,6 @@ from espnet3.errors import ConfigError
 from espnet3.trainer.checkpointing.initial_weights import (
     InitReport,
     load_initial_weights,
-    parse_init,
 )
 from espnet3.trainer.config import METHODS, load_training_config
 from tests.helpers.checkpoint_parts import Net
