@@ -153,7 +153,8 @@ def check_training_sets(loaded: "LoadedConfig") -> None:
     """
     from espnet3.components.data.data_organizer import check_datasets
 
-    if has_split(loaded, "train") is False or not loaded.config.get("dataset"):
+    block = loaded.plain().get("dataset")
+    if not block or has_split(block, "train") is False:
         raise _no_training_set()
     check_datasets(loaded, ("train",))
 

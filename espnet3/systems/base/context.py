@@ -254,14 +254,10 @@ def _kinds_of(text: str, plain: Mapping[str, "LoadedConfig"]) -> list[str]:
         return list(plain)
     if path[0] in _TRAINING_ONLY and "training" in plain:
         return ["training"]
-    depths = {kind: _depth(path, loaded) for kind, loaded in plain.items()}
+    steps = [".".join(path[: n + 1]) for n in range(len(path))]
+    # How far each config knows the path: the whole key is below one that has its block.
+    depths = {kind: sum(map(loaded.has, steps)) for kind, loaded in plain.items()}
     return [kind for kind, depth in depths.items() if depth == max(depths.values())]
-
-
-def _depth(path: tuple[str, ...], loaded: "LoadedConfig") -> int:
-    """Return how many steps of a path a config has."""
-    steps = range(1, len(path) + 1)
-    return max((n for n in steps if loaded.has(".".join(path[:n]))), default=0)
 
 
 # Configs that `load_config` alone has read, as in a notebook, know no `exp_dir`, which every stage
@@ -307,7 +303,8 @@ def _with(loaded: "LoadedConfig", shared: Mapping[str, Any], kind: str) -> "Load
     from espnet3.config.load import load_config
 
     if loaded.names.self_name is None:
-        below = {**below, **{k: v for k, v in _unnamed(kind).items() if k not in shared}}
+        unnamed = {"exp_tag": kind, _INFERENCE_DIR: f"${{exp_dir}}/{kind}"}
+        below |= {key: value for key, value in unnamed.items() if key not in shared}
     found = load_config(loaded, below=below)
     if kind == "training" and "exp_dir" not in loaded.config and "exp_tag" not in loaded.config:
         logger.info(
@@ -315,10 +312,6 @@ def _with(loaded: "LoadedConfig", shared: Mapping[str, Any], kind: str) -> "Load
             "exp_dir: FOLDER", os.path.abspath(str(_value(found, "exp_dir"))),
         )  # fmt: skip
     return found
-
-
-def _unnamed(kind: str) -> dict[str, str]:
-    return {"exp_tag": kind, _INFERENCE_DIR: f"${{exp_dir}}/{kind}"}
 
 
 def _value(loaded: "LoadedConfig", key: str) -> Any:

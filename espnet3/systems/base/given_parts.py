@@ -10,14 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from espnet3.components.data.sample_seed import global_rngs_kept
 from espnet3.config.fingerprint import digest, flatten
-from espnet3.config.sources import set_in
 from espnet3.errors import ConfigError
 
 if TYPE_CHECKING:
     from espnet3.components.data.foreign_loader import TakenOver
     from espnet3.components.data.loader import BatchLoader
     from espnet3.components.data.loader_config import DataLoaderConfig
-    from espnet3.config.load import LoadedConfig
 
 logger = logging.getLogger(__name__)
 
@@ -226,7 +224,7 @@ class GivenParts:
             )
         return config
 
-    def build_loader(self, split: str, config: "DataLoaderConfig", loaded: "LoadedConfig") -> Any:
+    def build_loader(self, split: str, config: "DataLoaderConfig", seed: int) -> Any:
         """Return what gives the batches of a split that was given."""
         from espnet3.components.data.loader_config import build_collate
 
@@ -235,7 +233,7 @@ class GivenParts:
         collate_fn: Any = self.train.parts.collate_fn if self.train and self.train.parts else None
         if config.collate_fn is not None:
             collate_fn = build_collate(config.collate_fn)
-        return own.build_loader(config, collate_fn, int(loaded.config.get("seed") or 0))
+        return own.build_loader(config, collate_fn, seed)
 
     @property
     def has_model(self) -> bool:
@@ -244,8 +242,11 @@ class GivenParts:
 
         return isinstance(self.model, torch.nn.Module)
 
-    def check(self, loaded: "LoadedConfig") -> None:
+    def check(self, model_block: Any) -> None:
         """Refuse a model or data of a wrong kind before anything starts.
+
+        Args:
+            model_block: `model` of the config, the arguments of a class that was given.
 
         Raises:
             ConfigError: with what to give.
@@ -266,11 +267,11 @@ class GivenParts:
                 "torch.nn.Module, its class, or {'_target_': 'package.module.Class'}: "
                 "train(config, model=...)"
             )
-        _check_arguments(self.model, _block(loaded), loaded)
+        _check_arguments(self.model, _arguments(model_block))
 
-    def build_model(self, loaded: "LoadedConfig") -> Any:
+    def build_model(self, model_block: Any) -> Any:
         """Return the model, built if it is a class or a function."""
-        return self.model if self.has_model else self.model(**_block(loaded))
+        return self.model if self.has_model else self.model(**_arguments(model_block))
 
     def describe(self) -> dict[str, Any]:
         """Return what the weights depend on of all this, beside code and datasets."""
@@ -336,28 +337,27 @@ def _misunderstood(data: Any, split: str) -> str | None:
     return None
 
 
-def _block(loaded: "LoadedConfig") -> dict[str, Any]:
-    block = loaded.plain().get("model") or {}
+def _arguments(block: Any) -> dict[str, Any]:
+    block = block or {}
     if not isinstance(block, Mapping):
         raise ConfigError(
-            f"model is {block!r:.80}{set_in('model', loaded)}, but must be a mapping of the "
-            "arguments of the class that was given."
+            f"model is {block!r:.80}",
+            key="model",
+            problem="but must be a mapping of the arguments of the class that was given.",
         )
     return {str(key): value for key, value in block.items()}
 
 
-def _check_arguments(
-    target: Callable[..., Any], block: Mapping[str, Any], loaded: "LoadedConfig"
-) -> None:
+def _check_arguments(target: Callable[..., Any], block: Mapping[str, Any]) -> None:
     from espnet3.config.targets import find_bad_argument, signature_of
 
     signature = signature_of(target)
     bad = find_bad_argument(signature, block) if signature else None
     if bad is not None:
-        key = f"model.{bad.name}" if bad.name else "model"
         raise ConfigError(
-            f"The model block does not fit {_name(target)}: {bad.reason}{set_in(key, loaded)}."
-            f"{bad.hint}\nSignature: {_name(target)}{signature}"
+            f"The model block does not fit {_name(target)}: {bad.reason}",
+            key=f"model.{bad.name}" if bad.name else "model",
+            fix=f"{bad.hint}\nSignature: {_name(target)}{signature}",
         )
 
 

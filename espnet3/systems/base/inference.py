@@ -157,7 +157,7 @@ def plan_inference(
     config = check_inference(loaded, runs_here=runs_here)
     names = chosen_test_sets(listed_test_sets(config.dataset), config.test_set)
     whole = loaded.resolved()
-    runs = [_plan_test_set(_config_of(name, config, whole), config, loaded) for name in names]
+    runs = [_plan_test_set(_config_of(name, config, whole), config, loaded.has) for name in names]
     for run in runs:
         if isinstance(run.runner, InferenceRunner):
             run.runner.needs = tuple(needs)
@@ -178,7 +178,7 @@ def open_test_set(loaded: "LoadedConfig", name: str) -> Any:
 
 
 def _plan_test_set(
-    own_config: "DictConfig", config: InferenceConfig, loaded: "LoadedConfig"
+    own_config: "DictConfig", config: InferenceConfig, has: Callable[[str], bool]
 ) -> PlannedRun:
     from espnet3.components.data.dataset import durations_of, fingerprint_of
     from espnet3.components.data.errors import create_command
@@ -201,7 +201,7 @@ def _plan_test_set(
     check_test_samples(dataset, name, own_config)
     # With `skip`, audio that cannot be read fails alone, when its turn comes.
     durations = durations_of(dataset, 0.0 if config.runner.get("on_error") == "skip" else None)
-    runner = _build_runner(provider, config, results_folder(config.inference_dir, name), loaded.has)
+    runner = _build_runner(provider, config, results_folder(config.inference_dir, name), has)
     if durations is None and runner.batch_seconds is not None:
         _report_unknown_durations(runner.batch_seconds, name, config)
         runner.batch_seconds = None

@@ -17,7 +17,7 @@ from espnet3.config.targets import (
     signature_of,
 )
 from espnet3.errors import ConfigError, suggest
-from espnet3.parallel.base_runner import BaseRunner
+from espnet3.parallel.base_runner import BaseRunner, one_or_more
 from espnet3.parallel.clusters.table import check_resources
 from espnet3.parallel.hooks import WRITER_HOOKS, overridden
 from espnet3.parallel.parallel import as_parallel_config
@@ -197,7 +197,7 @@ def unused_outputs(config: InferenceConfig, has: Callable[[str], bool]) -> dict[
     if writes_fields(target):
         words = _words_of(target.forward)
         unread = [key for key in ("output_fn", "input_key") if key in given]
-        values = {key: {key, *_as_list(getattr(config, key))} for key in unread}
+        values = {key: {key, *one_or_more(getattr(config, key))} for key in unread}
         why = f"{target.__name__} has a forward of its own, which does not call ours"
         is_read = {"outputs", "forward"} & words
         return {key: why for key in unread if not is_read and not values[key] <= {key, *words}}
@@ -272,10 +272,6 @@ def _has_own_writers(target: type) -> bool:
     from espnet3.systems.base.inference_runner import InferenceRunner
 
     return bool(overridden(target, InferenceRunner, [*WRITER_HOOKS, "merge"]))
-
-
-def _as_list(value: Any) -> list[Any]:
-    return list(value) if isinstance(value, list) else [value]
 
 
 def _check_default_blocks(config: InferenceConfig, has: Callable[[str], bool]) -> None:

@@ -379,22 +379,19 @@ def found_test_sets(inference_dir: Path) -> list[str]:
     """Return the folders of results, sorted: also one that has begun but has no results yet."""
     if not inference_dir.is_dir():
         return []
-    return sorted(
-        path.name
-        for path in inference_dir.iterdir()
-        if path.is_dir()
-        and shard_of(path.name) is None
-        and (manifest_path(path).exists() or any(_is_scp(file) for file in path.glob("*.scp")))
-    )
+
+    def has_results(folder: Path) -> bool:
+        files = folder.glob("*.scp")
+        is_there = any(file.is_file() and not is_temp_name(file.name) for file in files)
+        return is_there or manifest_path(folder).exists()
+
+    folders = (path for path in inference_dir.iterdir() if path.is_dir())
+    return sorted(f.name for f in folders if shard_of(f.name) is None and has_results(f))
 
 
 def also_found(names: Iterable[str]) -> str:
     """Return the line about results that no config names."""
     return f"also found, not in the config: {', '.join(names)}"
-
-
-def _is_scp(path: Path) -> bool:
-    return path.is_file() and not is_temp_name(path.name)
 
 
 def results_folder(inference_dir: str, test_set: str) -> Path:

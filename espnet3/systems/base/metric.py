@@ -287,15 +287,13 @@ def _speed(run: Mapping[str, Any]) -> dict[str, Any]:
 def _described_files(
     metric: PreparedMetric, folder: Path, test_set: str, written: WrittenFields | None
 ) -> str:
+    def state(entry: MetricInput, path: Path) -> str:
+        if path.is_file():
+            return "exists"
+        return "missing" if entry.is_path else f"missing: {_origin(entry.source, written)}"
+
     paths = [(entry, entry.path(folder, test_set)) for entry in metric.inputs]
-    return ", ".join(
-        f"{path} ({'exists' if path.is_file() else _cause(entry, written)})"
-        for entry, path in paths
-    )
-
-
-def _cause(entry: MetricInput, written: WrittenFields | None) -> str:
-    return "missing" if entry.is_path else f"missing: {_origin(entry.source, written)}"
+    return ", ".join(f"{path} ({state(entry, path)})" for entry, path in paths)
 
 
 def _origin(field: str, written: WrittenFields | None) -> str:

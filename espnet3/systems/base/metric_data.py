@@ -208,9 +208,10 @@ def join_tables(metric: PreparedMetric, tables: Mapping[str, Table], folder: Pat
     absent = {id for ids in lacking.values() for id in ids}
     ids = [id for id in anchor if fills or id not in absent]
     if not ids:
+        sizes = " and ".join(f"{key} ({len(table)} ids)" for key, table in texts.items())
         raise IncompleteRunError(
-            f"{metric.name} has no utterance of {folder} to measure: {_listing(texts)} have no id "
-            f"in common, or are empty. Run the infer stage again: {INFER}"
+            f"{metric.name} has no utterance of {folder} to measure: {sizes} have no id in common, "
+            f"or are empty. Run the infer stage again: {INFER}"
         )
     _check_groups(metric, tables, ids, folder)
     data = {key: [table.get(id, "") for id in ids] for key, table in tables.items()}
@@ -303,7 +304,3 @@ def _check_groups(
                 f"{first_few(lacking, _SHOWN_IDS)}. Add them to the file, or name another one in "
                 f'{metric.key}: inputs: {{{key}: "data/{{test_set}}/utt2spk"}}'
             )
-
-
-def _listing(texts: Mapping[str, Table]) -> str:
-    return " and ".join(f"{key} ({len(table)} ids)" for key, table in texts.items())

@@ -13,7 +13,7 @@ from espnet3.io.atomic import write_text
 from espnet3.systems.base.context import completed
 from espnet3.systems.base.given_parts import NOTHING_GIVEN, GivenParts
 from espnet3.systems.base.stages import Skipped
-from espnet3.systems.base.training_data import build_sets, check_data, has_split
+from espnet3.systems.base.training_data import build_sets, check_data, check_fields, has_split
 from espnet3.systems.base.training_fingerprint import TrainingDescription, set_random_state
 from espnet3.systems.base.training_record import Comparison, compare_training
 from espnet3.text import duration
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from espnet3.components.data.loader_config import DataLoaderConfig
     from espnet3.config.load import LoadedConfig
     from espnet3.trainer.checkpointing.resume import ResumePoint
-    from espnet3.trainer.config import Criterion
+    from espnet3.trainer.config import Criterion, TrainingConfig
     from espnet3.trainer.fit import TrainingParts
     from espnet3.trainer.reporting.summary import StartupTimes
 
@@ -205,12 +205,12 @@ def check_train(
     loaded = completed(loaded)
     block = check_trainer(loaded)
     config = check_fit(loaded)
-    given.check(loaded)
-    load_loader_config(loaded, given)
+    given.check(loaded.plain().get("model"))
+    loader = load_loader_config(loaded, given)
     _check_model(loaded, given)
     check_data(loaded, given)
     check_training_rates(loaded)
-    if has_split(loaded, "valid", given) is False:
+    if has_split(loaded.plain().get("dataset"), "valid", given) is False:
         optimization = OptimizationConfig.from_config(loaded)
         refuse_without_validation(configured_monitors(config, optimization))
     check_launch(block)
@@ -219,17 +219,15 @@ def check_train(
         trainer_for(block, exp_dir=str(_exp_dir(loaded)))
     comparison = compare(loaded, with_inputs=with_inputs, given=given)
     if comparison is not None and comparison.described.sets:
-        _check_fields(comparison.described.sets, loaded, given)
+        is_new = _is_new(_exp_dir(loaded))
+        check_fields(comparison.described.sets, loader, loaded.set_in, is_new=is_new)
     return comparison
 
 
-def _check_fields(sets: Mapping[str, Any], loaded: "LoadedConfig", given: GivenParts) -> None:
-    from espnet3.systems.base.training_data import check_fields
+def _is_new(exp_dir: Path) -> bool:
     from espnet3.trainer.checkpointing.best_checkpoints import LAST
 
-    is_new = not (_exp_dir(loaded) / LAST).exists()
-    known = {split: dataset for split, dataset in sets.items() if dataset is not None}
-    check_fields(known, load_loader_config(loaded, given), loaded.set_in, is_new=is_new)
+    return not (exp_dir / LAST).exists()
 
 
 @contextmanager
@@ -253,24 +251,28 @@ def describe_train(loaded: "LoadedConfig", comparison: Comparison | None = None)
         ConfigError: as the stage itself would.
         StaleRunError: another training is in the folder.
     """
-    from espnet3.trainer.config import trainer_block
+    from espnet3.trainer.config import load_training_config, trainer_block
 
     loaded = completed(loaded)
     compared = comparison or compare(loaded)
     sets = (compared.described.sets if compared else None) or build_sets(loaded)
-    lines = [line for name, data in sets.items() for line in _describe_split(name, data, loaded)]
-    trainer = _describe_trainer(trainer_block(loaded))
-    return [*lines, _describe_model(loaded), trainer, _describe_start(loaded)]
+    config, seed = load_loader_config(loaded), seed_of(loaded)
+    lines = [
+        line for name, data in sets.items() for line in _describe_split(name, data, config, seed)
+    ]
+    block = trainer_block(loaded)
+    start = _describe_start(load_training_config(loaded), block)
+    return [*lines, _describe_model(loaded), _describe_trainer(block), start]
 
 
-def _describe_split(split: str, dataset: Any, loaded: "LoadedConfig") -> list[str]:
+def _describe_split(split: str, dataset: Any, config: "DataLoaderConfig", seed: int) -> list[str]:
     from espnet3.components.data.dataset import durations_of
 
     if dataset is None:
         return [f"{split}: none"]
     durations = durations_of(dataset)
     audio = "" if durations is None else f", {duration(durations.sum())} of audio"
-    loader = build_split_loader(dataset, load_loader_config(loaded), split, loaded)
+    loader = build_split_loader(dataset, config, split, seed)
     padded = "" if durations is None else f", {_padding(loader, durations):.1%} padding"
     return [
         f"{split}: {len(dataset)} items{audio}",
@@ -301,13 +303,11 @@ def _describe_trainer(block: Mapping[str, Any]) -> str:
     return f"trainer: {', '.join(facts) or 'all of it as Lightning chooses'}"
 
 
-def _describe_start(loaded: "LoadedConfig") -> str:
+def _describe_start(config: "TrainingConfig", block: Mapping[str, Any]) -> str:
     from espnet3.trainer.checkpointing.resume import find_resume_point
-    from espnet3.trainer.config import load_training_config, trainer_block
 
-    if trainer_block(loaded).get("fast_dev_run"):
+    if block.get("fast_dev_run"):
         return "a trial of a few batches (fast_dev_run), of which nothing is kept"
-    config = load_training_config(loaded)
     point = find_resume_point(config.exp_dir, config.resume, ckpt_path=config.fit.get("ckpt_path"))
     if point is None:
         return f"starts from scratch, in {config.exp_dir}"
@@ -374,10 +374,10 @@ def _build_parts(
     with times.part("model"):
         model = build_model(loaded, given)
         check_training_samples(datasets, model, loaded)
-        _check_fields(datasets, loaded, given)
+        check_fields(datasets, config, loaded.set_in, is_new=_is_new(_exp_dir(loaded)))
     with times.part("loaders"):
         loaders = {
-            split: build_split_loader(dataset, config, split, loaded, given)
+            split: build_split_loader(dataset, config, split, seed_of(loaded), given)
             for split, dataset in datasets.items()
             if dataset is not None or given.split(split) is not None
         }
@@ -396,7 +396,7 @@ def build_model(loaded: "LoadedConfig", given: GivenParts = NOTHING_GIVEN) -> An
 
     _check_model(loaded, given)
     if given.model is not None:
-        model = given.build_model(loaded)
+        model = given.build_model(loaded.plain().get("model"))
     else:
         block = loaded.plain()["model"]
         model = instantiate(block, key="model", loaded=loaded)
@@ -412,7 +412,7 @@ def build_split_loader(
     dataset: Any,
     config: "DataLoaderConfig",
     split: str,
-    loaded: "LoadedConfig",
+    seed: int,
     given: GivenParts = NOTHING_GIVEN,
 ) -> "BatchLoader":
     """Build the loader of `train` or `valid`; one that was given may be of another kind."""
@@ -420,13 +420,13 @@ def build_split_loader(
     from espnet3.components.data.loader_config import build_collate
 
     if given.split(split) is not None:
-        loader: BatchLoader = given.build_loader(split, config, loaded)
+        loader: BatchLoader = given.build_loader(split, config, seed)
         return loader
     return build_loader(
         dataset,
         config.for_split(split),
         collate_fn=build_collate(config.collate_fn),
-        seed=int(loaded.config.get("seed") or 0),
+        seed=seed,
         split=split,
     )
 
@@ -451,8 +451,9 @@ def load_loader_config(
     if needs_size:
         size = "batch_seconds: 120" if given.train is None else "batch_size: 16"
         raise ConfigError(
-            f"dataloader.train{set_in('dataloader', loaded)} is not set, so it is not known how "
-            f"large a batch is. Write: dataloader: {{train: {{{size}}}}}"
+            key="dataloader.train",
+            problem="is not set, so it is not known how large a batch is",
+            fix=f"Write: dataloader: {{train: {{{size}}}}}",
         )
     config = DataLoaderConfig.from_config(block)
     check_collate(config.collate_fn)
@@ -490,6 +491,11 @@ def _save_config(resolved: "DictConfig", exp_dir: Path) -> None:
 
     exp_dir.mkdir(parents=True, exist_ok=True)
     write_text(exp_dir / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(redact(resolved))))
+
+
+def seed_of(loaded: "LoadedConfig") -> int:
+    """Return the seed of an experiment."""
+    return int(loaded.config.get("seed") or 0)
 
 
 def _exp_dir(loaded: "LoadedConfig") -> Path:

@@ -4,16 +4,16 @@ Of each dataset one sample is read, the first. Differences further on are report
 """
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from espnet3.components.data.collate import PadCollate
 from espnet3.components.data.data_organizer import DataOrganizer
 from espnet3.components.data.dataset import TransformedDataset
 from espnet3.config.instantiate import instantiate
-from espnet3.config.sources import names_places, set_in
+from espnet3.config.sources import names_places
 from espnet3.errors import ConfigError
 from espnet3.systems.base.given_parts import NOTHING_GIVEN, SPLITS, GivenParts
 from espnet3.systems.base.sampling_rates import Where
@@ -32,24 +32,7 @@ _COLLATE = f"{PadCollate.__module__}.{PadCollate.__qualname__}"
 _SHOWN = 3
 
 
-def build_organizer(loaded: "LoadedConfig") -> Any:
-    """Build the `dataset` block, which is a `DataOrganizer` unless it has another `_target_`.
-
-    Raises:
-        ConfigError: there is no such block, or it is wrong.
-    """
-    block = loaded.plain().get("dataset")
-    if not isinstance(block, Mapping):
-        raise ConfigError(
-            f"dataset is {block!r}{set_in('dataset', loaded)}, so there is nothing to train on. "
-            f"Write: dataset: {{{_EXAMPLE}}}"
-        )
-    if block.get("_target_", ORGANIZER) == ORGANIZER:
-        recipe_dir = loaded.config.get("recipe_dir")
-        block = {"_target_": ORGANIZER, "recipe_dir": recipe_dir, **block}
-    return instantiate(block, key="dataset", loaded=loaded)
-
-
+@names_places
 def check_data(loaded: "LoadedConfig", given: GivenParts = NOTHING_GIVEN) -> None:
     """Check the `dataset` block, as far as it is used; nothing of it is built.
 
@@ -59,19 +42,22 @@ def check_data(loaded: "LoadedConfig", given: GivenParts = NOTHING_GIVEN) -> Non
     from espnet3.components.data.data_organizer import check_datasets
 
     block = loaded.plain().get("dataset")
-    if given.train is None:
-        if not isinstance(block, Mapping):
-            build_organizer(loaded)  # has the right words
-        if has_split(loaded, "train") is False:
-            raise ConfigError(_nothing(loaded))
+    is_empty = not isinstance(block, Mapping) or has_split(block, "train") is False
+    if given.train is None and is_empty:
+        _refuse_empty(block)
     check_datasets(loaded, tuple(name for name in SPLITS if given.split(name) is None))
 
 
-def has_split(loaded: "LoadedConfig", split: str, given: GivenParts = NOTHING_GIVEN) -> bool | None:
-    """Tell whether there is data of a split; None where an organizer of one's own must know."""
+def has_split(block: Any, split: str, given: GivenParts = NOTHING_GIVEN) -> bool | None:
+    """Tell whether there is data of a split; None where an organizer of one's own must know.
+
+    Args:
+        block: `dataset` of the config.
+        split: `train` or `valid`.
+        given: data that comes as objects.
+    """
     if given.split(split) is not None:
         return True
-    block = loaded.plain().get("dataset")
     if block is None and given.train is not None:
         return False
     if not isinstance(block, Mapping) or block.get("_target_", ORGANIZER) != ORGANIZER:
@@ -89,29 +75,38 @@ def build_sets(loaded: "LoadedConfig", given: GivenParts = NOTHING_GIVEN) -> dic
         ConfigError: there is no training set, or it has no items.
         EspnetError: what an entry of `dataset` raises, with its file and line.
     """
-    organizer = cache(lambda: build_organizer(loaded))
-    sets = {name: _build_set(name, organizer, loaded, given) for name in SPLITS}
+    values = loaded.plain()
+    block = values.get("dataset")
+    organizer = cache(lambda: _build_organizer(block, values.get("recipe_dir")))
+
+    def build(name: str) -> Any:
+        if (split := given.split(name)) is not None:
+            return split.dataset
+        if has_split(block, name, given) is False and given.train is not None:
+            return None
+        return getattr(organizer(), name)
+
+    sets = {name: build(name) for name in SPLITS}
     if given.train is None and (sets["train"] is None or len(sets["train"]) == 0):
-        raise ConfigError(_nothing(loaded))
+        _refuse_empty(block)
     return sets
 
 
-def _build_set(
-    name: str, organizer: Callable[[], Any], loaded: "LoadedConfig", given: GivenParts
-) -> Any:
-    split = given.split(name)
-    if split is not None:
-        return split.dataset
-    if has_split(loaded, name, given) is False and given.train is not None:
-        return None
-    return getattr(organizer(), name)
+def _build_organizer(block: Any, recipe_dir: Any) -> Any:
+    """Build the `dataset` block, which is a `DataOrganizer` unless it has another `_target_`."""
+    if not isinstance(block, Mapping):
+        _refuse_empty(block)
+    if block.get("_target_", ORGANIZER) == ORGANIZER:
+        block = {"_target_": ORGANIZER, "recipe_dir": recipe_dir, **block}
+    return instantiate(block, key="dataset")
 
 
-def _nothing(loaded: "LoadedConfig") -> str:
-    return (
-        f"dataset.train{set_in('dataset.train', loaded)} has nothing to train on. Write: "
-        f"dataset: {{{_EXAMPLE}}}"
-    )
+def _refuse_empty(block: Any) -> NoReturn:
+    fix = f"Write: dataset: {{{_EXAMPLE}}}"
+    if not isinstance(block, Mapping):
+        problem = "so there is nothing to train on"
+        raise ConfigError(key="dataset", value=block, problem=problem, fix=fix)
+    raise ConfigError(key="dataset.train", problem="has nothing to train on", fix=fix)
 
 
 def check_fields(
@@ -134,7 +129,7 @@ def check_fields(
     given = dict(block) if isinstance(block, Mapping) else {}
     dropped = set(given.get("drop") or ()) if is_ours else set[str]()
     for split, dataset in sets.items():
-        found = _first_samples(dataset)
+        found = _first_samples(dataset)  # nothing of a set that is None
         odd = _odd_fields(found, dropped)
         if not odd:
             continue

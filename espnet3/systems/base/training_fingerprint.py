@@ -119,19 +119,18 @@ def describe_values(config: Mapping[str, Any]) -> dict[str, Any]:
     flat["trainer.precision"] = _PRECISIONS.get(precision, precision)
     shown = redact(flat)
     places = _places(config)
-    return {
-        key: _placed(value, places) if shown[key] == value else _hidden(value)
-        for key, value in flat.items()
-    }
+
+    def described(key: str, value: Any) -> Any:
+        if shown[key] == value:
+            return _placed(value, places)
+        return REDACTED if is_unknown(value) else digest_secret(str(value))
+
+    return {key: described(key, value) for key, value in flat.items()}
 
 
 def is_unknown(value: Any) -> bool:
     """Tell whether a value of an older record was a secret, so that it cannot be compared."""
     return isinstance(value, str) and REDACTED in value
-
-
-def _hidden(value: Any) -> str:
-    return REDACTED if is_unknown(value) else digest_secret(str(value))
 
 
 def is_of_results(key: str) -> bool:

@@ -325,7 +325,11 @@ def _of_the_weights(record: TrainingRecord, request: _Request) -> TrainingRecord
 
 
 def _refuse(request: _Request, changed: Sequence[str]) -> None:
-    refused = [line for line in changed if not _is_allowed(_key(line), request.accept_changes)]
+    refused = [
+        line
+        for line in changed
+        if _BUILT_ONCE.fullmatch(_key(line)) or not is_below(_key(line), request.accept_changes)
+    ]
     if refused:
         raise StaleRunError(_refusal(request, refused))
 
@@ -436,10 +440,6 @@ def _changed_files(record: TrainingRecord, described: TrainingDescription) -> li
 
 def _key(line: str) -> str:
     return line.partition(":")[0]
-
-
-def _is_allowed(key: str, accept: Sequence[str]) -> bool:
-    return is_below(key, accept) and not _BUILT_ONCE.fullmatch(key)
 
 
 def _refusal(request: _Request, refused: Sequence[str]) -> str:

@@ -86,7 +86,7 @@ def _content(report: Report) -> dict[str, Any]:
         "worst": find_worst(report),
         "learning": report.learning,
         "charts": draw_curves(report.learning.history) if report.learning else [],
-        "timelines": [_timeline(test_set) for test_set in report.test_sets if _has_run(test_set)],
+        "timelines": [_timeline(t) for t in report.test_sets if t.run and t.run.spans],
         "failures": [
             _failures(t, report.inference_dir / t.name)
             for t in report.test_sets
@@ -101,10 +101,6 @@ def _content(report: Report) -> dict[str, Any]:
         "configs": _configs(report),
         "largest_rate": _largest_rate,
     }
-
-
-def _has_run(test_set: TestSetReport) -> bool:
-    return bool(test_set.run and test_set.run.spans)
 
 
 def _card(test_set: TestSetReport) -> dict[str, Any]:

@@ -50,14 +50,14 @@ def test_both_sets_are_built_and_validation_may_be_missing(load):
 def test_an_organizer_of_the_user_knows_its_splits_itself(load):
     loaded = load(f"dataset: {{_target_: {__name__}.Own, path: a}}\n")
     check_data(loaded)
-    assert has_split(loaded, "valid") is None
+    assert has_split(loaded.plain()["dataset"], "valid") is None
     assert build_sets(loaded) == {"train": ["a"], "valid": None}
 
 
 def test_splits_are_known_before_anything_is_built(load):
     loaded = load(TRAIN)
-    assert has_split(loaded, "train") is True
-    assert has_split(loaded, "valid") is False
+    assert has_split(loaded.plain()["dataset"], "train") is True
+    assert has_split(loaded.plain()["dataset"], "valid") is False
 
 
 @pytest.mark.parametrize(
