@@ -1,4 +1,4 @@
-"""What all verbs share: how they print, and how they end.
+"""What all verbs share: how they read their line, print, and end.
 
 `rich` and `json` are imported when something is printed, so that `--help` and errors are quick.
 """
@@ -108,6 +108,26 @@ def print_json(value: Any) -> None:
 def command(verb: str, run_dir: str | Path) -> str:
     """Return the line to paste for a verb on a folder."""
     return on_one_line(f"espnet3 {verb} {shlex.quote(str(run_dir))}")
+
+
+def make_parser(
+    verb: str, description: str, *, usage: str | None = None, epilog: str | None = None
+) -> argparse.ArgumentParser:
+    """Return an empty parser for the line of a verb."""
+    return argparse.ArgumentParser(
+        prog=f"espnet3 {verb}",
+        usage=usage,
+        description=description,
+        epilog=epilog,
+        allow_abbrev=False,
+    )
+
+
+def whole_number(text: str, least: int = 1) -> int:
+    """Read a whole number, for argparse."""
+    if not (text.isascii() and text.isdigit()) or int(text) < least:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from {least} on")
+    return int(text)
 
 
 def seconds(text: str, least: float = 0.0) -> float:

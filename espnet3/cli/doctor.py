@@ -9,9 +9,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from espnet3.cli.console import UsageError, make_console, make_table, print_json
-from espnet3.cli.recipe_configs import enter_recipe, find_files, recipe_of
-from espnet3.cli.recipe_options import is_override
+from espnet3.cli.console import UsageError, make_console, make_parser, make_table, print_json
+from espnet3.cli.recipe_configs import enter_recipe_of
+from espnet3.cli.recipe_options import parse_line
 from espnet3.errors import EspnetError
 from espnet3.findings import Finding, has_problem, never_raises
 from espnet3.parallel.clusters.table import ON_THIS_MACHINE
@@ -48,14 +48,13 @@ class _Subject:
         return self.config.env not in ON_THIS_MACHINE
 
 
-def run_line(argv: Sequence[str]) -> int:
+def doctor(argv: Sequence[str]) -> int:
     """Check a `parallel` block, and all around it that a run would stumble over.
 
     Raises:
         UsageError: the line is wrong.
     """
-    overrides = [word for word in argv if is_override(word)]
-    args = _parser().parse_args([word for word in argv if not is_override(word)])
+    args, overrides = parse_line(_parser(), argv)
     try:
         subject = _load(args.configs, overrides)
     except (EspnetError, OSError) as error:
@@ -70,12 +69,11 @@ def run_line(argv: Sequence[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="espnet3 doctor",
+    parser = make_parser(
+        "doctor",
+        "Check a parallel block, and all around it, before jobs wait in a queue.",
         usage="espnet3 doctor CONFIG ... [KEY.PATH=VALUE ...] [--submit] [--timeout S] [--json]",
-        description="Check a parallel block, and all around it, before jobs wait in a queue.",
         epilog=_EPILOG,
-        allow_abbrev=False,
     )
     add = parser.add_argument
     add("configs", nargs="+", metavar="CONFIG",
@@ -93,12 +91,9 @@ def _load(configs: Sequence[str], overrides: Sequence[str]) -> _Subject:
     from espnet3.parallel.parallel import as_parallel_config
     from espnet3.systems.base.context import DEFAULTS
 
-    start_dir, files = Path.cwd(), tuple(configs)
-    recipe_dir = None
+    recipe_dir, files = None, tuple(configs)
     with suppress(UsageError):  # a config may stand alone
-        recipe_dir = recipe_of(configs[0])
-        enter_recipe(recipe_dir)
-        files = find_files(configs, start_dir, recipe_dir)
+        recipe_dir, files = enter_recipe_of(configs)
     files = _clusters_last(files)
     loaded = load_config(files, overrides, below=DEFAULTS, recipe_dir=recipe_dir)
     values = loaded.plain()

@@ -4,12 +4,12 @@ import argparse
 import os
 import shlex
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import espnet3
-from espnet3.cli.console import UsageError
+from espnet3.cli.console import UsageError, make_parser
 from espnet3.errors import ResourceError, suggest
 from espnet3.text import on_one_line
 
@@ -36,21 +36,23 @@ TEMPLATES = {
 """Each is a folder in `egs3/TEMPLATE`."""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments of `espnet3 init`."""
+def _parser() -> argparse.ArgumentParser:
+    parser = make_parser("init", __doc__ or "")
     parser.add_argument("name", metavar="NAME", help="the new folder, such as egs3/my_corpus/asr")
     listed = "; ".join(f"{name}: {template.help}" for name, template in TEMPLATES.items())
     parser.add_argument(
         "--template", metavar="TEMPLATE", default="asr", help=f"{listed} (default: asr)"
     )
+    return parser
 
 
-def run(args: argparse.Namespace) -> int:
+def init(argv: Sequence[str]) -> int:
     """Write the recipe, and print its files and the lines to type next.
 
     Raises:
         UsageError: there is no such template, or the folder is in use.
     """
+    args = _parser().parse_args(argv)
     template = TEMPLATES.get(args.template)
     if template is None:
         raise UsageError(

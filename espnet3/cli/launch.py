@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from espnet3.cli.console import UsageError
-from espnet3.cli.recipe_configs import SCRIPT, enter_recipe, find_files, recipe_of
-from espnet3.cli.recipe_options import is_override
+from espnet3.cli.console import UsageError, make_parser
+from espnet3.cli.recipe_configs import SCRIPT, enter_recipe_of
+from espnet3.cli.recipe_options import parse_line
 from espnet3.errors import ConfigError, suggest
 from espnet3.systems.base.stages import STAGES
 from espnet3.text import on_one_line, printable
@@ -26,7 +26,7 @@ _EPILOG = (
 )
 
 
-def run_line(argv: Sequence[str]) -> int:
+def launch(argv: Sequence[str]) -> int:
     """Write a job script for a training, submit it, and say how to follow it.
 
     Raises:
@@ -34,13 +34,9 @@ def run_line(argv: Sequence[str]) -> int:
         ConfigError: the config is wrong, as far as that shows before the training.
         ResourceError: the scheduler is not here, or refuses the job.
     """
-    overrides = [word for word in argv if is_override(word)]
-    args = _parser().parse_args([word for word in argv if not is_override(word)])
+    args, overrides = parse_line(_parser(), argv)
     stages = _check_stages(args.stages or [_TRAIN])
-    recipe_dir = recipe_of(args.configs[0])
-    start_dir = Path.cwd()
-    enter_recipe(recipe_dir)
-    files = find_files(args.configs, start_dir, recipe_dir)
+    recipe_dir, files = enter_recipe_of(args.configs)
     # The job runs the recipe, which does not read how it was submitted.
     of_recipe = [word for word in overrides if not word.startswith("launch.")]
     arguments = ("--training_config", *files, *of_recipe)
@@ -55,12 +51,11 @@ def run_line(argv: Sequence[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="espnet3 launch",
+    parser = make_parser(
+        "launch",
+        "Write a job script for a training, submit it, and say how to follow it.",
         usage="espnet3 launch CONFIG ... [KEY.PATH=VALUE ...] [--stages STAGE ...] [--dry-run]",
-        description="Write a job script for a training, submit it, and say how to follow it.",
         epilog=_EPILOG,
-        allow_abbrev=False,
     )
     add = parser.add_argument
     add("configs", nargs="+", metavar="CONFIG",

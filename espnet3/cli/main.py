@@ -26,8 +26,12 @@ VERBS = {
     "launch": "submit a training to Slurm, PBS, SGE or LSF",
     "scaling": "measure how a parallel block scales, on 1, 2, 4 ... workers",
 }
-"""Each verb is a module beside this one, with `add_arguments(parser)` and `run(args)`, or with
-`run_line(argv)` if it reads the rest of the line itself."""
+_MODULES = {
+    **dict.fromkeys(("explain", "failed", "logs"), "run_diagnosis"),
+    **dict.fromkeys(("cancel", "wait", "resume", "retry"), "run_control"),
+}
+"""The module of each verb that has none of its own name. A verb is a function of this name, which
+reads the rest of the line and returns the exit code."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -50,16 +54,8 @@ def _run(argv: list[str]) -> int:
     if verb not in VERBS:
         known = ", ".join(VERBS)
         raise UsageError(f"there is no command {verb!r}.{suggest(verb, VERBS)} Commands: {known}.")
-    module = import_module(f"espnet3.cli.{verb}")
-    code: int
-    if hasattr(module, "run_line"):
-        code = module.run_line(argv[1:])
-    else:
-        parser = argparse.ArgumentParser(
-            prog=f"espnet3 {verb}", description=module.__doc__, allow_abbrev=False
-        )
-        module.add_arguments(parser)
-        code = module.run(parser.parse_args(argv[1:]))
+    module = import_module(f"espnet3.cli.{_MODULES.get(verb, verb)}")
+    code: int = getattr(module, verb)(argv[1:])
     return code
 
 

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from espnet3.cli.console import command, make_console, make_table, print_json
+from espnet3.cli.console import command, make_console, make_parser, make_table, print_json
 from espnet3.cli.run_folders import find_run
 from espnet3.errors import RunFolderError
 from espnet3.parallel.detached.description import user_name
@@ -52,8 +52,8 @@ class Merged:
     left: dict[str, str] = field(default_factory=dict)
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments of `espnet3 merge`."""
+def _parser() -> argparse.ArgumentParser:
+    parser = make_parser("merge", __doc__ or "")
     parser.add_argument("dir", metavar="DIR", type=Path, help="a run folder")
     parser.add_argument("--json", action="store_true", help="print one JSON document for scripts")
     parser.add_argument(
@@ -66,11 +66,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="of a detached run: only join files, without the runner's code",
     )
+    return parser
 
 
 @told_in_words
-def run(args: argparse.Namespace) -> int:
+def merge(argv: Sequence[str]) -> int:
     """Merge a run and report what was written."""
+    args = _parser().parse_args(argv)
     run_dir = find_run(args.dir)
     with folder_errors(run_dir):
         if RecordPaths(run_dir).code.exists() and not args.join:

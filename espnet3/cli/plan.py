@@ -11,11 +11,10 @@ from operator import add
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from espnet3.cli.console import UsageError, make_console, make_table, print_error
+from espnet3.cli.console import UsageError, make_console, make_parser, make_table, print_error
 from espnet3.cli.recipe import set_up
 from espnet3.cli.recipe_configs import SCRIPT, find_files, recipe_of
-from espnet3.cli.recipe_options import Options, is_override
-from espnet3.cli.stage_selection import select_stages
+from espnet3.cli.recipe_options import Options, parse_line, select_stages
 from espnet3.errors import EspnetError, suggest
 from espnet3.parallel.clusters.table import gpus_per_job, walltime_seconds
 from espnet3.parallel.config import ParallelConfig
@@ -51,7 +50,7 @@ _EPILOG = (
 )
 
 
-def run_line(argv: Sequence[str]) -> int:
+def plan(argv: Sequence[str]) -> int:
     """Tell shards, batches, expected time and cost of each run, and the job script.
 
     Returns:
@@ -61,8 +60,7 @@ def run_line(argv: Sequence[str]) -> int:
         UsageError: the line is wrong, or the files belong to no recipe.
         ConfigError: the config is wrong.
     """
-    overrides = tuple(word for word in argv if is_override(word))
-    args = _parser().parse_args([word for word in argv if not is_override(word)])
+    args, overrides = parse_line(_parser(), argv)
     recipe_dir, files = _find_recipe(args)
     own_system = _system_of(recipe_dir / SCRIPT)
     sys.dont_write_bytecode = True
@@ -100,12 +98,11 @@ def _tell(name: str, system: BaseSystem, own_system: type[BaseSystem], stated: S
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="espnet3 plan",
+    parser = make_parser(
+        "plan",
+        "Tell how long the runs of a config would take; nothing is started or written.",
         usage="espnet3 plan [RECIPE_DIR] CONFIG ... [KEY.PATH=VALUE ...] [--rtf X]",
-        description="Tell how long the runs of a config would take; nothing is started or written.",
         epilog=_EPILOG,
-        allow_abbrev=False,
     )
     add = parser.add_argument
     add("words", nargs="*", metavar="CONFIG",

@@ -25,15 +25,13 @@ from espnet3.cli.recipe_configs import (
 )
 from espnet3.cli.recipe_options import (
     Options,
+    Selected,
+    check_detach,
+    explain_numbers,
     list_stages,
     make_parser,
     parse_options,
     program_words,
-)
-from espnet3.cli.stage_selection import (
-    Selected,
-    check_detach,
-    explain_numbers,
     select_stages,
     stages_of_rank,
 )

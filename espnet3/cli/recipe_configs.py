@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from espnet3.cli.console import UsageError
-from espnet3.cli.recipe_options import Options, is_override
-from espnet3.cli.stage_selection import Selected
+from espnet3.cli.recipe_options import Options, Selected, is_override
 from espnet3.systems.base.context import Configs
 from espnet3.systems.base.stages import Stage, find_config, stages_of
 from espnet3.text import on_one_line
@@ -64,6 +63,17 @@ def enter_recipe(recipe_dir: Path) -> None:
     roots = [parent.parent for parent in recipe_dir.parents if parent.name == "egs3"]
     first = [str(recipe_dir), *map(str, roots[:1])]
     sys.path[:] = [*first, *(entry for entry in sys.path if entry not in first)]
+
+
+def enter_recipe_of(configs: Sequence[str]) -> tuple[Path, tuple[str, ...]]:
+    """Enter the recipe that the first config belongs to, and return it with the files seen from it.
+
+    Raises:
+        UsageError: they belong to no recipe.
+    """
+    start_dir, recipe_dir = Path.cwd(), recipe_of(configs[0])
+    enter_recipe(recipe_dir)
+    return recipe_dir, find_files(configs, start_dir, recipe_dir)
 
 
 def find_files(files: Iterable[str], start_dir: Path, recipe_dir: Path) -> tuple[str, ...]:

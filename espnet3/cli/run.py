@@ -15,7 +15,7 @@ _SCRIPT = "run.py"
 _HELP = {"-h", "--help"}
 
 
-def run_line(argv: Sequence[str]) -> int:
+def run(argv: Sequence[str]) -> int:
     """Run the script of a recipe as `python run.py` would, with the rest of the line.
 
     Raises:

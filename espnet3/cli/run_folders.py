@@ -1,5 +1,6 @@
 """Find the runs that a folder on the command line stands for."""
 
+import argparse
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,6 +14,13 @@ from espnet3.text import on_one_line
 
 _DEPTH = 4
 _SHOWN = 5
+
+
+def add_dirs(parser: argparse.ArgumentParser) -> None:
+    """Declare the folders of a verb that takes several."""
+    parser.add_argument(
+        "dirs", metavar="DIR", nargs="+", type=Path, help="a run folder, or a folder of such"
+    )
 
 
 def find_runs(folder: Path) -> list[Path]:

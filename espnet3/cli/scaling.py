@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from espnet3 import __version__
-from espnet3.cli.console import UsageError, seconds
-from espnet3.cli.recipe_configs import enter_recipe, find_files, recipe_of
-from espnet3.cli.recipe_options import is_override
+from espnet3.cli.console import UsageError, make_parser, seconds, whole_number
+from espnet3.cli.recipe_configs import enter_recipe_of
+from espnet3.cli.recipe_options import parse_line
 from espnet3.errors import ConfigError
 from espnet3.text import count
 
@@ -34,15 +34,14 @@ _EPILOG = (
 )
 
 
-def run_line(argv: Sequence[str]) -> int:
+def scaling(argv: Sequence[str]) -> int:
     """Run the items on each number of workers, and print a table in Markdown.
 
     Raises:
         UsageError: the line is wrong.
         ConfigError: the `parallel` block is missing or wrong.
     """
-    overrides = [word for word in argv if is_override(word)]
-    args = _parser().parse_args([word for word in argv if not is_override(word)])
+    args, overrides = parse_line(_parser(), argv)
     start_dir = Path.cwd()
     config = _load(args.configs, overrides)
     _show(args, config, start_dir)
@@ -50,19 +49,18 @@ def run_line(argv: Sequence[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="espnet3 scaling",
+    parser = make_parser(
+        "scaling",
+        "Measure how a parallel block scales, on this machine or on your cluster.",
         usage="espnet3 scaling CONFIG ... [parallel.KEY=VALUE ...] [--workers N ...] [--items N] "
         "[--seconds S] [--compute]",
-        description="Measure how a parallel block scales, on this machine or on your cluster.",
         epilog=_EPILOG,
-        allow_abbrev=False,
     )
     add = parser.add_argument
     add("configs", nargs="+", metavar="CONFIG", help="such as conf/parallel_slurm.yaml")
-    add("--workers", nargs="+", type=_positive, default=[1, 2], metavar="N",
+    add("--workers", nargs="+", type=whole_number, default=[1, 2], metavar="N",
         help="numbers of workers, each for a row of the table (default: 1 2)")  # fmt: skip
-    add("--items", type=_positive, default=200, metavar="N",
+    add("--items", type=whole_number, default=200, metavar="N",
         help="in each run (default: 200)")  # fmt: skip
     add("--seconds", type=lambda text: seconds(text, 0.001), default=0.5, metavar="S",
         help="that an item takes (default: 0.5)")  # fmt: skip
@@ -71,23 +69,15 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _positive(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and int(text)):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
-    return int(text)
-
-
 def _load(configs: Sequence[str], overrides: Sequence[str]) -> "ParallelConfig":
     from espnet3.config.load import load_config
     from espnet3.parallel.parallel import as_parallel_config
     from espnet3.systems.base.context import DEFAULTS
 
     _check_overrides(overrides)
-    start_dir, files, recipe_dir = Path.cwd(), tuple(configs), None
+    recipe_dir, files = None, tuple(configs)
     with suppress(UsageError):  # a config may stand alone
-        recipe_dir = recipe_of(configs[0])
-        enter_recipe(recipe_dir)
-        files = find_files(configs, start_dir, recipe_dir)
+        recipe_dir, files = enter_recipe_of(configs)
     loaded = load_config(files, overrides, below=DEFAULTS, recipe_dir=recipe_dir)
     if not loaded.has("parallel"):
         raise ConfigError(

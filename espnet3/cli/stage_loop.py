@@ -16,8 +16,7 @@ from types import FrameType
 from typing import Any
 
 from espnet3.cli.console import make_console, make_table, print_error
-from espnet3.cli.recipe_options import Options
-from espnet3.cli.stage_selection import Selected, spell_stages, what_comes_after
+from espnet3.cli.recipe_options import Options, Selected, spell_stages, what_comes_after
 from espnet3.errors import (
     ConfigError,
     EspnetError,

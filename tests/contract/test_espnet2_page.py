@@ -20,7 +20,7 @@ import yaml
 
 from espnet3.cli.main import main
 from espnet3.cli.recipe import run_recipe
-from espnet3.cli.stage_selection import explain_numbers
+from espnet3.cli.recipe_options import explain_numbers
 from espnet3.io.tables import read_jsonl
 from espnet3.systems.asr.system import ASRSystem
 from espnet3.systems.base.stages import STAGES

@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from espnet3.cli.console import UsageError
-from espnet3.cli.stage_selection import select_stages
+from espnet3.cli.recipe_options import select_stages
 from espnet3.config.advice import advise
 from espnet3.systems.base.stages import STAGES
 from tests.helpers.pages import DOCS, code_in, table

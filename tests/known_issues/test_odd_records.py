@@ -274,7 +274,7 @@ def _watch(root: Path) -> int:
     """Do what `status --watch` does at each look, and what `plan` reads of a folder."""
     from rich.console import Console
 
-    from espnet3.cli.watch import line, render
+    from espnet3.cli.status import line, render
 
     try:
         seen = look(root)

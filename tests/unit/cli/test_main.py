@@ -81,7 +81,7 @@ def test_ctrl_c_exits_with_130_and_says_nothing(monkeypatch, capsys):
     def interrupt(args):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(status, "run", interrupt)
+    monkeypatch.setattr(status, "status", interrupt)
     assert main(["status", "."]) == 130
     assert capsys.readouterr() == ("", "")
 
@@ -90,7 +90,7 @@ def test_an_error_of_the_operating_system_is_one_message(monkeypatch, capsys):
     def fail(args):
         raise PermissionError(13, "Permission denied", "exp")
 
-    monkeypatch.setattr(status, "run", fail)
+    monkeypatch.setattr(status, "status", fail)
     assert main(["status", "."]) == 1
     assert capsys.readouterr().err == "espnet3: [Errno 13] Permission denied: 'exp'\n"
 

@@ -1,8 +1,8 @@
 import pytest
 
 from espnet3.cli.console import UsageError
+from espnet3.cli.recipe_options import Selected, select_stages, stages_of_rank
 from espnet3.cli.stage_loop import run_rank
-from espnet3.cli.stage_selection import Selected, select_stages, stages_of_rank
 from espnet3.errors import ConfigError, RunInterrupted
 from espnet3.systems.base.context import load_configs
 from espnet3.systems.base.provenance import Invocation

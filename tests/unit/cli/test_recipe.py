@@ -8,9 +8,8 @@ import pytest
 
 from espnet3.cli.main import main
 from espnet3.cli.recipe import run_recipe
-from espnet3.cli.recipe_options import program_words
+from espnet3.cli.recipe_options import program_words, select_stages
 from espnet3.cli.stage_loop import describe_failure, print_plan
-from espnet3.cli.stage_selection import select_stages
 from espnet3.errors import ConfigError
 from espnet3.systems.base.context import load_configs
 from espnet3.systems.base.stages import find_stage, stages_of

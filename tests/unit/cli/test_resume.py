@@ -4,7 +4,7 @@ import os
 import pytest
 
 from espnet3.cli.main import main
-from espnet3.cli.resume import parse
+from espnet3.cli.run_control import parse
 from espnet3.errors import ConfigError
 from espnet3.parallel.detached.description import load_description
 from espnet3.parallel.detached.resume import changed_config

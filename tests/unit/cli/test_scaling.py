@@ -50,7 +50,7 @@ def test_detached_workers_are_waited_for(folder, capsys):
     [
         (["local.yaml", "parallel.n_workers=4"], 2, "--workers 4"),
         (["local.yaml", "model.size=4"], 2, "only the parallel block is read"),
-        (["local.yaml", "--workers", "0"], 2, "'0' is not a whole number above 0"),
+        (["local.yaml", "--workers", "0"], 2, "'0' is not a number from 1 on"),
         (["nothing.yaml"], 1, "Write: parallel: {env: slurm"),
         (["local.yaml", "parallel.env=slrum"], 1, "slurm"),
         (["nowhere.yaml"], 1, "nowhere.yaml"),

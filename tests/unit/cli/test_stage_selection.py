@@ -1,7 +1,7 @@
 import pytest
 
 from espnet3.cli.console import UsageError
-from espnet3.cli.stage_selection import explain_numbers, select_stages, spell_stages
+from espnet3.cli.recipe_options import explain_numbers, select_stages, spell_stages
 from espnet3.systems.asr.system import ASRSystem
 from espnet3.systems.base.stages import stage, stages_of
 from espnet3.systems.base.system import BaseSystem

@@ -1,5 +1,5 @@
 from espnet3.cli.recipe_configs import skip_ungiven, skip_unneeded
-from espnet3.cli.stage_selection import select_stages
+from espnet3.cli.recipe_options import select_stages
 from espnet3.systems.base.context import load_configs
 from espnet3.systems.base.stages import stages_of
 from espnet3.systems.base.system import BaseSystem

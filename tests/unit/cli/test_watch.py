@@ -11,7 +11,7 @@ from contextlib import suppress
 import pytest
 
 from espnet3.cli.main import main
-from espnet3.cli.watch import _End, line, render
+from espnet3.cli.status import _End, line, render
 from espnet3.parallel.detached.overview import Observer, look
 from espnet3.shards.lease import Lease
 from tests.helpers.waiting import wait_until
