@@ -1,7 +1,6 @@
 """Synchronous driver: run the missing shards of a run folder, then merge."""
 
 import logging
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -11,14 +10,13 @@ from espnet3.errors import EspnetError, ItemError, RunInterrupted
 from espnet3.parallel.config import ParallelConfig
 from espnet3.parallel.deaths import forget_deaths
 from espnet3.parallel.dispatch import Dispatcher
-from espnet3.parallel.end_of_run import tell_the_end
 from espnet3.parallel.faults import FaultPolicy, too_many
 from espnet3.parallel.folder_run import (
     Merge,
+    Merger,
     RunRequest,
     count_failed,
     folder_errors,
-    merge_run,
     open_run,
     shards_to_run,
     sweep,
@@ -36,7 +34,6 @@ from espnet3.shards.lease import Lease
 from espnet3.shards.manifest import Manifest
 
 logger = logging.getLogger(__name__)
-_WAIT_SECONDS = 0.5
 
 
 class FolderDriver:
@@ -89,7 +86,17 @@ class FolderDriver:
         records = DriverRecords(self._request.root.resolve(), lease.owner)
         with records.own.kept():
             self._run_shards(manifest, lease, policy, records, interruption)
-            result = self._merge_once(manifest, lease, merge)
+            merger = Merger(
+                self._request.root,
+                self._request.output_dir,
+                manifest,
+                lease,
+                merge,
+                needs_result=True,
+                retry_failed=self._request.retry_failed,
+            )
+            answer = merger.await_turn(interruption.check)
+            result = merger.merge() if answer is None else answer[0]
             records.own.end("the run is complete", 0)
             return result
 
@@ -186,17 +193,3 @@ class FolderDriver:
             finally:
                 pool.stop()
                 dispatcher.discard_running()
-
-    def _merge_once(self, manifest: Manifest, lease: Lease, merge: Merge) -> Any:
-        """Merge, unless another driver is merging: then take its result."""
-        request = self._request
-        while not lease.claim("merge"):
-            time.sleep(_WAIT_SECONDS)
-        answer = request.finished_result(manifest)
-        if answer is not None:
-            return answer[0]
-        begin = time.monotonic()
-        result = merge_run(request.root, request.output_dir, manifest, merge)
-        sweep(manifest.layout(request.root), lease)  # another driver may have died meanwhile
-        tell_the_end(request.root, manifest, time.monotonic() - begin)
-        return result

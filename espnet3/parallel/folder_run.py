@@ -3,7 +3,9 @@
 import logging
 import os
 import platform
+import random
 import shutil
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,8 +19,11 @@ from espnet3.errors import RunFolderError, StaleRunError
 from espnet3.io.atomic import folder_trouble, is_folder_trouble, is_temp_name, write_text
 from espnet3.io.json_text import dump_json
 from espnet3.parallel.deaths import bury
+from espnet3.parallel.end_of_run import tell_the_end
 from espnet3.parallel.identity import RULES, changes, is_below
+from espnet3.parallel.signals import HandBack
 from espnet3.shards.commit import (
+    SETTLE_SECONDS,
     attempts,
     discard_attempt,
     remove_set_aside,
@@ -49,6 +54,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 Merge = Callable[[Sequence[Path]], Any]
+_FIRST_PAUSE, _MAX_PAUSE = 0.2, 5.0
+_LATE_SECONDS = 3.0
 
 
 @dataclass(frozen=True)
@@ -334,3 +341,99 @@ def write_failures(layout: RunLayout, records: Sequence[dict[str, Any]]) -> None
         layout.failed.unlink(missing_ok=True)
         return
     write_text(layout.failed, "".join(dump_json(record) + "\n" for record in records))
+
+
+class Merger:
+    """Merges a run once, whichever of its drivers and detached workers gets the turn.
+
+    Args:
+        root: the run folder.
+        output_dir: where `merge` writes.
+        manifest: the plan.
+        lease: this process's presence in the folder.
+        merge: of the runner.
+        needs_result: whether it must know what `merge` returned, as a driver does. If another one
+            merged and that could not be noted, the run is merged again.
+        retry_failed: a run in which items failed does not count as merged.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        output_dir: Path,
+        manifest: Manifest,
+        lease: Lease,
+        merge: Merge,
+        *,
+        needs_result: bool = False,
+        retry_failed: bool = False,
+    ) -> None:
+        self._root, self._output_dir, self._merge = root, output_dir, merge
+        self._manifest, self._layout, self._lease = manifest, manifest.layout(root), lease
+        self._needs_result, self._retry_failed = needs_result, retry_failed
+
+    def answer(self) -> tuple[Any] | None:
+        """Return what `merge` returned, in a tuple, if the run is merged; see `needs_result`."""
+        if self._needs_result:
+            return finished_result(
+                self._root, self._manifest, self._output_dir, retry_failed=self._retry_failed
+            )
+        is_merged = read_success(self._layout, self._manifest.run_id) is not None
+        return (None,) if is_merged else None
+
+    def await_turn(
+        self, on_turn: Callable[[], object], stands_by: Callable[[], bool] | None = None
+    ) -> tuple[Any] | None:
+        """Wait until it is ours to merge; return the answer if another one did it.
+
+        Args:
+            on_turn: called before each pause; it may raise to end the wait.
+            stands_by: tells whether to wait at all while another one merges.
+
+        Raises:
+            HandBack: if others merge, and enough wait in case that they die.
+        """
+        pause = _FIRST_PAUSE
+        while (answer := self.answer()) is None:
+            if self._lease.claim("merge"):
+                return self._late_answer()
+            if stands_by is not None and not stands_by():
+                raise HandBack("nothing to take: another worker is merging", ends_all=False)
+            on_turn()
+            time.sleep(pause * random.uniform(0.7, 1.3))
+            pause = min(pause * 1.5, _MAX_PAUSE)
+        return answer
+
+    def _late_answer(self) -> tuple[Any] | None:
+        """Return the answer of one that merged before we could, which may be seen late."""
+        deadline = time.monotonic() + SETTLE_SECONDS
+        while (answer := self.answer()) is None:
+            # It was looked for in vain a moment ago, which a file system may remember.
+            is_listed = self._layout.success.name in names_in(self._root)
+            is_late = is_listed and read_success(self._layout, self._manifest.run_id) is None
+            if not is_late or time.monotonic() > deadline:
+                break
+            time.sleep(_FIRST_PAUSE)
+        return answer
+
+    def missing(self) -> list[int]:
+        """Return the shards that are damaged or gone, and set them aside; the turn is then over."""
+        deadline = time.monotonic() + _LATE_SECONDS
+        while read_coverage(self._root, self._manifest).missing:
+            if time.monotonic() > deadline:  # not only seen late
+                self._lease.release("merge")
+                return shards_to_run(self._layout, self._manifest, retry_failed=False)
+            time.sleep(_FIRST_PAUSE)
+        return []
+
+    def merge(self) -> Any:
+        """Prove that all is there, merge, remove what is left of attempts, and sum up."""
+        begin = time.monotonic()
+        result = merge_run(self._root, self._output_dir, self._manifest, self._merge)
+        # Nobody needs another attempt, a slow backup attempt's neither.
+        for folders in attempts(self._root).values():
+            for folder in folders:
+                discard_attempt(folder)
+        sweep(self._layout, self._lease)
+        tell_the_end(self._root, self._manifest, time.monotonic() - begin)
+        return result

@@ -360,8 +360,8 @@ def nothing_submitted(monkeypatch: pytest.MonkeyPatch) -> None:
         "espnet3.parallel.detached.submit.submit_workers", lambda *args, **kwargs: []
     )
     monkeypatch.setattr("espnet3.shards.commit.SETTLE_SECONDS", 0.0)
-    monkeypatch.setattr("espnet3.parallel.detached.merging._LATE_SECONDS", 0.0)
-    monkeypatch.setattr("espnet3.parallel.detached.merging.SETTLE_SECONDS", 0.0)
+    monkeypatch.setattr("espnet3.parallel.folder_run._LATE_SECONDS", 0.0)
+    monkeypatch.setattr("espnet3.parallel.folder_run.SETTLE_SECONDS", 0.0)
     monkeypatch.setattr("espnet3.parallel.detached.description._LOOK_SECONDS", 0.0)
 
 

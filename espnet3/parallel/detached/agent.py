@@ -2,6 +2,7 @@
 
 import getpass
 import logging
+import os
 import random
 import time
 from collections.abc import Callable, Sequence
@@ -17,11 +18,11 @@ from espnet3.parallel.detached.description import (
     load_spec,
     load_trusted,
 )
-from espnet3.parallel.detached.merging import Merger
+from espnet3.parallel.detached.merging import merge_as_user
 from espnet3.parallel.detached.walltime import Walltime
 from espnet3.parallel.dispatch import Dispatcher
 from espnet3.parallel.faults import EarlyDeaths, FaultPolicy
-from espnet3.parallel.folder_run import folder_errors, write_failures
+from espnet3.parallel.folder_run import Merger, folder_errors, write_failures
 from espnet3.parallel.pools import WorkerPool
 from espnet3.parallel.process_pool import ProcessPool
 from espnet3.parallel.shard_queue import ShardQueue
@@ -151,7 +152,13 @@ class Agent:
     ) -> None:
         manifest = require_manifest(self.root)
         policy = description.fault_policy()
-        merger = Merger(self.root, manifest, lease, self._signals, trust=self._trust)
+        merger = Merger(
+            self.root,
+            Path(os.path.normpath(self.root / manifest.output_dir)),
+            manifest,
+            lease,
+            lambda shard_dirs: merge_as_user(self.root, lease, shard_dirs, trust=self._trust),
+        )
         while True:
             queue = ShardQueue(
                 self.root,
@@ -177,12 +184,15 @@ class Agent:
             if not queue.is_finished():
                 loop.run(self._pool(packed, description), manifest)
             record.write()  # the merge sums up what all workers say
-            if not merger.await_turn(queue.stands_by, loop.on_turn):
+            if merger.await_turn(loop.on_turn, queue.stands_by) is not None:
                 return
             if policy.max_errors is not None:
                 queue.check_all_failed()
-            missing = merger.merge()
+            missing = merger.missing()
             if not missing:
+                logger.info("All %d shards are done; merging", manifest.n_shards)
+                with self._signals.raised_at_once():
+                    merger.merge()
                 return
             queue.release(missing)
 
