@@ -13,7 +13,7 @@ import yaml
 from benchmarks.digits_recipe import BATCH_SECONDS, DECODERS
 from espnet3.config.instantiate import instantiate
 from espnet3.io.tables import read_jsonl
-from espnet3.shards.batches import batch_by_cost
+from espnet3.shards.plan import batch_by_cost
 from espnet3.systems.asr.inference import Speech2Text
 
 

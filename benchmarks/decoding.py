@@ -11,7 +11,7 @@ import torch
 from benchmarks.figures import Figure, best_of, seconds
 from espnet3.io.scp import ScpWriter
 from espnet3.parallel import use_parallel
-from espnet3.shards.batches import batch_by_cost, padding_in_order
+from espnet3.shards.plan import batch_by_cost, padding_in_order
 from espnet3.systems.base.inference_runner import InferenceRunner
 
 N_UTTERANCES = 2_000

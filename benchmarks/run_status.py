@@ -7,11 +7,10 @@ from dataclasses import asdict
 from pathlib import Path
 
 from benchmarks.figures import Figure, best_of
-from espnet3.shards.commit import Done
+from espnet3.shards.commit import Done, Position
 from espnet3.shards.layout import DONE
 from espnet3.shards.lease import Lease
 from espnet3.shards.manifest import Manifest, publish_manifest
-from espnet3.shards.position import Position
 from espnet3.shards.status import read_status
 
 N_SHARDS = 10_000

@@ -11,9 +11,9 @@ from espnet3.parallel.detached.crew import Job, Worker
 from espnet3.parallel.detached.overview import Overview
 from espnet3.parallel.end_of_run import cost_facts, time_parts
 from espnet3.schedulers import scheduler_of
+from espnet3.shards.accounting import Accounting, Usage
 from espnet3.shards.layout import FAILED
 from espnet3.shards.status import RunStatus
-from espnet3.shards.usage import Accounting, Usage
 from espnet3.text import count, duration, first_line, on_one_line
 
 if TYPE_CHECKING:

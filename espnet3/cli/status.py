@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from rich.console import Console, Group, RenderableType
     from rich.table import Table
 
-    from espnet3.shards.usage import Accounting
+    from espnet3.shards.accounting import Accounting
 
 _FEW_WORKERS = 8
 _INTERVAL = 2.0

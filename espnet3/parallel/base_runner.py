@@ -18,9 +18,9 @@ from espnet3.io.tables import JsonlWriter
 from espnet3.parallel.hooks import WRITER_HOOKS, RunnerHooks, overridden
 from espnet3.parallel.signals import say_how_to_resume
 from espnet3.parallel.tasks import RunSpec, digests_of
-from espnet3.shards.batches import check_costs
 from espnet3.shards.items import check_unique, collect_items
 from espnet3.shards.join import join_files
+from espnet3.shards.plan import check_costs
 
 if TYPE_CHECKING:
     from espnet3.parallel.config import ParallelConfig

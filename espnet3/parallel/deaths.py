@@ -15,10 +15,9 @@ from pathlib import Path
 from typing import Literal
 
 from espnet3.parallel.tasks import ShardTask
-from espnet3.shards.commit import discard_attempt
+from espnet3.shards.commit import discard_attempt, read_position
 from espnet3.shards.layout import origin_of_attempt, shard_of_attempt
 from espnet3.shards.lease import TIMEOUT, Lease, find_owner, owner_path
-from espnet3.shards.position import read_position
 from espnet3.shards.reachable import is_there
 from espnet3.shards.records import (
     DeathKind,

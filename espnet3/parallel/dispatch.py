@@ -30,8 +30,8 @@ from espnet3.parallel.faults import (
 from espnet3.parallel.pools import Died, Finished, WorkerPool
 from espnet3.parallel.shard_source import ShardSource
 from espnet3.parallel.tasks import Failure, ShardResult, ShardTask, Stopped
+from espnet3.shards.commit import read_position
 from espnet3.shards.lease import HEARTBEAT
-from espnet3.shards.position import read_position
 
 logger = logging.getLogger(__name__)
 _POLL_SECONDS = 0.2

@@ -4,9 +4,9 @@ import logging
 import shlex
 from pathlib import Path
 
+from espnet3.shards.accounting import Accounting, Usage
 from espnet3.shards.manifest import Manifest
 from espnet3.shards.success import read_accounting, read_success
-from espnet3.shards.usage import Accounting, Usage
 from espnet3.text import count, duration
 
 logger = logging.getLogger(__name__)

@@ -25,13 +25,12 @@ from espnet3.parallel.stop_marks import check_stop
 from espnet3.parallel.tasks import Failure, ShardResult, ShardTask
 from espnet3.parallel.worker_records import OwnRecord
 from espnet3.shards.board import Board
-from espnet3.shards.commit import Done, attempts, discard_attempt, read_done
+from espnet3.shards.commit import Done, attempts, discard_attempt, read_done, read_position
 from espnet3.shards.items import reorder
 from espnet3.shards.layout import twin_name
 from espnet3.shards.lease import Lease
 from espnet3.shards.manifest import Manifest
 from espnet3.shards.plan import batch_edges
-from espnet3.shards.position import read_position
 from espnet3.shards.records import (
     DeathKind,
     DeathNote,

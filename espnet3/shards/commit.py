@@ -9,8 +9,10 @@ others published may be seen late; see docs/file-systems.md.
 
 import errno
 import logging
+import mmap
 import os
 import shutil
+import struct
 import time
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -47,6 +49,7 @@ _MORE_LOOKS = 2  # at a `done` that is there and not valid, before it counts as 
 _REMOVED = (".nfs", ".fuse_hidden")  # NFS, FUSE: gone, but still open somewhere; vanish soon
 # What rename says of a target that is a folder with something in it, or a file.
 _OCCUPIED = {errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR}
+_POSITION = struct.Struct("=qq")
 _FILE_FACTS = frozenset(("files", "bytes", "crc32", "lines"))
 
 
@@ -423,3 +426,39 @@ def _remove(path: Path) -> None:
         return
     with suppress(OSError):
         path.unlink()
+
+
+class Position:
+    """The batch of items that an attempt is working on, shared through a memory-mapped file.
+
+    The pages of a mapped file outlive their process, so after a crash the file still names the
+    batch that was running: that is how an item that kills its worker is found.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        # Written, not truncated: storing to a hole of a full file system would be a SIGBUS.
+        fd = os.open(folder / POSITION, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            # Whatever the umask: all workers need the position of a death.
+            with suppress(OSError):
+                os.fchmod(fd, 0o644)
+            os.write(fd, _POSITION.pack(-1, 1))
+            self._map = mmap.mmap(fd, _POSITION.size)
+        finally:
+            os.close(fd)
+        self.cells = memoryview(self._map).cast("q")
+        """Two integers to store to: the first position of the running batch, and its length."""
+
+    def close(self) -> None:
+        """Unmap the file; it stays until the attempt is finished or swept."""
+        self.cells.release()
+        self._map.close()
+
+
+def read_position(attempt: Path) -> tuple[int, int] | None:
+    """Return `(start, stop)` of the batch an attempt is or was working on; None before any."""
+    try:
+        start, length = _POSITION.unpack((attempt / POSITION).read_bytes())
+    except (OSError, struct.error):
+        return None
+    return (start, start + length) if start >= 0 else None

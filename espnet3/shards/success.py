@@ -23,13 +23,12 @@ from espnet3.io.records import (
     parse_record,
     warn_once,
 )
-from espnet3.shards.accounting import account
+from espnet3.shards.accounting import Accounting, account
 from espnet3.shards.commit import Done, read_done, walk_files
 from espnet3.shards.layout import FAILED, RunLayout
 from espnet3.shards.manifest import Manifest
 from espnet3.shards.merge import check_contents, check_sizes
 from espnet3.shards.reachable import read_file, unreachable
-from espnet3.shards.usage import Accounting
 
 logger = logging.getLogger(__name__)
 _PATH = "__path__"

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 from espnet3.parallel import BaseRunner
-from espnet3.shards.usage import Accounting, Usage
+from espnet3.shards.accounting import Accounting, Usage
 from tests.helpers.providers import Provider
 
 PAGE = (Path(__file__).parents[2] / "docs" / "accounting.md").read_text()

@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 
 from espnet3.parallel import BaseRunner, use_parallel
-from espnet3.shards.commit import begin_attempt
+from espnet3.shards.commit import Position, begin_attempt
 from espnet3.shards.lease import Lease
 from espnet3.shards.manifest import load_manifest
-from espnet3.shards.position import Position
 from espnet3.shards.records import (
     DeathNote,
     JobRecord,

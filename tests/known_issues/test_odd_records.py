@@ -35,7 +35,7 @@ from espnet3.parallel.detached.overview import look
 from espnet3.parallel.open_pool import InlinePool
 from espnet3.parallel.signals import EndSignals
 from espnet3.parallel.worker_records import Identity
-from espnet3.shards.rates import read_rate
+from espnet3.shards.status import read_rate
 from tests.helpers.run_folders import (
     DetachedFolder,
     NoEnv,

@@ -184,7 +184,7 @@ from espnet3.schedulers import current_job
 from espnet3.shards.commit import Done, begin_attempt, commit, finish_attempt, read_done
 from espnet3.shards.lease import Lease
 from espnet3.shards.manifest import load_manifest
-from espnet3.shards.position import Position
+from espnet3.shards.commit import Position
 
 root, user, mask, role = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3], 8), sys.argv[4]
 pydantic.TypeAdapter(Done).validate_json(b'{"run_id": "", "shard": 0, "start": 0, "stop": 0}')

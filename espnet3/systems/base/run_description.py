@@ -19,12 +19,11 @@ from espnet3.parallel.clusters.table import ON_THIS_MACHINE, left_out, render_jo
 from espnet3.parallel.forecast import Forecast, forecast
 from espnet3.parallel.identity import changes, describe_run, is_below, not_results_of
 from espnet3.parallel.parallel import use_parallel
-from espnet3.shards.batches import check_costs, padding_in_order
 from espnet3.shards.commit import Done
 from espnet3.shards.manifest import Manifest, load_manifest
 from espnet3.shards.merge import read_coverage
-from espnet3.shards.plan import Plan, make_plan, run_order
-from espnet3.shards.rates import Rate, read_rate
+from espnet3.shards.plan import Plan, check_costs, make_plan, padding_in_order, run_order
+from espnet3.shards.status import Rate, read_rate
 from espnet3.shards.success import has_outputs, read_success
 from espnet3.text import duration, first_few, local_time
 

@@ -4,7 +4,7 @@ from rich.console import Console
 
 from espnet3.cli.console import make_facts
 from espnet3.cli.run_view import add_costs, node_costs, worker_costs
-from espnet3.shards.usage import Accounting, Usage, add_up
+from espnet3.shards.accounting import Accounting, Usage, add_up
 
 
 def text(table, width=100):

@@ -9,10 +9,9 @@ import pytest
 
 from espnet3.cli.main import main
 from espnet3.cli.run_view import percent
-from espnet3.shards.commit import Done, begin_attempt
+from espnet3.shards.commit import Done, Position, begin_attempt
 from espnet3.shards.lease import Lease
 from espnet3.shards.manifest import load_manifest
-from espnet3.shards.position import Position
 from espnet3.shards.status import RunStatus, read_status
 
 KEYS = {

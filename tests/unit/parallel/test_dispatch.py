@@ -12,7 +12,7 @@ from espnet3.parallel.faults import FaultPolicy
 from espnet3.parallel.pools import Died, Finished
 from espnet3.parallel.shard_source import MemorySource
 from espnet3.parallel.tasks import Failure, ShardResult, ShardTask, Stopped
-from espnet3.shards.position import Position
+from espnet3.shards.commit import Position
 
 
 class ScriptedPool:

@@ -1,5 +1,5 @@
 from espnet3.parallel.end_of_run import cost_facts, time_parts
-from espnet3.shards.usage import Accounting, Usage, add_up
+from espnet3.shards.accounting import Accounting, Usage, add_up
 
 BUSY = Usage("a:1", host="a", seconds=3600.0, compute_seconds=2700.0, load_seconds=360.0)
 WAITED = Usage("b:2", host="b", seconds=3600.0, compute_seconds=3600.0, queue_seconds=120.0)

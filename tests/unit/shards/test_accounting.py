@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from espnet3.shards.accounting import account
+from espnet3.shards.accounting import Accounting, Usage, account, add_up
 from espnet3.shards.commit import DONE
 from espnet3.shards.merge import check_complete
 from espnet3.shards.records import (
@@ -17,7 +17,6 @@ from espnet3.shards.records import (
     write_worker,
 )
 from espnet3.shards.success import read_accounting, read_success, write_success
-from espnet3.shards.usage import Accounting, Usage, add_up
 
 
 def shard(run, number, *, start, load=0.0, compute=1.0, write=0.0, host="a", pid=1, owner="d"):

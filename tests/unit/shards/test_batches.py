@@ -6,8 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from espnet3.errors import ConfigError
-from espnet3.shards.batches import batch_by_cost, check_costs, padding_in_order
-from espnet3.shards.plan import make_plan
+from espnet3.shards.plan import batch_by_cost, check_costs, make_plan, padding_in_order
 
 durations = st.lists(st.floats(0, 100), min_size=1, max_size=60)
 

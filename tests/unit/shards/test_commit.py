@@ -12,6 +12,7 @@ import pytest
 from espnet3.errors import ProviderError, RecordError
 from espnet3.shards import commit as commit_module
 from espnet3.shards.commit import (
+    Position,
     attempts,
     begin_attempt,
     commit,
@@ -24,7 +25,6 @@ from espnet3.shards.commit import (
     walk_files,
 )
 from espnet3.shards.layout import DONE, POSITION, RunLayout, is_set_aside
-from espnet3.shards.position import Position
 
 WORKER = """
     import os, signal, sys

@@ -3,8 +3,8 @@ import signal
 
 import pytest
 
+from espnet3.shards.commit import Position, read_position
 from espnet3.shards.layout import POSITION
-from espnet3.shards.position import Position, read_position
 
 
 def test_position_is_seen_by_others_as_soon_as_it_is_stored(folder):
@@ -30,7 +30,7 @@ def test_position_outlives_a_killed_process(folder, spawn):
     code = """
         import os, signal, sys
         from pathlib import Path
-        from espnet3.shards.position import Position
+        from espnet3.shards.commit import Position
         position = Position(Path(sys.argv[1]))
         position.cells[0] = 41
         os.kill(os.getpid(), signal.SIGKILL)

@@ -8,7 +8,7 @@ import pytest
 
 from espnet3.parallel import BaseRunner
 from espnet3.shards.layout import DONE
-from espnet3.shards.rates import read_rate
+from espnet3.shards.status import read_rate
 
 
 class Provider:

@@ -5,10 +5,9 @@ import shutil
 import pytest
 
 from espnet3.errors import RunFolderError
-from espnet3.shards.commit import begin_attempt, commit
+from espnet3.shards.commit import Position, begin_attempt, commit
 from espnet3.shards.layout import FAILED
 from espnet3.shards.lease import Lease
-from espnet3.shards.position import Position
 from espnet3.shards.status import read_failures, read_status, require_manifest
 from espnet3.shards.success import write_success
 

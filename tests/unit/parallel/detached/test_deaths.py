@@ -6,7 +6,7 @@ from dataclasses import asdict
 import pytest
 
 from espnet3.parallel.deaths import bury, deaths_at, forget_deaths
-from espnet3.shards.position import Position
+from espnet3.shards.commit import Position
 from espnet3.shards.records import (
     DeathNote,
     WorkerRecord,

@@ -9,9 +9,8 @@ from espnet3.parallel.detached.walltime import Walltime
 from espnet3.parallel.signals import HandBack
 from espnet3.parallel.tasks import Failure
 from espnet3.shards.board import Board
-from espnet3.shards.commit import Done
+from espnet3.shards.commit import Done, Position
 from espnet3.shards.lease import Lease
-from espnet3.shards.position import Position
 from espnet3.shards.records import DeathNote, StopMark, read_deaths, write_death, write_stop
 from tests.helpers.planned_run import cut, done
 
