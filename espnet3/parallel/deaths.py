@@ -1,12 +1,14 @@
-"""Deaths of workers: notes that all workers of a run share, and which item is to blame.
+"""Deaths of workers: crash notes that all workers of a run share, and which item or node to blame.
 
 A worker that is killed with its whole job cannot say at what. The next one that takes its shard
 finds the folder of the attempt, in which the position of the running batch is, and writes it down.
 From the notes of a shard follows what to do with it: try again, halve a batch, or skip an item.
+From those of a node follows whether workers and jobs avoid it.
 """
 
 import logging
 import os
+import time
 from collections import Counter
 from collections.abc import Collection, Iterable
 from contextlib import suppress
@@ -15,9 +17,11 @@ from pathlib import Path
 from typing import Literal
 
 from espnet3.parallel.tasks import ShardTask
-from espnet3.shards.commit import discard_attempt, read_position
+from espnet3.shards.commit import Done, discard_attempt, read_position
 from espnet3.shards.layout import origin_of_attempt, shard_of_attempt
 from espnet3.shards.lease import TIMEOUT, Lease, find_owner, owner_path
+from espnet3.shards.manifest import Manifest
+from espnet3.shards.merge import read_coverage
 from espnet3.shards.reachable import is_there
 from espnet3.shards.records import (
     DeathKind,
@@ -31,7 +35,11 @@ from espnet3.shards.records import (
 
 logger = logging.getLogger(__name__)
 _FORGOTTEN = ".forgotten"
-_NEAR_LIMIT = 20.0  # seconds: heartbeats are 5 s apart, and clocks differ
+MIN_SHARDS = 3
+"""Different shards that must have died on a node."""
+MEMORY_SECONDS = 3600.0
+"""For how long a node is held to what happened there: it may have been mended."""
+_NEAR_LIMIT = 30.0  # seconds: heartbeats are 15 s apart, and clocks differ
 Position = tuple[int, int]
 """The batch that was running: its first position, and the one behind its last."""
 
@@ -197,3 +205,52 @@ def deaths_at(notes: Iterable[DeathNote], root: Path) -> list[Death]:
             log = str(root / note.log) if note.log else ""
             deaths.append(Death(note.reason, position, log, note.host))
     return deaths
+
+
+def avoided_nodes(root: Path, manifest: Manifest, host: str | None = None) -> dict[str, str]:
+    """Return the nodes to avoid, each with the reason; with `host`, as far as it is this one."""
+    now = time.time()
+    notes = [
+        note
+        for note in read_deaths(RecordPaths(root))
+        if note.time > now - MEMORY_SECONDS and host in (None, note.host)
+    ]
+    died = {(note.host, note.shard) for note in notes if note.kind != "walltime"}
+    n_shards = Counter(name for name, _ in died)
+    if max(n_shards.values(), default=0) < MIN_SHARDS:
+        return {}  # nearly always; and then no shard need be looked at
+    return judge_nodes(notes, read_coverage(root, manifest).committed.values(), now)
+
+
+def judge_nodes(
+    notes: Iterable[DeathNote], committed: Iterable[Done], now: float
+) -> dict[str, str]:
+    """Return the nodes where several shards died and none was done since, but was elsewhere.
+
+    If all nodes fail, the node is not to blame.
+    """
+    last: dict[str, float] = {}
+    for done in committed:
+        last[done.host] = max(last.get(done.host, 0.0), done.finished)
+    by_host: dict[str, list[DeathNote]] = {}
+    for note in notes:
+        is_recent = note.time > max(now - MEMORY_SECONDS, last.get(note.host, 0.0))
+        if note.kind != "walltime" and is_recent and note.host:
+            by_host.setdefault(note.host, []).append(note)
+    bad = {}
+    for host, found in by_host.items():
+        shards = sorted({note.shard for note in found})
+        since = min(note.time for note in found)
+        others = [finished for other, finished in last.items() if other != host]
+        if len(shards) >= MIN_SHARDS and max(others, default=0.0) > since:
+            bad[host] = _why(found, shards)
+    return bad
+
+
+def _why(notes: list[DeathNote], shards: list[int]) -> str:
+    shown = ", ".join(map(str, shards[:5])) + (", ..." if len(shards) > 5 else "")
+    latest = max(notes, key=lambda note: note.time)
+    return (
+        f"attempts at {len(shards)} shards ({shown}) ended there without a result, and none was "
+        f"finished since; the last one: {latest.reason}"
+    )

@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from espnet3.errors import FileSystemError, ItemError, ResourceError
-from espnet3.parallel.deaths import Death, bury, deaths_at
-from espnet3.parallel.detached.bad_nodes import bad_nodes
+from espnet3.parallel.deaths import Death, avoided_nodes, bury, deaths_at
 from espnet3.parallel.detached.walltime import Pace, Walltime, too_long
 from espnet3.parallel.faults import FaultPolicy, too_many
 from espnet3.parallel.folder_run import count_failed
@@ -274,7 +273,7 @@ class ShardQueue:
         self._next_node_look = time.monotonic() + _NODE_SECONDS
         self.pace.learn_cuts(read_deaths(self._paths), self._walltime.usable)
         host = self._lease.owner.host
-        if why := bad_nodes(self._root, self._manifest, host).get(host):
+        if why := avoided_nodes(self._root, self._manifest, host).get(host):
             raise HandBack(f"{host} is avoided: {why}", code=1)
 
     # Twins of stragglers: the first commit wins

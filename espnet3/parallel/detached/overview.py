@@ -14,7 +14,7 @@ from typing import Any
 
 from espnet3.errors import EspnetError, FileSystemError, IncompleteRunError, WorkerError
 from espnet3.io.records import warn_once
-from espnet3.parallel.detached.bad_nodes import judge_nodes
+from espnet3.parallel.deaths import judge_nodes
 from espnet3.parallel.detached.crew import AskJobs, Crew, Job, Worker, ask_schedulers, read_crew
 from espnet3.parallel.detached.folder_access import Patience
 from espnet3.schedulers import JobState, scheduler_of

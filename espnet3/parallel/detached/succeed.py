@@ -24,7 +24,7 @@ from espnet3.io.clock import FolderClock, folder_time
 from espnet3.io.records import DamagedFileError, read_record
 from espnet3.parallel.clusters.table import ON_THIS_MACHINE
 from espnet3.parallel.config import ParallelConfig
-from espnet3.parallel.detached.bad_nodes import bad_nodes
+from espnet3.parallel.deaths import avoided_nodes
 from espnet3.parallel.detached.chain import (
     is_fruitless,
     last_ended,
@@ -382,7 +382,7 @@ def _nodes_to_avoid(roots: Sequence[Path]) -> list[str]:
     found: dict[str, str] = {}
     for root in roots:
         manifest = load_manifest(root)
-        found |= bad_nodes(root, manifest) if manifest else {}
+        found |= avoided_nodes(root, manifest) if manifest else {}
     return sorted(found)
 
 

@@ -3,7 +3,7 @@ from dataclasses import replace
 
 import pytest
 
-from espnet3.parallel.detached.bad_nodes import MEMORY_SECONDS, bad_nodes, judge_nodes
+from espnet3.parallel.deaths import MEMORY_SECONDS, avoided_nodes, judge_nodes
 from espnet3.shards.commit import Done
 from espnet3.shards.records import DeathNote, write_death
 
@@ -56,23 +56,23 @@ def test_what_happened_long_ago_is_forgotten():
 def test_the_folder_tells(planned):
     for shard in (1, 2, 3):
         write_death(planned.paths, DeathNote(shard, "a", "it died"))
-    assert bad_nodes(planned.root, planned.manifest) == {}
+    assert avoided_nodes(planned.root, planned.manifest) == {}
     planned.commit(0, host="b")
-    assert list(bad_nodes(planned.root, planned.manifest)) == ["a"]
-    assert list(bad_nodes(planned.root, planned.manifest, "a")) == ["a"]
-    assert bad_nodes(planned.root, planned.manifest, "b") == {}
+    assert list(avoided_nodes(planned.root, planned.manifest)) == ["a"]
+    assert list(avoided_nodes(planned.root, planned.manifest, "a")) == ["a"]
+    assert avoided_nodes(planned.root, planned.manifest, "b") == {}
 
 
 def test_no_shard_is_looked_at_for_other_nodes_or_for_what_is_long_ago(planned, monkeypatch):
     def refuse(*arguments):
         raise AssertionError("each worker would read each shard once a minute")
 
-    monkeypatch.setattr("espnet3.parallel.detached.bad_nodes.read_coverage", refuse)
+    monkeypatch.setattr("espnet3.parallel.deaths.read_coverage", refuse)
     for shard in (1, 2, 3):
         write_death(planned.paths, DeathNote(shard, "a", "it died"))
         old = time.time() - MEMORY_SECONDS - 1
         write_death(planned.paths, DeathNote(shard, "b", "it died", time=old))
-    assert bad_nodes(planned.root, planned.manifest, "b") == {}
-    assert bad_nodes(planned.root, planned.manifest, "c") == {}
+    assert avoided_nodes(planned.root, planned.manifest, "b") == {}
+    assert avoided_nodes(planned.root, planned.manifest, "c") == {}
     with pytest.raises(AssertionError, match="once a minute"):
-        bad_nodes(planned.root, planned.manifest, "a")
+        avoided_nodes(planned.root, planned.manifest, "a")
