@@ -8,10 +8,11 @@ import logging
 import random
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Protocol
 
 from espnet3.errors import ItemError, WorkerError
 from espnet3.parallel.deaths import Death, ShardDeaths, Verdict
@@ -28,7 +29,6 @@ from espnet3.parallel.faults import (
     without_it,
 )
 from espnet3.parallel.pools import Died, Finished, WorkerPool
-from espnet3.parallel.shard_source import ShardSource
 from espnet3.parallel.tasks import Failure, ShardResult, ShardTask, Stopped
 from espnet3.shards.commit import read_position
 from espnet3.shards.lease import HEARTBEAT
@@ -36,6 +36,51 @@ from espnet3.shards.lease import HEARTBEAT
 logger = logging.getLogger(__name__)
 _POLL_SECONDS = 0.2
 _SLOW_SECONDS = 60.0
+
+
+class ShardSource(Protocol):
+    """Gives out the shards of a run, and knows when all are done."""
+
+    is_on_disk: bool
+
+    def take(self) -> ShardTask | None:
+        """Return the next shard to run; None if there is none for us now."""
+
+    def n_queued(self) -> int:
+        """Return how many shards wait, here or with another driver."""
+
+    def new_attempt(self, task: ShardTask) -> str | None:
+        """Return a folder for one attempt at a shard; None if there is nowhere to put one."""
+
+    def clean_up(self, task: ShardTask) -> None:
+        """Remove what an attempt may have left behind."""
+
+    def is_committed(self, task: ShardTask) -> bool:
+        """Tell whether a shard's results are already published."""
+
+    def is_superseded(self, task: ShardTask) -> bool:
+        """Tell whether another owner published a shard that is running here."""
+
+    def finished(self, task: ShardTask) -> None:
+        """Note that a shard is done."""
+
+    def deaths(self, task: ShardTask) -> Sequence[Death]:
+        """Return the deaths at a shard of workers that were not ours, the oldest first."""
+
+    def died(self, task: ShardTask, death: Death) -> bool:
+        """Note that a worker of ours died at a shard; tell whether it is left to other drivers."""
+
+    def leave_to_others(self, task: ShardTask, trouble: Failure) -> bool:
+        """Leave a shard that fails on this machine to other drivers, if there are any."""
+
+    def could_not_load(self, task: ShardTask, trouble: Failure) -> bool:
+        """Leave a shard to other drivers if they could load what it needs, and this one not."""
+
+    def is_finished(self) -> bool:
+        """Tell whether nothing is left, here or with another driver."""
+
+    def is_waiting(self) -> bool:
+        """Tell whether what is left is in another driver's hands."""
 
 
 class Dispatcher:

@@ -1,11 +1,16 @@
 """Run without an output folder: results stay in memory."""
 
+import itertools
+import tempfile
 import uuid
-from collections.abc import Callable, Iterable
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from espnet3 import logs
 from espnet3.parallel.config import ParallelConfig
+from espnet3.parallel.deaths import Death
 from espnet3.parallel.dispatch import Dispatcher
 from espnet3.parallel.faults import FaultPolicy
 from espnet3.parallel.hooks import RunnerHooks
@@ -17,9 +22,9 @@ from espnet3.parallel.open_pool import (
     uses_processes,
 )
 from espnet3.parallel.progress import Progress
-from espnet3.parallel.shard_source import MemorySource
 from espnet3.parallel.signals import interruptible
-from espnet3.parallel.tasks import RunSpec, ShardResult, ShardTask
+from espnet3.parallel.tasks import Failure, RunSpec, ShardResult, ShardTask
+from espnet3.shards.commit import discard_attempt
 from espnet3.shards.items import reorder
 from espnet3.shards.plan import Plan, batch_edges, make_plan
 
@@ -120,3 +125,75 @@ class _FunctionProvider:
 
     def build_worker_setup_fn(self) -> Callable[[], Any]:
         return self._setup_fn
+
+
+class MemorySource:
+    """All shards of a run whose results stay in memory: nobody else knows of it."""
+
+    is_on_disk = False
+
+    def __init__(self, tasks: Iterable[ShardTask], *, scratch: bool) -> None:
+        self._tasks = deque(tasks)
+        self._names = itertools.count()
+        self._scratch = tempfile.TemporaryDirectory(prefix="espnet3-") if scratch else None
+
+    def take(self) -> ShardTask | None:
+        """Return the next shard."""
+        return self._tasks.popleft() if self._tasks else None
+
+    def n_queued(self) -> int:
+        """Return how many shards wait."""
+        return len(self._tasks)
+
+    def new_attempt(self, task: ShardTask) -> str | None:
+        """Return a scratch folder in which workers of this machine note their position."""
+        if self._scratch is None:
+            return None
+        folder = Path(self._scratch.name) / str(next(self._names))
+        folder.mkdir()
+        return str(folder)
+
+    def clean_up(self, task: ShardTask) -> None:
+        """Remove the scratch folder of an attempt."""
+        if task.attempt:
+            discard_attempt(Path(task.attempt))
+
+    def is_committed(self, task: ShardTask) -> bool:
+        """Return False: what was in a dead worker's memory is lost."""
+        return False
+
+    def finished(self, task: ShardTask) -> None:
+        """Do nothing: the results are with the caller."""
+
+    def is_finished(self) -> bool:
+        """Tell whether all shards were taken."""
+        return not self._tasks
+
+    def is_waiting(self) -> bool:
+        """Return False: memory is not shared."""
+        return False
+
+    def deaths(self, task: ShardTask) -> Sequence[Death]:
+        """Return none: the dispatcher knows all."""
+        return ()
+
+    def died(self, task: ShardTask, death: Death) -> bool:
+        """Return False: it is tried again."""
+        return False
+
+    def leave_to_others(self, task: ShardTask, trouble: Failure) -> bool:
+        """Return False: another worker of the same driver may have more luck."""
+        return False
+
+    def could_not_load(self, task: ShardTask, trouble: Failure) -> bool:
+        """Return False: the user is present and can fix it."""
+        return False
+
+    def is_superseded(self, task: ShardTask) -> bool:
+        """Return False: nobody else could run it."""
+        return False
+
+    def close(self) -> None:
+        """Remove the scratch folders."""
+        if self._scratch:
+            self._scratch.cleanup()

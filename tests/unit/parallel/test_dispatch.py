@@ -9,8 +9,8 @@ from espnet3.errors import ItemError, ProviderError, WorkerError
 from espnet3.parallel.deaths import Death
 from espnet3.parallel.dispatch import Dispatcher
 from espnet3.parallel.faults import FaultPolicy
+from espnet3.parallel.memory_run import MemorySource
 from espnet3.parallel.pools import Died, Finished
-from espnet3.parallel.shard_source import MemorySource
 from espnet3.parallel.tasks import Failure, ShardResult, ShardTask, Stopped
 from espnet3.shards.commit import Position
 
