@@ -12,11 +12,11 @@ from espnet3.errors import ResourceError
 from espnet3.parallel.detached import job_script
 from espnet3.parallel.detached import submit as submit_module
 from espnet3.parallel.detached.cancel import cancel_runs
-from espnet3.parallel.detached.chain import load_config
 from espnet3.parallel.detached.crew import count_crew, read_crew
 from espnet3.parallel.detached.explain import explain_run
 from espnet3.parallel.detached.overview import look
 from espnet3.parallel.detached.submit import submit_workers
+from espnet3.parallel.detached.succeed import load_config
 from espnet3.shards.records import JobRecord, complete_own_job, read_jobs, write_job
 from tests.helpers.slurm_stand_in import ALL, crewed
 

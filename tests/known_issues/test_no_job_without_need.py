@@ -14,14 +14,13 @@ from espnet3.errors import ResourceError
 from espnet3.parallel.config import ParallelConfig
 from espnet3.parallel.detached import crew as crew_module
 from espnet3.parallel.detached import succeed as succeed_module
-from espnet3.parallel.detached.chain import load_config
 from espnet3.parallel.detached.crew import read_crew
 from espnet3.parallel.detached.explain import explain_run
 from espnet3.parallel.detached.limits import SubmissionRefusedError, jobs_per_hour
 from espnet3.parallel.detached.overview import look
 from espnet3.parallel.detached.resume import resume_runs
 from espnet3.parallel.detached.submit import submit_workers
-from espnet3.parallel.detached.succeed import Follower
+from espnet3.parallel.detached.succeed import Follower, load_config
 from espnet3.schedulers import ask_jobs, command
 from espnet3.shards.records import WorkerRecord, read_jobs, write_worker
 from tests.helpers.slurm_stand_in import ALL, OPTIONS, crewed

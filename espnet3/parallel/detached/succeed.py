@@ -10,30 +10,25 @@ jobs in the folder with what the scheduler says, and submits what is missing.
 import argparse
 import logging
 import os
+import re
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from espnet3 import logs
-from espnet3.errors import EspnetError, FileSystemError
+from espnet3.errors import EspnetError, FileSystemError, RunFolderError
 from espnet3.io.atomic import write_json
 from espnet3.io.clock import FolderClock, folder_time
-from espnet3.io.records import DamagedFileError, read_record
+from espnet3.io.records import DamagedFileError, parse_record, read_record
 from espnet3.parallel.clusters.table import ON_THIS_MACHINE
 from espnet3.parallel.config import ParallelConfig
 from espnet3.parallel.deaths import avoided_nodes
-from espnet3.parallel.detached.chain import (
-    is_fruitless,
-    last_ended,
-    load_config,
-    predecessors,
-    waiting_successors,
-    without_successor,
-)
-from espnet3.parallel.detached.crew import UNKNOWN, Crew, Job, read_crew
+from espnet3.parallel.detached.crew import UNKNOWN, Crew, Job, living_ids, read_crew
+from espnet3.parallel.detached.description import load_trusted, read_own
 from espnet3.parallel.detached.limits import (
     SubmissionRefusedError,
     check_clock,
@@ -41,18 +36,31 @@ from espnet3.parallel.detached.limits import (
 )
 from espnet3.parallel.detached.submit import cancel_jobs, submit_workers
 from espnet3.parallel.detached.succession import takes_turn
+from espnet3.parallel.parallel import as_parallel_config
 from espnet3.schedulers import FindsTags, JobState, ask_jobs, scheduler_of
 from espnet3.shards.layout import leases_folder, shard_of
 from espnet3.shards.lease import count_owners
 from espnet3.shards.manifest import load_manifest
 from espnet3.shards.reachable import is_there
-from espnet3.shards.records import JobRecord, RecordPaths, read_job, read_stop
+from espnet3.shards.records import (
+    JobRecord,
+    RecordPaths,
+    WorkerRecord,
+    read_deaths,
+    read_job,
+    read_stop,
+    read_workers,
+)
 from espnet3.text import first_line
 
 logger = logging.getLogger("espnet3.parallel.detached.succeed")  # also as __main__
 _AGAIN_SECONDS = 600.0
 _MIN_LOOKS = 4
 _UNSEEN_SECONDS = 150.0
+_CANCELLED = re.compile("cancel|deleted", re.IGNORECASE)
+_SIGNALLED = "it got SIG"
+N_FRUITLESS = 3
+"""Jobs in a row that may end without finishing a shard."""
 
 
 class NoAnswer(Exception):
@@ -334,28 +342,6 @@ def _resume(roots: Sequence[Path]) -> str:
     return f"espnet3 resume {shlex.join(map(str, roots))}"
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """See to it that somebody follows, and log what was done."""
-    parser = argparse.ArgumentParser(prog="python -m espnet3.parallel.detached.succeed")
-    parser.add_argument("run_dirs", nargs="+", type=Path)
-    parser.add_argument("--env", required=True)
-    parser.add_argument("--job", default="")
-    parser.add_argument("--generation", type=int, default=0)
-    parser.add_argument("--trust")
-    parser.add_argument("--has-turn", action="store_true")
-    given = parser.parse_args(arguments)
-    logs.log_to_stderr()
-    logging.getLogger("dask_jobqueue").setLevel(logging.WARNING)  # it tells what it assumes
-    roots = tuple(root.resolve() for root in given.run_dirs)
-    follower = Follower(roots, given.env, given.job, given.generation, given.trust, given.has_turn)
-    try:
-        for line in follower.run():
-            logger.info("%s", line)
-    except (EspnetError, OSError) as error:  # the worker goes on; it must not end for this
-        logger.warning("no successor: %s", error)
-    return 0
-
-
 def _is_open(root: Path) -> bool:
     """Tell whether workers have something to do in a folder, and may."""
     manifest = load_manifest(root)
@@ -384,6 +370,127 @@ def _nodes_to_avoid(roots: Sequence[Path]) -> list[str]:
         manifest = load_manifest(root)
         found |= avoided_nodes(root, manifest) if manifest else {}
     return sorted(found)
+
+
+def load_config(root: Path, env: str, *, trust: str | None = None) -> ParallelConfig:
+    """Return with which config workers were last submitted to a backend.
+
+    Its options are commands that a job runs, so one that somebody else wrote, or could have
+    written, is not taken; then that of the run's submission is.
+
+    Raises:
+        RunFolderError: if that is somebody else's too, or of another backend.
+    """
+    path = RecordPaths(root).parallel(env)
+    try:
+        config = as_parallel_config(parse_record(read_own(path, trust), dict[str, Any], path))
+    except (OSError, EspnetError):
+        config = load_trusted(root, trust=trust).config()
+    if config.env != env:
+        raise RunFolderError(
+            f"{path}, with the block for more workers, cannot be used here, and the run was "
+            f"submitted to {config.env}. To continue: espnet3 resume {shlex.quote(str(root))} "
+            f"--env {env}"
+        )
+    return config
+
+
+def predecessors(root: Path, env: str, job: str) -> list[JobRecord]:
+    """Return the last jobs of a chain before a job, the latest first."""
+    paths = RecordPaths(root)
+    found: list[JobRecord] = []
+    current = read_job(paths, env, job)
+    while current is not None and current.after and len(found) < N_FRUITLESS:
+        current = read_job(paths, env, current.after)
+        found += [current] if current else []
+    return found
+
+
+def last_ended(crew: Crew, env: str) -> list[JobRecord]:
+    """Return the last jobs of a run that have ended, the latest first.
+
+    Not those that were cancelled while they waited: they say nothing of the work.
+    """
+    mine = [job for job in crew.jobs if job.record.env == env]
+    there = {job.record.job_id for job in mine if job.is_there}
+    ended = [
+        job.record
+        for job in mine
+        if not job.is_there and (job.workers or not _was_cancelled(job, there))
+    ]
+    return sorted(ended, key=lambda record: record.submitted, reverse=True)[:N_FRUITLESS]
+
+
+def _was_cancelled(job: Job, there: Container[str]) -> bool:
+    """Tell whether a job that brought no worker never began, as far as one can tell."""
+    return job.record.after in there or bool(
+        _CANCELLED.search(f"{job.state.word} {job.state.reason}")
+    )
+
+
+def without_successor(crew: Crew, env: str) -> list[JobRecord]:
+    """Return the active jobs whose successor was cancelled."""
+    mine = [job for job in crew.jobs if job.record.env == env]
+    after = {job.record.after for job in mine if job.record.after}
+    there = {job.record.after for job in mine if job.is_there}
+    return [
+        job.record for job in mine if job.has_living_worker and job.record.job_id in after - there
+    ]
+
+
+def waiting_successors(root: Path, records: Sequence[JobRecord]) -> list[JobRecord]:
+    """Return the jobs that wait for one at work, as far as the folder tells."""
+    workers = read_workers(RecordPaths(root))
+    living = living_ids(root)
+    at_work = {worker.job_id for worker in workers if worker.owner_id in living}
+    began = {worker.job_id for worker in workers}
+    return [job for job in records if job.after in at_work and job.job_id not in began]
+
+
+def is_fruitless(root: Path, jobs: Sequence[JobRecord]) -> bool:
+    """Tell whether these jobs finished nothing, nor did anybody else since the first of them.
+
+    A worker that died at a certain batch got something done: after some such deaths the item is
+    found and given up, or the run stops.
+    """
+    if len(jobs) < N_FRUITLESS:
+        return False
+    numbers = {(job.env, job.job_id) for job in jobs}
+    paths = RecordPaths(root)
+    workers = read_workers(paths)
+    theirs = [worker for worker in workers if (worker.env, worker.job_id) in numbers]
+    if any(worker.reason.startswith(_SIGNALLED) for worker in theirs):
+        return False  # it was ended by a signal, and released its shard
+    since = min((worker.started for worker in theirs), default=min(job.submitted for job in jobs))
+    if any(_was_useful(worker, since) for worker in workers):
+        return False
+    return not any(note.start is not None and note.time >= since for note in read_deaths(paths))
+
+
+def _was_useful(worker: WorkerRecord, since: float) -> bool:
+    return worker.n_shards > 0 and (worker.ended or worker.seen or worker.started) >= since
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """See to it that somebody follows, and log what was done."""
+    parser = argparse.ArgumentParser(prog="python -m espnet3.parallel.detached.succeed")
+    parser.add_argument("run_dirs", nargs="+", type=Path)
+    parser.add_argument("--env", required=True)
+    parser.add_argument("--job", default="")
+    parser.add_argument("--generation", type=int, default=0)
+    parser.add_argument("--trust")
+    parser.add_argument("--has-turn", action="store_true")
+    given = parser.parse_args(arguments)
+    logs.log_to_stderr()
+    logging.getLogger("dask_jobqueue").setLevel(logging.WARNING)  # it tells what it assumes
+    roots = tuple(root.resolve() for root in given.run_dirs)
+    follower = Follower(roots, given.env, given.job, given.generation, given.trust, given.has_turn)
+    try:
+        for line in follower.run():
+            logger.info("%s", line)
+    except (EspnetError, OSError) as error:  # the worker goes on; it must not end for this
+        logger.warning("no successor: %s", error)
+    return 0
 
 
 if __name__ == "__main__":

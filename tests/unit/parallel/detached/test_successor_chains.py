@@ -7,7 +7,9 @@ from dataclasses import replace
 import pytest
 
 from espnet3.errors import RunFolderError
-from espnet3.parallel.detached.chain import (
+from espnet3.parallel.detached.crew import Crew, Job
+from espnet3.parallel.detached.description import user_name
+from espnet3.parallel.detached.succeed import (
     is_fruitless,
     last_ended,
     load_config,
@@ -15,8 +17,6 @@ from espnet3.parallel.detached.chain import (
     waiting_successors,
     without_successor,
 )
-from espnet3.parallel.detached.crew import Crew, Job
-from espnet3.parallel.detached.description import user_name
 from espnet3.schedulers import JobState
 from espnet3.shards.lease import Lease
 from espnet3.shards.records import (
