@@ -51,7 +51,7 @@ _EPILOG = (
 
 
 def plan(argv: Sequence[str]) -> int:
-    """Tell shards, batches, expected time and cost of each run, and the job script.
+    """Print shards, batches, expected time and cost of each run, and the job script.
 
     Returns:
         0 if all stages could be estimated, else 1.
@@ -77,10 +77,12 @@ def plan(argv: Sequence[str]) -> int:
     selected = select_stages(names, stages_of(BaseSystem), system=own_system.__name__)
     system, _ = set_up(BaseSystem, options, selected, recipe_dir)
     stated = StatedRate(args.rtf, args.seconds_per_item, args.load_seconds)
-    return max(_tell(name, system, own_system, stated) for name in names)
+    return max(_show_stage(name, system, own_system, stated) for name in names)
 
 
-def _tell(name: str, system: BaseSystem, own_system: type[BaseSystem], stated: StatedRate) -> int:
+def _show_stage(
+    name: str, system: BaseSystem, own_system: type[BaseSystem], stated: StatedRate
+) -> int:
     stage = find_stage(stages_of(own_system), name)
     print(f"Stage {stage}: {stage.help}")
     method = getattr(own_system, name)
@@ -100,7 +102,7 @@ def _tell(name: str, system: BaseSystem, own_system: type[BaseSystem], stated: S
 def _parser() -> argparse.ArgumentParser:
     parser = make_parser(
         "plan",
-        "Tell how long the runs of a config would take; nothing is started or written.",
+        "Estimate how long the runs of a config would take; nothing is started or written.",
         usage="espnet3 plan [RECIPE_DIR] CONFIG ... [KEY.PATH=VALUE ...] [--rtf X]",
         epilog=_EPILOG,
     )

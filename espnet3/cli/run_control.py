@@ -33,13 +33,13 @@ _CANCEL = """Stop runs: their drivers, their workers, and their jobs of the sche
 shards are kept."""
 _WAIT = """Wait for runs to end. The exit code is 0 if all are complete, 1 if one failed, was
 cancelled or has no worker left, and 124 after --timeout."""
-_RESUME = """Give detached runs more workers: those that are missing, or as many as one says, here
-or there. The first words are run folders, or folders of such. A file conf/parallel_x.yaml gives
-another `parallel` block; KEY=VALUE changes a key of it."""
+_RESUME = """Give detached runs more workers: those that are missing, or as many as --workers says,
+on the same backend or another. The first words are run folders, or folders of such. A file
+conf/parallel_x.yaml gives another `parallel` block; KEY=VALUE changes a key of it."""
 _RETRY = """Compute the shards with failed items again; the rest of the line is as for `espnet3
 resume`."""
 _TIMED_OUT = 124
-_TELL_SECONDS = 60.0
+_LINE_SECONDS = 60.0
 _BLOCK = "parallel."
 _SHOWN = 8
 _TIME = re.compile(r"^(.*\bwalltime)=([\d-]+(?::\d+)+)$")
@@ -122,7 +122,7 @@ def wait(argv: Sequence[str]) -> int:
     for run_dir in _find_runs(args.dirs, deadline):
         left = None if deadline is None else max(deadline - time.monotonic(), 0.0)
         try:
-            seen = wait_for(run_dir, left, tell=None if args.quiet else _Teller(), warn=_warn)
+            seen = wait_for(run_dir, left, tell=None if args.quiet else _MinuteLine(), warn=_warn)
         except TimeoutError as error:
             print_error(error)
             return _TIMED_OUT
@@ -146,16 +146,16 @@ def _warn(line: str) -> None:
     print_error(EspnetError(line))
 
 
-class _Teller:
+class _MinuteLine:
     """Prints a line a minute."""
 
     def __init__(self) -> None:
-        self._told = time.monotonic()
+        self._printed = time.monotonic()
 
     def __call__(self, seen: Overview) -> None:
-        if time.monotonic() - self._told < _TELL_SECONDS or seen.is_over:
+        if time.monotonic() - self._printed < _LINE_SECONDS or seen.is_over:
             return
-        self._told = time.monotonic()
+        self._printed = time.monotonic()
         speed = f", {speed_text(seen.status)}" if seen.status.items_per_second else ""
         where = on_one_line(seen.status.run_dir)
         print(f"{where} is {seen.state}: {items_text(seen.status)}{speed}", flush=True)

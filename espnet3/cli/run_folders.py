@@ -51,8 +51,8 @@ def find_detached_runs(
 ) -> list[Path]:
     """Return the same, without runs of drivers that merely lie in one of the folders.
 
-    Who names such a run itself is told what is wrong; who names a folder above means the others,
-    and those of drivers that `also` finds.
+    Such a run that is named itself is returned, for an error that says what is wrong with it; a
+    folder above it stands for the others, and for those of drivers that `also` finds.
     """
     chosen: dict[Path, None] = {}
     for folder in folders:

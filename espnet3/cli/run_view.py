@@ -40,7 +40,7 @@ STYLES = {
 
 
 def state_text(seen: Overview) -> "Text":
-    """Return the state in its colour, with what one would ask next."""
+    """Return the state in its colour, with what explains it."""
     from rich.text import Text
 
     return Text(_state(seen), style=STYLES.get(seen.state, ""))
@@ -62,7 +62,7 @@ def _state(seen: Overview) -> str:
     if seen.state == "stopping":
         return "stopping: workers hand back what they were doing"
     if seen.state == "cancelled" and status.stop is not None:
-        return f"cancelled by {on_one_line(status.stop.by or 'somebody')}"
+        return f"cancelled by {on_one_line(status.stop.by or 'an unknown user')}"
     if seen.state == "failed" and status.stop is not None:
         return f"failed: {on_one_line(_first_sentence(status.stop.reason))}"
     return seen.state
@@ -178,7 +178,7 @@ def run_bar(status: RunStatus, width: int) -> "RenderableType":
 
 
 def running_table(status: RunStatus) -> "Table":
-    """Return a row per running shard, for runs whose workers a driver looks after."""
+    """Return a row per running shard, for runs with a driver."""
     table = make_table("Running shard", "Items", "Owner", right=("Running shard", "Items"))
     for shard in status.running[:_SHOWN]:
         done = f"{shard.n_done:,} of {shard.n_items:,}"
@@ -210,7 +210,7 @@ def percent(status: RunStatus) -> str:
 
 
 def speed_text(status: RunStatus) -> str:
-    """Return how fast it goes, and how long it will take."""
+    """Return the speed, and the time left."""
     left = f", about {duration(status.eta_seconds)} left" if status.eta_seconds is not None else ""
     return f"{rate_text(status)} items/s{left}"
 
@@ -231,8 +231,8 @@ def next_steps(seen: Overview) -> list[str]:
         steps.append(f"{where} is cancelled. To continue: {again}")
     elif state in ("stopped", "cancelled", "failed") and status.is_detached:
         steps.append(f"Why: {command('explain', status.run_dir)}")
-        mended = "Go on, once it is mended" if state == "failed" else "Go on"
-        steps.append(f"{mended}: {command('resume', status.run_dir)}")
+        when = ", once it is fixed" if state == "failed" else ""
+        steps.append(f"To continue{when}: {command('resume', status.run_dir)}")
         if state == "failed":
             steps.append("If it was your code: run the command that began it again instead.")
     elif state == "stopped":

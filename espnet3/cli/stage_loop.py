@@ -180,7 +180,7 @@ def _unwritable(exp_dir: Path, error: OSError) -> RunFolderError:
     return RunFolderError(
         f"the log and config of a stage cannot be written to {exp_dir}: "
         f"{folder_trouble(error, exp_dir)}{where}.",
-        fix="Mend that, or choose another folder: exp_dir=FOLDER",
+        fix="Fix that, or choose another folder: exp_dir=FOLDER",
     )
 
 

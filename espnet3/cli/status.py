@@ -85,7 +85,7 @@ def _parser() -> argparse.ArgumentParser:
         help=f"with --watch: how often to look (default: {_INTERVAL:g}; 60 where output is piped)",
     )
     parser.add_argument(
-        "--workers", action="store_true", help="tell what each worker did, however many there are"
+        "--workers", action="store_true", help="show what each worker did, however many there are"
     )
     return parser
 
@@ -258,7 +258,7 @@ def _watch_lines(observers: list[Observer], interval: float) -> list[Overview]:
 
 
 class _End:
-    """Tells when nothing more will happen; a run that merely stopped is looked at again."""
+    """Decides when to stop watching; a run that merely stopped is looked at a few more times."""
 
     def __init__(self) -> None:
         self._n_looks = 0

@@ -80,7 +80,7 @@ def advise(
         path: the key as it was written, such as `("nj",)` or `("parallel", "num_workers")`.
         value: as it was written.
         stages: names of those that run; none if it is not known.
-        has: tells whether the config has a dotted key.
+        has: returns whether the config has a dotted key.
 
     Returns:
         None for a word that is not known, and for a key that is right as it is.

@@ -89,7 +89,7 @@ class _Entry:
 
 
 def identify(path: str | PathLike[str], *, outputs: Sequence[str | PathLike[str]] = ()) -> Identity:
-    """Return what tells the content of a file or folder from any other.
+    """Return what identifies the content of a file or folder.
 
     Of a file that is `size`, `mtime_ns` and `sha256`, a digest of its whole content, which for more
     than 64 MB goes through the faster xxh3 (`"hash": "xxh3_128"`). Of a folder, `kind: folder`, how

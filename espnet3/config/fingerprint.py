@@ -130,7 +130,7 @@ def diff(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
 def file_identity(
     path: str | PathLike[str], *, outputs: Sequence[str | PathLike[str]] = ()
 ) -> dict[str, Any]:
-    """Return what tells the content of a file or folder from any other; see `content.identify`.
+    """Return what identifies the content of a file or folder; see `content.identify`.
 
     Of a file: `size`, `mtime_ns` and `sha256`.
     """

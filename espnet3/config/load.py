@@ -168,7 +168,7 @@ class LoadedConfig:
             try:
                 values = resolve_config(self.config, loaded=self) if is_constant else None
             except ConfigError:
-                values = None  # who needs all of it gets the error; a block may be right
+                values = None  # raised where all of it is needed; a block may be right
             self.__dict__[_CONSTANT] = values  # frozen is what users see
         found: dict[str, Any] | None = self.__dict__[_CONSTANT]
         return found

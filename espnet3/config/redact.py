@@ -336,7 +336,7 @@ def _holds_secret(name: str, value: Any) -> bool:
     """Tell whether there is something to hide under a name.
 
     A switch such as `use_token: true` is none, a number or a block only where the name leaves no
-    doubt, and a path tells where a secret is, not what it is.
+    doubt, and a path says where a secret is, not what it is.
     """
     if not is_secret(name) or value in (None, "", "???") or isinstance(value, bool):
         return False

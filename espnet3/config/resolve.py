@@ -229,7 +229,9 @@ def _load_line_in(folder: str, *names: Any) -> "ListConfig":
 
 def _nearby(path: Path) -> str:
     names = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
-    return suggest(path.name, names) or " Mend the name, which counts from the file it stands in."
+    return (
+        suggest(path.name, names) or " Correct the name; it is relative to the file that holds it."
+    )
 
 
 def _n_cores(*most: Any) -> int:

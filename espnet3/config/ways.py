@@ -27,7 +27,7 @@ from espnet3.config.own_keys import (
 )
 
 Has = Callable[[str], bool]
-"""Tells whether the config has a dotted key."""
+"""Returns whether the config has a dotted key."""
 Settings = dict[str, Any]
 """Values by dotted key; the first is what was asked for, others belong to it."""
 Way = Callable[[Any, Has], Settings | str]

@@ -63,7 +63,7 @@ def write_artifact(
 
 
 def read_artifact(path: str | os.PathLike[str], *, allow_pickle: bool = False) -> Any:
-    """Return the value of a file that `write_artifact` wrote; the suffix tells the type.
+    """Return the value of a file that `write_artifact` wrote; the suffix decides the type.
 
     For wav that is `(samples, sample_rate)`, the samples as floats of full scale 1: float32, or
     float64 for files of more than 16 bits.

@@ -229,7 +229,7 @@ def temp_path(target: str) -> str:
 
 def _create(temp: str, mode: str, encoding: str, permissions: int | None) -> IO[Any]:
     # "x" and not mkstemp, whose files only their owner may read. Permissions from the first moment
-    # on: who opens a file before they are set can read all that is written to it later.
+    # on: a reader that opens it before they are set could read all that is written later.
     def opener(name: str, flags: int) -> int:
         return os.open(name, flags, 0o666 if permissions is None else permissions)
 

@@ -108,7 +108,7 @@ def test_a_stop_mark_is_the_state_once_nobody_works(detached, capsys):
     assert main(["status", str(detached.root)]) == 0
     shown = capsys.readouterr().out
     assert "cancelled by me@login1" in shown
-    assert f"Go on: espnet3 resume {detached.root}" in shown
+    assert f"To continue: espnet3 resume {detached.root}" in shown
     detached.worker("10")
     assert look(detached.root).state == "stopping"
 

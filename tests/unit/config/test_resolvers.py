@@ -121,7 +121,7 @@ def test_load_line_names_the_file_that_is_missing(tmp_path):
         "Did you mean 'tokens.txt'?"
     )
     write(path, "a: ${load_line:nowhere/x}\n")
-    assert error_of(path).endswith("Mend the name, which counts from the file it stands in.")
+    assert error_of(path).endswith("Correct the name; it is relative to the file that holds it.")
 
 
 def test_load_line_refuses_what_has_no_lines(tmp_path):
