@@ -1,6 +1,7 @@
 """Worker pool on a Dask cluster: the driver's side, and the function that runs in each worker.
 
-Dask moves the bytes and tells who is there; which shard runs where is decided by the dispatcher.
+Dask moves the bytes and reports which workers are there; which shard runs where is decided by the
+dispatcher.
 Each attempt is pinned to its worker, so that one with eight threads gets one shard, not eight. To
 spare it the way to the driver and back between two shards, a worker that has proved itself gets its
 next attempt while it is at the one before; as soon as few shards are left, it does not.
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 _LOOK_SECONDS = 1.0
-# Seconds after which missing workers are told of: soon if there are none, then less and less.
+# Seconds after which missing workers are logged: soon if there are none, then less and less.
 _TELL_SECONDS = (15.0, 300.0)
 _TELL_OF_SOME_SECONDS = 60.0
 _MANY = 1  # queued shards per worker
@@ -235,8 +236,8 @@ class DaskPool:
         lost = {place: self._running.pop(place) for place in places}
         running = [place for place, (future, _) in lost.items() if future.key not in self._over]
         if len(running) > 1 and lost[running[0]][1].attempt is None:
-            # The first may have ended without a word, and left no trace in a folder either: both
-            # run again, and from now on alone, so that the next death has one author.
+            # The first may have ended unnoticed, and left no trace in a folder either: both run
+            # again, without prefetching, so that the next crash can be attributed to one shard.
             running, self._may_wait = [], False
         self._knows_spec.discard(address)
         self._proven.discard(address)
@@ -251,7 +252,7 @@ class DaskPool:
 
 
 class _Missing:
-    """Tells of workers that are not there: soon after the start, then less and less often."""
+    """Logs that workers are missing: soon after the start, then less and less often."""
 
     def __init__(self) -> None:
         self._since: float | None = None
@@ -340,9 +341,9 @@ def _find_server(run_id: str, spec: _Spec | None, task: Any) -> ShardServer | Sh
 
 
 class _Beat:
-    """Tells the driver every second how far the attempt is; the first of a run, soon for once.
+    """Reports the position of the attempt to the driver every second, the first time sooner.
 
-    Because the driver gives the next one to workers of which it knows that they get on.
+    Because the driver gives a second attempt only to workers that are known to make progress.
     """
 
     def __init__(self, server: ShardServer, topic: str, shard: int, *, is_first: bool) -> None:
@@ -361,5 +362,5 @@ class _Beat:
             self._worker.log_event(self._topic, message)
 
     def stop(self) -> None:
-        """Say no more."""
+        """Stop reporting."""
         self._stop.set()

@@ -89,8 +89,8 @@ class Dispatcher:
     Args:
         source: gives out shards to run and takes what became of them.
         pool: the workers.
-        policy: what to put up with.
-        on_result: told of each finished attempt.
+        policy: which faults are tolerated.
+        on_result: called with each finished attempt.
         n_failed_before: items that failed in earlier calls, for `max_errors`.
         on_turn: called several times a second; it may raise to end the run.
     """
@@ -120,7 +120,7 @@ class Dispatcher:
         self._next_drop = time.monotonic() + 2 * HEARTBEAT
 
     def run(self) -> None:
-        """Return when every shard is done, by whomever.
+        """Return when every shard is done, here or by another owner.
 
         Raises:
             ItemError: an item failed and errors are not skipped, or too many failed.
@@ -286,7 +286,7 @@ class Dispatcher:
             self._again.extend(self._after_death(task, death))
 
     def _is_committed(self, task: ShardTask) -> bool:
-        """Tell whether somebody published the shard; if so, it is done."""
+        """Tell whether the shard is committed by any owner; if so, it is done."""
         if not self._source.is_committed(task):
             return False
         self._n_done += len(task.items)

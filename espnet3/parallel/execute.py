@@ -387,8 +387,8 @@ class _Attempt:
             self._give_up_on(batch[0], error, batch)
             return False
         reason = "does not fit into memory" if is_memory else "failed"
-        told = scrub(str(error), self._secrets())
-        logger.warning("A batch of %d items %s (%s); trying its halves", len(batch), reason, told)
+        text = scrub(str(error), self._secrets())
+        logger.warning("A batch of %d items %s (%s); trying its halves", len(batch), reason, text)
         self._n_halved += is_memory
         return True
 
@@ -406,7 +406,7 @@ class _Attempt:
         if not self._task.blames_item and is_machine_trouble(error, self._spec.run_dir):
             raise _GiveUp(Stopped("machine", failure, error))
         if not self._spec.skip_errors:
-            # A wrong setting fails with every item: nothing is gained by going on without this one.
+            # A wrong setting fails with every item: skipping this one gains nothing.
             kind = "config" if isinstance(error, ConfigError) else "item"
             raise _GiveUp(Stopped(kind, failure, error))
         self._failures.append(failure)
@@ -445,7 +445,7 @@ def _is_usual(error: Exception, task: ShardTask) -> bool:
 
 
 def _trouble_with(run_dir: str | None, error: Exception) -> str | None:
-    """Tell whether this node cannot reach the run folder, or nobody can write there."""
+    """Tell whether this node cannot reach the run folder, or no node can write there."""
     if run_dir is not None and is_of_node(error, run_dir):
         return "node"
     return "disk" if is_folder_trouble(error, run_dir) else None
@@ -454,7 +454,7 @@ def _trouble_with(run_dir: str | None, error: Exception) -> str | None:
 def _refuse_interrupt(error: BaseException, pid: int) -> BaseException:
     """Let Ctrl-C through; `sys.exit()` or asyncio's cancelling is a failed item like any other."""
     if os.getpid() != pid:
-        # A child that forward() forked: it must not go on as a second one of us.
+        # A child that forward() forked: it must not continue as a second worker.
         sys.stderr.write(user_traceback(error))
         sys.stderr.flush()
         os._exit(0 if isinstance(error, SystemExit) and not error.code else 1)

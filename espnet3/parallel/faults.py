@@ -27,7 +27,7 @@ class EarlyDeaths(WorkerError):
 
 @dataclass(frozen=True)
 class FaultPolicy:
-    """What a run puts up with."""
+    """Which faults a run tolerates."""
 
     skip_errors: bool = False
     max_errors: int | None = None
@@ -71,7 +71,7 @@ def too_many(n_failed: int, policy: FaultPolicy) -> str:
 
 
 def without_it(policy: FaultPolicy) -> str:
-    """Say how to go on where an item kills its worker."""
+    """Say how to continue where an item kills its worker."""
     return (
         f" To continue without it, {policy.setting('on_error', 'skip')}; if memory runs out, use "
         "fewer workers or smaller batches."

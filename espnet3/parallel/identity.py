@@ -138,7 +138,7 @@ def changes(
 def _is_model(path: str, identity: Mapping[str, Any]) -> bool:
     """Tell whether a file or folder that came later is an input for sure.
 
-    A log, a cache or a list of what was done is often made by the run itself, which must go on
+    A log, a cache or a list of what was done is often made by the run itself, which must resume
     after a kill.
     """
     return any(name.endswith(WEIGHTS) for name in (path, *identity.get("files", ())))

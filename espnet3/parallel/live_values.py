@@ -278,7 +278,7 @@ _changed_by_runs: dict[tuple[int, str], tuple[Any, Any, Any]] = {}
 
 
 def settle(owner: Any, name: str, read: Reader, home: Home, described: Any) -> Any:
-    """Return a value as it was before runs in this process changed it, if nobody else did.
+    """Return a value as it was before runs in this process changed it, if nothing else did.
 
     A cache that `forward` fills is no change of the code. `owner` is what holds the value; it is
     kept, so that nothing else gets its id.

@@ -37,7 +37,7 @@ def fault_policy(
     max_errors: int | None = None,
     config_block: str = "",
 ) -> FaultPolicy:
-    """Return what a run puts up with, from its config and its runner."""
+    """Return the fault policy of a run, from its config and its runner."""
     return FaultPolicy(
         skip_errors=skip_errors,
         max_errors=max_errors,
@@ -241,7 +241,7 @@ def _build(spec: RunSpec) -> Any:
     except EspnetError:
         raise
     except Exception as error:
-        told = describe_error(error, secrets_held(spec.setup_fn))
+        message = describe_error(error, secrets_held(spec.setup_fn))
         # With a secret in it, the error is not shown as the cause either.
-        cause = error if told == describe_plainly(error) else None
-        raise ProviderError(f"The provider failed to build its environment: {told}") from cause
+        cause = error if message == describe_plainly(error) else None
+        raise ProviderError(f"The provider failed to build its environment: {message}") from cause

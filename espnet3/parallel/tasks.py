@@ -118,8 +118,8 @@ class Failure:
         """
         if isinstance(error, EspnetError):
             return cls(position, index, shard, scrub(str(error), secrets), "", log=log)
-        told, trace = describe_error(error, secrets), user_traceback(error, secrets)
-        return cls(position, index, shard, told, trace, log=log)
+        message, trace = describe_error(error, secrets), user_traceback(error, secrets)
+        return cls(position, index, shard, message, trace, log=log)
 
 
 def failure_record(failure: Failure, run_dir: str | os.PathLike[str]) -> dict[str, Any]:

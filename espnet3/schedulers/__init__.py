@@ -127,7 +127,7 @@ def ask_jobs(env: str, job_ids: Sequence[str]) -> dict[str, JobState]:
     An answer that is not in its own words, such as a proxy's error page, is no answer.
     """
     scheduler = scheduler_of(env)
-    told: dict[str, JobState] = {}
+    output: dict[str, JobState] = {}
     for start in range(0, len(job_ids) if scheduler else 0, _AT_ONCE):
         assert scheduler is not None
         try:
@@ -137,8 +137,8 @@ def ask_jobs(env: str, job_ids: Sequence[str]) -> dict[str, JobState]:
             return {}
         if not answer:
             return {}  # of some of them nothing is known, so of all
-        told |= answer
-    return told
+        output |= answer
+    return output
 
 
 def current_job(environ: Mapping[str, str] = os.environ) -> CurrentJob | None:

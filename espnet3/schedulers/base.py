@@ -407,9 +407,9 @@ class Scheduler:
             raise UnansweredError(f"{program} did not tell the number of a job: {answer.said}")
         return number
 
-    def job_id(self, told: str) -> str:
+    def job_id(self, output: str) -> str:
         """Return the number of a job from what its submission printed; empty if there is none."""
-        match = re.search(self.job_id_pattern, told)
+        match = re.search(self.job_id_pattern, output)
         return match[1] if match else ""
 
     def is_job_id(self, text: str) -> bool:

@@ -54,7 +54,7 @@ def call(
     timeout = TIMEOUT_SECONDS if timeout is None else timeout
     begin = time.monotonic()
     try:
-        told = subprocess.run(
+        output = subprocess.run(
             list(words),
             input=text,
             stdin=subprocess.DEVNULL if text is None else None,
@@ -72,7 +72,7 @@ def call(
         return Answer(None, error=str(error), failure="missing")
     except OSError as error:
         return Answer(None, error=str(error), failure="not run")
-    return Answer(told.returncode, told.stdout, told.stderr, time.monotonic() - begin)
+    return Answer(output.returncode, output.stdout, output.stderr, time.monotonic() - begin)
 
 
 def ask(*words: str, any_code: bool = False) -> str | None:

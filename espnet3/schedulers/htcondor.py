@@ -46,10 +46,10 @@ class HTCondor(Scheduler):
     def jobs(self, job_ids: Sequence[str]) -> dict[str, JobState]:
         """Ask condor_q, and condor_history for those that have left the queue."""
         chosen = ["-json", "-attributes", _ATTRIBUTES]
-        told = ask("condor_q", *job_ids, *chosen)
-        if told is None:
+        output = ask("condor_q", *job_ids, *chosen)
+        if output is None:
             return {}
-        found = parse_jobs(read_json(told))
+        found = parse_jobs(read_json(output))
         gone = [job for job in job_ids if job not in found]
         if gone:
             limit = ["-limit", str(len(gone))]
@@ -64,9 +64,9 @@ class HTCondor(Scheduler):
         """Return None: HTCondor has no queues."""
         return None
 
-    def job_id(self, told: str) -> str:
+    def job_id(self, output: str) -> str:
         """Return the number of the first process of a cluster."""
-        cluster = super().job_id(told)
+        cluster = super().job_id(output)
         return f"{cluster}.0" if cluster else ""
 
     def asked(self, script: str) -> list[str]:
@@ -101,10 +101,10 @@ def _plain_name(name: str) -> str:
     return name.lower().replace("_", "")
 
 
-def parse_jobs(told: Any) -> dict[str, JobState]:
+def parse_jobs(output: Any) -> dict[str, JobState]:
     """Read the ads of jobs."""
     states = {}
-    for ad in told if isinstance(told, list) else []:
+    for ad in output if isinstance(output, list) else []:
         phase, word = _STATUSES.get(int(ad.get("JobStatus", 0)), ("unknown", ""))
         reason = ""
         if word == "HELD":

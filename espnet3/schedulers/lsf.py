@@ -67,10 +67,10 @@ class LSF(Scheduler):
 
     def jobs(self, job_ids: Sequence[str]) -> dict[str, JobState]:
         """Ask bjobs, with the jobs that have ended."""
-        told = ask_json("bjobs", "-a", "-json", "-o", _FIELDS, *job_ids, any_code=True)
-        if not isinstance(told, dict):
+        output = ask_json("bjobs", "-a", "-json", "-o", _FIELDS, *job_ids, any_code=True)
+        if not isinstance(output, dict):
             return {}
-        found = parse_records(told.get("RECORDS", []))
+        found = parse_records(output.get("RECORDS", []))
         return {job: found.get(job, JobState("unknown", "")) for job in job_ids}
 
     def nodes(self, options: Mapping[str, Any]) -> list[str]:
@@ -79,8 +79,8 @@ class LSF(Scheduler):
 
     def queues(self) -> list[str] | None:
         """Return the queues."""
-        told = ask("bqueues", "-w")
-        return None if told is None else parse_table(told)
+        output = ask("bqueues", "-w")
+        return None if output is None else parse_table(output)
 
     def directives(self, request: JobRequest) -> Iterator[Made]:
         """Ask for slots, as many on each node as it has cores of ours."""

@@ -29,10 +29,10 @@ class Moab(PBS):
 
     def jobs(self, job_ids: Sequence[str]) -> dict[str, JobState]:
         """Ask showq for all jobs, and checkjob for those that it does not list any more."""
-        told = ask("showq", "--xml")
-        if told is None:
+        output = ask("showq", "--xml")
+        if output is None:
             return {}
-        found = parse_showq(told)
+        found = parse_showq(output)
         states = {}
         for job in job_ids:
             state = found.get(job)

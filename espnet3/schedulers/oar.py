@@ -46,10 +46,10 @@ class OAR(Scheduler):
 
     def jobs(self, job_ids: Sequence[str]) -> dict[str, JobState]:
         """Ask oarstat for all jobs of this user, and singly for those that are not among them."""
-        told = ask_json("oarstat", "-u", "-J")
-        if told is None and ask_json("oarstat", "-J") is None:
+        output = ask_json("oarstat", "-u", "-J")
+        if output is None and ask_json("oarstat", "-J") is None:
             return {}
-        found = parse_jobs(told)
+        found = parse_jobs(output)
         for job in job_ids:
             if job not in found:
                 found.update(parse_jobs(ask_json("oarstat", "-f", "-J", "-j", job)))
@@ -64,9 +64,9 @@ class OAR(Scheduler):
 
     def nodes(self, options: Mapping[str, Any]) -> list[str]:
         """Return all nodes."""
-        told = ask_json("oarnodes", "-J")
+        output = ask_json("oarnodes", "-J")
         # Resources by number, or by node.
-        rows = told.values() if isinstance(told, dict) else told or []
+        rows = output.values() if isinstance(output, dict) else output or []
         return unique(
             [str(row.get("network_address", "")) for row in rows if isinstance(row, dict)]
         )
@@ -85,10 +85,10 @@ class OAR(Scheduler):
         return float(environ[name]) if name in environ else None
 
 
-def parse_jobs(told: Any) -> dict[str, JobState]:
+def parse_jobs(output: Any) -> dict[str, JobState]:
     """Read jobs by their number, as `oarstat -J` tells them."""
     states = {}
-    for job, record in told.items() if isinstance(told, dict) else ():
+    for job, record in output.items() if isinstance(output, dict) else ():
         word = str(record.get("state", ""))
         phase = _PHASES.get(word, "unknown")
         reason = str(record.get("message") or "")

@@ -90,9 +90,9 @@ class PBS(Scheduler):
 
     def jobs(self, job_ids: Sequence[str]) -> dict[str, JobState]:
         """Ask qstat, with the jobs that have ended where it keeps them."""
-        told = ask_json("qstat", "-x", "-f", "-F", "json", *job_ids, any_code=True)
-        if isinstance(told, dict) and "Jobs" in told:
-            found = parse_records(told["Jobs"])
+        output = ask_json("qstat", "-x", "-f", "-F", "json", *job_ids, any_code=True)
+        if isinstance(output, dict) and "Jobs" in output:
+            found = parse_records(output["Jobs"])
         else:  # Torque has no JSON, and PBS none if it knows no job
             text = ask("qstat", "-f", *job_ids, any_code=True)
             if text is None and ask("qstat") is None:
@@ -102,16 +102,16 @@ class PBS(Scheduler):
 
     def nodes(self, options: Mapping[str, Any]) -> list[str]:
         """Return all nodes."""
-        told = ask_json("pbsnodes", "-a", "-F", "json")
-        if isinstance(told, dict) and isinstance(told.get("nodes"), dict):
-            return unique([str(node.get("Mom", name)) for name, node in told["nodes"].items()])
+        output = ask_json("pbsnodes", "-a", "-F", "json")
+        if isinstance(output, dict) and isinstance(output.get("nodes"), dict):
+            return unique([str(node.get("Mom", name)) for name, node in output["nodes"].items()])
         # Names stand at the beginning of a line, what is known of them does not.
         return unique(re.findall(r"^(\S+)$", ask("pbsnodes", "-a") or "", re.M))
 
     def queues(self) -> list[str] | None:
         """Return the queues."""
-        told = ask("qstat", "-Q")
-        return None if told is None else parse_queues(told)
+        output = ask("qstat", "-Q")
+        return None if output is None else parse_queues(output)
 
     def directives(self, request: JobRequest) -> Iterator[Made]:
         """Ask for chunks, one on each node."""
@@ -166,8 +166,8 @@ def _describe_end(record: Mapping[str, Any], comment: str) -> str:
     words = _STATUSES.get(status, "")
     if status.isdecimal() and int(status) > 256:
         words = f"signal {int(status) - 256}"
-    told = f"exit status {status}" if status else ""
-    return ", ".join(part for part in (words, told, comment) if part)
+    output = f"exit status {status}" if status else ""
+    return ", ".join(part for part in (words, output, comment) if part)
 
 
 def parse_text(text: str) -> dict[str, dict[str, str]]:
@@ -282,9 +282,9 @@ def _spelling(asked: Sequence[Option]) -> str:
     """
     said = {o.name: o for o in asked if o.made is None or o.made.key}
     if len(said) > 1:
-        told = " and ".join(repr(o.text) for o in said.values())
+        both = " and ".join(repr(o.text) for o in said.values())
         raise ConfigError(
-            f"The options of a job have {told}, and PBS takes either select or nodes. Write all of "
+            f"The options of a job have {both}, and PBS takes either select or nodes. Write all of "
             "it once: resource_spec: 'select=1:ncpus=4:mem=32gb:ngpus=1'"
         )
     return next(iter(said), asked[0].name if asked else "")

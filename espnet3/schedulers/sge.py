@@ -82,8 +82,8 @@ class GridEngine(Scheduler):
 
     def jobs(self, job_ids: Sequence[str]) -> dict[str, JobState]:
         """Ask qstat for all jobs of this user, and qacct for one that is not among them."""
-        told = ask("qstat", "-xml", "-u", getpass.getuser())
-        words = None if told is None else parse_qstat(told)
+        output = ask("qstat", "-xml", "-u", getpass.getuser())
+        words = None if output is None else parse_qstat(output)
         if words is None:
             return {}
         waiting = [job for job in job_ids if "q" in words.get(job, "")]
@@ -107,8 +107,8 @@ class GridEngine(Scheduler):
 
     def queues(self) -> list[str] | None:
         """Return the queues."""
-        told = ask("qconf", "-sql")
-        return None if told is None else unique(told.split())
+        output = ask("qconf", "-sql")
+        return None if output is None else unique(output.split())
 
     def accepts(self, answer: Answer) -> bool:
         """Read its words: the exit code does not always tell."""

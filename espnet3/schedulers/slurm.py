@@ -149,13 +149,13 @@ class Slurm(Scheduler):
         """Ask squeue for all jobs, and sacct for those that are forgotten or were cancelled."""
         # The first one twice: of a single job that it has forgotten, squeue makes an error.
         wanted = ",".join([*job_ids, job_ids[0]])
-        told = ask(
+        output = ask(
             "squeue", "--noheader", "--states=all", f"--jobs={wanted}", f"--Format={_FIELDS}"
         )
-        if told is None:
+        if output is None:
             return {}
-        found = parse_squeue(told)
-        if told.strip() and not found:
+        found = parse_squeue(output)
+        if output.strip() and not found:
             return {}  # what it printed is no list of jobs
         states = {job: found.get(job, JobState("unknown", "")) for job in job_ids}
         unclear = [job for job, state in states.items() if state.word in ("", "CANCELLED")]
@@ -168,13 +168,13 @@ class Slurm(Scheduler):
 
     def find_tags(self, tags: Sequence[str]) -> dict[str, str] | None:
         """Ask squeue for the comments of this user's jobs, among which are the tags."""
-        told = ask(
+        output = ask(
             "squeue", "--noheader", "--states=all", f"--user={getpass.getuser()}",
             "--Format=JobID:40,Comment:200",
         )  # fmt: skip
-        if told is None:
+        if output is None:
             return None
-        rows = [(line[:40].strip(), line[40:].strip()) for line in told.splitlines()]
+        rows = [(line[:40].strip(), line[40:].strip()) for line in output.splitlines()]
         numbers = {comment: job for job, comment in rows if job.isdecimal()}
         return {tag: numbers[mark] for tag in tags if (mark := f"{_TAG}{tag}") in numbers}
 
@@ -182,23 +182,23 @@ class Slurm(Scheduler):
         """Return the addresses of a partition's nodes, as Slurm itself uses them."""
         queue = options.get("queue")
         chosen = [f"--partition={queue}"] if queue else []
-        told = ask("sinfo", "--noheader", "--Node", "--format=%o", *chosen)
-        return unique((told or "").split())
+        output = ask("sinfo", "--noheader", "--Node", "--format=%o", *chosen)
+        return unique((output or "").split())
 
     def queues(self) -> list[str] | None:
         """Return the partitions."""
-        told = ask("sinfo", "--noheader", "--format=%R")
-        return None if told is None else unique(told.split())
+        output = ask("sinfo", "--noheader", "--format=%R")
+        return None if output is None else unique(output.split())
 
     def node_gpus(self, queue: str | None) -> NodeGpus | None:
         """Read the generic resources of each node."""
         words = ["sinfo", "--noheader", "--Node", "--format", "%N|%G|%P"]
-        told = ask(*words, *(["--partition", queue] if queue else []))
-        if told is None:
+        output = ask(*words, *(["--partition", queue] if queue else []))
+        if output is None:
             return None
         by_node: dict[str, int] = {}
         spelled: dict[int, str] = {}
-        for line in told.splitlines():
+        for line in output.splitlines():
             node, gres, partition = [*line.split("|"), "", ""][:3]
             if queue is None and not partition.strip().endswith("*"):  # the mark of the default
                 continue
@@ -280,8 +280,8 @@ class Slurm(Scheduler):
             return float(end)
         if not (job := environ.get("SLURM_JOB_ID")):
             return None
-        told = (ask("squeue", "--noheader", f"--jobs={job}", "--format=%e") or "").strip()
-        return datetime.fromisoformat(told).timestamp() if told[:1].isdigit() else None
+        output = (ask("squeue", "--noheader", f"--jobs={job}", "--format=%e") or "").strip()
+        return datetime.fromisoformat(output).timestamp() if output[:1].isdigit() else None
 
     def memory(self, environ: Mapping[str, str]) -> int | None:
         """Read it where the job asked for it by node."""
@@ -307,8 +307,8 @@ def _state(word: str, reason: str, code: str, detail: str) -> JobState:
     phase = _phase(word)
     if phase != "ended":
         # squeue tells either the nodes or, in parentheses, why there are none: more than a reason.
-        told = detail.strip("()") if detail.startswith("(") else ""
-        return JobState(phase, word, told or _none(reason))
+        output = detail.strip("()") if detail.startswith("(") else ""
+        return JobState(phase, word, output or _none(reason))
     # squeue tells the status as wait() returns it, sacct as 3:0.
     status = int(code) if code.isdecimal() else 0
     return JobState(phase, word, describe_end(word, _none(reason), f"{status >> 8}:{status & 127}"))

@@ -93,8 +93,8 @@ def check_versions(config: "ParallelConfig", others: Sequence[str] = ()) -> list
     if found.get("dask") != found.get("distributed"):
         findings.append(_unequal(found))
     if not findings:
-        told = ", ".join(f"{name} {version}" for name, version in found.items())
-        findings.append(Finding("ok", "packages", told))
+        message = ", ".join(f"{name} {version}" for name, version in found.items())
+        findings.append(Finding("ok", "packages", message))
     return findings
 
 
@@ -127,9 +127,9 @@ def _import(config: "ParallelConfig") -> list[Finding]:
 
 def _not_installed(env: str, name: str) -> Finding:
     by_backend = name in _packages(env)
-    told = f"{name} is not installed" + (f", and parallel.env: {env} needs it" * by_backend)
+    message = f"{name} is not installed" + (f", and parallel.env: {env} needs it" * by_backend)
     what = BACKENDS[env].install if by_backend else name
-    return Finding("problem", "packages", told, f"{_INSTALL} {what}")
+    return Finding("problem", "packages", message, f"{_INSTALL} {what}")
 
 
 def _misfits(package: str, found: dict[str, str], level: str) -> Iterator[Finding]:
@@ -138,12 +138,12 @@ def _misfits(package: str, found: dict[str, str], level: str) -> Iterator[Findin
         version = found.get(_spelled(requirement.name))
         if version is None or requirement.specifier.contains(version, prereleases=True):
             continue
-        told = (
+        message = (
             f"{package} {installed(package)} asks for {requirement.name}{requirement.specifier}, "
             f"but {requirement.name} is {version}"
         )
         fix = f"{_INSTALL} '{requirement.name}{requirement.specifier}'"
-        yield Finding("problem" if level == "problem" else "warning", "packages", told, fix)
+        yield Finding("problem" if level == "problem" else "warning", "packages", message, fix)
 
 
 def _requirements(package: str) -> Iterator["Requirement"]:
@@ -235,11 +235,11 @@ def _workers(config: "ParallelConfig", *, is_told: bool) -> list[Finding]:
     if config.env != "local":
         return []
     n_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    told = f"n_workers: {config.n_workers} on {n_cores} core(s) of this machine"
+    message = f"n_workers: {config.n_workers} on {n_cores} core(s) of this machine"
     if n_cores and config.n_workers > n_cores:
         fix = f"Write: n_workers: {n_cores}"
-        return [Finding("warning", "workers", f"{told}: they will wait for each other", fix)]
-    return [Finding("ok", "workers", told)]
+        return [Finding("warning", "workers", f"{message}: they will wait for each other", fix)]
+    return [Finding("ok", "workers", message)]
 
 
 @never_raises("commands")
@@ -257,8 +257,8 @@ def check_commands(config: "ParallelConfig") -> list[Finding]:
     question = shlex.join(scheduler.ping)
     answer = call(scheduler.ping, timeout=_ANSWER_SECONDS)
     if answer.code == 0:
-        told = f"{', '.join(commands)} are here; {question.split()[0]} answered "
-        return [Finding("ok", "commands", f"{told}in {answer.seconds:.1f} s")]
+        message = f"{', '.join(commands)} are here; {question.split()[0]} answered "
+        return [Finding("ok", "commands", f"{message}in {answer.seconds:.1f} s")]
     return [
         Finding(
             "problem",
@@ -302,8 +302,10 @@ def check_queue(config: "ParallelConfig") -> list[Finding]:
         return [Finding("ok", "queue", f"{queue} exists; there are: {listed}")]
     close = suggest(wrong[0], known)
     best = close.split("'")[1] if close else "NAME"
-    told = f"parallel.options.queue is {queue!r}, which does not exist.{close} There are: {listed}"
-    return [Finding("problem", "queue", told, f"Write under options: queue: {best}")]
+    message = (
+        f"parallel.options.queue is {queue!r}, which does not exist.{close} There are: {listed}"
+    )
+    return [Finding("problem", "queue", message, f"Write under options: queue: {best}")]
 
 
 @never_raises("GPUs")
@@ -322,21 +324,21 @@ def check_node_gpus(config: "ParallelConfig") -> list[Finding]:
         has = f"the largest of its nodes has {gpus.spelled}" if gpus.most else "no node has any"
         fix = f'Write under options: job_extra_directives: ["{gpus.directive}"]'
         other = f"Write under options: queue: NAME, one whose nodes have GPUs ({gpus.command})"
-        told = f"a job asks for {wanted} GPU(s) of one node of {where}, but {has}"
-        return [Finding("problem", "GPUs", told, fix if gpus.most else other)]
+        message = f"a job asks for {wanted} GPU(s) of one node of {where}, but {has}"
+        return [Finding("problem", "GPUs", message, fix if gpus.most else other)]
     at_once = sum(count // wanted for count in gpus.by_node.values())
-    told = f"{wanted} for each job; {where} has {gpus.total} on {len(gpus.by_node)} node(s)"
+    message = f"{wanted} for each job; {where} has {gpus.total} on {len(gpus.by_node)} node(s)"
     if config.n_workers > at_once:
         return [
             Finding(
                 "warning",
                 "GPUs",
-                f"{told}: at most {at_once} of the {config.n_workers} jobs can run at once, the "
+                f"{message}: at most {at_once} of the {config.n_workers} jobs can run at once, the "
                 "others wait",
                 f"Write: n_workers: {at_once}",
             )
         ]
-    return [Finding("ok", "GPUs", told)]
+    return [Finding("ok", "GPUs", message)]
 
 
 @never_raises("scheduler")
@@ -349,10 +351,10 @@ def try_script(config: "ParallelConfig", script: str | None) -> list[Finding]:
     command, said = " ".join(scheduler.trial), _essence(answer.said, scheduler.submit[0])
     if scheduler.accepts(answer):
         return [Finding("ok", "scheduler", f"{command}: {said}")]
-    told = f"{command} refuses the job script: {said}"
+    message = f"{command} refuses the job script: {said}"
     heard = answer.said.lower()
     known = (advice for words, advice in scheduler.refusals.items() if words in heard)
-    return [Finding("problem", "scheduler", told, next(known, "Change parallel.options."))]
+    return [Finding("problem", "scheduler", message, next(known, "Change parallel.options."))]
 
 
 def _essence(said: str, program: str) -> str:
@@ -367,28 +369,28 @@ def check_network(config: "ParallelConfig") -> list[Finding]:
         return []
     chosen: dict[str, Any] = config.options.get("scheduler_options") or {}
     if chosen.get("host"):
-        told = f"workers connect to {chosen['host']}, as scheduler_options.host says"
-        return [Finding("ok", _NETWORK, told)]
+        message = f"workers connect to {chosen['host']}, as scheduler_options.host says"
+        return [Finding("ok", _NETWORK, message)]
     interface = chosen.get("interface") or config.options.get("interface")
     if interface:
         return [_by_interface(str(interface))]
     reach = find_reach(known_scheduler(config.env).nodes(config.options))
-    told = f"workers connect to {reach.host} ({reach.why})"
+    message = f"workers connect to {reach.host} ({reach.why})"
     if reach.is_known:
-        return [Finding("ok", _NETWORK, told)]
+        return [Finding("ok", _NETWORK, message)]
     known = describe_interfaces()
     fix = f"Write under options: interface: NAME, one of {known}, if workers do not connect"
-    return [Finding("warning", _NETWORK, f"{told}, which is a guess", fix)]
+    return [Finding("warning", _NETWORK, f"{message}, which is a guess", fix)]
 
 
 def _by_interface(name: str) -> Finding:
     address = interfaces().get(name)
     if address is None:
-        told = (
+        message = (
             f"parallel.options.interface is {name!r}, but this machine has {describe_interfaces()}"
         )
         fix = f"Write under options: interface: {next(iter(interfaces()), 'NAME')}"
-        return Finding("problem", _NETWORK, told, fix)
+        return Finding("problem", _NETWORK, message, fix)
     return Finding("ok", _NETWORK, f"workers connect to {address}, of the interface {name}")
 
 

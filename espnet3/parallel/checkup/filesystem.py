@@ -119,8 +119,8 @@ def _check(key: str, path: Path) -> list[Finding]:
 
 def _check_folder(key: str, path: Path) -> list[Finding]:
     if os.path.lexists(path) and not path.is_dir():
-        told = f"{path} is no folder"
-        return [Finding("problem", key, told, f"Remove it, or set {key} to another place")]
+        message = f"{path} is no folder"
+        return [Finding("problem", key, message, f"Remove it, or set {key} to another place")]
     place = nearest_folder(path)
     trial = place / scratch_name()
     try:
@@ -140,11 +140,11 @@ def _check_folder(key: str, path: Path) -> list[Finding]:
     if troubles:
         return troubles
     made = "" if path.is_dir() else " (will be made)"
-    told = (
+    message = (
         f"{path}{made}: {find_mount(place).kind}, {free / 1e9:.0f} GB free, fsync in "
         f"{seconds * 1000:.0f} ms; rename, links and clock are right"
     )
-    return [Finding("ok", key, told)]
+    return [Finding("ok", key, message)]
 
 
 def _unwritable(key: str, path: Path, place: Path, error: OSError) -> Finding:
@@ -170,11 +170,11 @@ def _rename(key: str, trial: Path) -> list[Finding]:
         refused = error.errno in _OCCUPIED
     if refused and (target / "done").read_text() == "first":
         return []
-    told = (
+    message = (
         f"{trial.parent}: renaming a folder over one that is taken is not refused; a shard that "
         "ran twice could replace finished results"
     )
-    return [Finding("problem", key, told, f"Set {key} to a folder on another file system")]
+    return [Finding("problem", key, message, f"Set {key} to a folder on another file system")]
 
 
 def _links(key: str, trial: Path) -> list[Finding]:
@@ -182,15 +182,15 @@ def _links(key: str, trial: Path) -> list[Finding]:
     try:
         os.link(trial / "file", trial / "linked")
     except OSError as error:
-        told = (
+        message = (
             f"{trial.parent} has no hard links ({error.strerror}); runs work without them, but a "
             "process that is killed at a bad moment may leave an empty file"
         )
-        return [Finding("warning", key, told)]
+        return [Finding("warning", key, message)]
     with suppress(FileExistsError):
         os.link(trial / "file", trial / "linked")
-        told = f"{trial.parent}: two processes can create the same name; both would be the first"
-        return [Finding("problem", key, told, f"Set {key} to a folder on another file system")]
+        message = f"{trial.parent}: two processes can create the same name; both would be the first"
+        return [Finding("problem", key, message, f"Set {key} to a folder on another file system")]
     return []
 
 
@@ -199,8 +199,8 @@ def _clock(key: str, trial: Path) -> list[Finding]:
     skew = clock_skew(trial)
     if abs(skew) <= MAX_SKEW:
         return []
-    told = f"{trial.parent}: its clock is {-skew:+.0f} s away from that of this machine"
-    return [Finding("warning", key, told, "Let both follow one time server: timedatectl status")]
+    message = f"{trial.parent}: its clock is {-skew:+.0f} s away from that of this machine"
+    return [Finding("warning", key, message, "Let both follow one time server: timedatectl status")]
 
 
 def _sync_seconds(trial: Path) -> float:
@@ -211,8 +211,8 @@ def _sync_seconds(trial: Path) -> float:
 
 
 def _little_space(key: str, place: Path, free: float) -> Finding:
-    told = f"{place} has {free / 1e9:.2f} GB left"
-    return Finding("warning", key, told, f"Make room, or set {key} to another place")
+    message = f"{place} has {free / 1e9:.2f} GB left"
+    return Finding("warning", key, message, f"Make room, or set {key} to another place")
 
 
 @never_raises("shared folders")
@@ -237,6 +237,6 @@ def check_shared(
         return []
     keys = ", ".join(local)
     places = ", ".join(f"{folders[key]} ({mount.kind})" for key, mount in local.items())
-    told = f"{keys}: {places} may be of this machine alone, and workers elsewhere must see it"
+    message = f"{keys}: {places} may be of this machine alone, and workers elsewhere must see it"
     fix = f"Set {keys} to folders that all nodes share; to see whether they do: --submit"
-    return [Finding("warning", "shared folders", told, fix)]
+    return [Finding("warning", "shared folders", message, fix)]

@@ -79,7 +79,7 @@ class Visit:
 
 
 def submit_probe(trial: Trial) -> tuple[list[Finding], set[str]]:
-    """Start one worker, let it look around, and end it.
+    """Start one worker, let it report on its surroundings, and end it.
 
     Returns:
         What was found, and the settings whose folders have been judged by it.
@@ -94,9 +94,9 @@ def submit_probe(trial: Trial) -> tuple[list[Finding], set[str]]:
     finally:
         remove_traces(places, token)
     report, seconds = visit.report, time.monotonic() - begin
-    told = f"ran on {report.host} and reached {visit.address}; all in all {seconds:.0f} s"
+    text = f"ran on {report.host} and reached {visit.address}; all in all {seconds:.0f} s"
     judged = judge(report, visit.delays, visit.skew, trial.config)
-    return [Finding("ok", "job", told), *judged], set(report.written)
+    return [Finding("ok", "job", text), *judged], set(report.written)
 
 
 def _request(trial: Trial, places: Mapping[str, str], token: str) -> Request:
@@ -171,22 +171,22 @@ def _read(values: Mapping[str, Any]) -> Report:
 def _wait_for_worker(client: Any, trial: Trial, deadline: float) -> str:
     """Wait for the worker; tell why it does not come whenever that changes."""
     monitor = getattr(client.cluster, "monitor", None)
-    told, next_note = "", time.monotonic() + NOTE_SECONDS
+    text, next_note = "", time.monotonic() + NOTE_SECONDS
     while True:
         workers = list(client.nthreads())
         if workers:
             return str(workers[0])
         if monitor is not None:
             monitor.look(1)
-            told = monitor.waiting() or told
+            text = monitor.waiting() or text
         if time.monotonic() > deadline:
             raise TooLate(
                 f"no worker came within {trial.timeout:.0f} s, and the job was cancelled: "
-                f"{told or 'no reason is known.'}",
+                f"{text or 'no reason is known.'}",
                 fix="Run it again with more patience: --timeout 3600",
             )
-        if told and time.monotonic() > next_note:
-            trial.tell(told)
+        if text and time.monotonic() > next_note:
+            trial.tell(text)
             next_note = time.monotonic() + NOTE_SECONDS
         time.sleep(LOOK_SECONDS)
 
@@ -246,9 +246,9 @@ def judge(
 
 def _python(report: Report, here: Report) -> list[Finding]:
     if _release(report.python) != _release(here.python):
-        told = f"the job has Python {report.python}, and here it is {here.python}"
+        text = f"the job has Python {report.python}, and here it is {here.python}"
         fix = f"Write under options: python: {here.executable}, a path that all nodes have"
-        return [Finding("problem", "job: Python", told, fix)]
+        return [Finding("problem", "job: Python", text, fix)]
     other = {
         name: (report.packages.get(name), version)
         for name, version in here.packages.items()
@@ -262,11 +262,11 @@ def _python(report: Report, here: Report) -> list[Finding]:
         fix = f"Write under options: python: {here.executable}, a path that all nodes have"
         return [Finding(level, "job: packages", f"{listed}; by {report.executable}", fix)]
     if report.espnet3_dir != here.espnet3_dir:
-        told = f"espnet3 is imported from {report.espnet3_dir}, but here from {here.espnet3_dir}"
+        text = f"espnet3 is imported from {report.espnet3_dir}, but here from {here.espnet3_dir}"
         fix = f"Write under options: python: {here.executable}"
-        return [Finding("warning", "job: packages", told, fix)]
-    told = f"Python {report.python} and {len(here.packages)} packages as here"
-    return [Finding("ok", "job: Python", told)]
+        return [Finding("warning", "job: packages", text, fix)]
+    text = f"Python {report.python} and {len(here.packages)} packages as here"
+    return [Finding("ok", "job: Python", text)]
 
 
 def _release(version: str) -> list[str]:
@@ -299,8 +299,8 @@ def _gpus(report: Report, config: "ParallelConfig") -> list[Finding]:
             "Write under options, with the number of GPUs of a node: "
             "job_script_prologue: ['export ESPNET3_NODE_GPUS=4']"
         )
-        told = "CUDA_VISIBLE_DEVICES is not set in the job: nothing says which GPU is its own"
-        return [Finding("problem" if not report.gpus else "warning", "job: GPU", told, fix)]
+        text = "CUDA_VISIBLE_DEVICES is not set in the job: nothing says which GPU is its own"
+        return [Finding("problem" if not report.gpus else "warning", "job: GPU", text, fix)]
     if report.gpus:
         return [Finding("ok", "job: GPU", f"{what}: {', '.join(report.gpus)}")]
     fix = "In the environment of the nodes, install a torch for your GPUs: https://pytorch.org"
@@ -311,18 +311,18 @@ def _gpus(report: Report, config: "ParallelConfig") -> list[Finding]:
 def _machine(report: Report) -> list[Finding]:
     threads = report.variables.get("OMP_NUM_THREADS")
     memory = "" if report.memory is None else f", {report.memory / 1e9:.0f} GB of memory"
-    told = (
+    text = (
         f"{report.n_cpus} CPU(s){memory}, OMP_NUM_THREADS={threads or 'not set'}, "
         f"{report.scratch_free / 1e9:.0f} GB free in {report.scratch}"
     )
-    return [Finding("ok", "job: machine", told)]
+    return [Finding("ok", "job: machine", text)]
 
 
 def _clock(report: Report, skew: float) -> list[Finding]:
     if abs(skew) < MAX_SKEW:
         return []
-    told = f"the clock of {report.host} is {skew:+.0f} s away from that of this machine"
-    return [Finding("warning", "job: clock", told, "Let both follow one time server")]
+    text = f"the clock of {report.host} is {skew:+.0f} s away from that of this machine"
+    return [Finding("warning", "job: clock", text, "Let both follow one time server")]
 
 
 def _folder(report: Report, key: str, delay: float | None) -> list[Finding]:
@@ -332,13 +332,13 @@ def _folder(report: Report, key: str, delay: float | None) -> list[Finding]:
     if written.error:
         return [Finding("problem", what, f"{report.host} cannot write: {written.error}", shared)]
     if delay is None:
-        told = f"{report.host} wrote there, but this machine does not see it"
-        return [Finding("problem", what, told, shared)]
+        text = f"{report.host} wrote there, but this machine does not see it"
+        return [Finding("problem", what, text, shared)]
     if not written.saw_ours:
-        told = f"{report.host} does not see a file that this machine wrote"
-        return [Finding("problem", what, told, shared)]
+        text = f"{report.host} does not see a file that this machine wrote"
+        return [Finding("problem", what, text, shared)]
     free = f"{written.free / 1e9:.0f} GB free"
-    told = f"written on {report.host}, seen here after {delay:.1f} s, {free}"
+    text = f"written on {report.host}, seen here after {delay:.1f} s, {free}"
     if written.free < MIN_FREE or delay > _SLOW_SECONDS:
-        return [Finding("warning", what, told, f"Make room, or set {key} to a faster place")]
-    return [Finding("ok", what, told)]
+        return [Finding("warning", what, text, f"Make room, or set {key} to a faster place")]
+    return [Finding("ok", what, text)]

@@ -158,8 +158,8 @@ def _describe_pending(
     jobs: list[MonitoredJob], n_jobs: int, now: float, scheduler: Scheduler | None
 ) -> str:
     reasons = Counter(job.state.reason or job.state.word for job in jobs)
-    told = ", ".join(f"{reason} ({n})" for reason, n in reasons.most_common(3))
-    line = f"{len(jobs)} of {n_jobs} jobs are pending for {_longest(jobs, now)}: {told}."
+    text = ", ".join(f"{reason} ({n})" for reason, n in reasons.most_common(3))
+    line = f"{len(jobs)} of {n_jobs} jobs are pending for {_longest(jobs, now)}: {text}."
     if scheduler is None:
         return line
     advice = scheduler.advice(reasons.most_common(1)[0][0])
@@ -532,16 +532,16 @@ class JobMonitor:
         )
 
     def _stop_replacing(self) -> None:
-        told = f"{self._n_lost} jobs were lost, more than parallel.max_lost_jobs allows to replace"
+        text = f"{self._n_lost} jobs were lost, more than parallel.max_lost_jobs allows to replace"
         if not self._jobs:
             raise WorkerError(
-                f"{told} ({self._limits.max_lost}), and none is left. Finished shards are kept; "
+                f"{text} ({self._limits.max_lost}), and none is left. Finished shards are kept; "
                 "the messages above tell how they were lost. Run the same command again, or raise "
                 "parallel.max_lost_jobs."
             )
         if not self._has_stopped_replacing:
             self._has_stopped_replacing = True
-            logger.warning("%s; the run continues with the other %d", told, len(self._jobs))
+            logger.warning("%s; the run continues with the other %d", text, len(self._jobs))
 
     def _poll(self, now: float) -> None:
         job_ids = [job.job_id for job in self._jobs.values() if job.job_id]

@@ -129,8 +129,8 @@ def _check_dask_config(env: str) -> None:
     found = dask.config.get(f"jobqueue.{env}", None) or {}
     allowed = [name.replace("_", "-") for name in SHELL_LINES]
     for key, text in find_control_characters(found, allowed=[*allowed, *SHELL_LINES]):
-        told = describe_control_characters(f"jobqueue.{env}.{key}", text)
-        raise ConfigError(f"In Dask's own configuration (such as ~/.config/dask), {told}.")
+        wrong = describe_control_characters(f"jobqueue.{env}.{key}", text)
+        raise ConfigError(f"In Dask's own configuration (such as ~/.config/dask), {wrong}.")
 
 
 def _check_log_directory(given: "_Given") -> None:

@@ -198,21 +198,21 @@ def _new_name() -> str:
 def _describe(error: Exception, config: "ParallelConfig") -> str:
     """Say what stands in the way, in the order in which it usually does."""
     reasons = _reasons(error)
-    told = " ".join(reasons)
+    message = " ".join(reasons)
     namespace = config.options.get("namespace")
     place = f" -n {namespace}" if namespace else ""
     answers = [getattr(each, "response", None) for each in _chain(error)]
     codes = {getattr(answer, "status_code", None) for answer in answers}
-    if codes & {401, 403} or "forbidden" in told.lower() or "unauthorized" in told.lower():
+    if codes & {401, 403} or "forbidden" in message.lower() or "unauthorized" in message.lower():
         advice = (
             "You may not do that there. See what you may: kubectl auth can-i create "
             f"daskclusters.kubernetes.dask.org{place}"
         )
-    elif 404 in codes or "Custom Resource Definitions" in told:
+    elif 404 in codes or "Custom Resource Definitions" in message:
         advice = (
             f"The Dask operator is not installed in that cluster; who may, does it by: {_INSTALL}"
         )
-    elif "Operator running" in told:
+    elif "Operator running" in message:
         advice = "The operator is installed but does nothing. See: kubectl get pods -A | grep dask"
     else:
         advice = (

@@ -65,7 +65,7 @@ def check(config: "ParallelConfig") -> None:
     """Look at the options, of which runners use one.
 
     Raises:
-        ConfigError: if one is nobody's.
+        ConfigError: if one is unknown.
     """
     check_options(config)
     tell_of_unused(config)
@@ -106,9 +106,9 @@ def _names_of_dask() -> set[str]:
 
 
 def _no_option(name: str, config: "ParallelConfig", known: set[str]) -> str:
-    told = f"parallel.options.{name} is no option of env: {config.env}."
     return (
-        f"{told}{suggest(name, known)} Runners use {THREADS}; get_client, what LocalCluster takes."
+        f"parallel.options.{name} is no option of env: {config.env}.{suggest(name, known)} Runners "
+        f"use {THREADS}; get_client, what LocalCluster takes."
     )
 
 

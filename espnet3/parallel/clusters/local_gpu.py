@@ -47,7 +47,7 @@ def check(config: "ParallelConfig") -> None:
     """Look at the options, and compare the workers with the visible GPUs.
 
     Raises:
-        ConfigError: if an option is nobody's, or needs dask-cuda, which is not there.
+        ConfigError: if an option is unknown, or needs dask-cuda, which is not there.
         ResourceError: if there are fewer GPUs.
     """
     local.check_options(config, _OPTIONS)
@@ -65,7 +65,7 @@ def worker_variables(config: "ParallelConfig") -> list[dict[str, str]]:
     """Return what to add to the environment of each worker process.
 
     Raises:
-        ConfigError: if an option is nobody's.
+        ConfigError: if an option is unknown.
         ResourceError: if there are fewer visible GPUs than workers.
     """
     check(config)

@@ -67,13 +67,13 @@ def cancel_runs(
     results = [_mark(run_dir, reason) for run_dir in run_dirs]
     active = [result for result in results if not result.was_complete]
     deadline = time.monotonic() + patience
-    told: dict[str, JobRecord] = {}
+    notified: dict[str, JobRecord] = {}
     refused: dict[Path, dict[str, str]] = {result.run_dir: {} for result in active}
     while True:
         # Each time: a worker may have submitted a successor before it saw the mark.
         crews = {result.run_dir: read_crew(result.run_dir) for result in active}
         for result in active:
-            _cancel_jobs(result, crews[result.run_dir], told, run_dirs, refused[result.run_dir])
+            _cancel_jobs(result, crews[result.run_dir], notified, run_dirs, refused[result.run_dir])
         for result in active:
             crew = crews[result.run_dir]
             result.left = _left(crew, result)
@@ -123,7 +123,7 @@ def _mark(run_dir: Path, reason: str) -> Cancelled:
 def _cancel_jobs(
     result: Cancelled,
     crew: Crew,
-    told: dict[str, JobRecord],
+    notified: dict[str, JobRecord],
     run_dirs: Sequence[Path],
     refused: dict[str, str],
 ) -> None:
@@ -133,9 +133,9 @@ def _cancel_jobs(
     shared = [job for job in jobs if _serves_others(result.run_dir, job, run_dirs)]
     # Not only those of this look: a worker that has left this run is at the next one.
     result.shared = list(dict.fromkeys([*result.shared, *(job.record.job_id for job in shared)]))
-    new = [job.record for job in jobs if job not in shared and job.record.key not in told]
+    new = [job.record for job in jobs if job not in shared and job.record.key not in notified]
     if new:
-        told.update({record.key: record for record in new})
+        notified.update({record.key: record for record in new})
         n_processes = sum(bool(record.machine) for record in new)
         result.n_processes += n_processes
         n_submitting = sum(record.is_submitting for record in new)

@@ -86,10 +86,10 @@ class Description:
         return as_parallel_config(self.parallel)
 
     def fault_policy(self) -> FaultPolicy:
-        """Return what the run puts up with.
+        """Return the fault policy of the run.
 
         Raises:
-            DamagedFileError: if that is not told.
+            DamagedFileError: if it is not in the description.
         """
         return parse_value(self.policy, FaultPolicy, "run.json: policy")
 
@@ -247,7 +247,7 @@ def _output_dir(root: Path, manifest: Manifest, description: Description, runner
 
 
 def check_code(description: Description, root: Path) -> None:
-    """Refuse to go on in `root` with code that is not what was submitted.
+    """Refuse to continue in `root` with code that is not what was submitted.
 
     Raises:
         StaleRunError: naming the file that changed, and the ways on.
@@ -471,7 +471,7 @@ def check_owner(path: Path, found: os.stat_result, trust: str | None) -> None:
 
 
 def user_name(uid: int) -> str:
-    """Return who a number stands for; the number itself if nobody here knows."""
+    """Return the name of a user by number; the number itself if it has no name here."""
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:

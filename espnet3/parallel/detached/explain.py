@@ -96,7 +96,7 @@ _NO_SCHEDULER = Scheduler()
 
 
 def explain_run(run_dir: Path) -> list[Finding]:
-    """Look at all that may keep a run from getting on.
+    """Look at all that may keep a run from making progress.
 
     Raises:
         RunFolderError: if there is no run in the folder.
@@ -169,11 +169,11 @@ class _Explainer:
                 "warning", "run", f"no worker is active; whether jobs wait: see below; {done}"
             )
         elif state == "not merged":
-            told = "all shards are done, but no worker is left to merge them"
-            yield Finding("problem", "run", told, f"espnet3 merge {self._quoted}")
+            message = "all shards are done, but no worker is left to merge them"
+            yield Finding("problem", "run", message, f"espnet3 merge {self._quoted}")
         elif state == "stopped":
-            told = f"no worker is active, and no job waits; {done}"
-            yield Finding("problem", "run", told, self._resume())
+            message = f"no worker is active, and no job waits; {done}"
+            yield Finding("problem", "run", message, self._resume())
         if status.stop is not None and state != "complete":
             yield self._stop()
 
@@ -187,8 +187,8 @@ class _Explainer:
         """Tell what drivers say of workers that do not come."""
         for driver in self._seen.crew.living:
             if driver.record.waiting:
-                told = f"the driver {driver.name} waits for workers: {driver.record.waiting}"
-                yield Finding("warning", "workers", told)
+                message = f"the driver {driver.name} waits for workers: {driver.record.waiting}"
+                yield Finding("warning", "workers", message)
 
     def _speed(self) -> str:
         status = self._seen.status
@@ -211,22 +211,24 @@ class _Explainer:
         ago = duration(max(self._now - stop.time, 0.0))
         if stop.kind == "cancelled":
             reason = "" if stop.reason.startswith("cancelled by") else f": {stop.reason}"
-            told = f"it was cancelled by {stop.by or 'somebody'} {ago} ago{reason}"
-            return Finding("problem", "stop", told, self._resume())
-        told = f"it was stopped by an error {ago} ago ({stop.by or 'a worker'}):\n{stop.reason}"
-        if "espnet3 resume" in stop.reason:  # it says itself how to go on
-            return Finding("problem", "stop", told)
+            message = f"it was cancelled by {stop.by or 'somebody'} {ago} ago{reason}"
+            return Finding("problem", "stop", message, self._resume())
+        message = f"it was stopped by an error {ago} ago ({stop.by or 'a worker'}):\n{stop.reason}"
+        if "espnet3 resume" in stop.reason:  # it says itself how to continue
+            return Finding("problem", "stop", message)
         fix = (
             f"If it is about data or a machine, fix that, then: {self._resume()} ; if it is about "
             "your code, fix it and run the command that began the run again"
         )
-        return Finding("problem", "stop", told, fix)
+        return Finding("problem", "stop", message, fix)
 
     def _disk(self) -> Iterator[Finding]:
         free = shutil.disk_usage(self._run_dir).free
         if free < _LITTLE_BYTES:
-            told = f"only {free >> 20} MB are free where {self._run_dir} is"
-            yield Finding("problem", "disk", told, "Make room: workers cannot publish their shards")
+            message = f"only {free >> 20} MB are free where {self._run_dir} is"
+            yield Finding(
+                "problem", "disk", message, "Make room: workers cannot publish their shards"
+            )
 
     def _failures(self) -> Iterator[Finding]:
         failures = read_failures(self._run_dir)
@@ -240,8 +242,8 @@ class _Explainer:
         if self._seen.status.is_detached:
             fix += f" ; to try them again: espnet3 retry {self._quoted} --failed"
         mostly = ", mostly with" if len(errors) > 1 else ""
-        told = f"{count(len(failures), 'item')} failed{mostly}: {error}{times}"
-        yield Finding("problem" if stopped else "warning", "items", told, fix)
+        message = f"{count(len(failures), 'item')} failed{mostly}: {error}{times}"
+        yield Finding("problem" if stopped else "warning", "items", message, fix)
 
     def _damaged(self) -> Iterator[Finding]:
         """Tell of records that do not hold what they should: all others leave them out."""
@@ -259,10 +261,10 @@ class _Explainer:
         ]
         if late:
             ids = ", ".join(job.record.job_id for job in late[:_MOST])
-            told = f"{len(late)} jobs run, but their workers have not signed in (job {ids})"
-            told += end_of_log(log_of(late[-1], self._run_dir), 8)
+            message = f"{len(late)} jobs run, but their workers have not signed in (job {ids})"
+            message += end_of_log(log_of(late[-1], self._run_dir), 8)
             fix = "If this lasts, the nodes cannot start the Python of the run, or do not see this "
-            yield Finding("warning", "jobs", told, f"{fix}folder")
+            yield Finding("warning", "jobs", message, f"{fix}folder")
 
     def _silent_schedulers(self) -> Iterator[Finding]:
         unknown = [job for job in self._seen.crew.jobs if _is_unknown(job)]
@@ -270,23 +272,27 @@ class _Explainer:
             n_jobs = len(list(jobs))
             scheduler = scheduler_of(env)
             if scheduler is None:
-                told = f"{n_jobs} processes were started on another machine; what became of them "
+                message = (
+                    f"{n_jobs} processes were started on another machine; what became of them "
+                )
                 fix = "espnet3 status lists the active workers"
-                yield Finding("warning", "jobs", f"{told}cannot be seen from here", fix)
+                yield Finding("warning", "jobs", f"{message}cannot be seen from here", fix)
                 continue
             command = scheduler.status_command
             if shutil.which(command.split()[0]) is None:
-                told = f"{command.split()[0]} is not here, so what became of {n_jobs} jobs of {env}"
+                message = (
+                    f"{command.split()[0]} is not here, so what became of {n_jobs} jobs of {env}"
+                )
                 fix = f"Run this where you submitted them, or there: {command}"
-                yield Finding("warning", "jobs", f"{told} cannot be told", fix)
+                yield Finding("warning", "jobs", f"{message} cannot be told", fix)
 
     def _silent_workers(self) -> Iterator[Finding]:
         for worker in self._seen.crew.living:
             if worker.is_silent:
                 silent = duration(worker.silent_seconds)
-                told = f"worker {worker.name} on {worker.record.host} is silent for {silent}"
+                message = f"worker {worker.name} on {worker.record.host} is silent for {silent}"
                 fix = "After a minute it counts as dead, and another one takes its shard"
-                yield Finding("warning", "workers", told, fix)
+                yield Finding("warning", "workers", message, fix)
 
     def _avoided(self) -> Iterator[Finding]:
         for node, why in self._seen.avoided.items():
@@ -297,12 +303,12 @@ class _Explainer:
         """Tell of workers that left because their node could not reach the run folder."""
         left = {w.record.host: w for w in self._seen.crew.workers if _could_not_reach(w)}
         for host, worker in left.items():
-            told = f"worker {worker.name} left {host}: {worker.record.reason}"
+            message = f"worker {worker.name} left {host}: {worker.record.reason}"
             if self._seen.state == "complete":
-                yield Finding("ok", "node", told)
+                yield Finding("ok", "node", message)
                 continue
             fix = f"Others continue. Tell your administrators; if none is left: {self._resume()}"
-            yield Finding("problem" if self._seen.is_over else "warning", "node", told, fix)
+            yield Finding("problem" if self._seen.is_over else "warning", "node", message, fix)
 
     def _no_successor(self) -> Iterator[Finding]:
         for worker in reversed(self._seen.crew.workers[-_MOST:]):
@@ -310,9 +316,9 @@ class _Explainer:
             at = text.rfind(_NO_SUCCESSOR)
             if at >= 0:
                 reason = text[at + len(_NO_SUCCESSOR) :].splitlines()[0].strip()
-                told = f"worker {worker.name} could not submit its successor: {reason}"
+                message = f"worker {worker.name} could not submit its successor: {reason}"
                 fix = f"When the jobs that run have ended: {self._resume()}"
-                yield Finding("warning", "chain", told, fix)
+                yield Finding("warning", "chain", message, fix)
                 return
 
     def _lost_workers(self) -> Iterator[Finding]:
@@ -330,12 +336,12 @@ class _Explainer:
         last = lost[-1]
         names = ", ".join(f"{worker.name} on {worker.record.host}" for worker in lost[-_MOST:])
         is_one = len(lost) == 1
-        told = f"{len(lost)} worker{'' if is_one else 's'} went without a word: {names}"
+        message = f"{len(lost)} worker{'' if is_one else 's'} went without a word: {names}"
         log = self._run_dir / last.record.log if last.record.log else None
         fix = "Killed, or their machine is gone: others take over their shards"
         is_open = self._seen.is_over and self._seen.state != "complete"
         return Finding(
-            "problem" if is_open else "warning", "workers", told + end_of_log(log, 8), fix
+            "problem" if is_open else "warning", "workers", message + end_of_log(log, 8), fix
         )
 
 
@@ -366,14 +372,14 @@ def _explain_deaths(run_dir: Path, committed: Collection[int], quoted: str) -> I
     for shard, notes in worst[:_MOST]:
         yield _shard_deaths(shard, notes, quoted)
     if len(worst) > _MOST:
-        told = f"attempts at {len(worst) - _MOST} more shards came to nothing"
-        yield Finding("warning", "deaths", told, f"espnet3 logs {quoted} --failed")
+        message = f"attempts at {len(worst) - _MOST} more shards came to nothing"
+        yield Finding("warning", "deaths", message, f"espnet3 logs {quoted} --failed")
     n_done = len(by_shard) - len(open_shards)
     if n_done:
-        told = (
+        message = (
             f"attempts at {count(n_done, 'shard')} came to nothing, but others have done them since"
         )
-        yield Finding("ok", "deaths", told)
+        yield Finding("ok", "deaths", message)
 
 
 def _shard_deaths(shard: int, notes: list[DeathNote], quoted: str) -> Finding:
@@ -381,13 +387,13 @@ def _shard_deaths(shard: int, notes: list[DeathNote], quoted: str) -> Finding:
     times = "once" if len(notes) == 1 else f"{len(notes)} times"
     if last.kind == "walltime":
         spent = duration(last.seconds)
-        told = f"shard {shard} was cut off by the walltime {times}, after {spent}"
+        message = f"shard {shard} was cut off by the walltime {times}, after {spent}"
         fix = f"If it does not fit at all: espnet3 resume {quoted} options.walltime='...'"
-        return Finding("warning", "walltime", told, fix)
+        return Finding("warning", "walltime", message, fix)
     what = "its machine was at fault" if last.kind == "machine" else "its worker died"
     where = "" if last.start is None else f" at {_items(last.start, last.stop)}"
-    told = f"shard {shard} came to nothing {times}: {what}{where} on {last.host}: {last.reason}"
-    return Finding("warning", "deaths", told, f"espnet3 logs {quoted} --shard {shard}")
+    message = f"shard {shard} came to nothing {times}: {what}{where} on {last.host}: {last.reason}"
+    return Finding("warning", "deaths", message, f"espnet3 logs {quoted} --shard {shard}")
 
 
 def _items(start: int, stop: int | None) -> str:
@@ -406,7 +412,7 @@ def _explain_slow(
     for shard in sorted(running, key=lambda shard: -shard.seconds)[:_MOST]:
         if shard.seconds < max(_LONG_SECONDS, _LONG_TIMES * usual):
             continue
-        told = (
+        message = (
             f"shard {shard.shard} runs for {duration(shard.seconds)} on {shard.owner}, others took "
             f"{duration(usual)}; it is at item {shard.n_done:,} of {shard.n_items:,}"
         )
@@ -414,7 +420,7 @@ def _explain_slow(
             f"espnet3 logs {quoted} --shard {shard.shard} ; if an item hangs, set "
             "parallel.item_timeout"
         )
-        yield Finding("warning", "shard", told, fix)
+        yield Finding("warning", "shard", message, fix)
 
 
 def explain_ends(
@@ -453,8 +459,8 @@ def _kind(job: Job) -> _End:
         )
     kind = _scheduler_of(job).kind_of_end(job.state)
     ended = next((end for end in _ENDS if end.kind == kind), None)
-    told = f"{job.state.word} {job.state.reason}"
-    return ended or _End(told, "ended without a word of their worker", "See the log")
+    message = f"{job.state.word} {job.state.reason}"
+    return ended or _End(message, "ended without a word of their worker", "See the log")
 
 
 def _describe(jobs: list[Job], run_dir: Path, quoted: str) -> tuple[str, str]:
@@ -464,14 +470,14 @@ def _describe(jobs: list[Job], run_dir: Path, quoted: str) -> tuple[str, str]:
     what = "process" if last.record.machine else "job"
     state = ", ".join(part for part in (last.state.word, last.state.reason) if part)
     said = f" ({state})" if state and not last.record.machine else ""
-    told = f"{count(len(jobs), what)} {kind.words}{said}: {ids}"
+    message = f"{count(len(jobs), what)} {kind.words}{said}: {ids}"
     log = log_of(last, run_dir)
     scheduler = scheduler_of(last.record.env)
     daemon = words_of_daemon(log, scheduler)
     daemon = daemon or words_of_daemon(output_of(last.record, run_dir), scheduler)
-    told += f". The scheduler wrote: {daemon}" if daemon else ""
-    told += end_of_log(log, _N_LINES)
-    return told, kind.advice.format(dir=quoted, job=last.record.job_id)
+    message += f". The scheduler wrote: {daemon}" if daemon else ""
+    message += end_of_log(log, _N_LINES)
+    return message, kind.advice.format(dir=quoted, job=last.record.job_id)
 
 
 def explain_submitting(jobs: Iterable[Job], run_dir: Path) -> list[Finding]:
@@ -504,6 +510,8 @@ def _waiting(env: str, reason: str, jobs: list[Job], now: float, n_jobs: int) ->
     command = scheduler.status_command if scheduler else ""
     waited = duration(max(now - job.record.submitted for job in jobs))
     ids = ", ".join(job.record.job_id for job in jobs[:_MOST])
-    told = f"{len(jobs)} of {n_jobs} jobs in the queue, for {waited} so far: {reason} (job {ids})"
+    message = (
+        f"{len(jobs)} of {n_jobs} jobs in the queue, for {waited} so far: {reason} (job {ids})"
+    )
     advice = (scheduler.advice(reason) if scheduler else "") or f"See: {command}"
-    return Finding("problem" if _NEVER in advice else "warning", "queue", told, advice)
+    return Finding("problem" if _NEVER in advice else "warning", "queue", message, advice)

@@ -93,8 +93,8 @@ def describe(error: OSError, run_dir: StrPath | None = None) -> str:
     place = os.fspath(run_dir if run_dir is not None else named or "a folder")
     reason = error.strerror or str(error)
     where = f" ({named})" if named is not None and os.fspath(named) != place else ""
-    told = f"{place} cannot be used on {node_name()}: {reason}{where}."
-    return f"{told} {_advice(error, place)}"
+    message = f"{place} cannot be used on {node_name()}: {reason}{where}."
+    return f"{message} {_advice(error, place)}"
 
 
 def _advice(error: OSError, place: str) -> str:

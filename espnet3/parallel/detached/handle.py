@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class DetachedRun:
-    """A run that goes on without this program; the verbs are those of the `espnet3` command.
+    """A run that continues without this program; the verbs are those of the `espnet3` command.
 
     It holds nothing but the folder: make one in any program, on any machine that sees the folder.
 
@@ -93,7 +93,7 @@ class DetachedRun:
         n_more: int | None = None,
         trust: str | None = None,
     ) -> "Retried":
-        """Compute the shards with failed items anew, and resume."""
+        """Run the shards with failed items again, and resume."""
         from espnet3.parallel.detached.resume import retry_runs
 
         with reached(self.run_dir):
@@ -103,8 +103,8 @@ class DetachedRun:
         """Wait for the end, and return what a synchronous run would have returned.
 
         Raises:
-            TimeoutError: after so many seconds; the run goes on.
-            EspnetError: if the run failed, was cancelled, or if nobody works on it any more.
+            TimeoutError: after so many seconds; the run continues.
+            EspnetError: if the run failed, was cancelled, or if no worker is left.
         """
         from espnet3.parallel.detached.overview import failure_of, wait_for
 
@@ -132,7 +132,7 @@ class DetachedRun:
             return result_of(self.run_dir)
 
     def explain(self) -> "list[Finding]":
-        """Return why the run does not get on, the worst first, each with what to do about it."""
+        """Diagnose a stalled run: findings, the worst first, each with what to do about it."""
         from espnet3.parallel.detached.explain import explain_run
 
         with reached(self.run_dir):

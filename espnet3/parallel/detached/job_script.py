@@ -128,8 +128,8 @@ def walltime_of(config: "ParallelConfig") -> float | None:
     walltime = _of_dask(config, "walltime")
     if seconds is not None or walltime is None:
         return seconds
-    told = config.model_copy(update={"options": {"walltime": str(walltime)}})
-    return walltime_seconds(told)
+    with_time = config.model_copy(update={"options": {"walltime": str(walltime)}})
+    return walltime_seconds(with_time)
 
 
 def _of_dask(config: "ParallelConfig", name: str) -> Any:

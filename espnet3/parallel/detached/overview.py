@@ -28,11 +28,11 @@ logger = logging.getLogger(__name__)
 _FIRST_SECONDS = 0.5
 _MOST_SECONDS = 10.0
 _ASK_SECONDS = 30.0
-# What others wrote may be seen late, and between two jobs of a chain nobody is there for a moment.
+# What others wrote may be seen late, and between two jobs of a chain is no worker for a moment.
 _SURE_SECONDS = 20.0
 _SURE_HERE_SECONDS = 2.0
 OVER = ("complete", "failed", "cancelled", "stopped", "not merged")
-"""States in which nobody works on a run, or will without somebody's help."""
+"""States in which no worker is left, and none will come by itself."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Overview:
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing will happen any more without somebody's help."""
+        """Whether no worker is left, and none will come by itself."""
         return self.state in OVER
 
     def n_shards_of(self, worker: Worker) -> int:
@@ -124,7 +124,7 @@ class Observer:
         return Overview(replace(status, state=state), crew, avoided, committed, behind)
 
     def _crew(self) -> Crew:
-        """Return who is there; nobody if that cannot be read from here, which a warning says."""
+        """Return workers and jobs; none, with a warning, if they cannot be read from here."""
         try:
             return read_crew(self._run_dir, self._ask_at_times, self._known)
         except (OSError, FileSystemError) as error:
@@ -140,13 +140,13 @@ class Observer:
         now = time.monotonic()
         due = [r for r in records if now - self._asked.get(r.key, (-1e9,))[0] >= self._ask_seconds]
         if due:
-            told = self._ask(due)
-            self._asked |= {key: (now, state) for key, state in told.items()}
+            answer = self._ask(due)
+            self._asked |= {key: (now, state) for key, state in answer.items()}
         return {r.key: self._asked[r.key][1] for r in records if r.key in self._asked}
 
 
 def _state_of_jobs(crew: Crew) -> str:
-    """Return the state of a run on which nobody works."""
+    """Return the state of a run without a worker."""
     if crew.waiting:
         return "queued"
     if crew.starting:
@@ -182,14 +182,14 @@ def wait_for(
     warn: Callable[[str], object] = logger.warning,
     sure_seconds: float = _SURE_SECONDS,
 ) -> Overview:
-    """Return when a run is complete, or when nobody works on it any more, or will.
+    """Return when a run is complete, or when no worker is left and none will come.
 
     Args:
         run_dir: the run folder.
         timeout: seconds after which to give up; None: never.
         tell: is given each look at the run.
         warn: is given a line when the folder cannot be read for a while.
-        sure_seconds: for how long nobody must be seen before a run without a stop mark is over.
+        sure_seconds: for how long no worker must be seen before a run without a stop mark is over.
 
     Raises:
         TimeoutError: if it is still running then.
@@ -224,7 +224,7 @@ def _all_ended_here(seen: Overview) -> bool:
 
 
 def failure_of(seen: Overview) -> EspnetError:
-    """Return the error that says why a run that is over is not complete, and how to go on."""
+    """Return the error that says why a run that is over is not complete, and how to continue."""
     status = seen.status
     where, quoted = status.run_dir, shlex.quote(status.run_dir)
     if status.stop is not None and status.stop.kind == "failed":

@@ -165,7 +165,7 @@ def changed_config(
 
 
 def _n_workers_here(env: str) -> int:
-    """Return how many workers this machine can take, if nobody says."""
+    """Return how many workers this machine can take, if the config does not say."""
     if env == "local_gpu":
         from espnet3.parallel.clusters.gpus import visible_gpus
 
@@ -174,10 +174,10 @@ def _n_workers_here(env: str) -> int:
 
 
 def refuse_merging(run_dir: Path, lease: Lease) -> None:
-    """Make sure that no worker is merging, and that none begins while the lease is held.
+    """Make sure that no merge is running, and that none begins while the lease is held.
 
     Raises:
-        RunFolderError: if one is.
+        RunFolderError: if one is running.
     """
     deadline = time.monotonic() + _TIDY_SECONDS
     while not lease.claim("merge"):
@@ -195,7 +195,7 @@ def _is_complete(run_dir: Path) -> bool:
 
 @dataclass(frozen=True)
 class Retried:
-    """What will be computed again, and by which workers."""
+    """What will run again, and with which workers."""
 
     n_shards: int
     """Shards with failed items that were set aside."""

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 Asked = Literal["by hand", "by number", "by workers"]
-"""Who wants jobs: somebody who types a command, also with the number that they want, or workers."""
+"""What wants jobs: a user's command, also with a number of their own, or workers."""
 _UNKNOWN = JobState("unknown", "")
 
 
@@ -221,7 +221,7 @@ def _note(record: JobRecord, roots: Sequence[Path]) -> None:
 
 
 def describe_submitting(record: JobRecord) -> str:
-    """Say that a job may exist whose number nobody knows, and where to look for it."""
+    """Say that a job may exist whose number was not recorded, and where to look for it."""
     scheduler = scheduler_of(record.env)
     look = scheduler.status_command if scheduler else "the list of jobs"
     return (
@@ -234,7 +234,7 @@ def describe_submitting(record: JobRecord) -> str:
 def job_states(records: Sequence[JobRecord]) -> dict[str, JobState]:
     """Return what the scheduler, or this machine, says of jobs, by the key of their record.
 
-    A job of which nobody here can tell is `unknown`.
+    A job of which nothing is known here is `unknown`.
     """
     states = {record.key: process_state(record) for record in records if record.machine}
     by_env: dict[str, list[JobRecord]] = defaultdict(list)
@@ -244,8 +244,8 @@ def job_states(records: Sequence[JobRecord]) -> dict[str, JobState]:
         elif not record.machine:
             by_env[record.env].append(record)
     for env, jobs in by_env.items():
-        told = ask_jobs(env, [job.job_id for job in jobs])
-        states.update({job.key: told.get(job.job_id, _UNKNOWN) for job in jobs})
+        found = ask_jobs(env, [job.job_id for job in jobs])
+        states.update({job.key: found.get(job.job_id, _UNKNOWN) for job in jobs})
     return states
 
 
@@ -256,10 +256,10 @@ def cancel_jobs(records: Sequence[JobRecord]) -> list[str]:
         What could not be done, a sentence each.
     """
     problems = [end_process(record) for record in records if record.machine]
-    failed = {r.key: told for r in records if not r.machine and (told := _cancel(r))}
+    failed = {r.key: said for r in records if not r.machine and (said := _cancel(r))}
     # Most say so, with an error, of a job that has ended meanwhile.
     left = job_states([record for record in records if record.key in failed])
-    problems += [told for key, told in failed.items() if left[key].phase != "ended"]
+    problems += [said for key, said in failed.items() if left[key].phase != "ended"]
     return [problem for problem in problems if problem]
 
 
