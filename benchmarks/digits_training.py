@@ -12,8 +12,8 @@ from benchmarks.digits_recipe import digits_recipe
 from benchmarks.figures import Figure
 from benchmarks.two_loops import N_ROUNDS, BareLoop, Steps, compare
 from espnet3.components.data.collate import PadCollate
+from espnet3.components.data.dataset import sample_rng
 from espnet3.components.data.loader import BatchLoader
-from espnet3.components.data.sample_seed import sample_rng
 from espnet3.config.load import LoadedConfig
 from espnet3.config.resolve import resolved
 from espnet3.systems.base.training import build_model, build_split_loader, load_loader_config

@@ -10,10 +10,10 @@ import soundfile
 import torch
 
 from benchmarks.figures import Figure, best_of, seconds
+from espnet3.components.data.batching import in_steps
 from espnet3.components.data.collate import PadCollate
 from espnet3.components.data.loader import BatchLoader, build_loader
 from espnet3.components.data.loader_config import LoaderConfig
-from espnet3.components.data.rank_batches import in_steps
 from espnet3.components.data.sources import kaldi, tar
 from espnet3.components.data.tar_writer import write_tar_shards
 

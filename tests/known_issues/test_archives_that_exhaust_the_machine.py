@@ -17,15 +17,15 @@ import pytest
 
 from espnet3.components.data.errors import DataError
 from espnet3.components.decoding.ngram import NGram
+from espnet3.config.trust import PackedModelError
 from espnet3.systems.asr.packed_archive import extract
-from espnet3.systems.asr.trusted_targets import PackedModelError
 
 MEGABYTE = 1_000_000
 PROGRAM = """\
 import resource, sys
 from pathlib import Path
 from espnet3.systems.asr.packed_archive import extract
-from espnet3.systems.asr.trusted_targets import PackedModelError
+from espnet3.config.trust import PackedModelError
 
 resource.setrlimit(resource.RLIMIT_AS, (300_000_000, 300_000_000))
 for archive in sys.argv[1:]:

@@ -6,10 +6,10 @@ import shutil
 import pytest
 
 from espnet3.config.load import load_config
+from espnet3.config.trust import PackedModelError
 from espnet3.errors import ConfigError
 from espnet3.systems.asr.inference import Speech2Text
 from espnet3.systems.asr.packed_model import read_yaml
-from espnet3.systems.asr.trusted_targets import PackedModelError
 
 
 def laughs(n_levels, n, item):

@@ -18,14 +18,13 @@ from espnet3.components.decoding.joint_beam import JointBeam
 from espnet3.components.decoding.ngram_estimate import train_ngram
 from espnet3.config.instantiate import instantiate
 from espnet3.config.targets import locate
-from espnet3.config.trust import current_trust
+from espnet3.config.trust import PackedModelError, current_trust
 from espnet3.errors import ConfigError
 from espnet3.systems.asr.inference import Speech2Text
 from espnet3.systems.asr.language_model import load_language_model
 from espnet3.systems.asr.packed_model import sha256
 from espnet3.systems.asr.packing import pack_model
 from espnet3.systems.asr.trained_model import load_trained
-from espnet3.systems.asr.trusted_targets import PackedModelError
 from espnet3.systems.base.context import load_configs
 from tests.helpers.recognizer_parts import DECODING, TEXTS, make_experiment, make_recipe, noise
 
@@ -442,7 +441,7 @@ def test_what_makes_transformers_run_code(packed, canary, more):
 def test_generate_of_transformers_takes_no_code():
     from espnet3.config.trust import Trust, under
     from espnet3.systems.asr.huggingface import HuggingFaceSeq2Seq
-    from espnet3.systems.asr.trusted_targets import is_allowed
+    from espnet3.systems.asr.packed_model import is_allowed
 
     generate = {"custom_generate": "someone/x", "trust_remote_code": True}
     with (

@@ -6,9 +6,8 @@ import logging
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from espnet3.components.data.batching import BatchPlan, tickets_of
-from espnet3.components.data.rank_batches import Limit, in_steps, world
-from espnet3.components.data.sample_seed import global_rngs_kept
+from espnet3.components.data.batching import BatchPlan, Limit, in_steps, tickets_of, world
+from espnet3.components.data.dataset import global_rngs_kept
 from espnet3.config.fingerprint import diff
 from espnet3.config.instantiate import instantiate
 from espnet3.config.resolve import resolved

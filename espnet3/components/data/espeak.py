@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from espnet3.components.data import espeak_server
+from espnet3.components.data.audio import change_rate
 from espnet3.components.data.errors import DataError
-from espnet3.components.data.resampling import resample
 from espnet3.errors import MissingExtraError
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def speak(
     Args:
         text: What to say.
         voice: An accent and perhaps a variant, such as `en-us+f2`; see `ACCENTS`.
-        sample_rate: What to resample it to; espeak-ng speaks at 22,050 Hz.
+        sample_rate: What to resample it to; espeak-ng synthesises at 22,050 Hz.
         speed: Words per minute, 80 to 450.
         pitch: From 0 to 100; 50 is that of the voice.
         pitch_range: How lively, from 0 to 100.
@@ -78,7 +78,7 @@ def speak(
         "pitch_range": pitch_range,
         "seed": seed,
     }
-    return resample(_server(os.getpid()).say(request), SAMPLE_RATE, sample_rate)
+    return change_rate(_server(os.getpid()).say(request), SAMPLE_RATE, sample_rate)
 
 
 def check_espeak() -> None:

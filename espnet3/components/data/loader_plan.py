@@ -18,7 +18,13 @@ from espnet3.components.data.batching import (
     Part,
     shard_order,
 )
-from espnet3.components.data.dataset import CombinedDataset, durations_of, locality_of
+from espnet3.components.data.dataset import (
+    CombinedDataset,
+    durations_of,
+    locality_of,
+    name_in,
+    place_of,
+)
 from espnet3.components.data.loader_config import DEFAULT_MAX_PADDING, LoaderConfig, check_loader
 from espnet3.components.data.stats import skipped_id
 from espnet3.config.fingerprint import digest
@@ -414,19 +420,3 @@ def left_in(seconds: "Floats | None", config: LoaderConfig, n_items: int, key: s
         )
     logger.info("%s: %s", key, said)
     return items
-
-
-def name_in(dataset: Any, index: int) -> str | None:
-    """Return the `utt_id` of a sample, or None if it has none or cannot be read."""
-    try:
-        sample = dataset[index]
-    except Exception:
-        return None  # reported when the sample is needed
-    name = sample.get("utt_id") if hasattr(sample, "get") else None
-    return None if name is None else str(name)
-
-
-def place_of(dataset: Any, index: int) -> str:
-    """Return how an error calls an item."""
-    own = getattr(dataset, "place_of", None)
-    return str(own(index)) if callable(own) else f"item {index} of the dataset"

@@ -7,14 +7,14 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from espnet3.components.data.collate import CollateFn
-from espnet3.components.data.errors import DataError
-from espnet3.components.data.loader_plan import place_of
-from espnet3.components.data.sample_seed import (
+from espnet3.components.data.dataset import (
     global_rngs_kept,
+    place_of,
     sample_of,
     sample_rng,
     uses_rng,
 )
+from espnet3.components.data.errors import DataError
 from espnet3.errors import EspnetError
 
 if TYPE_CHECKING:

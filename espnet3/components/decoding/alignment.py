@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from espnet3.components.data.errors import DataError
-from espnet3.components.text.tokenizer import Tokenizer
-from espnet3.components.text.tokens import BLANK, SPACE_TOKEN, WORD_START
+from espnet3.components.text.tokenizer import BLANK, SPACE_TOKEN, WORD_START, Tokenizer
 
 # In place of -inf, so that a path through an impossible frame is still one path.
 _LEAST = -1e4

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from espnet3.components.decoding.hypothesis import Hypothesis
 from espnet3.components.decoding.ngram import Context, NGram
-from espnet3.components.text.tokens import BLANK
+from espnet3.components.text.tokenizer import BLANK
 from espnet3.errors import ConfigError
 
 Floats = NDArray[np.float64]

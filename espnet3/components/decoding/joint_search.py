@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from espnet3.components.decoding.hypothesis import Hypothesis
-from espnet3.components.text.tokens import BLANK, end_of
+from espnet3.components.text.tokenizer import BLANK, end_of
 
 IMPOSSIBLE = -1e30
 """The logarithm of 0: finite, as the difference of two infinities is not a number."""

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from espnet3.components.decoding.hypothesis import Hypothesis
 from espnet3.components.decoding.ngram import BEGIN, END, UNKNOWN_WORD, NGram
-from espnet3.components.text.tokenizer import Tokenizer, load_tokenizer
-from espnet3.components.text.tokens import BLANK, SPACE_TOKEN, UNKNOWN
+from espnet3.components.text.tokenizer import BLANK, SPACE_TOKEN, UNKNOWN, Tokenizer, load_tokenizer
 from espnet3.config.trust import checked_path
 from espnet3.errors import ConfigError, MissingExtraError
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from espnet3.components.decoding.hypothesis import Hypothesis
 from espnet3.components.decoding.transducer_greedy import check_limit
-from espnet3.components.text.tokens import BLANK
+from espnet3.components.text.tokenizer import BLANK
 from espnet3.errors import ConfigError
 
 

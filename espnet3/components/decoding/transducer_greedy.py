@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from espnet3.components.decoding.hypothesis import Hypothesis
-from espnet3.components.text.tokens import BLANK
+from espnet3.components.text.tokenizer import BLANK
 from espnet3.errors import ConfigError
 
 

@@ -7,7 +7,7 @@ indexing it.
 import torch
 from torch import Tensor, nn
 
-from espnet3.components.text.tokens import BLANK
+from espnet3.components.text.tokenizer import BLANK
 
 
 class LSTMPrediction(nn.Module):

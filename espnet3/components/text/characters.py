@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Any
 
 from espnet3.components.text.spelling import Speller
-from espnet3.components.text.tokenizer import TokenizerFolder
-from espnet3.components.text.tokens import (
+from espnet3.components.text.tokenizer import (
     SPACE_TOKEN,
     UNKNOWN,
+    TokenizerFolder,
     check_tokens,
     with_special,
     without_special,

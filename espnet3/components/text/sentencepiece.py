@@ -7,8 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from espnet3.components.text.spelling import Speller
-from espnet3.components.text.tokenizer import TokenizerFolder
-from espnet3.components.text.tokens import check_tokens, with_special, without_special
+from espnet3.components.text.tokenizer import (
+    TokenizerFolder,
+    check_tokens,
+    with_special,
+    without_special,
+)
 from espnet3.errors import ConfigError
 
 MODEL_TYPES = ("bpe", "unigram")

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 
 from espnet3.components.data.errors import AudioError
 from espnet3.components.models.losses import ctc_loss
-from espnet3.components.text.tokenizer import load_tokenizer
-from espnet3.components.text.tokens import BLANK, SPACE_TOKEN
+from espnet3.components.text.tokenizer import BLANK, SPACE_TOKEN, load_tokenizer
 from espnet3.config.resolve import resolved
 from espnet3.config.trust import PackedModelError, checked_path, current_trust, leads_out
 from espnet3.errors import ConfigError, MissingExtraError

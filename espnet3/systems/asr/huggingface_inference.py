@@ -14,8 +14,7 @@ from espnet3.systems.asr.huggingface import (
     load_network_config,
     transformers,
 )
-from espnet3.systems.asr.recognizer import Candidate, Recognition, Recognizer
-from espnet3.systems.asr.speech_input import to_samples
+from espnet3.systems.asr.recognizer import Candidate, Recognition, Recognizer, to_samples
 from espnet3.systems.asr.trained_model import load_trained
 
 

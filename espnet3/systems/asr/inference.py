@@ -23,7 +23,7 @@ class Speech2Text(Recognizer):
         decoder: From what the model computed to hypotheses; `GreedyCTC` if None.
         n_best: Texts to keep of each utterance; the decoder searches for as many.
         word_times: Tell when each word was said, from the CTC alignment of the best text.
-        window_seconds: Longer audio is heard in overlapping windows of this length; None: at once.
+        window_seconds: Longer audio is cut into overlapping windows of this length; None: at once.
         overlap_seconds: Of two neighbouring windows.
         trust_remote_code: Of a packed model, build whatever its config names, not only parts of
             ESPnet3. That runs code of its author.

@@ -12,8 +12,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from espnet3.components.models.token_lstm import LSTMState, TokenLSTM
 from espnet3.components.models.token_transformer import TokenTransformer, TransformerState
-from espnet3.components.text.tokenizer import load_tokenizer
-from espnet3.components.text.tokens import end_of
+from espnet3.components.text.tokenizer import end_of, load_tokenizer
 from espnet3.config.trust import checked_path
 from espnet3.errors import ConfigError, suggest
 

@@ -8,10 +8,9 @@ from torch import Tensor, nn
 
 from espnet3.components.data.errors import DataError
 from espnet3.components.decoding.ctc_greedy import greedy_tokens
-from espnet3.components.metrics.edits import CORRECT, count_edits
+from espnet3.components.metrics.tally import CORRECT, count_edits
 from espnet3.components.models.losses import ctc_loss, label_smoothing_loss, with_ends
-from espnet3.components.text.tokenizer import Tokenizer, load_tokenizer
-from espnet3.components.text.tokens import BLANK, end_of
+from espnet3.components.text.tokenizer import BLANK, Tokenizer, end_of, load_tokenizer
 from espnet3.errors import ConfigError
 
 _CTC_WEIGHT = 0.3

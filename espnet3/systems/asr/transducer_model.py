@@ -7,12 +7,10 @@ from typing import Any
 from torch import Tensor, nn
 
 from espnet3.components.decoding.transducer_greedy import TransducerGreedy
-from espnet3.components.models.losses import ctc_loss
+from espnet3.components.models.losses import ctc_loss, rnnt_loss
 from espnet3.components.models.masks import zero_padding
-from espnet3.components.models.rnnt_loss import rnnt_loss
 from espnet3.components.models.transducer import Joint
-from espnet3.components.text.tokenizer import Tokenizer
-from espnet3.components.text.tokens import BLANK
+from espnet3.components.text.tokenizer import BLANK, Tokenizer
 from espnet3.errors import ConfigError
 from espnet3.systems.asr.model import ASRModel
 

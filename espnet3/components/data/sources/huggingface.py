@@ -16,10 +16,12 @@ from espnet3.components.data.errors import AudioError
 from espnet3.components.data.sources.base import (
     Clip,
     SpeechSource,
+    as_fields,
     check_extra,
+    find_columns,
     find_input,
+    unique_ids,
 )
-from espnet3.components.data.sources.columns import as_fields, find_columns, unique_ids
 from espnet3.errors import ConfigError, suggest
 from espnet3.io.atomic import StrPath
 

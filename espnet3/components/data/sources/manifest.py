@@ -8,8 +8,16 @@ from pathlib import Path
 from typing import Any
 
 from espnet3.components.data.dataset import Sample
-from espnet3.components.data.sources.base import Clip, SpeechSource, content_of, find_input
-from espnet3.components.data.sources.columns import COMMON, as_fields, find_columns, unique_ids
+from espnet3.components.data.sources.base import (
+    COMMON,
+    Clip,
+    SpeechSource,
+    as_fields,
+    content_of,
+    find_columns,
+    find_input,
+    unique_ids,
+)
 from espnet3.errors import RecordError
 from espnet3.io.atomic import StrPath
 

@@ -25,8 +25,7 @@ import numpy as np
 from espnet3.components.data.audio import Source, read_duration
 from espnet3.components.data.dataset import Sample
 from espnet3.components.data.errors import AudioError, DataError
-from espnet3.components.data.sources.base import check_extra
-from espnet3.components.data.sources.columns import as_fields, find_columns, unique_ids
+from espnet3.components.data.sources.base import as_fields, check_extra, find_columns, unique_ids
 from espnet3.components.data.sources.shard_index import (
     Array,
     ColumnFile,

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from espnet3.components.data.dataset import Sample, as_position
-from espnet3.components.data.sources.base import content_of, find_input
-from espnet3.components.data.sources.columns import COMMON
+from espnet3.components.data.sources.base import COMMON, content_of, find_input
 from espnet3.components.data.sources.kaldi import read_table
 from espnet3.config.fingerprint import digest
 from espnet3.errors import ConfigError, RecordError, suggest

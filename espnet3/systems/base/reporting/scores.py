@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from espnet3.components.metrics.edits import Counts
-from espnet3.components.metrics.tally import n_errors, n_units, percentage
+from espnet3.components.metrics.tally import Counts, n_errors, n_units, percentage
 from espnet3.errors import IncompleteRunError
 from espnet3.systems.base.results_table import MEASURED_FROM, is_error_rate
 

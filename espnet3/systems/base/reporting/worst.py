@@ -8,8 +8,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from espnet3.components.metrics.edits import align
-from espnet3.components.metrics.tally import n_errors, n_units, percentage
+from espnet3.components.metrics.tally import align, n_errors, n_units, percentage
 from espnet3.components.metrics.text_cleaning import TextCleaner
 from espnet3.errors import RecordError
 from espnet3.io.scp import read_scp

@@ -2,9 +2,8 @@ import numpy as np
 import pytest
 
 from espnet3.components.data.augmentation import Gain, SpeedPerturb, change_speed
-from espnet3.components.data.dataset import CombinedDataset, TransformedDataset
+from espnet3.components.data.dataset import CombinedDataset, TransformedDataset, sample_rng
 from espnet3.components.data.errors import DataError
-from espnet3.components.data.sample_seed import sample_rng
 from espnet3.errors import ConfigError
 
 RATE = 16000

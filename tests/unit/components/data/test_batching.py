@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from espnet3.components.data.batching import CountBatches, LengthBatches, Part
-from espnet3.components.data.rank_batches import in_steps
+from espnet3.components.data.batching import CountBatches, LengthBatches, Part, in_steps
 
 
 def speech_like(n, seed=0):

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from espnet3.components.data.rank_batches import Limit, in_steps, world
+from espnet3.components.data.batching import Limit, in_steps, world
 from espnet3.errors import ConfigError
 
 

@@ -5,8 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from espnet3.components.data.audio import read_audio, read_duration
-from espnet3.components.data.resampling import resample, resampled_length
+from espnet3.components.data.audio import change_rate, read_audio, read_duration, resampled_length
 from tests.helpers.bad_audio import encode, tone
 
 RATES = [(44100, 16000), (48000, 16000), (22050, 16000), (8000, 16000), (16000, 8000)]
@@ -19,7 +18,7 @@ def noise(n_samples, seed=0):
 @pytest.mark.parametrize(("before", "after"), RATES)
 def test_the_length_is_that_of_the_seconds_to_half_a_sample(before, after):
     for n_samples in [0, 1, 2, 3, 10, 799, 4410, 44099, 44100, 44101]:
-        made = resample(noise(n_samples), before, after)
+        made = change_rate(noise(n_samples), before, after)
         assert len(made) == resampled_length(n_samples, before, after)
         assert abs(2 * (len(made) * before - n_samples * after)) <= before
         assert made.dtype == np.float32
@@ -30,7 +29,7 @@ def test_the_length_is_that_of_the_seconds_to_half_a_sample(before, after):
 @pytest.mark.parametrize("share", [0.01, 0.3, 0.85])
 def test_a_tone_stays_the_same_tone(before, after, share):
     hertz = share * min(before, after) / 2
-    made = resample(tone(0.5, before, hertz=hertz), before, after)
+    made = change_rate(tone(0.5, before, hertz=hertz), before, after)
     expected = tone(0.5, after, hertz=hertz)
     middle = slice(after // 20, -after // 20)
     error = np.sqrt(np.mean((made[middle] - expected[middle]) ** 2) / np.mean(expected**2))
@@ -40,27 +39,29 @@ def test_a_tone_stays_the_same_tone(before, after, share):
 @pytest.mark.parametrize(("before", "after"), [pair for pair in RATES if pair[0] > pair[1]])
 def test_what_would_alias_is_removed(before, after):
     hertz = min(0.55 * after, 0.49 * before)
-    made = resample(tone(0.5, before, hertz=hertz), before, after)
+    made = change_rate(tone(0.5, before, hertz=hertz), before, after)
     middle = slice(after // 20, -after // 20)
     assert 20 * np.log10(np.abs(made[middle]).max() * 3) < -90
 
 
 def test_the_result_depends_on_the_samples_alone():
     parts = [noise(n, seed=n) for n in (100, 44100, 7777, 160000)]
-    alone = [resample(part, 44100, 16000) for part in parts]
-    again = [resample(part, 44100, 16000) for part in reversed(parts)][::-1]
+    alone = [change_rate(part, 44100, 16000) for part in parts]
+    again = [change_rate(part, 44100, 16000) for part in reversed(parts)][::-1]
     with ThreadPoolExecutor(4) as threads:
-        together = list(threads.map(lambda part: resample(part, 44100, 16000), parts))
+        together = list(threads.map(lambda part: change_rate(part, 44100, 16000), parts))
     for one, two, three in zip(alone, again, together, strict=True):
         assert one.tobytes() == two.tobytes() == three.tobytes()
 
 
 def test_channels_are_resampled_each_for_itself():
     both = np.stack([noise(5000), noise(5000, seed=1)], axis=1)
-    made = resample(both, 44100, 16000)
+    made = change_rate(both, 44100, 16000)
     assert made.shape == (1814, 2)
     for channel in range(2):
-        assert made[:, channel] == pytest.approx(resample(both[:, channel], 44100, 16000), abs=1e-6)
+        assert made[:, channel] == pytest.approx(
+            change_rate(both[:, channel], 44100, 16000), abs=1e-6
+        )
 
 
 def test_a_part_is_that_part_of_the_whole_but_for_its_edges(tmp_path):
@@ -82,4 +83,4 @@ def test_the_duration_in_the_header_is_that_of_the_resampled_samples(tmp_path, n
 
 def test_the_same_rate_leaves_the_samples_as_they_are():
     samples = noise(1000)
-    assert np.array_equal(resample(samples, 16000, 16000), samples)
+    assert np.array_equal(change_rate(samples, 16000, 16000), samples)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from espnet3.components.data.sample_seed import fixed_random, global_rngs_kept, sample_rng
+from espnet3.components.data.dataset import fixed_random, global_rngs_kept, sample_rng
 
 
 def drawn():

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from espnet3.components.metrics.detail_files import format_alignment
+from espnet3.components.metrics.error_rate import format_alignment
 
 
 def test_columns_line_up_and_case_is_kept():

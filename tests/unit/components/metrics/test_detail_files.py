@@ -3,7 +3,7 @@ import json
 
 import numpy as np
 
-from espnet3.components.metrics.detail_files import (
+from espnet3.components.metrics.error_rate import (
     write_alignments,
     write_groups,
     write_utterances,

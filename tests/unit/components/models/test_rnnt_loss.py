@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 
-from espnet3.components.models.rnnt_loss import rnnt_loss
+from espnet3.components.models.losses import rnnt_loss
 
 
 def loss_by_paths(logits, tokens):

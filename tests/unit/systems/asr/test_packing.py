@@ -13,10 +13,10 @@ from omegaconf import OmegaConf
 from safetensors.torch import load_file
 
 from espnet3.config.load import load_config
+from espnet3.config.trust import PackedModelError
 from espnet3.errors import ConfigError, RunFolderError
 from espnet3.systems.asr.inference import Speech2Text
 from espnet3.systems.asr.packing import check_pack_model, describe_pack_model, pack_model
-from espnet3.systems.asr.trusted_targets import PackedModelError
 from espnet3.systems.base.context import load_configs
 from tests.helpers.recognizer_parts import (
     DECODING,
