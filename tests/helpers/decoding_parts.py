@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 from espnet3.components.models.attention_decoder import TransformerDecoder
-from espnet3.components.models.token_lstm import LSTMState, TokenLSTM
+from espnet3.systems.asr.language_model import LSTMState, TokenLSTM
 
 SIZE = 8
 

@@ -3,6 +3,7 @@
 import math
 import os
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,7 +11,6 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.nn.utils.rnn import pad_sequence
 
-from espnet3.components.models.token_lstm import LSTMState, TokenLSTM
 from espnet3.components.models.token_transformer import TokenTransformer, TransformerState
 from espnet3.components.text.tokenizer import end_of, load_tokenizer
 from espnet3.config.trust import checked_path
@@ -20,6 +20,55 @@ _KINDS = ("lstm", "transformer")
 _PADDING = -1  # as the loader pads integers
 
 _TRAIN = "python run.py --stages train --training_config conf/training_lm.yaml"
+
+
+@dataclass(frozen=True)
+class LSTMState:
+    """Output and cell of each layer, `[layers, rows, size]`; None before the first token."""
+
+    values: tuple[Tensor, Tensor] | None = None
+
+    def select(self, indices: Tensor) -> "LSTMState":
+        """Return the state of the rows `indices`, which may leave some out and repeat others."""
+        if self.values is None:
+            return self
+        return LSTMState((self.values[0][:, indices], self.values[1][:, indices]))
+
+
+class TokenLSTM(nn.Module):
+    """Embedding, LSTM layers, and the logits of the next token.
+
+    Args:
+        n_tokens: of the vocabulary.
+        size: of embedding and layers.
+        n_layers: how many layers.
+        dropout: while training.
+    """
+
+    def __init__(self, n_tokens: int, *, size: int, n_layers: int, dropout: float = 0.1) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(n_tokens, size)
+        between = dropout if n_layers > 1 else 0.0
+        self.lstm = nn.LSTM(size, size, n_layers, batch_first=True, dropout=between)
+        self.dropout = nn.Dropout(dropout)
+        self.output = nn.Linear(size, n_tokens)
+
+    def forward(self, tokens: Tensor, state: LSTMState) -> tuple[Tensor, LSTMState]:
+        """Return the logits `[rows, positions, n_tokens]` behind each token, and the new state.
+
+        Args:
+            tokens: `[rows, positions]`; negative ids, as padding has them, count as token 0.
+            state: of the tokens before.
+        """
+        x = self.dropout(self.embedding(tokens.clamp_min(0)))
+        hidden, values = self.lstm(x, state.values)
+        return self.output(self.dropout(hidden)), LSTMState(values)
+
+    def step(self, tokens: Tensor, state: LSTMState) -> tuple[Tensor, LSTMState]:
+        """Return log-probabilities `[rows, n_tokens]` behind one more token in each row."""
+        logits, state = self(tokens[:, None], state)
+        return torch.log_softmax(logits[:, 0].float(), -1), state
+
 
 _State = LSTMState | TransformerState
 
