@@ -16,8 +16,8 @@ from espnet3.errors import EspnetError, RunFolderError
 from espnet3.io.atomic import PRIVATE, open_atomic, write_bytes, write_json
 from espnet3.parallel import BaseRunner, use_parallel
 from espnet3.parallel.detached.description import (
-    load_code,
-    load_description,
+    load_runner,
+    load_spec,
     load_trusted,
     read_own,
 )
@@ -34,6 +34,10 @@ HELD, NESTED, BUILT, EXPORTED = (
     "corvus-env",
 )
 SECRETS = (HELD, NESTED, BUILT, EXPORTED)
+
+
+def load_code(root, **trust):
+    return load_spec(root, **trust), load_runner(root, **trust)
 
 
 class Provider:
@@ -159,7 +163,7 @@ def test_code_and_settings_are_for_their_owner_alone(tmp_path, umask):
         describe(tmp_path, env="local", n_workers=1)
         (tmp_path / "detached" / "code.pkl").chmod(0o644)  # as the version before left it
         describe(tmp_path, env="local", n_workers=1)
-        submit_workers([tmp_path], load_description(tmp_path).config(), 0)
+        submit_workers([tmp_path], load_trusted(tmp_path).config(), 0)
     finally:
         os.umask(before)
     found = modes(tmp_path / "detached")

@@ -29,7 +29,6 @@ from espnet3.io.records import (
     PathText,
     parse_record,
     parse_value,
-    read_content,
 )
 from espnet3.parallel.config import ParallelConfig
 from espnet3.parallel.faults import FaultPolicy
@@ -132,30 +131,12 @@ def write_description(
     return description
 
 
-def load_description(root: Path) -> Description:
-    """Read the description of the run in `root`.
-
-    Raises:
-        RunFolderError: if there is none: the run was begun by a program that waits for its workers.
-    """
-    path = RecordPaths(root).run
-    try:
-        content = read_content(path)
-    except (FileNotFoundError, NotADirectoryError) as error:
-        raise RunFolderError(_not_detached(root)) from error
-    except OSError as error:
-        raise RunFolderError(
-            f"{path} cannot be read from here ({error.strerror}), which says nothing of its "
-            "content."
-        ) from error
-    return _parse(content, path)
-
-
 def load_trusted(root: Path, *, trust: str | None = None) -> Description:
     """Read the description of a run for one who will do what it says.
 
     Raises:
-        RunFolderError: if there is none, or if it is somebody else's.
+        RunFolderError: if there is none, because the run was begun by a program that waits for its
+            workers; or if it is another user's.
     """
     path = RecordPaths(root).run
     try:
@@ -179,11 +160,6 @@ def _not_detached(root: Path) -> str:
         "no code that others could run. To resume, run the same command again; to let it resume by "
         "itself from then on, with parallel.mode=async."
     )
-
-
-def load_code(root: Path, *, trust: str | None = None) -> tuple[bytes, Any]:
-    """Return the packed `RunSpec` for the run in `root`, and the runner; see the parts below."""
-    return load_spec(root, trust=trust), load_runner(root, trust=trust)
 
 
 def load_spec(root: Path, *, trust: str | None = None) -> bytes:

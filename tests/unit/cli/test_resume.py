@@ -6,7 +6,7 @@ import pytest
 from espnet3.cli.main import main
 from espnet3.cli.run_control import parse
 from espnet3.errors import ConfigError
-from espnet3.parallel.detached.description import load_description
+from espnet3.parallel.detached.description import load_trusted
 from espnet3.parallel.detached.resume import changed_config
 from espnet3.shards.records import RecordPaths, read_deaths, read_stop
 
@@ -20,7 +20,7 @@ def description(detached):
     """The description of a run that was started on Slurm."""
     slurm = {"env": "slurm", "n_workers": 64, "retries": 7, "options": {"queue": "gpu"}}
     change_json(detached.paths.run, parallel={**slurm, "mode": "async", "adaptive": None})
-    return load_description(detached.root)
+    return load_trusted(detached.root)
 
 
 def test_another_backend_drops_options_and_keeps_what_is_of_the_run(description):
@@ -138,7 +138,7 @@ def test_retry_sets_shards_with_failed_items_aside(detached, capsys):
 
 
 def test_retry_with_changed_code_is_refused_before_anything_is_set_aside(detached, capsys):
-    code = load_description(detached.root).code
+    code = load_trusted(detached.root).code
     assert code
     change_json(detached.paths.run, code=dict.fromkeys(code, "another digest"))
     before = set(detached.root.glob("split.*"))

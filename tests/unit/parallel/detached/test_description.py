@@ -17,9 +17,9 @@ from espnet3.parallel.config import ParallelConfig
 from espnet3.parallel.detached.description import (
     add_to_sys_path,
     check_code,
-    load_code,
-    load_description,
+    load_runner,
     load_spec,
+    load_trusted,
     write_description,
 )
 from espnet3.parallel.faults import FaultPolicy
@@ -28,6 +28,10 @@ from espnet3.shards.records import RecordPaths
 
 _CONFIG = ParallelConfig(env="slurm", n_workers=3, options={"cores": 1, "memory": "1GB"})
 _POLICY = FaultPolicy(skip_errors=True, retries=1)
+
+
+def load_code(root, **trust):
+    return load_spec(root, **trust), load_runner(root, **trust)
 
 
 class Numbers:
@@ -54,7 +58,7 @@ def describe(root, runner=None):
 
 def test_a_description_is_read_as_it_was_written(awkward):
     written = describe(awkward)
-    read = load_description(awkward)
+    read = load_trusted(awkward)
     assert read == written
     assert read.config() == _CONFIG
     assert read.fault_policy() == _POLICY
@@ -120,23 +124,23 @@ def test_packed_spec_does_not_import_the_users_modules(tmp_path):
 def test_a_run_of_a_waiting_program_says_to_run_it_again(tmp_path):
     Times(Numbers(), output_dir=tmp_path)(range(2))
     with pytest.raises(RunFolderError, match="run the same command again"):
-        load_description(tmp_path)
+        load_trusted(tmp_path)
     with pytest.raises(RunFolderError, match=r"no manifest.json"):
-        load_description(tmp_path / "elsewhere")
+        load_trusted(tmp_path / "elsewhere")
 
 
 def test_a_damaged_description_says_what_to_do(tmp_path):
     describe(tmp_path)
     RecordPaths(tmp_path).run.write_text("{")
     with pytest.raises(RunFolderError, match="writes the file again"):
-        load_description(tmp_path)
+        load_trusted(tmp_path)
 
 
 def test_unknown_keys_of_a_later_version_are_left_alone(tmp_path):
     written = describe(tmp_path)
     path = RecordPaths(tmp_path).run
     path.write_text(json.dumps({**json.loads(path.read_text()), "later": 1}))
-    assert load_description(tmp_path) == written
+    assert load_trusted(tmp_path) == written
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can give a file away")
@@ -231,7 +235,7 @@ def test_a_script_of_its_own_travels_by_value(tmp_path):
     packed, runner = load_code(root)
     assert pickle.loads(packed).hooks.forward(4) == 5
     assert type(runner).__name__ == "Runner"
-    assert load_description(root).code == {}
+    assert load_trusted(root).code == {}
 
 
 def test_modules_that_the_runner_imports_or_the_config_names_are_looked_after(
