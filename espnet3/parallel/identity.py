@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from espnet3.config.content import WEIGHTS, changed_files, is_same
 from espnet3.config.fingerprint import diff, files_in, flatten, setting_of
 from espnet3.config.redact import REDACTED, mask, stands_for
-from espnet3.parallel.source import RULE, code_in, describe_modules, module_of, modules_above
+from espnet3.parallel.code_digests import RULE, code_in, describe_modules, module_of, modules_above
 from espnet3.shards.items import items_digest
 from espnet3.shards.manifest import Manifest
 from espnet3.text import first_few

@@ -30,10 +30,10 @@ from espnet3.io.records import (
     parse_record,
     parse_value,
 )
+from espnet3.parallel.code_digests import modules_named, own_files
 from espnet3.parallel.config import ParallelConfig
 from espnet3.parallel.faults import FaultPolicy
 from espnet3.parallel.parallel import as_parallel_config
-from espnet3.parallel.source import modules_named, own_files
 from espnet3.parallel.tasks import RunSpec, pack_spec
 from espnet3.shards.layout import manifest_path
 from espnet3.shards.manifest import Manifest, load_manifest
@@ -480,8 +480,8 @@ def _load_spec(packed: bytes, run_id: str, run_dir: str, n_shards: int) -> RunSp
 def digest_modules(spec: RunSpec, runner: Any) -> dict[str, str]:
     """Return the files of the user's modules that a run imports by name, with their digests.
 
-    The same modules as its results depend on: see `espnet3.parallel.source`. Not those of ESPnet3,
-    of installed packages, or of the script itself, which is in the pickle.
+    The same modules as its results depend on, see `code_digests`: not those of ESPnet3, of
+    installed packages, or of the script itself, which is in the pickle.
     """
     things = [type(runner), type(runner.provider), spec.setup_fn]
     files = own_files(things, modules_named(vars(runner.provider)))

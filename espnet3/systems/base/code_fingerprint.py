@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from espnet3.parallel.source import code_in, describe_modules, modules_above
+from espnet3.parallel.code_digests import code_in, describe_modules, modules_above
 
 # The provider and the runner themselves are described by every run.
 _BLOCKS = ("model", "dataset", "output_artifacts")
