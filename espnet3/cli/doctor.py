@@ -166,7 +166,7 @@ def _targets(subject: _Subject) -> list[tuple[str, str]]:
 def _training(subject: _Subject) -> list[Finding]:
     if not subject.values.get("trainer"):
         return []
-    from espnet3.trainer.launching.checkup import check_training
+    from espnet3.trainer.launching.launch_check import check_training
 
     return check_training(
         subject.loaded,

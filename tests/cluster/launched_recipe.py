@@ -18,7 +18,7 @@ if "--dry-run" in sys.argv:
     sys.exit()
 from espnet3.errors import EspnetError
 from espnet3.trainer.launching.devices import Wanted
-from espnet3.trainer.launching.launchers import check_slurm, check_torchrun
+from espnet3.trainer.launching.launch_check import check_slurm, check_torchrun
 from espnet3.trainer.launching.process_rank import process_rank
 
 rank = process_rank()

@@ -15,7 +15,7 @@ from espnet3.config.schema import FrozenConfig, validate
 from espnet3.errors import ConfigError, suggest
 from espnet3.schedulers import known_scheduler, scheduler_names, scheduler_of
 from espnet3.text import first_control_character, has_control_characters, hms
-from espnet3.trainer.launching.launchers import INTERACTIVE
+from espnet3.trainer.launching.launch_check import INTERACTIVE
 
 if TYPE_CHECKING:
     from espnet3.config.load import LoadedConfig

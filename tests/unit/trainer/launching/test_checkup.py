@@ -1,7 +1,7 @@
 import pytest
 
 from espnet3.config.load import load_config
-from espnet3.trainer.launching.checkup import check_training
+from espnet3.trainer.launching.launch_check import check_training
 
 
 @pytest.fixture
