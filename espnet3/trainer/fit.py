@@ -21,12 +21,12 @@ from espnet3.errors import ConfigError, blame, suggest
 from espnet3.trainer.checkpointing.checkpoints import CheckpointKeeper
 from espnet3.trainer.checkpointing.initial_weights import check_files, load_initial_weights
 from espnet3.trainer.checkpointing.resume import (
+    RandomStates,
     ResumePoint,
     find_resume_point,
     prepare_folder,
     report_resume,
 )
-from espnet3.trainer.checkpointing.training_state import RandomStates
 from espnet3.trainer.config import (
     TrainingConfig,
     blamed_argument,

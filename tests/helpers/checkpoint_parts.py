@@ -9,7 +9,7 @@ import torch
 
 from espnet3.trainer.checkpointing.checkpoint_io import AtomicCheckpointIO
 from espnet3.trainer.checkpointing.checkpoints import CheckpointKeeper
-from espnet3.trainer.checkpointing.training_state import RandomStates
+from espnet3.trainer.checkpointing.resume import RandomStates
 from espnet3.trainer.config import CheckpointConfig, Criterion
 
 torch.set_num_threads(1)

@@ -11,8 +11,7 @@ import torch
 
 from espnet3.errors import RunFolderError
 from espnet3.trainer.checkpointing import checkpoints
-from espnet3.trainer.checkpointing.averaging import average
-from espnet3.trainer.checkpointing.best_checkpoints import read_index
+from espnet3.trainer.checkpointing.best_checkpoints import average, read_index
 from espnet3.trainer.checkpointing.checkpoint_io import read_checkpoint
 from espnet3.trainer.config import CheckpointConfig, Criterion
 from tests.helpers import clean_process

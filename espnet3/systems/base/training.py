@@ -127,8 +127,7 @@ def _write_record(compared: Comparison | None, point: "ResumePoint | None") -> N
 
 def _average_at_the_end(exp_dir: Path, criteria: "Sequence[Criterion]") -> None:
     """Average what there is; a training that ended before its first validation has nothing."""
-    from espnet3.trainer.checkpointing.averaging import average_all
-    from espnet3.trainer.checkpointing.best_checkpoints import LAST, read_index
+    from espnet3.trainer.checkpointing.best_checkpoints import LAST, average_all, read_index
 
     if criteria and (exp_dir / LAST).is_dir():
         logger.warning(
@@ -321,7 +320,7 @@ def average(loaded: "LoadedConfig") -> Any:
     Returns:
         The files, or `Skipped` if there is no such entry.
     """
-    from espnet3.trainer.checkpointing.averaging import average_all
+    from espnet3.trainer.checkpointing.best_checkpoints import average_all
 
     loaded = completed(loaded)
     criteria = _criteria(loaded)

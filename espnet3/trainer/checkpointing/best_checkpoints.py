@@ -1,16 +1,33 @@
-"""The best checkpoints of each `best_model_criterion`, and `best.json`, which lists them."""
+"""The best checkpoints of each `best_model_criterion`: `best.json`, and averages of them."""
 
+import hashlib
 import json
+import logging
 import math
+import os
+import stat
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from espnet3.errors import RunFolderError
-from espnet3.io.atomic import StrPath, write_json
-from espnet3.trainer.checkpointing.checkpoint_io import read_checkpoint
+import lightning
+import torch
+
+from espnet3.errors import ConfigError, RunFolderError, suggest
+from espnet3.io.atomic import StrPath, fsync_dir, fsync_file, temp_path, write_json
+from espnet3.text import first_few
+from espnet3.trainer.checkpointing.checkpoint_io import (
+    explain_trouble,
+    read_checkpoint,
+    remove_path,
+    write_checkpoint,
+)
+from espnet3.trainer.checkpointing.weights import PREFIX, weights_in
 from espnet3.trainer.config import Criterion
+
+log = logging.getLogger(__name__)
 
 INDEX = "best.json"
 LAST = "last.ckpt"
@@ -122,3 +139,189 @@ def _read_lists(state: Mapping[str, Any]) -> dict[Criterion, list[Saved]]:
         ]
         for entry in state["criteria"]
     }
+
+
+@dataclass(frozen=True)
+class Averaged:
+    """The files of an average, and what went into it."""
+
+    safetensors: Path
+    """Weights under the names of the bare model."""
+    checkpoint: Path
+    """The same as a Lightning checkpoint, without optimizers."""
+    record: Path
+    """What was averaged: files, values, steps, sha256, date."""
+    sources: tuple[Saved, ...]
+    missing: tuple[Saved, ...]
+    """Of the best, those whose file is gone."""
+
+
+def average(exp_dir: StrPath, criterion: Criterion) -> Averaged:
+    """Write `<monitor>.ave_<K>best.{safetensors,ckpt,json}`: the mean of the best K checkpoints.
+
+    Floating-point weights are averaged in float64; integer ones, such as the number of batches
+    that a normalisation has seen, are those of the newest checkpoint. One checkpoint is read at a
+    time. With fewer than K, those that are there are averaged, with a warning.
+
+    Raises:
+        RunFolderError: there is none, they are of different models, or the disk is full.
+        ConfigError: the training did not keep the best of this metric.
+    """
+    folder = Path(exp_dir)
+    best = _best_of(folder, criterion)
+    sources = tuple(one for one in best if (folder / one.file).exists())
+    missing = tuple(one for one in best if one not in sources)
+    if not sources:
+        raise RunFolderError(
+            f"No checkpoint is left of the best of {criterion.monitor} in {folder}; "
+            f"{INDEX} lists {', '.join(one.file for one in best) or 'none'}. Train again, or put "
+            "the files back."
+        )
+    if len(sources) < criterion.k:
+        gone = f" {', '.join(one.file for one in missing)}: gone." if missing else ""
+        log.warning(
+            "Averaging %d checkpoint(s) of %s instead of %d: there are no more.%s",
+            len(sources), criterion.monitor, criterion.k, gone,
+        )  # fmt: skip
+    weights = mean_weights([folder / one.file for one in sorted(sources, key=lambda s: s.step)])
+    averaged = Averaged(
+        safetensors=folder / f"{criterion.stem}.safetensors",
+        checkpoint=folder / f"{criterion.stem}.ckpt",
+        record=folder / f"{criterion.stem}.json",
+        sources=sources,
+        missing=missing,
+    )
+    _write(averaged, criterion, weights)
+    log.info("Averaged %s to %s.", ", ".join(s.file for s in sources), averaged.safetensors)
+    return averaged
+
+
+def average_all(exp_dir: StrPath, criteria: Iterable[Criterion]) -> list[Averaged]:
+    """Average the best checkpoints of each criterion; see `average`."""
+    return [average(exp_dir, criterion) for criterion in criteria]
+
+
+def mean_weights(paths: list[Path]) -> dict[str, torch.Tensor]:
+    """Return the mean of the weights in checkpoints, oldest first; names of the bare model."""
+    sums: dict[str, torch.Tensor] = {}
+    newest: dict[str, torch.Tensor] = {}
+    for path in paths:
+        newest = weights_in(read_checkpoint(path, mmap=True), path)
+        if sums:
+            _check_same(sums, newest, path, paths[0])
+        for name, value in newest.items():
+            if _is_averaged(value):
+                wide = value.to(_wide(value), copy=True)
+                sums[name] = sums[name].add_(wide) if name in sums else wide
+            else:
+                sums[name] = value.clone()
+    return {
+        name: total.div_(len(paths)).to(newest[name].dtype) if _is_averaged(total) else total
+        for name, total in sums.items()
+    }
+
+
+def _best_of(folder: Path, criterion: Criterion) -> list[Saved]:
+    lists = read_index(folder)
+    for kept, saved in lists.items():
+        if (kept.monitor, kept.mode) == (criterion.monitor, criterion.mode):
+            return saved[: criterion.k]
+    known = [f"[{c.monitor}, {c.k}, {c.mode}]" for c in lists]
+    hint = suggest(criterion.monitor, [c.monitor for c in lists])
+    raise ConfigError(
+        f"{folder} has no list of the best of {criterion}: the training kept "
+        f"{', '.join(known) or 'only the last checkpoint'}.{hint} Write one of these in "
+        "best_model_criterion, or train with "
+        f"best_model_criterion: [[{criterion.monitor}, {criterion.k}, {criterion.mode}]]"
+    )
+
+
+def _is_averaged(value: torch.Tensor) -> bool:
+    return value.is_floating_point() or value.is_complex()
+
+
+def _wide(value: torch.Tensor) -> torch.dtype:
+    return torch.complex128 if value.is_complex() else torch.float64
+
+
+def _check_same(
+    sums: dict[str, torch.Tensor], weights: dict[str, torch.Tensor], path: Path, first: Path
+) -> None:
+    names = sorted(
+        {n for n in sums.keys() | weights.keys() if n not in sums or n not in weights}
+        | {n for n in sums.keys() & weights.keys() if sums[n].shape != weights[n].shape}
+    )
+    if names:
+        raise RunFolderError(
+            f"{path.name} and {first.name} in {path.parent} are of different models: "
+            f"{first_few(names, 5)} differ. Move those of the old model "
+            "away, or train from scratch with resume: never."
+        )
+
+
+def _write(averaged: Averaged, criterion: Criterion, weights: dict[str, torch.Tensor]) -> None:
+    newest = max(averaged.sources, key=lambda one: one.step)
+    with explain_trouble(averaged.safetensors, weights):
+        _write_safetensors(weights, averaged.safetensors)
+    checkpoint = {
+        "state_dict": {PREFIX + name: value for name, value in weights.items()},
+        "epoch": newest.epoch,
+        "global_step": newest.step,
+        "pytorch-lightning_version": lightning.__version__,
+    }
+    write_checkpoint(checkpoint, averaged.checkpoint)
+    with explain_trouble(averaged.record):
+        write_json(averaged.record, _record(averaged, criterion))
+
+
+def _write_safetensors(weights: dict[str, torch.Tensor], path: Path) -> None:
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
+    temp = temp_path(str(path))
+    Path(temp).touch()  # for the permissions that are usual here: `save_file` makes it private
+    permissions = stat.S_IMODE(os.stat(temp).st_mode)
+    # Tied weights were summed one by one, so no two tensors share their memory.
+    plain = {name: value.contiguous() for name, value in weights.items()}
+    try:
+        save_file(plain, temp, metadata={"format": "pt"})
+        os.chmod(temp, permissions)
+        fsync_file(temp)
+        os.replace(temp, path)
+    except SafetensorError as error:
+        remove_path(temp)
+        raise OSError(*_os_error(error)) from error
+    except BaseException:
+        remove_path(temp)
+        raise
+    fsync_dir(path.parent)
+
+
+def _os_error(error: Exception) -> tuple[int, str]:
+    # It is written by Rust, which names the number of the error only in its text.
+    text = str(error)
+    for number in range(1, 134):
+        if f"(os error {number})" in text:
+            return number, os.strerror(number)
+    return 5, text
+
+
+def _record(averaged: Averaged, criterion: Criterion) -> dict[str, Any]:
+    folder = averaged.record.parent
+    return {
+        "criterion": asdict(criterion),
+        "n_averaged": len(averaged.sources),
+        "averaged": [
+            {**asdict(one), "sha256": sha256(folder / one.file)} for one in averaged.sources
+        ],
+        "missing": [asdict(one) for one in averaged.missing],
+        "files": {p.name: sha256(p) for p in (averaged.safetensors, averaged.checkpoint)},
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "versions": {"torch": str(torch.__version__), "lightning": lightning.__version__},
+    }
+
+
+def sha256(path: Path) -> str:
+    """Return the SHA-256 of a file in hexadecimal digits."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

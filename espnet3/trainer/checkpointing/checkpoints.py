@@ -28,7 +28,7 @@ from espnet3.trainer.checkpointing.checkpoint_io import (
     remove_path,
     restore_folder,
 )
-from espnet3.trainer.checkpointing.training_state import (
+from espnet3.trainer.checkpointing.resume import (
     KEY,
     epoch_number,
     record_position,

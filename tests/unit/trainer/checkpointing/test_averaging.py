@@ -8,7 +8,12 @@ import pytest
 import torch
 
 from espnet3.errors import ConfigError, RunFolderError
-from espnet3.trainer.checkpointing.averaging import average, average_all, mean_weights, sha256
+from espnet3.trainer.checkpointing.best_checkpoints import (
+    average,
+    average_all,
+    mean_weights,
+    sha256,
+)
 from espnet3.trainer.checkpointing.weights import load_weights
 from espnet3.trainer.config import Criterion
 from tests.helpers.checkpoint_parts import LOSS, Loader, Module, Net, run

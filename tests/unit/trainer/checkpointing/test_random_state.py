@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from espnet3.trainer.checkpointing.checkpoint_io import AtomicCheckpointIO
-from espnet3.trainer.checkpointing.training_state import (
+from espnet3.trainer.checkpointing.resume import (
     RandomStates,
     random_state,
     seed_from,

@@ -6,7 +6,7 @@ import torch
 from lightning.pytorch.callbacks import EarlyStopping
 
 from espnet3.errors import ConfigError, RunFolderError
-from espnet3.trainer.checkpointing.averaging import average
+from espnet3.trainer.checkpointing.best_checkpoints import average
 from espnet3.trainer.checkpointing.resume import find_resume_point, prepare_folder, report_resume
 from tests.helpers.checkpoint_parts import LOSS, Module, Net, run
 
