@@ -19,7 +19,6 @@ from typing_extensions import override
 from espnet3.config.sources import names_places, set_in
 from espnet3.errors import ConfigError, blame, suggest
 from espnet3.trainer.checkpointing.checkpoints import CheckpointKeeper
-from espnet3.trainer.checkpointing.initial_weights import check_files, load_initial_weights
 from espnet3.trainer.checkpointing.resume import (
     RandomStates,
     ResumePoint,
@@ -33,11 +32,11 @@ from espnet3.trainer.config import (
     has_goal,
     load_training_config,
 )
+from espnet3.trainer.fine_tuning import Frozen, check_files, freeze, load_initial_weights
 from espnet3.trainer.launching.devices import count_cores
 from espnet3.trainer.launching.process_rank import LAUNCHED, process_rank
 from espnet3.trainer.module import TrainingModule
 from espnet3.trainer.optimization.optimization_config import OptimizationConfig, check_optimizers
-from espnet3.trainer.optimization.parameters import Frozen, freeze
 from espnet3.trainer.ranks.preemption import Preemption
 from espnet3.trainer.ranks.rank_watch import RankWatch
 from espnet3.trainer.reporting.history import History

@@ -11,6 +11,7 @@ from lightning.pytorch.strategies import FSDPStrategy
 from torch import Tensor, nn
 
 from espnet3.errors import TrainingError
+from espnet3.trainer.fine_tuning import NOTHING, Frozen
 from espnet3.trainer.lightning_internals import LowOverheadModule, is_log_point
 from espnet3.trainer.optimization.model_calls import (
     ModelInputs,
@@ -40,9 +41,9 @@ from espnet3.trainer.optimization.optimizers import (
     build_scheduler,
     check_combination,
     settings_of,
+    split_parameters,
     warn_of_kept,
 )
-from espnet3.trainer.optimization.parameters import NOTHING, Frozen, split_parameters
 
 _STATE = "espnet3_nonfinite"
 _LOG = "espnet3_log"

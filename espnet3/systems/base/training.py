@@ -288,7 +288,7 @@ def _padding(loader: "BatchLoader", durations: "Floats") -> float:
 
 def _describe_model(loaded: "LoadedConfig") -> str:
     from espnet3.trainer.config import load_training_config
-    from espnet3.trainer.optimization.parameters import freeze
+    from espnet3.trainer.fine_tuning import freeze
     from espnet3.trainer.reporting.summary import ModelSize
 
     model = build_model(loaded)

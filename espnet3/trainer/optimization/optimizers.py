@@ -1,4 +1,4 @@
-"""Build optimizers and schedulers, and decide which of their settings a resumed training keeps.
+"""Build optimizers and schedulers, and decide which settings a resumed training keeps.
 
 Changes of the config that were accepted take effect; what else differs, such as the length of a
 schedule, stays as the checkpoint has it, with a warning.
@@ -20,8 +20,10 @@ from torch.optim import Optimizer
 
 from espnet3.config.instantiate import instantiate
 from espnet3.config.targets import find_bad_argument, locate, signature_of
-from espnet3.errors import ConfigError
+from espnet3.errors import ConfigError, suggest
 from espnet3.io.atomic import StrPath
+from espnet3.text import first_few
+from espnet3.trainer.fine_tuning import first_parts, matches, plain_name
 from espnet3.trainer.optimization.optimization_config import (
     LENGTHS,
     OptimizationConfig,
@@ -34,6 +36,7 @@ logger = logging.getLogger(__name__)
 
 Settings = Mapping[str, Mapping[str, float]]
 """By optimizer, values by the names that torch has for them."""
+_MOST_NAMES = 8
 _PROGRESS = ("best", "num_bad_epochs", "cooldown_counter", "last_epoch", "_last_lr", "_step_count")
 
 
@@ -68,6 +71,96 @@ class TrainingLength:
 
 def _ceil(value: float) -> float:
     return math.ceil(value) if math.isfinite(value) else value
+
+
+def split_parameters(
+    model: nn.Module, optimization: OptimizationConfig
+) -> dict[str, list[nn.Parameter]]:
+    """Return the trainable parameters of each optimizer, in the order of the model.
+
+    Raises:
+        ConfigError: a parameter belongs to no optimizer or to several, or a prefix names nothing.
+    """
+    trainable = {plain_name(n): p for n, p in model.named_parameters() if p.requires_grad}
+    if not trainable:
+        raise ConfigError(
+            f"{type(model).__name__} has no trainable parameter. Leave some with "
+            "requires_grad=True, or check that the layers are attributes of the model."
+        )
+    frozen = [plain_name(n) for n, p in model.named_parameters() if not p.requires_grad]
+    _check_prefixes(trainable, frozen, optimization)
+    owners = {name: _owners(name, optimization) for name in trainable}
+    _check_orphans([n for n, o in owners.items() if not o], optimization)
+    _check_shared({n: o for n, o in owners.items() if len(o) > 1})
+    return {
+        optimizer: [p for name, p in trainable.items() if owners[name] == [optimizer]]
+        for optimizer in optimization.optimizers
+    }
+
+
+def _owners(name: str, optimization: OptimizationConfig) -> list[str]:
+    return [
+        optimizer
+        for optimizer, config in optimization.optimizers.items()
+        if (not config.params and len(optimization.optimizers) == 1)
+        or any(matches(name, prefix) for prefix in config.params)
+    ]
+
+
+def _check_prefixes(
+    names: Mapping[str, object], frozen: Sequence[str], optimization: OptimizationConfig
+) -> None:
+    modules = first_parts(names)
+    for optimizer, config in optimization.optimizers.items():
+        key = f"optimizers.{optimizer}.params"
+        if not config.params and len(optimization.optimizers) > 1:
+            raise ConfigError(
+                f"{key} is not set, but with several optimizers each needs its parameters. "
+                f"Write: params: [...], from {first_few(modules, _MOST_NAMES)}"
+            )
+        for prefix in config.params:
+            if any(matches(name, prefix) for name in names):
+                continue
+            if any(matches(name, prefix) for name in frozen):
+                raise ConfigError(
+                    f"{key} has {prefix!r}",
+                    key=key,
+                    problem="but all that begins so is frozen (see freeze), so that this "
+                    "optimizer has nothing to do",
+                    fix=f"Delete {prefix!r} there, or optimizers.{optimizer}; or take it out of "
+                    "freeze.",
+                )
+            raise ConfigError(
+                f"{key} has {prefix!r}",
+                key=key,
+                problem=f"but no trainable parameter begins so.{suggest(prefix, modules)} The "
+                f"model has: {first_few(modules, _MOST_NAMES)}.",
+            )
+
+
+def _check_orphans(orphans: Sequence[str], optimization: OptimizationConfig) -> None:
+    if not orphans:
+        return
+    optimizer, config = next(iter(optimization.optimizers.items()))
+    line = ", ".join([*config.params, *first_parts(orphans)])
+    raise ConfigError(
+        f"{len(orphans)} trainable parameter(s) belong to no optimizer: "
+        f"{first_few(orphans, _MOST_NAMES)}. "
+        f"Add them to one, such as optimizers.{optimizer}.params: [{line}], or freeze them in the "
+        "model by requires_grad_(False)."
+    )
+
+
+def _check_shared(shared: Mapping[str, Sequence[str]]) -> None:
+    if not shared:
+        return
+    name, owners = next(iter(shared.items()))
+    raise ConfigError(
+        f"{len(shared)} parameter(s) belong to several optimizers: "
+        f"{first_few(shared, _MOST_NAMES)}. "
+        f"{name!r} fits optimizers.{owners[0]}.params and optimizers.{owners[1]}.params: make the "
+        "prefixes of one of them longer, so that each parameter fits one."
+    )
 
 
 def build_optimizer(

@@ -7,11 +7,8 @@ from safetensors.torch import save_file
 
 from espnet3.config.load import load_config
 from espnet3.errors import ConfigError
-from espnet3.trainer.checkpointing.initial_weights import (
-    InitReport,
-    load_initial_weights,
-)
 from espnet3.trainer.config import METHODS, load_training_config
+from espnet3.trainer.fine_tuning import InitReport, load_initial_weights
 from tests.helpers.checkpoint_parts import Net
 
 

@@ -9,8 +9,9 @@ from torch import nn
 from espnet3.config.load import load_config
 from espnet3.errors import ConfigError
 from espnet3.trainer.config import load_training_config
+from espnet3.trainer.fine_tuning import freeze
 from espnet3.trainer.optimization.optimization_config import OptimizationConfig
-from espnet3.trainer.optimization.parameters import freeze, split_parameters
+from espnet3.trainer.optimization.optimizers import split_parameters
 from espnet3.trainer.reporting.summary import ModelSize
 
 

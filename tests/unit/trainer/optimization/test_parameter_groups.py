@@ -3,7 +3,7 @@ from torch import nn
 
 from espnet3.errors import ConfigError
 from espnet3.trainer.optimization.optimization_config import OptimizationConfig
-from espnet3.trainer.optimization.parameters import split_parameters
+from espnet3.trainer.optimization.optimizers import split_parameters
 
 SGD = {"_target_": "torch.optim.SGD", "lr": 0.1}
 

@@ -1,6 +1,6 @@
-"""`init`: the weights before the first step, and a log line that says what they are.
+"""Fine-tuning: `init`, the weights before the first step, and `freeze`, what stays as it is.
 
-They come from a file, whole or by parts, or are drawn by a method that ESPnet2 names.
+Initial weights come from a file, whole or by parts, or are drawn by a method that ESPnet2 names.
 """
 
 import logging
@@ -17,15 +17,15 @@ from torch import nn
 from torch.nn.parameter import UninitializedParameter
 
 from espnet3.errors import ConfigError, RunFolderError, suggest
-from espnet3.text import first_few, folded
+from espnet3.text import amount, count, first_few, folded, share_text
 from espnet3.trainer.checkpointing.weights import load_weights
 from espnet3.trainer.config import METHODS, InitConfig, InitEntry, MethodConfig
 
 log = logging.getLogger(__name__)
 
-KEY = "init"
-_MOST_GROUPS = 8
-
+_INIT, _FREEZE = "init", "freeze"
+_MOST_NAMES = 8
+_WRAPPERS = ("_fsdp_wrapped_module.", "_orig_mod.", "_checkpoint_wrapped_module.")
 _DRAW: Mapping[str, Callable[[torch.Tensor], Any]] = {
     "chainer": lambda weight: nn.init.normal_(weight, 0.0, _fan_in(weight) ** -0.5),
     "xavier_uniform": nn.init.xavier_uniform_,
@@ -94,7 +94,7 @@ def check_files(entries: Sequence[InitEntry]) -> None:
 
 
 def _key(entries: Sequence[InitEntry], index: int) -> str:
-    return f"{KEY}.{index}.path" if len(entries) > 1 else f"{KEY}.path"
+    return f"{_INIT}.{index}.path" if len(entries) > 1 else f"{_INIT}.path"
 
 
 def load_initial_weights(model: torch.nn.Module, entries: Sequence[InitEntry]) -> list[InitReport]:
@@ -154,7 +154,7 @@ def _draw(model: nn.Module, entry: MethodConfig) -> None:
     if not n_drawn:
         tops = ", ".join(name for name, _ in model.named_children())
         raise ConfigError(
-            key=KEY,
+            key=_INIT,
             problem=f"draws no weight of {type(model).__name__}: it has no matrix below to: "
             f"{entry.to!r} that exclude leaves. It has: {tops}",
             fix=f"Write: init: {entry.method}",
@@ -213,7 +213,7 @@ def _renamed(weights: dict[str, torch.Tensor], entry: InitConfig) -> dict[str, t
     if not taken:
         prefixes = sorted({name.partition(".")[0] for name in weights})
         raise ConfigError(
-            f"{KEY}: {entry.path} has no weights below from: {entry.source}."
+            f"{_INIT}: {entry.path} has no weights below from: {entry.source}."
             f"{suggest(entry.source, prefixes)} It has: {', '.join(prefixes[:20])}."
         )
     cut = len(source) + 1 if source else 0
@@ -226,7 +226,7 @@ def _is_below(name: str, prefix: str) -> bool:
 
 
 def _is_excluded(name: str, patterns: Iterable[str]) -> bool:
-    return any(_is_below(name, pattern) or fnmatchcase(name, pattern) for pattern in patterns)
+    return any(matches(name, pattern) for pattern in patterns)
 
 
 def _nothing_fits(report: InitReport, entry: InitConfig, model: torch.nn.Module) -> str:
@@ -254,4 +254,166 @@ def _counted(group: str, n: int) -> str:
 def _listing(title: str, items: list[str], n: int | None = None) -> list[str]:
     if not items:
         return []
-    return [f"  {n or len(items)} {title}: {first_few(items, _MOST_GROUPS)}"]
+    return [f"  {n or len(items)} {title}: {first_few(items, _MOST_NAMES)}"]
+
+
+@dataclass(frozen=True)
+class Frozen:
+    """What of a model is frozen."""
+
+    modules: Mapping[str, nn.Module]
+    """The outermost modules all of which is frozen, by name; they stay in eval mode."""
+    parameters: tuple[str, ...]
+    """Names of all frozen parameters."""
+    n_frozen: int
+    n_parameters: int
+    """Numbers in them, and in the whole model; tied ones count once."""
+    changed: tuple[nn.Parameter, ...] = ()
+    """Parameters that were trainable before."""
+
+    def hold(self) -> None:
+        """Put the modules back into eval mode, after whatever has set the model to train mode.
+
+        So the running statistics of a BatchNorm stay as they are, and nothing is dropped out.
+        """
+        for module in self.modules.values():
+            if module.training:
+                module.eval()
+
+    def warn_of_others(self, model: nn.Module) -> None:
+        """Warn of modules in eval mode that `freeze` does not name; Lightning leaves them in it."""
+        held = {id(module) for one in self.modules.values() for module in one.modules()}
+        found = {plain_name(n): m for n, m in model.named_modules() if not m.training}
+        others = [name for name, module in found.items() if id(module) not in held]
+        if others:
+            log.warning(
+                "%s in eval mode at the start of training, and stay so: no dropout, and running "
+                "statistics as they are. For all of it, call model.train() first; to mean it, "
+                "write: freeze: [...]",
+                "The whole model is"
+                if others[0] == ""
+                else f"Of the model, {first_few(others, _MOST_NAMES)} are",
+            )
+
+    def release(self) -> None:
+        """Make trainable again what was so before."""
+        for parameter in self.changed:
+            parameter.requires_grad_(True)
+
+    def __str__(self) -> str:
+        inside = tuple(f"{name}." for name in self.modules)
+        single = [name for name in self.parameters if not name.startswith(inside)]
+        parts = [
+            *([f"{first_few(self.modules, _MOST_NAMES)} (in eval mode)"] if self.modules else []),
+            *(
+                [f"{count(len(single), 'parameter')} by name ({first_few(single, _MOST_NAMES)})"]
+                * bool(single)
+            ),
+        ]
+        share = self.n_frozen / self.n_parameters if self.n_parameters else 0.0
+        return (
+            f"Frozen: {' and '.join(parts)}; {amount(self.n_frozen)} of "
+            f"{amount(self.n_parameters)} parameters, {share_text(share)}"
+        )
+
+
+NOTHING = Frozen({}, (), 0, 0)
+
+
+def freeze(model: nn.Module, patterns: Sequence[str]) -> Frozen:
+    """Freeze what the patterns name, put it into eval mode, and log what that is.
+
+    A pattern fits a parameter by its name or by that of a module around it: `encoder`,
+    `encoder.*`, `*.norm`, `encoder.layers.[0-5].*`, `decoder.embed.weight`.
+
+    Raises:
+        ConfigError: a pattern fits nothing, or nothing would be left to train.
+    """
+    if not patterns:
+        return NOTHING
+    modules = {plain_name(name): module for name, module in model.named_modules() if name}
+    # A tied weight has two names, and may be meant by either.
+    named = {plain_name(n): p for n, p in model.named_parameters(remove_duplicate=False)}
+    for index, pattern in enumerate(patterns):
+        if not any(matches(name, pattern) for name in (*named, *modules)):
+            key = f"{_FREEZE}.{index}" if len(patterns) > 1 else _FREEZE
+            raise _unknown(key, pattern, named, modules, model)
+    chosen = {n: p for n, p in named.items() if any(matches(n, pattern) for pattern in patterns)}
+    ids = {id(parameter) for parameter in chosen.values()}
+    if not any(p.requires_grad for p in named.values() if id(p) not in ids):
+        raise ConfigError(
+            key=_FREEZE,
+            problem=f"leaves nothing of {type(model).__name__} to train: {', '.join(patterns)} "
+            "names all of its trainable parameters",
+            fix=_way_out([*modules, *named], named),
+        )
+    changed = tuple({id(p): p for p in chosen.values() if p.requires_grad}.values())
+    for parameter in changed:
+        parameter.requires_grad_(False)
+    held = {
+        name: module for name, module in modules.items() if _is_held(name, module, patterns, ids)
+    }
+    frozen = Frozen(
+        {n: m for n, m in held.items() if not any(n.startswith(f"{above}.") for above in held)},
+        tuple(n for n, p in named.items() if id(p) in ids),
+        sum(_size(p) for p in model.parameters() if id(p) in ids),
+        sum(_size(p) for p in model.parameters()),
+        changed,
+    )
+    frozen.hold()
+    log.info("%s", frozen)
+    return frozen
+
+
+def _is_held(name: str, module: nn.Module, patterns: Sequence[str], frozen: set[int]) -> bool:
+    """Tell whether all of a module is frozen: it is named, or each of its parameters is."""
+    own = list(module.parameters())
+    if any(id(parameter) not in frozen for parameter in own):
+        return False  # a pattern such as *.weight takes a part of it
+    return bool(own) or any(matches(name, pattern) for pattern in patterns)
+
+
+def _size(parameter: nn.Parameter) -> int:
+    return 0 if isinstance(parameter, UninitializedParameter) else parameter.numel()
+
+
+def _unknown(
+    key: str, pattern: str, named: Mapping[str, Any], modules: Mapping[str, Any], model: nn.Module
+) -> ConfigError:
+    bare = pattern.removesuffix(".*").removesuffix("*")
+    hint = suggest(bare, [*modules, *named]) or suggest(bare.partition(".")[0], modules)
+    names = [hint.split("'")[1]] if hint else [*modules, *named]
+    return ConfigError(
+        key=key,
+        value=pattern,
+        problem=f"but {type(model).__name__} has no module or parameter of that name.{hint} "
+        f"It has: {first_few(first_parts(named), _MOST_NAMES)}",
+        fix=_way_out(names, named),
+    )
+
+
+def _way_out(names: Sequence[str], named: Mapping[str, nn.Parameter]) -> str:
+    """Return a line with the first of some names that would leave something to train."""
+    trainable = [name for name, parameter in named.items() if parameter.requires_grad]
+    fits = (one for one in names if not all(matches(name, one) for name in trainable))
+    found = next(fits, None)
+    return f"Write: freeze: [{found}]" if found else "Delete freeze."
+
+
+def plain_name(name: str) -> str:
+    """Return the name without what wrappers add to it."""
+    for wrapper in _WRAPPERS:
+        name = name.replace(wrapper, "")
+    return name
+
+
+def matches(name: str, prefix: str) -> bool:
+    """Tell whether a name is that of a prefix, or below it; `*` stands for anything."""
+    prefix = prefix.removesuffix(".")
+    is_below = name == prefix or name.startswith(f"{prefix}.")
+    return is_below or fnmatchcase(name, prefix) or fnmatchcase(name, f"{prefix}.*")
+
+
+def first_parts(names: Iterable[str]) -> list[str]:
+    """Return the outermost modules of some parameters."""
+    return list(dict.fromkeys(name.partition(".")[0] for name in names))
