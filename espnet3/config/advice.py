@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from espnet3.config.own_keys import ALL, OWN, READERS, SIZES, Unfit, flow
+from espnet3.config.own_keys import ALL, OWN, READERS, SIZES, Unfit, UnfitKey, flow
 from espnet3.config.redact import redact
 from espnet3.config.resolve import REFERENCE
 from espnet3.config.sources import dotted, join_key
@@ -163,9 +163,10 @@ def _translate(place: Place, path: tuple[str, ...], value: Any, has: Has) -> Set
     """Return our settings for a value, or the sentence that says why there are none."""
     try:
         return place.way(value, has)
+    except UnfitKey as unfit:
+        return str(unfit)
     except Unfit as unfit:
-        text = str(unfit)
-        return f"{'.'.join(path)} {text}." if text.startswith("takes") else text
+        return f"{'.'.join(path)} {unfit}."
 
 
 def _for_others(

@@ -148,7 +148,11 @@ BLOCK_HOMES = {
 
 
 class Unfit(ValueError):
-    """The value cannot be meant for the key; the message says what that takes."""
+    """The value cannot be meant for the key; the message, behind the key, says what that takes."""
+
+
+class UnfitKey(Unfit):
+    """The same as a whole sentence, which names the key of ours."""
 
 
 def keep(value: Any) -> Any:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from espnet3.config.sources import join_key
 from espnet3.config.trust import PackedModelError, current_trust
-from espnet3.errors import ConfigError, suggest
+from espnet3.errors import ConfigError, closest, suggest
 
 if TYPE_CHECKING:
     from espnet3.config.load import LoadedConfig
@@ -164,10 +164,12 @@ def _step(parent: Any, parent_path: str, part: str, rest: str) -> Any:
             if error.name != f"{parent_path}.{part}":
                 raise
     known = _names_in(parent)
-    hint = suggest(part, known)
-    fixed = ".".join(filter(None, [parent_path, hint.split("'")[1], rest])) if hint else ""
-    write = f" Write: _target_: {fixed}" if fixed else f" It has: {_listing(known)}."
-    raise BadTarget(f"{parent_path!r} has no {part!r}.{hint}{write}")
+    close = closest(part, known)
+    hint = f"It has: {_listing(known)}."
+    if close:
+        fixed = ".".join(filter(None, [parent_path, close, rest]))
+        hint = f"Did you mean {close!r}? Write: _target_: {fixed}"
+    raise BadTarget(f"{parent_path!r} has no {part!r}. {hint}")
 
 
 def _names_in(parent: Any) -> list[str]:

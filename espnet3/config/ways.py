@@ -13,6 +13,7 @@ from espnet3.config.own_keys import (
     TRAIN,
     WORKERS,
     Unfit,
+    UnfitKey,
     count,
     existing,
     flow,
@@ -90,7 +91,7 @@ def to(key: str, convert: Callable[[Any], Any] = keep, more: Settings | None = N
         try:
             return {key: convert(value), **(more or {})}
         except Unfit as unfit:
-            raise Unfit(f"The key here is {key}, which {unfit}.") from None
+            raise UnfitKey(f"The key here is {key}, which {unfit}.") from None
 
     return write
 
@@ -174,7 +175,7 @@ def accelerator(value: Any, has: Has) -> Settings | str:
     kind, _, index = str(value).lower().partition(":")
     chosen = {"trainer.accelerator": "gpu" if kind in ("cuda", "gpu") else kind}
     if kind not in ("cuda", "gpu", "cpu", "mps", "tpu", "auto"):
-        raise Unfit(f"trainer.accelerator takes gpu, cpu or auto, and this is {value!r:.60}.")
+        raise UnfitKey(f"trainer.accelerator takes gpu, cpu or auto, and this is {value!r:.60}.")
     return {**chosen, "trainer.devices": [int(index)]} if index.isdigit() else chosen
 
 
@@ -398,7 +399,9 @@ def precision(value: Any, has: Has) -> Settings | str:
         **{exact: exact for exact in ("bf16-true", "16-true", "transformer-engine")},
     }
     if word not in words:
-        raise Unfit(f"trainer.precision takes 32-true, bf16-mixed or 16-mixed, not {value!r:.60}.")
+        raise UnfitKey(
+            f"trainer.precision takes 32-true, bf16-mixed or 16-mixed, not {value!r:.60}."
+        )
     return {"trainer.precision": words[word]}
 
 
