@@ -27,8 +27,7 @@ from espnet3.components.data.stats import (
 )
 from espnet3.errors import EspnetError, IncompleteRunError, ProviderError
 from espnet3.io.atomic import open_atomic, write_text
-from espnet3.io.names import safe_name
-from espnet3.io.scp import check_id
+from espnet3.io.scp import check_id, safe_name
 from espnet3.io.tables import JsonlWriter, read_jsonl
 from espnet3.parallel.base_runner import BaseRunner
 from espnet3.shards.layout import FAILED

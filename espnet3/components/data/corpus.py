@@ -23,7 +23,7 @@ from espnet3.io.atomic import (
     write_json,
 )
 from espnet3.io.json_text import dump_json
-from espnet3.io.names import safe_name
+from espnet3.io.scp import safe_name
 from espnet3.io.tables import JsonlWriter, read_jsonl
 from espnet3.parallel.base_runner import BaseRunner
 from espnet3.parallel.code_digests import RULE, describe_code

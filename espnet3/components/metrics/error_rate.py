@@ -31,8 +31,7 @@ from espnet3.components.metrics.text_cleaning import TextCleaner
 from espnet3.errors import ConfigError
 from espnet3.io.atomic import open_atomic
 from espnet3.io.json_text import dump_json
-from espnet3.io.names import safe_name
-from espnet3.io.scp import escape_value
+from espnet3.io.scp import escape_value, safe_name
 
 logger = logging.getLogger(__name__)
 

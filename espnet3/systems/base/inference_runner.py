@@ -13,8 +13,7 @@ from typing import Any
 from espnet3.components.data.errors import DataError
 from espnet3.errors import ConfigError, IncompleteRunError, RecordError, suggest
 from espnet3.io.artifacts import write_artifact
-from espnet3.io.names import safe_name
-from espnet3.io.scp import ScpWriter, read_scp
+from espnet3.io.scp import ScpWriter, read_scp, safe_name
 from espnet3.io.tables import JsonlWriter, read_jsonl
 from espnet3.parallel.base_runner import BaseRunner, one_or_more
 from espnet3.parallel.hooks import overridden

@@ -8,8 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from espnet3.errors import RecordError
-from espnet3.io.names import MAX_NAME_BYTES, safe_name
-from espnet3.io.scp import check_id
+from espnet3.io.scp import MAX_NAME_BYTES, check_id, safe_name
 
 NASTY = st.text(
     st.sampled_from("ab./%-~ 2F:\\\n\x00\u0301\u0307é\ud800日"), min_size=1, max_size=12
