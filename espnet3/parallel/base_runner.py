@@ -199,6 +199,7 @@ class BaseRunner:
             total = None if seconds is None else float(seconds.sum())
             return self._run_in_folder(items, config, client, costs, total)
         except EspnetError as error:
+            # Its message says all; a traceback through our frames would hide it.
             raise error.with_traceback(None) from error.__cause__
         except RunInterrupted:
             say_how_to_resume(self.output_dir)

@@ -103,7 +103,7 @@ class SharedCluster:
         """Return the client; the first call starts the cluster, whose jobs log into `log_dir`."""
         from espnet3.parallel.clusters.job_options import with_log_folder
 
-        if self._client is None:
+        if self._client is None:  # not before: a run that is complete needs no cluster
             config = with_log_folder(self.config, log_dir)
             self._client = self._stack.enter_context(open_client(config))
         return self._client

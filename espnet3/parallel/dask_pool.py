@@ -38,11 +38,11 @@ _LOOK_SECONDS = 1.0
 # Seconds after which missing workers are logged: soon if there are none, then less and less.
 _TELL_SECONDS = (15.0, 300.0)
 _TELL_OF_SOME_SECONDS = 60.0
-_MANY = 1  # queued shards per worker
+_MANY = 1  # queued shards per worker, so that prefetching cannot make a slow one the last
 _NEXT = " (next)"
 _BEAT_SECONDS = 1.0
-_FIRST_BEAT_SECONDS = 0.1
-_NEEDS_SPEC = b""
+_FIRST_BEAT_SECONDS = 0.1  # until a worker has reported a position, it gets no second attempt
+_NEEDS_SPEC = b""  # no pickle is empty
 _Spec = tuple[list[str], bytes]
 """Where the driver finds its modules, and the pickled `RunSpec`."""
 
@@ -115,7 +115,7 @@ class DaskPool:
             pure=False,
             priority=-next(self._turns),  # a worker takes what has waited longest
         )
-        self._knows_spec.add(address)
+        self._knows_spec.add(address)  # if its process was restarted since, it asks again
         self._running[worker] = (future, task)
         self._positions[worker] = -1
         future.add_done_callback(self._note_end)

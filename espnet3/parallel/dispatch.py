@@ -34,7 +34,7 @@ from espnet3.shards.commit import read_position
 from espnet3.shards.lease import HEARTBEAT
 
 logger = logging.getLogger(__name__)
-_POLL_SECONDS = 0.2
+_POLL_SECONDS = 0.2  # results wake it at once; this is for signals, deaths and new workers
 _SLOW_SECONDS = 60.0
 
 
@@ -204,7 +204,7 @@ class Dispatcher:
 
     def _finish(self, event: Finished) -> None:
         self._running.pop(event.worker, None)
-        self._early_deaths = 0
+        self._early_deaths = 0  # workers can start here, so later deaths are about items
         result = event.result
         self._source.clean_up(result.task)
         if result.stopped is not None:

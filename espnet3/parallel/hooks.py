@@ -150,7 +150,7 @@ def bind(function: Hook, leading: Sequence[str], env: Mapping[str, Any]) -> Hook
     if unmet:
         raise ProviderError(_unmet(function, unmet[0], env))
     if n_leading == len(leading) and not kwargs:
-        return function
+        return function  # nothing to add: spare the call of a wrapper for each item
     return _fix(function, len(leading), n_leading, kwargs)
 
 

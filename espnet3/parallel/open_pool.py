@@ -123,7 +123,7 @@ def _open(
             )
         yield InlinePool(replace(spec, setup_fn=provider.build_env_local))
         return
-    packed = pack_spec(replace(spec, setup_fn=setup_fn), provider)
+    packed = pack_spec(replace(spec, setup_fn=setup_fn), provider)  # before anything is started
     n_workers = min(config.n_workers, n_tasks)
     if client is not None:
         from espnet3.parallel.dask_pool import DaskPool
@@ -187,7 +187,7 @@ class InlinePool:
     """Pool of one worker in this process: runs attempts one after the other, inside `poll`."""
 
     def __init__(self, spec: RunSpec) -> None:
-        self._folder = os.getcwd()
+        self._folder = os.getcwd()  # a forward() may change it: `stop` goes back
         begin = time.monotonic()
         env = check_env(_build(spec), "build_env_local()")
         self._load_seconds = time.monotonic() - begin

@@ -186,6 +186,7 @@ class _Worker:
         return Finished(self.name, load_result(data[1:], task))
 
     def _await_exit(self) -> None:
+        # The pipe closes a moment before the exit code is there, which says why it died.
         with suppress(subprocess.TimeoutExpired):
             self.process.wait(timeout=1)
 
@@ -223,6 +224,7 @@ def _spawn(link: socket.socket, log: str, environment: dict[str, str]) -> "subpr
 
 
 def _environment(rank: int, threads: int) -> dict[str, str]:
+    # Without a limit each worker would start as many threads as the machine has cores.
     limits = {name: str(threads) for name in THREAD_VARIABLES}
     return {**limits, **os.environ, "LOCAL_RANK": str(rank), "PYTHONUNBUFFERED": "1"}
 

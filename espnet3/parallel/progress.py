@@ -11,7 +11,7 @@ from espnet3.text import duration
 
 logger = logging.getLogger(__name__)
 _BAR_SECONDS = 0.25
-_LINE_SECONDS = 60.0
+_LINE_SECONDS = 60.0  # a log is read later, and should show more than progress
 
 
 class Progress:

@@ -20,6 +20,7 @@ from typing import NoReturn
 from espnet3.errors import RunInterrupted
 
 logger = logging.getLogger(__name__)
+# Slurm kills 30 s after SIGTERM by default (KillWait): longer cleaning up would be cut off.
 _GRACE_SECONDS = 4.0
 _CLEAN_UP_SECONDS = 30.0
 _SOON_SECONDS = 0.02

@@ -28,7 +28,7 @@ from espnet3.parallel.tasks import (
     secrets_held,
 )
 
-BEAT_SECONDS = 0.25
+BEAT_SECONDS = 0.25  # how late a driver may see progress, or a worker that its driver is gone
 
 
 def main() -> None:
@@ -48,7 +48,7 @@ class Link:
 
     def __init__(self, connection: Connection, log: str) -> None:
         self._connection = connection
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # two threads send, and messages must not mix
         self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self.position: Any = lambda: -1
         threading.Thread(target=self._serve, name="link", daemon=True).start()

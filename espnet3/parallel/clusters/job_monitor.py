@@ -25,14 +25,17 @@ logger = logging.getLogger(__name__)
 
 MAX_EARLY_LOSSES = 3
 """Jobs in a row that may end without finishing anything before the run is given up."""
+# Heartbeats of Dask come every few seconds, but none while C code holds the interpreter lock.
 _SILENT_SECONDS = 25.0
 # How often the scheduler is asked: it serves a whole centre.
 _ASK_SECONDS = (3.0, 30.0)
-_CALM_SECONDS = 15.0
+_CALM_SECONDS = 15.0  # between two polls while all workers are connected
 _RETRY_SECONDS = 10.0
+# Words of refusals that are about the moment, not about the options.
 _TRANSIENT = ("timed out", "emporar", "Unable to contact", "Connection refused", "try again")
 GONE_SECONDS = 45.0
 """Seconds that a job may be without its worker; a nanny restarts one within seconds."""
+# A job whose worker lived longer than this did something; what ended it is not its start.
 _EARLY_SECONDS = 60.0
 _LOST_PER_WORKER = 3
 _REACH_SECONDS = 3.0
@@ -102,6 +105,7 @@ class MonitoredJob:
             return "fine"
         if phase == "pending":
             return "requeued"
+        # The scheduler says that it runs: its nanny may be restarting the worker.
         return "lost" if now - self.gone > GONE_SECONDS else "fine"
 
     def requeue(self, now: float) -> None:
@@ -413,7 +417,7 @@ class JobMonitor:
             else:
                 self._idle_since.setdefault(name, now)
         for address, name in names.items():
-            if name in self._lost:
+            if name in self._lost:  # it was replaced: two workers for one job exceed the limits
                 logger.warning("Ending a worker of the lost job %s", self._lost[name])
                 self._cluster.remove_worker(address)
 
@@ -514,6 +518,7 @@ class JobMonitor:
     def _change(self, n_more: int) -> None:
         names = self._cluster.change(drop=self._to_drop, n_more=n_more)
         self._to_drop = []
+        # One change at a time: a submission takes seconds, and this must return in milliseconds.
         self._is_changing = True
         for name in names:
             replaces = self._to_replace.popleft() if self._to_replace else ""

@@ -38,6 +38,7 @@ logger = logging.getLogger(__name__)
 PRELOAD = "espnet3.parallel.clusters.worker_preload"
 _LOOPBACK = "127.0.0.1:0"
 _WORKER_COMMANDS = ("distributed.cli.dask_worker", "dask_cuda.cli")
+# Seconds that a worker tries to reach the driver: a busy one is slow to answer.
 _DEATH_SECONDS = 120
 _BREAKS_WORDS = re.compile(r"""[\s'"`\\;&|<>()*?#!]""")
 # What dask-jobqueue still takes under an older name, unless the newer one is there as well.

@@ -321,6 +321,7 @@ class _ClusterStart:
         self.cluster: Any = None
         self.error: BaseException | None = None
         self._is_abandoned = False
+        # The start may end just when it is abandoned: one of the two threads must close it.
         self._lock = threading.Lock()
         threading.Thread(target=self._run, args=[start], name="start", daemon=True).start()
 

@@ -115,7 +115,7 @@ def _mark(run_dir: Path, reason: str) -> Cancelled:
     by = f"{getpass.getuser()}@{socket.gethostname()}"
     with folder_errors(run_dir):
         paths = make_folders(run_dir)
-        if read_stop(paths) is None:  # why it failed must not be forgotten
+        if read_stop(paths) is None:  # else the reason of an earlier stop would be lost
             write_stop(paths, StopMark("cancelled", reason or f"cancelled by {by}", by))
     return Cancelled(run_dir, n_workers=len(read_crew(run_dir).living))
 

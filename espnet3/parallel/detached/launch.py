@@ -154,6 +154,7 @@ def submit_missing(roots: Sequence[Path], config: "ParallelConfig", n_shards: in
         n_shards: how many shards are to be run in all; no more workers are submitted.
     """
     n_wanted = min(config.n_workers, max(n_shards, 1))  # one, if only the merge is left
+    # Not their sum: one worker serves all folders, and is recorded in each.
     n_there = max(count_crew(root, config.env) for root in roots)
     n_missing = max(n_wanted - n_there, 0)
     if n_missing:

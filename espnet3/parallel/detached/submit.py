@@ -143,6 +143,7 @@ def _submit_jobs(work: "WorkerJob", config: ParallelConfig, n_workers: int) -> l
     records: list[JobRecord] = []
     for _ in range(n_workers):
         submitted = folder_time(work.roots[0])
+        # By the tag a job that starts finds its record, if its number was never written there.
         tagged = replace(work, tag=uuid.uuid4().hex[:12])
         job = make_job(config, tagged, submitted)
         try:
