@@ -12,9 +12,9 @@ from espnet3.components.data.audio import Audio, AudioForm, Source, in_threads, 
 from espnet3.components.data.dataset import Sample, as_position
 from espnet3.components.data.errors import AudioError, create_command
 from espnet3.config.fingerprint import digest, file_identity
-from espnet3.errors import ConfigError, MissingExtraError, suggest
+from espnet3.errors import ConfigError, MissingExtraError, RecordError, suggest
 from espnet3.io.atomic import StrPath
-from espnet3.io.scp import RecordError, check_id
+from espnet3.io.scp import check_id
 
 # `dump/raw/org/test` is that far below the recipe that its paths count from.
 _MAX_LEVELS = 4

@@ -36,9 +36,9 @@ from espnet3.components.data.sources.shard_index import (
     id_columns,
 )
 from espnet3.components.data.sources.shard_source import OpenShard, Paths, ShardSource, find_shards
-from espnet3.errors import ConfigError, suggest
+from espnet3.errors import ConfigError, RecordError, suggest
 from espnet3.io.atomic import StrPath
-from espnet3.io.scp import RecordError, check_id
+from espnet3.io.scp import check_id
 
 AUDIO = ("flac", "wav", "ogg", "opus", "mp3", "aiff", "au", "w64", "rf64", "caf", "sph")
 """Endings of members that soundfile reads."""
