@@ -19,7 +19,7 @@ from espnet3.shards.layout import leases_folder
 from espnet3.shards.lease import Lease, owner_path
 from espnet3.shards.owner import Owner
 from espnet3.shards.records import WorkerRecord, make_folders, write_worker
-from tests.unit.shards.conftest import Run
+from tests.helpers.planned_run import Run
 
 FEW, MANY = 20, 60
 
