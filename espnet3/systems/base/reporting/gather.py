@@ -11,7 +11,12 @@ from typing import TYPE_CHECKING, Any
 from espnet3.components.metrics.error_rate import file_stem
 from espnet3.errors import RecordError
 from espnet3.io.scp import read_scp
+from espnet3.shards.commit import Done
 from espnet3.shards.layout import manifest_path, shard_of
+from espnet3.shards.manifest import load_manifest
+from espnet3.shards.merge import read_coverage
+from espnet3.shards.status import read_failures
+from espnet3.shards.success import read_success
 from espnet3.systems.base.inference_config import also_found, named_test_sets
 from espnet3.systems.base.metric import metrics_path
 from espnet3.systems.base.provenance import read_record
@@ -33,7 +38,6 @@ from espnet3.systems.base.reporting.scores import (
     read_scores,
     read_utterances,
 )
-from espnet3.systems.base.reporting.timeline import RunFacts, read_run
 from espnet3.systems.base.results_table import stale_inputs
 from espnet3.systems.base.stages import Stage, stages_of
 from espnet3.trainer.reporting.history_entries import Entry, read_history
@@ -76,6 +80,53 @@ class StageTime:
     """How the last run ended."""
     start: str
     record: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class ShardSpan:
+    """The work on one shard, in seconds since 1970."""
+
+    shard: int
+    worker: tuple[str, int]
+    """Host and process id."""
+    start: float
+    load_end: float
+    end: float
+    n_items: int
+    n_failed: int = 0
+    n_deaths: int = 0
+
+    @classmethod
+    def of(cls, done: Done) -> "ShardSpan":
+        """Take it from the done marker of a shard; older ones do not record the start."""
+        start = done.started or done.finished - done.seconds - done.load_seconds
+        return cls(
+            done.shard,
+            (done.host, done.pid),
+            start,
+            min(start + done.load_seconds, done.finished),
+            max(done.finished, start),
+            done.n_items,
+            done.n_failed,
+            done.n_deaths,
+        )
+
+
+@dataclass(frozen=True)
+class RunFacts:
+    """What a run of `infer` left in the folder of a test set."""
+
+    test_set: str
+    success: Mapping[str, Any]
+    """The content of `_SUCCESS.json`; empty if the run is not complete."""
+    spans: list[ShardSpan] = field(default_factory=list)
+    failures: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def real_time_factor(self) -> float | None:
+        """Seconds of work for a second of audio, over all workers; loading does not count."""
+        audio, work = self.success.get("audio_seconds"), self.success.get("worker_seconds")
+        return work / audio if audio and work is not None else None
 
 
 @dataclass(frozen=True)
@@ -284,6 +335,18 @@ def _test_set_notes(test_set: TestSetReport) -> list[str]:
     if test_set.run and not test_set.run.spans:
         notes.append(f"{test_set.name}: no timeline, because the folders of its shards are gone.")
     return notes
+
+
+def read_run(inference_dir: Path, test_set: str) -> RunFacts | None:
+    """Read the folder of a test set; None if no run of ours wrote it."""
+    folder = inference_dir / test_set
+    manifest = load_manifest(folder) if folder.is_dir() else None
+    if manifest is None:
+        return None
+    committed = read_coverage(folder, manifest).committed
+    success = read_success(manifest.layout(folder), manifest.run_id) or {}
+    spans = [ShardSpan.of(done) for done in committed.values()]
+    return RunFacts(test_set, success, spans, read_failures(folder))
 
 
 def read_learning(exp_dir: Path) -> Learning | None:

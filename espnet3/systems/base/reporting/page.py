@@ -14,10 +14,9 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console, RenderableType
 from rich.table import Table
 
-from espnet3.systems.base.reporting.charts import draw_curves
+from espnet3.systems.base.reporting.charts import draw_curves, make_timeline
 from espnet3.systems.base.reporting.gather import Report, TestSetReport
 from espnet3.systems.base.reporting.scores import DASH, Score
-from espnet3.systems.base.reporting.timeline import make_timeline
 from espnet3.systems.base.reporting.worst import find_worst
 from espnet3.text import duration, share_text, shortened
 
