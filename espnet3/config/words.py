@@ -41,6 +41,17 @@ def _add(words: str, *places: Place) -> None:
     WORDS.update(dict.fromkeys(words.split(), places))
 
 
+def _in(block: str, words: str, *places: Place) -> None:
+    BLOCKS.setdefault(block, {}).update(dict.fromkeys(words.split(), places))
+
+
+def _renamed(
+    block: str, stages: tuple[str, ...], keys: dict[str, tuple[str, Callable[[Any], Any]]]
+) -> None:
+    for words, (ours, convert) in keys.items():
+        _in(block, words, Place(stages, to(f"{block}.{ours}", convert)))
+
+
 def _train(words: str, way: Way, why: str = "") -> None:
     _add(words, Place(TRAIN, way, why))
 
@@ -262,7 +273,7 @@ _train("group_by_length sorting sort_batch sort_in_batch length_column_name "
 _train("label_smoothing_factor label_smoothing lsm_weight", tell(
     "The loss is part of the model, so it is an argument of model, if its class has one."))
 
-# What is kept, logged and gone on with
+# What is kept, logged and resumed
 
 _train("keep_nbest_models save_total_limit save_top_k keep_nbest nbest_averaging_interval "
        "num_to_keep keep_checkpoint_max", ways.kept_checkpoints,
@@ -420,82 +431,53 @@ _say("average_tokens_across_devices tf32 torch_compile torch_compile_backend tor
      "multiple_trainloader_mode stochastic_weight_avg truncated_bptt_steps process_position",
      "It has no counterpart here: delete the line.")
 
-BLOCKS[""] = {
-    "trainer": (Place(WORKERS, ways.trainer_for_workers, ways.TWO_LAYERS),),
-    "parallel": (Place(TRAIN, ways.workers_for_trainer, ways.TWO_LAYERS),),
-    "dataloader": (Place(INFER, ways.loader_for_inference, "Batches of infer stand at the top."),),
-}
-BLOCKS["parallel"] = {
-    **dict.fromkeys(("num_workers", "workers", "num_jobs", "jobs", "processes"), ways.N_WORKERS),
-    **dict.fromkeys(("type", "name", "scheduler", "cluster", "backend"), WORDS["env"]),
-    "timeout": (Place(WORKERS, to("parallel.item_timeout", takes.positive)),),
-}
-_NUM_WORKERS = (Place(TRAIN, to("dataloader.train.num_workers", whole)),)
-for _split in ("dataloader", "dataloader.train", "dataloader.valid"):
-    BLOCKS[_split] = dict.fromkeys(("n_workers", "workers", "nj", "n_jobs"), _NUM_WORKERS)
-BLOCKS["parallel.options"] = {
-    "partition": (Place(WORKERS, to("parallel.options.queue", text)),),
-    **dict.fromkeys(("time", "time_limit", "timelimit"), (Place(WORKERS, to(
-        "parallel.options.walltime", takes.pattern(r"(\d+-)?\d+:\d\d:\d\d", '"24:00:00"'))),)),
-    **dict.fromkeys(("mem", "memory_limit"),
-                    (Place(WORKERS, to("parallel.options.memory", text)),)),
-    **dict.fromkeys(("cpus", "cpus_per_task", "ncpus", "n_cpus", "ppn", "threads", "nthreads"),
-                    (Place(WORKERS, to("parallel.options.cores", count)),)),
-    **dict.fromkeys(("gpus", "gres", "ngpus", "gpu"), (Place(WORKERS, tell(
-        'GPUs are asked for with the words of the scheduler: job_extra_directives: '
-        '["--gres=gpu:1"]')),)),
-    **dict.fromkeys(("nodes", "n_workers", "jobs"), (Place(WORKERS, tell(
-        "Each worker is a job on one node; n_workers, outside of options, says how many.")),)),
-}
-_BY_CLASS = ("name", "type", "class", "class_name")
-BLOCKS["optimizer"] = dict.fromkeys(
-    _BY_CLASS, (Place(TRAIN, tell("The class goes by its path: _target_: torch.optim.AdamW")),)
-)
-BLOCKS["scheduler"] = {
-    **dict.fromkeys(_BY_CLASS, (Place(TRAIN, tell(
-        "The class goes by its path: _target_: espnet3.components.schedulers.WarmupLR")),)),
-    "interval": (Place(TRAIN, ways.of_scheduler("interval", "scheduler_interval",
-                                                takes.choice("step", "epoch"))),),
-    "monitor": WORDS["val_scheduler_criterion"],
-}
-BLOCKS["tokenizer"] = {
-    **dict.fromkeys(("type", "kind"), (Place(TOKENS, ways.token_type),)),
-    **dict.fromkeys(("size", "nbpe", "n_tokens"), (_tokens,)),
-    **dict.fromkeys(("path", "dir", "folder", "save_dir", "output_dir"),
-                    (Place(TOKENS, to("tokenizer.save_path", text)),)),
-}
-BLOCKS["checkpoint"] = dict.fromkeys(
-    ("every_n_epochs", "save_last", "dirpath", "filename", "save_on_train_epoch_end"),
-    (Place(TRAIN, tell("last.ckpt is written into exp_dir after each epoch: delete the line.")),),
-)
-BLOCKS["upload"] = {
-    **dict.fromkeys(("repo", "repository", "name", "model_id", "hub_id"), WORDS["repo_id"]),
-    "token": WORDS["hub_token"],
-}
-BLOCKS["launch"] = {
-    **dict.fromkeys(("env", "cluster", "backend"), (Place(TRAIN, to(
-        "launch.scheduler", takes.choice("slurm", "pbs", "sge", "lsf"))),)),
-    **dict.fromkeys(("walltime", "time_limit"), (Place(TRAIN, to(
-        "launch.time", takes.pattern(r"(\d+-)?\d+:\d\d:\d\d", '"24:00:00"'))),)),
-    **dict.fromkeys(("mem", "memory_per_node"), (Place(TRAIN, to(
-        "launch.memory", takes.pattern(r"\d+[KMGT]B?", "64G"))),)),
-    **dict.fromkeys(("cores", "cpus", "n_cpus", "cpus_per_node"),
-                    (Place(TRAIN, to("launch.cpus_per_task", count)),)),
-    "project": (Place(TRAIN, to("launch.account", text)),),
-    **dict.fromkeys(("job_extra_directives", "extra", "options"),
-                    (Place(TRAIN, to("launch.directives", takes.lines)),)),
-    **dict.fromkeys(("job_script_prologue", "prologue"),
-                    (Place(TRAIN, to("launch.setup", takes.lines)),)),
-}
-for _split in ("train", "valid", "test"):
-    BLOCKS[f"dataset.{_split}"] = {
-        **dict.fromkeys(
-            ("path", "split", "sample_rate", "channel", "resample", "root", "manifest"),
-            (Place(ALL, tell("What the data set takes stands below data_src_args, such as: "
-                             "data_src_args: {path: data/train}")),)),
-        **dict.fromkeys(("src", "source", "dataset", "_target_"),
-                        (Place(ALL, tell("Where it comes from is data_src: data_src: {value}")),)),
-        **dict.fromkeys(("args", "kwargs", "params"),
-                        (Place(ALL, tell("They are called data_src_args.")),)),
-    }
+_in("", "trainer", Place(WORKERS, ways.trainer_for_workers, ways.TWO_LAYERS))
+_in("", "parallel", Place(TRAIN, ways.workers_for_trainer, ways.TWO_LAYERS))
+_in("", "dataloader", Place(INFER, ways.loader_for_inference, "Batches of infer stand at the top."))
+_in("parallel", "num_workers workers num_jobs jobs processes", *ways.N_WORKERS)
+_in("parallel", "type name scheduler cluster backend", *WORDS["env"])
+_in("parallel", "timeout", Place(WORKERS, to("parallel.item_timeout", takes.positive)))
+for _block in ("dataloader", "dataloader.train", "dataloader.valid"):
+    _in(_block, "n_workers workers nj n_jobs",
+        Place(TRAIN, to("dataloader.train.num_workers", whole)))
+_TIME = takes.pattern(r"(\d+-)?\d+:\d\d:\d\d", '"24:00:00"')
+_renamed("parallel.options", WORKERS, {
+    "partition": ("queue", text), "time time_limit timelimit": ("walltime", _TIME),
+    "mem memory_limit": ("memory", text),
+    "cpus cpus_per_task ncpus n_cpus ppn threads nthreads": ("cores", count),
+})
+_in("parallel.options", "gpus gres ngpus gpu", Place(WORKERS, tell(
+    'GPUs are asked for with the words of the scheduler: job_extra_directives: ["--gres=gpu:1"]')))
+_in("parallel.options", "nodes n_workers jobs", Place(WORKERS, tell(
+    "Each worker is a job on one node; n_workers, outside of options, says how many.")))
+_BY_CLASS = "name type class class_name"
+_in("optimizer", _BY_CLASS, Place(TRAIN, tell(
+    "The class goes by its path: _target_: torch.optim.AdamW")))
+_in("scheduler", _BY_CLASS, Place(TRAIN, tell(
+    "The class goes by its path: _target_: espnet3.components.schedulers.WarmupLR")))
+_in("scheduler", "interval", Place(TRAIN, ways.of_scheduler(
+    "interval", "scheduler_interval", takes.choice("step", "epoch"))))
+_in("scheduler", "monitor", *WORDS["val_scheduler_criterion"])
+_in("tokenizer", "type kind", Place(TOKENS, ways.token_type))
+_in("tokenizer", "size nbpe n_tokens", _tokens)
+_renamed("tokenizer", TOKENS, {"path dir folder save_dir output_dir": ("save_path", text)})
+_in("checkpoint", "every_n_epochs save_last dirpath filename save_on_train_epoch_end", Place(
+    TRAIN, tell("last.ckpt is written into exp_dir after each epoch: delete the line.")))
+_in("upload", "repo repository name model_id hub_id", *WORDS["repo_id"])
+_in("upload", "token", *WORDS["hub_token"])
+_renamed("launch", TRAIN, {
+    "env cluster backend": ("scheduler", takes.choice("slurm", "pbs", "sge", "lsf")),
+    "walltime time_limit": ("time", _TIME), "project": ("account", text),
+    "mem memory_per_node": ("memory", takes.pattern(r"\d+[KMGT]B?", "64G")),
+    "cores cpus n_cpus cpus_per_node": ("cpus_per_task", count),
+    "job_extra_directives extra options": ("directives", takes.lines),
+    "job_script_prologue prologue": ("setup", takes.lines),
+})
+for _block in ("dataset.train", "dataset.valid", "dataset.test"):
+    _in(_block, "path split sample_rate channel resample root manifest", Place(ALL, tell(
+        "What the data set takes stands below data_src_args, such as: data_src_args: "
+        "{path: data/train}")))
+    _in(_block, "src source dataset _target_", Place(ALL, tell(
+        "Where it comes from is data_src: data_src: {value}")))
+    _in(_block, "args kwargs params", Place(ALL, tell("They are called data_src_args.")))
 # fmt: on
