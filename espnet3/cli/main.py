@@ -54,6 +54,7 @@ def _run(argv: list[str]) -> int:
     if verb not in VERBS:
         known = ", ".join(VERBS)
         raise UsageError(f"there is no command {verb!r}.{suggest(verb, VERBS)} Commands: {known}.")
+    # Only that of the verb: `espnet3 --help` need not import torch.
     module = import_module(f"espnet3.cli.{_MODULES.get(verb, verb)}")
     code: int = getattr(module, verb)(argv[1:])
     return code

@@ -75,6 +75,7 @@ def merge(argv: Sequence[str]) -> int:
     args = _parser().parse_args(argv)
     run_dir = find_run(args.dir)
     with folder_errors(run_dir):
+        # Only a detached run has its code in its folder; that of others is in the user's script.
         if RecordPaths(run_dir).code.exists() and not args.join:
             merged = _merge_by_runner(run_dir, args.trust)
         else:

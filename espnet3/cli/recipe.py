@@ -151,6 +151,7 @@ def set_up(
     from espnet3.systems.base.found_experiment import find_experiment
 
     _show_logs()
+    # A dry run leaves nothing behind, no __pycache__ either.
     sys.dont_write_bytecode |= options.dry_run
     files = assign_configs(options, stages_to_run(selected))
     selected = skip_ungiven(selected, files, recipe_dir)

@@ -125,6 +125,7 @@ def wait(argv: Sequence[str]) -> int:
             seen = wait_for(run_dir, left, tell=None if args.quiet else _MinuteLine(), warn=_warn)
         except TimeoutError as error:
             print_error(error)
+            # As from timeout(1), so that scripts can tell it from a failed run.
             return _TIMED_OUT
         except KeyboardInterrupt:
             print(f"Stopped waiting; {on_one_line(run_dir)} continues.")

@@ -148,6 +148,7 @@ class StageLoop:
         ended_here = next(i for i, outcome in enumerate(self.outcomes) if outcome.exit_code)
         left = [outcome.stage for outcome in self.outcomes[ended_here:]]
         detach = ["--detach"] if self.options.detach and left[0].can_detach else []
+        # The line belongs below the table, which is on the other stream.
         sys.stdout.flush()
         line = shlex.join([*self._command(left), *detach])
         print(f"To continue: {on_one_line(line)}", file=sys.stderr)

@@ -100,6 +100,7 @@ def advise(
     rule = _rule_for(path)
     if rule is None:
         return _unread(path, known)
+    # The value goes into a message, and from there into logs.
     shown = redact({path[-1]: value})[path[-1]]
     return _apply(rule, path, shown, known, has or _has_nothing)
 

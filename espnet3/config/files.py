@@ -54,6 +54,7 @@ def _parse(text: str, path: Path) -> Layer:
             f"{path} holds {_kind(root)}, but a configuration is a mapping.",
             fix="Write: key: value",
         )
+    # From the nodes, because OmegaConf drops the lines of what it reads.
     sources = dict(_walk(root, "", path, ()))
     try:
         values: Any = OmegaConf.to_container(OmegaConf.create(quote_times(text, root)))
@@ -349,6 +350,7 @@ class _Reader:
         sources = {
             k: s for k, s in layer.sources.items() if k != _KEY and not k.startswith(f"{_KEY}.")
         }
+        # Bound here: once merged, nothing says any more which file a relative path stood in.
         own = path, Layer(bind(layer.values, self._names, path.parent), sources)
         layers = list[tuple[Path, Layer]]()
         entries = list(_entries(listed, layer.sources))

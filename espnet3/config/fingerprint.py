@@ -261,6 +261,7 @@ def _children(value: Any) -> list[tuple[str, Any]] | None:
         named.sort(key=lambda pair: (pair[0], _name(type(pair[1]))))
         return [(name, value[k]) for name, k in named]
     if isinstance(value, set | frozenset):
+        # By content: the order of a set differs from process to process.
         value = sorted(value, key=lambda item: _canonical(flatten(item)))
     if isinstance(value, list | tuple | deque):
         return [(str(i), item) for i, item in enumerate(value)]

@@ -46,6 +46,7 @@ def instantiate(
     from hydra.utils import instantiate as hydra_instantiate
     from omegaconf.errors import OmegaConfBaseException
 
+    # Before Hydra imports anything: importing a module runs its code.
     _check_trust(config, key)
     resolved(config, prefix=key, loaded=loaded)  # for its errors
     try:

@@ -181,6 +181,7 @@ class LoadedConfig:
         """Write `to_yaml()`; a reader sees the old file or the whole new one."""
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
+        # Not by io.atomic, which is a layer above.
         part = path.with_name(f".{path.name}.part-{os.getpid()}")
         part.write_text(self.to_yaml(), encoding="utf-8")
         part.replace(path)
@@ -227,6 +228,7 @@ def load_config(
     given = _listed(files)
     names = _names(given, recipe_dir)
     layers = [read for one in given for read in _read(one, names)]
+    # Defaults take part in the merge, so that errors and interpolations see them as any other key.
     merged = Layer.of(bind(copied(below or {}), names, "."), Source("default"))
     for layer in rename_keys([layer for _, layer in layers]):
         merged = merge(merged, layer)
@@ -235,6 +237,7 @@ def load_config(
     for text in overrides:
         merged = _apply(merged, rename_override(parse_override(text), merged), names)
     files_read = tuple(file for found, _ in layers for file in found)
+    # References last: only now is it known whether the config has a key expdir of its own.
     return _loaded(rename_references(merged), files_read, names)
 
 

@@ -69,6 +69,7 @@ def resolved(values: Any, *, prefix: str = "", loaded: "LoadedConfig | None" = N
         whole, path = loaded.constant_values(), _path_below(values, loaded.config)
         if whole is None or path is None:
             return resolve_config(values, prefix, loaded)
+        # A config is read hundreds of times in a run, and resolving it takes milliseconds.
         return _at(whole, path)
     if isinstance(values, Mapping):
         return {
@@ -188,6 +189,7 @@ def register_resolvers() -> None:
     from omegaconf import OmegaConf
 
     for name, resolver in _RESOLVERS.items():
+        # Each time: other code in this process may have cleared all resolvers.
         OmegaConf.register_new_resolver(name, resolver, replace=True)
 
 

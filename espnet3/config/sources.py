@@ -123,6 +123,7 @@ def merge(base: Layer, top: Layer) -> Layer:
     from omegaconf.errors import OmegaConfBaseException
 
     lower, upper = copied(base.values), copied(top.values)
+    # On copies: layers of one config are merged into several.
     _drop_clashes(lower, upper)
     try:
         merged: Any = OmegaConf.to_container(OmegaConf.merge(lower, upper))

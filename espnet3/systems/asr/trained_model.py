@@ -91,12 +91,13 @@ def require_weights(path: Path, key: str = "") -> None:
     found = path.parent.parent.glob("*/*.safetensors")
     elsewhere = [str(one) for one in sorted(found, key=lambda one: (one.name != path.name, one))]
     known = f" There are: {', '.join(there or elsewhere)}." if there or elsewhere else ""
-    named = "" if there or not elsewhere else f" To decode with these: model.weights={elsewhere[0]}"
+    named = "" if there or not elsewhere else f"To decode with these: model.weights={elsewhere[0]} "
     raise ConfigError(
         f"The weights {path}",
         key=key,
-        problem=f" do not exist.{known}{named}",
-        fix=f"Stage train (4) makes them at its end, and average (5) again: {_train_command()}",
+        problem=f" do not exist.{known}",
+        fix=f"{named}Stage train (4) makes them at its end, and average (5) again: "
+        f"{_train_command()}",
     )
 
 
