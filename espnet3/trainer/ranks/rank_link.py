@@ -1,26 +1,95 @@
-"""Connection of a rank to the others: heartbeats, failures and farewells over a store of torch.
+"""What ranks report to each other: heartbeats, failures and farewells, over a store of torch.
 
 It is beside the process group, so that it works while a collective hangs.
 """
 
+import json
 import os
 import select
 import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
-from datetime import timedelta
+from dataclasses import asdict, dataclass
+from datetime import datetime, timedelta
 
 import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
-
-from espnet3.trainer.ranks.rank_failure import RankFailure, lost_server
 
 LEFT = b"left"
 """The heartbeat of a rank that has come to its end."""
 _CONNECT_SECONDS = 10.0
 _FAREWELL_SECONDS = 5.0
 """Longest wait for the others when a rank ends."""
+
+
+@dataclass(frozen=True)
+class RankFailure:
+    """Why a training on several ranks cannot continue."""
+
+    rank: int
+    host: str
+    pid: int
+    summary: str
+    """The rest of a sentence that begins with the rank."""
+    details: str = ""
+    """A traceback, or what to look at."""
+    exit_code: int = 1
+    is_own: bool = False
+    """Whether the rank itself reports it, and prints it."""
+
+    @property
+    def name(self) -> str:
+        """The rank, as it is called in messages."""
+        process = f", process {self.pid}" if self.pid else ""
+        return f"rank {self.rank} ({self.host}{process})"
+
+    @property
+    def is_mine(self) -> bool:
+        """Whether it is one of this process."""
+        return (self.host, self.pid) == (socket.gethostname(), os.getpid())
+
+    def in_a_line(self, rank: int) -> str:
+        """Return why another rank ends as well, without the details."""
+        return f"Rank {rank} ends, because {self.name} {self.summary}"
+
+    def in_full(self) -> str:
+        """Return it with the details, which come last."""
+        name = self.name[0].upper() + self.name[1:]
+        return f"{name} {self.summary}" + (f"\n{self.details}" if self.details else "")
+
+    def to_json(self) -> str:
+        """Return what `from_json` reads."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: bytes) -> "RankFailure":
+        """Read what another rank has written."""
+        return cls(**json.loads(text))
+
+
+def lost_server(what: str, place: tuple[str, int], is_torchrun: bool) -> RankFailure:
+    """Describe the loss of the store through which the ranks find each other."""
+    where = "torchrun's store" if is_torchrun else "its store"
+    return RankFailure(0, *place, f"is out of reach: {where} {what}", advice(place[0]))
+
+
+def silence_of(rank: int, place: tuple[str, int], seconds: float) -> RankFailure:
+    """Describe a rank that has stopped to say that it lives."""
+    since = datetime.now() - timedelta(seconds=seconds)
+    what = f"has given no sign of life for {seconds:.0f} s, since {since:%H:%M:%S}."
+    return RankFailure(rank, *place, what, advice(place[0]))
+
+
+def advice(host: str) -> str:
+    """Return what to look at after a rank has gone without a word."""
+    text = (
+        "Usual causes: out of memory, a cancelled job, kill -9, a lost machine or network. "
+        f"See the end of its own log, `dmesg -T | grep -i 'killed process'` on {host}"
+    )
+    job = os.environ.get("SLURM_JOB_ID")
+    text += f", and `sacct -j {job}` or `scontrol show job {job}`" if job else ""
+    return f"{text}. The last checkpoint is whole: the same command resumes from it."
 
 
 class RankStore:

@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from espnet3.trainer.ranks.rank_failure import LaunchedProcesses
+from espnet3.trainer.ranks.rank_watch import LaunchedProcesses
 from tests.helpers.waiting import wait_until
 
 

@@ -5,15 +5,8 @@ import json
 import pytest
 
 from espnet3.errors import ConfigError, RunInterrupted
-from espnet3.trainer.ranks.rank_failure import (
-    RankFailure,
-    advice,
-    failure_of,
-    is_communication_error,
-    lost_server,
-    silence_of,
-    tell_torchrun,
-)
+from espnet3.trainer.ranks.rank_link import RankFailure, advice, lost_server, silence_of
+from espnet3.trainer.ranks.rank_watch import failure_of, is_communication_error, tell_torchrun
 
 
 def raised(error: BaseException) -> BaseException:

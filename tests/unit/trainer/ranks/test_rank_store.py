@@ -7,8 +7,7 @@ from datetime import timedelta
 import pytest
 from torch.distributed import TCPStore
 
-from espnet3.trainer.ranks.rank_failure import RankFailure
-from espnet3.trainer.ranks.rank_link import LEFT, connect, outlives_rank_0
+from espnet3.trainer.ranks.rank_link import LEFT, RankFailure, connect, outlives_rank_0
 from tests.helpers.waiting import wait_until
 
 FAILURE = RankFailure(1, 'a "host"', 7, "failed with Ärger.", "Traceback\nlast line")

@@ -8,9 +8,8 @@ import lightning.pytorch as pl
 import pytest
 import torch
 
-from espnet3.trainer.ranks.rank_failure import LaunchedProcesses, RankFailure
-from espnet3.trainer.ranks.rank_link import RankLink
-from espnet3.trainer.ranks.rank_watch import RankWatch
+from espnet3.trainer.ranks.rank_link import RankFailure, RankLink
+from espnet3.trainer.ranks.rank_watch import LaunchedProcesses, RankWatch
 
 
 @pytest.fixture(autouse=True)
