@@ -1,5 +1,6 @@
 """What all tests share: nothing of a test may leak into the next one."""
 
+import gc
 import os
 import signal
 import subprocess
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from _pytest.doctest import DoctestModule
 from hypothesis import HealthCheck, settings
 
 from espnet3.parallel import parallel
@@ -42,6 +44,7 @@ if (
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 _watch = Watch()
+_MANY = 500
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
 
 
@@ -98,6 +101,22 @@ class _Adoption:
 def pytest_configure(config):
     config.pluginmanager.register(_Adoption())
     fork_server.install()
+    gc.disable()  # while modules are imported: they stay
+
+
+def pytest_collection_finish(session):
+    # Millions of objects of torch, Lightning and 8,000 tests, which a full collection would walk
+    # through for half a second, again and again.
+    gc.freeze()
+    gc.enable()
+    if len(session.items) > _MANY:
+        fork_server.start()  # in the background; by the time that one is wanted, it is ready
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collect_file():
+    # The examples of the package are tests; the search in tests themselves only takes time.
+    return [found for found in (yield) if not isinstance(found, DoctestModule)]
 
 
 def _restore(handlers: dict[int, Any]) -> None:

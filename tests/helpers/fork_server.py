@@ -7,7 +7,7 @@ process is what it would have been: a child of the process that asked for it, wi
 session, group, environment, folder, files, signals, `sys.argv`, `__main__` and command line, so
 signals, exit codes and `wait` are the kernel's. It differs in that modules are imported before
 they are asked for, see `_is_eligible` for what is started for real on that account, and in that
-nothing waits for the disk.
+nothing waits for the disk nor lays out pictures.
 
 How the new process becomes a child of the one that asks, and not of the zygote: the zygote forks
 twice, and the process in between ends. Orphans go to the nearest ancestor that is a subreaper,
@@ -48,7 +48,8 @@ NAME = "espnet3-tests-zygote"
 _PRELOADED = (
     "torch", "lightning.pytorch", "torchmetrics", "distributed", "distributed.cli.dask_worker",
     "hydra.utils", "omegaconf", "pydantic", "safetensors.torch", "soundfile", "rich.progress",
-    "torch.utils.tensorboard", "multiprocessing.spawn",
+    "torch.utils.tensorboard", "multiprocessing.spawn", "matplotlib.backends.backend_agg",
+    "PIL.PngImagePlugin",
 )  # fmt: skip
 _WORKER = "from espnet3.parallel.worker import main"
 _SPAWN = "from multiprocessing.spawn import spawn_main"
@@ -72,6 +73,7 @@ _IGNORED_BY_ZYGOTES = (
     signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2,
     signal.SIGTSTP, signal.SIGALRM,
 )  # fmt: skip
+_PATIENCE = 100.0  # seconds for its imports, on machines that others use
 _PADDING = 16 * 1024  # bytes for the command line of what is forked
 _PR_SET_PDEATHSIG, _PR_SET_MM, _PR_SET_MM_ARG_END, _PR_SET_CHILD_SUBREAPER = 1, 35, 9, 36
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -90,6 +92,13 @@ def install() -> None:
     if not os.environ.get(COLD) and sys.platform == "linux":
         _patch()
         _spare_the_disk()
+
+
+def _spare_layouts() -> None:
+    """Draw learning curves without looking for the best margins: half the time of a training."""
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+    ConstrainedLayoutEngine.execute = lambda self, figure: None
 
 
 def _spare_the_disk() -> None:
@@ -115,14 +124,18 @@ def paused() -> Iterator[None]:
         _is_paused = before
 
 
-def wait_until_ready(seconds: float = 120.0) -> None:
-    """Start the zygote, and wait until it has imported everything."""
+def start() -> None:
+    """Start the zygote, unless everything is to start for real."""
     global _zygote
-    _zygote = _zygote or Zygote.start()
-    deadline = time.monotonic() + seconds
-    while not _zygote.can_fork():
-        assert time.monotonic() < deadline, "there is no zygote"
-        time.sleep(0.05)
+    if _zygote is None and not os.environ.get(COLD) and not os.environ.get(QUICK):
+        _zygote = Zygote.start()
+
+
+def wait_until_ready() -> None:
+    """Start the zygote, and wait until it has imported everything."""
+    start()
+    assert _zygote, "everything starts for real"
+    assert _zygote.can_fork(), "there is no zygote"
 
 
 def n_forked() -> int:
@@ -163,16 +176,23 @@ class Zygote:
         return cls(ours)
 
     def can_fork(self) -> bool:
-        """Tell whether it serves this very process, and has imported everything."""
+        """Tell whether it serves this very process; wait until it has imported everything."""
         is_own = os.getpid() == self._owner and os.getsid(0) == self._session
         if not is_own or self._is_broken:
             return False
         if not self._is_ready:
-            with self._lock, contextlib.suppress(EOFError, OSError):  # if it died: for real, then
-                if select.select([self._link], [], [], 0)[0]:
-                    _loaded.update(pickle.loads(_receive(self._link)[0]))
-                    self._is_ready = True
+            with self._lock:
+                self._wait()
         return self._is_ready
+
+    def _wait(self) -> None:
+        """Wait for its imports: they take no longer than those of the program would."""
+        try:
+            if select.select([self._link], [], [], _PATIENCE)[0]:
+                _loaded.update(pickle.loads(_receive(self._link)[0]))
+                self._is_ready = True
+        except (EOFError, OSError):  # it died: for real, then
+            self._is_broken = True
 
     def is_like(self, environ: dict[str, str]) -> bool:
         """Tell whether libraries would read the same from an environment when imported."""
@@ -308,7 +328,6 @@ def _start(words, environ, cwd, stdio, passed, group, new_session) -> int | None
 
 def _is_eligible(words: list[str], environ: Any, cwd: str | None) -> bool:
     """Tell whether a program may be forked: would it be the same, and is it worth it?"""
-    global _zygote
     kind, rest, _ = _command(words) or ("", [""], "")
     text = _text(kind, rest, cwd)
     if os.environ.get(QUICK):
@@ -318,9 +337,8 @@ def _is_eligible(words: list[str], environ: Any, cwd: str | None) -> bool:
         return False
     if _is_paused or environ.get(COLD):
         return False
-    if _zygote is None:
-        _zygote = Zygote.start()
-    if not _zygote.can_fork() or not _zygote.is_like(environ):
+    start()
+    if _zygote is None or not _zygote.can_fork() or not _zygote.is_like(environ):
         return False
     try:
         folder = os.path.join(os.getcwd(), cwd or "")
@@ -405,6 +423,7 @@ def main() -> None:
     gc.freeze()
     _patch()
     _spare_the_disk()
+    _spare_layouts()
     # Zygotes ignore what is sent to their group.
     for number in _IGNORED_BY_ZYGOTES:
         signal.signal(number, signal.SIG_IGN)
