@@ -101,14 +101,20 @@ class _Adoption:
 def pytest_configure(config):
     config.pluginmanager.register(_Adoption())
     fork_server.install()
-    gc.disable()  # while modules are imported: they stay
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection():
+    # Millions of objects of torch, Lightning and 8,000 tests stay as long as the process. A full
+    # collection of garbage would walk through them for half a second, again and again.
+    gc.disable()
+    result = yield
+    gc.freeze()
+    gc.enable()
+    return result
 
 
 def pytest_collection_finish(session):
-    # Millions of objects of torch, Lightning and 8,000 tests, which a full collection would walk
-    # through for half a second, again and again.
-    gc.freeze()
-    gc.enable()
     if len(session.items) > _MANY:
         fork_server.start()  # in the background; by the time that one is wanted, it is ready
 
