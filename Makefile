@@ -6,7 +6,7 @@ READY_TO_RUN := $(VENV)/.ready-to-run
 READY := $(VENV)/.ready
 # What the tests cover; a user needs none of them.
 EXTRAS := moonshine,huggingface,lhotse,parquet,transformers,ngram,hub,demo,bench,ssh,dev
-# Not compiled: that would take a minute, most of it for modules that are never imported.
+# Not compiled as a whole: that would take a minute, most of it for modules that are never imported.
 INSTALL := $(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable
 
 # Where it is set, each process would compile torch and Lightning again: three times as slow.
@@ -23,8 +23,10 @@ $(READY_TO_RUN): pyproject.toml constraints.txt
 	$(INSTALL) '.[demo]'
 	@touch $@
 
+# What tests import is compiled here, once; otherwise four of their processes do it at a time.
 $(READY): $(READY_TO_RUN)
 	$(INSTALL) '.[$(EXTRAS)]'
+	$(BIN)/python -c 'import lightning.pytorch, distributed, lhotse, transformers, pyarrow, matplotlib.pyplot'
 	@touch $@
 
 # Overrides, `make demo ARGS="trainer.max_epochs=2"`, get an experiment of their own.
