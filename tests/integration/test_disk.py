@@ -5,6 +5,7 @@ import subprocess
 
 import pytest
 
+from tests.helpers.exhaustive import few
 from tests.helpers.job_runs import Job
 from tests.helpers.waiting import wait_until
 
@@ -28,7 +29,7 @@ def remount(folder, options: str) -> int:
 
 
 @needs_root
-@pytest.mark.parametrize("n_workers", [1, 2])
+@pytest.mark.parametrize("n_workers", few([2, 1], 1))
 @pytest.mark.parametrize("line", [4000, 8000], ids=["full in the merge", "full in a shard"])
 def test_a_full_disk_is_told_and_the_run_goes_on_when_there_is_room(
     small_disk, tmp_path, n_workers, line
@@ -51,7 +52,7 @@ def test_a_full_disk_is_told_and_the_run_goes_on_when_there_is_room(
     run.assert_tidy()
 
 
-@pytest.mark.parametrize("n_workers", [1, 2])
+@pytest.mark.parametrize("n_workers", few([2, 1], 1))
 def test_a_limit_on_file_size_is_told_and_the_run_goes_on_without_it(tmp_path, n_workers):
     import resource
 
@@ -69,7 +70,7 @@ def test_a_limit_on_file_size_is_told_and_the_run_goes_on_without_it(tmp_path, n
 
 
 @needs_root
-@pytest.mark.parametrize("n_workers", [1, 2])
+@pytest.mark.parametrize("n_workers", few([2, 1], 1))
 def test_a_folder_that_becomes_read_only_is_told(small_disk, reference, n_workers):
     run = Job(small_disk / "out", n_workers=n_workers, fault="driver between commits")
     run.run()

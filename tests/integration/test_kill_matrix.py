@@ -62,7 +62,7 @@ def test_workers_die_with_their_driver(job, fault):
     assert not set(workers) & set(worker_pids())
 
 
-@pytest.mark.parametrize("n_workers", [1, 2])
+@pytest.mark.parametrize("n_workers", few([2, 1], 1))
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_ends_the_run_with_its_code_and_the_line_to_resume(
     job, reference, number, code, n_workers
@@ -93,7 +93,7 @@ def test_ctrl_c_is_not_held_up_by_a_forward_that_does_not_return(job, n_workers)
     assert process.returncode == 130
 
 
-@pytest.mark.parametrize("n_workers", [1, 2])
+@pytest.mark.parametrize("n_workers", few([2, 1], 1))
 def test_two_drivers_share_the_work(job, reference, n_workers):
     run = job(n_workers=n_workers, seconds=0.01)
     drivers = [run.start() for _ in range(2)]
@@ -144,7 +144,7 @@ def test_an_item_that_kills_its_worker_is_isolated_and_skipped(job, reference, h
     assert reason in run.failures()[0]["error"]
 
 
-@pytest.mark.parametrize("batch_size", [None, 8])
+@pytest.mark.parametrize("batch_size", few([8, None], 1))
 def test_an_item_that_kills_its_worker_is_named_when_errors_are_raised(job, batch_size):
     run = job(bad=[13], how="exit", batch_size=batch_size, seconds=0, parallel={"retries": 1})
     process = run.run()
@@ -155,7 +155,7 @@ def test_an_item_that_kills_its_worker_is_named_when_errors_are_raised(job, batc
     assert run.failures()[0]["index"] == 13
 
 
-@pytest.mark.parametrize("batch_size", [None, 8])
+@pytest.mark.parametrize("batch_size", few([8, None], 1))
 def test_an_item_that_runs_out_of_memory_costs_one_item(job, reference, batch_size):
     run = job(bad=[13], how="memory", on_error="skip", batch_size=batch_size, n_workers=2)
     run.succeed()

@@ -17,6 +17,7 @@ from espnet3.parallel.identity import changes, describe_run
 from espnet3.parallel.live_values import note_changes_of_run
 from espnet3.parallel.module_text import read_module
 from espnet3.shards.manifest import Manifest
+from tests.helpers.exhaustive import few
 
 HEAD = """
 from espnet3.parallel import BaseRunner, set_parallel
@@ -303,7 +304,11 @@ def reformatted(text):
     return f'"""Doc."""\n\n{body}\n\n\n# the end\n"""And more."""\n'
 
 
-@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize(
+    ("place", "change"),
+    [*(("module", name) for name in CHANGES), *few([("script", name) for name in CHANGES], 12)],
+    indirect=["place"],
+)
 def test_a_change_is_noticed_and_named(place, change):
     text, old, new, key = CHANGES[change]
     assert text.count(old) == 1
@@ -315,7 +320,7 @@ def test_a_change_is_noticed_and_named(place, change):
     assert any(each.startswith(f"runner.code.{key}".rstrip(".")) for each in keys), lines
 
 
-@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("change", few(CHANGES, 12))
 def test_a_change_at_a_prompt_is_noticed(awkward, monkeypatch, change):
     text, old, new, _ = CHANGES[change]
     place = Place(awkward, monkeypatch, "prompt")

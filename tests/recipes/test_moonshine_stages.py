@@ -108,6 +108,7 @@ def test_real_speech_is_decoded_and_measured(recipe, one_worker):
     assert float(told[3]) < 1
 
 
+@pytest.mark.exhaustive  # as in test_digits.py, with a model that loads for seconds
 def test_two_workers_write_the_same_bytes(recipe, one_worker):
     recipe.decode("two", n_workers=2)
     assert recipe.hypotheses("two") == recipe.hypotheses("one")
