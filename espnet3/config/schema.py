@@ -113,19 +113,25 @@ def validate(
             return model.model_validate(subject.values)
     except ValidationError as error:
         failure = error
-    raise BlockError(subject, failure)
+    raise BlockError(subject.text(failure), subject, failure)
 
 
 class BlockError(ConfigError):
     """The problems of a block, each with the place of its own key once the config is known."""
 
-    def __init__(self, subject: "Subject", failure: ValidationError | None) -> None:
+    # From a message alone as well, as all errors: `type(error)(message)` must work.
+    def __init__(
+        self,
+        message: str,
+        subject: "Subject | None" = None,
+        failure: ValidationError | None = None,
+    ) -> None:
         self._subject, self._failure = subject, failure
-        super().__init__(subject.text(failure))
+        super().__init__(message)
 
     def locate(self, config: Any) -> None:
         """Word the problems again, with their places, unless that was done."""
-        if self._subject.loaded is None:
+        if self._subject is not None and self._subject.loaded is None:
             self._subject = replace(self._subject, loaded=config)
             text = self._subject.text(self._failure)
             self.args, self.fix = (text,), getattr(text, "fix", "")

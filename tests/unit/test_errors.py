@@ -5,6 +5,7 @@ import pickle
 import pytest
 
 from espnet3.components.data.errors import DataError
+from espnet3.config.instantiate import instantiate
 from espnet3.config.load import load_config
 from espnet3.config.schema import FrozenConfig, validate
 from espnet3.config.sources import names_places
@@ -91,3 +92,11 @@ def test_the_problems_of_a_block_get_their_places_later():
         validate(Block, loaded.plain()["a"], prefix="a")
     assert str(caught.value).count("(set in a config given in Python)") == 2
     assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
+    assert str(type(caught.value)("built from one message")) == "built from one message"
+
+
+def test_an_error_of_others_gets_the_place_of_what_was_being_built():
+    loaded = load_config({"a": {"_target_": "fractions.Fraction", "numerator": "one"}})
+    with pytest.raises(ValueError, match="one") as caught, loaded.naming_places():
+        instantiate(loaded.plain()["a"], key="a")
+    assert caught.value.__notes__[-1] == "a (set in a config given in Python)"
