@@ -119,15 +119,16 @@ def validate(
 class BlockError(ConfigError):
     """The problems of a block, each with the place of its own key once the config is known."""
 
-    # From a message alone as well, as all errors: `type(error)(message)` must work.
+    # From a message and parts alone as well, as other errors are: see `at` and `below`.
     def __init__(
         self,
-        message: str,
+        message: str = "",
         subject: "Subject | None" = None,
         failure: ValidationError | None = None,
+        **parts: Any,
     ) -> None:
         self._subject, self._failure = subject, failure
-        super().__init__(message)
+        super().__init__(message, **parts)
 
     def locate(self, config: Any) -> None:
         """Word the problems again, with their places, unless that was done."""
@@ -135,6 +136,8 @@ class BlockError(ConfigError):
             self._subject = replace(self._subject, loaded=config)
             text = self._subject.text(self._failure)
             self.args, self.fix = (text,), getattr(text, "fix", "")
+        elif self._subject is None:
+            super().locate(config)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return ConfigError, self.args

@@ -99,4 +99,4 @@ def test_an_error_of_others_gets_the_place_of_what_was_being_built():
     loaded = load_config({"a": {"_target_": "fractions.Fraction", "numerator": "one"}})
     with pytest.raises(ValueError, match="one") as caught, loaded.naming_places():
         instantiate(loaded.plain()["a"], key="a")
-    assert caught.value.__notes__[-1] == "a (set in a config given in Python)"
+    assert caught.value.__notes__[-1] == "a is set in a config given in Python."
