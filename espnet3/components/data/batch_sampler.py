@@ -15,9 +15,7 @@ from espnet3.config.targets import BadTarget, locate, signature_of
 from espnet3.errors import ConfigError
 
 if TYPE_CHECKING:
-    import numpy as np
-
-    Ints = np.ndarray[Any, np.dtype[np.int64]]
+    from espnet3.components.data.dataset import Ints
 
 logger = logging.getLogger(__name__)
 
@@ -175,7 +173,7 @@ class EpochSampler:
             limit = getattr(self.plan, "limit", None)  # a plan of one's own may have none
             return in_steps(batches, n_ranks, drop_last=self.drop_last, limit=limit)
         except ConfigError as error:
-            raise ConfigError(f"{self.key}: {error}") from error
+            raise error.at(self.key) from error
 
     def _batches(self) -> list["Ints"]:
         if self._planned is None or self._planned[0] != self.epoch:
@@ -219,9 +217,9 @@ class OwnBatches:
         self.key = key
         n_replicas = getattr(sampler, "num_replicas", 1)
         if n_replicas != 1:
-            raise ConfigError(
-                f"{key}, a {type(sampler).__name__}, deals to {n_replicas} ranks itself, but "
-                "samplers are dealt out by us. Let it give the batches of all: num_replicas: 1"
+            raise self._error(
+                f"deals to {n_replicas} ranks itself, but samplers are dealt out by us",
+                "Let it give the batches of all: num_replicas: 1",
             )
 
     def batches(self, epoch: int) -> list["Ints"]:
@@ -240,7 +238,7 @@ class OwnBatches:
         lists = given if self.batch_size is None else list(self._cut(given))
         batches = [self._checked(batch) for batch in lists]
         if not batches:
-            raise ConfigError(f"{self.key}, a {type(self.sampler).__name__}, gives no batches.")
+            raise self._error("gives no batches.")
         tickets = tickets_of(np.concatenate(batches), self.n_items)
         return np.split(tickets, np.cumsum([len(batch) for batch in batches])[:-1])
 
@@ -260,17 +258,21 @@ class OwnBatches:
             array = np.empty(0)
         if array.ndim != 1 or not array.size or array.dtype.kind not in "iu":
             wanted = "a list of indices" if self.batch_size is None else "an index"
-            raise ConfigError(
-                f"{self.key}, a {type(self.sampler).__name__}, gave {batch!r:.80} instead of "
-                f"{wanted}. Write one that yields lists as a batch_sampler, one that yields single "
-                "indices as a sampler with a batch_size."
+            raise self._error(
+                f"gave {batch!r:.80} instead of {wanted}",
+                "Write one that yields lists as a batch_sampler, one that yields single indices as "
+                "a sampler with a batch_size.",
             )
         if array.min() < 0 or array.max() >= self.n_items:
-            raise ConfigError(
-                f"{self.key}, a {type(self.sampler).__name__}, gave the indices {batch!r:.80}, but "
-                f"the dataset has {self.n_items} items, counted from 0."
+            raise self._error(
+                f"gave the indices {batch!r:.80}, but the dataset has {self.n_items} items, "
+                "counted from 0."
             )
         return array.astype(np.int64)
+
+    def _error(self, problem: str, fix: str = "") -> ConfigError:
+        kind = type(self.sampler).__name__
+        return ConfigError(self.key, key=self.key, problem=f", a {kind}, {problem}", fix=fix)
 
 
 def build_sampler(node: Any, offered: Mapping[str, Any], *, key: str) -> Any:

@@ -12,8 +12,7 @@ from espnet3.errors import ConfigError
 if TYPE_CHECKING:
     import numpy as np
 
-    Ints = np.ndarray[Any, np.dtype[np.int64]]
-    Floats = np.ndarray[Any, np.dtype[np.float64]]
+    from espnet3.components.data.dataset import Floats, Ints
 
 
 Order = Callable[[int], "Ints"]

@@ -1,4 +1,4 @@
-"""Dataset protocol, and combined datasets."""
+"""Dataset protocol, combined datasets, and the random numbers of a sample."""
 
 import operator
 import random

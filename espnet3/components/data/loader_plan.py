@@ -33,10 +33,7 @@ from espnet3.config.sources import join_key
 from espnet3.errors import ConfigError
 
 if TYPE_CHECKING:
-    import numpy as np
-
-    Floats = np.ndarray[Any, np.dtype[np.float64]]
-    Ints = np.ndarray[Any, np.dtype[np.int64]]
+    from espnet3.components.data.dataset import Floats, Ints
 
 logger = logging.getLogger(__name__)
 
@@ -129,8 +126,8 @@ class LengthSource:
     @cached_property
     def _shapes(self) -> list[Shapes]:
         files = self.config.shape_file or ()
-        found = [read_shapes(file) for file in ([files] if isinstance(files, str) else files)]
         key = join_key(self.key, "shape_file")
+        found = [read_shapes(file, key) for file in ([files] if isinstance(files, str) else files)]
         for shapes in found:
             if len(shapes) != len(self.dataset):
                 raise ConfigError(
@@ -179,8 +176,9 @@ def make_plan(source: LengthSource, *, seed: int, split: str) -> LoaderPlan:
     n_items = 0 if source.dataset is None else len(source.dataset)
     if not n_items:
         raise ConfigError(
-            f"dataset.{split} has no samples, so there is nothing for {key} to make batches of. "
-            f"Add a dataset: {split}: [{{data_src: SOURCE, data_src_args: {{...}}}}]"
+            key=f"dataset.{split}",
+            problem=f"has no samples, so there is nothing for {key} to make batches of",
+            fix=f"Add a dataset: {split}: [{{data_src: SOURCE, data_src_args: {{...}}}}]",
         )
     seconds = _seconds(source)
     items = source.without_empty(left_in(seconds, config, n_items, key))
@@ -361,8 +359,8 @@ def _check_budget(maker: _Maker, lengths: "Floats", budget: float, name: str) ->
     )
 
 
-def read_shapes(path: str) -> Shapes:
-    """Read lines such as `utt1 163840` or `utt1 512,80`.
+def read_shapes(path: str, key: str = "shape_file") -> Shapes:
+    """Read lines such as `utt1 163840` or `utt1 512,80` of the file that a key names.
 
     Raises:
         ConfigError: The file is missing or empty, or a line is of another form.
@@ -370,7 +368,12 @@ def read_shapes(path: str) -> Shapes:
     import numpy as np
 
     if not Path(path).is_file():
-        raise ConfigError(f"shape_file: {path} does not exist. Run the stage collect_stats first.")
+        raise ConfigError(
+            key=key,
+            value=path,
+            problem="which does not exist",
+            fix="Run the stage collect_stats first.",
+        )
     ends, frames, bins = ["", ""], array("d"), array("d")
     with open(path, encoding="utf-8") as file:
         for number, line in enumerate(map(str.rstrip, file), start=1):

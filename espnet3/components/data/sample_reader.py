@@ -18,9 +18,7 @@ from espnet3.components.data.errors import DataError
 from espnet3.errors import EspnetError
 
 if TYPE_CHECKING:
-    import numpy as np
-
-    Ints = np.ndarray[Any, np.dtype[np.int64]]
+    from espnet3.components.data.dataset import Ints
 
 Request = tuple[int, "Ints"]
 """The number of an epoch, and tickets."""

@@ -1,4 +1,4 @@
-"""Base class of WER, CER and TER."""
+"""Base class of WER, CER and TER, and the files that they write beside a rate."""
 
 import logging
 import re

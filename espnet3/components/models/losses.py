@@ -95,6 +95,8 @@ def with_ends(tokens: Tensor, tokens_lengths: Tensor, end: int) -> tuple[Tensor,
 _IMPOSSIBLE = float("-inf")
 
 
+# Our own, because no maintained one that runs on a CPU is at hand: torchaudio's wheels beside
+# current PyTorch need CUDA, warp-rnnt is for CUDA, and warprnnt-numba calls itself experimental.
 def rnnt_loss(
     logits: Tensor, lengths: Tensor, tokens: Tensor, tokens_lengths: Tensor, *, blank: int = 0
 ) -> Tensor:

@@ -125,7 +125,7 @@ def check_recognizer(loaded: "LoadedConfig") -> None:
     Raises:
         ConfigError: naming the key, its place, and what to write.
     """
-    block = _block(loaded)
+    block = _block(loaded.plain())
     if block is None:
         return
     decoder = block.get("decoder")
@@ -158,13 +158,13 @@ def check_weights(loaded: "LoadedConfig") -> None:
     """
     from espnet3.systems.asr.trained_model import require_weights
 
-    block = _block(loaded)
+    block = _block(loaded.plain())
     if block is not None and block.get("weights"):
         require_weights(Path(block["weights"]), "model.weights")
 
 
-def _block(loaded: "LoadedConfig") -> Mapping[str, Any] | None:
-    block = loaded.plain().get("model")
+def _block(values: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    block = values.get("model")
     if not isinstance(block, Mapping):
         return None
     is_ours = str(block.get("_target_", "")).startswith(SPEECH2TEXT)

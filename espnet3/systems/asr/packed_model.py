@@ -27,7 +27,7 @@ from espnet3.systems.asr.packed_archive import (
     is_archive,
     model_in,
 )
-from espnet3.systems.asr.trained_model import build_trained
+from espnet3.systems.asr.trained_model import build_trained, change_texts
 
 _DEEPEST = 5
 """Folders between a packed model and the files of a language model in it, at most."""
@@ -151,14 +151,12 @@ def _check_other_configs(folder: Path, trust: Trust) -> None:
 
 def _inside(values: Any, folder: Path) -> Any:
     """Return a copy of checked values in which paths of the packed folder are absolute."""
-    if isinstance(values, Mapping):
-        return {name: _inside(value, folder) for name, value in values.items()}
-    if isinstance(values, list):
-        return [_inside(value, folder) for value in values]
-    if not isinstance(values, str) or not values or leads_out(values):
-        return values
-    found = folder / values
-    return str(found.absolute()) if found.exists() else values
+
+    def absolute(text: str) -> str:
+        is_path = text and not leads_out(text) and (folder / text).exists()
+        return str((folder / text).absolute()) if is_path else text
+
+    return change_texts(values, absolute)
 
 
 def _checked(folder: Path, named: Path, trust_code: bool) -> Trust:

@@ -7,9 +7,11 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from espnet3 import __version__
+from espnet3.components.text.tokenizer import ABOUT
+from espnet3.config.load import LoadedConfig
 from espnet3.config.sources import names_places
 from espnet3.config.trust import PackedModelError
 from espnet3.errors import ConfigError, EspnetError, RunFolderError
@@ -30,20 +32,17 @@ from espnet3.systems.asr.packed_model import load_packed_model, sha256
 from espnet3.systems.asr.publication_config import PackConfig, load_publication_config
 from espnet3.systems.asr.trained_model import (
     CONFIG,
+    change_texts,
     find_weights,
     read_training_config,
     require_weights,
 )
 from espnet3.systems.base.results_table import MEASURED_FROM, format_results
 
-if TYPE_CHECKING:
-    from espnet3.config.load import LoadedConfig
-
-
 logger = logging.getLogger(__name__)
 
 
-def pack_model(loaded: "LoadedConfig") -> Path:
+def pack_model(loaded: LoadedConfig) -> Path:
     """Write the folder of the packed model, and its archive; the same input gives the same bytes.
 
     What is there already is replaced when the new one is whole.
@@ -72,7 +71,7 @@ def pack_model(loaded: "LoadedConfig") -> Path:
 
 
 @names_places
-def check_pack_model(loaded: "LoadedConfig") -> None:
+def check_pack_model(loaded: LoadedConfig) -> None:
     """Check the `pack` block; whether a model is there is known when the stage starts."""
     settings = load_publication_config(loaded).pack
     path = settings.inference_config
@@ -85,7 +84,7 @@ def check_pack_model(loaded: "LoadedConfig") -> None:
         )
 
 
-def describe_pack_model(loaded: "LoadedConfig") -> list[str]:
+def describe_pack_model(loaded: LoadedConfig) -> list[str]:
     """Return what would be packed, and where to."""
     plan = plan_packing(loaded)
     return [
@@ -229,7 +228,7 @@ class PackPlan:
 
 
 @names_places
-def plan_packing(loaded: "LoadedConfig") -> PackPlan:
+def plan_packing(loaded: LoadedConfig) -> PackPlan:
     """Find all that goes into the packed model.
 
     Raises:
@@ -368,7 +367,6 @@ def _table(facts: Mapping[str, Any]) -> str:
 
 _HUGGINGFACE = "espnet3.systems.asr.huggingface."
 _HUB_KEYS = ("pretrained", "tokenizer")
-_TOKENIZER_FILE = "tokenizer.json"
 # Of a folder of Hugging Face, all but the weights, which ours replace, and code.
 _NO_WEIGHTS = shutil.ignore_patterns(
     "*.safetensors*", "*.bin", "*.pt", "*.pth", "*.ckpt", "*.h5", "*.msgpack", "*.onnx", ".*",
@@ -430,18 +428,18 @@ class FileCollector:
 
     def _copy_trained(self, source: Path, name: str) -> str:
         """Copy another trained model, such as a language model: its weights and `model` block."""
-        from omegaconf import OmegaConf
-
-        from espnet3.config.redact import redact
-
         weights = find_weights(source) if source.is_dir() else source
         folder = self._folder / name
         folder.mkdir(parents=True)
         block = read_training_config(weights)["model"]
         own = FileCollector(folder).collect(block, "model")
-        # They count from the folder itself; the slash tells that it is a path.
-        config = {"model": _with_slash(own, folder)}
-        (folder / CONFIG).write_text(OmegaConf.to_yaml(OmegaConf.create(redact(config))))
+
+        def with_slash(text: str) -> str:
+            # A path counts from the folder itself; without a slash it would be a plain word.
+            is_plain_path = text and "/" not in text and (folder / text).exists()
+            return f"./{text}" if is_plain_path else text
+
+        _write_yaml(folder / CONFIG, {"model": change_texts(own, with_slash)})
         write_weights(weights, folder / WEIGHTS)
         return f"{name}/{WEIGHTS}"
 
@@ -482,21 +480,12 @@ def write_weights(source: Path, target: Path) -> None:
     save_file(weights, target, metadata={"format": "pt"})
 
 
-def _with_slash(values: Any, folder: Path) -> Any:
-    if isinstance(values, Mapping):
-        return {key: _with_slash(value, folder) for key, value in values.items()}
-    if isinstance(values, list):
-        return [_with_slash(value, folder) for value in values]
-    is_plain_path = isinstance(values, str) and "/" not in values and values != ""
-    return f"./{values}" if is_plain_path and (folder / values).exists() else values
-
-
 def _copy_folder(source: Path, target: Path) -> None:
     shutil.copytree(source, target, ignore=_NO_WEIGHTS, copy_function=shutil.copyfile)
 
 
 def _is_tokenizer(source: Path) -> bool:
-    return (source / _TOKENIZER_FILE).is_file() and not (source / "config.json").is_file()
+    return (source / ABOUT).is_file() and not (source / "config.json").is_file()
 
 
 def _is_trained(source: Path) -> bool:

@@ -2,14 +2,12 @@
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import Field, field_validator
 
+from espnet3.config.load import LoadedConfig
 from espnet3.config.schema import FrozenConfig, Names, validate
-
-if TYPE_CHECKING:
-    from espnet3.config.load import LoadedConfig
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
 _LANGUAGE = re.compile(r"[a-z]{2,3}(-[A-Za-z0-9]+)*|multilingual")
@@ -110,7 +108,7 @@ class PublicationConfig(FrozenConfig):
         return {} if value is None else value
 
 
-def load_publication_config(loaded: "LoadedConfig") -> PublicationConfig:
+def load_publication_config(loaded: LoadedConfig) -> PublicationConfig:
     """Check the blocks; a config may hold other keys, for other readers.
 
     Raises:

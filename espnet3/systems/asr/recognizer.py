@@ -1,4 +1,4 @@
-"""A model and a decoder that turn a batch of speech into recognitions."""
+"""A model and a decoder that turn files or arrays of speech into recognitions."""
 
 import os
 from collections.abc import Mapping, Sequence

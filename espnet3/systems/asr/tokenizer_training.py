@@ -10,16 +10,18 @@ import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
+from espnet3.components.data.data_organizer import check_datasets
 from espnet3.components.data.functions import find_function
 from espnet3.components.text.characters import CharacterTokenizer
 from espnet3.components.text.sentencepiece import MODEL_TYPES, train_pieces
 from espnet3.components.text.spelling import Speller
 from espnet3.components.text.tokenizer import Tokenizer, TokenizerFolder
 from espnet3.config.fingerprint import diff
+from espnet3.config.load import LoadedConfig
 from espnet3.config.schema import FrozenConfig, Names, validate
 from espnet3.config.sources import names_places
 from espnet3.config.targets import find_bad_argument, signature_of
@@ -31,15 +33,12 @@ from espnet3.systems.asr.training_texts import (
     TEXT_BUILDER,
     TextSummary,
     built_texts,
-    check_training_sets,
     dataset_texts,
     summarize,
+    training_set_config,
 )
 from espnet3.systems.base.stages import Skipped
 from espnet3.systems.base.training_record import has_weights
-
-if TYPE_CHECKING:
-    from espnet3.config.load import LoadedConfig
 
 logger = logging.getLogger(__name__)
 
@@ -85,7 +84,7 @@ class TokenizerConfig(FrozenConfig):
 
 
 @names_places
-def load_tokenizer_config(loaded: "LoadedConfig") -> TokenizerConfig:
+def load_tokenizer_config(loaded: LoadedConfig) -> TokenizerConfig:
     """Read the block, with `save_path` filled in.
 
     Raises:
@@ -150,7 +149,7 @@ def _check_builder(builder: Mapping[str, Any]) -> None:
 
 
 @names_places
-def check_tokenizer_exists(loaded: "LoadedConfig") -> None:
+def check_tokenizer_exists(loaded: LoadedConfig) -> None:
     """Refuse a config whose preprocessor or model reads a tokenizer that was not made yet.
 
     Raises:
@@ -174,14 +173,14 @@ def check_tokenizer_exists(loaded: "LoadedConfig") -> None:
             )
 
 
-def _given_as(loaded: "LoadedConfig") -> str:
+def _given_as(loaded: LoadedConfig) -> str:
     """Return the option that gives this config again: where the tokenizer goes depends on it."""
     files = [file for file in loaded.files if Path(file).stem == loaded.names.self_name]
     return f" --training_config {shlex.quote(files[-1])}" if files else ""
 
 
 @names_places
-def train_tokenizer(loaded: "LoadedConfig") -> Any:
+def train_tokenizer(loaded: LoadedConfig) -> Any:
     """Train the tokenizer of the `tokenizer` block, unless it is there.
 
     Returns:
@@ -211,7 +210,7 @@ def train_tokenizer(loaded: "LoadedConfig") -> Any:
 
 
 @names_places
-def check_train_tokenizer(loaded: "LoadedConfig") -> None:
+def check_train_tokenizer(loaded: LoadedConfig) -> None:
     """Check all that can be checked without reading texts.
 
     Raises:
@@ -220,7 +219,8 @@ def check_train_tokenizer(loaded: "LoadedConfig") -> None:
     """
     config = load_tokenizer_config(loaded)
     if config.text_builder is None:
-        check_training_sets(loaded)
+        check_datasets(loaded, ("train",))
+        training_set_config(loaded.plain())
         check_resources(as_parallel_config(loaded))
     known = _known_source(config)
     if known is not None:
@@ -229,7 +229,7 @@ def check_train_tokenizer(loaded: "LoadedConfig") -> None:
             _refuse_if_needed(config, changed, loaded["exp_dir"])
 
 
-def describe_train_tokenizer(loaded: "LoadedConfig") -> list[str]:
+def describe_train_tokenizer(loaded: LoadedConfig) -> list[str]:
     """Return what the stage would do; no text is read.
 
     Raises:
@@ -251,7 +251,7 @@ def describe_train_tokenizer(loaded: "LoadedConfig") -> list[str]:
     return lines
 
 
-def _texts(config: TokenizerConfig, loaded: "LoadedConfig") -> Iterable[str]:
+def _texts(config: TokenizerConfig, loaded: LoadedConfig) -> Iterable[str]:
     """Return the texts, which can be gone through more than once.
 
     Those of the training sets are kept in a folder beside the tokenizer, so that a killed run

@@ -3,7 +3,7 @@
 import json
 import logging
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -128,39 +128,42 @@ def read_training_config(weights: Path) -> dict[str, Any]:
     if not isinstance(config.get("model"), Mapping):
         raise ConfigError(f"{file} has no model block. Copy the config of the training there.")
     exp_dir = file.parent.resolve()  # the file itself may be a link, as in the cache of the Hub
-    block = _moved_along(config["model"], str(config.get("exp_dir", "")), exp_dir)
-    return {**config, "model": with_absolute_paths(block, list(_roots(exp_dir, config)))}
+    recorded, roots = str(config.get("exp_dir", "")), list(_roots(exp_dir, config))
+
+    def absolute(text: str) -> str:
+        return _absolute(_moved_along(text, recorded, exp_dir), roots)
+
+    return {**config, "model": change_texts(config["model"], absolute)}
 
 
-def _moved_along(values: Any, recorded: str, exp_dir: Path) -> Any:
-    """Return a copy in which paths below the recorded `exp_dir` are below where it is now.
+def change_texts(values: Any, change: Callable[[str], Any]) -> Any:
+    """Return a copy of containers in which each text is what a function makes of it."""
+    if isinstance(values, Mapping):
+        return {key: change_texts(value, change) for key, value in values.items()}
+    if isinstance(values, list):
+        return [change_texts(value, change) for value in values]
+    return change(values) if isinstance(values, str) else values
+
+
+def _moved_along(text: str, recorded: str, exp_dir: Path) -> str:
+    """Return a path below the recorded `exp_dir` as one below where that is now.
 
     So a folder that was copied reads its own tokenizer, and not what has become of the original.
     """
-    if isinstance(values, Mapping):
-        return {key: _moved_along(value, recorded, exp_dir) for key, value in values.items()}
-    if isinstance(values, list):
-        return [_moved_along(value, recorded, exp_dir) for value in values]
-    if not isinstance(values, str) or not recorded:
-        return values
-    before, path = os.path.normpath(recorded), os.path.normpath(values)
+    if not recorded:
+        return text
+    before, path = os.path.normpath(recorded), os.path.normpath(text)
     now = exp_dir / path.removeprefix(before + os.sep)
-    return str(now) if path.startswith(before + os.sep) and now.exists() else values
+    return str(now) if path.startswith(before + os.sep) and now.exists() else text
 
 
-def with_absolute_paths(values: Any, roots: Iterable[Path]) -> Any:
-    """Return a copy in which relative paths that exist below one of the folders are absolute.
-
-    What is taken for a path has a slash in it, so that a plain word never is.
-    """
-    if isinstance(values, Mapping):
-        return {key: with_absolute_paths(value, roots) for key, value in values.items()}
-    if isinstance(values, list):
-        return [with_absolute_paths(value, roots) for value in values]
-    if not isinstance(values, str) or "/" not in values or os.path.isabs(values):
-        return values
-    found = (root / values for root in roots if (root / values).exists())
-    return os.path.normpath(next(found, values))
+def _absolute(text: str, roots: Iterable[Path]) -> str:
+    """Return a relative path that exists below one of the folders as an absolute one."""
+    # Without a slash it may be a plain word.
+    if "/" not in text or os.path.isabs(text):
+        return text
+    found = (root / text for root in roots if (root / text).exists())
+    return os.path.normpath(next(found, text))
 
 
 def _roots(exp_dir: Path, config: Mapping[str, Any]) -> Iterable[Path]:

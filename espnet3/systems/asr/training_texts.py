@@ -18,10 +18,9 @@ from espnet3.parallel.base_runner import BaseRunner
 from espnet3.parallel.env_provider import EnvironmentProvider
 from espnet3.parallel.parallel import use_parallel
 from espnet3.systems.asr.preprocessor import text_of
-from espnet3.systems.base.training_data import ORGANIZER, has_split
+from espnet3.systems.base.training_data import ORGANIZER
 
 if TYPE_CHECKING:
-    from espnet3.config.load import LoadedConfig
     from espnet3.parallel.config import ParallelConfig
 
 logger = logging.getLogger(__name__)
@@ -109,7 +108,7 @@ def dataset_texts(
         ConfigError: There is no training set.
         EspnetError: What the datasets raise.
     """
-    own = _config_of(values)
+    own = training_set_config(values)
     dataset = _build_env(own)["dataset"]
     if dataset is None or len(dataset) == 0:
         raise _no_training_set()
@@ -132,9 +131,15 @@ def dataset_texts(
             return JsonFile(run(resume=False))
 
 
-def _config_of(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what the texts depend on, and no more: a change of the rest must not matter."""
-    block, recipe_dir = values.get("dataset") or {}, values.get("recipe_dir")
+def training_set_config(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the texts depend on, and no more: a change of the rest must not matter.
+
+    Raises:
+        ConfigError: There is no training set.
+    """
+    block, recipe_dir = values.get("dataset"), values.get("recipe_dir")
+    if not isinstance(block, Mapping):
+        raise _no_training_set()
     if block.get("_target_", ORGANIZER) == ORGANIZER:
         if not block.get("train"):
             raise _no_training_set()
@@ -142,21 +147,7 @@ def _config_of(values: Mapping[str, Any]) -> dict[str, Any]:
         train = [{k: v for k, v in entry.items() if k != "weight"} for entry in block["train"]]
         recipe_dir = block.get("recipe_dir", recipe_dir)
         block = {"_target_": ORGANIZER, "recipe_dir": recipe_dir, "train": train}
-    return {"dataset": block, "recipe_dir": recipe_dir}
-
-
-def check_training_sets(loaded: "LoadedConfig") -> None:
-    """Check the entries of the training sets; nothing is built.
-
-    Raises:
-        ConfigError: There are none, or one is wrong.
-    """
-    from espnet3.components.data.data_organizer import check_datasets
-
-    block = loaded.plain().get("dataset")
-    if not block or has_split(block, "train") is False:
-        raise _no_training_set()
-    check_datasets(loaded, ("train",))
+    return {"dataset": dict(block), "recipe_dir": recipe_dir}
 
 
 def _no_training_set() -> ConfigError:

@@ -4,24 +4,22 @@ import importlib.util
 import logging
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from espnet3.config.load import LoadedConfig
 from espnet3.config.sources import names_places
 from espnet3.errors import ConfigError, MissingExtraError, ResourceError
 from espnet3.systems.asr.packed_archive import META
 from espnet3.systems.asr.packed_model import open_packed
-from espnet3.systems.asr.publication_config import UploadConfig, load_publication_config
+from espnet3.systems.asr.publication_config import PackConfig, UploadConfig, load_publication_config
 from espnet3.text import first_line
-
-if TYPE_CHECKING:
-    from espnet3.config.load import LoadedConfig
 
 logger = logging.getLogger(__name__)
 
 _ENDPOINT = "https://huggingface.co"
 
 
-def upload_model(loaded: "LoadedConfig") -> str:
+def upload_model(loaded: LoadedConfig) -> str:
     """Create the repository if need be, and commit the files of the packed model to it.
 
     The token is that of `HF_TOKEN` or of `hf auth login`; it is written nowhere. `HF_ENDPOINT`
@@ -36,7 +34,7 @@ def upload_model(loaded: "LoadedConfig") -> str:
         PackedModelError: The packed model is not there, or damaged.
     """
     settings = check_upload_model(loaded)
-    folder = _packed(loaded)
+    folder = _packed(load_publication_config(loaded).pack, loaded["exp_dir"])
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError
 
@@ -65,7 +63,7 @@ def upload_model(loaded: "LoadedConfig") -> str:
 
 
 @names_places
-def check_upload_model(loaded: "LoadedConfig") -> UploadConfig:
+def check_upload_model(loaded: LoadedConfig) -> UploadConfig:
     """Check the `upload` block, the package and the token, before any stage runs.
 
     Raises:
@@ -96,10 +94,10 @@ def check_upload_model(loaded: "LoadedConfig") -> UploadConfig:
     return settings
 
 
-def describe_upload_model(loaded: "LoadedConfig") -> list[str]:
+def describe_upload_model(loaded: LoadedConfig) -> list[str]:
     """Return the repository and the files that would be sent; nothing is sent."""
-    settings = load_publication_config(loaded).upload
-    folder = _packed(loaded)
+    config = load_publication_config(loaded)
+    settings, folder = config.upload, _packed(config.pack, loaded["exp_dir"])
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     kind = "private" if settings.private else "public"
     lines = [
@@ -117,8 +115,8 @@ def endpoint() -> str:
     return os.environ.get("HF_ENDPOINT", _ENDPOINT).rstrip("/")
 
 
-def _packed(loaded: "LoadedConfig") -> Path:
-    folder = load_publication_config(loaded).pack.folder(Path(loaded.config["exp_dir"]))
+def _packed(settings: PackConfig, exp_dir: str) -> Path:
+    folder = settings.folder(Path(exp_dir))
     if not (folder / META).is_file():
         raise ConfigError(
             f"There is no packed model in {folder}. Pack it first: --stages pack_model "

@@ -1,4 +1,4 @@
-"""Base class of our sources, one audio file per item, and how they find their files."""
+"""Base class of our sources, and how they find their files and the columns of a table."""
 
 import importlib.util
 import os
