@@ -51,7 +51,7 @@ class EpochSampler:
         self._steps = 0
         self._n_ranks = 1
         self._has_begun = False
-        self._has_told = False
+        self._has_warned = False
         self._planned: tuple[int, list[Ints]] | None = None
 
     def __len__(self) -> int:
@@ -73,7 +73,7 @@ class EpochSampler:
         self._has_begun = True
         self._n_ranks, rank = world()
         dealt = self._dealt(self._n_ranks)
-        self._tell_what_fits_no_step(dealt)
+        self._warn_of_samples_in_no_step(dealt)
         return dealt[rank :: self._n_ranks]
 
     def advance(self) -> None:
@@ -103,7 +103,7 @@ class EpochSampler:
                 self.key, self.epoch, state["n_batches_done"], "; ".join(changed),
             )  # fmt: skip
         self._restart([] if changed else done)
-        self._tell_what_is_lost()
+        self._warn_of_lost_samples()
 
     def _restart(self, before: list[list[int]]) -> None:
         self._before, self._steps, self._has_begun = before, 0, False
@@ -143,7 +143,7 @@ class EpochSampler:
         n_left = len(batches) if self.drop_last else sum(map(len, batches))
         return [] if self._before and n_left < n_ranks else self._in_steps(batches, n_ranks)
 
-    def _tell_what_is_lost(self) -> None:
+    def _warn_of_lost_samples(self) -> None:
         n_ranks, _ = world()
         left = self._left() if self._before else []
         if left and not self._dealt(n_ranks):
@@ -152,14 +152,14 @@ class EpochSampler:
                 "step of %d ranks.", self.key, sum(map(len, left)), self.epoch, n_ranks,
             )  # fmt: skip
 
-    def _tell_what_fits_no_step(self, dealt: list["Ints"]) -> None:
-        """Say, once, that each epoch leaves samples out that would make a batch too large."""
-        if self.drop_last or self._has_told or not dealt:
+    def _warn_of_samples_in_no_step(self, dealt: list["Ints"]) -> None:
+        """Warn once that each epoch leaves samples out that would make a batch too large."""
+        if self.drop_last or self._has_warned or not dealt:
             return
         n_samples = sum(map(len, self._left()))
         n_out = n_samples - sum(map(len, dealt))
         if n_out:
-            self._has_told = True
+            self._has_warned = True
             logger.warning(
                 "%s: %d of %d samples are left out of each epoch (others each time where they are "
                 "shuffled): %d ranks take equally many steps, and a batch with one more sample "

@@ -478,14 +478,14 @@ def _joined(batches: list["Ints"], n_wanted: int, limit: Limit) -> list["Ints"]:
     n_batches = len(batches)
     sizes = [limit.padded(batch) for batch in batches]
     order = sorted(range(n_batches), key=lambda i: (sizes[i], len(batches[i]), -i))
-    n_anew = 2 * (n_batches - n_wanted)
+    n_remade = 2 * (n_batches - n_wanted)
     while True:
-        chosen = sorted(order[:n_anew])
+        chosen = sorted(order[:n_remade])
         packed = list(_packed([batches[i] for i in chosen], limit))
         n_saved = len(chosen) - len(packed)
-        if n_batches - n_saved <= n_wanted or n_anew >= n_batches:
+        if n_batches - n_saved <= n_wanted or n_remade >= n_batches:
             break
-        n_anew *= 2
+        n_remade *= 2
     if n_saved <= 0:
         return batches
     remade = _split(packed, max(len(packed), len(chosen) - (n_batches - n_wanted)))

@@ -120,7 +120,7 @@ def create_dataset(config: DictConfig) -> list[str]:
     lines = []
     for job in _jobs(config):
         if isinstance(job, str):
-            lines.append(_told(job))
+            lines.append(_logged(job))
         else:
             lines += [_run_step(job.builder, *names, job.given) for names in _STEPS]
     return lines
@@ -241,7 +241,7 @@ def _sources(config: DictConfig, recipe_dir: Any) -> list[DataSource]:
 def _run_step(builder: Any, step: str, check: str, given: Mapping[str, Any]) -> str:
     name = f"{type(builder).__name__}.{step}"
     if _call(builder, check, given):
-        return _told(f"{name}: skipped, {check}() is true")
+        return _logged(f"{name}: skipped, {check}() is true")
     logger.info("%s: started", name)
     start = time.monotonic()
     _call(builder, step, given)
@@ -254,7 +254,7 @@ def _run_step(builder: Any, step: str, check: str, given: Mapping[str, Any]) -> 
     return f"{name}: done"
 
 
-def _told(line: str) -> str:
+def _logged(line: str) -> str:
     logger.info("%s", line)
     return line
 

@@ -1,7 +1,7 @@
 """Adapt user-made loaders: torch's DataLoader, and any iterable of batches.
 
 What a DataLoader says of its dataset, batches, order and workers is taken over into a loader of
-ours, which splits batches over ranks and resumes mid-epoch. One that cannot be told apart into
+ours, which splits batches over ranks and resumes mid-epoch. One that cannot be taken apart into
 these, over a stream of samples for instance, is used as it is.
 """
 

@@ -136,7 +136,7 @@ def intervals(
 ) -> dict[str, tuple[float, float] | None]:
     """Return `interval` of the rate and `sentence_error_interval`.
 
-    They are None where there are fewer than two utterances or groups: one tells nothing of how
+    They are None where there are fewer than two utterances or groups: one says nothing about how
     much another would differ.
 
     Args:

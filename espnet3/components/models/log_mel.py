@@ -145,7 +145,7 @@ def mel_filters(sample_rate: int, n_fft: int, n_mels: int, low_hz: float, high_h
     if n_empty:
         raise ConfigError(
             f"n_mels is {n_mels}, but {n_empty} of these bands are narrower than the "
-            f"{sample_rate / n_fft:.1f} Hz that a window tells apart. Write a smaller number, for "
+            f"{sample_rate / n_fft:.1f} Hz that a window can resolve. Write a smaller number, for "
             f"example n_mels: {max(1, n_mels // 2)}, or a longer window_ms."
         )
     return filters.float()

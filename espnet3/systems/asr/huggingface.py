@@ -28,7 +28,7 @@ class HuggingFaceCTC(nn.Module):
     All of ESPnet3's CTC decoders, word times and windows work with it.
 
     Models with `feat_extract_norm: group` (the "base" ones of Wav2Vec2) normalise over time, and
-    were trained without a mask: padding changes what they hear, so a batch differs slightly from
+    were trained without a mask: padding changes their input, so a batch differs slightly from
     single utterances. Those with `layer` (the "large" ones) agree to rounding.
 
     Args:
@@ -223,7 +223,7 @@ def extract(
     """Return the inputs of a network for [batch, time] samples, on the same device."""
     samples = speech.detach().float().cpu().numpy()
     rows = [row[:n] for row, n in zip(samples, speech_lengths.tolist(), strict=True)]
-    # Whisper always hears 30 seconds, and fills up by itself.
+    # Whisper always takes 30 seconds, and fills up by itself.
     fills_up = hasattr(feature_extractor, "n_samples")
     options = {"return_attention_mask": True} if fills_up else {"padding": True}
     found = feature_extractor(rows, sampling_rate=sample_rate, return_tensors="pt", **options)
@@ -313,7 +313,7 @@ def load_feature_extractor(
 
     Args:
         pretrained: Where it is read from, if there is one.
-        config: Of the network, which tells the kind otherwise.
+        config: Of the network, which determines the kind otherwise.
         options: Arguments of the feature extractor.
     """
     package = transformers()

@@ -73,7 +73,7 @@ class ASRModel(nn.Module):
 
     @property
     def sample_rate(self) -> int:
-        """Samples per second of the speech that the model hears."""
+        """Samples per second of the speech that the model expects."""
         return int(self.frontend.sample_rate)  # type: ignore[arg-type]
 
     @property

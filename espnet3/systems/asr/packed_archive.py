@@ -225,8 +225,8 @@ class _Extraction:
             )
 
     def _refused(self, problem: str, why: str = "") -> PackedModelError:
-        told = " ".join(filter(None, (f"{self._archive} {problem}.", why, _NOT_TO_USE)))
-        return PackedModelError(told)
+        message = " ".join(filter(None, (f"{self._archive} {problem}.", why, _NOT_TO_USE)))
+        return PackedModelError(message)
 
 
 class _NoLargeReads:
@@ -308,7 +308,7 @@ def _tar_entries(source: _Readable, into: _Extraction) -> Iterator[tarfile.TarIn
             said.update(_pax_records(text))
         elif entry.type == tarfile.GNUTYPE_LONGNAME:
             said["path"] = text.rstrip(b"\0").decode("utf-8", "surrogateescape")
-        # One more for each, so that they do not go on for ever.
+        # One more for each, so that they do not continue for ever.
         said[f"header {len(said)}"] = ""
 
 

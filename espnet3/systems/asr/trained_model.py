@@ -318,7 +318,7 @@ def _tokens_in(folder: Any) -> tuple[str, ...] | None:
     try:
         return load_tokenizer(folder).tokens if isinstance(folder, str) else None
     except ConfigError:
-        return None  # one of Hugging Face, or none: the model tells what it misses
+        return None  # one of Hugging Face, or none: the model reports what is missing
 
 
 def _read(folder: Path) -> tuple[str, ...] | None:

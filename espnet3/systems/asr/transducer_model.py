@@ -21,7 +21,7 @@ class Transducer(ASRModel):
     The loss is `(1 - ctc_weight) * loss_transducer + ctc_weight * loss_ctc`, both in nats per
     token. CTC also gives the word times. In `eval()` mode `cer` and `wer` are those of
     `TransducerGreedy`, in percent. The transducer loss is our own, for want of a maintained one on
-    CPUs; what it costs in memory is told in `rnnt_loss`: batches should be smaller than for CTC.
+    CPUs; `rnnt_loss` says what it costs in memory: batches should be smaller than for CTC.
 
     Decode it with `TransducerGreedy` or `TransducerBeam` of `espnet3.components.decoding`.
 

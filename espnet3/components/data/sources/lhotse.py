@@ -38,7 +38,7 @@ class Dataset(SpeechSource):
 
     The texts of several supervisions are joined by a blank, in the order of their start; a speaker
     is known where there is only one. Lhotse reads the audio, so its mixes and changes of speed or
-    volume are heard; a recording that is a command or an address is refused.
+    volume are applied; a recording that is a command or an address is refused.
 
     Args:
         path: The manifest, `.jsonl` or `.jsonl.gz`, relative to the current folder or the recipe's.
