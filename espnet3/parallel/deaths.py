@@ -8,7 +8,6 @@ From those of a node follows whether workers and jobs avoid it.
 
 import logging
 import os
-import time
 from collections import Counter
 from collections.abc import Collection, Iterable
 from contextlib import suppress
@@ -17,7 +16,7 @@ from pathlib import Path
 from typing import Literal
 
 from espnet3.parallel.tasks import ShardTask
-from espnet3.shards.commit import Done, discard_attempt, read_position
+from espnet3.shards.commit import Done, discard_attempt, find_position
 from espnet3.shards.layout import origin_of_attempt, shard_of_attempt
 from espnet3.shards.lease import TIMEOUT, Lease, find_owner, owner_path
 from espnet3.shards.manifest import Manifest
@@ -111,6 +110,9 @@ def bury(root: Path, attempts: Iterable[Path], lease: Lease) -> list[DeathNote]:
     """Note the deaths of workers that left these attempts behind, and remove the attempts.
 
     Those of living workers stay. The note comes first: without it nobody would know of the batch.
+
+    Raises:
+        FileSystemError: what one says cannot be read from here; it is left alone.
     """
     notes = []
     for attempt in attempts:
@@ -144,7 +146,7 @@ def _note_of(
     shard = shard_of_attempt(attempt.name)
     if shard is None or not is_there(attempt):
         return None
-    position = read_position(attempt)
+    position = find_position(attempt)
     worker = read_worker(RecordPaths(root), owner_id)
     last_sign = max(_last_sign(lease, owner_id, worker), _last_change(attempt))
     kind: DeathKind = "died"
@@ -167,6 +169,7 @@ def _note_of(
         owner_id=owner_id,
         job_id=worker.job_id if worker else "",
         log=worker.log if worker else "",
+        time=lease.now(),
         # Of the attempt, so that two who find it write one note.
         note_id=attempt.name.rpartition(".part-")[2],
     )
@@ -207,9 +210,13 @@ def deaths_at(notes: Iterable[DeathNote], root: Path) -> list[Death]:
     return deaths
 
 
-def avoided_nodes(root: Path, manifest: Manifest, host: str | None = None) -> dict[str, str]:
-    """Return the nodes to avoid, each with the reason; with `host`, as far as it is this one."""
-    now = time.time()
+def avoided_nodes(
+    root: Path, manifest: Manifest, *, now: float, host: str | None = None
+) -> dict[str, str]:
+    """Return the nodes to avoid, each with the reason; with `host`, as far as it is this one.
+
+    `now` is by the clock of the file system.
+    """
     notes = [
         note
         for note in read_deaths(RecordPaths(root))

@@ -273,7 +273,8 @@ class ShardQueue:
         self._next_node_look = time.monotonic() + _NODE_SECONDS
         self.pace.learn_cuts(read_deaths(self._paths), self._walltime.usable)
         host = self._lease.owner.host
-        if why := avoided_nodes(self._root, self._manifest, host).get(host):
+        nodes = avoided_nodes(self._root, self._manifest, now=self._lease.now(), host=host)
+        if why := nodes.get(host):
             raise HandBack(f"{host} is avoided: {why}", code=1)
 
     # Twins of stragglers: the first commit wins
@@ -332,7 +333,8 @@ class ShardQueue:
             attempt = self._layout.new_attempt(task.shard)
         else:
             self.settle("failed")
-            attempt = self._layout.new_attempt(task.shard, self._lease.owner.owner_id)
+            owner_id, now = self._lease.owner.owner_id, self._lease.now()
+            attempt = self._layout.new_attempt(task.shard, owner_id, now)
             logger.info(
                 "shard %d begins (attempt %s, items %d to %d)",
                 task.shard, attempt.name, task.start, task.stop - 1,
@@ -528,6 +530,7 @@ class ShardQueue:
             owner_id=record.owner_id,
             job_id=record.job_id,
             log=os.path.relpath(log, self._root) if log else "",
+            time=self._lease.now(),
         )
         try:
             write_death(self._paths, note)
@@ -560,11 +563,10 @@ class ShardQueue:
         notes = [note for note in notes if note.kind != "walltime"]
         host = self._lease.owner.host
         last = max((note.time for note in notes if note.host == host), default=0.0)
-        if self._is_driver or time.time() - last > self._patience():
+        if self._is_driver or self._lease.now() - last > self._patience():
             return False
         n_deaths = Counter(note.host for note in notes)
-        elsewhere = {owner.host for owner in self._lease.others()} - {host}
-        return any(n_deaths[other] < n_deaths[host] for other in elsewhere)
+        return any(n_deaths[owner.host] < n_deaths[host] for owner in self._lease.each_other())
 
     def _patience(self) -> float:
         """Return for how long a shard is left to other workers."""
@@ -573,7 +575,7 @@ class ShardQueue:
 
     def _others_elsewhere(self) -> bool:
         host = self._lease.owner.host
-        return any(owner.host != host for owner in self._lease.others())
+        return any(owner.host != host for owner in self._lease.each_other())
 
     def _is_done_elsewhere(self) -> bool:
         host = self._lease.owner.host

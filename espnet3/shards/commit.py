@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from espnet3.errors import ProviderError
+from espnet3.errors import FileSystemError, ProviderError
 from espnet3.io.atomic import fsync_dir, fsync_file
 from espnet3.io.clock import folder_time
 from espnet3.io.json_text import dump_json
@@ -456,9 +456,23 @@ class Position:
 
 
 def read_position(attempt: Path) -> tuple[int, int] | None:
-    """Return `(start, stop)` of the batch an attempt is or was working on; None before any."""
+    """Return `(start, stop)` of the batch an attempt is or was working on; None before any.
+
+    Also None if it cannot be read from here: for who only shows it.
+    """
+    with suppress(FileSystemError):
+        return find_position(attempt)
+    return None
+
+
+def find_position(attempt: Path) -> tuple[int, int] | None:
+    """Do the same for one who removes the attempt afterwards.
+
+    Raises:
+        FileSystemError: It cannot be read from here.
+    """
     try:
-        start, length = _POSITION.unpack((attempt / POSITION).read_bytes())
-    except (OSError, struct.error):
+        start, length = _POSITION.unpack(read_file(attempt / POSITION) or b"")
+    except (struct.error, IsADirectoryError, DamagedFileError):
         return None
     return (start, start + length) if start >= 0 else None

@@ -57,14 +57,15 @@ class RunLayout:
         """Return the folder of a committed shard."""
         return self.root / self.shard_name(shard)
 
-    def new_attempt(self, shard: int, owner_id: str = "") -> Path:
+    def new_attempt(self, shard: int, owner_id: str = "", now: float | None = None) -> Path:
         """Return a unique folder name for one attempt at a shard.
 
-        With an owner it tells whose it is and when it began: see `origin_of_attempt`.
+        With an owner it tells whose it is and when it began, which is `now` by the clock of the
+        file system, or by that of this machine: see `origin_of_attempt`.
         """
         unique = uuid.uuid4().hex[:16]
         if owner_id:
-            unique = f"{owner_id}-{int(time.time()):08x}-{unique[:4]}"
+            unique = f"{owner_id}-{int(time.time() if now is None else now):08x}-{unique[:4]}"
         return self.root / f"{self.shard_name(shard)}.part-{unique}"
 
     def new_aside(self, shard: int, *, is_damaged: bool) -> Path:

@@ -12,9 +12,11 @@ heartbeat, and counts as alive where not even that is known.
 import json
 import logging
 import os
+import random
 import re
 import threading
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -195,7 +197,16 @@ class Lease:
 
     def others(self) -> list[Owner]:
         """Return the other living owners in this folder."""
-        return [o for o in living_owners(self.folder, self.now(), self.timeout) if o != self.owner]
+        return list(self.each_other())
+
+    def each_other(self) -> Iterator[Owner]:
+        """Yield the same one by one, in random order: whoever looks for any need not read all."""
+        owner_ids = _owner_ids(names_in(self.folder))
+        random.shuffle(owner_ids)
+        for owner_id in owner_ids:
+            owner = find_owner(self.folder, owner_id, self.now(), self.timeout)
+            if owner is not None and owner != self.owner:
+                yield owner
 
     def _is_alive(self, claim: "_Claim") -> bool:
         """Tell whether the owner of a claim or mark is alive."""
@@ -214,7 +225,7 @@ class Lease:
 
         Claims that a dead one left are for the living of the same user to take: they can read them.
         """
-        for owner in self.others():
+        for owner in self.each_other():
             with suppress(OSError):
                 of_owner = os.stat(owner_path(self.folder, owner.owner_id)).st_uid
                 if user is not None and of_owner != user:
@@ -252,7 +263,7 @@ class Lease:
     def _remove_dead_temps(self) -> None:
         now = self.now()
         # A pid of another machine says nothing here; of those, only old files are removed.
-        is_shared = any(owner.machine != machine_id() for owner in self.others())
+        is_shared = any(owner.machine != machine_id() for owner in self.each_other())
         for name in names_in(self.folder):
             pid, path = temp_pid(name), self.folder / name
             if pid is None:

@@ -298,7 +298,7 @@ def stop_for(error: EspnetError, root: Path, lease: Lease) -> bool:
 def _others_elsewhere(lease: Lease) -> str:
     """Return one who works on another node; of whom it cannot be told, there is somebody."""
     try:
-        return next((str(o) for o in lease.others() if o.host != lease.owner.host), "")
+        return next((str(o) for o in lease.each_other() if o.host != lease.owner.host), "")
     except FileSystemError as error:
         logger.warning("%s", error)
         return "whoever is there"

@@ -368,7 +368,7 @@ def _nodes_to_avoid(roots: Sequence[Path]) -> list[str]:
     found: dict[str, str] = {}
     for root in roots:
         manifest = load_manifest(root)
-        found |= avoided_nodes(root, manifest) if manifest else {}
+        found |= avoided_nodes(root, manifest, now=_folder_time(root)) if manifest else {}
     return sorted(found)
 
 

@@ -56,11 +56,11 @@ def test_what_happened_long_ago_is_forgotten():
 def test_the_folder_tells(planned):
     for shard in (1, 2, 3):
         write_death(planned.paths, DeathNote(shard, "a", "it died"))
-    assert avoided_nodes(planned.root, planned.manifest) == {}
+    assert avoided_nodes(planned.root, planned.manifest, now=time.time()) == {}
     planned.commit(0, host="b")
-    assert list(avoided_nodes(planned.root, planned.manifest)) == ["a"]
-    assert list(avoided_nodes(planned.root, planned.manifest, "a")) == ["a"]
-    assert avoided_nodes(planned.root, planned.manifest, "b") == {}
+    assert list(avoided_nodes(planned.root, planned.manifest, now=time.time())) == ["a"]
+    assert list(avoided_nodes(planned.root, planned.manifest, now=time.time(), host="a")) == ["a"]
+    assert avoided_nodes(planned.root, planned.manifest, now=time.time(), host="b") == {}
 
 
 def test_no_shard_is_looked_at_for_other_nodes_or_for_what_is_long_ago(planned, monkeypatch):
@@ -72,7 +72,7 @@ def test_no_shard_is_looked_at_for_other_nodes_or_for_what_is_long_ago(planned, 
         write_death(planned.paths, DeathNote(shard, "a", "it died"))
         old = time.time() - MEMORY_SECONDS - 1
         write_death(planned.paths, DeathNote(shard, "b", "it died", time=old))
-    assert avoided_nodes(planned.root, planned.manifest, "b") == {}
-    assert avoided_nodes(planned.root, planned.manifest, "c") == {}
+    assert avoided_nodes(planned.root, planned.manifest, now=time.time(), host="b") == {}
+    assert avoided_nodes(planned.root, planned.manifest, now=time.time(), host="c") == {}
     with pytest.raises(AssertionError, match="once a minute"):
-        avoided_nodes(planned.root, planned.manifest, "a")
+        avoided_nodes(planned.root, planned.manifest, now=time.time(), host="a")

@@ -5,6 +5,7 @@ from dataclasses import asdict
 
 import pytest
 
+from espnet3.errors import FileSystemError
 from espnet3.parallel.deaths import bury, deaths_at, forget_deaths
 from espnet3.shards.commit import Position
 from espnet3.shards.records import (
@@ -14,6 +15,7 @@ from espnet3.shards.records import (
     write_death,
     write_worker,
 )
+from tests.unreachable_files import unreachable
 
 DEAD = "0123456789abcdef"
 
@@ -118,3 +120,22 @@ def test_deaths_can_be_forgotten_but_not_what_is_known_of_the_walltime(planned):
     assert sorted(note.shard for note in read_deaths(planned.paths)) == [2, 3, 3]
     forget_deaths(planned.root)
     assert [note.kind for note in read_deaths(planned.paths)] == ["walltime"]
+
+
+def test_an_attempt_whose_position_cannot_be_read_from_here_is_left_alone(
+    planned, lease, left_over
+):
+    attempt = left_over(2, DEAD, (5, 6))
+    with unreachable(r"\.position$", "EIO"), pytest.raises(FileSystemError):
+        bury(planned.root, [attempt], lease)
+    assert attempt.is_dir()
+    (note,) = bury(planned.root, [attempt], lease)
+    assert (note.start, note.kind) == (5, "died")
+
+
+def test_the_clock_of_the_file_system_dates_a_death(planned, lease, left_over, monkeypatch):
+    attempt = left_over(2, DEAD, (5, 6))
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now + 7200)  # this machine's is two hours ahead
+    (note,) = bury(planned.root, [attempt], lease)
+    assert abs(note.time - now) < 600

@@ -3,7 +3,7 @@
 import json
 import os
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import pytest
 
@@ -39,7 +39,7 @@ class Crowd:
             os.utime(path)
 
     def _add(self, shard):
-        owner = Owner.of_this_process()
+        owner = replace(Owner.of_this_process(), host=f"node{shard}", machine="another")
         layout = self.run.layout
         owner_path(layout.leases, owner.owner_id).write_text(json.dumps(asdict(owner)))
         layout.claim(layout.shard_name(shard)).write_text(owner.owner_id)
@@ -215,3 +215,11 @@ def test_no_run_with_too_many_failed_items_is_merged(crowd):
         others.run.commit(shard, n_failed=1)
     with pytest.raises(ItemError, match="2 items failed"):
         others.queue(lease, max_errors=1).check_all_failed()
+
+
+def test_whether_somebody_works_elsewhere_is_known_after_a_few_looks(crowd):
+    others, lease = crowd(MANY)
+    queue = others.queue(lease)
+    with FileOperations(others.run.root) as operations:
+        assert queue._others_elsewhere()
+    assert operations.counts.total() <= 3  # the second may be ourselves
