@@ -9,16 +9,24 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from espnet3.errors import EspnetError, FileSystemError, RunFolderError, StaleRunError
+from espnet3.errors import (
+    EspnetError,
+    FileSystemError,
+    ProviderError,
+    RunFolderError,
+    StaleRunError,
+)
+from espnet3.io.atomic import is_folder_trouble
 from espnet3.parallel.detached.description import (
     Description,
     add_to_sys_path,
     check_code,
+    load_runner,
     load_spec,
     load_trusted,
 )
-from espnet3.parallel.detached.merging import merge_as_user
 from espnet3.parallel.detached.walltime import Walltime
 from espnet3.parallel.dispatch import Dispatcher
 from espnet3.parallel.faults import EarlyDeaths, FaultPolicy
@@ -28,7 +36,13 @@ from espnet3.parallel.process_pool import ProcessPool
 from espnet3.parallel.shard_queue import ShardQueue
 from espnet3.parallel.signals import EndSignals, HandBack
 from espnet3.parallel.stop_marks import check_stop, stopped_by
-from espnet3.parallel.tasks import Failure, failure_record
+from espnet3.parallel.tasks import (
+    Failure,
+    describe_error,
+    failure_record,
+    secrets_held,
+    user_traceback,
+)
 from espnet3.parallel.worker_records import Identity, OwnRecord
 from espnet3.shards.lease import HEARTBEAT, Lease
 from espnet3.shards.manifest import Manifest
@@ -157,7 +171,7 @@ class Agent:
             Path(os.path.normpath(self.root / manifest.output_dir)),
             manifest,
             lease,
-            lambda shard_dirs: merge_as_user(self.root, lease, shard_dirs, trust=self._trust),
+            lambda shard_dirs: _merge_as_user(self.root, lease, shard_dirs, trust=self._trust),
         )
         while True:
             queue = ShardQueue(
@@ -262,6 +276,31 @@ class _Loop:
             self._next_beat = time.monotonic() + HEARTBEAT * random.uniform(0.7, 1.0)
             check_stop(self._root)
             self._record.write_if_due()
+
+
+def _merge_as_user(
+    root: Path, lease: Lease, shard_dirs: Sequence[Path], *, trust: str | None
+) -> Any:
+    """Call `merge` of the run's own runner, for a worker that got the turn.
+
+    Raises:
+        ProviderError: if that fails, with the user's traceback.
+    """
+    runner = None
+    try:
+        runner = load_runner(root, trust=trust)
+        return runner.merge(shard_dirs)
+    except EspnetError:
+        raise
+    except Exception as error:
+        if is_folder_trouble(error) or is_of_node(error, root):
+            raise  # a full disk, or one that is away: the caller says what to do
+        secrets = secrets_held(runner)
+        raise ProviderError(
+            f"merge() failed on {lease.owner}: {describe_error(error, secrets)}. Mend it "
+            "and run the same command again; all shards are done and kept.\n\n"
+            f"{user_traceback(error, secrets)}"
+        ) from error
 
 
 def note_failures(root: Path, manifest: Manifest, failures: Sequence[Failure]) -> None:

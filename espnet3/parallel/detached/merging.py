@@ -1,50 +1,17 @@
-"""Merge a run by its folder alone: for one of its workers, for `espnet3 merge`, for its result."""
+"""Merge a detached run by a command, and return its result."""
 
 import os
 import shlex
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from espnet3.errors import EspnetError, IncompleteRunError, ProviderError, RunFolderError
-from espnet3.io.atomic import is_folder_trouble
+from espnet3.errors import IncompleteRunError, RunFolderError
 from espnet3.parallel.detached.description import load_runner
-from espnet3.parallel.folder_run import (
-    Merger,
-    finished_result,
-    folder_errors,
-)
-from espnet3.parallel.tasks import describe_error, secrets_held, user_traceback
+from espnet3.parallel.folder_run import Merger, finished_result, folder_errors
 from espnet3.shards.lease import Lease, claims, living_owners
 from espnet3.shards.merge import check_complete
-from espnet3.shards.reachable import is_of_node
 from espnet3.shards.status import require_manifest
 from espnet3.shards.success import read_success
-
-
-def merge_as_user(
-    root: Path, lease: Lease, shard_dirs: Sequence[Path], *, trust: str | None
-) -> Any:
-    """Call `merge` of the run's own runner, for a worker that got the turn.
-
-    Raises:
-        ProviderError: if that fails, with the user's traceback.
-    """
-    runner = None
-    try:
-        runner = load_runner(root, trust=trust)
-        return runner.merge(shard_dirs)
-    except EspnetError:
-        raise
-    except Exception as error:
-        if is_folder_trouble(error) or is_of_node(error, root):
-            raise  # a full disk, or one that is away: the caller says what to do
-        secrets = secrets_held(runner)
-        raise ProviderError(
-            f"merge() failed on {lease.owner}: {describe_error(error, secrets)}. Mend it "
-            "and run the same command again; all shards are done and kept.\n\n"
-            f"{user_traceback(error, secrets)}"
-        ) from error
 
 
 def merge_detached(run_dir: Path, *, trust: str | None = None) -> Any:

@@ -15,7 +15,7 @@ from espnet3.shards.records import (
     write_death,
     write_worker,
 )
-from tests.unreachable_files import unreachable
+from tests.helpers.unreachable_files import unreachable
 
 DEAD = "0123456789abcdef"
 
