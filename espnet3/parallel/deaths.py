@@ -109,7 +109,7 @@ def forget_deaths(root: Path, shards: Collection[int] | None = None, *, owner_id
 def bury(root: Path, attempts: Iterable[Path], lease: Lease) -> list[DeathNote]:
     """Note the deaths of workers that left these attempts behind, and remove the attempts.
 
-    Those of living workers stay. The note comes first: without it nobody would know of the batch.
+    Those of living workers stay. The note comes first: without it the batch would be forgotten.
 
     Raises:
         FileSystemError: what one says cannot be read from here; it is left alone.
@@ -117,7 +117,7 @@ def bury(root: Path, attempts: Iterable[Path], lease: Lease) -> list[DeathNote]:
     notes = []
     for attempt in attempts:
         origin = origin_of_attempt(attempt.name)
-        if origin is None:  # of a driver that may be alive, or half removed: nobody is blamed
+        if origin is None:  # of a driver that may be alive, or half removed: no item is blamed
             if lease.now() - _last_change(attempt) > TIMEOUT:
                 discard_attempt(attempt)
             continue
@@ -185,7 +185,7 @@ def _last_sign(lease: Lease, owner_id: str, worker: WorkerRecord | None) -> floa
 def _last_change(attempt: Path) -> float:
     """Return when something was last written to an attempt: heartbeats are seconds apart.
 
-    Just now, if it cannot be told: then it is left alone.
+    Infinite if unknown: then the attempt is left alone.
     """
     last = 0.0
     try:

@@ -123,7 +123,7 @@ class ShardQueue:
             FileSystemError: if this node cannot read what others published.
         """
         found = list(attempts(self._root).items())
-        # A few are enough: of the others, whoever takes the shard finds out.
+        # A few are enough: the worker that takes one of the other shards buries its dead attempt.
         for shard, folders in random.sample(found, min(len(found), _SAMPLED)):
             # Of shards without an owner only: a living one's may be seen before its owner file.
             if not self._lease.is_held(self._layout.shard_name(shard)):
@@ -310,7 +310,7 @@ class ShardQueue:
         try:
             claimed = self._layout.claim(self._layout.shard_name(shard)).stat().st_mtime
         except OSError:
-            return 0.0  # given back just now, or not to be told: then it is left to its owner
+            return 0.0  # released just now, or unreadable: then it is left to its owner
         elapsed = max(self._lease.now() - claimed, 0.0)
         start, stop = self._manifest.bounds[shard : shard + 2]
         positions = (read_position(attempt) for attempt in self._board.attempts(shard))
@@ -327,7 +327,7 @@ class ShardQueue:
     def new_attempt(self, task: ShardTask) -> str | None:
         """Return the name of a folder for an attempt; a detached worker's tells whose it is.
 
-        Not so a driver's: which of its workers ended it, nobody could tell from what they left.
+        A driver's does not: what is left does not tell which of its workers ran it.
         """
         if self._is_driver:
             attempt = self._layout.new_attempt(task.shard)
@@ -453,7 +453,7 @@ class ShardQueue:
     # Deaths and trouble
 
     def deaths(self, task: ShardTask) -> Sequence[Death]:
-        """Return the deaths that were noted at the shard that was just taken, by whomever."""
+        """Return the deaths noted at the shard that was just taken, of whichever owner."""
         return deaths_at(self._notes, self._root)
 
     def died(self, task: ShardTask, death: Death) -> bool:

@@ -15,7 +15,7 @@ _LOOK_SECONDS = 5.0  # the user who typed `cancel` waits
 class StopWatch:
     """Interrupts a driver as soon as its run is stopped.
 
-    A thread looks for the mark: where items run in this very process, nobody else could before the
+    A thread looks for the mark: where items run in this very process, nothing else could before the
     shard is over.
 
     Args:
@@ -45,7 +45,7 @@ class StopWatch:
         while not self._end.wait(self._seconds):
             try:
                 self.mark = read_stop(RecordPaths(self._root))
-            except OSError:  # whoever cannot reach the folder is told so where it is used
+            except OSError:  # reported where the folder is used
                 continue
             if self.mark is not None:
                 self._interruption.interrupt(str(stop_error(self._root, self.mark)))
@@ -53,7 +53,7 @@ class StopWatch:
 
 
 def stop_error(root: Path, mark: StopMark) -> EspnetError:
-    """Return the error of a driver whose run was stopped by somebody else."""
+    """Return the error of a driver whose run was stopped by another process."""
     if mark.kind == "failed":
         return WorkerError(
             f"The run in {root} was stopped by {mark.by or 'a worker'}: {mark.reason}"
@@ -89,7 +89,7 @@ def stopped_by(mark: StopMark) -> HandBack:
 
 
 def refuse_cancelled(root: Path) -> None:
-    """Let a driver begin only if nobody cancelled the run; what merely failed is tried again.
+    """Let a driver begin only if the run was not cancelled; what merely failed is retried.
 
     Raises:
         IncompleteRunError: saying who cancelled it, and how to continue.

@@ -19,7 +19,7 @@ from espnet3.shards.owner import Owner
 from espnet3.shards.records import RecordPaths, WorkerRecord, make_folders, write_worker
 
 _WRITE_SECONDS, _UPDATE_SECONDS = 60.0, 5.0
-_DRIVER = "driver"  # no backend: nobody submits such workers, or others in their place
+_DRIVER = "driver"  # no backend: such workers are never submitted, nor replaced
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Accounting of a run: time of its workers, per worker, per node and in total.
 
-Made of what is in the folder: each committed shard tells what it took and for whom it was run;
+Made of what is in the folder: each committed shard tells what it took and which owner ran it;
 detached workers also tell when they were submitted, began and ended, and what came to nothing.
 """
 
@@ -110,7 +110,7 @@ class Accounting:
     deaths: dict[str, Count] = field(default_factory=dict)
     """Attempts that ended without a result, by kind: died, machine, walltime."""
     n_generations: Count = 0
-    """The longest chain of jobs that followed each other; 0 if nobody was detached."""
+    """The longest chain of jobs that followed each other; 0 without detached workers."""
 
     @property
     def worker_hours(self) -> float:

@@ -1,9 +1,9 @@
 """Open shards of a run, from one listing of its folder.
 
 A worker among many must not touch thousands of files to find its next shard. The names say nearly
-all: a folder `split.7` is a committed shard, a file `split.7.claim` one in somebody's hands. They
-may be seen late, so a name that is not there proves nothing: the claim decides who works, and the
-commit whose results count.
+all: a folder `split.7` is a committed shard, a file `split.7.claim` a claimed one. They may
+be seen late, so a name that is not there proves nothing: the claim decides which worker runs a
+shard, and the commit whose results count.
 """
 
 import random

@@ -141,7 +141,7 @@ def shard_of_damaged(name: str) -> int | None:
 
 
 def origin_of_attempt(name: str) -> tuple[str, int] | None:
-    """Return whose attempt it is and when it began, in seconds since 1970; None if not told."""
+    """Return owner and begin (seconds since 1970) of an attempt; None if its name has none."""
     match = _OWNED.fullmatch(name)
     return (match[1], int(match[2], 16)) if match else None
 

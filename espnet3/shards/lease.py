@@ -200,7 +200,7 @@ class Lease:
         return list(self.each_other())
 
     def each_other(self) -> Iterator[Owner]:
-        """Yield the same one by one, in random order: whoever looks for any need not read all."""
+        """Yield the same one by one, in random order, for a caller that stops at the first one."""
         owner_ids = _owner_ids(names_in(self.folder))
         random.shuffle(owner_ids)
         for owner_id in owner_ids:
@@ -221,7 +221,7 @@ class Lease:
         return _judge(sign, claim.owner_id, now, self.timeout) is not None
 
     def _lives_one_of(self, user: int | None) -> bool:
-        """Tell whether somebody lives who may have made a claim that we cannot read.
+        """Tell whether an owner is alive that may have made a claim that we cannot read.
 
         Claims that a dead one left are for the living of the same user to take: they can read them.
         """
@@ -328,7 +328,7 @@ def _owner_ids(names: list[str]) -> list[str]:
 
 
 def count_owners(folder: Path) -> int:
-    """Return how many owners a lease folder has, the dead that nobody removed included."""
+    """Return how many owners a lease folder has, dead ones that were not swept included."""
     return len(_owner_ids(names_in(folder)))
 
 

@@ -1,8 +1,7 @@
 """Records of detached workers, jobs, deaths and stop marks in a run folder.
 
-Nobody writes another's file, so none of them needs a lock: who was submitted (`jobs/`), who works
-or worked (`workers/`), at what a worker died (`deaths/`), and that nobody should go on
-(`stop.json`).
+Each process writes its own files only, so that none needs a lock: submitted jobs (`jobs/`), workers
+that are or were there (`workers/`), crash notes (`deaths/`), and the stop mark (`stop.json`).
 """
 
 import os
@@ -142,7 +141,7 @@ class JobRecord:
     """Whether `RecordPaths.successor` would be there if it had one; not in older folders."""
     tag: JobId = ""
     """Names the submission before the scheduler has given a number, and ever after: the job itself
-    knows it. A record without a number is of a submission whose answer nobody has seen yet."""
+    knows it. A record without a number is of a submission whose answer has not been seen yet."""
 
     @property
     def is_submitting(self) -> bool:
@@ -249,7 +248,7 @@ class StopMark:
 
 
 def write_job(paths: RecordPaths, record: JobRecord) -> None:
-    """Note that a job was submitted, and whom it follows."""
+    """Record that a job was submitted, and mark the job before it as followed."""
     write_json(paths.jobs / f"{record.key}.json", asdict(record), permissions=_READABLE)
     if record.after:
         create_bytes(

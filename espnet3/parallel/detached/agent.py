@@ -239,7 +239,7 @@ class _Loop:
         self._next_beat = 0.0
 
     def run(self, pool: WorkerPool, manifest: Manifest) -> None:
-        """Run shards until all are committed, by whomever.
+        """Run shards until all are committed, by this worker or others.
 
         Raises:
             HandBack: if this worker should end before that.
@@ -335,9 +335,9 @@ def stop_for(error: EspnetError, root: Path, lease: Lease) -> bool:
 
 
 def _others_elsewhere(lease: Lease) -> str:
-    """Return one who works on another node; of whom it cannot be told, there is somebody."""
+    """Return a worker on another node; where owners cannot be listed, assume that there is one."""
     try:
         return next((str(o) for o in lease.each_other() if o.host != lease.owner.host), "")
     except FileSystemError as error:
         logger.warning("%s", error)
-        return "whoever is there"
+        return "those that cannot be listed from here"

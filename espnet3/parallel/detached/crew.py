@@ -91,7 +91,7 @@ class Job:
 
     @property
     def is_doubtful(self) -> bool:
-        """Whether nobody says that it is there, nor that it has ended.
+        """Whether it is not known to exist, nor to have ended.
 
         One whose worker is silent while the scheduler says that it runs is no better: the file
         server may be away for a while, or the node may hang until the scheduler ends its jobs.
@@ -126,7 +126,7 @@ class Crew:
 
     @property
     def doubtful(self) -> list[Job]:
-        """Jobs of which nobody says that they are there, nor that they have ended."""
+        """Jobs that are not known to exist, nor to have ended."""
         return [job for job in self.jobs if job.is_doubtful]
 
     @property
@@ -148,7 +148,7 @@ def read_crew(
     now: float | None = None,
     jobs: list[JobRecord] | None = None,
 ) -> Crew:
-    """Read who is there, and ask the scheduler of jobs that have no living worker.
+    """Read the records of workers and jobs; ask the scheduler about jobs without a living worker.
 
     Args:
         root: the run folder.
@@ -208,7 +208,7 @@ def count_crew(root: Path, env: str, *, only: bool = False) -> int:
         only: do not count those of other backends.
 
     Raises:
-        ResourceError: if nobody can tell whether jobs of this backend are there.
+        ResourceError: if it cannot be determined whether jobs of this backend exist.
     """
     for number in range(_MOST_QUESTIONS):
         crew = read_crew(root)
@@ -260,17 +260,17 @@ def _read_jobs(
     }
     asked = [r for r in records if _is_open(brought[r.key])][-_MOST_ASKED:]
     states = ask(asked) if asked else {}
-    told = {r.key: states.get(r.key) or _as_told(brought[r.key]) for r in records}
+    known = {r.key: states.get(r.key) or _state_by_records(brought[r.key]) for r in records}
     present = {
         (r.env, r.job_id)
         for r in records
-        if any(w.is_alive for w in brought[r.key]) or told[r.key].phase in ("pending", "running")
+        if any(w.is_alive for w in brought[r.key]) or known[r.key].phase in ("pending", "running")
         if not r.is_submitting
     }
     return [
         Job(
             record,
-            told[record.key],
+            known[record.key],
             tuple(worker.record for worker in brought[record.key]),
             has_living_worker=any(worker.is_alive for worker in brought[record.key]),
             is_successor=bool(record.after) and (record.env, record.after) in present,
@@ -321,7 +321,7 @@ def _is_open(workers: list[Worker]) -> bool:
     return not any(worker.record.ended and worker.record.exit_code == 0 for worker in workers)
 
 
-def _as_told(workers: list[Worker]) -> JobState:
+def _state_by_records(workers: list[Worker]) -> JobState:
     """Return what the workers' own records say of their job."""
     if any(worker.is_alive for worker in workers):
         return JobState("running", "")

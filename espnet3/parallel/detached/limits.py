@@ -33,8 +33,8 @@ def jobs_per_hour(config: ParallelConfig, walltime: float | None) -> int:
     """Return how many jobs may be submitted for a run within an hour.
 
     Each of `n_workers` may have a successor as often as the walltime ends it (taken as an hour if
-    nobody says, and as a minute if it is less), and 4 more: its first job, the successor that waits
-    behind that, and two in the place of jobs that were lost.
+    it is not known, and as a minute if it is less), and 4 more: its first job, the successor that
+    waits behind that, and two in the place of jobs that were lost.
     """
     each = math.ceil(HOUR / min(max(walltime or HOUR, _SHORTEST_WALLTIME), HOUR))
     return config.n_workers * (each + _SPARE)
@@ -117,7 +117,7 @@ def check_limit(
         times: by how much who asks may go beyond; the records must be readable in any case.
 
     Raises:
-        SubmissionRefusedError: with the numbers, or if they cannot be told.
+        SubmissionRefusedError: with the numbers, or if they cannot be determined.
     """
     limit = jobs_per_hour(config, walltime) * times
     for root in roots:

@@ -21,7 +21,7 @@ def merge_detached(run_dir: Path, *, trust: str | None = None) -> Any:
 
     Raises:
         IncompleteRunError: with what is missing.
-        RunFolderError: if somebody is merging it just now, or if its code is somebody else's.
+        RunFolderError: if another process is merging it, or if its code is another user's.
     """
     manifest = require_manifest(run_dir)
     answer = finished_answer(run_dir)

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from espnet3.parallel.config import ParallelConfig
 
 _PROGRAM = "espnet3.parallel.detached.work"
-# In the background of a shell that ends at once: the process is nobody's child, so nobody has to
-# wait for it, and in a session of its own, so no terminal takes it along.
+# In the background of a shell that ends at once: the process has no parent that would have
+# to wait for it, and in a session of its own, so no terminal takes it along.
 _SHELL = 'log=$1; shift; "$@" >>"$log" 2>&1 </dev/null & echo $!'
 
 
@@ -34,7 +34,7 @@ def start_process(
     *,
     generation: int = 0,
 ) -> JobRecord:
-    """Start a worker that goes on without this program, and return its record.
+    """Start a worker that outlives this program, and return its record.
 
     Args:
         config: of the run.
@@ -55,7 +55,7 @@ def start_process(
     submitted = folder_time(logs)
     output = logs / f"detached-{config.env}.out"
     try:
-        told = subprocess.run(
+        answer = subprocess.run(
             ["/bin/sh", "-c", _SHELL, "sh", str(output), *command],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -68,7 +68,7 @@ def start_process(
         raise ResourceError(
             f"No worker process could be started on {socket.gethostname()}: {error}"
         ) from error
-    pid = int(told.stdout)
+    pid = int(answer.stdout)
     return JobRecord(
         env=config.env,
         job_id=str(pid),

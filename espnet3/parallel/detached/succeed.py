@@ -70,7 +70,7 @@ class NoAnswer(Exception):
 
 @dataclass(frozen=True)
 class Follower:
-    """The job that asks who follows it."""
+    """A worker's job, and what is submitted or cancelled on its behalf."""
 
     roots: tuple[Path, ...]
     env: str
@@ -102,10 +102,10 @@ class Follower:
             yield from self.complete_crew(roots, config)
 
     def submit_successor(self, roots: list[Path], config: ParallelConfig) -> Iterator[str]:
-        """Submit who follows this job, unless there is one, or nothing for it to do.
+        """Submit the successor of this job, unless there is one, or nothing for it to do.
 
         Raises:
-            SubmissionRefusedError: if which jobs there are cannot be told.
+            SubmissionRefusedError: if the jobs of the run cannot be determined.
         """
         if not self.job or self._has_successor(roots[0]):
             return
@@ -127,8 +127,8 @@ class Follower:
     def _is_needed(self, roots: list[Path]) -> bool:
         """Tell whether there is a shard for one more successor.
 
-        Of those at work others may end at the same time; who waits for them will be there. Each has
-        one at most: while there are more shards than workers, no record need be read.
+        Other workers may end at the same time, and their successors will be there. Each has one at
+        most: while there are more open shards than workers, no record need be read.
         """
         n_open = _count_open_shards(roots)
         if count_owners(leases_folder(roots[0])) <= n_open:
@@ -162,7 +162,7 @@ class Follower:
         """Submit workers in the place of those that are gone, and successors that are gone.
 
         Raises:
-            SubmissionRefusedError: if which jobs there are cannot be told.
+            SubmissionRefusedError: if the jobs of the run cannot be determined.
         """
         records = read_all_jobs(roots[0])  # one that cannot be read would be missing below
         now = _folder_time(roots[0])
@@ -237,7 +237,7 @@ class Follower:
         return [record for record in read_all_jobs(root) if record.env == self.env]
 
     def _not_given_up(self, root: Path, crew: Crew, now: float) -> list[Job]:
-        """Return the jobs that may be there, though nobody says so.
+        """Return the jobs that may exist although neither scheduler nor worker says so.
 
         One answer without a job is no proof that it is gone: a busy scheduler tells half. It must
         be missing in several looks, by whichever workers, over some minutes, and be silent itself.
@@ -260,25 +260,31 @@ class Follower:
 
         An answer that does not have that is not about all jobs, whatever else it says.
         """
-        told = self._told(records, also=[self.job] if self.job else [])
-        if self.job and told and told.get(self.job, UNKNOWN).phase != "running":
+        answer = self._answer(records, also=[self.job] if self.job else [])
+        if self.job and answer and answer.get(self.job, UNKNOWN).phase != "running":
             raise NoAnswer
-        return {r.key: told[r.job_id] for r in records if r.env == self.env and r.job_id in told}
+        return {
+            r.key: answer[r.job_id] for r in records if r.env == self.env and r.job_id in answer
+        }
 
     def _ask_simply(self, records: Sequence[JobRecord]) -> dict[str, JobState]:
         """Do the same where nothing is submitted on account of the answer."""
-        told = self._told(records)
-        return {r.key: told[r.job_id] for r in records if r.env == self.env and r.job_id in told}
+        answer = self._answer(records)
+        return {
+            r.key: answer[r.job_id] for r in records if r.env == self.env and r.job_id in answer
+        }
 
-    def _told(self, records: Sequence[JobRecord], also: Sequence[str] = ()) -> dict[str, JobState]:
+    def _answer(
+        self, records: Sequence[JobRecord], also: Sequence[str] = ()
+    ) -> dict[str, JobState]:
         """Return what the scheduler says, by number; of jobs elsewhere nothing is known here."""
         mine = [r.job_id for r in records if r.env == self.env and not r.machine and r.job_id]
         if not mine or scheduler_of(self.env) is None:
             return {}
-        told = ask_jobs(self.env, list(dict.fromkeys([*mine, *also])))
-        if not told:
+        answer = ask_jobs(self.env, list(dict.fromkeys([*mine, *also])))
+        if not answer:
             raise NoAnswer
-        return told
+        return answer
 
 
 def _reason(error: EspnetError) -> str:
@@ -314,7 +320,7 @@ def _read_unseen(path: Path) -> dict[str, tuple[float, int]]:
 
 def _is_given_up(job: Job, since: float, n_looks: int, now: float) -> bool:
     if job.record.is_submitting and not isinstance(scheduler_of(job.record.env), FindsTags):
-        return False  # nobody can be asked for it; it may wait in the queue for days
+        return False  # it cannot be asked for; it may wait in the queue for days
     return n_looks >= _MIN_LOOKS and now - since >= _UNSEEN_SECONDS
 
 
@@ -375,11 +381,11 @@ def _nodes_to_avoid(roots: Sequence[Path]) -> list[str]:
 def load_config(root: Path, env: str, *, trust: str | None = None) -> ParallelConfig:
     """Return with which config workers were last submitted to a backend.
 
-    Its options are commands that a job runs, so one that somebody else wrote, or could have
+    Its options are commands that a job runs, so one that another user wrote, or could have
     written, is not taken; then that of the run's submission is.
 
     Raises:
-        RunFolderError: if that is somebody else's too, or of another backend.
+        RunFolderError: if that is another user's too, or of another backend.
     """
     path = RecordPaths(root).parallel(env)
     try:
@@ -472,7 +478,7 @@ def _was_useful(worker: WorkerRecord, since: float) -> bool:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """See to it that somebody follows, and log what was done."""
+    """Submit what is missing, and log what was done."""
     parser = argparse.ArgumentParser(prog="python -m espnet3.parallel.detached.succeed")
     parser.add_argument("run_dirs", nargs="+", type=Path)
     parser.add_argument("--env", required=True)
@@ -488,7 +494,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         for line in follower.run():
             logger.info("%s", line)
-    except (EspnetError, OSError) as error:  # the worker goes on; it must not end for this
+    except (EspnetError, OSError) as error:  # the worker must not end for this
         logger.warning("no successor: %s", error)
     return 0
 

@@ -25,7 +25,7 @@ _MAX_SECONDS = 120.0
 _LAST_SECONDS = 60.0
 _CLOSE_SECONDS = 15.0
 WITHOUT_JOBS = ("local", "local_gpu")
-"""Backends whose workers are no jobs: nobody submits successors there."""
+"""Backends whose workers are no jobs, and have no successors."""
 
 
 class Succession:
