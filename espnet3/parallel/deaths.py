@@ -211,17 +211,17 @@ def deaths_at(notes: Iterable[DeathNote], root: Path) -> list[Death]:
 
 
 def avoided_nodes(
-    root: Path, manifest: Manifest, *, now: float, host: str | None = None
+    root: Path, manifest: Manifest, notes: Iterable[DeathNote], now: float
 ) -> dict[str, str]:
-    """Return the nodes to avoid, each with the reason; with `host`, as far as it is this one.
+    """Return the nodes to avoid, each with the reason.
 
-    `now` is by the clock of the file system.
+    Args:
+        root: the run folder.
+        manifest: its plan.
+        notes: of all nodes, or of the one that is asked about.
+        now: by the clock of the file system.
     """
-    notes = [
-        note
-        for note in read_deaths(RecordPaths(root))
-        if note.time > now - MEMORY_SECONDS and host in (None, note.host)
-    ]
+    notes = [note for note in notes if note.time > now - MEMORY_SECONDS]
     died = {(note.host, note.shard) for note in notes if note.kind != "walltime"}
     n_shards = Counter(name for name, _ in died)
     if max(n_shards.values(), default=0) < MIN_SHARDS:

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 # When nothing is free, a look takes some ten operations: less than one a second.
-_FIRST_PAUSE, _MAX_PAUSE = 0.5, 12.0
+_FIRST_PAUSE, _MAX_PAUSE = 0.5, 15.0
 _TROUBLE_PAUSE, _MAX_TROUBLE_PAUSE = 2.0, 30.0
 _MIN_PATIENCE, _MAX_PATIENCE = 600.0, 3600.0
 _ELSEWHERE_SECONDS = 10.0
@@ -271,10 +271,11 @@ class ShardQueue:
             return
         self._had_trouble = False
         self._next_node_look = time.monotonic() + _NODE_SECONDS
-        self.pace.learn_cuts(read_deaths(self._paths), self._walltime.usable)
-        host = self._lease.owner.host
-        nodes = avoided_nodes(self._root, self._manifest, now=self._lease.now(), host=host)
-        if why := nodes.get(host):
+        notes = read_deaths(self._paths)
+        self.pace.learn_cuts(notes, self._walltime.usable)
+        host, now = self._lease.owner.host, self._lease.now()
+        here = [note for note in notes if note.host == host]
+        if why := avoided_nodes(self._root, self._manifest, here, now).get(host):
             raise HandBack(f"{host} is avoided: {why}", code=1)
 
     # Twins of stragglers: the first commit wins

@@ -374,7 +374,9 @@ def _nodes_to_avoid(roots: Sequence[Path]) -> list[str]:
     found: dict[str, str] = {}
     for root in roots:
         manifest = load_manifest(root)
-        found |= avoided_nodes(root, manifest, now=_folder_time(root)) if manifest else {}
+        if manifest is not None:
+            notes = read_deaths(RecordPaths(root))
+            found |= avoided_nodes(root, manifest, notes, _folder_time(root))
     return sorted(found)
 
 

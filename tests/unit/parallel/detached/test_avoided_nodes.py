@@ -5,7 +5,7 @@ import pytest
 
 from espnet3.parallel.deaths import MEMORY_SECONDS, avoided_nodes, judge_nodes
 from espnet3.shards.commit import Done
-from espnet3.shards.records import DeathNote, write_death
+from espnet3.shards.records import DeathNote, read_deaths, write_death
 
 NOW = 10_000.0
 
@@ -53,14 +53,19 @@ def test_what_happened_long_ago_is_forgotten():
     assert judge_nodes(THREE, [committed("b", later)], later) == {}
 
 
+def avoided(planned, host=None):
+    notes = [note for note in read_deaths(planned.paths) if host in (None, note.host)]
+    return avoided_nodes(planned.root, planned.manifest, notes, time.time())
+
+
 def test_the_folder_tells(planned):
     for shard in (1, 2, 3):
         write_death(planned.paths, DeathNote(shard, "a", "it died"))
-    assert avoided_nodes(planned.root, planned.manifest, now=time.time()) == {}
+    assert avoided(planned) == {}
     planned.commit(0, host="b")
-    assert list(avoided_nodes(planned.root, planned.manifest, now=time.time())) == ["a"]
-    assert list(avoided_nodes(planned.root, planned.manifest, now=time.time(), host="a")) == ["a"]
-    assert avoided_nodes(planned.root, planned.manifest, now=time.time(), host="b") == {}
+    assert list(avoided(planned)) == ["a"]
+    assert list(avoided(planned, "a")) == ["a"]
+    assert avoided(planned, "b") == {}
 
 
 def test_no_shard_is_looked_at_for_other_nodes_or_for_what_is_long_ago(planned, monkeypatch):
@@ -72,7 +77,7 @@ def test_no_shard_is_looked_at_for_other_nodes_or_for_what_is_long_ago(planned, 
         write_death(planned.paths, DeathNote(shard, "a", "it died"))
         old = time.time() - MEMORY_SECONDS - 1
         write_death(planned.paths, DeathNote(shard, "b", "it died", time=old))
-    assert avoided_nodes(planned.root, planned.manifest, now=time.time(), host="b") == {}
-    assert avoided_nodes(planned.root, planned.manifest, now=time.time(), host="c") == {}
+    assert avoided(planned, "b") == {}
+    assert avoided(planned, "c") == {}
     with pytest.raises(AssertionError, match="once a minute"):
-        avoided_nodes(planned.root, planned.manifest, now=time.time(), host="a")
+        avoided(planned, "a")
