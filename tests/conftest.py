@@ -141,9 +141,9 @@ def _forget_warnings() -> None:
     """Let what is told once in a process be told again: another test may wait for it."""
     for name, module in list(sys.modules.items()):
         if name.startswith("espnet3."):
-            tells = getattr(module, "_warn_once", None)
-            if hasattr(tells, "cache_clear"):
-                tells.cache_clear()
+            for tells in (getattr(module, "_warn_once", None), getattr(module, "warn_once", None)):
+                if hasattr(tells, "cache_clear"):
+                    tells.cache_clear()
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -238,18 +238,16 @@ class ShardLoop:
 
     def __init__(self, spec: RunSpec, env: dict[str, Any], *, log: str = "") -> None:
         env = _joined(env, spec)
-        self._spec = spec
-        self._env = env
-        self._log = log
-        self._forward = _bound_forward(spec, env)
+        self.spec = spec
+        self.env = env
+        self.log = log
+        self.forward = _bound_forward(spec, env)
         self._attempt: _Attempt | None = None
         self._secrets: frozenset[str] | None = None
 
     def run(self, task: ShardTask, *, load_seconds: float = 0.0) -> ShardResult:
         """Run an attempt to its end, commit it, and tell how it went."""
-        self._attempt = _Attempt(
-            self._spec, self._env, self._forward, task, self._log, self.secrets
-        )
+        self._attempt = _Attempt(self, task)
         try:
             return self._attempt.run(load_seconds)
         finally:
@@ -258,7 +256,7 @@ class ShardLoop:
     def secrets(self) -> frozenset[str]:
         """Return what must not be written down of an error; looked for once something fails."""
         if self._secrets is None:
-            self._secrets = secrets_held(self._spec.setup_fn, self._env)
+            self._secrets = secrets_held(self.spec.setup_fn, self.env)
         return self._secrets
 
     def position(self) -> int:
@@ -279,17 +277,9 @@ class _GiveUp(Exception):
 
 
 class _Attempt:
-    def __init__(
-        self,
-        spec: RunSpec,
-        env: dict[str, Any],
-        forward: Callable[[Any], Any],
-        task: ShardTask,
-        log: str,
-        secrets: Callable[[], frozenset[str]],
-    ) -> None:
-        self._spec, self._env, self._forward, self._task, self._log = spec, env, forward, task, log
-        self._secrets = secrets
+    def __init__(self, loop: ShardLoop, task: ShardTask) -> None:
+        self._spec, self._env, self._log, self._task = loop.spec, loop.env, loop.log, task
+        self._forward, self._secrets = loop.forward, loop.secrets
         self._failures: list[Failure] = []
         self._n_halved = 0
         self._pid = os.getpid()

@@ -37,7 +37,7 @@ def slurm(tmp_path, monkeypatch):
     work = tmp_path / "work"
     work.mkdir()
     monkeypatch.chdir(work)
-    table._warn_once.cache_clear()
+    table.warn_once.cache_clear()
     return work
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from espnet3.errors import ConfigError
 from espnet3.parallel import BaseRunner, get_client, parallel_map, use_parallel
-from espnet3.parallel.clusters import job_options, local
+from espnet3.parallel.clusters import table
 from espnet3.parallel.clusters.table import BACKENDS, check_resources, render_job_script
 from espnet3.parallel.detached import job_script
 from espnet3.parallel.parallel import as_parallel_config
@@ -25,13 +25,8 @@ NEEDED = {
 @pytest.fixture(autouse=True)
 def _told_anew(monkeypatch):
     monkeypatch.setattr("espnet3.parallel.clusters.gpus.visible_gpus", lambda _: ["0"])
-    for each in (
-        local._warn_of_unused,
-        local._warn_of_job_options,
-        job_options._warn_of_threads,
-        job_script._tell_of_unused,
-    ):
-        each.cache_clear()
+    table.warn_once.cache_clear()
+    job_script._tell_of_unused.cache_clear()
 
 
 def config_of(env, n_workers=1, **options):

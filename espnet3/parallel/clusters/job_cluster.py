@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from espnet3.logs import quiet
 from espnet3.parallel.clusters.job_logs import find_log
@@ -52,31 +52,8 @@ class ConnectedWorker:
     """Seconds since it was last heard of."""
 
 
-class JobCluster(Protocol):
-    """What a monitor of jobs needs of a cluster."""
-
-    @property
-    def n_processes(self) -> int:
-        """How many workers one job starts."""
-
-    def workers(self) -> dict[str, ConnectedWorker]:
-        """Return the workers that are there, by address."""
-
-    def change(self, *, drop: list[str], n_more: int) -> list[str]:
-        """Begin to cancel the jobs of some names and to submit more; return the new names."""
-
-    def outcome(self) -> Change | None:
-        """Return what became of the last change, once it is known; None before, and afterwards."""
-
-    def remove_worker(self, address: str) -> None:
-        """Let Dask forget a worker, and tell that to end."""
-
-    def find_log(self, job_id: str) -> Path | None:
-        """Return the file that a job writes to."""
-
-
-class DaskJobCluster:
-    """The same of a started `JobQueueCluster`."""
+class JobCluster:
+    """What a monitor of jobs needs of a started `JobQueueCluster`."""
 
     def __init__(self, cluster: Any) -> None:
         self._cluster = cluster

@@ -16,14 +16,13 @@ import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from espnet3.errors import ConfigError
 from espnet3.parallel.clusters.gpus import REQUESTED, VARIABLE, WORKERS
 from espnet3.parallel.clusters.job_logs import OwnLogs
-from espnet3.parallel.clusters.table import BACKENDS, gpus_per_job
+from espnet3.parallel.clusters.table import BACKENDS, gpus_per_job, warn_once
 from espnet3.parallel.config import SHELL_LINES, describe_control_characters
 from espnet3.parallel.process_pool import THREAD_VARIABLES
 from espnet3.schedulers import JOB_ID, NODE_NAME, OWN_SCHEDULERS, Scheduler, known_scheduler
@@ -82,7 +81,10 @@ def complete_options(config: "ParallelConfig", *, is_dry: bool = False) -> dict[
         if name not in (*given.renamed, _OF_THIS_MACHINE)
     }
     if _OF_THIS_MACHINE in config.options:
-        _warn_of_threads(config.env)
+        warn_once(
+            f"parallel.options.{_OF_THIS_MACHINE} is for env: local and local_gpu, and is not "
+            f"used: a worker of env: {config.env} has the threads of cores / processes"
+        )
     _fill(options, given, "python", shlex.quote(sys.executable))
     for name in ("python", "local_directory"):  # they go into the command as they are
         if isinstance(options.get(name), str):
@@ -102,15 +104,6 @@ def complete_options(config: "ParallelConfig", *, is_dry: bool = False) -> dict[
     if not _has_own_protocol(given):
         options["security"] = _security(given, is_dry=is_dry)
     return options
-
-
-@cache  # a stage checks, and later starts: once is enough
-def _warn_of_threads(env: str) -> None:
-    logger.warning(
-        "parallel.options.%s is for env: local and local_gpu, and is not used: a worker of "
-        "env: %s has the threads of cores / processes",
-        _OF_THIS_MACHINE, env,
-    )  # fmt: skip
 
 
 def _check_names(config: "ParallelConfig", scheduler: Scheduler) -> None:

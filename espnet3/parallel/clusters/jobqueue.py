@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -20,7 +20,7 @@ from espnet3.config.advice import unknown_hint
 from espnet3.config.redact import scrub_text
 from espnet3.errors import ConfigError, ResourceError
 from espnet3.parallel.clusters.gpus import REQUESTED
-from espnet3.parallel.clusters.job_cluster import DaskJobCluster, kept_cluster_class
+from espnet3.parallel.clusters.job_cluster import JobCluster, kept_cluster_class
 from espnet3.parallel.clusters.job_logs import check_log_folder
 from espnet3.parallel.clusters.job_monitor import JobMonitor, job_limits
 from espnet3.parallel.clusters.job_options import (
@@ -28,7 +28,7 @@ from espnet3.parallel.clusters.job_options import (
     submission_environment,
     with_own_logs,
 )
-from espnet3.parallel.clusters.table import Backend, cluster_class, warn_of_defaults
+from espnet3.parallel.clusters.table import Backend, cluster_class, warn_of_defaults, warn_once
 from espnet3.schedulers import Scheduler, known_scheduler
 from espnet3.schedulers.base import Made
 from espnet3.schedulers.script import Header, render_header
@@ -204,7 +204,7 @@ def _option_names(cluster: Any) -> set[str]:
 
 def _submit(cluster: Any, config: "ParallelConfig") -> None:
     """Submit the first jobs, and let a monitor look after them."""
-    jobs = DaskJobCluster(cluster)
+    jobs = JobCluster(cluster)
     monitor = JobMonitor(jobs, known_scheduler(config.env), job_limits(config))
     monitor.begin(config.n_workers)
     change = jobs.wait()
@@ -282,7 +282,7 @@ def _merge_options(job: Any, scheduler: Scheduler, given: dict[str, Any]) -> Non
         header = _merge_header(scheduler, job.job_header, own or (), given)
     job.job_header = "\n".join(header.lines)
     for note in header.notes:
-        _warn_once(note)
+        warn_once(note)
 
 
 def _merge_header(
@@ -321,11 +321,6 @@ def _made(scheduler: Scheduler, line: str, given: Mapping[str, object]) -> Made:
     beginning = max((b for b in settings if re.match(rf"{b}(?:[ =]|$)", line)), key=len, default="")
     parts = {part: setting(name) for part, name in scheduler.part_settings.items()}
     return Made(line, setting(settings.get(beginning, "")), parts)
-
-
-@cache  # a stage checks, and later starts many jobs: once is enough
-def _warn_once(note: str) -> None:
-    logger.warning("%s", note)
 
 
 @contextmanager

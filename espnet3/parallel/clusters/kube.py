@@ -11,12 +11,17 @@ import re
 import time
 import uuid
 from contextlib import suppress
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from espnet3.errors import ConfigError, ResourceError, suggest
-from espnet3.parallel.clusters.table import BACKENDS, Backend, cluster_class, start_within
+from espnet3.parallel.clusters.table import (
+    BACKENDS,
+    Backend,
+    cluster_class,
+    start_within,
+    warn_once,
+)
 from espnet3.text import folded
 
 if TYPE_CHECKING:
@@ -122,17 +127,12 @@ def check(config: "ParallelConfig") -> None:
         )
     service = options.get("scheduler_service_type", "ClusterIP")
     if service != "ClusterIP":
-        _warn_of_service(service)
+        warn_once(
+            f"parallel.options.scheduler_service_type is {service!r}: all who reach that port can "
+            "run code in your pods, because dask-kubernetes knows no TLS. ClusterIP needs no such "
+            "port."
+        )
     cluster_class(config.env, BACKENDS[config.env])
-
-
-@cache  # a stage checks, and later starts: once is enough
-def _warn_of_service(service: str) -> None:
-    logger.warning(
-        "parallel.options.scheduler_service_type is %r: all who reach that port can run code in "
-        "your pods, because dask-kubernetes knows no TLS. ClusterIP needs no such port.",
-        service,
-    )
 
 
 def cluster_spec(config: "ParallelConfig") -> dict[str, Any]:

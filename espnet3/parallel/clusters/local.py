@@ -1,21 +1,18 @@
 """Local Dask cluster for `get_client`; runners use `ProcessPool` instead."""
 
 import inspect
-import logging
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cache
 from multiprocessing import spawn
 from typing import TYPE_CHECKING, Any
 
 from espnet3.errors import ConfigError, suggest
-from espnet3.parallel.clusters.table import Backend
+from espnet3.parallel.clusters.table import Backend, warn_once
 
 if TYPE_CHECKING:
     from espnet3.parallel.config import ParallelConfig
 
-logger = logging.getLogger(__name__)
 THREADS = "threads_per_worker"
 _OF_JOBS = (
     "cores", "queue", "account", "project", "memory", "walltime", "job_extra_directives",
@@ -115,27 +112,18 @@ def _no_option(name: str, config: "ParallelConfig", known: set[str]) -> str:
 def tell_of_unused(config: "ParallelConfig") -> None:
     """Warn of what a runner, whose processes need no Dask, does not use."""
     unused = sorted(set(config.options) - {THREADS, "CUDA_VISIBLE_DEVICES"})
-    if of_jobs := tuple(name for name in unused if name in _OF_JOBS):
-        _warn_of_job_options(of_jobs, config.env)
+    if of_jobs := [name for name in unused if name in _OF_JOBS]:
+        warn_once(
+            f"parallel.options has {', '.join(of_jobs)}, for jobs of a scheduler such as env: "
+            f"slurm; env: {config.env} does not use them. For threads of each worker write: "
+            f"{THREADS}: 4"
+        )
     for name in unused:
         if name not in of_jobs:
-            _warn_of_unused(name, config.env)
-
-
-@cache  # a stage checks, and later starts: once is enough
-def _warn_of_unused(name: str, env: str) -> None:
-    logger.warning(
-        "parallel.options.%s is used by get_client only; a runner on env: %s ignores it", name, env
-    )
-
-
-@cache
-def _warn_of_job_options(names: tuple[str, ...], env: str) -> None:
-    logger.warning(
-        "parallel.options has %s, for jobs of a scheduler such as env: slurm; env: %s does not use "
-        "them. For threads of each worker write: %s: 4",
-        ", ".join(names), env, THREADS,
-    )  # fmt: skip
+            warn_once(
+                f"parallel.options.{name} is used by get_client only; a runner on env: "
+                f"{config.env} ignores it"
+            )
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from espnet3.errors import ConfigError, Note, ResourceError
 from espnet3.parallel.clusters import gpus, local
-from espnet3.parallel.clusters.table import Backend
+from espnet3.parallel.clusters.table import Backend, warn_once
 
 if TYPE_CHECKING:
     from espnet3.parallel.config import ParallelConfig
@@ -123,7 +123,13 @@ def _checked_gpus(config: "ParallelConfig") -> list[str]:
             fix=advice,
         )
     if config.n_workers < len(visible):
-        _warn_of_idle(tuple(visible), config.n_workers)
+        warn_once(
+            Note(
+                f"{config.n_workers} worker(s) for {len(visible)} visible GPUs: GPU "
+                f"{', '.join(visible[config.n_workers :])} will stay idle.",
+                fix=f"To use all, set parallel.n_workers: {len(visible)}",
+            )
+        )
     return visible[: config.n_workers]
 
 
@@ -135,13 +141,3 @@ def _setting(config: "ParallelConfig") -> tuple[str | None, str]:
         setting = ",".join(str(entry) for entry in entries)
         return setting, f"parallel.options.{gpus.VARIABLE}={setting!r}"
     return None, f"{gpus.VARIABLE}={os.environ.get(gpus.VARIABLE)!r}"
-
-
-@cache  # a stage checks, and later starts: once is enough
-def _warn_of_idle(visible: tuple[str, ...], n_workers: int) -> None:
-    note = Note(
-        f"{n_workers} worker(s) for {len(visible)} visible GPUs: GPU "
-        f"{', '.join(visible[n_workers:])} will stay idle.",
-        fix=f"To use all, set parallel.n_workers: {len(visible)}",
-    )
-    logger.warning("%s", note)

@@ -9,19 +9,17 @@ import sys
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from espnet3.errors import ConfigError, MissingExtraError, ResourceError, suggest
-from espnet3.parallel.clusters.table import Backend, start_within
+from espnet3.parallel.clusters.table import Backend, start_within, warn_once
 from espnet3.parallel.clusters.tls import RunSecurity
 from espnet3.text import folded
 
 if TYPE_CHECKING:
     from espnet3.parallel.config import ParallelConfig
 
-logger = logging.getLogger(__name__)
 OPTIONS = (
     "hosts",
     "connect_options",
@@ -135,18 +133,11 @@ def check(config: "ParallelConfig") -> None:
         )
     idle = hosts[1 + config.n_workers :]
     if idle:
-        _warn_of_idle(tuple(map(str, idle)), config.n_workers, len(hosts) - 1)
-
-
-@cache  # a stage checks, and later starts: once is enough
-def _warn_of_idle(idle: tuple[str, ...], n_workers: int, n_hosts: int) -> None:
-    logger.warning(
-        "%d worker(s) for %d hosts: %s will stay idle. To use all, set parallel.n_workers: %d",
-        n_workers,
-        n_hosts,
-        ", ".join(idle),
-        n_hosts,
-    )
+        n_hosts = len(hosts) - 1
+        warn_once(
+            f"{config.n_workers} worker(s) for {n_hosts} hosts: {', '.join(map(str, idle))} will "
+            f"stay idle. To use all, set parallel.n_workers: {n_hosts}"
+        )
 
 
 def complete_options(config: "ParallelConfig") -> dict[str, Any]:

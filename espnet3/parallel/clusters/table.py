@@ -238,12 +238,13 @@ def left_out(config: "ParallelConfig") -> list[str]:
 def warn_of_defaults(config: "ParallelConfig") -> None:
     """Log what jobs get because the options do not say."""
     for note in left_out(config):
-        _warn_once(note)
+        warn_once(note)
 
 
-@cache  # a run may submit jobs many times: once is enough
-def _warn_once(note: str) -> None:
-    logger.warning("%s", note)
+@cache  # a stage checks, and later starts and submits many jobs: once is enough
+def warn_once(message: str) -> None:
+    """Log a warning, unless this process has done so."""
+    logger.warning("%s", message)
 
 
 def _default_time(config: "ParallelConfig", scheduler: Scheduler) -> str:
