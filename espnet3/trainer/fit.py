@@ -39,11 +39,10 @@ from espnet3.trainer.module import TrainingModule
 from espnet3.trainer.optimization.optimization_config import OptimizationConfig, check_optimizers
 from espnet3.trainer.ranks.preemption import Preemption
 from espnet3.trainer.ranks.rank_watch import RankWatch
-from espnet3.trainer.reporting.history import History
+from espnet3.trainer.reporting.loggers import History
 from espnet3.trainer.reporting.monitors import EarlyStops, MonitorCheck, configured_monitors
 from espnet3.trainer.reporting.progress import TrainingProgress
-from espnet3.trainer.reporting.summary import StartupTimes
-from espnet3.trainer.reporting.throughput import ThroughputMonitor
+from espnet3.trainer.reporting.summary import StartupTimes, ThroughputMonitor
 from espnet3.trainer.trainer import quiet_lightning, trainer_for
 
 if TYPE_CHECKING:

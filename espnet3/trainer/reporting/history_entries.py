@@ -1,4 +1,11 @@
-"""Read and format the lines of `history.jsonl`; without importing Lightning."""
+"""`history.jsonl`: what was logged in a run, one line per log point and per validation.
+
+A line is `{"step": 1250, "epoch": 2, "time": 1763260000.1, "values": {"train/loss": 2.134},
+"batch": 5000}`, where `step` counts optimizer steps, `epoch` counts from 1, as in the names of
+checkpoints, and `batch` counts the batches of all epochs. A value that is not finite is null.
+
+Lightning is not imported here: reports read these files without a training.
+"""
 
 import json
 import math

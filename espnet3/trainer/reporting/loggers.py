@@ -1,12 +1,14 @@
-"""Loggers: those of `trainer.logger`, TensorBoard by default, and one of ours for callbacks."""
+"""Loggers: those of `trainer.logger`, TensorBoard by default, and `history.jsonl`."""
 
 import inspect
+import logging
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from time import time
+from typing import IO, Any
 
-from lightning.pytorch import Trainer
+from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
 
 from espnet3.config.instantiate import instantiate
@@ -14,8 +16,11 @@ from espnet3.config.resolve import resolved
 from espnet3.config.sources import join_key
 from espnet3.config.targets import RESERVED, BadTarget, locate, package_of
 from espnet3.errors import ConfigError, MissingExtraError, suggest
-from espnet3.io.atomic import StrPath
+from espnet3.io.atomic import StrPath, write_text
 from espnet3.trainer.lightning_internals import logged_step
+from espnet3.trainer.reporting.history_entries import FILE_NAME, Entry, read_history
+
+logger = logging.getLogger(__name__)
 
 _KEY = "trainer.logger"
 _FOLDER = "tensorboard"
@@ -212,3 +217,81 @@ def _number(value: Any) -> float | None:
         return float(value)
     except (TypeError, ValueError, RuntimeError):  # text, or a tensor of several numbers
         return None
+
+
+class History(Callback):
+    """Writes `exp_dir/history.jsonl` on rank 0, whatever the loggers are.
+
+    When a run resumes from a checkpoint, lines beyond its batch are dropped, for those batches come
+    again; TensorBoard hides them.
+    """
+
+    def __init__(self, exp_dir: StrPath) -> None:
+        self.path = Path(exp_dir) / FILE_NAME
+        self._listener = LogListener(self._receive)
+        self._trainer: Trainer | None = None
+        self._file: IO[str] | None = None
+        self._is_at_start = True
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        self._listener.attach(trainer)
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if not trainer.is_global_zero:
+            return
+        self._trainer = trainer
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            _keep_until(self.path, _n_batches(trainer))
+            self._file = self.path.open("a", encoding="utf-8")
+        except OSError as error:
+            self._give_up(error)
+
+    def on_train_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        if self._is_at_start and trainer.is_global_zero:
+            hide_lost_steps(trainer)
+        self._is_at_start = False
+
+    def _receive(self, values: Mapping[str, float]) -> None:
+        if self._trainer is None or self._file is None:
+            return
+        trainer = self._trainer
+        step, epoch, now = trainer.global_step, trainer.current_epoch + 1, round(time(), 3)
+        entry = Entry(step, epoch, now, values, _n_batches(trainer))
+        try:
+            self._file.write(entry.to_line() + "\n")
+            self._file.flush()
+        except OSError as error:
+            self._give_up(error)
+
+    def _give_up(self, error: OSError) -> None:
+        # A full disk must not end a training; checkpoints have their own errors.
+        logger.warning("%s is not written any more: %s", self.path, error)
+        self._close()
+
+    def _close(self) -> None:
+        file, self._file = self._file, None
+        if file is not None:
+            try:
+                file.close()
+            except OSError:
+                logger.debug("the last line of %s is lost", self.path)
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        self._listener.detach(trainer)
+        self._close()
+        self._trainer, self._is_at_start = None, True
+
+
+def _n_batches(trainer: Trainer) -> int:
+    # Not the step, which stays the same while gradients are accumulated.
+    return trainer.fit_loop.epoch_loop.batch_progress.total.ready
+
+
+def _keep_until(path: Path, batch: int) -> None:
+    """Rewrite a history without lines beyond a batch, and without unfinished ones."""
+    if path.exists():
+        kept = [entry for entry in read_history(path) if entry.batch <= batch]
+        write_text(path, "".join(f"{entry.to_line()}\n" for entry in kept))

@@ -1,17 +1,22 @@
-"""Size of a model, and the time until the first step, part by part."""
+"""Figures of a training: size of the model, time to the first step, throughput."""
 
 import logging
-from collections.abc import Iterator
+import math
+import os
+import sys
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from time import monotonic
+from pathlib import Path
+from time import monotonic, perf_counter
 from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch.nn.parameter import UninitializedParameter
 
-from espnet3.text import amount, duration, n_bytes, share_text
+from espnet3.text import amount, count, duration, n_bytes, share_text
+from espnet3.trainer.lightning_internals import is_log_point
 
 logger = logging.getLogger(__name__)
 
@@ -180,3 +185,176 @@ class _StartupCallback(Callback):
 
 def _snake(name: str) -> str:
     return name.replace(" ", "_")
+
+
+@dataclass
+class Window:
+    """Sums over the batches since the last log point; what a loader does not report becomes NaN."""
+
+    n_batches: int = 0
+    elapsed: float = 0.0
+    wait: float = 0.0
+    n_samples: float = 0.0
+    seconds: float = 0.0
+    padded_seconds: float = 0.0
+
+    def add(self, elapsed: float, info: Any, batch: Any) -> None:
+        """Add a batch that took `elapsed` seconds, waiting included."""
+        self.n_batches += 1
+        self.elapsed += elapsed
+        self.wait += _known(info, "wait_seconds")
+        n_samples = _known(info, "n_samples")
+        self.n_samples += _batch_size(batch) if math.isnan(n_samples) else n_samples
+        self.seconds += _known(info, "seconds")
+        self.padded_seconds += _known(info, "padded_seconds")
+
+    def to_list(self) -> list[float]:
+        """Return the sums, for the trip to the other ranks."""
+        return [self.elapsed, self.wait, self.n_samples, self.seconds, self.padded_seconds]
+
+
+def _known(info: Any, name: str) -> float:
+    value = getattr(info, name, None)
+    return math.nan if value is None else float(value)
+
+
+class ThroughputMonitor(Callback):
+    """Logs speed, waiting, padding, memory, learning rates and gradient norms at each log point.
+
+    `perf/*` are of all ranks together, `perf/memory_gb` of the rank with the most. The time of
+    validations is left out; that of checkpoints within an epoch is not. Between log points a batch
+    costs a few additions, and nothing waits for the device.
+    """
+
+    def __init__(self) -> None:
+        self._window = Window()
+        self._mark = 0.0
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._window = Window()
+        self._mark = perf_counter()
+        _log_each_epoch(trainer)
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._mark = perf_counter()
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._mark = perf_counter()
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        now = perf_counter()
+        self._window.add(now - self._mark, _last_batch(trainer.train_dataloader), batch)
+        self._mark = now
+        if is_log_point(trainer):
+            values = {**_speed(trainer, self._window), **_optimizer_values(trainer, pl_module)}
+            pl_module.log_dict(values, on_step=True, on_epoch=False)
+            self._window = Window()
+
+
+def _log_each_epoch(trainer: Trainer) -> None:
+    """Log at least once per epoch: a small set would never be seen in the curves otherwise."""
+    n_batches = trainer.num_training_batches
+    interval: int = trainer.log_every_n_steps  # type: ignore[attr-defined]
+    if 0 < n_batches < interval:
+        logger.info(
+            "trainer.log_every_n_steps is %d, but an epoch has only %s: logging every %d",
+            interval,
+            count(int(n_batches), "batch"),
+            n_batches,
+        )
+        trainer.log_every_n_steps = int(n_batches)  # type: ignore[attr-defined]
+
+
+def _last_batch(loader: Any) -> Any:
+    """Return what our loader reports of its last batch, or None for another kind of loader."""
+    return getattr(loader, "last_batch", None)
+
+
+def _batch_size(batch: Any) -> float:
+    for value in _leaves(batch):
+        if isinstance(value, torch.Tensor) and value.ndim:
+            return float(value.shape[0])
+    return math.nan
+
+
+def _leaves(batch: Any) -> Iterator[Any]:
+    if isinstance(batch, Mapping):
+        batch = list(batch.values())
+    if isinstance(batch, list | tuple):
+        for part in batch:
+            yield from _leaves(part)
+    else:
+        yield batch
+
+
+def _speed(trainer: Trainer, window: Window) -> dict[str, float]:
+    ranks = _of_all_ranks(trainer, [*window.to_list(), _memory_gb(trainer)])
+    elapsed, wait, n_samples, seconds, padded = (sum(r[i] for r in ranks) for i in range(5))
+    # Ranks go in step, so the time of one is that of all.
+    wall = elapsed / len(ranks)
+    values = {
+        "perf/audio_seconds_per_second": _ratio(seconds, wall),
+        "perf/samples_per_second": _ratio(n_samples, wall),
+        "perf/step_seconds": _ratio(wall, window.n_batches),
+        "perf/data_wait_share": _ratio(wait, elapsed),
+        "perf/padding_share": 1 - _ratio(seconds, padded),
+        "perf/memory_gb": max(r[5] for r in ranks),
+    }
+    return {name: value for name, value in values.items() if math.isfinite(value)}
+
+
+def _ratio(part: float, whole: float) -> float:
+    return part / whole if whole else math.nan
+
+
+def _of_all_ranks(trainer: Trainer, values: list[float]) -> list[list[float]]:
+    if trainer.world_size == 1:
+        return [values]
+    own = torch.tensor(values, dtype=torch.float32, device=trainer.strategy.root_device)
+    gathered: list[list[float]] = trainer.strategy.all_gather(own).reshape(-1, len(values)).tolist()
+    return gathered
+
+
+def _memory_gb(trainer: Trainer) -> float:
+    """Return the peak of the GPU's memory, or what this process has in main memory."""
+    device = trainer.strategy.root_device
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 1e9
+    return _resident_bytes() / 1e9
+
+
+def _resident_bytes() -> float:
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+        return float(pages * os.sysconf("SC_PAGE_SIZE"))
+    except OSError:  # no Linux
+        import resource
+
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return float(peak if sys.platform == "darwin" else peak * 1024)
+
+
+def _optimizer_values(trainer: Trainer, pl_module: LightningModule) -> dict[str, float]:
+    norms: Mapping[str, float] = getattr(pl_module, "last_gradient_norms", {})
+    values = {
+        f"grad_norm/{name or 'optimizer'}": float(norm)
+        for name, norm in norms.items()
+        if not math.isnan(norm)  # of an optimizer that has not stepped yet
+    }
+    for name, optimizer in zip(_names(trainer, pl_module), trainer.optimizers, strict=True):
+        rates = [float(group["lr"]) for group in optimizer.param_groups]
+        values[f"lr/{name}"] = rates[0]
+        if len(set(rates)) > 1:
+            values |= {f"lr/{name}.{i}": rate for i, rate in enumerate(rates[1:], 1)}
+    return values
+
+
+def _names(trainer: Trainer, pl_module: LightningModule) -> list[str]:
+    """Return the names of the optimizers, as the config has them."""
+    names = [str(n) or "optimizer" for n in getattr(pl_module, "last_gradient_norms", {})]
+    n_optimizers = len(trainer.optimizers)
+    if len(names) != n_optimizers:
+        names = ["optimizer", *(f"optimizer.{i}" for i in range(1, n_optimizers))]
+    return names

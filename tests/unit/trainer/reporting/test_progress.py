@@ -21,7 +21,7 @@ from espnet3.trainer.reporting.progress import (
     describe_training,
     time_left,
 )
-from espnet3.trainer.reporting.throughput import ThroughputMonitor
+from espnet3.trainer.reporting.summary import ThroughputMonitor
 from tests.helpers import clean_process
 from tests.helpers.report_parts import Loader, Module, fit
 

@@ -8,11 +8,11 @@ import socket
 import pytest
 import torch
 
-from espnet3.trainer.reporting import throughput
-from espnet3.trainer.reporting.history import History
+from espnet3.trainer.reporting import summary
 from espnet3.trainer.reporting.history_entries import read_history, series
+from espnet3.trainer.reporting.loggers import History
 from espnet3.trainer.reporting.progress import TrainingProgress
-from espnet3.trainer.reporting.throughput import ThroughputMonitor, Window
+from espnet3.trainer.reporting.summary import ThroughputMonitor, Window
 from tests.helpers import clean_process
 from tests.helpers.report_parts import Info, Loader, Module, fit
 
@@ -34,7 +34,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(throughput, "perf_counter", clock)
+    monkeypatch.setattr(summary, "perf_counter", clock)
     return clock
 
 
