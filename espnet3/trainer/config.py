@@ -210,7 +210,7 @@ def _pattern(value: Any) -> str:
 
 
 class TrainingConfig(CriteriaConfig):
-    """What `train` reads of its config; the blocks of others are checked by their owners."""
+    """Keys that a training reads; the blocks of others are checked by their owners."""
 
     exp_dir: str
     """The folder of checkpoints, logs and curves."""
@@ -414,7 +414,7 @@ def lightning_arguments(block: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def blamed_argument(block: Mapping[str, Any], error: Exception) -> str | None:
-    """Return the argument in the block that an error of Lightning speaks of."""
+    """Return the argument in the block that an error of Lightning is about."""
     text = str(error)
     quoted = (name for name in block if f"`{name}" in text or f"({name}=" in text)
     named = (name for name in block if name.rstrip("s") in text)

@@ -42,7 +42,7 @@ _KEPT = (
 
 @dataclass
 class InitReport:
-    """What became of each weight, by the names in the model."""
+    """Outcome for each weight, by its name in the model."""
 
     path: str
     loaded: list[str] = field(default_factory=list)
@@ -71,7 +71,7 @@ class InitReport:
 
 
 def check_files(entries: Sequence[InitEntry]) -> None:
-    """See to it that the files are there, before anything is built for them.
+    """Check that the files exist, before anything is built for them.
 
     Raises:
         ConfigError: naming the one that is not.
@@ -139,6 +139,7 @@ def _draw(model: nn.Module, entry: MethodConfig) -> None:
         for name, parameter in module.named_parameters(prefix, recurse=False):
             if id(parameter) in seen or not _is_below(name, entry.to):
                 continue
+            # A tied weight has two names, and is drawn once.
             seen.add(id(parameter))
             is_open = isinstance(parameter, UninitializedParameter)
             if is_open or isinstance(module, _KEPT) or _is_excluded(name, entry.exclude):
@@ -259,7 +260,7 @@ def _listing(title: str, items: list[str], n: int | None = None) -> list[str]:
 
 @dataclass(frozen=True)
 class Frozen:
-    """What of a model is frozen."""
+    """The frozen part of a model."""
 
     modules: Mapping[str, nn.Module]
     """The outermost modules all of which is frozen, by name; they stay in eval mode."""

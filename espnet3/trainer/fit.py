@@ -56,7 +56,7 @@ _FEW_CORES = 4
 
 @dataclass(frozen=True)
 class TrainingParts:
-    """What is trained, and on what."""
+    """Model and data loaders."""
 
     model: torch.nn.Module
     train_loader: Any
@@ -102,7 +102,9 @@ class Fit:
         if process_rank().is_first and not config.is_trial:
             prepare_folder(config.exp_dir)
         limits = block.get("max_epochs"), block.get("max_steps")
+        # Without the model, which takes long to build: there may be nothing left to train.
         point = self._resume_point()
+        # By its name: the callbacks are not built yet.
         stops_early = "EarlyStopping" in str(block.get("callbacks"))
         if report_resume(point, *limits, stops_early=stops_early):
             if process_rank().is_first:
@@ -145,6 +147,7 @@ class Fit:
     def _train(self, watch: RankWatch) -> None:
         seed_all(self.config.seed)  # the same weights on all ranks
         parts = self.build()
+        # Now with the model: a checkpoint of another one is refused.
         point = self._resume_point(parts.model)
         if point is None:
             load_initial_weights(parts.model, self.config.init)

@@ -78,6 +78,7 @@ class TrainingModule(LowOverheadModule):
         frozen: Frozen = NOTHING,
     ) -> None:
         super().__init__()
+        # Lightning would step without asking the other ranks whether a loss is bad; see ADR 7.
         self.automatic_optimization = False
         self.model = model
         self.optimization = optimization

@@ -115,8 +115,8 @@ def trainer_for(
     has_bar = any(isinstance(callback, pl.callbacks.ProgressBar) for callback in users)
     ours = {
         "enable_progress_bar": has_bar,  # one of the user's own
-        "enable_model_summary": False,
-        "use_distributed_sampler": False,
+        "enable_model_summary": False,  # our progress lines have it
+        "use_distributed_sampler": False,  # our loaders spread the samples over the ranks
     }
     defaults = {"default_root_dir": exp_dir, "enable_autolog_hparams": False}
     try:
@@ -225,7 +225,7 @@ def _all_loggers() -> list[logging.Logger]:
 
 
 def _hand_to_root(logger: logging.Logger, stack: ExitStack) -> None:
-    """Let the handlers of the program, such as that of `train.log`, show what Lightning says."""
+    """Send what Lightning logs to the handlers of the program, such as that of `train.log`."""
 
     def restore(handlers: list[logging.Handler], propagate: bool) -> None:
         logger.handlers, logger.propagate = handlers, propagate

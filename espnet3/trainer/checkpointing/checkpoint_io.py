@@ -25,7 +25,7 @@ _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 class AtomicCheckpointIO(CheckpointIO):
-    """What Lightning saves and loads checkpoint files with.
+    """Lightning's plugin for saving and loading checkpoint files.
 
     Strategies that write a folder (sharded FSDP) do not come through here; Lightning does that.
     """
@@ -227,6 +227,7 @@ def _link_file(source: os.PathLike[str] | str, target: os.PathLike[str] | str) -
     try:
         os.link(source, target)
     except OSError:
+        # Some network and FUSE file systems have no hard links.
         shutil.copyfile(source, target)
         fsync_file(target)
 

@@ -145,6 +145,7 @@ def prepare_folder(exp_dir: StrPath, resume: Literal["auto", "never"] = "auto") 
     """
     folder = Path(exp_dir)
     folder.mkdir(parents=True, exist_ok=True)
+    # A kill may have left a sharded checkpoint between its two names.
     restore_folder(folder / LAST)
     return put_aside(folder) if resume == "never" else None
 

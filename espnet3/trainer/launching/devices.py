@@ -26,7 +26,7 @@ _EXAMPLES = {
 
 @dataclass(frozen=True)
 class Wanted:
-    """What the block asks for."""
+    """Devices and nodes that the `trainer` block asks for."""
 
     n_devices: int
     """Processes on each node, which is also the number of GPUs if it trains on such."""
@@ -182,6 +182,7 @@ def count_gpus() -> int:
     """Return how many GPUs torch can use here."""
     import torch
 
+    # A Mac has one, which torch does not count.
     if torch.backends.mps.is_available():
         return 1
     return torch.cuda.device_count()

@@ -34,7 +34,7 @@ _KEYS = {
 
 @dataclass(frozen=True)
 class Job:
-    """What a script is made of; all paths are absolute."""
+    """A training job, as its script describes it; all paths are absolute."""
 
     config: LaunchConfig
     name: str

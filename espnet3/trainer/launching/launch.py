@@ -152,6 +152,7 @@ def write_script(job: Job) -> Job:
         for candidate in _numbered(job):
             text = render(candidate)
             try:
+                # Created, never replaced: a launch of the same second may have this name.
                 descriptor = os.open(candidate.script, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o700)
             except FileExistsError:
                 continue

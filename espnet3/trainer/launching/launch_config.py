@@ -28,16 +28,16 @@ EXAMPLE = 'launch: {scheduler: slurm, queue: gpu, time: "24:00:00", cpus_per_tas
 
 
 class LaunchConfig(FrozenConfig):
-    """What a job asks for; nodes and processes are those of the `trainer` block."""
+    """Resources of a training job; nodes and processes are those of the `trainer` block."""
 
     scheduler: str
-    """What the job is submitted to: slurm, pbs, sge, lsf, or one of another package."""
+    """Batch system of the cluster: slurm, pbs, sge, lsf, or one of another package."""
     queue: str | None = None
     """Queue, which Slurm calls a partition; the scheduler's default if left out."""
     partition: str | None = None
     """Another word for `queue`."""
     account: str | None = None
-    """Who pays; the project on SGE and LSF."""
+    """Account to charge; the project on SGE and LSF."""
     time: str | None = None
     """Walltime, "HH:MM:SS" or "D-HH:MM:SS"."""
     cpus_per_task: PositiveInt = 1
@@ -61,7 +61,7 @@ class LaunchConfig(FrozenConfig):
     signal_seconds: PositiveInt = 120
     """How long before the end of the walltime the training writes its last checkpoint."""
     max_restarts: NonNegativeInt = 10
-    """How often a job whose time is up goes on in another."""
+    """How often the job is requeued when its walltime is over."""
     log_dir: str | None = None
     """Folder of the logs; that of the job script if left out."""
 

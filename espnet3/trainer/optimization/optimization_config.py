@@ -96,7 +96,7 @@ class OptimizerConfig(FrozenConfig):
 
 
 class SchedulerConfig(FrozenConfig):
-    """How the learning rate of one optimizer changes."""
+    """Learning-rate schedule of one optimizer."""
 
     scheduler: SchedulerNode
     """`_target_` and arguments, without the optimizer."""
@@ -224,7 +224,7 @@ def check_optimizers(
 
     Args:
         optimization: the keys.
-        is_typed: tells whether a key was given on the command line.
+        is_typed: returns whether a key was given on the command line.
 
     Raises:
         ConfigError: naming the key and what to write.

@@ -28,13 +28,14 @@ from espnet3.trainer.optimization.optimization_config import (
 
 logger = logging.getLogger(__name__)
 
+# That of DDP: large enough for the network, small beside a model.
 _BUCKET_BYTES = 25 * 2**20
 _SHOWN_IDS = 8
 
 
 @dataclass(frozen=True)
 class Moment:
-    """Where in the training a batch is."""
+    """Position of a batch in the training."""
 
     iteration: int
     """Batches before it, of all epochs; kept by checkpoints."""
@@ -259,7 +260,7 @@ class NonFiniteGuard:
         self._is_bad = False
 
     def start_batch(self) -> None:
-        """Forget the verdict on the batch before."""
+        """Begin a batch, of which nothing bad is known yet."""
         self._is_bad = False
 
     def is_bad_loss(self, loss: Tensor, batch: Any, trainer: Trainer) -> bool:

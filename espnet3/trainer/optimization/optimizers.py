@@ -42,7 +42,7 @@ _PROGRESS = ("best", "num_bad_epochs", "cooldown_counter", "last_epoch", "_last_
 
 @dataclass(frozen=True)
 class TrainingLength:
-    """How long a training is planned to be; infinite where nothing limits it."""
+    """Planned length of a training; infinite where nothing limits it."""
 
     n_batches: float
     """Of one epoch, on one rank."""
@@ -53,6 +53,7 @@ class TrainingLength:
     @classmethod
     def of(cls, trainer: Trainer) -> "TrainingLength":
         """Read it from a trainer, whose loader is set up for this."""
+        # The number of batches is known only once the loader is set up.
         trainer.fit_loop.setup_data()
         n_epochs, n_steps = trainer.max_epochs, trainer.max_steps
         return cls(
@@ -249,7 +250,7 @@ def _prepared(node: Mapping[str, Any], key: str, *given: str) -> "partial[Any]":
 
 @dataclass(frozen=True)
 class BuiltState:
-    """What an optimizer and its schedule were built with, before a checkpoint was loaded."""
+    """Settings of an optimizer and its schedule as built, before a checkpoint was loaded."""
 
     groups: list[dict[str, Any]]
     schedule: dict[str, Any] | None

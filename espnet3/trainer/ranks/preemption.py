@@ -129,6 +129,7 @@ class Preemption(pl.Callback):
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
     ) -> None:
         if not isinstance(exception, TrainingStopped):
+            # The other ranks may hang in a collective: nothing can be saved any more.
             self._signals.phase = Phase.FAILED
 
     @override
@@ -207,7 +208,7 @@ class Preemption(pl.Callback):
         if self._agreed is None:
             return
         if has_gradients(pl_module) and self._seconds_waited < _PATIENCE_SECONDS:
-            return  # with luck, the validation and the accumulation around it end in time
+            return  # the validation and the accumulation around it may end in time
         # As if the signal had come at the end of the batch before: a run that resumes from the
         # checkpoint then begins with this validation.
         progress = trainer.fit_loop.epoch_loop.batch_progress
@@ -252,7 +253,7 @@ def _maxima(trainer: pl.Trainer, *values: float) -> tuple[float, ...]:
 
 
 class Phase(Enum):
-    """What a signal means at present."""
+    """State of a training, which decides what a signal does."""
 
     STARTING = auto()  # there is nothing to save: end at once
     TRAINING = auto()  # take note of it

@@ -1,4 +1,4 @@
-"""What ranks report to each other: heartbeats, failures and farewells, over a store of torch.
+"""Messages between ranks: heartbeats, failures and farewells, over a store of torch.
 
 It is beside the process group, so that it works while a collective hangs.
 """
@@ -75,14 +75,14 @@ def lost_server(what: str, place: tuple[str, int], is_torchrun: bool) -> RankFai
 
 
 def silence_of(rank: int, place: tuple[str, int], seconds: float) -> RankFailure:
-    """Describe a rank that has stopped to say that it lives."""
+    """Describe a rank whose heartbeat has stopped."""
     since = datetime.now() - timedelta(seconds=seconds)
     what = f"has given no sign of life for {seconds:.0f} s, since {since:%H:%M:%S}."
     return RankFailure(rank, *place, what, advice(place[0]))
 
 
 def advice(host: str) -> str:
-    """Return what to look at after a rank has gone without a word."""
+    """Return what to look at after a rank ended without a message."""
     text = (
         "Usual causes: out of memory, a cancelled job, kill -9, a lost machine or network. "
         f"See the end of its own log, `dmesg -T | grep -i 'killed process'` on {host}"

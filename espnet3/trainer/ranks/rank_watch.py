@@ -79,6 +79,7 @@ class RankWatch(pl.Callback):
 
     def __enter__(self) -> "RankWatch":
         self._processes = LaunchedProcesses()
+        # Two, because a call to the store hangs where the machine of its server is gone.
         for work in (self._watch_processes, self._watch_ranks):
             self._threads.append(threading.Thread(target=work, name="rank-watch", daemon=True))
             self._threads[-1].start()
@@ -234,7 +235,7 @@ class RankWatch(pl.Callback):
         self._end_now(failure)
 
     def _end_now(self, failure: RankFailure) -> NoReturn:
-        self._ending.acquire()  # for ever: one thread speaks
+        self._ending.acquire()  # never released: only one thread reports
         rank = self._link.rank
         is_speaker = rank == 0 or (rank == 1 and failure.rank == 0 and not failure.is_own)
         store = self._link.usable_store()

@@ -182,6 +182,7 @@ class EarlyStops(Callback):
         self._patience: dict[int, int] = {}
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        # Before the checkpoint is loaded, which happens between here and the train start.
         self._patience = {id(one): one.patience for one in _stoppers(trainer)}
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

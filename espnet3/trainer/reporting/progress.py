@@ -27,6 +27,7 @@ _PERF = {
     "perf/padding_share": "{} padding",
     "perf/memory_gb": "{} GB",
 }
+# Drawing takes milliseconds, a small batch not many more.
 _SECONDS_BETWEEN = 0.2
 _WIDE = 100
 ON_BAR = "espnet3_on_bar"
@@ -35,7 +36,7 @@ ON_BAR = "espnet3_on_bar"
 
 @dataclass(frozen=True)
 class TrainingPosition:
-    """Where a training is; epochs count from 1, as people do."""
+    """Position of a training; epochs count from 1."""
 
     epoch: int
     n_epochs: int | None

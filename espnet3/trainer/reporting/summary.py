@@ -82,7 +82,7 @@ def _aligned(rows: list[tuple[str, ...]]) -> list[str]:
 
 
 class StartupTimes:
-    """Where the time from the start of `train` to the first step goes.
+    """Durations of the parts of a start, from the call of `train` to the first step.
 
     Example:
         >>> times = StartupTimes()
