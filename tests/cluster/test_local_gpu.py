@@ -5,6 +5,7 @@ import json
 import pytest
 
 from tests.cluster.extras import install_extras
+from tests.helpers.phrases import too_few_gpus
 from tests.nvml.stand_in import assert_each_has_its_own, build_library, run, uuid
 
 # Patient: what is missing may have to be installed first.
@@ -41,4 +42,4 @@ def test_fewer_workers_are_warned_of_and_more_refused(library, tmp_path, python)
     (tmp_path / "again").mkdir()
     process = run(library, tmp_path / "again", "client", 4, setting="3,1,0", python=python)
     assert process.returncode == 1
-    assert "parallel.n_workers is 4 but 3 GPU(s) are visible" in process.stderr
+    assert too_few_gpus(4, 3) in process.stderr

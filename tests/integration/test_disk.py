@@ -7,6 +7,7 @@ import pytest
 
 from tests.helpers.exhaustive import few
 from tests.helpers.job_runs import Job
+from tests.helpers.phrases import says_to_rerun
 from tests.helpers.waiting import wait_until
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="mounting a tmpfs needs root")
@@ -42,7 +43,7 @@ def test_a_full_disk_is_told_and_the_run_goes_on_when_there_is_room(
     assert failed.returncode == 1
     assert "No space left on device" in failed.stderr
     assert "Make room" in failed.stderr
-    assert "run the same command again" in failed.stderr
+    assert says_to_rerun(failed.stderr)
     done = run.done_files()
     assert done
     assert remount(small_disk, "size=4m") == 0

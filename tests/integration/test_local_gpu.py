@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from espnet3.parallel import BaseRunner, use_parallel
+from tests.helpers.phrases import too_few_gpus
 from tests.helpers.providers import Provider
 from tests.helpers.waiting import wait_until
 from tests.nvml.stand_in import assert_each_has_its_own, build_library, environment, run, uuid
@@ -86,7 +87,7 @@ def test_fewer_workers_than_gpus_are_warned_of_once(library, tmp_path, way):
 def test_more_workers_than_gpus_are_refused_before_any_is_started(library, tmp_path, way):
     process = run(library, tmp_path, way, 5, setting="0,1")
     assert process.returncode == 1
-    assert "ResourceError: parallel.n_workers is 5 but 2 GPU(s) are visible" in process.stderr
+    assert f"ResourceError: {too_few_gpus(5, 2)}" in process.stderr
     assert "(CUDA_VISIBLE_DEVICES='0,1'). Set n_workers: 2 or make more" in process.stderr
     assert not list((tmp_path / "meeting").iterdir())
 

@@ -12,6 +12,7 @@ from espnet3.errors import IncompleteRunError
 from espnet3.parallel import BaseRunner, use_parallel
 from espnet3.shards.join import join_files
 from tests.helpers.detached_parts import DetachedFolder
+from tests.helpers.phrases import RERUN
 from tests.helpers.providers import Provider
 
 N_ITEMS, N_SHARDS = 12, 3
@@ -166,7 +167,7 @@ def unmerged(tmp_path, monkeypatch):
 @pytest.mark.parametrize("change", CHANGES)
 def test_change_is_noticed_before_the_merge(unmerged, change):
     change(unmerged)
-    with pytest.raises(IncompleteRunError, match="run the same command again") as caught:
+    with pytest.raises(IncompleteRunError, match=RERUN) as caught:
         speak(unmerged)
     assert "split." in str(caught.value)
     assert not (unmerged / "total").exists()
@@ -177,7 +178,7 @@ def test_change_is_noticed_before_the_merge(unmerged, change):
 def test_change_is_noticed_after_the_merge(tmp_path, change):
     speak(tmp_path)
     change(tmp_path)
-    with pytest.raises(IncompleteRunError, match="run the same command again"):
+    with pytest.raises(IncompleteRunError, match=RERUN):
         speak(tmp_path)
 
 

@@ -20,6 +20,7 @@ from espnet3.shards.layout import is_set_aside
 from espnet3.shards.merge import concat_files
 from tests.helpers.detached_parts import DetachedFolder, Provider
 from tests.helpers.exhaustive import few
+from tests.helpers.phrases import says_to_rerun
 from tests.helpers.unreachable_files import environment_of, unreachable
 
 ROOT = Path(__file__).parents[2]
@@ -107,7 +108,7 @@ def test_resume_that_cannot_read_done_stops_and_removes_nothing(interrupted, dec
         decode()
     assert re.search(DONE.rstrip("$"), str(caught.value))
     assert code in str(caught.value)
-    assert "same command again" in str(caught.value)
+    assert says_to_rerun(str(caught.value))
     assert state_of(interrupted) == before
     decode()
     after = state_of(interrupted)

@@ -6,6 +6,7 @@ import pytest
 
 from espnet3.cli.main import main
 from espnet3.shards.lease import Lease
+from tests.helpers.phrases import says_to_rerun
 
 KEYS = {
     "run_dir", "output_dir", "already_merged", "by_runner", "n_items", "n_failed", "files", "left",
@@ -113,7 +114,7 @@ def test_an_incomplete_run_is_refused_and_nothing_is_written(stopped, capsys):
     error = merge_error(capsys, stopped)
     assert "of 20 items in" in error
     assert "shard 2: items 4 to 5, shard 15: items 19 to 19" in error
-    assert "Run the same command again to finish them." in error
+    assert says_to_rerun(error, then=" to finish them.")
     assert snapshot(stopped) == before
 
 

@@ -9,6 +9,7 @@ from espnet3.errors import ConfigError
 from espnet3.parallel.detached.description import load_trusted
 from espnet3.parallel.detached.resume import changed_config
 from espnet3.shards.records import RecordPaths, read_deaths, read_stop
+from tests.helpers.phrases import says_to_rerun
 
 
 def change_json(path, **values) -> None:
@@ -87,7 +88,7 @@ def test_a_complete_run_needs_no_workers(complete, capsys):
 
 def test_a_run_that_was_not_detached_is_refused_with_the_way_on(stopped, capsys):
     assert main(["resume", str(stopped)]) == 1
-    assert "run the same command again" in capsys.readouterr().err
+    assert says_to_rerun(capsys.readouterr().err)
 
 
 def test_the_mark_stays_if_nothing_could_be_submitted(detached, capsys, monkeypatch):

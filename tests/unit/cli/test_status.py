@@ -13,6 +13,7 @@ from espnet3.shards.commit import Done, Position, begin_attempt
 from espnet3.shards.lease import Lease
 from espnet3.shards.manifest import load_manifest
 from espnet3.shards.status import RunStatus, read_status
+from tests.helpers.phrases import says_to_rerun
 
 KEYS = {
     "run_dir", "name", "state", "n_items", "n_done", "n_failed", "n_shards", "n_shards_done",
@@ -76,7 +77,8 @@ def test_a_stopped_run_says_how_to_resume(stopped, capsys):
     text = status_text(capsys, stopped)
     assert facts(text)["State"] == "stopped"
     assert facts(text)["Shards"] == "14 of 16 done"
-    assert f"{stopped} is stopped: run the same command again to resume it." in text
+    assert f"{stopped} is stopped: " in text
+    assert says_to_rerun(text, then=" to resume it.")
 
 
 def test_a_run_stopped_by_an_error_points_to_it(failed, capsys):

@@ -15,6 +15,7 @@ from espnet3.shards.merge import (
     outputs_of,
     read_coverage,
 )
+from tests.helpers.phrases import RERUN, says_to_rerun
 
 
 def merge(run) -> str:
@@ -52,7 +53,7 @@ def test_missing_shards_are_named_with_their_items_and_what_to_do(run):
     assert f"{n_missing} of 10 items in {run.root} are not done" in message
     assert f"shard 1: items {bounds[1]} to {bounds[2] - 1}" in message
     assert f"shard 3: items {bounds[3]} to {bounds[4] - 1}" in message
-    assert "Run the same command again to finish them" in message
+    assert says_to_rerun(message, then=" to finish them")
     assert read_coverage(run.root, run.manifest).missing == [1, 3]
 
 
@@ -73,7 +74,7 @@ def test_shard_with_a_damaged_done_is_missing(run, damage):
     assert read_coverage(run.root, run.manifest).missing == [1]
     with pytest.raises(IncompleteRunError, match="shard 1: "):
         check_complete(run.root, run.manifest)
-    with pytest.raises(IncompleteRunError, match="Run the same command again to recompute it"):
+    with pytest.raises(IncompleteRunError, match=f"{RERUN} to recompute it"):
         concat_files(run.shard_dirs(), "text", run.root / "text")
     assert not (run.root / "text").exists()
 
@@ -125,7 +126,8 @@ def test_file_that_was_changed_since_its_commit_is_named_with_how_to_mend_it(run
             check()
         message = str(error.value)
         assert f"{path} was committed with {size} bytes and is now " in message
-        assert f"Remove the folder {path.parent} and run the same command again" in message
+        assert f"Remove the folder {path.parent} and " in message
+        assert says_to_rerun(message)
     assert not (run.root / "text").exists()
     shutil.rmtree(path.parent)
     assert run.commit(2)

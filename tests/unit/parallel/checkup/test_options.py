@@ -1,5 +1,6 @@
 from espnet3.parallel.checkup.backend import render, try_script
 from espnet3.parallel.config import ParallelConfig
+from tests.helpers.phrases import too_few_gpus
 
 
 def test_an_option_that_does_not_exist_is_a_problem(slurm):
@@ -52,7 +53,7 @@ def test_gpus_that_are_not_there_are_a_problem(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     _, (finding,) = render(ParallelConfig(env="local_gpu", n_workers=2))
     assert finding.level == "problem"
-    assert "parallel.n_workers is 2 but 0 GPU(s) are visible" in finding.told
+    assert too_few_gpus(2, 0) in finding.told
     assert finding.fix.startswith("Without a GPU, write env: local")
 
 

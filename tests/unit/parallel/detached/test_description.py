@@ -25,6 +25,7 @@ from espnet3.parallel.detached.description import (
 from espnet3.parallel.faults import FaultPolicy
 from espnet3.shards.manifest import load_manifest
 from espnet3.shards.records import RecordPaths
+from tests.helpers.phrases import RERUN
 
 _CONFIG = ParallelConfig(env="slurm", n_workers=3, options={"cores": 1, "memory": "1GB"})
 _POLICY = FaultPolicy(skip_errors=True, retries=1)
@@ -123,7 +124,7 @@ def test_packed_spec_does_not_import_the_users_modules(tmp_path):
 
 def test_a_run_of_a_waiting_program_says_to_run_it_again(tmp_path):
     Times(Numbers(), output_dir=tmp_path)(range(2))
-    with pytest.raises(RunFolderError, match="run the same command again"):
+    with pytest.raises(RunFolderError, match=RERUN):
         load_trusted(tmp_path)
     with pytest.raises(RunFolderError, match=r"no manifest.json"):
         load_trusted(tmp_path / "elsewhere")
