@@ -1,9 +1,10 @@
 """What driver and workers exchange: the run, attempts, results and failures, free of secrets."""
 
 import os
+import pickle
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from hashlib import sha256
 from itertools import islice
@@ -202,6 +203,30 @@ def pack_spec(spec: RunSpec, provider: Any) -> bytes:
         check_size(spec.setup_fn, provider)
         raise _too_large("What the runner and provider capture from the script", len(data))
     return data
+
+
+class _ForFolder:
+    """A packed spec that, once it is loaded, says of which run it is.
+
+    Only the process that runs the items loads it, and with it the user's modules. It is here, and
+    not where detached runs are described, because that process must not import pydantic.
+    """
+
+    def __init__(self, packed: bytes, run_id: str, run_dir: str, n_shards: int) -> None:
+        self._arguments = (packed, run_id, run_dir, n_shards)
+
+    def __reduce__(self) -> Any:
+        return _load_spec, self._arguments
+
+
+def spec_for_folder(packed: bytes, run_id: str, run_dir: os.PathLike[str], n_shards: int) -> bytes:
+    """Return a packed spec like the given one, for the run in `run_dir`."""
+    return pickle.dumps(_ForFolder(packed, run_id, str(run_dir), n_shards))
+
+
+def _load_spec(packed: bytes, run_id: str, run_dir: str, n_shards: int) -> RunSpec:
+    spec: RunSpec = pickle.loads(packed)
+    return replace(spec, run_id=run_id, run_dir=run_dir, n_shards=n_shards)
 
 
 def check_size(setup_fn: Callable[[], Any], provider: Any) -> None:

@@ -16,7 +16,7 @@ import socket
 import stat
 import sys
 import time
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,7 +34,7 @@ from espnet3.parallel.code_digests import modules_named, own_files
 from espnet3.parallel.config import ParallelConfig
 from espnet3.parallel.faults import FaultPolicy
 from espnet3.parallel.parallel import as_parallel_config
-from espnet3.parallel.tasks import RunSpec, pack_spec
+from espnet3.parallel.tasks import RunSpec, pack_spec, spec_for_folder
 from espnet3.shards.layout import manifest_path
 from espnet3.shards.manifest import Manifest, load_manifest
 from espnet3.shards.records import RecordPaths, make_folders
@@ -452,29 +452,6 @@ def user_name(uid: int) -> str:
         return pwd.getpwuid(uid).pw_name
     except KeyError:
         return str(uid)
-
-
-class _ForFolder:
-    """A packed spec that, once it is loaded, says of which run it is.
-
-    Only the process that runs the items loads it, and with it the user's modules.
-    """
-
-    def __init__(self, packed: bytes, run_id: str, run_dir: str, n_shards: int) -> None:
-        self._arguments = (packed, run_id, run_dir, n_shards)
-
-    def __reduce__(self) -> Any:
-        return _load_spec, self._arguments
-
-
-def spec_for_folder(packed: bytes, run_id: str, run_dir: Path, n_shards: int) -> bytes:
-    """Return a packed spec like the given one, for the run in `run_dir`."""
-    return pickle.dumps(_ForFolder(packed, run_id, str(run_dir), n_shards))
-
-
-def _load_spec(packed: bytes, run_id: str, run_dir: str, n_shards: int) -> RunSpec:
-    spec: RunSpec = pickle.loads(packed)
-    return replace(spec, run_id=run_id, run_dir=run_dir, n_shards=n_shards)
 
 
 def digest_modules(spec: RunSpec, runner: Any) -> dict[str, str]:

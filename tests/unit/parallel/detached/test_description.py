@@ -5,6 +5,7 @@ import importlib
 import json
 import os
 import pickle
+import pickletools
 import subprocess
 import sys
 from dataclasses import replace
@@ -267,3 +268,10 @@ def test_modules_that_the_runner_imports_or_the_config_names_are_looked_after(
             sys.modules.pop(name, None)
     names = ("their_model", "their_runner", "their_words")
     assert sorted(described.code) == [str(tmp_path / f"{name}.py") for name in names]
+
+
+def test_the_process_that_runs_items_needs_no_module_of_detached_runs(tmp_path):
+    describe(tmp_path)
+    operations = pickletools.genops(load_spec(tmp_path))
+    first = next(argument for _, argument, _ in operations if isinstance(argument, str))
+    assert first == "espnet3.parallel.tasks"  # that of descriptions imports pydantic
