@@ -27,7 +27,7 @@ _INIT, _FREEZE = "init", "freeze"
 _MOST_NAMES = 8
 _WRAPPERS = ("_fsdp_wrapped_module.", "_orig_mod.", "_checkpoint_wrapped_module.")
 _DRAW: Mapping[str, Callable[[torch.Tensor], Any]] = {
-    "chainer": lambda weight: nn.init.normal_(weight, 0.0, _fan_in(weight) ** -0.5),
+    "chainer": lambda weight: nn.init.normal_(weight, 0.0, weight[0].numel() ** -0.5),
     "xavier_uniform": nn.init.xavier_uniform_,
     "xavier_normal": nn.init.xavier_normal_,
     "kaiming_uniform": lambda weight: nn.init.kaiming_uniform_(weight, nonlinearity="relu"),
@@ -164,10 +164,6 @@ def _draw(model: nn.Module, entry: MethodConfig) -> None:
     log.info("%s", "\n".join([*lines, *_groups("left as they were", kept)]))
 
 
-def _fan_in(weight: torch.Tensor) -> int:
-    return int(weight[0].numel())
-
-
 def _unreadable(key: str, path: str, error: RunFolderError) -> ConfigError:
     if isinstance(error.__cause__, Exception) and "Python objects" not in str(error):
         # What it says of resuming is of no use here.
@@ -240,16 +236,9 @@ def _nothing_fits(report: InitReport, entry: InitConfig, model: torch.nn.Module)
 
 
 def _groups(title: str, names: list[str]) -> list[str]:
-    counts = Counter(_group(name) for name in names)
-    return _listing(title, [_counted(group, n) for group, n in counts.items()], len(names))
-
-
-def _group(name: str) -> str:
-    return ".".join(name.split(".")[:2])
-
-
-def _counted(group: str, n: int) -> str:
-    return group if n == 1 else f"{group}.* ({n})"
+    counts = Counter(".".join(name.split(".")[:2]) for name in names)
+    groups = [group if n == 1 else f"{group}.* ({n})" for group, n in counts.items()]
+    return _listing(title, groups, len(names))
 
 
 def _listing(title: str, items: list[str], n: int | None = None) -> list[str]:

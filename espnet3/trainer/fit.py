@@ -141,8 +141,8 @@ class Fit:
         n_devices = len(devices) if isinstance(devices, list) else devices
         launched = os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("SLURM_NTASKS_PER_NODE")
         n_processes = launched if launched and launched.isdigit() else n_devices
-        config, n_here = self.config, _as_count(n_processes)
-        set_threads(config.num_threads, n_here, config.n_loader_workers)
+        n_here = int(str(n_processes)) if str(n_processes).isdigit() else 1
+        set_threads(self.config.num_threads, n_here, self.config.n_loader_workers)
 
     def _train(self, watch: RankWatch) -> None:
         seed_all(self.config.seed)  # the same weights on all ranks
@@ -253,10 +253,6 @@ def _check_resume(config: TrainingConfig) -> None:
                 "scratch, or write: resume: auto"
             ),
         )
-
-
-def _as_count(value: Any) -> int:
-    return int(value) if str(value).isdigit() else 1
 
 
 @contextmanager

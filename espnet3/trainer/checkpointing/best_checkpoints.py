@@ -101,11 +101,6 @@ class BestCheckpoints:
         self.kept += sorted(everything - self.files())
 
 
-def write_index(exp_dir: StrPath, best: BestCheckpoints) -> None:
-    """Write `best.json` atomically."""
-    write_json(Path(exp_dir) / INDEX, best.state_dict())
-
-
 def read_index(exp_dir: StrPath) -> dict[Criterion, list[Saved]]:
     """Return the best checkpoints of each criterion, best first, as they are on the disk.
 
@@ -211,7 +206,8 @@ def mean_weights(paths: list[Path]) -> dict[str, torch.Tensor]:
             _check_same(sums, newest, path, paths[0])
         for name, value in newest.items():
             if _is_averaged(value):
-                wide = value.to(_wide(value), copy=True)
+                kind = torch.complex128 if value.is_complex() else torch.float64
+                wide = value.to(kind, copy=True)
                 sums[name] = sums[name].add_(wide) if name in sums else wide
             else:
                 sums[name] = value.clone()
@@ -238,10 +234,6 @@ def _best_of(folder: Path, criterion: Criterion) -> list[Saved]:
 
 def _is_averaged(value: torch.Tensor) -> bool:
     return value.is_floating_point() or value.is_complex()
-
-
-def _wide(value: torch.Tensor) -> torch.dtype:
-    return torch.complex128 if value.is_complex() else torch.float64
 
 
 def _check_same(

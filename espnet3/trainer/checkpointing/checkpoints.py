@@ -13,13 +13,12 @@ from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.trainer.states import TrainerFn
 from typing_extensions import override
 
-from espnet3.io.atomic import StrPath
+from espnet3.io.atomic import StrPath, write_json
 from espnet3.trainer.checkpointing.best_checkpoints import (
     INDEX,
     LAST,
     BestCheckpoints,
     read_index,
-    write_index,
 )
 from espnet3.trainer.checkpointing.checkpoint_io import (
     STAGING,
@@ -118,7 +117,8 @@ class CheckpointKeeper(Checkpoint):
         if trainer.is_global_zero:
             for path in self.exp_dir.glob(f".{STAGING}.tmp-*"):
                 remove_path(path)
-            if trainer.ckpt_path and _same(trainer.ckpt_path, self.exp_dir / LAST):
+            resumed = trainer.ckpt_path and Path(trainer.ckpt_path).absolute()
+            if resumed == (self.exp_dir / LAST).absolute():
                 self._sweep()
 
     @override
@@ -243,13 +243,9 @@ class CheckpointKeeper(Checkpoint):
 
     def _tidy(self) -> None:
         with explain_trouble(self.exp_dir / INDEX):
-            write_index(self.exp_dir, self.best)
+            write_json(self.exp_dir / INDEX, self.best.state_dict())
         for name in self._dropped:
             remove_path(self.exp_dir / name)
-
-
-def _same(a: StrPath, b: Path) -> bool:
-    return Path(a).absolute() == b.absolute()
 
 
 class SaveTimer:

@@ -9,7 +9,7 @@ the other ranks, and the job knows what to do whatever codes those two make of i
 import logging
 import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import PurePath
@@ -139,7 +139,9 @@ def directive_lines(job: Job) -> list[str]:
     scheduler, request = job.scheduler, job.request
     _refuse_repeated(job)
     made = [
-        replace(each, key=_KEYS.get(each.key, ""), parts=_keys(each.parts))
+        replace(
+            each, key=_KEYS.get(each.key, ""), parts={k: _KEYS[v] for k, v in each.parts.items()}
+        )
         for each in scheduler.directives(request)
     ]
     if wrong := next((each.text for each in made if has_control_characters(each.text)), None):
@@ -152,10 +154,6 @@ def directive_lines(job: Job) -> list[str]:
     for note in header.notes:
         _warn_once(note)
     return header.lines
-
-
-def _keys(parts: Mapping[str, str]) -> dict[str, str]:
-    return {part: _KEYS[field] for part, field in parts.items()}
 
 
 def _refuse_repeated(job: Job) -> None:
@@ -177,7 +175,7 @@ def _warn_once(note: str) -> None:
 def _head(job: Job) -> list[str]:
     submit = job.submit_line
     return [
-        f"# Written by espnet3 launch; to submit it again: {_comment(submit)}",
+        f"# Written by espnet3 launch; to submit it again: {_LINE_ENDS.sub(' ', submit)}",
         f"script={_quoted(job.script)}",
         f"state={_quoted(job.state)}",
         f"python={_quoted(job.python)}",
@@ -326,7 +324,10 @@ def _queue_again(job: Job) -> Iterator[str]:
         yield f"exit {code} # {job.scheduler.title} then queues it again"
         return
     yield from job.scheduler.requeue_lines()
-    yield f"echo {_quoted(_stuck(job.submit_line))} >&2"
+    stuck = (
+        f"espnet3: the job could not be requeued. To resume from the checkpoint: {job.submit_line}"
+    )
+    yield f"echo {_quoted(stuck)} >&2"
     yield f"exit {CONTINUE_CODE}"
 
 
@@ -335,10 +336,6 @@ def _enough(limit: int, submit: str) -> str:
         f"espnet3: time is up, and the job was restarted {limit} time(s), which is "
         f"launch.max_restarts. A checkpoint is written; to continue: {submit}"
     )
-
-
-def _stuck(submit: str) -> str:
-    return f"espnet3: the job could not be requeued. To resume from the checkpoint: {submit}"
 
 
 def _rest(job: Job) -> list[str]:
@@ -363,7 +360,3 @@ def _quoted(text: str) -> str:
         return shlex.quote(text)
     escaped = text.replace("\\", "\\\\").replace("'", "\\'")
     return f"$'{_LINE_ENDS.sub(lambda match: f'{chr(92)}{ord(match[0]):03o}', escaped)}'"
-
-
-def _comment(text: str) -> str:
-    return _LINE_ENDS.sub(" ", text)

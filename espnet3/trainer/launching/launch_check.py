@@ -227,10 +227,8 @@ def check_torchrun(wanted: Wanted, environ: Mapping[str, str]) -> None:
 
 def _or_block(environ: Mapping[str, str]) -> str:
     """Return the block that fits what torchrun started, where its nodes are alike."""
-    n_processes, n_local = (
-        read_number(environ, "WORLD_SIZE"),
-        read_number(environ, "LOCAL_WORLD_SIZE"),
-    )
+    n_processes = read_number(environ, "WORLD_SIZE")
+    n_local = read_number(environ, "LOCAL_WORLD_SIZE")
     if not n_processes or not n_local or n_processes % n_local:
         return ""
     return f" ; or write: trainer: {{devices: {n_local}, num_nodes: {n_processes // n_local}}}"
@@ -246,7 +244,7 @@ def check_slurm(wanted: Wanted, environ: Mapping[str, str]) -> None:
     n_nodes = (
         read_number(environ, "SLURM_STEP_NUM_NODES") or read_number(environ, "SLURM_NNODES") or 1
     )
-    if n_tasks == 1 and wanted.n_nodes == 1 and _is_interactive(environ):
+    if n_tasks == 1 and wanted.n_nodes == 1 and environ.get("SLURM_JOB_NAME") in INTERACTIVE:
         return
     job = find_job(environ) or SchedulerJob("Slurm", "", n_nodes, environ)
     if n_tasks == wanted.world_size and n_nodes == wanted.n_nodes:
@@ -291,19 +289,11 @@ def _fitting(n_tasks: int, n_nodes: int, job: SchedulerJob, wanted: Wanted) -> s
     if wanted.on_gpus and n_gpus > here.n_devices:
         ways.append(replace(here, n_devices=n_gpus))
     return "".join(
-        f" ; or write: {_block(way)}{_resubmitted(way, job)}" for way in ways if way != wanted
+        f" ; or write: trainer: {{devices: {way.n_devices}, num_nodes: {way.n_nodes}}}"
+        + ("" if job.starts(way) else f", submitted with: {job.sbatch_line(way)}")
+        for way in ways
+        if way != wanted
     )
-
-
-def _block(wanted: Wanted) -> str:
-    return f"trainer: {{devices: {wanted.n_devices}, num_nodes: {wanted.n_nodes}}}"
-
-
-def _resubmitted(wanted: Wanted, job: SchedulerJob) -> str:
-    """Return how a job must be submitted for a block; empty if it was."""
-    if job.starts(wanted):
-        return ""
-    return f", submitted with: {job.sbatch_line(wanted)}"
 
 
 def _check_even(
@@ -320,10 +310,6 @@ def _check_even(
             f"srun started {n_tasks} processes {why}. Submit the job with: "
             f"{job.sbatch_line(wanted)}"
         )
-
-
-def _is_interactive(environ: Mapping[str, str]) -> bool:
-    return environ.get("SLURM_JOB_NAME") in INTERACTIVE
 
 
 def check_by_hand(wanted: Wanted, environ: Mapping[str, str]) -> None:
@@ -398,7 +384,8 @@ def check_training(
         return [Finding("ok", _WHAT, f"accelerator {block.get('accelerator')!r} is Lightning's")]
     job = find_job(environ)
     where = f"job {job.name} of {job.scheduler}" if job else "this machine"
-    return [Finding("ok", _WHAT, f"{wanted}, as {where} has them ({n_gpus} GPU(s) visible)")]
+    place = loaded.set_in(wanted.key)
+    return [Finding("ok", _WHAT, f"{wanted}{place}, as {where} has them ({n_gpus} GPU(s) visible)")]
 
 
 def _launched(loaded: "LoadedConfig", recipe_dir: str) -> list[Finding]:

@@ -8,6 +8,7 @@ import inspect
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -51,16 +52,8 @@ def _targeted(node: Any, kind: str) -> Any:
     return node
 
 
-def _optimizer_node(node: Any) -> Any:
-    return _targeted(node, "optimizer")
-
-
-def _scheduler_node(node: Any) -> Any:
-    return _targeted(node, "scheduler")
-
-
-OptimizerNode = Annotated[dict[str, Any], BeforeValidator(_optimizer_node)]
-SchedulerNode = Annotated[dict[str, Any], BeforeValidator(_scheduler_node)]
+OptimizerNode = Annotated[dict[str, Any], BeforeValidator(partial(_targeted, kind="optimizer"))]
+SchedulerNode = Annotated[dict[str, Any], BeforeValidator(partial(_targeted, kind="scheduler"))]
 
 
 class OptimizerConfig(FrozenConfig):

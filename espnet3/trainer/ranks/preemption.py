@@ -10,7 +10,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from enum import Enum, auto
 from types import FrameType
@@ -22,7 +22,7 @@ import torch.distributed as dist
 from lightning.pytorch.trainer.states import TrainerFn
 from typing_extensions import override
 
-from espnet3.errors import ConfigError, RunInterrupted, suggest
+from espnet3.errors import RunInterrupted
 from espnet3.schedulers import CONTINUE_CODE
 from espnet3.trainer.launching.process_rank import process_rank
 from espnet3.trainer.lightning_internals import skip_sigterm_broadcast
@@ -32,6 +32,13 @@ logger = logging.getLogger(__name__)
 
 CONTINUE = CONTINUE_CODE
 """Exit code 75: a checkpoint was written, and the job is to be started again."""
+# Slurm's `--signal=USR1@120` and SGE's `s_rt` send SIGUSR1, LSF and SGE's `-notify` SIGUSR2.
+_CODES = {
+    signal.SIGINT: 130,
+    signal.SIGTERM: 143,
+    signal.SIGUSR1: CONTINUE,
+    signal.SIGUSR2: CONTINUE,
+}
 _CHECK_SECONDS = 1.0
 _MOST_BATCHES = 50  # between two checks, in case that batches suddenly take longer
 _PATIENCE_SECONDS = 20.0
@@ -58,9 +65,6 @@ class Preemption(pl.Callback):
 
     Args:
         save: writes the checkpoint; called on all ranks.
-        requeue_signals: after which the process ends with 75. Slurm's `--signal=USR1@120` and
-            SGE's `s_rt` send SIGUSR1, LSF and SGE's `-notify` SIGUSR2. SIGTERM ends with 143 and
-            Ctrl-C with 130, unless they are named here.
 
     Example:
         preemption = Preemption(keeper.save_last)
@@ -68,15 +72,9 @@ class Preemption(pl.Callback):
             pl.Trainer(callbacks=[preemption, keeper, ...], ...).fit(...)
     """
 
-    def __init__(
-        self,
-        save: Callable[[pl.Trainer], None],
-        requeue_signals: Sequence[str] = ("SIGUSR1", "SIGUSR2"),
-    ) -> None:
+    def __init__(self, save: Callable[[pl.Trainer], None]) -> None:
         self._save = save
-        codes = {signal.SIGINT: 130, signal.SIGTERM: 143}
-        codes |= {signal_named(name): CONTINUE for name in requeue_signals}
-        self._signals = DeferredSignals(codes)
+        self._signals = DeferredSignals(_CODES)
         self._pace = _Pace()
         self._agreed: int | None = None
         self._agreed_at = self._seconds_waited = 0.0
@@ -181,15 +179,13 @@ class Preemption(pl.Callback):
             self._stop_validation(trainer, pl_module)
 
     def _ask(self, trainer: pl.Trainer) -> None:
-        own = self._signals.code or 0, self._pace.seconds_per_batch(), self._seconds_since()
+        waited = 0.0 if self._agreed is None else time.monotonic() - self._agreed_at
+        own = self._signals.code or 0, self._pace.seconds_per_batch(), waited
         code, seconds, self._seconds_waited = _maxima(trainer, *own)
         self._pace.restart(seconds)
         if self._agreed is None:
             self._agreed_at = time.monotonic()
         self._agreed = int(code) or None
-
-    def _seconds_since(self) -> float:
-        return 0.0 if self._agreed is None else time.monotonic() - self._agreed_at
 
     def _stop(self, trainer: pl.Trainer) -> NoReturn:
         assert self._agreed is not None
@@ -312,15 +308,3 @@ def _handle_in_worker(number: int) -> None:
 def is_rank_0() -> bool:
     """Tell whether this process logs for all ranks."""
     return dist.get_rank() == 0 if dist.is_initialized() else process_rank().is_first
-
-
-def signal_named(name: str) -> signal.Signals:
-    """Return the signal of a name such as `SIGUSR1` or `USR1`."""
-    full = name.upper() if name.upper().startswith("SIG") else f"SIG{name.upper()}"
-    known = [one.name for one in signal.Signals]
-    if full not in known or full in ("SIGKILL", "SIGSTOP"):
-        raise ConfigError(
-            f"requeue_signals has {name!r}, which is no signal to wait for.{suggest(full, known)} "
-            "Write names as in requeue_signals: [SIGUSR1, SIGUSR2]"
-        )
-    return signal.Signals[full]

@@ -363,8 +363,8 @@ class LaunchedProcesses:
         self._children = take_over_children() or self._children
         for number, child in enumerate(self._children, start=1):
             if child.poll():
-                rank = _first_rank(self._environ, len(self._children)) + number
-                return _death(rank, child)
+                first = int(self._environ.get("NODE_RANK") or 0) * (len(self._children) + 1)
+                return _death(first + number, child)
         return None
 
     def kill_children(self) -> None:
@@ -380,10 +380,6 @@ def _expected_parent(environ: MutableMapping[str, str]) -> int | None:
     if environ.get("LOCAL_RANK", "0") != "0" and _PARENT in environ:
         return int(environ[_PARENT])
     return None  # a shell, whose end means nothing
-
-
-def _first_rank(environ: MutableMapping[str, str], n_children: int) -> int:
-    return int(environ.get("NODE_RANK") or 0) * (n_children + 1)
 
 
 def _death(rank: int, child: subprocess.Popen[bytes]) -> RankFailure:

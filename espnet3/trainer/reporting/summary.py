@@ -53,12 +53,12 @@ class ModelSize:
 def describe_parts(model: torch.nn.Module) -> list[str]:
     """Return a line for each top-level module that has parameters."""
     total = ModelSize.of(model)
-    children = ((name, child) for name, child in model.named_children() if _has_weights(child))
+    children = (
+        (name, child)
+        for name, child in model.named_children()
+        if any(True for _ in child.parameters())
+    )
     return _aligned([_row(name, child, total) for name, child in children])
-
-
-def _has_weights(module: torch.nn.Module) -> bool:
-    return next(module.parameters(), None) is not None
 
 
 def _row(name: str, module: torch.nn.Module, total: ModelSize) -> tuple[str, ...]:
@@ -178,13 +178,9 @@ class _StartupCallback(Callback):
         shown = {name: seconds for name, seconds in parts.items() if seconds >= 0.005}
         text = ", ".join(f"{name} {duration(seconds)}" for name, seconds in shown.items())
         logger.info("First step after %s: %s", duration(total), text or "at once")
-        values = {f"startup/{_snake(name)}": round(seconds, 3) for name, seconds in parts.items()}
+        values = {f"startup/{n.replace(' ', '_')}": round(s, 3) for n, s in parts.items()}
         for sink in trainer.loggers:
             sink.log_metrics({**values, "startup/total": round(total, 3)}, step=0)
-
-
-def _snake(name: str) -> str:
-    return name.replace(" ", "_")
 
 
 @dataclass
@@ -245,7 +241,9 @@ class ThroughputMonitor(Callback):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         now = perf_counter()
-        self._window.add(now - self._mark, _last_batch(trainer.train_dataloader), batch)
+        # Our loader describes its last batch; other kinds of loaders do not.
+        info = getattr(trainer.train_dataloader, "last_batch", None)
+        self._window.add(now - self._mark, info, batch)
         self._mark = now
         if is_log_point(trainer):
             values = {**_speed(trainer, self._window), **_optimizer_values(trainer, pl_module)}
@@ -265,11 +263,6 @@ def _log_each_epoch(trainer: Trainer) -> None:
             n_batches,
         )
         trainer.log_every_n_steps = int(n_batches)  # type: ignore[attr-defined]
-
-
-def _last_batch(loader: Any) -> Any:
-    """Return what our loader reports of its last batch, or None for another kind of loader."""
-    return getattr(loader, "last_batch", None)
 
 
 def _batch_size(batch: Any) -> float:

@@ -6,9 +6,9 @@ import threading
 
 import pytest
 
-from espnet3.errors import ConfigError, RunInterrupted
+from espnet3.errors import RunInterrupted
 from espnet3.trainer.ranks import preemption
-from espnet3.trainer.ranks.preemption import DeferredSignals, Phase, signal_named
+from espnet3.trainer.ranks.preemption import DeferredSignals, Phase
 from tests.helpers import clean_process
 
 CODES = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGUSR1: 75}
@@ -97,14 +97,3 @@ def test_other_threads_leave_signals_alone():
     thread.start()
     thread.join()
     assert found == [{}]
-
-
-@pytest.mark.parametrize("name", ["USR1", "usr1", "SIGUSR1"])
-def test_names_of_signals(name):
-    assert signal_named(name) is signal.SIGUSR1
-
-
-@pytest.mark.parametrize("name", ["SIGUSR3", "SIGKILL", "x"])
-def test_an_unknown_signal_is_an_error(name):
-    with pytest.raises(ConfigError, match=rf"{name}.* Write .*\[SIGUSR1, SIGUSR2\]"):
-        signal_named(name)
