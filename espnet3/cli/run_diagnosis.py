@@ -277,19 +277,22 @@ def _follow(run_dir: Path, follower: Follower, console: "Console") -> None:
     observer = Observer(run_dir, ask_seconds=30.0)
     styles: dict[str, str] = {}
     n_over = 0
+
+    def show_new() -> None:
+        for worker, text in follower.read():
+            style = styles.setdefault(worker, _WORKER_STYLES[len(styles) % len(_WORKER_STYLES)])
+            console.print(f"[{on_one_line(worker)}] ", style=style, end="")
+            console.print(printable(text), soft_wrap=True)
+
     try:
         while True:
             for _ in range(round(_STATE_SECONDS / _FOLLOW_SECONDS)):
-                for worker, text in follower.read():
-                    style = styles.setdefault(
-                        worker, _WORKER_STYLES[len(styles) % len(_WORKER_STYLES)]
-                    )
-                    console.print(f"[{on_one_line(worker)}] ", style=style, end="")
-                    console.print(printable(text), soft_wrap=True)
+                show_new()
                 time.sleep(_FOLLOW_SECONDS)
             seen = observer.look()
             n_over = n_over + 1 if seen.is_over else 0
             if seen.state in ("complete", "failed", "cancelled") or n_over >= _SURE_LOOKS:
+                show_new()  # what came between the last read and the end
                 console.print(
                     f"{on_one_line(run_dir)} is {seen.state}.", style="bold", soft_wrap=True
                 )

@@ -4,6 +4,7 @@ import time
 
 import pytest
 
+from espnet3.cli import run_diagnosis
 from espnet3.cli.main import main
 from espnet3.parallel.detached.logs import Follower, cut
 
@@ -156,9 +157,13 @@ def test_a_follower_reads_whole_lines_and_workers_that_come_later(told):
     assert sorted(follower.read()) == [("10", "half"), ("11", "new here")]
 
 
-def test_following_ends_with_the_run(told, capsys):
+def test_following_ends_with_the_run_and_its_last_line(told, capsys, monkeypatch):
+    monkeypatch.setattr(run_diagnosis, "_FOLLOW_SECONDS", 0.2)
+    monkeypatch.setattr(run_diagnosis, "_STATE_SECONDS", 0.2)
+
+    # Between the read and the look at the state: lines of this moment were lost.
     def finish() -> None:
-        time.sleep(1.5)
+        time.sleep(0.3)
         with (told.layout.logs / "detached-slurm-10.log").open("a") as file:
             file.write("the last line\n")
         told.layout.success.write_text(
