@@ -218,7 +218,7 @@ def _version(top: str) -> str:
 
 @dataclass
 class _Found:
-    """A value, and what tells whether it counts."""
+    """A value, and whether it counts."""
 
     module: str
     path: str

@@ -170,7 +170,7 @@ def _note_of(
         job_id=worker.job_id if worker else "",
         log=worker.log if worker else "",
         time=lease.now(),
-        # Of the attempt, so that two who find it write one note.
+        # Named by the attempt, so that two workers that find it write one note.
         note_id=attempt.name.rpartition(".part-")[2],
     )
 

@@ -133,6 +133,7 @@ class Dispatcher:
             if not self._running and not self._again and self._source.is_finished():
                 return
             n_waiting = len(self._again) + self._source.n_queued()
+            # A scheduler need not start jobs for which there will be no shard.
             self._pool.expect(n_waiting + len(self._running))
             for event in self._pool.poll(_POLL_SECONDS):
                 if isinstance(event, Finished):
@@ -235,6 +236,7 @@ class Dispatcher:
     def _leave_machine(self, stopped: Stopped, task: ShardTask) -> None:
         """Try again, elsewhere if one can; a machine that fails often may fail for the item."""
         known = self._deaths_at(task)
+        # Counted apart from deaths: a bad GPU must not use up the retries of an item.
         known.machines += 1
         logger.warning(
             "Shard %d could not continue on %s: %s", task.shard, stopped.failure.host,
@@ -276,6 +278,8 @@ class Dispatcher:
         if self._is_committed(task):  # it died after its commit, before it could say so
             return
         if not event.was_running and position is None:
+            # Its worker was lost before the shard began: that is no fault of the shard, which keeps
+            # its place.
             self._again.appendleft(task)
             return
         death = Death(event.reason, position, event.log, event.host)
@@ -306,6 +310,8 @@ class Dispatcher:
     def _note_early_death(self, event: Died, *, has_begun: bool) -> None:
         self._early_deaths = 0 if has_begun else self._early_deaths + 1
         if self._early_deaths >= MAX_EARLY_DEATHS:
+            # Workers that die before their first item have a broken environment; more of them would
+            # die forever.
             raise EarlyDeaths(dies_at_once(event))
 
     def _after_death(self, task: ShardTask, death: Death) -> list[ShardTask]:
@@ -316,6 +322,8 @@ class Dispatcher:
         if verdict.kind == "halve":
             start, stop = verdict.start, verdict.stop
             logger.warning("Items %d to %d kill their worker; trying halves", start, stop - 1)
+            # The batch is cut, not the shard: two half shards could not be joined by the user's
+            # writers (ADR 3).
             return [replace(task, cuts=(*task.cuts, start, (start + stop) // 2, stop))]
         if verdict.kind == "item":
             return [self._without(self._failure(verdict, task, death), task)]

@@ -41,7 +41,7 @@ class FolderDriver:
 
     Args:
         request: the run that is asked for.
-        spec: what workers must know, but for what only the folder's plan tells.
+        spec: what workers must know, except for what only the folder's plan says.
         provider: builds the environment of the workers.
         config: where workers run.
         client: a Dask client to run on instead.

@@ -13,7 +13,7 @@ logger = logging.getLogger(__name__)
 
 
 def tell_the_end(root: Path, manifest: Manifest, merge_seconds: float) -> None:
-    """Log what `_SUCCESS.json` tells: called by the one that wrote it."""
+    """Log the content of `_SUCCESS.json`; called by the process that wrote it."""
     success = read_success(manifest.layout(root), manifest.run_id) or {}
     n_failed = success.get("n_failed", 0)
     logger.info(

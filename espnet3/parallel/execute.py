@@ -41,7 +41,7 @@ from espnet3.shards.sharing import share_folder
 logger = logging.getLogger(__name__)
 _ODD_RESULTS = 2
 _TROUBLE = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.ESTALE}
-# What libraries say who have no class of their own for it: cuDNN and cuBLAS through torch, torch's
+# Messages of libraries that have no exception class for it: cuDNN and cuBLAS through torch, torch's
 # allocator for the CPU, ONNX Runtime.
 _PHRASES = (
     "out of memory",
@@ -131,6 +131,7 @@ class FolderSink:
     def finish(self, outcome: Outcome) -> None:
         """Close the writers, list the failures, make all durable and publish the shard."""
         started = time.time() - outcome.seconds - outcome.load_seconds
+        # Closed once: `abandon` would call it again if committing fails.
         close, self._close_writers = self._close_writers, partial(bool)
         summary = close()
         if outcome.failures:
@@ -156,6 +157,7 @@ class FolderSink:
                 owner_id=self._task.owner_id,
             ),
         )
+        # False is no error: a backup attempt was first, and its results are as good.
         is_ours = commit(self._folder, self._layout, done)
         if not is_ours and read_run_id(self._layout.root) != self._spec.run_id:
             raise RunFolderError(
@@ -166,6 +168,8 @@ class FolderSink:
 
     def is_lost(self, error: Exception) -> bool:
         """Tell whether an error means that the attempt was taken for dead and removed."""
+        # By the position file, which each attempt has: a file that the user's code misses is
+        # another matter.
         return isinstance(error, FileNotFoundError) and not is_there(self._folder / POSITION)
 
     def abandon(self) -> None:
@@ -176,6 +180,7 @@ class FolderSink:
 
     def close(self) -> None:
         """Unmap the position."""
+        # A copy: the thread that reports the position may read it once more.
         self.cells = [self.cells[0], self.cells[1]]
         self._position.close()
 
@@ -379,6 +384,7 @@ class _Attempt:
         reason = "does not fit into memory" if is_memory else "failed"
         text = scrub(str(error), self._secrets())
         logger.warning("A batch of %d items %s (%s); trying its halves", len(batch), reason, text)
+        # Counted for the end of the run, which then suggests smaller batches.
         self._n_halved += is_memory
         return True
 
@@ -447,6 +453,8 @@ def _refuse_interrupt(error: BaseException, pid: int) -> BaseException:
         # A child that forward() forked: it must not continue as a second worker.
         sys.stderr.write(user_traceback(error))
         sys.stderr.flush()
+        # Not sys.exit: the child has copies of the parent's writers, and would flush their buffers
+        # again.
         os._exit(0 if isinstance(error, SystemExit) and not error.code else 1)
     if isinstance(error, KeyboardInterrupt):
         raise error

@@ -92,7 +92,7 @@ class RunRequest:
 
 @contextmanager
 def folder_errors(root: Path) -> Iterator[None]:
-    """Turn what a file system answers when it cannot go on into an error that says what to do."""
+    """Turn errors of the file system into errors that say what to do."""
     try:
         yield
     except OSError as error:
@@ -132,7 +132,7 @@ def open_run(request: RunRequest, n_shards: Callable[[], int]) -> Manifest:
 
 
 def _is_begun(root: Path, manifest: Manifest) -> bool:
-    """Tell whether a run has results, or somebody who is working on them."""
+    """Tell whether a run has results, or an owner that is working on them."""
     names = names_in(root)
     # Also what was set aside: it may turn out to be good.
     if any(shard_of(name) is not None or is_set_aside(name) for name in names):
@@ -242,10 +242,10 @@ def sweep(layout: RunLayout, lease: Lease) -> None:
     """Remove what dead processes left behind, and note at what detached workers died."""
     for shard, folders in attempts(layout.root).items():
         name = layout.shard_name(shard)
-        # Only who gets the claim knows that nobody has it: another's may not be seen here yet.
+        # Only getting the claim proves that it was free: another's may not be seen here yet.
         if lease.is_held(twin_name(name)) or not lease.claim(name):
             continue
-        # Before the owners are removed, by whose files one knows that they are dead.
+        # Before the owner files are removed, which prove that the owners are dead.
         bury(layout.root, folders, lease)
         for folder in folders:
             discard_attempt(folder)
@@ -259,7 +259,7 @@ def shards_to_run(layout: RunLayout, manifest: Manifest, *, retry_failed: bool) 
     """Return the shards that are not done, the costliest first; set damaged ones aside.
 
     Raises:
-        FileSystemError: if it cannot be told from here which ones are done.
+        FileSystemError: if it cannot be read from here which ones are done.
     """
     coverage = read_coverage(layout.root, manifest)
     bounds = {shard: manifest.bounds[shard : shard + 2] for shard in coverage.missing}

@@ -142,7 +142,7 @@ class Value:
 
     def _refer(self, value: Any) -> None:
         self.is_complete &= isinstance(value, types.BuiltinFunctionType)
-        self.is_known &= len(self._open) > 1  # by itself, it is followed by who asks
+        self.is_known &= len(self._open) > 1  # by itself, it is followed by the caller
         self.references.append(value)
         self._put("reference", _name(value))
 

@@ -128,7 +128,7 @@ class _FunctionProvider:
 
 
 class MemorySource:
-    """All shards of a run whose results stay in memory: nobody else knows of it."""
+    """All shards of a run whose results stay in memory: no other process shares it."""
 
     is_on_disk = False
 
@@ -190,7 +190,7 @@ class MemorySource:
         return False
 
     def is_superseded(self, task: ShardTask) -> bool:
-        """Return False: nobody else could run it."""
+        """Return False: no other process could run it."""
         return False
 
     def close(self) -> None:

@@ -26,7 +26,7 @@ _CHANGING = {
 _EMPTY_CALLS = {
     "dict", "list", "set", "tuple", "deque", "defaultdict", "OrderedDict", "Counter",
 }  # fmt: skip
-# What a process asks for and each is told something else.
+# What a process asks for, with another answer in each process.
 _PASSING = {
     "time", "time_ns", "perf_counter", "monotonic", "process_time", "now", "utcnow", "today",
     "uuid1", "uuid4", "getpid", "urandom", "gethostname", "getnode", "mkdtemp", "mkstemp",

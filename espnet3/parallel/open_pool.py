@@ -124,6 +124,7 @@ def _open(
         yield InlinePool(replace(spec, setup_fn=provider.build_env_local))
         return
     packed = pack_spec(replace(spec, setup_fn=setup_fn), provider)  # before anything is started
+    # A worker without a shard would only wait in the queue of the cluster.
     n_workers = min(config.n_workers, n_tasks)
     if client is not None:
         from espnet3.parallel.dask_pool import DaskPool

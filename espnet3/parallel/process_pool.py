@@ -117,6 +117,7 @@ class ProcessPool:
     def stop(self) -> None:
         """Kill all workers and wait for them."""
         for worker in self._workers.values():
+            # SIGKILL at once: nothing is lost, since an attempt counts only once it is committed.
             worker.kill("the run ended")
         for worker in self._workers.values():
             worker.process.wait()
@@ -139,6 +140,7 @@ class ProcessPool:
         worker.process.wait()
         worker.connection.close()
         logger.warning("Worker %s died: %s. A new one is started.", worker.name, reason)
+        # The same rank: it decides the GPU, and that of the dead one is free again.
         self._start(worker.rank)
         return Died(worker.name, worker.task, reason, worker.log, host=node_name())
 
@@ -150,9 +152,12 @@ class _Worker:
         self, rank: int, spec: bytes, environment: dict[str, str], log: Path | None
     ) -> None:
         self.rank = rank
+        # A socket pair, not a queue: the worker sees its end when the driver is gone, however it
+        # died (ADR 2).
         ours, theirs = socket.socketpair()
         self.log = str(log) if log else ""
         self.process = _spawn(theirs, self.log, environment)
+        # Else this process would keep the worker's end open, and never see that it died.
         theirs.close()
         self.name = f"{rank} (pid {self.process.pid})"
         self.connection = Connection(ours.detach())
@@ -210,6 +215,8 @@ class _Worker:
 def _spawn(link: socket.socket, log: str, environment: dict[str, str]) -> "subprocess.Popen[bytes]":
     # A Path among them, as notebooks have it, is ignored by Python too.
     sys_path = json.dumps([entry for entry in sys.path if isinstance(entry, str)])
+    # Not multiprocessing: spawn would import the main script again, and fork breaks threads and
+    # CUDA (ADR 2).
     command = [sys.executable, "-c", _BOOT, sys_path, str(link.fileno()), log]
     with open(log, "ab") if log else nullcontext() as output:
         return subprocess.Popen(
@@ -226,6 +233,8 @@ def _spawn(link: socket.socket, log: str, environment: dict[str, str]) -> "subpr
 def _environment(rank: int, threads: int) -> dict[str, str]:
     # Without a limit each worker would start as many threads as the machine has cores.
     limits = {name: str(threads) for name in THREAD_VARIABLES}
+    # The user's own thread limits win. Unbuffered, so that the log of a killed worker has its last
+    # lines.
     return {**limits, **os.environ, "LOCAL_RANK": str(rank), "PYTHONUNBUFFERED": "1"}
 
 

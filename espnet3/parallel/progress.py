@@ -21,7 +21,7 @@ class Progress:
         total: items in all.
         count: returns how many are done; called from the thread.
         label: what is running.
-        audio_seconds: of all items; tells how much faster than real time it goes.
+        audio_seconds: of all items; gives the speed relative to real time.
     """
 
     def __init__(

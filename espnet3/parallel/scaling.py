@@ -142,7 +142,7 @@ class _Items:
 
 
 class _ItemRunner(BaseRunner):
-    """Works through the items, and tells who did, from when to when."""
+    """Works through the items, and records which worker ran them, from when to when."""
 
     @staticmethod
     def forward(idx: int, seconds: float, n_steps: int) -> dict[str, Any]:  # type: ignore[override]

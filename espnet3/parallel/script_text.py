@@ -74,7 +74,7 @@ def reachable_part(
         script: the whole of it.
         names: what is used of it.
         values: what its names hold now.
-        is_data: tells whether the value of a name is described as such, so that how it came about
+        is_data: whether the value of a name is described as such, so that how it came about
             does not matter.
     """
     statements = list(_statements(script.tree.body, [], values))
@@ -319,7 +319,7 @@ def _counts(
 
 
 def _is_for_its_effect(each: _Statement, mentioned: set[str]) -> bool:
-    """Tell whether a statement imports all of a module of the user's own, or what nobody names."""
+    """Tell whether a statement imports all of a module of the user's own, or names without one."""
     node = each.node
     if not isinstance(node, ast.Import | ast.ImportFrom) or each.binds & mentioned:
         return False

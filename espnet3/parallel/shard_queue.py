@@ -168,6 +168,7 @@ class ShardQueue:
         if name in self._lease.taken_over:
             self._lease.taken_over.discard(name)
             self._board.refresh()  # its owner may have begun since the last listing
+        # Before the notes are read: the owner before us may have died without leaving one.
         bury(self._root, self._board.attempts(shard), self._lease)
         self._notes = read_deaths(self._paths, shard)
         if self._is_for_others(self._notes):
@@ -195,6 +196,7 @@ class ShardQueue:
         if shard is None:
             # Many workers may have begun to wait in the same moment.
             self._next_look = time.monotonic() + self._pause * random.uniform(0.7, 1.3)
+            # Growing: a thousand waiting workers must not keep the file server busy.
             self._pause = min(self._pause * 1.5, _MAX_PAUSE)
             return None
         self._pause, self._is_waiting = _FIRST_PAUSE, False
@@ -242,6 +244,7 @@ class ShardQueue:
         n_left = self._board.n_left()
         if not self._is_patient:
             raise HandBack(f"nothing to take: {n_left} shards are in other hands", ends_all=False)
+        # A frozen node is noticed only after a minute; a backup attempt makes up for it (ADR 18).
         twin = self._take_twin()
         if twin is None and not self._is_driver and not self.stands_by():
             raise HandBack(
@@ -253,6 +256,8 @@ class ShardQueue:
     def stands_by(self) -> bool:
         """Become one of the few that wait; False if there are enough."""
         if not self._standby:
+            # A few stay to take over from the dead; the rest give their nodes back instead of
+            # idling.
             self._standby = next((name for name in _STANDBY if self._lease.claim(name)), "")
         return bool(self._standby)
 
@@ -326,7 +331,7 @@ class ShardQueue:
     # Attempts
 
     def new_attempt(self, task: ShardTask) -> str | None:
-        """Return the name of a folder for an attempt; a detached worker's tells whose it is.
+        """Return the name of a folder for an attempt; a detached worker's names its owner.
 
         A driver's does not: what is left does not tell which of its workers ran it.
         """

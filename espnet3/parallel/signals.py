@@ -133,7 +133,7 @@ class _Watchdog:
                 self._exit(128 + data[0])
 
     def _exit(self, code: int) -> NoReturn:
-        if self._interruption.reason:  # nobody else can say it any more
+        if self._interruption.reason:  # this is the last chance to report it
             sys.stderr.write(f"{self._interruption.reason}\n")
             sys.stderr.flush()
         os._exit(1 if self._interruption.reason else code)

@@ -83,7 +83,7 @@ def stopped_by(mark: StopMark) -> HandBack:
     by = f" by {mark.by}" if mark.by else ""
     reason = f"the run was {'cancelled' if mark.kind == 'cancelled' else 'stopped'}{by}"
     code = 0 if mark.kind == "cancelled" else 1
-    # Who gives no reason has it noted that they cancelled: that is said already.
+    # Without a reason the mark only says that the run was cancelled, which is said already.
     why = "" if reason.endswith(mark.reason) else f": {mark.reason}"
     return HandBack(f"{reason}{why}", code=code, ends_all=False)
 
@@ -92,7 +92,7 @@ def refuse_cancelled(root: Path) -> None:
     """Let a driver begin only if the run was not cancelled; what merely failed is retried.
 
     Raises:
-        IncompleteRunError: saying who cancelled it, and how to continue.
+        IncompleteRunError: with the user that cancelled it, and how to continue.
     """
     mark = read_stop(RecordPaths(root))
     if mark is not None and mark.kind == "cancelled":
@@ -103,7 +103,7 @@ def refuse_cancelled(root: Path) -> None:
 def forgive(root: Path) -> None:
     """Remove the mark that keeps workers from a run; after a failure, forget the deaths too.
 
-    Somebody looked at what failed and wants it to be tried again.
+    The user looked at what failed and wants it to be tried again.
     """
     paths = RecordPaths(root)
     mark = read_stop(paths)

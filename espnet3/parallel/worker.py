@@ -44,7 +44,7 @@ def main() -> None:
 
 
 class Link:
-    """The connection to the driver: a thread receives, and tells that this process is alive."""
+    """The connection to the driver: a thread receives, and reports that this process is alive."""
 
     def __init__(self, connection: Connection, log: str) -> None:
         self._connection = connection

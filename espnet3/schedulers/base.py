@@ -167,7 +167,7 @@ class FindsTags(Protocol):
 
 
 class Scheduler:
-    """One scheduler: its commands, its words, and what its jobs must be told.
+    """One scheduler: its commands, its words, and what its jobs must know.
 
     A subclass sets the attributes and overrides the methods in which its scheduler differs; `name`,
     `title`, `submit`, `cancel`, `status_command`, `mark`, `job_variables`, `jobs` and `directives`
@@ -249,13 +249,13 @@ class Scheduler:
     rivals: ClassVar[Mapping[str, tuple[str, ...]]] = {}
     """What says the same in another way: of these the user's own stands alone."""
     needed: ClassVar[Mapping[str, str]] = {}
-    """What a Dask worker is told that it has (cores, memory), by the option that asks for it."""
+    """What a Dask worker may use (cores, memory), by the option that asks for it."""
 
     # --- Environment of a job ------------------------------------------------------------------
     job_variables: ClassVar[tuple[str, ...]] = ()
     """Variables that hold the number of the job around a process; the first one that is set."""
     job_word: ClassVar[str] = ""
-    """Word of a shell that is the number as the submission told it; by `job_variables` if empty.
+    """Shell word with the number as the submission printed it; by `job_variables` if empty.
 
     A worker is handed it: among its variables there may be those of another scheduler, from whose
     job this one was submitted."""
@@ -332,7 +332,7 @@ class Scheduler:
         return None
 
     def node_gpus(self, queue: str | None) -> NodeGpus | None:
-        """Return the GPUs of the nodes of a queue, or of the default; None if it cannot be told."""
+        """Return the GPUs of the nodes of a queue, or of the default; None if it is not known."""
         return None
 
     @property
@@ -533,7 +533,7 @@ class Scheduler:
         return CurrentJob(self.title, number, self.count_hosts(environ)) if number else None
 
     def count_hosts(self, environ: Mapping[str, str]) -> int | None:
-        """Return how many nodes the job around a process has; None if it cannot be told."""
+        """Return how many nodes the job around a process has; None if it is not known."""
         return None
 
     def end_time(self, environ: Mapping[str, str]) -> float | None:
@@ -577,7 +577,7 @@ class Scheduler:
         return _first_kind(_ENDS, self.ends, f"{state.word} {state.reason}")
 
     def was_cancelled(self, state: JobState) -> bool:
-        """Tell whether somebody cancelled a job."""
+        """Tell whether a job was cancelled."""
         patterns = {"cancelled": _ENDS["cancelled"]}
         return bool(_first_kind(patterns, self.ends, f"{state.word} {state.reason}"))
 
@@ -614,7 +614,7 @@ _WAITS = {
         r"can never run|cannot run in any",
         "These jobs will never start: ask for less cores, memory or GPUs per job",
     ),
-    "held": (r"held|\bhold\b", "Somebody holds these jobs; see {status}"),
+    "held": (r"held|\bhold\b", "These jobs are held; see {status}"),
     "limit": (
         r"PerUser|PerAccount|slot limit reached|user.*limit",
         "You may not have more jobs at once: lower parallel.n_workers; the run continues with "

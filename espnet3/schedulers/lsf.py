@@ -125,7 +125,7 @@ class LSF(Scheduler):
 
 
 def parse_records(records: Sequence[Mapping[str, str]]) -> dict[str, JobState]:
-    """Read what `bjobs -json` tells; a record of a forgotten job has an ERROR only."""
+    """Read the output of `bjobs -json`; a record of a forgotten job has an ERROR only."""
     states = {}
     for record in records:
         word = record.get("STAT", "")

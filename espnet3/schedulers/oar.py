@@ -72,7 +72,7 @@ class OAR(Scheduler):
         )
 
     def queues(self) -> list[str] | None:
-        """Return None: only administrators are told."""
+        """Return None: only administrators can see it."""
         return None
 
     def merge(self, options: list[Option], where: str, notes: list[str]) -> list[Option]:
@@ -86,7 +86,7 @@ class OAR(Scheduler):
 
 
 def parse_jobs(output: Any) -> dict[str, JobState]:
-    """Read jobs by their number, as `oarstat -J` tells them."""
+    """Read jobs by their number, from the output of `oarstat -J`."""
     states = {}
     for job, record in output.items() if isinstance(output, dict) else ():
         word = str(record.get("state", ""))

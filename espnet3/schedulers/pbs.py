@@ -143,7 +143,7 @@ class PBS(Scheduler):
         return count_lines(environ.get("PBS_NODEFILE")) or read_number(environ, "PBS_NUM_NODES")
 
     def granted_seconds(self, environ: Mapping[str, str]) -> float | None:
-        """Read it where Torque tells it."""
+        """Read it where Torque has it."""
         return float(environ["PBS_WALLTIME"]) if "PBS_WALLTIME" in environ else None
 
 
@@ -171,7 +171,7 @@ def _describe_end(record: Mapping[str, Any], comment: str) -> str:
 
 
 def parse_text(text: str) -> dict[str, dict[str, str]]:
-    """Read `qstat -f`: long values go on in the next line, after a tab."""
+    """Read `qstat -f`: long values continue in the next line, after a tab."""
     records: dict[str, dict[str, str]] = {}
     for part in text.replace("\n\t", "").split("Job Id: ")[1:]:
         name, _, lines = part.partition("\n")

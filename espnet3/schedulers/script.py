@@ -178,7 +178,7 @@ def note_less(setting: str | None, needed: str, asked: str, by: str, notes: list
 
     Args:
         setting: of `parallel.options`, from which the worker knows; None if there is none.
-        needed: what the worker is told that it has.
+        needed: what the worker may use.
         asked: what the job asks for.
         by: says what asks for it.
         notes: gets the note.
@@ -187,7 +187,7 @@ def note_less(setting: str | None, needed: str, asked: str, by: str, notes: list
         return
     if 0 < got < want:  # 0 is all of a node
         notes.append(
-            f"{by}, but parallel.options.{setting} tells the worker that it has {needed}. "
+            f"{by}, but parallel.options.{setting} lets the worker use {needed}. "
             "Set both to the same: schedulers end jobs that take more than they asked for"
         )
 

@@ -133,7 +133,7 @@ class Slurm(Scheduler):
         "node": r"NODE_FAIL|BOOT_FAIL|LaunchFailed",
     }
     success = rf"COMPLETED|{Scheduler.success}"
-    # Its daemons add who ended the job, when and why.
+    # Its daemons add what ended the job, when and why.
     in_log = r"^(?:slurmstepd|srun|slurmd)[^:]*: error: (.*CANCELLED AT.*|.*oom.*)$"
     blameless = ("NODE_FAIL", "PREEMPTED", "BOOT_FAIL", "REVOKED")
 
@@ -160,7 +160,7 @@ class Slurm(Scheduler):
         states = {job: found.get(job, JobState("unknown", "")) for job in job_ids}
         unclear = [job for job, state in states.items() if state.word in ("", "CANCELLED")]
         if unclear:
-            # Only accounting knows who cancelled a job; many clusters have it.
+            # Only accounting knows which user cancelled a job; many clusters have it.
             command = ["sacct", "-n", "-X", "-P", "-o", "JobID,State,ExitCode", "-j"]
             known = parse_sacct(ask(*command, ",".join(unclear)) or "")
             states.update({job: state for job, state in known.items() if job in unclear})
@@ -275,7 +275,7 @@ class Slurm(Scheduler):
         return read_number(environ, "SLURM_JOB_NUM_NODES") or read_number(environ, "SLURM_NNODES")
 
     def end_time(self, environ: Mapping[str, str]) -> float | None:
-        """Read it where Slurm tells it, as newer ones do, and else ask for it."""
+        """Read it from the variable of newer versions of Slurm, or else ask for it."""
         if end := environ.get("SLURM_JOB_END_TIME"):
             return float(end)
         if not (job := environ.get("SLURM_JOB_ID")):
@@ -306,10 +306,10 @@ def parse_squeue(text: str) -> dict[str, JobState]:
 def _state(word: str, reason: str, code: str, detail: str) -> JobState:
     phase = _phase(word)
     if phase != "ended":
-        # squeue tells either the nodes or, in parentheses, why there are none: more than a reason.
+        # squeue shows either the nodes or, in parentheses, why there are none: more than a reason.
         output = detail.strip("()") if detail.startswith("(") else ""
         return JobState(phase, word, output or _none(reason))
-    # squeue tells the status as wait() returns it, sacct as 3:0.
+    # squeue shows the status as wait() returns it, sacct as 3:0.
     status = int(code) if code.isdecimal() else 0
     return JobState(phase, word, describe_end(word, _none(reason), f"{status >> 8}:{status & 127}"))
 
@@ -343,7 +343,7 @@ def _phase(word: str) -> Phase:
         return "pending"
     if word in _RUNNING:
         return "running"
-    # One that nobody knows, such as of a newer Slurm, is not taken for the end of a job.
+    # An unknown one, such as of a newer Slurm, is not taken for the end of a job.
     return "ended" if word in _ENDED else "unknown"
 
 

@@ -207,7 +207,7 @@ def account(
 def _joined(rows: list[tuple[float, Usage]]) -> list[tuple[float, Usage]]:
     """Put together what one worker did here at several times, between which it served other runs.
 
-    Only its first time in its first run tells of a queue.
+    Only its first start in its first run has a queue time.
     """
     joined: list[tuple[float, Usage]] = []
     places: dict[tuple[str, str], int] = {}

@@ -85,7 +85,7 @@ class Board:
         self._listed, self._n_lost = time.monotonic(), 0
 
     def _list_leases(self) -> None:
-        # Whom we met at a shard is there, even if the list does not show it yet.
+        # An owner that we met at a shard is there, even if the list does not show it yet.
         now = time.monotonic()
         self._met = {s: t for s, t in self._met.items() if now - t < _MET_SECONDS}
         self._claimed, self._n_owners = self._mine.union(self._met), 0
@@ -162,7 +162,7 @@ class Board:
         """Claim a shard that is free, or whose owner died, preferring costly ones.
 
         Args:
-            fits: tells whether to take a shard at all; the others are left to other workers.
+            fits: whether to take a shard at all; the others are left to other workers.
 
         Returns:
             None if there is none for us now: nothing is left, fits, or is in dead hands.
@@ -184,7 +184,7 @@ class Board:
     def _choose(self, fits: Callable[[int], bool]) -> int | None:
         """Choose one of the costliest free shards; among many workers, one of half of the free.
 
-        Those who all reached for the first few would lose most of their claims to each other.
+        Workers that all take the first few lose most of their claims to each other.
         """
         n_left = len(self._left)
         n_reach = max(n_left // 2, min(self._n_owners, n_left)) if self._n_owners > 1 else 1
@@ -229,7 +229,7 @@ class Board:
     def finished(self, shard: int) -> None:
         """Note that a shard is committed, by us or by another.
 
-        The claim is given back a little later: one who does not see the commit yet cannot get it,
+        The claim is given back a little later: one that does not see the commit yet cannot get it,
         and so does not run the shard again.
         """
         if shard not in self._committed:

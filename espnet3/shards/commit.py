@@ -86,7 +86,7 @@ class Done:
             return f"n_failed: {self.n_failed} of {self.n_items} items"
         for name, entry in self.files.items():
             if not _FILE_FACTS.issubset(entry) or min(entry.values()) < 0:
-                return f"files: {name!r:.60} is not told by {', '.join(sorted(_FILE_FACTS))}"
+                return f"files: {name!r:.60} lacks some of {', '.join(sorted(_FILE_FACTS))}"
         return ""
 
     @property
@@ -124,6 +124,8 @@ def finish_attempt(attempt: Path, done: Done) -> Done:
             f"The runner wrote {attempt / DONE}, but a file {DONE!r} is what commits a shard. "
             f'Give it another name in open_writers, such as shard_dir / "{DONE}.txt".'
         )
+    # All data is on the disk before `done` exists: a power cut leaves no shard that claims more
+    # than it holds.
     files = _seal_all(attempt)
     done = Done(**{**asdict(done), "files": files, "finished": time.time()})
     # Without a temporary file: it is not read before the rename.
@@ -168,6 +170,7 @@ def entry_name(folder: Path, path: Path) -> str:
     One entry per subfolder keeps `done` small where a shard holds a thousand wav files.
     """
     first, *rest = path.relative_to(folder).parts
+    # The slash keeps a folder apart from a file of the same name.
     return f"{first}/" if rest else first
 
 
@@ -193,6 +196,7 @@ def add_to_entry(
     size = 0
     with path.open("rb", buffering=0) as file:
         while block := file.read(_BLOCK):
+            # A checksum against torn writes and bad disks; nothing here defends against forgery.
             entry["crc32"] = zlib.crc32(block, entry["crc32"])
             size += len(block)
             if counts_lines:
@@ -219,6 +223,7 @@ def commit(attempt: Path, layout: RunLayout, done: Done) -> bool:
         # Not forced to disk: if power fails before it is there, the shard is run again.
         if _rename(attempt, target):
             return True
+        # A folder of another run, or a damaged one, must not make this attempt lose.
         if _is_commit(_read_settled(target), done.shard, done.run_id):
             break
         logger.warning("%s is damaged or of another run; this attempt replaces it", target)
@@ -300,6 +305,8 @@ def set_aside(layout: RunLayout, shard: int) -> None:
         OSError: if it is there and cannot be moved.
     """
     with suppress(FileNotFoundError):
+        # Renamed, not removed: a reader finds all of a shard or nothing, and the user can still
+        # look.
         os.rename(layout.shard(shard), layout.new_aside(shard, is_damaged=False))
 
 

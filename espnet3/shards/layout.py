@@ -27,6 +27,7 @@ class RunLayout:
     def __init__(self, root: str | os.PathLike[str], n_shards: int) -> None:
         self.root = Path(root)
         self.n_shards = n_shards
+        # Padded, so that `cat split.*/hyp.scp` in a shell is in dataset order, too.
         self._width = len(str(max(n_shards - 1, 0)))
 
     @property
@@ -71,7 +72,7 @@ class RunLayout:
     def new_aside(self, shard: int, *, is_damaged: bool) -> Path:
         """Return a name for a shard's folder that is set aside; see `shard_of_damaged`.
 
-        In the same folder: who may not write to a shard's folder may give it another name there,
+        In the same folder: without write access to a shard's folder one can still rename it there,
         but not move it elsewhere.
         """
         kind = "damaged" if is_damaged else "replaced"
@@ -99,6 +100,8 @@ def discarded_path(attempt: Path) -> Path:
     """Return the name that an attempt gets before it is removed."""
     if attempt.name.endswith(_DISCARDED):
         return attempt
+    # Renamed before it is removed: a twin about to commit finds all of its folder, or nothing (ADR
+    # 1).
     return attempt.with_name(attempt.name + _DISCARDED)
 
 

@@ -78,6 +78,7 @@ class Lease:
         self.taken_over: set[str] = set()
         """Claims of ours that had been a dead owner's."""
         self._stop = threading.Event()
+        # A thread, so that a long call of the user's code does not look like a death.
         self._thread = threading.Thread(target=self._beat_until_stopped, daemon=True)
 
     def __enter__(self) -> "Lease":
@@ -100,6 +101,7 @@ class Lease:
             logger.warning("%s could not be given back: %s", self._path, error)
 
     def _sign_in(self) -> None:
+        # Not forced to disk: after a power cut the owner is dead as well.
         content = json.dumps(asdict(self.owner)).encode()
         create_bytes(self._path, content, sync=False, permissions=_READABLE)
         self._note_beat(looks_at_clock=True)
@@ -124,6 +126,7 @@ class Lease:
         """Claim `name`; False if a living owner has it."""
         path = claim_path(self.folder, name)
         content = self.owner.owner_id.encode()
+        # Before the file exists: a claim that is interrupted half-way is released at the end, too.
         self._names.add(name)
         for _ in range(3):  # a claim may vanish or change between two looks
             if create_bytes(path, content, sync=False, permissions=_READABLE):
@@ -192,6 +195,7 @@ class Lease:
                 self._remove_dead_mark(self.folder / name)
         for owner_id in _owner_ids(names_in(self.folder)):
             if find_owner(self.folder, owner_id, self.now(), self.timeout) is None:
+                # Last: for a minute, a claim without an owner file counts as a newcomer's.
                 owner_path(self.folder, owner_id).unlink(missing_ok=True)
         self._remove_dead_temps()
 
@@ -212,6 +216,7 @@ class Lease:
         """Tell whether the owner of a claim or mark is alive."""
         now = self.now()
         if not claim.is_readable:
+            # Unreadable is not dead: another user's umask may hide what a living worker holds.
             return now - claim.since < self._timeout or self._lives_one_of(claim.user)
         if not claim.owner_id:  # damaged
             return False
@@ -333,7 +338,7 @@ def count_owners(folder: Path) -> int:
 
 
 def living_owners(folder: Path, now: float | None = None, timeout: float = TIMEOUT) -> list[Owner]:
-    """Return the owners in a lease folder whose heart beats.
+    """Return the owners in a lease folder that have a heartbeat.
 
     Args:
         folder: the lease folder.
@@ -341,7 +346,7 @@ def living_owners(folder: Path, now: float | None = None, timeout: float = TIMEO
         timeout: seconds without a heartbeat after which an owner counts as dead.
 
     Raises:
-        FileSystemError: if the folder cannot be listed from here, which says nothing of who is in
+        FileSystemError: if the folder cannot be listed from here, which says nothing of owners in
             it.
     """
     owner_ids = _owner_ids(names_in(folder))

@@ -157,6 +157,7 @@ def publish_manifest(
         packed = {"order": _store(root, batches.order), "edges": _store(root, batches.edges)}
         values |= {"batches": packed, "padded_share": round(batches.padded_share, 6)}
     text = json.dumps(values, ensure_ascii=False, indent=1, default=str) + "\n"
+    # By exclusive creation: of drivers that start at once, one writes the plan and all use it.
     if create_bytes(manifest_path(root), text.encode("utf-8", "backslashreplace")):
         return Manifest(**values)
     other = load_manifest(root)
@@ -168,6 +169,7 @@ def publish_manifest(
 def _store(root: Path, items: "Items") -> dict[str, Any]:
     description, data = pack_items(items)
     if data is not None:
+        # Before the manifest that names it: a plan without its items could not be run.
         write_bytes(items_path(root, description["sha256"]), data)
     return description
 

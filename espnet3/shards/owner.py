@@ -67,7 +67,7 @@ def unknown_owner(owner_id: str) -> Owner:
 def node_name() -> str:
     """Return the name of this machine, as its scheduler calls it.
 
-    That is the name by which a scheduler can be told to avoid it, and nodes that are containers of
+    That is the name by which a scheduler can exclude it, and nodes that are containers of
     one machine may share a host name.
     """
     return node_of_job() or socket.gethostname()

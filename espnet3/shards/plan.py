@@ -95,6 +95,8 @@ def make_plan(
 def _plan(cumulative: Any, edges: Any, n_shards: int, batches: Batches | None = None) -> Plan:
     cuts = _cut(cumulative, min(n_shards, len(cumulative) - 1))
     shard_costs = [float(cumulative[b] - cumulative[a]) for a, b in itertools.pairwise(cuts)]
+    # Only whole batches: a batch that was cut would be padded differently, and give other
+    # roundings.
     return Plan([edges[cut] for cut in cuts], shard_costs, run_order(shard_costs), batches)
 
 
@@ -110,6 +112,7 @@ class _Multiples:
 
 def run_order(costs: Sequence[float]) -> list[int]:
     """Return shard numbers, the costliest first, equal ones in dataset order."""
+    # Longest first: a long shard that starts last would keep one worker busy while all others idle.
     return sorted(range(len(costs)), key=lambda shard: -costs[shard])
 
 

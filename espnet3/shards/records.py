@@ -99,7 +99,7 @@ class RecordPaths:
 
     @property
     def stop(self) -> Path:
-        """Stop mark: tells workers to end, and why."""
+        """Stop mark: makes workers end, and says why."""
         return self.folder / "stop.json"
 
 
@@ -124,7 +124,7 @@ class JobRecord:
     machine: str = ""
     """Of a process: the `machine_id` in which its pid means something."""
     started: Count = 0
-    """Of a process: its start time in ticks, as `lease.start_time` tells it."""
+    """Of a process: its start time in ticks, as `lease.start_time` returns it."""
     walltime: Seconds | None = None
     after: JobId = ""
     """The job that must end before this one may begin: a successor waits for it."""
@@ -145,7 +145,7 @@ class JobRecord:
 
     @property
     def is_submitting(self) -> bool:
-        """Whether its number is not known: it is being submitted, or who did so was ended."""
+        """Whether its number is not known: it is being submitted, or its submitter was killed."""
         return bool(self.tag) and not self.job_id
 
     @property
@@ -304,7 +304,7 @@ def read_jobs(
     `submitting`, those whose number is not known are among them.
 
     Raises:
-        OSError: if one cannot be read from here: who counted the others would submit too many.
+        OSError: if one cannot be read from here: counting only the others would submit too many.
     """
     jobs = list(_read_all(paths.jobs, JobRecord, known=known, skips_unreadable=False))
     if known is not None:
@@ -327,7 +327,7 @@ def read_job(paths: RecordPaths, env: str, job_id: str) -> JobRecord | None:
 
 
 def look_at_jobs(paths: RecordPaths) -> list[JobRecord]:
-    """Return the jobs for one who only tells of them: what cannot be read from here is left out."""
+    """Return the jobs for display only: what cannot be read from here is left out."""
     return list(_read_all(paths.jobs, JobRecord))
 
 

@@ -29,7 +29,7 @@ def share_files(paths: Iterable[Path], folder: Path, sample: Path) -> None:
 
     Args:
         paths: What to share.
-        folder: Those who may read it may read the rest.
+        folder: Users that may read it may read the rest.
         sample: A file that this process made without asking for any permissions.
     """
     with suppress(OSError):

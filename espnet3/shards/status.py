@@ -34,7 +34,7 @@ class RunningShard:
     seconds: float = 0.0
     """Since it was taken."""
     is_twin: bool = False
-    """Somebody else works on it as well, and the first to finish wins; so it counts once."""
+    """A second attempt runs as well, and the first to finish wins; so it counts once."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def read_status(run_dir: Path) -> RunStatus:
 
 
 class StatusReader:
-    """Tells again and again how a run stands; what each committed shard says is read once."""
+    """Reports the state of a run repeatedly; the record of each committed shard is read once."""
 
     def __init__(self, run_dir: Path) -> None:
         self.run_dir = run_dir
@@ -189,7 +189,7 @@ class StatusReader:
         """Return how many items of a shard an owner has done, and how many there are."""
         start, stop = self.manifest.bounds[shard : shard + 2]
         origins = {folder: origin_of_attempt(folder.name) for folder in folders}
-        # The workers of a driver do not tell whose an attempt is.
+        # Attempts of a driver's workers do not name their owner.
         own = [folder for folder, origin in origins.items() if origin is None or origin[0] == owner]
         positions = [position for folder in own if (position := read_position(folder))]
         # An attempt that is left over from another run of this folder may be anywhere.

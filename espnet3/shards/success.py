@@ -57,7 +57,7 @@ def write_success(
         "n_items": manifest.n_items,
         "n_failed": sum(shard.n_failed for shard in done),
         "n_shards": manifest.n_shards,
-        # Not below 0, should the clock of the one who made the plan be ahead.
+        # Not below 0, should the clock of the machine that made the plan be ahead.
         "seconds": round(max(time.time() - manifest.created, 0.0), 3),
         "worker_seconds": round(sum(shard.seconds for shard in done), 3),
         "load_seconds": round(sum(shard.load_seconds for shard in done), 3),

@@ -74,7 +74,7 @@ def test_nor_in_a_folder_of_the_version_before(done):
     path.write_text(json.dumps(values))
     assert load_runner(done).output_dir == done
     change(done / "manifest.json", output_dir="..")
-    with pytest.raises(RunFolderError, match="somebody changed it"):
+    with pytest.raises(RunFolderError, match="it was changed since"):
         load_runner(done)
 
 

@@ -174,7 +174,7 @@ def check_datasets(
     Args:
         loaded: The config.
         splits: Those to check.
-        provided: Somebody's own provider builds the datasets: an entry that names no source, but a
+        provided: A provider of the user builds the datasets: an entry that names no source, but a
             test set alone, or says more in keys of its own, is for it to read.
 
     Raises:

@@ -71,7 +71,7 @@ class Visit:
 
     report: Report
     address: str
-    """Whom the worker talked to."""
+    """Address that the worker connected to."""
     skew: float
     """Seconds by which its clock is ahead, less those that the report took."""
     delays: dict[str, float | None]

@@ -1,6 +1,6 @@
 """Backend `kube`: Kubernetes, through the operator of dask-kubernetes.
 
-The scheduler's service is of type ClusterIP unless the options say otherwise: nobody outside the
+The scheduler's service is of type ClusterIP unless the options say otherwise: nothing outside the
 cluster reaches it, and this program only through the API server, by a port on loopback.
 """
 
@@ -209,9 +209,7 @@ def _describe(error: Exception, config: "ParallelConfig") -> str:
             f"daskclusters.kubernetes.dask.org{place}"
         )
     elif 404 in codes or "Custom Resource Definitions" in message:
-        advice = (
-            f"The Dask operator is not installed in that cluster; who may, does it by: {_INSTALL}"
-        )
+        advice = f"The Dask operator is not installed in that cluster; ask an admin for: {_INSTALL}"
     elif "Operator running" in message:
         advice = "The operator is installed but does nothing. See: kubectl get pods -A | grep dask"
     else:

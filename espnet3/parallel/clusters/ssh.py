@@ -30,7 +30,7 @@ OPTIONS = (
 )
 _EXAMPLE = "options: {hosts: [head, node1, node2]} (the first one runs the scheduler)."
 _LOOPBACK = {"localhost", "127.0.0.1", "::1"}
-# A login without a terminal is not told that its driver is gone, and would run on for ever; what
+# A login without a terminal does not notice that its driver is gone, and never ends; what
 # it does notice is the end of its input. `$$` stays the same number when Python takes over.
 _REMOTE = (
     "cd {folder} || exit 1; exec 3<&0; {{ read _ <&3; kill $$; }} >/dev/null 2>&1 & {run} 3<&-"
@@ -179,7 +179,7 @@ def _commands(python: Any, worker_hosts: list[str]) -> list[str]:
     """Return what takes the place of Python on each host.
 
     It enters the driver's folder, so that relative paths mean the same there, ends with its driver,
-    and tells workers that share a machine apart, so that each takes a GPU of its own.
+    and distinguishes workers that share a machine, so that each takes a GPU of its own.
     """
     pythons = _repeated(python or [sys.executable] * 2, len(worker_hosts))
     if isinstance(pythons, str):

@@ -144,7 +144,7 @@ def _write_private(path: Path, data: bytes) -> None:
     with os.fdopen(descriptor, "wb") as file:
         file.write(data)
         file.flush()
-        os.fsync(descriptor)  # a full quota may be told only now
+        os.fsync(descriptor)  # a full quota may be reported only now
 
 
 def _new_name() -> str:

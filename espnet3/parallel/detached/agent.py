@@ -306,7 +306,7 @@ def _merge_as_user(
 def note_failures(root: Path, manifest: Manifest, failures: Sequence[Failure]) -> None:
     """Write what failed to `failed.jsonl`, as a driver does."""
     if not failures:
-        return  # what is there is another worker's, who stopped the run as well
+        return  # another worker has stopped the run as well
     with suppress(OSError):  # on a full disk, the error that is raised matters more
         records = [failure_record(failure, root) for failure in failures]
         write_failures(manifest.layout(root), records)

@@ -77,7 +77,7 @@ def cancel_runs(
         for result in active:
             crew = crews[result.run_dir]
             result.left = _left(crew, result)
-            # Who could not be told has seen the mark, if it is gone.
+            # A worker that could not be signalled has seen the mark, if it is gone.
             there = {job.record.key for job in crew.jobs if job.is_there}
             result.problems = [
                 said for key, said in refused[result.run_dir].items() if key in there
@@ -160,7 +160,7 @@ def _has_work(run_dir: Path) -> bool:
 
 
 def _left(crew: Crew, result: Cancelled) -> list[str]:
-    """Name who is still there; a job of which nothing is known cannot be waited for."""
+    """Name the workers and jobs that are left; a job in an unknown state cannot be awaited."""
     workers = [f"worker {worker.name} on {worker.record.host}" for worker in crew.living]
     jobs = [
         f"job {job.record.job_id} ({job.state.word or job.state.phase})"

@@ -172,7 +172,7 @@ def read_crew(
 
 
 def is_alive(record: WorkerRecord, owner_ids: Container[str]) -> bool:
-    """Tell whether a worker is there, by those who are: one of a driver's lives with the driver."""
+    """Tell whether a worker is alive, by the living owners; a pool worker lives with its driver."""
     if record.is_pool_worker:
         return record.driver in owner_ids and record.ended is None
     return record.owner_id in owner_ids
@@ -192,14 +192,14 @@ def _silence(root: Path, owner_ids: Iterable[str]) -> dict[str, float]:
 
 
 def living_ids(root: Path) -> set[str]:
-    """Return the owner ids of all who are at work in a run folder."""
+    """Return the owner ids of all drivers and workers that are at work in a run folder."""
     return {owner.owner_id for owner in living_owners(leases_folder(root))}
 
 
 def count_crew(root: Path, env: str, *, only: bool = False) -> int:
     """Return how many workers a run has or will have without anybody's help.
 
-    For one who is about to submit what is missing: jobs of which the scheduler says nothing are
+    Called before missing jobs are submitted: jobs of which the scheduler says nothing are
     asked for again, and count as long as it does not answer at all.
 
     Args:

@@ -132,7 +132,7 @@ def write_description(
 
 
 def load_trusted(root: Path, *, trust: str | None = None) -> Description:
-    """Read the description of a run for one who will do what it says.
+    """Read the description of a run in order to act on it.
 
     Raises:
         RunFolderError: if there is none, because the run was begun by a program that waits for its
@@ -172,7 +172,7 @@ def load_spec(root: Path, *, trust: str | None = None) -> bytes:
         trust: a user whose code may be run as well as one's own.
 
     Raises:
-        RunFolderError: if the code is somebody else's, or of another Python.
+        RunFolderError: if the code is another user's, or of another Python.
         StaleRunError: if the user's modules changed since the run was submitted.
     """
     manifest = _manifest(root)
@@ -187,7 +187,7 @@ def load_runner(root: Path, *, trust: str | None = None) -> Any:
     Adds to `sys.path` what the user's modules need.
 
     Raises:
-        RunFolderError: if the code is somebody else's, of another Python, or cannot be imported.
+        RunFolderError: if the code is another user's, of another Python, or cannot be imported.
     """
     import cloudpickle
 
@@ -216,7 +216,7 @@ def _output_dir(root: Path, manifest: Manifest, description: Description, runner
     if os.path.normpath(manifest.output_dir) != os.path.normpath(submitted):
         raise RunFolderError(
             f"{manifest_path(root)} says that the outputs belong into {manifest.output_dir!r}, but "
-            f"the run was submitted for {submitted!r}: somebody changed it. Put that back, or run "
+            f"the run was submitted for {submitted!r}: it was changed since. Put that back, or run "
             "the command that began the run again: it merges without computing anything again."
         )
     return Path(os.path.normpath(root.resolve() / submitted))
@@ -271,7 +271,7 @@ def _load(root: Path, trust: str | None) -> tuple[Description, dict[str, bytes]]
 def _load_pair(root: Path, trust: str | None) -> tuple[Description, dict[str, bytes]]:
     """Return a description and the code that belongs to it.
 
-    Who submits the run again writes the one after the other.
+    A second submission of the run writes one after the other.
     """
     path = RecordPaths(root).code
     for _ in range(_N_LOOKS):
@@ -337,13 +337,14 @@ def read_code(path: Path, *, trust: str | None = None, digest: str = "") -> dict
     """Return the packed parts, `spec` and `runner`, if the caller may load them.
 
     Raises:
-        RunFolderError: if the file is somebody else's, or no such file.
+        RunFolderError: if the file is another user's, or no such file.
         OtherCodeError: if it has another digest than the given one.
     """
     packed = read_own(path, trust)
     if digest and hashlib.sha256(packed).hexdigest() != digest:
         raise OtherCodeError(f"{path} is not the code with which the run was submitted. {_AGAIN}")
     try:
+        # Only after owner and digest are checked: loading a pickle runs what it holds.
         parts: dict[str, bytes] = pickle.loads(packed)
         return {name: parts[name] for name in ("spec", "runner")}
     except Exception as error:  # a pickle can raise anything
@@ -356,7 +357,7 @@ def read_own(path: Path, trust: str | None) -> bytes:
     """Return the content of a file that decides what is run, if it is the caller's own.
 
     Raises:
-        RunFolderError: if it, or its folder, belongs to somebody else who is not trusted, if it is
+        RunFolderError: if it, or its folder, belongs to another user who is not trusted, if it is
             a link, or if it cannot be read.
         FileNotFoundError: if it is not there.
     """
@@ -366,6 +367,7 @@ def read_own(path: Path, trust: str | None) -> bytes:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         with os.fdopen(descriptor, "rb") as file:
             found = os.fstat(descriptor)
+            # Of the open file, not of the name: another could be put there in between.
             check_owner(path, found, trust)
             if not stat.S_ISREG(found.st_mode):
                 raise RunFolderError(f"{path} is no file. {_AGAIN}")
@@ -381,7 +383,7 @@ def read_own(path: Path, trust: str | None) -> bytes:
 
 
 def _ask_owner(path: Path) -> str:
-    """Say who can share a file that its owner keeps for themselves, and how."""
+    """Say how the owner of a private file can share it."""
     folder = shlex.quote(str(path.parent))
     try:
         owner = user_name(path.stat().st_uid)
@@ -395,7 +397,7 @@ def _ask_owner(path: Path) -> str:
 
 
 def _ask_above(folder: Path) -> str:
-    """Say who keeps others out of a folder above, and how they can let them in."""
+    """Say which owner keeps others out of a folder above, and how to let them in."""
     closed = next((above for above in folder.parents if os.path.exists(above)), folder)
     owner = user_name(os.stat(closed).st_uid)
     return (
@@ -405,7 +407,7 @@ def _ask_above(folder: Path) -> str:
 
 
 def check_folder(folder: Path, trust: str | None) -> None:
-    """Refuse a folder that somebody else made: they decide what is in it.
+    """Refuse a folder of another user: they decide what is in it.
 
     Raises:
         RunFolderError: with what to type for one that is trusted; also if it is out of reach.
@@ -424,7 +426,7 @@ def check_folder(folder: Path, trust: str | None) -> None:
 
 
 def check_owner(path: Path, found: os.stat_result, trust: str | None) -> None:
-    """Refuse a file that somebody else wrote, or could have written.
+    """Refuse a file that another user wrote, or could have written.
 
     Raises:
         RunFolderError: with what to type for one that is trusted.

@@ -141,7 +141,7 @@ class _Explainer:
         yield from _explain_deaths(self._run_dir, done, self._quoted)
 
     def _is_told(self, job: Job) -> bool:
-        """Tell whether how a job ended follows from what is told already, or does not matter."""
+        """Tell whether the end of a job is covered by other findings, or does not matter."""
         stop = self._seen.status.stop
         if not job.workers:
             is_wanted = bool(job.record.after) or stop is not None or self._seen.state == "complete"
@@ -322,7 +322,7 @@ class _Explainer:
                 return
 
     def _lost_workers(self) -> Iterator[Finding]:
-        """Tell of workers that are gone without a word, unless their job's end told of it."""
+        """Report workers that vanished, unless the end of their job explains it."""
         told_of = {
             w.owner_id for job in self._seen.crew.jobs if _has_ended(job) for w in job.workers
         }
@@ -443,7 +443,7 @@ def _ended_well(job: Job) -> bool:
 
 
 def is_cancelled(job: Job) -> bool:
-    """Tell whether somebody cancelled a job."""
+    """Tell whether a job was cancelled."""
     return _scheduler_of(job).was_cancelled(job.state)
 
 

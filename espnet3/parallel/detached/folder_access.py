@@ -1,7 +1,7 @@
 """Handle run folders that cannot be read from this machine.
 
 The folder is on a file server, as a rule, and others may move or remove it at any time. The run
-does not depend on who looks at it.
+does not depend on which user looks at it.
 """
 
 import errno
@@ -67,7 +67,7 @@ def told_in_words(command: Callable[P, T]) -> Callable[P, T]:
 
 
 def in_words(error: EspnetError | OSError, run_dir: StrPath) -> Exception:
-    """Return an error about a run folder that is told, and not raised, as one says it."""
+    """Return an error about a run folder as a message to print instead of raising it."""
     if isinstance(error, OSError) and _is_of_files(error):
         return RunFolderError(describe(error, run_dir))
     return error

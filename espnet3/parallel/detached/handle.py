@@ -60,7 +60,7 @@ class DetachedRun:
         return "\n".join(f"==> {part.title} <==\n" + "\n".join(part.lines) for part in parts)
 
     def cancel(self, reason: str = "") -> "Cancelled":
-        """Stop all workers and jobs; finished shards are kept. Returns who could not be stopped."""
+        """Stop all workers and jobs; finished shards are kept. Returns those that are left."""
         from espnet3.parallel.detached.cancel import cancel_runs
 
         with reached(self.run_dir):

@@ -64,7 +64,7 @@ def read_all_jobs(root: Path) -> list[JobRecord]:
     """Return the records of all jobs of a run, each of them.
 
     Raises:
-        SubmissionRefusedError: if one cannot be read: then who is on the way is not known.
+        SubmissionRefusedError: if one cannot be read: then the queued jobs are not known.
     """
     folder = RecordPaths(root).jobs
     try:
@@ -83,7 +83,7 @@ def read_all_jobs(root: Path) -> list[JobRecord]:
         except (OSError, EspnetError) as error:
             raise SubmissionRefusedError(_unreadable(folder / name, error)) from error
         if record is not None:  # else completed meanwhile, under another name
-            # Of one who had a clock that was ahead, the file system knows better.
+            # The writer's clock may have been ahead; the time of the file is the file system's.
             found.append(replace(record, submitted=min(record.submitted, written)))
     numbered = {record.tag for record in found if record.tag and record.job_id}
     found = [r for r in found if not (r.is_submitting and r.tag in numbered)]
@@ -114,7 +114,7 @@ def check_limit(
         config: with the number of workers.
         n_more: how many jobs are to be submitted.
         walltime: of a job, in seconds.
-        times: by how much who asks may go beyond; the records must be readable in any case.
+        times: factor on the limit for this caller; the records must be readable in any case.
 
     Raises:
         SubmissionRefusedError: with the numbers, or if they cannot be determined.

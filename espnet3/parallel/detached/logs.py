@@ -48,7 +48,7 @@ def logs_of_workers(
 ) -> list[LogPart]:
     """Return the logs of the workers with a name; without one, of those that are at work.
 
-    Where nobody works, those of the workers that were there last, and of jobs that began none.
+    Without active workers: those of the last ones, and of jobs that started none.
 
     Args:
         run_dir: the run folder.
@@ -94,7 +94,7 @@ def _named(run_dir: Path, workers: list[Worker], name: str) -> list[Worker]:
 
 
 def _written_for(job: JobRecord, run_dir: Path) -> Path | None:
-    """Return what was written for a job that no worker tells of."""
+    """Return the log of a job that no worker record names."""
     own = run_dir / job.log
     return own if job.log and own.is_file() else output_of(job, run_dir)
 
@@ -103,7 +103,7 @@ def _has_name(record: WorkerRecord, name: str) -> bool:
     if len(name) >= 4 and record.owner_id.startswith(name):
         return True
     log = Path(record.log)
-    # A process is its own job: its number is what was told when it was started.
+    # A process is its own job: its number was recorded when it was started.
     number = record.job_id or str(record.pid)
     known = (number, record.host, f"{record.host}:{record.pid}", log.name, log.stem)
     return bool(name) and name in known
@@ -148,7 +148,7 @@ def logs_of_shard(run_dir: Path, shard: int) -> list[LogPart]:
     """Return what was written during each attempt at a shard, the oldest first.
 
     Raises:
-        RunFolderError: if there is no such shard, or if no log tells of it.
+        RunFolderError: if there is no such shard, or if no log mentions it.
     """
     n_shards = require_manifest(run_dir).n_shards
     if not 0 <= shard < n_shards:

@@ -155,7 +155,7 @@ def _state_of_jobs(crew: Crew) -> str:
 
 
 def _busy_elsewhere(run_dir: Path, crew: Crew) -> list[str]:
-    """Return the folders that workers who serve several are at, before they come here."""
+    """Return the folders that workers shared by several runs serve before this one."""
     others = {other for job in crew.starting for other in job.record.others}
     folders = sorted(os.path.normpath(run_dir / other) for other in others)
     return [folder for folder in folders if living_owners(leases_folder(Path(folder)))]
@@ -218,7 +218,7 @@ def wait_for(
 
 
 def _all_ended_here(seen: Overview) -> bool:
-    """Tell whether all who were started were processes of this machine, and are gone."""
+    """Tell whether all workers were processes of this machine, and are gone."""
     jobs = seen.crew.jobs
     return bool(jobs) and all(job.record.machine and job.state.phase == "ended" for job in jobs)
 
@@ -241,11 +241,11 @@ def failure_of(seen: Overview) -> EspnetError:
         )
     if not status.is_detached:
         return IncompleteRunError(
-            f"Nobody works in {where} any more: {status.n_done:,} of {status.n_items:,} items are "
+            f"{where} has no workers left: {status.n_done:,} of {status.n_items:,} items are "
             "done. Run the command that began it again: finished shards are kept."
         )
     return IncompleteRunError(
-        f"Nobody works in {where} any more, and no job waits: {status.n_done:,} of "
+        f"{where} has no workers left, and no job waits: {status.n_done:,} of "
         f"{status.n_items:,} items are done. To see why: espnet3 explain {quoted}; to continue: "
         f"espnet3 resume {quoted}"
     )

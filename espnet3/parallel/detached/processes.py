@@ -83,7 +83,7 @@ def start_process(
 
 
 def _python_path(given: str | None) -> list[str]:
-    """Return where the process finds ESPnet3 itself; of the rest the run folder tells."""
+    """Return where the process finds ESPnet3 itself; the rest is in the run folder."""
     entries = given.split(os.pathsep) if given else []
     home = str(Path(__file__).parents[3])
     return entries if home in entries else [*entries, home]

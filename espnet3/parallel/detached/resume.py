@@ -70,7 +70,7 @@ def resume_runs(
         is_block: `changes` says all about the place where workers run.
 
     Raises:
-        RunFolderError: if a run was not detached, or if its code is somebody else's.
+        RunFolderError: if a run was not detached, or if its code is another user's.
         ConfigError: if the changes are wrong.
     """
     from espnet3.parallel.detached.submit import Asked, submit_workers
@@ -104,7 +104,7 @@ def _is_cancelled_driver(run_dir: Path) -> bool:
 
 
 def _count_present(run_dir: Path, env: str, n_more: int | None) -> int:
-    if n_more is not None:  # who says how many need not know how many there are
+    if n_more is not None:  # asked for by number: those that are there already do not count
         return read_crew(run_dir).of_env(env).n_present
     return count_crew(run_dir, env, only=True)
 
@@ -118,7 +118,7 @@ def _n_left(status: RunStatus) -> int:
 
 
 def check_code_of(run_dir: Path, trust: str | None) -> None:
-    """Refuse at once what workers would refuse: code of somebody else's, or that changed.
+    """Refuse at once what workers would refuse: code of another user, or that changed.
 
     Raises:
         RunFolderError: naming the user.

@@ -71,9 +71,9 @@ def submit_workers(
         n_workers: how many to submit now.
         after: the job that must end before they may begin.
         generation: how many jobs came before each of them.
-        exclude: nodes on which they should not begin, where the scheduler can be told so.
+        exclude: nodes on which they should not begin, where the scheduler can exclude nodes.
         trust: the user whose code they may load.
-        asked: who wants them, by which the limit goes; see `limits`.
+        asked: what asks for them, which decides the limit; see `limits`.
 
     Raises:
         ConfigError: if the options are not what the backend takes; nothing was submitted.

@@ -239,7 +239,7 @@ class Follower:
     def _not_given_up(self, root: Path, crew: Crew, now: float) -> list[Job]:
         """Return the jobs that may exist although neither scheduler nor worker says so.
 
-        One answer without a job is no proof that it is gone: a busy scheduler tells half. It must
+        One answer without a job is no proof that it is gone: a busy scheduler omits some. It must
         be missing in several looks, by whichever workers, over some minutes, and be silent itself.
         """
         mine = crew.doubtful
@@ -288,7 +288,7 @@ class Follower:
 
 
 def _reason(error: EspnetError) -> str:
-    """Return what a scheduler said; what to do about it is not for the one who reads the log."""
+    """Return what a scheduler said, without the advice, which is for users and not for the log."""
     return first_line(error.__cause__ or error).rstrip(".")
 
 
@@ -447,7 +447,7 @@ def without_successor(crew: Crew, env: str) -> list[JobRecord]:
 
 
 def waiting_successors(root: Path, records: Sequence[JobRecord]) -> list[JobRecord]:
-    """Return the jobs that wait for one at work, as far as the folder tells."""
+    """Return the jobs that wait for a running one, as far as the folder says."""
     workers = read_workers(RecordPaths(root))
     living = living_ids(root)
     at_work = {worker.job_id for worker in workers if worker.owner_id in living}
@@ -490,7 +490,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--has-turn", action="store_true")
     given = parser.parse_args(arguments)
     logs.log_to_stderr()
-    logging.getLogger("dask_jobqueue").setLevel(logging.WARNING)  # it tells what it assumes
+    logging.getLogger("dask_jobqueue").setLevel(logging.WARNING)  # it logs what it assumes
     roots = tuple(root.resolve() for root in given.run_dirs)
     follower = Follower(roots, given.env, given.job, given.generation, given.trust, given.has_turn)
     try:

@@ -28,7 +28,7 @@ class Walltime:
     started: float
     limit: float | None = None
     env: str = ""
-    """Backend of the worker, in whose words messages spell times."""
+    """Backend of the worker, which decides how messages spell times."""
 
     @property
     def total(self) -> float:
@@ -53,6 +53,7 @@ class Walltime:
 
     def is_over(self, now: float | None = None) -> bool:
         """Tell whether it is time to hand back what is not finished."""
+        # Half of the margin may be used to finish; the rest is for giving claims back.
         return self.left(now) < -self.margin / 2
 
     def is_fresh(self, now: float | None = None) -> bool:
@@ -75,12 +76,13 @@ def find_walltime(
         walltime: what the job asked for, in seconds.
         environ: of the job.
         ahead: how many seconds this machine's clock is ahead of that of others, such as the
-            scheduler's, who says when the job ends.
+            scheduler's, which says when the job ends.
         env: the backend of the process, if it is known.
     """
     for scheduler in possible_schedulers(env, environ):
         with suppress(ValueError):
             if (end := scheduler.end_time(environ)) is not None:
+                # What the scheduler granted wins: it may be less than what was asked for.
                 return Walltime(started, end + ahead, env)
             if (seconds := scheduler.granted_seconds(environ)) is not None:
                 return Walltime(started, started + seconds, env)
@@ -144,6 +146,7 @@ class Pace:
     def needed(self, shard: int, *, is_loaded: bool) -> float:
         """Return the time to keep free for a shard, loading included."""
         load = 0.0 if is_loaded else self.load_seconds
+        # By the slowest shard seen: one that is cut off by the walltime is lost as a whole.
         slowest = max(self.seconds_per_cost, default=0.0) * self.manifest.costs[shard]
         return max(_SAFETY * (self.expected(shard) or 0.0), slowest) + load
 

@@ -88,7 +88,7 @@ class _Worker:
         )
 
     def _complete_record(self) -> None:
-        """Note the number of this job, if who submitted it was ended before it could."""
+        """Record the number of this job, if its submitter was killed before it could."""
         if not self._options.tag or not self._job_id:
             return
         for root in self._roots:

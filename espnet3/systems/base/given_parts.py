@@ -378,7 +378,7 @@ def _describe_model(model: Any) -> Iterator[tuple[str, Any]]:
             if is_setting and attribute != "training" and is_own(type(module)):
                 yield f"{key}.{attribute}", value
         for parameter, value in module.named_parameters(recurse=False):
-            if next(module.children(), None) is not None:  # of a leaf, its repr tells
+            if next(module.children(), None) is not None:  # of a leaf, its repr says it
                 yield f"{key}.{parameter}", f"{list(getattr(value, 'shape', []))}"
         if name and next(module.children(), None) is None:
             yield key, f"{type(module).__name__}({module.extra_repr()})"
@@ -402,7 +402,7 @@ def _digest(thing: Any) -> str:
     held = {
         name: value
         for name, value in getattr(thing, "__dict__", {}).items()
-        if name != "epoch"  # which a training tells it
+        if name != "epoch"  # which a training sets
         and (isinstance(value, bool | int | float | str | list | tuple) or hasattr(value, "ndim"))
     }
     return f"{_name(type(thing))} {digest(held)[:16]}"

@@ -203,7 +203,7 @@ def _in_datasets(block: Any, split: str, where: Where) -> Iterator[StatedRate]:
 
 
 def _may_resample(step: Any) -> bool:
-    """Tell whether a step is somebody's own: then only what comes out of it tells the rate."""
+    """Tell whether a step is the user's own: then only its output shows the rate."""
     if step is None:
         return False
     target = step.get("_target_") if isinstance(step, Mapping) else step
@@ -254,7 +254,7 @@ def _advice(hertz: int, found: int | None = None, *, can_change_model: bool) -> 
 
 
 def _hears_speech_alone(values: Mapping[str, Any]) -> bool:
-    """Tell whether the model is called with speech, and not told its rate."""
+    """Tell whether the model is called with speech, but without its rate."""
     runner = values.get("runner")
     of_runner = runner.get("input_key") if isinstance(runner, Mapping) else None
     keys = values.get("input_key") or of_runner or SPEECH

@@ -134,7 +134,7 @@ def is_unknown(value: Any) -> bool:
 
 
 def is_of_results(key: str) -> bool:
-    """Tell whether the weights depend on a setting, as far as its key tells."""
+    """Tell whether the weights depend on a setting, as far as its key shows."""
     from espnet3.systems.base.inference_config import KEYS
 
     of_inference = (name for name in KEYS if name not in ("model", "dataset"))

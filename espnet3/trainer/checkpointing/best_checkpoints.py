@@ -68,6 +68,8 @@ class BestCheckpoints:
                 continue
             others = [one for one in saved if one.file != file]
             others.append(Saved(file, float(value), epoch, step))
+            # Of equal values the older one: later checkpoints must not displace files that are as
+            # good.
             best = sorted(others, key=lambda one: (criterion.rank(one.value), one.step))
             self.lists[criterion] = best[: criterion.k]
             if file in [one.file for one in self.lists[criterion]]:
@@ -98,6 +100,7 @@ class BestCheckpoints:
             self.lists[criterion] = same[0][: criterion.k] if same else []
         self.kept = list(state.get("kept", []))
         everything = {one.file for saved in old.values() for one in saved}
+        # Never removed: with other criteria, an old best checkpoint is the user's to delete.
         self.kept += sorted(everything - self.files())
 
 

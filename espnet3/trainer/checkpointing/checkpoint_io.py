@@ -63,6 +63,8 @@ def write_checkpoint(checkpoint: dict[str, Any], path: StrPath) -> None:
     with explain_trouble(path, checkpoint), open_atomic(path, "wb") as file:
         torch.save(checkpoint, file)
         file.flush()
+        # Before the rename: a checkpoint that could not be read again must not replace one that
+        # can.
         _refuse_objects(file.name, checkpoint, path)
 
 

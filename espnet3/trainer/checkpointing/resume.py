@@ -123,6 +123,7 @@ def find_resume_point(
         )
     if not ckpt_path and (resume == "never" or not path.exists()):
         return None
+    # Mapped: only names, shapes and loops are looked at, not gigabytes of optimizer state.
     checkpoint = read_checkpoint(path, mmap=True)
     if "loops" not in checkpoint:
         raise ConfigError(
@@ -156,6 +157,7 @@ def put_aside(folder: Path) -> Path | None:
     if not found:
         return None
     n = 1
+    # Counted up, never overwritten: `resume: never` destroys nothing.
     while (folder / f"previous.{n}").exists():
         n += 1
     target = folder / f"previous.{n}"
@@ -282,6 +284,7 @@ def settle_loops(checkpoint: dict[str, Any]) -> bool:
     if epoch["current"]["processed"] == epoch["current"]["started"]:
         for part in ("current", "total"):
             epoch[part]["completed"] = epoch[part]["processed"]
+        # Lightning would start the next epoch behind the last batch of this one.
         batch["current"] = dict.fromkeys(batch["current"], 0)
         batch["is_last_batch"] = False
         return True
@@ -356,6 +359,7 @@ class RandomStates(pl.Callback):
         if trainer.world_size > 1:
             own = states[0]
             states = [None] * trainer.world_size
+            # Of all ranks, because only the first one writes.
             dist.all_gather_object(states, own)
         checkpoint[_RANDOM_KEY] = states
 
@@ -363,6 +367,7 @@ class RandomStates(pl.Callback):
     def on_load_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
+        # Not set here: the sanity check and the loaders would still draw from it.
         self._stored = checkpoint.get(_RANDOM_KEY, [])
 
     @override
@@ -387,6 +392,7 @@ def random_state() -> dict[str, Any]:
     version, numbers, gauss = random.getstate()
     _, keys, position, has_gauss, cached = np.random.get_state()
     state = {
+        # As tensors: a checkpoint must be readable with weights_only=True.
         "python": [version, torch.tensor(numbers, dtype=torch.int64), gauss],
         "numpy": [torch.from_numpy(np.asarray(keys, dtype=np.int64)), position, has_gauss, cached],
         "torch": torch.get_rng_state(),
@@ -410,6 +416,7 @@ def set_random_state(state: dict[str, Any]) -> None:
 def seed_from(state: dict[str, Any], rank: int) -> None:
     """Seed everything from a stored state and the rank: another stream, but always the same."""
     stored = zlib.crc32(state["torch"].numpy().tobytes())
+    # Derived, not drawn: the same resume gives the same numbers.
     seed = int(np.random.SeedSequence([stored, rank]).generate_state(1)[0])
     random.seed(seed)
     np.random.seed(seed)

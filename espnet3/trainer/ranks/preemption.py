@@ -144,6 +144,8 @@ class Preemption(pl.Callback):
         if self._agreed is None:
             return
         self._n_waited += 1
+        # A checkpoint inside of an accumulation could not be resumed exactly: its gradients are not
+        # saved.
         if not has_gradients(pl_module) or self._n_waited >= self._pace.patience:
             self._stop(trainer)
 
@@ -190,6 +192,7 @@ class Preemption(pl.Callback):
     def _stop(self, trainer: pl.Trainer) -> NoReturn:
         assert self._agreed is not None
         self._signals.phase = Phase.SAVING  # the checkpoint is on its way, and then the end
+        # On all ranks, although only the first writes: sharded states are gathered.
         self._save(trainer)
         if trainer.is_global_zero:
             logger.info(

@@ -362,6 +362,7 @@ class LaunchedProcesses:
         """Return what became of the first child that has failed."""
         self._children = take_over_children() or self._children
         for number, child in enumerate(self._children, start=1):
+            # Truthy only for a failure: 0 is a good end, and None still runs.
             if child.poll():
                 first = int(self._environ.get("NODE_RANK") or 0) * (len(self._children) + 1)
                 return _death(first + number, child)

@@ -23,7 +23,7 @@ from espnet3.schedulers import known_scheduler
             "down, drained or reserved",
         ),
         ("slurm", "InvalidAccount", "parallel.options.account"),
-        ("slurm", "JobHeldUser", "Somebody holds these jobs; see squeue --me"),
+        ("slurm", "JobHeldUser", "These jobs are held; see squeue --me"),
         ("slurm", "BeginTime", "start by themselves"),
         ("pbs", "Not Running: Insufficient amount of resource: ngpus", "Nothing is free"),
         (
@@ -36,8 +36,8 @@ from espnet3.schedulers import known_scheduler
         ("lsf", "Not enough job slot(s);", "Nothing is free"),
         ("sge", "error: can't chdir to /nowhere", "could not start them"),
         ("sge", "Eqw", "could not start them"),
-        ("sge", "hqw", "Somebody holds"),
-        ("htcondor", "held: memory usage exceeded", "Somebody holds"),
+        ("sge", "hqw", "These jobs are held"),
+        ("htcondor", "held: memory usage exceeded", "These jobs are held"),
         (
             "sge",
             '(-l gpu=1) cannot run at host "node1" because it offers only hc:gpu=0',
