@@ -209,8 +209,9 @@ class BaseRunner:
         if self.batch_seconds is not None and costs is None:
             raise ConfigError(
                 f"batch_seconds is {self.batch_seconds:g}, but the durations of the items are not "
-                "known. Give them: runner(indices, durations=[...]); in a dataset, write "
-                "durations(self), which returns the seconds of each item; or set batch_size."
+                "known.",
+                fix="Give them: runner(indices, durations=[...]); in a dataset, write "
+                "durations(self), which returns the seconds of each item; or set batch_size.",
             )
 
     def costs_of(self, items: Any) -> list[float] | None:
@@ -315,8 +316,8 @@ class BaseRunner:
         if self.output_dir is None:
             raise ConfigError(
                 f"parallel.mode is 'async', but {name} has no output_dir, and results in memory "
-                f"end with this program. Write: {name}(provider, output_dir=...), or "
-                "parallel.mode: sync"
+                "end with this program.",
+                fix=f"Write: {name}(provider, output_dir=...), or parallel.mode: sync",
             )
         from espnet3.parallel.detached.launch import SharedWorkers
 

@@ -158,7 +158,8 @@ class DaskPool:
         except ValueError as error:
             raise WorkerError(
                 f"Worker {worker} should be restarted ({reason}), but has no nanny that could do "
-                "so. Start the workers with one (dask worker --nanny), or unset item_timeout."
+                "so.",
+                fix="Start the workers with one (dask worker --nanny), or unset item_timeout.",
             ) from error
 
     def stop(self) -> None:

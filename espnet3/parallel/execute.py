@@ -217,7 +217,8 @@ def _joined(env: dict[str, Any], spec: RunSpec) -> dict[str, Any]:
     if taken:
         raise ProviderError(
             f"The provider's environment has {taken[0]!r}, which the runner hands to forward() "
-            f"itself. Give it another name: {taken[0]}_ in the provider's params or environment."
+            "itself.",
+            fix=f"Give it another name: {taken[0]}_ in the provider's params or environment.",
         )
     given = spec.params or {}
     for name, digest in digests_of({key: env[key] for key in given if key in env}).items():

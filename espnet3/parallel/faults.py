@@ -113,13 +113,14 @@ def error_of(stopped: Stopped, policy: FaultPolicy) -> EspnetError:
     if stopped.kind == "node":
         return FileSystemError(
             f"Shard {failure.shard} could not be written or published on {failure.host}: "
-            f"{failure.error}. Finished shards are kept, as they are. Run the same command again "
-            "when the file system is back."
+            f"{failure.error}. Finished shards are kept, as they are.",
+            fix="Run the same command again when the file system is back.",
         )
     if stopped.kind in ("disk", "lost"):
         return RunFolderError(
-            f"Shard {failure.shard} could not be written on {failure.host}: {failure.error}. Make "
-            "room or fix the folder, then run the same command again: finished shards are kept."
+            f"Shard {failure.shard} could not be written on {failure.host}: {failure.error}.",
+            fix="Make "
+            "room or fix the folder, then run the same command again: finished shards are kept.",
         )
     return ItemError(
         f"{describe_failure(failure)}\nFinished shards are kept. To skip failing items, "

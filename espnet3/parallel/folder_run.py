@@ -103,9 +103,10 @@ def folder_errors(root: Path) -> Iterator[None]:
             raise  # not diagnosed here: it may come from the user's merge()
         where = f" ({error.filename})" if error.filename else ""
         raise RunFolderError(
-            f"The run folder {root} cannot be used: {folder_trouble(error)}{where}. Make room, "
+            f"The run folder {root} cannot be used: {folder_trouble(error)}{where}.",
+            fix="Make room, "
             "fix the permissions or choose another output_dir, then run the same command again: "
-            "finished shards are kept."
+            "finished shards are kept.",
         ) from error
 
 

@@ -197,12 +197,13 @@ def _check_clashes(
         return
     first = next((p for p in parameters if p.kind in _POSITIONAL), None)
     if first is None:
-        raise ProviderError(f"{name} takes no item. Write: {_definition(name, _ITEM)}")
+        raise ProviderError(f"{name} takes no item.", fix=f"Write: {_definition(name, _ITEM)}")
     if first.name in env and first.kind is not first.POSITIONAL_ONLY:
         raise ProviderError(
             f"{name} takes the item as its first argument, {first.name!r}, and the environment has "
-            f"{first.name!r} as well. Write: {_definition(name, _free_name(env))}, or give it "
-            "another name in the provider's params or environment."
+            f"{first.name!r} as well.",
+            fix=f"Write: {_definition(name, _free_name(env))}, or give it "
+            "another name in the provider's params or environment.",
         )
 
 

@@ -73,7 +73,8 @@ def as_parallel_config(config: Any) -> "ParallelConfig":
         )
     if isinstance(config, Mapping) and "parallel" in config:
         raise ConfigError(
-            "set_parallel() got a whole config. Give it the block: set_parallel(config.parallel)"
+            "set_parallel() got a whole config.",
+            fix="Give it the block: set_parallel(config.parallel)",
         )
     return validate(ParallelConfig, config, prefix="parallel")
 
@@ -109,7 +110,9 @@ def _sort_out(source: Any, setup_fn: Callable[[], Any] | None) -> tuple[Any, Any
         return source, None, setup_fn
     if callable(source):
         if setup_fn is not None:
-            raise ConfigError("get_client() got two set-up functions. Give one: setup_fn=...")
+            raise ConfigError(
+                "get_client() got two set-up functions.", fix="Give one: setup_fn=..."
+            )
         return None, None, source
     return None, as_parallel_config(source), setup_fn
 

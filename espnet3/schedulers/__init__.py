@@ -110,8 +110,8 @@ def _load(name: str) -> Scheduler:
     except Exception as error:  # whatever another package raises
         raise ResourceError(
             f"The scheduler {name!r} comes from {module}:{attribute}, an entry point of the group "
-            f"{ENTRY_POINTS}, and cannot be loaded: {type(error).__name__}: {error}. Mend or "
-            "uninstall the package that brings it"
+            f"{ENTRY_POINTS}, and cannot be loaded: {type(error).__name__}: {error}.",
+            fix="Mend or uninstall the package that brings it",
         ) from error
     if not isinstance(made, Scheduler) or made.name != name:
         raise ResourceError(

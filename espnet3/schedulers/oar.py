@@ -112,8 +112,8 @@ def _merge_alternatives(options: list[Option], where: str, notes: list[str]) -> 
         if asked and (key := made.made.key):
             raise ConfigError(
                 f"{key} is {resources!r}, and {where} has "
-                f"{option.text!r}, which OAR takes for an alternative. Write one: resource_spec: "
-                f"{asked!r}"
+                f"{option.text!r}, which OAR takes for an alternative.",
+                fix=f"Write one: resource_spec: {asked!r}",
             )
         key = made.made.parts.get("walltime", "")
         if key and time and walltime and time != walltime:

@@ -259,7 +259,8 @@ class _Chunks:
             if is_own and parts[key].lower() != value.lower():
                 raise ConfigError(
                     f"{self._where} has {key}={parts[key]} and {key}={value}, of which a job can "
-                    "have one. Delete the one that you do not mean"
+                    "have one.",
+                    fix="Delete the one that you do not mean",
                 )
 
     def _compare(self, made: Made, new: Mapping[str, str], parts: Mapping[str, str]) -> None:
@@ -284,8 +285,8 @@ def _spelling(asked: Sequence[Option]) -> str:
     if len(said) > 1:
         both = " and ".join(repr(o.text) for o in said.values())
         raise ConfigError(
-            f"The options of a job have {both}, and PBS takes either select or nodes. Write all of "
-            "it once: resource_spec: 'select=1:ncpus=4:mem=32gb:ngpus=1'"
+            f"The options of a job have {both}, and PBS takes either select or nodes.",
+            fix="Write all of it once: resource_spec: 'select=1:ncpus=4:mem=32gb:ngpus=1'",
         )
     return next(iter(said), asked[0].name if asked else "")
 

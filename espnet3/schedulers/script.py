@@ -68,8 +68,8 @@ def _bare(scheduler: Scheduler, line: str, where: str) -> str:
         return bare
     dashes = "--" if scheduler.long_names else "-l "
     raise ConfigError(
-        f"{where} has {line!r}, which is no option: those begin with a dash. Write such as: "
-        f"{dashes + bare.strip()!r}"
+        f"{where} has {line!r}, which is no option: those begin with a dash.",
+        fix=f"Write such as: {dashes + bare.strip()!r}",
     )
 
 
@@ -130,8 +130,8 @@ def _each_once(
         other = own.setdefault(option.name, option)
         if plain(other.value) != plain(option.value) and not has_soft:
             raise ConfigError(
-                f"{where} has {other.text!r} and {option.text!r}, of which a job can have one. "
-                "Delete the one that you do not mean"
+                f"{where} has {other.text!r} and {option.text!r}, of which a job can have one.",
+                fix="Delete the one that you do not mean",
             )
     kept: list[Option] = []
     for option in options:
@@ -268,8 +268,8 @@ def no_colon(path: str) -> str:
     """
     if ":" in path:
         raise ConfigError(
-            f"The log {path!r} has a colon, before which PBS and SGE expect the name of a host. "
-            "Write the logs elsewhere: launch.log_dir=FOLDER"
+            f"The log {path!r} has a colon, before which PBS and SGE expect the name of a host.",
+            fix="Write the logs elsewhere: launch.log_dir=FOLDER",
         )
     return path
 

@@ -380,12 +380,13 @@ def _own_gres(own: Sequence[Option], where: str) -> dict[str, str]:
             if found.setdefault(kind, item) != item:
                 raise ConfigError(
                     f"{where} has --gres={found[kind]} and --gres={item}, of which a job can have "
-                    "one. Delete the one that you do not mean"
+                    "one.",
+                    fix="Delete the one that you do not mean",
                 )
     for name in {kind.partition(":")[0] for kind in found} & found.keys():
         if other := next((kind for kind in found if kind.startswith(f"{name}:")), None):
             raise ConfigError(
-                f"{where} has --gres={found[name]} and --gres={found[other]}, of which one counts. "
-                "Delete the one that you do not mean"
+                f"{where} has --gres={found[name]} and --gres={found[other]}, of which one counts.",
+                fix="Delete the one that you do not mean",
             )
     return found

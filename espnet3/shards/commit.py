@@ -121,8 +121,8 @@ def finish_attempt(attempt: Path, done: Done) -> Done:
     (attempt / POSITION).unlink()
     if is_there(attempt / DONE):
         raise ProviderError(
-            f"The runner wrote {attempt / DONE}, but a file {DONE!r} is what commits a shard. "
-            f'Give it another name in open_writers, such as shard_dir / "{DONE}.txt".'
+            f"The runner wrote {attempt / DONE}, but a file {DONE!r} is what commits a shard.",
+            fix=f'Give it another name in open_writers, such as shard_dir / "{DONE}.txt".',
         )
     # All data is on the disk before `done` exists: a power cut leaves no shard that claims more
     # than it holds.

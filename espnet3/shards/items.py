@@ -127,8 +127,9 @@ def _dump(items: list[Any]) -> bytes:
         return json.dumps(items, separators=(",", ":")).encode()
     except (TypeError, ValueError) as error:
         raise ConfigError(
-            f"indices holds an item that JSON cannot hold ({error}). Pass integers or strings and "
-            "look the objects up in the dataset that the provider builds."
+            f"indices holds an item that JSON cannot hold ({error}).",
+            fix="Pass integers or strings and "
+            "look the objects up in the dataset that the provider builds.",
         ) from error
 
 

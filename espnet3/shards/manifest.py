@@ -107,8 +107,9 @@ class Manifest:
         if not Path(os.path.abspath(root)).is_relative_to(os.path.abspath(folder)):
             raise RunFolderError(
                 f"{manifest_path(root)} says that the outputs belong into {folder}, which is not "
-                "above it. Run the same command as before again: it merges without computing "
-                "anything again."
+                "above it.",
+                fix="Run the same command as before again: it merges without computing "
+                "anything again.",
             )
         return folder
 
@@ -162,7 +163,9 @@ def publish_manifest(
         return Manifest(**values)
     other = load_manifest(root)
     if other is None:  # the other driver restarted at this very moment
-        raise RunFolderError(f"Another driver is starting a run in {root}. Run the command again.")
+        raise RunFolderError(
+            f"Another driver is starting a run in {root}.", fix="Run the command again."
+        )
     return other
 
 
@@ -205,7 +208,9 @@ def load_manifest(root: str | os.PathLike[str]) -> Manifest | None:
     except FileNotFoundError:
         return None
     except NotADirectoryError as error:
-        raise RunFolderError(f"{root} is not a folder. Choose another output_dir.") from error
+        raise RunFolderError(
+            f"{root} is not a folder.", fix="Choose another output_dir."
+        ) from error
     except IsADirectoryError as error:
         raise RunFolderError(f"{path} is a folder. {_START_ANEW}") from error
     except OSError as error:
@@ -247,7 +252,8 @@ def refuse_foreign(root: Path) -> None:
 def _check_origin(path: Path, values: Any) -> None:
     if not isinstance(values, dict) or values.get("format") != FORMAT:
         raise RunFolderError(
-            f"{path} was not written by ESPnet3. Use another output_dir, or move that file away."
+            f"{path} was not written by ESPnet3.",
+            fix="Use another output_dir, or move that file away.",
         )
 
 

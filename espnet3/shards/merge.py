@@ -201,8 +201,8 @@ def require_done(shard_dir: Path) -> Done:
     done = read_done(shard_dir)
     if done is None:
         raise IncompleteRunError(
-            f"{shard_dir} has no valid {DONE!r}: it is not a committed shard. "
-            "Run the same command again to recompute it."
+            f"{shard_dir} has no valid {DONE!r}: it is not a committed shard.",
+            fix="Run the same command again to recompute it.",
         )
     return done
 
@@ -244,8 +244,8 @@ def check_lines(part: Path, done: Done, n_lines: int) -> None:
     if n_lines != done.n_written:
         raise IncompleteRunError(
             f"{part} has {n_lines} lines for {done.n_written} items with a result "
-            f"(items {done.start} to {done.stop - 1}). Write one line per result; escape newlines "
-            "in values (espnet3.io.scp does)."
+            f"(items {done.start} to {done.stop - 1}).",
+            fix="Write one line per result; escape newlines in values (espnet3.io.scp does).",
         )
 
 

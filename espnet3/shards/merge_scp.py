@@ -41,8 +41,8 @@ def _refuse_twice(parts: Sequence[Path], suspects: set[int]) -> None:
         place = f"{part}:{line}"
         if id in seen:
             raise IncompleteRunError(
-                f"The id {id.decode(errors='replace')!r} appears twice, in {seen[id]} and {place}. "
-                "Give each item an id of its own, such as speaker and utterance."
+                f"The id {id.decode(errors='replace')!r} appears twice, in {seen[id]} and {place}.",
+                fix="Give each item an id of its own, such as speaker and utterance.",
             )
         seen[id] = place
 

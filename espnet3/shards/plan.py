@@ -245,7 +245,8 @@ def check_costs(costs: Iterable[float], n_items: int) -> Any:
         raise ConfigError(f"costs has the shape {values.shape}. {_COST_ADVICE}")
     if len(values) != n_items:
         raise ConfigError(
-            f"costs has {len(values)} values for {n_items} items. Give one cost per item, in order."
+            f"costs has {len(values)} values for {n_items} items.",
+            fix="Give one cost per item, in order.",
         )
     bad = np.flatnonzero(~(np.isfinite(values) & (values >= 0)))
     if bad.size:

@@ -66,8 +66,9 @@ def unreachable(
     reason = error.strerror or str(error)
     return FileSystemError(
         f"{os.fspath(path)} cannot be {verb} on {node_name()}: {reason} ({code}). That says "
-        "nothing about its content, so nothing was removed or recomputed. Run the same command "
-        "again when the file system is back, or the permissions are mended."
+        "nothing about its content, so nothing was removed or recomputed.",
+        fix="Run the same command "
+        "again when the file system is back, or the permissions are mended.",
     )
 
 

@@ -74,7 +74,8 @@ def _deal(path: Path, ranks: _Ranks, buckets: list["_Bucket"], width: int, n_lin
     if len(ranks) and not (ranks.min() >= 0 and ranks.max() < n_lines):
         raise IncompleteRunError(
             f"The ranks of the lines of {path} run from {ranks.min()} to {ranks.max()}, but there "
-            f"are {n_lines} lines in all. Give the ranks 0 to {n_lines - 1}, each once."
+            f"are {n_lines} lines in all.",
+            fix=f"Give the ranks 0 to {n_lines - 1}, each once.",
         )
     numbers = ranks // width
     order = np.argsort(numbers)
@@ -145,6 +146,6 @@ class _Bucket:
             twice = ranks[1:][ranks[1:] == ranks[:-1]]
             raise IncompleteRunError(
                 f"Lines are missing for ranks {missing[:5].tolist()} ({missing.size} in all) "
-                f"and there twice for {twice[:5].tolist()} ({twice.size} in all). Give each part "
-                "the ranks of its own lines, each rank once over all parts."
+                f"and there twice for {twice[:5].tolist()} ({twice.size} in all).",
+                fix="Give each part the ranks of its own lines, each rank once over all parts.",
             )

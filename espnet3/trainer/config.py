@@ -314,7 +314,8 @@ def trainer_block(loaded: "LoadedConfig") -> dict[str, Any]:
     if not isinstance(values, Mapping):
         raise ConfigError(
             f"{KEY} is {values!r:.60}{loaded.set_in(KEY)}, but must be a mapping of Lightning's "
-            "arguments. Write: trainer: {accelerator: auto, devices: 1, max_epochs: 10}"
+            "arguments.",
+            fix="Write: trainer: {accelerator: auto, devices: 1, max_epochs: 10}",
         )
     return dict(values)
 

@@ -124,8 +124,9 @@ def load_initial_weights(model: torch.nn.Module, entries: Sequence[InitEntry]) -
             raise ConfigError(_nothing_fits(report, entry, model))
         if entry.strict and not report.is_whole:
             raise ConfigError(
-                f"{report}\nNot everything fits, and init says strict: true. Set exclude to leave "
-                "parts as they are, from and to for other names, or strict: false."
+                f"{report}\nNot everything fits, and init says strict: true.",
+                fix="Set exclude to leave "
+                "parts as they are, from and to for other names, or strict: false.",
             )
         reports.append(report)
     return reports

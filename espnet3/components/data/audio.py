@@ -119,13 +119,13 @@ class AudioForm:
             _check_whole_number("channel", self.channel, 0, least=0)
         if not isinstance(self.resample, bool):
             raise ConfigError(
-                f"resample is {self.resample!r}, but must be true or false. Write the rate as "
-                "sample_rate: 16000, and resample: true"
+                f"resample is {self.resample!r}, but must be true or false.",
+                fix="Write the rate as sample_rate: 16000, and resample: true",
             )
         if self.resample and self.sample_rate is None:
             raise ConfigError(
-                "resample is true, but sample_rate is not set. Write the rate to bring all audio "
-                "to: sample_rate: 16000"
+                "resample is true, but sample_rate is not set.",
+                fix="Write the rate to bring all audio to: sample_rate: 16000",
             )
 
     def read(self, source: Source, start: float = 0.0, end: float | None = None) -> Audio:
@@ -165,7 +165,8 @@ def _check_whole_number(name: str, value: Any, example: int, least: int) -> None
         more = " or one of: mix, only" if name == "channel" else ""
         raise ConfigError(
             f"{name} is {value!r}, of type {type(value).__name__}, but must be a whole number"
-            f"{more}. Write it without quotes or unit: {name}: {example}"
+            f"{more}.",
+            fix=f"Write it without quotes or unit: {name}: {example}",
         )
     if value < least:
         raise ConfigError(f"{name} is {value}, but must be at least {least}: {name}: {example}")
@@ -200,9 +201,10 @@ def check_sample_rate(found: int, wanted: int | None, source: Source) -> None:
         path = _path(source)
         raise AudioError(
             f"{name} is sampled at {found} Hz, but sample_rate is {wanted}. Audio is never "
-            f"resampled unasked. Convert it: sox {path} -r {wanted} OUT.wav (or ffmpeg -i {path} "
+            "resampled unasked.",
+            fix=f"Convert it: sox {path} -r {wanted} OUT.wav (or ffmpeg -i {path} "
             f"-ar {wanted} OUT.wav); or let it be done when it is read: resample: true; or take it "
-            f"as it is: sample_rate: {found}"
+            f"as it is: sample_rate: {found}",
         )
 
 
@@ -222,7 +224,8 @@ def pick_channel(samples: Any, channel: int | str | None, source: Source) -> Any
     if not 0 <= number < n_channels:
         raise AudioError(
             f"{name_of(source)} has {n_channels} channel(s), but channel is {number}, counted "
-            f"from 0. Write a number below {n_channels}, such as channel: 0"
+            "from 0.",
+            fix=f"Write a number below {n_channels}, such as channel: 0",
         )
     # A copy, so that the other channels do not stay in memory.
     return samples[:, number].copy() if samples.ndim == 2 else samples
@@ -269,8 +272,8 @@ def promised_frames(file: Any, source: Source) -> int:
     """
     if file.frames > _MAX_FRAMES:
         raise AudioError(
-            f"{name_of(source)} does not say how long it is, as it was written to a pipe. Write "
-            f"it again: ffmpeg -i {_path(source)} OUT.flac"
+            f"{name_of(source)} does not say how long it is, as it was written to a pipe.",
+            fix=f"Write it again: ffmpeg -i {_path(source)} OUT.flac",
         )
     n_frames: int = file.frames
     if file.format in _CHUNKED:
@@ -281,8 +284,8 @@ def promised_frames(file: Any, source: Source) -> int:
     if n_frames == 0 and _size(source) > _MAX_EMPTY_BYTES:
         raise AudioError(
             f"{name_of(source)} has {_size(source)} bytes, but its header says that there is no "
-            f"audio; perhaps a recording was not finished. Mend it: ffmpeg -i {_path(source)} "
-            "OUT.wav; or make it again."
+            "audio; perhaps a recording was not finished.",
+            fix=f"Mend it: ffmpeg -i {_path(source)} OUT.wav; or make it again.",
         )
     return n_frames
 
@@ -293,7 +296,8 @@ def check_length(n_read: int, n_wanted: int, file: Any, source: Source) -> None:
     if n_wanted - n_read > allowed:
         raise AudioError(
             f"{name_of(source)} is cut short: its header promises {n_wanted} samples, and "
-            f"{n_read} could be read. Copy or make the file again."
+            f"{n_read} could be read.",
+            fix="Copy or make the file again.",
         )
 
 
@@ -308,8 +312,8 @@ def check_finite(samples: "np.ndarray[Any, Any]", file: Any, source: Source) -> 
         first = int(np.argmax(is_bad.any(axis=1) if is_bad.ndim == 2 else is_bad))
         raise AudioError(
             f"{name_of(source)} has {int(is_bad.sum())} samples that are no finite number, the "
-            f"first at {first / file.samplerate:g} s of what was read. Make the file again, or "
-            "leave the utterance out."
+            f"first at {first / file.samplerate:g} s of what was read.",
+            fix="Make the file again, or leave the utterance out.",
         )
 
 

@@ -125,5 +125,6 @@ def _field(sample: Mapping[str, Any], key: str, owner: object) -> "Array":
         return value
     raise DataError(
         f"{type(owner).__name__} changes the field {key!r}, but that is {value!r:.60} in a sample "
-        f"with {', '.join(map(str, sample))}. Name a field with an array of real numbers: key: NAME"
+        f"with {', '.join(map(str, sample))}.",
+        fix="Name a field with an array of real numbers: key: NAME",
     )

@@ -437,8 +437,8 @@ def in_steps(
     """
     if not batches:
         raise ConfigError(
-            "drop_last leaves no batch of an epoch. Use smaller batches or more data, or write: "
-            "drop_last: false"
+            "drop_last leaves no batch of an epoch.",
+            fix="Use smaller batches or more data, or write: drop_last: false",
         )
     n_rest = len(batches) % n_ranks
     n_whole = len(batches) - n_rest
@@ -448,8 +448,8 @@ def in_steps(
     if n_samples < n_ranks or drop_last:
         raise ConfigError(
             f"There are {n_ranks} ranks, but only {len(batches)} batches with {n_samples} samples "
-            "of an epoch are left for them. Use fewer devices or more data, or smaller batches: "
-            "batch_size: 1"
+            "of an epoch are left for them.",
+            fix="Use fewer devices or more data, or smaller batches: batch_size: 1",
         )
     tail = n_whole
     n_in_tail = sum(map(len, batches[tail:]))

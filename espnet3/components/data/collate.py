@@ -171,9 +171,10 @@ def _common_fields(samples: Sequence[Mapping[str, Any]]) -> list[str]:
             odd = sorted(map(str, sample.keys() ^ samples[0].keys()))
             raise DataError(
                 f"{_name(samples, 0)} and {_name(samples, i)} are in one batch, but only one of "
-                f"them has {', '.join(odd)}. Give all samples the same fields, in the datasets or "
+                f"them has {', '.join(odd)}.",
+                fix="Give all samples the same fields, in the datasets or "
                 f"with a transform, or leave them out: collate_fn: {{_target_: {_TARGET}, "
-                f"drop: [{', '.join(odd)}]}}"
+                f"drop: [{', '.join(odd)}]}}",
             )
     return list(samples[0])
 

@@ -270,8 +270,9 @@ def _moments(name: str, array: NDArray[Any], id: str) -> Moments:
     if not is_finite.all():
         where = np.argwhere(~is_finite)[0].tolist()
         raise DataError(
-            f"{name} of {id!r} is {array[tuple(where)]} at {where}, so there is no mean. Mend the "
-            "item or what computes it, or leave such items out: collect_stats.on_error=skip"
+            f"{name} of {id!r} is {array[tuple(where)]} at {where}, so there is no mean.",
+            fix="Mend the "
+            "item or what computes it, or leave such items out: collect_stats.on_error=skip",
         )
     return Moments.of(array)
 
@@ -429,8 +430,8 @@ class StatsFiles:
         empty = [name for name, total in totals.items() if not total.count]
         if empty:
             raise DataError(
-                f"{empty[0]} has no frames in any item, so there is no mean. Check what computes "
-                "it, and the lengths that collect_feats returns."
+                f"{empty[0]} has no frames in any item, so there is no mean.",
+                fix="Check what computes it, and the lengths that collect_feats returns.",
             )
         for name, total in totals.items():
             save_stats(self._path(name, STATS), total)

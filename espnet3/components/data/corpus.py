@@ -199,7 +199,8 @@ class Corpus:
         if self.split_by is not None and any(self.split_by not in row for row in self.rows):
             raise DataError(
                 f"A row of the corpus {self.folder} lacks {self.split_by!r}, by which its "
-                "manifests are split. Add it to each row."
+                "manifests are split.",
+                fix="Add it to each row.",
             )
 
     def _clear(self, work: Path) -> None:
@@ -207,8 +208,8 @@ class Corpus:
         is_ours = (self.folder / _MARKER).exists() or (self.folder / _BUILD).exists()
         if self.folder.exists() and not is_ours and any(self.folder.iterdir()):
             raise DataError(
-                f"{self.folder} is to hold a corpus, but holds something else. Name another "
-                "folder, or empty it."
+                f"{self.folder} is to hold a corpus, but holds something else.",
+                fix="Name another folder, or empty it.",
             )
         # Killed between any two of these, the next call comes here again.
         (self.folder / _BUILD).mkdir(parents=True, exist_ok=True)

@@ -140,12 +140,15 @@ class CombinedDataset:
         kinds = [f"dataset {i} ({_kind(dataset)})" for i, dataset in enumerate(self.datasets)]
         self.names = tuple(names or kinds)
         if not self.datasets:
-            raise DataError("There is no dataset to combine. Pass one: CombinedDataset([dataset])")
+            raise DataError(
+                "There is no dataset to combine.", fix="Pass one: CombinedDataset([dataset])"
+            )
         for i, dataset in enumerate(self.datasets):
             if len(dataset) == 0:
                 raise DataError(
                     f"Dataset {i} of the {len(self.datasets)} to combine, a {_kind(dataset)}, has "
-                    "no items. Check what it was made from, or leave it out."
+                    "no items.",
+                    fix="Check what it was made from, or leave it out.",
                 )
         self._ends = list(accumulate(map(len, self.datasets)))
 

@@ -247,8 +247,8 @@ def _run_step(builder: Any, step: str, check: str, given: Mapping[str, Any]) -> 
     _call(builder, step, given)
     if not _call(builder, check, given):
         raise DataError(
-            f"{name}() ran without an error, but {check}() is still false. Make the two agree on "
-            "which files there must be, and run the stage again."
+            f"{name}() ran without an error, but {check}() is still false.",
+            fix="Make the two agree on which files there must be, and run the stage again.",
         )
     logger.info("%s: done in %.1f s", name, time.monotonic() - start)
     return f"{name}: done"
@@ -267,8 +267,8 @@ def _call(builder: Any, name: str, given: Mapping[str, Any]) -> Any:
     except TypeError as error:
         missing = str(error).rpartition(" ")[2].strip("'")
         raise ConfigError(
-            f"{type(builder).__name__}.{name}() cannot be called: {error}. "
-            f"Write: create_dataset: {{{missing}: VALUE}}"
+            f"{type(builder).__name__}.{name}() cannot be called: {error}.",
+            fix=f"Write: create_dataset: {{{missing}: VALUE}}",
         ) from error
     return method(**arguments)
 
@@ -297,6 +297,7 @@ def _check_methods(builder: Any) -> None:
     missing = [name for name in _METHODS if not callable(getattr(builder, name, None))]
     if missing:
         raise DataError(
-            f"{type(builder).__name__} has no {missing[0]}(). Write the methods "
-            f"{', '.join(_METHODS)}, or inherit: class {type(builder).__name__}(DatasetBuilder)"
+            f"{type(builder).__name__} has no {missing[0]}().",
+            fix="Write the methods "
+            f"{', '.join(_METHODS)}, or inherit: class {type(builder).__name__}(DatasetBuilder)",
         )

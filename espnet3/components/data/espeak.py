@@ -85,8 +85,8 @@ def check_espeak() -> None:
     """Raise a `MissingExtraError` with the line that installs, unless the package is there."""
     if importlib.util.find_spec("espeakng_loader") is None:
         raise MissingExtraError(
-            "Speech synthesis needs the package 'espeakng-loader', which is not installed. "
-            "In your clone of ESPnet3: pip install -c constraints.txt -e '.[demo]'"
+            "Speech synthesis needs the package 'espeakng-loader', which is not installed.",
+            fix="In your clone of ESPnet3: pip install -c constraints.txt -e '.[demo]'",
         )
 
 

@@ -158,8 +158,8 @@ class BatchLoader:
             )
         if "timed out after" in text:
             return ResourceError(
-                f"{self.key}: no batch came within timeout: {self._config.timeout:g} seconds. Set "
-                "a longer one, or look at what is slow to read with num_workers: 0."
+                f"{self.key}: no batch came within timeout: {self._config.timeout:g} seconds.",
+                fix="Set a longer one, or look at what is slow to read with num_workers: 0.",
             )
         return error
 

@@ -383,7 +383,8 @@ def read_shapes(path: str, key: str = "shape_file") -> Shapes:
             except ValueError:
                 raise ConfigError(
                     f"{path}:{number} is {line!r:.80}, but must be an id and a shape, such as "
-                    "utt1 512,80. Run the stage collect_stats again."
+                    "utt1 512,80.",
+                    fix="Run the stage collect_stats again.",
                 ) from None
             ends[0] = ends[0] or ends[1]
             frames.append(sizes[0])

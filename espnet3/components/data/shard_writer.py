@@ -63,7 +63,9 @@ class AudioEncoding:
                 f"{suggest(str(self.audio_format), FORMATS)} Write one of: {', '.join(FORMATS)}."
             )
         if self.bits not in _BITS:
-            raise ConfigError(f"bits is {self.bits!r}, but must be 16 or 24. Write: bits: 16")
+            raise ConfigError(
+                f"bits is {self.bits!r}, but must be 16 or 24.", fix="Write: bits: 16"
+            )
 
     def encode(self, samples: Any, rate: int) -> bytes:
         """Return the content of an audio file; `samples` are as in a sample's `speech`."""
@@ -206,11 +208,13 @@ class ShardSize:
         both = (self.shard_seconds, self.samples_per_shard)
         if None not in both:
             raise ConfigError(
-                f"shard_seconds is {both[0]} and samples_per_shard is {both[1]}. Remove one."
+                f"shard_seconds is {both[0]} and samples_per_shard is {both[1]}.", fix="Remove one."
             )
         for name, value in zip(("shard_seconds", "samples_per_shard"), both, strict=True):
             if value is not None and value <= 0:
-                raise ConfigError(f"{name} is {value}, but must be above 0. Write: {name}: 7200")
+                raise ConfigError(
+                    f"{name} is {value}, but must be above 0.", fix=f"Write: {name}: 7200"
+                )
 
     def is_full(self, n_samples: int, seconds: float) -> bool:
         """Tell whether a shard with this content takes no more."""
@@ -283,7 +287,8 @@ def open_plan(folder: Path, name: str, ending: str, settings: Mapping[str, Any])
     """
     if not _NAME.fullmatch(name):
         raise ConfigError(
-            f"name is {name!r}, but must be letters, digits, dots, _ or -. Write: name: train"
+            f"name is {name!r}, but must be letters, digits, dots, _ or -.",
+            fix="Write: name: train",
         )
     plan = ShardPlan(folder, name, ending, settings)
     if not plan.file.exists():
@@ -294,8 +299,9 @@ def open_plan(folder: Path, name: str, ending: str, settings: Mapping[str, Any])
     if changes:
         raise StaleRunError(
             f"{folder} holds shards {name}-*{ending} of other data or settings "
-            f"({'; '.join(changes[:5])}). Remove them: rm {name}-*{ending}* {plan.file.name}; or "
-            "write into another folder."
+            f"({'; '.join(changes[:5])}).",
+            fix=f"Remove them: rm {name}-*{ending}* {plan.file.name}; or "
+            "write into another folder.",
         )
     plan.n_samples, plan.is_complete = values["n_samples"], values["is_complete"]
     there = [shard.exists() for shard in plan.shards()]
@@ -340,8 +346,8 @@ def _load_plan(file: Path) -> dict[str, Any]:
     except (ValueError, KeyError, TypeError) as error:
         problem = f"is damaged ({error})"
     raise StaleRunError(
-        f"{file} {problem}, so it does not say which shards are whole. Remove it and the shards "
-        "that it is for, and write them again."
+        f"{file} {problem}, so it does not say which shards are whole.",
+        fix="Remove it and the shards that it is for, and write them again.",
     )
 
 
@@ -375,7 +381,9 @@ class ShardWriting:
                 other data or settings.
         """
         if len(self.dataset) == 0:
-            raise DataError("The dataset to write as shards has no items. Check how it was made.")
+            raise DataError(
+                "The dataset to write as shards has no items.", fix="Check how it was made."
+            )
         folder = Path(self.folder).absolute()
         folder.mkdir(parents=True, exist_ok=True)
         _remove_leftovers(folder, self.name)

@@ -79,8 +79,9 @@ class Moments:
         if self.mean.shape != other.mean.shape:
             raise DataError(
                 f"Features of the shapes {list(self.mean.shape)} and {list(other.mean.shape)} "
-                "cannot have one mean. Give all items the same dimensions; an array that grows "
-                "with the item must do so along its first axis."
+                "cannot have one mean.",
+                fix="Give all items the same dimensions; an array that grows "
+                "with the item must do so along its first axis.",
             )
         count = self.count + other.count
         delta = other.mean - self.mean
@@ -172,8 +173,8 @@ def load_stats(path: str | os.PathLike[str]) -> FeatureStats:
     except (OSError, ValueError, EOFError, AttributeError, zipfile.BadZipFile) as error:
         problem, cause = f"cannot be read ({error})", error
     raise DataError(
-        f"The statistics file {Path(path)} {problem}. Make it with: python run.py --stages "
-        "collect_stats"
+        f"The statistics file {Path(path)} {problem}.",
+        fix="Make it with: python run.py --stages collect_stats",
     ) from cause
 
 

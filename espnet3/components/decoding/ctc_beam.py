@@ -83,7 +83,8 @@ class PrefixBeamCTC:
         if token_bonus and ngram is None:
             raise ConfigError(
                 f"decoder.token_bonus is {token_bonus}, but without an n-gram there is nothing to "
-                "make up for. Remove it, or add: ngram: data/ngram.arpa"
+                "make up for.",
+                fix="Remove it, or add: ngram: data/ngram.arpa",
             )
         self.beam_size = beam_size
         self.n_best = n_best
@@ -144,8 +145,8 @@ def _make_table(
         return None
     if tokenizer is None:
         raise ConfigError(
-            "decoder.ngram is set, but not the tokenizer whose tokens are its words. "
-            'Add to the decoder: tokenizer: "${tokenizer.save_path}"'
+            "decoder.ngram is set, but not the tokenizer whose tokens are its words.",
+            fix='Add to the decoder: tokenizer: "${tokenizer.save_path}"',
         )
     from espnet3.components.text.tokenizer import load_tokenizer
 

@@ -69,7 +69,7 @@ class JointBeam:
         _check_least("ctc_weight", ctc_weight, 0.0)
         if ctc_weight > 1:
             raise ConfigError(
-                f"decoder.ctc_weight is {ctc_weight}, but is a share. Write: ctc_weight: 0.3"
+                f"decoder.ctc_weight is {ctc_weight}, but is a share.", fix="Write: ctc_weight: 0.3"
             )
         self.ctc_weight = ctc_weight
         self.lm_weight = lm_weight
@@ -83,8 +83,9 @@ class JointBeam:
         """Score by the language model of these weights from now on."""
         if not os.path.exists(path):
             raise ConfigError(
-                f"The language model {os.fspath(path)} does not exist. Name the weights of its "
-                "training, such as exp/training_lm/valid.loss.ave_1best.safetensors"
+                f"The language model {os.fspath(path)} does not exist.",
+                fix="Name the weights of its "
+                "training, such as exp/training_lm/valid.loss.ave_1best.safetensors",
             )
         self._lm = path
         self._trust = current_trust()
@@ -164,7 +165,9 @@ def check_same_tokens(lm: Any, model: Any) -> None:
 
 def _check_least(name: str, value: float, least: float) -> None:
     if not least <= value < math.inf:
-        raise ConfigError(f"decoder.{name} is {value}, but {least} is the least. Write: {name}: 1")
+        raise ConfigError(
+            f"decoder.{name} is {value}, but {least} is the least.", fix=f"Write: {name}: 1"
+        )
 
 
 def _decoder_of(model: Any) -> Any:
@@ -190,5 +193,6 @@ def _check_results(results: Sequence[Sequence[Hypothesis]]) -> None:
     if bad:
         raise DataError(
             f"The scores of {len(bad)} of {len(results)} utterances (in this batch number "
-            f"{', '.join(bad[:5])}) are not numbers. Check their audio for NaN, and the weights."
+            f"{', '.join(bad[:5])}) are not numbers.",
+            fix="Check their audio for NaN, and the weights.",
         )

@@ -73,8 +73,9 @@ class LexiconCTC:
         if SPACE_TOKEN not in self._tokenizer.tokens:
             raise ConfigError(
                 f"decoder.tokenizer {tokenizer} has no {SPACE_TOKEN}, where words of a lexicon "
-                "end. Use a character tokenizer, or an n-gram over tokens: _target_: "
-                "espnet3.components.decoding.ctc_beam.PrefixBeamCTC"
+                "end.",
+                fix="Use a character tokenizer, or an n-gram over tokens: _target_: "
+                "espnet3.components.decoding.ctc_beam.PrefixBeamCTC",
             )
         self._space = self._tokenizer.tokens.index(SPACE_TOKEN)
         self._ngram = NGram.read(ngram) if isinstance(ngram, str | Path) else ngram
@@ -192,8 +193,8 @@ def _flashlight() -> Any:
     except ImportError as error:
         raise MissingExtraError(
             "decoder is LexiconCTC, which needs the package 'flashlight-text', and that cannot be "
-            f"imported ({error}). In your clone of ESPnet3: "
-            "pip install -c constraints.txt -e '.[ngram]'"
+            f"imported ({error}).",
+            fix="In your clone of ESPnet3: pip install -c constraints.txt -e '.[ngram]'",
         ) from error
     return decoder
 
@@ -204,8 +205,8 @@ def _words_of(lexicon: str | Path | Sequence[str] | None, ngram: NGram | None) -
     elif isinstance(lexicon, str | Path):
         if not checked_path(lexicon).is_file():
             raise ConfigError(
-                f"decoder.lexicon {lexicon} does not exist. Write a file with a word a line, or "
-                "leave it out for the words of the n-gram."
+                f"decoder.lexicon {lexicon} does not exist.",
+                fix="Write a file with a word a line, or leave it out for the words of the n-gram.",
             )
         words = _read_words(Path(lexicon))
     else:
@@ -213,12 +214,14 @@ def _words_of(lexicon: str | Path | Sequence[str] | None, ngram: NGram | None) -
         odd = next((word for word in words if not isinstance(word, str)), None)
         if odd is not None:
             raise ConfigError(
-                f"decoder.lexicon has {odd!r}, which YAML does not read as a text. Quote such "
-                f'words: lexicon: ["{str(odd).lower()}", ...]'
+                f"decoder.lexicon has {odd!r}, which YAML does not read as a text.",
+                fix=f'Quote such words: lexicon: ["{str(odd).lower()}", ...]',
             )
     found = tuple(dict.fromkeys(word for word in words if word not in _NOT_WORDS))
     if not found:
-        raise ConfigError("LexiconCTC has no words. Add to the decoder: lexicon: data/words.txt")
+        raise ConfigError(
+            "LexiconCTC has no words.", fix="Add to the decoder: lexicon: data/words.txt"
+        )
     return found
 
 
@@ -227,8 +230,8 @@ def _read_words(file: Path) -> tuple[str, ...]:
         lines = file.read_text(encoding="utf-8-sig").splitlines()
     except UnicodeDecodeError as error:
         raise ConfigError(
-            f"decoder.lexicon {file} is not in UTF-8 ({error}). Convert it, for example from "
-            f"Latin-1: iconv -f LATIN1 -t UTF-8 {file}"
+            f"decoder.lexicon {file} is not in UTF-8 ({error}).",
+            fix=f"Convert it, for example from Latin-1: iconv -f LATIN1 -t UTF-8 {file}",
         ) from error
     return tuple(line.split()[0] for line in lines if line.strip())
 
@@ -237,7 +240,7 @@ def _spelling(word: str, tokenizer: Tokenizer) -> list[int]:
     ids = tokenizer.encode(word)
     if not ids or UNKNOWN in ids:
         raise ConfigError(
-            f"The word {word!r} of the lexicon cannot be spelled with the tokens of the tokenizer. "
-            "Remove it from the lexicon, or train the tokenizer on texts that have its letters."
+            f"The word {word!r} of the lexicon cannot be spelled with the tokens of the tokenizer.",
+            fix="Remove it there, or train the tokenizer on texts that have its letters.",
         )
     return ids

@@ -236,6 +236,6 @@ class _Reader:
 
     def _error(self, what: str) -> DataError:
         return DataError(
-            f"The n-gram {self._path}, line {self._line}, {what}. Is it a whole ARPA file? "
-            "Make one: espnet3.components.decoding.ngram_estimate.train_ngram(texts, 3, path)"
+            f"The n-gram {self._path}, line {self._line}, {what}. Is it a whole ARPA file?",
+            fix="Make one: espnet3.components.decoding.ngram_estimate.train_ngram(texts, 3, path)",
         )

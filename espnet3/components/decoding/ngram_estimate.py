@@ -106,14 +106,15 @@ def _count(sentences: Iterable[Sequence[str]], order: int) -> list[Counts]:
             if word in sentence:
                 raise ConfigError(
                     f"The text {' '.join(sentence)!r} has the word {word}, which marks the ends of "
-                    "texts in an n-gram. Remove it from the texts."
+                    "texts in an n-gram.",
+                    fix="Remove it from the texts.",
                 )
         words = (BEGIN, *sentence, END)
         for n, grams in enumerate(counts, start=1):
             first = 1 if n == 1 else 0  # nothing predicts <s>
             grams.update(words[i : i + n] for i in range(first, len(words) - n + 1))
     if n_sentences == 0:
-        raise ConfigError("There are no texts to train the n-gram on. Give at least one.")
+        raise ConfigError("There are no texts to train the n-gram on.", fix="Give at least one.")
     return [dict(grams) for grams in counts]
 
 

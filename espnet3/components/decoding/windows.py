@@ -131,7 +131,8 @@ def _kept_of(frames: Tensor, window: Window) -> Tensor:
     if window.kept_to is not None and len(frames) < window.kept_to:
         raise ConfigError(
             f"The encoder gives {len(frames)} frames for a window, but {window.kept_to} are needed "
-            "to join it to the next. Choose a longer overlap, such as overlap_seconds: 4"
+            "to join it to the next.",
+            fix="Choose a longer overlap, such as overlap_seconds: 4",
         )
     # A copy, so that the rest of the batch can go.
     return frames[window.kept_from : window.kept_to].clone()

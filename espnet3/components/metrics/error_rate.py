@@ -94,8 +94,8 @@ class ErrorRate:
         _check_spelling("resample", self.resample, _UTTERANCE)
         if self.resample == _LENGTH:
             raise ConfigError(
-                "resample is 'length', but a set has few lengths to draw from. "
-                "Write: resample: utterance, or resample: speaker"
+                "resample is 'length', but a set has few lengths to draw from.",
+                fix="Write: resample: utterance, or resample: speaker",
             )
         self._clean  # noqa: B018  # a wrong name is an error now, not after hours
 
@@ -229,13 +229,15 @@ def _check(key: str, value: Any, is_fine: Callable[[Any], object], example: obje
     with suppress(TypeError):
         if is_fine(value):
             return
-    raise ConfigError(f"{key} is {value!r}, which cannot be. Write: {key}: {example}")
+    raise ConfigError(f"{key} is {value!r}, which cannot be.", fix=f"Write: {key}: {example}")
 
 
 def _check_spelling(key: str, word: str, known: str) -> None:
     """Refuse what is nearly a word of ours; other words are fields."""
     if word != known and get_close_matches(word, [known], cutoff=0.75):
-        raise ConfigError(f"{key} has {word!r}. Did you mean {known!r}? Write: {key}: {known}")
+        raise ConfigError(
+            f"{key} has {word!r}.", fix=f"Did you mean {known!r}? Write: {key}: {known}"
+        )
 
 
 Units = Sequence[str]

@@ -99,7 +99,7 @@ def _find(name: str) -> Cleaner:
         raise ConfigError(f"clean_types has {name!r}, but {error}") from error
     if not callable(found):
         raise ConfigError(
-            f"clean_types has {name!r}, which is no function but {found!r:.80}. Write the dotted "
-            "path of a function from text to text."
+            f"clean_types has {name!r}, which is no function but {found!r:.80}.",
+            fix="Write the dotted path of a function from text to text.",
         )
     return found  # type: ignore[no-any-return]  # what it returns is checked when it is called

@@ -122,8 +122,8 @@ class Convolution(nn.Module):
         super().__init__()
         if kernel_size % 2 == 0:
             raise ConfigError(
-                f"model.encoder.kernel_size is {kernel_size}, which has no middle. "
-                f"Write: kernel_size: {kernel_size + 1}"
+                f"model.encoder.kernel_size is {kernel_size}, which has no middle.",
+                fix=f"Write: kernel_size: {kernel_size + 1}",
             )
         self.input = nn.Sequential(nn.LayerNorm(size), nn.Linear(size, 2 * size), nn.GLU())
         self.conv = nn.Conv1d(size, size, kernel_size, padding=kernel_size // 2, groups=size)
@@ -166,7 +166,8 @@ class RelativeAttention(nn.Module):
         if n_heads < 1 or size % n_heads or size % 2:
             raise ConfigError(
                 f"model.encoder has hidden: {size} and n_heads: {n_heads}, but hidden must be even "
-                f"and a multiple of n_heads. Write for example: hidden: {64 * max(1, n_heads)}"
+                "and a multiple of n_heads.",
+                fix=f"Write for example: hidden: {64 * max(1, n_heads)}",
             )
         self.n_heads = n_heads
         self.dropout = dropout

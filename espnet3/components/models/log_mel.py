@@ -132,8 +132,8 @@ def mel_filters(sample_rate: int, n_fft: int, n_mels: int, low_hz: float, high_h
     if n_mels < 1 or not 0 <= low_hz < high_hz <= sample_rate / 2:
         raise ConfigError(
             f"n_mels is {n_mels}, from low_hz {low_hz} to high_hz {high_hz}, at a sample_rate of "
-            f"{sample_rate}: there must be at least one band, between 0 and {sample_rate / 2} Hz. "
-            "Write for example: n_mels: 40, low_hz: 20, high_hz: null"
+            f"{sample_rate}: there must be at least one band, between 0 and {sample_rate / 2} Hz.",
+            fix="Write for example: n_mels: 40, low_hz: 20, high_hz: null",
         )
     ends = _mel(torch.tensor([low_hz, high_hz], dtype=torch.float64))
     edges = torch.linspace(0, 1, n_mels + 2, dtype=torch.float64) * (ends[1] - ends[0]) + ends[0]
@@ -145,8 +145,9 @@ def mel_filters(sample_rate: int, n_fft: int, n_mels: int, low_hz: float, high_h
     if n_empty:
         raise ConfigError(
             f"n_mels is {n_mels}, but {n_empty} of these bands are narrower than the "
-            f"{sample_rate / n_fft:.1f} Hz that a window can resolve. Write a smaller number, for "
-            f"example n_mels: {max(1, n_mels // 2)}, or a longer window_ms."
+            f"{sample_rate / n_fft:.1f} Hz that a window can resolve.",
+            fix="Write a smaller number, for "
+            f"example n_mels: {max(1, n_mels // 2)}, or a longer window_ms.",
         )
     return filters.float()
 
@@ -174,6 +175,8 @@ def _check(window_samples: int, shift_samples: int, window: str, log_floor: floa
             "are in milliseconds; write: window_ms: 25, shift_ms: 10"
         )
     if window not in _WINDOWS:
-        raise ConfigError(f"window is {window!r}. Write one of: {', '.join(_WINDOWS)}")
+        raise ConfigError(f"window is {window!r}.", fix=f"Write one of: {', '.join(_WINDOWS)}")
     if not log_floor > 0:
-        raise ConfigError(f"log_floor is {log_floor}. Write a positive energy: log_floor: 1.0e-7")
+        raise ConfigError(
+            f"log_floor is {log_floor}.", fix="Write a positive energy: log_floor: 1.0e-7"
+        )

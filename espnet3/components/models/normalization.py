@@ -83,7 +83,8 @@ class GlobalNormalization(nn.Module):
         if self.mean.numel() == 0:
             raise DataError(
                 f"The statistics file {self.stats_file} does not exist, and no checkpoint brought "
-                "its values. Make it with: python run.py --stages collect_stats"
+                "its values.",
+                fix="Make it with: python run.py --stages collect_stats",
             )
         n_leading = feats.dim() - self.mean.dim()
         if n_leading < 0 or feats.shape[n_leading:] != self.mean.shape:

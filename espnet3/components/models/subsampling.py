@@ -24,7 +24,8 @@ def n_halvings(subsampling: int) -> int:
     if subsampling not in _HALVINGS:
         raise ConfigError(
             f"model.encoder.subsampling is {subsampling!r}, but frames can be joined by "
-            f"{', '.join(map(str, _HALVINGS))}. Write: subsampling: 4"
+            f"{', '.join(map(str, _HALVINGS))}.",
+            fix="Write: subsampling: 4",
         )
     return _HALVINGS[subsampling]
 

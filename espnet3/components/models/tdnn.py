@@ -39,11 +39,11 @@ class TDNN(nn.Module):
         super().__init__()
         if kernel_size % 2 == 0:
             raise ConfigError(
-                f"model.encoder.kernel_size is {kernel_size}, which has no middle. "
-                f"Write: kernel_size: {kernel_size + 1}"
+                f"model.encoder.kernel_size is {kernel_size}, which has no middle.",
+                fix=f"Write: kernel_size: {kernel_size + 1}",
             )
         if not dilations:
-            raise ConfigError("model.encoder.dilations is empty. Write: dilations: [1]")
+            raise ConfigError("model.encoder.dilations is empty.", fix="Write: dilations: [1]")
         self.input_size = input_size
         self.output_size = n_channels
         self.subsampling = subsampling

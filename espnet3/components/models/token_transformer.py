@@ -118,7 +118,8 @@ class TokenTransformer(nn.Module):
         if size % 2 or n_layers < 1:
             raise ConfigError(
                 f"A Transformer of hidden size {size} with {n_layers} layer(s) cannot be built: "
-                "the size must be even, and one layer is the least. Write: hidden: 256, n_layers: 2"
+                "the size must be even, and one layer is the least.",
+                fix="Write: hidden: 256, n_layers: 2",
             )
         self.size = size
         self.embedding = nn.Embedding(n_tokens, size)
@@ -167,8 +168,9 @@ class Attention(nn.Module):
         super().__init__()
         if n_heads < 1 or size % n_heads:
             raise ConfigError(
-                f"{n_heads} attention heads cannot share a hidden size of {size} evenly. Write "
-                f"a hidden size that n_heads divides, such as hidden: {64 * max(1, n_heads)}"
+                f"{n_heads} attention heads cannot share a hidden size of {size} evenly.",
+                fix="Write "
+                f"a hidden size that n_heads divides, such as hidden: {64 * max(1, n_heads)}",
             )
         self.n_heads = n_heads
         self.dropout = dropout

@@ -129,7 +129,8 @@ def load_tokenizer(folder: str | Path) -> Tokenizer:
     if kind not in _KINDS:
         raise ConfigError(
             f"The tokenizer in {place} is of the kind {kind!r}, which is not known. Known: "
-            f"{', '.join(_KINDS)}. Make it again: python run.py --stages train_tokenizer"
+            f"{', '.join(_KINDS)}.",
+            fix="Make it again: python run.py --stages train_tokenizer",
         )
     loaded: Tokenizer = locate(_KINDS[kind]).load(place)
     return loaded
@@ -211,13 +212,14 @@ class TokenizerFolder:
     def _check_exists(self) -> None:
         if not self.exists():
             raise ConfigError(
-                f"There is no tokenizer in {self.path}: it has no {ABOUT}. Make it first: "
+                f"There is no tokenizer in {self.path}: it has no {ABOUT}.",
+                fix="Make it first: "
                 "python run.py --stages train_tokenizer; or write the folder of another one: "
-                "tokenizer: {save_path: FOLDER}"
+                "tokenizer: {save_path: FOLDER}",
             )
 
     def _damaged(self, problem: str) -> ConfigError:
         return ConfigError(
-            f"The tokenizer in {self.path} cannot be read: {problem}. Remove the folder and make "
-            "it again: python run.py --stages train_tokenizer"
+            f"The tokenizer in {self.path} cannot be read: {problem}.",
+            fix="Remove the folder and make it again: python run.py --stages train_tokenizer",
         )

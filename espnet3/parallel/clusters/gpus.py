@@ -45,8 +45,8 @@ def visible_gpus(setting: str | None = None) -> list[str]:
         if index is not None and gpus[index].fault:
             others = ",".join(entry for entry, other in chosen.items() if other != index)
             raise ResourceError(
-                f"GPU {index} of this machine does not answer ({gpus[index].fault}). Look at "
-                f"nvidia-smi; to continue without it: export {VARIABLE}={others}"
+                f"GPU {index} of this machine does not answer ({gpus[index].fault}).",
+                fix=f"Look at nvidia-smi; to continue without it: export {VARIABLE}={others}",
             )
     return list(chosen)
 

@@ -74,8 +74,9 @@ def check_log_folder(options: Mapping[str, Any]) -> None:
     except OSError as error:
         raise ResourceError(
             f"parallel.options.log_directory is {folder}, where the logs of the jobs cannot be "
-            f"written: {folder_trouble(error, folder)}. Nothing was submitted. Make room "
-            "there, or name another folder that the nodes can see: log_directory: logs/jobs"
+            f"written: {folder_trouble(error, folder)}.",
+            fix="Nothing was submitted. Make room "
+            "there, or name another folder that the nodes can see: log_directory: logs/jobs",
         ) from error
 
 

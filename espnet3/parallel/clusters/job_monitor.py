@@ -541,8 +541,8 @@ class JobMonitor:
         if not self._jobs:
             raise WorkerError(
                 f"{text} ({self._limits.max_lost}), and none is left. Finished shards are kept; "
-                "the messages above tell how they were lost. Run the same command again, or raise "
-                "parallel.max_lost_jobs."
+                "the messages above tell how they were lost.",
+                fix="Run the same command again, or raise parallel.max_lost_jobs.",
             )
         if not self._has_stopped_replacing:
             self._has_stopped_replacing = True

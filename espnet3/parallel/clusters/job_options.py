@@ -111,8 +111,8 @@ def _check_names(config: "ParallelConfig", scheduler: Scheduler) -> None:
     for new, old in {**_OLD_NAMES, **scheduler.old_names}.items():
         if config.options.get(new) and config.options.get(old):
             raise ConfigError(
-                f"parallel.options has {new} and {old}, which is the older name of the same. Write "
-                f"all of it under {new}"
+                f"parallel.options has {new} and {old}, which is the older name of the same.",
+                fix=f"Write all of it under {new}",
             )
 
 
@@ -133,8 +133,8 @@ def _check_log_directory(given: "_Given") -> None:
     if folder is not None and _BREAKS_WORDS.search(str(folder)):
         raise ConfigError(
             f"parallel.options.log_directory is {str(folder)!r}, with a character that ends a word "
-            "in the options of a job. Name a folder without spaces, quotes and the like: "
-            "log_directory: logs/jobs"
+            "in the options of a job.",
+            fix="Name a folder without spaces, quotes and the like: log_directory: logs/jobs",
         )
 
 
@@ -200,14 +200,14 @@ class _Given:
         value = self.get(name) or []
         if isinstance(value, str):
             raise ConfigError(
-                f"parallel.options.{name} is the text {value!r}, but must be a list. Write: "
-                f"{name}: [{value!r}]"
+                f"parallel.options.{name} is the text {value!r}, but must be a list.",
+                fix=f"Write: {name}: [{value!r}]",
             )
         if isinstance(value, Mapping):
             lines = [f"{key}={each}" for key, each in value.items()]
             raise ConfigError(
-                f"parallel.options.{name} is {dict(value)!r}, but must be a list. Write: "
-                f"{name}: {lines!r}"
+                f"parallel.options.{name} is {dict(value)!r}, but must be a list.",
+                fix=f"Write: {name}: {lines!r}",
             )
         return [str(each) for each in value]
 
@@ -215,8 +215,8 @@ class _Given:
         value = self.get(name) or {}
         if not isinstance(value, Mapping):
             raise ConfigError(
-                f"parallel.options.{name} is {value!r}, but must be a mapping. Write such as: "
-                f"{name}: {_MAPPINGS.get(name, '{NAME: VALUE}')}"
+                f"parallel.options.{name} is {value!r}, but must be a mapping.",
+                fix=f"Write such as: {name}: {_MAPPINGS.get(name, '{NAME: VALUE}')}",
             )
         return dict(value)
 

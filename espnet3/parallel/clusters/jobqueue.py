@@ -211,9 +211,10 @@ def _submit(cluster: Any, config: "ParallelConfig") -> None:
     if change.error:
         command = cluster.job_cls.submit_command
         raise ResourceError(
-            f"parallel.env is {config.env!r}, but {change.error}. Run this program where "
+            f"parallel.env is {config.env!r}, but {change.error}.",
+            fix="Run this program where "
             f"{command} works, and set parallel.options to what your cluster has; the job script "
-            f"was:\n{scrub_text(cluster.job_script())}"
+            f"was:\n{scrub_text(cluster.job_script())}",
         )
     monitor.settle(change)
     cluster.monitor = monitor

@@ -118,12 +118,14 @@ def check(config: "ParallelConfig") -> None:
         if double:
             raise ConfigError(
                 f"parallel.options has custom_cluster_spec and {double[0]}, which would be "
-                f"ignored. Write {double[0]} into the spec, or remove the spec."
+                "ignored.",
+                fix=f"Write {double[0]} into the spec, or remove the spec.",
             )
     elif "image" not in options:
         raise ConfigError(
             "parallel.env is 'kube', but parallel.options.image is not set. Workers need one with "
-            f"this version of Python, ESPnet3 and Dask in it. Write: {_EXAMPLE}"
+            "this version of Python, ESPnet3 and Dask in it.",
+            fix=f"Write: {_EXAMPLE}",
         )
     service = options.get("scheduler_service_type", "ClusterIP")
     if service != "ClusterIP":

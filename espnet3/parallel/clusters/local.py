@@ -81,8 +81,8 @@ def check_options(config: "ParallelConfig", others: Iterable[str] = ()) -> None:
     n_threads = config.options.get(THREADS, 1)
     if not isinstance(n_threads, int) or isinstance(n_threads, bool) or n_threads < 1:
         raise ConfigError(
-            f"parallel.options.{THREADS} is {n_threads!r}, but must be a number of threads. Write: "
-            f"{THREADS}: 1"
+            f"parallel.options.{THREADS} is {n_threads!r}, but must be a number of threads.",
+            fix=f"Write: {THREADS}: 1",
         )
     unknown = [name for name in config.options if name not in (THREADS, *others)]
     if not unknown:

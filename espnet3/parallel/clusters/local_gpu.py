@@ -54,9 +54,9 @@ def check(config: "ParallelConfig") -> None:
     for name in config.options:
         if name in _OF_DASK_CUDA and not has_dask_cuda():
             raise ConfigError(
-                f"parallel.options.{name} is an option of dask-cuda, which is not installed. "
-                f"Delete it; or, in your clone of ESPnet3: pip install -c constraints.txt "
-                "-e '.[gpu]'"
+                f"parallel.options.{name} is an option of dask-cuda, which is not installed.",
+                fix="Delete it; or, in your clone of ESPnet3: pip install -c constraints.txt "
+                "-e '.[gpu]'",
             )
     _checked_gpus(config)
 

@@ -124,7 +124,8 @@ def check(config: "ParallelConfig") -> None:
     if not hosts or isinstance(hosts, str):
         problem = f"is {hosts!r}, not a list" if hosts else "is not set"
         raise ConfigError(
-            f"parallel.env is 'ssh', but parallel.options.hosts {problem}. Write: {_EXAMPLE}"
+            f"parallel.env is 'ssh', but parallel.options.hosts {problem}.",
+            fix=f"Write: {_EXAMPLE}",
         )
     if len(hosts) == 1:
         raise ConfigError(

@@ -101,8 +101,8 @@ def register_backend(
     """
     if name in BACKENDS and not replace:
         raise ConfigError(
-            f"register_backend() got {name!r}, which is the name of a backend already. Choose "
-            f"another, or write: register_backend({name!r}, ..., replace=True)"
+            f"register_backend() got {name!r}, which is the name of a backend already.",
+            fix=f"Choose another, or write: register_backend({name!r}, ..., replace=True)",
         )
     BACKENDS[name] = Backend(own=Registered(start, check, job_script))
 

@@ -71,9 +71,10 @@ class RunSecurity(Security):
             self.remove()
             raise ResourceError(
                 f"The certificates of the run cannot be written in {self.folder.parent}: "
-                f"{folder_trouble(error, self.folder.parent)}. Make room there, or name another "
+                f"{folder_trouble(error, self.folder.parent)}.",
+                fix="Make room there, or name another "
                 "folder that driver and nodes share: parallel.options.shared_temp_directory: "
-                "/path/to/folder"
+                "/path/to/folder",
             ) from error
 
     def remove(self) -> None:

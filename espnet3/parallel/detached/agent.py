@@ -297,9 +297,10 @@ def _merge_as_user(
             raise  # a full disk, or one that is away: the caller says what to do
         secrets = secrets_held(runner)
         raise ProviderError(
-            f"merge() failed on {lease.owner}: {describe_error(error, secrets)}. Mend it "
+            f"merge() failed on {lease.owner}: {describe_error(error, secrets)}.",
+            fix="Mend it "
             "and run the same command again; all shards are done and kept.\n\n"
-            f"{user_traceback(error, secrets)}"
+            f"{user_traceback(error, secrets)}",
         ) from error
 
 

@@ -216,8 +216,9 @@ def _output_dir(root: Path, manifest: Manifest, description: Description, runner
     if os.path.normpath(manifest.output_dir) != os.path.normpath(submitted):
         raise RunFolderError(
             f"{manifest_path(root)} says that the outputs belong into {manifest.output_dir!r}, but "
-            f"the run was submitted for {submitted!r}: it was changed since. Put that back, or run "
-            "the command that began the run again: it merges without computing anything again."
+            f"the run was submitted for {submitted!r}: it was changed since.",
+            fix="Put that back, or run "
+            "the command that began the run again: it merges without computing anything again.",
         )
     return Path(os.path.normpath(root.resolve() / submitted))
 
@@ -238,9 +239,9 @@ def check_code(description: Description, root: Path) -> None:
             )
         if now != digest:
             raise StaleRunError(
-                f"{path} changed since the run was submitted, so results would be of two versions. "
-                f"Put the file back and type: espnet3 resume {shlex.quote(str(root))} ; or run the "
-                "command that began the run again, which says what is to be decided."
+                f"{path} changed since the run was submitted, so results would be of two versions.",
+                fix=f"Put the file back and type: espnet3 resume {shlex.quote(str(root))} ; or run "
+                "the command that began the run again, which says what is to be decided.",
             )
 
 
@@ -263,7 +264,8 @@ def _load(root: Path, trust: str | None) -> tuple[Description, dict[str, bytes]]
     if _minor(theirs) != _minor(ours):
         raise RunFolderError(
             f"The code of the run in {root} was written by Python {theirs}, and this is {ours}, "
-            f"which cannot load it. Use the same: {description.python} on {description.host}"
+            "which cannot load it.",
+            fix=f"Use the same: {description.python} on {description.host}",
         )
     return description, parts
 

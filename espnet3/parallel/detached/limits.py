@@ -51,7 +51,8 @@ def check_clock(root: Path) -> None:
     except OSError as error:
         raise SubmissionRefusedError(
             f"no job is submitted: nothing can be written to {root} ({error.strerror or error}), "
-            "so a job could not be recorded there. Make room or fix the permissions"
+            "so a job could not be recorded there.",
+            fix="Make room or fix the permissions",
         ) from error
     if abs(skew) > MAX_SKEW:
         raise SubmissionRefusedError(

@@ -159,7 +159,8 @@ def logs_of_shard(run_dir: Path, shard: int) -> list[LogPart]:
     if not RecordPaths(run_dir).run.exists():
         raise RunFolderError(
             f"The logs of {run_dir} do not tell shards apart: its workers were started by a "
-            f"program that waited for them. Look at all of it: {run_dir / 'logs'}"
+            "program that waited for them.",
+            fix=f"Look at all of it: {run_dir / 'logs'}",
         )
     raise RunFolderError(f"No worker of {run_dir} has begun shard {shard} so far.")
 

@@ -241,8 +241,8 @@ def failure_of(seen: Overview) -> EspnetError:
         )
     if not status.is_detached:
         return IncompleteRunError(
-            f"{where} has no workers left: {status.n_done:,} of {status.n_items:,} items are "
-            "done. Run the command that began it again: finished shards are kept."
+            f"{where} has no workers left: {status.n_done:,} of {status.n_items:,} items are done.",
+            fix="Run the command that began it again: finished shards are kept.",
         )
     return IncompleteRunError(
         f"{where} has no workers left, and no job waits: {status.n_done:,} of "

@@ -63,8 +63,8 @@ class HuggingFaceCTC(nn.Module):
             values.update(vocab_size=len(ours.tokens), pad_token_id=BLANK)
         elif pretrained is None:
             raise ConfigError(
-                "HuggingFaceCTC needs a tokenizer beside its config. Write: tokenizer: "
-                "${tokenizer.save_path}"
+                "HuggingFaceCTC needs a tokenizer beside its config.",
+                fix="Write: tokenizer: ${tokenizer.save_path}",
             )
         network_config = load_network_config(pretrained, values)
         self.network = build_network(transformers().AutoModelForCTC, pretrained, network_config)
@@ -127,8 +127,9 @@ class HuggingFaceCTC(nn.Module):
     def _tokens(self, text: list[str] | None, device: torch.device) -> tuple[Tensor, Tensor]:
         if text is None:
             raise ConfigError(
-                "A batch has neither tokens nor text. Add tokens with dataset.preprocessor: "
-                "{_target_: espnet3.systems.asr.preprocessor.Tokenize, tokenizer: FOLDER}"
+                "A batch has neither tokens nor text.",
+                fix="Add tokens with dataset.preprocessor: "
+                "{_target_: espnet3.systems.asr.preprocessor.Tokenize, tokenizer: FOLDER}",
             )
         ids = [torch.tensor(self.tokenizer.encode(one), dtype=torch.long) for one in text]
         padded = nn.utils.rnn.pad_sequence(ids, batch_first=True).to(device)
@@ -165,8 +166,8 @@ class HuggingFaceSeq2Seq(nn.Module):
         place = tokenizer or pretrained
         if place is None:
             raise ConfigError(
-                "HuggingFaceSeq2Seq needs a tokenizer beside its config. Write: tokenizer: FOLDER, "
-                "which its save_pretrained() wrote"
+                "HuggingFaceSeq2Seq needs a tokenizer beside its config.",
+                fix="Write: tokenizer: FOLDER, which its save_pretrained() wrote",
             )
         network_config = load_network_config(pretrained, config)
         auto = transformers().AutoModelForSpeechSeq2Seq
@@ -261,8 +262,8 @@ def transformers() -> Any:
     """
     if importlib.util.find_spec("transformers") is None:
         raise MissingExtraError(
-            "Models of Hugging Face need the package 'transformers', which is not installed. "
-            "In your clone of ESPnet3: pip install -c constraints.txt -e '.[transformers]'"
+            "Models of Hugging Face need the package 'transformers', which is not installed.",
+            fix="In your clone of ESPnet3: pip install -c constraints.txt -e '.[transformers]'",
         )
     import transformers
 
@@ -282,8 +283,9 @@ def load_network_config(pretrained: str | None, config: Mapping[str, Any] | None
     auto = transformers().AutoConfig
     if pretrained is None and not (config and "model_type" in config):
         raise ConfigError(
-            "A model of Hugging Face needs either pretrained or a config. Write: pretrained: "
-            "facebook/wav2vec2-base, or config: {model_type: wav2vec2, hidden_size: 32, ...}"
+            "A model of Hugging Face needs either pretrained or a config.",
+            fix="Write: pretrained: "
+            "facebook/wav2vec2-base, or config: {model_type: wav2vec2, hidden_size: 32, ...}",
         )
     values = dict(resolved(config or {}))  # transformers wants plain lists
     refuse_foreign_code(values, "config")
@@ -402,7 +404,7 @@ def _read_json(file: Path) -> Any:
         return json.loads(file.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
         raise PackedModelError(
-            f"{file} is damaged ({error!s:.80}). Copy the packed model again."
+            f"{file} is damaged ({error!s:.80}).", fix="Copy the packed model again."
         ) from error
 
 

@@ -46,8 +46,9 @@ class HuggingFaceSpeech2Text:
     ) -> None:
         if (model is None) == (weights is None):
             raise ConfigError(
-                "HuggingFaceSpeech2Text needs either a model or weights. Write: model: "
-                "openai/whisper-tiny, or weights: ${exp_dir}/valid.loss.ave_3best.safetensors"
+                "HuggingFaceSpeech2Text needs either a model or weights.",
+                fix="Write: model: "
+                "openai/whisper-tiny, or weights: ${exp_dir}/valid.loss.ave_3best.safetensors",
             )
         built: Any = _pretrained(model) if model is not None else load_trained(Path(weights or ""))
         self.model = built.to(device).eval()
@@ -83,7 +84,7 @@ class HuggingFaceSpeech2Text:
     @staticmethod
     def _refuse(name: str, value: Any, kind: str) -> None:
         if value:
-            raise ConfigError(f"{name} is set, which {kind} does not have. Delete the line.")
+            raise ConfigError(f"{name} is set, which {kind} does not have.", fix="Delete the line.")
 
 
 def _pretrained(place: str) -> HuggingFaceCTC | HuggingFaceSeq2Seq:
@@ -98,5 +99,6 @@ def _pretrained(place: str) -> HuggingFaceCTC | HuggingFaceSeq2Seq:
         return HuggingFaceSeq2Seq(place)
     raise ConfigError(
         f"{place!r} is a {config.model_type}, which is neither a CTC nor a sequence-to-sequence "
-        "model of speech. Give one such as facebook/wav2vec2-base-960h or openai/whisper-tiny"
+        "model of speech.",
+        fix="Give one such as facebook/wav2vec2-base-960h or openai/whisper-tiny",
     )

@@ -111,8 +111,8 @@ def _load(weights: Path, device: str, trust_remote_code: bool) -> Any:
 def _check_trust(value: Any) -> None:
     if not isinstance(value, bool):  # the text "false" would be true
         raise ConfigError(
-            f"trust_remote_code is {value!r:.80}, but must be true or false, without quotes. "
-            "Write: trust_remote_code: false"
+            f"trust_remote_code is {value!r:.80}, but must be true or false, without quotes.",
+            fix="Write: trust_remote_code: false",
         )
 
 

@@ -96,8 +96,8 @@ def searching_for(n_best: int, decoder: Any) -> Any:
     """
     if not callable(decoder):
         raise ConfigError(
-            f"decoder is {decoder!r:.80}, which cannot be called. Write: decoder: "
-            "{_target_: espnet3.components.decoding.ctc_greedy.GreedyCTC}"
+            f"decoder is {decoder!r:.80}, which cannot be called.",
+            fix="Write: decoder: {_target_: espnet3.components.decoding.ctc_greedy.GreedyCTC}",
         )
     # Some keep what they search by in an object of its own.
     holder = decoder if hasattr(decoder, "n_best") else getattr(decoder, "settings", decoder)

@@ -156,7 +156,9 @@ class LanguageModel(nn.Module):
         device = self.network.output.weight.device
         rows = [torch.tensor(list(text), dtype=torch.long, device=device) for text in texts]
         if not rows:
-            raise ConfigError("There are no texts to take the perplexity of. Give one or more.")
+            raise ConfigError(
+                "There are no texts to take the perplexity of.", fix="Give one or more."
+            )
         was_training = self.training
         self.eval()
         total, n_total = 0.0, 0
@@ -211,8 +213,9 @@ def load_language_model(path: str | os.PathLike[str], device: str = "cpu") -> An
     model = load_trained(find_weights(place) if place.is_dir() else place, device)
     if not _can_step(model):
         raise ConfigError(
-            f"{place} is the training of a {type(model).__name__}, no language model. Give that of "
-            f"a {LanguageModel.__module__}.{LanguageModel.__name__}; to train one: {_TRAIN}"
+            f"{place} is the training of a {type(model).__name__}, no language model.",
+            fix="Give that of "
+            f"a {LanguageModel.__module__}.{LanguageModel.__name__}; to train one: {_TRAIN}",
         )
     return model
 

@@ -147,9 +147,10 @@ class ASRModel(nn.Module):
         if tokens.numel() and int(tokens.max()) >= self.n_tokens:
             raise DataError(
                 f"A batch has the token {int(tokens.max())}, but the model's tokenizer has "
-                f"{self.n_tokens}: the texts were turned into tokens by another one. Write the "
+                f"{self.n_tokens}: the texts were turned into tokens by another one.",
+                fix="Write the "
                 "same folder in both places: model.tokenizer and dataset.preprocessor.tokenizer: "
-                '"${tokenizer.save_path}"'
+                '"${tokenizer.save_path}"',
             )
 
     def _error_rates(
@@ -178,7 +179,8 @@ def _make_decoder(
     if isinstance(decoder, nn.Module):
         raise ConfigError(
             "model.decoder is a finished module, but is to be made for the model's tokens and "
-            "encoder. Add to its block: _partial_: true"
+            "encoder.",
+            fix="Add to its block: _partial_: true",
         )
     return None if decoder is None else decoder(n_tokens=n_tokens, encoder_size=encoder_size)
 
@@ -189,7 +191,8 @@ def _check_sizes(frontend: nn.Module, encoder: nn.Module) -> None:
     if given is not None and wanted is not None and given != wanted:
         raise ConfigError(
             f"model.encoder.input_size is {wanted}, but model.frontend gives features of size "
-            f"{given}. Write below model.encoder: input_size: {given}"
+            f"{given}.",
+            fix=f"Write below model.encoder: input_size: {given}",
         )
 
 
@@ -198,19 +201,20 @@ def _checked_weight(weight: float | None, *, has_decoder: bool) -> float:
         return _CTC_WEIGHT if has_decoder else 1.0
     if not 0 <= weight <= 1:
         raise ConfigError(
-            f"model.ctc_weight is {weight}, but must be between 0 and 1. Write: "
-            f"ctc_weight: {_CTC_WEIGHT if has_decoder else 1.0}"
+            f"model.ctc_weight is {weight}, but must be between 0 and 1.",
+            fix=f"Write: ctc_weight: {_CTC_WEIGHT if has_decoder else 1.0}",
         )
     if weight < 1 and not has_decoder:
         raise ConfigError(
-            f"model.ctc_weight is {weight}, but there is no model.decoder for the rest. Write "
+            f"model.ctc_weight is {weight}, but there is no model.decoder for the rest.",
+            fix="Write "
             "ctc_weight: 1.0, or add a decoder: {_target_: "
-            "espnet3.components.models.attention_decoder.TransformerDecoder, _partial_: true}"
+            "espnet3.components.models.attention_decoder.TransformerDecoder, _partial_: true}",
         )
     if weight == 1 and has_decoder:
         raise ConfigError(
-            f"model.ctc_weight is {weight}, so that model.decoder would not be trained. Write "
-            f"ctc_weight: {_CTC_WEIGHT}, or take the decoder out."
+            f"model.ctc_weight is {weight}, so that model.decoder would not be trained.",
+            fix=f"Write ctc_weight: {_CTC_WEIGHT}, or take the decoder out.",
         )
     return float(weight)
 
@@ -218,7 +222,7 @@ def _checked_weight(weight: float | None, *, has_decoder: bool) -> float:
 def _checked_smoothing(smoothing: float) -> float:
     if not 0 <= smoothing < 1:
         raise ConfigError(
-            f"model.label_smoothing is {smoothing}, but must be from 0 to less than 1. Write: "
-            "label_smoothing: 0.1"
+            f"model.label_smoothing is {smoothing}, but must be from 0 to less than 1.",
+            fix="Write: label_smoothing: 0.1",
         )
     return float(smoothing)

@@ -83,7 +83,7 @@ def extract(archive: Path) -> "tempfile.TemporaryDirectory[str]":
             more or larger entries than a packed model can have. The folder is then gone.
     """
     if not archive.is_file():
-        raise PackedModelError(f"{archive} does not exist. Check the path.")
+        raise PackedModelError(f"{archive} does not exist.", fix="Check the path.")
     folder = tempfile.TemporaryDirectory(prefix="espnet3-packed-", ignore_cleanup_errors=True)
     try:
         into = _Extraction(archive, Path(folder.name))
@@ -220,8 +220,8 @@ class _Extraction:
         if total > self._free:
             raise PackedModelError(
                 f"{self._archive} takes {total / 1e9:.1f} GB, but {self._folder.parent} has "
-                f"{self._free / 1e9:.1f} GB left. Make room, or name another folder: "
-                "export TMPDIR=FOLDER"
+                f"{self._free / 1e9:.1f} GB left.",
+                fix="Make room, or name another folder: export TMPDIR=FOLDER",
             )
 
     def _refused(self, problem: str, why: str = "") -> PackedModelError:

@@ -177,8 +177,9 @@ def _checked(folder: Path, named: Path, trust_code: bool) -> Trust:
 def _require_packed(folder: Path, named: Path) -> None:
     if folder.is_file():
         raise PackedModelError(
-            f"{named} is a file of an unknown kind. Give the folder that the stage pack_model "
-            "wrote, or its archive, whose name ends in .tar.gz or .zip"
+            f"{named} is a file of an unknown kind.",
+            fix="Give the folder that the stage pack_model "
+            "wrote, or its archive, whose name ends in .tar.gz or .zip",
         )
     if not folder.is_dir():
         siblings = [one.name for one in named.absolute().parent.glob("*")]
@@ -202,7 +203,8 @@ def _check_sums(folder: Path, named: Path, sums: Mapping[Any, Any]) -> frozenset
         if file is None or sha256(file) != wanted:
             raise PackedModelError(
                 f"{name} of {named} is {'missing' if file is None else 'damaged'}: its checksum in "
-                f"{META} does not fit. Copy the packed model again."
+                f"{META} does not fit.",
+                fix="Copy the packed model again.",
             )
     for name in (WEIGHTS, TRAINING):
         if name not in sums:
@@ -227,20 +229,21 @@ def _real_file(folder: Path, name: Any, named: Path, roots: tuple[str, ...]) -> 
     if not isinstance(name, str) or not name or leads_out(name) or "\0" in name:
         raise PackedModelError(
             f"{META} of {named} has the checksum of {name!r:.80}, a path that leads out of the "
-            "packed model. Do not use it; get the model from elsewhere."
+            "packed model.",
+            fix="Do not use it; get the model from elsewhere.",
         )
     real = os.path.realpath(folder / name)
     if not os.path.lexists(real):
         return None
     if not real.startswith(tuple(f"{root}{os.sep}" for root in roots)):
         raise PackedModelError(
-            f"{name!r:.80} of {named} is a link that leads out of the packed model. Copy what it "
-            "leads to in its place, if you trust those who packed the model."
+            f"{name!r:.80} of {named} is a link that leads out of the packed model.",
+            fix="Copy what it leads to in its place, if you trust those who packed the model.",
         )
     if not stat.S_ISREG(os.stat(real).st_mode):
         raise PackedModelError(
-            f"{name!r:.80} of {named} is no plain file. Do not use it; get the model from "
-            "elsewhere."
+            f"{name!r:.80} of {named} is no plain file.",
+            fix="Do not use it; get the model from elsewhere.",
         )
     return Path(real)
 

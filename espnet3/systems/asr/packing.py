@@ -195,8 +195,8 @@ def _replace(written: Path, target: Path) -> None:
     """Rename the new folder to its place; the old packed model goes first, and only such a one."""
     if target.exists() and not (target / META).is_file() and any(target.iterdir()):
         raise RunFolderError(
-            f"{target} exists and is no packed model, so it is not replaced. Choose another "
-            "folder: pack.output_dir=FOLDER"
+            f"{target} exists and is no packed model, so it is not replaced.",
+            fix="Choose another folder: pack.output_dir=FOLDER",
         )
     old = Path(temp_path(os.path.abspath(target)))
     if target.exists():

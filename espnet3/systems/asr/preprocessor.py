@@ -67,8 +67,8 @@ def text_of(sample: Any, key: str = "text") -> str:
     text = sample.get(key)
     if text is None:
         raise DataError(
-            f"{_name(sample)} has no field {key!r}. It has: {', '.join(sample)}. Name the column "
-            f"with the text, as in data_src_args: {{columns: {{text: COLUMN}}}}"
+            f"{_name(sample)} has no field {key!r}. It has: {', '.join(sample)}.",
+            fix="Name the column with the text, as in data_src_args: {columns: {text: COLUMN}}",
         )
     if not isinstance(text, str):
         raise DataError(

@@ -172,9 +172,9 @@ class Recognizer:
         """
         if not isinstance(self.decoder, JointBeam):
             raise ConfigError(
-                f"The decoder is {type(self.decoder).__name__}, which takes no language model. "
-                f"Write: 'model.decoder={{_target_: {JointBeam.__module__}.JointBeam, "
-                "ctc_weight: 1.0}'"
+                f"The decoder is {type(self.decoder).__name__}, which takes no language model.",
+                fix=f"Write: 'model.decoder={{_target_: {JointBeam.__module__}.JointBeam, "
+                "ctc_weight: 1.0}'",
             )
         self.decoder.load_language_model(path)
 
@@ -318,8 +318,8 @@ def _to_array(speech: Any) -> NDArray[Any]:
     if isinstance(speech, np.ndarray):
         return speech
     raise AudioError(
-        f"The speech is a {type(speech).__name__}. Give a path, a numpy array or a tensor of "
-        "samples, or a list of these."
+        f"The speech is a {type(speech).__name__}.",
+        fix="Give a path, a numpy array or a tensor of samples, or a list of these.",
     )
 
 
@@ -328,8 +328,9 @@ def _to_float(samples: NDArray[Any]) -> Samples:
         return (samples / np.float32(32768)).astype(np.float32)
     if not np.issubdtype(samples.dtype, np.floating):
         raise AudioError(
-            f"The samples are of type {samples.dtype}. Give int16, or floating-point between -1 "
-            "and 1: speech.astype('float32') / full_scale"
+            f"The samples are of type {samples.dtype}.",
+            fix="Give int16, or floating-point between -1 "
+            "and 1: speech.astype('float32') / full_scale",
         )
     # torch warns of arrays that cannot be written, such as those of mapped files.
     return samples.astype(np.float32, copy=not samples.flags.writeable)
@@ -349,4 +350,4 @@ def _check(samples: Samples, name: str) -> None:
     if samples.size == 0:
         raise AudioError(f"{name} has no samples. Leave it out, or make it again.")
     if not np.isfinite(samples).all():
-        raise AudioError(f"{name} has samples that are NaN or infinite. Make it again.")
+        raise AudioError(f"{name} has samples that are NaN or infinite.", fix="Make it again.")

@@ -126,7 +126,9 @@ def read_training_config(weights: Path) -> dict[str, Any]:
         )
     config: dict[str, Any] = resolved(load_config(file).config)
     if not isinstance(config.get("model"), Mapping):
-        raise ConfigError(f"{file} has no model block. Copy the config of the training there.")
+        raise ConfigError(
+            f"{file} has no model block.", fix="Copy the config of the training there."
+        )
     exp_dir = file.parent.resolve()  # the file itself may be a link, as in the cache of the Hub
     recorded, roots = str(config.get("exp_dir", "")), list(_roots(exp_dir, config))
 
@@ -199,9 +201,10 @@ def find_weights(exp_dir: str | Path) -> Path:
     found, what = _find(checked_path(folder))
     if found is None:
         raise RunFolderError(
-            f"{folder} has no trained model: there is {_content(folder)}. Give the folder of a "
+            f"{folder} has no trained model: there is {_content(folder)}.",
+            fix="Give the folder of a "
             "training, such as exp/training, or train first: python run.py --stages train "
-            "--training_config conf/training.yaml"
+            "--training_config conf/training.yaml",
         )
     logger.info("Weights: %s, %s", found, what)
     return found
@@ -256,7 +259,8 @@ def _names_in(criterion: dict[str, Any]) -> Iterator[str]:
         elif current_trust() is not None:
             raise PackedModelError(
                 f"{_INDEX} of a packed model names {name!r:.80} as weights, which leads out of its "
-                "folder. Do not use it; get the model from elsewhere."
+                "folder.",
+                fix="Do not use it; get the model from elsewhere.",
             )
 
 
@@ -293,8 +297,8 @@ def record_tokens(block: Any, exp_dir: Path) -> None:
     elif known != tokens:
         raise StaleRunError(
             f"The tokenizer in {folder} is not the one that the model in {exp_dir} is trained "
-            f"with: {_difference(known, tokens)}. Put the old one back, or train another model: "
-            "exp_tag: NAME_2"
+            f"with: {_difference(known, tokens)}.",
+            fix="Put the old one back, or train another model: exp_tag: NAME_2",
         )
 
 
@@ -309,8 +313,8 @@ def check_trained_tokens(model: Any, folder: Path) -> None:
     if known is not None and tokens is not None and known != tuple(tokens):
         raise RunFolderError(
             f"The tokenizer is not the one that the weights in {folder} were trained with: "
-            f"{_difference(known, tuple(tokens))}. The texts would be wrong. Put the tokenizer of "
-            f"the training back, whose tokens are in {folder / _TOKENS}"
+            f"{_difference(known, tuple(tokens))}. The texts would be wrong.",
+            fix=f"Put the tokenizer of the training back, whose tokens are in {folder / _TOKENS}",
         )
 
 
@@ -331,8 +335,9 @@ def _read(folder: Path) -> tuple[str, ...] | None:
         tokens = None
     if not isinstance(tokens, list):
         raise RunFolderError(
-            f"{file} is damaged: it is not a list of tokens. Copy it again from the folder of the "
-            "training, or delete it if you know that the tokenizer is that of the training."
+            f"{file} is damaged: it is not a list of tokens.",
+            fix="Copy it again from the folder of the "
+            "training, or delete it if you know that the tokenizer is that of the training.",
         )
     return tuple(tokens)
 

@@ -54,12 +54,13 @@ class Transducer(ASRModel):
         if not 0 < ctc_weight < 1:
             raise ConfigError(
                 f"model.ctc_weight is {ctc_weight}, but must be between 0 and 1, without these "
-                "two: CTC and the transducer are trained together. Write: ctc_weight: 0.3"
+                "two: CTC and the transducer are trained together.",
+                fix="Write: ctc_weight: 0.3",
             )
         if isinstance(prediction, nn.Module):
             raise ConfigError(
-                "model.prediction is a finished module, but is to be made for the model's tokens. "
-                "Add to its block: _partial_: true"
+                "model.prediction is a finished module, but is to be made for the model's tokens.",
+                fix="Add to its block: _partial_: true",
             )
         super().__init__(tokenizer, frontend, encoder, **features)
         self.ctc_weight = float(ctc_weight)

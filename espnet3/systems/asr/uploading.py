@@ -55,8 +55,9 @@ def upload_model(loaded: LoadedConfig) -> str:
         if not type(error).__module__.startswith("httpx"):  # of the connection
             raise
         raise ResourceError(
-            f"{endpoint()} cannot be reached: {error}. Mend the connection, and run the stage "
-            "again; what was sent already is not sent again."
+            f"{endpoint()} cannot be reached: {error}.",
+            fix="Mend the connection, and run the stage "
+            "again; what was sent already is not sent again.",
         ) from error
     logger.info("Uploaded %s to %s", folder, commit)
     return str(commit)
@@ -81,15 +82,16 @@ def check_upload_model(loaded: LoadedConfig) -> UploadConfig:
         )
     if importlib.util.find_spec("huggingface_hub") is None:
         raise MissingExtraError(
-            "Stage upload_model (10) needs the package 'huggingface_hub', which is not installed. "
-            "In your clone of ESPnet3: pip install -c constraints.txt -e '.[hub]'"
+            "Stage upload_model (10) needs the package 'huggingface_hub', which is not installed.",
+            fix="In your clone of ESPnet3: pip install -c constraints.txt -e '.[hub]'",
         )
     from huggingface_hub import get_token
 
     if not get_token():
         raise ResourceError(
-            f"There is no token to upload to {settings.repo_id} with. Make one that may write at "
-            f"{endpoint()}/settings/tokens, and log in: hf auth login; or: export HF_TOKEN=..."
+            f"There is no token to upload to {settings.repo_id} with.",
+            fix="Make one that may write at "
+            f"{endpoint()}/settings/tokens, and log in: hf auth login; or: export HF_TOKEN=...",
         )
     return settings
 

@@ -209,8 +209,9 @@ def check_inference_dir(configs: Configs) -> None:
     file = metrics.files[0] if metrics.files else "the metrics config"
     raise ConfigError(
         f"{file} does not say which results to score: inference_dir would be {folder}, which does "
-        "not exist. Add --inference_config conf/inference.yaml, or write in "
-        f"{file}: inference_dir: FOLDER"
+        "not exist.",
+        fix="Add --inference_config conf/inference.yaml, or write in "
+        f"{file}: inference_dir: FOLDER",
     )
 
 

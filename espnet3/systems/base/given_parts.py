@@ -70,13 +70,14 @@ class GivenSplit:
         missing = [name for name in ("__len__", "__getitem__") if not hasattr(self.dataset, name)]
         if missing:
             raise ConfigError(
-                f"{self.split} is a {type(self.dataset).__name__}, which has no {missing[0]}. Give "
-                f"a list of samples, a dataset or a DataLoader: train(config, {self.split}=...)"
+                f"{self.split} is a {type(self.dataset).__name__}, which has no {missing[0]}.",
+                fix="Give "
+                f"a list of samples, a dataset or a DataLoader: train(config, {self.split}=...)",
             )
         if not len(self.dataset):
             raise ConfigError(
-                f"{self.split} is a {type(self.dataset).__name__} without samples. Give one that "
-                "has some."
+                f"{self.split} is a {type(self.dataset).__name__} without samples.",
+                fix="Give one that has some.",
             )
         with global_rngs_kept():
             self._read_first()
@@ -219,8 +220,8 @@ class GivenParts:
         needs_size = self.valid is not None and not self.valid.is_loader
         if needs_size and config.train is None and config.valid is None:
             raise ConfigError(
-                "dataloader.valid is not set, so it is not known how large a batch of valid is. "
-                "Write: dataloader: {valid: {batch_size: 16}}"
+                "dataloader.valid is not set, so it is not known how large a batch of valid is.",
+                fix="Write: dataloader: {valid: {batch_size: 16}}",
             )
         return config
 
@@ -263,9 +264,10 @@ class GivenParts:
             return
         if not callable(self.model):
             raise ConfigError(
-                f"model is {self.model!r:.80}, of type {type(self.model).__name__}. Give a "
+                f"model is {self.model!r:.80}, of type {type(self.model).__name__}.",
+                fix="Give a "
                 "torch.nn.Module, its class, or {'_target_': 'package.module.Class'}: "
-                "train(config, model=...)"
+                "train(config, model=...)",
             )
         _check_arguments(self.model, _arguments(model_block))
 

@@ -195,8 +195,8 @@ def _plan_test_set(
     dataset = env["dataset"]
     if len(dataset) == 0:
         raise ConfigError(
-            f"The test set {name!r} has no items. Check its data_src_args, or run the stage that "
-            f"makes it: {create_command()}"
+            f"The test set {name!r} has no items.",
+            fix=f"Check its data_src_args, or run the stage that makes it: {create_command()}",
         )
     check_test_samples(dataset, name, own_config)
     # With `skip`, audio that cannot be read fails alone, when its turn comes.

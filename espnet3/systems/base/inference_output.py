@@ -150,8 +150,8 @@ def id_text(id: Any, idx: Any, settings: OutputSettings) -> str:
     ):
         what = "None" if plain is None else f"{plain!r:.80}, of type {type(plain).__name__}"
         raise RecordError(
-            f"{settings.idx_key} of item {idx!r} is {what}. Give each sample an id, or name the "
-            "field that has it: idx_key: NAME"
+            f"{settings.idx_key} of item {idx!r} is {what}.",
+            fix="Give each sample an id, or name the field that has it: idx_key: NAME",
         )
     return str(plain)
 
@@ -206,7 +206,7 @@ def complete(result: Any, idx: Any, outputs: OutputSettings, dataset: Any = None
 
 def _complete_one(output: Any, idx: Any, settings: OutputSettings, dataset: Any) -> dict[str, Any]:
     if inspect.isgenerator(output):
-        raise ConfigError("forward() is a generator. Write return in place of yield.")
+        raise ConfigError("forward() is a generator.", fix="Write return in place of yield.")
     if isinstance(output, tuple) and all(isinstance(entry, str) for entry in output):
         raise ConfigError(
             f"forward() returned {output!r:.80} for item {idx!r}: whether that is an id and its "

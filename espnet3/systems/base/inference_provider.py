@@ -115,7 +115,8 @@ def _given_config(provider: type, config: Any, inference_config: Any) -> Any:
         return given[0]
     what = "both config and inference_config, which are one" if given else "no config"
     raise ProviderError(
-        f"{provider.__name__} is given {what}. Write: {provider.__name__}(config, params=params)"
+        f"{provider.__name__} is given {what}.",
+        fix=f"Write: {provider.__name__}(config, params=params)",
     )
 
 

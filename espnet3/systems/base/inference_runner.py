@@ -366,7 +366,8 @@ class FieldWriters:
         if odd is not None:
             raise ConfigError(
                 f"The output has a field called {odd!r}, of type {type(odd).__name__}; its name is "
-                "that of a file as well. Use a text, such as: hyp"
+                "that of a file as well.",
+                fix="Use a text, such as: hyp",
             )
         known = ", ".join(map(repr, fields))
         lost = [name for name in self._artifacts if name not in fields]
@@ -388,14 +389,16 @@ class FieldWriters:
         if settings.hyp_key != default.hyp_key and settings.hyp_key not in fields:
             raise ConfigError(
                 f"hyp_key is {settings.hyp_key!r}, but the fields are {known}. It names the field "
-                "of a model that returns a text, and nothing else. Delete it."
+                "of a model that returns a text, and nothing else.",
+                fix="Delete it.",
             )
         if settings.ref_key != default.ref_key and settings.ref_key not in fields:
             raise ConfigError(
                 f"ref_key is {settings.ref_key!r}, but the fields are {known}. It names the field "
                 "that the sample's `text` is written to beside the output of a model that returns "
-                "a text. Delete it; a field of the sample that has another name is written with: "
-                f"output_keys: [{', '.join(fields)}, NAME]"
+                "a text.",
+                fix="Delete it; a field of the sample that has another name is written with: "
+                f"output_keys: [{', '.join(fields)}, NAME]",
             )
 
     def _keep_nbest(self, name: str, id: str, value: Any) -> None:
@@ -494,8 +497,9 @@ def _artifact_writer(name: str, options: dict[str, Any]) -> Callable[[Any, Path]
         written = Path(writer(value=value, output_path=wanted) or wanted)
         if written.parent != wanted.parent or not written.exists():
             raise RecordError(
-                f"The writer of output_artifacts.{name} wrote nothing to {wanted}. Write to the "
-                "output_path it is given, or return the path beside it that it wrote."
+                f"The writer of output_artifacts.{name} wrote nothing to {wanted}.",
+                fix="Write to the "
+                "output_path it is given, or return the path beside it that it wrote.",
             )
         return written
 

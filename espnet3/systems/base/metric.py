@@ -89,8 +89,8 @@ def measure(
     if not test_sets:
         left = f" ({also_found(others)})" if others else ""
         raise IncompleteRunError(
-            f"{folder} holds no results to measure: no folder in it has .scp files{left}. Run the "
-            f"infer stage first: {first}"
+            f"{folder} holds no results to measure: no folder in it has .scp files{left}.",
+            fix=f"Run the infer stage first: {first}",
         )
     runs = {test_set: run_facts(folder / test_set) for test_set in test_sets}
     check_files(metrics, folder, test_sets, infer=infer, first=first)

@@ -86,12 +86,14 @@ def load_metrics_config(loaded: "LoadedConfig") -> MetricsConfig:
     """
     values = loaded.plain()
     if not values.get("metrics"):
-        raise ConfigError(f"The config lists no metrics, so nothing is measured. Write: {_EXAMPLE}")
+        raise ConfigError(
+            "The config lists no metrics, so nothing is measured.", fix=f"Write: {_EXAMPLE}"
+        )
     _check_form(values["metrics"])
     if not values.get("inference_dir"):
         raise ConfigError(
-            "inference_dir is not set, so the results to measure are not known. Pass "
-            "--inference_config conf/inference.yaml too, or write: inference_dir: FOLDER"
+            "inference_dir is not set, so the results to measure are not known.",
+            fix="Pass --inference_config conf/inference.yaml too, or write: inference_dir: FOLDER",
         )
     present = {key: values[key] for key in KEYS if key in values}
     return validate(MetricsConfig, present, loaded=loaded)
@@ -264,7 +266,8 @@ def _with_names(metrics: Sequence[PreparedMetric]) -> list[PreparedMetric]:
         if other != prepared.key:
             raise ConfigError(
                 f"{prepared.key} and {other} are both called {name!r}, and would overwrite each "
-                f"other. Remove one, or write in {prepared.key}: name: {name}_2"
+                "other.",
+                fix=f"Remove one, or write in {prepared.key}: name: {name}_2",
             )
         named.append(_rename(prepared, name))
     return named

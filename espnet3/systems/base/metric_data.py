@@ -129,8 +129,9 @@ def check_fields(needs: Sequence[Need], written: "WrittenFields", folders: Seque
             role = f"{need.field}_key"
             raise ConfigError(
                 f"{need.reader} needs the field {need.field!r}, but {role} of the inference config "
-                f"is {renamed!r}, so that {renamed}.scp is written. Write in the metric: {role}: "
-                f"{renamed}; or in the inference config: {role}: {need.field}"
+                f"is {renamed!r}, so that {renamed}.scp is written.",
+                fix=f"Write in the metric: {role}: "
+                f"{renamed}; or in the inference config: {role}: {need.field}",
             )
 
 
@@ -211,7 +212,8 @@ def join_tables(metric: PreparedMetric, tables: Mapping[str, Table], folder: Pat
         sizes = " and ".join(f"{key} ({len(table)} ids)" for key, table in texts.items())
         raise IncompleteRunError(
             f"{metric.name} has no utterance of {folder} to measure: {sizes} have no id in common, "
-            f"or are empty. Run the infer stage again: {INFER}"
+            "or are empty.",
+            fix=f"Run the infer stage again: {INFER}",
         )
     _check_groups(metric, tables, ids, folder)
     data = {key: [table.get(id, "") for id in ids] for key, table in tables.items()}
@@ -241,10 +243,11 @@ def check_failures(metric: PreparedMetric, run: Mapping[str, Any] | None, folder
     references = f'{metric.key}.inputs: {{{metric.inputs[0].key}: "data/{{test_set}}/text"}}'
     raise IncompleteRunError(
         f"{metric.name} of {folder.name}: {n_failed} of {(run or {}).get('n_items', 0)} items "
-        f"failed in inference, so the score would be that of a part; see: {see}. Run them again "
+        f"failed in inference, so the score would be that of a part; see: {see}.",
+        fix="Run them again "
         f"({INFER} runner.retry_failed=true); or accept it in {metric.key}: on_missing: skip "
         "leaves them out, on_missing: count_as_deletions counts them if the references come from "
-        f"a file of their own, {references}"
+        f"a file of their own, {references}",
     )
 
 
@@ -301,6 +304,7 @@ def _check_groups(
         if lacking:
             raise IncompleteRunError(
                 f"{metric.name} of {folder.name}: {len(lacking)} of {len(ids)} ids have no {key}: "
-                f"{first_few(lacking, _SHOWN_IDS)}. Add them to the file, or name another one in "
-                f'{metric.key}: inputs: {{{key}: "data/{{test_set}}/utt2spk"}}'
+                f"{first_few(lacking, _SHOWN_IDS)}.",
+                fix="Add them to the file, or name another one in "
+                f'{metric.key}: inputs: {{{key}: "data/{{test_set}}/utt2spk"}}',
             )

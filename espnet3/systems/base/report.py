@@ -42,8 +42,9 @@ def report(system: "BaseSystem") -> Path | Skipped:
         if set(system.planned) - {"report"}:
             return Skipped(found)
         raise IncompleteRunError(
-            f"There is nothing to report: {found}. Run the stages before: python run.py --stages "
-            "infer measure report --inference_config ... --metrics_config ..."
+            f"There is nothing to report: {found}.",
+            fix="Run the stages before: python run.py --stages "
+            "infer measure report --inference_config ... --metrics_config ...",
         )
     for note in facts.notes:
         logger.info("Not in the report: %s", note)

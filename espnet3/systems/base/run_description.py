@@ -267,8 +267,8 @@ def _stated(run: PlannedRun, stated: StatedRate) -> KnownRate:
         return KnownRate.of(run, rate, f"{rate.seconds_per_item:g} s per item{load}, as stated")
     if run.durations is None:
         raise ConfigError(
-            f"--rtf {stated.real_time_factor:g} needs durations, which {run.name!r} does not know. "
-            "Write --seconds-per-item 0.2 instead, or durations(self) in its Dataset."
+            f"--rtf {stated.real_time_factor:g} needs durations, which {run.name!r} does not know.",
+            fix="Write --seconds-per-item 0.2 instead, or durations(self) in its Dataset.",
         )
     rate = Rate(0.0, stated.real_time_factor, stated.load_seconds)
     text = f"real-time factor {stated.real_time_factor:g}{load}, as stated"

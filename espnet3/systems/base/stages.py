@@ -244,8 +244,8 @@ def _check_mark(cls: type, name: str, mark: _Mark, known: Sequence[str]) -> None
     where = f"Stage {name!r} of {cls.__name__}"
     if name in known:
         raise ConfigError(
-            f"{where} exists already and keeps its place and config. Remove @stage(...) above "
-            f"def {name}."
+            f"{where} exists already and keeps its place and config.",
+            fix=f"Remove @stage(...) above def {name}.",
         )
     if mark.config not in KINDS:
         raise ConfigError(
@@ -255,8 +255,9 @@ def _check_mark(cls: type, name: str, mark: _Mark, known: Sequence[str]) -> None
     anchor = mark.after or mark.before
     if bool(mark.after) == bool(mark.before):
         raise ConfigError(
-            f"{where} needs one place. Write either @stage(config={mark.config!r}, "
-            f'after="infer") or @stage(config={mark.config!r}, before="infer").'
+            f"{where} needs one place.",
+            fix=f"Write either @stage(config={mark.config!r}, "
+            f'after="infer") or @stage(config={mark.config!r}, before="infer").',
         )
     if anchor not in known:
         raise ConfigError(

@@ -91,8 +91,9 @@ class BaseSystem:
         if loaded is not None:
             return loaded
         raise ConfigError(
-            f"Stage {stage} needs a config. Write: {type(self).__name__}({stage.configs[0]}="
-            f'load_config("conf/{stage.configs[0]}.yaml"))'
+            f"Stage {stage} needs a config.",
+            fix=f"Write: {type(self).__name__}({stage.configs[0]}="
+            f'load_config("conf/{stage.configs[0]}.yaml"))',
         )
 
     @property
@@ -110,7 +111,7 @@ class BaseSystem:
             loaded: LoadedConfig | None = getattr(self, kind)
             if loaded is not None and loaded.has(key):
                 return loaded.config[key]
-        raise ConfigError(f"No config sets {key}. Write in one of them: {key}: VALUE")
+        raise ConfigError(f"No config sets {key}.", fix=f"Write in one of them: {key}: VALUE")
 
     def create_dataset(self) -> Any:
         """Prepare the data."""

@@ -402,7 +402,8 @@ def build_model(loaded: "LoadedConfig", given: GivenParts = NOTHING_GIVEN) -> An
     if not isinstance(model, torch.nn.Module):
         raise ConfigError(
             f"model{set_in('model', loaded)} is a {type(model).__name__}, no torch.nn.Module, so "
-            f"there is nothing to train. Write: {_MODEL}"
+            "there is nothing to train.",
+            fix=f"Write: {_MODEL}",
         )
     return model
 
@@ -471,12 +472,13 @@ def _check_model(loaded: "LoadedConfig", given: GivenParts = NOTHING_GIVEN) -> N
     if block is None and values.get("task") is not None:
         raise ConfigError(
             f"task is {values['task']!r}{set_in('task', loaded)}: tasks of ESPnet2 are not part of "
-            f"ESPnet3. Name the model itself: {_MODEL}"
+            "ESPnet3.",
+            fix=f"Name the model itself: {_MODEL}",
         )
     if not isinstance(block, Mapping) or "_target_" not in block:
         raise ConfigError(
-            f"model{set_in('model', loaded)} has no _target_, so what to train is not known. "
-            f"Write: {_MODEL}"
+            f"model{set_in('model', loaded)} has no _target_, so what to train is not known.",
+            fix=f"Write: {_MODEL}",
         )
     check_call(block, "model")
     check_parts(block, "model")

@@ -344,13 +344,15 @@ def read_training_record(exp_dir: Path) -> TrainingRecord | None:
         record = read_record(exp_dir / FILE, TrainingRecord)
     except DamagedFileError as error:
         raise RunFolderError(
-            f"{error} It says what the weights were made of. Put it back from a copy; or remove it "
-            f"to compare with {_CONFIG} alone: rm {shlex.quote(str(exp_dir / FILE))}"
+            f"{error} It says what the weights were made of.",
+            fix="Put it back from a copy; or remove it "
+            f"to compare with {_CONFIG} alone: rm {shlex.quote(str(exp_dir / FILE))}",
         ) from error
     if record is not None and record.version > _VERSION:
         raise RunFolderError(
             f"{exp_dir / FILE} is of version {record.version}, and this ESPnet3 ({__version__}) "
-            f"reads up to {_VERSION}. Use the ESPnet3 that trained it: {record.espnet3}"
+            f"reads up to {_VERSION}.",
+            fix=f"Use the ESPnet3 that trained it: {record.espnet3}",
         )
     return record
 

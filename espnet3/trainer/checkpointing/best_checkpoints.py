@@ -118,7 +118,7 @@ def read_index(exp_dir: StrPath) -> dict[Criterion, list[Saved]]:
             return _read_lists(json.loads(index.read_text(encoding="utf-8")))
         except (ValueError, KeyError, TypeError) as error:
             raise RunFolderError(
-                f"{index} is damaged ({error}). Delete it: the list is in {LAST} as well."
+                f"{index} is damaged ({error}).", fix=f"Delete it: the list is in {LAST} as well."
             ) from error
     if last.exists():
         state = read_checkpoint(last, mmap=True).get("callbacks", {}).get(STATE_KEY)

@@ -82,7 +82,7 @@ def read_checkpoint(path: StrPath, *, mmap: bool = False) -> dict[str, Any]:
     if file.is_dir():
         file = file / _FOLDER_META
     if not file.is_file():
-        raise RunFolderError(f"The checkpoint {file} does not exist. Check the path.")
+        raise RunFolderError(f"The checkpoint {file} does not exist.", fix="Check the path.")
     try:
         mmap = mmap and zipfile.is_zipfile(file)
         loaded = torch.load(file, map_location="cpu", weights_only=True, mmap=mmap)
@@ -90,8 +90,9 @@ def read_checkpoint(path: StrPath, *, mmap: bool = False) -> dict[str, Any]:
         raise RunFolderError(_unreadable(file, error)) from error
     if not isinstance(loaded, dict):
         raise RunFolderError(
-            f"{file} holds a {type(loaded).__name__}, no checkpoint. Give a file that was written "
-            "by a training, or by torch.save(model.state_dict(), path)."
+            f"{file} holds a {type(loaded).__name__}, no checkpoint.",
+            fix="Give a file that was written "
+            "by a training, or by torch.save(model.state_dict(), path).",
         )
     return loaded
 

@@ -118,8 +118,8 @@ def find_resume_point(
     path = Path(ckpt_path) if ckpt_path else Path(exp_dir) / LAST
     if ckpt_path and not path.exists():
         raise ConfigError(
-            f"fit.ckpt_path is {ckpt_path}, which does not exist. Give a checkpoint, or delete the "
-            f"line to resume from {Path(exp_dir) / LAST}."
+            f"fit.ckpt_path is {ckpt_path}, which does not exist.",
+            fix=f"Give a checkpoint, or delete the line to resume from {Path(exp_dir) / LAST}.",
         )
     if not ckpt_path and (resume == "never" or not path.exists()):
         return None

@@ -49,8 +49,8 @@ def weights_in(checkpoint: dict[str, Any], path: StrPath) -> dict[str, torch.Ten
     weights = {k: v for k, v in state.items() if isinstance(v, torch.Tensor)}
     if not weights:
         raise RunFolderError(
-            f"{path} holds no weights, but {', '.join(map(str, state)) or 'nothing'}. Give a "
-            "checkpoint of a training, or a .safetensors file."
+            f"{path} holds no weights, but {', '.join(map(str, state)) or 'nothing'}.",
+            fix="Give a checkpoint of a training, or a .safetensors file.",
         )
     # Names of another program's model may start like that as well, but not all of them.
     if "state_dict" in checkpoint and all(name.startswith(PREFIX) for name in weights):
@@ -63,7 +63,7 @@ def _load_safetensors(path: StrPath) -> dict[str, torch.Tensor]:
     from safetensors.torch import load_file
 
     if not Path(path).is_file():
-        raise RunFolderError(f"The weights {path} do not exist. Check the path.")
+        raise RunFolderError(f"The weights {path} do not exist.", fix="Check the path.")
     checked_path(path)
     try:
         return load_file(path)

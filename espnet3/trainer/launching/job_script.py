@@ -147,8 +147,8 @@ def directive_lines(job: Job) -> list[str]:
     if wrong := next((each.text for each in made if has_control_characters(each.text)), None):
         raise ConfigError(
             f"{wrong!r} has a line break or another control character, which the options at the "
-            "head of a job script cannot have. Write the logs elsewhere: launch.log_dir=FOLDER, "
-            "and give a job_name"
+            "head of a job script cannot have.",
+            fix="Write the logs elsewhere: launch.log_dir=FOLDER, and give a job_name",
         )
     header = render_header(scheduler, made, request.directives, "launch.directives")
     for note in header.notes:
@@ -162,8 +162,8 @@ def _refuse_repeated(job: Job) -> None:
             if name in job.scheduler.fixed:
                 key = _KEYS[job.scheduler.fixed[name]]
                 raise ConfigError(
-                    f"launch.directives has {name}, which follows from {key}. Delete it there, and "
-                    f"write the number once: {key}=N"
+                    f"launch.directives has {name}, which follows from {key}.",
+                    fix=f"Delete it there, and write the number once: {key}=N",
                 )
 
 

@@ -122,18 +122,20 @@ def _gpus(block: Mapping[str, Any], config: LaunchConfig, n_processes: int) -> i
 
 def _check_paths(job: Job) -> None:
     if not Path(job.recipe_dir, "run.py").is_file():
-        raise ConfigError(f"{job.recipe_dir} has no run.py. Name a config of a recipe")
+        raise ConfigError(f"{job.recipe_dir} has no run.py.", fix="Name a config of a recipe")
     is_remote = not job.scheduler.starts_processes and job.n_nodes > 1
     if is_remote and not job.scheduler.hosts:
         raise ConfigError(
             f"trainer.num_nodes is {job.n_nodes}, but how a job of {job.scheduler.title} starts "
-            "processes on other nodes is not known. Write under trainer: num_nodes: 1"
+            "processes on other nodes is not known.",
+            fix="Write under trainer: num_nodes: 1",
         )
     if is_remote and not _PLAIN_PATH.fullmatch(job.script):
         # ssh and qrsh hand words to a shell, blaunch does not: no quoting is right for all.
         raise ConfigError(
             f"The job script {job.script!r} is to be started on several nodes, and its path has "
-            "characters that a shell would change. Choose another folder: exp_dir=FOLDER"
+            "characters that a shell would change.",
+            fix="Choose another folder: exp_dir=FOLDER",
         )
 
 
@@ -161,8 +163,8 @@ def write_script(job: Job) -> Job:
             return candidate
     except OSError as error:
         raise RunFolderError(
-            f"The job script cannot be written to {job.script}: {folder_trouble(error)}. Make "
-            "room or choose another folder: exp_dir=FOLDER"
+            f"The job script cannot be written to {job.script}: {folder_trouble(error)}.",
+            fix="Make room or choose another folder: exp_dir=FOLDER",
         ) from error
     raise AssertionError("the numbers are endless")
 

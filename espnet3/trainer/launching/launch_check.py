@@ -76,8 +76,9 @@ def _check_launcher(wanted: Wanted, environ: Mapping[str, str]) -> None:
     elif launcher := foreign_launcher(environ):
         raise ResourceError(
             f"{launcher} started this process among others, and each would train a model of its "
-            "own: only srun and torchrun are known here. Start torchrun with it, once on each "
-            f"node: {launcher} ... {torchrun_line(wanted)}"
+            "own: only srun and torchrun are known here.",
+            fix="Start torchrun with it, once on each "
+            f"node: {launcher} ... {torchrun_line(wanted)}",
         )
     elif is_by_hand(environ):
         check_by_hand(wanted, environ)
@@ -307,8 +308,8 @@ def _check_even(
             else f"because of --ntasks={n_tasks}, which does not say how many run on each node"
         )
         raise ResourceError(
-            f"srun started {n_tasks} processes {why}. Submit the job with: "
-            f"{job.sbatch_line(wanted)}"
+            f"srun started {n_tasks} processes {why}.",
+            fix=f"Submit the job with: {job.sbatch_line(wanted)}",
         )
 
 

@@ -197,7 +197,7 @@ def load_launch_config(loaded: "LoadedConfig") -> LaunchConfig:
     if loaded.config.get("launch") is None:
         files = " ".join(loaded.files)
         raise ConfigError(
-            f"No file of {files} has a launch block. Name one that has, such as "
-            f"conf/launch_slurm.yaml, with: {EXAMPLE}"
+            f"No file of {files} has a launch block.",
+            fix=f"Name one that has, such as conf/launch_slurm.yaml, with: {EXAMPLE}",
         )
     return validate(LaunchConfig, loaded.config.launch, prefix="launch", loaded=loaded)

@@ -65,11 +65,12 @@ def refuse_lightning(model: Any) -> None:
         return
     raise ConfigError(
         f"{kind.__name__} is a LightningModule: its training_step and configure_optimizers would "
-        "not be called here. Make it an nn.Module whose forward returns the loss:\n"
+        "not be called here.",
+        fix="Make it an nn.Module whose forward returns the loss:\n"
         "    def forward(self, x, y):\n"
         '        return {"loss": loss, "accuracy": accuracy}\n'
         "with optimizer: {_target_: torch.optim.AdamW, lr: 0.001} in the config; or train it with "
-        "Lightning: espnet3.trainer.trainer.build_trainer(config).fit(module, loader)"
+        "Lightning: espnet3.trainer.trainer.build_trainer(config).fit(module, loader)",
     )
 
 
@@ -108,8 +109,9 @@ class ModelInputs:
         if len(batch) > len(self._known):
             raise ConfigError(
                 f"A batch has {len(batch)} parts, but {self._model}.forward takes "
-                f"{len(self._known)}: {', '.join(self._known) or 'none'}. Give it an argument for "
-                "each, or let the dataset return dicts of its arguments."
+                f"{len(self._known)}: {', '.join(self._known) or 'none'}.",
+                fix="Give it an argument for "
+                "each, or let the dataset return dicts of its arguments.",
             )
         return dict(zip(self._known, batch, strict=False))
 

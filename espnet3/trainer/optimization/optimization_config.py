@@ -291,8 +291,8 @@ def is_plateau(target: Any) -> bool:
 def _check_forms(keys: _Keys) -> None:
     if not keys.optimizer and not keys.optimizers:
         raise ConfigError(
-            "The training config has no optimizer. Write: "
-            "optimizer: {_target_: torch.optim.AdamW, lr: 0.001}"
+            "The training config has no optimizer.",
+            fix="Write: optimizer: {_target_: torch.optim.AdamW, lr: 0.001}",
         )
     if keys.optimizers and keys.optimizer:
         raise ConfigError(

@@ -116,8 +116,8 @@ def _check_prefixes(
         key = f"optimizers.{optimizer}.params"
         if not config.params and len(optimization.optimizers) > 1:
             raise ConfigError(
-                f"{key} is not set, but with several optimizers each needs its parameters. "
-                f"Write: params: [...], from {first_few(modules, _MOST_NAMES)}"
+                f"{key} is not set, but with several optimizers each needs its parameters.",
+                fix=f"Write: params: [...], from {first_few(modules, _MOST_NAMES)}",
             )
         for prefix in config.params:
             if any(matches(name, prefix) for name in names):
@@ -146,9 +146,9 @@ def _check_orphans(orphans: Sequence[str], optimization: OptimizationConfig) -> 
     line = ", ".join([*config.params, *first_parts(orphans)])
     raise ConfigError(
         f"{len(orphans)} trainable parameter(s) belong to no optimizer: "
-        f"{first_few(orphans, _MOST_NAMES)}. "
-        f"Add them to one, such as optimizers.{optimizer}.params: [{line}], or freeze them in the "
-        "model by requires_grad_(False)."
+        f"{first_few(orphans, _MOST_NAMES)}.",
+        fix=f"Add them to one, such as optimizers.{optimizer}.params: [{line}], or freeze them in "
+        "the model by requires_grad_(False).",
     )
 
 
@@ -379,7 +379,8 @@ def _check_strategy(trainer: Trainer, updaters: Sequence[Updater]) -> None:
     if isinstance(strategy, FSDPStrategy) and len(updaters) > 1:
         raise ConfigError(
             "trainer.strategy is fsdp, which does not keep the parameters of the "
-            f"{len(updaters)} optimizers apart. Write: strategy: ddp"
+            f"{len(updaters)} optimizers apart.",
+            fix="Write: strategy: ddp",
         )
 
 
@@ -389,12 +390,13 @@ def _check_scaler(updaters: Sequence[Updater]) -> None:
         if len(updaters) > 1 and config.n_accumulated > 1:
             raise ConfigError(
                 f"{key} accumulates {config.n_accumulated} batches, but with precision 16-mixed "
-                "another optimizer may change the scale of the gradients in between. "
-                "Write: precision: bf16-mixed"
+                "another optimizer may change the scale of the gradients in between.",
+                fix="Write: precision: bf16-mixed",
             )
         unscales = getattr(updater.optimizer, "_step_supports_amp_scaling", False)
         if unscales and config.gradient_clip_val:
             raise ConfigError(
                 f"{key} has fused: true, which hides the gradients from clipping with precision "
-                "16-mixed. Write: fused: false, or precision: bf16-mixed"
+                "16-mixed.",
+                fix="Write: fused: false, or precision: bf16-mixed",
             )

@@ -169,8 +169,8 @@ def check_extra(package: str, extra: str) -> None:
     """Raise a `MissingExtraError` with the line that installs, unless the package is there."""
     if importlib.util.find_spec(package) is None:
         raise MissingExtraError(
-            f"data_src: {extra} needs the package {package!r}, which is not installed. "
-            f"In your clone of ESPnet3: pip install -c constraints.txt -e '.[{extra}]'"
+            f"data_src: {extra} needs the package {package!r}, which is not installed.",
+            fix=f"In your clone of ESPnet3: pip install -c constraints.txt -e '.[{extra}]'",
         )
 
 
@@ -214,9 +214,8 @@ def find_root(paths: Sequence[str], folder: Path, recipe_dir: StrPath | None) ->
         if any((root / sample).exists() for sample in samples):
             return root
     raise ConfigError(
-        f"{folder} refers to {relative[0]!r}, which is in none of "
-        f"{', '.join(map(str, roots))}. Run in the folder that its paths count from, or write "
-        "absolute paths."
+        f"{folder} refers to {relative[0]!r}, which is in none of {', '.join(map(str, roots))}.",
+        fix="Run in the folder that its paths count from, or write absolute paths.",
     )
 
 
@@ -251,8 +250,8 @@ def find_columns(
     known = list(available)
     if not isinstance(given, Mapping | None):
         raise ConfigError(
-            f"columns is {given!r:.80}, but must name the column of each field. "
-            "Write: columns: {speech: COLUMN, text: COLUMN}"
+            f"columns is {given!r:.80}, but must name the column of each field.",
+            fix="Write: columns: {speech: COLUMN, text: COLUMN}",
         )
     columns = {field: _first(names, known) for field, names in common.items()}
     for field, column in (given or {}).items():
@@ -265,8 +264,8 @@ def find_columns(
     if columns["speech"] is None:
         raise ConfigError(
             f"columns.speech is not set, and {origin} has no column called "
-            f"{', '.join(COMMON['speech'])}. It has: {', '.join(known)}. "
-            f"Write: columns: {{speech: {known[0] if known else 'COLUMN'}}}"
+            f"{', '.join(COMMON['speech'])}. It has: {', '.join(known)}.",
+            fix=f"Write: columns: {{speech: {known[0] if known else 'COLUMN'}}}",
         )
     return {field: column for field, column in columns.items() if column is not None}
 
@@ -303,8 +302,9 @@ def unique_ids(values: Iterable[Any], where: Callable[[int], str]) -> list[str]:
             raise RecordError(f"{where(i)}: {error}") from None
         if first.setdefault(id, i) != i:
             raise RecordError(
-                f"{where(i)}: The id {id!r} is that of {where(first[id])} as well. Make the ids "
-                "unique where the data is made, or write another column: columns: {utt_id: COLUMN}"
+                f"{where(i)}: The id {id!r} is that of {where(first[id])} as well.",
+                fix="Make the ids "
+                "unique where the data is made, or write another column: columns: {utt_id: COLUMN}",
             )
     return list(first)
 

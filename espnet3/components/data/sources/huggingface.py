@@ -132,8 +132,8 @@ def _pick_split(loaded: Any, split: str | None, folder: Any) -> Any:
         if split is None or str(loaded.split) == split:
             return loaded
         raise ConfigError(
-            f"split is {split!r}, but {folder} holds one dataset, of split {loaded.split}. "
-            "Remove split."
+            f"split is {split!r}, but {folder} holds one dataset, of split {loaded.split}.",
+            fix="Remove split.",
         )
     if split in loaded:
         return loaded[split]
@@ -153,6 +153,6 @@ def _as_files(table: Any, column: str) -> Any:
         return table
     has = [name for name, kind in table.features.items() if isinstance(kind, datasets.Audio)]
     raise ConfigError(
-        f"columns.speech is {column!r}, which is {feature}, neither audio nor the path of a file. "
-        f"Write: columns: {{speech: {has[0] if has else 'COLUMN'}}}"
+        f"columns.speech is {column!r}, which is {feature}, neither audio nor the path of a file.",
+        fix=f"Write: columns: {{speech: {has[0] if has else 'COLUMN'}}}",
     )

@@ -22,8 +22,8 @@ class Dataset(ManifestDataset):
         for i, row in enumerate(rows):
             if not isinstance(row, dict):
                 raise RecordError(
-                    f"{file}:{_line_number(file, i)}: The line is {row!r:.80}, not an object. "
-                    'Write one per line: {"audio_filepath": "a.wav", "text": "hello"}'
+                    f"{file}:{_line_number(file, i)}: The line is {row!r:.80}, not an object.",
+                    fix='Write one per line: {"audio_filepath": "a.wav", "text": "hello"}',
                 )
         return rows
 

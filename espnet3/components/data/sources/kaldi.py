@@ -129,8 +129,8 @@ def _required(file: Path) -> Path:
     if file.is_file():
         return file
     raise ConfigError(
-        f"path is {str(file.parent)!r}, which has no {file.name}. Write the folder of a Kaldi data "
-        "directory, such as path: data/test"
+        f"path is {str(file.parent)!r}, which has no {file.name}.",
+        fix="Write the folder of a Kaldi data directory, such as path: data/test",
     )
 
 
@@ -150,8 +150,9 @@ def _check_same_ids(
     extra = [id for id in table if id not in expected]
     raise RecordError(
         f"{file} has no line for {_some(missing)} of {id_file}, and lines for {_some(extra)} that "
-        f"{id_file} does not have. Make them agree: utils/fix_data_dir.sh {folder}; or take "
-        "what is there: strict: false"
+        f"{id_file} does not have.",
+        fix=f"Make them agree: utils/fix_data_dir.sh {folder}; or take "
+        "what is there: strict: false",
     )
 
 
@@ -182,7 +183,7 @@ def read_table(file: Path) -> dict[str, str]:
     if len(table) < len(pairs) and lines != [b""]:
         for _ in read_scp(file):
             pass
-        raise RecordError(f"{file} is no table of `<id> <value>` lines. Write it again.")
+        raise RecordError(f"{file} is no table of `<id> <value>` lines.", fix="Write it again.")
     return table
 
 
@@ -213,12 +214,15 @@ def check_wav_values(wavs: Mapping[str, str], file: Path) -> None:
     """Raise a `RecordError` for the first value that is not the path of a file."""
     for id, value in wavs.items():
         if not value:
-            raise RecordError(f"{line_of(file, id)} has no path. Write: {id} /path/to/{id}.wav")
+            raise RecordError(
+                f"{line_of(file, id)} has no path.", fix=f"Write: {id} /path/to/{id}.wav"
+            )
         if value.endswith("|"):
             raise RecordError(
                 f"{line_of(file, id)} is a command, {value!r:.80}, and commands are never executed "
-                f"here. Run them once, then write path: {file.parent}_wav. "
-                f"{_command_to_run_pipes(file)}"
+                "here.",
+                fix=f"Run them once, then write path: {file.parent}_wav. "
+                f"{_command_to_run_pipes(file)}",
             )
         # Without a look at the file: a name may end like that, but hardly ever does.
         if _ARCHIVE.search(value) or value == "-":
@@ -249,18 +253,20 @@ def _segment(id: str, rest: str, file: Path, recordings: Mapping[str, str]) -> S
     parts = rest.split()
     if len(parts) < 3:
         raise RecordError(
-            f"{line_of(file, id)} is incomplete. Write: {id} RECORDING START END, times in seconds"
+            f"{line_of(file, id)} is incomplete.",
+            fix=f"Write: {id} RECORDING START END, times in seconds",
         )
     if len(parts) > 3:
         raise RecordError(
             f"{line_of(file, id)} has {parts[3]!r} after its end, a channel in Kaldi, which is not "
-            "read here. Delete it, and choose the channel of all utterances: channel: 0"
+            "read here.",
+            fix="Delete it, and choose the channel of all utterances: channel: 0",
         )
     recording, start = parts[0], _seconds(parts[1], id, file)
     if recording not in recordings:
         raise RecordError(
-            f"{line_of(file, id)} names the recording {recording!r}, which wav.scp does not have. "
-            f"Make them agree: utils/fix_data_dir.sh {shlex.quote(str(file.parent))}"
+            f"{line_of(file, id)} names the recording {recording!r}, which wav.scp does not have.",
+            fix=f"Make them agree: utils/fix_data_dir.sh {shlex.quote(str(file.parent))}",
         )
     end = None if _TO_THE_END.fullmatch(parts[2]) else _seconds(parts[2], id, file)
     if end is not None and end <= start:
@@ -279,8 +285,8 @@ def _seconds(text: str, id: str, file: Path) -> float:
     if 0 <= seconds < math.inf:
         return seconds
     raise RecordError(
-        f"{line_of(file, id)} has {text!r} where a number of seconds is expected. "
-        "Write one, 0 or more, such as 3.25"
+        f"{line_of(file, id)} has {text!r} where a number of seconds is expected.",
+        fix="Write one, 0 or more, such as 3.25",
     )
 
 

@@ -88,13 +88,13 @@ class Dataset(SpeechSource):
             seconds = None if "tracks" in cut else float(cut["duration"])
         except (ValueError, KeyError, TypeError) as error:
             raise RecordError(
-                f"{place}: The line {line!r:.80} is no cut ({type(error).__name__}: {error}). "
-                "Write the file by cuts.to_file(path), with recordings in it."
+                f"{place}: The line {line!r:.80} is no cut ({type(error).__name__}: {error}).",
+                fix="Write the file by cuts.to_file(path), with recordings in it.",
             ) from error
         if id in self._ids:
             raise RecordError(
-                f"{place}: The id {id!r} is there twice. Make the ids unique: "
-                "cuts.modify_ids(lambda id: ...)"
+                f"{place}: The id {id!r} is there twice.",
+                fix="Make the ids unique: cuts.modify_ids(lambda id: ...)",
             )
         self._ids[id] = number
         self._lines.append(line)
@@ -124,9 +124,10 @@ class Dataset(SpeechSource):
         if not self._form.resample and wanted not in (None, cut.sampling_rate):
             raise AudioError(
                 f"The cut {cut.id} is sampled at {cut.sampling_rate} Hz, but sample_rate is "
-                f"{wanted}. Convert it where the cuts are made: "
+                f"{wanted}.",
+                fix="Convert it where the cuts are made: "
                 f"cuts.resample({wanted}).save_audios(FOLDER).to_file(path); or take it "
-                f"as it is: sample_rate: {cut.sampling_rate}"
+                f"as it is: sample_rate: {cut.sampling_rate}",
             )
         try:
             samples = cut.with_recording_path_prefix(str(self._root)).load_audio()
@@ -134,8 +135,8 @@ class Dataset(SpeechSource):
             # Lines of "extra info" follow, each with the whole cut.
             reason = next(iter(str(error).splitlines()), type(error).__name__).rstrip(".")
             raise AudioError(
-                f"lhotse cannot read the audio: {reason}. Check its files: lhotse validate "
-                f"--read-data {self._file}"
+                f"lhotse cannot read the audio: {reason}.",
+                fix=f"Check its files: lhotse validate --read-data {self._file}",
             ) from error
         samples = samples[0] if len(samples) == 1 else samples.T
         return self._form.apply(Audio(samples, cut.sampling_rate), f"The cut {cut.id}")
@@ -162,7 +163,7 @@ def _read_lines(file: Path) -> Iterator[tuple[int, bytes]]:
             yield from ((n, line) for n, line in enumerate(lines, 1) if not line.isspace())
     except (OSError, EOFError, zlib.error) as error:
         raise RecordError(
-            f"{file} cannot be read: {error}. Write it again: cuts.to_file(path)"
+            f"{file} cannot be read: {error}.", fix="Write it again: cuts.to_file(path)"
         ) from error
 
 
@@ -180,8 +181,8 @@ def _paths(recording: Any, place: str) -> Iterator[str]:
         if source["type"] not in _SAFE_SOURCES:
             raise RecordError(
                 f"{place}: The recording {recording['id']!r} comes from a {source['type']}, "
-                f"{source['source']!r:.80}, and only files are read here. Write them: "
-                'cuts.save_audios("wav").to_file(path)'
+                f"{source['source']!r:.80}, and only files are read here.",
+                fix='Write them: cuts.save_audios("wav").to_file(path)',
             )
         if source["type"] == "file":
             yield source["source"]

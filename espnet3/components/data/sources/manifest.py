@@ -111,7 +111,8 @@ class ManifestDataset(SpeechSource):
             if not isinstance(value, str) or not value:
                 raise RecordError(
                     f"{self._where(i)}: {column} is {value!r:.80}, where the path of an audio "
-                    "file is expected. Write it, or delete the line."
+                    "file is expected.",
+                    fix="Write it, or delete the line.",
                 )
 
     def _find_ids(self) -> list[str]:
@@ -143,5 +144,6 @@ class ManifestDataset(SpeechSource):
             return number
         raise RecordError(
             f"{self._where(position)}: {column} is {value!r:.80}, where a number of seconds is "
-            "expected. Write one, 0 or more, such as 3.25"
+            "expected.",
+            fix="Write one, 0 or more, such as 3.25",
         )

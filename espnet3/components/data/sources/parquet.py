@@ -112,7 +112,8 @@ class Dataset(ShardSource):
         if index.facts["columns"] != self._columns:
             raise DataError(
                 f"{shard} has the columns {_listed(index.facts['columns'])}, but {self._shards[0]} "
-                f"has {_listed(self._columns)}. Name what all have: columns: {{FIELD: COLUMN}}"
+                f"has {_listed(self._columns)}.",
+                fix="Name what all have: columns: {FIELD: COLUMN}",
             )
         self._largest_group = max(self._largest_group, index.facts["group_bytes"])
         return index["seconds"]
@@ -182,8 +183,8 @@ def open_parquet(shard: Path) -> Any:
         return parquet.ParquetFile(shard, memory_map=False, pre_buffer=False)
     except (pyarrow.ArrowException, OSError) as error:
         raise DataError(
-            f"{shard} cannot be read as a Parquet file: {folded(error).rstrip('.')}. Copy or make "
-            "it again; or name the shards only: path: FOLDER/*.parquet"
+            f"{shard} cannot be read as a Parquet file: {folded(error).rstrip('.')}.",
+            fix="Copy or make it again; or name the shards only: path: FOLDER/*.parquet",
         ) from error
 
 
@@ -199,8 +200,8 @@ def read_group(file: Any, group: int, shard: Path, columns: list[str] | None = N
         return file.read_row_group(group, columns=columns, use_threads=False)
     except (pyarrow.ArrowException, OSError) as error:
         raise DataError(
-            f"{shard}, row group {group} cannot be read: {folded(error).rstrip('.')}. Copy or make "
-            "the shard again."
+            f"{shard}, row group {group} cannot be read: {folded(error).rstrip('.')}.",
+            fix="Copy or make the shard again.",
         ) from error
 
 

@@ -227,8 +227,8 @@ def _write_first(
             return place
     tried = " or ".join(str(place.parent) for place in places)
     raise DataError(
-        f"The index of a shard cannot be written to {tried} ({problem}). Name a folder that can: "
-        "data_src_args: {index_dir: FOLDER}"
+        f"The index of a shard cannot be written to {tried} ({problem}).",
+        fix="Name a folder that can: data_src_args: {index_dir: FOLDER}",
     )
 
 
@@ -271,8 +271,9 @@ def check_unique(
             id = id_at(index, row)
             if id in seen:
                 raise RecordError(
-                    f"{shard}: The id {id!r} is that of an item of {seen[id]} as well. Make the "
-                    "ids unique where the shards are made, or leave one of the two shards out."
+                    f"{shard}: The id {id!r} is that of an item of {seen[id]} as well.",
+                    fix="Make the "
+                    "ids unique where the shards are made, or leave one of the two shards out.",
                 )
             seen[id] = shard
 

@@ -249,8 +249,8 @@ class ShardFile:
             raise DataError(f"The shard {path} cannot be opened: {error.strerror}.") from error
         if {"size": status.st_size, "mtime_ns": status.st_mtime_ns} != identity:
             raise DataError(
-                f"{path} has changed since the run began. Start again; what was read before is of "
-                "the old shard."
+                f"{path} has changed since the run began.",
+                fix="Start again; what was read before is of the old shard.",
             )
 
     def read(self, start: int, n_bytes: int) -> bytes:
@@ -266,7 +266,9 @@ class ShardFile:
             except OSError as error:
                 raise DataError(f"{self.path} cannot be read: {error.strerror}.") from error
             if not part:
-                raise DataError(f"{self.path} ends before byte {start}. Copy or make it again.")
+                raise DataError(
+                    f"{self.path} ends before byte {start}.", fix="Copy or make it again."
+                )
             parts.append(part)
             start, n_bytes = start + len(part), n_bytes - len(part)
         return parts[0] if len(parts) == 1 else b"".join(parts)
@@ -293,7 +295,9 @@ def find_shards(path: Paths, ending: str, recipe_dir: StrPath | None = None) -> 
     parts = [path] if isinstance(path, str | os.PathLike) else list(path)
     shards = [shard for part in parts for shard in _expand(part, ending, recipe_dir)]
     if not shards:
-        raise ConfigError(f"path is {path!r}, without shards. Write: path: FOLDER/*{ending}")
+        raise ConfigError(
+            f"path is {path!r}, without shards.", fix=f"Write: path: FOLDER/*{ending}"
+        )
     seen: set[Path] = set()
     for shard in shards:
         if shard in seen:
@@ -324,7 +328,9 @@ def _choices(inside: str) -> list[str]:
         return inside.split(",")
     first, last = ends.groups()
     if int(last) < int(first):
-        raise ConfigError(f"path holds {{{inside}}}, which counts down. Write: {{{last}..{first}}}")
+        raise ConfigError(
+            f"path holds {{{inside}}}, which counts down.", fix=f"Write: {{{last}..{first}}}"
+        )
     width = max(map(len, ends.groups())) if "0" in (first[0], last[0]) else 0
     return [f"{number:0{width}d}" for number in range(int(first), int(last) + 1)]
 

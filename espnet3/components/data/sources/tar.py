@@ -131,11 +131,12 @@ def _check_end(file: IO[bytes], offset: int, shard: Path, last: str) -> None:
     if block != bytes(_BLOCK):
         if not block.strip(b"\0"):
             raise DataError(
-                f"{shard} is cut short after {last}, without the mark of its end. Copy or make it "
-                f"again; if it is known to be whole: head -c 1024 /dev/zero >> {shard.name}"
+                f"{shard} is cut short after {last}, without the mark of its end.",
+                fix="Copy or make it "
+                f"again; if it is known to be whole: head -c 1024 /dev/zero >> {shard.name}",
             )
         raise DataError(
-            f"{shard} is damaged after {last}, at byte {offset}. Copy or make it again."
+            f"{shard} is damaged after {last}, at byte {offset}.", fix="Copy or make it again."
         )
     while block := file.read(2**20):
         if block.strip(b"\0"):
@@ -146,7 +147,7 @@ def _check_end(file: IO[bytes], offset: int, shard: Path, last: str) -> None:
 
 
 def _cut_short(shard: Path, where: str) -> DataError:
-    return DataError(f"{shard} is cut short {where}. Copy or make it again.")
+    return DataError(f"{shard} is cut short {where}.", fix="Copy or make it again.")
 
 
 @dataclass
@@ -179,7 +180,7 @@ class _Builder:
             self._start(key)
         if ending in self.current:
             raise DataError(
-                f"{self.shard}: Its member {member.name!r} is there twice. Make it again."
+                f"{self.shard}: Its member {member.name!r} is there twice.", fix="Make it again."
             )
         self.current.add(ending)
         self.offset.append(member.offset_data)
@@ -191,8 +192,8 @@ class _Builder:
     def _start(self, key: str) -> None:
         if key in self.keys:
             raise DataError(
-                f"{self.shard}: The members of {key!r} are not next to each other. Write them in "
-                "order: tar --sort=name -cf SHARD.tar FOLDER"
+                f"{self.shard}: The members of {key!r} are not next to each other.",
+                fix="Write them in order: tar --sort=name -cf SHARD.tar FOLDER",
             )
         self.keys[key] = None
         self.current.clear()
@@ -241,9 +242,11 @@ def load_json(data: bytes, where: str) -> dict[str, Any]:
     try:
         value = json.loads(data)
     except ValueError as error:
-        raise RecordError(f"{where} is not JSON: {error}. Make it again.") from None
+        raise RecordError(f"{where} is not JSON: {error}.", fix="Make it again.") from None
     if not isinstance(value, dict):
-        raise RecordError(f'{where} is {value!r:.80}, not an object. Write: {{"text": "hello"}}')
+        raise RecordError(
+            f"{where} is {value!r:.80}, not an object.", fix='Write: {"text": "hello"}'
+        )
     return value
 
 
@@ -454,14 +457,15 @@ def _check_given(
 ) -> dict[str, str]:
     if not isinstance(given, Mapping | None):
         raise ConfigError(
-            f"columns is {given!r:.80}, but must name the member of each field. "
-            "Write: columns: {speech: flac, text: txt}"
+            f"columns is {given!r:.80}, but must name the member of each field.",
+            fix="Write: columns: {speech: flac, text: txt}",
         )
     for field, source in (given or {}).items():
         if field == "utt_id":
             raise ConfigError(
                 f"columns.utt_id is {source!r}, but the id is the name of the members before its "
-                "first dot, or `utt_id` in their JSON. Remove columns.utt_id."
+                "first dot, or `utt_id` in their JSON.",
+                fix="Remove columns.utt_id.",
             )
         known = [*endings, *json_keys]
         if source not in known:
@@ -486,8 +490,8 @@ def _find_speech(chosen: Mapping[str, str], endings: list[str], origin: str) -> 
             return plain or tuple(audio)
     audio = [e for e in endings if kind_of(e) in AUDIO]
     raise ConfigError(
-        f"{problem}, and {origin} has members that end with {', '.join(endings) or 'nothing'}. "
-        f"Write the one to take: columns: {{speech: {audio[0] if audio else 'flac'}}}"
+        f"{problem}, and {origin} has members that end with {', '.join(endings) or 'nothing'}.",
+        fix=f"Write the one to take: columns: {{speech: {audio[0] if audio else 'flac'}}}",
     )
 
 

@@ -113,8 +113,8 @@ def _read_lines(file: Path) -> _Texts:
             text = line.decode("utf-8-sig" if number == 1 else "utf-8").strip()
         except UnicodeDecodeError as error:
             raise RecordError(
-                f"{file}:{number}: The line is not UTF-8 ({error}). Convert the file, such as from "
-                "Latin-1: iconv -f latin1 -t utf-8 OLD > NEW"
+                f"{file}:{number}: The line is not UTF-8 ({error}).",
+                fix="Convert the file, such as from Latin-1: iconv -f latin1 -t utf-8 OLD > NEW",
             ) from error
         yield f"{file.stem}-{number}", text
 
@@ -133,5 +133,6 @@ def _no_text(file: Path, position: int, row: Any, names: Sequence[str]) -> Confi
     has = list(row) if isinstance(row, dict) else []
     return ConfigError(
         f"{file}: item {position} has no text called {' or '.join(names)}."
-        f"{suggest(names[0], has)} It has: {', '.join(has) or 'none'}. Write: column: COLUMN"
+        f"{suggest(names[0], has)} It has: {', '.join(has) or 'none'}.",
+        fix="Write: column: COLUMN",
     )

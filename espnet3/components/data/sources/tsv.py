@@ -30,8 +30,8 @@ class Dataset(ManifestDataset):
             if len(cells) != len(header):
                 raise RecordError(
                     f"{file}:{number}: The line has {len(cells)} cells, and the header has "
-                    f"{len(header)} ({', '.join(header)}). Put one tab between two cells, and none "
-                    "inside of one."
+                    f"{len(header)} ({', '.join(header)}).",
+                    fix="Put one tab between two cells, and none inside of one.",
                 )
         return [dict(zip(header, cells, strict=True)) for cells in lines]
 
@@ -44,10 +44,10 @@ def _read_lines(file: Path) -> list[str]:
         text = file.read_bytes().decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise RecordError(
-            f"{file} is not UTF-8 ({error}). Convert it, such as from Latin-1: "
-            "iconv -f latin1 -t utf-8 OLD > NEW"
+            f"{file} is not UTF-8 ({error}).",
+            fix="Convert it, such as from Latin-1: iconv -f latin1 -t utf-8 OLD > NEW",
         ) from error
     lines = [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")]
     if not lines[0]:
-        raise RecordError(f"{file}:1: There is no header. Name the columns: path<TAB>text")
+        raise RecordError(f"{file}:1: There is no header.", fix="Name the columns: path<TAB>text")
     return lines

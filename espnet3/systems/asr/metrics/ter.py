@@ -58,8 +58,8 @@ def _check_file(path: Path) -> None:
     # Not when the metric is built: an earlier stage of the same command may train the model.
     if not path.is_file():
         raise ConfigError(
-            f"tokenizer is {str(path)!r}, but there is no such file. Write the path of a "
-            "SentencePiece model, or leave it out: tokenizer: null"
+            f"tokenizer is {str(path)!r}, but there is no such file.",
+            fix="Write the path of a SentencePiece model, or leave it out: tokenizer: null",
         )
 
 
@@ -71,7 +71,7 @@ def _load_sentencepiece(path: Path) -> Tokenizer:
         model = sentencepiece.SentencePieceProcessor(model_file=str(path))
     except (OSError, RuntimeError) as error:
         raise ConfigError(
-            f"tokenizer is {str(path)!r}, which is no SentencePiece model: {error}. "
-            "Write the path of a file that stage train_tokenizer, or spm_train, made."
+            f"tokenizer is {str(path)!r}, which is no SentencePiece model: {error}.",
+            fix="Write the path of a file that stage train_tokenizer, or spm_train, made.",
         ) from error
     return lambda text: model.encode(text, out_type=str)
