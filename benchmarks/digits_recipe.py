@@ -88,7 +88,7 @@ class DigitsRecipe:
             loaded = self.training(name, "parallel.n_workers=1")
             ASRSystem(loaded).train_tokenizer()
             torch.manual_seed(0)
-            model = build_model(loaded)
+            model = build_model(loaded.plain())
             folder = Path(loaded.config.exp_dir)
             folder.mkdir(parents=True, exist_ok=True)
             save_file(model.state_dict(), folder / Path(self.weights(name)).name)

@@ -70,7 +70,7 @@ def compare_loops(loaded: LoadedConfig) -> tuple[Steps, float]:
         audio.append(loader.last_batch.seconds or 0.0)
     values = resolved(loaded.config, loaded=loaded)
     torch.manual_seed(seed)
-    model = build_model(loaded)
+    model = build_model(loaded.plain())
     bare = BareLoop(
         copy.deepcopy(model),
         torch.utils.data.DataLoader(

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from espnet3.config.sources import names_places, set_in
+from espnet3.config.sources import names_places
 from espnet3.errors import ConfigError
 from espnet3.io.atomic import write_text
 from espnet3.systems.base.context import completed
@@ -204,12 +204,13 @@ def check_train(
     loaded = completed(loaded)
     block = check_trainer(loaded)
     config = check_fit(loaded)
-    given.check(loaded.plain().get("model"))
+    values = loaded.plain()
+    given.check(values.get("model"))
     loader = load_loader_config(loaded, given)
-    _check_model(loaded, given)
+    _check_model(values, given)
     check_data(loaded, given)
     check_training_rates(loaded)
-    if has_split(loaded.plain().get("dataset"), "valid", given) is False:
+    if has_split(values.get("dataset"), "valid", given) is False:
         optimization = OptimizationConfig.from_config(loaded)
         refuse_without_validation(configured_monitors(config, optimization))
     check_launch(block)
@@ -250,18 +251,18 @@ def describe_train(loaded: "LoadedConfig", comparison: Comparison | None = None)
         ConfigError: as the stage itself would.
         StaleRunError: another training is in the folder.
     """
-    from espnet3.trainer.config import load_training_config, trainer_block
+    from espnet3.trainer.config import load_training_config
 
     loaded = completed(loaded)
     compared = comparison or compare(loaded)
     sets = (compared.described.sets if compared else None) or build_sets(loaded)
-    config, seed = load_loader_config(loaded), seed_of(loaded)
+    training, config = load_training_config(loaded), load_loader_config(loaded)
+    seed = seed_of(loaded)
     lines = [
         line for name, data in sets.items() for line in _describe_split(name, data, config, seed)
     ]
-    block = trainer_block(loaded)
-    start = _describe_start(load_training_config(loaded), block)
-    return [*lines, _describe_model(loaded), _describe_trainer(block), start]
+    model = _describe_model(loaded.plain(), training.freeze)
+    return [*lines, model, _describe_trainer(training.trainer), _describe_start(training)]
 
 
 def _describe_split(split: str, dataset: Any, config: "DataLoaderConfig", seed: int) -> list[str]:
@@ -286,13 +287,12 @@ def _padding(loader: "BatchLoader", durations: "Floats") -> float:
     return float(1 - sum(batch.sum() for batch in batches) / computed) if computed else 0.0
 
 
-def _describe_model(loaded: "LoadedConfig") -> str:
-    from espnet3.trainer.config import load_training_config
+def _describe_model(values: Mapping[str, Any], frozen: Sequence[str]) -> str:
     from espnet3.trainer.fine_tuning import freeze
     from espnet3.trainer.reporting.summary import ModelSize
 
-    model = build_model(loaded)
-    freeze(model, load_training_config(loaded).freeze)
+    model = build_model(values)
+    freeze(model, frozen)
     return f"model: {type(model).__name__}, {ModelSize.of(model)}"
 
 
@@ -302,10 +302,10 @@ def _describe_trainer(block: Mapping[str, Any]) -> str:
     return f"trainer: {', '.join(facts) or 'all of it as Lightning chooses'}"
 
 
-def _describe_start(config: "TrainingConfig", block: Mapping[str, Any]) -> str:
+def _describe_start(config: "TrainingConfig") -> str:
     from espnet3.trainer.checkpointing.resume import find_resume_point
 
-    if block.get("fast_dev_run"):
+    if config.is_trial:
         return "a trial of a few batches (fast_dev_run), of which nothing is kept"
     point = find_resume_point(config.exp_dir, config.resume, ckpt_path=config.fit.get("ckpt_path"))
     if point is None:
@@ -371,7 +371,7 @@ def _build_parts(
         else:
             datasets = build_sets(loaded, given)
     with times.part("model"):
-        model = build_model(loaded, given)
+        model = build_model(loaded.plain(), given)
         check_training_samples(datasets, model, loaded)
         check_fields(datasets, config, loaded.set_in, is_new=_is_new(_exp_dir(loaded)))
     with times.part("loaders"):
@@ -383,8 +383,8 @@ def _build_parts(
     return TrainingParts(model, loaders["train"], loaders.get("valid"))
 
 
-def build_model(loaded: "LoadedConfig", given: GivenParts = NOTHING_GIVEN) -> Any:
-    """Build `model`, or take what was given; it must be a module of torch.
+def build_model(values: Mapping[str, Any], given: GivenParts = NOTHING_GIVEN) -> Any:
+    """Build `model` of a config, or take what was given; it must be a module of torch.
 
     Raises:
         ConfigError: it is not.
@@ -393,16 +393,14 @@ def build_model(loaded: "LoadedConfig", given: GivenParts = NOTHING_GIVEN) -> An
 
     from espnet3.config.instantiate import instantiate
 
-    _check_model(loaded, given)
-    if given.model is not None:
-        model = given.build_model(loaded.plain().get("model"))
-    else:
-        block = loaded.plain()["model"]
-        model = instantiate(block, key="model", loaded=loaded)
+    _check_model(values, given)
+    block = values.get("model")
+    is_given = given.model is not None
+    model = given.build_model(block) if is_given else instantiate(block, key="model")
     if not isinstance(model, torch.nn.Module):
         raise ConfigError(
-            f"model{set_in('model', loaded)} is a {type(model).__name__}, no torch.nn.Module, so "
-            "there is nothing to train.",
+            key="model",
+            problem=f"is a {type(model).__name__}, no torch.nn.Module: there is nothing to train",
             fix=f"Write: {_MODEL}",
         )
     return model
@@ -460,24 +458,25 @@ def load_loader_config(
     return given.with_sizes(config)
 
 
-def _check_model(loaded: "LoadedConfig", given: GivenParts = NOTHING_GIVEN) -> None:
+def _check_model(values: Mapping[str, Any], given: GivenParts = NOTHING_GIVEN) -> None:
     if given.model is not None:
         return
     from espnet3.config.targets import locate
     from espnet3.trainer.config import check_call, check_parts
     from espnet3.trainer.optimization.model_calls import refuse_lightning
 
-    values = loaded.plain()
-    block = values.get("model")
-    if block is None and values.get("task") is not None:
+    block, task = values.get("model"), values.get("task")
+    if block is None and task is not None:
         raise ConfigError(
-            f"task is {values['task']!r}{set_in('task', loaded)}: tasks of ESPnet2 are not part of "
-            "ESPnet3.",
+            key="task",
+            value=task,
+            problem=": tasks of ESPnet2 are not part of ESPnet3",
             fix=f"Name the model itself: {_MODEL}",
         )
     if not isinstance(block, Mapping) or "_target_" not in block:
         raise ConfigError(
-            f"model{set_in('model', loaded)} has no _target_, so what to train is not known.",
+            key="model",
+            problem="has no _target_, so what to train is not known",
             fix=f"Write: {_MODEL}",
         )
     check_call(block, "model")
