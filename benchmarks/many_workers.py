@@ -24,8 +24,8 @@ import cloudpickle
 from benchmarks.figures import Figure
 from benchmarks.file_operations import FileOperations
 from espnet3.parallel import BaseRunner, use_parallel
-from espnet3.parallel.detached.agent import Agent
 from espnet3.parallel.detached.launch import SharedWorkers
+from espnet3.parallel.detached.worker import DetachedWorker
 from espnet3.parallel.open_pool import InlinePool
 from espnet3.parallel.pools import Event
 from espnet3.parallel.signals import EndSignals
@@ -158,7 +158,7 @@ def work(root: Path, diaries: Path) -> None:
         return DiaryPool(packed, diary)
 
     with FileOperations(root) as operations:
-        Agent(root, Identity(), EndSignals(), open_pool=open_pool).work()
+        DetachedWorker(root, Identity(), EndSignals(), open_pool=open_pool).work()
     diary.operations = dict(operations.counts)
     (diaries / f"{os.getpid()}.json").write_text(json.dumps(asdict(diary)))
 

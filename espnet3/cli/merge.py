@@ -18,7 +18,7 @@ from espnet3.cli.console import command, make_console, make_parser, make_table, 
 from espnet3.cli.run_folders import find_run
 from espnet3.errors import RunFolderError
 from espnet3.parallel.detached.description import user_name
-from espnet3.parallel.detached.folder_access import told_in_words
+from espnet3.parallel.detached.folder_access import reports_folder_errors
 from espnet3.parallel.detached.merging import merge_detached
 from espnet3.parallel.folder_run import folder_errors, merge_run
 from espnet3.shards.commit import Done
@@ -69,7 +69,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-@told_in_words
+@reports_folder_errors
 def merge(argv: Sequence[str]) -> int:
     """Merge a run and report what was written."""
     args = _parser().parse_args(argv)

@@ -23,7 +23,7 @@ from espnet3.cli.run_folders import add_dirs, find_detached_runs, find_runs, has
 from espnet3.cli.run_view import items_text, speed_text
 from espnet3.errors import EspnetError
 from espnet3.parallel.detached.cancel import PATIENCE_SECONDS, Cancelled, cancel_runs
-from espnet3.parallel.detached.folder_access import Patience, told_in_words
+from espnet3.parallel.detached.folder_access import Patience, reports_folder_errors
 from espnet3.parallel.detached.overview import Overview, failure_of, wait_for
 from espnet3.parallel.detached.resume import Resumed, resume_runs, retry_runs
 from espnet3.shards.records import RecordPaths
@@ -64,7 +64,7 @@ def _cancel_parser() -> argparse.ArgumentParser:
     return parser
 
 
-@told_in_words
+@reports_folder_errors
 def cancel(argv: Sequence[str]) -> int:
     """Cancel runs; 1 if workers may still be active."""
     args = _cancel_parser().parse_args(argv)
@@ -113,7 +113,7 @@ def _wait_parser() -> argparse.ArgumentParser:
     return parser
 
 
-@told_in_words
+@reports_folder_errors
 def wait(argv: Sequence[str]) -> int:
     """Wait for all runs, one after the other."""
     args = _wait_parser().parse_args(argv)
@@ -172,7 +172,7 @@ class Request:
     """Number of workers, trusted user, and whether the changes are a whole block."""
 
 
-@told_in_words
+@reports_folder_errors
 def resume(argv: Sequence[str]) -> int:
     """Submit more workers.
 
@@ -184,7 +184,7 @@ def resume(argv: Sequence[str]) -> int:
     return 0
 
 
-@told_in_words
+@reports_folder_errors
 def retry(argv: Sequence[str]) -> int:
     """Set shards aside and submit workers.
 

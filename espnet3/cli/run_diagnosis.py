@@ -22,7 +22,7 @@ from espnet3.cli.console import (
 from espnet3.cli.run_folders import add_dirs, find_all_runs, find_run
 from espnet3.errors import EspnetError
 from espnet3.parallel.detached.explain import explain_run
-from espnet3.parallel.detached.folder_access import in_words, told_in_words
+from espnet3.parallel.detached.folder_access import in_words, reports_folder_errors
 from espnet3.parallel.detached.logs import (
     Follower,
     LogPart,
@@ -62,7 +62,7 @@ def _explain_parser() -> argparse.ArgumentParser:
     return parser
 
 
-@told_in_words
+@reports_folder_errors
 def explain(argv: Sequence[str]) -> int:
     """Print what was found; 1 if some folder could not be read."""
     args = _explain_parser().parse_args(argv)
@@ -124,7 +124,7 @@ def _failed_parser() -> argparse.ArgumentParser:
     return parser
 
 
-@told_in_words
+@reports_folder_errors
 def failed(argv: Sequence[str]) -> int:
     """Print what failed; that something did is no error of this command."""
     args = _failed_parser().parse_args(argv)
@@ -216,7 +216,7 @@ def _logs_parser() -> argparse.ArgumentParser:
     return parser
 
 
-@told_in_words
+@reports_folder_errors
 def logs(argv: Sequence[str]) -> int:
     """Print logs."""
     args = _logs_parser().parse_args(argv)

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from espnet3.cli.console import command, make_facts, make_table
-from espnet3.parallel.detached.crew import Job, Worker
 from espnet3.parallel.detached.overview import Overview
+from espnet3.parallel.detached.workforce import Job, Worker
 from espnet3.parallel.end_of_run import cost_facts, time_parts
 from espnet3.schedulers import scheduler_of
 from espnet3.shards.accounting import Accounting, Usage
@@ -85,26 +85,26 @@ def facts_of(seen: Overview) -> "Table":
         facts.add_row("Speed", speed_text(status))
     if status.seconds is not None:
         facts.add_row("Elapsed", duration(status.seconds))
-    for name, text in crew_facts(seen):
+    for name, text in workforce_facts(seen):
         facts.add_row(name, text)
     return facts
 
 
-def crew_facts(seen: Overview) -> Iterator[tuple[str, str]]:
+def workforce_facts(seen: Overview) -> Iterator[tuple[str, str]]:
     """Yield active workers, waiting jobs with reasons, and avoided nodes."""
-    crew = seen.crew
+    workforce = seen.workforce
     if seen.state == "complete":
         return
     if seen.status.is_detached:
-        n_idle = sum(seen.shard_of(worker) is None for worker in crew.living)
+        n_idle = sum(seen.shard_of(worker) is None for worker in workforce.living)
         idle = f", {n_idle} of them without a shard just now" if n_idle else ""
-        yield "Workers", f"{len(crew.living)} at work{idle}"
-    for driver in crew.living:
+        yield "Workers", f"{len(workforce.living)} at work{idle}"
+    for driver in workforce.living:
         if driver.record.driver:
             yield "Driver", on_one_line(_driver_text(seen, driver))
-    if crew.waiting or (crew.starting and not seen.behind):
-        yield "Jobs", jobs_text(crew.waiting, len(crew.starting))
-    n_odd = sum(job.record.is_submitting and not job.is_new for job in crew.jobs)
+    if workforce.waiting or (workforce.starting and not seen.behind):
+        yield "Jobs", jobs_text(workforce.waiting, len(workforce.starting))
+    n_odd = sum(job.record.is_submitting and not job.is_new for job in workforce.jobs)
     if n_odd:
         see = command("explain", seen.status.run_dir)
         yield "Jobs", f"{count(n_odd, 'job')} may exist whose number was not noted; see: {see}"
@@ -113,7 +113,9 @@ def crew_facts(seen: Overview) -> Iterator[tuple[str, str]]:
 
 
 def _driver_text(seen: Overview, driver: Worker) -> str:
-    own = [w for w in seen.crew.pool if w.is_alive and w.record.driver == driver.record.owner_id]
+    own = [
+        w for w in seen.workforce.pool if w.is_alive and w.record.driver == driver.record.owner_id
+    ]
     workers = f", with {count(len(own), 'worker')}" if own else ""
     waiting = f". {driver.record.waiting}" if driver.record.waiting else ""
     return f"{driver.name}{workers}{waiting}"
@@ -137,7 +139,7 @@ def jobs_text(waiting: list[Job], n_starting: int) -> str:
 
 def worker_table(seen: Overview, limit: int = _SHOWN) -> "Table | None":
     """Return a row per living worker, with a bar for its shard; None if there is none."""
-    living = seen.crew.living
+    living = seen.workforce.living
     if not living or seen.is_over:  # one that finds nothing to do may need a moment to leave
         return None
     table = make_table(
@@ -192,9 +194,9 @@ def shards_text(status: RunStatus) -> str:
     """Return how many shards are done and running."""
     n_running = sum(not shard.is_twin for shard in status.running)
     running = f", {n_running:,} running" if n_running else ""
-    n_twins = len(status.running) - n_running
-    twins = f" ({n_twins:,} of them twice: the first to finish wins)" if n_twins else ""
-    return f"{status.n_shards_done:,} of {status.n_shards:,} done{running}{twins}"
+    n_backups = len(status.running) - n_running
+    backups = f" ({n_backups:,} of them twice: the first to finish wins)" if n_backups else ""
+    return f"{status.n_shards_done:,} of {status.n_shards:,} done{running}{backups}"
 
 
 def items_text(status: RunStatus) -> str:

@@ -27,7 +27,6 @@ from espnet3.cli.run_folders import find_runs
 from espnet3.cli.run_view import (
     STYLES,
     add_costs,
-    crew_facts,
     facts_of,
     items_text,
     next_steps,
@@ -41,9 +40,10 @@ from espnet3.cli.run_view import (
     state_text,
     worker_costs,
     worker_table,
+    workforce_facts,
 )
 from espnet3.errors import EspnetError
-from espnet3.parallel.detached.folder_access import in_words, told_in_words
+from espnet3.parallel.detached.folder_access import in_words, reports_folder_errors
 from espnet3.parallel.detached.overview import Observer, Overview, look
 from espnet3.shards.status import require_manifest
 from espnet3.shards.success import read_accounting
@@ -90,7 +90,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-@told_in_words
+@reports_folder_errors
 def status(argv: Sequence[str]) -> int:
     """Print the status of all runs; 1 if some folder could not be read."""
     args = _parser().parse_args(argv)
@@ -180,15 +180,19 @@ def _summary(runs: list[Overview]) -> "Table":
 
     base = _common_folder(runs)
     numbers = ("Done", "Items", "Failed", "Items/s", "Left")
-    has_crew = any(seen.status.is_detached for seen in runs)
-    crew = ("Workers", "Queued") if has_crew else ()
-    table = make_table("Run", "State", *numbers, *crew, right=(*numbers, *crew))
+    has_workforce = any(seen.status.is_detached for seen in runs)
+    workforce = ("Workers", "Queued") if has_workforce else ()
+    table = make_table("Run", "State", *numbers, *workforce, right=(*numbers, *workforce))
     if base:
         table.title = f"Runs in {on_one_line(base)}"
         table.title_justify = "left"
     for seen in runs:
         status, eta = seen.status, seen.status.eta_seconds
-        present = [str(len(seen.crew.living)), str(len(seen.crew.waiting))] if has_crew else []
+        present = (
+            [str(len(seen.workforce.living)), str(len(seen.workforce.waiting))]
+            if has_workforce
+            else []
+        )
         table.add_row(
             on_one_line(os.path.relpath(status.run_dir, base) if base else status.run_dir),
             Text(seen.state, style=STYLES.get(seen.state, "")),
@@ -284,11 +288,13 @@ def line(seen: Overview, with_name: bool) -> str:
     parts = [time.strftime("%H:%M:%S"), seen.state, items_text(status)]
     if status.items_per_second is not None and not seen.is_over:
         parts.append(speed_text(status))
-    n_pool = sum(worker.is_alive for worker in seen.crew.pool)
+    n_pool = sum(worker.is_alive for worker in seen.workforce.pool)
     if n_pool and not seen.is_over:
         parts.append(f"{count(n_pool, 'worker')} of a driver")
     if status.is_detached and not seen.is_over:
-        parts.append(f"{len(seen.crew.living)} at work, {len(seen.crew.waiting)} in the queue")
+        parts.append(
+            f"{len(seen.workforce.living)} at work, {len(seen.workforce.waiting)} in the queue"
+        )
     if seen.avoided:
         parts.append("avoids " + ", ".join(seen.avoided))
     name = f"{on_one_line(status.run_dir)}: " if with_name else ""
@@ -332,7 +338,7 @@ def _run(seen: Overview, width: int, rows: int) -> "list[RenderableType]":
         facts.add_row("Speed", speed_text(status))
     if status.seconds is not None:
         facts.add_row("Elapsed", duration(status.seconds))
-    for name, text in crew_facts(seen):
+    for name, text in workforce_facts(seen):
         facts.add_row(name, text)
     parts: list[RenderableType] = [title, bar, facts]
     workers = worker_table(seen, rows) if status.is_detached else None

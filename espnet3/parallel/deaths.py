@@ -106,7 +106,7 @@ def forget_deaths(root: Path, shards: Collection[int] | None = None, *, owner_id
                 os.rename(path, path.with_name(path.name + _FORGOTTEN))
 
 
-def bury(root: Path, attempts: Iterable[Path], lease: Lease) -> list[DeathNote]:
+def record_deaths(root: Path, attempts: Iterable[Path], lease: Lease) -> list[DeathNote]:
     """Note the deaths of workers that left these attempts behind, and remove the attempts.
 
     Those of living workers stay. The note comes first: without it the batch would be forgotten.

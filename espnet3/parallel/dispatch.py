@@ -139,7 +139,7 @@ class Dispatcher:
                 if isinstance(event, Finished):
                     self._finish(event)
                 else:
-                    self._bury(event)
+                    self._record_death(event)
             self._watch.look(self._pool, self._running)
             self._drop_superseded()
             if self._running or self._source.is_waiting():
@@ -269,7 +269,7 @@ class Dispatcher:
         """The items that failed in this run, in order."""
         return [self._failures[position] for position in sorted(self._failures)]
 
-    def _bury(self, event: Died) -> None:
+    def _record_death(self, event: Died) -> None:
         task = self._running.pop(event.worker, None)
         if task is None:
             return

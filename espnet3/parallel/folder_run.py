@@ -18,7 +18,7 @@ from espnet3.config.redact import mask
 from espnet3.errors import RunFolderError, StaleRunError
 from espnet3.io.atomic import folder_trouble, is_folder_trouble, is_temp_name, write_text
 from espnet3.io.json_text import dump_json
-from espnet3.parallel.deaths import bury
+from espnet3.parallel.deaths import record_deaths
 from espnet3.parallel.end_of_run import tell_the_end
 from espnet3.parallel.identity import RULES, changes, is_below
 from espnet3.parallel.signals import HandBack
@@ -34,11 +34,11 @@ from espnet3.shards.commit import (
 from espnet3.shards.layout import (
     FAILED,
     RunLayout,
+    backup_name,
     is_protocol_name,
     is_set_aside,
     manifest_path,
     shard_of,
-    twin_name,
 )
 from espnet3.shards.lease import Lease, living_owners
 from espnet3.shards.manifest import Manifest, load_manifest, publish_manifest, refuse_foreign
@@ -244,10 +244,10 @@ def sweep(layout: RunLayout, lease: Lease) -> None:
     for shard, folders in attempts(layout.root).items():
         name = layout.shard_name(shard)
         # Only getting the claim proves that it was free: another's may not be seen here yet.
-        if lease.is_held(twin_name(name)) or not lease.claim(name):
+        if lease.is_held(backup_name(name)) or not lease.claim(name):
             continue
         # Before the owner files are removed, which prove that the owners are dead.
-        bury(layout.root, folders, lease)
+        record_deaths(layout.root, folders, lease)
         for folder in folders:
             discard_attempt(folder)
         lease.release(name)

@@ -87,7 +87,7 @@ class ProcessPool:
         for worker in list(self._workers.values()):
             reason = worker.reason_of_death(self._worker_timeout)
             if reason is not None:
-                events.append(self._bury(worker, reason))
+                events.append(self._record_death(worker, reason))
         return events
 
     def expect(self, n_left: int) -> None:
@@ -134,7 +134,7 @@ class ProcessPool:
         stamp = f"{socket.gethostname()}-{os.getpid()}-{rank}"
         return self._log_dir / f"worker-{stamp}.log" if self._log_dir else None
 
-    def _bury(self, worker: "_Worker", reason: str) -> Died:
+    def _record_death(self, worker: "_Worker", reason: str) -> Died:
         del self._workers[worker.name]
         worker.kill(reason)
         worker.process.wait()

@@ -119,10 +119,10 @@ def _wait_for(run: "DetachedRun") -> Any:
 
 def _wait_for_the_end_of_jobs(run_dir: Path) -> None:
     """Let the workers of a finished run end, so that they are not in the way of the next."""
-    from espnet3.parallel.detached.crew import read_crew
+    from espnet3.parallel.detached.workforce import read_workforce
 
     deadline = time.monotonic() + _PATIENCE_SECONDS
-    while time.monotonic() < deadline and any(job.is_there for job in read_crew(run_dir).jobs):
+    while time.monotonic() < deadline and any(job.is_there for job in read_workforce(run_dir).jobs):
         time.sleep(_POLL_SECONDS)
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from espnet3.errors import FileSystemError, ItemError, ResourceError
-from espnet3.parallel.deaths import Death, avoided_nodes, bury, deaths_at
+from espnet3.parallel.deaths import Death, avoided_nodes, deaths_at, record_deaths
 from espnet3.parallel.detached.walltime import Pace, Walltime, too_long
 from espnet3.parallel.faults import FaultPolicy, too_many
 from espnet3.parallel.folder_run import count_failed
@@ -26,7 +26,7 @@ from espnet3.parallel.worker_records import OwnRecord
 from espnet3.shards.board import Board
 from espnet3.shards.commit import Done, attempts, discard_attempt, read_done, read_position
 from espnet3.shards.items import reorder
-from espnet3.shards.layout import twin_name
+from espnet3.shards.layout import backup_name
 from espnet3.shards.lease import Lease
 from espnet3.shards.manifest import Manifest
 from espnet3.shards.plan import batch_edges
@@ -107,7 +107,7 @@ class ShardQueue:
         """How long shards take."""
         self._begun: dict[int, float] = {}
         self._notes: list[DeathNote] = []
-        self._twins: set[int] = set()
+        self._backups: set[int] = set()
         self._avoided: dict[int, float] = {}
         self._next_look = self._next_node_look = 0.0
         self._pause = _FIRST_PAUSE
@@ -127,7 +127,7 @@ class ShardQueue:
         for shard, folders in random.sample(found, min(len(found), _SAMPLED)):
             # Of shards without an owner only: a living one's may be seen before its owner file.
             if not self._lease.is_held(self._layout.shard_name(shard)):
-                bury(self._root, folders, self._lease)
+                record_deaths(self._root, folders, self._lease)
         self._board.refresh()
         for shard in sorted(self._board.committed)[-_SAMPLED:]:
             # Not suppressed: a node that cannot read what others published must not begin.
@@ -169,7 +169,7 @@ class ShardQueue:
             self._lease.taken_over.discard(name)
             self._board.refresh()  # its owner may have begun since the last listing
         # Before the notes are read: the owner before us may have died without leaving one.
-        bury(self._root, self._board.attempts(shard), self._lease)
+        record_deaths(self._root, self._board.attempts(shard), self._lease)
         self._notes = read_deaths(self._paths, shard)
         if self._is_for_others(self._notes):
             self._leave(shard, _ELSEWHERE_SECONDS)
@@ -245,13 +245,13 @@ class ShardQueue:
         if not self._is_patient:
             raise HandBack(f"nothing to take: {n_left} shards are in other hands", ends_all=False)
         # A frozen node is noticed only after a minute; a backup attempt makes up for it (ADR 18).
-        twin = self._take_twin()
-        if twin is None and not self._is_driver and not self.stands_by():
+        backup = self._take_backup()
+        if backup is None and not self._is_driver and not self.stands_by():
             raise HandBack(
                 f"nothing to take: {n_left} shards are in other hands, and others stand by",
                 ends_all=False,
             )
-        return twin
+        return backup
 
     def stands_by(self) -> bool:
         """Become one of the few that wait; False if there are enough."""
@@ -285,7 +285,7 @@ class ShardQueue:
 
     # Twins of stragglers: the first commit wins
 
-    def _take_twin(self) -> int | None:
+    def _take_backup(self) -> int | None:
         """Claim the second attempt at the shard that needs longest; None if none is worth it."""
         slow: list[tuple[float, int]] = []
         for shard in self._board.some_in_hands():
@@ -298,8 +298,8 @@ class ShardQueue:
             if is_worth_it and not self._kills(shard):
                 slow.append((remaining, shard))
         for remaining, shard in sorted(slow, reverse=True):
-            if self._lease.claim(twin_name(self._layout.shard_name(shard))):
-                self._twins.add(shard)
+            if self._lease.claim(backup_name(self._layout.shard_name(shard))):
+                self._backups.add(shard)
                 logger.info(
                     "Shard %d would take its worker another %s; it is started a second time",
                     shard, "while" if remaining == float("inf") else f"{remaining:.0f} s",
@@ -598,6 +598,6 @@ class ShardQueue:
         self._release_twin(shard)
 
     def _release_twin(self, shard: int) -> None:
-        if shard in self._twins:
-            self._twins.discard(shard)
-            self._lease.release(twin_name(self._layout.shard_name(shard)))
+        if shard in self._backups:
+            self._backups.discard(shard)
+            self._lease.release(backup_name(self._layout.shard_name(shard)))

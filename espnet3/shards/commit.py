@@ -1,7 +1,7 @@
 """Publish a shard: work in a folder of one's own, `done` last, then one rename.
 
 A shard may be run more than once, by a requeued job or by a second driver, but is seen only once:
-the first rename wins and a late twin removes itself. There are no locks to leave behind.
+the first rename wins and a late backup attempt removes itself. There are no locks to leave behind.
 
 Of a network file system it is assumed that a rename is all or nothing at the server, and that what
 others published may be seen late; see docs/file-systems.md.
@@ -313,8 +313,8 @@ def set_aside(layout: RunLayout, shard: int) -> None:
 def set_aside_damaged(layout: RunLayout, shard: int, bounds: Sequence[int] = ()) -> None:
     """Do the same, unless the folder turns out to be a good commit of the current run.
 
-    A twin may have committed since the caller looked: what was moved is looked at again, and put
-    back. With `bounds`, only if it holds the items between them.
+    A backup attempt may have committed since the caller looked: what was moved is looked at again,
+    and put back. With `bounds`, only if it holds the items between them.
 
     Raises:
         FileSystemError: It cannot be read from here; it is then where it was.
@@ -349,7 +349,7 @@ def _is_good(layout: RunLayout, folder: Path, shard: int, bounds: Sequence[int])
 def _put_back(removed: Path, target: Path) -> bool:
     try:
         os.rename(removed, target)
-    except OSError:  # another one took the place: then this one is a late twin
+    except OSError:  # another one took the place: then this attempt is late
         return False
     return True
 
@@ -416,8 +416,8 @@ def attempts(root: Path) -> dict[int, list[Path]]:
 def discard_attempt(attempt: Path) -> None:
     """Remove an attempt that is given up, even if its worker is still writing.
 
-    The folder gets another name first: a twin that is about to commit must find all of it, or
-    nothing.
+    The folder gets another name first: a backup attempt that is about to commit must find all of
+    it, or nothing.
     """
     dead = discarded_path(attempt)
     try:

@@ -100,8 +100,8 @@ def discarded_path(attempt: Path) -> Path:
     """Return the name that an attempt gets before it is removed."""
     if attempt.name.endswith(_DISCARDED):
         return attempt
-    # Renamed before it is removed: a twin about to commit finds all of its folder, or nothing (ADR
-    # 1).
+    # Renamed before it is removed: an attempt about to commit finds all of its folder, or nothing
+    # (ADR 1).
     return attempt.with_name(attempt.name + _DISCARDED)
 
 
@@ -110,7 +110,7 @@ def leases_folder(root: Path) -> Path:
     return root / "leases"
 
 
-def twin_name(name: str) -> str:
+def backup_name(name: str) -> str:
     """Return the claim of a backup attempt."""
     return f"{name}.twin"
 

@@ -190,7 +190,7 @@ class WorkerRecord:
     compute_seconds: Seconds = 0.0
     """In shards that it published."""
     lost_seconds: Seconds = 0.0
-    """In attempts that came to nothing: deaths, walltime, twins that came second."""
+    """In attempts that came to nothing: deaths, walltime, backup attempts that came second."""
     driver: str = ""
     """The driver that started this worker and writes its record; its own id in a driver's own."""
     waiting: str = ""

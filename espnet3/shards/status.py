@@ -19,7 +19,7 @@ from espnet3.shards.success import read_success
 
 _RECENT_SHARDS = 64
 _GAP_SECONDS = 1.0
-_TWIN = ".twin"
+_BACKUP = ".twin"
 
 
 @dataclass(frozen=True)
@@ -173,7 +173,7 @@ class StatusReader:
             if shard >= self.manifest.n_shards:
                 continue
             name = self._layout.shard_name(shard)
-            held = [(claim, claimed.get(claim, "")) for claim in (name, name + _TWIN)]
+            held = [(claim, claimed.get(claim, "")) for claim in (name, name + _BACKUP)]
             held = [(claim, owner) for claim, owner in held if owner in owners]
             for number, (claim, owner) in enumerate(held):
                 n_done, n_items = self._progress(shard, folders, owner)

@@ -228,9 +228,9 @@ class Zygote:
             _libc.prctl(_PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
         for stranger in _children() - before - {pid}:
             if _started(stranger) < begin:
-                # Its parent ended in this very moment. Nobody else would bury it.
+                # Its parent ended in this very moment. No other process would reap it.
                 threading.Thread(
-                    target=_bury, args=(stranger,), name="warm-reaper", daemon=True
+                    target=_record_death, args=(stranger,), name="warm-reaper", daemon=True
                 ).start()
         return pid
 
@@ -252,7 +252,7 @@ def _started(pid: int) -> float:
     return int(fields[19]) / os.sysconf("SC_CLK_TCK")
 
 
-def _bury(pid: int) -> None:
+def _record_death(pid: int) -> None:
     with contextlib.suppress(OSError):
         os.waitpid(pid, 0)
 

@@ -59,7 +59,7 @@ class Slurm:
         return path.read_text().splitlines() if path.exists() else []
 
 
-class Crewed:
+class StaffedRun:
     """A run folder of three workers at work, jobs 1, 2 and 3, and their successors 11, 12 and 13.
 
     The workers' presence is real; they are all this process.
@@ -99,7 +99,7 @@ def crewed(tmp_path: Path, monkeypatch, **parallel):
     monkeypatch.delenv("SBATCH_COMMENT", raising=False)
     slurm.says(ALL)
     with ExitStack() as stack:
-        yield slurm, Crewed(tmp_path / "out", stack, **parallel)
+        yield slurm, StaffedRun(tmp_path / "out", stack, **parallel)
 
 
 def write_command(path: Path, body: str) -> None:

@@ -72,7 +72,7 @@ def test_a_second_call_submits_only_what_is_missing(job, tmp_path, reference):
     run = job(parallel=ASYNC, seconds=3, hurry=str(tmp_path / "hurry"))
     run.succeed()
     first = pids(run.out)
-    wait_until(lambda: len(DetachedRun(run.out).status().crew.living) == 2, 60)
+    wait_until(lambda: len(DetachedRun(run.out).status().workforce.living) == 2, 60)
     assert "2 workers are there or in the queue already" in run.succeed()
     assert pids(run.out) == first
     os.kill(first[0], signal.SIGKILL)
@@ -251,7 +251,7 @@ def test_each_worker_has_a_gpu_and_a_new_one_gets_that_of_the_dead(tmp_path):
     root = tmp_path / "out"
     first = read_jobs(RecordPaths(root))
     assert [job.gpu for job in first] == ["2", "0", "1"]
-    wait_until(lambda: len(DetachedRun(root).status().crew.living) == 3, 60)
+    wait_until(lambda: len(DetachedRun(root).status().workforce.living) == 3, 60)
     os.kill(int(first[1].job_id), signal.SIGKILL)
     wait_until(lambda: not is_alive(int(first[1].job_id)), 60)
     start()

@@ -55,7 +55,7 @@ with Lease(root, heartbeat=1.0, timeout=timeout) as lease:
 """
 
 
-class Crew:
+class Workforce:
     """Worker processes in one run folder; what they said is in files, one each."""
 
     def __init__(self, folder: Path, tmp_path: Path, command, env=None) -> None:
@@ -93,24 +93,26 @@ def plan(tmp_path) -> Manifest:
 
 
 @pytest.fixture
-def crew(tmp_path, plan):
-    crews = []
+def workforce(tmp_path, plan):
+    workforces = []
 
-    def make(kind: str, seconds: float) -> Crew:
+    def make(kind: str, seconds: float) -> Workforce:
         truth = tmp_path / "truth"
         worker = [sys.executable, "-c", WORKER]
         if kind == "process":  # the dead are known by their pid
             env = environment_of(truth, seconds, tmp_path / "scratch")
-            crews.append(Crew(truth, tmp_path, [*worker, str(truth), "0.02", "60"], env))
+            workforces.append(Workforce(truth, tmp_path, [*worker, str(truth), "0.02", "60"], env))
         else:  # a machine of its own: the dead are known by their heartbeat
             folder = tmp_path / "mount"
             folder.mkdir()
             command = [*worker, str(folder), "0.02", "10"]
-            crews.append(Crew(truth, tmp_path, on_machine(folder, truth, seconds, command)))
-        return crews[-1]
+            workforces.append(
+                Workforce(truth, tmp_path, on_machine(folder, truth, seconds, command))
+            )
+        return workforces[-1]
 
     yield make
-    for one in crews:
+    for one in workforces:
         one.stop()
 
 
@@ -125,9 +127,9 @@ needs_mounts = pytest.mark.skipif(not can_mount(), reason="needs root, /dev/fuse
     ],
 )
 def test_killed_workers_that_see_each_other_late_finish_with_every_item_once(
-    crew, plan, tmp_path, kind, seconds
+    workforce, plan, tmp_path, kind, seconds
 ):
-    workers = crew(kind, seconds)
+    workers = workforce(kind, seconds)
     chance = random.Random(seconds)
     for _ in range(4):
         workers.start()
@@ -157,9 +159,9 @@ Lease.__init__.__kwdefaults__.update(heartbeat=1.0, timeout=10.0)
 
 @pytest.fixture
 def agents(tmp_path):
-    crews = []
+    workforces = []
 
-    def make(kind: str, seconds: float) -> tuple[DetachedFolder, Crew]:
+    def make(kind: str, seconds: float) -> tuple[DetachedFolder, Workforce]:
         truth, scratch = tmp_path / "truth", tmp_path / "scratch"
         run = DetachedFolder(truth, n_items=120, n_shards=30, seconds=0.05)
         command = [sys.executable, "-m", "espnet3.parallel.detached.work", str(truth)]
@@ -170,11 +172,11 @@ def agents(tmp_path):
             (tmp_path / "mount").mkdir()
             command[-1] = str(tmp_path / "mount")
             command = on_machine(tmp_path / "mount", truth, seconds, command)
-        crews.append(Crew(truth, tmp_path, command, env))
-        return run, crews[-1]
+        workforces.append(Workforce(truth, tmp_path, command, env))
+        return run, workforces[-1]
 
     yield make
-    for one in crews:
+    for one in workforces:
         one.stop()
 
 

@@ -138,7 +138,7 @@ def test_a_detached_job_that_is_cancelled_is_followed_by_its_successor(scheduler
     hold.unlink()
     found = run.wait(120)
     assert [int(line) for line in found.read_text().splitlines()] == list(range(16))
-    workers = {worker.record.job_id: worker.record for worker in run.status().crew.workers}
+    workers = {worker.record.job_id: worker.record for worker in run.status().workforce.workers}
     assert workers["2"].n_shards > 0
     assert workers["2"].generation == 1
     wait_until(lambda: not any(map(is_at_work, jobs.iterdir())), 120)
@@ -177,18 +177,18 @@ def test_jobs_that_are_gone_are_replaced_by_those_at_work(scheduler, tmp_path):
         return {record.after: record.job_id for record in read_jobs(RecordPaths(root))}
 
     wait_until(lambda: {"1", "2"} <= successors().keys(), 120)
-    assert len(run.status().crew.living) == 2
+    assert len(run.status().workforce.living) == 2
     others = Follower((root,), scheduler, "2")
     config = load_config(root, scheduler)
-    assert list(others.complete_crew([root], config)) == []  # nobody is missing
+    assert list(others.complete_workforce([root], config)) == []  # nobody is missing
 
     subprocess.run(["bkill", successors()["2"]], check=True)
-    (told,) = others.complete_crew([root], config)
+    (told,) = others.complete_workforce([root], config)
     assert re.fullmatch(r"job \d+ follows when job 2 has ended", told)
     for number in (successors()["1"], "1"):
         subprocess.run(["bkill", number], check=True)
-    wait_until(lambda: len(run.status().crew.living) == 1, 120)
-    (told,) = others.complete_crew([root], config)
+    wait_until(lambda: len(run.status().workforce.living) == 1, 120)
+    (told,) = others.complete_workforce([root], config)
     assert told.startswith("1 of 2 workers were missing; submitted: ")
 
     none = config.model_copy(update={"max_successors": 0})

@@ -113,7 +113,7 @@ def test_a_detached_job_has_a_successor(pigeon, tmp_path):
     assert "1 job was cancelled by a user" in told
     hold.unlink()
     assert [int(line) for line in run.wait(120).read_text().splitlines()] == list(range(16))
-    workers = {worker.record.job_id: worker.record for worker in run.status().crew.workers}
+    workers = {worker.record.job_id: worker.record for worker in run.status().workforce.workers}
     assert workers["2"].generation == 1
     assert workers["2"].n_shards > 0
     wait_until(lambda: not any(map(is_at_work, jobs.iterdir())), 120)

@@ -12,11 +12,11 @@ from espnet3.errors import ResourceError
 from espnet3.parallel.detached import job_script
 from espnet3.parallel.detached import submit as submit_module
 from espnet3.parallel.detached.cancel import cancel_runs
-from espnet3.parallel.detached.crew import count_crew, read_crew
 from espnet3.parallel.detached.explain import explain_run
 from espnet3.parallel.detached.overview import look
 from espnet3.parallel.detached.submit import submit_workers
 from espnet3.parallel.detached.succeed import load_config
+from espnet3.parallel.detached.workforce import count_workforce, read_workforce
 from espnet3.shards.records import JobRecord, complete_own_job, read_jobs, write_job
 from tests.helpers.slurm_stand_in import ALL, crewed
 
@@ -58,7 +58,7 @@ def test_a_submission_that_is_cut_off_leaves_a_record(lost):
     _, run, record = lost
     assert (record.env, record.job_id) == ("slurm", "")
     assert record.tag in record.script
-    assert read_crew(run.root).n_present == 4  # just now: it counts as on its way
+    assert read_workforce(run.root).n_present == 4  # just now: it counts as on its way
 
 
 def old(run, record):
@@ -71,7 +71,7 @@ def test_status_explain_and_cancel_know_of_it(lost):
     slurm, run, record = lost
     old(run, record)
     slurm.says(ALL)
-    assert [job for job in look(run.root).crew.jobs if job.record.is_submitting]
+    assert [job for job in look(run.root).workforce.jobs if job.record.is_submitting]
     (finding,) = [each for each in explain_run(run.root) if "may exist" in each.told]
     assert "squeue --me" in finding.told
     assert record.tag in finding.fix
@@ -85,7 +85,7 @@ def test_a_scheduler_that_can_be_asked_tells_its_number(lost):
     old(run, record)
     (slurm.here / "comments").write_text(f"{'101':<40}espnet3:{record.tag}\n{'55':<40}other\n")
     slurm.says({**ALL, "101": "PENDING"})
-    found = {job.record.job_id: job for job in look(run.root).crew.jobs}
+    found = {job.record.job_id: job for job in look(run.root).workforce.jobs}
     assert found["101"].state.phase == "pending"
     cancel_runs([run.root], patience=0.0)
     assert "101" in slurm.cancelled
@@ -115,7 +115,7 @@ def test_it_counts_as_there_for_who_submits_what_is_missing(lost):
     slurm, run, record = lost
     old(run, record)
     slurm.says({**ALL, "11": "CANCELLED", "12": "CANCELLED", "13": "CANCELLED"})
-    assert count_crew(run.root, "slurm") == 4
+    assert count_workforce(run.root, "slurm") == 4
 
 
 def test_a_refused_job_leaves_no_record(cluster):

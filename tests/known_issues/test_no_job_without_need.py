@@ -12,15 +12,15 @@ import pytest
 from benchmarks.file_operations import FileOperations
 from espnet3.errors import ResourceError
 from espnet3.parallel.config import ParallelConfig
-from espnet3.parallel.detached import crew as crew_module
 from espnet3.parallel.detached import succeed as succeed_module
-from espnet3.parallel.detached.crew import read_crew
+from espnet3.parallel.detached import workforce as workforce_module
 from espnet3.parallel.detached.explain import explain_run
 from espnet3.parallel.detached.limits import SubmissionRefusedError, jobs_per_hour
 from espnet3.parallel.detached.overview import look
 from espnet3.parallel.detached.resume import resume_runs
 from espnet3.parallel.detached.submit import submit_workers
 from espnet3.parallel.detached.succeed import Follower, load_config
+from espnet3.parallel.detached.workforce import read_workforce
 from espnet3.schedulers import ask_jobs, command
 from espnet3.shards.records import WorkerRecord, read_jobs, write_worker
 from tests.helpers.slurm_stand_in import ALL, OPTIONS, crewed
@@ -70,7 +70,7 @@ def test_a_node_whose_clock_is_off_submits_nothing_and_says_so(cluster, monkeypa
 def test_who_is_alive_does_not_depend_on_this_machine_s_clock(cluster, monkeypatch, seconds):
     _, run = cluster
     shift(monkeypatch, seconds)
-    assert len(read_crew(run.root).living) == 3
+    assert len(read_workforce(run.root).living) == 3
     assert look(run.root).state == "running"
 
 
@@ -122,7 +122,7 @@ def test_a_file_server_whose_clock_jumps_loses_no_worker(cluster, monkeypatch):
     real = succeed_module.folder_time
     monkeypatch.setattr(succeed_module, "folder_time", lambda folder: real(folder) + 300)
     config = load_config(run.root, "slurm")
-    assert list(Follower((run.root,), "slurm", "1").complete_crew([run.root], config)) == []
+    assert list(Follower((run.root,), "slurm", "1").complete_workforce([run.root], config)) == []
     assert slurm.n_submitted == 0
 
 
@@ -201,7 +201,7 @@ def waiting(cluster):
 def complete(run, config, job="1", n_times=3):
     lines = []
     for _ in range(n_times):
-        lines += Follower((run.root,), "slurm", job).complete_crew([run.root], config)
+        lines += Follower((run.root,), "slurm", job).complete_workforce([run.root], config)
     return lines
 
 
@@ -262,7 +262,7 @@ def test_an_answer_without_the_asking_job_is_no_answer(waiting, monkeypatch):
 
 def test_a_person_is_told_that_the_scheduler_does_not_answer(waiting, monkeypatch):
     slurm, run, _ = waiting
-    monkeypatch.setattr(crew_module, "_ASK_AGAIN_SECONDS", 0.01)
+    monkeypatch.setattr(workforce_module, "_ASK_AGAIN_SECONDS", 0.01)
     (slurm.here / "fails").touch()
     with pytest.raises(ResourceError, match=r"squeue --me.*does not answer.*--workers N"):
         resume_runs([run.root], {"n_workers": 9})
@@ -376,7 +376,7 @@ def test_hundreds_of_jobs_that_wait_are_all_asked_for(cluster, monkeypatch):
         run.job(number, time.time() - 500)
     slurm.says({**ALL, **dict.fromkeys(numbers, "PENDING")})
     config = load_config(run.root, "slurm").model_copy(update={"n_workers": 453})
-    assert len(read_crew(run.root).waiting) == 450
+    assert len(read_workforce(run.root).waiting) == 450
     assert complete(run, config, n_times=6) == []
     assert slurm.n_submitted == 0
 

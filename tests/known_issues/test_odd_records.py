@@ -30,8 +30,8 @@ from espnet3.cli.console import print_error
 from espnet3.cli.main import main
 from espnet3.errors import EspnetError
 from espnet3.parallel import BaseRunner
-from espnet3.parallel.detached.agent import Agent
 from espnet3.parallel.detached.overview import look
+from espnet3.parallel.detached.worker import DetachedWorker
 from espnet3.parallel.open_pool import InlinePool
 from espnet3.parallel.signals import EndSignals
 from espnet3.parallel.worker_records import Identity
@@ -305,7 +305,7 @@ def _copied(folder: Folder, path: Path, content: bytes, target: Path) -> Path:
 def _work(root: Path) -> int:
     """Let a detached worker finish the run."""
     signals = EndSignals()
-    agent = Agent(
+    agent = DetachedWorker(
         root, Identity(), signals, open_pool=lambda packed: InlinePool(cloudpickle.loads(packed))
     )
     outcome = agent.work(is_patient=False)

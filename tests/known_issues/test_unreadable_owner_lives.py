@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from espnet3.errors import FileSystemError
-from espnet3.parallel.deaths import bury
+from espnet3.parallel.deaths import record_deaths
 from espnet3.shards.commit import begin_attempt
 from espnet3.shards.lease import Lease, claims, find_owner, living_owners
 from espnet3.shards.manifest import Manifest, publish_manifest
@@ -131,7 +131,7 @@ def test_attempt_of_an_unreadable_owner_is_not_buried(leases, plan, tmp_path, co
     attempt.mkdir()
     age(attempt)
     with unreachable(f"{other.owner.owner_id}.owner$", code):
-        assert bury(tmp_path, [attempt], mine) == []
+        assert record_deaths(tmp_path, [attempt], mine) == []
     assert attempt.is_dir()
 
 
@@ -141,7 +141,7 @@ def test_attempt_that_cannot_be_looked_into_is_left_alone(leases, plan, tmp_path
     attempt = begin_attempt(plan.layout(tmp_path), 0)
     age(attempt)
     with unreachable(r"\.part-", code, "list"):
-        bury(tmp_path, [attempt], mine)
+        record_deaths(tmp_path, [attempt], mine)
     assert attempt.is_dir()
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from espnet3.errors import RunFolderError
-from espnet3.parallel.detached.crew import Crew, Job, read_crew
+from espnet3.parallel.detached.workforce import Job, Workforce, read_workforce
 from espnet3.parallel.folder_run import folder_errors
 from espnet3.shards.layout import leases_folder
 from espnet3.shards.lease import living_owners
@@ -71,14 +71,16 @@ def cancel_runs(
     refused: dict[Path, dict[str, str]] = {result.run_dir: {} for result in active}
     while True:
         # Each time: a worker may have submitted a successor before it saw the mark.
-        crews = {result.run_dir: read_crew(result.run_dir) for result in active}
+        workforces = {result.run_dir: read_workforce(result.run_dir) for result in active}
         for result in active:
-            _cancel_jobs(result, crews[result.run_dir], notified, run_dirs, refused[result.run_dir])
+            _cancel_jobs(
+                result, workforces[result.run_dir], notified, run_dirs, refused[result.run_dir]
+            )
         for result in active:
-            crew = crews[result.run_dir]
-            result.left = _left(crew, result)
+            workforce = workforces[result.run_dir]
+            result.left = _left(workforce, result)
             # A worker that could not be signalled has seen the mark, if it is gone.
-            there = {job.record.key for job in crew.jobs if job.is_there}
+            there = {job.record.key for job in workforce.jobs if job.is_there}
             result.problems = [
                 said for key, said in refused[result.run_dir].items() if key in there
             ]
@@ -117,19 +119,19 @@ def _mark(run_dir: Path, reason: str) -> Cancelled:
         paths = make_folders(run_dir)
         if read_stop(paths) is None:  # else the reason of an earlier stop would be lost
             write_stop(paths, StopMark("cancelled", reason or f"cancelled by {by}", by))
-    return Cancelled(run_dir, n_workers=len(read_crew(run_dir).living))
+    return Cancelled(run_dir, n_workers=len(read_workforce(run_dir).living))
 
 
 def _cancel_jobs(
     result: Cancelled,
-    crew: Crew,
+    workforce: Workforce,
     notified: dict[str, JobRecord],
     run_dirs: Sequence[Path],
     refused: dict[str, str],
 ) -> None:
     from espnet3.parallel.detached.submit import cancel_jobs
 
-    jobs = [job for job in crew.jobs if job.is_there]
+    jobs = [job for job in workforce.jobs if job.is_there]
     shared = [job for job in jobs if _serves_others(result.run_dir, job, run_dirs)]
     # Not only those of this look: a worker that has left this run is at the next one.
     result.shared = list(dict.fromkeys([*result.shared, *(job.record.job_id for job in shared)]))
@@ -159,12 +161,12 @@ def _has_work(run_dir: Path) -> bool:
     return read_success(manifest.layout(run_dir), manifest.run_id) is None
 
 
-def _left(crew: Crew, result: Cancelled) -> list[str]:
+def _left(workforce: Workforce, result: Cancelled) -> list[str]:
     """Name the workers and jobs that are left; a job in an unknown state cannot be awaited."""
-    workers = [f"worker {worker.name} on {worker.record.host}" for worker in crew.living]
+    workers = [f"worker {worker.name} on {worker.record.host}" for worker in workforce.living]
     jobs = [
         f"job {job.record.job_id} ({job.state.word or job.state.phase})"
-        for job in crew.jobs
+        for job in workforce.jobs
         if job.state.phase in ("pending", "running")
         and not job.has_living_worker
         and job.record.job_id not in result.shared

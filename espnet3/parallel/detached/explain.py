@@ -14,9 +14,9 @@ from espnet3.errors import FileSystemError
 from espnet3.findings import Finding, Level
 from espnet3.io.clock import look_time
 from espnet3.parallel.clusters.job_logs import words_of_daemon
-from espnet3.parallel.detached.crew import Job, Worker
 from espnet3.parallel.detached.logs import log_of, output_of
 from espnet3.parallel.detached.overview import Overview, look
+from espnet3.parallel.detached.workforce import Job, Worker
 from espnet3.schedulers import Scheduler, scheduler_of
 from espnet3.shards.commit import Done
 from espnet3.shards.records import DeathNote, RecordPaths, find_damaged, read_deaths
@@ -122,8 +122,8 @@ class _Explainer:
         yield from self._damaged()
         yield from self._drivers()
         if seen.state != "complete":
-            yield from explain_waiting(seen.crew.waiting, self._now, n_jobs=self._n_jobs())
-            yield from explain_submitting(seen.crew.jobs, self._run_dir)
+            yield from explain_waiting(seen.workforce.waiting, self._now, n_jobs=self._n_jobs())
+            yield from explain_submitting(seen.workforce.jobs, self._run_dir)
             yield from self._starting()
             yield from self._silent_schedulers()
             yield from self._silent_workers()
@@ -131,7 +131,7 @@ class _Explainer:
             yield from _explain_slow(seen.status.running, seen.committed.values(), self._quoted)
             yield from self._no_successor()
         yield from self._unreachable()
-        jobs = [job for job in seen.crew.jobs if not self._is_told(job)]
+        jobs = [job for job in seen.workforce.jobs if not self._is_told(job)]
         is_over = seen.is_over and seen.state != "complete"
         yield from explain_ends(jobs, self._run_dir, quoted=self._quoted, is_over=is_over)
         yield from self._lost_workers()
@@ -149,7 +149,7 @@ class _Explainer:
         return stop is not None and job.workers[-1].ended is not None
 
     def _n_jobs(self) -> int:
-        return sum(job.is_there and not job.is_successor for job in self._seen.crew.jobs)
+        return sum(job.is_there and not job.is_successor for job in self._seen.workforce.jobs)
 
     def _state(self) -> Iterator[Finding]:
         seen = self._seen
@@ -178,14 +178,14 @@ class _Explainer:
             yield self._stop()
 
     def _at_work(self) -> str:
-        n_owners = len(self._seen.crew.living) or 1
-        n_pool = sum(worker.is_alive for worker in self._seen.crew.pool)
+        n_owners = len(self._seen.workforce.living) or 1
+        n_pool = sum(worker.is_alive for worker in self._seen.workforce.pool)
         pool = f", with {n_pool} worker{'' if n_pool == 1 else 's'} started by a driver"
         return f"{n_owners} {'works' if n_owners == 1 else 'work'} on it{pool if n_pool else ''}"
 
     def _drivers(self) -> Iterator[Finding]:
         """Tell what drivers say of workers that do not come."""
-        for driver in self._seen.crew.living:
+        for driver in self._seen.workforce.living:
             if driver.record.waiting:
                 message = f"the driver {driver.name} waits for workers: {driver.record.waiting}"
                 yield Finding("warning", "workers", message)
@@ -256,7 +256,7 @@ class _Explainer:
     def _starting(self) -> Iterator[Finding]:
         late = [
             job
-            for job in self._seen.crew.starting
+            for job in self._seen.workforce.starting
             if self._now - job.record.submitted > _LATE_SECONDS and job.state.phase == "running"
         ]
         if late:
@@ -267,7 +267,7 @@ class _Explainer:
             yield Finding("warning", "jobs", message, f"{fix}folder")
 
     def _silent_schedulers(self) -> Iterator[Finding]:
-        unknown = [job for job in self._seen.crew.jobs if _is_unknown(job)]
+        unknown = [job for job in self._seen.workforce.jobs if _is_unknown(job)]
         for env, jobs in groupby(sorted(unknown, key=_env), key=_env):
             n_jobs = len(list(jobs))
             scheduler = scheduler_of(env)
@@ -287,7 +287,7 @@ class _Explainer:
                 yield Finding("warning", "jobs", f"{message} cannot be told", fix)
 
     def _silent_workers(self) -> Iterator[Finding]:
-        for worker in self._seen.crew.living:
+        for worker in self._seen.workforce.living:
             if worker.is_silent:
                 silent = duration(worker.silent_seconds)
                 message = f"worker {worker.name} on {worker.record.host} is silent for {silent}"
@@ -301,7 +301,7 @@ class _Explainer:
 
     def _unreachable(self) -> Iterator[Finding]:
         """Tell of workers that left because their node could not reach the run folder."""
-        left = {w.record.host: w for w in self._seen.crew.workers if _could_not_reach(w)}
+        left = {w.record.host: w for w in self._seen.workforce.workers if _could_not_reach(w)}
         for host, worker in left.items():
             message = f"worker {worker.name} left {host}: {worker.record.reason}"
             if self._seen.state == "complete":
@@ -311,7 +311,7 @@ class _Explainer:
             yield Finding("problem" if self._seen.is_over else "warning", "node", message, fix)
 
     def _no_successor(self) -> Iterator[Finding]:
-        for worker in reversed(self._seen.crew.workers[-_MOST:]):
+        for worker in reversed(self._seen.workforce.workers[-_MOST:]):
             text = read_end(self._run_dir / worker.record.log) if worker.record.log else ""
             at = text.rfind(_NO_SUCCESSOR)
             if at >= 0:
@@ -324,10 +324,12 @@ class _Explainer:
     def _lost_workers(self) -> Iterator[Finding]:
         """Report workers that vanished, unless the end of their job explains it."""
         told_of = {
-            w.owner_id for job in self._seen.crew.jobs if _has_ended(job) for w in job.workers
+            w.owner_id for job in self._seen.workforce.jobs if _has_ended(job) for w in job.workers
         }
         lost = [
-            w for w in self._seen.crew.workers if w.is_lost and w.record.owner_id not in told_of
+            w
+            for w in self._seen.workforce.workers
+            if w.is_lost and w.record.owner_id not in told_of
         ]
         if lost:
             yield self._lost(lost)

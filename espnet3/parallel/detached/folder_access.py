@@ -51,7 +51,7 @@ def reached(run_dir: StrPath) -> Iterator[None]:
         raise RunFolderError(describe(error, run_dir)) from error
 
 
-def told_in_words(command: Callable[P, T]) -> Callable[P, T]:
+def reports_folder_errors(command: Callable[P, T]) -> Callable[P, T]:
     """Let a command about run folders end with what to do, whatever a file system answers."""
 
     @wraps(command)

@@ -38,7 +38,7 @@ class DetachedRun:
         return f"DetachedRun({str(self.run_dir)!r})"
 
     def status(self) -> "Overview":
-        """Return how the run stands: `.state`, `.status` with its counts, `.crew`, `.avoided`."""
+        """Return the state of the run: `.state`, `.status` (counts), `.workforce`, `.avoided`."""
         from espnet3.parallel.detached.overview import look
 
         with reached(self.run_dir):

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 from espnet3.errors import ItemError
 from espnet3.parallel.clusters.table import check_resources, warn_of_defaults
-from espnet3.parallel.detached.crew import count_crew
 from espnet3.parallel.detached.description import write_description
 from espnet3.parallel.detached.handle import DetachedRun
 from espnet3.parallel.detached.resume import refuse_merging
 from espnet3.parallel.detached.submit import cancel_jobs, job_states, submit_workers
+from espnet3.parallel.detached.workforce import count_workforce
 from espnet3.parallel.faults import too_many
 from espnet3.parallel.folder_run import (
     RunRequest,
@@ -155,7 +155,7 @@ def submit_missing(roots: Sequence[Path], config: "ParallelConfig", n_shards: in
     """
     n_wanted = min(config.n_workers, max(n_shards, 1))  # one, if only the merge is left
     # Not their sum: one worker serves all folders, and is recorded in each.
-    n_there = max(count_crew(root, config.env) for root in roots)
+    n_there = max(count_workforce(root, config.env) for root in roots)
     n_missing = max(n_wanted - n_there, 0)
     if n_missing:
         warn_of_defaults(config)

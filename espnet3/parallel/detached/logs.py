@@ -10,7 +10,7 @@ from pathlib import Path
 from espnet3.errors import RunFolderError, suggest
 from espnet3.io.records import is_log_name
 from espnet3.parallel.clusters.job_logs import find_log
-from espnet3.parallel.detached.crew import Job, Worker, is_alive, living_ids
+from espnet3.parallel.detached.workforce import Job, Worker, is_alive, living_ids
 from espnet3.shards.records import (
     JobRecord,
     RecordPaths,
@@ -22,7 +22,7 @@ from espnet3.shards.records import (
 from espnet3.shards.status import read_failures, require_manifest
 from espnet3.text import first_line, last_lines
 
-# Around each attempt, an agent says which shard the lines are of.
+# Around each attempt, a worker says which shard the lines are of.
 _BEGINS = re.compile(r"\bshard (\d{1,18}) begins\b")
 _ENDS = re.compile(r"\bshard (\d{1,18}) ends: ")
 _N_SECTIONS = 10

@@ -15,8 +15,15 @@ from typing import Any
 from espnet3.errors import EspnetError, FileSystemError, IncompleteRunError, WorkerError
 from espnet3.io.records import warn_once
 from espnet3.parallel.deaths import judge_nodes
-from espnet3.parallel.detached.crew import AskJobs, Crew, Job, Worker, ask_schedulers, read_crew
 from espnet3.parallel.detached.folder_access import Patience
+from espnet3.parallel.detached.workforce import (
+    AskJobs,
+    Job,
+    Worker,
+    Workforce,
+    ask_schedulers,
+    read_workforce,
+)
 from espnet3.schedulers import JobState, scheduler_of
 from espnet3.shards.commit import Done
 from espnet3.shards.layout import leases_folder
@@ -40,13 +47,18 @@ class Overview:
     """A run at one moment."""
 
     status: RunStatus
-    crew: Crew = field(default_factory=lambda: Crew([], []))
+    workforce: Workforce = field(default_factory=lambda: Workforce([], []))
     avoided: dict[str, str] = field(default_factory=dict)
     """Nodes that get no more work, and why."""
     committed: dict[int, Done] = field(default_factory=dict)
     """What the shards that are done say of themselves."""
     behind: list[str] = field(default_factory=list)
     """Other run folders that its workers serve first."""
+
+    @property
+    def crew(self) -> Workforce:
+        """The workforce, by its name of before 0.2, which scripts of users read."""
+        return self.workforce
 
     @property
     def state(self) -> str:
@@ -75,8 +87,8 @@ class Overview:
         """Return plain data for `--json`."""
         return {
             **self.status.as_dict(),
-            "workers": [self._worker(w) for w in (*self.crew.workers, *self.crew.pool)],
-            "jobs": [_job(job) for job in self.crew.jobs],
+            "workers": [self._worker(w) for w in (*self.workforce.workers, *self.workforce.pool)],
+            "jobs": [_job(job) for job in self.workforce.jobs],
             "avoided_nodes": self.avoided,
         }
 
@@ -115,22 +127,22 @@ class Observer:
     def look(self) -> Overview:
         """Return how the run stands now."""
         status = self._reader.read()
-        crew = self._crew()
-        state = _state_of_jobs(crew) if status.state == "stopped" else status.state
-        behind = _busy_elsewhere(self._run_dir, crew) if state == "starting" else []
+        workforce = self._workforce()
+        state = _state_of_jobs(workforce) if status.state == "stopped" else status.state
+        behind = _busy_elsewhere(self._run_dir, workforce) if state == "starting" else []
         state = "queued" if behind else state
         avoided = {} if state == "complete" else self._avoided()
         committed = self._reader.committed
-        return Overview(replace(status, state=state), crew, avoided, committed, behind)
+        return Overview(replace(status, state=state), workforce, avoided, committed, behind)
 
-    def _crew(self) -> Crew:
+    def _workforce(self) -> Workforce:
         """Return workers and jobs; none, with a warning, if they cannot be read from here."""
         try:
-            return read_crew(self._run_dir, self._ask_at_times, self._known)
+            return read_workforce(self._run_dir, self._ask_at_times, self._known)
         except (OSError, FileSystemError) as error:
             reason = str(error).rstrip(".")
             warn_once(f"Jobs and workers of {self._run_dir} cannot be read from here: {reason}.")
-            return Crew([], [])
+            return Workforce([], [])
 
     def _avoided(self) -> dict[str, str]:
         notes = read_deaths(RecordPaths(self._run_dir))
@@ -145,18 +157,18 @@ class Observer:
         return {r.key: self._asked[r.key][1] for r in records if r.key in self._asked}
 
 
-def _state_of_jobs(crew: Crew) -> str:
+def _state_of_jobs(workforce: Workforce) -> str:
     """Return the state of a run without a worker."""
-    if crew.waiting:
+    if workforce.waiting:
         return "queued"
-    if crew.starting:
+    if workforce.starting:
         return "starting"
-    return "unknown" if any(is_out_of_sight(job) for job in crew.jobs) else "stopped"
+    return "unknown" if any(is_out_of_sight(job) for job in workforce.jobs) else "stopped"
 
 
-def _busy_elsewhere(run_dir: Path, crew: Crew) -> list[str]:
+def _busy_elsewhere(run_dir: Path, workforce: Workforce) -> list[str]:
     """Return the folders that workers shared by several runs serve before this one."""
-    others = {other for job in crew.starting for other in job.record.others}
+    others = {other for job in workforce.starting for other in job.record.others}
     folders = sorted(os.path.normpath(run_dir / other) for other in others)
     return [folder for folder in folders if living_owners(leases_folder(Path(folder)))]
 
@@ -219,7 +231,7 @@ def wait_for(
 
 def _all_ended_here(seen: Overview) -> bool:
     """Tell whether all workers were processes of this machine, and are gone."""
-    jobs = seen.crew.jobs
+    jobs = seen.workforce.jobs
     return bool(jobs) and all(job.record.machine and job.state.phase == "ended" for job in jobs)
 
 

@@ -12,13 +12,13 @@ from espnet3.errors import RunFolderError
 from espnet3.parallel.clusters.table import ON_THIS_MACHINE
 from espnet3.parallel.config import ParallelConfig
 from espnet3.parallel.deaths import forget_deaths
-from espnet3.parallel.detached.crew import count_crew, read_crew
 from espnet3.parallel.detached.description import (
     Description,
     check_code,
     load_spec,
     load_trusted,
 )
+from espnet3.parallel.detached.workforce import count_workforce, read_workforce
 from espnet3.parallel.folder_run import folder_errors
 from espnet3.parallel.parallel import as_parallel_config
 from espnet3.parallel.stop_marks import forgive
@@ -105,8 +105,8 @@ def _is_cancelled_driver(run_dir: Path) -> bool:
 
 def _count_present(run_dir: Path, env: str, n_more: int | None) -> int:
     if n_more is not None:  # asked for by number: those that are there already do not count
-        return read_crew(run_dir).of_env(env).n_present
-    return count_crew(run_dir, env, only=True)
+        return read_workforce(run_dir).of_env(env).n_present
+    return count_workforce(run_dir, env, only=True)
 
 
 def _is_finished(run_dir: Path) -> bool:

@@ -27,7 +27,6 @@ from espnet3.io.records import DamagedFileError, parse_record, read_record
 from espnet3.parallel.clusters.table import ON_THIS_MACHINE
 from espnet3.parallel.config import ParallelConfig
 from espnet3.parallel.deaths import avoided_nodes
-from espnet3.parallel.detached.crew import UNKNOWN, Crew, Job, living_ids, read_crew
 from espnet3.parallel.detached.description import load_trusted, read_own
 from espnet3.parallel.detached.limits import (
     SubmissionRefusedError,
@@ -35,7 +34,8 @@ from espnet3.parallel.detached.limits import (
     read_all_jobs,
 )
 from espnet3.parallel.detached.submit import cancel_jobs, submit_workers
-from espnet3.parallel.detached.succession import takes_turn
+from espnet3.parallel.detached.successors import takes_turn
+from espnet3.parallel.detached.workforce import UNKNOWN, Job, Workforce, living_ids, read_workforce
 from espnet3.parallel.parallel import as_parallel_config
 from espnet3.schedulers import FindsTags, JobState, ask_jobs, scheduler_of
 from espnet3.shards.layout import leases_folder, shard_of
@@ -99,7 +99,7 @@ class Follower:
         config = load_config(roots[0], self.env, trust=self.trust)
         yield from self.submit_successor(roots, config)
         if self.has_turn or takes_turn(roots[0], FolderClock(roots[0]).now()):
-            yield from self.complete_crew(roots, config)
+            yield from self.complete_workforce(roots, config)
 
     def submit_successor(self, roots: list[Path], config: ParallelConfig) -> Iterator[str]:
         """Submit the successor of this job, unless there is one, or nothing for it to do.
@@ -158,7 +158,7 @@ class Follower:
             return
         yield f"job {jobs[0].job_id} follows when job {job} has ended"
 
-    def complete_crew(self, roots: list[Path], config: ParallelConfig) -> Iterator[str]:
+    def complete_workforce(self, roots: list[Path], config: ParallelConfig) -> Iterator[str]:
         """Submit workers in the place of those that are gone, and successors that are gone.
 
         Raises:
@@ -167,19 +167,19 @@ class Follower:
         records = read_all_jobs(roots[0])  # one that cannot be read would be missing below
         now = _folder_time(roots[0])
         try:
-            crew = read_crew(roots[0], ask=self._ask, now=now, jobs=records)
+            workforce = read_workforce(roots[0], ask=self._ask, now=now, jobs=records)
         except NoAnswer:
             return
-        doubtful = self._not_given_up(roots[0], crew, now)
+        doubtful = self._not_given_up(roots[0], workforce, now)
         n_open = _count_open_shards(roots)
-        n_waiting = sum(job.is_successor and job.state.phase == "pending" for job in crew.jobs)
-        for record in without_successor(crew, self.env)[: max(n_open - n_waiting, 0)]:
+        n_waiting = sum(job.is_successor and job.state.phase == "pending" for job in workforce.jobs)
+        for record in without_successor(workforce, self.env)[: max(n_open - n_waiting, 0)]:
             yield from self._follow(roots, config, record.job_id, record.generation)
         n_wanted = min(config.n_workers, n_open)
-        n_missing = n_wanted - crew.n_present - len(doubtful)
+        n_missing = n_wanted - workforce.n_present - len(doubtful)
         if n_missing <= 0:
             return
-        ended = last_ended(crew, self.env)
+        ended = last_ended(workforce, self.env)
         generation = max((record.generation for record in ended), default=-1) + 1
         if config.max_successors is not None and generation > config.max_successors:
             return
@@ -201,7 +201,7 @@ class Follower:
         waiting: dict[str, JobRecord] = {}
         for root in self.roots:
             with suppress(NoAnswer):
-                jobs = read_crew(root, ask=self._ask_simply).jobs
+                jobs = read_workforce(root, ask=self._ask_simply).jobs
                 waiting.update({
                     job.record.key: job.record
                     for job in jobs
@@ -236,13 +236,13 @@ class Follower:
         """
         return [record for record in read_all_jobs(root) if record.env == self.env]
 
-    def _not_given_up(self, root: Path, crew: Crew, now: float) -> list[Job]:
+    def _not_given_up(self, root: Path, workforce: Workforce, now: float) -> list[Job]:
         """Return the jobs that may exist although neither scheduler nor worker says so.
 
         One answer without a job is no proof that it is gone: a busy scheduler omits some. It must
         be missing in several looks, by whichever workers, over some minutes, and be silent itself.
         """
-        mine = crew.doubtful
+        mine = workforce.doubtful
         path = RecordPaths(root).unseen(self.env)
         before = _read_unseen(path)
         looks = {}
@@ -414,12 +414,12 @@ def predecessors(root: Path, env: str, job: str) -> list[JobRecord]:
     return found
 
 
-def last_ended(crew: Crew, env: str) -> list[JobRecord]:
+def last_ended(workforce: Workforce, env: str) -> list[JobRecord]:
     """Return the last jobs of a run that have ended, the latest first.
 
     Not those that were cancelled while they waited: they say nothing of the work.
     """
-    mine = [job for job in crew.jobs if job.record.env == env]
+    mine = [job for job in workforce.jobs if job.record.env == env]
     there = {job.record.job_id for job in mine if job.is_there}
     ended = [
         job.record
@@ -436,9 +436,9 @@ def _was_cancelled(job: Job, there: Container[str]) -> bool:
     )
 
 
-def without_successor(crew: Crew, env: str) -> list[JobRecord]:
+def without_successor(workforce: Workforce, env: str) -> list[JobRecord]:
     """Return the active jobs whose successor was cancelled."""
-    mine = [job for job in crew.jobs if job.record.env == env]
+    mine = [job for job in workforce.jobs if job.record.env == env]
     after = {job.record.after for job in mine if job.record.after}
     there = {job.record.after for job in mine if job.is_there}
     return [

@@ -13,11 +13,11 @@ from espnet3 import logs
 from espnet3.errors import EspnetError, FileSystemError
 from espnet3.io.clock import MAX_SKEW, clock_skew, describe_skew, steady_time
 from espnet3.parallel.clusters.gpus import VARIABLE, Pinning, choose_gpus
-from espnet3.parallel.detached.agent import Agent, Outcome, find_end
 from espnet3.parallel.detached.description import load_trusted
 from espnet3.parallel.detached.folder_words import read_folder
-from espnet3.parallel.detached.succession import Succession
+from espnet3.parallel.detached.successors import Successors
 from espnet3.parallel.detached.walltime import find_walltime, process_start
+from espnet3.parallel.detached.worker import DetachedWorker, Outcome, find_end
 from espnet3.parallel.folder_run import folder_errors
 from espnet3.parallel.signals import EndSignals
 from espnet3.parallel.worker_records import Identity
@@ -65,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             logger.error("On %s: %s", node_name(), error)
             return 1
         finally:
-            worker.succession.close()
+            worker.successors.close()
 
 
 class _Worker:
@@ -79,7 +79,7 @@ class _Worker:
         self._log_name = f"detached-{options.env}-{stamp}.log".replace(os.sep, "_")
         self._submitted: float | None = options.submitted
         self._pinning: Pinning | None = None
-        self.succession = Succession(
+        self.successors = Successors(
             roots,
             env=options.env,
             job_id=self._job_id,
@@ -115,7 +115,7 @@ class _Worker:
                 if outcomes[root].ends_all:
                     return self._code_to_go_on(outcomes[root])
         if all(outcome.is_over for outcome in outcomes.values()):
-            self.succession.finish()
+            self.successors.finish()
         return max(outcome.code for outcome in outcomes.values())
 
     def _code_to_go_on(self, outcome: Outcome) -> int:
@@ -156,7 +156,7 @@ class _Worker:
             log=self._log_to(root),
         )
         self._submitted = None  # the wait in the queue counts once
-        # For relative paths of the user's code. What is wrong with the file, the agent says.
+        # For relative paths of the user's code. What is wrong with the file, the worker says.
         with suppress(OSError, EspnetError):
             os.chdir(load_trusted(root, trust=self._options.trust).cwd)
         until = self._walltime.limit
@@ -165,15 +165,15 @@ class _Worker:
             f", job {self._job_id}" if self._job_id else "",
             f", {until - steady_time():.0f} s until it is ended" if until else "",
         )  # fmt: skip
-        agent = Agent(
+        worker = DetachedWorker(
             root,
             identity,
             self._signals,
             walltime=self._walltime,
-            on_turn=self.succession.tick,
+            on_turn=self.successors.tick,
             trust=self._options.trust,
         )
-        outcome = agent.work(is_patient=is_patient)
+        outcome = worker.work(is_patient=is_patient)
         logger.info("Worker ends with code %d: %s", outcome.code, outcome.reason)
         return outcome
 

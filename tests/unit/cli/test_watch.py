@@ -59,9 +59,9 @@ def test_the_view_has_a_bar_per_worker_and_tells_what_jobs_wait_for(busy):
 
 
 def test_a_successor_of_a_job_that_is_there_is_not_counted_as_waiting(busy):
-    crew = look(busy.root).crew
-    assert [job.record.job_id for job in crew.waiting] == ["12"]
-    assert crew.n_present == 3
+    workforce = look(busy.root).workforce
+    assert [job.record.job_id for job in workforce.waiting] == ["12"]
+    assert workforce.n_present == 3
 
 
 def test_a_second_attempt_at_a_shard_counts_its_items_once(busy):

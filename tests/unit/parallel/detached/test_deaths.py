@@ -6,7 +6,7 @@ from dataclasses import asdict
 import pytest
 
 from espnet3.errors import FileSystemError
-from espnet3.parallel.deaths import bury, deaths_at, forget_deaths
+from espnet3.parallel.deaths import deaths_at, forget_deaths, record_deaths
 from espnet3.shards.commit import Position
 from espnet3.shards.records import (
     DeathNote,
@@ -44,7 +44,7 @@ def test_what_a_dead_worker_was_doing_is_noted_once_and_its_attempt_is_removed(
 ):
     attempt = left_over(2, DEAD, (13, 15))
     write_worker(planned.paths, WorkerRecord(DEAD, "node7", 42, 1.0, job_id="77", log="logs/x"))
-    (note,) = bury(planned.root, [attempt], lease)
+    (note,) = record_deaths(planned.root, [attempt], lease)
     assert not attempt.exists()
     assert read_deaths(planned.paths, 2) == [note]
     assert (note.start, note.stop, note.kind, note.host) == (13, 15, "died", "node7")
@@ -52,13 +52,13 @@ def test_what_a_dead_worker_was_doing_is_noted_once_and_its_attempt_is_removed(
     assert note.owner_id == DEAD
     # Another worker found the attempt at the same time.
     attempt.mkdir()
-    bury(planned.root, [attempt], lease)
+    record_deaths(planned.root, [attempt], lease)
     assert len(read_deaths(planned.paths)) == 1
 
 
 def test_the_attempts_of_living_workers_stay(planned, lease, other, left_over):
     folders = [left_over(0, lease.owner.owner_id), left_over(1, other.owner.owner_id)]
-    assert bury(planned.root, folders, lease) == []
+    assert record_deaths(planned.root, folders, lease) == []
     assert all(folder.exists() for folder in folders)
 
 
@@ -68,7 +68,7 @@ def test_an_owner_whose_file_is_not_seen_may_be_alive(planned, lease, left_over)
     old = young.with_name(f"{young.name[:-4]}abcd")
     old.mkdir()
     os.utime(old, (0, 0))
-    assert [note.shard for note in bury(planned.root, [young, old], lease)] == [1]
+    assert [note.shard for note in record_deaths(planned.root, [young, old], lease)] == [1]
     assert young.exists()
     assert not old.exists()
 
@@ -76,10 +76,10 @@ def test_an_owner_whose_file_is_not_seen_may_be_alive(planned, lease, left_over)
 def test_old_attempts_of_drivers_are_removed_without_blame(planned, lease):
     attempt = planned.layout.new_attempt(0)
     attempt.mkdir()
-    assert bury(planned.root, [attempt], lease) == []
+    assert record_deaths(planned.root, [attempt], lease) == []
     assert attempt.exists()  # its driver may be alive
     os.utime(attempt, (0, 0))
-    assert bury(planned.root, [attempt], lease) == []
+    assert record_deaths(planned.root, [attempt], lease) == []
     assert not attempt.exists()
 
 
@@ -88,13 +88,13 @@ def test_a_worker_that_was_ended_at_its_walltime_is_no_sign_of_a_bad_item(
 ):
     record = WorkerRecord(DEAD, "node7", 42, 1.0, limit=time.time() + 1, seen=time.time())
     write_worker(planned.paths, record)
-    (note,) = bury(planned.root, [left_over(2, DEAD, (13, 14))], lease)
+    (note,) = record_deaths(planned.root, [left_over(2, DEAD, (13, 14))], lease)
     assert note.kind == "walltime"
     assert deaths_at([note], planned.root) == []
 
 
 def test_a_worker_that_died_before_its_first_item_blames_its_machine(planned, lease, left_over):
-    (note,) = bury(planned.root, [left_over(2, DEAD)], lease)
+    (note,) = record_deaths(planned.root, [left_over(2, DEAD)], lease)
     assert (note.kind, note.start) == ("machine", None)
 
 
@@ -102,7 +102,7 @@ def test_the_time_of_an_attempt_counts_to_its_last_sign(planned, lease, left_ove
     attempt = left_over(2, DEAD, (13, 14))
     later = time.time() + 30
     os.utime(attempt / ".position", (later, later))
-    (note,) = bury(planned.root, [attempt], lease)
+    (note,) = record_deaths(planned.root, [attempt], lease)
     assert 29 <= note.seconds <= 32
 
 
@@ -127,9 +127,9 @@ def test_an_attempt_whose_position_cannot_be_read_from_here_is_left_alone(
 ):
     attempt = left_over(2, DEAD, (5, 6))
     with unreachable(r"\.position$", "EIO"), pytest.raises(FileSystemError):
-        bury(planned.root, [attempt], lease)
+        record_deaths(planned.root, [attempt], lease)
     assert attempt.is_dir()
-    (note,) = bury(planned.root, [attempt], lease)
+    (note,) = record_deaths(planned.root, [attempt], lease)
     assert (note.start, note.kind) == (5, "died")
 
 
@@ -137,5 +137,5 @@ def test_the_clock_of_the_file_system_dates_a_death(planned, lease, left_over, m
     attempt = left_over(2, DEAD, (5, 6))
     now = time.time()
     monkeypatch.setattr(time, "time", lambda: now + 7200)  # this machine's is two hours ahead
-    (note,) = bury(planned.root, [attempt], lease)
+    (note,) = record_deaths(planned.root, [attempt], lease)
     assert abs(note.time - now) < 600

@@ -1,4 +1,4 @@
-from espnet3.parallel.detached.agent import note_failures
+from espnet3.parallel.detached.worker import note_failures
 from espnet3.parallel.tasks import Failure
 
 

@@ -275,7 +275,7 @@ def held(planned, other):
 
 def twin_of(queue):
     queue._board.refresh()
-    return queue._take_twin()
+    return queue._take_backup()
 
 
 def test_a_shard_that_would_be_done_sooner_anew_is_claimed_once(helper, held, lease, planned):

@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 
 from espnet3.errors import RunFolderError
-from espnet3.parallel.detached.crew import Crew, Job
 from espnet3.parallel.detached.description import user_name
 from espnet3.parallel.detached.succeed import (
     is_fruitless,
@@ -17,6 +16,7 @@ from espnet3.parallel.detached.succeed import (
     waiting_successors,
     without_successor,
 )
+from espnet3.parallel.detached.workforce import Job, Workforce
 from espnet3.schedulers import JobState
 from espnet3.shards.lease import Lease
 from espnet3.shards.records import (
@@ -96,34 +96,34 @@ def test_a_job_that_was_told_to_end_did_not_fail(paths):
     assert not is_fruitless(paths.root, predecessors(paths.root, "slurm", "5"))
 
 
-def crew_of(*jobs):
-    return Crew([], [Job(record, JobState(phase, ""), **how) for record, phase, how in jobs])
+def workforce_of(*jobs):
+    return Workforce([], [Job(record, JobState(phase, ""), **how) for record, phase, how in jobs])
 
 
 def test_a_job_at_work_whose_successor_was_cancelled_is_found():
     first, second = CHAIN[0], CHAIN[1]
     at_work = {"has_living_worker": True, "workers": (worker(1),)}
-    gone = crew_of((first, "running", at_work), (second, "ended", {}))
+    gone = workforce_of((first, "running", at_work), (second, "ended", {}))
     assert without_successor(gone, "slurm") == [first]
-    waiting = crew_of((first, "running", at_work), (second, "pending", {}))
+    waiting = workforce_of((first, "running", at_work), (second, "pending", {}))
     assert without_successor(waiting, "slurm") == []
     # It has only begun: it will submit its successor itself.
-    new = crew_of((first, "running", at_work))
+    new = workforce_of((first, "running", at_work))
     assert without_successor(new, "slurm") == []
 
 
 def test_the_last_that_ended_are_those_submitted_last():
     jobs = [(record, "ended", {}) for record in CHAIN[:4]] + [(CHAIN[4], "pending", {})]
-    assert [job.job_id for job in last_ended(crew_of(*jobs), "slurm")] == ["4", "3", "2"]
-    assert last_ended(crew_of(*jobs), "sge") == []
+    assert [job.job_id for job in last_ended(workforce_of(*jobs), "slurm")] == ["4", "3", "2"]
+    assert last_ended(workforce_of(*jobs), "sge") == []
 
 
 def test_a_job_that_was_cancelled_while_it_waited_says_nothing_of_the_work():
     first = (CHAIN[0], "running", {"has_living_worker": True, "workers": (worker(1),)})
-    assert last_ended(crew_of(first, (CHAIN[1], "ended", {})), "slurm") == []
-    crew = Crew([], [Job(CHAIN[0], JobState("ended", "CANCELLED by 0"))])
-    assert last_ended(crew, "slurm") == []
-    died = Crew([], [Job(CHAIN[0], JobState("ended", "FAILED", "exit code 127"))])
+    assert last_ended(workforce_of(first, (CHAIN[1], "ended", {})), "slurm") == []
+    workforce = Workforce([], [Job(CHAIN[0], JobState("ended", "CANCELLED by 0"))])
+    assert last_ended(workforce, "slurm") == []
+    died = Workforce([], [Job(CHAIN[0], JobState("ended", "FAILED", "exit code 127"))])
     assert last_ended(died, "slurm") == [CHAIN[0]]
 
 

@@ -3,7 +3,7 @@ import time
 
 import pytest
 
-from espnet3.parallel.detached.crew import read_crew
+from espnet3.parallel.detached.workforce import read_workforce
 from espnet3.schedulers import JobState
 from espnet3.shards.lease import Lease, machine_id
 from espnet3.shards.records import (
@@ -37,15 +37,15 @@ def worker(paths, owner_id: str, **more) -> None:
     write_worker(paths, WorkerRecord(owner_id, **facts))
 
 
-def crew(paths, **states):
-    """Read the crew; the scheduler tells of the named jobs, and asked ones are noted."""
+def workforce(paths, **states):
+    """Read the workforce; the scheduler tells of the named jobs, and asked ones are noted."""
     asked = []
 
     def ask(records):
         asked.extend(record.job_id for record in records)
         return {r.key: states[f"j{r.job_id}"] for r in records if f"j{r.job_id}" in states}
 
-    found = read_crew(paths.root, ask)
+    found = read_workforce(paths.root, ask)
     return found, asked
 
 
@@ -56,7 +56,7 @@ def test_only_what_the_folder_does_not_tell_is_asked(paths):
         worker(paths, lease.owner.owner_id, job_id="1")
         worker(paths, "a" * 16, job_id="2", ended=NOW, exit_code=0)
         worker(paths, "b" * 16, job_id="3")  # gone without a word
-        found, asked = crew(paths, j3=ENDED, j4=PENDING)
+        found, asked = workforce(paths, j3=ENDED, j4=PENDING)
     assert asked == ["3", "4"]
     assert [job.state.phase for job in found.jobs] == ["running", "ended", "ended", "pending"]
     assert [worker.is_lost for worker in found.workers].count(True) == 1
@@ -66,17 +66,17 @@ def test_only_what_the_folder_does_not_tell_is_asked(paths):
 def test_a_successor_waits_for_the_queue_once_its_predecessor_is_gone(paths):
     job(paths, "1")
     job(paths, "2", after="1")
-    found, _ = crew(paths, j1=RUNNING, j2=PENDING)
+    found, _ = workforce(paths, j1=RUNNING, j2=PENDING)
     assert found.waiting == []
     assert [job.record.job_id for job in found.starting] == ["1"]
-    found, _ = crew(paths, j1=ENDED, j2=PENDING)
+    found, _ = workforce(paths, j1=ENDED, j2=PENDING)
     assert [job.record.job_id for job in found.waiting] == ["2"]
 
 
 def test_a_job_that_was_just_submitted_is_on_its_way_though_nobody_knows_it(paths):
     job(paths, "1", submitted=time.time())
     job(paths, "2", submitted=NOW - 3600)
-    found, _ = crew(paths)
+    found, _ = workforce(paths)
     assert [job.record.job_id for job in found.starting] == ["1"]
     assert found.n_present == 1
 
@@ -85,10 +85,10 @@ def test_processes_are_told_by_pid_and_time(paths):
     here = {"env": "local", "machine": machine_id()}
     job(paths, "7", submitted=NOW - 100_000, **here)  # the number was used again since
     worker(paths, "a" * 16, env="local", job_id="", ended=NOW, exit_code=0, pid=7)
-    found, asked = crew(paths)
+    found, asked = workforce(paths)
     assert (found.jobs[0].workers, asked) == ((), ["7"])
     job(paths, "7", submitted=NOW - 203, **here)
-    found, asked = crew(paths)
+    found, asked = workforce(paths)
     assert ([w.owner_id for w in found.jobs[0].workers], asked) == (["a" * 16], [])
 
 
@@ -96,21 +96,21 @@ def test_a_requeued_job_brings_several_workers(paths):
     job(paths, "1")
     worker(paths, "a" * 16, job_id="1")
     worker(paths, "b" * 16, job_id="1", started=NOW - 20)
-    found, _ = crew(paths, j1=PENDING)
+    found, _ = workforce(paths, j1=PENDING)
     assert [w.owner_id for w in found.jobs[0].workers] == ["a" * 16, "b" * 16]
     assert found.n_present == 1
 
 
 def test_a_driver_that_waits_is_a_worker_without_a_record(paths):
     with Lease(paths.root):
-        found, _ = crew(paths)
+        found, _ = workforce(paths)
     assert [worker.record.pid for worker in found.living] == [os.getpid()]
 
 
 def test_backends_are_told_apart(paths):
     job(paths, "1")
     job(paths, "2", env="sge")
-    found, _ = crew(paths, j1=PENDING, j2=PENDING)
+    found, _ = workforce(paths, j1=PENDING, j2=PENDING)
     assert (found.n_present, found.of_env("sge").n_present) == (2, 1)
 
 

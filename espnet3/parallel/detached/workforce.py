@@ -101,7 +101,7 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Crew:
+class Workforce:
     """All workers and jobs of a run."""
 
     workers: list[Worker]
@@ -134,20 +134,20 @@ class Crew:
         """How many work, or will without anybody's help."""
         return len(self.living) + len(self.waiting) + len(self.starting)
 
-    def of_env(self, env: str) -> "Crew":
+    def of_env(self, env: str) -> "Workforce":
         """Return those of one backend."""
         workers = [worker for worker in self.workers if worker.record.env == env]
-        return Crew(workers, [job for job in self.jobs if job.record.env == env], self.pool)
+        return Workforce(workers, [job for job in self.jobs if job.record.env == env], self.pool)
 
 
-def read_crew(
+def read_workforce(
     root: Path,
     ask: AskJobs | None = None,
     known: dict[str, Any] | None = None,
     *,
     now: float | None = None,
     jobs: list[JobRecord] | None = None,
-) -> Crew:
+) -> Workforce:
     """Read the records of workers and jobs; ask the scheduler about jobs without a living worker.
 
     Args:
@@ -168,7 +168,7 @@ def read_crew(
     # One whose record is not to be seen yet, or a driver that waits for its own workers.
     workers += [Worker(_of_owner(o, now), True) for key, o in owners.items() if key not in records]
     jobs = read_jobs(paths, known, submitting=True) if jobs is None else jobs
-    return Crew(workers, _read_jobs(jobs, workers, ask or ask_schedulers, now), pool)
+    return Workforce(workers, _read_jobs(jobs, workers, ask or ask_schedulers, now), pool)
 
 
 def is_alive(record: WorkerRecord, owner_ids: Container[str]) -> bool:
@@ -196,7 +196,7 @@ def living_ids(root: Path) -> set[str]:
     return {owner.owner_id for owner in living_owners(leases_folder(root))}
 
 
-def count_crew(root: Path, env: str, *, only: bool = False) -> int:
+def count_workforce(root: Path, env: str, *, only: bool = False) -> int:
     """Return how many workers a run has or will have without anybody's help.
 
     Called before missing jobs are submitted: jobs of which the scheduler says nothing are
@@ -211,9 +211,9 @@ def count_crew(root: Path, env: str, *, only: bool = False) -> int:
         ResourceError: if it cannot be determined whether jobs of this backend exist.
     """
     for number in range(_MOST_QUESTIONS):
-        crew = read_crew(root)
-        crew = crew.of_env(env) if only else crew
-        doubtful = [job.record for job in crew.doubtful if job.state.phase == "unknown"]
+        workforce = read_workforce(root)
+        workforce = workforce.of_env(env) if only else workforce
+        doubtful = [job.record for job in workforce.doubtful if job.state.phase == "unknown"]
         doubtful = [r for r in doubtful if r.env == env and not r.machine]
         submitting = [record for record in doubtful if record.is_submitting]
         if len(doubtful) == len(submitting):
@@ -222,7 +222,7 @@ def count_crew(root: Path, env: str, *, only: bool = False) -> int:
             raise ResourceError(_no_answer(root, env, len(doubtful)))
         if number + 1 < _MOST_QUESTIONS:
             time.sleep(_ASK_AGAIN_SECONDS)
-    return crew.n_present + len(submitting)
+    return workforce.n_present + len(submitting)
 
 
 def _no_answer(root: Path, env: str, n_jobs: int) -> str:

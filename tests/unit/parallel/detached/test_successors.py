@@ -5,8 +5,8 @@ import pytest
 
 from benchmarks.file_operations import FileOperations
 from espnet3.io.clock import FolderClock
-from espnet3.parallel.detached import succession as succession_module
-from espnet3.parallel.detached.succession import Succession, takes_turn
+from espnet3.parallel.detached import successors as succession_module
+from espnet3.parallel.detached.successors import Successors, takes_turn
 from espnet3.shards.records import JobRecord, make_folders, write_job
 from tests.helpers.waiting import wait_until
 
@@ -27,7 +27,7 @@ def paths(tmp_path):
 @pytest.fixture
 def make(paths):
     def make(env="slurm", job_id="7", trust=None):
-        return Succession([paths.root], env=env, job_id=job_id, generation=2, trust=trust)
+        return Successors([paths.root], env=env, job_id=job_id, generation=2, trust=trust)
 
     return make
 
@@ -49,43 +49,43 @@ def calls(tmp_path, monkeypatch):
 def test_it_runs_at_the_start_and_then_when_it_is_this_worker_s_turn(
     calls, make, paths, monkeypatch
 ):
-    succession = make(trust="ann")
+    successors = make(trust="ann")
     for _ in range(3):
-        succession.tick()
+        successors.tick()
     wait_until(lambda: len(calls()) == 1, 60)
     assert calls() == [f"{paths.root} --env slurm --job 7 --generation 2 --trust ann --has-turn"]
     monkeypatch.setattr(succession_module, "_EVERY_SECONDS", 0.0)
     (turn,) = paths.folder.glob("watch.*")
     turn.unlink()  # as if a minute had passed
-    wait_until(lambda: succession.tick() or len(calls()) > 1, 60)
-    succession.close()
+    wait_until(lambda: successors.tick() or len(calls()) > 1, 60)
+    successors.close()
 
 
 def test_where_nothing_is_to_be_done_a_minute_costs_one_look_and_no_process(
     calls, make, paths, monkeypatch
 ):
-    succession = make()
+    successors = make()
     write_job(paths, JobRecord("slurm", "8", 0.0, after="7"))
     takes_turn(paths.root, FolderClock(paths.root).now())
-    succession.tick()
+    successors.tick()
     monkeypatch.setattr(succession_module, "_EVERY_SECONDS", 0.0)
     with FileOperations(paths.root) as operations:
-        succession.tick()
+        successors.tick()
     assert operations.counts == {"stat": 1}
-    assert succession._process is None
+    assert successors._process is None
     assert calls() == []
 
 
 def test_one_without_a_successor_asks_less_and_less_often(calls, make, paths, monkeypatch):
     monkeypatch.setattr(succession_module, "takes_turn", lambda root, now: False)
-    succession = make()
+    successors = make()
     monkeypatch.setattr(succession_module, "_EVERY_SECONDS", 0.0)
     real, passed, started = time.monotonic, 0.0, []
     monkeypatch.setattr(time, "monotonic", lambda: real() + passed)
-    monkeypatch.setattr(succession, "_start", lambda: started.append(passed))
+    monkeypatch.setattr(successors, "_start", lambda: started.append(passed))
     for _ in range(120):
-        succession._started = started[-1] + real() if started else float("-inf")
-        succession.tick()
+        successors._started = started[-1] + real() if started else float("-inf")
+        successors.tick()
         passed += 60
     assert 12 <= len(started) <= 16, "every ten minutes in the end"
 
@@ -104,10 +104,10 @@ def test_it_is_asked_once_more_at_the_end_of_the_run(calls, make):
 
 @pytest.mark.parametrize(("env", "job_id"), [("local", "7"), ("local_gpu", "7"), ("slurm", "")])
 def test_processes_have_no_successors(calls, make, env, job_id):
-    succession = make(env, job_id)
-    succession.tick()
-    succession.finish()
-    succession.close()
+    successors = make(env, job_id)
+    successors.tick()
+    successors.finish()
+    successors.close()
     assert calls() == []
 
 
@@ -121,7 +121,7 @@ def test_its_failure_is_told_and_does_no_harm(make, monkeypatch, caplog):
 def test_one_that_hangs_is_ended(calls, make, monkeypatch, tmp_path, caplog):
     (tmp_path / "stand_in_succeed.py").write_text("import time; time.sleep(1000)")
     monkeypatch.setattr(succession_module, "_MAX_SECONDS", 0.0)
-    succession = make()
-    succession.tick()
-    succession.tick()
+    successors = make()
+    successors.tick()
+    successors.tick()
     assert "did not end in time" in caplog.text

@@ -28,7 +28,7 @@ WITHOUT_JOBS = ("local", "local_gpu")
 """Backends whose workers are no jobs, and have no successors."""
 
 
-class Succession:
+class Successors:
     """Runs `succeed` at the start, at the end of the run, and in between when there is need.
 
     The look for that is one operation a minute, in this process: with a thousand workers, a Python

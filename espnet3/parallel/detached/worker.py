@@ -80,7 +80,7 @@ def find_end(root: Path) -> Outcome | None:
     return None
 
 
-class Agent:
+class DetachedWorker:
     """Works on one run folder.
 
     Args:
