@@ -30,6 +30,7 @@ from espnet3.config.resolve import (
 )
 from espnet3.config.sources import (
     ALIAS,
+    CURRENT,
     NAME,
     Layer,
     Source,
@@ -111,6 +112,7 @@ class LoadedConfig:
     @contextmanager
     def naming_places(self) -> Iterator[None]:
         """Add file and line to errors about keys, raised by code that gets only values."""
+        token = CURRENT.set(self)
         try:
             yield
         except EspnetError as error:
@@ -121,6 +123,8 @@ class LoadedConfig:
             if key and (source := self.find_source(key)):
                 error.add_note(f"{key} is set in {source}.")
             raise
+        finally:
+            CURRENT.reset(token)
 
     def has(self, key: str) -> bool:
         """Tell whether a dotted key is set; null counts, `???` does not."""

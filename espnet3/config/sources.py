@@ -6,6 +6,7 @@ Imports nothing of OmegaConf until layers are merged: workers import this for it
 import logging
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cache, wraps
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
@@ -70,6 +71,16 @@ def absolute_key(full_key: str, prefix: str, loaded: "LoadedConfig | None" = Non
 def set_in(key: str, loaded: "LoadedConfig | None") -> str:
     """Return `' (set in conf/a.yaml:3)'`, or an empty string where that is not known."""
     return loaded.set_in(key) if loaded else ""
+
+
+# The config of the stage that runs, for code below the border that gets only values of it.
+CURRENT: ContextVar["LoadedConfig | None"] = ContextVar("CURRENT", default=None)
+
+
+def place_of(key: str) -> str:
+    """Return `' (set in FILE:LINE)'` for a warning, or for the second key that an error names."""
+    loaded = CURRENT.get()
+    return loaded.set_in(key) if loaded is not None else ""
 
 
 def names_places(

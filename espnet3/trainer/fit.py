@@ -16,7 +16,7 @@ import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from typing_extensions import override
 
-from espnet3.config.sources import names_places, set_in
+from espnet3.config.sources import names_places, place_of, set_in
 from espnet3.errors import ConfigError, blame, suggest
 from espnet3.trainer.checkpointing.checkpoints import CheckpointKeeper
 from espnet3.trainer.checkpointing.resume import (
@@ -114,8 +114,9 @@ class Fit:
             check_files(config.init)
         if not has_goal(block):
             logger.warning(
-                "trainer does not say when training ends; Lightning ends it after 1,000 epochs. "
-                "Write: max_epochs: 20"
+                "trainer%s does not say when training ends; Lightning ends it after 1,000 epochs. "
+                "Write: max_epochs: 20",
+                place_of("trainer"),
             )
         self._set_threads()
         with RankWatch() as watch, quiet_lightning():

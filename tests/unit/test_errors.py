@@ -8,7 +8,7 @@ from espnet3.components.data.errors import DataError
 from espnet3.config.instantiate import instantiate
 from espnet3.config.load import load_config
 from espnet3.config.schema import FrozenConfig, validate
-from espnet3.config.sources import names_places
+from espnet3.config.sources import names_places, place_of
 from espnet3.errors import ConfigError, EspnetError
 
 
@@ -100,3 +100,13 @@ def test_an_error_of_others_gets_the_place_of_what_was_being_built():
     with pytest.raises(ValueError, match="one") as caught, loaded.naming_places():
         instantiate(loaded.plain()["a"], key="a")
     assert caught.value.__notes__[-1] == "a is set in a config given in Python."
+
+
+def test_code_below_the_border_can_name_the_place_of_a_key():
+    loaded = load_config({"a": {"b": 1}})
+    with loaded.naming_places():
+        assert place_of("a.b") == " (set in a config given in Python)"
+        with load_config({"c": 1}).naming_places():
+            assert not place_of("a.b")
+        assert place_of("a.b")
+    assert not place_of("a.b")

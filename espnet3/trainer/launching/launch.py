@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from espnet3.config.sources import names_places
+from espnet3.config.sources import names_places, place_of
 from espnet3.errors import ConfigError, ResourceError, RunFolderError
 from espnet3.io.atomic import folder_trouble
 from espnet3.schedulers import UnansweredError
@@ -114,7 +114,7 @@ def _gpus(block: Mapping[str, Any], config: LaunchConfig, n_processes: int) -> i
         raise ConfigError(
             key="launch.gpus",
             value=config.gpus,
-            problem=f"but trainer.devices is {n_processes}",
+            problem=f"but trainer.devices is {n_processes}{place_of('trainer.devices')}",
             fix="Delete launch.gpus: it follows from trainer.devices",
         )
     return config.gpus

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from espnet3.config.resolve import resolved
-from espnet3.config.sources import names_places
+from espnet3.config.sources import names_places, place_of
 from espnet3.errors import ResourceError
 from espnet3.findings import Finding, never_raises
 from espnet3.schedulers import possible_schedulers
@@ -106,9 +106,10 @@ def _tell_what_is_idle(wanted: Wanted, environ: Mapping[str, str], n_gpus: int) 
             else f", and start on each node: {torchrun_line(all_of_it)}"
         )
     logger.warning(
-        "Job %s of %s has %s, but %s: the rest stays idle. To use all, write: trainer: "
+        "Job %s of %s has %s, but %s%s: the rest stays idle. To use all, write: trainer: "
         "{devices: %d, num_nodes: %d}%s",
-        job.name, job.scheduler, has, wanted, all_of_it.n_devices, n_nodes, way,
+        job.name, job.scheduler, has, wanted, place_of("trainer.devices"), all_of_it.n_devices,
+        n_nodes, way,
     )  # fmt: skip
 
 

@@ -22,7 +22,7 @@ from pydantic import (
 
 from espnet3.config.load import LoadedConfig, as_loaded
 from espnet3.config.schema import FrozenConfig, validate
-from espnet3.config.sources import join_key
+from espnet3.config.sources import join_key, place_of
 from espnet3.config.targets import RESERVED, BadTarget, locate, signature_of
 from espnet3.errors import ConfigError, suggest
 from espnet3.trainer.config import check_call, those_of
@@ -254,9 +254,10 @@ def _warn_of_rate(name: str, optimization: OptimizationConfig) -> None:
     rate, highest = optimization.optimizers[name].optimizer.get("lr"), node.get("max_lr")
     if str(node["_target_"]).rpartition(".")[2] not in _SETS_RATE or rate in (None, highest):
         return
+    key = join_key(optimization.optimizer_key(name), "lr")
     logger.warning(
-        "%s is %s and has no effect: %s goes by its max_lr, which is %s. Write as well: %s=%s",
-        join_key(optimization.optimizer_key(name), "lr"), rate, node["_target_"], highest,
+        "%s is %s%s and has no effect: %s goes by its max_lr, which is %s. Write as well: %s=%s",
+        key, rate, place_of(key), node["_target_"], highest,
         join_key(optimization.scheduler_key(name), "max_lr"), rate,
     )  # fmt: skip
 
@@ -296,8 +297,8 @@ def _check_forms(keys: _Keys) -> None:
         )
     if keys.optimizers and keys.optimizer:
         raise ConfigError(
-            "Both optimizer and optimizers are set",
-            key="optimizers",
+            f"Both optimizer{place_of('optimizer')} and optimizers{place_of('optimizers')} are "
+            "set.",
             fix="Keep one: optimizer for a model with one loss, "
             "optimizers.NAME.{optimizer, params} for one with several.",
         )
