@@ -14,7 +14,7 @@ from espnet3.cli.recipe_configs import enter_recipe_of
 from espnet3.cli.recipe_options import parse_line
 from espnet3.errors import EspnetError
 from espnet3.findings import Finding, has_problem, never_raises
-from espnet3.parallel.clusters.table import ON_THIS_MACHINE
+from espnet3.parallel.clusters.registry import ON_THIS_MACHINE
 from espnet3.text import count, on_one_line, printable
 
 if TYPE_CHECKING:

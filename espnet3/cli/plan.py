@@ -16,7 +16,7 @@ from espnet3.cli.recipe import set_up
 from espnet3.cli.recipe_configs import SCRIPT, find_files, recipe_of
 from espnet3.cli.recipe_options import Options, parse_line, select_stages
 from espnet3.errors import EspnetError, suggest
-from espnet3.parallel.clusters.table import gpus_per_job, walltime_seconds
+from espnet3.parallel.clusters.registry import gpus_per_job, walltime_seconds
 from espnet3.parallel.config import ParallelConfig
 from espnet3.parallel.forecast import Forecast
 from espnet3.parallel.parallel import as_parallel_config

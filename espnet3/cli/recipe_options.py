@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from espnet3.cli.console import UsageError
-from espnet3.config.own_keys import OWN
-from espnet3.config.ways import Has
+from espnet3.config.known_keys import OWN
+from espnet3.config.value_translations import Has
 from espnet3.errors import suggest
 from espnet3.systems.base.context import DEFAULTS, SHARED
 from espnet3.systems.base.stages import KINDS, Stage

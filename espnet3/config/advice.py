@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from espnet3.config.own_keys import ALL, OWN, READERS, SIZES, Unfit, UnfitKey, flow
+from espnet3.config.foreign_keys import BLOCKS, WORDS
+from espnet3.config.known_keys import ALL, OWN, READERS, SIZES, Unfit, UnfitKey, flow
 from espnet3.config.redact import redact
 from espnet3.config.resolve import REFERENCE
 from espnet3.config.sources import dotted, join_key
-from espnet3.config.ways import Has, Place, Rule, Settings, env_for, to
-from espnet3.config.words import BLOCKS, WORDS
+from espnet3.config.value_translations import Has, Place, Rule, Settings, env_for, to
 from espnet3.errors import ConfigError, Note, closest
 from espnet3.text import listed
 

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from espnet3.parallel.base_runner import BaseRunner
-    from espnet3.parallel.clusters.table import register_backend
+    from espnet3.parallel.clusters.registry import register_backend
     from espnet3.parallel.env_provider import EnvironmentProvider
     from espnet3.parallel.parallel import (
         get_client,
@@ -22,7 +22,7 @@ _HOMES = {
     "get_client": "parallel",
     "get_parallel_config": "parallel",
     "parallel_map": "parallel",
-    "register_backend": "clusters.table",
+    "register_backend": "clusters.registry",
     "set_parallel": "parallel",
     "use_parallel": "parallel",
 }

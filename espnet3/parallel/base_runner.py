@@ -262,10 +262,10 @@ class BaseRunner:
         costs: Any,
         audio_seconds: float | None,
     ) -> Any:
-        from espnet3.parallel.drive import FolderDriver
+        from espnet3.parallel.driver import FolderDriver
         from espnet3.parallel.folder_run import RunRequest
         from espnet3.parallel.identity import describe_run, not_results_of
-        from espnet3.parallel.live_values import note_changes_of_run
+        from espnet3.parallel.module_values import note_changes_of_run
 
         assert self.output_dir is not None
         self._warn_about_merge()

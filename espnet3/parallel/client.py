@@ -52,7 +52,7 @@ def open_client(target: Any, *, plugin: Any = None, setup_fn: Any = None) -> Ite
 def _connect(target: Any) -> Iterator[Any]:
     from distributed import Client
 
-    from espnet3.parallel.clusters.table import start_cluster
+    from espnet3.parallel.clusters.registry import start_cluster
 
     if isinstance(target, Client):
         yield target

@@ -26,8 +26,8 @@ from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 from espnet3.config.fingerprint import flatten
-from espnet3.parallel.live_values import Home, Value, settle
-from espnet3.parallel.module_text import ModuleText, Normal, digest_text, read_module
+from espnet3.parallel.module_source import ModuleText, Normal, digest_text, read_module
+from espnet3.parallel.module_values import Home, Value, settle
 from espnet3.parallel.own_modules import (
     OwnModule,
     absolute_name,
@@ -39,7 +39,7 @@ from espnet3.parallel.own_modules import (
     names_something,
     shown_name,
 )
-from espnet3.parallel.script_text import LOOKUPS, reachable_part
+from espnet3.parallel.script_parts import LOOKUPS, reachable_part
 
 RULE = 2
 """Of how code is described; the one before compared only parts of the runner's own module."""

@@ -15,7 +15,7 @@ from pydantic import (
 )
 
 from espnet3.config.schema import FrozenConfig
-from espnet3.parallel.clusters.table import BACKENDS, Backend, can_detach, check_env_name
+from espnet3.parallel.clusters.registry import BACKENDS, Backend, can_detach, check_env_name
 from espnet3.text import find_control_characters, first_control_character, hms
 
 _MOST_WORKERS = 100_000

@@ -17,11 +17,11 @@ from typing import Literal
 
 from espnet3.parallel.tasks import ShardTask
 from espnet3.shards.commit import Done, discard_attempt, find_position
+from espnet3.shards.file_access import is_there
 from espnet3.shards.layout import origin_of_attempt, shard_of_attempt
 from espnet3.shards.lease import TIMEOUT, Lease, find_owner, owner_path
 from espnet3.shards.manifest import Manifest
 from espnet3.shards.merge import read_coverage
-from espnet3.shards.reachable import is_there
 from espnet3.shards.records import (
     DeathKind,
     DeathNote,

@@ -24,9 +24,9 @@ from espnet3.parallel.faults import (
     dies_at_once,
     error_of,
     keeps_dying,
-    no_worker,
-    too_many,
-    without_it,
+    no_worker_message,
+    skip_advice,
+    too_many_message,
 )
 from espnet3.parallel.pools import Died, Finished, WorkerPool
 from espnet3.parallel.tasks import Failure, ShardResult, ShardTask, Stopped
@@ -145,7 +145,7 @@ class Dispatcher:
             if self._running or self._source.is_waiting():
                 waiting_since = time.monotonic()
             elif time.monotonic() - waiting_since > self._policy.start_timeout:
-                raise WorkerError(no_worker(self._policy, self._pool.waiting()))
+                raise WorkerError(no_worker_message(self._policy, self._pool.waiting()))
 
     @property
     def running(self) -> dict[str, ShardTask]:
@@ -260,9 +260,8 @@ class Dispatcher:
         logger.warning("Item %r failed and is skipped: %s", failure.index, failure.error)
         n_failed = self._n_failed_before + len(self._failures)
         if limit is not None and n_failed > limit:
-            raise ItemError(
-                f"{too_many(n_failed, self._policy)} The last one: {describe_failure(failure)}"
-            )
+            message = too_many_message(n_failed, self._policy)
+            raise ItemError(f"{message} The last one: {describe_failure(failure)}")
 
     @property
     def failures(self) -> list[Failure]:
@@ -337,7 +336,7 @@ class Dispatcher:
         failure = replace(failure, host=death.host) if death.host else failure
         if not self._policy.skip_errors:
             self._failures[failure.position] = failure
-            raise ItemError(describe_failure(failure) + without_it(self._policy))
+            raise ItemError(describe_failure(failure) + skip_advice(self._policy))
         return failure
 
     def _divide(self, task: ShardTask, death: Death) -> list[ShardTask]:

@@ -32,10 +32,10 @@ from espnet3.parallel.tasks import (
     user_traceback,
 )
 from espnet3.shards.commit import Done, Position, commit, discard_attempt, finish_attempt
+from espnet3.shards.file_access import is_of_node, is_there
 from espnet3.shards.layout import FAILED, POSITION, RunLayout
 from espnet3.shards.manifest import read_run_id
 from espnet3.shards.owner import node_name
-from espnet3.shards.reachable import is_of_node, is_there
 from espnet3.shards.sharing import share_folder
 
 logger = logging.getLogger(__name__)

@@ -53,7 +53,7 @@ def keeps_dying(task: ShardTask, event: Death) -> str:
     )
 
 
-def no_worker(policy: FaultPolicy, waiting: str) -> str:
+def no_worker_message(policy: FaultPolicy, waiting: str) -> str:
     """Say that no worker came in time, and why, as far as that is known."""
     advice = waiting or "Look at the logs of the workers' jobs."
     return (
@@ -62,7 +62,7 @@ def no_worker(policy: FaultPolicy, waiting: str) -> str:
     )
 
 
-def too_many(n_failed: int, policy: FaultPolicy) -> str:
+def too_many_message(n_failed: int, policy: FaultPolicy) -> str:
     """Say that more items failed than may."""
     return (
         f"{n_failed} items failed, more than max_errors={policy.max_errors}. Raise max_errors, or "
@@ -70,7 +70,7 @@ def too_many(n_failed: int, policy: FaultPolicy) -> str:
     )
 
 
-def without_it(policy: FaultPolicy) -> str:
+def skip_advice(policy: FaultPolicy) -> str:
     """Say how to continue where an item kills its worker."""
     return (
         f" To continue without it, {policy.setting('on_error', 'skip')}; if memory runs out, use "

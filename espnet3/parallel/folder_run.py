@@ -21,7 +21,7 @@ from espnet3.io.json_text import dump_json
 from espnet3.parallel.deaths import record_deaths
 from espnet3.parallel.end_of_run import tell_the_end
 from espnet3.parallel.identity import RULES, changes, is_below
-from espnet3.parallel.signals import HandBack
+from espnet3.parallel.signals import LeaveRun
 from espnet3.shards.commit import (
     SETTLE_SECONDS,
     attempts,
@@ -31,6 +31,7 @@ from espnet3.shards.commit import (
     set_aside,
     set_aside_damaged,
 )
+from espnet3.shards.file_access import is_of_node, is_there, names_in, unreachable
 from espnet3.shards.layout import (
     FAILED,
     RunLayout,
@@ -44,7 +45,6 @@ from espnet3.shards.lease import Lease, living_owners
 from espnet3.shards.manifest import Manifest, load_manifest, publish_manifest, refuse_foreign
 from espnet3.shards.merge import check_complete, outputs_of, read_coverage
 from espnet3.shards.plan import make_plan, run_order
-from espnet3.shards.reachable import is_of_node, is_there, names_in, unreachable
 from espnet3.shards.sharing import share_files
 from espnet3.shards.status import read_failures
 from espnet3.shards.success import known_result, read_success, write_success
@@ -392,14 +392,14 @@ class Merger:
             stands_by: tells whether to wait at all while another one merges.
 
         Raises:
-            HandBack: if others merge, and enough wait in case that they die.
+            LeaveRun: if others merge, and enough wait in case that they die.
         """
         pause = _FIRST_PAUSE
         while (answer := self.answer()) is None:
             if self._lease.claim("merge"):
                 return self._late_answer()
             if stands_by is not None and not stands_by():
-                raise HandBack("nothing to take: another worker is merging", ends_all=False)
+                raise LeaveRun("nothing to take: another worker is merging", ends_all=False)
             on_turn()
             time.sleep(pause * random.uniform(0.7, 1.3))
             pause = min(pause * 1.5, _MAX_PAUSE)

@@ -13,7 +13,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-from espnet3.parallel.module_text import Import, ModuleText, read_module
+from espnet3.parallel.module_source import Import, ModuleText, read_module
 
 _INSTALLED = {"site-packages", "dist-packages"}
 

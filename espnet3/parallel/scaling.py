@@ -70,7 +70,7 @@ def measure_scaling(
     Raises:
         ResourceError: there are fewer GPUs than workers, before the first run starts.
     """
-    from espnet3.parallel.clusters.table import check_resources
+    from espnet3.parallel.clusters.registry import check_resources
 
     configs = [config.model_copy(update={"n_workers": n, "adaptive": None}) for n in numbers]
     for each in configs:

@@ -17,18 +17,18 @@ from typing import TYPE_CHECKING
 from espnet3.errors import FileSystemError, ItemError, ResourceError
 from espnet3.parallel.deaths import Death, avoided_nodes, deaths_at, record_deaths
 from espnet3.parallel.detached.walltime import Pace, Walltime, too_long
-from espnet3.parallel.faults import FaultPolicy, too_many
+from espnet3.parallel.faults import FaultPolicy, too_many_message
 from espnet3.parallel.folder_run import count_failed
-from espnet3.parallel.signals import EndSignals, HandBack
+from espnet3.parallel.signals import EndSignals, LeaveRun
 from espnet3.parallel.stop_marks import check_stop
 from espnet3.parallel.tasks import Failure, ShardResult, ShardTask
 from espnet3.parallel.worker_records import OwnRecord
-from espnet3.shards.board import Board
 from espnet3.shards.commit import Done, attempts, discard_attempt, read_done, read_position
 from espnet3.shards.items import reorder
 from espnet3.shards.layout import backup_name
 from espnet3.shards.lease import Lease
 from espnet3.shards.manifest import Manifest
+from espnet3.shards.open_shards import OpenShards
 from espnet3.shards.plan import batch_edges
 from espnet3.shards.records import (
     DeathKind,
@@ -102,7 +102,7 @@ class ShardQueue:
         self._lease, self._record, self._policy = lease, record, policy
         self._signals, self._is_driver = signals, signals is None
         self._walltime, self._is_patient = walltime or Walltime(time.time()), is_patient
-        self._board = Board(root, manifest, lease)
+        self._board = OpenShards(root, manifest, lease)
         self.pace = Pace(manifest)
         """How long shards take."""
         self._begun: dict[int, float] = {}
@@ -158,7 +158,7 @@ class ShardQueue:
         """Claim the next shard, with what is known of it; None if there is none for us now.
 
         Raises:
-            HandBack: if there will be none for this worker.
+            LeaveRun: if there will be none for this worker.
             ResourceError: if what is left fits into no worker's time.
         """
         shard = self._next()
@@ -230,24 +230,24 @@ class ShardQueue:
         left = self._walltime.left()
         is_first = not self._n_taken and left > self._walltime.usable / 2  # it was slow to start
         if not is_first and not self._walltime.is_fresh():
-            raise HandBack(f"none of {len(free)} shards fits into the {max(left, 0):.0f} s left")
+            raise LeaveRun(f"none of {len(free)} shards fits into the {max(left, 0):.0f} s left")
         hopeful = [shard for shard in free if not self.pace.is_hopeless(shard)]
         if hopeful:
             shortest = min(hopeful, key=lambda s: self.pace.needed(s, is_loaded=self._is_loaded))
             return self._board.take(lambda shard: shard == shortest)
         if self._board.in_hands():
-            raise HandBack(f"{len(free)} shards exceed the walltime; other workers continue")
+            raise LeaveRun(f"{len(free)} shards exceed the walltime; other workers continue")
         raise ResourceError(too_long(self._root, self.pace, free[0], self._walltime))
 
     def _help_others(self) -> int | None:
         """Run the slowest shard in other hands a second time, or wait until one is given back."""
         n_left = self._board.n_left()
         if not self._is_patient:
-            raise HandBack(f"nothing to take: {n_left} shards are in other hands", ends_all=False)
+            raise LeaveRun(f"nothing to take: {n_left} shards are in other hands", ends_all=False)
         # A frozen node is noticed only after a minute; a backup attempt makes up for it (ADR 18).
         backup = self._take_backup()
         if backup is None and not self._is_driver and not self.stands_by():
-            raise HandBack(
+            raise LeaveRun(
                 f"nothing to take: {n_left} shards are in other hands, and others stand by",
                 ends_all=False,
             )
@@ -270,7 +270,7 @@ class ShardQueue:
         """Leave a node on which everything dies.
 
         Raises:
-            HandBack: with the reason.
+            LeaveRun: with the reason.
         """
         if not self._had_trouble and time.monotonic() < self._next_node_look:
             return
@@ -281,7 +281,7 @@ class ShardQueue:
         host, now = self._lease.owner.host, self._lease.now()
         here = [note for note in notes if note.host == host]
         if why := avoided_nodes(self._root, self._manifest, here, now).get(host):
-            raise HandBack(f"{host} is avoided: {why}", code=1)
+            raise LeaveRun(f"{host} is avoided: {why}", code=1)
 
     # Twins of stragglers: the first commit wins
 
@@ -436,7 +436,7 @@ class ShardQueue:
         """
         n_failed = count_failed(self._layout, self._manifest)
         if self._policy.max_errors is not None and n_failed > self._policy.max_errors:
-            raise ItemError(too_many(n_failed, self._policy))
+            raise ItemError(too_many_message(n_failed, self._policy))
         return n_failed
 
     def _peek(self, shard: int) -> Done | None:

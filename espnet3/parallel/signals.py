@@ -159,7 +159,7 @@ def say_how_to_resume(output_dir: Path | None) -> None:
     logger.warning("Interrupted. Finished shards are kept; to resume, run again: %s", command)
 
 
-class HandBack(BaseException):
+class LeaveRun(BaseException):
     """Leave the run folder to others: what is not finished goes back.
 
     No `Exception`: a `merge` of the user's that catches those must not hold it up.
@@ -185,9 +185,9 @@ class EndSignals:
         self._may_raise = False
 
     def check(self) -> None:
-        """Raise `HandBack` if a signal came."""
+        """Raise `LeaveRun` if a signal came."""
         if self.received is not None:
-            raise HandBack(f"it got {self.received.name}")
+            raise LeaveRun(f"it got {self.received.name}")
 
     @contextmanager
     def raised_at_once(self) -> Iterator[None]:

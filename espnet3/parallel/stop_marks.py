@@ -6,7 +6,7 @@ from pathlib import Path
 
 from espnet3.errors import EspnetError, IncompleteRunError, WorkerError
 from espnet3.parallel.deaths import forget_deaths
-from espnet3.parallel.signals import HandBack, Interruption
+from espnet3.parallel.signals import Interruption, LeaveRun
 from espnet3.shards.records import RecordPaths, StopMark, clear_stop, read_stop
 
 _LOOK_SECONDS = 5.0  # the user who typed `cancel` waits
@@ -71,21 +71,21 @@ def check_stop(root: Path) -> None:
     """Let a detached worker continue only if the run was not stopped.
 
     Raises:
-        HandBack: with the reason.
+        LeaveRun: with the reason.
     """
     mark = read_stop(RecordPaths(root))
     if mark is not None:
         raise stopped_by(mark)
 
 
-def stopped_by(mark: StopMark) -> HandBack:
+def stopped_by(mark: StopMark) -> LeaveRun:
     """Return what ends a worker of a run that was stopped."""
     by = f" by {mark.by}" if mark.by else ""
     reason = f"the run was {'cancelled' if mark.kind == 'cancelled' else 'stopped'}{by}"
     code = 0 if mark.kind == "cancelled" else 1
     # Without a reason the mark only says that the run was cancelled, which is said already.
     why = "" if reason.endswith(mark.reason) else f": {mark.reason}"
-    return HandBack(f"{reason}{why}", code=code, ends_all=False)
+    return LeaveRun(f"{reason}{why}", code=code, ends_all=False)
 
 
 def refuse_cancelled(root: Path) -> None:

@@ -26,6 +26,7 @@ from espnet3.io.atomic import fsync_dir, fsync_file
 from espnet3.io.clock import folder_time
 from espnet3.io.json_text import dump_json
 from espnet3.io.records import Count, DamagedFileError, Moment, Pid, Seconds, parse_record
+from espnet3.shards.file_access import is_there, list_names, names_in, read_file
 from espnet3.shards.layout import (
     DONE,
     POSITION,
@@ -37,7 +38,6 @@ from espnet3.shards.layout import (
     shard_of_damaged,
 )
 from espnet3.shards.manifest import read_run_id
-from espnet3.shards.reachable import is_there, list_names, names_in, read_file
 from espnet3.shards.sharing import share_files, share_folder
 
 logger = logging.getLogger(__name__)

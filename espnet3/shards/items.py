@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from espnet3.errors import ConfigError, RunFolderError
-from espnet3.shards.reachable import read_file
+from espnet3.shards.file_access import read_file
 
 if TYPE_CHECKING:  # `array[int]` cannot be evaluated before Python 3.12
     Items: TypeAlias = range | array[int] | list[Any]

@@ -24,6 +24,7 @@ from pathlib import Path
 from espnet3.io.atomic import create_bytes, temp_pid, write_bytes
 from espnet3.io.clock import look_time
 from espnet3.io.records import DamagedFileError
+from espnet3.shards.file_access import names_in
 from espnet3.shards.layout import claimed_name, leases_folder
 from espnet3.shards.owner import (
     Owner,
@@ -33,7 +34,6 @@ from espnet3.shards.owner import (
     start_time,
     unknown_owner,
 )
-from espnet3.shards.reachable import names_in
 from espnet3.shards.sharing import share_folder
 
 __all__ = [

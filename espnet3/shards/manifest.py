@@ -23,10 +23,10 @@ from espnet3.io.records import (
     parse_record,
     read_content,
 )
+from espnet3.shards.file_access import unreachable
 from espnet3.shards.items import describe_problem, pack_items, unpack_items
 from espnet3.shards.layout import RunLayout, items_path, manifest_path
 from espnet3.shards.plan import Batches
-from espnet3.shards.reachable import unreachable
 
 if TYPE_CHECKING:
     from espnet3.shards.items import Items

@@ -18,9 +18,9 @@ from espnet3.shards.commit import (
     read_done,
     walk_files,
 )
+from espnet3.shards.file_access import reaching
 from espnet3.shards.layout import DONE
 from espnet3.shards.manifest import Manifest
-from espnet3.shards.reachable import reaching
 from espnet3.text import first_few
 
 _BLOCK = 1 << 18

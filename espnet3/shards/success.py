@@ -25,10 +25,10 @@ from espnet3.io.records import (
 )
 from espnet3.shards.accounting import Accounting, account
 from espnet3.shards.commit import Done, read_done, walk_files
+from espnet3.shards.file_access import read_file, unreachable
 from espnet3.shards.layout import FAILED, RunLayout
 from espnet3.shards.manifest import Manifest
 from espnet3.shards.merge import check_contents, check_sizes
-from espnet3.shards.reachable import read_file, unreachable
 
 logger = logging.getLogger(__name__)
 _PATH = "__path__"

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from espnet3.parallel.clusters.table import render_job_script
+from espnet3.parallel.clusters.registry import render_job_script
 from espnet3.parallel.parallel import as_parallel_config
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]

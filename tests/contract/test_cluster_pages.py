@@ -8,7 +8,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from espnet3.errors import MissingExtraError
-from espnet3.parallel.clusters.table import BACKENDS, check_resources, render_job_script
+from espnet3.parallel.clusters.registry import BACKENDS, check_resources, render_job_script
 from espnet3.parallel.parallel import as_parallel_config
 
 PAGES = Path(__file__).parents[2] / "docs" / "clusters"

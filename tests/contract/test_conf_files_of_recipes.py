@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from espnet3.config.load import load_config
-from espnet3.parallel.clusters.table import render_job_script
+from espnet3.parallel.clusters.registry import render_job_script
 from espnet3.parallel.parallel import as_parallel_config
 from espnet3.systems.base.context import DEFAULTS
 from espnet3.systems.base.system import BaseSystem

@@ -4,7 +4,7 @@ import pytest
 
 from espnet3.config.load import load_config
 from espnet3.parallel import get_parallel_config, set_parallel
-from espnet3.parallel.clusters.table import render_job_script
+from espnet3.parallel.clusters.registry import render_job_script
 from espnet3.systems.base.system import BaseSystem
 from tests.helpers.recipe_copy import RecipeCopy
 from tests.helpers.snippets import SLURM_001

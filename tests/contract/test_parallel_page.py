@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from espnet3.parallel import BaseRunner, EnvironmentProvider
-from espnet3.parallel.clusters.table import BACKENDS, check_resources
+from espnet3.parallel.clusters.registry import BACKENDS, check_resources
 from espnet3.parallel.config import ParallelConfig
 from espnet3.parallel.parallel import as_parallel_config
 from espnet3.systems.base.system import BaseSystem

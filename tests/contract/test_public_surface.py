@@ -70,7 +70,7 @@ def test_importing_is_light(code):
 
 
 def test_every_env_of_the_documentation_is_known():
-    from espnet3.parallel.clusters.table import BACKENDS
+    from espnet3.parallel.clusters.registry import BACKENDS
 
     known = "local local_gpu slurm pbs sge lsf oar htcondor moab ssh kube dask"
     assert " ".join(BACKENDS) == known
@@ -79,7 +79,7 @@ def test_every_env_of_the_documentation_is_known():
 def test_every_backend_has_a_module_with_a_start():
     from importlib import import_module
 
-    from espnet3.parallel.clusters.table import BACKENDS
+    from espnet3.parallel.clusters.registry import BACKENDS
 
     for backend in BACKENDS.values():
         assert callable(import_module(f"espnet3.parallel.clusters.{backend.module}").start)

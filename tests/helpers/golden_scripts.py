@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from espnet3.parallel.clusters.table import BACKENDS
+from espnet3.parallel.clusters.registry import BACKENDS
 from espnet3.parallel.config import ParallelConfig
 from espnet3.parallel.parallel import as_parallel_config
 

@@ -140,6 +140,7 @@ def compute(item, config, faults):
         time.sleep(0.1)
     if faults["scratch"]:
         use_disk(faults["scratch"])
+
     fault, out = faults["fault"], faults["out"]
     if item == 0 and faults["lock_seconds"] and once(out, "lock"):
         ctypes.PyDLL(None).sleep(faults["lock_seconds"])  # with the interpreter lock
@@ -199,12 +200,12 @@ def fail(how):
 
 def inject_driver_fault(faults):
     """Kill the driver after the plan is written, or between the commits of two shards."""
-    from espnet3.parallel import drive
+    from espnet3.parallel import driver
     from espnet3.parallel.shard_queue import ShardQueue
 
     fault, out = faults["fault"], faults["out"]
     if fault == "driver after plan" and once(out, "plan"):
-        drive.sweep = lambda *args, **kwargs: die()
+        driver.sweep = lambda *args, **kwargs: die()
     if fault == "driver between commits" and once(out, "commits"):
         finished, count = ShardQueue.finished, [0]
 

@@ -26,7 +26,7 @@ N_ITEMS, N_SHARDS = 240, 40
 WORKER = """
 import sys, time
 from pathlib import Path
-from espnet3.shards.board import Board
+from espnet3.shards.open_shards import OpenShards
 from espnet3.shards.commit import Done, begin_attempt, commit, finish_attempt
 from espnet3.shards.lease import Lease
 from espnet3.shards.manifest import load_manifest
@@ -36,7 +36,7 @@ while (manifest := load_manifest(root)) is None:
     time.sleep(0.1)
 layout = manifest.layout(root)
 with Lease(root, heartbeat=1.0, timeout=timeout) as lease:
-    board = Board(root, manifest, lease)
+    board = OpenShards(root, manifest, lease)
     while not board.is_complete():
         shard = board.take()
         if shard is None:

@@ -15,7 +15,7 @@ from omegaconf import OmegaConf
 
 from espnet3.errors import ResourceError
 from espnet3.parallel import BaseRunner, use_parallel
-from espnet3.parallel.detached.succeed import Follower, load_config
+from espnet3.parallel.detached.successor_main import Follower, load_config
 from espnet3.shards.records import RecordPaths, read_jobs
 from tests.helpers.exhaustive import few
 from tests.helpers.providers import Provider

@@ -14,7 +14,7 @@ from espnet3.cli.main import main
 from espnet3.config.load import load_config
 from espnet3.errors import ConfigError, ResourceError
 from espnet3.parallel import BaseRunner, use_parallel
-from espnet3.parallel.clusters.table import BACKENDS, check_resources, render_job_script
+from espnet3.parallel.clusters.registry import BACKENDS, check_resources, render_job_script
 from espnet3.parallel.config import ParallelConfig
 from espnet3.parallel.detached.explain import explain_run
 from espnet3.parallel.parallel import as_parallel_config

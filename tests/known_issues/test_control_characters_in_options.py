@@ -9,7 +9,7 @@ from omegaconf import OmegaConf
 
 from espnet3.config.load import load_config
 from espnet3.errors import ConfigError
-from espnet3.parallel.clusters.table import render_job_script
+from espnet3.parallel.clusters.registry import render_job_script
 from espnet3.parallel.parallel import as_parallel_config
 from espnet3.trainer.launching.job_script import Job, render
 from espnet3.trainer.launching.launch_config import LaunchConfig, load_launch_config

@@ -15,7 +15,7 @@ from espnet3.parallel.detached.cancel import cancel_runs
 from espnet3.parallel.detached.explain import explain_run
 from espnet3.parallel.detached.overview import look
 from espnet3.parallel.detached.submit import submit_workers
-from espnet3.parallel.detached.succeed import load_config
+from espnet3.parallel.detached.successor_main import load_config
 from espnet3.parallel.detached.workforce import count_workforce, read_workforce
 from espnet3.shards.records import JobRecord, complete_own_job, read_jobs, write_job
 from tests.helpers.slurm_stand_in import ALL, crewed

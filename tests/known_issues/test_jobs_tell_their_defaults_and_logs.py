@@ -8,8 +8,8 @@ import pytest
 from espnet3.cli.recipe import run_recipe
 from espnet3.parallel import parallel_map, use_parallel
 from espnet3.parallel.checkup.backend import render
-from espnet3.parallel.clusters import table
-from espnet3.parallel.clusters.table import left_out, render_job_script
+from espnet3.parallel.clusters import registry
+from espnet3.parallel.clusters.registry import left_out, render_job_script
 from espnet3.parallel.parallel import as_parallel_config
 from espnet3.systems.base.system import BaseSystem
 from tests.helpers.recipe_copy import RecipeCopy, _restored
@@ -37,7 +37,7 @@ def slurm(tmp_path, monkeypatch):
     work = tmp_path / "work"
     work.mkdir()
     monkeypatch.chdir(work)
-    table.warn_once.cache_clear()
+    registry.warn_once.cache_clear()
     return work
 
 

@@ -12,14 +12,14 @@ import pytest
 from benchmarks.file_operations import FileOperations
 from espnet3.errors import ResourceError
 from espnet3.parallel.config import ParallelConfig
-from espnet3.parallel.detached import succeed as succeed_module
+from espnet3.parallel.detached import successor_main as succeed_module
 from espnet3.parallel.detached import workforce as workforce_module
 from espnet3.parallel.detached.explain import explain_run
 from espnet3.parallel.detached.limits import SubmissionRefusedError, jobs_per_hour
 from espnet3.parallel.detached.overview import look
 from espnet3.parallel.detached.resume import resume_runs
 from espnet3.parallel.detached.submit import submit_workers
-from espnet3.parallel.detached.succeed import Follower, load_config
+from espnet3.parallel.detached.successor_main import Follower, load_config
 from espnet3.parallel.detached.workforce import read_workforce
 from espnet3.schedulers import ask_jobs, command
 from espnet3.shards.records import WorkerRecord, read_jobs, write_worker
@@ -410,7 +410,7 @@ def test_the_program_of_a_worker_with_a_wrong_clock_submits_nothing(cluster, tmp
         "import time\nreal = time.time\ntime.time = lambda: real() + 5000\n"
     )
     path = os.pathsep.join([str(tmp_path), os.getcwd()])
-    words = ["-m", "espnet3.parallel.detached.succeed", str(run.root), "--env", "slurm"]
+    words = ["-m", "espnet3.parallel.detached.successor_main", str(run.root), "--env", "slurm"]
     told = subprocess.run(
         [sys.executable, *words, "--job", "1"],
         env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=120,

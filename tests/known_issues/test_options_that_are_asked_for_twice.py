@@ -11,8 +11,8 @@ import pytest
 
 from espnet3.errors import ConfigError
 from espnet3.parallel.checkup.backend import render
-from espnet3.parallel.clusters import table
-from espnet3.parallel.clusters.table import render_job_script, walltime_seconds
+from espnet3.parallel.clusters import registry
+from espnet3.parallel.clusters.registry import render_job_script, walltime_seconds
 from espnet3.parallel.detached.job_script import render_worker_script
 from espnet3.parallel.parallel import as_parallel_config
 from espnet3.trainer.launching.job_script import directive_lines
@@ -21,7 +21,7 @@ from tests.helpers.launch_jobs import FULL, make_job
 
 @pytest.fixture(autouse=True)
 def _told_anew():
-    table.warn_once.cache_clear()
+    registry.warn_once.cache_clear()
 
 
 def config_of(env, *directives, **options):

@@ -6,8 +6,8 @@ import pytest
 
 from espnet3.errors import ConfigError
 from espnet3.parallel import BaseRunner, get_client, parallel_map, use_parallel
-from espnet3.parallel.clusters import table
-from espnet3.parallel.clusters.table import BACKENDS, check_resources, render_job_script
+from espnet3.parallel.clusters import registry
+from espnet3.parallel.clusters.registry import BACKENDS, check_resources, render_job_script
 from espnet3.parallel.detached import job_script
 from espnet3.parallel.parallel import as_parallel_config
 from tests.helpers.providers import Provider
@@ -25,7 +25,7 @@ NEEDED = {
 @pytest.fixture(autouse=True)
 def _told_anew(monkeypatch):
     monkeypatch.setattr("espnet3.parallel.clusters.gpus.visible_gpus", lambda _: ["0"])
-    table.warn_once.cache_clear()
+    registry.warn_once.cache_clear()
     job_script._tell_of_unused.cache_clear()
 
 

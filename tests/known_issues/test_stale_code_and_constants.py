@@ -14,8 +14,8 @@ import pytest
 from espnet3.config.fingerprint import files_in
 from espnet3.parallel.code_digests import modules_named
 from espnet3.parallel.identity import changes, describe_run
-from espnet3.parallel.live_values import note_changes_of_run
-from espnet3.parallel.module_text import read_module
+from espnet3.parallel.module_source import read_module
+from espnet3.parallel.module_values import note_changes_of_run
 from espnet3.shards.manifest import Manifest
 from tests.helpers.exhaustive import few
 

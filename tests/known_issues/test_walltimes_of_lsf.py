@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from espnet3.parallel.clusters.table import walltime_seconds
+from espnet3.parallel.clusters.registry import walltime_seconds
 from espnet3.parallel.config import ParallelConfig
 from espnet3.parallel.detached.walltime import Pace, Walltime, too_long
 

@@ -13,7 +13,7 @@ from espnet3.errors import ConfigError
 from espnet3.parallel.clusters import ssh
 from espnet3.parallel.clusters.job_options import complete_options, shell_folder
 from espnet3.parallel.config import ParallelConfig
-from espnet3.parallel.detached.folder_words import read_folder, spell_folders
+from espnet3.parallel.detached.folder_arguments import decode_folder, encode_folders
 from espnet3.parallel.detached.job_script import WorkerJob, make_job
 
 NAMES = [
@@ -129,9 +129,9 @@ def test_no_folder_of_a_run_becomes_a_line_of_a_job_script(tmp_path, monkeypatch
 
 @pytest.mark.parametrize("name", [*NAMES, "\r", "\x0b", "\x85", "\u2028", "a\udcffb"])
 def test_folders_come_back_from_their_words(name):
-    (word,) = spell_folders([Path("/x") / name])
+    (word,) = encode_folders([Path("/x") / name])
     assert len(word.splitlines()) == 1
-    assert read_folder(word) == Path("/x") / name
+    assert decode_folder(word) == Path("/x") / name
 
 
 @pytest.mark.parametrize("name", [n for n in NAMES if "\n" not in n and n != "~"])

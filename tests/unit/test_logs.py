@@ -30,7 +30,7 @@ def test_all_that_is_logged_is_appended_with_date_level_and_name(tmp_path, capsy
     path = tmp_path / "infer it's.log"
     path.write_text("before\n")
     with open_stage_log(path):
-        logging.getLogger("espnet3.parallel.drive").info("Starting %s", "é")
+        logging.getLogger("espnet3.parallel.driver").info("Starting %s", "é")
         logging.getLogger("src.inference").info("of the recipe")
         logging.getLogger("urllib3").warning("of another package")
         logging.getLogger("urllib3").info("too much")
@@ -39,7 +39,7 @@ def test_all_that_is_logged_is_appended_with_date_level_and_name(tmp_path, capsy
     lines = path.read_text(encoding="utf-8").splitlines()
     assert lines[0] == "before"
     date = r"\d{4}-\d\d-\d\d [\d:,]+"
-    assert re.fullmatch(date + " INFO espnet3.parallel.drive: Starting é", lines[1])
+    assert re.fullmatch(date + " INFO espnet3.parallel.driver: Starting é", lines[1])
     assert lines[2].endswith(" INFO src.inference: of the recipe")
     assert lines[3].endswith(" WARNING urllib3: of another package")
     assert "UserWarning: of Python" in lines[4]

@@ -28,7 +28,7 @@ from espnet3.io.tables import JsonlWriter, read_jsonl
 from espnet3.parallel.base_runner import BaseRunner
 from espnet3.parallel.code_digests import RULE, describe_code
 from espnet3.parallel.env_provider import EnvironmentProvider
-from espnet3.parallel.live_values import describe_value
+from espnet3.parallel.module_values import describe_value
 
 if TYPE_CHECKING:
     import numpy as np

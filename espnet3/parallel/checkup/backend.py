@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from espnet3.errors import MissingExtraError, Note, suggest
 from espnet3.findings import Finding, has_problem, never_raises
 from espnet3.parallel.clusters.job_options import describe_interfaces, find_reach, interfaces
-from espnet3.parallel.clusters.table import (
+from espnet3.parallel.clusters.registry import (
     BACKENDS,
     check_resources,
     cluster_class,

@@ -29,7 +29,7 @@ from espnet3.parallel.checkup.probe import (
     run_probe,
     trace_path,
 )
-from espnet3.parallel.clusters.table import ON_THIS_MACHINE, gpus_per_job
+from espnet3.parallel.clusters.registry import ON_THIS_MACHINE, gpus_per_job
 
 if TYPE_CHECKING:
     from espnet3.parallel.config import ParallelConfig

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from espnet3.errors import ConfigError, ResourceError, suggest
-from espnet3.parallel.clusters.table import Backend
+from espnet3.parallel.clusters.registry import Backend
 from espnet3.text import folded
 
 if TYPE_CHECKING:

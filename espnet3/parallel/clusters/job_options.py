@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from espnet3.errors import ConfigError
 from espnet3.parallel.clusters.gpus import REQUESTED, VARIABLE, WORKERS
 from espnet3.parallel.clusters.job_logs import OwnLogs
-from espnet3.parallel.clusters.table import BACKENDS, gpus_per_job, warn_once
+from espnet3.parallel.clusters.registry import BACKENDS, gpus_per_job, warn_once
 from espnet3.parallel.config import SHELL_LINES, describe_control_characters
 from espnet3.parallel.process_pool import THREAD_VARIABLES
 from espnet3.schedulers import JOB_ID, NODE_NAME, OWN_SCHEDULERS, Scheduler, known_scheduler

@@ -28,7 +28,7 @@ from espnet3.parallel.clusters.job_options import (
     submission_environment,
     with_own_logs,
 )
-from espnet3.parallel.clusters.table import Backend, cluster_class, warn_of_defaults, warn_once
+from espnet3.parallel.clusters.registry import Backend, cluster_class, warn_of_defaults, warn_once
 from espnet3.schedulers import Scheduler, known_scheduler
 from espnet3.schedulers.base import Made
 from espnet3.schedulers.script import Header, render_header
@@ -63,7 +63,7 @@ def start(config: "ParallelConfig", backend: Backend) -> Any:
             kept_cluster_class(removing_certificates(start_cluster)),
             config,
             backend,
-            {**options, "job_cls": mended(start_cluster.job_cls, scheduler)},
+            {**options, "job_cls": patched_job_class(start_cluster.job_cls, scheduler)},
         )
         _log_about_workers(config, cluster)
         try:
@@ -105,7 +105,7 @@ def check(config: "ParallelConfig") -> None:
     Raises:
         ConfigError: if it refuses them.
     """
-    from espnet3.parallel.clusters.table import BACKENDS
+    from espnet3.parallel.clusters.registry import BACKENDS
 
     job_script(config, BACKENDS[config.env])
 
@@ -122,8 +122,8 @@ def job_script(config: "ParallelConfig", backend: Backend) -> str:
     async def render() -> str:
         # Asynchronous, and never awaited: so no scheduler is started.
         options = {**complete_options(config, is_dry=True), "asynchronous": True}
-        with no_new_folder(options.get("log_directory")):
-            options["job_cls"] = mended(cluster.job_cls, known_scheduler(config.env))
+        with removing_new_folder(options.get("log_directory")):
+            options["job_cls"] = patched_job_class(cluster.job_cls, known_scheduler(config.env))
             script: str = checked(cluster, config, backend, options).job_script()
         return script.replace("tcp://<insert", "tls://<insert") if "--tls-key" in script else script
 
@@ -133,7 +133,7 @@ def job_script(config: "ParallelConfig", backend: Backend) -> str:
 
 
 @contextmanager
-def no_new_folder(folder: str | None) -> Iterator[None]:
+def removing_new_folder(folder: str | None) -> Iterator[None]:
     """Remove the folder that dask-jobqueue makes for logs as soon as it sees the options."""
     path = Path(folder).absolute() if folder else Path.cwd()
     missing = [place for place in (path, *path.parents) if not place.exists()]
@@ -220,7 +220,7 @@ def _submit(cluster: Any, config: "ParallelConfig") -> None:
     cluster.monitor = monitor
 
 
-def mended(job_class: Any, scheduler: Scheduler) -> Any:
+def patched_job_class(job_class: Any, scheduler: Scheduler) -> Any:
     """Return a job class of dask-jobqueue 0.9 that can be interrupted and closed at any time.
 
     Its script has each option of the scheduler once, and its commands are called as everywhere.

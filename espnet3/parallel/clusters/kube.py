@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from espnet3.errors import ConfigError, ResourceError, suggest
-from espnet3.parallel.clusters.table import (
+from espnet3.parallel.clusters.registry import (
     BACKENDS,
     Backend,
     cluster_class,

@@ -8,7 +8,7 @@ from multiprocessing import spawn
 from typing import TYPE_CHECKING, Any
 
 from espnet3.errors import ConfigError, suggest
-from espnet3.parallel.clusters.table import Backend, warn_once
+from espnet3.parallel.clusters.registry import Backend, warn_once
 
 if TYPE_CHECKING:
     from espnet3.parallel.config import ParallelConfig

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from espnet3.errors import ConfigError, Note, ResourceError
 from espnet3.parallel.clusters import gpus, local
-from espnet3.parallel.clusters.table import Backend, warn_once
+from espnet3.parallel.clusters.registry import Backend, warn_once
 
 if TYPE_CHECKING:
     from espnet3.parallel.config import ParallelConfig

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from espnet3.errors import ConfigError, MissingExtraError, ResourceError, suggest
-from espnet3.parallel.clusters.table import Backend, start_within, warn_once
+from espnet3.parallel.clusters.registry import Backend, start_within, warn_once
 from espnet3.parallel.clusters.tls import RunSecurity
 from espnet3.text import folded
 

@@ -14,9 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 from espnet3.errors import ConfigError
 from espnet3.parallel.clusters.job_options import complete_options, submission_environment
-from espnet3.parallel.clusters.jobqueue import checked, mended, no_new_folder, sigint_kept
-from espnet3.parallel.clusters.table import BACKENDS, cluster_class, walltime_seconds
-from espnet3.parallel.detached.folder_words import spell_folders
+from espnet3.parallel.clusters.jobqueue import (
+    checked,
+    patched_job_class,
+    removing_new_folder,
+    sigint_kept,
+)
+from espnet3.parallel.clusters.registry import BACKENDS, cluster_class, walltime_seconds
+from espnet3.parallel.detached.folder_arguments import encode_folders
 from espnet3.schedulers import Scheduler, known_scheduler
 
 if TYPE_CHECKING:
@@ -48,7 +53,7 @@ class WorkerJob:
 
     def arguments(self, env: str, submitted: float, walltime: float | None) -> list[str]:
         """Return the arguments of `espnet3.parallel.detached.work`."""
-        words = spell_folders(self.roots)
+        words = encode_folders(self.roots)
         words += ["--env", env, "--generation", str(self.generation)]
         words += ["--submitted", f"{submitted:.3f}"]
         words += ["--walltime", f"{walltime:g}"] if walltime else []
@@ -65,7 +70,7 @@ def make_job(config: "ParallelConfig", work: WorkerJob, submitted: float) -> Any
     backend = BACKENDS[config.env]
     scheduler = known_scheduler(config.env)
     with sigint_kept():
-        job_class = mended(cluster_class(config.env, backend).job_cls, scheduler)
+        job_class = patched_job_class(cluster_class(config.env, backend).job_cls, scheduler)
     options = _options(config, work)
     python = options.get("python") or shlex.quote(sys.executable)
     with warnings.catch_warnings():
@@ -145,7 +150,7 @@ def render_worker_script(config: "ParallelConfig", roots: Sequence[Path]) -> str
         ConfigError: if the job class refuses the options.
     """
     work = WorkerJob(tuple(roots))
-    with no_new_folder(config.options.get("log_directory")):
+    with removing_new_folder(config.options.get("log_directory")):
         script: str = make_job(config, work, 0.0).job_script()
     return script
 

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from espnet3.errors import ItemError
-from espnet3.parallel.clusters.table import check_resources, warn_of_defaults
+from espnet3.parallel.clusters.registry import check_resources, warn_of_defaults
 from espnet3.parallel.detached.description import write_description
 from espnet3.parallel.detached.handle import DetachedRun
 from espnet3.parallel.detached.resume import refuse_merging
 from espnet3.parallel.detached.submit import cancel_jobs, job_states, submit_workers
 from espnet3.parallel.detached.workforce import count_workforce
-from espnet3.parallel.faults import too_many
+from espnet3.parallel.faults import too_many_message
 from espnet3.parallel.folder_run import (
     RunRequest,
     count_failed,
@@ -105,7 +105,7 @@ def _shards_left(request: RunRequest, manifest: Manifest, policy: "FaultPolicy")
     if policy.max_errors is not None:
         n_failed = count_failed(layout, manifest)
         if n_failed > policy.max_errors:
-            raise ItemError(too_many(n_failed, policy))
+            raise ItemError(too_many_message(n_failed, policy))
     return len(order)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from espnet3.errors import RunFolderError
-from espnet3.parallel.clusters.table import ON_THIS_MACHINE
+from espnet3.parallel.clusters.registry import ON_THIS_MACHINE
 from espnet3.parallel.config import ParallelConfig
 from espnet3.parallel.deaths import forget_deaths
 from espnet3.parallel.detached.description import (

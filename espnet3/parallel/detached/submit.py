@@ -18,7 +18,7 @@ from espnet3.errors import ResourceError
 from espnet3.io.atomic import PRIVATE, write_json
 from espnet3.io.clock import folder_time
 from espnet3.parallel.clusters.job_logs import check_log_folder
-from espnet3.parallel.clusters.table import ON_THIS_MACHINE
+from espnet3.parallel.clusters.registry import ON_THIS_MACHINE
 from espnet3.parallel.config import ParallelConfig
 from espnet3.parallel.detached.limits import BY_HAND, check_clock, check_limit
 from espnet3.parallel.detached.processes import (

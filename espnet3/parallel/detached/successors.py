@@ -14,11 +14,11 @@ from pathlib import Path
 from espnet3.errors import FileSystemError
 from espnet3.io.atomic import create_bytes
 from espnet3.io.clock import FolderClock
-from espnet3.shards.reachable import is_there
+from espnet3.shards.file_access import is_there
 from espnet3.shards.records import RecordPaths
 
 logger = logging.getLogger(__name__)
-_MODULE = "espnet3.parallel.detached.succeed"
+_MODULE = "espnet3.parallel.detached.successor_main"
 _MINUTE = _EVERY_SECONDS = 60.0
 _MAX_PAUSE = 600.0
 _MAX_SECONDS = 120.0
@@ -29,7 +29,7 @@ WITHOUT_JOBS = ("local", "local_gpu")
 
 
 class Successors:
-    """Runs `succeed` at the start, at the end of the run, and in between when there is need.
+    """Runs `successor_main` at the start, at the end of the run, and in between when there is need.
 
     The look for that is one operation a minute, in this process: with a thousand workers, a Python
     for each of them and a look at the records of all would be more work than the work.
@@ -37,7 +37,7 @@ class Successors:
     Args:
         roots: all run folders of the worker.
         env: the backend that the worker's job belongs to.
-        job_id: the job; without it there is nothing to succeed.
+        job_id: the job; without it no successor is submitted.
         generation: how many jobs came before it in its chain.
         trust: the user whose code may be run.
     """

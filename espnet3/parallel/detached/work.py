@@ -14,7 +14,7 @@ from espnet3.errors import EspnetError, FileSystemError
 from espnet3.io.clock import MAX_SKEW, clock_skew, describe_skew, steady_time
 from espnet3.parallel.clusters.gpus import VARIABLE, Pinning, choose_gpus
 from espnet3.parallel.detached.description import load_trusted
-from espnet3.parallel.detached.folder_words import read_folder
+from espnet3.parallel.detached.folder_arguments import decode_folder
 from espnet3.parallel.detached.successors import Successors
 from espnet3.parallel.detached.walltime import find_walltime, process_start
 from espnet3.parallel.detached.worker import DetachedWorker, Outcome, find_end
@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m espnet3.parallel.detached.work")
-    parser.add_argument("run_dirs", nargs="+", type=read_folder, metavar="RUN_DIR")
+    parser.add_argument("run_dirs", nargs="+", type=decode_folder, metavar="RUN_DIR")
     parser.add_argument("--env", default="local", help="the backend of this worker's job")
     parser.add_argument("--job", default="", help="its number, if no variable has it")
     parser.add_argument("--generation", type=int, default=0, help="jobs before it in its chain")

@@ -34,7 +34,7 @@ from espnet3.parallel.folder_run import Merger, folder_errors, write_failures
 from espnet3.parallel.pools import WorkerPool
 from espnet3.parallel.process_pool import ProcessPool
 from espnet3.parallel.shard_queue import ShardQueue
-from espnet3.parallel.signals import EndSignals, HandBack
+from espnet3.parallel.signals import EndSignals, LeaveRun
 from espnet3.parallel.stop_marks import check_stop, stopped_by
 from espnet3.parallel.tasks import (
     Failure,
@@ -44,9 +44,9 @@ from espnet3.parallel.tasks import (
     user_traceback,
 )
 from espnet3.parallel.worker_records import Identity, OwnRecord
+from espnet3.shards.file_access import is_of_node
 from espnet3.shards.lease import HEARTBEAT, Lease
 from espnet3.shards.manifest import Manifest
-from espnet3.shards.reachable import is_of_node
 from espnet3.shards.records import RecordPaths, StopMark, read_stop, write_stop
 from espnet3.shards.status import require_manifest
 from espnet3.shards.success import read_success
@@ -142,7 +142,7 @@ class DetachedWorker:
                 check_code(description, self.root)
                 add_to_sys_path(description)
                 self._finish(packed, description, lease, record, is_patient)
-        except HandBack as end:
+        except LeaveRun as end:
             logger.info("Handed back: %s", end.reason)
             is_over = read_stop(RecordPaths(self.root)) is not None
             return Outcome(end.reason, end.code, is_over, end.ends_all)
@@ -242,7 +242,7 @@ class _Loop:
         """Run shards until all are committed, by this worker or others.
 
         Raises:
-            HandBack: if this worker should end before that.
+            LeaveRun: if this worker should end before that.
             EspnetError: if the run must stop.
         """
         queue = self._queue
@@ -252,7 +252,7 @@ class _Loop:
         try:
             dispatcher.run()
             queue.settle("failed")
-        except HandBack as end:
+        except LeaveRun as end:
             if self._walltime.left() < 0:
                 for task in dispatcher.running.values():
                     queue.cut_off(task)
@@ -270,7 +270,7 @@ class _Loop:
         """Look whether to continue; called several times a second."""
         self._signals.check()
         if self._walltime.is_over():
-            raise HandBack("its walltime is nearly over")
+            raise LeaveRun("its walltime is nearly over")
         self._tick()
         if time.monotonic() >= self._next_beat:
             self._next_beat = time.monotonic() + HEARTBEAT * random.uniform(0.7, 1.0)

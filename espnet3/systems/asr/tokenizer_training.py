@@ -26,7 +26,7 @@ from espnet3.config.schema import FrozenConfig, Names, validate
 from espnet3.config.sources import names_places
 from espnet3.config.targets import find_bad_argument, signature_of
 from espnet3.errors import ConfigError, StaleRunError
-from espnet3.parallel.clusters.table import check_resources
+from espnet3.parallel.clusters.registry import check_resources
 from espnet3.parallel.parallel import as_parallel_config
 from espnet3.systems.asr.training_texts import (
     BLOCK,

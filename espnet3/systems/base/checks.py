@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from espnet3.config.advice import advise
-from espnet3.config.own_keys import BLOCK_HOMES, HOMES
+from espnet3.config.known_keys import BLOCK_HOMES, HOMES
 from espnet3.config.sources import names_places
 from espnet3.errors import ConfigError, ResourceError
 from espnet3.systems.base.context import DEFAULTS, SHARED

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from espnet3.errors import ConfigError, MissingExtraError, RunFolderError
 from espnet3.parallel.client import SharedCluster
-from espnet3.parallel.clusters.table import ON_THIS_MACHINE, left_out, render_job_script
+from espnet3.parallel.clusters.registry import ON_THIS_MACHINE, left_out, render_job_script
 from espnet3.parallel.forecast import Forecast, forecast
 from espnet3.parallel.identity import changes, describe_run, is_below, not_results_of
 from espnet3.parallel.parallel import use_parallel

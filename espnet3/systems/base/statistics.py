@@ -19,7 +19,7 @@ from espnet3.config.schema import FrozenConfig, Names, validate
 from espnet3.config.sources import names_places
 from espnet3.config.targets import check_arguments, locate
 from espnet3.errors import ConfigError, StaleRunError, suggest
-from espnet3.parallel.clusters.table import check_resources
+from espnet3.parallel.clusters.registry import check_resources
 from espnet3.parallel.identity import is_below
 from espnet3.parallel.parallel import as_parallel_config
 from espnet3.systems.base.code_fingerprint import describe_targets

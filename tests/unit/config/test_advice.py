@@ -12,7 +12,8 @@ import pytest
 import yaml
 
 from espnet3.config.advice import Advice, advise
-from espnet3.config.own_keys import (
+from espnet3.config.foreign_keys import BLOCKS, WORDS
+from espnet3.config.known_keys import (
     ALL,
     ENVS,
     LOADER_KEYS,
@@ -21,8 +22,7 @@ from espnet3.config.own_keys import (
     READERS,
     TRAINER_ARGUMENTS,
 )
-from espnet3.config.ways import env_for
-from espnet3.config.words import BLOCKS, WORDS
+from espnet3.config.value_translations import env_for
 from espnet3.errors import MissingExtraError, ResourceError
 from espnet3.systems.asr.publication_config import load_publication_config
 from espnet3.systems.asr.system import ASRSystem
@@ -213,7 +213,7 @@ def test_the_arguments_of_the_trainer_are_those_of_lightning():
 
 def test_the_keys_of_blocks_are_those_of_their_models():
     from espnet3.components.data.loader_config import LoaderConfig
-    from espnet3.parallel.clusters.table import BACKENDS
+    from espnet3.parallel.clusters.registry import BACKENDS
     from espnet3.parallel.config import ParallelConfig
     from espnet3.systems.asr.publication_config import UploadConfig
     from espnet3.systems.asr.tokenizer_training import TokenizerConfig

@@ -6,7 +6,7 @@ from typing import Any
 
 from espnet3.io.scp import load_scp
 from espnet3.parallel import use_parallel
-from espnet3.parallel.clusters.table import check_resources
+from espnet3.parallel.clusters.registry import check_resources
 from espnet3.parallel.parallel import as_parallel_config
 from espnet3.systems.base.run_description import describe_job_script
 from espnet3.systems.base.stages import Skipped, stage

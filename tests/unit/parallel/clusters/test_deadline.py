@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from espnet3.errors import ResourceError
-from espnet3.parallel.clusters.table import start_within
+from espnet3.parallel.clusters.registry import start_within
 from tests.helpers.waiting import wait_until
 
 

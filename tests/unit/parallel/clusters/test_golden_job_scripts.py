@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from espnet3.parallel.clusters.table import render_job_script
+from espnet3.parallel.clusters.registry import render_job_script
 from tests.helpers.golden_scripts import (
     JOB_BACKENDS,
     compare,

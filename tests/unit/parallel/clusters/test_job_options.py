@@ -11,7 +11,7 @@ from espnet3.parallel.clusters.job_options import (
     submission_environment,
     with_log_folder,
 )
-from espnet3.parallel.clusters.table import BACKENDS, render_job_script
+from espnet3.parallel.clusters.registry import BACKENDS, render_job_script
 from espnet3.parallel.config import ParallelConfig
 from espnet3.schedulers.slurm import Slurm
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from espnet3.parallel.clusters.table import gpus_per_job, walltime_seconds
+from espnet3.parallel.clusters.registry import gpus_per_job, walltime_seconds
 from espnet3.parallel.config import ParallelConfig
 
 

@@ -12,9 +12,9 @@ from espnet3.errors import ItemError
 from espnet3.parallel import shard_queue
 from espnet3.parallel.faults import FaultPolicy
 from espnet3.parallel.shard_queue import ShardQueue
-from espnet3.parallel.signals import EndSignals, HandBack
+from espnet3.parallel.signals import EndSignals, LeaveRun
 from espnet3.parallel.worker_records import Identity, OwnRecord
-from espnet3.shards import board as board_module
+from espnet3.shards import open_shards as board_module
 from espnet3.shards.layout import leases_folder
 from espnet3.shards.lease import Lease, owner_path
 from espnet3.shards.owner import Owner
@@ -112,7 +112,7 @@ def test_worker_that_finds_others_standing_by_leaves_after_a_few_operations(crow
         others.run.layout.claim(name).write_text(owner_id)
 
     def take():
-        with pytest.raises(HandBack, match="others stand by"):
+        with pytest.raises(LeaveRun, match="others stand by"):
             others.queue(lease).take()
 
     assert count(others.run, take) < 50
@@ -157,7 +157,9 @@ def test_few_claims_are_lost_among_many_workers(tmp_path):
     run = Run(tmp_path, n_items=1000, n_shards=1000)
     leases = [Lease(tmp_path, heartbeat=1000) for _ in range(20)]
     try:
-        boards = [board_module.Board(tmp_path, run.manifest, each.__enter__()) for each in leases]
+        boards = [
+            board_module.OpenShards(tmp_path, run.manifest, each.__enter__()) for each in leases
+        ]
         for board in boards:
             board.refresh()
         with FileOperations(tmp_path) as operations:

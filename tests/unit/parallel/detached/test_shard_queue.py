@@ -6,11 +6,11 @@ import pytest
 from espnet3.errors import ResourceError
 from espnet3.parallel import shard_queue
 from espnet3.parallel.detached.walltime import Walltime
-from espnet3.parallel.signals import HandBack
+from espnet3.parallel.signals import LeaveRun
 from espnet3.parallel.tasks import Failure
-from espnet3.shards.board import Board
 from espnet3.shards.commit import Done, Position
 from espnet3.shards.lease import Lease
+from espnet3.shards.open_shards import OpenShards
 from espnet3.shards.records import DeathNote, StopMark, read_deaths, write_death, write_stop
 from tests.helpers.planned_run import cut, done
 
@@ -49,7 +49,7 @@ def source(make_queue):
 
 @pytest.fixture
 def their_board(planned, other):
-    return Board(planned.root, planned.manifest, other)
+    return OpenShards(planned.root, planned.manifest, other)
 
 
 def ending_in(seconds, total=1000.0):
@@ -79,7 +79,7 @@ def test_shards_that_do_not_fit_are_left_and_smaller_ones_taken(planned, choose,
 
 def test_a_worker_for_whose_time_nothing_fits_ends(planned, choose, pace):
     pace.learn(done(planned, 0, seconds=100 * planned.manifest.costs[0]))
-    with pytest.raises(HandBack, match="none of 6 shards fits into the 10 s left") as end:
+    with pytest.raises(LeaveRun, match="none of 6 shards fits into the 10 s left") as end:
         following(choose(ending_in(50 + 10)))
     assert end.value.ends_all
     assert end.value.code == 0
@@ -95,7 +95,7 @@ def test_one_that_was_slow_to_start_tries_as_well(planned, choose, pace):
     pace.learn(done(planned, 0, seconds=10_000 * planned.manifest.costs[0]))
     queue = choose(ending_in(700))
     assert following(queue) is not None
-    with pytest.raises(HandBack, match="none of 5 shards fits"):
+    with pytest.raises(LeaveRun, match="none of 5 shards fits"):
         following(queue)
 
 
@@ -109,14 +109,14 @@ def test_what_fits_into_no_walltime_stops_the_run(planned, choose, pace):
 def test_others_may_still_finish_what_is_left(choose, pace, their_board):
     assert their_board.take() is not None
     pace.learn_cuts([cut(shard, 940.0) for shard in range(6) for _ in range(2)], usable=950.0)
-    with pytest.raises(HandBack, match="other workers continue"):
+    with pytest.raises(LeaveRun, match="other workers continue"):
         following(choose(ending_in(1000)))
 
 
 def test_an_impatient_worker_does_not_wait_for_others(choose, their_board):
     while their_board.take() is not None:
         pass
-    with pytest.raises(HandBack, match="6 shards are in other hands") as end:
+    with pytest.raises(LeaveRun, match="6 shards are in other hands") as end:
         following(choose(is_patient=False))
     assert not end.value.ends_all
 
@@ -132,7 +132,7 @@ def test_few_stand_by_and_the_others_end(choose, lease, other, their_board):
         assert following(queue) is None  # it goes on standing by
     lease.release("standby.0")
     assert other.claim("standby.0")
-    with pytest.raises(HandBack, match="others stand by"):
+    with pytest.raises(LeaveRun, match="others stand by"):
         following(choose())
 
 
@@ -165,7 +165,7 @@ def test_after_trouble_the_next_look_comes_later(choose, monkeypatch):
 
 def test_nothing_is_taken_from_a_run_that_was_stopped(planned, choose):
     write_stop(planned.paths, StopMark("cancelled", "lunch", "me"))
-    with pytest.raises(HandBack, match="cancelled by me: lunch"):
+    with pytest.raises(LeaveRun, match="cancelled by me: lunch"):
         following(choose())
 
 
@@ -260,7 +260,7 @@ def held(planned, other):
     """Return a function with which another worker holds a shard, so far done, for so long."""
 
     def hold(shard, n_done, seconds):
-        their_board = Board(planned.root, planned.manifest, other)
+        their_board = OpenShards(planned.root, planned.manifest, other)
         assert their_board.take(lambda each: each == shard) == shard
         attempt = planned.layout.new_attempt(shard, other.owner.owner_id)
         attempt.mkdir()

@@ -8,7 +8,7 @@ import pytest
 
 from espnet3.errors import RunFolderError
 from espnet3.parallel.detached.description import user_name
-from espnet3.parallel.detached.succeed import (
+from espnet3.parallel.detached.successor_main import (
     is_fruitless,
     last_ended,
     load_config,

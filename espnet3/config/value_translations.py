@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from espnet3.config.own_keys import (
+from espnet3.config.known_keys import (
     ENVS,
     INFER,
     PACK,

@@ -13,11 +13,11 @@ from collections.abc import Callable
 from itertools import chain
 from pathlib import Path
 
+from espnet3.shards.file_access import is_there, list_names
 from espnet3.shards.layout import claimed_name, shard_of, shard_of_attempt
 from espnet3.shards.lease import Lease
 from espnet3.shards.manifest import Manifest
 from espnet3.shards.plan import run_order
-from espnet3.shards.reachable import is_there, list_names
 
 # A listing costs as much as the folder has entries, so it is used until it misleads: until so many
 # claims were lost to others, or nothing in it is free. Its age matters only for finding the dead.
@@ -38,7 +38,7 @@ def _any(shard: int) -> bool:
     return True
 
 
-class Board:
+class OpenShards:
     """The shards of a run as one worker sees them: committed, in others' hands, or free.
 
     What is asked without `refresh` is answered from the last listing. Most shards are taken without
@@ -46,7 +46,7 @@ class Board:
 
     Example:
         ```python
-        board = Board(root, manifest, lease)
+        board = OpenShards(root, manifest, lease)
         while (shard := board.take()) is not None:
             ...  # run and commit it
             board.finished(shard)

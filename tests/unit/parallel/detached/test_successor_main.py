@@ -2,7 +2,7 @@
 
 import pytest
 
-from espnet3.parallel.detached.succeed import _is_needless
+from espnet3.parallel.detached.successor_main import _is_needless
 from espnet3.parallel.detached.workforce import Job
 from espnet3.schedulers import JobState, Phase
 from espnet3.shards.records import JobRecord, WorkerRecord

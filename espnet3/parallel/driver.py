@@ -10,7 +10,7 @@ from espnet3.errors import EspnetError, ItemError, RunInterrupted
 from espnet3.parallel.config import ParallelConfig
 from espnet3.parallel.deaths import forget_deaths
 from espnet3.parallel.dispatch import Dispatcher
-from espnet3.parallel.faults import FaultPolicy, too_many
+from espnet3.parallel.faults import FaultPolicy, too_many_message
 from espnet3.parallel.folder_run import (
     Merge,
     Merger,
@@ -119,7 +119,7 @@ class FolderDriver:
         if policy.max_errors is not None:
             n_failed = count_failed(layout, manifest)
             if n_failed > policy.max_errors:
-                raise ItemError(too_many(n_failed, policy))
+                raise ItemError(too_many_message(n_failed, policy))
         if not order:
             return
         n_left = sum(manifest.bounds[shard + 1] - manifest.bounds[shard] for shard in order)

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks.file_operations import FileOperations
-from espnet3.shards import board as board_module
-from espnet3.shards.board import Board
+from espnet3.shards import open_shards as board_module
 from espnet3.shards.lease import Lease, claims
+from espnet3.shards.open_shards import OpenShards
 
 
 @pytest.fixture
@@ -22,9 +22,9 @@ def sit_down(many, monkeypatch):
     monkeypatch.setattr(board_module, "_LOOK_SECONDS", 0.0)
     leases = []
 
-    def make() -> Board:
+    def make() -> OpenShards:
         leases.append(Lease(many.root, heartbeat=1000))
-        board = Board(many.root, many.manifest, leases[-1].__enter__())
+        board = OpenShards(many.root, many.manifest, leases[-1].__enter__())
         board.lease = leases[-1]
         return board
 
@@ -33,14 +33,14 @@ def sit_down(many, monkeypatch):
         lease.__exit__()
 
 
-def let_die(board: Board) -> None:
+def let_die(board: OpenShards) -> None:
     path = board.lease.folder / f"{board.lease.owner.owner_id}.owner"
     os.utime(path, (0, 0))
 
 
 def test_workers_share_the_shards_and_see_when_all_are_done(run):
     with Lease(run.root, heartbeat=1000) as one, Lease(run.root, heartbeat=1000) as two:
-        boards = [Board(run.root, run.manifest, lease) for lease in (one, two)]
+        boards = [OpenShards(run.root, run.manifest, lease) for lease in (one, two)]
         taken = [board.take() for board in boards * 2]
         assert sorted(taken) == list(range(run.n_shards))
         assert [board.take() for board in boards] == [None, None]
@@ -79,7 +79,7 @@ def test_shard_that_costs_far_more_than_the_others_is_not_left_to_chance(make_ru
     run.manifest.costs[7] = 1e6
     for _ in range(10):
         with Lease(run.root, heartbeat=1000) as lease, Lease(run.root, heartbeat=1000):
-            assert Board(run.root, run.manifest, lease).take() == 7
+            assert OpenShards(run.root, run.manifest, lease).take() == 7
 
 
 def test_shards_that_do_not_fit_are_left_to_others(many, sit_down):
@@ -107,9 +107,9 @@ def test_shard_of_one_who_died_is_taken_over_though_others_are_free(many, sit_do
 def test_when_nothing_is_free_all_that_others_hold_is_looked_at(run, monkeypatch):
     monkeypatch.setattr(board_module, "_LOOK_SECONDS", 0.0)
     with Lease(run.root, heartbeat=1000) as dead, Lease(run.root, heartbeat=1000) as lease:
-        theirs = Board(run.root, run.manifest, dead)
+        theirs = OpenShards(run.root, run.manifest, dead)
         shards = {theirs.take() for _ in range(run.n_shards)}
-        board = Board(run.root, run.manifest, lease)
+        board = OpenShards(run.root, run.manifest, lease)
         assert board.take() is None
         os.utime(dead.folder / f"{dead.owner.owner_id}.owner", (0, 0))
         assert {board.take() for _ in shards} == shards
@@ -195,7 +195,7 @@ def test_way_to_the_next_shard_is_as_short_with_2000_shards_as_with_200(make_run
     with Lease(run.root, heartbeat=1000) as other, Lease(run.root, heartbeat=1000) as lease:
         for shard in range(1000, 1064):
             other.claim(run.layout.shard_name(shard))
-        board = Board(run.root, run.manifest, lease)
+        board = OpenShards(run.root, run.manifest, lease)
         with FileOperations(run.root) as first:
             shard = board.take()
         run.commit(shard)
@@ -209,12 +209,12 @@ def test_way_to_the_next_shard_is_as_short_with_2000_shards_as_with_200(make_run
 TAKER = """
     import sys
     from pathlib import Path
-    from espnet3.shards.board import Board
+    from espnet3.shards.open_shards import OpenShards
     from espnet3.shards.lease import Lease
     from espnet3.shards.manifest import load_manifest
     root = Path(sys.argv[2])
     with Lease(root, heartbeat=1000) as lease:
-        board = Board(root, load_manifest(root), lease)
+        board = OpenShards(root, load_manifest(root), lease)
         board.refresh()
         go()
         while (shard := board.take()) is not None:

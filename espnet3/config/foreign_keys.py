@@ -8,9 +8,9 @@ each kind of stage that it can be meant for; `config.advice` chooses among them.
 from collections.abc import Callable
 from typing import Any
 
-from espnet3.config import own_keys as takes
-from espnet3.config import ways
-from espnet3.config.own_keys import (
+from espnet3.config import known_keys as takes
+from espnet3.config import value_translations as ways
+from espnet3.config.known_keys import (
     ALL,
     INFER,
     LOADER_KEYS,
@@ -29,7 +29,7 @@ from espnet3.config.own_keys import (
     text,
     whole,
 )
-from espnet3.config.ways import Place, Rule, Way, if_on, tell, to
+from espnet3.config.value_translations import Place, Rule, Way, if_on, tell, to
 
 WORDS: dict[str, Rule] = {}
 """By the word, with `_` for `-`, wherever it stands."""

@@ -120,7 +120,7 @@ def check_env_name(env: str) -> str:
     if env in known:
         BACKENDS[env] = _jobs_of(env)
         return env
-    from espnet3.config.ways import env_for
+    from espnet3.config.value_translations import env_for
 
     meant = env_for(env)
     hint = f" Did you mean {meant!r}?" if meant else suggest(env, known)

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import PurePath
 from typing import Any
 
-from espnet3.parallel.module_text import can_be_shown
+from espnet3.parallel.module_source import can_be_shown
 from espnet3.parallel.own_modules import file_of, shown_name
 
 _TEXT_TYPES = (

@@ -10,7 +10,7 @@ from espnet3.text import has_control_characters
 _ENCODED = "json:"
 
 
-def spell_folders(folders: Sequence[Path]) -> list[str]:
+def encode_folders(folders: Sequence[Path]) -> list[str]:
     """Return a word per folder, none of which has a line break or another control character.
 
     A line of a job script that begins with `#$` is an option for Grid Engine wherever it stands,
@@ -25,7 +25,7 @@ def _spell(folder: str) -> str:
     return folder
 
 
-def read_folder(word: str) -> Path:
+def decode_folder(word: str) -> Path:
     """Return the folder that a word stands for.
 
     Raises:

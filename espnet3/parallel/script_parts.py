@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
 
-from espnet3.parallel.module_text import (
+from espnet3.parallel.module_source import (
     Import,
     ModuleText,
     is_for_type_checkers,

@@ -5,7 +5,7 @@ from distributed import LocalCluster
 
 from espnet3.errors import ConfigError, ResourceError
 from espnet3.parallel import BaseRunner, get_client, register_backend, set_parallel, use_parallel
-from espnet3.parallel.clusters.table import BACKENDS, check_resources, render_job_script
+from espnet3.parallel.clusters.registry import BACKENDS, check_resources, render_job_script
 from espnet3.parallel.parallel import get_parallel_config
 from tests.helpers.providers import Provider
 
