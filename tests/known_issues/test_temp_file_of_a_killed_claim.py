@@ -34,7 +34,7 @@ def test_it_stays_for_a_while_if_it_may_be_of_another_machine(tmp_path, dead_pid
     with Lease(tmp_path) as lease:
         temp = temp_of(lease, dead_pid)
         elsewhere = Owner("other", "other machine", 1, 1)
-        monkeypatch.setattr(lease, "others", lambda: [elsewhere])
+        monkeypatch.setattr(lease, "each_other", lambda: iter([elsewhere]))
         lease.sweep()
         assert temp.exists()
 
