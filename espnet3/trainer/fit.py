@@ -17,7 +17,7 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from typing_extensions import override
 
 from espnet3.config.sources import names_places, place_of, set_in
-from espnet3.errors import ConfigError, blame, suggest
+from espnet3.errors import ConfigError, suggest
 from espnet3.trainer.checkpointing.checkpoints import CheckpointKeeper
 from espnet3.trainer.checkpointing.resume import (
     RandomStates,
@@ -191,7 +191,8 @@ class Fit:
             block = self.config.trainer
             name = blamed_argument(block, error)
             if name is not None and f"`{name}`" in str(error):
-                blame(error, f"trainer.{name}", f"trainer.{name} is {block[name]!r}.")
+                key = f"trainer.{name}"
+                error.add_note(f"{key} is {block[name]!r}{place_of(key)}.")
             raise
 
     def _build_trainer(self, callbacks: list[pl.Callback]) -> pl.Trainer:

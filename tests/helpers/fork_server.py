@@ -230,7 +230,7 @@ class Zygote:
             if _started(stranger) < begin:
                 # Its parent ended in this very moment. No other process would reap it.
                 threading.Thread(
-                    target=_record_death, args=(stranger,), name="warm-reaper", daemon=True
+                    target=_reap, args=(stranger,), name="warm-reaper", daemon=True
                 ).start()
         return pid
 
@@ -252,7 +252,7 @@ def _started(pid: int) -> float:
     return int(fields[19]) / os.sysconf("SC_CLK_TCK")
 
 
-def _record_death(pid: int) -> None:
+def _reap(pid: int) -> None:
     with contextlib.suppress(OSError):
         os.waitpid(pid, 0)
 

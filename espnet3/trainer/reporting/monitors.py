@@ -8,6 +8,7 @@ from typing import Any
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import EarlyStopping
 
+from espnet3.config.sources import place_of
 from espnet3.errors import ConfigError, suggest
 from espnet3.io.atomic import StrPath
 from espnet3.text import count, value_text
@@ -76,7 +77,7 @@ def refuse_without_validation(monitors: Iterable[Monitor], *, is_limited: bool =
         ConfigError: naming the first, and the line to write.
     """
     way_out = (
-        "Delete trainer.limit_val_batches: 0"
+        f"Delete trainer.limit_val_batches: 0{place_of('trainer.limit_val_batches')}"
         if is_limited
         else "Give a validation set (dataset.valid)"
     )
