@@ -37,13 +37,13 @@ demo: $(READY_TO_RUN)
 	  --training_config conf/training.yaml --inference_config conf/inference.yaml \
 	  --metrics_config conf/metrics.yaml $(DEMO_TAG) $(ARGS)
 
-PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
+# Three at a time on two cores: a third of the tests waits for a process or a timeout.
+PYTEST := $(BIN)/python -m pytest -n 3 --dist worksteal
 
 # The inner loop: unit tests, but those that start a process which imports torch.
 quick: setup
 	ESPNET3_TESTS_QUICK=1 $(PYTEST) -q -rfE tests/unit $(TEST_ARGS)
 
-# Two at a time: most of them wait for one process or another.
 test: setup
 	$(PYTEST) $(TEST_ARGS)
 
