@@ -492,9 +492,9 @@ class JobMonitor:
         if self._n_early >= MAX_EARLY_LOSSES:
             raise WorkerError(
                 f"{self._n_early} jobs in a row ended before they got anything done, the last one "
-                f"was job {job.job_id}: {how}. Fix what its log shows; to try a single job before "
-                f"the next run: espnet3 doctor --submit. Log: {log or 'none found'}"
-                f"{end_of_log(log)}"
+                f"was job {job.job_id}: {how}.",
+                fix="Fix what its log shows; to try a single job before the next run: espnet3 "
+                f"doctor --submit. Log: {log or 'none found'}{end_of_log(log)}",
             )
 
     def _scale(self, now: float, n_left: int) -> None:
