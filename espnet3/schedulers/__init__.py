@@ -6,12 +6,15 @@
 import importlib
 import logging
 import os
+import socket
 from collections.abc import Mapping, Sequence
 from functools import cache
 
 from espnet3.errors import ResourceError
 from espnet3.schedulers.base import (
+    CLOSED_ADVICE,
     CONTINUE_CODE,
+    FORGOTTEN,
     CurrentJob,
     FindsTags,
     JobState,
@@ -21,7 +24,9 @@ from espnet3.schedulers.base import (
 )
 
 __all__ = [
+    "CLOSED_ADVICE",
     "CONTINUE_CODE",
+    "FORGOTTEN",
     "JOB_ID",
     "NODE_NAME",
     "OWN_SCHEDULERS",
@@ -35,6 +40,7 @@ __all__ = [
     "current_job",
     "forget_schedulers",
     "known_scheduler",
+    "node_name",
     "node_of_job",
     "possible_schedulers",
     "scheduler_names",
@@ -100,6 +106,7 @@ def _of_other_packages() -> dict[str, str]:
     from importlib.metadata import entry_points  # it looks at every installed package
 
     found = entry_points(group=ENTRY_POINTS)
+    # Installing a package must not change what `env: slurm` means.
     return {entry.name: entry.value for entry in found if entry.name not in _CLASSES}
 
 
@@ -132,6 +139,7 @@ def ask_jobs(env: str, job_ids: Sequence[str]) -> dict[str, JobState]:
         assert scheduler is not None
         try:
             answer = scheduler.jobs(job_ids[start : start + _AT_ONCE])
+        # What parsers raise on unexpected text; it must not end a worker that only asked.
         except (ValueError, TypeError, AttributeError, LookupError) as error:
             logger.info("What %s says cannot be read: %r", scheduler.status_command, error)
             return {}
@@ -155,6 +163,15 @@ def node_of_job(environ: Mapping[str, str] = os.environ) -> str:
     """Return what the scheduler calls the node of this process; empty if it does not say."""
     names = [NODE_NAME, *(each.node_variable for each in possible_schedulers(environ=environ))]
     return next((environ[name] for name in names if environ.get(name)), "")
+
+
+def node_name() -> str:
+    """Return the name of this machine, as its scheduler calls it.
+
+    That is the name by which a scheduler can exclude it, and nodes that are containers of
+    one machine may share a host name.
+    """
+    return node_of_job() or socket.gethostname()
 
 
 def possible_schedulers(env: str = "", environ: Mapping[str, str] = os.environ) -> list[Scheduler]:

@@ -26,9 +26,15 @@ CONTINUE_CODE = 75
 SUBMIT_SECONDS = 120.0
 """How long a submission may take; a busy scheduler answers late."""
 
+CLOSED_ADVICE = (
+    "Jobs start when your administrators open it again; or set another parallel.options.queue"
+)
+"""What to do where `Scheduler.closed_queue` says something."""
+
 # Not any word: `condor_rm anna` and `bkill 0` end all jobs of a user.
 _JOB_ID = re.compile(r"(?:[A-Za-z]+\.)?[1-9][\w.\[\]-]*", re.ASCII)
 _NODE = re.compile(r"[\w.-]+", re.ASCII)
+# After the days, Slurm counts hours first: 1-12 is a day and a half.
 _DAYS = re.compile(r"(\d+)-(\d+)(?::(\d+))?(?::(\d+))?")
 _CANCEL_SECONDS = 30.0
 _UNITS = (3600.0, 60.0, 1.0)
@@ -48,6 +54,11 @@ class JobState:
     """The scheduler's own: PENDING, qw, NODE_FAIL."""
     reason: str = ""
     """Why it waits, or how it ended."""
+
+
+FORGOTTEN = JobState("ended", "forgotten", "the scheduler knows no such job any more")
+"""Of a job that was submitted and of which the scheduler now says that it does not exist: it has
+ended, and nothing tells how."""
 
 
 @dataclass(frozen=True)
@@ -126,6 +137,32 @@ class JobRequest:
 
 
 @dataclass(frozen=True)
+class WorkerRequest:
+    """What the job of a worker asks for, in the options of dask-jobqueue."""
+
+    n_cpus: int
+    n_bytes: int
+    options: Mapping[str, Any]
+    """All that have a value, the defaults of dask-jobqueue included."""
+
+    @property
+    def name(self) -> str:
+        """Name of the job."""
+        return str(self.options["job_name"])
+
+    def each(self, **forms: str) -> Iterator[str]:
+        """Yield a directive for each option that has a value, with it in the place of `{}`."""
+        for option, form in forms.items():
+            if option in self.options:
+                yield form.format(self.options[option])
+
+    def logs(self, *forms: str) -> Iterator[str]:
+        """Yield directives with the folder for logs in the place of `{}`, if there is one."""
+        if folder := self.options.get("log_directory"):
+            yield from (form.format(folder) for form in forms)
+
+
+@dataclass(frozen=True)
 class Made:
     """A directive that follows from settings; one of the user's may say otherwise."""
 
@@ -190,6 +227,10 @@ class Scheduler:
 
     part_settings: ClassVar[Mapping[str, str]] = {}
     """The same for parts of a directive."""
+    dask_defaults: ClassVar[Mapping[str, Any]] = {}
+    """What the cluster class takes for options that nobody sets, beside what all have."""
+    worker_options: ClassVar[tuple[str, ...]] = ()
+    """Options of its own that `worker_directives` knows; if empty, the cluster class is asked."""
 
     # --- Commands ------------------------------------------------------------------------------
     submit: ClassVar[tuple[str, ...]] = ()
@@ -230,6 +271,8 @@ class Scheduler:
     """What the scheduler replaces by the number of the job in the path of its log, such as `%j`."""
     log_is_late: ClassVar[bool] = False
     """Whether a job's log is brought to its place only when the job has ended."""
+    log_globs: ClassVar[tuple[str, ...]] = ("*[-.]{job}", "*[-.]{job}.*", "*.[oe]{job}")
+    """Names of files that may be the log of the job `{job}`, in the folder where its logs go."""
     after: ClassVar[str] = ""
     """Directive with which a job begins when the job `{job}` has ended, however that ended."""
     after_pattern: ClassVar[str] = ""
@@ -288,8 +331,6 @@ class Scheduler:
     """Pattern of an end without an error. One without a word is a job that was not needed."""
     in_log: ClassVar[str] = ""
     """Pattern of what the scheduler itself adds to the log of a job that it ends."""
-    blameless: ClassVar[tuple[str, ...]] = ()
-    """Words for ends that say nothing about whether the next job would live."""
 
     # --- Training jobs (`espnet3 launch`) ------------------------------------------------------
     launches: ClassVar[bool] = True
@@ -314,9 +355,10 @@ class Scheduler:
     # --- Ask about jobs, nodes and queues ------------------------------------------------------
 
     def jobs(self, job_ids: Sequence[str]) -> dict[str, JobState]:
-        """Return what is known of these jobs; one that has been forgotten is `unknown`.
+        """Return what is known of these jobs; one that is missing in an answer is `unknown`.
 
-        Empty if the scheduler does not answer: then nothing is known of any of them.
+        One of which the scheduler says itself that there is no such job is `FORGOTTEN`. Empty if
+        the scheduler does not answer: then nothing is known of any of them.
         """
         raise NotImplementedError
 
@@ -330,6 +372,17 @@ class Scheduler:
     def queues(self) -> list[str] | None:
         """Return the names that `options.queue` may have; None if unknown."""
         return None
+
+    def longest_walltime(self, queue: str | None) -> str:
+        """Return the longest walltime of a queue, as an option spells it; empty if unknown."""
+        return ""
+
+    def closed_queue(self, queue: str | None) -> str:
+        """Return why a queue, or the default, takes or starts no jobs; empty if it does.
+
+        Empty also if that is not known.
+        """
+        return ""
 
     def node_gpus(self, queue: str | None) -> NodeGpus | None:
         """Return the GPUs of the nodes of a queue, or of the default; None if it is not known."""
@@ -390,10 +443,12 @@ class Scheduler:
             command,
             text=text,
             timeout=SUBMIT_SECONDS,
+            # Given explicitly: else `call` would set LC_ALL=C, and the job would inherit it.
             environment=os.environ if environment is None else environment,
             folder=folder,
         )
         program = command[0]
+        # The job may be queued although the command was killed: a plain retry could make two.
         if answer.failure == "late":
             raise UnansweredError(f"{program} did not answer for {SUBMIT_SECONDS:g} s")
         if answer.failure == "missing":
@@ -403,6 +458,7 @@ class Scheduler:
             said = said or f"exit code {answer.code}"
             raise ResourceError(f"{program} refused a job or could not be run: {said}")
         number = self.job_id(answer.out)
+        # Exit code 0 without a number: a job may exist that nobody could cancel.
         if not number:
             raise UnansweredError(f"{program} did not tell the number of a job: {answer.said}")
         return number
@@ -420,11 +476,20 @@ class Scheduler:
         """Cancel a job; with `words` in place of `cancel`."""
         return call([*(words or self.cancel), job_id], timeout=_CANCEL_SECONDS)
 
+    def advise_on_refusal(self, said: str) -> str:
+        """Return what to write where the scheduler refuses a job; empty if nothing is known."""
+        heard = said.lower()
+        return next((advice for words, advice in self.refusals.items() if words in heard), "")
+
     def accepts(self, answer: Answer) -> bool:
         """Tell whether the answer of `trial` means that the scheduler would take the job."""
         return answer.code == 0
 
     # --- Directives ----------------------------------------------------------------------------
+
+    def worker_directives(self, request: WorkerRequest) -> Iterator[str]:
+        """Yield what the cluster class of dask-jobqueue makes of its options, in its words."""
+        raise NotImplementedError
 
     def directives(self, request: JobRequest) -> Iterator[Made]:
         """Yield the directives of a job, each with the field of `request` that it follows from."""
@@ -461,6 +526,7 @@ class Scheduler:
 
     def with_dependency(self, directives: Directives, after: str) -> Directives:
         """Return directives with which a job begins when the job `after` has ended."""
+        # Settings with names have no dependency (HTCondor); `with_restart` is for those.
         if not after or not self.after or isinstance(directives, Mapping):
             return directives
         # What the user's job waits for is over by then, and most schedulers take one such option.
@@ -507,8 +573,10 @@ class Scheduler:
         parts = text.split(":")
         in_minutes = self.minutes_last or (self.number_is_minutes and len(parts) == 1)
         units = _UNITS[:-1] if in_minutes else _UNITS
+        # Three parts are no time where minutes come last: LSF has no seconds.
         if not all(part.isdigit() for part in parts) or len(parts) > len(units):
             return None
+        # A short time lacks its largest units: 30:00 is half an hour, not thirty hours.
         pairs = zip(parts, units[-len(parts) :], strict=True)
         return sum(int(part) * unit for part, unit in pairs)
 
@@ -576,16 +644,26 @@ class Scheduler:
         """Return how a job ended: a key of `_ENDS`; empty if that is not known."""
         return _first_kind(_ENDS, self.ends, f"{state.word} {state.reason}")
 
+    def is_blameless(self, state: JobState) -> bool:
+        """Tell whether an end says nothing about whether the next job would live."""
+        return self.kind_of_end(state) in _BLAMELESS
+
     def was_cancelled(self, state: JobState) -> bool:
         """Tell whether a job was cancelled."""
-        patterns = {"cancelled": _ENDS["cancelled"]}
-        return bool(_first_kind(patterns, self.ends, f"{state.word} {state.reason}"))
+        return self.kind_of_end(state) == "cancelled"
 
     def advice(self, reason: str) -> str:
         """Return what to try when jobs wait for a reason; empty if it is not a well-known one."""
-        common = {kind: pattern for kind, (pattern, _) in _WAITS.items()}
-        kind = _first_kind(common, self.waits, reason)
+        kind = self._kind_of_wait(reason)
         return _WAITS[kind][1].format(status=self.status_command) if kind else ""
+
+    def never_starts(self, reason: str) -> bool:
+        """Tell whether jobs that wait for a reason will wait in vain."""
+        return self._kind_of_wait(reason) in _IN_VAIN
+
+    def _kind_of_wait(self, reason: str) -> str:
+        common = {kind: pattern for kind, (pattern, _) in _WAITS.items()}
+        return _first_kind(common, self.waits, reason)
 
 
 _ENDS = {
@@ -594,12 +672,18 @@ _ENDS = {
     "node": r"node (was lost|failed)|launch failed",
     "preempted": r"preempt",
     "cancelled": r"cancelled|deleted by|removed",
+    # After memory and walltime, whose jobs also end with SIGKILL.
     "killed": r"signal 9\b|exit (code|status) 137|SIGKILL",
     "missing": r"exit (code|status) 127|command not found|No such file",
     "gone": r"^gone\b",
+    "forgotten": r"^forgotten\b",
+    # Last: its words also occur in ends that are more specific, as in "its node failed".
     "failed": r"Error|failed|exit (code|status) [1-9]|signal [1-9]",
 }
 """Ways to end that schedulers say in plain English, by kind; the first that fits is taken."""
+
+_BLAMELESS = ("node", "preempted")
+"""Kinds of ends that are about the machine or about others' jobs."""
 
 _WAITS = {
     "walltime": (
@@ -613,6 +697,10 @@ _WAITS = {
     "size": (
         r"can never run|cannot run in any",
         "These jobs will never start: ask for less cores, memory or GPUs per job",
+    ),
+    "closed": (
+        r"queue (is )?not started|(takes|starts) no jobs|scheduling is off",
+        CLOSED_ADVICE,
     ),
     "held": (r"held|\bhold\b", "These jobs are held; see {status}"),
     "limit": (
@@ -642,6 +730,7 @@ _WAITS = {
         r"Priority",
         "Others are first: a shorter parallel.options.walltime may fit into a gap",
     ),
+    # Last: a more specific reason may contain this word.
     "error": (
         r"error",
         "The scheduler could not start them: fix the reason, or look at {status}",
@@ -650,9 +739,13 @@ _WAITS = {
 """Reasons for waiting in plain English, by kind, and what a colleague would say; the first that
 fits is taken."""
 
+_IN_VAIN = ("walltime", "account", "size")
+"""Kinds of reasons that no patience removes."""
+
 
 def _first_kind(common: Mapping[str, str], own: Mapping[str, str], text: str) -> str:
     for kind, pattern in common.items():
+        # An empty pattern would match every text.
         patterns = [each for each in (own.get(kind), pattern) if each]
         if any(re.search(each, text, re.IGNORECASE) for each in patterns):
             return kind
@@ -677,4 +770,5 @@ def count_lines(path: str | None) -> int:
         lines = Path(path).read_text().splitlines() if path else []
     except OSError:
         return 0
+    # PBS repeats a node for each of its processes; Grid Engine adds slots and queue to the name.
     return len({line.split()[0] for line in lines if line.split()})

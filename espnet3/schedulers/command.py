@@ -57,9 +57,11 @@ def call(
         output = subprocess.run(
             list(words),
             input=text,
+            # A command that prompts then fails at once instead of waiting for a terminal.
             stdin=subprocess.DEVNULL if text is None else None,
             capture_output=True,
             text=True,
+            # Output need not be UTF-8, and this function promises not to raise.
             errors="replace",
             timeout=timeout,
             env={**os.environ, "LC_ALL": "C"} if environment is None else dict(environment),

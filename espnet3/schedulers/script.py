@@ -17,6 +17,7 @@ from espnet3.schedulers.base import Made, Option, Scheduler
 # A word of a directive: quotes keep blanks together.
 _WORD = re.compile(r"""(?:[^\s"']|"(?:\\.|[^"\\])*"|'[^']*')+""")
 _COMMA = re.compile(r"""(?:[^,"']|"(?:\\.|[^"\\])*"|'[^']*')+""")
+# Users paste lines with the mark of their old scripts: `#SBATCH --gres=gpu:1`.
 _MARK = re.compile(r"^\s*#(?:[A-Z]+|\$)\s+")
 _SIZE = re.compile(r"(\d+)\s*([kmgt]?)i?b?", re.IGNORECASE)
 _PLAIN = re.compile(r"[\w./+,@%=:-]+")
@@ -47,6 +48,7 @@ def render_header(
     """
     own = [_bare(scheduler, line, where) for line in own]
     notes: list[str] = []
+    # Parts of a heterogeneous job repeat options on purpose; merging would mix the parts.
     if scheduler.has_parts(own):
         lines = [each.text for each in made] + list(own)
     else:
@@ -81,6 +83,7 @@ def option_names(scheduler: Scheduler, line: str) -> list[str]:
 def _read(scheduler: Scheduler, line: str, number: int) -> list[Option]:
     """Return the options of a directive: `-l gpu=1,h_rt=60 -pe smp 4` has three."""
     words = _WORD.findall(line)
+    # A letter must follow the dash: -10 is a value.
     starts = [i for i, word in enumerate(words) if re.match(r"--?[A-Za-z]", word)]
     if not starts or starts[0] != 0:
         return [Option(line.strip(), "", line, line=number)]
@@ -123,6 +126,7 @@ def _each_once(
     """Leave out what settings say again, and what is there twice."""
     own: dict[str, Option] = {}
     may_repeat = scheduler.repeatable
+    # After -soft, Grid Engine takes a resource a second time, as a wish.
     has_soft = any(option.name == "-soft" for option in options)
     for option in options:
         if option.made is not None or option.name in may_repeat:
@@ -147,6 +151,7 @@ def _each_once(
 
 def _rival(scheduler: Scheduler, option: Option, own: Mapping[str, Option]) -> Option | None:
     """Return the user's option that takes the place of one that follows from settings."""
+    # A bare -l or -R may ask for anything, so an equal name is no sign of a conflict.
     if option.name in ("-l", "-R"):
         return None
     names = (option.name, *scheduler.rivals.get(option.name, ()))
@@ -230,6 +235,7 @@ def _made_lines(
     """Return a setting's line as it was made, unless only a part of it is left."""
     made = option.made
     assert made is not None
+    # By identity: a `Made` holds a dict and cannot be hashed.
     if id(made) in done:
         return []
     if [o for o in kept if o.made is made] != [o for o in options if o.made is made]:

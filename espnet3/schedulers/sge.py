@@ -3,7 +3,7 @@
 import getpass
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from espnet3.errors import ConfigError, Note
 from espnet3.schedulers.base import (
@@ -14,14 +14,32 @@ from espnet3.schedulers.base import (
     JobState,
     Made,
     Scheduler,
+    WorkerRequest,
     count_lines,
     read_number,
 )
 from espnet3.schedulers.command import Answer, ask, unique
 from espnet3.schedulers.script import no_colon, optional, quoted, safe_name
 
+if TYPE_CHECKING:
+    from xml.etree.ElementTree import Element
+
 _HOSTS = re.compile(r"-l\s+(?:\S*,)?(?:h|hostname)=")
 _MEMORY = re.compile(r"\b(?:h_|s_)?(?:vmem|rss|mem\w*|ram\w*)=")
+_REQUEUED = ("24", "25")
+"""What `failed` is in the record of a job that went back to the queue; see sge_status(5)."""
+_BEFORE_JOB = ("1", "3", "4", "6", "7", "8", "9", "10", "11", "18", "19", "20", "21", "36", "38")
+"""The same of one that its node could not start, or lost."""
+_NO_FILES = ("26", "27", "28")
+"""The same of one whose log, shell or folder its node does not have."""
+_OVER_LIMIT = "37"
+_QUEUE_STATES = {
+    "d": "disabled", "D": "disabled by its calendar", "s": "suspended", "S": "suspended",
+    "C": "suspended by its calendar", "u": "on hosts that do not answer", "E": "in error",
+    "c": "wrongly configured", "o": "being removed",
+}  # fmt: skip
+"""States in which a queue starts no jobs; the others are of a load that passes."""
+_SIZES = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 
 class GridEngine(Scheduler):
@@ -33,6 +51,8 @@ class GridEngine(Scheduler):
     settings = {
         "-q": "queue", "-P": "project", "-l h_rt": "walltime", "-l": "resource_spec",
     }  # fmt: skip
+    dask_defaults = {"walltime": "00:30:00", "project": None, "resource-spec": None}
+    worker_options = ("project", "resource_spec")
 
     submit = ("qsub",)
     terse = ("-terse",)
@@ -54,9 +74,11 @@ class GridEngine(Scheduler):
     # On a dead host such a job stays `r` until the host is back: a line in qstat.
     defaults = (Default("-V", r"-V\b"), Default("-r n", r"-r ?[yn]\b"))
     sets_gpus = False
+    # Those of a parallel environment, and of the tasks of an array, too.
+    log_globs = (*Scheduler.log_globs, "*.p[oe]{job}", "*.[oe]{job}.*")
     after = "-hold_jid {job}"
     after_pattern = r"-hold_jid\b"
-    requeue_code = 99
+    requeue_code = 99  # Grid Engine's own rule, unless the centre has FORBID_RESCHEDULE
 
     lists_resources = True
     repeatable = (
@@ -69,19 +91,25 @@ class GridEngine(Scheduler):
     time_options = (r"\bh_rt=([\d:]+)",)
     asks_for_time = r"\b(?:h_rt|s_rt)="
 
-    waits = {"size": r"no suitable queues", "held": r"^h[a-z]*qw", "error": r"Eqw"}
-    ends = {"memory": r"h_vmem", "walltime": r"h_rt"}
+    waits = {
+        "size": r"no suitable queues",
+        "held": r"^h[a-z]*qw",
+        "down": r"because it is (disabled|suspended)",
+        "error": r"Eqw",
+    }
 
     no_memory = (
         "memory has no common name on SGE, and is counted by slot there. Instead of it, write what "
         'your cluster has, such as: directives: ["-l h_vmem=8G"]'
     )
     hosts = """awk '!seen[$1]++ {print $1}' "$PE_HOSTFILE\""""
+    # -inherit: within the slots of the job, so that it also ends with the job.
     remote = 'qrsh -inherit -V -nostdin "$@"'
     number_in_shell = "JOB_ID"
 
     def jobs(self, job_ids: Sequence[str]) -> dict[str, JobState]:
         """Ask qstat for all jobs of this user, and qacct for one that is not among them."""
+        # Not `qstat -j`: if none of the jobs exists it fails, which looks like no answer.
         output = ask("qstat", "-xml", "-u", getpass.getuser())
         words = None if output is None else parse_qstat(output)
         if words is None:
@@ -94,7 +122,7 @@ class GridEngine(Scheduler):
                 # Its record may come later, or never: then one list without it proves nothing.
                 record = parse_qacct(ask("qacct", "-j", job) or "")
                 gone = JobState("unknown", "", "it is not in qstat any more")
-                states[job] = JobState("ended", "ended", record) if record else gone
+                states[job] = gone if record is None else JobState("ended", "ended", record)
             elif "q" in words[job]:  # qw, hqw, Eqw, and Rq for one that was rescheduled
                 states[job] = JobState("pending", words[job], reasons.get(job, ""))
             else:
@@ -110,9 +138,27 @@ class GridEngine(Scheduler):
         output = ask("qconf", "-sql")
         return None if output is None else unique(output.split())
 
+    def closed_queue(self, queue: str | None) -> str:
+        """Look whether all instances of a queue are disabled, suspended, lost or in error."""
+        if queue is None:
+            return ""  # a job may run in any queue then
+        states = parse_queue_states(ask("qstat", "-f", "-xml", "-q", queue) or "")
+        reasons = [_why_closed(state) for state in states.values()]
+        if not reasons or not all(reasons):
+            return ""
+        why = ", or ".join(unique(reasons))
+        return f"queue {queue} starts no jobs: all its instances are {why} (qstat -f)"
+
     def accepts(self, answer: Answer) -> bool:
         """Read its words: the exit code does not always tell."""
         return answer.code == 0 and "no suitable queues" not in answer.said
+
+    def worker_directives(self, request: WorkerRequest) -> Iterator[str]:
+        yield f"-N {request.name}"
+        yield from request.each(queue="-q {}", project="-P {}", resource_spec="-l {}")
+        yield from request.each(walltime="-l h_rt={}")
+        yield from request.logs("-e {}/", "-o {}/")
+        yield from ("-cwd", "-j y")
 
     def directives(self, request: JobRequest) -> Iterator[Made]:
         """Ask for slots, which a parallel environment spreads over nodes.
@@ -121,6 +167,7 @@ class GridEngine(Scheduler):
             ConfigError: several slots are needed, and no parallel environment is named.
         """
         n_slots = request.n_nodes * request.n_cpus
+        # -S: else the queue chooses the shell, often csh.
         yield from (Made(f"-N {safe_name(request.name)}"), Made("-S /bin/bash"))
         yield from optional("-q {}", request.queue, "queue")
         yield from optional("-P {}", request.account, "account")
@@ -134,6 +181,7 @@ class GridEngine(Scheduler):
             )
         if request.seconds is not None:
             yield Made(f"-l h_rt={self.spell_time(request.seconds)}", "time")
+        # Centres name this resource as they like: a directive that mentions GPUs replaces ours.
         if request.n_gpus and not any("gpu" in line for line in request.directives):
             yield Made(f"-l gpu={request.n_gpus}")
         yield from (Made("-V"), Made("-r y" if request.requeue else "-r n"), Made("-j y"))
@@ -181,16 +229,32 @@ class GridEngine(Scheduler):
 
 def parse_qstat(text: str) -> dict[str, str] | None:
     """Return the state of each job, such as `qw`, from `qstat -xml`; None if it is no list."""
+    root = _read_xml(text)
+    if root is None:
+        return None
+    jobs = root.iter("job_list")
+    return {job.findtext("JB_job_number", ""): job.findtext("state", "") for job in jobs}
+
+
+def parse_queue_states(text: str) -> dict[str, str]:
+    """Return the state of each queue instance, such as `d`, from `qstat -f -xml`."""
+    root = _read_xml(text)
+    queues = [] if root is None else root.iter("Queue-List")
+    return {queue.findtext("name", ""): queue.findtext("state") or "" for queue in queues}
+
+
+def _why_closed(state: str) -> str:
+    return next((why for letter, why in _QUEUE_STATES.items() if letter in state), "")
+
+
+def _read_xml(text: str) -> "Element | None":
     import xml.etree.ElementTree as ET  # not needed by the workers, which import this module
 
     try:
         root = ET.fromstring(text)
     except ET.ParseError:
         return None
-    if root.tag != "job_info":
-        return None
-    jobs = root.iter("job_list")
-    return {job.findtext("JB_job_number", ""): job.findtext("state", "") for job in jobs}
+    return root if root.tag == "job_info" else None
 
 
 def parse_details(text: str) -> dict[str, str]:
@@ -205,21 +269,57 @@ def parse_details(text: str) -> dict[str, str]:
         words = re.search(r"^scheduling info:\s+(.*(?:\n\s{10,}.*)*)", part, re.M)
         if error:
             reasons[number[1]] = f"error: {error[1].strip()}"
+        # A centre may switch these reasons off, and qstat says so in their place.
         elif words and "is turned off" not in words[1]:
+            # Cut: it has a line for each queue that was not taken, and there may be hundreds.
             reasons[number[1]] = " ".join(words[1].split())[:200]
     return reasons
 
 
-def parse_qacct(text: str) -> str:
-    """Return how a job ended, from `qacct -j`."""
-    record = dict(line.split(None, 1) for line in text.splitlines() if len(line.split()) > 1)
-    parts = []
-    # `failed 37 : qmaster enforced h_rt, h_cpu, or h_vmem limit`
-    failed = record.get("failed", "0").strip()
-    if failed != "0":
-        parts.append(failed.partition(":")[2].strip() or f"failed {failed}")
-    if record.get("deleted_by", "NONE").strip() != "NONE":
-        parts.append(f"deleted by {record['deleted_by'].strip()}")
-    if "exit_status" in record:
-        parts.append(f"exit status {record['exit_status'].split()[0]}")
-    return ", ".join(parts)
+def parse_qacct(text: str) -> str | None:
+    """Return how a job ended, from `qacct -j`; None if there is no record of its end."""
+    # A job that was started several times has a record of each.
+    last = re.split(r"^=+$", text, flags=re.M)[-1]
+    lines = [line.split(None, 1) for line in last.splitlines()]
+    record = {line[0]: line[1].strip() for line in lines if len(line) > 1}
+    code, _, words = (part.strip() for part in record.get("failed", "").partition(":"))
+    if "jobnumber" not in record or code in _REQUEUED:
+        return None
+    status = record.get("exit_status", "").split(" ")[0]
+    parts = [_describe_failure(code, words, record)]
+    # Only some versions have this line; 8.1.9 does not.
+    if record.get("deleted_by", "NONE") != "NONE":
+        parts.append(f"deleted by {record['deleted_by']}")
+    if status and not (status == "0" and parts[0]):  # 0 also stands for: it did not run
+        parts.append(f"exit status {status}")
+    return ", ".join(part for part in parts if part)
+
+
+def _describe_failure(code: str, words: str, record: Mapping[str, str]) -> str:
+    if code == _OVER_LIMIT:
+        return _describe_limit(record)
+    if code in _BEFORE_JOB:
+        return f"its node failed: {words}"
+    if code in _NO_FILES:
+        return f"No such file or folder on its node: {words}"
+    if code != "0":
+        return words or f"failed {code}"
+    # What `qdel -f` leaves of a job on a host that does not answer is a record without its usage.
+    is_blank = record.get("ru_wallclock") in ("0", "0s")
+    if is_blank and record.get("start_time") != record.get("end_time"):
+        return "its node was lost, and somebody ended it by force"
+    return ""
+
+
+def _describe_limit(record: Mapping[str, str]) -> str:
+    """Tell which limit it was: Grid Engine has the same words for time and memory."""
+    limit = re.search(r"\bh_vmem=([\d.]+)([KMGT]?)", record.get("category", ""), re.I)
+    used = re.match(r"([\d.]+)([KMGT]?)", record.get("maxvmem", ""), re.I)
+    # 0.9: usage is sampled, and the peak that ended the job may be missed.
+    if limit and used and _size(used) >= 0.9 * _size(limit):
+        return "it used more memory than it had asked for (h_vmem)"
+    return "its walltime was over (h_rt)"
+
+
+def _size(match: re.Match[str]) -> float:
+    return float(match[1]) * _SIZES.get(match[2].upper(), 1)

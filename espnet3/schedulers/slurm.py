@@ -1,6 +1,7 @@
 """Slurm."""
 
 import getpass
+import math
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,6 +19,7 @@ from espnet3.schedulers.base import (
     Option,
     Phase,
     Scheduler,
+    WorkerRequest,
     read_number,
 )
 from espnet3.schedulers.command import ask, unique
@@ -25,7 +27,10 @@ from espnet3.schedulers.script import optional, plain, quoted
 
 _PENDING = {"PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD"}
 # One that is completing may have ended, or be on its way back to the queue.
-_RUNNING = {"RUNNING", "CONFIGURING", "COMPLETING", "SUSPENDED", "STOPPED", "RESIZING"}
+_RUNNING = {
+    "RUNNING", "CONFIGURING", "COMPLETING", "SUSPENDED", "STOPPED", "RESIZING", "SIGNALING",
+    "STAGE_OUT",
+}  # fmt: skip
 # Slurm names the kind of the end in the state; these are words for people who do not know it.
 _ENDS = {
     "TIMEOUT": "its walltime was over",
@@ -43,7 +48,14 @@ _EXCLUDE = re.compile(r"(?:--exclude[= ]|-x ?)(\S+)")
 _COMMENT = re.compile(r"\s*--comment\b")
 _GRES = re.compile(r"gpu(?::[A-Za-z][\w.-]*)?:(\d+)")
 _GPU_OPTIONS = ("--gpus", "--gpus-per-node", "--gpus-per-task", "--gpus-per-socket")
-_HETEROGENEOUS = re.compile(r"\b(?:het|pack)job\b")
+_HETEROGENEOUS = re.compile(r"\b(?:het|pack)job\b")  # packjob in older versions
+_CLOSED = {
+    "down": "it takes jobs and starts none",
+    "drain": "it takes no more jobs",
+    "inact": "it takes no jobs and starts none",
+}
+"""What it means if a partition is not `up`, by how sinfo begins to say so."""
+# Columns of fixed width: a reason may contain blanks.
 _FIELDS = "JobID:40,State:40,Reason:80,exit_code:40,ReasonList:200"
 
 
@@ -58,6 +70,8 @@ class Slurm(Scheduler):
         "-p": "queue", "-A": "account", "-t": "walltime", "--cpus-per-task": "job_cpu",
         "--mem": "job_mem",
     }  # fmt: skip
+    dask_defaults = {"walltime": "00:30:00", "job-cpu": None, "job-mem": None}
+    worker_options = ("account", "job_cpu", "job_mem")
 
     submit = ("sbatch",)
     terse = ("--parsable",)
@@ -124,18 +138,19 @@ class Slurm(Scheduler):
         "size": r"BadConstraints|NodeLimit",
         "limit": r"QOSMax|AssocMax|MaxJobs",
         "share": r"AssocGrp|QOSGrp|Licenses",
-        "down": r"ReqNodeNotAvail",
+        "down": r"ReqNodeNotAvail|PartitionInactive",
         "begin": r"BeginTime",
     }
     ends = {
         "memory": r"OUT_OF_MEMORY",
         "walltime": r"TIMEOUT|DEADLINE",
         "node": r"NODE_FAIL|BOOT_FAIL|LaunchFailed",
+        # REVOKED: another cluster of the federation started the job.
+        "preempted": r"PREEMPTED|REVOKED",
     }
     success = rf"COMPLETED|{Scheduler.success}"
     # Its daemons add what ended the job, when and why.
     in_log = r"^(?:slurmstepd|srun|slurmd)[^:]*: error: (.*CANCELLED AT.*|.*oom.*)$"
-    blameless = ("NODE_FAIL", "PREEMPTED", "BOOT_FAIL", "REVOKED")
 
     fixed = {
         "--nodes": "n_nodes", "--ntasks": "n_tasks", "--ntasks-per-node": "n_tasks",
@@ -169,6 +184,7 @@ class Slurm(Scheduler):
     def find_tags(self, tags: Sequence[str]) -> dict[str, str] | None:
         """Ask squeue for the comments of this user's jobs, among which are the tags."""
         output = ask(
+            # All states: a job that has ended already was submitted nonetheless.
             "squeue", "--noheader", "--states=all", f"--user={getpass.getuser()}",
             "--Format=JobID:40,Comment:200",
         )  # fmt: skip
@@ -188,7 +204,26 @@ class Slurm(Scheduler):
     def queues(self) -> list[str] | None:
         """Return the partitions."""
         output = ask("sinfo", "--noheader", "--format=%R")
+        # %R and not %P, which marks the default by a star.
         return None if output is None else unique(output.split())
+
+    def longest_walltime(self, queue: str | None) -> str:
+        """Read the time limit of a partition."""
+        words = ["sinfo", "--noheader", "--format=%P %l"]
+        output = ask(*words, *([f"--partition={queue}"] if queue else []))
+        rows = [line.split() for line in (output or "").splitlines()]
+        limits = [row[1] for row in rows if len(row) == 2 and (queue or row[0].endswith("*"))]
+        return limits[0] if limits and self.parse_time(limits[0]) else ""
+
+    def closed_queue(self, queue: str | None) -> str:
+        """Read whether a partition is up."""
+        words = ["sinfo", "--noheader", "--format=%P %a"]
+        output = ask(*words, *([f"--partition={queue}"] if queue else []))
+        rows = [line.split() for line in (output or "").splitlines()]
+        wanted = [row for row in rows if len(row) == 2 and (queue or row[0].endswith("*"))]
+        name, state = wanted[0] if wanted else ("", "")
+        why = next((text for begin, text in _CLOSED.items() if state.startswith(begin)), "")
+        return f"partition {name.rstrip('*')} is {state}: {why} (sinfo)" if why else ""
 
     def node_gpus(self, queue: str | None) -> NodeGpus | None:
         """Read the generic resources of each node."""
@@ -210,6 +245,16 @@ class Slurm(Scheduler):
         gres = spelled.get(most, "gpu:0")
         return NodeGpus(by_node, gres, f"--gres={gres}", "sinfo -o '%P %G'")
 
+    def worker_directives(self, request: WorkerRequest) -> Iterator[str]:
+        name = request.name
+        yield f"-J {name}"
+        yield from request.logs(f"-e {{}}/{name}-%J.err", f"-o {{}}/{name}-%J.out")
+        yield from request.each(queue="-p {}", account="-A {}")
+        yield "-n 1"
+        yield f"--cpus-per-task={int(request.options.get('job_cpu') or request.n_cpus)}"
+        yield f"--mem={request.options.get('job_mem', _memory(request.n_bytes))}"
+        yield from request.each(walltime="-t {}")
+
     def directives(self, request: JobRequest) -> Iterator[Made]:
         yield Made(f"--job-name={quoted(request.name)}")
         yield from optional("--partition={}", request.queue, "queue")
@@ -226,6 +271,7 @@ class Slurm(Scheduler):
             # To the processes of srun and not, as with B:, to the script.
             yield Made(f"--signal=USR1@{request.signal_seconds}")
             yield Made("--requeue")
+        # A requeued job would otherwise truncate the log of its first start.
         yield Made("--open-mode=append")
         if request.log is not None:
             # Slurm would replace %j and the like.
@@ -236,9 +282,12 @@ class Slurm(Scheduler):
         if role == "node":
             role = 'node "$endpoint"'
             yield 'head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)'
+            # A port that follows from the job: two trainings on one node must not meet.
             yield "endpoint=$head:$((20000 + SLURM_JOB_ID % 20000))"
         yield (
             f"srun --nodes={request.n_nodes} --ntasks-per-node={request.n_tasks} "
+            # Said again, as srun 22.05 and later do not take --cpus-per-task from the job. And one
+            # dead rank must end all, or the others wait in a collective.
             f"--cpus-per-task={request.n_cpus // request.n_tasks} --kill-on-bad-exit=1 \\"
         )
         yield f'  bash "$script" {role}'
@@ -253,6 +302,7 @@ class Slurm(Scheduler):
         """Write the tag as a comment; one of the user's stays, and then only the job knows it."""
         if not tag or isinstance(directives, Mapping):
             return directives
+        # sbatch prefers its variable to a directive, so ours would be lost without a word.
         if "SBATCH_COMMENT" in os.environ or any(map(_COMMENT.match, directives)):
             return directives
         return [*directives, f"--comment={_TAG}{tag}"]
@@ -281,12 +331,20 @@ class Slurm(Scheduler):
         if not (job := environ.get("SLURM_JOB_ID")):
             return None
         output = (ask("squeue", "--noheader", f"--jobs={job}", "--format=%e") or "").strip()
+        # Of a job without a limit squeue prints a word instead of a time.
         return datetime.fromisoformat(output).timestamp() if output[:1].isdigit() else None
 
     def memory(self, environ: Mapping[str, str]) -> int | None:
         """Read it where the job asked for it by node."""
         megabytes = read_number(environ, "SLURM_MEM_PER_NODE")
         return None if megabytes is None else megabytes << 20
+
+
+def _memory(n_bytes: int) -> str:
+    """Spell an amount in the largest unit of which it has one, rounded up."""
+    units = ((1 << 30, "G"), (1 << 20, "M"), (1 << 10, "K"))
+    size, letter = next((each for each in units if n_bytes >= each[0]), units[-1])
+    return f"{math.ceil(n_bytes / size)}{letter}"
 
 
 def parse_squeue(text: str) -> dict[str, JobState]:
@@ -298,6 +356,7 @@ def parse_squeue(text: str) -> dict[str, JobState]:
             for start, width in ((0, 40), (40, 40), (80, 80), (160, 40))
         )
         detail = line[200:].strip()
+        # Any other line is a notice or an error, and says nothing of a job.
         if _JOB.fullmatch(job) and _WORD.fullmatch(word):
             states[job] = _state(word, reason, code, detail)
     return states
@@ -318,6 +377,7 @@ def describe_end(word: str, reason: str, code: str) -> str:
     """Return how a job ended, in plain words."""
     status, _, number = code.partition(":")
     parts = [_ENDS.get(word.split()[0], "") if word else ""]
+    # These only repeat what the state or the exit code says.
     if reason not in ("", "NonZeroExitCode", "TimeLimit", "NodeDown", "OutOfMemory"):
         parts.append(reason)
     if word.startswith(("FAILED", "COMPLETED")) or status not in ("", "0"):
@@ -365,6 +425,7 @@ def _merge_gres(options: list[Option], where: str) -> list[Option]:
         items = [i for i in option.value.split(",") if i.partition(":")[0] not in names]
         found = {**{item: item for item in items}, **found} if "none" not in names else found
     value = ",".join(found.values())
+    # -2 is no directive's number: `_write` must print this text, not the user's line.
     merged = Option("--gres", value, f"--gres={value}", line=-2)
     place = options.index(own[0])
     options = [*options[:place], merged, *options[place:]]

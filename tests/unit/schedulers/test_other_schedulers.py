@@ -74,8 +74,8 @@ def test_grid_engine():
     assert reasons["8"].startswith('(-l gpu=1) cannot run at host "node1" because it offers only')
     assert "error: " in reasons["9"]
     assert "can't chdir to /nowhere" in reasons["9"]
-    assert parse_qacct(QACCT) == ("qmaster enforced h_rt, h_cpu, or h_vmem limit, exit status 137")
-    assert parse_qacct("") == ""
+    assert parse_qacct(QACCT) == "its walltime was over (h_rt), exit status 137"
+    assert parse_qacct("") is None
 
 
 def test_a_job_that_grid_engine_does_not_list_has_ended(stand_in):
@@ -87,19 +87,16 @@ def test_a_job_that_grid_engine_does_not_list_has_ended(stand_in):
     assert "h_rt" in states["10"].reason
 
 
-def test_pbs_as_json(stand_in):
+def test_pbs():
     records = {
         "12.server": {"job_state": "Q", "comment": "Not Running: Insufficient resource: ngpus"},
         "13.server": {"job_state": "R", "comment": "Job run at Mon Nov 16"},
         "14.server": {"job_state": "F", "Exit_status": -29, "comment": "walltime 60 exceeded"},
     }
-    # As with a job that it does not know, beside those that it does.
-    stand_in("qstat", json.dumps({"timestamp": 1, "Jobs": records}), code=153)
-    states = scheduler_of("pbs").jobs(["12", "13", "14", "15"])
+    states = parse_records(records)
     assert states["12"] == JobState("pending", "Q", "Not Running: Insufficient resource: ngpus")
     assert states["13"] == JobState("running", "R")
     assert states["14"].reason == "its walltime was over, exit status -29, walltime 60 exceeded"
-    assert states["15"].phase == "unknown"
 
 
 def test_torque_as_text():
@@ -142,14 +139,13 @@ def test_oar():
         {
             "42": {"state": "Waiting", "message": "Not enough resources", "exit_code": None},
             "43": {"state": "Running", "message": "R=8,W=1:0:0"},
-            "44": {"state": "Error", "message": "WALLTIME", "exit_code": 15},
-            "45": {"state": "Terminated", "message": "", "exit_code": 256},
+            "44": {"state": "Error", "message": "R=8,W=1:0:0", "exit_code": 15},
+            "45": {"state": "Terminated", "message": "R=8,W=1:0:0", "exit_code": 256},
         }
     )
     assert states["42"] == JobState("pending", "Waiting", "Not enough resources")
     assert states["43"] == JobState("running", "Running")
-    assert states["44"].phase == "ended"
-    assert "WALLTIME" in states["44"].reason
+    assert states["44"] == JobState("ended", "Error", "signal 15")
     assert states["45"].reason == "exit code 1"
 
 
@@ -172,7 +168,7 @@ def test_moab(stand_in):
     assert states["14"] == JobState("pending", "BatchHold")
     assert parse_checkjob(CHECKJOB).reason == "job cannot run  (job has hold in place)"
     assert parse_checkjob("State: Completed\nCompletion Code: 271  Time: Mon\n") == JobState(
-        "ended", "Completed", "exit code 271"
+        "ended", "Completed", "signal 15, exit code 271"
     )
     stand_in("showq", SHOWQ)
     stand_in("checkjob", CHECKJOB)

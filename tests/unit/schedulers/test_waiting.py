@@ -32,6 +32,8 @@ from espnet3.schedulers import known_scheduler
             "lower parallel.n_workers",
         ),
         ("pbs", "Can Never Run: Insufficient amount of resource: ngpus", "never start"),
+        ("pbs", "Not Running: Queue not started.", "your administrators open it"),
+        ("pbs", "job held, too many failed attempts to run", "These jobs are held"),
         ("lsf", "Job slot limit reached;", "lower parallel.n_workers"),
         ("lsf", "Not enough job slot(s);", "Nothing is free"),
         ("sge", "error: can't chdir to /nowhere", "could not start them"),
@@ -47,6 +49,22 @@ from espnet3.schedulers import known_scheduler
 )
 def test_well_known_reasons_have_advice(env, reason, advice):
     assert advice in known_scheduler(env).advice(reason)
+
+
+@pytest.mark.parametrize(
+    ("env", "reason", "is_vain"),
+    [
+        ("slurm", "PartitionTimeLimit", True),
+        ("slurm", "InvalidAccount", True),
+        ("slurm", "Resources", False),
+        ("pbs", "Can Never Run: Insufficient amount of resource: ncpus (R: 64 A: 4 T: 4)", True),
+        ("pbs", "Not Running: Insufficient amount of resource: ncpus (R: 4 A: 0 T: 4)", False),
+        ("pbs", "Not Running: Queue not started.", False),
+        ("pbs", "", False),
+    ],
+)
+def test_jobs_that_wait_in_vain_are_known(env, reason, is_vain):
+    assert known_scheduler(env).never_starts(reason) is is_vain
 
 
 def test_of_an_unknown_reason_nothing_is_said():
