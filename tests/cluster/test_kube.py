@@ -5,7 +5,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -26,11 +25,9 @@ def python():
 
 
 @contextmanager
-def kubernetes(folder: Path, mode: str):
+def kubernetes(python: str, folder: Path, mode: str = "works"):
     """Start the stand-in and yield the variables of its clients."""
-    api = subprocess.Popen(
-        [sys.executable, "-m", "tests.cluster.kube.api", str(folder), mode], cwd=ROOT
-    )
+    api = subprocess.Popen([python, "-m", "tests.cluster.kube.api", str(folder), mode], cwd=ROOT)
     try:
         wait_until(lambda: (folder / "port").exists(), 60)
         server = f"http://127.0.0.1:{(folder / 'port').read_text()}"
@@ -49,11 +46,12 @@ def kubernetes(folder: Path, mode: str):
         api.wait(60)
 
 
-def start(python, folder, variables, *, start_timeout=120, **options):
+def start(python, folder, variables, *, start_timeout=120, seconds=0, close=45, **options):
     options = {"namespace": "speech", "image": "registry/espnet3:1", **options}
     block = {"env": "kube", "n_workers": 2, "start_timeout": start_timeout, "options": options}
+    words = [json.dumps(block), str(folder / "out"), str(seconds), str(close)]
     return subprocess.Popen(
-        [python, "-m", "tests.cluster.kube.job", json.dumps(block), str(folder / "out")],
+        [python, "-m", "tests.cluster.kube.job", *words],
         env={**os.environ, **variables},
         cwd=ROOT,
         stdout=subprocess.PIPE,
@@ -64,21 +62,59 @@ def start(python, folder, variables, *, start_timeout=120, **options):
 
 def run(*args, **kwargs):
     process = start(*args, **kwargs)
-    stdout, stderr = process.communicate(timeout=300)
+    try:
+        stdout, stderr = process.communicate(timeout=300)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        raise
     return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
 
 
+def doctor(python, folder, variables, **options):
+    """Ask `espnet3 doctor` about a block, and return its exit code and its words."""
+    options = {"namespace": "speech", "image": "registry/espnet3:1", **options}
+    path = folder / "block.yaml"
+    path.write_text(json.dumps({"parallel": {"env": "kube", "n_workers": 2, "options": options}}))
+    process = subprocess.run(
+        [python, "-m", "espnet3.cli", "doctor", str(path)],
+        env={**os.environ, **variables},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    return process.returncode, process.stdout + process.stderr
+
+
+def results(process):
+    return [json.loads(line) for line in process.stdout.splitlines() if line]
+
+
+def succeed(*args, **kwargs):
+    process = run(*args, **kwargs)
+    assert process.returncode == 0, process.stderr
+    assert [each["idx"] for each in results(process)] == list(range(20))
+    return process
+
+
+def fail(*args, **kwargs):
+    """Expect an error of ours, which is returned on one line."""
+    process = run(*args, **kwargs)
+    assert process.returncode == 1, process.stdout
+    assert "Traceback (most recent call last):\n  File" not in process.stderr
+    return " ".join(process.stderr.split())
+
+
 def test_workers_are_pods_and_the_cluster_is_deleted_at_the_end(python, tmp_path):
-    with kubernetes(tmp_path, "works") as variables:
-        gpu = {"limits": {"nvidia.com/gpu": 1}}
+    with kubernetes(python, tmp_path) as variables:
+        gpu = {"limits": {"nvidia.com/gpu": 1, "cpu": 0.5}}
         volumes = {
             "volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": "data"}}],
             "volume_mounts": [{"name": "data", "mountPath": "/data"}],
         }
-        process = run(python, tmp_path, variables, resources=gpu, env={"COLOR": "red"}, **volumes)
-        assert process.returncode == 0, process.stderr
-        found = [json.loads(line) for line in process.stdout.splitlines() if line]
-        assert [each["idx"] for each in found] == list(range(20))
+        own = {"COLOR": "red", "OMP_NUM_THREADS": 4}
+        process = succeed(python, tmp_path, variables, resources=gpu, env=own, **volumes)
+        found = results(process)
         assert all("-default-worker-" in each["pod"] for each in found)
         assert {each["color"] for each in found} == {"red"}
         assert {each["folder"] for each in found} == {str(ROOT)}
@@ -89,7 +125,7 @@ def test_workers_are_pods_and_the_cluster_is_deleted_at_the_end(python, tmp_path
     scheduler = created["spec"]["scheduler"]
     assert worker["replicas"] == 2
     assert container["args"][:2] == ["dask", "worker"]
-    assert container["resources"] == gpu
+    assert container["resources"] == {"limits": {"nvidia.com/gpu": "1", "cpu": "0.5"}}
     assert container["volumeMounts"][0]["mountPath"] == "/data"
     assert worker["spec"]["volumes"][0]["name"] == "data"
     assert scheduler["spec"]["containers"][0]["args"][:2] == ["dask", "scheduler"]
@@ -98,25 +134,109 @@ def test_workers_are_pods_and_the_cluster_is_deleted_at_the_end(python, tmp_path
     assert created["spec"]["idleTimeout"] == 3600
 
 
+def test_a_cluster_whose_phase_stays_pending_is_used(python, tmp_path):
+    """The operator races with itself: in every third start the phase was wrong for ever."""
+    with kubernetes(python, tmp_path, "stays-pending") as variables:
+        succeed(python, tmp_path, variables, resource_timeout=5)
+        assert (tmp_path / "deleted").exists()
+
+
 @pytest.mark.parametrize(
     ("mode", "told"),
     [
         ("no-operator-installed", "The Dask operator is not installed in that cluster"),
-        ("forbidden", "kubectl auth can-i create daskclusters.kubernetes.dask.org -n speech"),
+        ("no-namespace", 'namespaces "speech" not found .*kubectl get namespaces'),
+        ("forbidden", r"may not create daskclusters.* resources: \[\"daskclusters\"\], verbs"),
+        ("no-forward", r"may not create pods/portforward.* verbs: \[create\]"),
+        ("no-forward-unsaid", "cannot be forwarded: .*403.*pods/portforward"),
+        ("no-pods-right", 'cannot list resource "pods".*can-i list pods -n speech'),
         ("no-operator-running", "The operator is installed but does nothing"),
-        ("no-image", 'cannot start. .*ImagePullBackOff Back-off pulling image "no:1"'),
-        ("no-room", "did not start within .*40 s.*Unschedulable: 0/4 nodes: Insufficient nvidia"),
+        ("no-pods", "made no pod for DaskCluster .*kubectl get events -n speech"),
+        ("vanishes", "is gone: somebody deleted it|It was deleted"),
+        ("no-image", 'cannot start. .*ImagePullBackOff: Back-off pulling image "no:1"'),
+        ("no-room", "did not start within .*40 s.*Unschedulable: 0/4 nodes .*Insufficient nvidia"),
     ],
 )
 def test_what_stands_in_the_way_is_told_and_nothing_is_left(python, tmp_path, mode, told):
-    with kubernetes(tmp_path, mode) as variables:
+    with kubernetes(python, tmp_path, mode) as variables:
         # All but the last know sooner; a machine with much else to do takes its time.
         seconds = 40 if mode == "no-room" else 250
-        process = run(python, tmp_path, variables, start_timeout=seconds, resource_timeout=5)
-        assert process.returncode == 1, process.stdout
-        assert re.search(f"ResourceError: .*{told}", process.stderr), process.stderr
-        assert "Traceback" not in process.stderr
-        assert (tmp_path / "created.json").exists() == (tmp_path / "deleted").exists()
+        error = fail(python, tmp_path, variables, start_timeout=seconds, resource_timeout=5)
+        assert re.search(f"ResourceError: .*{told}", error), error
+        is_left = (tmp_path / "created.json").exists() and not (tmp_path / "deleted").exists()
+        assert not is_left or mode == "vanishes"
+
+
+@pytest.mark.parametrize(
+    ("mode", "told"),
+    [
+        ("workers-no-image", "No worker can start: .*ImagePullBackOff: Back-off pulling image"),
+        ("workers-crash", "CrashLoopBackOff.*No module named 'espnet3'"),
+        ("workers-no-room", r"Unschedulable: 0/4 nodes .*Insufficient nvidia.com/gpu\. \(2\)"),
+    ],
+)
+def test_why_workers_do_not_come_is_told_in_the_words_of_kubernetes(python, tmp_path, mode, told):
+    with kubernetes(python, tmp_path, mode) as variables:
+        seconds = 30 if mode == "workers-no-room" else 250
+        error = fail(python, tmp_path, variables, start_timeout=seconds)
+        assert re.search(f"WorkerError: .*{told}", error), error
+        assert "kubectl describe pods -n speech" in error
+        assert (tmp_path / "deleted").exists()
+
+
+def test_a_pod_that_is_killed_is_told_and_the_run_continues(python, tmp_path):
+    with kubernetes(python, tmp_path) as variables:
+        driver = start(python, tmp_path, variables, seconds=1)
+        wait_until(lambda: list(tmp_path.glob("out/split.*/done")), 120)
+        pods = json.loads((tmp_path / "pids.json").read_text())
+        name = next(name for name in pods if "worker" in name)
+        os.killpg(pods[name], signal.SIGKILL)
+        stdout, told = driver.communicate(timeout=300)
+        assert driver.returncode == 0, told
+        assert len(stdout.split()) >= 20
+        assert re.search(f"{name}.*OOMKilled, exit code 137", told), told
+        assert "resources.limits.memory" in told
+
+
+@pytest.mark.parametrize("mode", ["no-operator-at-end", "silent-at-end"])
+def test_a_run_is_merged_and_ends_though_its_cluster_stays(python, tmp_path, mode):
+    with kubernetes(python, tmp_path, mode) as variables:
+        process = succeed(python, tmp_path, variables, close=5)
+        assert (tmp_path / "out" / "_SUCCESS.json").exists()
+        name = json.loads((tmp_path / "created.json").read_text())["metadata"]["name"]
+        line = next(each for each in process.stderr.splitlines() if "still exists" in each)
+        assert f"kubectl delete daskcluster {name} -n speech" in line
+
+
+def test_ctrl_c_with_an_operator_that_is_gone_has_a_deadline(python, tmp_path):
+    with kubernetes(python, tmp_path, "no-operator-at-end") as variables:
+        driver = start(python, tmp_path, variables, seconds=1, close=5)
+        wait_until(lambda: list(tmp_path.glob("out/split.*/done")), 120)
+        driver.send_signal(signal.SIGINT)
+        _, told = driver.communicate(timeout=60)
+        assert driver.returncode == 130, told
+        assert "kubectl delete daskcluster" in told
+
+
+def test_doctor_asks_for_each_right_and_lets_the_server_judge_the_block(python, tmp_path):
+    with kubernetes(python, tmp_path) as variables:
+        code, told = doctor(python, tmp_path, variables, resources={"limits": {"amd.com/gpu": 1}})
+        assert code == 0, told
+        assert "it would take the DaskCluster" in told
+        assert not (tmp_path / "created.json").exists()
+        asked = (tmp_path / "log").read_text().count("selfsubjectaccessreviews")
+        assert asked >= 14
+        code, told = doctor(python, tmp_path, variables, resources={"limits": {"memory": True}})
+        assert code == 1
+        assert "parallel.options.resources.limits.memory is True" in told
+
+
+def test_doctor_names_the_missing_right_with_its_line(python, tmp_path):
+    with kubernetes(python, tmp_path, "no-forward") as variables:
+        code, told = doctor(python, tmp_path, variables)
+    assert code == 1
+    line = '- {apiGroups: [""], resources: ["pods/portforward"], verbs: [create]}'
+    assert line in " ".join(told.split())
 
 
 def test_without_a_kubeconfig_it_says_where_to_look(python, tmp_path):
@@ -127,7 +247,7 @@ def test_without_a_kubeconfig_it_says_where_to_look(python, tmp_path):
 
 
 def test_ctrl_c_while_pods_wait_deletes_the_cluster(python, tmp_path):
-    with kubernetes(tmp_path, "no-room") as variables:
+    with kubernetes(python, tmp_path, "no-room") as variables:
         driver = start(python, tmp_path, variables)
         wait_until((tmp_path / "created.json").exists, 120)
         driver.send_signal(signal.SIGINT)

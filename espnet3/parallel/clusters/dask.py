@@ -119,6 +119,7 @@ async def _meet(address: str, security: Any, seconds: float) -> None:
             await comm.write({"op": "identity", "reply": True})
             return await comm.read()
         finally:
+            # Not close(), which would wait for a peer that may be no Dask at all.
             comm.abort()
 
     try:
@@ -135,6 +136,7 @@ async def _meet(address: str, security: Any, seconds: float) -> None:
 
 
 def _unreachable(address: str, error: BaseException, seconds: float) -> ResourceError:
+    # Dask wraps what went wrong several times: the last cause is the one worth telling.
     reasons = []
     cause: BaseException | None = error
     while cause is not None:

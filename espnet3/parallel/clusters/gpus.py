@@ -53,6 +53,7 @@ def visible_gpus(setting: str | None = None) -> list[str]:
 
 def rotated(gpus: Sequence[str], first: int) -> str:
     """Return a value for `CUDA_VISIBLE_DEVICES` with one GPU first; the others follow in a ring."""
+    # Not its own alone: models on two GPUs and peer-to-peer copies need the others.
     return ",".join([*gpus[first:], *gpus[:first]])
 
 
@@ -156,10 +157,14 @@ def choose_gpus(environ: Mapping[str, str], worker: str, *, locks: Path | None =
         return _of_scheduler(given, number)
     if REQUESTED not in environ:
         return Pinning(None)
-    n_wanted = max(int(environ[REQUESTED]) // n_workers, 1)
+    n_of_job = int(environ[REQUESTED])
+    n_wanted = max(n_of_job // n_workers, 1)
+    share = ""
+    if n_workers > n_of_job:  # those of one job, whose parent is one process, share in turn
+        share = f"{os.getppid()} {worker.rpartition('-')[0]} {number % n_of_job}"
     try:
         n_gpus = int(environ[ON_NODE]) if ON_NODE in environ else len(visible_gpus())
-        return _by_slot(n_wanted, n_gpus, locks or _lock_folder())
+        return _by_slot(n_wanted, n_gpus, locks or _lock_folder(), share)
     except (OSError, ResourceError) as error:
         return _shared(n_wanted, str(error))
 
@@ -182,18 +187,16 @@ def _of_scheduler(given: str, number: int) -> Pinning:
     return Pinning(visible, f"{VARIABLE} is {visible}; the scheduler gave {given}")
 
 
-def _by_slot(n_wanted: int, n_gpus: int, folder: Path) -> Pinning:
+def _by_slot(n_wanted: int, n_gpus: int, folder: Path, share: str) -> Pinning:
     if not n_gpus:
         advice = f"say how many there are: job_script_prologue: ['export {ON_NODE}=4']"
         return _shared(n_wanted, f"no GPU is found there; {advice}")
-    held: dict[int, IO[str]] = {}
-    for device in range(n_gpus):
-        lock = _try_lock(folder / f"{socket.gethostname()}-{device}")
-        if lock is not None:
-            held[device] = lock
-        if len(held) == n_wanted:
-            break
-    else:
+    paths = [folder / f"{socket.gethostname()}-{device}" for device in range(n_gpus)]
+    with (folder / f"{socket.gethostname()}-choice").open("w") as choice:
+        fcntl.flock(choice, fcntl.LOCK_EX)  # two that share must not begin at two GPUs
+        held = _join(paths, share) if share else {}
+        held = held or _take(paths, n_wanted, share)
+    if len(held) < n_wanted:
         for lock in held.values():
             lock.close()
         return _shared(n_wanted, f"other workers hold all but {len(held)} of its {n_gpus} GPUs")
@@ -202,14 +205,53 @@ def _by_slot(n_wanted: int, n_gpus: int, folder: Path) -> Pinning:
     return Pinning(visible, message, locks=list(held.values()))
 
 
-def _try_lock(path: Path) -> IO[str] | None:
-    lock = path.open("w")
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+def _join(paths: Sequence[Path], share: str) -> dict[int, IO[str]]:
+    """Return the lock of the GPU that another worker holds for the same share, if one does."""
+    for device, path in enumerate(paths):
+        # Not w, which would erase what the holder of the lock has written.
+        lock = path.open("a+")
+        lock.seek(0)
+        # A name in a file that nobody has locked was left behind by a worker that ended.
+        if lock.read() == share and not _is_free(lock) and _try_flock(lock, fcntl.LOCK_SH):
+            return {device: lock}
         lock.close()
-        return None
-    return lock
+    return {}
+
+
+def _take(paths: Sequence[Path], n_wanted: int, share: str) -> dict[int, IO[str]]:
+    """Return the locks of the first free GPUs, with the name of the share in each."""
+    held: dict[int, IO[str]] = {}
+    for device, path in enumerate(paths):
+        if len(held) == n_wanted:
+            break
+        lock = path.open("a+")
+        if not _try_flock(lock, fcntl.LOCK_EX):
+            lock.close()
+            continue
+        lock.truncate(0)
+        lock.write(share)
+        lock.flush()
+        # Downgraded, so that the other workers of this share can join.
+        if share:
+            fcntl.flock(lock, fcntl.LOCK_SH)
+        held[device] = lock
+    return held
+
+
+def _is_free(lock: IO[str]) -> bool:
+    is_free = _try_flock(lock, fcntl.LOCK_EX)
+    if is_free:
+        fcntl.flock(lock, fcntl.LOCK_UN)
+    return is_free
+
+
+def _try_flock(lock: IO[str], kind: int) -> bool:
+    try:
+        # The kernel drops such a lock with the process: a killed worker keeps no GPU.
+        fcntl.flock(lock, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _lock_folder() -> Path:

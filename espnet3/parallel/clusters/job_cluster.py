@@ -13,20 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from espnet3.logs import quiet
+from espnet3.parallel.clusters.dask_config import DEFAULTS
 from espnet3.parallel.clusters.job_logs import find_log
 from espnet3.schedulers import Scheduler
 from espnet3.schedulers.base import JobRequest, Made
+from espnet3.text import count
 
-_DEFAULTS: dict[str, Any] = {
-    "name": "dask-worker", "cores": None, "memory": None, "processes": None, "python": None,
-    "interface": None, "death-timeout": 60, "local-directory": None, "extra": None,
-    "shared-temp-directory": None, "worker-command": "distributed.cli.dask_worker",
-    "worker-extra-args": [], "shebang": "#!/usr/bin/env bash", "queue": None, "account": None,
-    "walltime": None, "env-extra": None, "job-script-prologue": [], "job-extra": None,
-    "job-extra-directives": [], "job-directives-skip": [], "log-directory": None,
-    "scheduler-options": {},
-}  # fmt: skip
-"""What dask-jobqueue looks up for each of its own schedulers."""
 _SETTINGS = {
     "queue": "queue", "account": "account", "time": "walltime", "n_cpus": "cores",
     "megabytes": "memory",
@@ -55,8 +47,9 @@ class ConnectedWorker:
 class JobCluster:
     """What a monitor of jobs needs of a started `JobQueueCluster`."""
 
-    def __init__(self, cluster: Any) -> None:
+    def __init__(self, cluster: Any, scheduler: Scheduler) -> None:
         self._cluster = cluster
+        self._scheduler = scheduler
         self._numbers = itertools.count()
         self._new: list[str] = []
         self._running: Future[None] | None = None
@@ -69,6 +62,7 @@ class JobCluster:
     def workers(self) -> dict[str, ConnectedWorker]:
         """Return the workers that are there, by address."""
 
+        # In the event loop, whose thread changes this table.
         async def read() -> dict[str, ConnectedWorker]:
             now = time.time()
             states = self._cluster.scheduler.workers.values()
@@ -129,7 +123,7 @@ class JobCluster:
     def find_log(self, job_id: str) -> Path | None:
         """Return the file that a job writes to."""
         folder = self._cluster._job_kwargs.get("log_directory")
-        return find_log([Path(folder)] if folder else [Path.cwd()], job_id)
+        return find_log([Path(folder) if folder else Path.cwd()], job_id, self._scheduler)
 
 
 def kept_cluster_class(cluster_class: Any) -> Any:
@@ -156,6 +150,16 @@ def kept_cluster_class(cluster_class: Any) -> Any:
                 ]
                 await asyncio.gather(*closing)
 
+        def left_behind(self) -> str:
+            """Say which jobs may still be there, and how to cancel them."""
+            job_ids = [each.job_id for each in list(self.workers.values()) if each.job_id]
+            if self.monitor is not None:
+                job_ids += self.monitor.not_seen_to_end()
+            if not job_ids:
+                return "No job is left."
+            command = f"{self._dummy_job.cancel_command} {' '.join(map(str, job_ids))}"
+            return f"{count(len(job_ids), 'job')} may still be there. Cancel: {command}"
+
     Cluster.__name__ = cluster_class.__name__  # workers are named after it
     return Cluster
 
@@ -170,7 +174,7 @@ def generic_cluster(scheduler: Scheduler) -> Any:
     from dask_jobqueue import core
 
     job_class: Any = core.Job
-    dask.config.update_defaults({"jobqueue": {scheduler.name: _DEFAULTS}})
+    dask.config.update_defaults({"jobqueue": {scheduler.name: dict(DEFAULTS)}})
     own = scheduler  # in `__init__`, the name is that of Dask's scheduler
 
     class GenericJob(job_class):
@@ -201,6 +205,7 @@ def generic_cluster(scheduler: Scheduler) -> Any:
                 queue=chosen("queue", queue),
                 account=chosen("account", account),
                 n_cpus=int(self.worker_cores),
+                # Rounded up: schedulers end a job whose worker uses more than was asked for.
                 megabytes=math.ceil(self.worker_memory / 2**20),
                 seconds=None if seconds is None else math.ceil(seconds),
                 time=time,

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 from espnet3.errors import ResourceError, WorkerError
 from espnet3.parallel.clusters.job_cluster import Change, ConnectedWorker, JobCluster
 from espnet3.parallel.clusters.job_logs import words_of_daemon
-from espnet3.schedulers import JobState, Scheduler
+from espnet3.schedulers import CLOSED_ADVICE, FORGOTTEN, JobState, Scheduler
 from espnet3.text import duration, end_of_log
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ _SILENT_SECONDS = 25.0
 # How often the scheduler is asked: it serves a whole centre.
 _ASK_SECONDS = (3.0, 30.0)
 _CALM_SECONDS = 15.0  # between two polls while all workers are connected
+_QUEUE_SECONDS = 30.0  # between two looks at whether the queue is open
 _RETRY_SECONDS = 10.0
 # Words of refusals that are about the moment, not about the options.
 _TRANSIENT = ("timed out", "emporar", "Unable to contact", "Connection refused", "try again")
@@ -78,14 +79,19 @@ class MonitoredJob:
             self.gone = None
         elif self.joined is not None and self.gone is None:
             self.gone = now
+            # Answers from before count no more: a job that started at once was last seen pending,
+            # and would be taken for one that the scheduler has requeued.
             self.n_odd = 0
+            if self.state.phase == "pending":
+                self.state = JobState("unknown", "")
 
     def update_state(self, state: JobState, asked: float) -> None:
         """Record the state that the scheduler reported when it was asked."""
         if asked < max(self.submitted, self.joined or 0.0, self.gone or 0.0):
             return  # of a time before
         self.state = state
-        is_odd = state.phase != "running" if self.is_connected else state.phase == "unknown"
+        is_absent = state.phase == "unknown" or state == FORGOTTEN
+        is_odd = state.phase != "running" if self.is_connected else is_absent
         self.n_odd = self.n_odd + 1 if is_odd else 0
 
     def judge(self, now: float) -> Verdict:
@@ -99,7 +105,10 @@ class MonitoredJob:
             return "lost"
         if self.is_connected:
             return "given up" if self.n_odd >= 2 and phase in ("pending", "ended") else "fine"
-        if phase == "ended" or (phase == "unknown" and self.n_odd >= 2):
+        # A scheduler that was restarted a moment ago may deny a job that runs: asked twice.
+        if self.state != FORGOTTEN and phase == "ended":
+            return "lost"
+        if phase in ("ended", "unknown") and self.n_odd >= 2:
             return "lost"
         if self.gone is None:
             return "fine"
@@ -114,15 +123,17 @@ class MonitoredJob:
         self.submitted = now
         self.n_odd = 0
 
-    def died_early(self, now: float, blameless: tuple[str, ...] = ()) -> bool:
-        """Tell whether it got nothing done in the seconds that it had.
+    def died_early(self, now: float, scheduler: Scheduler | None) -> bool:
+        """Tell whether it got nothing done in the seconds that it had, by its own doing.
 
         Args:
             now: by `time.monotonic`.
-            blameless: the scheduler's words for its own doing, which says nothing about whether
-                the next job would live.
+            scheduler: knows which ends say nothing about whether the next job would live.
         """
-        if self.n_finished or self.is_unreachable or self.state.word.startswith(blameless):
+        # A broken network says nothing about whether the next job would live.
+        if self.n_finished or self.is_unreachable:
+            return False
+        if scheduler is not None and scheduler.is_blameless(self.state):
             return False
         return self.joined is None or (self.gone or now) - self.joined < _EARLY_SECONDS
 
@@ -138,8 +149,17 @@ class MonitoredJob:
         return f"its worker is gone for {GONE_SECONDS:g} s, while its state is {state.word or '?'}"
 
 
-def describe_waiting(jobs: Iterable[MonitoredJob], now: float, scheduler: Scheduler | None) -> str:
-    """Return how many jobs are not there, why, and what to try; empty if none is missing."""
+def describe_waiting(
+    jobs: Iterable[MonitoredJob], now: float, scheduler: Scheduler | None, closed: str = ""
+) -> str:
+    """Return how many jobs are not there, why, and what to try; empty if none is missing.
+
+    Args:
+        jobs: all of them.
+        now: by `time.monotonic`.
+        scheduler: knows the reasons.
+        closed: why the queue starts no jobs.
+    """
     jobs = list(jobs)
     status_command = scheduler.status_command if scheduler else "your scheduler's queue"
     pending = [job for job in jobs if not job.is_connected and job.state.phase == "pending"]
@@ -147,7 +167,7 @@ def describe_waiting(jobs: Iterable[MonitoredJob], now: float, scheduler: Schedu
     unknown = [job for job in jobs if not job.is_connected and job.state.phase == "unknown"]
     parts = []
     if pending:
-        parts.append(_describe_pending(pending, len(jobs), now, scheduler))
+        parts.append(_describe_pending(pending, len(jobs), now, scheduler, closed))
     if starting:
         parts.append(_describe_starting(starting, len(jobs), now))
     if unknown:
@@ -159,11 +179,13 @@ def describe_waiting(jobs: Iterable[MonitoredJob], now: float, scheduler: Schedu
 
 
 def _describe_pending(
-    jobs: list[MonitoredJob], n_jobs: int, now: float, scheduler: Scheduler | None
+    jobs: list[MonitoredJob], n_jobs: int, now: float, scheduler: Scheduler | None, closed: str
 ) -> str:
     reasons = Counter(job.state.reason or job.state.word for job in jobs)
-    text = ", ".join(f"{reason} ({n})" for reason, n in reasons.most_common(3))
+    text = closed or ", ".join(f"{reason} ({n})" for reason, n in reasons.most_common(3))
     line = f"{len(jobs)} of {n_jobs} jobs are pending for {_longest(jobs, now)}: {text}."
+    if closed:
+        return f"{line} {CLOSED_ADVICE}."
     if scheduler is None:
         return line
     advice = scheduler.advice(reasons.most_common(1)[0][0])
@@ -241,13 +263,16 @@ class Answer:
     asked: float
     states: dict[str, JobState] = field(default_factory=dict)
     unreachable: frozenset[str] = frozenset()
+    closed: str = ""
+    """Why the queue starts no jobs, while some wait."""
 
 
 class StatusPoller:
     """Polls scheduler and network in a thread, one poll at a time: answers may take long."""
 
-    def __init__(self, scheduler: Scheduler | None) -> None:
-        self._scheduler = scheduler
+    def __init__(self, scheduler: Scheduler | None, queue: str | None = None) -> None:
+        self._scheduler, self._queue = scheduler, queue
+        self._closed, self._closed_asked = "", -math.inf
         self._answer: Answer | None = None
         self._thread: threading.Thread | None = None
 
@@ -258,6 +283,7 @@ class StatusPoller:
 
     def ask(self, job_ids: Sequence[str], silent: Sequence[str]) -> None:
         """Start a poll of jobs, and of whether the machines of silent workers are reachable."""
+        # Daemon: a scheduler's command that hangs must not keep the program from ending.
         self._thread = threading.Thread(
             target=self._poll, args=(job_ids, silent), name="job status", daemon=True
         )
@@ -271,7 +297,18 @@ class StatusPoller:
     def _poll(self, job_ids: Sequence[str], silent: Sequence[str]) -> None:
         asked = time.monotonic()
         states = self._scheduler.jobs(job_ids) if self._scheduler and job_ids else {}
-        self._answer = Answer(asked, states, frozenset(_unreachable(silent)))
+        closed = self._look_at_queue(asked) if _have_pending(states) else ""
+        self._answer = Answer(asked, states, frozenset(_unreachable(silent)), closed)
+
+    def _look_at_queue(self, now: float) -> str:
+        if self._scheduler is not None and now - self._closed_asked >= _QUEUE_SECONDS:
+            self._closed_asked = now
+            self._closed = self._scheduler.closed_queue(self._queue)
+        return self._closed
+
+
+def _have_pending(states: dict[str, JobState]) -> bool:
+    return any(state.phase == "pending" for state in states.values())
 
 
 def _unreachable(addresses: Sequence[str]) -> list[str]:
@@ -309,12 +346,21 @@ class JobMonitor:
         cluster: submits and cancels jobs.
         scheduler: reports the states of jobs; None if there is none.
         limits: how many jobs there may be.
+        queue: that of the jobs; the scheduler's default if None.
     """
 
-    def __init__(self, cluster: JobCluster, scheduler: Scheduler | None, limits: JobLimits) -> None:
+    def __init__(
+        self,
+        cluster: JobCluster,
+        scheduler: Scheduler | None,
+        limits: JobLimits,
+        *,
+        queue: str | None = None,
+    ) -> None:
         self._cluster = cluster
         self._scheduler = scheduler
-        self._poller = StatusPoller(scheduler)
+        self._poller = StatusPoller(scheduler, queue)
+        self._closed = ""
         self._limits = limits
         self._jobs: dict[str, MonitoredJob] = {}
         self._workers: dict[str, ConnectedWorker] = {}
@@ -345,6 +391,7 @@ class JobMonitor:
             job.job_id, job.submitted = job_id, now
             if job.replaces:
                 logger.info("Job %s was submitted in place of job %s", job_id, job.replaces)
+        # Refused: the job that it was to replace is still missing.
         for name in [name for name, job in self._jobs.items() if not job.job_id]:
             self._to_replace.append(self._jobs.pop(name).replaces)
         if change.error:
@@ -364,6 +411,7 @@ class JobMonitor:
         now = time.monotonic()
         self._workers = self._cluster.workers()
         self._names.update({each: self._name_of(who) for each, who in self._workers.items()})
+        # Before the answer: one from before a worker came or went is then dropped.
         self._update_connections(now, busy)
         change = self._cluster.outcome()
         if change is not None:
@@ -375,7 +423,26 @@ class JobMonitor:
 
     def waiting(self) -> str:
         """Return one line: which jobs are not there, why, for how long, and what to try."""
-        return describe_waiting(self._jobs.values(), time.monotonic(), self._scheduler)
+        now = time.monotonic()
+        return describe_waiting(self._jobs.values(), now, self._scheduler, self._closed)
+
+    @property
+    def began(self) -> list[str]:
+        """The jobs whose worker has ever been there, which leave a log."""
+        jobs = {name: job.job_id for name, job in self._jobs.items()}
+        known = {**jobs, **self._lost, **self._retired}
+        return sorted({known[name] for name in self._names.values() if known.get(name)})
+
+    def hopeless(self) -> str:
+        """Return why no job will ever start; empty as long as one may."""
+        states = [job.state for job in self._jobs.values() if not job.is_connected]
+        is_vain = bool(states) and all(
+            state.phase == "pending"
+            and self._scheduler is not None
+            and self._scheduler.never_starts(state.reason)
+            for state in states
+        )
+        return states[0].reason if is_vain else ""
 
     def is_leaving(self, worker: str) -> bool:
         """Tell whether a worker, by its address, is about to go and should get no work."""
@@ -383,6 +450,7 @@ class JobMonitor:
 
     def note_finished(self, worker: str) -> None:
         """Record that the worker at an address finished a shard."""
+        # Early losses count in a row, and finished work ends the row.
         self._n_early = 0
         job = self._jobs.get(self._names.get(worker, ""))
         if job is not None:
@@ -393,6 +461,10 @@ class JobMonitor:
         name = self._names.get(worker, "")
         job_id = self._jobs[name].job_id if name in self._jobs else self._lost.get(name, "")
         return (job_id, str(self._cluster.find_log(job_id) or "")) if job_id else ("", "")
+
+    def reason_of_loss(self, worker: str) -> str:
+        """Return nothing: a scheduler tells it later, and then the job is logged as lost."""
+        return ""
 
     def not_seen_to_end(self) -> list[str]:
         """Return the jobs that were cancelled, but may still be there."""
@@ -428,6 +500,7 @@ class JobMonitor:
         for job in self._jobs.values():
             if job.job_id in answer.states:
                 job.update_state(answer.states[job.job_id], answer.asked)
+        self._closed = answer.closed
         for job_id, state in answer.states.items():
             if state.phase in ("ended", "unknown"):
                 self._not_seen_to_end.discard(job_id)
@@ -476,6 +549,7 @@ class JobMonitor:
         self._lost[job.name] = job.job_id
         self._to_drop.append(job.name)
         self._to_replace.append(job.job_id)
+        # Lost by our judgement alone: it may come back, so it is cancelled again at the end.
         if job.state.phase != "ended":
             self._not_seen_to_end.add(job.job_id)
         if not (job.n_finished and self._limits.spares_useful):
@@ -487,8 +561,7 @@ class JobMonitor:
             "Job %s was lost %.0f s after its submission: %s. Log: %s",
             job.job_id, now - job.submitted, how, log or "none found",
         )  # fmt: skip
-        blameless = self._scheduler.blameless if self._scheduler else ()
-        self._n_early = self._n_early + 1 if job.died_early(now, blameless) else 0
+        self._n_early = self._n_early + 1 if job.died_early(now, self._scheduler) else 0
         if self._n_early >= MAX_EARLY_LOSSES:
             raise WorkerError(
                 f"{self._n_early} jobs in a row ended before they got anything done, the last one "
@@ -558,6 +631,7 @@ class JobMonitor:
         pause = _CALM_SECONDS
         if self._unclear_since is not None:
             shortest, longest = _ASK_SECONDS
+            # The longer it lasts the rarer the question: jobs may wait in a queue for days.
             pause = min(max((now - self._unclear_since) / 10, shortest), longest)
         if now - self._last_asked >= pause and not self._poller.is_running:
             self._last_asked = now

@@ -17,20 +17,18 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from espnet3.errors import ConfigError
+from espnet3.parallel.clusters.dask_config import settings
 from espnet3.parallel.clusters.gpus import REQUESTED, VARIABLE, WORKERS
 from espnet3.parallel.clusters.job_logs import OwnLogs
 from espnet3.parallel.clusters.registry import BACKENDS, gpus_per_job, warn_once
-from espnet3.parallel.config import SHELL_LINES, describe_control_characters
+from espnet3.parallel.config import SHELL_LINES, ParallelConfig, describe_control_characters
 from espnet3.parallel.process_pool import THREAD_VARIABLES
 from espnet3.schedulers import JOB_ID, NODE_NAME, OWN_SCHEDULERS, Scheduler, known_scheduler
 from espnet3.schedulers.base import Directives
 from espnet3.text import find_control_characters, has_control_characters
-
-if TYPE_CHECKING:
-    from espnet3.parallel.config import ParallelConfig
 
 logger = logging.getLogger(__name__)
 
@@ -60,12 +58,15 @@ _OUTSIDE = "192.0.2.1"
 _PLAIN = frozenset(string.ascii_letters + string.digits + "/._-%")
 
 
-def complete_options(config: "ParallelConfig", *, is_dry: bool = False) -> dict[str, Any]:
+def complete_options(
+    config: ParallelConfig, *, is_dry: bool = False, is_detached: bool = False
+) -> dict[str, Any]:
     """Return the user's options, word for word, and what makes them right by default.
 
     Args:
         config: of a backend of dask-jobqueue.
         is_dry: only to look at the job script; then no scheduler is asked, and nothing logged.
+        is_detached: for workers without a Dask scheduler, who need no certificates.
 
     Raises:
         ConfigError: for options that would be taken for something else.
@@ -101,12 +102,12 @@ def complete_options(config: "ParallelConfig", *, is_dry: bool = False) -> dict[
     )
     options["worker_extra_args"] = _worker_arguments(given)
     options["scheduler_options"] = _scheduler_options(config, given, is_dry=is_dry)
-    if not _has_own_protocol(given):
+    if not is_detached and not _has_own_protocol(given):
         options["security"] = _security(given, is_dry=is_dry)
     return options
 
 
-def _check_names(config: "ParallelConfig", scheduler: Scheduler) -> None:
+def _check_names(config: ParallelConfig, scheduler: Scheduler) -> None:
     """Refuse an option under two names, of which dask-jobqueue would ignore one."""
     for new, old in {**_OLD_NAMES, **scheduler.old_names}.items():
         if config.options.get(new) and config.options.get(old):
@@ -118,9 +119,7 @@ def _check_names(config: "ParallelConfig", scheduler: Scheduler) -> None:
 
 def _check_dask_config(env: str) -> None:
     """Refuse in Dask's own configuration what is refused in the options."""
-    import dask
-
-    found = dask.config.get(f"jobqueue.{env}", None) or {}
+    found = dict(settings(env))
     allowed = [name.replace("_", "-") for name in SHELL_LINES]
     for key, text in find_control_characters(found, allowed=[*allowed, *SHELL_LINES]):
         wrong = describe_control_characters(f"jobqueue.{env}.{key}", text)
@@ -150,12 +149,13 @@ def _shell_path(value: str) -> str:
     first, *rest = value.split()
     if shutil.which(os.path.expandvars(os.path.expanduser(first))) and rest:
         return value  # a program with arguments, such as a container's
+    # A shell expands no ~ inside of quotes.
     value = re.sub(r"^~(?=/)", "$HOME", value)
     escaped = re.sub(r'(["`\\])', r"\\\1", value)
     return f'"{escaped}"'
 
 
-def with_log_folder(config: "ParallelConfig", folder: Path | None) -> "ParallelConfig":
+def with_log_folder(config: ParallelConfig, folder: Path | None) -> ParallelConfig:
     """Return a config whose jobs write their logs into a folder, unless it says where."""
     is_job = BACKENDS[config.env].module == "jobqueue"
     if folder is None or not is_job or _Given(config).get("log_directory") is not None:
@@ -164,7 +164,7 @@ def with_log_folder(config: "ParallelConfig", folder: Path | None) -> "ParallelC
     return config.model_copy(update={"options": options})
 
 
-def with_own_logs(config: "ParallelConfig") -> tuple["ParallelConfig", OwnLogs | None]:
+def with_own_logs(config: ParallelConfig) -> tuple[ParallelConfig, OwnLogs | None]:
     """Return a config whose jobs write their logs into a folder of their own, if none is named."""
     logs = OwnLogs.below(Path.cwd(), config.env)
     changed = with_log_folder(config, logs.folder)
@@ -177,7 +177,7 @@ def with_own_logs(config: "ParallelConfig") -> tuple["ParallelConfig", OwnLogs |
 class _Given:
     """What the user set: in the options, or in Dask's own configuration files."""
 
-    def __init__(self, config: "ParallelConfig") -> None:
+    def __init__(self, config: ParallelConfig) -> None:
         self._options, self._env = config.options, config.env
         self.renamed = {
             old for new, old in _OLD_NAMES.items() if old in config.options and not self._has(new)
@@ -187,14 +187,12 @@ class _Given:
         return bool(self._options.get(name))
 
     def get(self, name: str) -> Any:
-        import dask
-
         value = self._options.get(name)
         if value is None and (old := _OLD_NAMES.get(name)) in self.renamed:
             value = self._options[old]
         if value is not None:
             return value
-        return dask.config.get(f"jobqueue.{self._env}.{name.replace('_', '-')}", None)
+        return settings(self._env).get(name.replace("_", "-"))
 
     def list(self, name: str) -> "list[str]":
         value = self.get(name) or []
@@ -230,7 +228,7 @@ def _directives(given: _Given, scheduler: Scheduler) -> Directives:
     skipped = given.list("job_directives_skip")
     if settings := scheduler.default_settings:
         mine = {key: value for key, value in settings.items() if key not in skipped}
-        return {**mine, **given.mapping("job_extra_directives")}
+        return scheduler.merge_settings(mine, given.mapping("job_extra_directives"))
     users = given.list("job_extra_directives")
     return users + [
         each.text
@@ -245,14 +243,16 @@ def _worker_arguments(given: _Given) -> list[str]:
     if given.get("worker_command") not in (None, *_WORKER_COMMANDS):
         return users  # it may not know these arguments
     words = " ".join(users)
+    # Loopback: dashboards have neither TLS nor a password.
     mine = [] if "--dashboard-address" in words else ["--dashboard-address", _LOOPBACK]
     if given.get("nanny") is not False:
         mine += ["--preload-nanny", PRELOAD]
     return [*users, *mine, "--preload", PRELOAD]
 
 
-def _scheduler_options(config: "ParallelConfig", given: _Given, *, is_dry: bool) -> dict[str, Any]:
+def _scheduler_options(config: ParallelConfig, given: _Given, *, is_dry: bool) -> dict[str, Any]:
     options = given.mapping("scheduler_options")
+    # Any port: a second cluster on this machine would find 8787 taken.
     options.setdefault("dashboard_address", _LOOPBACK)
     for place, name in _interfaces_of(given, options):
         if name not in interfaces() and not is_dry:
@@ -273,7 +273,7 @@ def _interfaces_of(given: _Given, options: dict[str, Any]) -> list[tuple[str, st
     return [("interface", given.get("interface"))] if given.get("interface") else []
 
 
-def _choose_host(config: "ParallelConfig") -> str:
+def _choose_host(config: ParallelConfig) -> str:
     reach = find_reach(known_scheduler(config.env).nodes(config.options))
     if reach.is_known:
         logger.info("Workers connect to this program at %s (%s)", reach.host, reach.why)
@@ -300,6 +300,7 @@ def _has_own_protocol(given: _Given) -> bool:
 def _security(given: _Given, *, is_dry: bool) -> Any:
     from espnet3.parallel.clusters.tls import RunSecurity
 
+    # Nodes must read the certificates, as they must write the logs.
     shared = given.get("shared_temp_directory") or given.get("log_directory") or "."
     base = _expanded(shared)
     if "\n" in str(base):  # Dask would take the path for the certificate itself
@@ -322,7 +323,7 @@ def _plain_folder(folder: Path) -> Path:
     return plain
 
 
-def prologue(config: "ParallelConfig", scheduler: Scheduler, *, n_workers: int) -> list[str]:
+def prologue(config: ParallelConfig, scheduler: Scheduler, *, n_workers: int) -> list[str]:
     """Return shell lines for the job script, to follow the user's own, which they respect.
 
     Args:
@@ -333,6 +334,7 @@ def prologue(config: "ParallelConfig", scheduler: Scheduler, *, n_workers: int) 
     lines = [f"cd {shell_folder(os.getcwd())}"] if scheduler.starts_elsewhere else []
     if folders := _module_folders():
         path = shlex.quote(os.pathsep.join(folders))
+        # `:+` leaves out an empty entry, which Python would take for the current folder.
         lines.append(f"export PYTHONPATH=${{PYTHONPATH:+$PYTHONPATH:}}{path}")
     n_threads = _threads(config, n_workers)
     if n_threads:  # Dask's nanny would set them to 1, but leaves alone what it finds
@@ -357,6 +359,7 @@ def shell_folder(folder: str) -> str:
     if not has_control_characters(folder):
         return shlex.quote(folder)
     # With `/.`, because line breaks at the end would be dropped.
+    # And %% because printf takes % for a format.
     data = (os.fsencode(folder) + b"/.").replace(b"%", b"%%")
     octal = (chr(c) if chr(c) in _PLAIN else f"\\{c:03o}" for c in data)
     return f"\"`printf '{''.join(octal)}'`\""  # $(...) would be a macro of HTCondor
@@ -371,7 +374,7 @@ def submission_environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name != VARIABLE}
 
 
-def _threads(config: "ParallelConfig", n_workers: int) -> int:
+def _threads(config: ParallelConfig, n_workers: int) -> int:
     cores = config.options.get("cores")
     return max(int(cores) // n_workers, 1) if isinstance(cores, int | float) else 0
 
@@ -434,6 +437,7 @@ def local_address_towards(node: str) -> str:
     """
     found = socket.getaddrinfo(node, _ANY_PORT, socket.AF_INET, socket.SOCK_DGRAM)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        # Of a datagram socket, connecting only chooses the route.
         probe.connect(found[0][4])
         address: str = probe.getsockname()[0]
     return address

@@ -4,35 +4,35 @@ import asyncio
 import importlib.util
 import inspect
 import logging
-import re
 import shlex
 import signal
 import socket
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from espnet3.commands import same_command
 from espnet3.config.advice import unknown_hint
 from espnet3.config.redact import scrub_text
 from espnet3.errors import ConfigError, ResourceError
+from espnet3.parallel.clusters.dask_config import settings
 from espnet3.parallel.clusters.gpus import REQUESTED
 from espnet3.parallel.clusters.job_cluster import JobCluster, kept_cluster_class
-from espnet3.parallel.clusters.job_logs import check_log_folder
+from espnet3.parallel.clusters.job_header import WHERE, merge_header, told
+from espnet3.parallel.clusters.job_logs import check_log_folder, removing_new_folder
 from espnet3.parallel.clusters.job_monitor import JobMonitor, job_limits
 from espnet3.parallel.clusters.job_options import (
     complete_options,
     submission_environment,
     with_own_logs,
 )
-from espnet3.parallel.clusters.registry import Backend, cluster_class, warn_of_defaults, warn_once
+from espnet3.parallel.clusters.registry import Backend, cluster_class, warn_of_defaults
+from espnet3.parallel.signals import handler_kept
 from espnet3.schedulers import Scheduler, known_scheduler
-from espnet3.schedulers.base import Made
-from espnet3.schedulers.script import Header, render_header
-from espnet3.text import folded
+from espnet3.schedulers.script import render_header
+from espnet3.text import first_few, folded
 
 if TYPE_CHECKING:
     from espnet3.parallel.config import ParallelConfig
@@ -40,7 +40,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 _EXAMPLES = {"cores": "4", "memory": "16GB", "disk": "10GB"}
-_WHERE = "parallel.options.job_extra_directives"
+_SHOWN_QUEUES = 10
+_DASKS_WORKER = "-m distributed.cli.dask_worker"
+_WORKER_MAIN = "-m espnet3.parallel.clusters.worker_main"
 
 
 def start(config: "ParallelConfig", backend: Backend) -> Any:
@@ -125,6 +127,7 @@ def job_script(config: "ParallelConfig", backend: Backend) -> str:
         with removing_new_folder(options.get("log_directory")):
             options["job_cls"] = patched_job_class(cluster.job_cls, known_scheduler(config.env))
             script: str = checked(cluster, config, backend, options).job_script()
+        # Without a scheduler dask-jobqueue writes a placeholder, and that without TLS.
         return script.replace("tcp://<insert", "tls://<insert") if "--tls-key" in script else script
 
     # In a thread: the caller may be in an event loop already, as in a notebook.
@@ -132,31 +135,29 @@ def job_script(config: "ParallelConfig", backend: Backend) -> str:
         return thread.submit(asyncio.run, render()).result()
 
 
-@contextmanager
-def removing_new_folder(folder: str | None) -> Iterator[None]:
-    """Remove the folder that dask-jobqueue makes for logs as soon as it sees the options."""
-    path = Path(folder).absolute() if folder else Path.cwd()
-    missing = [place for place in (path, *path.parents) if not place.exists()]
-    try:
-        yield
-    finally:
-        for place in missing:
-            with suppress(OSError):  # not empty: another process uses it by now
-                place.rmdir()
-
-
 def checked(
-    cluster: Any, config: "ParallelConfig", backend: Backend, options: dict[str, Any]
+    made: Any,
+    config: "ParallelConfig",
+    backend: Backend,
+    options: dict[str, Any],
+    cluster: Any = None,
 ) -> Any:
     """Make a cluster, or a job, of the options.
+
+    Args:
+        made: its class.
+        config: with the options as the user wrote them.
+        backend: of that config.
+        options: as the class takes them.
+        cluster: the class of the cluster, for that of a job; it knows more options.
 
     Raises:
         ConfigError: if the class refuses them.
     """
     try:
-        return cluster(**options)
+        return made(**options)
     except (TypeError, ValueError) as error:
-        raise _refusal(cluster, config, backend, error) from error
+        raise _refusal(cluster or made, config, backend, error) from error
 
 
 def _refusal(
@@ -186,9 +187,7 @@ def _refusal(
 
 def _missing(config: "ParallelConfig") -> list[str]:
     """Return what neither the options nor Dask's own configuration say of a job."""
-    import dask
-
-    known = dask.config.get(f"jobqueue.{config.env}", None) or {}
+    known = settings(config.env)
     needed = known_scheduler(config.env).needs
     return [name for name in needed if config.options.get(name, known.get(name)) is None]
 
@@ -204,20 +203,41 @@ def _option_names(cluster: Any) -> set[str]:
 
 def _submit(cluster: Any, config: "ParallelConfig") -> None:
     """Submit the first jobs, and let a monitor look after them."""
-    jobs = JobCluster(cluster)
-    monitor = JobMonitor(jobs, known_scheduler(config.env), job_limits(config))
+    scheduler = known_scheduler(config.env)
+    jobs = JobCluster(cluster, scheduler)
+    queue = config.options.get("queue")
+    monitor = JobMonitor(jobs, scheduler, job_limits(config), queue=str(queue) if queue else None)
     monitor.begin(config.n_workers)
     change = jobs.wait()
     if change.error:
         command = cluster.job_cls.submit_command
         raise ResourceError(
             f"parallel.env is {config.env!r}, but {change.error}.",
-            fix="Run this program where "
-            f"{command} works, and set parallel.options to what your cluster has; the job script "
-            f"was:\n{scrub_text(cluster.job_script())}",
+            fix=f"{describe_refusal(scheduler, command, change.error)}{SCRIPT_BELOW}"
+            f"{scrub_text(cluster.job_script())}",
         )
     monitor.settle(change)
     cluster.monitor = monitor
+
+
+SCRIPT_BELOW = "\nThe job script was:\n"
+"""What stands before the job script at the end of an error."""
+
+
+def describe_refusal(scheduler: Scheduler, command: str, said: str) -> str:
+    """Return what to do where a command refuses a job."""
+    advice = scheduler.advise_on_refusal(said)
+    if not advice:
+        return (
+            f"Run this program where {command} works, and set parallel.options to what your "
+            "cluster has"
+        )
+    # Asked only now: it takes a moment, and is rarely needed.
+    known = scheduler.queues() if "queue: NAME" in advice else None
+    if not known:
+        return advice
+    line = same_command(f"parallel.options.queue={known[0]}")
+    return f"{advice}: {first_few(known, _SHOWN_QUEUES)}. Such as: {line}"
 
 
 def patched_job_class(job_class: Any, scheduler: Scheduler) -> Any:
@@ -231,6 +251,10 @@ def patched_job_class(job_class: Any, scheduler: Scheduler) -> Any:
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
             _merge_options(self, scheduler, kwargs)
+            # Not for `worker_command`: dask-jobqueue gives --nworkers and --nanny to Dask's alone.
+            if kwargs.get("worker_command") is None and kwargs.get("nanny") is not False:
+                template: str = vars(self)["_command_template"]
+                self._command_template = template.replace(_DASKS_WORKER, _WORKER_MAIN, 1)
 
         async def _submit_job(self, script_filename: str) -> str:
             submit = partial(
@@ -264,6 +288,7 @@ async def _in_thread(function: Callable[[], T]) -> T:
     try:
         return await asyncio.wrap_future(thread.submit(function))
     finally:
+        # After Ctrl-C nobody should wait for a command that hangs.
         thread.shutdown(wait=False)
 
 
@@ -276,62 +301,13 @@ def _merge_options(job: Any, scheduler: Scheduler, given: dict[str, Any]) -> Non
     own = job.job_extra_directives
     if isinstance(own, Mapping):
         job.job_header_dict = scheduler.merge_settings(job.job_header_dict, own)
-        return
-    if (made := getattr(job, "made", None)) is not None:  # by a class of ours
-        header = render_header(scheduler, made, [str(each) for each in own or ()], _WHERE)
+    elif (made := getattr(job, "made", None)) is not None:  # by a class of ours
+        lines = [str(each) for each in own or ()]
+        job.job_header = told(render_header(scheduler, made, lines, WHERE))
     else:
-        header = _merge_header(scheduler, job.job_header, own or (), given)
-    job.job_header = "\n".join(header.lines)
-    for note in header.notes:
-        warn_once(note)
+        job.job_header = merge_header(scheduler, job.job_header, own or (), given)
 
 
-def _merge_header(
-    scheduler: Scheduler, header: str, directives: Sequence[str], given: Mapping[str, object]
-) -> Header:
-    """Return the header of a job script of dask-jobqueue with each option once.
-
-    Args:
-        scheduler: of the job.
-        header: what dask-jobqueue wrote: what it makes of the options, then the directives.
-        directives: those.
-        given: the options that the job class got.
-
-    Raises:
-        ConfigError: it asks for what a job cannot have together.
-    """
-    lines = [line.removeprefix(f"{scheduler.mark} ") for line in header.splitlines()]
-    own = [str(each) for each in directives]
-    if not own:
-        return Header(header.splitlines(), [])
-    n_made = next((i for i in range(len(lines)) if lines[i : i + len(own)] == own), len(lines))
-    behind = lines[n_made + len(own) :]
-    if behind:  # memory of OAR, which has taken the user's properties in
-        own = [line for line in own if not line.startswith("-p")]
-    made = [_made(scheduler, line, given) for line in (*lines[:n_made], *behind)]
-    return render_header(scheduler, made, own, _WHERE)
-
-
-def _made(scheduler: Scheduler, line: str, given: Mapping[str, object]) -> Made:
-    """Return a line of dask-jobqueue with the options that it follows from."""
-
-    def setting(name: str) -> str:
-        return f"parallel.options.{name}" if name and given.get(name) is not None else ""
-
-    settings = scheduler.settings
-    beginning = max((b for b in settings if re.match(rf"{b}(?:[ =]|$)", line)), key=len, default="")
-    parts = {part: setting(name) for part, name in scheduler.part_settings.items()}
-    return Made(line, setting(settings.get(beginning, "")), parts)
-
-
-@contextmanager
-def sigint_kept() -> Iterator[None]:
+def sigint_kept() -> AbstractContextManager[None]:
     """Undo what importing dask_jobqueue does: a SIGINT handler that exits with code 0."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    handler = signal.getsignal(signal.SIGINT)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, handler)
+    return handler_kept(signal.SIGINT)

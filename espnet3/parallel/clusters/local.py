@@ -39,10 +39,12 @@ def start_with(config: "ParallelConfig", variables: Sequence[Mapping[str, str]])
         "processes": True,
         "memory_limit": MEMORY_LIMIT // len(variables),
     }
+    # For good: a worker that its nanny restarts later must be spared, too.
     spawn.get_preparation_data = _spare_main
     options = {name: value for name, value in config.options.items() if name not in _OF_JOBS}
     if "processes" in options and "cores" in config.options:
         del options["processes"]  # of each job; here it would say whether workers are threads
+    # None yet: LocalCluster itself gives all workers the same environment.
     cluster: Any = LocalCluster(n_workers=0, **{**defaults, **options})  # type: ignore[no-untyped-call]
     try:
         for each in variables:
@@ -111,7 +113,7 @@ def _no_option(name: str, config: "ParallelConfig", known: set[str]) -> str:
 
 def tell_of_unused(config: "ParallelConfig") -> None:
     """Warn of what a runner, whose processes need no Dask, does not use."""
-    unused = sorted(set(config.options) - {THREADS, "CUDA_VISIBLE_DEVICES"})
+    unused = sorted(set(config.options) - {THREADS, "CUDA_VISIBLE_DEVICES", "workers_per_gpu"})
     if of_jobs := [name for name in unused if name in _OF_JOBS]:
         warn_once(
             f"parallel.options has {', '.join(of_jobs)}, for jobs of a scheduler such as env: "

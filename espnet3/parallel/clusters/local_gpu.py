@@ -1,7 +1,8 @@
-"""Backend `local_gpu`: one worker per visible GPU, with its own GPU first.
+"""Backend `local_gpu`: one worker per visible GPU, or several, with its own GPU first.
 
-Through dask-cuda if it is installed; it is not needed. A worker's `CUDA_VISIBLE_DEVICES` is that of
-the run, turned so that its own GPU is number 0, which is where `LOCAL_RANK` 0 puts the model.
+Through dask-cuda if it is installed and each GPU has one worker; it is not needed. A worker's
+`CUDA_VISIBLE_DEVICES` is that of the run, turned so that its own GPU is number 0, which is where
+`LOCAL_RANK` 0 puts the model.
 """
 
 import logging
@@ -25,7 +26,8 @@ _OF_DASK_CUDA = (
     "rmm_allocator_external_lib_list", "rmm_release_threshold", "rmm_log_directory",
     "rmm_track_allocations", "pre_import",
 )  # fmt: skip
-_OPTIONS = (gpus.VARIABLE, *_OF_DASK_CUDA)
+PER_GPU = "workers_per_gpu"
+_OPTIONS = (gpus.VARIABLE, PER_GPU, *_OF_DASK_CUDA)
 
 
 def start(config: "ParallelConfig", backend: Backend) -> Any:
@@ -36,22 +38,29 @@ def start(config: "ParallelConfig", backend: Backend) -> Any:
     """
     local.check_options(config, _OPTIONS)
     own = _checked_gpus(config)
-    if has_dask_cuda():
+    if uses_dask_cuda(config):
         return _start_dask_cuda(config, own)
-    options = {name: value for name, value in config.options.items() if name != gpus.VARIABLE}
+    of_gpus = (gpus.VARIABLE, PER_GPU)
+    options = {name: value for name, value in config.options.items() if name not in of_gpus}
     changed = config.model_copy(update={"options": options})
-    return local.start_with(changed, _variables(own))
+    return local.start_with(changed, _variables(own, config.n_workers))
 
 
 def check(config: "ParallelConfig") -> None:
     """Look at the options, and compare the workers with the visible GPUs.
 
     Raises:
-        ConfigError: if an option is unknown, or needs dask-cuda, which is not there.
+        ConfigError: if an option is unknown, or needs dask-cuda, which is not there or not used.
         ResourceError: if there are fewer GPUs.
     """
     local.check_options(config, _OPTIONS)
     for name in config.options:
+        if name in _OF_DASK_CUDA and _per_gpu(config) > 1:
+            raise ConfigError(
+                f"parallel.options.{name} is an option of dask-cuda, which has one worker per GPU, "
+                f"but {PER_GPU} is {_per_gpu(config)}.",
+                fix=f"Delete one of them: {name} or {PER_GPU}",
+            )
         if name in _OF_DASK_CUDA and not has_dask_cuda():
             raise ConfigError(
                 f"parallel.options.{name} is an option of dask-cuda, which is not installed.",
@@ -69,7 +78,16 @@ def worker_variables(config: "ParallelConfig") -> list[dict[str, str]]:
         ResourceError: if there are fewer visible GPUs than workers.
     """
     check(config)
-    return _variables(_checked_gpus(config))
+    return _variables(_checked_gpus(config), config.n_workers)
+
+
+def uses_dask_cuda(config: "ParallelConfig") -> bool:
+    """Tell whether dask-cuda starts the workers: if it is there, and each has its own GPU."""
+    if _per_gpu(config) == 1:
+        return has_dask_cuda()
+    if find_spec("dask_cuda") is not None:
+        warn_once(f"dask-cuda is not used: it has one worker per GPU, and {PER_GPU} is set")
+    return False
 
 
 @cache
@@ -101,25 +119,42 @@ def _start_dask_cuda(config: "ParallelConfig", own: list[str]) -> Any:
             return specs
 
     defaults = {"threads_per_worker": 1, "dashboard_address": "127.0.0.1:0", "host": "127.0.0.1"}
-    options = {**defaults, **config.options, gpus.VARIABLE: own}
+    given = {name: value for name, value in config.options.items() if name != PER_GPU}
+    options = {**defaults, **given, gpus.VARIABLE: own}
     return Cluster(n_workers=config.n_workers, **options)
 
 
-def _variables(own: list[str]) -> list[dict[str, str]]:
-    return [{gpus.VARIABLE: gpus.rotated(own, rank), "LOCAL_RANK": "0"} for rank in range(len(own))]
+def _variables(own: list[str], n_workers: int) -> list[dict[str, str]]:
+    # In turn, so that no GPU has two workers more than another, however many there are.
+    return [
+        {gpus.VARIABLE: gpus.rotated(own, rank % len(own)), "LOCAL_RANK": "0"}
+        for rank in range(n_workers)
+    ]
+
+
+def _per_gpu(config: "ParallelConfig") -> int:
+    value = config.options.get(PER_GPU, 1)
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ConfigError(
+            f"parallel.options.{PER_GPU} is {value!r}, which is no number of workers.",
+            fix=f"Write: {PER_GPU}: 2",
+        )
+    return value
 
 
 def _checked_gpus(config: "ParallelConfig") -> list[str]:
-    """Return one GPU per worker; those that stay idle are left to others."""
+    """Return the GPUs of the workers; those that stay idle are left to others."""
     setting, where = _setting(config)
     visible = gpus.visible_gpus(setting)
-    if config.n_workers > len(visible):
-        advice = f"Set n_workers: {len(visible)} or make more GPUs visible."
+    per_gpu = _per_gpu(config)
+    room = len(visible) * per_gpu
+    if config.n_workers > room:
+        advice = f"Set n_workers: {room} or make more GPUs visible."
         if not visible:
             advice = "Without a GPU, write env: local; or make GPUs visible."
         raise ResourceError(
             f"parallel.n_workers is {config.n_workers} but {len(visible)} GPU(s) are visible "
-            f"({where}).",
+            f"({where})" + (f", with {PER_GPU}: {per_gpu}." if per_gpu > 1 else "."),
             fix=advice,
         )
     if config.n_workers < len(visible):
@@ -127,7 +162,7 @@ def _checked_gpus(config: "ParallelConfig") -> list[str]:
             Note(
                 f"{config.n_workers} worker(s) for {len(visible)} visible GPUs: GPU "
                 f"{', '.join(visible[config.n_workers :])} will stay idle.",
-                fix=f"To use all, set parallel.n_workers: {len(visible)}",
+                fix=f"To use all, set parallel.n_workers: {room}",
             )
         )
     return visible[: config.n_workers]

@@ -50,6 +50,10 @@ class Backend:
     package: str = "distributed"
     cluster: str = ""
     install: str = "'dask[distributed]'"
+    is_dask: bool = True
+    """Whether its workers are Dask's, which `get_client` can connect to."""
+    detached: str = ""
+    """The module with a `check(config)` of jobs for detached workers, which have no Dask."""
     own: Registered | None = None
     """In place of a module, for one that a user registered."""
 
@@ -57,7 +61,8 @@ class Backend:
 def _jobs_of(env: str) -> Backend:
     scheduler = known_scheduler(env)
     cluster = scheduler.dask_cluster or f"{scheduler.title}Cluster"
-    return Backend("jobqueue", "dask_jobqueue", cluster, "dask-jobqueue")
+    detached = "espnet3.parallel.detached.job_script"
+    return Backend("jobqueue", "dask_jobqueue", cluster, "dask-jobqueue", detached=detached)
 
 
 ON_THIS_MACHINE = ("local", "local_gpu")
@@ -70,6 +75,7 @@ BACKENDS: dict[str, Backend] = {
     "ssh": Backend("ssh", cluster="SSHCluster", install="-e '.[ssh]'"),
     "kube": Backend("kube", "dask_kubernetes.operator", "KubeCluster", "-e '.[kube]'"),
     "dask": Backend("dask"),
+    "ray": Backend("ray", "ray", install="-e '.[ray]'", is_dask=False),
 }
 
 
@@ -140,6 +146,7 @@ def start_cluster(config: "ParallelConfig") -> Any:
         A Dask cluster, or the address of a running scheduler.
 
     Raises:
+        ConfigError: if the workers of the backend are not Dask's.
         MissingExtraError: with the line that installs what is missing.
     """
     backend = BACKENDS[config.env]
@@ -155,6 +162,9 @@ def check_resources(config: "ParallelConfig") -> None:
         ResourceError: if this machine cannot have it, such as more GPUs than are visible.
     """
     backend = BACKENDS[config.env]
+    if config.mode == "async" and backend.detached:
+        importlib.import_module(backend.detached).check(config)
+        return
     check = backend.own.check if backend.own else getattr(_module(backend), "check", None)
     if check is not None:
         check(config)
@@ -249,9 +259,9 @@ def warn_once(message: str) -> None:
 
 def _default_time(config: "ParallelConfig", scheduler: Scheduler) -> str:
     """Tell of half an hour, which is what dask-jobqueue asks for."""
-    import dask
+    from espnet3.parallel.clusters.dask_config import settings
 
-    default = dask.config.get(f"jobqueue.{config.env}.walltime", None)
+    default = settings(config.env)["walltime"]
     said = config.options.get("walltime") is not None
     said = said or any(re.search(scheduler.asks_for_time, text) for text in _texts(config.options))
     # A time in Dask's own files is the user's; HTCondor has none.
@@ -324,6 +334,7 @@ class _ClusterStart:
         self._is_abandoned = False
         # The start may end just when it is abandoned: one of the two threads must close it.
         self._lock = threading.Lock()
+        # Daemon: a start that hangs must not keep the program from ending.
         threading.Thread(target=self._run, args=[start], name="start", daemon=True).start()
 
     def _run(self, start: Callable[[], Any]) -> None:

@@ -59,6 +59,10 @@ def start(config: "ParallelConfig", backend: Backend) -> Any:
         security.remove()
         raise
     _remove_with(cluster, security)
+    hosts = " ".join(dict.fromkeys(map(str, config.options["hosts"])))
+    cluster.left_behind = lambda: (
+        f"Processes may still run on {hosts}. See: for h in {hosts}; do ssh $h pgrep -af dask; done"
+    )
     return cluster
 
 
@@ -153,6 +157,7 @@ def complete_options(config: "ParallelConfig") -> dict[str, Any]:
         "hosts": [hosts[0], *worker_hosts],
         "connect_options": _repeated(options.get("connect_options") or {}, config.n_workers),
         "scheduler_options": {
+            # Any port: two runs may have their scheduler on the same host.
             "port": 0,
             "protocol": "tls",
             **loopback,
@@ -235,6 +240,7 @@ def _heard() -> Iterator[list[str]]:
     handler, level, propagate = Keep(), source.level, source.propagate
     source.addHandler(handler)
     source.setLevel(logging.INFO)
+    # Kept for the error: printed as they come, they would be told twice.
     source.propagate = False
     try:
         yield lines

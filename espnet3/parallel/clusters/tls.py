@@ -63,6 +63,7 @@ class RunSecurity(Security):
         try:
             self.folder.parent.mkdir(parents=True, exist_ok=True)
             _sweep(self.folder.parent)
+            # It must not exist: a folder that somebody else has made would be theirs to read.
             self.folder.mkdir(mode=0o700)
             certificate, key = _make_certificate()
             _write_private(self.folder / _KEY, key)
@@ -93,6 +94,7 @@ def removing_certificates(cluster_class: Any) -> Any:
             if isinstance(security, RunSecurity):
                 # Also at the end of the program, if the cluster is not closed.
                 self._remove_certificates = weakref.finalize(self, security.remove)
+                # After the finalizer: a Ctrl-C during the write must not leave the key behind.
                 security.write()
             try:
                 super().__init__(**kwargs)
@@ -141,6 +143,7 @@ def _make_certificate() -> tuple[bytes, bytes]:
 
 
 def _write_private(path: Path, data: bytes) -> None:
+    # With its mode from the start: at no moment can others open the key.
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "wb") as file:
         file.write(data)
@@ -154,6 +157,7 @@ def _new_name() -> str:
 
 def _sweep(base: Path) -> None:
     """Remove certificates of drivers of this machine that were killed."""
+    # Of this machine alone: the pid of a driver elsewhere means nothing here.
     for folder in base.glob(f"{_PREFIX}-{socket.gethostname()}-*"):
         pid = folder.name.split("-")[-2]
         if pid.isdigit() and start_time(int(pid)) is None:

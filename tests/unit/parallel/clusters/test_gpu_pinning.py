@@ -94,3 +94,34 @@ def test_a_lock_folder_of_somebody_else_is_not_used(tmp_path, monkeypatch):
     Path("/tmp/espnet3-gpus-12345").rmdir()
     assert pinning.is_warning
     assert "/tmp/espnet3-gpus-12345 is not ours" in pinning.message
+
+
+@pytest.mark.parametrize(
+    ("n_workers", "given", "expected"),
+    [(2, "0", ["0", "0"]), (4, "0,1", ["0", "1", "0", "1"]), (3, "2,5", ["2", "5", "2"])],
+)
+def test_more_workers_than_gpus_in_a_job_share_them_in_turn(n_workers, given, expected):
+    settings = {"CUDA_VISIBLE_DEVICES": given, "ESPNET3_JOB_WORKERS": n_workers}
+    chosen = [choose(f"SLURMCluster-7-{i}", **settings) for i in range(n_workers)]
+    assert [(each.visible or given).split(",")[0] for each in chosen] == expected
+
+
+@pytest.mark.parametrize(
+    ("n_workers", "n_gpus", "expected"), [(2, 1, ["0", "0"]), (4, 2, ["0", "1", "0", "1"])]
+)
+def test_where_no_gpu_is_named_a_job_still_takes_no_more_than_it_asked_for(
+    tmp_path, n_workers, n_gpus, expected
+):
+    settings = {"ESPNET3_JOB_GPUS": n_gpus, "ESPNET3_NODE_GPUS": 4, "locks": tmp_path}
+    shared = {**settings, "ESPNET3_JOB_WORKERS": n_workers}
+    chosen = [choose(f"SGECluster-0-{i}", **shared) for i in range(n_workers)]
+    assert [each.visible for each in chosen] == expected
+    beside = choose("SGECluster-1-0", **shared)  # of another job
+    assert beside.visible == str(n_gpus)
+    for lock in chosen[0].locks:
+        lock.close()  # its process ended, and the nanny starts another
+    assert choose("SGECluster-0-0", **shared).visible == "0"
+    for each in (*chosen, beside):
+        for lock in each.locks:
+            lock.close()
+    assert choose(**settings).visible.startswith("0")

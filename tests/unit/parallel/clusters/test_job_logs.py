@@ -10,27 +10,39 @@ from espnet3.schedulers import known_scheduler
 
 
 @pytest.mark.parametrize(
-    ("name", "job_id"),
+    ("env", "name", "job_id"),
     [
-        ("espnet3-asr-12.err", "12"),
-        ("dask-worker.o12", "12"),
-        ("dask-worker.e12", "12"),
-        ("OAR.dask-worker.12.stderr", "12"),
-        ("worker-12.0.err", "12.0"),
+        ("slurm", "espnet3-asr-12.err", "12"),
+        ("lsf", "dask-worker-12.err", "12"),
+        ("sge", "dask-worker.o12", "12"),
+        ("sge", "dask-worker.e12", "12"),
+        ("pbs", "dask-worker.o12", "12"),
+        ("pbs", "12.head.OU", "12"),
+        ("pbs", "12.head.cluster.example.ER", "12"),
+        ("moab", "12.head.ER", "12"),
+        ("oar", "OAR.dask-worker.12.stderr", "12"),
+        ("htcondor", "worker-12.0.err", "12.0"),
     ],
 )
-def test_a_log_is_found_by_the_number_of_its_job(awkward, name, job_id):
+def test_a_log_is_found_by_the_number_of_its_job(awkward, env, name, job_id):
     (awkward / name).write_text("words")
-    for other in ("espnet3-asr-112.err", "dask-worker.o121", "asr12-7.err", "notes"):
+    others = ("espnet3-asr-112.err", "dask-worker.o121", "asr12-7.err", "112.head.ER", "notes")
+    for other in others:
         (awkward / other).write_text("many more words")
     (awkward / f".espnet3-tls-{job_id}").mkdir()
-    assert find_log([awkward / "missing", awkward], job_id) == awkward / name
+    folders = [awkward / "missing", awkward]
+    assert find_log(folders, job_id, known_scheduler(env)) == awkward / name
+
+
+def test_the_number_of_a_job_is_no_pattern(tmp_path):
+    (tmp_path / "dask-worker-1.err").touch()
+    assert find_log([tmp_path], "[1]", known_scheduler("slurm")) is None
 
 
 def test_of_several_logs_the_longest_is_taken(tmp_path):
     (tmp_path / "dask-worker-12.err").write_text("Traceback")
     (tmp_path / "dask-worker-12.out").touch()
-    assert find_log([tmp_path], "12").name == "dask-worker-12.err"
+    assert find_log([tmp_path], "12", known_scheduler("slurm")).name == "dask-worker-12.err"
 
 
 def test_the_words_of_slurms_daemon_are_found(tmp_path):

@@ -9,7 +9,7 @@ from espnet3.errors import ResourceError, WorkerError
 from espnet3.parallel.clusters import job_monitor
 from espnet3.parallel.clusters.job_cluster import Change, ConnectedWorker
 from espnet3.parallel.clusters.job_monitor import GONE_SECONDS, Answer, JobLimits, JobMonitor
-from espnet3.schedulers import JobState, known_scheduler
+from espnet3.schedulers import FORGOTTEN, JobState, known_scheduler
 
 RUNNING = JobState("running", "RUNNING")
 PENDING = JobState("pending", "PENDING", "Resources")
@@ -22,7 +22,7 @@ class World:
 
     n_processes = 1
 
-    def __init__(self, monkeypatch, folder, n_jobs=2, **staffing) -> None:
+    def __init__(self, monkeypatch, folder, n_jobs=2, env="slurm", **staffing) -> None:
         self.now = 1000.0
         monkeypatch.setattr(job_monitor.time, "monotonic", lambda: self.now)
         self.folder = folder
@@ -32,10 +32,11 @@ class World:
         self.states = {}
         self.there = {}
         self.unreachable = frozenset()
+        self.closed = ""
         self.removed = []
         self._change = None
         staffing = {"maximum": n_jobs, "minimum": n_jobs, "max_lost": 6, **staffing}
-        self.monitor = JobMonitor(self, known_scheduler("slurm"), JobLimits(**staffing))
+        self.monitor = JobMonitor(self, known_scheduler(env), JobLimits(**staffing))
         monkeypatch.setattr(self.monitor, "_poller", self)
         self._asked = None
         self.monitor.begin(n_jobs)
@@ -76,7 +77,7 @@ class World:
 
     def ask(self, job_ids, silent):
         known = {job: self.states.get(job, JobState("unknown", "")) for job in job_ids}
-        self._asked = Answer(self.now, known, self.unreachable & set(silent))
+        self._asked = Answer(self.now, known, self.unreachable & set(silent), self.closed)
 
     def take(self):
         answer, self._asked = self._asked, None
@@ -193,6 +194,18 @@ def test_a_requeued_job_is_the_same_job(make_world, caplog):
     assert world.cancelled == []
 
 
+def test_a_job_that_was_last_seen_pending_and_loses_its_worker_is_replaced(make_world, caplog):
+    world = make_world()
+    world.look(2)  # the scheduler answers: both are pending
+    world.connect(1, 2)  # before it is asked again
+    world.look(1)
+    world.there.pop("w-1")  # its node dies; the scheduler does not notice
+    world.look(int(GONE_SECONDS) + 5)
+    assert "back in the queue" not in caplog.text
+    assert "Job 1 was lost" in caplog.text
+    assert world.n_submitted == 3
+
+
 def test_a_worker_whose_job_was_given_up_is_told_to_end(make_world, caplog):
     world = make_world()
     world.connect(1, 2)
@@ -238,10 +251,19 @@ def test_jobs_that_did_something_do_not_stop_the_run(make_world):
     assert world.n_submitted == 10
 
 
-def test_jobs_lost_with_their_nodes_do_not_count_as_early(make_world):
-    world = make_world(n_jobs=4)
+@pytest.mark.parametrize(
+    ("env", "state"),
+    [
+        ("slurm", NODE_FAIL),
+        ("slurm", JobState("ended", "PREEMPTED", "a job of higher priority took its place")),
+        ("slurm", JobState("ended", "REVOKED")),
+        ("pbs", JobState("ended", "F", "its node was lost, exit status -20, and failed")),
+    ],
+)
+def test_jobs_lost_with_their_nodes_do_not_count_as_early(make_world, env, state):
+    world = make_world(n_jobs=4, env=env)
     for number in range(1, 5):
-        world.end(number, NODE_FAIL)
+        world.end(number, state)
     world.look(5)
     assert world.n_submitted == 8
 
@@ -309,6 +331,55 @@ def test_what_was_cancelled_and_not_seen_to_end_is_remembered(make_world):
     world.states["1"] = JobState("ended", "CANCELLED")
     world.look(60)
     assert world.monitor.not_seen_to_end() == []
+
+
+def test_a_closed_queue_is_the_reason_that_is_told(make_world):
+    world = make_world()
+    world.states = dict.fromkeys("12", JobState("pending", "Q"))
+    world.closed = "queue gpu is stopped: it starts no jobs"
+    world.look(30)
+    told = world.monitor.waiting()
+    assert "2 of 2 jobs are pending for 30 s: queue gpu is stopped: it starts no jobs." in told
+    assert "set another parallel.options.queue" in told
+
+
+def test_jobs_that_never_start_are_hopeless_and_others_are_not(make_world):
+    world = make_world(env="pbs")
+    never = JobState("pending", "Q", "Can Never Run: Insufficient amount of resource: ncpus")
+    world.states = {"1": never, "2": JobState("pending", "Q", "Not Running: ...")}
+    world.look(5)
+    assert world.monitor.hopeless() == ""
+    world.states["2"] = never
+    world.look(5)
+    assert world.monitor.hopeless() == never.reason
+    world.connect(1, 2)
+    world.look(5)
+    assert world.monitor.hopeless() == ""
+    assert world.monitor.began == ["1", "2"]
+
+
+def test_a_job_that_the_scheduler_denies_is_replaced(make_world, caplog):
+    world = make_world(n_jobs=1, env="pbs")
+    world.connect(1)
+    world.look(90)
+    world.end(1, FORGOTTEN)
+    world.look(5)
+    assert world.n_submitted == 2
+    assert "the scheduler knows no such job any more" in caplog.text
+
+
+def test_a_job_that_the_scheduler_denies_once_is_left_alone(make_world):
+    """As a scheduler may that was restarted a moment ago."""
+    world = make_world(n_jobs=1, env="pbs")
+    world.states["1"] = FORGOTTEN
+    world.look(2)
+    world.states["1"] = RUNNING
+    world.look(5)
+    assert world.n_submitted == 1
+    world.states["1"] = FORGOTTEN
+    world.look(5)
+    world.look(40)
+    assert world.n_submitted == 2
 
 
 def test_waiting_tells_why_and_what_to_try(make_world):

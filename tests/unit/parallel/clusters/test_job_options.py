@@ -69,7 +69,7 @@ def test_the_script_of_every_scheduler_has_the_environment(env, tmp_path, monkey
     monkeypatch.syspath_prepend(str(tmp_path / "it's"))
     (tmp_path / "it's").mkdir()
     script = render_job_script(config(env, processes=2)).replace("''", "'")
-    assert f"{sys.executable} -m distributed.cli.dask_worker tls://" in script
+    assert f"{sys.executable} -m espnet3.parallel.clusters.worker_main tls://" in script
     assert "export OMP_NUM_THREADS=${OMP_NUM_THREADS:-4}" in script
     assert "it'\"'\"'s" in script.replace('""', '"')
     assert "--dashboard-address 127.0.0.1:0" in script
@@ -102,9 +102,14 @@ def test_a_directive_that_is_to_be_skipped_is_not_added():
 
 def test_settings_of_htcondor_are_added_unless_the_user_has_them():
     mine = {"request_gpus": 1, "getenv": "PATH"}
+    over = "(JobStatus == 5) && (HoldReasonCode == 46 || HoldReasonCode == 47)"
     assert complete_options(config("htcondor"), is_dry=True)["job_extra_directives"] == {
-        "getenv": "True"
+        "getenv": "True",
+        "periodic_remove": over,
     }
+    completed = complete_options(config("htcondor", job_extra_directives=mine), is_dry=True)
+    assert completed["job_extra_directives"] == {**mine, "periodic_remove": over}
+    mine = {**mine, "PeriodicRemove": "JobStatus == 5"}
     completed = complete_options(config("htcondor", job_extra_directives=mine), is_dry=True)
     assert completed["job_extra_directives"] == mine
 

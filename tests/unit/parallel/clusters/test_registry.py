@@ -59,7 +59,7 @@ def test_its_check_and_job_script_are_used():
 
 def test_its_name_is_known_to_the_did_you_mean():
     register_backend("flux", start)
-    with pytest.raises(ConfigError, match=r"Did you mean 'flux'\?.*dask, flux"):
+    with pytest.raises(ConfigError, match=r"Did you mean 'flux'\?.*dask, ray, flux"):
         set_parallel({"env": "fluxx"})
 
 

@@ -56,3 +56,31 @@ def test_without_a_scheduler_only_machines_are_asked():
     poller.ask(["1"], [])
     wait_until(lambda: not poller.is_running)
     assert poller.take().states == {}
+
+
+class ClosedScheduler:
+    n_asked = 0
+
+    def __init__(self, phase):
+        self.phase = phase
+
+    def jobs(self, job_ids):
+        return {job: JobState(self.phase, "") for job in job_ids}
+
+    def closed_queue(self, queue):
+        self.n_asked += 1
+        return f"queue {queue} is closed"
+
+
+def test_whether_the_queue_is_open_is_asked_while_jobs_wait_and_not_each_time():
+    scheduler = ClosedScheduler("pending")
+    poller = StatusPoller(scheduler, "gpu")
+    for _ in range(2):
+        poller.ask(["1"], [])
+        wait_until(lambda: not poller.is_running)
+        assert poller.take().closed == "queue gpu is closed"
+    assert scheduler.n_asked == 1
+    scheduler.phase = "running"
+    poller.ask(["1"], [])
+    wait_until(lambda: not poller.is_running)
+    assert poller.take().closed == ""

@@ -10,4 +10,4 @@ export OMP_NUM_THREADS=${OMP_NUM_THREADS:-4}
 export MKL_NUM_THREADS=${MKL_NUM_THREADS:-4}
 export OPENBLAS_NUM_THREADS=${OPENBLAS_NUM_THREADS:-4}
 export ESPNET3_JOB_GPUS=1
-{python} -m distributed.cli.dask_worker tls://{host}:{port} --name dummy-name --nthreads 4 --memory-limit 29.80GiB --nanny --death-timeout 120 --dashboard-address 127.0.0.1:0 --preload-nanny espnet3.parallel.clusters.worker_preload --preload espnet3.parallel.clusters.worker_preload --protocol tls:// --tls-ca-file {folder}/.espnet3-tls/certificate.pem --tls-cert {folder}/.espnet3-tls/certificate.pem --tls-key {folder}/.espnet3-tls/key.pem
+{python} -m espnet3.parallel.clusters.worker_main tls://{host}:{port} --name dummy-name --nthreads 4 --memory-limit 29.80GiB --nanny --death-timeout 120 --dashboard-address 127.0.0.1:0 --preload-nanny espnet3.parallel.clusters.worker_preload --preload espnet3.parallel.clusters.worker_preload --protocol tls:// --tls-ca-file {folder}/.espnet3-tls/certificate.pem --tls-cert {folder}/.espnet3-tls/certificate.pem --tls-key {folder}/.espnet3-tls/key.pem
