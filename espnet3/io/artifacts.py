@@ -86,6 +86,7 @@ def read_artifact(path: str | os.PathLike[str], *, allow_pickle: bool = False) -
     try:
         return _TYPES[kind].read(path)
     except (ValueError, EOFError, RuntimeError) as error:
+        # No OSError among them: it is about this node. Those of soundfile are RuntimeErrors.
         raise RecordError(
             f"{path} cannot be read as {kind}: {error}.", fix="Delete it and write it again."
         ) from error
@@ -119,10 +120,11 @@ def _write_wav(value: Any, path: Path, options: _Options) -> None:
 
 def _check_sample_rate(sample_rate: Any, path: Path) -> int:
     try:
+        # Not `int`, which would cut 16000.5 and accept text.
         rate = operator.index(sample_rate)
     except TypeError:
         rate = 0
-    if rate <= 0 or isinstance(sample_rate, bool):
+    if rate <= 0 or isinstance(sample_rate, bool):  # True is an integer, too
         raise ConfigError(
             f"The sample rate for {path} is {sample_rate!r}; a wav needs a whole number of Hz.",
             fix="Set it beside the type, such as `sample_rate: 16000`.",
@@ -149,6 +151,7 @@ def _fit_float(audio: np.ndarray[Any, Any], path: Path) -> tuple[np.ndarray[Any,
     """Return the audio as float32, and the wav subtype that holds it without clipping."""
     import numpy as np
 
+    # A float64 too large for float32 becomes infinite, which is reported below with its place.
     with np.errstate(over="ignore"):
         audio = audio.astype(np.float32)
     bad = np.argwhere(~np.isfinite(audio))
@@ -159,6 +162,7 @@ def _fit_float(audio: np.ndarray[Any, Any], path: Path) -> tuple[np.ndarray[Any,
             f"{audio[first]} at {list(first)}. Look for the cause in the model, or write silence: "
             "numpy.nan_to_num(audio, posinf=0, neginf=0)"
         )
+    # Empty audio has no maximum of its own.
     peak = float(np.abs(audio).max(initial=0))
     if peak <= 1:
         return audio, "PCM_16"
@@ -184,6 +188,7 @@ def _write_npy(value: Any, path: Path, options: _Options) -> None:
     import numpy as np
 
     array = _to_array(value, path)
+    # `hasobject` is also true of a structured type with an object in one field.
     if array.dtype.hasobject:
         raise RecordError(
             f"{path}: The array is of type {array.dtype}, which npy holds only as a pickle.",
@@ -202,6 +207,7 @@ def _read_npy(path: Path) -> Any:
 def _to_array(value: Any, path: Path) -> np.ndarray[Any, Any]:
     import numpy as np
 
+    # By attribute, because importing torch only to ask for its class would take seconds.
     if hasattr(value, "detach"):
         value = _tensor_to_array(value)
     try:
@@ -246,6 +252,7 @@ def _write_text(value: Any, path: Path, options: _Options) -> None:
 
 
 def _read_text(path: Path) -> str:
+    # Not `read_text`, which turns "\r\n" into "\n".
     return path.read_bytes().decode("utf-8")
 
 

@@ -39,7 +39,6 @@ _MAX_NAME_BYTES = 200  # leaves room for the ending below the usual limit of 255
 def open_atomic(
     path: StrPath,
     mode: str = "w",
-    encoding: str = "utf-8",
     *,
     sync: bool = True,
     permissions: int | None = None,
@@ -53,8 +52,7 @@ def open_atomic(
 
     Args:
         path: The file to create or replace; its folder must exist.
-        mode: "w" for text, "wb" for bytes.
-        encoding: Of text.
+        mode: "w" for UTF-8 text, "wb" for bytes.
         sync: Wait until the data is on the disk. Pass False for a file that a later commit syncs;
             it is then still whole for readers, but may be empty after a power cut.
         permissions: What it has from its first moment on, whatever the umask, and the file that it
@@ -64,23 +62,27 @@ def open_atomic(
         raise ValueError(f'open_atomic got mode={mode!r} for {path}. Use mode="w" or mode="wb".')
     target = os.path.abspath(path)  # the block may change the working directory
     temp = temp_path(target)
-    file = _create(temp, mode, encoding, permissions)
+    file = _create(temp, mode, permissions)
     try:
         with file:
             if permissions is None:
                 _copy_permissions(target, file.fileno())
             else:
+                # `os.open` was told as much, but the umask took its share.
                 os.fchmod(file.fileno(), permissions)
             yield file
+            # fsync covers only what has left Python's own buffer.
             file.flush()
             if sync:
                 os.fsync(file.fileno())
+        # Not before it is closed: some network file systems report a full disk only then.
         os.replace(temp, target)
     except BaseException:
         with suppress(OSError):
             os.unlink(temp)
         raise
     if sync:
+        # A rename is durable only once the folder that holds the name is.
         fsync_dir(os.path.dirname(target))
 
 
@@ -92,9 +94,9 @@ def write_bytes(
         file.write(data)
 
 
-def write_text(path: StrPath, text: str, *, sync: bool = True) -> None:
+def write_text(path: StrPath, text: str) -> None:
     """Create or replace a UTF-8 file atomically, the text as it is; see `open_atomic`."""
-    write_bytes(path, text.encode("utf-8"), sync=sync)
+    write_bytes(path, text.encode("utf-8"))
 
 
 def write_json(
@@ -153,6 +155,7 @@ def _create_by_link(path: StrPath, data: bytes, sync: bool, permissions: int | N
                 return False
     finally:
         with suppress(FileNotFoundError):
+            # After a link this is a spare name of the file; after a failure it would be litter.
             os.unlink(temp)
     if sync:
         fsync_dir(os.path.dirname(os.path.abspath(path)))
@@ -176,6 +179,7 @@ def _fill(file: IO[bytes], data: bytes, sync: bool, permissions: int | None) -> 
 
 def _create_plainly(path: StrPath, data: bytes, sync: bool, permissions: int | None) -> bool:
     try:
+        # "x" is O_EXCL, which has to be atomic where hard links are missing (docs/file-systems.md).
         with open(path, "xb") as file:
             try:
                 _fill(file, data, sync, permissions)
@@ -189,6 +193,7 @@ def _create_plainly(path: StrPath, data: bytes, sync: bool, permissions: int | N
 
 def fsync_file(path: StrPath) -> None:
     """Wait until what was written to a file, by whichever process, is on the disk."""
+    # Enough for fsync, and it also opens a file that a runner made read-only.
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -223,11 +228,13 @@ def temp_pid(name: str) -> int | None:
 def temp_path(target: str) -> str:
     """Return a name beside `target` for a write under way; see `is_temp_name`."""
     folder, name = os.path.split(target)
+    # File systems limit bytes; "ignore" drops a character that the cut went through.
     name = os.fsencode(name)[:_MAX_NAME_BYTES].decode("utf-8", "ignore")
+    # Machines that share the folder may have equal pids, and threads of a process have the same.
     return os.path.join(folder, f".{name}.tmp-{os.getpid()}-{os.urandom(4).hex()}")
 
 
-def _create(temp: str, mode: str, encoding: str, permissions: int | None) -> IO[Any]:
+def _create(temp: str, mode: str, permissions: int | None) -> IO[Any]:
     # "x" and not mkstemp, whose files only their owner may read. Permissions from the first moment
     # on: a reader that opens it before they are set could read all that is written later.
     def opener(name: str, flags: int) -> int:
@@ -236,7 +243,7 @@ def _create(temp: str, mode: str, encoding: str, permissions: int | None) -> IO[
     try:
         if mode == "wb":
             return open(temp, "xb", opener=opener)
-        return open(temp, "x", encoding=encoding, newline="\n", opener=opener)
+        return open(temp, "x", encoding="utf-8", newline="\n", opener=opener)
     except FileNotFoundError as error:
         folder = os.path.dirname(temp)
         message = "Cannot write into a folder that does not exist; create it first: mkdir -p"
@@ -245,7 +252,7 @@ def _create(temp: str, mode: str, encoding: str, permissions: int | None) -> IO[
 
 def _copy_permissions(target: str, descriptor: int) -> None:
     # A private file must stay private when it is replaced.
-    with suppress(OSError):
+    with suppress(OSError):  # there is no such file yet, or there are no permissions here
         os.fchmod(descriptor, stat.S_IMODE(os.stat(target).st_mode))
 
 
@@ -280,6 +287,7 @@ def in_the_way(path: StrPath) -> str:
     """Say which link or file keeps a path from being a folder; empty if there is none."""
     from shlex import quote  # only after a failure
 
+    # Downwards: whatever is wrong above makes everything below it look wrong as well.
     for place in _from_the_root(os.path.abspath(os.fspath(path))):
         if os.path.islink(place) and not os.path.exists(place):
             target = os.path.join(os.path.dirname(place), os.readlink(place))

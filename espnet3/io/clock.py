@@ -52,6 +52,7 @@ class FolderClock:
 
     def now(self) -> float:
         """Return the time, in seconds since 1970."""
+        # Every look costs a file on the server, and no one can set the monotonic clock.
         return self._then + time.monotonic() - self._since
 
 

@@ -50,6 +50,7 @@ def dump_json(
     except (TypeError, ValueError, RecursionError) as error:
         place = f"{os.fspath(where)}: " if where else ""
         raise RecordError(place + _explain(value, allow_nan, error)) from None
+    # CPython keeps `isascii` as a flag, whereas the regex reads the whole text.
     return text if text.isascii() else _TO_ESCAPE.sub(_escape_match, text)
 
 
@@ -126,6 +127,7 @@ def _problems(value: Any, key: str, allow_nan: bool) -> Iterator[tuple[str, str]
             yield from _problems(converted, key, allow_nan)
 
 
+# `json.dumps` caches only the encoder of its defaults; any other is built again at each call.
 @lru_cache(maxsize=8)
 def _encoder(indent: int | None, allow_nan: bool) -> JSONEncoder:
     return JSONEncoder(ensure_ascii=False, allow_nan=allow_nan, indent=indent, default=_convert)

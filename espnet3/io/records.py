@@ -8,6 +8,7 @@ A class says by its types what a file may hold; numbers and names have bounds as
 `Seconds`, `Name`, ...), and its method `problem` reports what no type can.
 """
 
+import errno
 import json
 import logging
 import os
@@ -26,10 +27,12 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
-_MAX_BYTES = 1 << 30
+_MAX_BYTES = 1 << 30  # a forged or broken file must not fill the memory
+_BLOCK = 1 << 20
 _FAR = 1e11  # seconds: in the year 5138, where the arithmetic of times still works
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _ESCAPED_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+# Private use characters, which file names hardly ever hold.
 _STAND_IN = re.compile("[\U0010f000-\U0010f7ff]")
 _SHIFT = 0x10F000 - 0xD800
 
@@ -55,9 +58,17 @@ class _Checked:
         return value
 
 
-def _outside(low: float, high: float) -> _Checked:
-    # Not `value < low or ...`: NaN is neither below nor above.
-    return _Checked(lambda value: "" if low <= value <= high else f"not from {low:g} to {high:g}")
+@dataclass(frozen=True)
+class _Within:
+    """Lets pydantic refuse numbers outside of a range; by itself, as shards have ten each."""
+
+    low: float
+    high: float
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
+        schema = {**handler(source), "ge": self.low, "le": self.high}
+        # NaN is neither below nor above.
+        return {**schema, "allow_inf_nan": False} if schema["type"] == "float" else schema
 
 
 def _unlike(pattern: str, what: str) -> _Checked:
@@ -65,18 +76,19 @@ def _unlike(pattern: str, what: str) -> _Checked:
     return _Checked(lambda text: "" if shape.fullmatch(text) else f"no {what}")
 
 
-Count = Annotated[int, _outside(0, 2**53)]
+Count = Annotated[int, _Within(0, 2**53)]
 """How many, or which: from 0 on."""
-Pid = Annotated[int, _outside(0, 2**31 - 1)]
+Pid = Annotated[int, _Within(0, 2**31 - 1)]
 """The number of a process; 0 if it is not known."""
-Seconds = Annotated[float, _outside(0.0, _FAR)]
+Seconds = Annotated[float, _Within(0.0, _FAR)]
 """A time span."""
-Moment = Annotated[float, _outside(0.0, _FAR)]
+Moment = Annotated[float, _Within(0.0, _FAR)]
 """Seconds since 1970."""
-Share = Annotated[float, _outside(0.0, 1.0)]
+Share = Annotated[float, _Within(0.0, 1.0)]
 """A part of a whole."""
 Name = Annotated[str, _unlike(r"[\w][\w.@+-]{0,200}", "name that could be part of a path")]
 """A word of which file names are made: no slash, no dot at its beginning."""
+# No dash at the start: a scheduler's command would take it for an option.
 JobId = Annotated[str, _unlike(r"(?!-)[\w.:#@+\[\]-]{0,200}", "number of a job")]
 """What a scheduler calls a job; empty if that is not known. It becomes a word of a command line."""
 PathText = Annotated[str, _unlike(r"[^\0]{0,4096}", "path")]
@@ -121,24 +133,43 @@ def read_record(path: str | os.PathLike[str], kind: type[T]) -> T | None:
     return parse_record(content, kind, path)
 
 
-def read_content(path: str | os.PathLike[str]) -> bytes:
-    """Return what a file holds that others may have put there.
+def read_content(path: str | os.PathLike[str], begin: int = 0, end: int | None = None) -> bytes:
+    """Return what a file holds that others may have put there, or the bytes `begin` to `end` of it.
 
     Raises:
         DamagedFileError: It is a pipe or a device, which could keep us waiting, or far too large.
         OSError: It is not there, or cannot be read from here.
     """
-    with open(path, "rb", opener=_without_waiting) as file:
-        found = os.fstat(file.fileno())
+    # A pipe that nobody writes to would block for ever; regular files ignore the flag.
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        # Of the open file: what a path leads to may be exchanged between a look and the opening.
+        found = os.fstat(descriptor)
+        if stat.S_ISDIR(found.st_mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
         if not stat.S_ISREG(found.st_mode):
             raise DamagedFileError(f"{os.fspath(path)} is damaged: it is no file.")
-        if found.st_size > _MAX_BYTES:
-            raise DamagedFileError(f"{os.fspath(path)} is damaged: it has {found.st_size} bytes.")
-        return file.read()
+        n_bytes = (found.st_size if end is None else end) - begin
+        if n_bytes > _MAX_BYTES:
+            raise DamagedFileError(f"{os.fspath(path)} is damaged: it has {n_bytes} bytes.")
+        if begin:
+            os.lseek(descriptor, begin, os.SEEK_SET)
+        return _read(descriptor, None if end is None else n_bytes, found.st_size - begin)
+    finally:
+        os.close(descriptor)
 
 
-def _without_waiting(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NONBLOCK)
+def _read(descriptor: int, n_bytes: int | None, expected: int) -> bytes:
+    """Read so many bytes, or all that are left: a file may grow while it is read."""
+    content = os.read(descriptor, expected + 1 if n_bytes is None else n_bytes)
+    if n_bytes is None and len(content) == expected:
+        return content  # one more was asked for, so this is the end
+    while n_bytes is None or len(content) < n_bytes:
+        left = _BLOCK if n_bytes is None else n_bytes - len(content)
+        if not (more := os.read(descriptor, left)):
+            break
+        content += more
+    return content
 
 
 def parse_record(content: bytes, kind: type[T], path: str | os.PathLike[str]) -> T:
@@ -170,6 +201,7 @@ def parse_value(value: Any, kind: type[T], path: str | os.PathLike[str]) -> T:
     Raises:
         DamagedFileError: As above.
     """
+    # As JSON text, because in Python values strict validation refuses a list for a tuple.
     return parse_record(json.dumps(value).encode(), kind, path)
 
 
@@ -195,13 +227,20 @@ def read_lines(path: str | os.PathLike[str], kind: type[T]) -> Iterator[T]:
     Raises:
         OSError: It cannot be read from here.
     """
-    problems: list[DamagedFileError] = []
     try:
-        lines = read_content(path).splitlines(keepends=True)
+        content = read_content(path)
     except FileNotFoundError:
         return
     except DamagedFileError as error:
-        lines, problems = [], [error]
+        warn_once(f"{error} The line is left out.")
+        return
+    yield from parse_lines(content, kind, path)
+
+
+def parse_lines(content: bytes, kind: type[T], path: str | os.PathLike[str]) -> Iterator[T]:
+    """Do the same with the content of a file."""
+    problems: list[DamagedFileError] = []
+    lines = content.splitlines(keepends=True)
     for number, line in enumerate(lines, 1):
         try:
             if not line.isspace():
@@ -223,6 +262,7 @@ def warn_once(message: str) -> None:
 def _validate(content: bytes, kind: type[T]) -> T:
     adapter = _adapter(cast(Hashable, kind))
     if not _ESCAPED_SURROGATE.search(content):
+        # Strict: a "12" in place of 12 is not something that we wrote.
         record: T = adapter.validate_json(content, strict=True)
         return record
     # Names of files that are not UTF-8 are in our files as lone surrogates, which Python's JSON
@@ -245,10 +285,12 @@ def _with_surrogates(value: Any) -> Any:
         return {_with_surrogates(key): _with_surrogates(each) for key, each in value.items()}
     if is_dataclass(value):
         for each in fields(value):
+            # Around the `__setattr__` of the class, because most records are frozen.
             object.__setattr__(value, each.name, _with_surrogates(getattr(value, each.name)))
     return value
 
 
+# Building a validator costs far more than validating a record with it.
 @cache
 def _adapter(kind: Hashable) -> "TypeAdapter[Any]":
     from pydantic import TypeAdapter

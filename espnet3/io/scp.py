@@ -31,7 +31,7 @@ MAX_NAME_BYTES = 200
 _PLAIN = re.compile(r"[A-Za-z0-9_+=@,][A-Za-z0-9_+=@,.~-]*")
 _ASCII_SAFE = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_+=@,.~-")
 _UNSAFE_FIRST = (".", "-", "~")  # hidden, read as an option, read as a home folder
-_LAST_WHOLE = re.compile(r"%[0-9A-F]?\Z")
+_LAST_WHOLE = re.compile(r"%[0-9A-F]?\Z")  # half of a %XX, where a name was cut
 
 
 def escape_value(value: str) -> str:
@@ -129,6 +129,7 @@ def read_scp(path: StrPath) -> Iterator[tuple[str, str]]:
             message starts with `<path>:<line>`.
     """
     seen: set[str] = set()
+    # Bytes, so that only "\n" ends a line, and a line that is not UTF-8 can be named by its number.
     with open(path, "rb") as file:
         for number, raw in enumerate(file, 1):
             try:
@@ -248,11 +249,13 @@ def _quote_first(id: str, name: str) -> str:
 
 
 def _quote(character: str) -> str:
+    # Ids made of file names that are not UTF-8 hold lone surrogates, which plain UTF-8 refuses.
     return "".join(f"%{byte:02X}" for byte in character.encode("utf-8", "surrogatepass"))
 
 
 def _shorten(name: str, id: str) -> str:
     digest = hashlib.sha256(id.encode("utf-8", "surrogatepass")).hexdigest()[:32]
     ending = f"%-{digest}"
+    # The cut may go through a character, whose first bytes "ignore" drops.
     kept = name.encode()[: MAX_NAME_BYTES - len(ending)].decode("utf-8", "ignore")
     return _LAST_WHOLE.sub("", kept) + ending

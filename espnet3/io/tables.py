@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 _ROWS_AT_ONCE = 10_000
+# Parquet has no larger integers: a column that holds one becomes JSON text.
 _INT64 = range(-(2**63), 2**63)
 _JSON = "json"
 
@@ -90,7 +91,7 @@ def read_jsonl(path: StrPath, *, tolerate_truncated: bool = False) -> Iterator[A
 
 
 def _parse_line(raw: bytes) -> Any:
-    value = json.loads(raw.decode("utf-8-sig"))
+    value = json.loads(raw.decode("utf-8-sig"))  # some editors put a BOM in front
     if isinstance(value, int | float) and not isinstance(value, bool) and not raw.endswith(b"\n"):
         raise ValueError("a number without an end of line")
     return value
@@ -131,6 +132,7 @@ def jsonl_to_parquet(source: Path, target: Path) -> None:
     }
     schema = arrow.schema([(_plain(name), types[kind]) for name, kind in kinds.items()])
     with open_atomic(target, "wb") as file, parquet.ParquetWriter(file, schema) as writer:
+        # Read a second time rather than held in memory: the types depend on all records.
         for rows in _blocks(read_jsonl(source)):
             columns = [[_cell(row.get(n), kind) for row in rows] for n, kind in kinds.items()]
             writer.write_table(arrow.table(_arrays(arrow, columns, schema), schema))
@@ -155,7 +157,7 @@ def _kind(value: Any) -> str | None:
         return None
     if isinstance(value, str):
         return "text"
-    if isinstance(value, bool):
+    if isinstance(value, bool):  # before int, of which bool is a subclass
         return "bool"
     if isinstance(value, float):
         return "float"

@@ -26,6 +26,7 @@ from espnet3.shards.records import (
     read_deaths,
     read_workers,
 )
+from espnet3.text import count, duration
 
 _MAX_ROWS = 64
 
@@ -180,7 +181,9 @@ def account(
     notes = read_deaths(RecordPaths(run_dir))
     records = _Records(run_dir, notes, {done.shard for done in committed})
     known = {record.owner_id for record in records.workers}
-    detached, others = _split(sorted(committed, key=_start), known)
+    # By shard where two began at once: a listing has the order of its file system.
+    in_order = sorted(committed, key=lambda done: (_start(done), done.shard))
+    detached, others = _split(in_order, known)
     rows = [
         (record.started, records.usage(record, _sums(detached.get(record.owner_id, []), manifest)))
         for record in records.workers
@@ -253,6 +256,7 @@ class _Records:
             f"{record.host}:{record.pid}",
             host=record.host,
             job_id=record.job_id,
+            # Times by several clocks are compared here: the parts must not exceed the whole.
             seconds=max(seconds, sums.busy_seconds + lost + running),
             running_seconds=running,
             lost_seconds=lost,
@@ -336,14 +340,15 @@ def _sums(shards: Sequence[Done], manifest: Manifest) -> _Sums:
         sums.load_seconds += done.load_seconds
         sums.compute_seconds += done.seconds
         span = done.finished - _start(done)
+        # `started` is by the clock of the worker, `finished` by that of the file system.
         sums.write_seconds += max(span - done.load_seconds - done.seconds, 0.0)
         sums.finished = max(sums.finished, done.finished)
     return sums
 
 
 def _audio_seconds(shards: Sequence[Done], manifest: Manifest) -> float | None:
-    total = sum(manifest.costs)
-    if not manifest.audio_seconds or total <= 0:
+    # Asked first: to add up the costs of all shards for each worker takes its time.
+    if not manifest.audio_seconds or (total := sum(manifest.costs)) <= 0:
         return None
     return manifest.audio_seconds * sum(manifest.costs[done.shard] for done in shards) / total
 
@@ -398,3 +403,57 @@ def _start(done: Done) -> float:
 
 def _end(record: WorkerRecord) -> float:
     return record.ended or record.seen or record.started
+
+
+def cost_facts(accounting: Accounting) -> list[tuple[str, str]]:
+    """Return what a run cost in words: names and facts, as lines of a log or of a table."""
+    facts = []
+    if accounting.total.n_workers:
+        facts.append(("Worker time", _worker_time(accounting)))
+    if accounting.n_queued:
+        facts.append(("Queue wait", _queue_wait(accounting)))
+    if accounting.deaths:
+        facts.append(("Lost attempts", _deaths(accounting.deaths)))
+    if (factor := accounting.total.real_time_factor) is not None:
+        audio = duration(accounting.total.audio_seconds or 0.0)
+        facts.append(("Speech", f"{audio} of audio, real-time factor {factor:.3g}"))
+    if accounting.padded_share is not None:
+        facts.append(("Padding", f"{accounting.padded_share:.1%} of the batches"))
+    return facts
+
+
+def time_parts(usage: Usage) -> dict[str, float]:
+    """Return the shares of a worker's time, by name; they add up to 1 unless there is none."""
+    parts = {
+        "compute": usage.compute_seconds,
+        "load": usage.load_seconds,
+        "write": usage.write_seconds,
+        "running": usage.running_seconds,
+        "lost": usage.lost_seconds,
+        "idle": usage.idle_seconds,
+    }
+    return {name: seconds / (usage.seconds or 1.0) for name, seconds in parts.items()}
+
+
+def _worker_time(accounting: Accounting) -> str:
+    total = accounting.total
+    shares = [f"{name} {share:.0%}" for name, share in time_parts(total).items() if share >= 0.005]
+    workers, nodes = count(total.n_workers, "worker"), count(len(accounting.nodes), "node")
+    parts = f": {', '.join(shares)}" if shares else ""
+    return f"{duration(total.seconds)} of {workers} on {nodes}{parts}"
+
+
+def _queue_wait(accounting: Accounting) -> str:
+    mean = (accounting.total.queue_seconds or 0.0) / accounting.n_queued
+    longest = accounting.longest_queue_seconds or 0.0
+    jobs = count(accounting.n_queued, "worker")
+    return f"{duration(mean)} on average of {jobs}, {duration(longest)} at most"
+
+
+def _deaths(deaths: dict[str, int]) -> str:
+    words = {
+        "died": "whose worker died",
+        "machine": "that a machine could not bear",
+        "walltime": "cut off by a walltime",
+    }
+    return ", ".join(f"{number} {words.get(kind, kind)}" for kind, number in deaths.items())

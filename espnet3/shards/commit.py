@@ -17,16 +17,24 @@ import time
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from espnet3.errors import FileSystemError, ProviderError
+from espnet3.errors import FileSystemError, ProviderError, RecordError
 from espnet3.io.atomic import fsync_dir, fsync_file
 from espnet3.io.clock import folder_time
 from espnet3.io.json_text import dump_json
 from espnet3.io.records import Count, DamagedFileError, Moment, Pid, Seconds, parse_record
-from espnet3.shards.file_access import is_there, list_names, names_in, read_file
+from espnet3.shards.file_access import (
+    is_there,
+    list_names,
+    names_in,
+    read_file,
+    read_in_order,
+    share_files,
+    share_folder,
+)
 from espnet3.shards.layout import (
     DONE,
     POSITION,
@@ -38,7 +46,6 @@ from espnet3.shards.layout import (
     shard_of_damaged,
 )
 from espnet3.shards.manifest import read_run_id
-from espnet3.shards.sharing import share_files, share_folder
 
 logger = logging.getLogger(__name__)
 SETTLE_SECONDS = 10.0
@@ -49,7 +56,7 @@ _MORE_LOOKS = 2  # at a `done` that is there and not valid, before it counts as 
 _REMOVED = (".nfs", ".fuse_hidden")  # NFS, FUSE: gone, but still open somewhere; vanish soon
 # What rename says of a target that is a folder with something in it, or a file.
 _OCCUPIED = {errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR}
-_POSITION = struct.Struct("=qq")
+_POSITION = struct.Struct("=qq")  # native order, as the mapped cells have it
 _FILE_FACTS = frozenset(("files", "bytes", "crc32", "lines"))
 
 
@@ -72,7 +79,7 @@ class Done:
     n_halved: Count = 0
     """Batches that were too large for the memory."""
     started: Moment | None = None
-    """When the attempt began, by the worker's clock, loading included; None in older folders."""
+    """When the attempt began, loading included, by the same clock; None in older folders."""
     n_deaths: Count = 0
     """Workers that died at this shard before."""
     owner_id: str = ""
@@ -105,6 +112,7 @@ def begin_attempt(layout: RunLayout, shard: int) -> Path:
     attempt = layout.new_attempt(shard)
     attempt.mkdir()
     share_folder(attempt)
+    # `finish_attempt` takes its absence for a sign that the folder was discarded.
     (attempt / POSITION).touch()
     return attempt
 
@@ -127,10 +135,9 @@ def finish_attempt(attempt: Path, done: Done) -> Done:
     # All data is on the disk before `done` exists: a power cut leaves no shard that claims more
     # than it holds.
     files = _seal_all(attempt)
-    done = Done(**{**asdict(done), "files": files, "finished": time.time()})
-    # Without a temporary file: it is not read before the rename.
-    _write_through(attempt / DONE, dump_json(asdict(done), indent=2, where=attempt) + "\n")
+    done = _write_done(attempt, replace(done, files=files))
     share_files(_all_in(attempt), attempt.parent, attempt / DONE)
+    # A file that was synced, but whose name was not, is lost in a power cut all the same.
     fsync_dir(attempt)
     return done
 
@@ -143,11 +150,23 @@ def _all_in(folder: Path) -> Iterator[Path]:
             yield Path(parent, name)
 
 
-def _write_through(path: Path, text: str) -> None:
-    with path.open("x", encoding="utf-8", newline="\n") as file:
-        file.write(text)
+def _write_done(attempt: Path, done: Done) -> Done:
+    # Without a temporary file: it is not read before the rename.
+    with (attempt / DONE).open("x", encoding="utf-8", newline="\n") as file:
+        # The file got its time just now, by the one clock that all machines of a run share.
+        finished = os.fstat(file.fileno()).st_mtime
+        started = done.started
+        if started is not None:  # by the same clock, which ticks more coarsely than that of Python
+            started = min(started + finished - time.time(), finished)
+        done = replace(done, finished=finished, started=started)
+        try:
+            file.write(dump_json(asdict(done), indent=2, where=attempt) + "\n")
+        except RecordError:
+            (attempt / DONE).unlink()
+            raise
         file.flush()
         os.fsync(file.fileno())
+    return done
 
 
 def _seal_all(folder: Path) -> dict[str, dict[str, int]]:
@@ -176,9 +195,11 @@ def entry_name(folder: Path, path: Path) -> str:
 
 def walk_files(folder: Path) -> Iterator[Path]:
     """Yield all files below a folder in a fixed order."""
+    # A subfolder has one checksum for all of its files, which therefore depends on their order.
     for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
         if entry.name.startswith(_REMOVED):
             continue
+        # Not through links, which may lead out of the shard, or round in circles.
         if entry.is_dir(follow_symlinks=False):
             yield from walk_files(Path(entry.path))
         elif entry.is_file():
@@ -194,6 +215,7 @@ def add_to_entry(
     are called, nor where one ends: `names_crc32` does.
     """
     size = 0
+    # Unbuffered: a second buffer below blocks of this size would only copy.
     with path.open("rb", buffering=0) as file:
         while block := file.read(_BLOCK):
             # A checksum against torn writes and bad disks; nothing here defends against forgery.
@@ -205,6 +227,7 @@ def add_to_entry(
     entry["bytes"] += size
     name = os.path.relpath(path, folder)
     if os.sep in name:
+        # A NUL can be part of no name, so no two lists of files give the same line.
         line = os.fsencode(f"{name}\0{size}\n")
         entry["names_crc32"] = zlib.crc32(line, entry.get("names_crc32", 0))
 
@@ -219,6 +242,7 @@ def commit(attempt: Path, layout: RunLayout, done: Done) -> bool:
         `attempt` is then removed.
     """
     target = layout.shard(done.shard)
+    # Asked each time round: the run may be restarted while this one waits for a `done` to settle.
     while _is_current(layout.root, done.run_id):
         # Not forced to disk: if power fails before it is there, the shard is run again.
         if _rename(attempt, target):
@@ -280,6 +304,7 @@ def _read_settled(shard_dir: Path) -> Done | None:
             if n_invalid > _MORE_LOOKS or waited >= SETTLE_SECONDS:
                 break
         else:
+            # Asked for once: the file system's clock costs a file, and `waited` carries it on.
             age = _age(shard_dir) if age is None else age
             if age + waited >= SETTLE_SECONDS:
                 break
@@ -328,6 +353,7 @@ def set_aside_damaged(layout: RunLayout, shard: int, bounds: Sequence[int] = ())
         try:
             is_good = _is_good(layout, removed, shard, bounds)
         except BaseException:
+            # Also Ctrl-C: a good shard must not stay behind under a name that nobody counts.
             _put_back(removed, target)
             raise
         if is_good:
@@ -367,6 +393,7 @@ def restore_set_aside(layout: RunLayout, missing: Mapping[int, Sequence[int]]) -
     restored = set()
     for name in names_in(layout.root):
         shard, folder = shard_of_damaged(name), layout.root / name
+        # Asked first, because `_is_good` would wait for a `done` that may never come.
         if shard is None or shard not in missing or read_done(folder) is None:
             continue
         target = layout.shard(shard)
@@ -391,16 +418,14 @@ def committed_shards(layout: RunLayout, run_id: str) -> dict[int, Done]:
     Raises:
         FileSystemError: The folder, or a shard in it, cannot be read from here.
     """
-    found = {}
+    folders = {}
     for name in list_names(layout.root):
         shard = shard_of(name)
         # Ignore folders copied by hand, such as `split.07`.
-        if shard is None or name != layout.shard_name(shard):
-            continue
-        done = read_done(os.path.join(layout.root, name))
-        if done is not None and _is_commit(done, shard, run_id):
-            found[shard] = done
-    return found
+        if shard is not None and name == layout.shard_name(shard):
+            folders[shard] = layout.shard_path(shard)
+    found = zip(folders, read_in_order(read_done, folders.values()), strict=True)
+    return {s: done for s, done in found if done is not None and _is_commit(done, s, run_id)}
 
 
 def attempts(root: Path) -> dict[int, list[Path]]:
@@ -428,7 +453,9 @@ def discard_attempt(attempt: Path) -> None:
 
 
 def _remove(path: Path) -> None:
+    # What a link leads to may be in use elsewhere.
     if path.is_dir() and not path.is_symlink():
+        # Its worker may still be writing there, so that files appear while others are removed.
         shutil.rmtree(path, ignore_errors=True)
         return
     with suppress(OSError):
@@ -458,6 +485,7 @@ class Position:
 
     def close(self) -> None:
         """Unmap the file; it stays until the attempt is finished or swept."""
+        # A map cannot be closed while a view of it exists.
         self.cells.release()
         self._map.close()
 

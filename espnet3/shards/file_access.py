@@ -1,22 +1,36 @@
-"""Read files of a run folder; distinguish absent from unreadable on this node.
+"""Read files of a run folder: absent, or unreadable on this node; and share what is new there.
 
 Only a file that is not there, or is there with other content than it should have, says something
 about the run. An EIO, ESTALE or EACCES is about this node: `FileSystemError` ends its work, and
 nothing is removed, taken over, computed again or declared complete on its account.
+
+Runs are shared: a second user who helps with a umask of 077 would publish shards that the first
+one cannot merge. Only what the umask took away is given back, so that a file which a runner made
+private on purpose stays private.
 """
 
 import errno
+import itertools
 import os
+import stat
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any, TypeVar
 
 from espnet3.errors import FileSystemError, RunFolderError
 from espnet3.io.records import read_content
-from espnet3.shards.owner import node_name
+from espnet3.schedulers import node_name
 
+A = TypeVar("A")
 T = TypeVar("T")
+_N_READERS = 16  # a network answers many at once
+_AT_ONCE = 4  # for a thread to read: handing over one at a time would cost as much as reading it
+_MOST_AHEAD = 2 * _N_READERS
+_N_TRIED = 64
+_SLOW_SECONDS = 3e-4
 _ABSENT = (FileNotFoundError, NotADirectoryError)  # also a file in the place of its folder
 # What may be over in a moment: a server that fails over, a handle that was replaced.
 _PASSING = {errno.EIO, errno.ESTALE, errno.EAGAIN, errno.EINTR}
@@ -31,6 +45,7 @@ _NAMES_OF_NODE = (
 )  # fmt: skip
 _OF_DISK = {errno.EIO, errno.ESTALE}
 _OF_NODE = {getattr(errno, name) for name in _NAMES_OF_NODE if hasattr(errno, name)}
+_READ = 0o444
 
 
 def is_of_node(error: BaseException, folder: str | os.PathLike[str]) -> bool:
@@ -81,8 +96,10 @@ def reaching(path: str | os.PathLike[str]) -> Iterator[None]:
         raise unreachable(error, error.filename or path) from error
 
 
-def read_file(path: str | os.PathLike[str]) -> bytes | None:
-    """Return the content of a file; None if there is none. What may pass is tried again.
+def read_file(path: str | os.PathLike[str], begin: int = 0, end: int | None = None) -> bytes | None:
+    """Return the content of a file, or the bytes `begin` to `end` of it; None if there is none.
+
+    What may pass is tried again.
 
     Raises:
         IsADirectoryError: A folder is in its place.
@@ -90,7 +107,7 @@ def read_file(path: str | os.PathLike[str]) -> bytes | None:
         FileSystemError: It cannot be read from here.
     """
     try:
-        return _steadily(read_content, path)
+        return _steadily(lambda file: read_content(file, begin, end), path)
     except _ABSENT:
         return None
 
@@ -119,6 +136,7 @@ def names_in(folder: str | os.PathLike[str]) -> list[str]:
     try:
         return list_names(folder)
     except FileSystemError as error:
+        # Only this cause: a file in the folder's place is an error, not an empty folder.
         if isinstance(error.__cause__, FileNotFoundError):
             return []
         raise
@@ -136,15 +154,142 @@ def list_names(folder: str | os.PathLike[str]) -> list[str]:
         raise unreachable(error, folder) from error
 
 
+Version = tuple[int, float]
+"""What tells a file from the one that had its name before: its inode and its time."""
+
+
+def versions_in(folder: Path) -> dict[str, Version | None]:
+    """Return the names in a folder, with the versions of the files; none if there is no folder.
+
+    None for a file that cannot be looked at from here.
+
+    Raises:
+        FileSystemError: They cannot be listed from here.
+    """
+    found: dict[str, Version | None] = {}
+    try:
+        for entry in os.scandir(folder):
+            try:
+                seen = entry.stat(follow_symlinks=False)
+                found[entry.name] = (seen.st_ino, seen.st_mtime)
+            except FileNotFoundError:  # removed meanwhile
+                continue
+            except OSError:
+                found[entry.name] = None
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        raise unreachable(error, folder) from error
+    return found
+
+
 def _steadily(call: Callable[[Any], T], path: str | os.PathLike[str]) -> T:
     """Call a function with a path, and again after what may be over in a moment."""
     for pause in (*_PAUSES, None):
         try:
             return call(path)
         except (*_ABSENT, IsADirectoryError):
+            # These are answers about the run, and no errors of this node that might pass.
             raise
         except OSError as error:
             if pause is None or error.errno not in _PASSING:
                 raise unreachable(error, path) from error
             time.sleep(pause)
     raise AssertionError("the last try returns or raises")
+
+
+def count_free_files(folder: Path) -> int | None:
+    """Return how many more files the file system of a folder, there or not, has room for.
+
+    None where it makes them as they are needed, or does not say. A quota is not known here.
+    """
+    place = next((each for each in (folder, *folder.absolute().parents) if each.is_dir()), None)
+    with suppress(OSError):
+        found = os.statvfs(place or "/")
+        return found.f_favail if found.f_files else None
+    return None
+
+
+def read_in_order(
+    read: Callable[[A], T], items: Iterable[A], *, is_slow: bool = False
+) -> Iterator[T]:
+    """Yield `read(item)` for each item, in their order, by threads ahead where one has to wait.
+
+    Of files that are small and at hand one thread reads more than several, which would pass
+    Python's lock around. So they come in once most items take longer than that costs: over a
+    network, or because they are large.
+
+    Args:
+        read: is called by any thread; what it raises is raised here, when it is that item's turn.
+        items: at most some hundred are read ahead.
+        is_slow: threads from the first item on.
+    """
+    rest = iter(items)
+    while not is_slow:
+        n_read = n_slow = 0
+        for item in itertools.islice(rest, _N_TRIED):
+            begin = time.perf_counter()
+            found = read(item)
+            n_slow += time.perf_counter() - begin > _SLOW_SECONDS
+            n_read += 1
+            yield found
+        if n_read < _N_TRIED:
+            return
+        is_slow = n_slow > n_read / 2
+    yield from _read_ahead(read, rest)
+
+
+def _read_ahead(read: Callable[[A], T], items: Iterator[A]) -> Iterator[T]:
+    from concurrent.futures import Future, ThreadPoolExecutor  # when needed: it takes its time
+
+    def read_some(some: list[A]) -> list[T]:
+        return [read(item) for item in some]
+
+    ahead: deque[Future[list[T]]] = deque()
+    with ThreadPoolExecutor(_N_READERS) as pool:
+        try:
+            while some := list(itertools.islice(items, _AT_ONCE)):
+                ahead.append(pool.submit(read_some, some))
+                if len(ahead) > _MOST_AHEAD:
+                    yield from ahead.popleft().result()
+            while ahead:
+                yield from ahead.popleft().result()
+        except BaseException:  # also a signal: the rest is not waited for
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+def share_folder(folder: Path, *, is_writable: bool = False) -> None:
+    """Give a new folder the read (and with `is_writable` write) permissions of its parent."""
+    with suppress(OSError):  # a file system without permissions, or a folder of another user
+        wanted = stat.S_IMODE(os.stat(folder.parent).st_mode)
+        mode = stat.S_IMODE(os.stat(folder).st_mode)
+        missing = wanted & (0o777 if is_writable else 0o555) & ~mode
+        if missing:
+            os.chmod(folder, mode | missing)
+
+
+def share_files(paths: Iterable[Path], folder: Path, sample: Path) -> None:
+    """Give files and folders the right to be read that the umask took, as far as `folder` has it.
+
+    Args:
+        paths: What to share.
+        folder: Users that may read it may read the rest.
+        sample: A file that this process made without asking for any permissions.
+    """
+    with suppress(OSError):
+        taken = _READ & ~os.stat(sample).st_mode & os.stat(folder).st_mode
+        if not taken:  # nearly always
+            return
+        for path in paths:
+            _add(path, taken)
+
+
+def _add(path: Path, bits: int) -> None:
+    with suppress(OSError):  # gone, or of another user
+        mode = os.lstat(path).st_mode
+        if stat.S_ISDIR(mode):
+            bits |= bits >> 2  # to list a folder is not to enter it
+        # chmod would follow a link to a file that is not part of the run.
+        if not stat.S_ISLNK(mode) and bits & ~mode:
+            os.chmod(path, stat.S_IMODE(mode) | bits)

@@ -1,26 +1,39 @@
-"""The items of a run: a range, packed integers, or any JSON values; in memory and in a manifest.
+"""Items of a run: a range, packed integers, or any JSON values; and their file, read by slices.
 
-Ten million items must plan in a second and leave a small manifest, so ranges stay ranges and
-integers are packed into eight bytes each.
+Ten million of them must be planned in seconds, and a worker must not load all of them for the few
+of its shard. So ranges stay ranges, integers are packed into eight bytes, the rest is written as
+one JSON list, and beside a long file there is an index: where each block of it begins and ends,
+with a digest, so that a slice is checked without reading the rest.
 """
 
 import hashlib
 import itertools
 import json
+import os
 import re
+import struct
+import uuid
 from array import array
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from espnet3.errors import ConfigError, RunFolderError
+from espnet3.io.atomic import fsync_dir, open_atomic, write_bytes
 from espnet3.shards.file_access import read_file
+from espnet3.shards.layout import index_path, items_path
 
 if TYPE_CHECKING:  # `array[int]` cannot be evaluated before Python 3.12
     Items: TypeAlias = range | array[int] | list[Any]
 
+START_ANEW = "Start over with resume=False, or restore the file."
 _DIGEST = re.compile("[0-9a-f]{64}")
 _FEW = 100_000  # fewer are compared in less time than numpy takes to be imported
+_PER_BLOCK = 1024
+_ENTRY = struct.Struct("<QQ16s")  # of the index: begin, end and digest of a block
+_encode = json.JSONEncoder(separators=(",", ":")).encode
 
 
 def collect_items(indices: Iterable[Any]) -> "Items":
@@ -37,6 +50,7 @@ def collect_items(indices: Iterable[Any]) -> "Items":
             "many of the dataset, write: runner(range(len(dataset)))"
         )
     if isinstance(indices, range):
+        # The digest spells out start, stop and step; equal ranges must agree in all three.
         step = indices.step if len(indices) > 1 else 1
         return range(indices.start, indices.start + step * len(indices), step)
     values = indices if isinstance(indices, list | tuple) else list(indices)
@@ -44,7 +58,8 @@ def collect_items(indices: Iterable[Any]) -> "Items":
         return range(0)
     packed = _pack(values)
     if packed is None:
-        return list(values)
+        # No copy of a list: ten million items are long enough once.
+        return values if isinstance(values, list) else list(values)
     return _as_range(packed) or packed
 
 
@@ -76,7 +91,7 @@ def _has_step(packed: "array[int]", step: int) -> bool:
     return bool((values[1:] - values[:-1] == step).all())
 
 
-def reorder(items: "Items", order: "Items | None") -> "Items":
+def reorder(items: "Items", order: Iterable[int] | None) -> "Items":
     """Return the items at the positions that `order` lists; the items themselves if it is None."""
     if order is None:
         return items
@@ -91,11 +106,17 @@ def check_unique(items: "Items") -> None:
     Raises:
         ConfigError: naming the first repeated item and its two positions.
     """
-    if isinstance(items, range) or (isinstance(items, array) and _are_distinct(items)):
+    if isinstance(items, range):
         return
+    is_plain = isinstance(items, array) or set(map(type, items)) == {str}
+    key_of: Callable[[Any], Any] = _itself if is_plain else _json_key
+    # Hashes take eight bytes each, so that the items are compared only where these are equal.
+    repeated = _repeated(map(hash, items if is_plain else map(key_of, items)), len(items))
     seen: dict[Any, int] = {}
-    for position, item in enumerate(items):
-        key = item if isinstance(items, array) else json.dumps(item, sort_keys=True, default=repr)
+    for position, item in enumerate(items if repeated else ()):
+        key = key_of(item)
+        if hash(key) not in repeated:
+            continue
         if key in seen:
             raise ConfigError(
                 f"indices holds {item!r} twice, at positions {seen[key]} and {position}. "
@@ -104,27 +125,54 @@ def check_unique(items: "Items") -> None:
         seen[key] = position
 
 
-def _are_distinct(items: "array[int]") -> bool:
+def _itself(item: Any) -> Any:
+    return item
+
+
+def _json_key(item: Any) -> str:
+    """Return a key for an item that may be a list or a dict, which cannot be keys themselves."""
+    return json.dumps(item, sort_keys=True, default=repr)
+
+
+def _repeated(hashes: Iterable[int], n_hashes: int) -> set[int]:
+    """Return those that occur more than once."""
+    if n_hashes < _FEW:
+        return {value for value, n_times in Counter(hashes).items() if n_times > 1}
     import numpy as np
 
-    values = np.frombuffer(items, dtype=np.int64)
-    if bool((values[1:] > values[:-1]).all()):
-        return True
-    values = np.sort(values)
-    return bool((values[1:] != values[:-1]).all())
+    values = np.fromiter(hashes, np.int64, n_hashes)
+    values.sort()
+    return set(values[1:][values[1:] == values[:-1]].tolist())
 
 
 def items_digest(items: "Items") -> str:
     """Return a digest that is equal for equal item lists, however they were given."""
     if isinstance(items, range):
         return f"range({items.start}, {items.stop}, {items.step})" if items else "range(0)"
-    data = items.tobytes() if isinstance(items, array) else _dump(items)
-    return f"{len(items)} items, sha256:{hashlib.sha256(data).hexdigest()}"
+    digest = hashlib.sha256()
+    for part, _ in _parts(items):
+        digest.update(part)
+    return f"{len(items)} items, sha256:{digest.hexdigest()}"
+
+
+def _parts(items: "array[int] | list[Any]") -> Iterator[tuple[bytes, bool]]:
+    """Yield the content of the file of items piece by piece, and which pieces are blocks of it.
+
+    Not as a whole, which for ten million strings would take as much memory as they do.
+    """
+    starts = range(0, len(items), _PER_BLOCK)
+    if isinstance(items, array):
+        yield from ((items[start : start + _PER_BLOCK].tobytes(), True) for start in starts)
+        return
+    for start in starts:
+        yield b"," if start else b"[", False
+        yield _dump(items[start : start + _PER_BLOCK])[1:-1], True
+    yield b"]", False
 
 
 def _dump(items: list[Any]) -> bytes:
     try:
-        return json.dumps(items, separators=(",", ":")).encode()
+        return _encode(items).encode()
     except (TypeError, ValueError) as error:
         raise ConfigError(
             f"indices holds an item that JSON cannot hold ({error}).",
@@ -133,13 +181,37 @@ def _dump(items: list[Any]) -> bytes:
         ) from error
 
 
-def pack_items(items: "Items") -> tuple[dict[str, Any], bytes | None]:
-    """Return how a manifest describes the items, and the bytes of the file beside it, if any."""
+def store_items(root: Path, items: "Items") -> dict[str, Any]:
+    """Write items to files beside the manifest of a run, if need be; return how it names them."""
     if isinstance(items, range):
-        return {"kind": "range", "range": [items.start, items.stop, items.step]}, None
-    data = items.tobytes() if isinstance(items, array) else _dump(items)
+        return {"kind": "range", "range": [items.start, items.stop, items.step]}
+    digest, index, offset = hashlib.sha256(), bytearray(), 0
+    unnamed = items_path(root, uuid.uuid4().hex)  # its name is the digest, known at the end
+    with open_atomic(unnamed, "wb") as file:
+        for part, is_block in _parts(items):
+            digest.update(part)
+            file.write(part)
+            if is_block:
+                index += _ENTRY.pack(offset, offset + len(part), _block_digest(part))
+            offset += len(part)
     kind = "int64" if isinstance(items, array) else "json"
-    return {"kind": kind, "sha256": hashlib.sha256(data).hexdigest()}, data
+    description: dict[str, Any] = {"kind": kind, "sha256": digest.hexdigest()}
+    if is_long(items):
+        write_bytes(index_path(root, digest.hexdigest()), bytes(index))
+        sha256 = hashlib.sha256(index).hexdigest()
+        description["index"] = {"sha256": sha256, "items_per_block": _PER_BLOCK}
+    os.replace(unnamed, items_path(root, digest.hexdigest()))
+    fsync_dir(root)
+    return description
+
+
+def is_long(items: "Items") -> bool:
+    """Tell whether a file of items has an index: only where it has several blocks."""
+    return len(items) > _PER_BLOCK
+
+
+def _block_digest(block: bytes) -> bytes:
+    return hashlib.blake2b(block, digest_size=16).digest()
 
 
 def describe_problem(description: Any, name: str) -> str:
@@ -155,14 +227,25 @@ def describe_problem(description: Any, name: str) -> str:
         )
         return "" if is_range else f"{name}.range: {values!r:.60} is no range"
     if kind in ("int64", "json"):
-        digest = description.get("sha256")
-        # A part of the name of a file.
-        is_digest = isinstance(digest, str) and _DIGEST.fullmatch(digest)
-        return "" if is_digest else f"{name}.sha256: {digest!r:.60} is no digest"
+        digest, index = description.get("sha256"), description.get("index")
+        if not _is_digest(digest):  # a part of the name of a file
+            return f"{name}.sha256: {digest!r:.60} is no digest"
+        return "" if _is_index(index) else f"{name}.index: {index!r:.60} is no index"
     return f"{name}: {description!r:.60} describes no items"
 
 
-def unpack_items(description: dict[str, Any], file: Path) -> "Items":
+def _is_digest(value: Any) -> bool:
+    return isinstance(value, str) and _DIGEST.fullmatch(value) is not None
+
+
+def _is_index(value: Any) -> bool:
+    if value is None:  # of few items, or of a version before there were any
+        return True
+    n_items = value.get("items_per_block") if isinstance(value, dict) else None
+    return type(n_items) is int and n_items > 0 and _is_digest(value.get("sha256"))
+
+
+def load_items(root: Path, description: dict[str, Any]) -> "Items":
     """Rebuild the items from a manifest's description and the file beside it.
 
     Raises:
@@ -171,19 +254,107 @@ def unpack_items(description: dict[str, Any], file: Path) -> "Items":
     """
     if description["kind"] == "range":
         return range(*description["range"])
-    data = read_file(file)
-    if data is None:
-        raise RunFolderError(f"{file} is missing. {_START_ANEW}")
+    file = items_path(root, description["sha256"])
+    data = _read(file)
     if hashlib.sha256(data).hexdigest() != description["sha256"]:
-        raise RunFolderError(f"{file} is not the item list of its manifest. {_START_ANEW}")
+        raise _other_content(file)
+    return _parse(description["kind"], data, file)
+
+
+class Slices(Protocol):
+    """A sequence of which only slices are asked for."""
+
+    def __len__(self) -> int:
+        """Return how many items there are."""
+
+    def __getitem__(self, positions: slice, /) -> Sequence[Any]:
+        """Return those at some positions."""
+
+
+def open_items(root: Path, description: dict[str, Any], n_items: int) -> Slices:
+    """Return the items of a description, those of a long file when they are asked for.
+
+    Without an index, or with one that is damaged, they are loaded as a whole.
+
+    Raises:
+        RunFolderError: if the file is missing or is not the one the manifest was written with.
+        FileSystemError: if it cannot be read from here.
+    """
+    found = description.get("index")
+    index = read_file(index_path(root, description["sha256"])) if found else None
+    if found is None or index is None or hashlib.sha256(index).hexdigest() != found["sha256"]:
+        return load_items(root, description)
+    file, per_block = items_path(root, description["sha256"]), found["items_per_block"]
+    if len(index) != -(-n_items // per_block) * _ENTRY.size:
+        raise _other_content(file)
+    return _StoredItems(file, description["kind"], n_items, per_block, index)
+
+
+@dataclass(frozen=True)
+class _StoredItems:
+    """Items in a file with an index."""
+
+    file: Path
+    kind: str
+    n_items: int
+    per_block: int
+    index: bytes
+
+    def __len__(self) -> int:
+        return self.n_items
+
+    def __getitem__(self, positions: slice, /) -> Sequence[Any]:
+        start, stop, _ = positions.indices(self.n_items)
+        blocks = range(start // self.per_block, -(-stop // self.per_block))
+        if start >= stop:
+            return []
+        first = blocks[0] * self.per_block
+        items = self._read_blocks(blocks)
+        if len(items) != min(blocks.stop * self.per_block, self.n_items) - first:
+            raise _other_content(self.file)
+        return items[start - first : stop - first]
+
+    def _read_blocks(self, blocks: range) -> "Items":
+        entries = [_ENTRY.unpack_from(self.index, block * _ENTRY.size) for block in blocks]
+        begin = entries[0][0]
+        data = _read(self.file, begin, entries[-1][1])
+        for first, last, digest in entries:
+            if _block_digest(data[first - begin : last - begin]) != digest:
+                raise _other_content(self.file)
+        return _parse(self.kind, b"[" + data + b"]" if self.kind == "json" else data, self.file)
+
+
+@dataclass(frozen=True)
+class Reordered:
+    """Items at the positions that `order` lists, of which slices are put together when asked."""
+
+    items: "Items"
+    order: Slices
+
+    def __len__(self) -> int:
+        return len(self.order)
+
+    def __getitem__(self, positions: slice, /) -> Sequence[Any]:
+        return reorder(self.items, self.order[positions])
+
+
+def _read(file: Path, begin: int = 0, end: int | None = None) -> bytes:
+    data = read_file(file, begin, end)
+    if data is None:
+        raise RunFolderError(f"{file} is missing. {START_ANEW}")
+    return data
+
+
+def _parse(kind: str, data: bytes, file: Path) -> "Items":
     try:
-        if description["kind"] == "json":
+        if kind == "json":
             return list(json.loads(data))
         packed: array[int] = array("q")
         packed.frombytes(data)
         return packed
     except (ValueError, TypeError, RecursionError) as error:
-        raise RunFolderError(f"{file} holds no list of items ({error}). {_START_ANEW}") from error
+        raise RunFolderError(f"{file} holds no list of items ({error}). {START_ANEW}") from error
 
 
-_START_ANEW = "Start over with resume=False, or restore the file."
+def _other_content(file: Path) -> RunFolderError:
+    return RunFolderError(f"{file} is not the item list of its manifest. {START_ANEW}")

@@ -8,7 +8,13 @@ from espnet3.io.tables import read_jsonl
 from espnet3.shards.commit import Done
 from espnet3.shards.layout import FAILED
 from espnet3.shards.manifest import load_manifest
-from espnet3.shards.merge import concat_files, read_part, require_done
+from espnet3.shards.merge import (
+    check_lines,
+    concat_files,
+    read_part,
+    read_parts,
+    require_done,
+)
 
 if TYPE_CHECKING:
     import numpy as np
@@ -31,14 +37,14 @@ def join_files(shard_dirs: Sequence[Path], name: str, target: Path) -> int:
     """
     root = shard_dirs[0].parent if shard_dirs else None
     manifest = load_manifest(root) if root else None
-    batches = manifest.load_batches(root) if manifest and root else None
-    if batches is None:
+    order = manifest.load_order(root) if manifest and root else None
+    if order is None:
         return concat_files(shard_dirs, name, target)
     from espnet3.shards.reorder import restore_lines  # needs numpy
 
     shards = [(shard_dir / name, require_done(shard_dir)) for shard_dir in shard_dirs]
     restore_lines(
-        _verified(shards, _line_ranks(shards, batches[0])),
+        _verified(shard_dirs, name, _line_ranks(shards, order)),
         target,
         n_lines=sum(done.n_written for _, done in shards),
         n_bytes=sum(done.files.get(name, {}).get("bytes", 0) for _, done in shards),
@@ -47,12 +53,16 @@ def join_files(shard_dirs: Sequence[Path], name: str, target: Path) -> int:
 
 
 def _verified(
-    shards: Sequence[tuple[Path, Done]], ranks: "Iterator[NDArray[np.int64]]"
-) -> "Iterator[tuple[Path, NDArray[np.int64]]]":
+    shard_dirs: Sequence[Path], name: str, ranks: "Iterator[NDArray[np.int64]]"
+) -> "Iterator[tuple[Path, NDArray[np.int64], bytes | None]]":
     buffer = memoryview(bytearray(_BLOCK))
-    for (part, done), part_ranks in zip(shards, ranks, strict=True):
-        if read_part(part, done, buffer, bool):
-            yield part, part_ranks
+    for (folder, done, content), own in zip(read_parts(shard_dirs, name), ranks, strict=True):
+        if content is not None:
+            check_lines(folder / name, done, done.files[name]["lines"])
+        # `bool` drops each block: this pass only proves the content, and `restore_lines` reads it.
+        elif not read_part(folder / name, done, buffer, bool):
+            continue
+        yield folder / name, own, content
 
 
 def _line_ranks(shards: Sequence[tuple[Path, Done]], order: Any) -> "Iterator[NDArray[np.int64]]":

@@ -14,31 +14,26 @@ import logging
 import os
 import random
 import re
+import socket
 import threading
 import time
+import uuid
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
+from functools import cache
 from pathlib import Path
 
 from espnet3.io.atomic import create_bytes, temp_pid, write_bytes
 from espnet3.io.clock import look_time
-from espnet3.io.records import DamagedFileError
-from espnet3.shards.file_access import names_in
+from espnet3.io.records import Count, DamagedFileError, Name, Pid
+from espnet3.schedulers import current_job, node_name
+from espnet3.shards.file_access import Version, names_in, share_folder, versions_in
 from espnet3.shards.layout import claimed_name, leases_folder
-from espnet3.shards.owner import (
-    Owner,
-    machine_id,
-    node_name,
-    parse_owner,
-    start_time,
-    unknown_owner,
-)
-from espnet3.shards.sharing import share_folder
 
 __all__ = [
     "HEARTBEAT", "TIMEOUT", "Lease", "Owner", "claims", "find_owner",
-    "living_owners", "machine_id", "node_name", "start_time",
+    "living_owners", "machine_id", "start_time",
 ]  # fmt: skip
 logger = logging.getLogger(__name__)
 
@@ -47,9 +42,100 @@ HEARTBEAT = 15.0
 something every four seconds while it runs a long shard, its other signs of life included."""
 TIMEOUT = 60.0
 """Seconds without a heartbeat after which an owner counts as dead."""
-_CLOCK_SECONDS = 60.0
+_LATE_BEAT = 2.5 * HEARTBEAT
+_CLOCK_SECONDS = 60.0  # between two looks at the file system's clock; `monotonic` carries it on
 _OWNER_ID = re.compile("[0-9a-f]{16}")
 _READABLE = 0o644  # whatever the umask: an unreadable lease cannot be respected
+_MAX_PID = 2**31 - 1
+_TYPES = {
+    "host": str, "machine": str, "pid": int, "started": int, "job_id": str, "owner_id": str
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Owner:
+    """A process that works in a run folder."""
+
+    host: str
+    machine: str
+    pid: Pid
+    started: Count
+    job_id: str = ""
+    owner_id: Name = field(default_factory=lambda: uuid.uuid4().hex[:16])
+
+    @classmethod
+    def of_this_process(cls) -> "Owner":
+        """Describe the calling process."""
+        job, pid = current_job(), os.getpid()
+        job_id = job.job_id if job else ""
+        return cls(node_name(), machine_id(), pid, start_time(pid) or 0, job_id)
+
+    def __str__(self) -> str:
+        """Return `host:pid`, with the scheduler's job if there is one."""
+        return f"{self.host}:{self.pid}" + (f" (job {self.job_id})" if self.job_id else "")
+
+
+def parse_owner(content: bytes) -> Owner:
+    """Return what an owner file says; what a newer version adds is ignored.
+
+    Raises:
+        DamagedFileError: It is not what an owner wrote.
+    """
+    # Not by pydantic: checking a claim should not wait for its import.
+    try:
+        found = json.loads(content)
+        values = {name: found[name] for name in _TYPES if name in found}
+        owner = Owner(**values)
+    except (ValueError, TypeError, RecursionError) as error:
+        raise DamagedFileError(f"An owner file is damaged: {error}.") from None
+    # Not isinstance, to which True is an int.
+    wrong = [name for name, kind in _TYPES.items() if type(getattr(owner, name)) is not kind]
+    if wrong or not 0 < owner.pid <= _MAX_PID:
+        raise DamagedFileError(f"An owner file is damaged: {', '.join(wrong) or 'pid'}.")
+    return owner
+
+
+def unknown_owner(owner_id: str) -> Owner:
+    """Return an owner of which only its heartbeat is known."""
+    return Owner("unknown", "", 0, 0, owner_id=owner_id)
+
+
+@cache
+def machine_id() -> str:
+    """Identify the kernel and process namespace, in which a pid means one process."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {os.readlink('/proc/self/ns/pid')}"
+    except OSError:
+        return socket.gethostname()
+
+
+def start_time(pid: int) -> int | None:
+    """Return when a process started, in clock ticks since boot; None if it is gone.
+
+    With the pid it names a process for good: pids are used again. 0 if it is there and one cannot
+    tell: no /proc, or one that hides the processes of other users.
+    """
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return _alive_by_signal(pid)
+    # The program's name stands in parentheses, and may itself hold blanks and parentheses.
+    fields = stat.rpartition(")")[2].split()
+    # A zombie works no more, but keeps its pid until its parent asks for the exit code.
+    is_zombie = fields[0] in "ZX"
+    # Field 22 of proc(5), counted from the third, which follows the parenthesis.
+    return None if is_zombie else int(fields[19])
+
+
+def _alive_by_signal(pid: int) -> int | None:
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return None
+    except PermissionError:
+        pass  # alive, but another user's
+    return 0
 
 
 class Lease:
@@ -92,6 +178,7 @@ class Lease:
 
     def __exit__(self, *exc_info: object) -> None:
         self._stop.set()
+        # Before the file is removed: a late heartbeat would miss it, and sign in again.
         self._thread.join()
         try:
             for name in list(self._names):
@@ -149,6 +236,7 @@ class Lease:
         path = claim_path(self.folder, name)
         self._names.discard(name)
         found = _read_claim(path)
+        # While we counted as dead, another owner may have taken it over; theirs must stay.
         if found is not None and found.owner_id == self.owner.owner_id:
             path.unlink(missing_ok=True)
 
@@ -244,6 +332,7 @@ class Lease:
         Whoever makes the mark may do so. Without it, a slow one could remove the claim that a
         quick one had just put in the dead one's place.
         """
+        # With the dead owner's id in its name, a mark left behind cannot block later takeovers.
         mark = path.with_suffix(f".taken-{holder.owner_id}")
         own_id = self.owner.owner_id.encode()
         if not create_bytes(mark, own_id, sync=False, permissions=_READABLE):
@@ -255,6 +344,7 @@ class Lease:
             if content is None:
                 path.unlink(missing_ok=True)
             else:
+                # One rename: between a removal and a new claim, the name would be free for others.
                 write_bytes(path, content, sync=False, permissions=_READABLE)
             return True
         finally:
@@ -328,6 +418,7 @@ def _owner_ids(names: list[str]) -> list[str]:
     return [
         name.removesuffix(".owner")
         for name in names
+        # A dot is that of a temp file, of an owner that is just signing in.
         if name.endswith(".owner") and not name.startswith(".")
     ]
 
@@ -337,13 +428,12 @@ def count_owners(folder: Path) -> int:
     return len(_owner_ids(names_in(folder)))
 
 
-def living_owners(folder: Path, now: float | None = None, timeout: float = TIMEOUT) -> list[Owner]:
+def living_owners(folder: Path, now: float | None = None) -> list[Owner]:
     """Return the owners in a lease folder that have a heartbeat.
 
     Args:
         folder: the lease folder.
         now: by the clock of the file system; looked up if None.
-        timeout: seconds without a heartbeat after which an owner counts as dead.
 
     Raises:
         FileSystemError: if the folder cannot be listed from here, which says nothing of owners in
@@ -352,7 +442,7 @@ def living_owners(folder: Path, now: float | None = None, timeout: float = TIMEO
     owner_ids = _owner_ids(names_in(folder))
     if owner_ids and now is None:
         now = look_time(folder)
-    found = (find_owner(folder, owner_id, now or 0.0, timeout) for owner_id in owner_ids)
+    found = (find_owner(folder, owner_id, now or 0.0, TIMEOUT) for owner_id in owner_ids)
     return [owner for owner in found if owner is not None]
 
 
@@ -376,6 +466,7 @@ def _judge(sign: _Sign, owner_id: str, now: float, timeout: float) -> Owner | No
         return None
     if owner.machine == machine_id():
         started = start_time(owner.pid)
+        # A start time of 0 is unknown, on either side, and proves nothing.
         if started is None or (started and owner.started and started != owner.started):
             return None
     return owner
@@ -389,12 +480,13 @@ def _last_sign(path: Path) -> _Sign | None:
         return None
     except OSError:
         pass
+    # `stat` needs no permission to read the file itself.
     try:
         return _Sign(None, path.stat().st_mtime)
     except FileNotFoundError:
         return None
     except OSError:
-        return _Sign(None, float("inf"))
+        return _Sign(None, float("inf"))  # cannot be judged, so it counts as alive
 
 
 def claims(folder: Path) -> dict[str, str]:
@@ -405,6 +497,63 @@ def claims(folder: Path) -> dict[str, str]:
         if name and not name.startswith("."):
             found[name] = _read_claim(folder / file_name)
     return {name: claim.owner_id for name, claim in found.items() if claim is not None}
+
+
+@dataclass(frozen=True)
+class LeaseLook:
+    """Who was at work at one moment."""
+
+    owners: dict[str, Owner] = field(default_factory=dict)
+    """Those that are alive, by id."""
+    beats: dict[str, float] = field(default_factory=dict)
+    """When each of them gave its last sign of life."""
+    claims: dict[str, tuple[str, float]] = field(default_factory=dict)
+    """What is claimed: the id of the owner, and since when."""
+
+
+class LeaseView:
+    """The owners and claims of a run, for one who shows them again and again.
+
+    A look takes one listing, with the times of the files. Opened are only files that are new, and
+    owners whose heartbeat is late: a network file system may remember an older time.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._contents: dict[tuple[str, int], bytes] = {}
+        self._claims: dict[tuple[str, Version], _Claim] = {}
+
+    def look(self, now: float) -> LeaseLook:
+        """Return what is there.
+
+        Args:
+            now: by the clock of the file system.
+
+        Raises:
+            FileSystemError: if the folder cannot be listed from here.
+        """
+        look = LeaseLook()
+        contents, known = self._contents, self._claims
+        self._contents, self._claims = {}, {}
+        for name, version in versions_in(self._folder).items():
+            if owner_ids := _owner_ids([name]):
+                inode, beat = version or (0, 0.0)
+                content = contents.get((name, inode))
+                is_fresh = content is not None and now - beat < _LATE_BEAT
+                sign = _Sign(content, beat) if is_fresh else _last_sign(self._folder / name)
+                if sign is not None and sign.content is not None:
+                    self._contents[name, inode] = sign.content
+                owner = _judge(sign, owner_ids[0], now, TIMEOUT) if sign else None
+                if sign and owner:
+                    look.owners[owner_ids[0]], look.beats[owner_ids[0]] = owner, sign.beat
+            elif (claimed := claimed_name(name)) and not claimed.startswith("."):
+                claim = known.get((name, version)) if version else None
+                claim = claim or _read_claim(self._folder / name)
+                if claim is not None:
+                    look.claims[claimed] = (claim.owner_id, claim.since)
+                if claim is not None and version:
+                    self._claims[name, version] = claim
+        return look
 
 
 def _read_claim(path: Path) -> _Claim | None:

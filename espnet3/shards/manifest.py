@@ -1,5 +1,6 @@
 """The plan of a run as a file: written once, read by every driver, worker and command."""
 
+import bisect
 import json
 import os
 import re
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from espnet3.errors import RunFolderError
-from espnet3.io.atomic import create_bytes, write_bytes
+from espnet3.io.atomic import create_bytes
 from espnet3.io.records import (
     Count,
     DamagedFileError,
@@ -24,11 +25,23 @@ from espnet3.io.records import (
     read_content,
 )
 from espnet3.shards.file_access import unreachable
-from espnet3.shards.items import describe_problem, pack_items, unpack_items
-from espnet3.shards.layout import RunLayout, items_path, manifest_path
+from espnet3.shards.items import (
+    START_ANEW,
+    Reordered,
+    Slices,
+    describe_problem,
+    is_long,
+    load_items,
+    open_items,
+    reorder,
+    store_items,
+)
+from espnet3.shards.layout import RunLayout, manifest_path
 from espnet3.shards.plan import Batches
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from espnet3.shards.items import Items
 
 _RUN_ID_SHAPE = re.compile(r"[^\x00-\x1f\x7f]{1,200}")
@@ -81,13 +94,15 @@ class Manifest:
             return "bounds: not increasing"
         if len(costs) != self.n_shards:
             return f"costs: {len(costs)} for {self.n_shards} shards"
+        # In this form, NaN is refused as well.
         if not all(0 <= cost <= _MAX_COST for cost in costs):
             return f"costs: not all from 0 to {_MAX_COST:g}"
         if not _RUN_ID_SHAPE.fullmatch(self.run_id):
             return f"run_id: {self.run_id!r:.60} is no id"
         packed: dict[str, Any] = {"items": self.items}
         if self.batches is not None:
-            packed |= {f"batches.{name}": self.batches.get(name) for name in ("order", "edges")}
+            described = {"order": None, "edges": None, **self.batches}
+            packed |= {f"batches.{name}": value for name, value in described.items()}
         found = (describe_problem(value, name) for name, value in packed.items())
         return next(filter(None, found), "")
 
@@ -113,35 +128,60 @@ class Manifest:
             )
         return folder
 
-    def load_items(self, root: Path) -> "Items":
-        """Return the items of the run in dataset order, from the file beside it if need be.
+    def open_items(self, root: Path, items: "Items | None" = None) -> Slices:
+        """Return the items in the order of the plan, read from the folder a slice at a time.
+
+        Args:
+            root: the run folder.
+            items: in dataset order, where they are in memory anyway.
 
         Raises:
             RunFolderError: if they are not there, or not those of the plan.
         """
-        items = _load(root, self.items)
-        if len(items) != self.n_items:
+        opened = self._open_items(root, items)
+        if items is None and len(opened) != self.n_items:
             raise DamagedFileError(
                 f"{manifest_path(root)} is damaged: it plans {self.n_items} items, and names "
-                f"{len(items)}. {_START_ANEW}"
+                f"{len(opened)}. {START_ANEW}"
             )
-        return items
+        return opened
 
-    def load_batches(self, root: Path) -> "tuple[Items, Items] | None":
-        """Return which item is at each position of the plan, and the edges of the batches.
+    def _open_items(self, root: Path, items: "Items | None") -> Slices:
+        if self.batches is None:
+            return open_items(root, self.items, self.n_items) if items is None else items
+        if items is None and "items" in self.batches:
+            return open_items(root, self.batches["items"], self.n_items)
+        order = open_items(root, self.batches["order"], self.n_items)
+        return Reordered(load_items(root, self.items) if items is None else items, order)
 
-        None if positions are those of the dataset, and batches all of one size.
+    def load_edges(self, root: Path) -> "Items | None":
+        """Return the edges of the batches; None if they are all of one size."""
+        if self.batches is None:
+            return None
+        edges = load_items(root, self.batches["edges"])
+        # Bisected: a set of millions of edges would take more memory than a worker should.
+        if isinstance(edges, list) or not all(_is_among(edges, bound) for bound in self.bounds):
+            raise self._other_batches(root)
+        return edges
+
+    def load_order(self, root: Path) -> "Items | None":
+        """Return which item is at each position of the plan; None if they are those of the dataset.
+
+        Raises:
+            DamagedFileError: if some are there twice, or not at all.
         """
         if self.batches is None:
             return None
-        order, edges = _load(root, self.batches["order"]), _load(root, self.batches["edges"])
-        is_of_plan = not isinstance(edges, list) and set(self.bounds).issubset(edges)
-        if not is_of_plan or not _is_permutation(order, self.n_items):
-            raise DamagedFileError(
-                f"{manifest_path(root)} is damaged: its batches are not those of its items. "
-                f"{_START_ANEW}"
-            )
-        return order, edges
+        order = load_items(root, self.batches["order"])
+        if not _is_permutation(order, self.n_items):
+            raise self._other_batches(root)
+        return order
+
+    def _other_batches(self, root: Path) -> DamagedFileError:
+        return DamagedFileError(
+            f"{manifest_path(root)} is damaged: its batches are not those of its items. "
+            f"{START_ANEW}"
+        )
 
 
 def publish_manifest(
@@ -153,12 +193,18 @@ def publish_manifest(
         The manifest that is now in the folder: the given one, or the other driver's.
     """
     # The run's id comes first: see read_run_id.
-    values = {"run_id": manifest.run_id, **asdict(manifest), "items": _store(root, items)}
+    values = {"run_id": manifest.run_id, **asdict(manifest), "items": store_items(root, items)}
     if batches is not None:
-        packed = {"order": _store(root, batches.order), "edges": _store(root, batches.edges)}
+        # Before the manifest that names them: a plan without its items could not be run.
+        packed = {"order": store_items(root, batches.order)}
+        packed["edges"] = store_items(root, batches.edges)
+        if is_long(items) and not isinstance(items, range):
+            # In run order once more: those of a shard lie all over the list in dataset order.
+            packed["items"] = store_items(root, reorder(items, batches.order))
         values |= {"batches": packed, "padded_share": round(batches.padded_share, 6)}
     text = json.dumps(values, ensure_ascii=False, indent=1, default=str) + "\n"
     # By exclusive creation: of drivers that start at once, one writes the plan and all use it.
+    # A lone surrogate becomes \udcxx here, which happens to be its escape in JSON.
     if create_bytes(manifest_path(root), text.encode("utf-8", "backslashreplace")):
         return Manifest(**values)
     other = load_manifest(root)
@@ -169,12 +215,9 @@ def publish_manifest(
     return other
 
 
-def _store(root: Path, items: "Items") -> dict[str, Any]:
-    description, data = pack_items(items)
-    if data is not None:
-        # Before the manifest that names it: a plan without its items could not be run.
-        write_bytes(items_path(root, description["sha256"]), data)
-    return description
+def _is_among(values: "Sequence[int]", value: int) -> bool:
+    place = bisect.bisect_left(values, value)
+    return place < len(values) and values[place] == value
 
 
 def _is_permutation(order: "Items", n_items: int) -> bool:
@@ -189,10 +232,6 @@ def _is_permutation(order: "Items", n_items: int) -> bool:
         return False
     seen[positions] = True
     return bool(seen.all())
-
-
-def _load(root: Path, description: dict[str, Any]) -> "Items":
-    return unpack_items(description, items_path(root, description.get("sha256", "")))
 
 
 def load_manifest(root: str | os.PathLike[str]) -> Manifest | None:
@@ -212,17 +251,29 @@ def load_manifest(root: str | os.PathLike[str]) -> Manifest | None:
             f"{root} is not a folder.", fix="Choose another output_dir."
         ) from error
     except IsADirectoryError as error:
-        raise RunFolderError(f"{path} is a folder. {_START_ANEW}") from error
+        raise RunFolderError(f"{path} is a folder. {START_ANEW}") from error
     except OSError as error:
         raise unreachable(error, path) from error
     try:
+        # Before the values: a plan of a newer format should be called that, and not damaged.
         _check_format(path, parse_record(content, _ANY, path))
         return parse_record(content, Manifest, path)
     except DamagedFileError as error:
-        raise DamagedFileError(f"{error} {_START_ANEW}") from None
+        raise DamagedFileError(f"{error} {START_ANEW}") from None
 
 
-_START_ANEW = "Start over with resume=False, or restore the file."
+def require_manifest(run_dir: Path) -> Manifest:
+    """Return the manifest of a run folder, or say that this is none.
+
+    Raises:
+        RunFolderError: with the run folders that were found below, if any.
+    """
+    manifest = load_manifest(run_dir)
+    if manifest is not None:
+        return manifest
+    below = sorted(str(path.parent) for path in run_dir.glob("*/manifest.json"))[:5]
+    hint = f"Did you mean {' or '.join(below)}?" if below else "Give the output_dir of a runner."
+    raise RunFolderError(f"{run_dir} holds no run: there is no manifest.json in it. {hint}")
 
 
 def read_run_id(root: Path) -> str | None:
@@ -260,7 +311,7 @@ def _check_origin(path: Path, values: Any) -> None:
 def _check_format(path: Path, values: Any) -> None:
     _check_origin(path, values)
     version, versions = values.get("version"), values.get("versions")
-    if version != VERSION or isinstance(version, bool):
+    if version != VERSION or isinstance(version, bool):  # True equals 1
         writer = versions.get("espnet3", "unknown") if isinstance(versions, dict) else "unknown"
         raise RunFolderError(
             f"{path} has version {version!s:.40} of the run format; this ESPnet3 reads "

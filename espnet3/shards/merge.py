@@ -1,15 +1,18 @@
 """Join committed shards into final files, and prove that nothing is missing or there twice."""
 
+import gc
 import os
 import zlib
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from espnet3.errors import IncompleteRunError
 from espnet3.io.atomic import open_atomic
+from espnet3.io.records import Count, PathText, Pid, parse_lines, read_lines
 from espnet3.shards.commit import (
     Done,
     add_to_entry,
@@ -18,14 +21,17 @@ from espnet3.shards.commit import (
     read_done,
     walk_files,
 )
-from espnet3.shards.file_access import reaching
-from espnet3.shards.layout import DONE
-from espnet3.shards.manifest import Manifest
+from espnet3.shards.file_access import reaching, read_in_order
+from espnet3.shards.layout import DONE, FAILED, RunLayout
+from espnet3.shards.manifest import Manifest, require_manifest
+from espnet3.shards.pack import read_pack
 from espnet3.text import first_few
 
 _BLOCK = 1 << 18
 _SHOWN = 5
-_N_READERS = 8  # zlib and reading let other threads run; a network answers several at once
+_SMALL = 1 << 18
+_MOST_KEPT = 64 << 20
+_MUCH = 8 << 20
 
 
 @dataclass(frozen=True)
@@ -34,25 +40,69 @@ class Coverage:
 
     committed: dict[int, Done]
     missing: list[int]
+    contents: dict[str, dict[str, bytes]] = field(default_factory=dict, repr=False)
+    """Small files that `check_complete` has read and proven, by folder and name."""
 
     @property
     def is_complete(self) -> bool:
         """Tell whether every item of the plan is accounted for exactly once."""
         return not self.missing
 
+    @contextmanager
+    def at_hand(self, layout: RunLayout) -> Iterator[None]:
+        """Let who joins files in this block ask no file again for what is known of the shards."""
+        known = {layout.shard_path(shard): done for shard, done in self.committed.items()}
+        token = _at_hand.set(_AtHand(known, self.contents))
+        try:
+            yield
+        finally:
+            _at_hand.reset(token)
+
+
+@dataclass(frozen=True)
+class _AtHand:
+    """What the merge around us knows of shards, by folder."""
+
+    done: dict[str, Done] = field(default_factory=dict)
+    contents: dict[str, dict[str, bytes]] = field(default_factory=dict)
+
+
+# Not an argument: in between is the `merge` of the user, which hands on folders only.
+_at_hand: ContextVar[_AtHand] = ContextVar("at_hand", default=_AtHand())  # noqa: B039
+
 
 def read_coverage(root: Path, manifest: Manifest) -> Coverage:
     """Look which shards are committed and hold just the items that the plan gives them."""
-    bounds = manifest.bounds
+    bounds, layout = manifest.bounds, manifest.layout(root)
+    with _collecting_later():
+        found = committed_shards(layout, manifest.run_id)
+    pack = read_pack(layout, manifest.run_id)
     committed = {
         shard: done
-        for shard, done in committed_shards(manifest.layout(root), manifest.run_id).items()
+        for shard, done in ({**pack.committed(), **found} if pack else found).items()
         if shard < manifest.n_shards and [done.start, done.stop] == bounds[shard : shard + 2]
     }
     return Coverage(committed, [s for s in range(manifest.n_shards) if s not in committed])
 
 
-def check_complete(root: Path, manifest: Manifest, *, contents: bool = True) -> Coverage:
+@contextmanager
+def _collecting_later() -> Iterator[None]:
+    """Keep Python from looking for cycles among records of many shards, which have none.
+
+    It would do so again and again while they are read, for a tenth of the time of a merge.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def check_complete(
+    root: Path, manifest: Manifest, *, contents: bool = True, coverage: Coverage | None = None
+) -> Coverage:
     """Make sure that each item of the plan is in exactly one intact, committed shard.
 
     Args:
@@ -60,47 +110,93 @@ def check_complete(root: Path, manifest: Manifest, *, contents: bool = True) -> 
         manifest: Its plan.
         contents: Compare all files with the checksums of `done`, not only their number and size:
             also those that a `merge` reads by itself, or leaves where they are.
+        coverage: what `read_coverage` returned a moment ago; looked up if None.
 
     Raises:
         IncompleteRunError: with the shards and items that are missing, or the files that changed.
         FileSystemError: if they cannot be read from here.
     """
-    coverage = read_coverage(root, manifest)
+    coverage = coverage or read_coverage(root, manifest)
     if coverage.missing:
         raise IncompleteRunError(_describe_missing(root, manifest, coverage.missing))
     layout = manifest.layout(root)
-    shards = [(layout.shard(shard), done) for shard, done in sorted(coverage.committed.items())]
-    for shard_dir, done in shards:
-        check_sizes(shard_dir, done)
+    found = [(layout.shard_path(s), done) for s, done in sorted(coverage.committed.items())]
+    with _collecting_later():
+        shards = list(_not_proven(found, coverage.contents)) if contents else found
+    # All sizes before any content: what is missing then shows before gigabytes are read.
+    for _ in read_in_order(lambda shard: check_sizes(Path(shard[0]), shard[1]), shards):
+        pass
     if contents:
         check_contents(shards)
     return coverage
 
 
-def check_contents(shards: Sequence[tuple[Path, Done]]) -> None:
+def _not_proven(
+    shards: Sequence[tuple[str, Done]], contents: dict[str, dict[str, bytes]]
+) -> Iterator[tuple[str, Done]]:
+    """Yield the shards to look at closely: those that are large, or not as they should be.
+
+    What was read of the others is added to `contents`, as far as there is room.
+    """
+    n_bytes = 0
+    for shard, read in zip(shards, read_in_order(_read_proven, shards), strict=True):
+        if read is None:
+            yield shard
+        elif n_bytes < _MOST_KEPT:
+            n_bytes += sum(map(len, read.values()))
+            contents[shard[0]] = read
+
+
+def _read_proven(shard: tuple[str, Done]) -> dict[str, bytes] | None:
+    """Return the content of all files of a shard; None unless they are small and as `done` says.
+
+    It takes as few operations as there are files; what is wrong is left to `check_sizes` and
+    `check_contents`.
+    """
+    folder, done = shard
+    read = {}
+    try:
+        if {DONE, *done.files} != set(os.listdir(folder)):
+            return None
+        for name, expected in done.files.items():
+            content = _read_small(f"{folder}/{name}", expected)
+            if content is None:
+                return None
+            read[name] = content
+    except OSError:
+        return None
+    return read
+
+
+def _read_small(path: str, expected: dict[str, int]) -> bytes | None:
+    """Return the content of a file if it is small, and what was committed."""
+    if expected["bytes"] > _SMALL:
+        return None
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe would block for ever
+    try:
+        content = os.read(descriptor, expected["bytes"] + 1)
+    finally:
+        os.close(descriptor)
+    is_same = len(content) == expected["bytes"] and zlib.crc32(content) == expected["crc32"]
+    return content if is_same else None
+
+
+def check_contents(shards: Sequence[tuple[str | Path, Done]]) -> None:
     """Compare the content of all files of shards with the checksums of their `done`.
 
     Raises:
         IncompleteRunError: naming the file, or the subfolder, that was changed since its commit.
         FileSystemError: if it cannot be read from here.
     """
-    n_threads = min(_N_READERS, len(shards))
-    if n_threads < 2:
-        for shard_dir, done in shards:
-            _check_content(shard_dir, done)
-        return
-    from concurrent.futures import ThreadPoolExecutor  # not before it is needed: it takes its time
-
-    with ThreadPoolExecutor(n_threads) as pool:
-        try:
-            for _ in pool.map(lambda shard: _check_content(*shard), shards):
-                pass
-        except BaseException:  # also a signal: the rest is not waited for
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
+    n_bytes = sum(entry["bytes"] for _, done in shards for entry in done.files.values())
+    # zlib and reading let other threads run.
+    is_slow = n_bytes > _MUCH and len(shards) > 1
+    for _ in read_in_order(_check_content, shards, is_slow=is_slow):
+        pass
 
 
-def _check_content(shard_dir: Path, done: Done) -> None:
+def _check_content(shard: tuple[str | Path, Done]) -> None:
+    shard_dir, done = Path(shard[0]), shard[1]
     found: dict[str, dict[str, int]] = {}
     for name, path in _committed_files(shard_dir):
         entry = found.setdefault(name, {"files": 0, "bytes": 0, "crc32": 0})
@@ -185,11 +281,46 @@ def concat_files(shard_dirs: Sequence[Path], name: str, target: Path) -> int:
     """
     # One for all: memory that is new at each read costs more than the copying.
     buffer = memoryview(bytearray(_BLOCK))
+    n_lines = 0
     with open_atomic(target, "wb") as output:
-        return sum(
-            read_part(shard_dir / name, require_done(shard_dir), buffer, output.write)
-            for shard_dir in shard_dirs
-        )
+        for shard_dir, done, content in read_parts(shard_dirs, name):
+            if content is None:
+                n_lines += read_part(shard_dir / name, done, buffer, output.write)
+                continue
+            n_lines += done.n_written
+            if done.files[name]["lines"] != done.n_written:
+                check_lines(shard_dir / name, done, done.files[name]["lines"])
+            output.write(content)
+    return n_lines
+
+
+def read_parts(shard_dirs: Sequence[Path], name: str) -> Iterator[tuple[Path, Done, bytes | None]]:
+    """Yield each shard in the given order, with its `done`, read some shards ahead.
+
+    Also with the content of its file `name`, proven, if that is small; None leaves it to
+    `read_part`.
+
+    Raises:
+        IncompleteRunError: if one of them is no committed shard.
+    """
+    known = _at_hand.get()  # here, because threads have a context of their own
+
+    def read(shard_dir: Path) -> tuple[Path, Done, bytes | None]:
+        folder = os.fspath(shard_dir)
+        done = known.done.get(folder) or require_done(shard_dir)
+        content = known.contents.get(folder, {}).get(name)
+        expected = done.files.get(name)
+        if content is None and expected is not None:
+            with suppress(OSError):  # `read_part` says what is wrong
+                content = _read_small(f"{folder}/{name}", expected)
+        return shard_dir, done, content
+
+    return read_in_order(read, shard_dirs)
+
+
+def content_at_hand(part: Path) -> bytes | None:
+    """Return a file of a shard that the merge around us has read and proven, if it kept it."""
+    return _at_hand.get().contents.get(os.fspath(part.parent), {}).get(part.name)
 
 
 def require_done(shard_dir: Path) -> Done:
@@ -198,7 +329,7 @@ def require_done(shard_dir: Path) -> Done:
     Raises:
         IncompleteRunError: if it is none.
     """
-    done = read_done(shard_dir)
+    done = _at_hand.get().done.get(os.fspath(shard_dir)) or read_done(shard_dir)
     if done is None:
         raise IncompleteRunError(
             f"{shard_dir} has no valid {DONE!r}: it is not a committed shard.",
@@ -260,3 +391,52 @@ def outputs_of(
                 stat = entry.stat()
                 found[entry.name] = (stat.st_size, stat.st_mtime_ns)
     return {name: value for name, value in found.items() if (since or {}).get(name) != value}
+
+
+@dataclass(frozen=True)
+class FailedItem:
+    """A line of `failed.jsonl`."""
+
+    position: Count
+    shard: Count
+    index: Any = None
+    error: str = ""
+    traceback: str = ""
+    host: str = ""
+    pid: Pid = 0
+    log: PathText = ""
+    ids: list[str] = field(default_factory=list)
+
+
+def read_failures(run_dir: Path) -> list[dict[str, Any]]:
+    """Return what failed: skipped items of committed shards, and the error that stopped the run.
+
+    Damaged lines are left out; a warning names them.
+    """
+    manifest = require_manifest(run_dir)
+    layout = manifest.layout(run_dir)
+    committed = read_coverage(run_dir, manifest).committed
+    # What stopped an earlier try is over once its shard is committed; that shard's own list counts.
+    stopped = [each for each in _failed_items(layout.failed) if each["shard"] not in committed]
+    return sorted(
+        [*stopped, *failures_of(layout, committed.values())], key=lambda each: each["position"]
+    )
+
+
+def failures_of(layout: RunLayout, shards: Iterable[Done]) -> list[dict[str, Any]]:
+    """Return the items that were given up on in committed shards, in the order of the plan."""
+    failures: dict[int, dict[str, Any]] = {}
+    failed = [done for done in shards if done.n_failed]
+    pack = read_pack(layout, failed[0].run_id) if failed else None
+    for done in failed:
+        path = layout.shard(done.shard) / FAILED
+        found = _failed_items(path)
+        if not found and pack is not None and done.shard in pack.lines:
+            content = pack.read(done.shard).get(FAILED, b"")
+            found = [asdict(item) for item in parse_lines(content, FailedItem, path)]
+        failures.update({each["position"]: each for each in found})
+    return [failures[position] for position in sorted(failures)]
+
+
+def _failed_items(path: Path) -> list[dict[str, Any]]:
+    return [asdict(item) for item in read_lines(path, FailedItem)]

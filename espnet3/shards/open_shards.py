@@ -1,4 +1,4 @@
-"""Open shards of a run, from one listing of its folder.
+"""Open shards of a run, from one listing of its folder; and how long they take.
 
 A worker among many must not touch thousands of files to find its next shard. The names say nearly
 all: a folder `split.7` is a committed shard, a file `split.7.claim` a claimed one. They may
@@ -6,36 +6,73 @@ be seen late, so a name that is not there proves nothing: the claim decides whic
 shard, and the commit whose results count.
 """
 
+import bisect
+import hashlib
 import random
+import struct
 import time
 from collections import deque
-from collections.abc import Callable
-from itertools import chain
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from espnet3.shards.commit import Done
 from espnet3.shards.file_access import is_there, list_names
 from espnet3.shards.layout import claimed_name, shard_of, shard_of_attempt
 from espnet3.shards.lease import Lease
 from espnet3.shards.manifest import Manifest
 from espnet3.shards.plan import run_order
+from espnet3.shards.records import DeathNote
 
 # A listing costs as much as the folder has entries, so it is used until it misleads: until so many
 # claims were lost to others, or nothing in it is free. Its age matters only for finding the dead.
 _MAX_LOST = 2
+_RECENT_SECONDS = 2.0  # so young it is used again when a worker's own shards are done
+_RING, _GOLDEN = 1 << 32, 2654435769
+_SIMILAR = 0.5  # of the cost of the costliest: what may begin before it
 _FRESH_SECONDS, _FRESH_SECONDS_PER_SHARD = 60.0, 0.05
 _SETTLED_SECONDS = 120.0  # longer than any file system keeps names that are not true any more
 _MET_SECONDS = 10.0
 _KEEP_SECONDS = 15.0
-_MAX_KEPT = 8
-_MAX_TRIES = 20
+_MAX_KEPT = 8  # with short shards, kept claims must not pile up
+_MAX_TRIES = 10
 # How many shards of others one look is spent on. Few are enough, however many workers there are:
 # each looks at others at random, and when the living finish, the dead are all that is left.
 _MAX_LOOKS = 2
 _LOOK_SECONDS = 5.0
+_REMEMBERED = 8  # finished shards by which the next ones are judged
+_SAFETY = 1.2
+_WHOLE_TIME = 0.75
+_MIN_CUTS = 2
 
 
 def _any(shard: int) -> bool:
     return True
+
+
+def own_part(order: Sequence[int], owner_id: str, owner_ids: Iterable[str]) -> Sequence[int]:
+    """Return the shards with which an owner begins; each is in the part of one of the owners.
+
+    Owners that see the same list are in nobody's way, and one that comes or goes changes the parts
+    of the others by little: owners have points on a ring, a shard belongs to the next point
+    (consistent hashing). Steps of the golden ratio along the ring spread shards of similar cost
+    over all owners.
+    """
+    owners = {point: each for each in owner_ids for point in _points(each)}
+    if set(owners.values()) == {owner_id}:
+        return order
+    points = sorted(owners)
+
+    def is_own(place: int) -> bool:
+        after = bisect.bisect_left(points, place * _GOLDEN % _RING)
+        return owners[points[after % len(points)]] == owner_id
+
+    return [shard for place, shard in enumerate(order) if is_own(place)]
+
+
+def _points(owner_id: str) -> tuple[int, ...]:
+    # Many, so that parts are of similar size.
+    return struct.unpack("<64I", hashlib.shake_128(owner_id.encode()).digest(256))
 
 
 class OpenShards:
@@ -63,6 +100,7 @@ class OpenShards:
         # By owner: workers that start at once must not all reach for the same shard.
         self._random = random.Random(lease.owner.owner_id)
         self._listed, self._n_lost = float("-inf"), 0
+        # The more shards, the longer a listing takes, and the longer it has to serve.
         self._fresh_seconds = max(_FRESH_SECONDS, _FRESH_SECONDS_PER_SHARD * len(self._order))
         self._looked = time.monotonic()
         self._committed: set[int] = set()
@@ -72,6 +110,7 @@ class OpenShards:
         self._mine: set[int] = set()
         self._kept: deque[tuple[int, float]] = deque()
         self._n_owners = 1
+        self._own: Sequence[int] = self._order
         self._attempts: dict[int, list[str]] = {}
         self.n_items_done = 0
         """Items of the committed shards; a number, so that another thread may show it."""
@@ -88,12 +127,16 @@ class OpenShards:
         # An owner that we met at a shard is there, even if the list does not show it yet.
         now = time.monotonic()
         self._met = {s: t for s, t in self._met.items() if now - t < _MET_SECONDS}
-        self._claimed, self._n_owners = self._mine.union(self._met), 0
+        self._claimed = self._mine.union(self._met)
+        owner_id = self._lease.owner.owner_id
+        owner_ids = {owner_id}
         for name in list_names(self._lease.folder):
             if name.endswith(".owner"):
-                self._n_owners += 1
+                owner_ids.add(name.removesuffix(".owner"))
             elif (shard := shard_of(claimed_name(name))) is not None:
                 self._claimed.add(shard)
+        self._n_owners = len(owner_ids)
+        self._own = own_part(self._order, owner_id, owner_ids)
 
     def _list_shards(self) -> None:
         found: set[int] = set()
@@ -134,7 +177,7 @@ class OpenShards:
 
     def free(self) -> list[int]:
         """Return the unclaimed shards, the costliest first."""
-        return [s for s in self._left if s not in self._committed and s not in self._claimed]
+        return [shard for shard in self._left if self._is_free(shard)]
 
     def in_hands(self) -> list[int]:
         """Return the uncommitted shards that others have, dead or alive, the costliest first."""
@@ -169,33 +212,59 @@ class OpenShards:
         """
         self._release_kept()
         self.refresh(self._fresh_seconds)
+        max_lost = _MAX_LOST
         for _ in range(_MAX_TRIES):
             dead = self._of_the_dead(fits)
-            shard = self._choose(fits) if dead is None else dead
+            shard = self._own_or_other(fits) if dead is None else dead
             if shard is None:
                 return None
             is_ours = self._claim(shard)
-            if dead is not None or self._n_lost >= _MAX_LOST:
+            if dead is not None or self._n_lost >= max_lost:
                 self.refresh()  # with what the dead one left, or what others took
+                max_lost *= 2  # if that misleads as well, names are seen late here
             if is_ours:
                 return shard
         return None
 
-    def _choose(self, fits: Callable[[int], bool]) -> int | None:
-        """Choose one of the costliest free shards; among many workers, one of half of the free.
+    def _own_or_other(self, fits: Callable[[int], bool]) -> int | None:
+        """Choose the costliest of our own shards; if it is too small, or none is left, another one.
 
-        Workers that all take the first few lose most of their claims to each other.
+        Others' shards are as the last listing showed them, so before one is taken there is a new
+        one.
         """
-        n_left = len(self._left)
-        n_reach = max(n_left // 2, min(self._n_owners, n_left)) if self._n_owners > 1 else 1
-        while n_reach > 1 and self._costs[self._left[n_reach - 1]] < self._costs[self._left[0]] / 2:
-            n_reach //= 2
-        start = self._random.randrange(n_reach) if n_reach > 1 else 0
-        for place in chain(range(start, n_left), range(start)):
-            shard = self._left[place]
-            if shard not in self._committed and shard not in self._claimed and fits(shard):
-                return shard
-        return None
+        first = self._first(self._left, fits)
+        if first is None or self._n_owners == 1:
+            return first
+        shard = self._choose_own(fits)
+        if shard is None and time.monotonic() - self._listed > _RECENT_SECONDS:
+            self.refresh()
+            shard = self._choose_own(fits)
+        return self._choose(fits) if shard is None else shard
+
+    def _choose_own(self, fits: Callable[[int], bool]) -> int | None:
+        own, first = self._first(self._own, fits), self._first(self._left, fits)
+        if own is None or first is None:
+            return None
+        # A long one of a slow or dead worker that starts late would hold up the whole run.
+        return own if self._costs[own] >= self._costs[first] * _SIMILAR else None
+
+    def _first(self, shards: Iterable[int], fits: Callable[[int], bool]) -> int | None:
+        return next((shard for shard in shards if self._is_free(shard) and fits(shard)), None)
+
+    def _is_free(self, shard: int) -> bool:
+        return shard not in self._committed and shard not in self._claimed
+
+    def _choose(self, fits: Callable[[int], bool]) -> int | None:
+        """Choose one of the costliest free shards at random.
+
+        Workers that all take the first few lose most of their claims to each other. Only among
+        those of similar cost: a long one that starts late holds up the whole run.
+        """
+        free = [shard for shard in self.free() if fits(shard)]
+        if not free:
+            return None
+        least = self._costs[free[0]] * _SIMILAR
+        return self._random.choice([shard for shard in free if self._costs[shard] >= least])
 
     def _of_the_dead(self, fits: Callable[[int], bool]) -> int | None:
         """Return a shard whose owner died.
@@ -207,7 +276,7 @@ class OpenShards:
             return None
         self._looked = time.monotonic()
         held = [shard for shard in self.some_in_hands() if fits(shard)]
-        if len(held) > 1 and self._choose(fits) is not None:
+        if len(held) > 1 and self._first(self._left, fits) is not None:
             del held[1:]
         return next((s for s in held if not self._lease.is_held(self._layout.shard_name(s))), None)
 
@@ -252,3 +321,57 @@ class OpenShards:
         self._mine.discard(shard)
         self._claimed.discard(shard)
         self._lease.release(self._layout.shard_name(shard))
+
+
+@dataclass
+class Pace:
+    """How long shards take, from those that are done and those that were cut off."""
+
+    manifest: Manifest
+    seconds_per_cost: deque[float] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))
+    load_seconds: float = 0.0
+    at_least: dict[int, float] = field(default_factory=dict)
+    """Seconds after which an attempt was cut off by the walltime, by shard."""
+    n_cuts: dict[int, int] = field(default_factory=dict)
+
+    def learn(self, done: Done) -> None:
+        """Take a finished shard into account."""
+        cost = self.manifest.costs[done.shard]
+        if cost > 0:
+            self.seconds_per_cost.append(done.seconds / cost)
+        if done.load_seconds:
+            self.load_seconds = done.load_seconds
+
+    def learn_cuts(self, notes: Iterable[DeathNote], usable: float) -> None:
+        """Take into account what the walltime cut off, `usable` being that of a new worker."""
+        self.at_least, self.n_cuts = {}, {}
+        for note in notes:
+            if note.kind == "walltime":
+                shard = note.shard
+                self.at_least[shard] = max(self.at_least.get(shard, 0.0), note.seconds)
+                if note.seconds > _WHOLE_TIME * usable:
+                    self.n_cuts[shard] = self.n_cuts.get(shard, 0) + 1
+
+    def expected(self, shard: int) -> float | None:
+        """Return how long a shard is expected to take, once loaded; None if nothing is known."""
+        if not self.seconds_per_cost:
+            return self.at_least.get(shard)
+        mean = sum(self.seconds_per_cost) / len(self.seconds_per_cost)
+        return max(mean * self.manifest.costs[shard], self.at_least.get(shard, 0.0))
+
+    def longest(self) -> float | None:
+        """Return how long the costliest shard may take, with loading; None if nothing is known."""
+        if not self.seconds_per_cost:
+            return None
+        return max(self.seconds_per_cost) * max(self.manifest.costs) + self.load_seconds
+
+    def needed(self, shard: int, *, is_loaded: bool) -> float:
+        """Return the time to keep free for a shard, loading included."""
+        load = 0.0 if is_loaded else self.load_seconds
+        # By the slowest shard seen: one that is cut off by the walltime is lost as a whole.
+        slowest = max(self.seconds_per_cost, default=0.0) * self.manifest.costs[shard]
+        return max(_SAFETY * (self.expected(shard) or 0.0), slowest) + load
+
+    def is_hopeless(self, shard: int) -> bool:
+        """Tell whether a shard was cut off again and again after a whole walltime."""
+        return self.n_cuts.get(shard, 0) >= _MIN_CUTS

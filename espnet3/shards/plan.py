@@ -5,6 +5,7 @@ of similar length, so that little of a padded batch is padding.
 """
 
 import bisect
+import heapq
 import itertools
 from array import array
 from collections.abc import Iterable, Sequence
@@ -24,6 +25,19 @@ if TYPE_CHECKING:
 _LARGEST = 1.8
 # Of a batch. Where lengths lie far apart, more batches cost less than what they would pad.
 _MAX_PADDING = 0.08
+OPERATIONS_PER_SHARD = 50
+"""What a worker asks of the file system for a shard with one output file, its share of the merge
+included; counted by `python -m benchmarks file_operations`, which compares."""
+OPERATIONS_PER_WORKER = 100
+"""The same to start a worker, and its first take."""
+OPERATIONS_PER_SECOND = 0.25
+"""The same while a worker runs a shard: heartbeat, stop mark, `done`, record, clock."""
+SERVER_RATE = 10_000
+"""Operations a second of the file server that plans are made for."""
+SERVER_SHARE = 0.3
+"""How much of them a plan may ask for, as far as the number of shards decides it."""
+_RUN_SECONDS = 1800.0  # a run on thousands of workers is expected to take at least so long
+_LEAST_PER_WORKER = 2
 _COST_ADVICE = "Give one number per item, such as its duration in seconds."
 
 
@@ -59,6 +73,16 @@ class Plan:
     def n_shards(self) -> int:
         """Number of shards; none of them is empty."""
         return len(self.bounds) - 1
+
+
+def max_shards(n_workers: int) -> int:
+    """Return how many shards a plan may have, so that all workers together ask little enough.
+
+    That is `SERVER_SHARE` of the file server while the run takes half an hour or longer, but never
+    fewer than two shards for each worker, which it takes to balance their load.
+    """
+    n_shards = SERVER_RATE * SERVER_SHARE * _RUN_SECONDS / OPERATIONS_PER_SHARD
+    return max(int(n_shards), _LEAST_PER_WORKER * n_workers)
 
 
 def make_plan(
@@ -125,6 +149,7 @@ def _cumulative_costs(n_items: int, batch_size: int, costs: Iterable[float] | No
     """Return the running total of batch costs, starting with 0; a range where all are equal."""
     if costs is None:
         if n_items % batch_size == 0:
+            # A range can be bisected like a list, and takes no memory for ten million items.
             return range(0, n_items + 1, batch_size)
         return [*range(0, n_items, batch_size), n_items]
     import numpy as np
@@ -164,6 +189,7 @@ def _cut(cumulative: Any, n_shards: int) -> list[int]:
 def _taper(shard: int, n_shards: int) -> float:
     """Return the share of the total cost that lies before `shard`."""
     done = shard / n_shards
+    # The integral of a line that falls from `_LARGEST` to its mirror, 2 - `_LARGEST`.
     return done * (_LARGEST - (_LARGEST - 1) * done)
 
 
@@ -180,6 +206,7 @@ def batch_by_cost(costs: Any, limit: float, max_items: int | None = None) -> Bat
     """
     import numpy as np
 
+    # Stable: items of equal cost stay in dataset order, whatever NumPy's default sort would do.
     order = np.argsort(-costs, kind="stable")
     longest_first = costs[order]
     edges = [0]
@@ -238,6 +265,7 @@ def check_costs(costs: Iterable[float], n_items: int) -> Any:
     import numpy as np
 
     try:
+        # NumPy would make a single object of a generator.
         values = np.asarray(costs if hasattr(costs, "__len__") else list(costs), dtype=np.float64)
     except (TypeError, ValueError) as error:
         raise ConfigError(f"costs are not numbers ({error}). {_COST_ADVICE}") from error
@@ -255,3 +283,62 @@ def check_costs(costs: Iterable[float], n_items: int) -> Any:
             "such as the duration in seconds."
         )
     return values
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """What a number of workers would take, from when they are up."""
+
+    n_workers: int
+    n_shards: int
+    wall_seconds: float
+    work_seconds: float
+    """What the items take, without the loading of models."""
+
+    @property
+    def worker_seconds(self) -> float:
+        """What is asked of the cluster: all workers until the last one is done."""
+        return self.n_workers * self.wall_seconds
+
+    @property
+    def efficiency(self) -> float:
+        """Which part of that goes into items, from 0 to 1."""
+        return self.work_seconds / self.worker_seconds if self.wall_seconds else 1.0
+
+    @property
+    def operations_per_second(self) -> float:
+        """What all workers together ask of the file system, on average."""
+        seconds = max(self.wall_seconds, 1.0)
+        return self.operations / seconds + self.n_workers * OPERATIONS_PER_SECOND
+
+    @property
+    def operations(self) -> int:
+        """What they ask of it however long shards take: to start, and for each shard."""
+        return self.n_shards * OPERATIONS_PER_SHARD + self.n_workers * OPERATIONS_PER_WORKER
+
+    def __add__(self, other: "Forecast") -> "Forecast":
+        """Return what both take, one after the other on the same workers."""
+        return Forecast(
+            self.n_workers,
+            self.n_shards + other.n_shards,
+            self.wall_seconds + other.wall_seconds,
+            self.work_seconds + other.work_seconds,
+        )
+
+
+def forecast(
+    shard_seconds: Sequence[float], n_workers: int, *, load_seconds: float = 0.0
+) -> Forecast:
+    """Hand out shards in their order, each to the worker that is free first.
+
+    Args:
+        shard_seconds: what each shard takes, in run order.
+        n_workers: that are up from the beginning.
+        load_seconds: what each worker takes before its first shard.
+    """
+    # All equal, and so a valid heap from the start.
+    ends = [load_seconds] * min(n_workers, len(shard_seconds))
+    for seconds in shard_seconds:
+        heapq.heapreplace(ends, ends[0] + seconds)
+    wall = max(ends, default=0.0)
+    return Forecast(n_workers, len(shard_seconds), wall, sum(shard_seconds))

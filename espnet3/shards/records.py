@@ -9,13 +9,14 @@ import random
 import re
 import time
 import uuid
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from espnet3.io.atomic import create_bytes, write_json
+from espnet3.io.clock import FolderClock
 from espnet3.io.json_text import dump_json
 from espnet3.io.records import (
     Count,
@@ -27,13 +28,18 @@ from espnet3.io.records import (
     PathText,
     Pid,
     Seconds,
+    is_log_name,
     read_or_skip,
     read_record,
     warn_once,
 )
+from espnet3.shards.commit import Done
+from espnet3.shards.file_access import versions_in
+from espnet3.shards.lease import Owner
 
 _FOLDER = "detached"
 _READABLE = 0o644  # whatever the umask: workers of a second user must be counted, too
+_WRITE_SECONDS = 60.0
 _NOT_IN_NAMES = re.compile(r"[^\w.-]+", re.ASCII)
 
 T = TypeVar("T")
@@ -267,6 +273,7 @@ def complete_job(paths: RecordPaths, record: JobRecord) -> None:
     """Note a job; with its number, in the place of what was noted before it was submitted."""
     write_job(paths, record)
     if record.tag and not record.is_submitting:
+        # Last: after a kill in between both are there, and `read_jobs` takes the numbered one.
         (paths.jobs / f"{replace(record, job_id='').key}.json").unlink(missing_ok=True)
 
 
@@ -332,10 +339,14 @@ def look_at_jobs(paths: RecordPaths) -> list[JobRecord]:
 
 
 def read_workers(paths: RecordPaths, known: dict[str, Any] | None = None) -> list[WorkerRecord]:
-    """Return all workers in the order in which they began; for `known` see `read_jobs`."""
-    workers = list(_read_all(paths.workers, WorkerRecord, known=known))
-    if known is not None:
-        known |= {f"{w.owner_id}.json": w for w in workers if w.ended is not None}
+    """Return all workers in the order in which they began.
+
+    With `known`, only records that were written since the call before are read.
+    """
+    if known is None:
+        workers = list(_read_all(paths.workers, WorkerRecord))
+    else:
+        workers = list(_read_changed(paths.workers, known))
     return sorted(workers, key=lambda worker: worker.started)
 
 
@@ -360,10 +371,15 @@ def read_worker(paths: RecordPaths, owner_id: str) -> WorkerRecord | None:
     return _read(paths.workers / f"{owner_id}.json", WorkerRecord)
 
 
-def read_deaths(paths: RecordPaths, shard: int | None = None) -> list[DeathNote]:
-    """Return the notes of all shards, or of one, the oldest first."""
+def read_deaths(
+    paths: RecordPaths, shard: int | None = None, known: dict[str, Any] | None = None
+) -> list[DeathNote]:
+    """Return the notes of all shards, or of one, the oldest first; for `known` see `read_jobs`."""
+    # With the dash, so that shard 1 does not get the notes of shard 12.
     prefix = "" if shard is None else f"{shard}-"
-    notes = _read_all(paths.deaths, DeathNote, prefix)
+    notes = list(_read_all(paths.deaths, DeathNote, prefix, known))
+    if known is not None:
+        known |= {f"{note.key}.json": note for note in notes}
     return sorted(notes, key=lambda note: (note.time, note.note_id))
 
 
@@ -407,9 +423,13 @@ def find_damaged(paths: RecordPaths) -> list[str]:
 
 def _names(folder: Path) -> list[str]:
     with suppress(FileNotFoundError):
-        names = sorted(entry.name for entry in os.scandir(folder) if not entry.is_dir())
-        return [name for name in names if name.endswith(".json") and not name.startswith(".")]
+        return _records_of(entry.name for entry in os.scandir(folder) if not entry.is_dir())
     return []
+
+
+def _records_of(names: Iterable[str]) -> list[str]:
+    # This also leaves out notes that were forgotten, and marks of successors.
+    return sorted(name for name in names if name.endswith(".json") and not name.startswith("."))
 
 
 def _read_all(
@@ -434,6 +454,117 @@ def _read_all(
             yield record
 
 
+def _read_changed(folder: Path, known: dict[str, Any]) -> Iterator[WorkerRecord]:
+    versions = versions_in(folder)
+    for name in _records_of(versions):
+        seen, record = known.get(name, (None, None))
+        if seen is None or seen != versions[name]:  # each write is another file
+            try:
+                record = _read(folder / name, WorkerRecord)
+            except OSError as error:
+                warn_once(f"{folder / name} cannot be read from here: {error.strerror}. Left out.")
+                continue
+            known[name] = (versions[name], record)
+        if record is not None:
+            yield record
+
+
 def _read(path: Path, kind: type[T]) -> T | None:
     """Return a record; None if it is not there, or damaged."""
     return read_or_skip(path, kind)
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What a worker knows of itself when it is started."""
+
+    env: str = "local"
+    job_id: str = ""
+    generation: int = 0
+    submitted: float | None = None
+    log: Path | None = None
+    is_driver: bool = False
+    """Whether it runs no shards itself, or others beside: its pool's workers do."""
+
+
+def log_name(log: str | Path | None, root: Path) -> str:
+    """Return a log as records name it: relative to the run folder, which may move."""
+    name = os.path.relpath(log, root) if log else ""
+    # Readers refuse a log outside of the run's folders, as it might be a forged record's.
+    return name if is_log_name(name) else ""
+
+
+class OwnRecord:
+    """The record of this process in one run folder."""
+
+    def __init__(
+        self, root: Path, owner: Owner, identity: Identity, limit: float | None = None
+    ) -> None:
+        make_folders(root)
+        self._paths = RecordPaths(root)
+        self._next = 0.0
+        self._clock = FolderClock(root)  # which all who read it share
+        self.record = WorkerRecord(
+            owner_id=owner.owner_id,
+            host=owner.host,
+            pid=owner.pid,
+            started=self.now(),
+            env=identity.env,
+            job_id=identity.job_id or owner.job_id,
+            submitted=identity.submitted,
+            log=log_name(identity.log, root),
+            limit=limit,
+            generation=identity.generation,
+            driver=owner.owner_id if identity.is_driver else "",
+        )
+
+    def now(self) -> float:
+        """Return the time by the clock of the file system."""
+        return self._clock.now()
+
+    def write(self) -> None:
+        """Write the record."""
+        self._next = time.monotonic() + _WRITE_SECONDS
+        self.record = replace(self.record, seen=self.now())
+        # Others read it; the work itself can do without.
+        with suppress(OSError):
+            write_worker(self._paths, self.record)
+
+    def write_if_due(self) -> None:
+        """Write the record if the last time was a while ago."""
+        if time.monotonic() >= self._next:
+            self.write()
+
+    def published(self, done: Done) -> None:
+        """Count a shard that this worker committed."""
+        record = self.record
+        self.record = replace(
+            record,
+            n_shards=record.n_shards + 1,
+            n_items=record.n_items + done.n_items,
+            n_failed=record.n_failed + done.n_failed,
+            load_seconds=round(record.load_seconds + done.load_seconds, 3),
+            compute_seconds=round(record.compute_seconds + done.seconds, 3),
+        )
+
+    def lost(self, seconds: float) -> None:
+        """Count an attempt that came to nothing."""
+        self.record = replace(
+            self.record, lost_seconds=round(self.record.lost_seconds + seconds, 3)
+        )
+
+    def end(self, reason: str, code: int) -> None:
+        """Say why the worker ends."""
+        self.record = replace(self.record, ended=self.now(), reason=reason, exit_code=code)
+        self.write()
+
+    @contextmanager
+    def kept(self) -> Iterator["OwnRecord"]:
+        """Write the record now, and at the end of the block even if that comes unexpected."""
+        self.write()
+        try:
+            yield self
+        except BaseException as error:
+            if self.record.ended is None:
+                self.end(f"{type(error).__name__}: {error}"[:500], 1)
+            raise

@@ -27,7 +27,7 @@ _Ranks = NDArray[np.int64]
 
 
 def restore_lines(
-    parts: Iterable[tuple[Path, Sequence[int] | _Ranks]],
+    parts: "Iterable[tuple[Path, Sequence[int] | _Ranks, *tuple[bytes | None, ...]]]",
     target: Path,
     *,
     n_lines: int,
@@ -36,7 +36,8 @@ def restore_lines(
     """Write the lines of all parts to `target`, in the order of their ranks.
 
     Args:
-        parts: a file and, for each of its lines, that line's rank in the output.
+        parts: a file and, for each of its lines, that line's rank in the output; then its content,
+            if the caller has read it.
         target: appears whole or not at all.
         n_lines: how many lines there are in all; the ranks must be 0 to `n_lines - 1`, each once.
         n_bytes: about how many bytes there are in all; chooses the number of buckets.
@@ -48,12 +49,15 @@ def restore_lines(
     bucket_bytes = max(_BUCKET_BYTES, min(n_bytes // _MAX_BUCKETS, _MAX_BUCKET_BYTES))
     n_buckets = max(1, -(-n_bytes // bucket_bytes))
     width = max(1, -(-n_lines // n_buckets))
+    # Beside the target, where there must be room for as much anyway, and not in a node's /tmp.
     with tempfile.TemporaryDirectory(prefix=".merge-", dir=target.parent) as folder:
         buckets = [_Bucket(Path(folder) / str(number)) for number in range(n_buckets)]
         n_pending = 0
-        for path, ranks in parts:
-            _deal(path, np.asarray(ranks, dtype=np.int64), buckets, width, n_lines)
-            n_pending += path.stat().st_size
+        for path, ranks, *read in parts:
+            content = read[0] if read else None
+            lines = _read_lines(path) if content is None else _cut(content)
+            n_pending += sum(map(len, lines)) + len(lines)
+            _deal(path, lines, np.asarray(ranks, dtype=np.int64), buckets, width, n_lines)
             if n_pending > _PENDING_BYTES:
                 n_pending = 0
                 for bucket in buckets:
@@ -64,8 +68,14 @@ def restore_lines(
                 bucket.drain(output, range(first, min(first + width, n_lines)))
 
 
-def _deal(path: Path, ranks: _Ranks, buckets: list["_Bucket"], width: int, n_lines: int) -> None:
-    lines = _read_lines(path)
+def _deal(
+    path: Path,
+    lines: list[bytes],
+    ranks: _Ranks,
+    buckets: list["_Bucket"],
+    width: int,
+    n_lines: int,
+) -> None:
     if len(lines) != len(ranks):
         raise IncompleteRunError(
             f"{path} has {len(lines)} lines, but {len(ranks)} were expected. If it was changed, "
@@ -89,12 +99,17 @@ def _deal(path: Path, ranks: _Ranks, buckets: list["_Bucket"], width: int, n_lin
         start = end
 
 
+def _cut(content: bytes) -> list[bytes]:
+    # Not splitlines, which also cuts at a lone carriage return.
+    *lines, rest = content.split(b"\n")
+    return [*lines, rest] if rest else lines
+
+
 def _read_lines(path: Path) -> list[bytes]:
     lines: list[bytes] = []
     rest = b""
     with path.open("rb", buffering=0) as file:
         while block := file.read(_BLOCK):
-            # Not splitlines, which also cuts at a lone carriage return.
             found = (rest + block).split(b"\n")
             rest = found.pop()
             lines += found
@@ -137,6 +152,7 @@ class _Bucket:
             return
         lines = _read_lines(self._path)
         _write_lines(output, [lines[i] for i in order.tolist()])
+        # At once, so that the disk need not hold all lines twice.
         self._path.unlink()
 
     def _check(self, ranks: _Ranks, expected: range) -> None:

@@ -1,23 +1,27 @@
 """Status and speed of a run, finished or not, from its folder alone."""
 
+import itertools
 import os
 import time
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from espnet3.errors import FileSystemError, RunFolderError
 from espnet3.io.clock import look_time
-from espnet3.io.records import Count, PathText, Pid, read_lines, warn_once
+from espnet3.io.records import warn_once
 from espnet3.shards.commit import Done, read_done, read_position
-from espnet3.shards.layout import FAILED, origin_of_attempt, shard_of, shard_of_attempt
-from espnet3.shards.lease import claims, living_owners
-from espnet3.shards.manifest import Manifest, load_manifest, read_run_id
+from espnet3.shards.layout import origin_of_attempt, shard_of, shard_of_attempt
+from espnet3.shards.lease import LeaseLook, LeaseView
+from espnet3.shards.manifest import Manifest, load_manifest, read_run_id, require_manifest
 from espnet3.shards.merge import read_coverage
+from espnet3.shards.pack import read_pack
 from espnet3.shards.records import RecordPaths, StopMark, read_stop
 from espnet3.shards.success import read_success
 
 _RECENT_SHARDS = 64
+_POSITIONS_A_LOOK = 16
 _GAP_SECONDS = 1.0
 _BACKUP = ".twin"
 
@@ -68,20 +72,6 @@ class RunStatus:
         return asdict(self)
 
 
-def require_manifest(run_dir: Path) -> Manifest:
-    """Return the manifest of a run folder, or say that this is none.
-
-    Raises:
-        RunFolderError: with the run folders that were found below, if any.
-    """
-    manifest = load_manifest(run_dir)
-    if manifest is not None:
-        return manifest
-    below = sorted(str(path.parent) for path in run_dir.glob("*/manifest.json"))[:5]
-    hint = f"Did you mean {' or '.join(below)}?" if below else "Give the output_dir of a runner."
-    raise RunFolderError(f"{run_dir} holds no run: there is no manifest.json in it. {hint}")
-
-
 def read_status(run_dir: Path) -> RunStatus:
     """Count what is done, running and failed, and estimate the time left."""
     return StatusReader(run_dir).read()
@@ -100,6 +90,13 @@ class StatusReader:
         self.committed: dict[int, Done] = {}
         """The shards that were committed at the last look."""
         self._known: dict[tuple[str, int], Done | None] = {}
+        self._packed: tuple[int, dict[int, Done]] = (0, {})
+        self._lease_view = LeaseView(self._layout.leases)
+        self.leases = LeaseLook()
+        """Who was at work at the last look."""
+        self.now = 0.0
+        """When that was, by the clock of the file system."""
+        self._positions: dict[Path, tuple[int, int] | None] = {}
 
     def read(self) -> RunStatus:
         """Look at the folder again."""
@@ -110,9 +107,10 @@ class StatusReader:
         done = list(self.committed.values())
         is_complete = len(self.committed) == manifest.n_shards
         success = read_success(layout, manifest.run_id)
-        now = look_time(self.run_dir)
-        owners = {owner.owner_id: str(owner) for owner in living_owners(layout.leases, now)}
-        running = self._running(working, owners, now) if owners and not is_complete else []
+        self.now = look_time(self.run_dir)
+        self.leases = self._lease_view.look(self.now)
+        owners = {owner_id: str(owner) for owner_id, owner in self.leases.owners.items()}
+        running = self._running(working, owners) if owners and not is_complete else []
         # Once merged, the shards may have been removed to save room.
         n_done = manifest.n_items if success else sum(shard.n_items for shard in done)
         n_failed = success["n_failed"] if success else sum(shard.n_failed for shard in done)
@@ -143,6 +141,8 @@ class StatusReader:
         working: dict[int, list[Path]] = {}
         known = {}
         for entry in os.scandir(self.run_dir):
+            if entry.name == self._layout.packed_index.name:
+                committed |= self._read_packed(entry.inode())
             attempted = shard_of_attempt(entry.name)
             if attempted is not None:
                 working.setdefault(attempted, []).append(Path(entry.path))
@@ -150,6 +150,7 @@ class StatusReader:
             # Ignore folders copied by hand, such as `split.07`.
             if shard is None or entry.name != self._layout.shard_name(shard):
                 continue
+            # A shard that was computed again has the same name, but its folder is another one.
             key = (entry.name, entry.inode())
             done = self._known.get(key) or _read_done(entry.path)
             known[key] = done
@@ -158,6 +159,17 @@ class StatusReader:
         self._known, self.committed = known, committed
         return working
 
+    def _read_packed(self, inode: int) -> dict[int, Done]:
+        """Return the shards that were packed once the run was merged; read once."""
+        if self._packed[0] != inode:
+            try:
+                pack = read_pack(self._layout, self.manifest.run_id)
+                self._packed = (inode, pack.committed() if pack else {})
+            except RunFolderError as error:  # a look must not end there
+                warn_once(f"{error}")
+                self._packed = (inode, {})
+        return self._packed[1]
+
     def _is_of_plan(self, done: Done, shard: int) -> bool:
         manifest = self.manifest
         if shard >= manifest.n_shards or done.shard != shard or done.run_id != manifest.run_id:
@@ -165,19 +177,20 @@ class StatusReader:
         return [done.start, done.stop] == manifest.bounds[shard : shard + 2]
 
     def _running(
-        self, working: dict[int, list[Path]], owners: dict[str, str], now: float
+        self, working: dict[int, list[Path]], owners: dict[str, str]
     ) -> list[RunningShard]:
-        claimed = claims(self._layout.leases)
+        claimed = self.leases.claims
+        self._read_positions(folder for folders in working.values() for folder in folders)
         running = []
         for shard, folders in sorted(working.items()):
             if shard >= self.manifest.n_shards:
                 continue
             name = self._layout.shard_name(shard)
-            held = [(claim, claimed.get(claim, "")) for claim in (name, name + _BACKUP)]
-            held = [(claim, owner) for claim, owner in held if owner in owners]
-            for number, (claim, owner) in enumerate(held):
+            held = [claimed[claim] for claim in (name, name + _BACKUP) if claim in claimed]
+            held = [(owner, since) for owner, since in held if owner in owners]
+            for number, (owner, since) in enumerate(held):
                 n_done, n_items = self._progress(shard, folders, owner)
-                seconds = _age(self._layout.claim(claim), now)
+                seconds = max(self.now - since, 0.0)
                 running.append(
                     RunningShard(
                         shard, owners[owner], n_done, n_items, owner, seconds, is_twin=number > 0
@@ -185,13 +198,26 @@ class StatusReader:
                 )
         return running
 
+    def _read_positions(self, folders: Iterable[Path]) -> None:
+        """Read how far attempts are: all new ones, and those that were not read for longest.
+
+        Nothing tells from outside whether one has changed, so a look reads a few of many.
+        """
+        present = set(folders)
+        known = {folder: at for folder, at in self._positions.items() if folder in present}
+        due = [*itertools.islice(known, _POSITIONS_A_LOOK), *(present - known.keys())]
+        for folder in due:
+            known.pop(folder, None)  # to the end, as the last one that was read
+            known[folder] = read_position(folder)
+        self._positions = known
+
     def _progress(self, shard: int, folders: list[Path], owner: str) -> tuple[int, int]:
         """Return how many items of a shard an owner has done, and how many there are."""
         start, stop = self.manifest.bounds[shard : shard + 2]
         origins = {folder: origin_of_attempt(folder.name) for folder in folders}
         # Attempts of a driver's workers do not name their owner.
         own = [folder for folder, origin in origins.items() if origin is None or origin[0] == owner]
-        positions = [position for folder in own if (position := read_position(folder))]
+        positions = [position for folder in own if (position := self._positions.get(folder))]
         # An attempt that is left over from another run of this folder may be anywhere.
         n_done = max((p[0] - start for p in positions if start <= p[0] <= stop), default=0)
         return n_done, stop - start
@@ -207,13 +233,6 @@ def _read_done(shard_dir: str) -> Done | None:
     except FileSystemError as error:
         warn_once(f"{error} It counts as not done here.")
     return None
-
-
-def _age(path: Path, now: float) -> float:
-    try:
-        return max(now - path.stat().st_mtime, 0.0)
-    except OSError:
-        return 0.0
 
 
 def _end(done: list[Done], has_owner: bool) -> float:
@@ -259,40 +278,6 @@ def _last_burst(shards: list[Done]) -> list[Done]:
 def _wall_time(shards: list[Done]) -> float:
     begun = min((shard.finished - shard.seconds for shard in shards), default=0.0)
     return max((shard.finished for shard in shards), default=0.0) - begun
-
-
-@dataclass(frozen=True)
-class FailedItem:
-    """A line of `failed.jsonl`."""
-
-    position: Count
-    shard: Count
-    index: Any = None
-    error: str = ""
-    traceback: str = ""
-    host: str = ""
-    pid: Pid = 0
-    log: PathText = ""
-
-
-def read_failures(run_dir: Path) -> list[dict[str, Any]]:
-    """Return what failed: skipped items of committed shards, and the error that stopped the run.
-
-    Damaged lines are left out; a warning names them.
-    """
-    manifest = require_manifest(run_dir)
-    layout = manifest.layout(run_dir)
-    committed = read_coverage(run_dir, manifest).committed
-    # What stopped an earlier try is over once its shard is committed; that shard's own list counts.
-    failures = {f["position"]: f for f in _records(layout.failed) if f["shard"] not in committed}
-    for shard, done in committed.items():
-        if done.n_failed:
-            failures.update({f["position"]: f for f in _records(layout.shard(shard) / FAILED)})
-    return [failures[position] for position in sorted(failures)]
-
-
-def _records(path: Path) -> list[dict[str, Any]]:
-    return [asdict(item) for item in read_lines(path, FailedItem)]
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,7 @@ from espnet3.shards.file_access import read_file, unreachable
 from espnet3.shards.layout import FAILED, RunLayout
 from espnet3.shards.manifest import Manifest
 from espnet3.shards.merge import check_contents, check_sizes
+from espnet3.shards.pack import shards_named_in
 
 logger = logging.getLogger(__name__)
 _PATH = "__path__"
@@ -130,6 +131,7 @@ def read_success(layout: RunLayout, run_id: str) -> dict[str, Any] | None:
         return None
     if success.run_id != run_id:
         return None
+    # As it stands in the file: keys that a newer version added are dropped by `_Success`.
     values: dict[str, Any] = json.loads(content)
     # What readers rely on is there, also in a file that says less.
     known = {name: value for name, value in asdict(success).items() if value is not None}
@@ -178,25 +180,45 @@ def _artifacts_of(
     results; others may be removed with their shard. The digest is taken behind the merge. What
     that moved or removed is its own affair.
     """
-    returned = {path.relative_to(layout.root).parts[:1] for path in _inside(result, layout.root)}
+    returned = _folders_in(result, layout.root)
     artifacts = {}
     for done in shards:
         folder = layout.shard(done.shard)
-        is_needed = any(name.endswith("/") for name in done.files) or (folder.name,) in returned
-        is_joined = all(entry["lines"] == done.n_written for entry in _of_items(done))
-        if is_needed or not is_joined:
+        is_needed = any(name.endswith("/") for name in done.files) or folder.name in returned
+        if is_needed or not _is_joined(done):
             with suppress(IncompleteRunError):
                 check_sizes(folder, done)
                 artifacts[done.shard] = (_digest(folder), is_needed)
     return {"artifacts": artifacts} if artifacts else {}
 
 
-def _inside(result: Any, root: Path) -> list[Path]:
-    return [path for path in paths_in(result) if path.is_relative_to(root)]
+def _folders_in(result: Any, root: Path) -> set[str]:
+    """Return the names in the run folder that a result points to, or into."""
+    inside = (path.relative_to(root) for path in paths_in(result) if path.is_relative_to(root))
+    return {name for path in inside for name in path.parts[:1]}
 
 
-def _of_items(done: Done) -> list[dict[str, int]]:
-    return [entry for name, entry in done.files.items() if name != FAILED]
+def _is_joined(done: Done) -> bool:
+    """Tell whether all that a shard holds is lines for its items, as `merge` joins them."""
+    items = [entry for name, entry in done.files.items() if name != FAILED]
+    return all(entry["lines"] == done.n_written for entry in items)
+
+
+def shards_in_use(
+    values: dict[str, Any], layout: RunLayout, output_dir: Path, shards: Iterable[Done]
+) -> set[int]:
+    """Return the shards whose folders a merged run needs: results lie there, or may."""
+    try:
+        result = decode_result(values["result"], output_dir)
+    except (KeyError, IndexError, TypeError):
+        result = None
+    returned = _folders_in(result, layout.root)
+    used = shards_named_in(output_dir / name for name in values.get("outputs", {}))
+    for done in shards:
+        has_folder = any(name.endswith("/") for name in done.files)
+        if has_folder or not _is_joined(done) or layout.shard_name(done.shard) in returned:
+            used.add(done.shard)
+    return used
 
 
 def _digest(shard_dir: Path) -> int:
@@ -239,6 +261,7 @@ def has_artifacts(values: dict[str, Any], layout: RunLayout) -> bool:
     Raises:
         FileSystemError: unknown from this node.
     """
+    # JSON made text of the keys.
     known = {int(shard): value for shard, value in values.get("artifacts", {}).items()}
     now = {shard: _digest(layout.shard(shard)) for shard in known}
     needed = {shard for shard, (_, is_needed) in known.items() if is_needed or now[shard] != _GONE}
@@ -266,6 +289,7 @@ def encode_result(result: Any, output_dir: Path) -> Any:
     Paths inside `output_dir` are kept relative to it: the folder may be moved.
     """
     try:
+        # In a list, so that a result of None differs from no result.
         encoded = [_encode(result, output_dir)]
         copied = json.loads(json.dumps(encoded, allow_nan=False))
         return encoded if decode_result(copied, output_dir) == result else None
@@ -282,6 +306,7 @@ def _encode(value: Any, base: Path) -> Any:
     if isinstance(value, Path):
         return {_PATH: str(value.relative_to(base) if value.is_relative_to(base) else value)}
     if isinstance(value, dict):
+        # JSON would turn the key 1 into "1", and the result would come back changed.
         if any(not isinstance(key, str) for key in value):
             raise TypeError("JSON keys are strings")
         return {key: _encode(entry, base) for key, entry in value.items()}

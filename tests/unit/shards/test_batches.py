@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from espnet3.errors import ConfigError
@@ -12,7 +12,6 @@ durations = st.lists(st.floats(0, 100), min_size=1, max_size=60)
 
 
 @given(durations, st.floats(1, 200), st.one_of(st.none(), st.integers(1, 9)))
-@settings(max_examples=200, deadline=None)
 def test_every_item_is_in_one_batch_that_keeps_the_limits(values, limit, max_items):
     costs = np.array(values)
     batches = batch_by_cost(costs, limit, max_items)

@@ -379,7 +379,14 @@ def test_attempt_that_was_discarded_does_not_commit(run):
     assert run.names() == ["manifest.json"]
 
 
-@pytest.mark.parametrize("step", ["fsync_file", "_write_through", "fsync_dir"])
+def test_shard_is_finished_by_the_clock_of_the_file_system(run, monkeypatch):
+    monkeypatch.setattr(time, "time", lambda real=time.time: real() + 3600)
+    attempt = run.begin(0)
+    done = run.finish(attempt, 0)
+    assert abs(done.finished - (attempt / DONE).stat().st_mtime) < 60
+
+
+@pytest.mark.parametrize("step", ["fsync_file", "_write_done", "fsync_dir"])
 def test_attempt_that_is_discarded_while_it_finishes_publishes_nothing(run, monkeypatch, step):
     attempt = run.begin(0)
     real = getattr(commit_module, step)

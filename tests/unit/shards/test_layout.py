@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from espnet3.shards.layout import (
     RunLayout,
     discarded_path,
+    index_path,
     is_protocol_name,
     items_path,
     manifest_path,
@@ -71,7 +72,7 @@ def test_every_path_of_a_run_is_known_as_the_protocols(folder):
     paths = [
         layout.failed, layout.logs, layout.leases, layout.success, layout.shard(3),
         layout.new_attempt(3), discarded_path(layout.new_attempt(3)), manifest_path(folder),
-        items_path(folder, "0123456789abcdef" * 4),
+        items_path(folder, "0123456789abcdef" * 4), index_path(folder, "0123456789abcdef" * 4),
     ]  # fmt: skip
     for path in paths:
         assert path.parent == folder

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.file_operations import FileOperations
+from espnet3.schedulers import node_name
 from espnet3.shards import lease as lease_module
 from espnet3.shards.lease import (
     HEARTBEAT,
@@ -19,7 +20,6 @@ from espnet3.shards.lease import (
     Owner,
     claims,
     living_owners,
-    node_name,
     start_time,
 )
 

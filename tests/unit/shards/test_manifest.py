@@ -5,6 +5,7 @@ import pytest
 from espnet3.errors import RunFolderError
 from espnet3.io.records import DamagedFileError
 from espnet3.shards.items import collect_items
+from espnet3.shards.layout import manifest_path
 from espnet3.shards.manifest import (
     FORMAT,
     VERSION,
@@ -30,7 +31,7 @@ def publish(root, values, **more) -> Manifest:
 def test_manifest_and_items_come_back_as_they_were_written(folder, values):
     written = publish(folder, values, name="Décode", versions={"espnet3": "0.1"})
     assert load_manifest(folder) == written
-    assert list(written.load_items(folder)) == list(values)
+    assert list(written.open_items(folder)[:]) == list(values)
     assert written.layout(folder).n_shards == written.n_shards == len(written.bounds) - 1
 
 
@@ -55,7 +56,7 @@ def test_first_driver_wins_and_the_second_gets_its_plan(folder):
 def test_driver_with_other_items_that_comes_too_late_does_not_harm_those_of_the_first(folder):
     first = publish(folder, [3, 1, 2])
     assert publish(folder, [7, 5, 6]) == first
-    assert list(first.load_items(folder)) == [3, 1, 2]
+    assert list(first.open_items(folder)[:]) == [3, 1, 2]
 
 
 def test_runs_have_ids_of_their_own(folder):
@@ -75,7 +76,7 @@ def test_many_drivers_at_once_agree_on_one_plan(folder, race):
             (root / str(k)).mkdir(exist_ok=True)
             manifest = Manifest({}, 3, [0, 1, 3], [1, 2], None, {})
             manifest = publish_manifest(root / str(k), manifest, items)
-            print(manifest.run_id, list(manifest.load_items(root / str(k))))
+            print(manifest.run_id, list(manifest.open_items(root / str(k))[:]))
     """
     outputs = race(code, 4, folder)
     assert len(outputs[0]) == 20
@@ -186,3 +187,28 @@ def test_damaged_manifest_has_no_run_id_but_an_error(folder):
     (folder / "manifest.json").write_text("{")
     with pytest.raises(RunFolderError, match="Start over with resume=False, or restore the file"):
         read_run_id(folder)
+
+
+@pytest.mark.parametrize(
+    "values", [[f"utt{n}" for n in range(3000)], [n * 7 % 3001 for n in range(3000)]]
+)
+@pytest.mark.parametrize("is_of_before", [False, True])
+def test_items_sorted_into_batches_are_read_in_the_order_of_the_plan(folder, values, is_of_before):
+    items = collect_items(values)
+    plan = make_plan(3000, 7, batch_seconds=20, costs=[1 + n % 9 for n in range(3000)])
+    manifest = Manifest({}, 3000, plan.bounds, plan.costs, None, {})
+    publish_manifest(folder, manifest, items, plan.batches)
+    if is_of_before:  # a run folder without indices
+        for path in folder.glob("*.index"):
+            path.unlink()
+        text = manifest_path(folder).read_text()
+        written = json.loads(text)
+        del written["items"]["index"], written["batches"]["items"]
+        del written["batches"]["order"]["index"]
+        manifest_path(folder).write_text(json.dumps(written))
+    read = load_manifest(folder)
+    expected = [values[position] for position in plan.batches.order]
+    for opened in (read.open_items(folder), read.open_items(folder, items)):
+        assert list(opened[1200:1300]) == expected[1200:1300]
+    assert list(read.load_edges(folder)) == list(plan.batches.edges)
+    assert list(read.load_order(folder)) == list(plan.batches.order)

@@ -8,7 +8,7 @@ import pytest
 from benchmarks.file_operations import FileOperations
 from espnet3.shards import open_shards as board_module
 from espnet3.shards.lease import Lease, claims
-from espnet3.shards.open_shards import OpenShards
+from espnet3.shards.open_shards import OpenShards, own_part
 
 
 @pytest.fixture
@@ -68,10 +68,10 @@ def test_workers_that_come_at_once_reach_for_different_shards_and_all_of_them_co
     boards = [sit_down() for _ in range(40)]
     for board in boards:
         board.refresh()
-    reached = [board._choose(lambda shard: True) for board in boards]
-    assert len(set(reached)) > 15, "each on its own would take any of half of them"
-    costliest = sorted(many.manifest.costs, reverse=True)[: max(many.n_shards // 2, 40)]
-    assert all(many.manifest.costs[shard] >= costliest[-1] for shard in reached)
+    reached = [board._own_or_other(lambda shard: True) for board in boards]
+    assert len(set(reached)) > 35, "each begins with its own"
+    costs = many.manifest.costs
+    assert all(costs[shard] >= max(costs) / 2 for shard in reached)
 
 
 def test_shard_that_costs_far_more_than_the_others_is_not_left_to_chance(make_run, monkeypatch):
@@ -228,3 +228,28 @@ def test_processes_that_take_at_once_share_all_shards_and_none_twice(many, race)
     assert Counter(chain(*printed)) == {str(shard): 1 for shard in range(many.n_shards)}
     assert min(map(len, printed)) > 0
     assert os.listdir(Path(many.layout.leases)) == []
+
+
+def owner_ids(n):
+    return [f"{number * 7919:016x}" for number in range(1, n + 1)]
+
+
+@pytest.mark.parametrize("n_owners", [1, 2, 7, 64])
+def test_each_shard_is_in_the_part_of_one_owner_and_parts_are_similar(n_owners):
+    owners, order = owner_ids(n_owners), list(range(4096, 0, -1))
+    parts = [own_part(order, owner, owners) for owner in owners]
+    assert sorted(shard for part in parts for shard in part) == sorted(order)
+    assert all(part == sorted(part, reverse=True) for part in map(list, parts)), "costliest first"
+    mean = len(order) / n_owners
+    assert all(0.5 * mean < len(part) < 1.6 * mean for part in parts)
+    # Of the costliest tenth as well: else a run would end with the long shards of one worker.
+    assert all(sum(shard > 3686 for shard in part) < 0.2 * mean + 3 for part in parts)
+
+
+def test_newcomer_takes_little_of_the_part_of_each_other():
+    order = range(4096)
+    before, after = owner_ids(20), owner_ids(21)
+    kept = [
+        set(own_part(order, owner, before)) & set(own_part(order, owner, after)) for owner in before
+    ]
+    assert sum(map(len, kept)) > 4096 * 0.9

@@ -157,7 +157,7 @@ class Protocol(RuleBasedStateMachine):
         other = Manifest({}, 5, plan.bounds, plan.costs, None, {"beam": 3})
         items = collect_items([4, 2, 0, 1, 3])
         assert publish_manifest(self.root, other, items) == self.manifest
-        assert list(self.manifest.load_items(self.root)) == [*range(1, N_ITEMS), 0]
+        assert list(self.manifest.open_items(self.root)) == [*range(1, N_ITEMS), 0]
 
     # Workers
 
@@ -213,7 +213,7 @@ class Protocol(RuleBasedStateMachine):
         items = worker.items
         return Done(worker.manifest.run_id, worker.shard, items.start, items.stop)
 
-    @rule(number=PICK, step=st.sampled_from(["fsync_file", "fsync_dir", "_write_through"]))
+    @rule(number=PICK, step=st.sampled_from(["fsync_file", "fsync_dir", "_write_done"]))
     @precondition(lambda self: self.workers)
     def discard_while_it_finishes(self, number: int, step: str) -> None:
         worker = pick(self.workers, number)

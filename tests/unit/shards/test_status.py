@@ -8,7 +8,9 @@ from espnet3.errors import RunFolderError
 from espnet3.shards.commit import Position, begin_attempt, commit
 from espnet3.shards.layout import FAILED
 from espnet3.shards.lease import Lease
-from espnet3.shards.status import read_failures, read_status, require_manifest
+from espnet3.shards.manifest import require_manifest
+from espnet3.shards.merge import read_failures
+from espnet3.shards.status import read_status
 from espnet3.shards.success import write_success
 
 
