@@ -75,7 +75,7 @@ class BaseRunner:
     can_detach = True
     """Whether `parallel.mode: async` may leave the run to its workers; set it to False where the
     program needs the return value of `merge`."""
-    config_block, folder_key = "", "output_dir"
+    config_block, elsewhere = "", ""
     """For errors: the block of a config with the settings, if any, and the key of the folder."""
 
     def __init__(  # noqa: PLR0913 - the settings that users know by these names
@@ -173,20 +173,20 @@ class BaseRunner:
             costs: how much work each item is; the `cost` hook if None.
             durations: seconds of audio of each item: costs that also let the run tell its speed.
             client: a Dask client, `SharedCluster` or `SharedWorkers` to run on; else that of the
-                enclosing `get_client`, else what the active config says.
+                enclosing `get_client` or `use_parallel`, else what the active config says.
 
         Returns:
             Without `output_dir` the results in order, a `Failure` in place of a skipped item; with
             it, what `merge` returns; with `parallel.mode: async` a `DetachedRun`, at once.
         """
-        from espnet3.parallel.client import enclosing_client
+        from espnet3.parallel.open_pool import client_for
         from espnet3.parallel.parallel import get_parallel_config
 
         logs.make_visible()
         config = get_parallel_config()
-        enclosing = enclosing_client()
-        client = client or (enclosing.client if enclosing else None)
+        client = client or client_for(config)
         try:
+            # Only for its errors: a hook that is not static is refused before anything is written.
             RunnerHooks.of(type(self))
             items = collect_items(indices)
             seconds = None if durations is None else check_costs(durations, len(items))
@@ -194,6 +194,7 @@ class BaseRunner:
             costs = self.costs_of(items) if costs is None else costs
             self._check_batches(costs)
             if self.output_dir is None:
+                # Only for its errors: without a folder there is nothing to detach.
                 self._is_detached(config, client)
                 return self._run_in_memory(items, config, client, costs)
             total = None if seconds is None else float(seconds.sum())
@@ -222,7 +223,7 @@ class BaseRunner:
         return known if len(known) == len(items) else None
 
     def _run_in_memory(self, items: Any, config: "ParallelConfig", client: Any, costs: Any) -> Any:
-        from espnet3.parallel.memory_run import run_in_memory
+        from espnet3.parallel.driver import run_in_memory
 
         return run_in_memory(
             self._spec(),
@@ -265,7 +266,7 @@ class BaseRunner:
         from espnet3.parallel.driver import FolderDriver
         from espnet3.parallel.folder_run import RunRequest
         from espnet3.parallel.identity import describe_run, not_results_of
-        from espnet3.parallel.module_values import note_changes_of_run
+        from espnet3.parallel.own_modules import note_changes_of_run
 
         assert self.output_dir is not None
         self._warn_about_merge()
@@ -284,7 +285,7 @@ class BaseRunner:
             retry_failed=self.retry_failed,
             accept_changes=self.accept_changes,
             config_block=self.config_block,
-            folder_key=self.folder_key,
+            elsewhere=self.elsewhere,
             not_results=not_results_of(self),
         )
         if self._is_detached(config, client):

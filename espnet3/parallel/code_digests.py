@@ -27,9 +27,10 @@ from typing import Any
 
 from espnet3.config.fingerprint import flatten
 from espnet3.parallel.module_source import ModuleText, Normal, digest_text, read_module
-from espnet3.parallel.module_values import Home, Value, settle
 from espnet3.parallel.own_modules import (
+    Home,
     OwnModule,
+    Value,
     absolute_name,
     file_of,
     find_module,
@@ -37,6 +38,7 @@ from espnet3.parallel.own_modules import (
     imported_names,
     is_own_file,
     names_something,
+    settle,
     shown_name,
 )
 from espnet3.parallel.script_parts import LOOKUPS, reachable_part
@@ -276,6 +278,7 @@ class _Walk:
         for name, value in list(vars(cls).items()):
             if isinstance(value, (FunctionType, type, *_WRAPPERS)):
                 todo.append(value)
+            # Slots and the like only describe attributes of instances.
             elif not _is_dunder(name) and not inspect.isdatadescriptor(value):
                 read = functools.partial(inspect.getattr_static, cls, name)
                 todo += self._add(_Found(module, f"{qualname}.{name}", cls, name, read))
@@ -324,6 +327,7 @@ class _Walk:
         todo: list[Any] = []
         scope = function.__globals__
         names = set(_names_of(function.__code__))
+        # Such code may reach any global without naming it.
         if names & {*LOOKUPS, "modules"} and self._text(module) is None:
             names |= scope.keys()
         for name in names & scope.keys():
@@ -460,6 +464,7 @@ def _is_own_name(module: str, file: str) -> bool:
     if file:
         return is_own_file(file)
     top = module.partition(".")[0]
+    # The module name that `collections.namedtuple` gives to its generated `__new__`.
     if top.startswith("namedtuple_"):
         return False
     # Typed at a prompt, or made by `exec` under some name.
@@ -497,6 +502,7 @@ def _inside(thing: Any) -> Iterator[Any]:
     for name in ("__func__", "func", "fget", "fset", "fdel", "__wrapped__"):
         if isinstance(thing, _WRAPPERS) or name == "__wrapped__":
             inner = inspect.getattr_static(thing, name, None)
+            # Found statically first: a class with a `__getattr__` may answer to any name.
             inner = getattr(thing, name, None) if inner is not None else None
             if inner is not None:
                 yield inner
@@ -559,5 +565,6 @@ def _compiled(code: CodeType) -> str:
     inner = [_compiled(c) for c in code.co_consts if isinstance(c, CodeType)]
     # Not their repr: the order in which a set is written changes from process to process.
     value = Value(constants, Home([])).described("constants")
+    # Since Python 3.11 the bytecode itself does not contain where a `try` begins and ends.
     table = code.co_exceptiontable.hex()
     return f"{code.co_code.hex()} {code.co_names} {code.co_freevars} {value} {table} {inner}"

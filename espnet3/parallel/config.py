@@ -16,6 +16,7 @@ from pydantic import (
 
 from espnet3.config.schema import FrozenConfig
 from espnet3.parallel.clusters.registry import BACKENDS, Backend, can_detach, check_env_name
+from espnet3.shards.plan import max_shards
 from espnet3.text import find_control_characters, first_control_character, hms
 
 _MOST_WORKERS = 100_000
@@ -62,8 +63,8 @@ class ParallelConfig(FrozenConfig):
     """Where and how a runner's items are spread; nothing in it changes the results."""
 
     env: str = "local"
-    """local, local_gpu, slurm, pbs, sge, lsf, oar, htcondor, moab, ssh, kube, dask, or a scheduler
-    that another package brings."""
+    """local, local_gpu, slurm, pbs, sge, lsf, oar, htcondor, moab, ssh, kube, dask, ray, or a
+    scheduler that another package brings."""
     n_workers: Workers = 1
     """Worker processes to start; unrelated to `trainer.devices`."""
     options: dict[str, Any] = Field(default_factory=dict)
@@ -71,7 +72,8 @@ class ParallelConfig(FrozenConfig):
     mode: Literal["sync", "async"] = "sync"
     """sync: the driver waits for its workers; async: it submits them and ends."""
     shards_per_worker: Workers = 16
-    """How finely the work is cut; more lets workers finish together, fewer costs less."""
+    """How finely the work is cut; more lets workers finish together, fewer costs less. If not set,
+    less than 16 for more than 6,750 workers."""
     retries: NonNegativeInt = 3
     """How often a batch may lose its worker before it is taken to be the reason."""
     item_timeout: Seconds | None = None
@@ -89,6 +91,17 @@ class ParallelConfig(FrozenConfig):
     """With mode async: jobs that may follow a job one after the other, each when the last one has
     ended while work remains. If not set: as many as it takes; 0: none."""
 
+    def count_shards(self, n_workers: int | None = None) -> int:
+        """Return how many shards to aim at, for `n_workers` workers or those of the block.
+
+        For thousands of workers fewer than so many each, unless that was asked for: a plan must not
+        ask more of a file server than `shards.plan.SERVER_SHARE`.
+        """
+        n_workers = n_workers or self.n_workers
+        wanted = n_workers * self.shards_per_worker
+        is_asked_for = "shards_per_worker" in self.model_fields_set
+        return wanted if is_asked_for else min(wanted, max_shards(n_workers))
+
     @model_validator(mode="before")
     @classmethod
     def _plan_for_all(cls, values: Any) -> Any:
@@ -96,6 +109,7 @@ class ParallelConfig(FrozenConfig):
         if not isinstance(values, Mapping) or not isinstance(values.get("adaptive"), Mapping):
             return values
         maximum = values["adaptive"].get("maximum")
+        # A number of the user's own is kept, so that `_can_adapt` can point out the contradiction.
         return {"n_workers": maximum, **values} if isinstance(maximum, int) else values
 
     @model_validator(mode="after")
@@ -147,6 +161,7 @@ class ParallelConfig(FrozenConfig):
     def _memory_has_a_unit(cls, options: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
         """Refuse `memory: 32`, which is 32 bytes."""
         memory = options.get("memory")
+        # Without an `env`, that was refused itself, and its error is enough.
         is_job = BACKENDS.get(info.data.get("env", ""), _NO_BACKEND).module == "jobqueue"
         if is_job and str(memory).isdecimal() and int(str(memory)) < _LEAST_BYTES:
             raise ValueError(

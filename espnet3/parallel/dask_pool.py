@@ -17,24 +17,24 @@ import threading
 import time
 import uuid
 from asyncio import CancelledError
+from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 import cloudpickle
 
 from espnet3.errors import WorkerError
-from espnet3.parallel.pools import Died, Event, Finished, PoolWorker
-from espnet3.parallel.tasks import Failure, ShardResult, ShardTask, Stopped
-from espnet3.parallel.worker import ShardServer, dump_result, load_result
-
-if TYPE_CHECKING:
-    from espnet3.parallel.clusters.job_monitor import JobMonitor
+from espnet3.parallel.env_provider import BuiltParts
+from espnet3.parallel.tasks import Died, Event, Finished, PoolWorker, ShardResult, ShardTask
+from espnet3.parallel.worker import ShardServer, dump_result, load_result, load_server
 
 logger = logging.getLogger(__name__)
-_LOOK_SECONDS = 1.0
+# Between two looks at the workers: short while they come and go, then longer and longer.
+_LOOK_SECONDS = (0.05, 1.0)
+_LOOK_SHARE = 0.1  # of the time since the last change
 # Seconds after which missing workers are logged: soon if there are none, then less and less.
 _TELL_SECONDS = (15.0, 300.0)
 _TELL_OF_SOME_SECONDS = 60.0
@@ -45,6 +45,31 @@ _FIRST_BEAT_SECONDS = 0.1  # until a worker has reported a position, it gets no 
 _NEEDS_SPEC = b""  # no pickle is empty
 _Spec = tuple[list[str], bytes]
 """Where the driver finds its modules, and the pickled `RunSpec`."""
+
+
+class ClusterMonitor(Protocol):
+    """Looks after the jobs, or pods, in which the workers of a cluster run."""
+
+    def look(self, n_left: int, busy: Collection[str] = ()) -> None:
+        """Update what is known; raise if no worker will come."""
+
+    def waiting(self) -> str:
+        """Return why workers are missing and what to try; empty if none is."""
+
+    def hopeless(self) -> str:
+        """Return why no worker will ever come; empty as long as one may."""
+
+    def is_leaving(self, worker: str) -> bool:
+        """Tell whether a worker, by its address, should get no work."""
+
+    def note_finished(self, worker: str) -> None:
+        """Record that the worker at an address finished a shard."""
+
+    def describe(self, worker: str) -> tuple[str, str]:
+        """Return the job of a worker and the path of its log; empty if unknown."""
+
+    def reason_of_loss(self, worker: str) -> str:
+        """Return why a worker left, in the words of the scheduler; empty if that is not known."""
 
 
 class DaskPool:
@@ -62,11 +87,11 @@ class DaskPool:
         self._run_id = uuid.uuid4().hex
         self._topic = f"espnet3-{uuid.uuid4().hex}"
         # A cluster that submitted jobs for its workers has one that looks after them.
-        self._monitor: JobMonitor | None = getattr(client.cluster, "monitor", None)
+        self._monitor: ClusterMonitor | None = getattr(client.cluster, "monitor", None)
         self._n_left = 0
         self._workers: list[str] = []
-        self._last_look = 0.0
-        self._missing = _Missing()
+        self._last_look, self._last_change = 0.0, time.monotonic()
+        self._missing = MissingWorkers()
         self._knows_spec: set[str] = set()
         self._proven: set[str] = set()
         self._may_wait = True
@@ -109,6 +134,7 @@ class DaskPool:
             spec,
             cloudpickle.dumps(task),
             self._topic,
+            # Unique, because Dask answers a known key with the result of the earlier attempt.
             key=f"espnet3-shard-{task.shard}-{uuid.uuid4().hex}",
             workers=[address],
             allow_other_workers=False,
@@ -125,6 +151,8 @@ class DaskPool:
         """Wait for an attempt to end; notice workers that left."""
         events: list[Event] = []
         try:
+            # A worker that comes should not wait for its first shard.
+            timeout = min(timeout, max(self._next_look() - time.monotonic(), 0.0))
             events += self._end(*self._ended.get(timeout=timeout))
             while not self._ended.empty():
                 events += self._end(*self._ended.get())
@@ -134,6 +162,7 @@ class DaskPool:
         gone = self._busy() - set(self._workers)
         for number, address in enumerate(gone):
             lost = self._lose(address, "it left the cluster")
+            # The first counts as a death of its own; the others went with it.
             events += [replace(event, went_with_others=number > 0) for event in lost]
         return events
 
@@ -148,6 +177,7 @@ class DaskPool:
 
     def positions(self) -> dict[str, int]:
         """Return what the busy workers last said of their position."""
+        # A copy: the progress thread asks while attempts come and go.
         return {worker: self._positions.get(worker, -1) for worker in list(self._running)}
 
     def kill(self, worker: str, reason: str) -> None:
@@ -182,21 +212,37 @@ class DaskPool:
                 if position >= 0:  # all is loaded
                     self._proven.add(worker)
 
+    def _next_look(self) -> float:
+        return self._last_look + pause_after_change(self._last_look - self._last_change)
+
     def _look(self) -> None:
         now = time.monotonic()
-        if now - self._last_look < _LOOK_SECONDS:
+        if now < self._next_look():
             return
         self._last_look = now
+        before = self._workers
         try:
             self._workers = list(self._client.nthreads())
         except OSError as error:
+            known = self.waiting()
             raise WorkerError(
                 f"The Dask scheduler cannot be reached any more ({error}). Finished shards are on "
                 "disk; start the cluster and run the same command again."
+                + (f" {known}" if known else "")
             ) from error
+        if set(before) != set(self._workers):
+            self._last_change = now
+        # Jobs that are lost after the last shard need no replacement.
         if self._monitor is not None and self._n_left:
             self._monitor.look(self._n_left, self._busy())
+            self._refuse_to_wait_in_vain()
         self._missing.tell(len(self._workers), self.waiting(), now)
+
+    def _refuse_to_wait_in_vain(self) -> None:
+        """End the run if no job will ever start, such as beyond the time limit of its queue."""
+        assert self._monitor is not None
+        if not self._workers and self._monitor.hopeless():
+            raise WorkerError(f"No worker will come. {self.waiting()}")
 
     def _note_end(self, future: Any) -> None:
         # Kept, because a future whose result is lost with its worker is pending again.
@@ -244,6 +290,8 @@ class DaskPool:
         self._proven.discard(address)
         self._client.cancel([future for future, _ in lost.values()], force=True)
         job_id, log = self._monitor.describe(address) if self._monitor else ("", "")
+        known = self._monitor.reason_of_loss(address) if self._monitor else ""
+        reason = f"{reason}: {known}" if known else reason
         of_job = f" of job {job_id}" if job_id else ""
         logger.warning("Worker %s%s was lost: %s", address, of_job, reason)
         return [
@@ -252,7 +300,7 @@ class DaskPool:
         ]
 
 
-class _Missing:
+class MissingWorkers:
     """Logs that workers are missing: soon after the start, then less and less often."""
 
     def __init__(self) -> None:
@@ -261,6 +309,7 @@ class _Missing:
         self._is_any_there = False
 
     def tell(self, n_workers: int, waiting: str, now: float) -> None:
+        """Log how many are there and why others are not, if it is time to."""
         shortest, longest = _TELL_SECONDS
         if n_workers and not waiting:
             self._since = None
@@ -276,6 +325,12 @@ class _Missing:
                 logger.warning("No worker is connected for %.0f s. %s", waited, waiting)
 
 
+def pause_after_change(seconds: float) -> float:
+    """Return the pause between two looks, so long after a worker came or went."""
+    shortest, longest = _LOOK_SECONDS
+    return min(max(_LOOK_SHARE * seconds, shortest), longest)
+
+
 def _places(address: str) -> tuple[str, str]:
     """Return the places of a worker: where attempts run, or wait behind the one that runs."""
     return address, address + _NEXT
@@ -287,6 +342,7 @@ def _worker_at(place: str) -> str:
 
 def driver_sys_path() -> list[str]:
     """Return where this program finds its modules, for workers that look elsewhere."""
+    # Workers have another working directory, and entries may be relative or empty.
     return [str(Path(entry).resolve()) for entry in sys.path]
 
 
@@ -301,6 +357,7 @@ def _describe(future: Any) -> str:
 # lock also keeps a worker with several threads to one attempt at a time.
 _lock = threading.Lock()
 _server: tuple[str, ShardServer] | None = None
+_parts = BuiltParts()
 
 
 def run_attempt(run_id: str, spec: _Spec | None, task: bytes, topic: str) -> bytes:
@@ -329,16 +386,14 @@ def _find_server(run_id: str, spec: _Spec | None, task: Any) -> ShardServer | Sh
         return _server[1]
     if spec is None:
         return None
-    _server = None  # frees the environment of the run before
+    _server = None  # frees of the run before what this one does not need
     sys_path, packed = spec
     # Before unpacking: the runner may be of a module that only the driver's folders have.
     sys.path += [entry for entry in sys_path if entry not in sys.path]
-    try:
-        _server = (run_id, ShardServer(cloudpickle.loads(packed)))
-    except Exception as error:  # mostly a module that this worker cannot import
-        failure = Failure.of(error, task.start, None, task.shard)
-        return ShardResult(task, stopped=Stopped("provider", failure))
-    return _server[1]
+    loaded = load_server(packed, task, _parts)
+    if isinstance(loaded, ShardServer):
+        _server = (run_id, loaded)
+    return loaded
 
 
 class _Beat:

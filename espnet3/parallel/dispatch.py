@@ -15,11 +15,13 @@ from pathlib import Path
 from typing import Protocol
 
 from espnet3.errors import ItemError, WorkerError
-from espnet3.parallel.deaths import Death, ShardDeaths, Verdict
 from espnet3.parallel.faults import (
     MAX_EARLY_DEATHS,
+    Death,
     EarlyDeaths,
     FaultPolicy,
+    ShardDeaths,
+    Verdict,
     describe_failure,
     dies_at_once,
     error_of,
@@ -28,10 +30,18 @@ from espnet3.parallel.faults import (
     skip_advice,
     too_many_message,
 )
-from espnet3.parallel.pools import Died, Finished, WorkerPool
-from espnet3.parallel.tasks import Failure, ShardResult, ShardTask, Stopped
+from espnet3.parallel.tasks import (
+    Died,
+    Failure,
+    Finished,
+    ShardResult,
+    ShardTask,
+    Stopped,
+    WorkerPool,
+)
 from espnet3.shards.commit import read_position
 from espnet3.shards.lease import HEARTBEAT
+from espnet3.text import count
 
 logger = logging.getLogger(__name__)
 _POLL_SECONDS = 0.2  # results wake it at once; this is for signals, deaths and new workers
@@ -143,6 +153,7 @@ class Dispatcher:
             self._watch.look(self._pool, self._running)
             self._drop_superseded()
             if self._running or self._source.is_waiting():
+                # Shards in the hands of others need no worker of ours, so none is missing.
                 waiting_since = time.monotonic()
             elif time.monotonic() - waiting_since > self._policy.start_timeout:
                 raise WorkerError(no_worker_message(self._policy, self._pool.waiting()))
@@ -167,12 +178,22 @@ class Dispatcher:
                 partial += max(position - task.start, 0)
         return self._n_done + partial
 
+    def starting(self) -> str:
+        """Say what the first item waits for; nothing once one has begun."""
+        positions = list(self._pool.positions().values())
+        if self._n_done or any(position >= 0 for position in positions):
+            return ""
+        are = "is" if len(positions) == 1 else "are"
+        building = f"{count(len(positions), 'worker')} {are} building the environment (model, data)"
+        return building if positions else "waiting for workers"
+
     def _assign(self) -> None:
         for worker in self._pool.idle():
             task = self._again.popleft() if self._again else self._take()
             if task is None:
                 return
             n_deaths = self._deaths_at(task).deaths
+            # A new folder each time: an earlier attempt's worker may still write to its own.
             task = replace(task, attempt=self._source.new_attempt(task), n_deaths=n_deaths)
             self._running[worker] = task
             self._watch.begin(worker)
@@ -197,6 +218,7 @@ class Dispatcher:
             return
         # Each costs a look at the folder: with many workers, these come less often.
         n_beats = max(len(self._running) / 4, 1.0)
+        # At random, so that many drivers do not ask the file server in step.
         self._next_drop = time.monotonic() + 2 * HEARTBEAT * n_beats * random.uniform(0.7, 1.0)
         for worker, task in list(self._running.items()):
             if self._source.is_superseded(task):
@@ -207,6 +229,7 @@ class Dispatcher:
         self._running.pop(event.worker, None)
         self._early_deaths = 0  # workers can start here, so later deaths are about items
         result = event.result
+        # Does nothing after a commit, which has renamed the folder.
         self._source.clean_up(result.task)
         if result.stopped is not None:
             self._stop_or_skip(result.stopped, result.task)
@@ -227,7 +250,7 @@ class Dispatcher:
         if stopped.kind == "load" and self._source.could_not_load(task, stopped.failure):
             return
         if stopped.kind != "write" or not self._policy.skip_errors:
-            self._failures[stopped.failure.position] = stopped.failure
+            self._failures[stopped.failure.position] = _as_recorded(stopped)
             raise error_of(stopped, self._policy) from None
         # The writer may have written half a record, so the attempt is gone; without that item it
         # will do better.
@@ -257,7 +280,7 @@ class Dispatcher:
     def _note(self, failure: Failure) -> None:
         self._failures[failure.position] = failure
         limit = self._policy.max_errors
-        logger.warning("Item %r failed and is skipped: %s", failure.index, failure.error)
+        logger.warning("%s failed and is skipped: %s", failure.name, failure.error)
         n_failed = self._n_failed_before + len(self._failures)
         if limit is not None and n_failed > limit:
             message = too_many_message(n_failed, self._policy)
@@ -272,6 +295,7 @@ class Dispatcher:
         task = self._running.pop(event.worker, None)
         if task is None:
             return
+        # Before the clean-up, which removes the file that holds the position.
         position = read_position(Path(task.attempt)) if task.attempt else None
         self._source.clean_up(task)
         if self._is_committed(task):  # it died after its commit, before it could say so
@@ -283,7 +307,9 @@ class Dispatcher:
             return
         death = Death(event.reason, position, event.log, event.host)
         is_left = self._source.died(task, death)
+        # A node that dies takes several workers along, which says nothing about their environment.
         if not event.went_with_others:
+            # Without a folder nothing tells whether it had begun; it gets the benefit of the doubt.
             self._note_early_death(event, has_begun=position is not None or task.attempt is None)
         if not is_left:
             self._again.extend(self._after_death(task, death))
@@ -383,8 +409,10 @@ class _StallWatch:
     ) -> None:
         if self._item_timeout is not None and seconds > self._item_timeout:
             pool.kill(worker, f"no item was finished in {self._item_timeout:g} s (item_timeout)")
+            # Otherwise it would be killed at each look until `poll` reports the death.
             self.begin(worker)
         elif seconds - self._warned.get(worker, 0.0) > _SLOW_SECONDS or seconds < 1:
+            # Below a second this is a new item, whose first warning is due in a minute.
             self._warned[worker] = seconds
             if seconds > _SLOW_SECONDS:
                 logger.warning(
@@ -392,3 +420,10 @@ class _StallWatch:
                     "To have such workers replaced, set parallel.item_timeout: 600.",
                     position, task.shard, seconds, worker,
                 )  # fmt: skip
+
+
+def _as_recorded(stopped: Stopped) -> Failure:
+    """Return what stopped a run for `failed.jsonl`: a provider fails for no item."""
+    if stopped.kind in ("provider", "load"):
+        return replace(stopped.failure, index=None, ids=[])
+    return stopped.failure

@@ -19,6 +19,7 @@ from espnet3.io.atomic import is_folder_trouble
 from espnet3.io.tables import JsonlWriter
 from espnet3.parallel.hooks import bind, split_batch
 from espnet3.parallel.tasks import (
+    N_SHOWN,
     Cells,
     Failure,
     RunSpec,
@@ -31,12 +32,11 @@ from espnet3.parallel.tasks import (
     secrets_held,
     user_traceback,
 )
+from espnet3.schedulers import node_name
 from espnet3.shards.commit import Done, Position, commit, discard_attempt, finish_attempt
-from espnet3.shards.file_access import is_of_node, is_there
+from espnet3.shards.file_access import is_of_node, is_there, share_folder
 from espnet3.shards.layout import FAILED, POSITION, RunLayout
 from espnet3.shards.manifest import read_run_id
-from espnet3.shards.owner import node_name
-from espnet3.shards.sharing import share_folder
 
 logger = logging.getLogger(__name__)
 _ODD_RESULTS = 2
@@ -136,6 +136,7 @@ class FolderSink:
         summary = close()
         if outcome.failures:
             with JsonlWriter(self._folder / FAILED) as writer:
+                # Halving and skipping add failures out of order.
                 for failure in sorted(outcome.failures, key=lambda failure: failure.position):
                     writer.write(failure_record(failure, self._layout.root))
         done = finish_attempt(
@@ -307,10 +308,12 @@ class _Attempt:
             sink.abandon()
             return self._stopped(error.stopped)
         except Exception as error:
+            # Before `abandon`, which removes the file that `is_lost` looks for.
             kind = _kind_of(error, sink, self._task, self._spec)
             sink.abandon()
             return self._stopped(Stopped(kind, self._failure(error, sink.cells[0]), error))
         except BaseException:
+            # Ctrl-C in a run in this very process; worker processes ignore SIGINT.
             sink.abandon()
             raise
         finally:
@@ -336,6 +339,7 @@ class _Attempt:
                 self._give_up_on(position, _refuse_interrupt(error, self._pid))
                 continue
             write(position, result)
+        # From here on, what fails is the closing of the writers; see `_kind_of`.
         cells[0] = task.stop
 
     def _run_batches(self, sink: Sink) -> None:
@@ -412,12 +416,27 @@ class _Attempt:
         self, error: BaseException, position: int, batch: list[int] | None = None
     ) -> Failure:
         items = self._task.items
+        # The position is -1 before the first item, and `stop` behind the last one.
         offset = min(max(position - self._task.start, 0), len(items) - 1)
         position, index = self._task.start + offset, items[offset]
         if batch is not None and len(batch) > 1:
             index = [items[p - self._task.start] for p in batch]
         shard, secrets = self._task.shard, self._secrets()
-        return Failure.of(error, position, index, shard, log=self._log, secrets=secrets)
+        ids = self._ids(index) if not isinstance(error, ProviderError | RunFolderError) else []
+        return Failure.of(error, position, index, shard, log=self._log, ids=ids, secrets=secrets)
+
+    def _ids(self, index: Any) -> list[str]:
+        """Return the ids that users know items by; those that cannot be told are left out."""
+        if self._spec.hooks.identify is None:
+            return []
+        identify = bind(self._spec.hooks.identify, ["idx"], self._env)
+        found = []
+        for each in (index if isinstance(index, list) else [index])[:N_SHOWN]:
+            try:
+                found.append(str(identify(each)))
+            except (Exception, SystemExit):  # what cannot be read is told by its own error
+                return []
+        return found
 
 
 def _kind_of(error: Exception, sink: Sink, task: ShardTask, spec: RunSpec) -> str:
@@ -484,6 +503,7 @@ def is_machine_trouble(error: BaseException, run_dir: str | None) -> bool:
         return False
     if run_dir is None or not isinstance(error.filename, str | bytes | os.PathLike):
         return True
+    # The error has the path as the user's code spelled it, perhaps through a link.
     path = os.path.realpath(os.fsdecode(error.filename))
     return not path.startswith(os.path.join(os.path.realpath(run_dir), ""))
 
@@ -503,6 +523,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 def free_memory() -> None:
     """Give back what a failed batch still holds; call it when its exception is gone."""
     gc.collect()
+    # Not imported: if the user's code did not do so either, there is nothing to free.
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
         torch.cuda.empty_cache()

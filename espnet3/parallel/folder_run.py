@@ -4,6 +4,7 @@ import logging
 import os
 import platform
 import random
+import shlex
 import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -13,15 +14,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from espnet3 import __version__
-from espnet3.config.fingerprint import files_in
-from espnet3.config.redact import mask
+from espnet3.commands import same_command
 from espnet3.errors import RunFolderError, StaleRunError
 from espnet3.io.atomic import folder_trouble, is_folder_trouble, is_temp_name, write_text
 from espnet3.io.json_text import dump_json
-from espnet3.parallel.deaths import record_deaths
-from espnet3.parallel.end_of_run import tell_the_end
-from espnet3.parallel.identity import RULES, changes, is_below
+from espnet3.parallel.faults import record_deaths
 from espnet3.parallel.signals import LeaveRun
+from espnet3.shards.accounting import cost_facts
 from espnet3.shards.commit import (
     SETTLE_SECONDS,
     attempts,
@@ -31,9 +30,15 @@ from espnet3.shards.commit import (
     set_aside,
     set_aside_damaged,
 )
-from espnet3.shards.file_access import is_of_node, is_there, names_in, unreachable
+from espnet3.shards.file_access import (
+    count_free_files,
+    is_of_node,
+    is_there,
+    names_in,
+    share_files,
+    unreachable,
+)
 from espnet3.shards.layout import (
-    FAILED,
     RunLayout,
     backup_name,
     is_protocol_name,
@@ -43,18 +48,29 @@ from espnet3.shards.layout import (
 )
 from espnet3.shards.lease import Lease, living_owners
 from espnet3.shards.manifest import Manifest, load_manifest, publish_manifest, refuse_foreign
-from espnet3.shards.merge import check_complete, outputs_of, read_coverage
+from espnet3.shards.merge import (
+    Coverage,
+    check_complete,
+    failures_of,
+    outputs_of,
+    read_coverage,
+)
+from espnet3.shards.pack import unpack_shards
 from espnet3.shards.plan import make_plan, run_order
-from espnet3.shards.sharing import share_files
-from espnet3.shards.status import read_failures
-from espnet3.shards.success import known_result, read_success, write_success
+from espnet3.shards.success import known_result, read_accounting, read_success, write_success
+from espnet3.text import duration
 
 if TYPE_CHECKING:
     from espnet3.shards.items import Items
 
 logger = logging.getLogger(__name__)
 Merge = Callable[[Sequence[Path]], Any]
+TIDY = "tidy"
+"""The claim of who packs the shards of a run, or takes them out."""
 _FIRST_PAUSE, _MAX_PAUSE = 0.2, 5.0
+_FILES_PER_SHARD = 3  # its folder, `done`, and a file of results
+_FILES_PER_WORKER = 4  # its owner file, its record, its log, the record of its job
+_MANY_FILES = 500_000
 _LATE_SECONDS = 3.0
 
 
@@ -76,7 +92,8 @@ class RunRequest:
     accept_changes: Sequence[str] = ()
     config_block: str = ""
     """Where the runner's settings come from, if from a config; see `BaseRunner`."""
-    folder_key: str = "output_dir"
+    elsewhere: str = ""
+    """The override that would write to another folder, for the same; see `BaseRunner`."""
     not_results: Sequence[str] = ()
     """Keys that results do not depend on, also where a manifest has them."""
 
@@ -118,6 +135,8 @@ def open_run(request: RunRequest, n_shards: Callable[[], int]) -> Manifest:
         RunFolderError: if the folder cannot be used.
         ConfigError: a file or folder that a value names cannot be read.
     """
+    from espnet3.parallel.identity import changes  # a worker, whose folder is open, has no use
+
     _make_folder(request.root)
     if not request.resume:
         remove_run(request.root)
@@ -152,6 +171,8 @@ def _make_folder(root: Path) -> None:
 
 
 def _check_changes(request: RunRequest, changed: list[str]) -> None:
+    from espnet3.parallel.identity import is_below
+
     keys = {line: line.partition(":")[0] for line in changed}
     refused = [line for line in changed if not is_below(keys[line], request.accept_changes)]
     if refused:
@@ -165,16 +186,25 @@ def _check_changes(request: RunRequest, changed: list[str]) -> None:
 
 
 def _ways_on(request: RunRequest, changed: list[str]) -> str:
-    resume, accept = "resume=False", f"accept_changes={changed}"
-    if block := request.config_block:
-        resume, accept = f"{block}.resume=false", f"'{block}.accept_changes=[{','.join(changed)}]'"
+    block = request.config_block
+    if not block:
+        return (
+            "Keep them and choose another output_dir; or delete them and start over: resume=False; "
+            f"or keep what is done and do the rest with the change: accept_changes={changed}"
+        )
+    accept = f"{block}.accept_changes=[{','.join(changed)}]"
     return (
-        f"Keep them and choose another {request.folder_key}; or delete them and start over: "
-        f"{resume}; or keep what is done and do the rest with the change: {accept}"
+        f"Keep them, and write the new ones elsewhere:\n  {same_command(request.elsewhere)}\n"
+        f"or delete them and start over:\n  {same_command(f'{block}.resume=false')}\n"
+        f"or keep what is done and do the rest with the change:\n  {same_command(accept)}"
     )
 
 
 def _plan(request: RunRequest, n_shards: int) -> Manifest:
+    from espnet3.config.fingerprint import files_in
+    from espnet3.config.redact import mask
+    from espnet3.parallel.identity import RULES
+
     plan = make_plan(
         len(request.items),
         n_shards,
@@ -182,6 +212,7 @@ def _plan(request: RunRequest, n_shards: int) -> Manifest:
         batch_seconds=request.batch_seconds,
         costs=request.costs,
     )
+    _warn_of_files(request.root, plan.n_shards)
     manifest = Manifest(
         items={},
         n_items=len(request.items),
@@ -193,10 +224,34 @@ def _plan(request: RunRequest, n_shards: int) -> Manifest:
         fingerprint=mask(request.described),  # others read it
         files=files_in(request.described, outputs=request.outputs, with_parts=True),
         name=request.name,
+        # Relative, because run folder and outputs may be moved together.
         output_dir=os.path.relpath(request.output_dir, request.root),
         versions={"espnet3": __version__, "python": platform.python_version(), **RULES},
     )
     return publish_manifest(request.root, manifest, request.items, plan.batches)
+
+
+def count_files(n_shards: int, n_workers: int = 0) -> int:
+    """Return about how many files and folders a run makes, with one file of results per shard."""
+    return n_shards * _FILES_PER_SHARD + n_workers * _FILES_PER_WORKER
+
+
+def file_limit(root: Path) -> tuple[int, str]:
+    """Return how many files a run in a folder should make at most, and why."""
+    free = count_free_files(root)
+    if free is not None and free < _MANY_FILES:
+        return free, f"the file system has room for {free:,} more"
+    return _MANY_FILES, "quotas of a million are common"
+
+
+def _warn_of_files(root: Path, n_shards: int) -> None:
+    n_files, (limit, reason) = count_files(n_shards), file_limit(root)
+    if n_files > limit:
+        logger.warning(
+            "%d shards are some %d files and folders in %s, and %s. Larger shards are fewer: a "
+            "smaller parallel.shards_per_worker, with resume=False. Once it is merged: "
+            "espnet3 tidy %s", n_shards, n_files, root, reason, shlex.quote(str(root)),
+        )  # fmt: skip
 
 
 def remove_run(root: Path) -> None:
@@ -217,6 +272,7 @@ def remove_run(root: Path) -> None:
         )
     # Without its manifest the rest is no run any more, whatever happens in between.
     manifest_path(root).unlink(missing_ok=True)
+    # Listed first: what an open listing returns after a removal is not defined.
     for entry in list(os.scandir(root)):
         if not is_protocol_name(entry.name):
             continue
@@ -248,10 +304,12 @@ def sweep(layout: RunLayout, lease: Lease) -> None:
             continue
         # Before the owner files are removed, which prove that the owners are dead.
         record_deaths(layout.root, folders, lease)
+        # The claim is ours: what `record_deaths` left alone has no living owner either.
         for folder in folders:
             discard_attempt(folder)
         lease.release(name)
     lease.sweep()
+    # A temp file does not tell on which machine its writer is, so only the last one may sweep.
     if not lease.others():
         _sweep_temporary(layout.root)
 
@@ -262,6 +320,7 @@ def shards_to_run(layout: RunLayout, manifest: Manifest, *, retry_failed: bool) 
     Raises:
         FileSystemError: if it cannot be read from here which ones are done.
     """
+    unpack_run(layout.root, manifest)
     coverage = read_coverage(layout.root, manifest)
     bounds = {shard: manifest.bounds[shard : shard + 2] for shard in coverage.missing}
     for shard in coverage.missing:
@@ -276,6 +335,7 @@ def shards_to_run(layout: RunLayout, manifest: Manifest, *, retry_failed: bool) 
             set_aside(layout, shard)
         missing += failed
     if missing:
+        # While shards are missing, no reader may take the run for complete.
         layout.success.unlink(missing_ok=True)
     wanted = set(missing)
     return [shard for shard in run_order(manifest.costs) if shard in wanted]
@@ -295,21 +355,42 @@ def _sweep_temporary(root: Path) -> None:
             shutil.rmtree(entry.path, ignore_errors=True)
 
 
+def unpack_run(root: Path, manifest: Manifest) -> None:
+    """Take the shards out that `espnet3 tidy` packed, before any is computed or merged again."""
+    layout = manifest.layout(root)
+    if not is_there(layout.packed_index):
+        return
+    with Lease(root) as lease:
+        # One at a time, and not while they are being packed.
+        while not lease.claim(TIDY):
+            time.sleep(_FIRST_PAUSE)
+        unpack_shards(layout, manifest.run_id)
+
+
 def merge_run(
-    root: Path, output_dir: Path, manifest: Manifest, merge: Merge, *, keep_result: bool = True
+    root: Path,
+    output_dir: Path,
+    manifest: Manifest,
+    merge: Merge,
+    *,
+    keep_result: bool = True,
+    coverage: Coverage | None = None,
 ) -> Any:
     """Prove that the run is complete, merge it, and write `_SUCCESS.json`.
 
     Without `keep_result` what `merge` returns is not noted there, and the runner will merge again.
+    With `coverage`, what was read a moment ago is not read again.
 
     Raises:
         IncompleteRunError: with what is missing.
     """
     layout = manifest.layout(root)
-    coverage = check_complete(root, manifest)
-    write_failures(layout, read_failures_of_shards(root))
+    unpack_run(root, manifest)
+    coverage = check_complete(root, manifest, coverage=coverage)
+    write_failures(layout, failures_of(layout, coverage.committed.values()))
     before = outputs_of(output_dir)
-    result = merge([layout.shard(shard) for shard in range(manifest.n_shards)])
+    with coverage.at_hand(layout):
+        result = merge([layout.shard(shard) for shard in range(manifest.n_shards)])
     outputs = {
         name: stat
         for name, stat in outputs_of(output_dir, before).items()
@@ -326,14 +407,9 @@ def merge_run(
     )
     made = [layout.success, layout.failed, *(output_dir / name for name in outputs)]
     share_files(made, root, layout.success)
+    # Not before: until the run is merged, a folder that was set aside may turn out to be good.
     remove_set_aside(layout)
     return result
-
-
-def read_failures_of_shards(root: Path) -> list[dict[str, Any]]:
-    """Return the failures of committed shards, forgetting an error that stopped an earlier try."""
-    (root / FAILED).unlink(missing_ok=True)
-    return read_failures(root)
 
 
 def write_failures(layout: RunLayout, records: Sequence[dict[str, Any]]) -> None:
@@ -356,6 +432,7 @@ class Merger:
         needs_result: whether it must know what `merge` returned, as a driver does. If another one
             merged and that could not be noted, the run is merged again.
         retry_failed: a run in which items failed does not count as merged.
+        coverage: what the caller has read of the shards just now.
     """
 
     def __init__(
@@ -368,10 +445,12 @@ class Merger:
         *,
         needs_result: bool = False,
         retry_failed: bool = False,
+        coverage: Coverage | None = None,
     ) -> None:
         self._root, self._output_dir, self._merge = root, output_dir, merge
         self._manifest, self._layout, self._lease = manifest, manifest.layout(root), lease
         self._needs_result, self._retry_failed = needs_result, retry_failed
+        self._coverage = coverage
 
     def answer(self) -> tuple[Any] | None:
         """Return what `merge` returned, in a tuple, if the run is merged; see `needs_result`."""
@@ -401,6 +480,7 @@ class Merger:
             if stands_by is not None and not stands_by():
                 raise LeaveRun("nothing to take: another worker is merging", ends_all=False)
             on_turn()
+            # At random: all who wait for the merge began to do so at the same moment.
             time.sleep(pause * random.uniform(0.7, 1.3))
             pause = min(pause * 1.5, _MAX_PAUSE)
         return answer
@@ -420,21 +500,43 @@ class Merger:
     def missing(self) -> list[int]:
         """Return the shards that are damaged or gone, and set them aside; the turn is then over."""
         deadline = time.monotonic() + _LATE_SECONDS
-        while read_coverage(self._root, self._manifest).missing:
+        while (coverage := read_coverage(self._root, self._manifest)).missing:
             if time.monotonic() > deadline:  # not only seen late
                 self._lease.release("merge")
                 return shards_to_run(self._layout, self._manifest, retry_failed=False)
             time.sleep(_FIRST_PAUSE)
+        self._coverage = coverage
         return []
 
     def merge(self) -> Any:
         """Prove that all is there, merge, remove what is left of attempts, and sum up."""
         begin = time.monotonic()
-        result = merge_run(self._root, self._output_dir, self._manifest, self._merge)
+        result = merge_run(
+            self._root, self._output_dir, self._manifest, self._merge, coverage=self._coverage
+        )
         # Nobody needs another attempt, a slow backup attempt's neither.
         for folders in attempts(self._root).values():
             for folder in folders:
                 discard_attempt(folder)
         sweep(self._layout, self._lease)
-        tell_the_end(self._root, self._manifest, time.monotonic() - begin)
+        _log_summary(self._root, self._manifest, time.monotonic() - begin)
         return result
+
+
+def _log_summary(root: Path, manifest: Manifest, merge_seconds: float) -> None:
+    """Log the content of `_SUCCESS.json`; called by the process that wrote it."""
+    success = read_success(manifest.layout(root), manifest.run_id) or {}
+    n_failed = success.get("n_failed", 0)
+    logger.info(
+        "%s is complete: %d items, %d failed, %s since the plan, merged in %.1f s",
+        root, manifest.n_items, n_failed, duration(success.get("seconds", 0.0)), merge_seconds,
+    )  # fmt: skip
+    for name, fact in cost_facts(read_accounting(root, manifest)):
+        logger.info("%s: %s", name, fact)
+    if success.get("n_halved"):
+        logger.warning(
+            "%d batches did not fit into memory and were halved, which takes time; set a "
+            "smaller batch_seconds or batch_size", success["n_halved"],
+        )  # fmt: skip
+    if n_failed:
+        logger.warning("Failed items: %d; see: espnet3 failed %s", n_failed, shlex.quote(str(root)))

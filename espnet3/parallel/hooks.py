@@ -25,6 +25,8 @@ class RunnerHooks:
     close_writers: Hook
     complete: Hook | None = None
     """Called with what `forward` returned and its index; what it returns is the result."""
+    identify: Hook | None = None
+    """Called with the index of an item that failed; returns the id that users know it by."""
 
     @classmethod
     def of(cls, runner: type) -> "RunnerHooks":
@@ -37,6 +39,7 @@ class RunnerHooks:
 
 
 def _static(runner: type, name: str) -> Hook:
+    # An ordinary `getattr` returns the bare function, with or without @staticmethod.
     attribute = inspect.getattr_static(runner, name)
     if not isinstance(attribute, staticmethod):
         raise ProviderError(
@@ -98,6 +101,7 @@ _OR_UNBATCHED = ", or leave batch_size and batch_seconds unset."
 
 def _length(value: Any) -> int | None:
     """Return how many values a list, or what stands for one, has; None for one value."""
+    # These have a length, but are one value each.
     if isinstance(value, Mapping | str | bytes | set | frozenset):
         return None
     try:
@@ -160,6 +164,7 @@ def _fix(function: Hook, n_given: int, n_passed: int, kwargs: dict[str, Any]) ->
     Compiled for these very names, as dataclasses are: a `partial` copies its dict at each call,
     which is as long as a trivial item takes.
     """
+    # Such names reach a function through `**env` only, and cannot be written in source code.
     if not all(name.isidentifier() and not iskeyword(name) for name in kwargs):
         return lambda *leading: function(*leading[:n_passed], **kwargs)
     call: Hook = _compile(n_given, n_passed, tuple(kwargs))(function, *kwargs.values())

@@ -49,8 +49,10 @@ def describe_run(runner: "BaseRunner", items: "Items") -> dict[str, Any]:
         flat = flatten(value, name.lstrip("_"), with_state=True)
         described.update({k: v for k, v in flat.items() if not _is_in_parallel_block(k, flat)})
     ignored = not_results_of(runner)
+    # Before the code is described: an ignored `_target_` must not add the module that it names.
     kept = {key: value for key, value in described.items() if not is_below(key, ignored)}
     kept = with_code(runner, kept)
+    # And after, because the code has keys of its own.
     return {key: value for key, value in kept.items() if not is_below(key, ignored)}
 
 

@@ -123,6 +123,7 @@ def _same(one: Any, other: Any) -> bool:
     if isinstance(one, dict):
         same_keys = list(map(repr, one)) == list(map(repr, other))
         return same_keys and all(map(_same, one.values(), other.values()))
+    # By repr, because NaN differs from itself and -0.0 equals 0.0.
     return bool(repr(one) == repr(other)) if isinstance(one, float) else bool(one == other)
 
 

@@ -1,11 +1,11 @@
 """The active `parallel` config, clients for it, and a parallel `map`."""
 
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from espnet3.errors import ConfigError
-from espnet3.parallel.client import enclosing_client, open_client
 
 if TYPE_CHECKING:
     from espnet3.parallel.config import ParallelConfig
@@ -45,29 +45,36 @@ def get_parallel_config() -> "ParallelConfig":
 def use_parallel(config: Any) -> Iterator["ParallelConfig"]:
     """Set where runners run inside the block, and restore it afterwards.
 
+    Local workers and actors of Ray that one call has started serve the next ones too, until the
+    block ends; for an equal provider, they also use again what they have built.
+
     Example:
         >>> with use_parallel({"env": "local", "n_workers": 2}) as config:
         ...     config.n_workers
         2
     """
     global _active
+    from espnet3.parallel.open_pool import keep_workers
+
+    # Before the exchange: after an error the active config is as it was.
     checked = as_parallel_config(config)
-    previous, _active = _active, checked
-    try:
-        yield checked
-    finally:
-        _active = previous
+    with keep_workers(checked):
+        previous, _active = _active, checked
+        try:
+            yield checked
+        finally:
+            _active = previous
 
 
 def as_parallel_config(config: Any) -> "ParallelConfig":
     """Check a `parallel` block; a checked one is returned as it is."""
-    from espnet3.config.load import LoadedConfig
     from espnet3.config.schema import validate
     from espnet3.parallel.config import ParallelConfig
 
     if isinstance(config, ParallelConfig):
         return config
-    if isinstance(config, LoadedConfig):
+    load = sys.modules.get("espnet3.config.load")  # the import of OmegaConf takes a while
+    if load is not None and isinstance(config, load.LoadedConfig):
         return validate(
             ParallelConfig, config.config.get("parallel"), prefix="parallel", loaded=config
         )
@@ -93,6 +100,8 @@ def get_client(source: Any = None, *, setup_fn: Callable[[], Any] | None = None)
     Yields:
         A `distributed.Client`.
     """
+    from espnet3.parallel.open_pool import open_client
+
     plugin, target, setup_fn = _sort_out(source, setup_fn)
     if target is None:
         target = get_parallel_config()
@@ -127,10 +136,10 @@ def parallel_map(fn: Callable[..., Any], items: Iterable[Any], client: Any = Non
         >>> parallel_map(str.upper, ["a", "b"])
         ['A', 'B']
     """
-    from espnet3.parallel.memory_run import map_in_memory
+    from espnet3.parallel.driver import map_in_memory
+    from espnet3.parallel.open_pool import client_for, enclosing_client
 
-    enclosing = enclosing_client()
+    config, enclosing = get_parallel_config(), enclosing_client()
     setup_fn = enclosing.setup_fn if enclosing and client in (None, enclosing.client) else None
-    if client is None and enclosing is not None:
-        client = enclosing.client
-    return map_in_memory(fn, list(items), setup_fn or dict, get_parallel_config(), client)
+    client = client_for(config) if client is None else client
+    return map_in_memory(fn, list(items), setup_fn or dict, config, client)

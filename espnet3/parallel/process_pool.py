@@ -4,6 +4,7 @@ Not multiprocessing's: its spawn imports the user's script again, so that a scri
 `__main__` guard, like those of the documentation, would start itself over and over.
 """
 
+import itertools
 import json
 import logging
 import os
@@ -16,20 +17,31 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, suppress
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
+from typing import Any, Protocol
 
 import cloudpickle
 
-from espnet3.parallel.pools import Died, Event, Finished, PoolWorker
-from espnet3.parallel.tasks import ShardTask
+from espnet3.parallel.tasks import Died, Event, Finished, PoolWorker, ShardTask
 from espnet3.parallel.worker import load_result
-from espnet3.shards.owner import node_name
+from espnet3.schedulers import node_name
+from espnet3.shards.lease import start_time
+from espnet3.text import count, duration
 
 logger = logging.getLogger(__name__)
 
-_BOOT = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv.pop(1)); "
-    "from espnet3.parallel.worker import main; main()"
-)
+# The driver's `sys.path`: modules beside the user's script are pickled by name.
+_PATH = "import json, sys; sys.path[:] = json.loads(sys.argv.pop(1)); "
+_SERVE = "from espnet3.parallel.warm_start import serve; serve(); "
+_WORK = "from espnet3.parallel.worker import main; main()"
+STOP_SECONDS = 10.0
+"""How long the end of a run waits for killed workers; the kernel ends most of them at once."""
+_ANSWER_SECONDS = 5.0  # it takes milliseconds, or is stopped
+_SLOW_SECONDS = 10.0
+_IT = "The process from which workers are forked"
+_END_SECONDS = 1.0
+_LOOK_SECONDS = 0.01
+_MESSAGE_BYTES = 65_536
+_UNKNOWN_CODE = 256  # no process ends with it
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
@@ -64,8 +76,32 @@ class ProcessPool:
         self._log = log
         self._worker_timeout = worker_timeout
         self._workers: dict[str, _Worker] = {}
-        for rank in range(n_workers):
-            self._start(rank)
+        self._missing = list(range(n_workers))
+        self._warm = self._warm_up()
+        self._start_missing()
+
+    def serve(
+        self,
+        spec: bytes,
+        n_workers: int,
+        *,
+        log_dir: Path | None = None,
+        log: Path | None = None,
+        worker_timeout: float = 300.0,
+    ) -> None:
+        """Work for another run, with the processes that are there and those that it needs more."""
+        self._spec, self._log_dir, self._log = spec, log_dir, log
+        self._worker_timeout = worker_timeout
+        if self._warm:
+            self._warm.collect()  # it knows which have ended
+        for worker in list(self._workers.values()):
+            if worker.process.poll() is None:
+                worker.serve(spec, log or self._own_log(worker.rank))
+            else:  # unnoticed since the run before, of which it is no matter
+                self._forget(worker)
+        there = {worker.rank for worker in self._workers.values()}
+        self._missing = [rank for rank in range(n_workers) if rank not in there]
+        self._start_missing()
 
     def idle(self) -> list[str]:
         """Return the workers without an attempt; a starting one may be given its first."""
@@ -77,24 +113,32 @@ class ProcessPool:
 
     def poll(self, timeout: float) -> list[Event]:
         """Wait for messages and deaths; replace the dead."""
-        by_connection = {worker.connection: worker for worker in self._workers.values()}
+        by_connection: dict[Any, _Worker] = {
+            worker.connection: worker for worker in self._workers.values()
+        }
         events: list[Event] = []
-        for connection in wait(list(by_connection), timeout):
-            worker = by_connection[connection]  # type: ignore[index]
-            result = worker.receive()
-            if result is not None:
-                events.append(result)
+        links = [self._warm.link] if self._warm and self._warm.state != "gone" else []
+        for connection in wait([*by_connection, *links], timeout):
+            if connection in by_connection:
+                result = by_connection[connection].receive()
+                if result is not None:
+                    events.append(result)
+        if self._warm:
+            self._warm.collect()
         for worker in list(self._workers.values()):
             reason = worker.reason_of_death(self._worker_timeout)
             if reason is not None:
                 events.append(self._record_death(worker, reason))
+        self._start_missing()
         return events
 
     def expect(self, n_left: int) -> None:
         """Do nothing: the number of workers is fixed."""
 
     def waiting(self) -> str:
-        """Return nothing: these workers do not queue."""
+        """Return what holds up the start of workers, if it takes long."""
+        if self._warm and self._warm.state == "importing" and self._warm.seconds() > _SLOW_SECONDS:
+            return f"{_IT} still imports what the run needs."
         return ""
 
     def workers(self) -> list[PoolWorker]:
@@ -115,48 +159,98 @@ class ProcessPool:
         self._workers[worker].kill(reason)
 
     def stop(self) -> None:
-        """Kill all workers and wait for them."""
+        """Kill all workers and wait for them, but not forever: one may hang in the kernel."""
         for worker in self._workers.values():
             # SIGKILL at once: nothing is lost, since an attempt counts only once it is committed.
             worker.kill("the run ended")
+        deadline = time.monotonic() + STOP_SECONDS
+        # One deadline for all of them: several hung workers must not add up.
+        left = [worker for worker in self._workers.values() if not worker.ends_by(deadline)]
         for worker in self._workers.values():
-            worker.process.wait()
             worker.connection.close()
         self._workers.clear()
+        self._missing.clear()
+        if self._warm:
+            self._warm.close()
+        if left:
+            pids = " ".join(str(worker.process.pid) for worker in left)
+            logger.warning(
+                "%s did not end within %g s of SIGKILL, as when a file server does not answer. "
+                "If it lasts: kill -9 %s", count(len(left), "worker"), STOP_SECONDS, pids,
+            )  # fmt: skip
 
-    def _start(self, rank: int) -> None:
+    def _warm_up(self) -> "_WarmStart | None":
+        # One worker is there sooner without, and a detached worker has one.
+        if len(self._missing) < 2 or not hasattr(os, "memfd_create"):  # of Linux
+            logger.info("Workers start plainly: %s", count(len(self._missing), "worker"))
+            return None
+        own = [self._environment(rank) for rank in self._missing]
+        differing = {name for name in own[0] if any(own[0][name] != each[name] for each in own)}
+        common = {name: value for name, value in own[0].items() if name not in differing}
+        return _WarmStart(self._spec, common, differing, self._log or self._own_log(0))
+
+    def _start_missing(self) -> None:
+        """Start the workers that should be there, once it is known how."""
+        if self._warm and self._warm.state == "importing":
+            return
+        ranks, self._missing = self._missing, []
+        for rank in ranks:
+            log = self._log or self._own_log(rank)
+            worker = _Worker(rank, self._spec, self._environment(rank), log, self._warm)
+            self._workers[worker.name] = worker
+
+    def _environment(self, rank: int) -> dict[str, str]:
         own = self._variables[rank] if self._variables else {}
-        environment = {**_environment(rank, self._threads), **own}
-        worker = _Worker(rank, self._spec, environment, self._log or self._own_log(rank))
-        self._workers[worker.name] = worker
+        return {**_environment(rank, self._threads), **own}
 
     def _own_log(self, rank: int) -> Path | None:
         stamp = f"{socket.gethostname()}-{os.getpid()}-{rank}"
         return self._log_dir / f"worker-{stamp}.log" if self._log_dir else None
 
-    def _record_death(self, worker: "_Worker", reason: str) -> Died:
+    def _forget(self, worker: "_Worker") -> None:
         del self._workers[worker.name]
+        worker.connection.close()
+        if self._warm:
+            self._warm.forget(worker.process.pid)
+
+    def _record_death(self, worker: "_Worker", reason: str) -> Died:
         worker.kill(reason)
         worker.process.wait()
-        worker.connection.close()
+        self._forget(worker)
         logger.warning("Worker %s died: %s. A new one is started.", worker.name, reason)
         # The same rank: it decides the GPU, and that of the dead one is free again.
-        self._start(worker.rank)
+        self._missing.append(worker.rank)
         return Died(worker.name, worker.task, reason, worker.log, host=node_name())
+
+
+class _Process(Protocol):
+    """What a pool asks of a process, however it was started."""
+
+    pid: int
+
+    def poll(self) -> int | None: ...
+
+    def wait(self, timeout: float | None = None) -> int: ...
 
 
 class _Worker:
     """One process, the connection to it, and what it is doing."""
 
     def __init__(
-        self, rank: int, spec: bytes, environment: dict[str, str], log: Path | None
+        self,
+        rank: int,
+        spec: bytes,
+        environment: dict[str, str],
+        log: Path | None,
+        warm: "_WarmStart | None",
     ) -> None:
         self.rank = rank
         # A socket pair, not a queue: the worker sees its end when the driver is gone, however it
         # died (ADR 2).
         ours, theirs = socket.socketpair()
         self.log = str(log) if log else ""
-        self.process = _spawn(theirs, self.log, environment)
+        forked = warm.fork(theirs, self.log, environment) if warm else None
+        self.process: _Process = forked or _spawn(theirs, self.log, environment)
         # Else this process would keep the worker's end open, and never see that it died.
         theirs.close()
         self.name = f"{rank} (pid {self.process.pid})"
@@ -165,6 +259,17 @@ class _Worker:
         self.position = -1
         self._last_sign = time.monotonic()
         self._killed_for: str | None = None
+        self._send(spec)
+
+    def serve(self, spec: bytes, log: Path | None) -> None:
+        # Heartbeats since the run before. While they fill the pipe, the worker cannot read it.
+        with suppress(EOFError, OSError):
+            while self.connection.poll():
+                self.connection.recv_bytes()
+        self._last_sign = time.monotonic()
+        if log:
+            self.log = str(log)
+            self._send(cloudpickle.dumps(self.log))
         self._send(spec)
 
     def submit(self, task: ShardTask) -> None:
@@ -195,6 +300,14 @@ class _Worker:
         with suppress(subprocess.TimeoutExpired):
             self.process.wait(timeout=1)
 
+    def ends_by(self, deadline: float) -> bool:
+        """Wait for the process; tell whether it ended, by `time.monotonic`."""
+        try:
+            self.process.wait(timeout=max(deadline - time.monotonic(), 0.0))
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
     def reason_of_death(self, timeout: float) -> str | None:
         code = self.process.poll()
         if self._killed_for is not None and code is not None:
@@ -206,28 +319,191 @@ class _Worker:
         return None
 
     def kill(self, reason: str) -> None:
+        # The first reason is the true one; later kills only make sure.
         self._killed_for = self._killed_for or reason
         with suppress(ProcessLookupError, PermissionError):
             # Its group: a forward() may have started processes of its own.
             os.killpg(self.process.pid, signal.SIGKILL)
 
 
+class _WarmStart:
+    """The process from which workers are forked, if its imports allow it (`warm_start.serve`).
+
+    Args:
+        spec: the pickled `RunSpec`, whose modules it imports.
+        environment: what all workers have in common.
+        differing: the variables that are others in each worker.
+        log: where what modules print when they are imported goes.
+    """
+
+    def __init__(
+        self, spec: bytes, environment: dict[str, str], differing: set[str], log: Path | None
+    ) -> None:
+        self.state = "importing"  # then "ready", and at last "gone"
+        self._begin = time.monotonic()
+        self._tickets = itertools.count()
+        self._started: dict[int, int] = {}
+        self._to_reap: list[int] = []
+        self.ended: dict[int, int] = {}
+        # Messages with borders, and EOF for either side when the other is gone.
+        self.link, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
+        words = [_PATH + _SERVE + _WORK, str(theirs.fileno()), json.dumps(sorted(differing))]
+        with theirs, os.fdopen(os.memfd_create("run"), "r+b") as run:
+            run.write(spec)
+            run.seek(0)
+            self._process = _popen(words, theirs, str(log or ""), environment, stdin=run)
+
+    def seconds(self) -> float:
+        """Return how long it has been there."""
+        return time.monotonic() - self._begin
+
+    def collect(self, timeout: float = 0.0) -> None:
+        """Take its messages, if there are any within the time."""
+        while self.state != "gone" and wait([self.link], timeout):
+            timeout = 0.0
+            try:
+                message = self.link.recv(_MESSAGE_BYTES)
+            except OSError:
+                message = b""
+            if message:
+                self._take(*json.loads(message))
+            else:
+                self.close()
+                reason = describe_exit(self._process.returncode or 0)
+                logger.warning("%s is gone: %s. Workers start plainly from now on.", _IT, reason)
+
+    def _take(self, what: str, *values: Any) -> None:
+        if what == "ready":
+            self.state = what
+            logger.info("Workers are forked from one process, warm in %s", duration(self.seconds()))
+        elif what == "unsafe":
+            self.close()
+            logger.info("Workers start plainly, each with its own imports: %s", *values)
+        else:  # of one that was killed before it could say that it started, as well
+            ticket, pid, *code = values
+            self._started[ticket] = pid
+            if code:
+                self.ended[pid] = code[0]
+
+    def fork(self, link: socket.socket, log: str, environment: dict[str, str]) -> "_Forked | None":
+        """Return a new worker, or None if it has to be started plainly."""
+        if self.state != "ready":
+            return None
+        request = {
+            "ticket": (ticket := next(self._tickets)),
+            "gone": self._to_reap,
+            "path": _sys_path(),
+            "environment": environment,
+            "log": log,
+        }
+        self._to_reap = []
+        # As a descriptor: it may have been removed, or be in a place that has lost its name.
+        folder = os.open(".", os.O_PATH)
+        try:
+            with open(log, "ab") if log else nullcontext() as output:
+                fds = [link.fileno(), folder, *([output.fileno()] if output else [])]
+                socket.send_fds(self.link, [json.dumps(request).encode()], fds)
+        except OSError:  # it is gone; or an environment too large for a message
+            return None
+        finally:
+            os.close(folder)
+        deadline = time.monotonic() + _ANSWER_SECONDS
+        while ticket not in self._started and self.state != "gone":
+            self.collect(deadline - time.monotonic())
+            if time.monotonic() > deadline:
+                self.give_up()
+        pid = self._started.pop(ticket, None)
+        return _Forked(self, pid) if pid else None
+
+    def forget(self, pid: int) -> None:
+        """Let the number of a worker that ended be used again: its group was killed."""
+        if self.ended.pop(pid, None) is not None:
+            self._to_reap.append(pid)
+
+    def give_up(self) -> None:
+        """Say that it does not answer, and end it."""
+        logger.warning("%s does not answer. Workers start plainly from now on.", _IT)
+        self.close()
+
+    def close(self) -> None:
+        """End the process, but none that was forked from it."""
+        if self.state == "gone":
+            return
+        self.state = "gone"
+        self.link.close()  # which ends it
+        for seconds in (_END_SECONDS, STOP_SECONDS):
+            try:
+                self._process.wait(seconds)
+            except subprocess.TimeoutExpired:  # it was stopped, or hangs in the kernel
+                self._process.kill()
+
+
+class _Forked:
+    """A worker that is a child of the warm process, which tells how it ended."""
+
+    def __init__(self, warm: _WarmStart, pid: int) -> None:
+        self.pid = pid
+        self._warm = warm
+        self._start_time = start_time(pid) or 0
+        self._silent_since: float | None = None
+
+    def poll(self) -> int | None:
+        """Return the exit code, as `subprocess.Popen` does."""
+        if self.pid in self._warm.ended or self._warm.state != "gone":
+            return self._warm.ended.get(self.pid)
+        is_there = start_time(self.pid) == self._start_time
+        return None if is_there else _UNKNOWN_CODE
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for its end; raises `TimeoutExpired` like `subprocess.Popen`."""
+        deadline = float("inf") if timeout is None else time.monotonic() + timeout
+        while (code := self.poll()) is None:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise subprocess.TimeoutExpired("worker", timeout or 0.0)
+            if self._warm.state == "gone":
+                time.sleep(min(left, _LOOK_SECONDS))
+            else:
+                self._warm.collect(min(left, 1.0))
+                self._expect_report()
+        return code
+
+    def _expect_report(self) -> None:
+        """Do without the warm process if it does not tell of this one, which has ended."""
+        if self.pid in self._warm.ended or start_time(self.pid) is not None:
+            return
+        self._silent_since = self._silent_since or time.monotonic()
+        if time.monotonic() - self._silent_since > _ANSWER_SECONDS:
+            self._warm.give_up()
+
+
 def _spawn(link: socket.socket, log: str, environment: dict[str, str]) -> "subprocess.Popen[bytes]":
-    # A Path among them, as notebooks have it, is ignored by Python too.
-    sys_path = json.dumps([entry for entry in sys.path if isinstance(entry, str)])
     # Not multiprocessing: spawn would import the main script again, and fork breaks threads and
     # CUDA (ADR 2).
-    command = [sys.executable, "-c", _BOOT, sys_path, str(link.fileno()), log]
+    return _popen([_PATH + _WORK, str(link.fileno()), log], link, log, environment)
+
+
+def _popen(
+    words: list[str], link: socket.socket, log: str, environment: dict[str, str], stdin: Any = None
+) -> "subprocess.Popen[bytes]":
+    """Start a Python that runs the first word, with the others after `sys.path` as arguments."""
+    code, *arguments = words
+    # Appended to: a worker that replaces a dead one of its rank has the same log.
     with open(log, "ab") if log else nullcontext() as output:
         return subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
+            [sys.executable, "-c", code, json.dumps(_sys_path()), *arguments],
+            stdin=stdin or subprocess.DEVNULL,
             stdout=output,
             stderr=output,
             env=environment,
             pass_fds=[link.fileno()],
             start_new_session=True,  # the terminal's Ctrl-C must reach the driver only
         )
+
+
+def _sys_path() -> list[str]:
+    # A Path among them, as notebooks have it, is ignored by Python too.
+    return [entry for entry in sys.path if isinstance(entry, str)]
 
 
 def _environment(rank: int, threads: int) -> dict[str, str]:
@@ -240,6 +516,8 @@ def _environment(rank: int, threads: int) -> dict[str, str]:
 
 def describe_exit(code: int) -> str:
     """Say in words how a process ended."""
+    if code == _UNKNOWN_CODE:
+        return "it ended when the process was gone from which it was forked, which would know how"
     if code >= 0:
         return f"it exited with code {code}"
     try:

@@ -171,4 +171,5 @@ def _steps_in(seconds: float) -> int:
         begin = time.perf_counter()
         _compute(_CALIBRATION_STEPS)
         tries.append(time.perf_counter() - begin)
+    # The shortest, because other programs can only add to it.
     return max(1, round(_CALIBRATION_STEPS * seconds / min(tries)))

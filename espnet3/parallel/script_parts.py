@@ -83,6 +83,7 @@ def reachable_part(
     needed = set(names)
     taken: set[int] = set()
     found_more = True
+    # More than once, because a statement may need what one further up does.
     while found_more:
         found_more = False
         for i, each in enumerate(statements):
@@ -91,6 +92,7 @@ def reachable_part(
                 taken.add(i)
                 needed |= each.mentions
                 found_more = True
+    # What such code finds when it runs cannot be told from its text, so all of the script counts.
     if any(statements[i].looks_up for i in taken):
         taken = set(range(len(statements)))
     nodes = [_in_headers(statements[i]) for i in sorted(taken)]
@@ -288,6 +290,7 @@ def _effects(statements: list[_Statement]) -> dict[str, set[str]]:
     functions = {s.node.name: s.node for s in statements if isinstance(s.node, _SCOPES[:2])}
     effects = {name: set(names_changed_in(node)) for name, node in functions.items()}
     calls = {name: set(_globals_in(node, frozenset())) for name, node in functions.items()}
+    # Each round carries an effect one call further, and no chain of calls is longer than this.
     for _ in functions:
         for name in functions:
             for other in calls[name] & effects.keys():
@@ -335,6 +338,7 @@ def _can_change(name: str, values: Mapping[str, Any]) -> bool:
     value = values[name]
     if isinstance(value, ModuleType):
         top = value.__name__.partition(".")[0]
+        # Of the standard library, these hold what results may depend on: environment and seed.
         return top not in _NO_RESULTS and (top in ("os", "random") or top not in _stdlib())
     return not isinstance(value, str | bytes | int | float | complex | bool | type(None))
 

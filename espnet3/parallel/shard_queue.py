@@ -15,24 +15,29 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from espnet3.errors import FileSystemError, ItemError, ResourceError
-from espnet3.parallel.deaths import Death, avoided_nodes, deaths_at, record_deaths
-from espnet3.parallel.detached.walltime import Pace, Walltime, too_long
-from espnet3.parallel.faults import FaultPolicy, too_many_message
+from espnet3.parallel.detached.walltime import Walltime, too_long
+from espnet3.parallel.faults import (
+    Death,
+    FaultPolicy,
+    avoided_nodes,
+    check_stop,
+    deaths_at,
+    record_deaths,
+    too_many_message,
+)
 from espnet3.parallel.folder_run import count_failed
 from espnet3.parallel.signals import EndSignals, LeaveRun
-from espnet3.parallel.stop_marks import check_stop
 from espnet3.parallel.tasks import Failure, ShardResult, ShardTask
-from espnet3.parallel.worker_records import OwnRecord
 from espnet3.shards.commit import Done, attempts, discard_attempt, read_done, read_position
-from espnet3.shards.items import reorder
 from espnet3.shards.layout import backup_name
 from espnet3.shards.lease import Lease
 from espnet3.shards.manifest import Manifest
-from espnet3.shards.open_shards import OpenShards
+from espnet3.shards.open_shards import OpenShards, Pace
 from espnet3.shards.plan import batch_edges
 from espnet3.shards.records import (
     DeathKind,
     DeathNote,
+    OwnRecord,
     RecordPaths,
     read_deaths,
     sample_workers,
@@ -51,6 +56,7 @@ _ELSEWHERE_SECONDS = 10.0
 _HERE_SECONDS, _MAX_HERE_SECONDS = 5.0, 60.0
 _NODE_SECONDS = 60.0
 _SIGNAL_SECONDS = 2.0
+# Without SIGKILL, which is also what the kernel sends when memory runs out.
 _ENDED_BY_SCHEDULER = ("SIGTERM", "SIGUSR1", "SIGUSR2", "SIGINT")
 _STANDBY = ("standby.0", "standby.1")
 _SAMPLED = 8
@@ -70,7 +76,7 @@ class ShardQueue:
     Args:
         root: the run folder.
         manifest: its plan.
-        items: in dataset order.
+        items: in dataset order; None to read those of a shard from the folder.
         lease: this process's presence in the folder.
         record: of this process.
         policy: what the run puts up with.
@@ -85,7 +91,7 @@ class ShardQueue:
         self,
         root: Path,
         manifest: Manifest,
-        items: "Items",
+        items: "Items | None",
         lease: Lease,
         *,
         record: OwnRecord,
@@ -94,9 +100,7 @@ class ShardQueue:
         walltime: Walltime | None = None,
         is_patient: bool = True,
     ) -> None:
-        batches = manifest.load_batches(root)
-        self._items = items if batches is None else reorder(items, batches[0])
-        self._edges = None if batches is None else batches[1]
+        self._items, self._edges = manifest.open_items(root, items), manifest.load_edges(root)
         self._root, self._manifest, self._layout = root, manifest, manifest.layout(root)
         self._paths = RecordPaths(root)
         self._lease, self._record, self._policy = lease, record, policy
@@ -187,6 +191,7 @@ class ShardQueue:
     def _next(self) -> int | None:
         if self._board.is_complete() or time.monotonic() < self._next_look:
             return None
+        # A driver is interrupted by its `StopWatch` instead.
         if not self._is_driver:
             check_stop(self._root)
             self._check_node()
@@ -207,6 +212,8 @@ class ShardQueue:
     def _fits(self, shard: int) -> bool:
         if self._is_avoided(shard):
             return False
+        if self._walltime.limit is None:
+            return True
         return self.pace.needed(shard, is_loaded=self._is_loaded) <= self._walltime.left()
 
     def _is_avoided(self, shard: int) -> bool:
@@ -234,6 +241,7 @@ class ShardQueue:
         hopeful = [shard for shard in free if not self.pace.is_hopeless(shard)]
         if hopeful:
             shortest = min(hopeful, key=lambda s: self.pace.needed(s, is_loaded=self._is_loaded))
+            # Through `take`, because only making the claim tells whether it is still free.
             return self._board.take(lambda shard: shard == shortest)
         if self._board.in_hands():
             raise LeaveRun(f"{len(free)} shards exceed the walltime; other workers continue")
@@ -293,11 +301,13 @@ class ShardQueue:
             if expected is None:
                 continue
             again = expected + (0.0 if self._is_loaded else self.pace.load_seconds)
+            # A second attempt that our own walltime cuts off would be of no use.
             remaining = self._remaining(shard) if again <= self._walltime.left() else 0.0
             is_worth_it = remaining > _WORTH_IT * again + _MIN_TWIN_SECONDS
             if is_worth_it and not self._kills(shard):
                 slow.append((remaining, shard))
         for remaining, shard in sorted(slow, reverse=True):
+            # Under a claim of its own: the first attempt keeps its claim, and two are enough.
             if self._lease.claim(backup_name(self._layout.shard_name(shard))):
                 self._backups.add(shard)
                 logger.info(
@@ -314,6 +324,7 @@ class ShardQueue:
     def _remaining(self, shard: int) -> float:
         """Return what its owner is expected to need for the rest of a shard, in seconds."""
         try:
+            # A claim is not touched after it is made, so its time is when the shard was taken.
             claimed = self._layout.claim(self._layout.shard_name(shard)).stat().st_mtime
         except OSError:
             return 0.0  # released just now, or unreadable: then it is left to its owner
@@ -556,6 +567,7 @@ class ShardQueue:
     def _blames_item(self, notes: Sequence[DeathNote]) -> bool:
         """Tell whether a shard failed on so many machines that they cannot be the reason."""
         hosts = [note.host for note in notes if note.kind == "machine" and note.start is not None]
+        # At least one: with `retries: 0`, a shard without any trouble would count as troubled.
         is_often = len(hosts) >= max(self._policy.retries, 1)
         return is_often and (len(set(hosts)) > 1 or not self._others_elsewhere())
 
@@ -592,6 +604,7 @@ class ShardQueue:
         """Skip a shard for some seconds, and back off."""
         self._n_troubles += 1
         self._avoided[shard] = time.monotonic() + seconds
+        # A node in trouble fails fast, and would otherwise run through all shards of the run.
         pause = min(_TROUBLE_PAUSE * self._n_troubles, _MAX_TROUBLE_PAUSE)
         self._next_look = time.monotonic() + pause
         self._board.release(shard)

@@ -11,7 +11,7 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -64,23 +64,55 @@ def interruptible() -> Iterator[Interruption]:
         yield interruption
         return
     watchdog = _Watchdog(interruption)
+    received: list[int] = []
 
     def interrupt(number: int, frame: FrameType | None) -> None:
-        if _is_in_finalizer(frame):  # Python ignores what is raised there
-            threading.Timer(_SOON_SECONDS, os.kill, (os.getpid(), number)).start()
-            return
         watchdog.was_handled.set()
+        received.append(number)
         for handled in _HANDLED:  # one is enough: cleaning up must not be interrupted
             signal.signal(handled, signal.SIG_IGN)
         raise RunInterrupted(128 + number)
 
+    def listen_again() -> int:
+        for number in _HANDLED:
+            signal.signal(number, interrupt)
+        return received[-1]
+
     previous = {number: signal.signal(number, interrupt) for number in _HANDLED}
     try:
-        yield interruption
+        with sent_again_if_ignored(RunInterrupted, listen_again):
+            yield interruption
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
         watchdog.close()
+
+
+@contextmanager
+def sent_again_if_ignored(kind: type[BaseException], listen: Callable[[], int]) -> Iterator[None]:
+    """Send a signal again if Python ignored what its handler raised.
+
+    That happens in a finalizer, and in a callback of the garbage collector (Dask has one) or of a
+    weak reference: Python tells its hook for unraisable errors, and goes on as if nothing was.
+
+    Args:
+        kind: what the handler raises.
+        listen: makes the handler ready, and returns the signal.
+    """
+    previous = sys.unraisablehook
+
+    def repeat(ignored: "sys.UnraisableHookArgs") -> None:
+        if not isinstance(ignored.exc_value, kind):
+            previous(ignored)
+            return
+        # Not at once: this is still inside of what ignores errors.
+        threading.Timer(_SOON_SECONDS, os.kill, (os.getpid(), listen())).start()
+
+    sys.unraisablehook = repeat
+    try:
+        yield
+    finally:
+        sys.unraisablehook = previous
 
 
 @contextmanager
@@ -103,15 +135,21 @@ def uninterrupted() -> Iterator[None]:
         for number, handler in previous.items():
             signal.signal(number, handler)
         if received:
+            # Not called directly: the handler may be SIG_DFL, which is no function.
             signal.raise_signal(received[0])
 
 
-def _is_in_finalizer(frame: FrameType | None) -> bool:
-    while frame is not None:
-        if frame.f_code.co_name == "__del__":
-            return True
-        frame = frame.f_back
-    return False
+@contextmanager
+def handler_kept(number: int) -> Iterator[None]:
+    """Undo what a library does to a signal in the block: the run has a handler of its own."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    handler = signal.getsignal(number)
+    try:
+        yield
+    finally:
+        signal.signal(number, handler)
 
 
 class _Watchdog:
@@ -120,6 +158,7 @@ class _Watchdog:
     def __init__(self, interruption: Interruption) -> None:
         self._interruption = interruption
         self._reader, self._writer = socket.socketpair()
+        # As `set_wakeup_fd` demands: the interpreter writes to it inside a signal handler.
         self._writer.setblocking(False)
         self._previous = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
         self.was_handled = threading.Event()
@@ -136,6 +175,7 @@ class _Watchdog:
         if self._interruption.reason:  # this is the last chance to report it
             sys.stderr.write(f"{self._interruption.reason}\n")
             sys.stderr.flush()
+        # `sys.exit` would end this thread only, while the main one is stuck in C.
         os._exit(1 if self._interruption.reason else code)
 
     def _ends_in_time(self) -> bool:
@@ -144,7 +184,9 @@ class _Watchdog:
     def close(self) -> None:
         self.was_handled.set()
         self._closed.set()
+        # Before the socket is closed: its number may soon be that of another file.
         signal.set_wakeup_fd(self._previous)
+        # The thread reads an end of file, and ends.
         self._writer.close()
         self._thread.join()
         self._reader.close()
@@ -155,6 +197,7 @@ def say_how_to_resume(output_dir: Path | None) -> None:
     if output_dir is None:
         logger.warning("Interrupted. Results were in memory only; set output_dir to resume.")
         return
+    # Not `sys.argv`, from which Python has taken its own options, such as `-m`.
     command = shlex.join([Path(sys.executable).name, *sys.orig_argv[1:]])
     logger.warning("Interrupted. Finished shards are kept; to resume, run again: %s", command)
 
@@ -195,9 +238,14 @@ class EndSignals:
         self._may_raise = True  # first: one that comes between the two would not be noticed
         try:
             self.check()
-            yield
+            with sent_again_if_ignored(LeaveRun, self._listen_again):
+                yield
         finally:
             self._may_raise = False
+
+    def _listen_again(self) -> int:
+        self._may_raise = True
+        return self.received or signal.SIGTERM
 
     @contextmanager
     def installed(self) -> Iterator["EndSignals"]:

@@ -1,4 +1,7 @@
-"""What driver and workers exchange: the run, attempts, results and failures, free of secrets."""
+"""What driver and workers exchange: the run, attempts, results and failures, free of secrets.
+
+A driver hands attempts to a `WorkerPool`, whose events say what became of them.
+"""
 
 import os
 import pickle
@@ -9,12 +12,12 @@ from functools import partial
 from hashlib import sha256
 from itertools import islice
 from types import FunctionType, MethodType, ModuleType, TracebackType
-from typing import Any
+from typing import Any, Protocol
 
 from espnet3.errors import EspnetError, ProviderError
 from espnet3.parallel.hooks import RunnerHooks
+from espnet3.schedulers import node_name
 from espnet3.shards.commit import Done
-from espnet3.shards.owner import node_name
 from espnet3.text import folded
 
 # Of what a provider holds: deeper, longer or more is data, and no setting.
@@ -47,6 +50,8 @@ class RunSpec:
     """What the runner's hooks get by name, beside the provider's environment."""
     params: dict[str, str] | None = None
     """Digests of the plain ones among the provider's `params`; see `digests_of`."""
+    keys: dict[str, str] | None = None
+    """What a worker built for another run under the same key is used again; see `BuiltParts`."""
 
     @property
     def is_batched(self) -> bool:
@@ -57,6 +62,7 @@ class RunSpec:
 def digests_of(values: Mapping[str, Any]) -> dict[str, str]:
     """Return a digest of each text or number: enough to compare, and no secret."""
     plain = {k: v for k, v in values.items() if isinstance(v, str | int | float)}
+    # `repr`, so that 1 and "1" differ.
     return {key: sha256(repr(value).encode()).hexdigest() for key, value in plain.items()}
 
 
@@ -88,6 +94,10 @@ class ShardTask:
         return self.start + len(self.items)
 
 
+N_SHOWN = 3
+"""How many items of a failed batch are named."""
+
+
 @dataclass(frozen=True)
 class Failure:
     """An item that was given up on: a line of `failed.jsonl`."""
@@ -100,6 +110,18 @@ class Failure:
     host: str = field(default_factory=node_name)
     pid: int = field(default_factory=os.getpid)
     log: str = ""
+    ids: list[str] = field(default_factory=list)
+    """Ids of the item, or of the first of a batch, as far as the runner knows them."""
+
+    @property
+    def name(self) -> str:
+        """What failed, in words: an item with its id, or the first three of a batch."""
+        if isinstance(self.index, list):
+            known = self.ids or [repr(index) for index in self.index[:N_SHOWN]]
+            rest = len(self.index) - len(known)
+            more = f" and {rest} more" if rest > 0 else ""
+            return f"The batch of {len(self.index)} items ({', '.join(known)}{more})"
+        return f"Item {self.index!r}{f' ({self.ids[0]})' if self.ids else ''}"
 
     @classmethod
     def of(
@@ -110,6 +132,7 @@ class Failure:
         shard: int,
         *,
         log: str = "",
+        ids: Sequence[str] = (),
         secrets: Iterable[str] = (),
     ) -> "Failure":
         """Describe an exception, with the user's part of its traceback; ours say all themselves.
@@ -118,9 +141,10 @@ class Failure:
         written to files that others can read.
         """
         if isinstance(error, EspnetError):
-            return cls(position, index, shard, scrub(str(error), secrets), "", log=log)
+            text = scrub(str(error), secrets)
+            return cls(position, index, shard, text, "", log=log, ids=list(ids))
         message, trace = describe_error(error, secrets), user_traceback(error, secrets)
-        return cls(position, index, shard, message, trace, log=log)
+        return cls(position, index, shard, message, trace, log=log, ids=list(ids))
 
 
 def failure_record(failure: Failure, run_dir: str | os.PathLike[str]) -> dict[str, Any]:
@@ -212,21 +236,21 @@ class _ForFolder:
     not where detached runs are described, because that process must not import pydantic.
     """
 
-    def __init__(self, packed: bytes, run_id: str, run_dir: str, n_shards: int) -> None:
-        self._arguments = (packed, run_id, run_dir, n_shards)
+    def __init__(self, packed: bytes, changes: dict[str, Any]) -> None:
+        self._arguments = (packed, changes)
 
     def __reduce__(self) -> Any:
         return _load_spec, self._arguments
 
 
-def spec_for_folder(packed: bytes, run_id: str, run_dir: os.PathLike[str], n_shards: int) -> bytes:
-    """Return a packed spec like the given one, for the run in `run_dir`."""
-    return pickle.dumps(_ForFolder(packed, run_id, str(run_dir), n_shards))
+def spec_for_folder(packed: bytes, run_dir: os.PathLike[str], **changes: Any) -> bytes:
+    """Return a packed spec like the given one, for the run in `run_dir`, with other fields."""
+    return pickle.dumps(_ForFolder(packed, {**changes, "run_dir": str(run_dir)}))
 
 
-def _load_spec(packed: bytes, run_id: str, run_dir: str, n_shards: int) -> RunSpec:
+def _load_spec(packed: bytes, changes: dict[str, Any]) -> RunSpec:
     spec: RunSpec = pickle.loads(packed)
-    return replace(spec, run_id=run_id, run_dir=run_dir, n_shards=n_shards)
+    return replace(spec, **changes)
 
 
 def check_size(setup_fn: Callable[[], Any], provider: Any) -> None:
@@ -267,6 +291,7 @@ def _captured(setup_fn: Callable[[], Any], provider: Any) -> Iterator[tuple[str,
             continue
     functions = getattr(setup_fn, "__globals__", {}) if code else {}
     for name in getattr(code, "co_names", ()):
+        # Workers import the globals of other modules; only those of the script travel.
         if name in functions and functions.get("__name__") == "__main__":
             yield f"the global {name!r}", functions[name]
 
@@ -293,6 +318,11 @@ def secrets_held(*things: Any) -> frozenset[str]:
         if isinstance(value, str) and is_secret(name):
             found |= secrets_in({name: value})
     return frozenset(found)
+
+
+def targets_of(*things: Any) -> set[str]:
+    """Return the dotted names that configs in what a set-up function carries are built from."""
+    return {value for name, value in _named_values(things) if name == "_target_"}
 
 
 def _named_values(things: tuple[Any, ...]) -> Iterator[tuple[str, Any]]:
@@ -336,3 +366,76 @@ def _inner_values(name: str, value: Any) -> Iterator[tuple[str, Any]]:
         yield from (("", value.__kwdefaults__ or {}),)
     else:
         yield from vars(value).items()
+
+
+@dataclass(frozen=True)
+class PoolWorker:
+    """A worker that is there, as others should know it."""
+
+    name: str
+    host: str
+    pid: int = 0
+    job_id: str = ""
+    log: str = ""
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A worker ended an attempt, well or not, and is free again."""
+
+    worker: str
+    result: ShardResult
+
+
+@dataclass(frozen=True)
+class Died:
+    """A worker is gone. `task` is what it was doing, if anything."""
+
+    worker: str
+    task: ShardTask | None
+    reason: str
+    log: str = ""
+    was_running: bool = True
+    """Whether the worker died at `task`; not if that waited behind another, or was over."""
+    went_with_others: bool = False
+    """Whether others left at the same moment: then it was their node, and not what they did."""
+    host: str = ""
+    """Its node, by the name that other records give it; empty if that is not known."""
+
+
+Event = Finished | Died
+
+
+class WorkerPool(Protocol):
+    """Workers that run one attempt at a time.
+
+    A pool that is slow to hand over may let attempts wait at a worker, behind the running one; to
+    the dispatcher such a place in the queue is a worker with a name of its own.
+    """
+
+    def idle(self) -> list[str]:
+        """Return the workers that can take an attempt now."""
+
+    def submit(self, worker: str, task: ShardTask) -> None:
+        """Give an attempt to an idle worker."""
+
+    def poll(self, timeout: float) -> list[Event]:
+        """Wait up to `timeout` seconds for something to happen, and return what did."""
+
+    def expect(self, n_left: int) -> None:
+        """Hear how many shards are queued or running: there is no use for more workers."""
+
+    def waiting(self) -> str:
+        """Return why workers are missing and what to try; empty if that is not known."""
+
+    def workers(self) -> list[PoolWorker]:
+        """Return the workers that are there; none where this process does the work itself."""
+
+    def positions(self) -> dict[str, int]:
+        """Return the item position that each busy worker has reached; -1 before the first."""
+
+    def kill(self, worker: str, reason: str) -> None:
+        """Get rid of a worker that hangs; it is reported as died."""
+
+    def stop(self) -> None:
+        """End all workers at once; what they had not committed is lost."""

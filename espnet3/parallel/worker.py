@@ -1,4 +1,4 @@
-"""A worker process: takes attempts from the driver over a pipe until there are no more.
+"""A worker process: takes runs and their attempts from the driver over a pipe, until it closes.
 
 It imports as little as it can, because the user waits for it. It dies with its driver: when the
 pipe closes, whatever it is doing.
@@ -17,7 +17,8 @@ import cloudpickle
 
 from espnet3 import logs
 from espnet3.errors import ConfigError, ProviderError
-from espnet3.parallel.execute import ShardLoop, check_env, is_machine_trouble
+from espnet3.parallel.env_provider import BuiltParts
+from espnet3.parallel.execute import ShardLoop, check_env, free_memory, is_machine_trouble
 from espnet3.parallel.tasks import (
     Failure,
     RunSpec,
@@ -35,12 +36,36 @@ def main() -> None:
     """Serve the driver at the other end of the file descriptor given as argument."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver decides what Ctrl-C means
     logs.log_to_stderr()
-    link = Link(Connection(int(sys.argv[1])), log=sys.argv[2])
-    spec = link.receive()
-    server = ShardServer(spec, log=sys.argv[2])
-    link.position = server.position
-    while (task := link.receive()) is not None:
-        link.send(server.run(task))
+    log = sys.argv[2]
+    link = Link(Connection(int(sys.argv[1])), log=log)
+    parts = BuiltParts()
+    server: ShardServer | None = None
+    # A run, then attempts at its shards; then the log of the next run, that run, and so on.
+    while (message := link.receive()) is not None:
+        if isinstance(message, ShardTask):
+            assert server is not None
+            link.send(server.run(message))
+        elif isinstance(message, str):
+            log = message
+            print_into(log)
+        else:
+            server = ShardServer(message, log=log, parts=parts)
+            link.position = server.position
+
+
+def print_into(log: str) -> None:
+    """Append to a file from now on what this process prints.
+
+    Raises:
+        OSError: it cannot be opened.
+    """
+    with open(log, "ab") as file:
+        # What was printed so far still goes to the old streams.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        # The descriptors and not `sys.stdout`, because libraries in C print as well.
+        for stream in (1, 2):
+            os.dup2(file.fileno(), stream)
 
 
 class Link:
@@ -51,11 +76,13 @@ class Link:
         self._lock = threading.Lock()  # two threads send, and messages must not mix
         self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self.position: Any = lambda: -1
+        # Before anything is unpickled: imports may take long, and the driver may be gone meanwhile.
         threading.Thread(target=self._serve, name="link", daemon=True).start()
 
     def receive(self) -> Any:
         """Wait for the next message; None means that there is no more work."""
         data = self._inbox.get()
+        # Not in the receiving thread: importing what a pickle names would hold up the heartbeats.
         return cloudpickle.loads(data) if data else None
 
     def send(self, result: ShardResult) -> None:
@@ -134,15 +161,32 @@ def _find_culprit(result: ShardResult, error: Exception) -> tuple[int, Exception
     return result.task.start, error
 
 
+def load_server(
+    packed: bytes, task: ShardTask, parts: BuiltParts, log: str = ""
+) -> "ShardServer | ShardResult":
+    """Unpack a run in a worker; if it cannot be, return what to report of the attempt."""
+    try:
+        return ShardServer(cloudpickle.loads(packed), log=log, parts=parts)
+    except Exception as error:  # mostly a module that this worker cannot import
+        failure = Failure.of(error, task.start, None, task.shard, log=log)
+        return ShardResult(task, stopped=Stopped("provider", failure))
+
+
 class ShardServer:
     """Builds the environment at the first attempt, and runs attempts with it.
 
     Not before: a failing build is then an ordinary error of a task, with a traceback.
+
+    Args:
+        spec: the run.
+        log: where this process prints.
+        parts: what it built for runs before, of which the environment may be made.
     """
 
-    def __init__(self, spec: RunSpec, *, log: str = "") -> None:
+    def __init__(self, spec: RunSpec, *, log: str = "", parts: BuiltParts | None = None) -> None:
         self._spec = spec
         self._log = log
+        self._parts = parts or BuiltParts()
         self._loop: ShardLoop | None = None
 
     def position(self) -> int:
@@ -152,17 +196,27 @@ class ShardServer:
     def run(self, task: ShardTask) -> ShardResult:
         """Run one attempt, building the environment first if there is none."""
         begin = time.monotonic()
+        load_seconds = 0.0
         if self._loop is None:
             try:
-                env = check_env(self._spec.setup_fn(), "the provider's worker set-up function")
-                self._loop = ShardLoop(self._spec, env, log=self._log)
+                self._loop = ShardLoop(self._spec, self._build(), log=self._log)
             except Exception as error:
-                held = secrets_held(self._spec.setup_fn, self._spec.settings)
-                failure = Failure.of(
-                    error, task.start, None, task.shard, log=self._log, secrets=held
-                )
-                is_machine = not task.blames_item and is_machine_trouble(error, self._spec.run_dir)
-                kind = "machine" if is_machine else "load"
-                return ShardResult(task, stopped=Stopped(kind, failure))
-            return self._loop.run(task, load_seconds=time.monotonic() - begin)
-        return self._loop.run(task)
+                return self._could_not_load(error, task)
+            load_seconds = time.monotonic() - begin
+        result = self._loop.run(task, load_seconds=load_seconds)
+        if result.stopped is not None:
+            self._parts.clear()  # what failed here may be broken
+        return result
+
+    def _build(self) -> dict[str, Any]:
+        if self._parts.expect(self._spec.keys):
+            free_memory()
+        env = self._parts.environment(self._spec.setup_fn)
+        return check_env(env, "the provider's worker set-up function")
+
+    def _could_not_load(self, error: Exception, task: ShardTask) -> ShardResult:
+        self._parts.clear()
+        held = secrets_held(self._spec.setup_fn, self._spec.settings)
+        failure = Failure.of(error, task.start, None, task.shard, log=self._log, secrets=held)
+        is_machine = not task.blames_item and is_machine_trouble(error, self._spec.run_dir)
+        return ShardResult(task, stopped=Stopped("machine" if is_machine else "load", failure))

@@ -1,5 +1,6 @@
 """Checks of a backend that submit nothing: packages, options, commands, queue, network."""
 
+import importlib.util
 import logging
 import os
 import re
@@ -13,8 +14,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from espnet3.errors import MissingExtraError, Note, suggest
-from espnet3.findings import Finding, has_problem, never_raises
+from espnet3.errors import EspnetError, MissingExtraError, Note, suggest
+from espnet3.findings import Finding, Level, has_problem, never_raises
 from espnet3.parallel.clusters.job_options import describe_interfaces, find_reach, interfaces
 from espnet3.parallel.clusters.registry import (
     BACKENDS,
@@ -25,17 +26,21 @@ from espnet3.parallel.clusters.registry import (
     render_job_script,
     start_cluster,
 )
-from espnet3.schedulers import known_scheduler, scheduler_of
+from espnet3.schedulers import CLOSED_ADVICE, Scheduler, known_scheduler, scheduler_of
 from espnet3.schedulers.command import call
 from espnet3.text import folded
 
 if TYPE_CHECKING:
     from packaging.requirements import Requirement
 
+    from espnet3.parallel.clusters.kube_api import Right
     from espnet3.parallel.config import ParallelConfig
 
 _DASK = ("dask", "distributed")
-_PACKAGES = {"local_gpu": ("dask-cuda",), "kube": ("dask-kubernetes",), "ssh": ("asyncssh",)}
+_PACKAGES = {
+    "local_gpu": ("dask-cuda",), "kube": ("dask-kubernetes",), "ssh": ("asyncssh",),
+    "ray": ("ray",),
+}  # fmt: skip
 _OPTIONAL = {"dask-cuda"}
 """Without it, workers are pinned to GPUs by ourselves."""
 
@@ -136,6 +141,7 @@ def _misfits(package: str, found: dict[str, str], level: str) -> Iterator[Findin
     """Yield what a package asks of the others and does not get."""
     for requirement in _requirements(package):
         version = found.get(_spelled(requirement.name))
+        # Else a specifier takes every pre-release for a misfit.
         if version is None or requirement.specifier.contains(version, prereleases=True):
             continue
         message = (
@@ -155,6 +161,7 @@ def _requirements(package: str) -> Iterator["Requirement"]:
         return
     for text in texts:
         requirement = Requirement(text)
+        # What only an extra needs does not count.
         if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
             yield requirement
             if requirement.name.startswith("rapids-"):  # holds the versions for dask-cuda
@@ -213,6 +220,7 @@ def _warnings_heard() -> Iterator[list[Finding]]:
             findings.append(Finding.of("options", logged, "warning"))
 
     source, handler = logging.getLogger("espnet3.parallel"), Keep(logging.WARNING)
+    # They become findings, and must not be printed as well.
     propagate, source.propagate = source.propagate, False
     source.addHandler(handler)
     try:
@@ -231,7 +239,9 @@ def _warnings_heard() -> Iterator[list[Finding]]:
 def _workers(config: "ParallelConfig", *, is_told: bool) -> list[Finding]:
     """Compare the workers with this machine, where that is where they run."""
     if config.env == "local_gpu" and not is_told:
-        return [Finding("ok", "workers", f"n_workers: {config.n_workers}, one for each GPU")]
+        each = int(config.options.get("workers_per_gpu", 1))
+        share = "one for each GPU" if each == 1 else f"at most {each} for each GPU"
+        return [Finding("ok", "workers", f"n_workers: {config.n_workers}, {share}")]
     if config.env != "local":
         return []
     n_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
@@ -283,12 +293,26 @@ def _no_commands(env: str, missing: Sequence[str]) -> Finding:
 
 @never_raises("queue")
 def check_queue(config: "ParallelConfig") -> list[Finding]:
-    """Look for `options.queue` among the scheduler's."""
+    """Look for `options.queue` among the scheduler's, and whether it takes and starts jobs."""
     scheduler = scheduler_of(config.env)
     if scheduler is None:
         return []
     queue = config.options.get("queue")
     known = scheduler.queues()
+    found = _find_queue(queue, known)
+    return found if has_problem(found) else _closed(scheduler, queue) or found
+
+
+def _closed(scheduler: Scheduler, queue: Any) -> list[Finding]:
+    """Tell why none of the queues takes or starts jobs."""
+    names = str(queue).split(",") if queue else [None]  # Slurm takes one that has room
+    reasons = [scheduler.closed_queue(name) for name in names]
+    if not all(reasons):
+        return []
+    return [Finding("problem", "queue", "; ".join(reasons), f"{CLOSED_ADVICE}.")]
+
+
+def _find_queue(queue: Any, known: list[str] | None) -> list[Finding]:
     if known is None:
         if queue is None:
             return []
@@ -296,7 +320,8 @@ def check_queue(config: "ParallelConfig") -> list[Finding]:
     listed = ", ".join(known) or "none"
     if queue is None:
         return [Finding("ok", "queue", f"the scheduler's default; there are: {listed}")]
-    names = str(queue).split(",")  # Slurm takes the first of several that has room
+    names = str(queue).split(",")
+    # Grid Engine has queue@host, PBS queue@server.
     wrong = [name for name in names if name.partition("@")[0] not in known]
     if not wrong:
         return [Finding("ok", "queue", f"{queue} exists; there are: {listed}")]
@@ -326,6 +351,7 @@ def check_node_gpus(config: "ParallelConfig") -> list[Finding]:
         other = f"Write under options: queue: NAME, one whose nodes have GPUs ({gpus.command})"
         message = f"a job asks for {wanted} GPU(s) of one node of {where}, but {has}"
         return [Finding("problem", "GPUs", message, fix if gpus.most else other)]
+    # By node: two nodes with a free GPU each have no room for a job of two.
     at_once = sum(count // wanted for count in gpus.by_node.values())
     message = f"{wanted} for each job; {where} has {gpus.total} on {len(gpus.by_node)} node(s)"
     if config.n_workers > at_once:
@@ -352,9 +378,8 @@ def try_script(config: "ParallelConfig", script: str | None) -> list[Finding]:
     if scheduler.accepts(answer):
         return [Finding("ok", "scheduler", f"{command}: {said}")]
     message = f"{command} refuses the job script: {said}"
-    heard = answer.said.lower()
-    known = (advice for words, advice in scheduler.refusals.items() if words in heard)
-    return [Finding("problem", "scheduler", message, next(known, "Change parallel.options."))]
+    advice = scheduler.advise_on_refusal(answer.said) or "Change parallel.options."
+    return [Finding("problem", "scheduler", message, advice)]
 
 
 def _essence(said: str, program: str) -> str:
@@ -404,7 +429,9 @@ def check_reach(config: "ParallelConfig") -> list[Finding]:
         return _ssh(config)
     if config.env == "dask":
         return _dask(config)
-    return _kube() if config.env == "kube" else []
+    if config.env == "ray":
+        return _ray(config)
+    return _kube(config) if config.env == "kube" else []
 
 
 def _ssh(config: "ParallelConfig") -> list[Finding]:
@@ -431,15 +458,67 @@ def _dask(config: "ParallelConfig") -> list[Finding]:
     return [Finding("ok", "reach", f"a Dask scheduler answers at {address}")]
 
 
-def _kube() -> list[Finding]:
+def _ray(config: "ParallelConfig") -> list[Finding]:
+    from espnet3.parallel.clusters.ray import meet
+
+    if address := meet(config):
+        return [Finding("ok", "reach", f"a Ray cluster answers at {address}")]
+    message = "no address is given: a Ray is started on this machine for the run, on loopback"
+    return [Finding("ok", "reach", message)]
+
+
+def _kube(config: "ParallelConfig") -> list[Finding]:
+    found = _kubeconfig()
+    is_installed = importlib.util.find_spec("kr8s") is not None
+    return [found, *_ask_kube(config)] if is_installed and found.level == "ok" else [found]
+
+
+def _kubeconfig() -> Finding:
     files = os.environ.get("KUBECONFIG", os.path.expanduser("~/.kube/config")).split(os.pathsep)
     there = [file for file in files if os.path.isfile(file)]
     if there:
-        return [Finding("ok", "cluster", f"its address is in {there[0]}")]
+        return Finding("ok", "cluster", f"its address is in {there[0]}")
     if _IN_POD.is_file():
-        return [Finding("ok", "cluster", "this is a pod of it")]
+        return Finding("ok", "cluster", "this is a pod of it")
     fix = "Put the file of your cluster there, or name it: export KUBECONFIG=FILE"
-    return [Finding("problem", "cluster", f"{files[0]} does not exist", fix)]
+    return Finding("problem", "cluster", f"{files[0]} does not exist", fix)
+
+
+def _ask_kube(config: "ParallelConfig") -> list[Finding]:
+    """Ask the API server for each right, and let it judge the DaskCluster; nothing is created."""
+    from espnet3.parallel.clusters import kube
+    from espnet3.parallel.clusters.kube_api import LOGS, KubeApi, rules
+
+    spec = kube.cluster_spec(config)
+    api = KubeApi(spec["metadata"]["name"], config.options.get("namespace"))
+    try:
+        needed = kube.needed_rights(config, spec)
+        missing = api.missing([*needed, *LOGS])
+        place = f"in namespace {api.namespace}"
+        findings = [_right(rule, place, "problem") for rule in rules(_given(missing, needed))]
+        findings += [_right(rule, place, "warning") for rule in rules(_given(missing, LOGS))]
+        if not missing:
+            findings.append(Finding("ok", "rights", f"all that a run needs {place}"))
+        kube.ask_first(api, config, spec)
+    except EspnetError as error:
+        if not has_problem(findings):  # else it says the same again
+            findings.append(Finding.of("cluster", error))
+        return findings
+    except Exception as error:
+        return [Finding.of("cluster", kube.no_cluster(error, api.namespace))]
+    finally:
+        api.close()
+    return [*findings, Finding("ok", "cluster", "it would take the DaskCluster; none was created")]
+
+
+def _given(rights: Sequence["Right"], among: Sequence["Right"]) -> list["Right"]:
+    return [right for right in rights if right in among]
+
+
+def _right(rule: str, place: str, level: Level) -> Finding:
+    use = "tell why a pod crashed" if level == "warning" else "run"
+    message = f"you lack a right {place} that a run needs to {use}"
+    return Finding(level, "rights", message, f"Ask for this line in your Role: {rule}")
 
 
 def _knock(host: str, port: int) -> str:

@@ -67,6 +67,7 @@ class Mount:
 def find_mount(folder: Path, mounts: Path = _MOUNTS) -> Mount:
     """Return what an existing folder is mounted from."""
     try:
+        # The name of a mount point need not be UTF-8.
         lines = mounts.read_text(errors="surrogateescape").splitlines()
     except OSError:  # no Linux
         return Mount()
@@ -81,6 +82,7 @@ def find_mount(folder: Path, mounts: Path = _MOUNTS) -> Mount:
 
 
 def _read(line: str) -> Mount:
+    # The number of fields before the dash varies; a blank in a name is written \040.
     before, _, after = line.partition(" - ")
     point, kind = before.split()[4], after.split()[0]
     return Mount(re.sub(r"\\(\d{3})", lambda match: chr(int(match[1], 8)), point), kind)

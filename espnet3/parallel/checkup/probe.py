@@ -157,6 +157,7 @@ def _memory() -> int | None:
     from espnet3.schedulers import possible_schedulers
 
     limits = [_page_bytes("SC_PHYS_PAGES")]
+    # cgroup v2, then v1; `max`, which is no number, means that there is no limit.
     for name in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
         with suppress(OSError, ValueError):
             limits.append(int(Path(name).read_text()))

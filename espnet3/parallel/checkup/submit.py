@@ -29,11 +29,13 @@ from espnet3.parallel.checkup.probe import (
     run_probe,
     trace_path,
 )
-from espnet3.parallel.clusters.registry import ON_THIS_MACHINE, gpus_per_job
+from espnet3.parallel.clusters.registry import BACKENDS, ON_THIS_MACHINE, gpus_per_job
+from espnet3.schedulers import known_scheduler
 
 if TYPE_CHECKING:
     from espnet3.parallel.config import ParallelConfig
 
+# These talk to each other, or load each other's pickles.
 _MUST_MATCH = ("espnet3", "dask", "distributed", "cloudpickle")
 _SLOW_SECONDS = 5.0
 """A folder in which a file shows up later than this slows each shard down."""
@@ -63,6 +65,10 @@ class Trial:
 
 class TooLate(EspnetError):
     """The job did not report in time."""
+
+
+class NeverStarts(EspnetError):
+    """The scheduler says that the job cannot run, however long one waits."""
 
 
 @dataclass(frozen=True)
@@ -118,7 +124,7 @@ def _request(trial: Trial, places: Mapping[str, str], token: str) -> Request:
 
 def _visit(trial: Trial, places: Mapping[str, str], token: str) -> Visit:
     request = _request(trial, places, token)
-    if trial.config.env in ON_THIS_MACHINE:
+    if trial.config.env in ON_THIS_MACHINE or not BACKENDS[trial.config.env].is_dask:
         report = _read(_run_here(trial, request))
         return Visit(report, "this process", 0.0, _delays(report, places, token))
     from espnet3.parallel.parallel import get_client
@@ -127,6 +133,7 @@ def _visit(trial: Trial, places: Mapping[str, str], token: str) -> Visit:
         deadline = time.monotonic() + trial.timeout
         worker = _wait_for_worker(client, trial, deadline)
         trial.tell(f"{worker} has come; it looks around")
+        # Not pure: Dask may take an equal call for one that it has done.
         probe = client.submit(run_probe, asdict(request), pure=False)
         report = _read(_wait_for_result(probe, client, deadline))
         skew = report.now - time.time()
@@ -177,8 +184,14 @@ def _wait_for_worker(client: Any, trial: Trial, deadline: float) -> str:
         if workers:
             return str(workers[0])
         if monitor is not None:
+            # The monitor acts only when it is called, and no run does so here.
             monitor.look(1)
             text = monitor.waiting() or text
+            if reason := monitor.hopeless():
+                raise NeverStarts(
+                    f"the job will never start, and was cancelled: {reason}.",
+                    fix=f"{known_scheduler(trial.config.env).advice(reason)}.",
+                )
         if time.monotonic() > deadline:
             raise TooLate(
                 f"no worker came within {trial.timeout:.0f} s, and the job was cancelled: "
@@ -213,6 +226,7 @@ def _wait_for(path: Path, token: str) -> float | None:
         try:
             if path.read_text() == token:
                 return time.monotonic() - begin
+        # Not seen yet, or its name before its content.
         except OSError:
             pass
         time.sleep(0.05)

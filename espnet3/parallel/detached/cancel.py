@@ -13,7 +13,7 @@ from espnet3.parallel.detached.workforce import Job, Workforce, read_workforce
 from espnet3.parallel.folder_run import folder_errors
 from espnet3.shards.layout import leases_folder
 from espnet3.shards.lease import living_owners
-from espnet3.shards.manifest import load_manifest
+from espnet3.shards.manifest import load_manifest, require_manifest
 from espnet3.shards.records import (
     JobRecord,
     RecordPaths,
@@ -23,7 +23,7 @@ from espnet3.shards.records import (
     read_stop,
     write_stop,
 )
-from espnet3.shards.status import read_status, require_manifest
+from espnet3.shards.status import read_status
 from espnet3.shards.success import read_success
 
 _POLL_SECONDS = 1.0
@@ -62,6 +62,7 @@ def cancel_runs(
     Raises:
         RunFolderError: if a run has neither workers nor a driver; nothing is cancelled then.
     """
+    # All are checked before the first is marked: a refusal must leave nothing half cancelled.
     for run_dir in run_dirs:
         _refuse_idle(run_dir)
     results = [_mark(run_dir, reason) for run_dir in run_dirs]
@@ -131,10 +132,12 @@ def _cancel_jobs(
 ) -> None:
     from espnet3.parallel.detached.submit import cancel_jobs
 
+    # Those in an unknown state, too: cancelling a job that has ended does no harm.
     jobs = [job for job in workforce.jobs if job.is_there]
     shared = [job for job in jobs if _serves_others(result.run_dir, job, run_dirs)]
     # Not only those of this look: a worker that has left this run is at the next one.
     result.shared = list(dict.fromkeys([*result.shared, *(job.record.job_id for job in shared)]))
+    # Each job once: this look is repeated every second, and schedulers take longer to end a job.
     new = [job.record for job in jobs if job not in shared and job.record.key not in notified]
     if new:
         notified.update({record.key: record for record in new})
@@ -142,6 +145,7 @@ def _cancel_jobs(
         result.n_processes += n_processes
         n_submitting = sum(record.is_submitting for record in new)
         result.n_jobs += len(new) - n_processes - n_submitting
+        # One by one, so that a refusal can be matched with its job.
         for record in new:
             problems = cancel_jobs([record])
             refused |= {record.key: problems[0]} if problems else {}
@@ -150,12 +154,14 @@ def _cancel_jobs(
 def _serves_others(run_dir: Path, job: Job, run_dirs: Sequence[Path]) -> bool:
     """Tell whether a job has work in a run that is not being cancelled."""
     ending = {path.resolve() for path in run_dirs}
+    # Records have relative paths, since run folders may be moved together.
     others = [Path(os.path.normpath(run_dir.resolve() / other)) for other in job.record.others]
     return any(other not in ending and _has_work(other) for other in others)
 
 
 def _has_work(run_dir: Path) -> bool:
     manifest = load_manifest(run_dir)
+    # A run that is stopped itself has no claim on the job.
     if manifest is None or read_stop(RecordPaths(run_dir)) is not None:
         return False
     return read_success(manifest.layout(run_dir), manifest.run_id) is None

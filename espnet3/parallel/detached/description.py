@@ -6,6 +6,7 @@ if they belong to the one who reads them, or to somebody whom they name.
 
 import errno
 import hashlib
+import json
 import os
 import pickle
 import platform
@@ -16,7 +17,8 @@ import socket
 import stat
 import sys
 import time
-from dataclasses import asdict, dataclass, field
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,26 +32,28 @@ from espnet3.io.records import (
     parse_record,
     parse_value,
 )
-from espnet3.parallel.code_digests import modules_named, own_files
-from espnet3.parallel.config import ParallelConfig
 from espnet3.parallel.faults import FaultPolicy
 from espnet3.parallel.parallel import as_parallel_config
 from espnet3.parallel.tasks import RunSpec, pack_spec, spec_for_folder
 from espnet3.shards.layout import manifest_path
 from espnet3.shards.manifest import Manifest, load_manifest
 from espnet3.shards.records import RecordPaths, make_folders
+from espnet3.text import has_control_characters
 
 if TYPE_CHECKING:
     from espnet3.parallel.base_runner import BaseRunner
+    from espnet3.parallel.config import ParallelConfig
 
 _OTHERS_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH
 _AGAIN = (
     "Run the command that began the run again: it writes the file again, and finished shards are "
     "kept."
 )
+# Three seconds: the two files are written one right after the other.
 _N_LOOKS, _LOOK_SECONDS = 10, 0.3
 _LIBRARY = re.compile(r"python\d+t?\.zip")
 """Where Python's own library begins in every `sys.path`."""
+_ENCODED = "json:"
 
 
 @dataclass(frozen=True)
@@ -76,13 +80,29 @@ class Description:
     code_sha256: str = ""
     """Of `code.pkl`; empty in older ones."""
 
-    def config(self) -> ParallelConfig:
+    def config(self) -> "ParallelConfig":
         """Return the `parallel` block, checked.
 
         Raises:
             ConfigError: naming each wrong key.
         """
         return as_parallel_config(self.parallel)
+
+    def worker_settings(self) -> tuple[int, float]:
+        """Return the threads of a worker, and after how many seconds a silent one is replaced.
+
+        Without the checks of `config`, if these two are what it would make of them: they were made
+        when the block was written, and what they need takes a worker as long as all its own code.
+
+        Raises:
+            ConfigError: naming each wrong key.
+        """
+        options, timeout = self.parallel.get("options"), self.parallel.get("worker_timeout")
+        threads = options.get("threads_per_worker", 1) if isinstance(options, dict) else None
+        if type(threads) is int and type(timeout) is float and threads > 0 and timeout > 0:
+            return threads, timeout
+        config = self.config()
+        return int(config.options.get("threads_per_worker", 1)), config.worker_timeout
 
     def fault_policy(self) -> FaultPolicy:
         """Return the fault policy of the run.
@@ -98,7 +118,7 @@ def write_description(
     runner: "BaseRunner",
     spec: RunSpec,
     manifest: Manifest,
-    config: ParallelConfig,
+    config: "ParallelConfig",
     policy: FaultPolicy,
 ) -> Description:
     """Write description and code of a run into its folder; those of an earlier call are replaced.
@@ -109,6 +129,7 @@ def write_description(
         ProviderError: if the code cannot be written.
     """
     paths = make_folders(root)
+    # First the code: its digest is part of the description, which is what workers begin with.
     code_sha256 = write_code(paths.code, spec, runner)
     description = Description(
         run_id=manifest.run_id,
@@ -118,6 +139,7 @@ def write_description(
         sys_path=[os.path.abspath(entry) for entry in sys.path if isinstance(entry, str)],
         parallel=config.model_dump(mode="json"),
         policy=asdict(policy),
+        # Only the script itself is in the pickle: other modules are imported again on the node.
         code=digest_modules(spec, runner),
         host=socket.gethostname(),
         user=user_name(os.getuid()),
@@ -141,8 +163,28 @@ def load_trusted(root: Path, *, trust: str | None = None) -> Description:
     path = RecordPaths(root).run
     try:
         return _parse(read_own(path, trust), path)
+    # Any other error is about this node, and must not be told as "no such run".
     except (FileNotFoundError, NotADirectoryError) as error:
         raise RunFolderError(_not_detached(root)) from error
+
+
+def change_policy(root: Path, policy: FaultPolicy, *, trust: str | None = None) -> None:
+    """Let workers to come tolerate other faults; those at work keep the policy that they read.
+
+    Raises:
+        RunFolderError: the run is another user's, who alone can change it.
+    """
+    description = load_trusted(root, trust=trust)
+    if description.fault_policy() == policy:
+        return
+    path = RecordPaths(root).run
+    if path.stat().st_uid != os.getuid():
+        raise RunFolderError(
+            f"{root} is a run of {description.user}, who alone can change on_error, max_errors, "
+            "retries, item_timeout and start_timeout.",
+            fix=f"Ask {description.user}, or leave these out",
+        )
+    write_json(path, asdict(replace(description, policy=asdict(policy))), permissions=PRIVATE)
 
 
 def _parse(content: bytes, path: Path) -> Description:
@@ -177,8 +219,15 @@ def load_spec(root: Path, *, trust: str | None = None) -> bytes:
     """
     manifest = _manifest(root)
     description, parts = _load(root, trust)
+    # Before anything is unpickled, which would import the changed modules.
     check_code(description, root)
-    return spec_for_folder(parts["spec"], manifest.run_id, root.resolve(), manifest.n_shards)
+    return spec_for_folder(
+        parts["spec"],
+        root.resolve(),
+        run_id=manifest.run_id,
+        n_shards=manifest.n_shards,
+        skip_errors=description.fault_policy().skip_errors,  # `resume` may have changed it
+    )
 
 
 def load_runner(root: Path, *, trust: str | None = None) -> Any:
@@ -232,6 +281,7 @@ def check_code(description: Description, root: Path) -> None:
     """
     for path, digest in description.code.items():
         now = digest_file(Path(path))
+        # Unreadable is not changed: StaleRunError would stop the run for all workers.
         if not now:
             raise RunFolderError(
                 f"{path}, with code of the run, cannot be read on {socket.gethostname()}. Workers "
@@ -255,12 +305,14 @@ def add_to_sys_path(description: Description) -> None:
     library = [i for i, entry in enumerate(theirs) if _LIBRARY.fullmatch(os.path.basename(entry))]
     n_first = library[0] if library else len(theirs)
     entries = [*theirs[:n_first], *sys.path, *theirs[n_first:]]
+    # In place: other modules may hold this very list.
     sys.path[:] = dict.fromkeys(entries)
 
 
 def _load(root: Path, trust: str | None) -> tuple[Description, dict[str, bytes]]:
     description, parts = _load_pair(root, trust)
     theirs, ours = description.versions.get("python", ""), platform.python_version()
+    # cloudpickle ships bytecode, which differs between minor versions.
     if _minor(theirs) != _minor(ours):
         raise RunFolderError(
             f"The code of the run in {root} was written by Python {theirs}, and this is {ours}, "
@@ -366,6 +418,7 @@ def read_own(path: Path, trust: str | None) -> bytes:
     check_folder(path.parent, trust)
     try:
         # No link: it could lead to another file of the caller's, such as another run's code.
+        # O_NONBLOCK: opening a FIFO that somebody put there would wait for ever.
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         with os.fdopen(descriptor, "rb") as file:
             found = os.fstat(descriptor)
@@ -420,6 +473,7 @@ def check_folder(folder: Path, trust: str | None) -> None:
     except PermissionError as error:
         raise RunFolderError(_ask_above(folder)) from error
     owner = user_name(found.st_uid)
+    # Root's folders are accepted, since root can change any file anyway.
     if found.st_uid not in (os.getuid(), 0) and trust != owner:
         raise RunFolderError(
             f"{folder} belongs to {owner}, who decides what is in it, and to continue this run "
@@ -442,6 +496,7 @@ def check_owner(path: Path, found: os.stat_result, trust: str | None) -> None:
             f"{path} belongs to {owner}{hint}, and to continue this run is to run their code as "
             f"{user_name(os.getuid())}. If you trust it, add: --trust {owner}"
         )
+    # One's own file may still hold what a colleague of the group wrote into it.
     if found.st_mode & _OTHERS_MAY_WRITE:
         raise RunFolderError(
             f"{path} could have been changed by anybody: its mode is "
@@ -464,6 +519,8 @@ def digest_modules(spec: RunSpec, runner: Any) -> dict[str, str]:
     The same modules as its results depend on, see `code_digests`: not those of ESPnet3, of
     installed packages, or of the script itself, which is in the pickle.
     """
+    from espnet3.parallel.code_digests import modules_named, own_files  # workers need them not
+
     things = [type(runner), type(runner.provider), spec.setup_fn]
     files = own_files(things, modules_named(vars(runner.provider)))
     return {path: digest for path in files if (digest := digest_file(Path(path)))}
@@ -475,3 +532,28 @@ def digest_file(path: Path) -> str:
         return hashlib.sha256(path.read_bytes()).hexdigest()
     except OSError:
         return ""
+
+
+def encode_folders(folders: Sequence[Path]) -> list[str]:
+    """Return a word per folder, none of which has a line break or another control character.
+
+    A line of a job script that begins with `#$` is an option for Grid Engine wherever it stands,
+    also inside quotes; and a submit file of HTCondor has no way to write a line break.
+    """
+    return [_spell(os.fspath(folder)) for folder in folders]
+
+
+def _spell(folder: str) -> str:
+    # A folder that happens to begin with the prefix must be encoded, or decoding would damage it.
+    if has_control_characters(folder) or folder.startswith(_ENCODED):
+        return _ENCODED + json.dumps(folder)
+    return folder
+
+
+def decode_folder(word: str) -> Path:
+    """Return the folder that a word stands for.
+
+    Raises:
+        ValueError: if the word is damaged.
+    """
+    return Path(json.loads(word.removeprefix(_ENCODED)) if word.startswith(_ENCODED) else word)

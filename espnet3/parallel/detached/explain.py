@@ -1,11 +1,13 @@
 """Diagnose a stalled run from its folder and the scheduler; most serious finding first."""
 
+import json
+import re
 import shlex
 import shutil
 import statistics
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -14,14 +16,15 @@ from espnet3.errors import FileSystemError
 from espnet3.findings import Finding, Level
 from espnet3.io.clock import look_time
 from espnet3.parallel.clusters.job_logs import words_of_daemon
-from espnet3.parallel.detached.logs import log_of, output_of
+from espnet3.parallel.detached.logs import log_of, option_of, output_of
 from espnet3.parallel.detached.overview import Overview, look
 from espnet3.parallel.detached.workforce import Job, Worker
-from espnet3.schedulers import Scheduler, scheduler_of
+from espnet3.schedulers import CLOSED_ADVICE, FORGOTTEN, scheduler_of
 from espnet3.shards.commit import Done
+from espnet3.shards.merge import read_failures
 from espnet3.shards.records import DeathNote, RecordPaths, find_damaged, read_deaths
-from espnet3.shards.status import RunningShard, read_failures
-from espnet3.text import count, duration, end_of_log, first_line, read_end
+from espnet3.shards.status import RunningShard
+from espnet3.text import count, duration, end_of_log, first_few, first_line, read_end
 
 _LEVELS = {"problem": 0, "warning": 1, "ok": 2}
 _LITTLE_BYTES = 200 << 20
@@ -30,8 +33,10 @@ _NO_SUCCESSOR = "no successor:"
 _LONG_SECONDS = 120.0  # and so many times the median of the others, for a shard that is too slow
 _LONG_TIMES = 5.0
 _N_LINES = 8
+_KEY_TO_CHANGE = re.compile(r"\bparallel\.(options\.\w+=\S+)$")
+_IN_VAIN = ("options.walltime", "options.account", "options.queue")
+"""Keys for which jobs may wait for ever."""
 _MOST = 5
-_NEVER = "will never start"
 
 
 @dataclass(frozen=True)
@@ -78,7 +83,8 @@ _ENDS = (
     _End(
         "missing",
         "did not find a program or a file",
-        "See the log; the Python of the run must be there on the nodes, too",
+        "The Python of the run, or what its prologue calls, must be there on the nodes, too: "
+        "espnet3 resume {dir} options.python={python}",
     ),
     _End(
         "gone",
@@ -86,13 +92,16 @@ _ENDS = (
         "Other workers take over their shards; if none is left: espnet3 resume {dir}",
     ),
     _End(
+        "forgotten",
+        "ended, and the scheduler keeps no record of how",
+        "See the log: espnet3 logs {dir} --worker {job}",
+    ),
+    _End(
         "failed",
         "ended with an error",
         "See the log: espnet3 logs {dir} --worker {job}",
     ),
 )
-# Words for processes of this machine, which have no scheduler, are the plain ones.
-_NO_SCHEDULER = Scheduler()
 
 
 def explain_run(run_dir: Path) -> list[Finding]:
@@ -114,22 +123,30 @@ class _Explainer:
         self._now = look_time(run_dir)
 
     def findings(self) -> Iterator[Finding]:
-        """Yield what was found, as far as possible the causes before what follows from them."""
+        """Yield what was found: the causes before what follows from them."""
+        causes = list(self._causes())
+        # Where nobody works, why that is comes first; to resume alone would bring it back.
+        is_explained = any(finding.level == "problem" and finding.fix for finding in causes)
+        state = list(self._state(is_explained=is_explained))
+        idle = self._seen.state in ("stopped", "queued", "starting", "unknown")
+        yield from (*causes, *state) if idle else (*state, *causes)
+
+    def _causes(self) -> Iterator[Finding]:
         seen = self._seen
-        yield from self._state()
         yield from self._disk()
         yield from self._failures()
         yield from self._damaged()
         yield from self._drivers()
         if seen.state != "complete":
-            yield from explain_waiting(seen.workforce.waiting, self._now, n_jobs=self._n_jobs())
+            yield from self._waiting()
             yield from explain_submitting(seen.workforce.jobs, self._run_dir)
             yield from self._starting()
             yield from self._silent_schedulers()
             yield from self._silent_workers()
             yield from self._avoided()
             yield from _explain_slow(seen.status.running, seen.committed.values(), self._quoted)
-            yield from self._no_successor()
+            if seen.status.stop is None:
+                yield from self._no_successor()
         yield from self._unreachable()
         jobs = [job for job in seen.workforce.jobs if not self._is_told(job)]
         is_over = seen.is_over and seen.state != "complete"
@@ -143,15 +160,39 @@ class _Explainer:
     def _is_told(self, job: Job) -> bool:
         """Tell whether the end of a job is covered by other findings, or does not matter."""
         stop = self._seen.status.stop
-        if not job.workers:
-            is_wanted = bool(job.record.after) or stop is not None or self._seen.state == "complete"
-            return job.is_successor or (is_wanted and is_cancelled(job))
-        return stop is not None and job.workers[-1].ended is not None
+        if job.workers:
+            return stop is not None and job.workers[-1].ended is not None
+        is_wanted = stop is not None or self._seen.state == "complete"
+        if is_wanted and job.state == FORGOTTEN:
+            return True  # cancelled with the others, and nobody remembers it
+        return job.is_successor or ((is_wanted or bool(job.record.after)) and job.was_cancelled)
 
-    def _n_jobs(self) -> int:
-        return sum(job.is_there and not job.is_successor for job in self._seen.workforce.jobs)
+    def _waiting(self) -> list[Finding]:
+        """Tell why jobs wait; whether the queue is closed at all is asked only if some do."""
+        waiting = self._seen.workforce.waiting
+        n_jobs = sum(job.is_there and not job.is_successor for job in self._seen.workforce.jobs)
+        closed = {}
+        for env in {job.record.env for job in waiting}:
+            scheduler, queue = scheduler_of(env), option_of(env, self._run_dir, "queue")
+            # One question per backend, not per job: schedulers serve many.
+            closed[env] = scheduler.closed_queue(queue or None) if scheduler else ""
+        found = explain_waiting(waiting, self._now, n_jobs=n_jobs, closed=closed)
+        return [self._with_line(finding, waiting) for finding in found]
 
-    def _state(self) -> Iterator[Finding]:
+    def _with_line(self, finding: Finding, waiting: Sequence[Job]) -> Finding:
+        """Add the line that submits other jobs in place of those that wait in vain."""
+        key = next((key for key in _IN_VAIN if f"parallel.{key}" in finding.fix), None)
+        if finding.level != "problem" or key is None:
+            return finding
+        env = waiting[0].record.env
+        scheduler, queue = scheduler_of(env), option_of(env, self._run_dir, "queue")
+        longest = scheduler.longest_walltime(queue or None) if scheduler else ""
+        value = longest if longest and key.endswith("walltime") else "..."
+        told = f"; the longest there is {longest}" if value == longest else ""
+        line = f"espnet3 cancel {self._quoted} && espnet3 resume {self._quoted} {key}='{value}'"
+        return replace(finding, fix=f"{finding.fix}{told}: {line}")
+
+    def _state(self, *, is_explained: bool) -> Iterator[Finding]:
         seen = self._seen
         state, status = seen.state, seen.status
         done = f"{status.n_done_so_far:,} of {status.n_items:,} items are done"
@@ -173,7 +214,8 @@ class _Explainer:
             yield Finding("problem", "run", message, f"espnet3 merge {self._quoted}")
         elif state == "stopped":
             message = f"no worker is active, and no job waits; {done}"
-            yield Finding("problem", "run", message, self._resume())
+            fix = "When that is changed, as it says above" if is_explained else self._resume()
+            yield Finding("problem", "run", message, fix)
         if status.stop is not None and state != "complete":
             yield self._stop()
 
@@ -214,12 +256,17 @@ class _Explainer:
             message = f"it was cancelled by {stop.by or 'somebody'} {ago} ago{reason}"
             return Finding("problem", "stop", message, self._resume())
         message = f"it was stopped by an error {ago} ago ({stop.by or 'a worker'}):\n{stop.reason}"
+        if key := _KEY_TO_CHANGE.search(stop.reason):
+            return Finding("problem", "stop", message, f"{self._resume()} {key[1]}")
         if "espnet3 resume" in stop.reason:  # it says itself how to continue
             return Finding("problem", "stop", message)
         fix = (
             f"If it is about data or a machine, fix that, then: {self._resume()} ; if it is about "
             "your code, fix it and run the command that began the run again"
         )
+        if re.search(r"on_error(=| to )skip", stop.reason) and self._seen.status.is_detached:
+            skip = f"espnet3 resume {self._quoted} runner.on_error=skip"
+            fix = f"To continue without such items: {skip} ; i{fix[1:]}"
         return Finding("problem", "stop", message, fix)
 
     def _disk(self) -> Iterator[Finding]:
@@ -242,7 +289,11 @@ class _Explainer:
         if self._seen.status.is_detached:
             fix += f" ; to try them again: espnet3 retry {self._quoted} --failed"
         mostly = ", mostly with" if len(errors) > 1 else ""
-        message = f"{count(len(failures), 'item')} failed{mostly}: {error}{times}"
+        items = [failure for failure in failures if failure.get("index") is not None]
+        what = count(len(items), "item") if items else "the provider"
+        names = [str(id) for failure in items for id in failure.get("ids") or ()]
+        which = f" ({first_few(names, 3)})" if names else ""
+        message = f"{what}{which} failed{mostly}: {error}{times}"
         yield Finding("problem" if stopped else "warning", "items", message, fix)
 
     def _damaged(self) -> Iterator[Finding]:
@@ -311,6 +362,7 @@ class _Explainer:
             yield Finding("problem" if self._seen.is_over else "warning", "node", message, fix)
 
     def _no_successor(self) -> Iterator[Finding]:
+        # Of the last ones only: an earlier refusal may have been overcome since.
         for worker in reversed(self._seen.workforce.workers[-_MOST:]):
             text = read_end(self._run_dir / worker.record.log) if worker.record.log else ""
             at = text.rfind(_NO_SUCCESSOR)
@@ -410,6 +462,7 @@ def _explain_slow(
     """Yield shards that take much longer than others did."""
     if not done:
         return
+    # The median: one straggler among the finished must not make all others look normal.
     usual = statistics.median(shard.seconds for shard in done)
     for shard in sorted(running, key=lambda shard: -shard.seconds)[:_MOST]:
         if shard.seconds < max(_LONG_SECONDS, _LONG_TIMES * usual):
@@ -419,8 +472,8 @@ def _explain_slow(
             f"{duration(usual)}; it is at item {shard.n_done:,} of {shard.n_items:,}"
         )
         fix = (
-            f"espnet3 logs {quoted} --shard {shard.shard} ; if an item hangs, set "
-            "parallel.item_timeout"
+            f"espnet3 logs {quoted} --shard {shard.shard} ; if an item hangs, end it after some "
+            f"seconds: espnet3 cancel {quoted} && espnet3 resume {quoted} item_timeout=600"
         )
         yield Finding("warning", "shard", message, fix)
 
@@ -441,16 +494,7 @@ def _ended_well(job: Job) -> bool:
     if job.workers:
         return job.workers[-1].ended is not None and job.workers[-1].exit_code == 0
     # Ended before its worker signed in, with nothing to say: a successor that was not needed.
-    return _scheduler_of(job).ended_well(job.state)
-
-
-def is_cancelled(job: Job) -> bool:
-    """Tell whether a job was cancelled."""
-    return _scheduler_of(job).was_cancelled(job.state)
-
-
-def _scheduler_of(job: Job) -> Scheduler:
-    return scheduler_of(job.record.env) or _NO_SCHEDULER
+    return job.scheduler.ended_well(job.state)
 
 
 def _kind(job: Job) -> _End:
@@ -459,7 +503,8 @@ def _kind(job: Job) -> _End:
         return _End(
             reason, f"ended with an error, {reason}", "See: espnet3 logs {dir} --worker {job}"
         )
-    kind = _scheduler_of(job).kind_of_end(job.state)
+    kind = job.scheduler.kind_of_end(job.state)
+    # A scheduler of another package may have kinds that have no words here.
     ended = next((end for end in _ENDS if end.kind == kind), None)
     message = f"{job.state.word} {job.state.reason}"
     return ended or _End(message, "ended without a word of their worker", "See the log")
@@ -476,10 +521,22 @@ def _describe(jobs: list[Job], run_dir: Path, quoted: str) -> tuple[str, str]:
     log = log_of(last, run_dir)
     scheduler = scheduler_of(last.record.env)
     daemon = words_of_daemon(log, scheduler)
+    # A worker has its own log, but the scheduler's daemons write to the job's output.
     daemon = daemon or words_of_daemon(output_of(last.record, run_dir), scheduler)
     message += f". The scheduler wrote: {daemon}" if daemon else ""
     message += end_of_log(log, _N_LINES)
-    return message, kind.advice.format(dir=quoted, job=last.record.job_id)
+    return message, kind.advice.format(
+        dir=quoted, job=last.record.job_id, python=_submitting_python(run_dir)
+    )
+
+
+def _submitting_python(run_dir: Path) -> str:
+    """Return the interpreter of the program that began the run: nodes mostly have the same."""
+    try:
+        found = json.loads(RecordPaths(run_dir).run.read_bytes()).get("python", "")
+    except (OSError, ValueError, AttributeError):  # another user's, or none
+        found = ""
+    return shlex.quote(str(found)) if found else "PATH"
 
 
 def explain_submitting(jobs: Iterable[Job], run_dir: Path) -> list[Finding]:
@@ -498,16 +555,31 @@ def explain_submitting(jobs: Iterable[Job], run_dir: Path) -> list[Finding]:
     return found
 
 
-def explain_waiting(jobs: list[Job], now: float, *, n_jobs: int) -> list[Finding]:
-    """Return why jobs are in the queue, a finding for each reason."""
+def explain_waiting(
+    jobs: list[Job], now: float, *, n_jobs: int, closed: Mapping[str, str]
+) -> list[Finding]:
+    """Return why jobs are in the queue, a finding for each reason.
+
+    Args:
+        jobs: those that wait.
+        now: by the clock of the file system.
+        n_jobs: how many there are in all.
+        closed: why a backend's queue starts no jobs.
+    """
     groups: dict[tuple[str, str], list[Job]] = {}
     for job in jobs:
-        reason = job.state.reason or job.state.word or "no reason given"
+        reason = closed.get(job.record.env) or job.state.reason or job.state.word
+        reason = reason or "no reason given"
         groups.setdefault((job.record.env, reason), []).append(job)
-    return [_waiting(env, reason, found, now, n_jobs) for (env, reason), found in groups.items()]
+    return [
+        _waiting(env, reason, found, now, n_jobs, is_closed=bool(closed.get(env)))
+        for (env, reason), found in groups.items()
+    ]
 
 
-def _waiting(env: str, reason: str, jobs: list[Job], now: float, n_jobs: int) -> Finding:
+def _waiting(
+    env: str, reason: str, jobs: list[Job], now: float, n_jobs: int, *, is_closed: bool
+) -> Finding:
     scheduler = scheduler_of(env)
     command = scheduler.status_command if scheduler else ""
     waited = duration(max(now - job.record.submitted for job in jobs))
@@ -515,5 +587,8 @@ def _waiting(env: str, reason: str, jobs: list[Job], now: float, n_jobs: int) ->
     message = (
         f"{len(jobs)} of {n_jobs} jobs in the queue, for {waited} so far: {reason} (job {ids})"
     )
+    if is_closed:
+        return Finding("warning", "queue", message, CLOSED_ADVICE)
     advice = (scheduler.advice(reason) if scheduler else "") or f"See: {command}"
-    return Finding("problem" if _NEVER in advice else "warning", "queue", message, advice)
+    is_vain = scheduler is not None and scheduler.never_starts(reason)
+    return Finding("problem" if is_vain else "warning", "queue", message, advice)

@@ -15,7 +15,7 @@ from typing import ParamSpec, TypeVar
 
 from espnet3.errors import EspnetError, RunFolderError
 from espnet3.io.atomic import in_the_way
-from espnet3.shards.owner import node_name
+from espnet3.schedulers import node_name
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -82,8 +82,10 @@ def _is_about(error: OSError, run_dir: StrPath) -> bool:
     if not _is_of_files(error):
         return False
     if not isinstance(error.filename, str | bytes | os.PathLike):
+        # Calls on open files, such as fsync, raise errors without a name.
         return error.filename is None
     inside, place = os.path.abspath(os.fsdecode(error.filename)), os.path.abspath(run_dir)
+    # In either direction: a missing parent is about the folder as well.
     return os.path.commonpath([inside, place]) in (inside, place)
 
 
@@ -110,6 +112,7 @@ def _advice(error: OSError, place: str) -> str:
         return f"You may not read it, or not any more; see whose it is: ls -ld {quoted}"
     if error.errno == errno.ESTALE:
         return "Its file server has removed or replaced it. Leave the folder (cd), and try again."
+    # Limits of this machine; telling the user to look at the file server would mislead.
     if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
         return "That is about this machine, not about the run. Try again."
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
@@ -129,6 +132,7 @@ def _in_the_way(place: str) -> str:
 
 def may_pass(error: BaseException) -> bool:
     """Tell whether an error, or the one that it was made of, may be over in a minute."""
+    # Ours have no errno: it is in the error that they were raised from.
     cause = error.__cause__ if isinstance(error, EspnetError) else error
     is_ours = not isinstance(cause, OSError) or isinstance(cause, BrokenPipeError)
     return not is_ours and getattr(cause, "errno", None) in _MAY_PASS
@@ -181,4 +185,5 @@ class Patience:
             return PATIENCE_SECONDS
         is_gone = isinstance(error.__cause__, FileNotFoundError)
         is_gone = is_gone or not os.path.lexists(self._run_dir)
+        # One that was never seen is most likely a typo, and the user should not wait for it.
         return GONE_SECONDS if is_gone and self._was_seen else 0.0

@@ -1,11 +1,19 @@
-"""Python handle of a detached run, returned by a runner with `parallel.mode: async`."""
+"""Python handle of a detached run, returned by a runner with `parallel.mode: async`; its merge."""
 
 import os
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from espnet3.errors import IncompleteRunError, RunFolderError
+from espnet3.parallel.detached.description import load_runner
 from espnet3.parallel.detached.folder_access import reached
+from espnet3.parallel.folder_run import Merger, finished_result, folder_errors, unpack_run
+from espnet3.shards.lease import Lease, claims, living_owners
+from espnet3.shards.manifest import require_manifest
+from espnet3.shards.merge import check_complete
+from espnet3.shards.success import read_success
 
 if TYPE_CHECKING:
     from espnet3.findings import Finding
@@ -115,8 +123,6 @@ class DetachedRun:
 
     def merge(self, *, trust: str | None = None) -> Any:
         """Join the shards of a run whose workers died before they could; return its result."""
-        from espnet3.parallel.detached.merging import merge_detached
-
         with reached(self.run_dir):
             return merge_detached(self.run_dir, trust=trust)
 
@@ -126,8 +132,6 @@ class DetachedRun:
         Raises:
             IncompleteRunError: if the run is not complete; see `wait`.
         """
-        from espnet3.parallel.detached.merging import result_of
-
         with reached(self.run_dir):
             return result_of(self.run_dir)
 
@@ -137,3 +141,61 @@ class DetachedRun:
 
         with reached(self.run_dir):
             return explain_run(self.run_dir)
+
+
+def merge_detached(run_dir: Path, *, trust: str | None = None) -> Any:
+    """Merge a run whose shards are all done, and return what `merge` returns.
+
+    Nothing is done if it is merged already and its files are as they were.
+
+    Raises:
+        IncompleteRunError: with what is missing.
+        RunFolderError: if another process is merging it, or if its code is another user's.
+    """
+    manifest = require_manifest(run_dir)
+    answer = finished_answer(run_dir)
+    if answer is not None:
+        return answer[0]
+    unpack_run(run_dir, manifest)
+    coverage = check_complete(run_dir, manifest, contents=False)  # before the code is loaded
+    runner = load_runner(run_dir, trust=trust)
+    # A lease as any worker has: its heartbeat keeps the merge claim from being taken over.
+    with folder_errors(run_dir), Lease(run_dir.resolve()) as lease:
+        if not lease.claim("merge"):
+            raise RunFolderError(f"{_merger(run_dir)} is merging {run_dir} just now.")
+        merger = Merger(
+            run_dir, runner.output_dir, manifest, lease, runner.merge, coverage=coverage
+        )
+        return merger.merge()
+
+
+def finished_answer(run_dir: Path) -> tuple[Any] | None:
+    """Return what `merge` returned, in a tuple, if it is known and its files are as they were."""
+    manifest = require_manifest(run_dir)
+    output_dir = Path(os.path.normpath(run_dir / manifest.output_dir))
+    return finished_result(run_dir, manifest, output_dir)
+
+
+def result_of(run_dir: Path, *, trust: str | None = None) -> Any:
+    """Return what `merge` returned; merge again if that could not be noted.
+
+    Raises:
+        IncompleteRunError: if the run is not complete.
+    """
+    manifest = require_manifest(run_dir)
+    if read_success(manifest.layout(run_dir), manifest.run_id) is None:
+        raise IncompleteRunError(
+            f"The run in {run_dir} is not complete, so it has no result yet. Wait for it: "
+            f"espnet3 wait {shlex.quote(str(run_dir))}, or in Python: run.wait()"
+        )
+    answer = finished_answer(run_dir)
+    return answer[0] if answer is not None else merge_detached(run_dir, trust=trust)
+
+
+def _merger(run_dir: Path) -> str:
+    layout = require_manifest(run_dir).layout(run_dir)
+    holder = claims(layout.leases).get("merge", "")
+    return next(
+        (str(owner) for owner in living_owners(layout.leases) if owner.owner_id == holder),
+        "Somebody",
+    )

@@ -1,27 +1,30 @@
-"""Render and submit the job script of a detached worker with dask-jobqueue."""
+"""Render and submit the job script of a detached worker.
+
+It is the one that dask-jobqueue would write, which is imported only for what is rare: see
+`plain_header`.
+"""
 
 import logging
 import os
 import re
 import shlex
 import sys
+import tempfile
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from espnet3.errors import ConfigError
+from espnet3.parallel.clusters.dask_config import settings
+from espnet3.parallel.clusters.job_header import plain_header
+from espnet3.parallel.clusters.job_logs import removing_new_folder
 from espnet3.parallel.clusters.job_options import complete_options, submission_environment
-from espnet3.parallel.clusters.jobqueue import (
-    checked,
-    patched_job_class,
-    removing_new_folder,
-    sigint_kept,
-)
 from espnet3.parallel.clusters.registry import BACKENDS, cluster_class, walltime_seconds
-from espnet3.parallel.detached.folder_arguments import encode_folders
+from espnet3.parallel.detached.description import encode_folders
 from espnet3.schedulers import Scheduler, known_scheduler
 
 if TYPE_CHECKING:
@@ -61,30 +64,82 @@ class WorkerJob:
         return words + (["--trust", self.trust] if self.trust else [])
 
 
-def make_job(config: "ParallelConfig", work: WorkerJob, submitted: float) -> Any:
-    """Return a job of dask-jobqueue that runs a detached worker.
+class Job(Protocol):
+    """A job that can be submitted."""
+
+    @property
+    def submit_command(self) -> str:
+        """The words that submit a script."""
+
+    def job_script(self) -> str:
+        """Return its script."""
+
+    def job_file(self) -> AbstractContextManager[str]:
+        """Write the script to a file, which is there inside of a `with` block."""
+
+
+@dataclass(frozen=True)
+class PlainJob:
+    """A job whose script was made without dask-jobqueue."""
+
+    script: str
+    submit_command: str
+
+    def job_script(self) -> str:
+        """Return its script."""
+        return self.script
+
+    @contextmanager
+    def job_file(self) -> Iterator[str]:
+        """Write the script to a file, which is there inside of the `with` block."""
+        with tempfile.NamedTemporaryFile("w", suffix=".sh") as file:
+            file.write(self.script)
+            file.flush()
+            yield file.name
+
+
+def make_job(config: "ParallelConfig", work: WorkerJob, submitted: float) -> Job:
+    """Return a job that runs a detached worker, as dask-jobqueue would make it.
 
     Raises:
-        ConfigError: if the job class refuses the options.
+        ConfigError: if its job class refuses the options.
     """
-    backend = BACKENDS[config.env]
     scheduler = known_scheduler(config.env)
-    with sigint_kept():
-        job_class = patched_job_class(cluster_class(config.env, backend).job_cls, scheduler)
-    options = _options(config, work)
+    options = {**_options(config, work), "name": _NAME}
     python = options.get("python") or shlex.quote(sys.executable)
-    with warnings.catch_warnings():
-        # That OAR's memory is not limited by Dask; that a name is old.
-        warnings.simplefilter("ignore")
-        job = checked(job_class, config, backend, {**options, "name": _NAME})
+    # -P: the folder that a job begins in may belong to others, and their modules be imported.
     command = [*_exec(python), python, "-P", "-m", "espnet3.parallel.detached.work"]
     command += map(shlex.quote, work.arguments(config.env, submitted, walltime_of(config)))
     command += ["--job", scheduler.number_word]
     line = " ".join(command)
+    header = plain_header(scheduler, options)
+    if header is None:
+        return _job_of_dask(config, options, line)
+    if folder := options.get("log_directory"):
+        os.makedirs(folder, exist_ok=True)
+    shebang = options.get("shebang") or settings(config.env)["shebang"]
+    lines = [shebang, "", header, *filter(None, options["job_script_prologue"]), line, ""]
+    return PlainJob("\n".join(lines), shlex.join(scheduler.submit))
+
+
+def _job_of_dask(config: "ParallelConfig", options: dict[str, Any], line: str) -> Job:
+    """Let dask-jobqueue make the job, or say what is wrong with the options."""
+    from espnet3.parallel.clusters.jobqueue import checked, patched_job_class, sigint_kept
+
+    backend, scheduler = BACKENDS[config.env], known_scheduler(config.env)
+    # Importing dask-jobqueue sets a handler with which Ctrl-C ends this program with code 0.
+    with sigint_kept():
+        cluster = cluster_class(config.env, backend)
+        job_class = patched_job_class(cluster.job_cls, scheduler)
+    with warnings.catch_warnings():
+        # That OAR's memory is not limited by Dask; that a name is old.
+        warnings.simplefilter("ignore")
+        job: Any = checked(job_class, config, backend, options, cluster)
     if not scheduler.has_script:
         line = "; ".join([*options["job_script_prologue"], line])
     job._command_template = line
-    return job
+    found: Job = job
+    return found
 
 
 def _exec(python: str) -> list[str]:
@@ -94,7 +149,8 @@ def _exec(python: str) -> list[str]:
 
 def _options(config: "ParallelConfig", work: WorkerJob) -> dict[str, Any]:
     _check_processes(config)
-    options = complete_options(config, is_dry=True)
+    # Dry: without a Dask scheduler there is no use for an address for nodes.
+    options = complete_options(config, is_dry=True, is_detached=True)
     scheduler = known_scheduler(config.env)
     directives = scheduler.with_dependency(options["job_extra_directives"], work.after)
     directives = scheduler.with_exclusion(directives, work.exclude)
@@ -103,7 +159,8 @@ def _options(config: "ParallelConfig", work: WorkerJob) -> dict[str, Any]:
     kept = {name: value for name, value in options.items() if name not in _ONLY_DASK}
     kept["job_extra_directives"] = directives
     _tell_of_unused(tuple(name for name in config.options if name in _ONLY_DASK))
-    if _of_dask(config, "name") == _DASKS_NAME:
+    # Only if the user's own Dask configuration names no other.
+    if settings(config.env)["name"] == _DASKS_NAME:
         kept.setdefault("job_name", _NAME)
     return kept
 
@@ -130,17 +187,12 @@ def _check_processes(config: "ParallelConfig") -> None:
 def walltime_of(config: "ParallelConfig") -> float | None:
     """Return after how many seconds a job ends: as the options say, or Dask's own configuration."""
     seconds = walltime_seconds(config)
-    walltime = _of_dask(config, "walltime")
+    walltime = settings(config.env)["walltime"]
+    # The options win; dask-jobqueue takes its own configuration only for what they leave out.
     if seconds is not None or walltime is None:
         return seconds
     with_time = config.model_copy(update={"options": {"walltime": str(walltime)}})
     return walltime_seconds(with_time)
-
-
-def _of_dask(config: "ParallelConfig", name: str) -> Any:
-    import dask
-
-    return dask.config.get(f"jobqueue.{config.env}.{name}", None)
 
 
 def render_worker_script(config: "ParallelConfig", roots: Sequence[Path]) -> str:
@@ -151,11 +203,19 @@ def render_worker_script(config: "ParallelConfig", roots: Sequence[Path]) -> str
     """
     work = WorkerJob(tuple(roots))
     with removing_new_folder(config.options.get("log_directory")):
-        script: str = make_job(config, work, 0.0).job_script()
-    return script
+        return make_job(config, work, 0.0).job_script()
 
 
-def submit_job(job: Any, env: str) -> str:
+def check(config: "ParallelConfig") -> None:
+    """Make a job of the options; nothing is submitted.
+
+    Raises:
+        ConfigError: if the job class refuses them.
+    """
+    render_worker_script(config, [])
+
+
+def submit_job(job: Job, env: str) -> str:
     """Submit a job and return its number.
 
     Raises:
@@ -163,6 +223,7 @@ def submit_job(job: Any, env: str) -> str:
         ResourceError: with the scheduler's words.
     """
     scheduler = known_scheduler(env)
+    # The file is removed after the block: schedulers copy the script when they accept it.
     with job.job_file() as script:
         return scheduler.submit_script(
             script,
@@ -182,5 +243,6 @@ def job_environment(scheduler: Scheduler) -> dict[str, str]:
         if not name.startswith(scheduler.own_variables)
     }
     if path := environment.get("PYTHONPATH"):
+        # Each job adds to it: without this a long chain would reach the limit of an environment.
         environment["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(path.split(os.pathsep)))
     return environment

@@ -3,18 +3,20 @@
 import logging
 import shlex
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from espnet3.errors import ItemError
+from espnet3.errors import ItemError, ResourceError
 from espnet3.parallel.clusters.registry import check_resources, warn_of_defaults
 from espnet3.parallel.detached.description import write_description
 from espnet3.parallel.detached.handle import DetachedRun
 from espnet3.parallel.detached.resume import refuse_merging
 from espnet3.parallel.detached.submit import cancel_jobs, job_states, submit_workers
 from espnet3.parallel.detached.workforce import count_workforce
-from espnet3.parallel.faults import too_many_message
+from espnet3.parallel.env_provider import environment_keys
+from espnet3.parallel.faults import FaultPolicy, forgive, too_many_message
 from espnet3.parallel.folder_run import (
     RunRequest,
     count_failed,
@@ -23,15 +25,13 @@ from espnet3.parallel.folder_run import (
     shards_to_run,
 )
 from espnet3.parallel.open_pool import worker_setup_fn
-from espnet3.parallel.stop_marks import forgive
 from espnet3.shards.lease import Lease
 from espnet3.shards.manifest import Manifest, load_manifest
-from espnet3.shards.records import RecordPaths, read_jobs
+from espnet3.shards.records import RecordPaths, StopMark, read_jobs, write_stop
 
 if TYPE_CHECKING:
     from espnet3.parallel.base_runner import BaseRunner
     from espnet3.parallel.config import ParallelConfig
-    from espnet3.parallel.faults import FaultPolicy
     from espnet3.parallel.tasks import RunSpec
 
 logger = logging.getLogger(__name__)
@@ -42,7 +42,7 @@ def launch(
     request: RunRequest,
     spec: "RunSpec",
     config: "ParallelConfig",
-    policy: "FaultPolicy",
+    policy: FaultPolicy,
     shared: "SharedWorkers | None" = None,
 ) -> DetachedRun:
     """Begin or resume a run without waiting for it; with `shared`, workers come at its end.
@@ -68,7 +68,7 @@ def prepare(
     request: RunRequest,
     spec: "RunSpec",
     config: "ParallelConfig",
-    policy: "FaultPolicy",
+    policy: FaultPolicy,
 ) -> int | None:
     """Plan a run and describe it in its folder; nothing is submitted.
 
@@ -78,21 +78,26 @@ def prepare(
     check_resources(config)
     root = request.root
     queued = read_jobs(RecordPaths(root))  # before a run that is replaced is removed with them
+    # Read before `open_run`, which may replace the plan.
     before = load_manifest(root) if queued and request.resume else None
     with folder_errors(root):
-        manifest = open_run(request, lambda: config.n_workers * config.shards_per_worker)
+        manifest = open_run(request, config.count_shards)
         if queued and (before is None or before.run_id != manifest.run_id):
+            # Of a replaced run, whose records are gone: nobody could cancel these later.
             cancel_jobs([job for job in queued if job_states([job])[job.key].phase == "pending"])
         if request.finished_result(manifest) is not None:
             return None
         n_left = _shards_left(request, manifest, policy)
-        described = replace(spec, setup_fn=worker_setup_fn(runner.provider))
+        setup_fn = worker_setup_fn(runner.provider)
+        keys = environment_keys(runner.provider, setup_fn, setup_fn)
+        described = replace(spec, setup_fn=setup_fn, keys=keys)
+        # Before the stop mark goes: a worker that sees none must find the new description.
         write_description(root.resolve(), runner, described, manifest, config, policy)
         forgive(root)
     return n_left
 
 
-def _shards_left(request: RunRequest, manifest: Manifest, policy: "FaultPolicy") -> int:
+def _shards_left(request: RunRequest, manifest: Manifest, policy: FaultPolicy) -> int:
     root = request.root.resolve()
     layout = manifest.layout(root)
     # Workers that died left notes of where: workers to come read them, so nothing is swept here.
@@ -159,7 +164,12 @@ def submit_missing(roots: Sequence[Path], config: "ParallelConfig", n_shards: in
     n_missing = max(n_wanted - n_there, 0)
     if n_missing:
         warn_of_defaults(config)
-        jobs = submit_workers(roots, config, n_missing)
+        try:
+            jobs = submit_workers(roots, config, n_missing)
+        except ResourceError as error:
+            if not n_there:
+                _note_refusal(roots, error)
+            raise
         what = "processes" if jobs and jobs[0].machine else "jobs"
         numbers = ", ".join(job.job_id for job in jobs[:8]) + (", ..." if len(jobs) > 8 else "")
         logger.info("Submitted to %s: %d %s (%s)", config.env, len(jobs), what, numbers)
@@ -167,6 +177,16 @@ def submit_missing(roots: Sequence[Path], config: "ParallelConfig", n_shards: in
         logger.info("%d workers are there or in the queue already", n_there)
     for line in what_to_type(roots):
         logger.info("%s", line)
+
+
+def _note_refusal(roots: Sequence[Path], error: ResourceError) -> None:
+    """Leave the reason in the run folders: there is no worker and no job that could tell it."""
+    from espnet3.parallel.clusters.jobqueue import SCRIPT_BELOW
+
+    reason = str(error).partition(SCRIPT_BELOW)[0]
+    for root in roots:
+        with suppress(OSError):  # the error itself is what matters
+            write_stop(RecordPaths(root), StopMark("failed", reason, by="the submission"))
 
 
 def what_to_type(roots: Sequence[Path]) -> list[str]:

@@ -11,6 +11,9 @@ from espnet3.errors import RunFolderError, suggest
 from espnet3.io.records import is_log_name
 from espnet3.parallel.clusters.job_logs import find_log
 from espnet3.parallel.detached.workforce import Job, Worker, is_alive, living_ids
+from espnet3.schedulers import Scheduler, scheduler_of
+from espnet3.shards.manifest import require_manifest
+from espnet3.shards.merge import read_failures
 from espnet3.shards.records import (
     JobRecord,
     RecordPaths,
@@ -19,15 +22,17 @@ from espnet3.shards.records import (
     read_deaths,
     read_workers,
 )
-from espnet3.shards.status import read_failures, require_manifest
 from espnet3.text import first_line, last_lines
 
 # Around each attempt, a worker says which shard the lines are of.
+# 18 digits at most: a log may hold anything, and int() refuses thousands of digits.
 _BEGINS = re.compile(r"\bshard (\d{1,18}) begins\b")
 _ENDS = re.compile(r"\bshard (\d{1,18}) ends: ")
 _N_SECTIONS = 10
 _N_LINES = 30
 _OF_WORKERS = "detached-"
+# What a file that others may have written can raise.
+_UNREADABLE = (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError)
 
 
 @dataclass(frozen=True)
@@ -61,6 +66,7 @@ def logs_of_workers(
     workers = known_workers(run_dir)
     if name is not None:
         return _texts(run_dir, _named(run_dir, workers, name), n_lines)
+    # Those at work first: a long run has hundreds that ended.
     chosen = [worker for worker in workers if worker.is_alive] or workers[-_N_SECTIONS:]
     parts = _texts(run_dir, chosen, n_lines)
     return parts or [_part(path.name, path, n_lines) for path in _files(run_dir)[-_N_SECTIONS:]]
@@ -100,6 +106,7 @@ def _written_for(job: JobRecord, run_dir: Path) -> Path | None:
 
 
 def _has_name(record: WorkerRecord, name: str) -> bool:
+    # Shorter, it could be meant as the number of a job.
     if len(name) >= 4 and record.owner_id.startswith(name):
         return True
     log = Path(record.log)
@@ -130,6 +137,7 @@ def _part(title: str, path: Path, n_lines: int | None) -> LogPart:
 
 def read_lines(path: Path) -> Iterator[str]:
     """Yield the lines of a log; none if it cannot be read."""
+    # newline: progress bars write bare carriage returns, which are no ends of lines.
     with suppress(OSError), path.open(encoding="utf-8", errors="replace", newline="\n") as file:
         for line in file:
             yield line.rstrip("\r\n")
@@ -168,6 +176,7 @@ def logs_of_shard(run_dir: Path, shard: int) -> list[LogPart]:
 def _all_logs(run_dir: Path) -> list[Path]:
     """Return all logs: those in the folder, and those of workers that serve several folders."""
     recorded = [run_dir / record.log for record in read_workers(RecordPaths(run_dir)) if record.log]
+    # A worker of several runs writes into one of their folders: the same file twice.
     named = {path.resolve(): path for path in [*recorded, *_files(run_dir)]}
     return list(named.values())
 
@@ -201,11 +210,13 @@ def logs_of_failed(run_dir: Path) -> list[LogPart]:
     for failure in read_failures(run_dir):
         key = (failure.get("log", ""), failure.get("shard", -1))
         index = failure.get("index")
-        what = "the provider" if index is None else f"item {index!r}"
+        ids = failure.get("ids") or []
+        what = "the provider" if index is None else f"item {ids[0] if ids else repr(index)}"
         wanted[key] = f"shard {key[1]}, {what}: {failure.get('error')}"
     parts = []
     for (log, shard), title in list(wanted.items())[-_N_SECTIONS:]:
         path = run_dir / log
+        # A forged record must not make this print any file that the user can read.
         if log and is_log_name(log) and path.is_file():
             sections = list(cut(path, shard))
             lines = sections[-1].lines if sections else last_lines(path, _N_LINES)
@@ -246,17 +257,25 @@ def output_of(job: JobRecord, run_dir: Path) -> Path | None:
     if job.machine:
         path = logs / f"{_OF_WORKERS}{job.env}.out"
         return path if path.is_file() and path.stat().st_size else None
-    found = find_log([logs, *_log_directory(job.env, run_dir)], job.job_id)
+    scheduler = scheduler_of(job.env) or Scheduler()
+    found = find_log([logs, *_log_directory(job.env, run_dir)], job.job_id, scheduler)
+    # The worker's own log matches the same pattern, but the scheduler did not write it.
     return None if found is None or found.name.startswith(_OF_WORKERS) else found
+
+
+def option_of(env: str, run_dir: Path, name: str) -> str:
+    """Return what the options say with which jobs were last submitted; empty if nothing."""
+    with suppress(*_UNREADABLE):
+        options = json.loads(RecordPaths(run_dir).parallel(env).read_bytes())["options"]
+        return str(options.get(name) or "")
+    return ""
 
 
 def _log_directory(env: str, run_dir: Path) -> list[Path]:
     """Return the folder that the user's options name, if they do."""
-    paths = RecordPaths(run_dir)
-    with suppress(OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError):
-        options = json.loads(paths.parallel(env).read_bytes())["options"]
-        if folder := options.get("log_directory"):
-            found = Path(json.loads(paths.run.read_bytes())["cwd"]) / folder
+    with suppress(*_UNREADABLE):
+        if folder := option_of(env, run_dir, "log_directory"):
+            found = Path(json.loads(RecordPaths(run_dir).run.read_bytes())["cwd"]) / folder
             return [found] if "\0" not in str(found) else []
     return []
 
@@ -293,5 +312,6 @@ class Follower:
                 continue
             with suppress(OSError):
                 size = path.stat().st_size
+                # Of a worker that begins meanwhile all is new; of the others only what comes now.
                 self._offsets[path] = 0 if from_start else size
                 self._titles[path] = worker.name

@@ -14,7 +14,6 @@ from typing import Any
 
 from espnet3.errors import EspnetError, FileSystemError, IncompleteRunError, WorkerError
 from espnet3.io.records import warn_once
-from espnet3.parallel.deaths import judge_nodes
 from espnet3.parallel.detached.folder_access import Patience
 from espnet3.parallel.detached.workforce import (
     AskJobs,
@@ -24,6 +23,7 @@ from espnet3.parallel.detached.workforce import (
     ask_schedulers,
     read_workforce,
 )
+from espnet3.parallel.faults import judge_nodes
 from espnet3.schedulers import JobState, scheduler_of
 from espnet3.shards.commit import Done
 from espnet3.shards.layout import leases_folder
@@ -32,8 +32,8 @@ from espnet3.shards.records import JobRecord, RecordPaths, read_deaths
 from espnet3.shards.status import RunningShard, RunStatus, StatusReader
 
 logger = logging.getLogger(__name__)
-_FIRST_SECONDS = 0.5
-_MOST_SECONDS = 10.0
+_PAUSE_SECONDS = (0.05, 10.0)
+_PAUSE_SHARE = 0.1
 _ASK_SECONDS = 30.0
 # What others wrote may be seen late, and between two jobs of a chain is no worker for a moment.
 _SURE_SECONDS = 20.0
@@ -121,6 +121,7 @@ class Observer:
         self._run_dir = run_dir
         self._ask = ask or ask_schedulers
         self._ask_seconds = ask_seconds
+        # By job and not by answer: jobs that appear between two questions are asked for at once.
         self._asked: dict[str, tuple[float, JobState]] = {}
         self._known: dict[str, Any] = {}
 
@@ -130,6 +131,7 @@ class Observer:
         workforce = self._workforce()
         state = _state_of_jobs(workforce) if status.state == "stopped" else status.state
         behind = _busy_elsewhere(self._run_dir, workforce) if state == "starting" else []
+        # Its jobs have begun, but for this run they still wait.
         state = "queued" if behind else state
         avoided = {} if state == "complete" else self._avoided()
         committed = self._reader.committed
@@ -138,14 +140,17 @@ class Observer:
     def _workforce(self) -> Workforce:
         """Return workers and jobs; none, with a warning, if they cannot be read from here."""
         try:
-            return read_workforce(self._run_dir, self._ask_at_times, self._known)
+            now, leases = self._reader.now, self._reader.leases
+            return read_workforce(
+                self._run_dir, self._ask_at_times, self._known, now=now, leases=leases
+            )
         except (OSError, FileSystemError) as error:
             reason = str(error).rstrip(".")
             warn_once(f"Jobs and workers of {self._run_dir} cannot be read from here: {reason}.")
             return Workforce([], [])
 
     def _avoided(self) -> dict[str, str]:
-        notes = read_deaths(RecordPaths(self._run_dir))
+        notes = read_deaths(RecordPaths(self._run_dir), known=self._known)
         return judge_nodes(notes, self._reader.committed.values(), time.time()) if notes else {}
 
     def _ask_at_times(self, records: Sequence[JobRecord]) -> dict[str, JobState]:
@@ -163,6 +168,7 @@ def _state_of_jobs(workforce: Workforce) -> str:
         return "queued"
     if workforce.starting:
         return "starting"
+    # "stopped" would invite to resume, and double the workers of a run that waits.
     return "unknown" if any(is_out_of_sight(job) for job in workforce.jobs) else "stopped"
 
 
@@ -207,7 +213,7 @@ def wait_for(
         TimeoutError: if it is still running then.
         RunFolderError: if the folder cannot be read for minutes, or is removed.
     """
-    begin, pause = time.monotonic(), _FIRST_SECONDS
+    begin = time.monotonic()
     patience = Patience(run_dir, warn, None if timeout is None else begin + timeout)
     observer = patience.call(lambda: Observer(run_dir, _ASK_SECONDS))
     alone_since: float | None = None
@@ -216,6 +222,7 @@ def wait_for(
         if tell:
             tell(seen)
         now = time.monotonic()
+        # A file says so; any other end is inferred from what is not seen, which takes time.
         if seen.state in ("complete", "failed", "cancelled"):
             return seen
         alone_since = (alone_since or now) if seen.is_over else None
@@ -225,8 +232,14 @@ def wait_for(
         if timeout is not None and now - begin >= timeout:
             raise TimeoutError(f"{run_dir} is {seen.state} after {timeout:.3g} s of waiting.")
         left = float("inf") if timeout is None else max(begin + timeout - now, 0.05)
-        time.sleep(min(pause, left))
-        pause = min(pause * 1.5, _MOST_SECONDS)
+        time.sleep(min(pause_after(now - begin), left))
+
+
+def pause_after(waited: float) -> float:
+    """Return the seconds between two looks: a share of those that were waited, within limits."""
+    # So the end of a short run is noticed soon, and a long one costs the file server little.
+    shortest, longest = _PAUSE_SECONDS
+    return min(max(_PAUSE_SHARE * waited, shortest), longest)
 
 
 def _all_ended_here(seen: Overview) -> bool:

@@ -5,6 +5,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -50,6 +51,8 @@ def start_process(
     # their json.py is not to be imported.
     command = [sys.executable, "-P", "-m", _PROGRAM, *arguments]
     limits = dict.fromkeys(THREAD_VARIABLES, str(config.options.get("threads_per_worker", 1)))
+    # Limits first: OMP_NUM_THREADS of the user's own wins. Unbuffered, or a killed worker's last
+    # lines would be lost.
     environment = {**limits, **os.environ, "PYTHONUNBUFFERED": "1", **variables}
     environment["PYTHONPATH"] = os.pathsep.join(_python_path(environment.get("PYTHONPATH")))
     submitted = folder_time(logs)
@@ -75,6 +78,7 @@ def start_process(
         submitted=submitted,
         host=socket.gethostname(),
         machine=machine_id(),
+        # Pids are used again: number and start time together name a process.
         started=start_time(pid) or 0,
         generation=generation,
         log=os.path.join(logs.name, f"detached-{config.env}-{socket.gethostname()}-{pid}.log"),
@@ -86,11 +90,12 @@ def _python_path(given: str | None) -> list[str]:
     """Return where the process finds ESPnet3 itself; the rest is in the run folder."""
     entries = given.split(os.pathsep) if given else []
     home = str(Path(__file__).parents[3])
+    # Last: the user's modules of the same names keep their precedence.
     return entries if home in entries else [*entries, home]
 
 
 def process_variables(config: "ParallelConfig", taken: Sequence[str]) -> list[dict[str, str]]:
-    """Return what to add to the environment of workers: for GPUs, one entry per free GPU.
+    """Return what to add to the environment of workers: for GPUs, one entry per free place.
 
     Empty if they need nothing.
 
@@ -101,14 +106,22 @@ def process_variables(config: "ParallelConfig", taken: Sequence[str]) -> list[di
         return []
     from espnet3.parallel.clusters.local_gpu import worker_variables
 
-    own = worker_variables(config)
-    return [each for each in own if each[VARIABLE].partition(",")[0] not in taken]
+    living, free = Counter(taken), []
+    for each in worker_variables(config):
+        gpu = each[VARIABLE].partition(",")[0]
+        if living[gpu]:
+            living[gpu] -= 1
+        else:
+            free.append(each)
+    return free
 
 
 def process_state(record: JobRecord) -> JobState:
     """Tell whether a process is there; of another machine nothing is known."""
+    # Others may write into a run folder, and kill(-1) would end all of a user's processes.
     if not record.job_id.isdecimal():
         return JobState("ended", "", f"{record.job_id!r} is no number of a process")
+    # By machine, not host name: containers may share one, and pids differ between them.
     if record.machine != machine_id():
         return JobState("unknown", "", f"it is a process of {record.host}")
     started = start_time(int(record.job_id))
@@ -140,6 +153,7 @@ def _is_worker(pid: int) -> bool:
     try:
         command = Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
+        # Without /proc there is nothing to compare with.
         return not Path("/proc/self/cmdline").exists()
     # The shell that is about to become it has the name among its words, too.
     return _PROGRAM.encode() in command.split(b"\0")

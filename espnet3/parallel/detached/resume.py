@@ -4,33 +4,36 @@ import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from espnet3.errors import RunFolderError
 from espnet3.parallel.clusters.registry import ON_THIS_MACHINE
 from espnet3.parallel.config import ParallelConfig
-from espnet3.parallel.deaths import forget_deaths
 from espnet3.parallel.detached.description import (
     Description,
+    change_policy,
     check_code,
     load_spec,
     load_trusted,
 )
 from espnet3.parallel.detached.workforce import count_workforce, read_workforce
-from espnet3.parallel.folder_run import folder_errors
+from espnet3.parallel.faults import FaultPolicy, forget_deaths, forgive
+from espnet3.parallel.folder_run import folder_errors, unpack_run
 from espnet3.parallel.parallel import as_parallel_config
-from espnet3.parallel.stop_marks import forgive
 from espnet3.shards.commit import set_aside
 from espnet3.shards.lease import Lease
+from espnet3.shards.manifest import require_manifest
 from espnet3.shards.merge import read_coverage
 from espnet3.shards.records import JobRecord, RecordPaths, read_stop, write_stop
-from espnet3.shards.status import RunStatus, read_status, require_manifest
+from espnet3.shards.status import RunStatus, read_status
 from espnet3.shards.success import read_success
 
 _OF_THE_PLACE = ("env", "options", "n_workers", "adaptive")
 """Keys of a `parallel` block that mean nothing on another backend."""
+_OF_FAULTS = ("retries", "item_timeout", "start_timeout")
+"""Keys of a `parallel` block that are part of the fault policy."""
 _TIDY_SECONDS = 60.0
 """How long a merger may take to remove leftovers of a complete run before `retry` gives up."""
 
@@ -58,6 +61,7 @@ def resume_runs(
     n_more: int | None = None,
     trust: str | None = None,
     is_block: bool = False,
+    faults: Mapping[str, Any] | None = None,
 ) -> Resumed:
     """Submit workers for runs that are not complete; they share the workers.
 
@@ -68,6 +72,7 @@ def resume_runs(
             backend.
         trust: a user whose code may be run as well as one's own.
         is_block: `changes` says all about the place where workers run.
+        faults: settings of the runner to change, `on_error` and `max_errors`.
 
     Raises:
         RunFolderError: if a run was not detached, or if its code is another user's.
@@ -83,14 +88,20 @@ def resume_runs(
         todo.remove(run_dir)
     if not todo:
         return Resumed([], finished, released=released)
+    # All are loaded before anything is removed or submitted: one refusal refuses all.
     descriptions = [load_trusted(run_dir, trust=trust) for run_dir in todo]
     config = changed_config(descriptions[0], changes or {}, is_block=is_block)
     for run_dir in todo:
         check_code_of(run_dir, trust)
+    for run_dir, description in zip(todo, descriptions, strict=True):
+        policy = _changed_policy(description.fault_policy(), config, changes or {}, faults or {})
+        change_policy(run_dir, policy, trust=trust)
+    # Not the sum: workers serve all folders, and are recorded in each.
     n_present = max(_count_present(run_dir, config.env, n_more) for run_dir in todo)
     n_left = sum(_n_left(read_status(run_dir)) for run_dir in todo)
     n_new = max(config.n_workers - n_present, 0) if n_more is None else n_more
     n_new = min(n_new, max(n_left, 1))  # a worker without a shard has nothing to do
+    # The mark must go first: a job that starts at once would see it and end.
     with folder_errors(todo[0]), _forgiven(todo):
         asked: Asked = "by hand" if n_more is None else "by number"
         jobs = submit_workers(todo, config, n_new, trust=trust, asked=asked) if n_new else []
@@ -136,6 +147,7 @@ def _forgiven(run_dirs: Sequence[Path]) -> Iterator[None]:
         forgive(run_dir)
     try:
         yield
+    # Also after Ctrl-C: else a cancelled run would look as if somebody had resumed it.
     except BaseException:
         for run_dir, mark in marks.items():
             if mark is not None:
@@ -164,12 +176,26 @@ def changed_config(
     return as_parallel_config({**block, **changes, "options": options, "mode": "async"})
 
 
+def _changed_policy(
+    policy: FaultPolicy,
+    config: ParallelConfig,
+    changes: Mapping[str, Any],
+    faults: Mapping[str, Any],
+) -> FaultPolicy:
+    """Return which faults the workers to come tolerate."""
+    asked = {name: getattr(config, name) for name in _OF_FAULTS if name in changes}
+    on_error, limit = faults.get("on_error"), faults.get("max_errors", policy.max_errors)
+    skips = policy.skip_errors if on_error is None else on_error == "skip"
+    return replace(policy, **asked, skip_errors=skips, max_errors=limit)
+
+
 def _n_workers_here(env: str) -> int:
     """Return how many workers this machine can take, if the config does not say."""
     if env == "local_gpu":
         from espnet3.parallel.clusters.gpus import visible_gpus
 
         return max(len(visible_gpus()), 1)
+    # Not cpu_count: inside a job or container only some of the cores are ours.
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -212,6 +238,7 @@ def retry_runs(
     n_more: int | None = None,
     trust: str | None = None,
     is_block: bool = False,
+    faults: Mapping[str, Any] | None = None,
 ) -> Retried:
     """Set the shards with failed items aside and resume; the other arguments are `resume_runs`'.
 
@@ -231,7 +258,7 @@ def retry_runs(
     return Retried(
         n_shards,
         n_failed,
-        resume_runs(touched, changes, n_more=n_more, trust=trust, is_block=is_block),
+        resume_runs(touched, changes, n_more=n_more, trust=trust, is_block=is_block, faults=faults),
     )
 
 
@@ -245,11 +272,13 @@ def _set_aside(run_dir: Path) -> tuple[int, int]:
     layout = manifest.layout(run_dir)
     with folder_errors(run_dir), Lease(run_dir) as lease:
         refuse_merging(run_dir, lease)
+        unpack_run(run_dir, manifest)
         committed = read_coverage(run_dir, manifest).committed
         failed = {shard: done for shard, done in committed.items() if done.n_failed}
         if failed:
             # First: a run without it is not complete, whatever happens in between.
             layout.success.unlink(missing_ok=True)
+            # Else crash notes of before the fix would give up the same items again.
             forget_deaths(run_dir, failed)
         for shard in failed:
             set_aside(layout, shard)

@@ -1,4 +1,8 @@
-"""Submit, query and cancel the jobs of detached workers."""
+"""Submit, query and cancel the jobs of detached workers, and the preconditions of a submission.
+
+A program that submits jobs for others looks at files that other machines write. If its clock is
+off, or if it cannot read them, those at work look dead to it, and it would submit more and more.
+"""
 
 import logging
 import math
@@ -11,16 +15,15 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from espnet3.config.redact import scrub_text
-from espnet3.errors import ResourceError
+from espnet3.errors import EspnetError, ResourceError
 from espnet3.io.atomic import PRIVATE, write_json
-from espnet3.io.clock import folder_time
+from espnet3.io.clock import MAX_SKEW, clock_skew, describe_skew, folder_time
+from espnet3.io.records import read_record
 from espnet3.parallel.clusters.job_logs import check_log_folder
 from espnet3.parallel.clusters.registry import ON_THIS_MACHINE
-from espnet3.parallel.config import ParallelConfig
-from espnet3.parallel.detached.limits import BY_HAND, check_clock, check_limit
 from espnet3.parallel.detached.processes import (
     end_process,
     process_state,
@@ -28,7 +31,13 @@ from espnet3.parallel.detached.processes import (
     start_process,
 )
 from espnet3.parallel.signals import uninterrupted
-from espnet3.schedulers import JobState, UnansweredError, ask_jobs, scheduler_of
+from espnet3.schedulers import (
+    JobState,
+    UnansweredError,
+    ask_jobs,
+    known_scheduler,
+    scheduler_of,
+)
 from espnet3.shards.layout import RunLayout
 from espnet3.shards.records import (
     JobRecord,
@@ -38,20 +47,27 @@ from espnet3.shards.records import (
     make_folders,
     read_jobs,
 )
-from espnet3.text import folded, local_time
+from espnet3.text import duration, folded, local_time
 
 if TYPE_CHECKING:
-    from espnet3.parallel.detached.job_script import WorkerJob
+    from espnet3.parallel.config import ParallelConfig
+    from espnet3.parallel.detached.job_script import Job, WorkerJob
 
 logger = logging.getLogger(__name__)
 Asked = Literal["by hand", "by number", "by workers"]
 """What wants jobs: a user's command, also with a number of their own, or workers."""
 _UNKNOWN = JobState("unknown", "")
+HOUR = 3600.0
+# A walltime of seconds would raise the limit to thousands of jobs.
+_SHORTEST_WALLTIME = 60.0
+_SPARE = 4
+BY_HAND = 4.0
+"""How many times as many jobs a person may submit as workers may by themselves."""
 
 
 def submit_workers(
     roots: Sequence[Path],
-    config: ParallelConfig,
+    config: "ParallelConfig",
     n_workers: int,
     *,
     after: str = "",
@@ -100,9 +116,10 @@ def submit_workers(
     return _submit_jobs(work, config, n_workers)
 
 
-def _with_log_folder_from_here(config: ParallelConfig) -> ParallelConfig:
+def _with_log_folder_from_here(config: "ParallelConfig") -> "ParallelConfig":
     """Make a relative `log_directory` absolute: successors are submitted from somewhere else."""
     folder = str(config.options.get("log_directory") or "")
+    # A path that begins with ~ or $ means the same wherever a successor is submitted.
     if not folder or folder.startswith(("/", "~", "$")):
         return config
     options = {**config.options, "log_directory": os.path.abspath(folder)}
@@ -113,7 +130,9 @@ def _logs(root: Path) -> Path:
     return RunLayout(root, 0).logs
 
 
-def _start_processes(work: "WorkerJob", config: ParallelConfig, n_workers: int) -> list[JobRecord]:
+def _start_processes(
+    work: "WorkerJob", config: "ParallelConfig", n_workers: int
+) -> list[JobRecord]:
     living = [job for job in read_jobs(make_folders(work.roots[0])) if _is_running(job)]
     variables = process_variables(config, [job.gpu for job in living])
     if config.env == "local_gpu":
@@ -123,6 +142,7 @@ def _start_processes(work: "WorkerJob", config: ParallelConfig, n_workers: int) 
         own = variables[number] if variables else {}
         arguments = work.arguments(config.env, folder_time(work.roots[0]), None)
         logs = _logs(work.roots[0])
+        # A Ctrl-C between start and note would leave a process that nobody knows of.
         with uninterrupted():
             record = start_process(config, arguments, logs, own, generation=work.generation)
             _note(record, work.roots)
@@ -134,7 +154,7 @@ def _is_running(job: JobRecord) -> bool:
     return bool(job.machine) and process_state(job).phase == "running"
 
 
-def _submit_jobs(work: "WorkerJob", config: ParallelConfig, n_workers: int) -> list[JobRecord]:
+def _submit_jobs(work: "WorkerJob", config: "ParallelConfig", n_workers: int) -> list[JobRecord]:
     from espnet3.parallel.clusters.job_options import with_log_folder
     from espnet3.parallel.detached.job_script import make_job
 
@@ -142,6 +162,7 @@ def _submit_jobs(work: "WorkerJob", config: ParallelConfig, n_workers: int) -> l
     check_log_folder(config.options)
     records: list[JobRecord] = []
     for _ in range(n_workers):
+        # By the file system's clock: it is compared with heartbeats of other machines.
         submitted = folder_time(work.roots[0])
         # By the tag a job that starts finds its record, if its number was never written there.
         tagged = replace(work, tag=uuid.uuid4().hex[:12])
@@ -160,7 +181,9 @@ def _submit_jobs(work: "WorkerJob", config: ParallelConfig, n_workers: int) -> l
     return records
 
 
-def _submit_job(job: Any, work: "WorkerJob", config: ParallelConfig, submitted: float) -> JobRecord:
+def _submit_job(
+    job: "Job", work: "WorkerJob", config: "ParallelConfig", submitted: float
+) -> JobRecord:
     from espnet3.parallel.detached.job_script import submit_job, walltime_of
 
     record = JobRecord(
@@ -171,6 +194,7 @@ def _submit_job(job: Any, work: "WorkerJob", config: ParallelConfig, submitted: 
         walltime=walltime_of(config),
         after=work.after,
         generation=work.generation,
+        # Records of older versions lack it: their successors are found by reading all records.
         marks_successor=True,
         script=scrub_text(job.job_script()),  # others read it, and it may export a token
         tag=work.tag,
@@ -191,6 +215,7 @@ def _submit_job(job: Any, work: "WorkerJob", config: ParallelConfig, submitted: 
     )
     try:
         _note(record, work.roots)
+    # Raising would tell the user that nothing was submitted, and a retry would make a second job.
     except OSError as error:
         logger.warning(
             "Job %s of %s was submitted, but its number could not be noted (%s). It notes it "
@@ -205,17 +230,20 @@ def _forget(record: JobRecord, roots: Sequence[Path]) -> None:
             forget_job(RecordPaths(root), record)
 
 
-def _refused(config: ParallelConfig, error: ResourceError, job: Any) -> str:
+def _refused(config: "ParallelConfig", error: ResourceError, job: "Job") -> str:
+    from espnet3.parallel.clusters.jobqueue import SCRIPT_BELOW, describe_refusal
+
     command = shlex.split(job.submit_command)[0]
+    advice = describe_refusal(known_scheduler(config.env), command, str(error))
     return (
-        f"parallel.env is {config.env!r}, but {error}. Run this where {command} works, and set "
-        "parallel.options to what your cluster has; the job script was:\n"
+        f"parallel.env is {config.env!r}, but {error}. {advice}{SCRIPT_BELOW}"
         f"{scrub_text(job.job_script())}"
     )
 
 
 def _note(record: JobRecord, roots: Sequence[Path]) -> None:
     for root in roots:
+        # Relative: run folders may be moved, or mounted elsewhere, as long as it is together.
         others = [os.path.relpath(other, root) for other in roots if other != root]
         log = os.path.relpath(roots[0] / record.log, root) if record.log else ""
         complete_job(make_folders(root), replace(record, others=others, log=log))
@@ -278,3 +306,142 @@ def _cancel(record: JobRecord) -> str:
         return f"{scheduler.cancel[0]} is not there: type {line} on {record.host}, say"
     said = folded(answer.error or answer.out)
     return f"{line}: {said or answer.code}" if answer.code != 0 else ""
+
+
+class SubmissionRefusedError(ResourceError):
+    """Nothing is submitted from here, or not now; the message says why."""
+
+
+def jobs_per_hour(config: "ParallelConfig", walltime: float | None) -> int:
+    """Return how many jobs may be submitted for a run within an hour.
+
+    Each of `n_workers` may have a successor as often as the walltime ends it (taken as an hour if
+    it is not known, and as a minute if it is less), and 4 more: its first job, the successor that
+    waits behind that, and two in the place of jobs that were lost.
+    """
+    each = math.ceil(HOUR / min(max(walltime or HOUR, _SHORTEST_WALLTIME), HOUR))
+    return config.n_workers * (each + _SPARE)
+
+
+def check_clock(root: Path) -> None:
+    """Refuse to submit from a machine whose clock is off.
+
+    Raises:
+        SubmissionRefusedError: with both times.
+    """
+    try:
+        skew = clock_skew(root)
+    except OSError as error:
+        raise SubmissionRefusedError(
+            f"no job is submitted: nothing can be written to {root} ({error.strerror or error}), "
+            "so a job could not be recorded there.",
+            fix="Make room or fix the permissions",
+        ) from error
+    if abs(skew) > MAX_SKEW:
+        raise SubmissionRefusedError(
+            f"no job is submitted: {describe_skew(root, skew)}. Let both follow one time server "
+            "(timedatectl status, chronyc tracking), or submit from another machine"
+        )
+
+
+def read_all_jobs(root: Path) -> list[JobRecord]:
+    """Return the records of all jobs of a run, each of them.
+
+    Raises:
+        SubmissionRefusedError: if one cannot be read: then the queued jobs are not known.
+    """
+    folder = RecordPaths(root).jobs
+    try:
+        names = sorted(n for n in os.listdir(folder) if n.endswith(".json") and n[0] != ".")
+    # No job was ever submitted; any other error leaves that open.
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise SubmissionRefusedError(_unreadable(folder, error)) from error
+    found = []
+    for name in names:
+        try:
+            record = read_record(folder / name, JobRecord)
+            written = (folder / name).stat().st_mtime
+        except FileNotFoundError:
+            continue
+        except (OSError, EspnetError) as error:
+            raise SubmissionRefusedError(_unreadable(folder / name, error)) from error
+        if record is not None:  # else completed meanwhile, under another name
+            # The writer's clock may have been ahead; the time of the file is the file system's.
+            found.append(replace(record, submitted=min(record.submitted, written)))
+    # A record gets its number under a new name: for a moment there are both.
+    numbered = {record.tag for record in found if record.tag and record.job_id}
+    found = [r for r in found if not (r.is_submitting and r.tag in numbered)]
+    return sorted(found, key=lambda record: (record.submitted, record.job_id))
+
+
+def _unreadable(path: Path, error: Exception) -> str:
+    reason = error.strerror or error if isinstance(error, OSError) else error
+    return (
+        f"no job is submitted: the run's jobs cannot be determined, {path} cannot be read "
+        f"({reason}). If it is damaged, and no such job is in the queue any more: "
+        f"rm {shlex.quote(str(path))}"
+    )
+
+
+def check_limit(
+    roots: Sequence[Path],
+    config: "ParallelConfig",
+    n_more: int,
+    *,
+    walltime: float | None,
+    times: float = 1.0,
+) -> None:
+    """Refuse more jobs than a run can need within an hour, counted in the run folders.
+
+    Args:
+        roots: the run folders.
+        config: with the number of workers.
+        n_more: how many jobs are to be submitted.
+        walltime: of a job, in seconds.
+        times: factor on the limit for this caller; the records must be readable in any case.
+
+    Raises:
+        SubmissionRefusedError: with the numbers, or if they cannot be determined.
+    """
+    limit = jobs_per_hour(config, walltime) * times
+    for root in roots:
+        # Workers ask so often that the names must be enough, nearly always; a person may wait.
+        if times <= 1.0 and _count_records(root) + n_more <= limit:
+            continue
+        now = _now(root)
+        # Of a time to come counts too: the clock of the file system may have been set back.
+        recent = [job for job in read_all_jobs(root) if job.submitted > now - HOUR]
+        # Local processes take nothing from a queue.
+        recent = [job for job in recent if not job.machine]
+        if len(recent) + n_more > limit:
+            oldest = min((job.submitted for job in recent), default=now)
+            wait = duration(max(oldest + HOUR - now, 60.0))
+            quoted = shlex.quote(str(root))
+            raise SubmissionRefusedError(
+                f"no job is submitted: {len(recent)} were within an hour for {root}, and {n_more} "
+                f"more would be above the limit of {limit:.0f} for {config.n_workers} workers"
+                f"{_why(walltime)}. Jobs that end at once, or records that are not seen, could be "
+                f"the reason: espnet3 explain {quoted}. In {wait} it may continue; to add workers "
+                f"all the same: espnet3 resume {quoted} --workers {n_more}"
+            )
+
+
+def _count_records(root: Path) -> int:
+    folder = RecordPaths(root).jobs
+    try:
+        return sum(name.endswith(".json") for name in os.listdir(folder))
+    except OSError as error:
+        raise SubmissionRefusedError(_unreadable(folder, error)) from error
+
+
+def _now(root: Path) -> float:
+    try:
+        return folder_time(root)
+    except OSError as error:
+        raise SubmissionRefusedError(_unreadable(root, error)) from error
+
+
+def _why(walltime: float | None) -> str:
+    return f" with a walltime of {duration(walltime)}" if walltime else ""

@@ -10,14 +10,13 @@ jobs in the folder with what the scheduler says, and submits what is missing.
 import argparse
 import logging
 import os
-import re
 import shlex
 import sys
 from collections.abc import Container, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from espnet3 import logs
 from espnet3.errors import EspnetError, FileSystemError, RunFolderError
@@ -25,17 +24,17 @@ from espnet3.io.atomic import write_json
 from espnet3.io.clock import FolderClock, folder_time
 from espnet3.io.records import DamagedFileError, parse_record, read_record
 from espnet3.parallel.clusters.registry import ON_THIS_MACHINE
-from espnet3.parallel.config import ParallelConfig
-from espnet3.parallel.deaths import avoided_nodes
 from espnet3.parallel.detached.description import load_trusted, read_own
-from espnet3.parallel.detached.limits import (
+from espnet3.parallel.detached.submit import (
     SubmissionRefusedError,
+    cancel_jobs,
     check_clock,
     read_all_jobs,
+    submit_workers,
 )
-from espnet3.parallel.detached.submit import cancel_jobs, submit_workers
 from espnet3.parallel.detached.successors import takes_turn
 from espnet3.parallel.detached.workforce import UNKNOWN, Job, Workforce, living_ids, read_workforce
+from espnet3.parallel.faults import avoided_nodes
 from espnet3.parallel.parallel import as_parallel_config
 from espnet3.schedulers import FindsTags, JobState, ask_jobs, scheduler_of
 from espnet3.shards.file_access import is_there
@@ -53,11 +52,14 @@ from espnet3.shards.records import (
 )
 from espnet3.text import first_line
 
+if TYPE_CHECKING:
+    from espnet3.parallel.config import ParallelConfig
+
 logger = logging.getLogger("espnet3.parallel.detached.successor_main")  # also as __main__
 _AGAIN_SECONDS = 600.0
+# Several answers over minutes: a scheduler that restarts or is busy omits jobs for that long.
 _MIN_LOOKS = 4
 _UNSEEN_SECONDS = 150.0
-_CANCELLED = re.compile("cancel|deleted", re.IGNORECASE)
 _SIGNALLED = "it got SIG"
 N_FRUITLESS = 3
 """Jobs in a row that may end without finishing a shard."""
@@ -86,14 +88,17 @@ class Follower:
             roots = [root for root in self.roots if _is_open(root)]
             if not roots:
                 yield from self.cancel_waiting()
+            # Processes have no walltime, hence no successors.
             elif self.env not in ON_THIS_MACHINE:
                 yield from self._look_after(roots)
         except (SubmissionRefusedError, FileSystemError) as error:
             yield f"no successor: {error}"
 
     def _look_after(self, roots: list[Path]) -> Iterator[str]:
+        # With a wrong clock, those at work may look dead, and would be replaced.
         check_clock(roots[0])
         for root in roots:
+            # A mark that cannot be read may mean "cancelled": submitting then would revive the run.
             if os.path.lexists(RecordPaths(root).stop):
                 raise SubmissionRefusedError(f"{RecordPaths(root).stop} cannot be read")
         config = load_config(roots[0], self.env, trust=self.trust)
@@ -101,7 +106,7 @@ class Follower:
         if self.has_turn or takes_turn(roots[0], FolderClock(roots[0]).now()):
             yield from self.complete_workforce(roots, config)
 
-    def submit_successor(self, roots: list[Path], config: ParallelConfig) -> Iterator[str]:
+    def submit_successor(self, roots: list[Path], config: "ParallelConfig") -> Iterator[str]:
         """Submit the successor of this job, unless there is one, or nothing for it to do.
 
         Raises:
@@ -118,6 +123,7 @@ class Follower:
         paths = RecordPaths(root)
         try:
             own = read_job(paths, self.env, self.job)
+            # One look at a file, in place of reading the records of all jobs each time.
             if own is not None and own.marks_successor:
                 return is_there(paths.successor(self.env, self.job))
         except OSError as error:
@@ -136,7 +142,7 @@ class Follower:
         return len(waiting_successors(roots[0], self._records(roots[0]))) < n_open
 
     def _follow(
-        self, roots: list[Path], config: ParallelConfig, job: str, generation: int
+        self, roots: list[Path], config: "ParallelConfig", job: str, generation: int
     ) -> Iterator[str]:
         scheduler = scheduler_of(self.env)
         if scheduler is None or not scheduler.has_successors:
@@ -145,20 +151,23 @@ class Follower:
             yield f"no successor: parallel.max_successors is {config.max_successors}"
             return
         chain = predecessors(roots[0], self.env, job)
-        if is_fruitless(roots[0], chain):
+        # A chain that fails at once (a bad option, a broken node) would go on for ever otherwise.
+        if is_fruitless(roots[0], chain) and not self._lost_a_node(chain):
             yield _fruitless(chain, roots)
             return
         try:
             jobs = self._submit(roots, config, 1, after=job, generation=generation + 1)
+        # Ours, and may pass: only what the scheduler says is remembered as a refusal.
         except (SubmissionRefusedError, FileSystemError):
             raise
         except EspnetError as error:
+            # On disk: each look is a process of its own, and remembers nothing.
             RecordPaths(roots[0]).refused(self.env, job).touch()
             yield f"no successor: {_reason(error)}. When job {job} ends, type: {_resume(roots)}"
             return
         yield f"job {jobs[0].job_id} follows when job {job} has ended"
 
-    def complete_workforce(self, roots: list[Path], config: ParallelConfig) -> Iterator[str]:
+    def complete_workforce(self, roots: list[Path], config: "ParallelConfig") -> Iterator[str]:
         """Submit workers in the place of those that are gone, and successors that are gone.
 
         Raises:
@@ -170,6 +179,7 @@ class Follower:
             workforce = read_workforce(roots[0], ask=self._ask, now=now, jobs=records)
         except NoAnswer:
             return
+        # Counted as present: a worker too few costs time, one too many costs somebody's quota.
         doubtful = self._not_given_up(roots[0], workforce, now)
         n_open = _count_open_shards(roots)
         n_waiting = sum(job.is_successor and job.state.phase == "pending" for job in workforce.jobs)
@@ -180,10 +190,11 @@ class Follower:
         if n_missing <= 0:
             return
         ended = last_ended(workforce, self.env)
+        # Replacements continue the count, or max_successors would limit no chain that broke.
         generation = max((record.generation for record in ended), default=-1) + 1
         if config.max_successors is not None and generation > config.max_successors:
             return
-        if is_fruitless(roots[0], ended):
+        if is_fruitless(roots[0], ended) and not self._lost_a_node(ended):
             yield _fruitless(ended, roots)
             return
         try:
@@ -195,6 +206,12 @@ class Follower:
             return
         numbers = ", ".join(job.job_id for job in jobs)
         yield f"{n_missing} of {n_wanted} workers were missing; submitted: {numbers}"
+
+    def _lost_a_node(self, records: Sequence[JobRecord]) -> bool:
+        """Tell whether the end of one of these jobs says nothing about the next one."""
+        states = ask_jobs(self.env, [record.job_id for record in records])
+        jobs = (Job(r, states[r.job_id]) for r in records if r.job_id in states)
+        return any(job.is_blameless for job in jobs)
 
     def cancel_waiting(self) -> Iterator[str]:
         """Cancel the jobs that wait for work, now that there is none."""
@@ -214,7 +231,7 @@ class Follower:
         yield from problems
 
     def _submit(
-        self, roots: list[Path], config: ParallelConfig, n: int, *, after: str, generation: int
+        self, roots: list[Path], config: "ParallelConfig", n: int, *, after: str, generation: int
     ) -> list[JobRecord]:
         avoided = _nodes_to_avoid(roots)
         return submit_workers(
@@ -252,6 +269,7 @@ class Follower:
             since = now if since > now else since
             looks[job.record.key] = (since, n_looks + 1)
         if looks != before:
+            # Not synced: if it is lost, counting begins again, and a job is only given up later.
             write_json(path, looks, sync=False)
         return [job for job in mine if not _is_given_up(job, *looks[job.record.key], now)]
 
@@ -365,6 +383,7 @@ def _count_open(root: Path) -> int:
     manifest = load_manifest(root)
     if manifest is None:
         return 0
+    # By name: reading each done marker every minute would be too much for a file server.
     n_done = sum(shard_of(entry.name) is not None for entry in os.scandir(root))
     return max(manifest.n_shards - n_done, 1)
 
@@ -380,7 +399,7 @@ def _nodes_to_avoid(roots: Sequence[Path]) -> list[str]:
     return sorted(found)
 
 
-def load_config(root: Path, env: str, *, trust: str | None = None) -> ParallelConfig:
+def load_config(root: Path, env: str, *, trust: str | None = None) -> "ParallelConfig":
     """Return with which config workers were last submitted to a backend.
 
     Its options are commands that a job runs, so one that another user wrote, or could have
@@ -408,6 +427,7 @@ def predecessors(root: Path, env: str, job: str) -> list[JobRecord]:
     paths = RecordPaths(root)
     found: list[JobRecord] = []
     current = read_job(paths, env, job)
+    # Bounded also because records could form a circle: others may write them.
     while current is not None and current.after and len(found) < N_FRUITLESS:
         current = read_job(paths, env, current.after)
         found += [current] if current else []
@@ -431,9 +451,7 @@ def last_ended(workforce: Workforce, env: str) -> list[JobRecord]:
 
 def _was_cancelled(job: Job, there: Container[str]) -> bool:
     """Tell whether a job that brought no worker never began, as far as one can tell."""
-    return job.record.after in there or bool(
-        _CANCELLED.search(f"{job.state.word} {job.state.reason}")
-    )
+    return job.record.after in there or job.was_cancelled
 
 
 def without_successor(workforce: Workforce, env: str) -> list[JobRecord]:

@@ -4,6 +4,7 @@ It talks to the scheduler, which may take its time or fail; the work must not wa
 """
 
 import logging
+import os
 import subprocess
 import sys
 import time
@@ -21,9 +22,12 @@ logger = logging.getLogger(__name__)
 _MODULE = "espnet3.parallel.detached.successor_main"
 _MINUTE = _EVERY_SECONDS = 60.0
 _MAX_PAUSE = 600.0
+# As long as a submission may take: killing it earlier could leave a job without its number.
 _MAX_SECONDS = 120.0
 _LAST_SECONDS = 60.0
 _CLOSE_SECONDS = 15.0
+# The worker starts at the same time, often on the same one core; it must not be held up.
+_NICE = 10
 WITHOUT_JOBS = ("local", "local_gpu")
 """Backends whose workers are no jobs, and have no successors."""
 
@@ -46,9 +50,11 @@ class Successors:
         self, roots: Sequence[Path], *, env: str, job_id: str, generation: int, trust: str | None
     ) -> None:
         self._command = [
+            # -P: the user's working folder may shadow modules of the library.
             sys.executable, "-P", "-m", _MODULE, *map(str, roots), "--env", env, "--job", job_id,
             "--generation", str(generation), *(["--trust", trust] if trust else []),
         ]  # fmt: skip
+        # Without its number a job cannot be waited for by a successor.
         self._is_wanted = env not in WITHOUT_JOBS and bool(job_id)
         self._root, self._mark = roots[0], RecordPaths(roots[0]).successor(env, job_id)
         self._clock: FolderClock | None = None
@@ -84,6 +90,7 @@ class Successors:
 
     def finish(self) -> None:
         """Let it clean up after a run that is complete or stopped: successors that still wait."""
+        # Two at once could both submit, or one cancel what the other is just submitting.
         self._await(_MAX_SECONDS)
         if self._is_wanted:
             self._start()
@@ -107,6 +114,10 @@ class Successors:
             self._process = subprocess.Popen([*self._command, *more], stdin=subprocess.DEVNULL)
         except OSError as error:
             logger.warning("no successor: %s cannot be started: %s", _MODULE, error)
+            return
+        with suppress(OSError):
+            nice = os.getpriority(os.PRIO_PROCESS, 0) + _NICE
+            os.setpriority(os.PRIO_PROCESS, self._process.pid, nice)
 
     def _await(self, seconds: float) -> None:
         if self._process is None:
@@ -137,10 +148,12 @@ def takes_turn(root: Path, now: float) -> bool:
     minute = int(now // _MINUTE)
     turn = paths.watch(minute)
     # Looked at first: of a thousand workers, all but one need no more than that.
+    # Exclusive creation decides at the server: of all workers one wins, even if views are late.
     if is_there(turn) or not create_bytes(turn, b"", sync=False):
         return False
     for path in paths.folder.glob(paths.watch(0).with_suffix(".*").name):
         with suppress(OSError, ValueError):
+            # The last minute's stays, for a worker that looked at the clock a moment ago.
             if int(path.suffix[1:]) < minute - 1:
                 path.unlink()
     return True

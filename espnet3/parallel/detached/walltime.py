@@ -1,24 +1,18 @@
-"""Walltime of a worker, and which shards fit into the rest of it."""
+"""Walltime of a worker."""
 
 import os
 import shlex
-from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from espnet3.io.clock import steady_time
 from espnet3.schedulers import Scheduler, possible_schedulers, scheduler_of
-from espnet3.shards.commit import Done
-from espnet3.shards.manifest import Manifest
-from espnet3.shards.records import DeathNote
+from espnet3.shards.open_shards import Pace
 
+# A share of the time, so that jobs of minutes work as well; bounded, as a commit takes seconds.
 _MIN_MARGIN, _MAX_MARGIN, _MARGIN_SHARE = 5.0, 60.0, 0.05
-_REMEMBERED = 8
-_SAFETY = 1.2
-_WHOLE_TIME = 0.75
-_MIN_CUTS = 2
 
 
 @dataclass(frozen=True)
@@ -80,6 +74,7 @@ def find_walltime(
         env: the backend of the process, if it is known.
     """
     for scheduler in possible_schedulers(env, environ):
+        # What a variable or command has may be no number; the walltime that was asked for remains.
         with suppress(ValueError):
             if (end := scheduler.end_time(environ)) is not None:
                 # What the scheduler granted wins: it may be less than what was asked for.
@@ -93,6 +88,7 @@ def process_start() -> float:
     """Return when this process began, which may be seconds ago on a busy machine."""
     try:
         with open("/proc/self/stat") as file:
+            # From the last parenthesis: the name of a program may contain blanks and parentheses.
             ticks = int(file.read().rpartition(")")[2].split()[19])
         with open("/proc/uptime") as file:
             uptime = float(file.read().split()[0])
@@ -101,62 +97,9 @@ def process_start() -> float:
     return steady_time() - max(uptime - ticks / os.sysconf("SC_CLK_TCK"), 0.0)
 
 
-@dataclass
-class Pace:
-    """How long shards take, from those that are done and those that were cut off."""
-
-    manifest: Manifest
-    seconds_per_cost: deque[float] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))
-    load_seconds: float = 0.0
-    at_least: dict[int, float] = field(default_factory=dict)
-    """Seconds after which an attempt was cut off by the walltime, by shard."""
-    n_cuts: dict[int, int] = field(default_factory=dict)
-
-    def learn(self, done: Done) -> None:
-        """Take a finished shard into account."""
-        cost = self.manifest.costs[done.shard]
-        if cost > 0:
-            self.seconds_per_cost.append(done.seconds / cost)
-        if done.load_seconds:
-            self.load_seconds = done.load_seconds
-
-    def learn_cuts(self, notes: Iterable[DeathNote], usable: float) -> None:
-        """Take into account what the walltime cut off, `usable` being that of a new worker."""
-        self.at_least, self.n_cuts = {}, {}
-        for note in notes:
-            if note.kind == "walltime":
-                shard = note.shard
-                self.at_least[shard] = max(self.at_least.get(shard, 0.0), note.seconds)
-                if note.seconds > _WHOLE_TIME * usable:
-                    self.n_cuts[shard] = self.n_cuts.get(shard, 0) + 1
-
-    def expected(self, shard: int) -> float | None:
-        """Return how long a shard is expected to take, once loaded; None if nothing is known."""
-        if not self.seconds_per_cost:
-            return self.at_least.get(shard)
-        mean = sum(self.seconds_per_cost) / len(self.seconds_per_cost)
-        return max(mean * self.manifest.costs[shard], self.at_least.get(shard, 0.0))
-
-    def longest(self) -> float | None:
-        """Return how long the costliest shard may take, with loading; None if nothing is known."""
-        if not self.seconds_per_cost:
-            return None
-        return max(self.seconds_per_cost) * max(self.manifest.costs) + self.load_seconds
-
-    def needed(self, shard: int, *, is_loaded: bool) -> float:
-        """Return the time to keep free for a shard, loading included."""
-        load = 0.0 if is_loaded else self.load_seconds
-        # By the slowest shard seen: one that is cut off by the walltime is lost as a whole.
-        slowest = max(self.seconds_per_cost, default=0.0) * self.manifest.costs[shard]
-        return max(_SAFETY * (self.expected(shard) or 0.0), slowest) + load
-
-    def is_hopeless(self, shard: int) -> bool:
-        """Tell whether a shard was cut off again and again after a whole walltime."""
-        return self.n_cuts.get(shard, 0) >= _MIN_CUTS
-
-
 def too_long(root: Path, pace: Pace, shard: int, walltime: Walltime) -> str:
     """Say that a shard cannot be done within the walltime."""
+    # Twice as long is a guess, but a line to paste needs a value.
     spelled = (scheduler_of(walltime.env) or Scheduler()).spell_time(int(2 * walltime.total))
     return (
         f"Shard {shard} cannot be finished within the walltime of {walltime.total:.0f} s: "

@@ -13,18 +13,17 @@ from espnet3 import logs
 from espnet3.errors import EspnetError, FileSystemError
 from espnet3.io.clock import MAX_SKEW, clock_skew, describe_skew, steady_time
 from espnet3.parallel.clusters.gpus import VARIABLE, Pinning, choose_gpus
-from espnet3.parallel.detached.description import load_trusted
-from espnet3.parallel.detached.folder_arguments import decode_folder
+from espnet3.parallel.detached.description import decode_folder, load_trusted
 from espnet3.parallel.detached.successors import Successors
 from espnet3.parallel.detached.walltime import find_walltime, process_start
 from espnet3.parallel.detached.worker import DetachedWorker, Outcome, find_end
 from espnet3.parallel.folder_run import folder_errors
+from espnet3.parallel.open_pool import KeptPool
 from espnet3.parallel.signals import EndSignals
-from espnet3.parallel.worker_records import Identity
-from espnet3.schedulers import JOB_ID, scheduler_of
+from espnet3.schedulers import JOB_ID, node_name, scheduler_of
 from espnet3.shards.layout import RunLayout
-from espnet3.shards.owner import Owner, node_name
-from espnet3.shards.records import RecordPaths, complete_own_job
+from espnet3.shards.lease import Owner
+from espnet3.shards.records import Identity, RecordPaths, complete_own_job
 
 logger = logging.getLogger(__name__)
 
@@ -57,6 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     roots = [root.resolve() for root in options.run_dirs]
     logs.log_to_stderr()
+    # Before any work, so that an early signal ends the worker in good order, too.
     with EndSignals().installed() as signals:
         worker = _Worker(roots, options, signals)
         try:
@@ -65,7 +65,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             logger.error("On %s: %s", node_name(), error)
             return 1
         finally:
+            # Also after an error: a submission under way must note its job.
             worker.successors.close()
+            worker.kept.close()
 
 
 class _Worker:
@@ -74,11 +76,14 @@ class _Worker:
     def __init__(self, roots: list[Path], options: argparse.Namespace, signals: EndSignals) -> None:
         self._roots, self._options, self._signals = roots, options, signals
         owner = Owner.of_this_process()
+        # The argument first: variables may be those of another job, from which this was submitted.
         self._job_id = options.job or os.environ.get(JOB_ID, "") or owner.job_id
         stamp = self._job_id or f"{owner.host}-{owner.pid}"
+        # The number is a text of the scheduler's, and must not lead into another folder.
         self._log_name = f"detached-{options.env}-{stamp}.log".replace(os.sep, "_")
         self._submitted: float | None = options.submitted
         self._pinning: Pinning | None = None
+        self.kept = KeptPool()  # one process, and one model, for all folders
         self.successors = Successors(
             roots,
             env=options.env,
@@ -111,11 +116,17 @@ class _Worker:
             for root in self._roots:
                 if root in outcomes and outcomes[root].is_over:
                     continue
+                self.kept.is_open = any(
+                    not (other in outcomes and outcomes[other].is_over)
+                    for other in self._roots
+                    if other != root
+                )
                 outcomes[root] = self._try_to_work_on(root, is_patient)
                 if outcomes[root].ends_all:
                     return self._code_to_go_on(outcomes[root])
         if all(outcome.is_over for outcome in outcomes.values()):
             self.successors.finish()
+        # One bad folder must show in the job's exit code, whatever the others did.
         return max(outcome.code for outcome in outcomes.values())
 
     def _code_to_go_on(self, outcome: Outcome) -> int:
@@ -127,6 +138,7 @@ class _Worker:
         return scheduler.requeue_code or 0
 
     def _prepare(self) -> None:
+        # Before the child starts: CUDA reads the variable once, at its first use.
         self._pinning = choose_gpus(os.environ, "0")  # kept: its locks are
         if self._pinning.visible is not None:
             os.environ[VARIABLE] = self._pinning.visible
@@ -171,6 +183,7 @@ class _Worker:
             self._signals,
             walltime=self._walltime,
             on_turn=self.successors.tick,
+            kept=self.kept,
             trust=self._options.trust,
         )
         outcome = worker.work(is_patient=is_patient)
@@ -181,9 +194,11 @@ class _Worker:
         """Let all that this process and its children say go into the folder's log."""
         log = RunLayout(root, 0).logs / self._log_name
         log.parent.mkdir(exist_ok=True)
+        # Append mode: a requeued job has the same number, and must not overwrite its first log.
         with log.open("ab") as file:
             sys.stdout.flush()
             sys.stderr.flush()
+            # At the descriptor: output of children and of C libraries must follow.
             os.dup2(file.fileno(), sys.stdout.fileno())
             os.dup2(file.fileno(), sys.stderr.fileno())
         return log

@@ -29,26 +29,24 @@ from espnet3.parallel.detached.description import (
 )
 from espnet3.parallel.detached.walltime import Walltime
 from espnet3.parallel.dispatch import Dispatcher
-from espnet3.parallel.faults import EarlyDeaths, FaultPolicy
-from espnet3.parallel.folder_run import Merger, folder_errors, write_failures
-from espnet3.parallel.pools import WorkerPool
+from espnet3.parallel.faults import EarlyDeaths, FaultPolicy, check_stop, stopped_by
+from espnet3.parallel.folder_run import Merger, folder_errors, unpack_run, write_failures
+from espnet3.parallel.open_pool import KeptPool
 from espnet3.parallel.process_pool import ProcessPool
 from espnet3.parallel.shard_queue import ShardQueue
 from espnet3.parallel.signals import EndSignals, LeaveRun
-from espnet3.parallel.stop_marks import check_stop, stopped_by
 from espnet3.parallel.tasks import (
     Failure,
+    WorkerPool,
     describe_error,
     failure_record,
     secrets_held,
     user_traceback,
 )
-from espnet3.parallel.worker_records import Identity, OwnRecord
 from espnet3.shards.file_access import is_of_node
 from espnet3.shards.lease import HEARTBEAT, Lease
-from espnet3.shards.manifest import Manifest
-from espnet3.shards.records import RecordPaths, StopMark, read_stop, write_stop
-from espnet3.shards.status import require_manifest
+from espnet3.shards.manifest import Manifest, require_manifest
+from espnet3.shards.records import Identity, OwnRecord, RecordPaths, StopMark, read_stop, write_stop
 from espnet3.shards.success import read_success
 
 logger = logging.getLogger(__name__)
@@ -89,6 +87,7 @@ class DetachedWorker:
         signals: what may ask it to end.
         walltime: until when it may work.
         on_turn: called several times a second while it works.
+        kept: the process that did the work in the folder before, if there was one.
         open_pool: starts the process that does the work; another one for tests.
         trust: a user whose code may be run as well as one's own.
     """
@@ -101,6 +100,7 @@ class DetachedWorker:
         *,
         walltime: Walltime | None = None,
         on_turn: Callable[[], object] = bool,
+        kept: KeptPool | None = None,
         open_pool: OpenPool | None = None,
         trust: str | None = None,
     ) -> None:
@@ -109,6 +109,7 @@ class DetachedWorker:
         self._signals = signals
         self._walltime = walltime or Walltime(time.time())
         self._on_turn = on_turn
+        self._kept = kept or KeptPool(is_open=False)
         self._open_pool = open_pool
         self._trust = trust
 
@@ -122,6 +123,7 @@ class DetachedWorker:
             return over
         with Lease(self.root) as lease:
             record = OwnRecord(self.root, lease.owner, self._identity, self._walltime.limit)
+            # Inside the lease: a record without a living owner would look like a worker that died.
             with record.kept():
                 outcome = self._work(lease, record, is_patient)
                 record.end(outcome.reason, outcome.code)
@@ -139,11 +141,13 @@ class DetachedWorker:
             return Outcome(f"{type(error).__name__}: {error}", 1)
         try:
             with folder_errors(self.root):
+                # Against this description: it may be newer than the one that `load_spec` checked.
                 check_code(description, self.root)
                 add_to_sys_path(description)
                 self._finish(packed, description, lease, record, is_patient)
         except LeaveRun as end:
             logger.info("Handed back: %s", end.reason)
+            # Released for its own reasons or stopped for all: only the mark tells which.
             is_over = read_stop(RecordPaths(self.root)) is not None
             return Outcome(end.reason, end.code, is_over, end.ends_all)
         except EspnetError as error:
@@ -165,6 +169,7 @@ class DetachedWorker:
         is_patient: bool,
     ) -> None:
         manifest = require_manifest(self.root)
+        unpack_run(self.root, manifest)
         policy = description.fault_policy()
         merger = Merger(
             self.root,
@@ -173,11 +178,12 @@ class DetachedWorker:
             lease,
             lambda shard_dirs: _merge_as_user(self.root, lease, shard_dirs, trust=self._trust),
         )
+        # Again after a merge that found shards damaged or missing: they are open once more.
         while True:
             queue = ShardQueue(
                 self.root,
                 manifest,
-                manifest.load_items(self.root),
+                None,
                 lease,
                 record=record,
                 policy=policy,
@@ -196,15 +202,17 @@ class DetachedWorker:
             )
             queue.prepare()
             if not queue.is_finished():
-                loop.run(self._pool(packed, description), manifest)
+                loop.run(self._pool(packed, description), manifest, self._kept)
             record.write()  # the merge sums up what all workers say
             if merger.await_turn(loop.on_turn, queue.stands_by) is not None:
                 return
+            # A worker counts its own failures only; all of them are known once every shard is done.
             if policy.max_errors is not None:
                 queue.check_all_failed()
             missing = merger.missing()
             if not missing:
                 logger.info("All %d shards are done; merging", manifest.n_shards)
+                # The user's merge looks at no flag, and may take longer than a scheduler waits.
                 with self._signals.raised_at_once():
                     merger.merge()
                 return
@@ -213,9 +221,13 @@ class DetachedWorker:
     def _pool(self, packed: bytes, description: Description) -> WorkerPool:
         if self._open_pool is not None:
             return self._open_pool(packed)
-        config = description.config()
-        threads = int(config.options.get("threads_per_worker", 1))
-        log, timeout = self._identity.log, config.worker_timeout
+        threads, timeout = description.worker_settings()
+        log = self._identity.log
+        kept: ProcessPool | None = self._kept.take((threads, log is None))
+        if kept is not None:
+            kept.serve(packed, 1, log=log, worker_timeout=timeout)
+            return kept
+        # A child of its own: an item that kills its process must leave somebody to record that.
         return ProcessPool(packed, 1, threads=threads, log=log, worker_timeout=timeout)
 
 
@@ -238,8 +250,10 @@ class _Loop:
         self._tick = on_turn
         self._next_beat = 0.0
 
-    def run(self, pool: WorkerPool, manifest: Manifest) -> None:
+    def run(self, pool: WorkerPool, manifest: Manifest, kept: KeptPool) -> None:
         """Run shards until all are committed, by this worker or others.
+
+        The child is then stopped, or kept for the next folder.
 
         Raises:
             LeaveRun: if this worker should end before that.
@@ -253,6 +267,7 @@ class _Loop:
             dispatcher.run()
             queue.settle("failed")
         except LeaveRun as end:
+            # Only the walltime counts against a shard: it may be too long for any job.
             if self._walltime.left() < 0:
                 for task in dispatcher.running.values():
                     queue.cut_off(task)
@@ -263,7 +278,9 @@ class _Loop:
             queue.settle("failed")
             raise
         finally:
-            pool.stop()
+            # First: a child that still runs would write into what is discarded next.
+            if dispatcher.running or not kept.put(pool):
+                pool.stop()
             dispatcher.discard_running()
 
     def on_turn(self) -> None:
@@ -273,6 +290,7 @@ class _Loop:
             raise LeaveRun("its walltime is nearly over")
         self._tick()
         if time.monotonic() >= self._next_beat:
+            # Spread at random: workers that began together must not ask the server all at once.
             self._next_beat = time.monotonic() + HEARTBEAT * random.uniform(0.7, 1.0)
             check_stop(self._root)
             self._record.write_if_due()
@@ -322,6 +340,7 @@ def stop_for(error: EspnetError, root: Path, lease: Lease) -> bool:
     if is_of_node(error, root):
         logger.error("The worker on %s exits; other workers may continue", lease.owner.host)
         return False
+    # One broken node must not end the run of all others.
     may_be_of_node = isinstance(error, EarlyDeaths | RunFolderError)
     if may_be_of_node and (others := _others_elsewhere(lease)):
         logger.warning("Other workers continue, such as %s: maybe only this node fails", others)

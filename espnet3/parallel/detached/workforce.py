@@ -3,17 +3,16 @@
 import shlex
 import time
 from collections import defaultdict
-from collections.abc import Callable, Container, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from espnet3.errors import ResourceError
 from espnet3.io.clock import MAX_SKEW, look_time
-from espnet3.schedulers import FindsTags, JobState, ask_jobs, scheduler_of
+from espnet3.schedulers import FindsTags, JobState, Scheduler, ask_jobs, scheduler_of
 from espnet3.shards.layout import leases_folder
-from espnet3.shards.lease import HEARTBEAT, Owner, living_owners, owner_path
+from espnet3.shards.lease import HEARTBEAT, LeaseLook, LeaseView, Owner, living_owners
 from espnet3.shards.records import (
     JobRecord,
     RecordPaths,
@@ -22,12 +21,16 @@ from espnet3.shards.records import (
     read_workers,
 )
 
+# Some schedulers leave a job out of their answers for seconds after its submission.
 _NEW_SECONDS = 60.0
 _MOST_ASKED = 2000  # one that is not asked for would look as if it were gone
 _MOST_QUESTIONS, _ASK_AGAIN_SECONDS = 3, 2.0
 _START_SECONDS = 600.0
+# More than two heartbeats: a single late one means nothing on a busy file server.
 _SILENT_SECONDS = 2.5 * HEARTBEAT
 UNKNOWN = JobState("unknown", "")
+# Words for processes of this machine, which have no scheduler, are the plain ones.
+_NO_SCHEDULER = Scheduler()
 
 AskJobs = Callable[[Sequence[JobRecord]], dict[str, JobState]]
 
@@ -71,6 +74,21 @@ class Job:
     """It waits for a job that is still there."""
     is_new: bool = False
     """It was submitted just now, so that a scheduler may not know it yet."""
+
+    @property
+    def scheduler(self) -> Scheduler:
+        """What knows the words of its state."""
+        return scheduler_of(self.record.env) or _NO_SCHEDULER
+
+    @property
+    def was_cancelled(self) -> bool:
+        """Whether somebody cancelled it, as far as the scheduler knows."""
+        return self.state.phase == "ended" and self.scheduler.was_cancelled(self.state)
+
+    @property
+    def is_blameless(self) -> bool:
+        """Whether its end says nothing about whether the next one would live."""
+        return self.state.phase == "ended" and self.scheduler.is_blameless(self.state)
 
     @property
     def is_waiting(self) -> bool:
@@ -147,6 +165,7 @@ def read_workforce(
     *,
     now: float | None = None,
     jobs: list[JobRecord] | None = None,
+    leases: LeaseLook | None = None,
 ) -> Workforce:
     """Read the records of workers and jobs; ask the scheduler about jobs without a living worker.
 
@@ -156,12 +175,17 @@ def read_workforce(
         known: what earlier calls need not read again; they add to it.
         now: by the clock of the file system; looked up if None.
         jobs: their records, if the caller has read them.
+        leases: who is at work, if the caller has looked.
     """
     paths = RecordPaths(root)
     now = look_time(root) if now is None else now
-    owners = {owner.owner_id: owner for owner in living_owners(leases_folder(root), now)}
+    if leases is None:
+        leases = LeaseView(leases_folder(root)).look(now)
+    owners = leases.owners
     records = {record.owner_id: record for record in read_workers(paths, known)}
-    silence = _silence(root, owners)
+    latest = max(leases.beats.values(), default=0.0)
+    # Not by this machine's clock: that of the file system may be another.
+    silence = {owner_id: latest - beat for owner_id, beat in leases.beats.items()}
     found = [Worker(r, is_alive(r, owners), silence.get(key, 0.0)) for key, r in records.items()]
     workers = [worker for worker in found if not worker.record.is_pool_worker]
     pool = [worker for worker in found if worker.record.is_pool_worker]
@@ -176,19 +200,6 @@ def is_alive(record: WorkerRecord, owner_ids: Container[str]) -> bool:
     if record.is_pool_worker:
         return record.driver in owner_ids and record.ended is None
     return record.owner_id in owner_ids
-
-
-def _silence(root: Path, owner_ids: Iterable[str]) -> dict[str, float]:
-    """Return how long ago each gave a sign of life, compared with the latest of all.
-
-    Not with this machine's clock: that of the file system may be another.
-    """
-    beats = {}
-    for owner_id in owner_ids:
-        with suppress(OSError):
-            beats[owner_id] = owner_path(leases_folder(root), owner_id).stat().st_mtime
-    latest = max(beats.values(), default=0.0)
-    return {owner_id: latest - beat for owner_id, beat in beats.items()}
 
 
 def living_ids(root: Path) -> set[str]:
@@ -214,14 +225,17 @@ def count_workforce(root: Path, env: str, *, only: bool = False) -> int:
         workforce = read_workforce(root)
         workforce = workforce.of_env(env) if only else workforce
         doubtful = [job.record for job in workforce.doubtful if job.state.phase == "unknown"]
+        # Only of the backend that would get more: the commands of others may not be here.
         doubtful = [r for r in doubtful if r.env == env and not r.machine]
         submitting = [record for record in doubtful if record.is_submitting]
         if len(doubtful) == len(submitting):
             break
+        # No answer at all, in contrast to one without these jobs: then nobody may submit.
         if not ask_jobs(env, [r.job_id for r in doubtful if not r.is_submitting]):
             raise ResourceError(_no_answer(root, env, len(doubtful)))
         if number + 1 < _MOST_QUESTIONS:
             time.sleep(_ASK_AGAIN_SECONDS)
+    # One whose number was never noted may well exist.
     return workforce.n_present + len(submitting)
 
 
@@ -252,6 +266,7 @@ def _read_jobs(
     records = _with_numbers(records)
     by_number: dict[tuple[str, str], list[Worker]] = defaultdict(list)
     for worker in workers:
+        # A process has its pid as the number of its job, and no job id in its record.
         for number in {worker.record.job_id, str(worker.record.pid)}:
             by_number[worker.record.env, number].append(worker)
     brought = {
@@ -297,6 +312,7 @@ def _with_numbers(records: list[JobRecord]) -> list[JobRecord]:
     numbered = {record.job_id for record in records}
     return [
         replace(record, job_id=found[record.tag])
+        # A number that another record has already would count the job twice.
         if record.is_submitting and found.get(record.tag, "") not in ("", *numbered)
         else record
         for record in records
@@ -306,6 +322,7 @@ def _with_numbers(records: list[JobRecord]) -> list[JobRecord]:
 def _is_of(worker: WorkerRecord, job: JobRecord) -> bool:
     if job.is_submitting:
         return False
+    # Numbers are used again: those of processes soon, of jobs once a scheduler is set up anew.
     if worker.started < job.submitted - MAX_SKEW:
         return False
     if job.machine:  # a process; its number may be used again, but not within minutes
@@ -318,6 +335,7 @@ def _is_open(workers: list[Worker]) -> bool:
     that could not say why it ended."""
     if any(worker.is_alive for worker in workers):
         return False
+    # After any other code the scheduler may know more, such as that memory ran out.
     return not any(worker.record.ended and worker.record.exit_code == 0 for worker in workers)
 
 

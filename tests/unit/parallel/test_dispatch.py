@@ -6,12 +6,10 @@ from pathlib import Path
 import pytest
 
 from espnet3.errors import ItemError, ProviderError, WorkerError
-from espnet3.parallel.deaths import Death
 from espnet3.parallel.dispatch import Dispatcher
-from espnet3.parallel.faults import FaultPolicy
-from espnet3.parallel.memory_run import MemorySource
-from espnet3.parallel.pools import Died, Finished
-from espnet3.parallel.tasks import Failure, ShardResult, ShardTask, Stopped
+from espnet3.parallel.driver import MemorySource
+from espnet3.parallel.faults import Death, FaultPolicy
+from espnet3.parallel.tasks import Died, Failure, Finished, ShardResult, ShardTask, Stopped
 from espnet3.shards.commit import Position
 
 

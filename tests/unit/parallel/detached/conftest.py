@@ -1,12 +1,12 @@
 import pytest
 
-from espnet3.parallel.detached.walltime import Pace, Walltime
+from espnet3.parallel.detached.walltime import Walltime
 from espnet3.parallel.faults import FaultPolicy
 from espnet3.parallel.shard_queue import ShardQueue
 from espnet3.parallel.signals import EndSignals
-from espnet3.parallel.worker_records import Identity, OwnRecord
 from espnet3.shards.lease import Lease
-from espnet3.shards.records import make_folders
+from espnet3.shards.open_shards import Pace
+from espnet3.shards.records import Identity, OwnRecord, make_folders
 from tests.helpers.planned_run import Run
 
 NOW = 1_000_000.0
@@ -42,7 +42,7 @@ def make_queue(planned, lease):
         return ShardQueue(
             planned.root,
             planned.manifest,
-            planned.manifest.load_items(planned.root),
+            None,
             lease,
             record=OwnRecord(planned.root, lease.owner, Identity()),
             policy=FaultPolicy(retries=3),

@@ -3,7 +3,7 @@ from dataclasses import replace
 
 import pytest
 
-from espnet3.parallel.deaths import MEMORY_SECONDS, avoided_nodes, judge_nodes
+from espnet3.parallel.faults import MEMORY_SECONDS, avoided_nodes, judge_nodes
 from espnet3.shards.commit import Done
 from espnet3.shards.records import DeathNote, read_deaths, write_death
 
@@ -72,7 +72,7 @@ def test_no_shard_is_looked_at_for_other_nodes_or_for_what_is_long_ago(planned, 
     def refuse(*arguments):
         raise AssertionError("each worker would read each shard once a minute")
 
-    monkeypatch.setattr("espnet3.parallel.deaths.read_coverage", refuse)
+    monkeypatch.setattr("espnet3.parallel.faults.read_coverage", refuse)
     for shard in (1, 2, 3):
         write_death(planned.paths, DeathNote(shard, "a", "it died"))
         old = time.time() - MEMORY_SECONDS - 1

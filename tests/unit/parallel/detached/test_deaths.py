@@ -6,7 +6,7 @@ from dataclasses import asdict
 import pytest
 
 from espnet3.errors import FileSystemError
-from espnet3.parallel.deaths import deaths_at, forget_deaths, record_deaths
+from espnet3.parallel.faults import deaths_at, forget_deaths, record_deaths
 from espnet3.shards.commit import Position
 from espnet3.shards.records import (
     DeathNote,

@@ -4,8 +4,8 @@ import time
 
 import pytest
 
+from espnet3.parallel.faults import stopped_by
 from espnet3.parallel.signals import SIGNALS, EndSignals, LeaveRun
-from espnet3.parallel.stop_marks import stopped_by
 from espnet3.shards.records import StopMark
 
 

@@ -10,18 +10,26 @@ import pytest
 from benchmarks.file_operations import FileOperations
 from espnet3.errors import ItemError
 from espnet3.parallel import shard_queue
+from espnet3.parallel.detached.overview import Observer
 from espnet3.parallel.faults import FaultPolicy
 from espnet3.parallel.shard_queue import ShardQueue
 from espnet3.parallel.signals import EndSignals, LeaveRun
-from espnet3.parallel.worker_records import Identity, OwnRecord
 from espnet3.shards import open_shards as board_module
+from espnet3.shards.commit import Position
 from espnet3.shards.layout import leases_folder
-from espnet3.shards.lease import Lease, owner_path
-from espnet3.shards.owner import Owner
-from espnet3.shards.records import WorkerRecord, make_folders, write_worker
+from espnet3.shards.lease import Lease, Owner, owner_path
+from espnet3.shards.records import (
+    DeathNote,
+    Identity,
+    OwnRecord,
+    WorkerRecord,
+    make_folders,
+    write_death,
+    write_worker,
+)
 from tests.helpers.planned_run import Run
 
-FEW, MANY = 20, 60
+FEW, MANY = 16, 256
 
 
 class Crowd:
@@ -51,7 +59,7 @@ class Crowd:
         return ShardQueue(
             self.run.root,
             self.run.manifest,
-            self.run.manifest.load_items(self.run.root),
+            None,
             lease,
             record=OwnRecord(self.run.root, lease.owner, Identity()),
             policy=FaultPolicy(retries=3, **policy),
@@ -170,8 +178,8 @@ def test_few_claims_are_lost_among_many_workers(tmp_path):
         for lease in leases:
             lease.__exit__()
     n_lost = operations.counts["link"] - 300
-    assert n_lost < 0.35 * 300, operations.counts
-    assert operations.counts["list"] < 300, operations.counts
+    assert n_lost < 0.1 * 300, operations.counts
+    assert operations.counts["list"] < 100, operations.counts
 
 
 @pytest.mark.parametrize("n_shards", [FEW, MANY])
@@ -225,3 +233,60 @@ def test_whether_somebody_works_elsewhere_is_known_after_a_few_looks(crowd):
     with FileOperations(others.run.root) as operations:
         assert queue._others_elsewhere()
     assert operations.counts.total() <= 3  # the second may be ourselves
+
+
+def watched(crowd, n_workers):
+    """Return a crowd whose attempts have positions, and who has looked at it once."""
+    others, _ = crowd(n_workers)
+    for attempt in others.run.root.glob("split.*.part-*"):
+        Position(attempt).close()
+    write_death(others.paths, DeathNote(0, "node1", "killed"))
+    observer = Observer(others.run.root, ask=lambda records: {})
+    seen = observer.look()
+    assert len(seen.status.running) == n_workers
+    assert len(seen.workforce.living) == n_workers + 1
+    return others, observer
+
+
+@pytest.mark.parametrize("n_workers", [20, 200])
+def test_look_of_a_watcher_opens_only_what_changed(crowd, n_workers):
+    others, observer = watched(crowd, n_workers)
+    idle = count(others.run, observer.look)
+    assert idle < 45, idle
+    records = sorted(others.paths.workers.glob("*.json"))[:3]
+    for path in records:
+        values = json.loads(path.read_text())
+        write_worker(others.paths, WorkerRecord(**{**values, "n_shards": 7}))
+    with FileOperations(others.run.root) as operations:
+        seen = observer.look()
+    assert operations.counts.total() <= idle + 3
+    assert sum(w.record.n_shards == 7 for w in seen.workforce.workers) == 3
+
+
+def test_watcher_sees_owners_come_beat_and_go_and_claims_change_hands(crowd):
+    others, observer = watched(crowd, 20)
+    leases = others.run.layout.leases
+    late, gone, *_, last = sorted(leases.glob("*.owner"))
+    os.utime(late, (1.0, 1.0))
+    gone.unlink()
+    claim = next(path for path in leases.glob("*.claim") if path.read_text() == late.stem)
+    claim.unlink()
+    claim.write_text(last.stem)
+    seen = observer.look()
+    living = {worker.record.owner_id for worker in seen.workforce.living}
+    assert len(living) == 19
+    assert living.isdisjoint({late.stem, gone.stem})
+    assert sum(shard.owner_id == last.stem for shard in seen.status.running) >= 1
+    os.utime(late)
+    assert late.stem in {w.record.owner_id for w in observer.look().workforce.living}
+
+
+def test_watcher_reads_every_position_in_turn(crowd):
+    others, observer = watched(crowd, 40)
+    for attempt in others.run.root.glob("split.*.part-*"):
+        start = others.run.items(int(attempt.name.split(".")[1])).start
+        position = Position(attempt)
+        position.cells[0] = start + 1
+        position.close()
+    looks = [sum(s.n_done for s in observer.look().status.running) for _ in range(3)]
+    assert looks == [16, 32, 40]

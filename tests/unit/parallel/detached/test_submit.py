@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -23,6 +24,7 @@ from espnet3.parallel.detached.submit import cancel_jobs, job_states, submit_wor
 from espnet3.schedulers import known_scheduler
 from espnet3.shards.lease import machine_id, start_time
 from espnet3.shards.records import JobRecord
+from tests.helpers.waiting import wait_until
 
 OPTIONS = {"cores": 1, "memory": "1GB"}
 
@@ -32,6 +34,8 @@ def process():
     """Return a process that looks like a worker."""
     words = ["-c", "import time; time.sleep(600)", "espnet3.parallel.detached.work"]
     with subprocess.Popen([sys.executable, *words]) as started:
+        # The kernel lets us continue a moment before it shows the words of a new program.
+        wait_until(lambda: Path(f"/proc/{started.pid}/cmdline").read_bytes())
         yield started
         started.kill()
 

@@ -1,3 +1,4 @@
+import os
 import sys
 import time
 
@@ -16,6 +17,7 @@ from pathlib import Path
 with open(Path(__file__).parent / "calls", "a") as file:
     print(*sys.argv[1:], file=file)
 """
+SLOW = "import time; time.sleep(600)"
 
 
 @pytest.fixture
@@ -44,6 +46,19 @@ def calls(tmp_path, monkeypatch):
         return path.read_text().splitlines() if path.exists() else []
 
     return read
+
+
+def test_it_gives_way_to_the_worker_that_starts_at_the_same_time(tmp_path, calls, make):
+    (tmp_path / "stand_in_succeed.py").write_text(SLOW)
+    successors = make()
+    successors.tick()
+    process = successors._process
+    try:
+        ours, its = (os.getpriority(os.PRIO_PROCESS, pid) for pid in (0, process.pid))
+        assert its == min(ours + 10, 19)
+    finally:
+        process.kill()
+        successors.close()
 
 
 def test_it_runs_at_the_start_and_then_when_it_is_this_worker_s_turn(

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from espnet3.parallel.detached.walltime import Walltime, find_walltime, process_start, too_long
+from tests.helpers.openpbs import OpenPBS
 from tests.helpers.planned_run import cut, done
 
 
@@ -65,6 +66,21 @@ def test_slurm_is_asked_when_its_job_ends(squeue):
     squeue("2026-11-16T15:00:00")
     limit = find_walltime(100.0, 60.0, {"SLURM_JOB_ID": "7"}).limit
     assert limit == time.mktime((2026, 11, 16, 15, 0, 0, 0, 0, -1))
+
+
+@pytest.mark.parametrize(
+    ("attributes", "limit"),
+    [
+        ({"Resource_List.walltime": "00:10:00"}, 700.0),
+        ({}, 160.0),
+        ({"Resource_List.walltime": "soon"}, 160.0),
+    ],
+)
+def test_openpbs_is_asked_what_its_queue_gave(tmp_path, monkeypatch, attributes, limit):
+    pbs = OpenPBS(tmp_path / "bin")
+    pbs.job(7, "R", **attributes)
+    monkeypatch.setenv("PATH", f"{pbs.folder}{os.pathsep}{os.environ['PATH']}")
+    assert find_walltime(100.0, 60.0, {"PBS_JOBID": "7.head"}).limit == limit
 
 
 @pytest.mark.parametrize(("text", "code"), [("N/A", 0), ("slurm_load_jobs error", 1), ("", 0)])

@@ -1,7 +1,6 @@
 import pytest
 
-from espnet3.parallel.worker_records import Identity, OwnRecord
-from espnet3.shards.records import read_workers
+from espnet3.shards.records import Identity, OwnRecord, read_workers
 from tests.helpers.planned_run import done
 
 

@@ -11,6 +11,7 @@ MY.DaskWorkerMemory = 32000000000
 MY.DaskWorkerDisk = 10000000000
 on_exit_remove = ((ExitBySignal == False) && (ExitCode != 75)) || (NumJobStarts > 9)
 getenv = True
+periodic_remove = (JobStatus == 5) && (HoldReasonCode == 46 || HoldReasonCode == 47)
 request_gpus = 1
 allowed_job_duration = 14400
 requirements = (Machine != "n01") && (Machine != "n02.cluster")
