@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from espnet3.commands import same_command
 from espnet3.config.foreign_keys import BLOCKS, WORDS
 from espnet3.config.known_keys import ALL, OWN, READERS, SIZES, Unfit, UnfitKey, flow
 from espnet3.config.redact import redact
@@ -52,7 +53,15 @@ class Advice:
 
     def override(self) -> str:
         """Return `parallel.n_workers=8`, as one types it into a shell; empty without a key."""
-        return " ".join(shlex.quote(f"{key}={flow(value)}") for key, value in self.settings.items())
+        return " ".join(map(shlex.quote, self.overrides()))
+
+    def in_place_of(self, key: str) -> str:
+        """Return the line that was typed, with this in place of an override of another key."""
+        return same_command(*self.overrides(), without=[key])
+
+    def overrides(self) -> list[str]:
+        """Return an override for each setting, not quoted."""
+        return [f"{key}={flow(value)}" for key, value in self.settings.items()]
 
     def line(self) -> str:
         """Return `parallel: {n_workers: 8}` as YAML; empty without a key."""
@@ -212,7 +221,7 @@ def unknown_hint(
         return ""
     line = yaml_line(close, value)
     if is_override(key, loaded):
-        line = Advice(join_key(block, close), value, "").override()
+        line = Advice(join_key(block, close), value, "").in_place_of(key)
     return f" Did you mean {close!r}? Write: {line}"
 
 
@@ -236,7 +245,7 @@ def _worded(advice: Advice, key: str, block: str, loaded: "LoadedConfig | None")
         return f" {advice.why}"
     home, _, name = advice.key.rpartition(".")
     if is_override(key, loaded):
-        return f" {advice.why} Write: {advice.override()}".replace("  ", " ")
+        return f" {advice.why} Write: {advice.in_place_of(key)}".replace("  ", " ")
     if home == block and not advice.more:
         return f" Did you mean {name!r}? Write: {yaml_line(name, advice.value)}"
     return f" {advice.why} Write: {' and '.join(advice.line().splitlines())}".replace("  ", " ")
@@ -252,6 +261,7 @@ def yaml_line(key: str, value: object) -> str:
     is_scalar = not isinstance(value, Mapping | list | tuple | set)
     try:
         style = False if is_scalar else None
+        # A width of its own: PyYAML folds at 80 columns.
         text = yaml.safe_dump({key: value}, default_flow_style=style, width=1000).strip()
     except yaml.YAMLError:
         text = "\n"
@@ -308,6 +318,7 @@ def check_block(
     """
     from omegaconf import OmegaConf
 
+    # An interpolation that leads nowhere is reported where the block is read.
     node = OmegaConf.select(loaded.config, block, throw_on_resolution_failure=False)
     values = redact(node) if isinstance(node, Mapping) else {}
     raise_any(
@@ -354,9 +365,10 @@ def _misplaced(
     called = f", where it is called {right}" if right != name else ""
     if home == key.rpartition(".")[0]:
         where, called = f"is called {right}", ""
-    line = advice.override() if is_override(key, loaded) else advice.line()
+    is_typed = is_override(key, loaded)
+    line = advice.in_place_of(key) if is_typed else advice.line()
     line = " and ".join(line.splitlines())
-    if len(line) > _LONGEST_LINE:
+    if len(line) > _LONGEST_LINE and not is_typed:
         parts = advice.key.split(".")
         line = ": {".join(parts) + ": ..." + "}" * (len(parts) - 1)
     return Note(f"{start} {where}{called}.", fix=f"Write: {line}")
@@ -373,10 +385,11 @@ def _misspelt(
         return Note(start, fix=f"{meant} {advice.why}")
     if is_override(key, loaded) or advice is not None:
         advice = advice or Advice(right, value, "")
-        line = advice.override() if is_override(key, loaded) else advice.line()
+        line = advice.in_place_of(key) if is_override(key, loaded) else advice.line()
     else:
         line = yaml_line(right, value)
-    line = line if len(line) <= _LONGEST_LINE else f"{right}: ..."
+    is_short = len(line) <= _LONGEST_LINE or is_override(key, loaded)
+    line = line if is_short else f"{right}: ..."
     return Note(start, fix=f"{meant} Write: {line}")
 
 
@@ -388,6 +401,12 @@ def raise_any(problems: Sequence[str]) -> None:
     """
     if problems:
         raise as_error(problems)
+
+
+def split_problems(text: str) -> list[str]:
+    """Return the problems of an error that may list several."""
+    head, _, rest = text.partition("\n- ")
+    return rest.split("\n- ") if rest and head.endswith(" problems:") else [text]
 
 
 def as_error(problems: Sequence[str]) -> ConfigError:

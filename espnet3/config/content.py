@@ -210,6 +210,7 @@ def _walk(folder: str) -> list[_Entry] | None:
                 return None
             if entry.stat is None or not entry.is_folder:
                 found.append(entry)
+            # Compared by inode, since a bind mount leads back up without any link.
             elif any(os.path.samestat(entry.stat, one) for one in around):
                 found.append(_Entry(entry.name, entry.path, None, is_file=False))
             else:
@@ -225,6 +226,7 @@ def _first_level(folder: str) -> list[_Entry] | None:
 def _list(folder: str, prefix: str) -> Iterator[_Entry]:
     with os.scandir(folder) as listed:
         for entry in listed:
+            # NFS keeps a file that was deleted while open under such a name.
             if entry.name in IGNORED or entry.name.startswith(".nfs"):
                 continue
             name = prefix + entry.name
@@ -275,6 +277,7 @@ class _Reader:
             self._read[inode] = digest
         else:
             digest, after = self._read[inode], os.stat(entry.path)
+        # If it changed while it was read, the digest may be that of neither state.
         if can_remember and _key(after) == _key(entry.stat):
             self._memory.put(entry.name, after, digest)
         return digest
@@ -298,6 +301,7 @@ def _let_settle(entries: Sequence[_Entry]) -> bool:
 
 def _read(path: str) -> tuple[str, os.stat_result]:
     """Return the digest of a file's content, and its state after it was read."""
+    # The hash reads large blocks, so a buffer would only be one more copy.
     with open(path, "rb", buffering=0) as file:
         size = os.fstat(file.fileno()).st_size
         if size <= _SHA256_BYTES:
@@ -314,6 +318,7 @@ def _fast_digest(file: Any, size: int) -> str:
     block = memoryview(bytearray(_BLOCK_BYTES))
     while n := file.readinto(block):
         hasher.update(block[:n])
+    # Wrapped, so that digests of all kinds have the same 64 digits.
     return hashlib.sha256(f"{size}:xxh3_128:{hasher.hexdigest()}".encode()).hexdigest()
 
 
@@ -378,6 +383,7 @@ def _memory_folder() -> Path:
     if own := os.environ.get("ESPNET3_CACHE"):
         return Path(own) / "content"
     given = os.environ.get("XDG_CACHE_HOME", "")
+    # The XDG specification wants relative paths to be ignored.
     base = Path(given) if os.path.isabs(given) else Path(os.path.expanduser("~/.cache"))
     return base / "espnet3" / "content"
 

@@ -3,10 +3,12 @@
 A few hundred bytes of YAML can stand for gigabytes, by aliases: all is counted before it is built.
 """
 
+import copy
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -14,6 +16,7 @@ import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from espnet3.commands import corrected_command
 from espnet3.config.resolve import MOST_LEVELS, RunNames, bind
 from espnet3.config.sources import Layer, Source, dotted, find_source, join_key
 from espnet3.config.trust import checked_path, current_trust
@@ -35,7 +38,7 @@ def read_file(path: Path) -> Layer:
     """
     text = _read_text(path)
     try:
-        return _parse(text, path)
+        parsed = _parse(text, path)
     except yaml.YAMLError as error:
         raise ConfigError(_syntax_message(error, path)) from error
     except (ValueError, RecursionError, OverflowError) as error:  # such as an endless number
@@ -43,8 +46,11 @@ def read_file(path: Path) -> Layer:
             f"{path} has a value that cannot be read ({error!s:.200}).",
             fix="Quote it, or write it in another way.",
         ) from error
+    return Layer(copy.deepcopy(parsed.values), dict(parsed.sources))
 
 
+# A recipe loads each file three times: by itself, with its experiment, and to see what kind it is.
+@lru_cache(maxsize=32)
 def _parse(text: str, path: Path) -> Layer:
     root = compose(text, path)
     if root is None or _is_null(root):
@@ -145,8 +151,10 @@ def quote_times(text: str, root: yaml.Node | None) -> str:
     places = {
         (node.start_mark.index, node.end_mark.index)
         for node in _values(root, set())
+        # One in quotes is an integer only by a tag (!!int), and more quotes would break it.
         if node.tag == _INTEGER_TAG and node.style is None and ":" in node.value
     }
+    # From the end, so that the positions before it stay valid.
     for start, end in sorted(places, reverse=True):
         text = f"{text[:start]}'{text[start:end]}'{text[end:]}"
     return text
@@ -203,6 +211,7 @@ def _children(node: yaml.Node, path: Path) -> Iterator[tuple[str | None, yaml.No
         # First, so that what the mapping itself sets replaces what it merges in.
         for value in merges:
             bases = value.value if isinstance(value, yaml.SequenceNode) else [value]
+            # In YAML the first of several bases wins; here it is the last that is yielded.
             yield from ((None, base, _line(base)) for base in reversed(bases))
         for key, value in node.value:
             if key.tag != _MERGE_TAG:
@@ -212,6 +221,7 @@ def _children(node: yaml.Node, path: Path) -> Iterator[tuple[str | None, yaml.No
 def _refuse_duplicates(node: yaml.MappingNode, path: Path) -> None:
     lines: dict[tuple[str, str], int] = {}
     for key, _ in node.value:
+        # With the tag, because 1 and "1" are two keys.
         name = (key.tag, str(key.value))
         if name in lines:
             raise ConfigError(
@@ -253,7 +263,11 @@ def find_neighbours(path: Path) -> str:
     names = sorted(p.name for p in folder.iterdir() if p.suffix in {".yaml", ".yml"})
     close = get_close_matches(path.name, names, n=3)
     if close:
-        return " Did you mean " + " or ".join(repr(str(folder / name)) for name in close) + "?"
+        line = corrected_command([str(path)], [str(folder / close[0])])
+        write = f" Write: {line}" if line else ""
+        return (
+            " Did you mean " + " or ".join(repr(str(folder / name)) for name in close) + f"?{write}"
+        )
     return f" YAML files in {folder}: {', '.join(names[:10]) or 'none'}."
 
 
@@ -369,6 +383,7 @@ class _Reader:
                 f"{' -> '.join(map(str, (*chain, pulled_in)))}.",
                 fix="Delete this entry.",
             )
+        # Without any circle, two entries in each file still double their number level by level.
         self._n_files += 1
         if len(chain) > MOST_LEVELS or self._n_files > _MOST_FILES:
             raise ConfigError(

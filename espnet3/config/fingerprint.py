@@ -83,7 +83,8 @@ _NOT_A_PATH = {errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP, err
 _BETWEEN = re.compile(r"""[\s,;:=|"'(){}]+""")
 _HAS_SUFFIX = re.compile(r"[^/]\.\w{1,11}$")
 _ONLY_DOTS = re.compile(r"[./~\s]*")
-_SYSTEM = ("/proc", "/sys", "/dev")
+# Files of the kernel, which have no content to compare; users do put models into /dev/shm.
+_OF_THE_KERNEL = re.compile(r"/(?:proc|sys|dev(?!/shm/))(?:/|$)")
 _HUB_NAME = re.compile(r"[\w.-]{1,96}(/[\w.-]{1,96})?")
 
 
@@ -122,6 +123,7 @@ def diff(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     changed = [
         key
         for key in sorted(before.keys() | after.keys())
+        # As JSON, since 1 == True in Python.
         if (key in before) != (key in after) or _canonical(before[key]) != _canonical(after[key])
     ]
     return [f"{key}: {_change(_shown(key, before), _shown(key, after))}" for key in changed]
@@ -137,12 +139,7 @@ def file_identity(
     return identify(path, outputs=outputs)
 
 
-def same_file(
-    old: Mapping[str, Any],
-    new_path: str | PathLike[str],
-    *,
-    outputs: Sequence[str | PathLike[str]] = (),
-) -> bool:
+def same_file(old: Mapping[str, Any], new_path: str | PathLike[str]) -> bool:
     """Tell whether a file or folder still has the content that `old` (a `file_identity`) describes.
 
     Times do not count, neither equal ones nor other ones.
@@ -151,7 +148,7 @@ def same_file(
         OSError: It cannot be read; that it is not there is an answer.
     """
     try:
-        return is_same(dict(old), identify(new_path, outputs=outputs), new_path)
+        return is_same(dict(old), identify(new_path), new_path)
     except (FileNotFoundError, NotADirectoryError):
         return False
 
@@ -222,6 +219,7 @@ def _leaves(value: Any, key: str, around: list[Any] | None) -> Iterator[tuple[st
     if children is None:
         yield key, _scalar(value)
         return
+    # An empty container must differ from a key that is not set.
     if not children and key:
         yield key, "{}" if isinstance(value, Mapping) else "[]"
     for name, child in children:
@@ -258,6 +256,7 @@ def _children(value: Any) -> list[tuple[str, Any]] | None:
     """Return the named parts of a container in a stable order, or None for a leaf."""
     if isinstance(value, Mapping):
         named = [(_key_name(k), k) for k in value]
+        # The keys 1 and "1" get the same name, and their types keep the order stable.
         named.sort(key=lambda pair: (pair[0], _name(type(pair[1]))))
         return [(name, value[k]) for name, k in named]
     if isinstance(value, set | frozenset):
@@ -509,7 +508,7 @@ class _Finder:
                 return
 
     def _first(self, text: str, *, unclear: bool = False) -> str:
-        if len(text) > _LONGEST or text.startswith(_SYSTEM):
+        if len(text) > _LONGEST or _OF_THE_KERNEL.match(text):
             return ""
         for spelled in _spellings(text):
             for folder in self._folders:
@@ -519,6 +518,7 @@ class _Finder:
         return ""
 
     def _matches(self, pattern: str) -> Iterator[tuple[str, str]]:
+        # A recursive pattern may walk a whole file system.
         if "**" in pattern:
             return
         paths = (os.path.join(folder, pattern) for folder in self._folders)
@@ -567,6 +567,7 @@ def _exists(path: str, *, unclear: bool) -> bool:
 
 def _hub_snapshot(text: str, revision: str) -> Path | None:
     """Return the folder that the hub's cache has of a name, if it says which version is used."""
+    # The cache spells a slash as two dashes, and could mean another repository.
     if not _HUB_NAME.fullmatch(text) or "--" in text:
         return None
     for kind in ("models", "datasets"):
@@ -574,6 +575,7 @@ def _hub_snapshot(text: str, revision: str) -> Path | None:
         try:
             commit = (folder / "refs" / revision).read_text().strip()
         except (OSError, ValueError):
+            # A revision that is a full commit has no file in `refs`.
             commit = revision
         snapshot = folder / "snapshots" / commit
         if commit and _is_folder(snapshot):

@@ -1,4 +1,4 @@
-"""Build what a config names with `_target_`, through Hydra, with errors that name the key."""
+"""Build what a config names, a `_target_` or a function, with errors that name the key."""
 
 import re
 from collections.abc import Mapping
@@ -60,6 +60,42 @@ def instantiate(
     raise raised
 
 
+def build_function(node: Any, *, key: str) -> Any:
+    """Return what a dotted path or a `_target_` stands for; of a class, an instance.
+
+    Raises:
+        ConfigError: There is no such thing, or it cannot be called.
+    """
+    found = find_function(node, key=key)
+    if isinstance(node, str) and isinstance(found, type):
+        found = instantiate({"_target_": node}, key=key)
+    elif isinstance(resolved(node), Mapping):
+        found = instantiate(node, key=key)
+    if not callable(found):
+        raise ConfigError(
+            key=key,
+            value=found,
+            problem=f"of type {type(found).__name__}, which cannot be called",
+            fix="Write the dotted path of a function, or a mapping with a _target_.",
+        )
+    return found
+
+
+def find_function(node: Any, *, key: str) -> Any:
+    """Import what a dotted path names; return what is no path as it is.
+
+    Raises:
+        ConfigError: The path leads nowhere.
+    """
+    if not isinstance(node, str):
+        return node
+    try:
+        return locate(node)
+    except BadTarget as bad:
+        problem = str(bad).replace("_target_", key.rpartition(".")[2])
+        raise ConfigError(key=key, value=node, problem=f"but {problem}") from bad
+
+
 def _check_trust(config: Any, key: str) -> None:
     trust = current_trust()
     if trust is None:
@@ -67,6 +103,7 @@ def _check_trust(config: Any, key: str) -> None:
     if type(config).__module__.startswith("omegaconf."):
         from omegaconf import OmegaConf
 
+        # As text: the check refuses interpolations, and resolving one may read files.
         config = OmegaConf.to_container(config, resolve=False)
     trust.check(config, key)
 
@@ -91,6 +128,7 @@ class _Failure:
         loaded: "LoadedConfig | None",
     ) -> "_Failure":
         """Find the node that the message of Hydra or OmegaConf names."""
+        # Only the message of the error has the key of the node that failed.
         match = re.search(r"^ *full_key: (.*)$", str(error), re.MULTILINE)
         full_key = dotted(match.group(1)) if match else ""
         base = dotted(str(config._get_full_key(None))) if hasattr(config, "_get_full_key") else ""
@@ -106,11 +144,13 @@ class _Failure:
         message, cause = first_line(self.error), self.error.__cause__
         if message.startswith("Missing mandatory value"):
             return self._open_value()
+        # Hydra has one class of error for every failure, so the text must tell them apart.
         is_target = message.startswith(("Error locating target", "Expected a callable target"))
         if is_target:
             return self._bad_target()
         if cause is None or not message.startswith("Error in call to target"):
             return self._cannot_be_built(message)
+        # The target's own code may raise one too, and then it is passed on as it is.
         if isinstance(cause, TypeError) and (error := self._bad_arguments(cause)):
             return error
         return self._noted(cause)

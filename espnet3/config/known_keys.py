@@ -119,7 +119,7 @@ OWN: Mapping[str, tuple[str, ...]] = {
 
 ENVS = (
     "local", "local_gpu", "slurm", "pbs", "sge", "lsf", "oar", "htcondor", "moab", "ssh", "kube",
-    "dask",
+    "dask", "ray",
 )  # fmt: skip
 HOMES = {
     **dict.fromkeys(PARALLEL_KEYS[1:2] + PARALLEL_KEYS[4:5] + PARALLEL_KEYS[6:9], "parallel"),
@@ -174,6 +174,7 @@ def number(value: Any) -> float | int:
 def whole(value: Any, least: int = 0) -> int:
     """Return an int of `least` or more."""
     found = number(value)
+    # Written as a negation, it also refuses NaN and infinity, for which `int` would raise.
     if not abs(found) < 2**63 or int(found) != found:
         raise Unfit(f"takes a whole number, and this is {value!r:.60}")
     if found < least:
@@ -310,5 +311,6 @@ def flow(value: Any) -> str:
         shown = yaml.safe_dump(value, width=100_000, sort_keys=False, allow_unicode=True, **options)
     except yaml.YAMLError:  # no plain value
         return "..."
+    # PyYAML ends a bare scalar with a line of three dots.
     line = str(shown).strip().removesuffix("\n...")
     return line if "\n" not in line else "..."

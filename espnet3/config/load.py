@@ -34,6 +34,7 @@ from espnet3.config.sources import (
     NAME,
     Layer,
     Source,
+    add_place,
     copied,
     dotted,
     find_source,
@@ -45,7 +46,7 @@ from espnet3.config.sources import (
     value_at,
     warn_of_alias,
 )
-from espnet3.errors import ConfigError, EspnetError, suggest
+from espnet3.errors import ConfigError, suggest
 
 logger = logging.getLogger(__name__)
 
@@ -74,8 +75,10 @@ class LoadedConfig:
     def __getattr__(self, name: str) -> Any:
         """Return a value of the config; only asked for what this class does not have."""
         config = self.__dict__.get("config")  # not there while it is unpickled
+        # copy, pickle and IPython probe for dunder names, and expect a plain AttributeError.
         if config is None or name.startswith("__"):
             raise AttributeError(name)
+        # So that `get`, `items` and the other methods of a DictConfig work as well.
         if name in config or hasattr(type(config), name):
             return getattr(config, name)
         raise AttributeError(
@@ -107,7 +110,7 @@ class LoadedConfig:
 
     def is_typed(self, key: str) -> bool:
         """Tell whether a key was given on the command line."""
-        return str(self.find_source(key)).startswith("command line")
+        return str(self.find_source(key)).startswith("command line")  # see `Override.source`
 
     @contextmanager
     def naming_places(self) -> Iterator[None]:
@@ -115,13 +118,8 @@ class LoadedConfig:
         token = CURRENT.set(self)
         try:
             yield
-        except EspnetError as error:
-            error.locate(self)
-            raise
         except Exception as error:
-            key = error.__dict__.pop("config_key", "")
-            if key and (source := self.find_source(key)):
-                error.add_note(f"{key} is set in {source}.")
+            add_place(error)
             raise
         finally:
             CURRENT.reset(token)
@@ -185,7 +183,7 @@ class LoadedConfig:
         """Write `to_yaml()`; a reader sees the old file or the whole new one."""
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
-        # Not by io.atomic, which is a layer above.
+        # Not by io.atomic, which is a layer above. By pid, since two processes may save at once.
         part = path.with_name(f".{path.name}.part-{os.getpid()}")
         part.write_text(self.to_yaml(), encoding="utf-8")
         part.replace(path)
@@ -308,6 +306,7 @@ def _layer(loaded: LoadedConfig) -> Layer:
 
 
 def _loaded(layer: Layer, files: tuple[str, ...], names: RunNames) -> LoadedConfig:
+    # Before OmegaConf parses it, whose own errors at such sizes explain nothing.
     check_values(layer.values, layer.sources)
     config = OmegaConf.create(layer.values)
     OmegaConf.set_readonly(config, True)
@@ -336,6 +335,7 @@ def parse_override(text: str) -> Override:
     """
     key, equals, value = text.partition("=")
     key = key.strip()
+    # Prefixes of Hydra's overrides, by which people add and delete keys.
     if key[:1] in {"+", "~"}:
         raise ConfigError(
             f"Override {text!r} begins with {key[0]!r}, which is not needed here: "
@@ -361,6 +361,7 @@ def _parse_value(text: str, key: str, value: str) -> Any:
     if not value.strip():
         return ""
     try:
+        # By our own reader first, which counts aliases and levels before they are expanded.
         root = compose(value, f"the override {text:.80}")
         parsed = OmegaConf.from_dotlist([f"value={quote_times(value, root)}"])
     except (yaml.YAMLError, OmegaConfBaseException, ValueError, RecursionError) as error:
@@ -392,6 +393,7 @@ def _patch(current: Any, path: tuple[str, ...], override: Override) -> Any:
     if current is None or _is_placeholder(current):
         return {head: _patch(None, rest, override)}
     parent = ".".join(override.path[: -len(path)])
+    # A slip such as `token.x=1` must not print the token.
     shown = redact({parent: current})[parent]
     raise ConfigError(
         f"Override {override.text!r} sets a key below {parent}, but {parent} is {shown!r}.",
@@ -448,6 +450,7 @@ def as_plain(config: Mapping[Any, Any]) -> dict[Any, Any]:
 
 
 def _plain(value: Any, key: str, above: tuple[int, ...]) -> Any:
+    # By exact type: numpy.float64 is a subclass of float, and is converted below.
     if type(value) in _SCALARS:
         return value
     if id(value) in above:
@@ -459,6 +462,7 @@ def _plain(value: Any, key: str, above: tuple[int, ...]) -> Any:
         return {_key(k, key): _plain(v, join_key(key, k), inside) for k, v in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(item, join_key(key, i), inside) for i, item in enumerate(value)]
+    # Before texts and numbers: an enum may be a subclass of either.
     if isinstance(value, enum.Enum):
         return value.name
     if isinstance(value, os.PathLike):
@@ -499,6 +503,7 @@ def _ways(value: Any, block: str) -> Iterator[str]:
     path = f"{named.__module__}.{named.__qualname__}"
     if block in _GIVEN:
         yield f"Give the object to espnet3.trainer.train(config, {_GIVEN[block]})"
+    # What is defined in a function (`<locals>`) or in a script cannot be imported by its path.
     if "<" not in path and not path.startswith(("__main__", "builtins", "numpy", "torch.Tensor")):
         yield f'Write how it is built: {{"_target_": "{path}"}}'
     elif block not in _GIVEN:

@@ -37,6 +37,7 @@ _MAYBE = re.compile("token|key|secret|pass(w|ph)|bearer|credential", re.IGNORECA
 """In each name of a secret: most names are none, and there are many."""
 
 _SHELL_WORD = re.compile(r"""(?:'[^']*'|"(?:\\.|[^"\\])*"|\\.|[^\s'"\\]|['"\\])+""", re.DOTALL)
+# Bounded, since each part of a long dotted name is tried as the start of a name.
 _ASSIGNED_NAME = re.compile(r"""(?<![\w$])([A-Za-z_][\w.-]{0,80})(["']?\s*[=:]\s*)""")
 _OPTION_NAME = re.compile(r"(?<!\S)(--?[A-Za-z][\w-]*)(\s+)(?!-)")
 _VARIABLE = re.compile(r"\$\{\s*oc\.env\s*:\s*([A-Za-z_]\w*)\s*(,|\})")
@@ -141,6 +142,7 @@ def mask(flat: Mapping[str, Any]) -> dict[str, Any]:
 def stands_for(masked: Any, value: Any) -> bool:
     """Tell whether `mask` may have made one of the other, in whatever environment it was called."""
     if not isinstance(masked, str) or masked == value:
+        # 1 == True in Python, and a fingerprint tells them apart.
         return bool(masked == value and type(masked) is type(value))
     parts = re.split(r"(secret:[0-9a-f]{8})", masked)
     pattern = "(.+)".join(map(re.escape, parts[::2]))
@@ -192,6 +194,7 @@ def digest_secret(secret: str) -> str:
     be in a dictionary: the rounds make each guess cost, and 32 bits leave several candidates for
     whoever goes through a large one. To notice that it is another one they are plenty.
     """
+    # Undecodable bytes in a variable arrive as surrogates.
     raw = secret.encode("utf-8", "surrogatepass")
     return "secret:" + hashlib.pbkdf2_hmac("sha256", raw, b"espnet3.fingerprint", _SLOW).hex()[:8]
 
@@ -229,6 +232,7 @@ class _Scrubber:
         """Replace the word that follows each secret name."""
         shown, done = "", 0
         for match in pattern.finditer(text):
+            # A name inside of a value that is hidden already.
             if match.start() < done or not is_secret(match[1]):
                 continue
             value = _SHELL_WORD.match(text, match.end(), match.end() + _LONGEST_VALUE)
@@ -269,6 +273,7 @@ def _search(
     """Return what is a secret when a value equals it, and what finds it inside of a value."""
     whole = frozenset(text for text in variables | known if len(text) >= _SHORTEST_VALUE)
     parts = [text for text in whole if len(text) >= _SHORTEST_PART]
+    # The first alternative that fits wins: a short secret must not cut a longer one in half.
     longest_first = sorted(map(re.escape, parts), key=len, reverse=True)
     return whole, re.compile("|".join(longest_first)) if parts else None
 
@@ -294,6 +299,7 @@ def _is_option(word: str) -> bool:
 
 
 def _plain(values: Any) -> Any:
+    # By the name of its module, so that plain values do not cost an import of omegaconf.
     if type(values).__module__.startswith("omegaconf."):
         from omegaconf import OmegaConf
 
@@ -352,6 +358,7 @@ def _is_hidden_leaf(key: str, value: Any) -> bool:
     *blocks, _ = named = [part for part in key.split(".") if not part.isdigit()] or [""]
     words = [[word.lower() for word in _WORDS.findall(block)] for block in blocks]
     if any(map(_is_named_secret, words)):
+        # The name of the block leaves no doubt, whatever the key in it is called.
         return _holds_secret("password", value)
     return _holds_secret(named[-1], value)
 

@@ -242,6 +242,7 @@ def _n_cores(*most: Any) -> int:
         raise ConfigError(
             "n_cores takes the most that it may be, if any.", fix="Write: ${n_cores:8}"
         )
+    # Slurm and taskset restrict a process to some cores; `cpu_count` has those of the machine.
     own = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return min([own or 1, *map(int, most)])
 
@@ -331,6 +332,7 @@ def _failed(root: Any, name: str) -> str | None:
 
 def _reason(message: str, known: set[str], key: str, loaded: "LoadedConfig | None") -> str:
     """Return what is wrong and how to fix it."""
+    # OmegaConf puts type and text of a resolver's error into a message of its own.
     kind, _, reason = message.rpartition(" while resolving interpolation: ")
     if kind == "ConfigError raised":  # by a resolver of ours, which says how
         return reason
@@ -367,6 +369,7 @@ def _open_value(name: str, loaded: "LoadedConfig | None") -> str:
 
 def escaped(text: str) -> str:
     r"""Spell `${X}` as `\${X}`, so that it is text and no interpolation."""
+    # Backslashes before `${` are an escape to OmegaConf, so those that are meant are doubled.
     return re.sub(r"(\\*)\$\{", lambda match: match[1] * 2 + r"\${", text)
 
 
@@ -421,6 +424,7 @@ def check_values(values: Mapping[Any, Any], sources: Mapping[str, Source]) -> No
 
 def _walk(values: Any) -> Iterator[tuple[str, int, Any]]:
     """Yield key, level and value of everything, without recursion."""
+    # Recursion would overflow the stack on the very configs that are to be refused.
     left: list[tuple[str, int, Any]] = [("", 0, values)]
     while left:
         key, level, value = left.pop()

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args
 
-from omegaconf import DictConfig
 from pydantic import (
     BaseModel,
     BeforeValidator,
@@ -45,6 +44,7 @@ Names = Annotated[list[str], BeforeValidator(_listed)]
 """Texts, of which one may be written without a list: `output_keys: hyp`."""
 
 _EXACT_TYPES = ("int", "float", "bool", "str")
+# These hold values, in which `type` may be any word.
 _NOT_SCHEMAS = ("default", "metadata", "expected", "members", "serialization")
 
 
@@ -52,6 +52,7 @@ def _make_scalars_strict(schema: Any) -> None:
     if isinstance(schema, dict):
         kind = schema.get("type")
         if kind in _EXACT_TYPES:
+            # A field that was declared lax on purpose stays so.
             schema.setdefault("strict", True)
         if kind == "float":
             schema.setdefault("allow_inf_nan", False)
@@ -87,7 +88,7 @@ class FrozenConfig(BaseModel):
 
 def validate(
     model: type[M],
-    values: Mapping[str, Any] | DictConfig | None,
+    values: Mapping[str, Any] | None,
     *,
     prefix: str = "",
     loaded: "LoadedConfig | None" = None,
@@ -113,6 +114,7 @@ def validate(
             return model.model_validate(subject.values)
     except ValidationError as error:
         failure = error
+    # Outside of the except block, so that pydantic's own text is not printed above ours.
     raise BlockError(subject.text(failure), subject, failure)
 
 
@@ -140,6 +142,7 @@ class BlockError(ConfigError):
             super().locate(config)
 
     def __reduce__(self) -> tuple[Any, ...]:
+        # The subject holds a model and the config; the text, which is worded by now, says it all.
         return ConfigError, self.args
 
 
@@ -237,12 +240,13 @@ class Subject:
             return ""
         if advice.more and not is_override(key, self.loaded):
             return f" Write: {advice.line()}"
-        return f" Write: {advice.override() if advice.more else self._line_for(path, advice.value)}"
+        line = advice.in_place_of(key) if advice.more else self._line_for(path, advice.value)
+        return f" Write: {line}"
 
     def _line_for(self, path: Path, value: Any) -> str:
         """Return the line to paste: into the shell, if it was typed there."""
         if is_override(self._key(path), self.loaded):
-            return Advice(self._key(path), value, "").override()
+            return Advice(self._key(path), value, "").in_place_of(self._key(path))
         return yaml_line(str(path[-1]), value)
 
     def _default(self, path: Path) -> str:
@@ -319,6 +323,7 @@ def _field_names(models: list[type[BaseModel]]) -> set[str]:
 
 def _reason(details: ErrorDetails) -> str:
     message = details["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ")
+    # pydantic speaks of Python's types, users write YAML.
     message = re.sub(r"a valid dictionary( or (object|instance).*)?$", "a mapping", message)
     return re.sub(r"^(Input|String|List|Value|Set|Tuple|Dictionary) should ", "must ", message)
 

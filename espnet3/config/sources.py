@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import cache, wraps
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
-from espnet3.errors import ConfigError
+from espnet3.errors import ConfigError, EspnetError
 from espnet3.text import first_line
 
 if TYPE_CHECKING:
@@ -83,6 +83,18 @@ def place_of(key: str) -> str:
     return loaded.set_in(key) if loaded is not None else ""
 
 
+def add_place(error: BaseException) -> None:
+    """Add file and line to an error about a key, once; also for reports below the border."""
+    loaded = CURRENT.get()
+    if loaded is None:
+        return
+    if isinstance(error, EspnetError):
+        error.locate(loaded)
+    # Popped, so that a border further out does not add the place again.
+    elif (key := error.__dict__.pop("config_key", "")) and (source := loaded.find_source(key)):
+        error.add_note(f"{key} is set in {source}.")
+
+
 def names_places(
     function: Callable[Concatenate["LoadedConfig", P], T],
 ) -> Callable[Concatenate["LoadedConfig", P], T]:
@@ -150,6 +162,7 @@ def merge(base: Layer, top: Layer) -> Layer:
         for key, source in top.sources.items()
         if key not in base.sources or value_at(upper, key) != "???"  # a merge skips it
     }
+    # A list that replaces a longer one must not leave the places of its former items.
     present = set(keys_in(merged))
     both = {**base.sources, **kept}
     return Layer(merged, {key: source for key, source in both.items() if key in present})
@@ -197,6 +210,7 @@ def _drop_clashes(base: Any, top: Any) -> None:
         if all(isinstance(value, dict) for value in pair):
             _drop_clashes(*pair)
         elif all(isinstance(value, dict | list) for value in pair):
+            # Anything merges over None.
             base[key] = None
 
 

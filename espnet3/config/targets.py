@@ -10,6 +10,7 @@ from functools import partial
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from espnet3.config.definitions import UNREAD, find_definition, written_signature
 from espnet3.config.sources import join_key
 from espnet3.config.trust import PackedModelError, current_trust
 from espnet3.errors import ConfigError, closest, suggest
@@ -125,6 +126,7 @@ def _import_first(path: str, name: str) -> ModuleType:
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
+        # The module is there, and one that it imports is not.
         if error.name != name:
             raise
     if name in _PACKAGES:
@@ -154,6 +156,7 @@ def install_hint(error: BaseException) -> str:
 
 
 def _step(parent: Any, parent_path: str, part: str, rest: str) -> Any:
+    # Before submodules: a package may export a class under the name of one of its modules.
     if hasattr(parent, part):
         return getattr(parent, part)
     if isinstance(parent, ModuleType):
@@ -191,6 +194,33 @@ def signature_of(target: Callable[..., Any]) -> inspect.Signature | None:
         return None
 
 
+def signature_at(path: str, *, with_defaults: bool = False) -> inspect.Signature | None:
+    """Return the signature of what a dotted path names; it is imported if its text does not tell.
+
+    Args:
+        path: of a class or function.
+        with_defaults: each default is needed as it is; else it may be `UNREAD`.
+
+    Raises:
+        BadTarget: There is no such thing.
+    """
+    written = written_signature(path)
+    parameters = written.parameters.values() if written is not None else ()
+    if written is None or (with_defaults and any(p.default is UNREAD for p in parameters)):
+        return signature_of(locate(path))
+    return written
+
+
+def signature_without_import(path: str) -> inspect.Signature | None:
+    """Return the same of what is loaded already, or as far as the text tells; nothing is raised."""
+    if path.rpartition(".")[0] not in sys.modules:
+        return written_signature(path)
+    try:
+        return signature_of(locate(path))
+    except (BadTarget, PackedModelError):
+        return None  # the check of targets has the words for it
+
+
 def find_bad_argument(signature: inspect.Signature, node: Mapping[str, Any]) -> BadArgument | None:
     """Return why the arguments of a config node do not fit, or None if they do."""
     names = [name for name in node if name not in RESERVED]
@@ -216,6 +246,20 @@ def _diagnose(signature: inspect.Signature, names: list[str], reason: str) -> Ba
     return BadArgument(reason, hint=f" Write: {lines}" if lines and "missing" in reason else "")
 
 
+def refuse_argument(bad: BadArgument | None, key: str, node: Mapping[str, Any]) -> None:
+    """Raise if an argument in the node with this key is none of its target.
+
+    Raises:
+        ConfigError: naming the argument.
+    """
+    if bad is not None and bad.name:
+        raise ConfigError(
+            key=join_key(key, bad.name),
+            problem=f"is no argument of {node['_target_']}",
+            fix=lambda loaded: bad.hint_at(key, node, loaded),
+        )
+
+
 def check_arguments(
     key: str, target: str, block: Mapping[str, Any], *, hidden: Collection[str] = ()
 ) -> None:
@@ -228,16 +272,18 @@ def check_arguments(
         hidden: arguments that others than users give, which are not worth a mention.
 
     Raises:
-        ConfigError: the class cannot be imported, or takes no such argument.
+        ConfigError: there is no such class, or it takes no such argument.
     """
     from espnet3.config.advice import unknown_hint  # not on the start-up path of workers
 
-    try:
-        found = locate_callable(target)
-    except BadTarget as bad:
-        name = join_key(key, "_target_")
-        raise ConfigError(key=name, value=target, problem=f"but {bad}") from None
-    known = argument_names(found)
+    definition = find_definition(target)
+    known = definition.argument_names() if definition is not None else None
+    if known is None:
+        try:
+            known = argument_names(locate_callable(target))
+        except BadTarget as bad:
+            name = join_key(key, "_target_")
+            raise ConfigError(key=name, value=target, problem=f"but {bad}") from None
     if known is None:
         return
     for name in block:
@@ -265,6 +311,7 @@ def argument_names(target: Any) -> set[str] | None:
         and target.__new__ is object.__new__
     ):
         return names  # it takes none; the signature of object's own method would let all pass
+    # Each class's own: an inherited one comes up again with its own class.
     functions = [vars(cls).get("__init__") for cls in target.__mro__] if _is_class(target) else []
     for function in [f for f in functions if f is not None] or [target]:
         try:

@@ -97,6 +97,7 @@ class Trust:
     def _real_path(self, given: str) -> str:
         """Return the real path of a file with a checksum, or of a folder inside."""
         try:
+            # Otherwise realpath returns something for missing files and circular links as well.
             real = os.path.realpath(given, strict=True)
             mode = os.stat(real).st_mode
         except (OSError, ValueError) as error:
@@ -104,8 +105,10 @@ class Trust:
                 f"{given!r:.200} cannot be read ({error!s:.80}).",
                 fix="Copy the packed model again.",
             ) from error
+        # A pipe or device that took the place of the file could block its reader for good.
         if real in self.files and stat.S_ISREG(mode):
             return real
+        # The folder itself may be reached by a link.
         if not _is_below(real, os.path.realpath(self.root)):
             raise PackedModelError(
                 f"{given!r:.200} leads out of the packed model {self.root}. A packed model "
@@ -189,6 +192,7 @@ def checked_path(path: str | os.PathLike[str]) -> Path:
 
 
 def _is_below(path: str, root: str) -> bool:
+    # With the separator: /models/ab is not below /models/a.
     return path == root or path.startswith(root.rstrip(os.sep) + os.sep)
 
 

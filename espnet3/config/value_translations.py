@@ -26,6 +26,7 @@ from espnet3.config.known_keys import (
     text,
     whole,
 )
+from espnet3.errors import closest
 
 Has = Callable[[str], bool]
 """Returns whether the config has a dotted key."""
@@ -57,6 +58,7 @@ _ENV_WORDS = {
     "ssh": "ssh.pl sshcluster",
     "kube": "k8s kubernetes kubectl kubecluster",
     "dask": "distributed dask_scheduler scheduler client",
+    "ray": "raycluster ray_cluster kuberay",
 }
 _ENVS_BY_WORD = {word: env for env, words in _ENV_WORDS.items() for word in words.split()}
 
@@ -81,7 +83,7 @@ def env_for(word: Any) -> str | None:
         ('local_gpu', 'slurm', None)
     """
     first = str(word).strip().lower().split(" ")[0].rpartition("/")[2].replace("-", "_")
-    return first if first in ENVS else _ENVS_BY_WORD.get(first)
+    return first if first in ENVS else _ENVS_BY_WORD.get(first) or closest(first, ENVS)
 
 
 def to(key: str, convert: Callable[[Any], Any] = keep, more: Settings | None = None) -> Way:
@@ -208,6 +210,7 @@ _NEEDED: dict[str, Settings] = {
     "ssh": {"hosts": ["head", "node1"]},
     "kube": {"image": "registry/espnet3:1"},
     "dask": {"address": "tcp://host:8786"},
+    "ray": {},
 }
 """What a block must say of a backend; of those not here, cores and memory."""
 

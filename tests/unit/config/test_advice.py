@@ -24,13 +24,13 @@ from espnet3.config.known_keys import (
 )
 from espnet3.config.value_translations import env_for
 from espnet3.errors import MissingExtraError, ResourceError
-from espnet3.systems.asr.publication_config import load_publication_config
+from espnet3.systems.asr.publication import load_publication_config
 from espnet3.systems.asr.system import ASRSystem
 from espnet3.systems.base.checks import check_stages
 from espnet3.systems.base.context import load_configs
 from espnet3.systems.base.stages import STAGES, find_stage, stages_of
 from espnet3.trainer.config import CheckpointConfig
-from espnet3.trainer.launching.launch_config import load_launch_config
+from espnet3.trainer.launching.job_script import load_launch_config
 
 PARTS = "tests.helpers.inference_parts"
 TRAINING = f"""\
@@ -215,7 +215,7 @@ def test_the_keys_of_blocks_are_those_of_their_models():
     from espnet3.components.data.loader_config import LoaderConfig
     from espnet3.parallel.clusters.registry import BACKENDS
     from espnet3.parallel.config import ParallelConfig
-    from espnet3.systems.asr.publication_config import UploadConfig
+    from espnet3.systems.asr.publication import UploadConfig
     from espnet3.systems.asr.tokenizer_training import TokenizerConfig
     from espnet3.systems.base.reporting.clips import ReportConfig
     from espnet3.systems.base.statistics import StatisticsConfig

@@ -305,8 +305,8 @@ def test_one_text_may_stand_for_a_list_of_one():
         ("espnet3.systems.base.statistics.StatisticsConfig", "model_keys"),
         ("espnet3.systems.base.statistics.StatisticsConfig", "accept_changes"),
         ("espnet3.trainer.config.TrainingConfig", "accept_changes"),
-        ("espnet3.systems.asr.publication_config.PackConfig", "tags"),
-        ("espnet3.systems.asr.publication_config.PackConfig", "datasets"),
+        ("espnet3.systems.asr.publication.PackConfig", "tags"),
+        ("espnet3.systems.asr.publication.PackConfig", "datasets"),
         ("espnet3.systems.asr.tokenizer_training.TokenizerConfig", "clean_types"),
     ],
 )
