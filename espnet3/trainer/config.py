@@ -1,6 +1,7 @@
 """Config of a training: its top-level keys, the `trainer` block, and arguments of `_target_`s."""
 
 import inspect
+import logging
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from types import NoneType
@@ -14,17 +15,21 @@ from pydantic import (
     PositiveFloat,
     PositiveInt,
     Tag,
+    create_model,
     field_validator,
 )
 
 from espnet3.config.advice import unknown_hint
 from espnet3.config.schema import FrozenConfig, Names, validate
 from espnet3.config.sources import join_key, names_places
-from espnet3.config.targets import BadTarget, find_bad_argument, locate, signature_of
+from espnet3.config.targets import BadTarget, find_bad_argument, refuse_argument, signature_at
 from espnet3.errors import ConfigError, suggest
+from espnet3.logs import said_if_long
 
 if TYPE_CHECKING:
     from espnet3.config.load import LoadedConfig
+
+logger = logging.getLogger(__name__)
 
 KEY = "trainer"
 
@@ -80,6 +85,7 @@ class Criterion:
     @property
     def stem(self) -> str:
         """Name of the averaged files without their ending: `valid.loss.ave_3best`."""
+        # A slash in the name of a metric would make a folder of it.
         return f"{self.monitor.replace('/', '.')}.ave_{self.k}best"
 
     def rank(self, value: float) -> float:
@@ -96,6 +102,7 @@ def _criterion(entry: Any) -> Criterion:
     monitor, k, mode = entry
     if not isinstance(monitor, str) or not monitor:
         raise ValueError(f"starts with no name of a metric. Write: {_CRITERION}")
+    # bool is a subclass of int, so `true` would pass as one checkpoint.
     if not isinstance(k, int) or isinstance(k, bool) or k < 1:
         raise ValueError(
             f"{k!r} is no number of checkpoints (1 or more). Write: [{monitor}, 3, {mode}]"
@@ -120,6 +127,7 @@ class CriteriaConfig(FrozenConfig):
     def _are_lists(cls, value: Any) -> Any:
         if not isinstance(value, list | tuple):
             raise ValueError(f"must be a list of lists. Write: {_CRITERION}")
+        # The outer brackets are what people forget; the entry is quoted back with them.
         if value and isinstance(value[0], str):
             raise ValueError(
                 f"must be a list of lists. Write: {CRITERIA}: [[{', '.join(map(str, value))}]]"
@@ -157,6 +165,7 @@ class InitConfig(FrozenConfig):
 
     path: str
     """`.safetensors`, `.ckpt`, or a `state_dict` saved by torch."""
+    # `from` is a keyword in Python, so the field cannot have the name that users write.
     source: str = Field("", alias="from")
     """Take only the weights below this prefix, such as `encoder`; it is cut off."""
     to: str = ""
@@ -183,6 +192,7 @@ InitEntry = InitConfig | MethodConfig
 
 def _init_entry(value: Any) -> Any:
     if isinstance(value, str):
+        # A file with the name of a method has to be given as {path: ...}.
         return {"method" if value in METHODS else "path": value}
     if not isinstance(value, Mapping):
         raise ValueError(
@@ -195,6 +205,7 @@ def _kind(entry: Mapping[str, Any]) -> str:
     return "draw" if "method" in entry and "path" not in entry else "load"
 
 
+# With a discriminator pydantic reports one problem; a plain union reports those of both models.
 _Entry = Annotated[
     Annotated[InitConfig, Tag("load")] | Annotated[MethodConfig, Tag("draw")],
     Discriminator(_kind),
@@ -223,6 +234,7 @@ class TrainingConfig(CriteriaConfig):
     num_threads: PositiveInt | None = None
     """Threads of torch on the CPU in each process; see `choose_threads` for the default."""
     checkpoint: CheckpointConfig = CheckpointConfig()
+    """When `last.ckpt` is written besides after each epoch and validation."""
     fit: dict[str, Any] = Field(default_factory=dict)
     """Arguments of Lightning's `Trainer.fit`, such as `ckpt_path`."""
     init: tuple[Annotated[_Entry, BeforeValidator(_init_entry)], ...] = ()
@@ -269,6 +281,7 @@ def n_loader_workers(dataloader: Any) -> int:
     """Return `train.num_workers` of a `dataloader` block, whatever else is wrong with it."""
     split = dataloader.get("train") if isinstance(dataloader, Mapping) else None
     found = split.get("num_workers") if isinstance(split, Mapping) else None
+    # The block has not been validated yet, so anything may stand here.
     return found if isinstance(found, int) else 0
 
 
@@ -330,12 +343,10 @@ def check_trainer(loaded: "LoadedConfig") -> dict[str, Any]:
     Raises:
         ConfigError: naming the key, its place, and what to write.
     """
+    check_trainer_names(loaded)
     block = trainer_block(loaded)
-    known = trainer_arguments()
     for name, value in block.items():
         key = join_key(KEY, name)
-        if name not in known:
-            raise _unknown(key, value, known)
         if isinstance(value, float) and value.is_integer() and name in _WHOLE:
             raise ConfigError(
                 key=key,
@@ -353,18 +364,31 @@ def check_trainer(loaded: "LoadedConfig") -> dict[str, Any]:
     return block
 
 
+@names_places
+def check_trainer_names(loaded: "LoadedConfig") -> None:
+    """Refuse names in the block that are no arguments of Lightning's `Trainer`.
+
+    Raises:
+        ConfigError: naming the key, its place, and what to write.
+    """
+    known = trainer_arguments()
+    for name, value in trainer_block(loaded).items():
+        if name not in known:
+            raise _unknown(join_key(KEY, name), value, known)
+
+
 def plain_arguments() -> type[FrozenConfig]:
     """Return a model of the arguments that are numbers, texts or switches, as Lightning types them.
 
     Lightning itself would fail on `max_epochs: three` when data and model are built.
     """
     from lightning.pytorch import Trainer
-    from pydantic import create_model
 
     parameters = inspect.signature(Trainer.__init__).parameters.values()
     fields: dict[str, Any] = {
         p.name: (p.annotation, _EXAMPLES.get(p.name, p.default))
         for p in parameters
+        # The others are checked above, by `launch_check`, or as settings of optimizers.
         if p.name not in (*_CHECKED_BY_NAME, *_OURS, *OPTIMIZATION) and _is_plain(p.annotation)
     }
     model: type[FrozenConfig] = create_model("PlainArguments", __base__=FrozenConfig, **fields)
@@ -381,8 +405,15 @@ def _unknown(key: str, value: Any, known: Collection[str]) -> ConfigError:
     return ConfigError(
         key=key,
         problem="is no argument of the trainer",
+        # A function, because only `names_places` knows the config that the hint depends on.
         fix=lambda loaded: unknown_hint(key, value, known, loaded) or otherwise,
     )
+
+
+def load_lightning() -> None:
+    """Import Lightning; a line says so where that takes more than two seconds."""
+    with said_if_long(logger, "Loading PyTorch Lightning ..."):
+        import lightning.pytorch  # noqa: F401
 
 
 def has_goal(block: Mapping[str, Any]) -> bool:
@@ -392,9 +423,10 @@ def has_goal(block: Mapping[str, Any]) -> bool:
 
 def trainer_arguments() -> frozenset[str]:
     """Return the names of the arguments of Lightning's `Trainer`."""
-    from lightning.pytorch import Trainer
-
-    return frozenset(inspect.signature(Trainer.__init__).parameters) - {"self"}
+    # From the installed version: a list of our own would refuse what a newer Lightning adds.
+    signature = signature_at("lightning.pytorch.Trainer")
+    assert signature is not None  # it is written in Python
+    return frozenset(signature.parameters)
 
 
 def lightning_arguments(block: Mapping[str, Any]) -> dict[str, Any]:
@@ -417,11 +449,13 @@ def lightning_arguments(block: Mapping[str, Any]) -> dict[str, Any]:
 def blamed_argument(block: Mapping[str, Any], error: Exception) -> str | None:
     """Return the argument in the block that an error of Lightning is about."""
     text = str(error)
+    # Its errors have no field for the argument, so the surest sign comes first, the vaguest last.
     quoted = (name for name in block if f"`{name}" in text or f"({name}=" in text)
     named = (name for name in block if name.rstrip("s") in text)
     by_value = (
         name
         for name, value in block.items()
+        # A short value such as `no` occurs in any sentence.
         if isinstance(value, str) and len(value) > 2 and value.lower() in text.lower()
     )
     return next(quoted, next(named, next(by_value, None)))
@@ -486,20 +520,16 @@ def _check(
 ) -> None:
     target = str(node["_target_"])
     try:
-        signature = signature_of(locate(target))
+        signature = signature_at(target)
     except BadTarget as bad:
         raise ConfigError(
             key=join_key(key, "_target_"), value=target, problem=f"but {bad}"
         ) from bad
     bad_one = find_bad_argument(signature, arguments) if signature else None
-    if bad_one is None or not (bad_one.name or lacks_nothing):
-        return
-    full = join_key(key, bad_one.name) if bad_one.name else key
-    problem = (
-        f"is no argument of {target}"
-        if bad_one.name
-        else f"does not fit {target}: {bad_one.reason}"
-    )
-    raise ConfigError(
-        key=full, problem=problem, fix=lambda loaded: bad_one.hint_at(key, node, loaded)
-    )
+    refuse_argument(bad_one, key, node)
+    if bad_one is not None and lacks_nothing:
+        raise ConfigError(
+            key=key,
+            problem=f"does not fit {target}: {bad_one.reason}",
+            fix=lambda loaded: bad_one.hint_at(key, node, loaded),
+        )

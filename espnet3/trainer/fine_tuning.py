@@ -25,6 +25,7 @@ log = logging.getLogger(__name__)
 
 _INIT, _FREEZE = "init", "freeze"
 _MOST_NAMES = 8
+# Added by FSDP, torch.compile and activation checkpointing; nobody writes them in a config.
 _WRAPPERS = ("_fsdp_wrapped_module.", "_orig_mod.", "_checkpoint_wrapped_module.")
 _DRAW: Mapping[str, Callable[[torch.Tensor], Any]] = {
     "chainer": lambda weight: nn.init.normal_(weight, 0.0, weight[0].numel() ** -0.5),
@@ -142,6 +143,7 @@ def _draw(model: nn.Module, entry: MethodConfig) -> None:
                 continue
             # A tied weight has two names, and is drawn once.
             seen.add(id(parameter))
+            # A lazy module gets its shape in its first forward pass: nothing to draw yet.
             is_open = isinstance(parameter, UninitializedParameter)
             if is_open or isinstance(module, _KEPT) or _is_excluded(name, entry.exclude):
                 kept.append(name)
@@ -184,6 +186,7 @@ def _copy(
 ) -> InitReport:
     report = InitReport(entry.path)
     weights = _renamed(tensors, entry)
+    # With buffers: the running statistics of a BatchNorm belong to its weights.
     state = model.state_dict()
     wanted = [name for name in state if _is_below(name, entry.to)]
     chosen: dict[str, torch.Tensor] = {}
@@ -201,6 +204,7 @@ def _copy(
     report.unexpected = [
         n for n in weights if n not in state and not _is_excluded(n, entry.exclude)
     ]
+    # What does not fit was sorted out above, for a report that torch's strict mode cannot give.
     model.load_state_dict(chosen, strict=False)
     return report
 
@@ -220,6 +224,7 @@ def _renamed(weights: dict[str, torch.Tensor], entry: InitConfig) -> dict[str, t
 
 def _is_below(name: str, prefix: str) -> bool:
     prefix = prefix.rstrip(".")
+    # With the dot: `encoder` must not take `encoder2.weight`.
     return not prefix or name == prefix or name.startswith(f"{prefix}.")
 
 
@@ -268,6 +273,7 @@ class Frozen:
         So the running statistics of a BatchNorm stay as they are, and nothing is dropped out.
         """
         for module in self.modules.values():
+            # `eval()` walks the whole tree of modules, and this runs before every batch.
             if module.training:
                 module.eval()
 
@@ -330,6 +336,7 @@ def freeze(model: nn.Module, patterns: Sequence[str]) -> Frozen:
             key = f"{_FREEZE}.{index}" if len(patterns) > 1 else _FREEZE
             raise _unknown(key, pattern, named, modules, model)
     chosen = {n: p for n, p in named.items() if any(matches(n, pattern) for pattern in patterns)}
+    # By identity: a tied weight that is frozen under one name must not train under the other.
     ids = {id(parameter) for parameter in chosen.values()}
     if not any(p.requires_grad for p in named.values() if id(p) not in ids):
         raise ConfigError(
@@ -361,6 +368,7 @@ def _is_held(name: str, module: nn.Module, patterns: Sequence[str], frozen: set[
     own = list(module.parameters())
     if any(id(parameter) not in frozen for parameter in own):
         return False  # a pattern such as *.weight takes a part of it
+    # A module without parameters, such as Dropout, counts only if a pattern names it.
     return bool(own) or any(matches(name, pattern) for pattern in patterns)
 
 
@@ -402,6 +410,7 @@ def matches(name: str, prefix: str) -> bool:
     """Tell whether a name is that of a prefix, or below it; `*` stands for anything."""
     prefix = prefix.removesuffix(".")
     is_below = name == prefix or name.startswith(f"{prefix}.")
+    # `fnmatch` would fold case on some systems, and names of parameters have case.
     return is_below or fnmatchcase(name, prefix) or fnmatchcase(name, f"{prefix}.*")
 
 

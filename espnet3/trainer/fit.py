@@ -50,6 +50,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+# `_fit` passes them itself; a datamodule would contradict the loaders.
 _NOT_FOR_USERS = ("self", "model", "train_dataloaders", "val_dataloaders", "datamodule")
 _FEW_CORES = 4
 
@@ -99,6 +100,7 @@ class Fit:
             RunInterrupted: a signal came; a checkpoint was written.
         """
         config, block = self.config, self.config.trainer
+        # A trial keeps nothing, so it leaves the folder of a real training alone.
         if process_rank().is_first and not config.is_trial:
             prepare_folder(config.exp_dir)
         limits = block.get("max_epochs"), block.get("max_steps")
@@ -110,6 +112,7 @@ class Fit:
             if process_rank().is_first:
                 self.on_finished(point)
             return False
+        # A resume takes the weights from its checkpoint; the files of `init` may be gone by then.
         if point is None:
             check_files(config.init)
         if not has_goal(block):
@@ -140,6 +143,7 @@ class Fit:
     def _set_threads(self) -> None:
         devices = self.config.trainer.get("devices")
         n_devices = len(devices) if isinstance(devices, list) else devices
+        # With torchrun and srun the processes exist already, and `devices` may be auto.
         launched = os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("SLURM_NTASKS_PER_NODE")
         n_processes = launched if launched and launched.isdigit() else n_devices
         n_here = int(str(n_processes)) if str(n_processes).isdigit() else 1
@@ -163,6 +167,7 @@ class Fit:
     ) -> None:
         config = self.config
         if process_rank().is_first and not config.is_trial:
+            # The old training is put aside only now: a model that fails to build must not cost it.
             prepare_folder(config.exp_dir, config.resume)
             self.on_start(point)
         with self.times.part("trainer"):
@@ -177,6 +182,7 @@ class Fit:
             )
             preemption = Preemption(keeper.save_last)
             trainer = self._build_trainer([watch, preemption, keeper])
+        # `ckpt_path` last: the point is the file that was found, and checked against the model.
         arguments = {"weights_only": True, **config.fit, "ckpt_path": point and str(point.path)}
         loaders = (parts.train_loader, parts.valid_loader)
         with _closing(loaders), preemption.handling(), _launching("train"), self._naming_keys():
@@ -190,8 +196,10 @@ class Fit:
         except (ValueError, MisconfigurationException) as error:
             block = self.config.trainer
             name = blamed_argument(block, error)
+            # Only a name in backticks will do: any other text may come from the user's own code.
             if name is not None and f"`{name}`" in str(error):
                 key = f"trainer.{name}"
+                # A note keeps type and traceback of an error that was only guessed at.
                 error.add_note(f"{key} is {block[name]!r}{place_of(key)}.")
             raise
 
@@ -264,6 +272,7 @@ def _closing(loaders: Iterable[Any]) -> Iterator[None]:
         yield
     finally:
         for loader in loaders:
+            # A loader of the user's own may have none.
             if callable(close := getattr(loader, "close", None)):
                 close()
 
@@ -275,6 +284,7 @@ def _launching(stage: str) -> Iterator[None]:
     Lightning leaves its own variables, such as LOCAL_RANK, in the environment as well.
     """
     before = dict(os.environ)
+    # In a rank that Lightning started, it names the stage already.
     os.environ[LAUNCHED] = before.get(LAUNCHED, stage)
     try:
         yield
@@ -287,11 +297,13 @@ def seed_all(seed: int, rank: int = 0) -> None:
     """Seed Python, NumPy and torch from a seed and a rank."""
     value = seed if rank == 0 else _mixed(seed, rank)
     random.seed(value)
+    # NumPy takes 32 bits, torch 64.
     np.random.seed(value % 2**32)
     torch.manual_seed(value)
 
 
 def _mixed(seed: int, rank: int) -> int:
+    # Not seed + rank, with which rank 1 of seed 0 would draw the numbers of seed 1.
     return int(np.random.SeedSequence([seed, rank]).generate_state(1)[0])
 
 

@@ -5,23 +5,81 @@ Nothing else in the package may touch them: after an upgrade of Lightning this i
 
 import subprocess
 import threading
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any, get_args
 
 import lightning.pytorch as pl
+from lightning.fabric.utilities.apply_func import move_data_to_device
 from lightning.fabric.utilities.data import sized_len
+from lightning.pytorch.loops.fetchers import _DataFetcher, _DataLoaderIterDataFetcher
+from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
+from lightning.pytorch.plugins.precision import Precision
 from lightning.pytorch.profilers import PassThroughProfiler
+from lightning.pytorch.strategies import Strategy
+from lightning.pytorch.utilities.model_helpers import is_overridden
+from torch import Tensor, device
 from typing_extensions import override
 
 _BATCH_HOOKS = (
     "on_train_batch_start", "on_before_backward", "on_after_backward", "on_before_optimizer_step",
     "on_before_zero_grad", "on_train_batch_end",
 )  # fmt: skip
+_TRANSFER_HOOKS = (
+    "on_before_batch_transfer",
+    "transfer_batch_to_device",
+    "on_after_batch_transfer",
+)
 _NOTHING = nullcontext()
+_PLAIN = (str, int, float, bool, bytes, type(None))
 
 
 class LowOverheadModule(pl.LightningModule):
-    """LightningModule with fewer hook calls per batch: a tenth less overhead, else the same."""
+    """LightningModule with fewer calls per batch, for `LeanEpochLoop`.
+
+    One that optimizes manually takes `(batch, batch_idx)` in `training_step`, returns a tensor or
+    None from it, and nothing from `on_train_batch_start`.
+    """
+
+    has_logged = True
+    """Whether something was logged that the trainer's metrics do not have yet."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._callbacks_seen: list[pl.Callback] = []
+        self._hooks_seen: dict[str, list[Callable[..., Any]]] = {}
+        self._plain: frozenset[str] = frozenset()
+
+    def call_hooks(self, name: str, *args: Any) -> None:
+        """Call a per-batch hook of all callbacks that have it and then our own, as Lightning does.
+
+        Which have it is looked up again only after callbacks were added or removed.
+        """
+        trainer: Any = self._trainer
+        if trainer.callbacks != self._callbacks_seen:
+            self._callbacks_seen = list(trainer.callbacks)
+            self._hooks_seen = {n: _hooks_of(trainer.callbacks, n) for n in _BATCH_HOOKS}
+        attributes = self.__dict__
+        before, n_seen = attributes["_current_fx_name"], len(self._callbacks_seen)
+        attributes["_current_fx_name"] = name  # `log` goes by it
+        for hook in self._hooks_seen.get(name, ()):
+            hook(trainer, self, *args)
+        for hook in _hooks_of(trainer.callbacks[n_seen:], name):  # which one of these has added
+            hook(trainer, self, *args)
+        getattr(self, name)(*args)
+        attributes["_current_fx_name"] = before
+
+    @override
+    def log(self, *args: Any, **kwargs: Any) -> None:
+        """Log a value, and take note that there is one: callbacks log through this as well."""
+        self.has_logged = True
+        super().log(*args, **kwargs)
+
+    @override
+    def __getstate__(self) -> dict[str, Any]:
+        # A copy of the module, such as an average of weights, is not to copy the callbacks.
+        return {**super().__getstate__(), "_callbacks_seen": [], "_hooks_seen": {}}
 
     @override
     def __setattr__(self, name: str, value: Any) -> None:
@@ -39,6 +97,7 @@ class LowOverheadModule(pl.LightningModule):
             hide_empty_hooks(callback)
         if type(self.trainer.profiler) is PassThroughProfiler:  # type: ignore[attr-defined]
             self.trainer.profiler = _NoProfiler()  # type: ignore[attr-defined]
+        self._plain = _plain_methods(self.trainer)
 
 
 def hide_empty_hooks(callback: pl.Callback) -> None:
@@ -49,6 +108,11 @@ def hide_empty_hooks(callback: pl.Callback) -> None:
             own[name] = None
 
 
+def _hooks_of(callbacks: list[pl.Callback], name: str) -> list[Callable[..., Any]]:
+    hooks = [getattr(callback, name) for callback in callbacks]
+    return [hook for hook in hooks if callable(hook)]
+
+
 class _NoProfiler(PassThroughProfiler):
     """Lightning's own builds a generator each time it measures nothing."""
 
@@ -57,17 +121,173 @@ class _NoProfiler(PassThroughProfiler):
         return _NOTHING
 
 
-def step_optimizer(trainer: pl.Trainer, index: int) -> None:
+class LeanEpochLoop(_TrainingEpochLoop):
+    """Loop over the batches of an epoch, without what a batch of `LowOverheadModule` can spare.
+
+    Hooks are called with the same arguments and in the same order as by Lightning's own loop, which
+    does the first batch after a resume, and all batches of other modules and with a profiler.
+    """
+
+    _is_lean = False
+
+    @override
+    def on_run_start(self, data_fetcher: _DataFetcher) -> None:
+        super().on_run_start(data_fetcher)
+        self._is_lean = _can_be_lean(self.trainer, data_fetcher)
+
+    @override
+    def advance(self, data_fetcher: _DataFetcher) -> None:
+        if self.restarting or not self._is_lean:
+            super().advance(data_fetcher)
+            return
+        if self.val_loop.restarting:
+            self.val_loop.restarting = False
+        trainer, progress = self.trainer, self.batch_progress
+        if trainer.world_size > 1:
+            self._broadcast_sigterm_tensor()
+        batch, batch_idx = next(data_fetcher)[0], self.batch_idx + 1
+        progress.is_last_batch = data_fetcher.done
+        batch = _moved_for(trainer.strategy, batch)
+        progress.increment_ready()
+        trainer._logger_connector.on_batch_start(batch)
+        output = self._train_on(batch, batch_idx)
+        progress.increment_processed()
+        module: Any = trainer.lightning_module
+        module.call_hooks("on_train_batch_end", output, batch, batch_idx)
+        self._take_metrics(module)
+        progress.increment_completed()
+        if is_log_point(trainer) or trainer.fast_dev_run:
+            trainer._logger_connector.update_train_step_metrics()
+
+    def _train_on(self, batch: Any, batch_idx: int) -> Any:
+        if batch is None:
+            self._warning_cache.warn("The loader's batch is None: nothing is trained on it.")
+            return None
+        module: Any = self.trainer.lightning_module
+        strategy, optimization = self.trainer.strategy, self.manual_optimization
+        module.call_hooks("on_train_batch_start", batch, batch_idx)
+        strategy.on_train_batch_start(batch, batch_idx)
+        self.batch_progress.increment_started()
+        optimization.on_run_start()
+        module.__dict__["_current_fx_name"] = "training_step"
+        loss = strategy.training_step(batch, batch_idx)
+        module.__dict__["_current_fx_name"] = None
+        optimization._restarting = False
+        optimization.on_run_end()
+        return {} if loss is None else {"loss": loss}
+
+    @override
+    def _should_check_val_fx(self, data_fetcher: _DataFetcher) -> bool:
+        trainer, every = self.trainer, self.trainer.val_check_batch
+        by_batch = isinstance(every, int) and trainer._val_check_time_interval is None
+        if by_batch and not self.batch_progress.is_last_batch and not trainer.should_stop:
+            is_by_epoch = trainer.check_val_every_n_epoch is not None
+            n_batches = (self.batch_idx if is_by_epoch else self.total_batch_idx) + 1
+            # Before the question whether there is a validation at all, which takes longer.
+            if n_batches % every:
+                return False
+        return super()._should_check_val_fx(data_fetcher)
+
+    @override
+    def update_lr_schedulers(self, interval: str, update_plateau_schedulers: bool) -> None:
+        if not self._is_lean:  # else our module does it
+            super().update_lr_schedulers(interval, update_plateau_schedulers)
+
+    @override
+    def _save_loggers_on_train_batch_end(self) -> None:
+        if is_log_point(self.trainer):
+            super()._save_loggers_on_train_batch_end()
+
+    def _take_metrics(self, module: Any) -> None:
+        """Hand on what was logged, and forget the batch."""
+        if module.has_logged:
+            module.has_logged = False
+            self.trainer._logger_connector.on_batch_end()
+        self._results.batch = self._results.batch_size = None
+
+
+def _can_be_lean(trainer: pl.Trainer, fetcher: _DataFetcher) -> bool:
+    module = trainer.lightning_module
+    return (
+        isinstance(module, LowOverheadModule)
+        and not module.automatic_optimization
+        and isinstance(trainer.profiler, _NoProfiler)  # type: ignore[attr-defined]
+        and not isinstance(fetcher, _DataLoaderIterDataFetcher)
+        and not any(is_overridden(name, module) for name in _TRANSFER_HOOKS)
+    )
+
+
+def _moved_for(strategy: Strategy, batch: Any) -> Any:
+    batch = strategy.precision_plugin.convert_input(batch)
+    if type(strategy).batch_to_device is Strategy.batch_to_device:
+        return _moved(batch, strategy.root_device)
+    return strategy.batch_to_device(batch)
+
+
+def _moved(value: Any, to: device) -> Any:
+    """Do what `move_data_to_device` does, which takes ten times as long for a batch on the CPU."""
+    kind = type(value)
+    if kind is Tensor and value.device == to:
+        return value
+    if kind is dict:
+        return {name: _moved(one, to) for name, one in value.items()}
+    if kind is list or kind is tuple:
+        return kind(_moved(one, to) for one in value)
+    return value if kind in _PLAIN else move_data_to_device(value, to)
+
+
+def use_lean_loop(trainer: pl.Trainer) -> None:
+    """Let a trainer that has just been built train with `LeanEpochLoop`."""
+    loop = trainer.fit_loop.epoch_loop
+    trainer.fit_loop.epoch_loop = LeanEpochLoop(trainer, loop.min_steps, loop.max_steps)
+
+
+def step_optimizer(module: LowOverheadModule, index: int) -> None:
     """Step an optimizer so that `trainer.global_step` goes up."""
     # `trainer.optimizers` are torch's; only Lightning's wrappers count steps, and
     # `LightningModule.optimizers()` would wrap them again for each batch.
-    trainer.strategy._lightning_optimizers[index].step()
+    optimizer = module.trainer.strategy._lightning_optimizers[index]
+    if "optimizer_step" not in module._plain:
+        optimizer.step()
+        return
+    optimizer._on_before_step()
+    # In the closure, as Lightning does it: after the hooks of torch that stand before a step.
+    hooks: Any = partial(module.call_hooks, "on_before_optimizer_step", optimizer.optimizer)
+    optimizer.optimizer.step(closure=hooks)
+    optimizer._on_after_step()
+
+
+def run_backward(module: LowOverheadModule, loss: Tensor, **arguments: Any) -> None:
+    """Run a backward pass as `LightningModule.manual_backward` does."""
+    strategy: Any = module.trainer.strategy
+    if "backward" not in module._plain:
+        strategy.backward(loss, None, **arguments)
+        return
+    strategy.pre_backward(loss)
+    module.call_hooks("on_before_backward", loss)
+    loss.backward(**arguments)  # type: ignore[no-untyped-call]
+    module.call_hooks("on_after_backward")
+    strategy.post_backward(loss.detach())
+
+
+def _plain_methods(trainer: pl.Trainer) -> frozenset[str]:
+    """Return which of the strategy's methods do nothing but call hooks and torch."""
+    profiler: Any = trainer.profiler  # type: ignore[attr-defined]
+    if type(trainer.precision_plugin) is not Precision or type(profiler) is not _NoProfiler:
+        return frozenset()
+    names, kind = ("backward", "optimizer_step"), type(trainer.strategy)
+    return frozenset(name for name in names if getattr(kind, name) is getattr(Strategy, name))
 
 
 def is_log_point(trainer: pl.Trainer) -> bool:
-    """Tell whether the metrics of this batch go to the loggers, by Lightning's own rule."""
-    # The rule counts batches that stepped, which no public attribute has.
-    return bool(trainer._logger_connector.should_update_logs)
+    """Tell, in training, whether the metrics of this batch go to the loggers."""
+    # Lightning's own rule counts batches that stepped, which no public attribute has, and finds out
+    # each time what the trainer is doing.
+    every: int = trainer.log_every_n_steps  # type: ignore[attr-defined]
+    if not every:
+        return False
+    n_batches = trainer.fit_loop.epoch_loop._batches_that_stepped + 1
+    return n_batches % every == 0 or bool(trainer.should_stop)
 
 
 def logged_step(trainer: pl.Trainer) -> int:
@@ -105,6 +325,7 @@ def restore_loader_position(trainer: pl.Trainer) -> None:
     fit_loop = trainer.fit_loop
     if fit_loop._combined_loader_states_to_load and fit_loop._data_fetcher is not None:
         fit_loop._load_combined_loader_states()
+        # The iterator at hand was made for the old position.
         iter(fit_loop._data_fetcher)
 
 
@@ -121,11 +342,14 @@ def update_epoch_length(trainer: pl.Trainer) -> None:
         return
     lengths = [sized_len(one) for one in loader.flattened]
     limits = [_limited(n, trainer.limit_train_batches) for n in lengths if n is not None]
+    # A stream has no length, and runs until it ends.
     if None in lengths or limits == loader.limits:
         return
     loader.limits = limits
+    # The iterator at hand still has the old limits.
     iter(fetcher)
     fit_loop.max_batches = max(limits)
+    # A share of an epoch was turned into batches once, with the old length.
     if isinstance(trainer.val_check_interval, float) and trainer.val_check_batch is not None:
         trainer.val_check_batch = max(1, int(max(limits) * trainer.val_check_interval))
 
@@ -133,6 +357,7 @@ def update_epoch_length(trainer: pl.Trainer) -> None:
 def _limited(n_batches: int, limit: float | None) -> int | float:
     if limit is None:
         return n_batches
+    # By type, as Lightning does: 1 is one batch, 1.0 is all of them.
     return min(n_batches, limit) if isinstance(limit, int) else int(n_batches * limit)
 
 
@@ -155,8 +380,10 @@ def take_over_children() -> list["subprocess.Popen[bytes]"]:
     taken: list[subprocess.Popen[bytes]] = []
     for thread in threading.enumerate():
         children = getattr(thread, "_child_processes", None)
+        # By name: Lightning keeps no reference to the thread that it started.
         if thread.name == "child-process-observer" and children:
             taken = list(children)
+            # With nothing left to watch, its loop ends by itself.
             thread._child_processes = []  # type: ignore[attr-defined]
     return taken
 

@@ -87,6 +87,7 @@ class TrainingModule(LowOverheadModule):
         """By optimizer, before clipping."""
         split_parameters(model, optimization)  # for its errors, before anything expensive
         self._names = list(optimization.optimizers)
+        # torch.compile wraps the model in a class whose name would say nothing in an error.
         self._model_name = type(getattr(model, "_orig_mod", model)).__name__
         self._inputs = ModelInputs(model)
         self._guard = NonFiniteGuard(optimization.max_nonfinite_batches)
@@ -132,6 +133,7 @@ class TrainingModule(LowOverheadModule):
     def configure_optimizers(self) -> Any:
         """Build what the config names, and refuse what cannot work together."""
         groups = split_parameters(self.model, self.optimization)
+        # In place: the stepper was given this very list.
         self._updaters.clear()
         for name, config in self.optimization.optimizers.items():
             optimizer = build_optimizer(name, self.optimization, groups[name])
@@ -143,6 +145,7 @@ class TrainingModule(LowOverheadModule):
             self._updaters.append(Updater(name, config, optimizer, scheduler, schedule))
         check_combination(self.trainer, self._updaters)
         self._built = settings_of(self._updaters)
+        # Copied now, because Lightning is about to load the checkpoint over them.
         if self._changed:
             self._built_states = {one.name: BuiltState.of(one) for one in self._updaters}
         return [updater.for_lightning() for updater in self._updaters]
@@ -162,7 +165,8 @@ class TrainingModule(LowOverheadModule):
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         """Let DDP send the buffers of rank 0, which it leaves out after manual steps."""
-        self._frozen.hold()  # a callback may have set the model to train mode
+        if self._frozen.modules:
+            self._frozen.hold()  # a callback may have set the model to train mode
         ddp = ddp_of(self.trainer)
         if ddp is not None and not self.has_open_window:
             ddp.require_forward_param_sync = True
@@ -210,6 +214,7 @@ class TrainingModule(LowOverheadModule):
                 f"The loss of {self._model_name} depends on no parameter of {updater.name!r}. "
                 "Return it without .detach() or .item(), and computed outside of torch.no_grad()."
             )
+        # After the guard: one NaN in the sums would spoil the mean up to the next log point.
         self._train_log.stats.add(output.stats, output.weight, self._prefix(updater.name))
         self._stepper.backward(updater, output.loss, closes=updater.closes(moment), keep=keep)
         return output.loss.detach()
@@ -273,6 +278,7 @@ class TrainingModule(LowOverheadModule):
     def on_validation_epoch_end(self) -> None:
         """Log the means over all batches of all ranks."""
         self._log("valid", self._valid_stats, on_step=False)
+        # The sanity check sees a few batches only, whose metric says nothing of the training.
         if not self.trainer.sanity_checking:
             self._advance_plateaus(after_validation=True)
 
@@ -288,6 +294,7 @@ class TrainingModule(LowOverheadModule):
         checkpoint[_LOG] = self._train_log.state_dict(self.trainer)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        # `fit.ckpt_path` may name a checkpoint of an older version, which lacks these entries.
         if _STATE in checkpoint:
             self._guard.load_state_dict(checkpoint[_STATE])
         if _LOG in checkpoint:
@@ -325,6 +332,7 @@ class TrainLog:
         """Restore from a checkpoint; `restore_metrics` is the second half."""
         self.is_logged, self._restored = state["is_logged"], state["metrics"]
         self._norms.update(state["norms"])
+        # The sums are those of all ranks; restored on each, they would count several times.
         if trainer.is_global_zero:
             self.stats.load_state_dict(state["sums"])
 
@@ -353,6 +361,7 @@ class StatMeter:
         """Return the means over all ranks, by name, and reset; all ranks must call it."""
         totals = self.state_dict()
         self._sums = {}
+        # Where all weights are 0 there is no mean, and no value is better than a made-up one.
         return {name: value / weight for name, (value, weight) in totals.items() if weight}
 
     def state_dict(self) -> Sums:
@@ -377,6 +386,7 @@ def _long(value: Number) -> Number:
     if value.device.type == "cpu":  # nothing to wait for, and numbers add up faster than tensors
         return float(value.item())
     value = value.detach()
+    # MPS has no float64.
     return value.float() if value.device.type == "mps" else value.double()
 
 

@@ -29,6 +29,7 @@ from espnet3.trainer.config import (
     trainer_block,
 )
 from espnet3.trainer.launching.process_rank import process_rank
+from espnet3.trainer.lightning_internals import use_lean_loop
 from espnet3.trainer.reporting.loggers import build_loggers
 
 logger = logging.getLogger(__name__)
@@ -120,9 +121,12 @@ def trainer_for(
     }
     defaults = {"default_root_dir": exp_dir, "enable_autolog_hparams": False}
     try:
-        return pl.Trainer(**{**defaults, **arguments, **ours})
+        # In this order, the block wins over defaults, but not over what our callbacks replace.
+        trainer = pl.Trainer(**{**defaults, **arguments, **ours})
     except (ValueError, TypeError, ImportError, MisconfigurationException) as error:
         raise _refusal(block, error) from error
+    use_lean_loop(trainer)
+    return trainer
 
 
 def _whole(loaded: LoadedConfig) -> LoadedConfig:
@@ -165,6 +169,7 @@ def _kind(value: Any) -> str:
 
 
 def _with_ours(plugins: list[Any]) -> list[Any]:
+    # The user's own wins: Lightning refuses a second plugin of a kind.
     if not any(isinstance(plugin, CheckpointIO) for plugin in plugins):
         plugins = [*plugins, AtomicCheckpointIO()]
     if not any(isinstance(plugin, ClusterEnvironment) for plugin in plugins):
@@ -207,6 +212,7 @@ def quiet_lightning() -> Iterator[None]:
         for logger in _all_loggers():
             logger.addFilter(_is_wanted)
             stack.callback(logger.removeFilter, _is_wanted)
+        # In a notebook without logging set up, Lightning's own handlers are all there is.
         if logging.getLogger().handlers:
             # The parent prints to the terminal as well, though its children hand nothing to it.
             for name in ("lightning", *_LOGGERS):

@@ -15,6 +15,7 @@ from typing import Any
 import lightning
 import torch
 
+from espnet3.commands import recipe_command
 from espnet3.errors import ConfigError, RunFolderError, suggest
 from espnet3.io.atomic import StrPath, fsync_dir, fsync_file, temp_path, write_json
 from espnet3.text import first_few
@@ -66,6 +67,7 @@ class BestCheckpoints:
             value = values.get(criterion.monitor)
             if value is None or not math.isfinite(value):
                 continue
+            # A second save at the same step has the same name, and replaces its entry.
             others = [one for one in saved if one.file != file]
             others.append(Saved(file, float(value), epoch, step))
             # Of equal values the older one: later checkpoints must not displace files that are as
@@ -121,12 +123,13 @@ def read_index(exp_dir: StrPath) -> dict[Criterion, list[Saved]]:
                 f"{index} is damaged ({error}).", fix=f"Delete it: the list is in {LAST} as well."
             ) from error
     if last.exists():
+        # Mapped, since the list is a few lines in a file of gigabytes.
         state = read_checkpoint(last, mmap=True).get("callbacks", {}).get(STATE_KEY)
         if state is not None:
             return _read_lists(state)
     raise RunFolderError(
         f"{exp_dir} has no {INDEX} and no {LAST} with a list of the best checkpoints. "
-        "Train first: python run.py --stages train --training_config ..."
+        f"Train first: {recipe_command('train')}"
     )
 
 
@@ -181,6 +184,7 @@ def average(exp_dir: StrPath, criterion: Criterion) -> Averaged:
             "Averaging %d checkpoint(s) of %s instead of %d: there are no more.%s",
             len(sources), criterion.monitor, criterion.k, gone,
         )  # fmt: skip
+    # Oldest first: integer buffers are those of the file that is read last.
     weights = mean_weights([folder / one.file for one in sorted(sources, key=lambda s: s.step)])
     averaged = Averaged(
         safetensors=folder / f"{criterion.stem}.safetensors",
@@ -210,9 +214,11 @@ def mean_weights(paths: list[Path]) -> dict[str, torch.Tensor]:
         for name, value in newest.items():
             if _is_averaged(value):
                 kind = torch.complex128 if value.is_complex() else torch.float64
+                # A float64 tensor would otherwise be summed up in place, in the checkpoint itself.
                 wide = value.to(kind, copy=True)
                 sums[name] = sums[name].add_(wide) if name in sums else wide
             else:
+                # A clone, so that the mapping of the file can be released.
                 sums[name] = value.clone()
     return {
         name: total.div_(len(paths)).to(newest[name].dtype) if _is_averaged(total) else total
@@ -223,6 +229,7 @@ def mean_weights(paths: list[Path]) -> dict[str, torch.Tensor]:
 def _best_of(folder: Path, criterion: Criterion) -> list[Saved]:
     lists = read_index(folder)
     for kept, saved in lists.items():
+        # K may differ: stage 5 averages again with another number.
         if (kept.monitor, kept.mode) == (criterion.monitor, criterion.mode):
             return saved[: criterion.k]
     known = [f"[{c.monitor}, {c.k}, {c.mode}]" for c in lists]
@@ -285,6 +292,7 @@ def _write_safetensors(weights: dict[str, torch.Tensor], path: Path) -> None:
         os.replace(temp, path)
     except SafetensorError as error:
         remove_path(temp)
+        # An OSError, so that `explain_trouble` recognises a full disk.
         raise OSError(*_os_error(error)) from error
     except BaseException:
         remove_path(temp)
@@ -298,7 +306,7 @@ def _os_error(error: Exception) -> tuple[int, str]:
     for number in range(1, 134):
         if f"(os error {number})" in text:
             return number, os.strerror(number)
-    return 5, text
+    return 5, text  # EIO
 
 
 def _record(averaged: Averaged, criterion: Criterion) -> dict[str, Any]:

@@ -84,8 +84,10 @@ def read_checkpoint(path: StrPath, *, mmap: bool = False) -> dict[str, Any]:
     if not file.is_file():
         raise RunFolderError(f"The checkpoint {file} does not exist.", fix="Check the path.")
     try:
+        # torch can map its zip format only; files from before torch 1.6 have another one.
         mmap = mmap and zipfile.is_zipfile(file)
         loaded = torch.load(file, map_location="cpu", weights_only=True, mmap=mmap)
+    # A damaged file makes torch.load fail in pickle, in zip or in C++, each with its own type.
     except Exception as error:
         raise RunFolderError(_unreadable(file, error)) from error
     if not isinstance(loaded, dict):
@@ -112,6 +114,7 @@ def explain_trouble(path: StrPath, content: Any = None) -> Iterator[None]:
 
 def remove_path(path: StrPath) -> None:
     """Remove a file or a folder, if it is there."""
+    # rmtree refuses a link to a folder; the link goes, and the folder stays.
     if os.path.isdir(path) and not os.path.islink(path):
         shutil.rmtree(path)
     else:
@@ -172,6 +175,7 @@ def _type_name(value: Any) -> str:
 def _unreadable(file: Path, error: Exception) -> str:
     try:
         unsafe = torch.serialization.get_unsafe_globals_in_checkpoint(file)
+    # A damaged file fails here too, and then the damage is what to report.
     except Exception:
         unsafe = []
     if unsafe:
@@ -201,6 +205,7 @@ def publish(written: Path, names: list[str]) -> None:
     The data is written once: the names are hard links where the file system has them. `written`
     itself is gone afterwards.
     """
+    # The links first: the last rename takes `written` itself away.
     for name in names[1:]:
         _replace(_link(written), written.parent / name)
     _replace(written, written.parent / names[0])

@@ -115,9 +115,11 @@ class CheckpointKeeper(Checkpoint):
         if self._timer:
             self._timer.restart()
         if trainer.is_global_zero:
+            # This run has not saved yet, so they are left from one that was killed.
             for path in self.exp_dir.glob(f".{STAGING}.tmp-*"):
                 remove_path(path)
             resumed = trainer.ckpt_path and Path(trainer.ckpt_path).absolute()
+            # After a resume from another file, newer checkpoints may still be wanted.
             if resumed == (self.exp_dir / LAST).absolute():
                 self._sweep()
 
@@ -128,9 +130,11 @@ class CheckpointKeeper(Checkpoint):
     def _sweep(self) -> None:
         # Written after `last.ckpt` was, or to be removed when the run was killed.
         known = self.best.files()
+        # After a kill between `last.ckpt` and `best.json`, `average` still reads the older list.
         if (self.exp_dir / INDEX).is_file():
             known |= {one.file for saved in read_index(self.exp_dir).values() for one in saved}
         for path in sorted(self.exp_dir.glob("epoch*_step*.ckpt")):
+            # The glob also matches names that users gave to copies.
             if NAME.fullmatch(path.name) and path.name not in known:
                 log.info("Removing %s, a leftover of the run that was interrupted.", path)
                 remove_path(path)
@@ -144,7 +148,7 @@ class CheckpointKeeper(Checkpoint):
         batch: Any,
         batch_idx: int,
     ) -> None:
-        if self._is_off(trainer) or not self._is_due(trainer):
+        if trainer.fast_dev_run or not self._is_due(trainer):  # type: ignore[attr-defined]
             return
         if is_last_batch(trainer) or is_validation_due(trainer):
             return  # it is saved after the validation, or at the end of the epoch
@@ -162,6 +166,7 @@ class CheckpointKeeper(Checkpoint):
     def _is_due(self, trainer: pl.Trainer) -> bool:
         step, every = trainer.global_step, self.config.every_n_steps
         by_time = self._timer is not None and self._timer.is_due(trainer)
+        # By multiples, so that a save by time in between does not shift the later ones.
         by_step = every is not None and step // every > self._saved_step // every
         at_end = is_ending(trainer) or (trainer.max_steps != -1 and step >= trainer.max_steps)
         return step > self._saved_step and (by_time or by_step or at_end or self._is_partial)
@@ -195,11 +200,13 @@ class CheckpointKeeper(Checkpoint):
             monitors = [monitor for monitor in monitors if monitor.startswith("train/")]
         metrics = trainer.callback_metrics
         values = {name: float(metrics[name]) for name in monitors if name in metrics}
+        # Ranks that disagree about the names to write would hang in the next save.
         values = trainer.strategy.broadcast(values)
         epoch, step = epoch_number(trainer), trainer.global_step
         name = f"epoch{epoch}_step{step}.ckpt"
         before = self.best.files()
         entered = self.best.add(name, values, epoch, step)
+        # Collected, not removed: the `last.ckpt` on the disk still names them.
         self._dropped = (self._dropped | before) - self.best.files()
         self._is_index_old = True
         # A run that resumes in the middle of an accumulation does not have its gradients, so
@@ -228,6 +235,7 @@ class CheckpointKeeper(Checkpoint):
         staging = self.exp_dir / STAGING
         if trainer.is_global_zero and staging.is_dir():
             remove_path(staging)  # parts of a sharded checkpoint that was not finished
+        # On all ranks: sharded strategies write together, and Lightning ends it with a barrier.
         trainer.save_checkpoint(staging)
         if trainer.is_global_zero:
             restore_folder(self.exp_dir / LAST)

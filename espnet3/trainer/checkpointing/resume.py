@@ -22,6 +22,7 @@ import torch
 import torch.distributed as dist
 from typing_extensions import override
 
+from espnet3.commands import same_command
 from espnet3.errors import ConfigError
 from espnet3.io.atomic import StrPath
 from espnet3.text import first_few
@@ -130,6 +131,7 @@ def find_resume_point(
             f"{path} has weights only, no state of optimizers, so training cannot resume from it. "
             f"To start from its weights, write instead: init: {{path: {path}}}"
         )
+    # A sharded checkpoint is a folder, and has names and shapes in its parts.
     if model is not None and path.is_file():
         check_same_model(path, checkpoint["state_dict"], model.state_dict())
     own = checkpoint.get(KEY, {})
@@ -223,8 +225,9 @@ def check_same_model(path: StrPath, stored: Mapping[str, Any], state: Mapping[st
     ]
     raise ConfigError(
         f"{path} is a checkpoint of another model. Weights {'; '.join(p for p in parts if p)}. "
-        "It was not touched. Either give this training a folder of its own: exp_tag=NEW_NAME, or "
-        "put the old one aside and start from scratch: resume=never."
+        "It was not touched. Either give this training a folder of its own:\n"
+        f"  {same_command('exp_tag=NEW_NAME')}\nor put the old one aside and start from scratch:\n"
+        f"  {same_command('resume=never')}"
     )
 
 
@@ -293,6 +296,7 @@ def settle_loops(checkpoint: dict[str, Any]) -> bool:
         _start_validation(loops["epoch_loop.val_loop.batch_progress"])
     elif batch["is_last_batch"] and _at_batch_end(loops):
         _complete(batch)
+        # Lightning adds the batch to this count only where it completes the batch itself.
         loops["epoch_loop.state_dict"]["_batches_that_stepped"] += 1
     return False
 

@@ -68,6 +68,7 @@ def check_names(block: Mapping[str, Any]) -> None:
 def _accelerators() -> list[str]:
     from lightning.pytorch.accelerators import AcceleratorRegistry
 
+    # `gpu` stands for whichever kind there is, and is in no registry.
     return ["auto", "gpu", *sorted(AcceleratorRegistry.available_accelerators())]
 
 
@@ -92,6 +93,7 @@ def _check_word(
     if not isinstance(value, str | int) or (name == "strategy" and value == ""):
         return  # None is Lightning's default; what is an object already is Lightning's to judge
     word = str(value)
+    # Lightning folds the case of strategies, and of nothing else.
     if (word.lower() if name == "strategy" else word) in known:
         return
     listed = ", ".join(usual or known)
@@ -161,6 +163,7 @@ def read_devices(block: Mapping[str, Any]) -> int | list[int] | None:
     numbers = value.split(",") if isinstance(value, str) else value
     try:
         if isinstance(numbers, list) and (isinstance(value, list) or len(numbers) > 1):
+            # A comma, even at the end, makes a list of GPUs for Lightning: "0," is the first one.
             found = [int(number) for number in numbers if number != ""]
             if found and min(found) >= 0:
                 return found
@@ -206,7 +209,7 @@ def _cpu_processes(block: Mapping[str, Any]) -> int:
             f"{n_cores} core(s) are visible here",
             fix=f"Write: devices: {n_cores}",
         )
-    return devices or 1
+    return devices or 1  # as Lightning's auto on CPUs
 
 
 def _visible(environ: Mapping[str, str]) -> str:

@@ -17,8 +17,7 @@ from espnet3.io.atomic import folder_trouble
 from espnet3.schedulers import UnansweredError
 from espnet3.trainer.config import n_loader_workers, trainer_block
 from espnet3.trainer.launching.devices import read_devices, read_nodes
-from espnet3.trainer.launching.job_script import Job, render
-from espnet3.trainer.launching.launch_config import LaunchConfig, load_launch_config
+from espnet3.trainer.launching.job_script import Job, LaunchConfig, load_launch_config, render
 
 if TYPE_CHECKING:
     from espnet3.config.load import LoadedConfig
@@ -202,15 +201,17 @@ def submit(job: Job) -> str:
         return scheduler.submit_script(
             job.script, words=[*scheduler.submit, *scheduler.terse], folder=job.recipe_dir
         )
+    # The scheduler may have taken it: submitted blindly again, two jobs would train in one folder.
     except UnansweredError as error:
         look = scheduler.status_command
         raise ResourceError(
             f"{error}. Look whether the job is there: {look} ; if it is not: {by_hand}"
         ) from error
     except ResourceError as error:
+        advice = scheduler.advise_on_refusal(str(error))
         raise ResourceError(
-            f"{error}\nMend the launch block and launch again; or edit the script and type: "
-            f"{by_hand}"
+            f"{error}\n{advice + '. ' if advice else ''}Mend the launch block and launch again; or "
+            f"edit the script and type: {by_hand}"
         ) from error
 
 

@@ -199,6 +199,7 @@ def find_job(environ: Mapping[str, str]) -> SchedulerJob | None:
 
 def foreign_launcher(environ: Mapping[str, str]) -> str:
     """Return the name of a launcher of several processes that we do not know; empty if none."""
+    # A job that mpirun starts as one process is a training like any other.
     found = (name for key, name in _FOREIGN.items() if (read_number(environ, key) or 1) > 1)
     return next(found, "")
 

@@ -27,6 +27,17 @@ class ProcessRank:
         """Whether a launcher started all processes with the same command line."""
         return self.launcher in ("torchrun", "srun") and self.world_size > 1
 
+    def show_logs(self) -> None:
+        """Show the log of this process on the screen; of further ones warnings, with their rank."""
+        import logging
+
+        from espnet3 import logs
+
+        if self.is_first:
+            logs.make_visible()
+        else:
+            logs.make_visible(f"[rank {self.rank}] ", logging.WARNING)
+
 
 def process_rank(environ: Mapping[str, str] = os.environ) -> ProcessRank:
     """Read the rank from the environment.

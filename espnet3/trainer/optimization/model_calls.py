@@ -61,6 +61,7 @@ def refuse_lightning(model: Any) -> None:
         ConfigError: with what to write instead.
     """
     kind = model if isinstance(model, type) else type(model)
+    # By name, since `lightning` and `pytorch_lightning` have a class each.
     if not any(c.__name__ == "LightningModule" for c in kind.__mro__):
         return
     raise ConfigError(
@@ -92,6 +93,8 @@ class ModelInputs:
         self._known = [p.name for p in named]
         self._required = [p.name for p in named if p.default is p.empty]
         self._takes_batch = self._known == [_WHOLE] and not self._takes_all
+        self._fitting: set[str] = set()
+        """Names in a batch that was found to fit as it is."""
 
     def fields(self, batch: Any) -> Mapping[str, Any]:
         """Return a batch by the names of the model's arguments, or of its own fields.
@@ -101,6 +104,8 @@ class ModelInputs:
         """
         if self._takes_batch:
             return {_WHOLE: batch}
+        if type(batch) is dict:
+            return batch
         is_pair = isinstance(batch, tuple | list) and len(batch) == 2  # (utt_ids, dict)
         if isinstance(batch, Tensor):
             batch = [batch]
@@ -113,7 +118,7 @@ class ModelInputs:
                 fix="Give it an argument for "
                 "each, or let the dataset return dicts of its arguments.",
             )
-        return dict(zip(self._known, batch, strict=False))
+        return dict(zip(self._known, batch, strict=False))  # `pick` reports what is missing
 
     def pick(self, batch: Any) -> dict[str, Any]:
         """Return the arguments for a batch.
@@ -124,6 +129,8 @@ class ModelInputs:
             ConfigError: a tensor has no place, or an argument without default is not there.
         """
         fields = dict(self.fields(batch))
+        if self._fitting and fields.keys() == self._fitting:
+            return fields
         missing = [name for name in self._required if name not in fields]
         unknown = [] if self._takes_all else [name for name in fields if name not in self._known]
         homeless = [
@@ -133,6 +140,8 @@ class ModelInputs:
         ]
         if missing or homeless:
             raise ConfigError(self._misfit(fields, missing, homeless))
+        if not unknown:
+            self._fitting = set(fields)
         return {name: value for name, value in fields.items() if name not in unknown}
 
     def _misfit(self, fields: Mapping[str, Any], missing: list[str], homeless: list[str]) -> str:
@@ -213,6 +222,7 @@ def _example(optimizers: Sequence[str]) -> str:
 
 def is_named(output: Any, optimizers: Sequence[str]) -> bool:
     """Tell whether a model returned steps, and not one output."""
+    # One name in common will do, so that a misspelt one beside it is reported as such.
     return isinstance(output, Mapping) and not set(output).isdisjoint(optimizers)
 
 
@@ -255,6 +265,7 @@ def parse_output(output: Any, model: str, default_weight: float = 1.0) -> ModelO
     weight: Any
     if isinstance(output, Mapping) and "loss" in output:
         loss, stats, weight = _from_mapping(output, model)
+    # An output of Hugging Face without labels lacks the key, but has the attribute, which is None.
     elif hasattr(output, "loss"):
         loss = output.loss
         stats, weight = getattr(output, "stats", None), getattr(output, "weight", None)
@@ -296,7 +307,7 @@ def _checked_loss(loss: Any, model: str) -> Tensor:
             f"The loss of {model} has the shape {tuple(loss.shape)}, but must be one number. "
             "Reduce it: loss = loss.mean()"
         )
-    return loss.reshape(())
+    return loss.reshape(()) if loss.ndim else loss
 
 
 def _scalars(stats: Any, model: str) -> dict[str, Number]:
@@ -326,7 +337,9 @@ def _scalar(value: Any, what: str, model: str) -> Number:
             f"{model}.forward returned {what} as {_describe(value)}, but it must be one number. "
             "Reduce it, such as by .mean(), or leave it out."
         )
-    return value.detach().reshape(()) if isinstance(value, Tensor) else float(value)
+    if not isinstance(value, Tensor):
+        return float(value)
+    return value.detach().reshape(()) if value.ndim else value.detach()
 
 
 def _describe(value: Any) -> str:

@@ -23,7 +23,7 @@ from pydantic import (
 from espnet3.config.load import LoadedConfig, as_loaded
 from espnet3.config.schema import FrozenConfig, validate
 from espnet3.config.sources import join_key, place_of
-from espnet3.config.targets import RESERVED, BadTarget, locate, signature_of
+from espnet3.config.targets import RESERVED, BadTarget, locate, signature_at
 from espnet3.errors import ConfigError, suggest
 from espnet3.trainer.config import check_call, those_of
 
@@ -99,16 +99,23 @@ class SchedulerConfig(FrozenConfig):
     """The metric that `ReduceLROnPlateau` looks at, such as `valid/loss`."""
 
 
-class _Keys(FrozenConfig):
+class OptimizationKeys(FrozenConfig):
     """The top-level keys."""
 
     optimizer: OptimizerNode | None = None
+    """`_target_` and arguments of the one optimizer, without the parameters."""
     scheduler: SchedulerNode | None = None
+    """`_target_` and arguments of its learning-rate schedule, without the optimizer."""
     scheduler_interval: Literal["step", "epoch"] | None = None
+    """Whether the schedule advances after each update or after each epoch; unset: step."""
     scheduler_monitor: str | None = None
+    """The metric that `ReduceLROnPlateau` looks at, such as `valid/loss`."""
     optimizers: dict[str, OptimizerConfig] = Field(default_factory=dict)
+    """Several optimizers by name, in place of `optimizer`."""
     schedulers: dict[str, SchedulerConfig] = Field(default_factory=dict)
+    """Their schedules, by the same names."""
     max_nonfinite_batches: NonNegativeInt = 20
+    """As many batches in a row may have a loss or gradient that is not finite."""
 
 
 class _TrainerKeys(FrozenConfig):
@@ -138,14 +145,14 @@ class OptimizationConfig:
         """
         loaded = as_loaded(config)
         values = loaded.plain()
-        keys = validate(_Keys, those_of(_Keys, values), loaded=loaded)
+        keys = validate(OptimizationKeys, those_of(OptimizationKeys, values), loaded=loaded)
         trainer = those_of(_TrainerKeys, values.get("trainer") or {})
         defaults = validate(_TrainerKeys, trainer, prefix="trainer", loaded=loaded)
         with loaded.naming_places():
             return cls._of(keys, defaults)
 
     @classmethod
-    def _of(cls, keys: _Keys, defaults: _TrainerKeys) -> "OptimizationConfig":
+    def _of(cls, keys: OptimizationKeys, defaults: _TrainerKeys) -> "OptimizationConfig":
         _check_forms(keys)
         optimizers = keys.optimizers
         if keys.optimizer is not None:
@@ -243,7 +250,7 @@ def _check_scheduler(node: Any, key: str) -> None:
         )
     for index, child in enumerate(node.get("schedulers") or ()):
         _check_scheduler(child, f"{key}.schedulers.{index}")
-    signature = signature_of(locate(node["_target_"]))
+    signature = signature_at(node["_target_"])
     added = [name for name in _ADDED if signature and name in signature.parameters]
     check_call(node, key, added=added)
 
@@ -272,6 +279,7 @@ def _try_optimizer(node: Mapping[str, Any], key: str) -> None:
     try:
         locate(node["_target_"])([torch.nn.Parameter(torch.zeros(2, 2))], **arguments)
     except (ValueError, TypeError) as error:
+        # torch's messages quote the value, but seldom name the argument.
         blamed = next((n for n, v in arguments.items() if str(v) in str(error)), "")
         key = join_key(key, blamed) if blamed else key
         raise ConfigError(
@@ -289,7 +297,7 @@ def is_plateau(target: Any) -> bool:
     return issubclass(kind, ReduceLROnPlateau)
 
 
-def _check_forms(keys: _Keys) -> None:
+def _check_forms(keys: OptimizationKeys) -> None:
     if not keys.optimizer and not keys.optimizers:
         raise ConfigError(
             "The training config has no optimizer.",
@@ -321,7 +329,7 @@ def _check_forms(keys: _Keys) -> None:
             )
 
 
-def _all_schedulers(keys: _Keys) -> dict[str, SchedulerConfig]:
+def _all_schedulers(keys: OptimizationKeys) -> dict[str, SchedulerConfig]:
     names = list(keys.optimizers) or [SINGLE]
     for name in keys.schedulers:
         if name not in names:
@@ -347,6 +355,7 @@ def _with_defaults(optimizer: OptimizerConfig, defaults: _TrainerKeys) -> Optimi
         "gradient_clip_algorithm": defaults.gradient_clip_algorithm,
     }
     missing = {k: v for k, v in given.items() if getattr(optimizer, k) is None and v is not None}
+    # `model_copy` validates nothing; both sides are validated already.
     return optimizer.model_copy(update=missing)
 
 
@@ -362,6 +371,7 @@ def _needs_closure(target: Any) -> bool:
     step = getattr(target, "step", None)
     parameters = inspect.signature(step).parameters if callable(step) else {}
     closure = parameters.get("closure")
+    # In torch every `step` takes a closure; it has no default only where it is needed (LBFGS).
     return closure is not None and closure.default is closure.empty
 
 

@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 
 from espnet3.errors import TrainingError
 from espnet3.text import first_few
-from espnet3.trainer.lightning_internals import step_optimizer
+from espnet3.trainer.lightning_internals import LowOverheadModule, run_backward, step_optimizer
 from espnet3.trainer.optimization.model_calls import ids_of
 from espnet3.trainer.optimization.optimization_config import (
     OptimizerConfig,
@@ -118,6 +118,7 @@ class Updater:
 @contextmanager
 def frozen_others(updater: Updater, updaters: Sequence[Updater]) -> Iterator[None]:
     """Switch off the gradients of all other optimizers' parameters inside the block."""
+    # `parameters` has the trainable ones only, so what the user froze stays so afterwards.
     frozen = [p for other in updaters if other is not updater for p in other.parameters]
     for parameter in frozen:
         parameter.requires_grad_(False)
@@ -140,7 +141,7 @@ class Stepper:
 
     def __init__(
         self,
-        module: pl.LightningModule,
+        module: LowOverheadModule,
         updaters: Sequence[Updater],
         guard: "NonFiniteGuard",
         norms: dict[str, float],
@@ -161,12 +162,14 @@ class Stepper:
             keep: whether another backward pass through the same graph follows.
         """
         # DDP waits for all parameters in a backward pass; this one may be for some of them only.
-        is_single = len(self._updaters) == 1
+        is_single, n_batches = len(self._updaters) == 1, updater.config.n_accumulated
         is_synced = is_single and closes
+        # A graph through the parameters of another optimizer must not add to their gradients.
         own = None if is_single else updater.parameters
         with self._unsynced(not is_synced), self._full_precision():
-            loss = loss / updater.config.n_accumulated
-            self._module.manual_backward(loss, inputs=own, retain_graph=keep)
+            if n_batches != 1:
+                loss = loss / n_batches
+            run_backward(self._module, loss, inputs=own, retain_graph=keep)
         updater.n_batches += 1
         updater.is_synced = is_synced
 
@@ -177,6 +180,7 @@ class Stepper:
         if ddp_of(self._trainer) is not None and not updater.is_synced:
             average_over_ranks(updater.parameters)
         if updater.n_batches != updater.config.n_accumulated:
+            # Each loss was divided by the size of a full window.
             factor = updater.config.n_accumulated / updater.n_batches
             scale_gradients(updater.parameters, factor)
         with self._full_precision():
@@ -187,12 +191,14 @@ class Stepper:
         return is_good
 
     def _step(self, updater: Updater, batch: Any) -> bool:
+        # With a scaler the gradients are still scaled here; `before_step` sees them unscaled.
         if self._scaler is None and not self._finish_gradients(updater, batch):
             return False
         self._stepping = updater, batch
         if updater is min(self._updaters, key=lambda other: other.config.n_iters):
-            step_optimizer(self._trainer, self._updaters.index(updater))
+            step_optimizer(self._module, self._updaters.index(updater))
         else:  # past Lightning's count of steps, which is to go up once for all optimizers
+            # Lightning asks for a closure; the backward passes are done by now.
             self._trainer.strategy.optimizer_step(updater.optimizer, closure=lambda: None)
         self._stepping = None
         return math.isfinite(self._norms[updater.name])
@@ -340,6 +346,7 @@ def average_over_ranks(parameters: Sequence[nn.Parameter]) -> None:
     for bucket in _buckets(parameters):
         flags = [p.new_tensor(float(p.grad is not None)) for p in bucket]
         parts = [torch.zeros_like(p) if p.grad is None else p.grad for p in bucket]
+        # The flags travel with the gradients: one collective per bucket, not two.
         flat = torch.cat([*(part.reshape(-1) for part in parts), torch.stack(flags)])
         torch.distributed.all_reduce(flat)
         flat[: -len(bucket)] /= torch.distributed.get_world_size()
@@ -363,10 +370,11 @@ def _buckets(parameters: Sequence[nn.Parameter]) -> Iterator[list[nn.Parameter]]
 def _unpack(flat: Tensor, bucket: Sequence[nn.Parameter]) -> None:
     has_gradient = iter(flat[-len(bucket) :].tolist())
     chunks = torch.split(flat, [*(p.numel() for p in bucket), len(bucket)])
-    for parameter, chunk in zip(bucket, chunks, strict=False):
+    for parameter, chunk in zip(bucket, chunks, strict=False):  # the last chunk has the flags
         if next(has_gradient) == 0:
             parameter.grad = None
         elif parameter.grad is None:
+            # A view would keep the whole bucket alive.
             parameter.grad = chunk.view_as(parameter).clone()
         else:
             parameter.grad.copy_(chunk.view_as(parameter))
@@ -388,6 +396,7 @@ def scale_gradients(parameters: Sequence[nn.Parameter], factor: float) -> None:
     """Multiply the gradients in place."""
     gradients = [p.grad for p in parameters if p.grad is not None]
     if gradients:
+        # One kernel for all of them, where a loop would launch one for each.
         torch._foreach_mul_(gradients, factor)
 
 
@@ -400,6 +409,7 @@ def total_norm(parameters: Sequence[nn.Parameter], root: Any = None) -> Tensor:
     """
     clip = getattr(root, "clip_grad_norm_", None)
     if clip is not None:  # of FSDP, which alone knows the parts of the others
+        # Without a limit it only measures.
         norm: Tensor = clip(float("inf"))
         return norm
     gradients = [p.grad for p in parameters if p.grad is not None]

@@ -18,6 +18,7 @@ from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy, ModelP
 from torch import nn
 from torch.optim import Optimizer
 
+from espnet3.commands import same_command
 from espnet3.config.instantiate import instantiate
 from espnet3.config.targets import find_bad_argument, locate, signature_of
 from espnet3.errors import ConfigError, suggest
@@ -223,6 +224,7 @@ class _Scheduler:
                 problem="which must know how long the training is",
                 fix=f"Write: {wanted[0]}: 100000, or set trainer.max_epochs or trainer.max_steps.",
             )
+        # OneCycleLR refuses a length of 0, and CosineAnnealingLR divides by it.
         return {wanted[0]: max(1, int(self.n_steps))}
 
 
@@ -306,6 +308,7 @@ def _apply(built: BuiltState, updater: Updater) -> None:
     schedule.load_state_dict(copy.deepcopy(built.schedule))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that no optimizer steps in between
+        # Step by step, since most schedules have no closed form.
         for _ in range(n_steps):
             schedule.step()
 
@@ -322,6 +325,7 @@ def settings_of(updaters: Sequence[Updater]) -> Settings:
 
 
 def _of_optimizer(updater: Updater) -> dict[str, float]:
+    # There is only one group: the parameters are passed as one list.
     group = updater.optimizer.param_groups[0]
     # A schedule changes `lr`, and most of them note the first one; other values may be its as well.
     lr = group.get("initial_lr", None if updater.scheduler is not None else group["lr"])
@@ -352,9 +356,9 @@ def warn_of_kept(built: Settings, updaters: Sequence[Updater], path: StrPath) ->
         logger.warning(
             "A resumed training keeps its settings: %s. A schedule beyond its planned length "
             "may stay at its end, or rise again. For the new ones, start another training from "
-            "these weights: exp_tag=NEW_NAME 'init={path: %s}'",
+            "these weights: %s",
             ", ".join(kept),
-            path,
+            same_command("exp_tag=NEW_NAME", f"init={{path: {path}}}"),
         )
 
 
@@ -393,6 +397,7 @@ def _check_scaler(updaters: Sequence[Updater]) -> None:
                 "another optimizer may change the scale of the gradients in between.",
                 fix="Write: precision: bf16-mixed",
             )
+        # torch sets it on fused optimizers, which unscale within their step.
         unscales = getattr(updater.optimizer, "_step_supports_amp_scaling", False)
         if unscales and config.gradient_clip_val:
             raise ConfigError(

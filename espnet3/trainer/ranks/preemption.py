@@ -101,6 +101,7 @@ class Preemption(pl.Callback):
                 raise
             raise RunInterrupted(signals.code) from None
         except RuntimeError as error:
+            # A signal to the process group may end the loader's workers before this process saves.
             if signals.code is None or "DataLoader worker" not in str(error):
                 raise
             logger.warning("The signal has ended workers of the loader: nothing could be saved.")
@@ -155,6 +156,7 @@ class Preemption(pl.Callback):
             return
         n_batches = float(sum(trainer.num_val_batches))
         most, least = _maxima(trainer, n_batches, -n_batches)
+        # Ranks with different numbers of batches would hang in `_ask`, and a stream has no number.
         self._asks_in_validation = most == -least and most != float("inf")
         self._ask(trainer)
         self._stop_validation(trainer, pl_module)
@@ -181,8 +183,11 @@ class Preemption(pl.Callback):
             self._stop_validation(trainer, pl_module)
 
     def _ask(self, trainer: pl.Trainer) -> None:
+        if self._signals.code is None and trainer.world_size == 1:
+            return
         waited = 0.0 if self._agreed is None else time.monotonic() - self._agreed_at
         own = self._signals.code or 0, self._pace.seconds_per_batch(), waited
+        # The largest code wins: that of a signal to end (130, 143) over that to continue (75).
         code, seconds, self._seconds_waited = _maxima(trainer, *own)
         self._pace.restart(seconds)
         if self._agreed is None:
@@ -277,6 +282,7 @@ class DeferredSignals:
 
     def install(self) -> dict[signal.Signals, Any]:
         """Put the handlers in place, and return those that were."""
+        # Python lets only the main thread set handlers; a training elsewhere goes without.
         if threading.current_thread() is not threading.main_thread():
             return {}
         self._owner = os.getpid()
@@ -304,6 +310,7 @@ class DeferredSignals:
 def _handle_in_worker(number: int) -> None:
     """Act in a forked process, such as a loader's: the training still needs it for a while."""
     if number == signal.SIGTERM:
+        # By the default action, so that whoever waits for it sees a death by SIGTERM.
         signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)
 

@@ -129,10 +129,12 @@ class RankStore:
     def post(self, failure: RankFailure) -> bool:
         """Publish a failure; False if there was one already, which then stays."""
         text = failure.to_json()
+        # An expected value of "" also stands for a missing key, so exactly one rank succeeds.
         return self._store.compare_set("failure", "", text) == text.encode()
 
     def failure(self) -> RankFailure | None:
         """Return the first failure of any rank."""
+        # `get` would block until there is one.
         if not self._store.check(["failure"]):
             return None
         return RankFailure.from_json(self._store.get("failure"))
@@ -143,6 +145,7 @@ class RankStore:
 
     def n_acknowledged(self) -> int:
         """Return how many ranks have read the failure."""
+        # Adding 0 reads the counter without waiting for somebody to write it first.
         return self._store.add("acknowledged", 0)
 
     def suspect(self) -> None:
@@ -170,6 +173,7 @@ class RankStore:
 
     def beats(self, ranks: list[int]) -> dict[int, bytes]:
         """Return the last heartbeats; empty ones of ranks that were never heard."""
+        # `multi_get` blocks until all of its keys exist, so it gets only ranks that were heard.
         missing = [rank for rank in ranks if rank not in self._heard]
         self._heard.update(rank for rank in missing if self._store.check([f"beat/{rank}"]))
         known = [rank for rank in ranks if rank in self._heard]
@@ -246,6 +250,7 @@ class RankLink:
     def beat(self, store: RankStore, value: int) -> None:
         """Publish the heartbeat of this rank, unless it has left."""
         with self._beating:
+            # Under the lock: a beat after LEFT would make this rank look dead soon after.
             if not self.has_left:
                 store.beat(self.rank, str(value).encode())
 

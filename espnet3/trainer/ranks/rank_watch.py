@@ -23,6 +23,7 @@ from typing import NoReturn
 import lightning.pytorch as pl
 from typing_extensions import override
 
+from espnet3.config.sources import add_place
 from espnet3.errors import EspnetError, TrainingError
 from espnet3.trainer.lightning_internals import take_over_children
 from espnet3.trainer.ranks.preemption import TrainingStopped
@@ -131,6 +132,7 @@ class RankWatch(pl.Callback):
         if isinstance(error, TrainingStopped) or self._reported or self._closing.is_set():
             return
         self._reported = error
+        add_place(error)  # the other ranks print it before the border of the stage does
         self._link.connect()
         try:
             if is_communication_error(error):
@@ -158,7 +160,7 @@ class RankWatch(pl.Callback):
         if self._link.rank != 0:
             self._end_now(failure)
         if store is not None:
-            self._link.await_others(store, 2)
+            self._link.await_others(store, 2)  # this rank, and the dead one
             store.acknowledge()
         raise TrainingError(failure.in_full()) from None
 
@@ -183,6 +185,7 @@ class RankWatch(pl.Callback):
             if failure and not self._link.saw_leave(failure.rank):
                 self._end(failure)
             if self._link.store is not None:
+                # The other thread counts its looks; the count stands still while the store hangs.
                 meter.update({0: str(self._n_looks).encode()})
                 seconds = meter.longest()[1]
                 if seconds > self.silence_seconds:
@@ -224,6 +227,7 @@ class RankWatch(pl.Callback):
     def _end(self, failure: RankFailure) -> None:
         """End this process because of another, from one of the threads."""
         if self._closing.is_set() or self._link.has_left or failure.is_mine:
+            # The caller calls again at once, and would spin.
             self._closing.wait(self.tick_seconds)
             return
         failure = self._link.share(failure)
@@ -237,6 +241,7 @@ class RankWatch(pl.Callback):
     def _end_now(self, failure: RankFailure) -> NoReturn:
         self._ending.acquire()  # never released: only one thread reports
         rank = self._link.rank
+        # If rank 0 died without a message, rank 1 speaks in its place.
         is_speaker = rank == 0 or (rank == 1 and failure.rank == 0 and not failure.is_own)
         store = self._link.usable_store()
         try:
@@ -251,6 +256,7 @@ class RankWatch(pl.Callback):
             pass
         finally:
             self._processes.kill_children()
+            # `sys.exit` ends only its own thread, and the main one may hang in a collective.
             os._exit(failure.exit_code)
 
 
@@ -291,6 +297,7 @@ def _is_from_a_collective(error: BaseException) -> bool:
     from torch.distributed import DistError
 
     text = str(error)
+    # gloo and NCCL raise a plain RuntimeError in many places.
     by_text = any(word in text for word in ("gloo", "NCCL", "c10d", "Connection closed by peer"))
     return isinstance(error, DistError) or (isinstance(error, RuntimeError) and by_text)
 
@@ -307,6 +314,7 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 def tell_torchrun(error: BaseException) -> None:
     """Leave the traceback where torchrun looks for it, which then prints it as the very last."""
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    # The first error is the cause, so a later one does not replace it.
     if not path or os.path.exists(path):
         return
     # torchrun blames the earliest, in whole seconds, and of those the lowest rank.
@@ -348,6 +356,7 @@ class LaunchedProcesses:
 
     def has_lost_parent(self) -> bool:
         """Tell whether the process that started this rank has ended."""
+        # An orphan is adopted by another process, such as init.
         return self._parent is not None and os.getppid() != self._parent
 
     def orphaned(self, rank: int) -> RankFailure:
@@ -364,6 +373,7 @@ class LaunchedProcesses:
         for number, child in enumerate(self._children, start=1):
             # Truthy only for a failure: 0 is a good end, and None still runs.
             if child.poll():
+                # Each node has equally many ranks: the children, and the one that started them.
                 first = int(self._environ.get("NODE_RANK") or 0) * (len(self._children) + 1)
                 return _death(first + number, child)
         return None

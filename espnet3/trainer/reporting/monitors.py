@@ -15,7 +15,7 @@ from espnet3.text import count, value_text
 from espnet3.trainer.config import CRITERIA, TrainingConfig
 from espnet3.trainer.lightning_internals import is_log_point
 from espnet3.trainer.optimization.optimization_config import OptimizationConfig
-from espnet3.trainer.reporting.history_entries import read_history
+from espnet3.trainer.reporting.history import read_history
 
 logger = logging.getLogger(__name__)
 
@@ -217,6 +217,7 @@ class EarlyStops(Callback):
 
     def _epoch_of(self, monitor: str, best: float) -> int | None:
         entries = [one for one in read_history(self._exp_dir) if monitor in one.values]
+        # The history keeps seven digits, so the best value need not be equal to its own line.
         near = [one for one in entries if abs(one.values[monitor] - best) <= 1e-6 * abs(best)]
         return near[0].epoch if near else None
 

@@ -58,6 +58,7 @@ class TrainingPosition:
             shares.append((trainer.current_epoch + min(1.0, batch / n_batches)) / n_epochs)
         if trainer.max_steps > 0:
             shares.append(trainer.global_step / trainer.max_steps)
+        # Whichever limit comes first ends the training.
         share = min(1.0, max(shares)) if shares else None
         epoch = trainer.current_epoch + 1
         return cls(epoch, n_epochs, batch, n_batches, trainer.global_step, share)
@@ -120,6 +121,7 @@ class TrainingProgress(Callback):
         self._trainer = trainer
         now = monotonic()
         self._begin = TrainingPosition.of(trainer), now
+        # A second back, so that the first log point has its line at once.
         self._epoch_begin, self._last_line = now, now - _MOST_OFTEN
         parts = describe_parts(getattr(pl_module, "model", pl_module))
         logger.info("%s", "\n".join([describe_start(trainer, pl_module), *parts]))
@@ -444,6 +446,7 @@ class TrainingBar:
 
     def _update(self, task: Any, label: str, done: int, total: int | None, text: str) -> None:
         now = monotonic()
+        # The last one always, or a finished bar would seem to hang just before its end.
         if now - self._drawn >= _SECONDS_BETWEEN or done == total:
             self._drawn = now
             self._bars.update(task, description=label, completed=done, total=total, text=text)
@@ -462,6 +465,7 @@ def lines_only_in_files() -> Iterator[None]:
         handler
         for logger in loggers
         for handler in logger.handlers
+        # A FileHandler is a StreamHandler as well.
         if isinstance(handler, logging.StreamHandler)
         and not isinstance(handler, logging.FileHandler)
     ]

@@ -136,6 +136,7 @@ class _StartupCallback(Callback):
 
     def _lap(self, name: str) -> None:
         now = monotonic()
+        # A part that has ended since the mark has counted its own time.
         self._times.add(name, now - max(self._mark, self._times.ended))
         self._mark = now
 
@@ -326,6 +327,7 @@ def _resident_bytes() -> float:
         import resource
 
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        # macOS has it in bytes, others in kilobytes.
         return float(peak if sys.platform == "darwin" else peak * 1024)
 
 

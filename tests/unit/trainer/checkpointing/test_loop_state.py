@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from tests.helpers.checkpoint_parts import Module, run
+from tests.helpers.exhaustive import pairs
 
 CASES = {
     "no validation": {},
@@ -48,8 +49,7 @@ class Copies(pl.Callback):
             os.link(last, self.paths[-1])
 
 
-@pytest.mark.parametrize("length", LENGTHS)
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(("case", "length"), pairs(CASES, LENGTHS))
 def test_every_checkpoint_leads_to_the_same_end(tmp_path, case, length):
     options = {**CASES[case], **LENGTHS[length]}
     n_accumulate = 2 if (case, length) == ("within epochs", "max_epochs") else 1

@@ -2,7 +2,7 @@ import pytest
 
 from espnet3.config.load import load_config
 from espnet3.errors import ConfigError
-from espnet3.trainer.launching.launch_config import LaunchConfig, load_launch_config
+from espnet3.trainer.launching.job_script import LaunchConfig, load_launch_config
 
 
 def load(tmp_path, text):

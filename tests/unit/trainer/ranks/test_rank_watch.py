@@ -8,8 +8,10 @@ import lightning.pytorch as pl
 import pytest
 import torch
 
+from espnet3.config.load import load_config
+from espnet3.errors import ConfigError
 from espnet3.trainer.ranks.rank_link import RankFailure, RankLink
-from espnet3.trainer.ranks.rank_watch import LaunchedProcesses, RankWatch
+from espnet3.trainer.ranks.rank_watch import LaunchedProcesses, RankWatch, failure_of
 
 
 @pytest.fixture(autouse=True)
@@ -38,6 +40,16 @@ def test_an_error_of_a_process_alone_passes_at_once(error):
         raise error
     assert caught.value is error
     assert watching() == []
+
+
+def test_an_error_is_reported_with_the_place_of_its_key(tmp_path):
+    file = tmp_path / "training.yaml"
+    file.write_text("seed: 1\nbest_model_criterion: valid/loss\n")
+    error = ConfigError(key="best_model_criterion", value="valid/loss", problem="but is no list")
+    with load_config(str(file)).naming_places(), RankWatch(tick_seconds=0.05) as watch:
+        watch.report(error)
+        summary = failure_of(error, rank=1).summary
+    assert f"best_model_criterion is 'valid/loss' (set in {file}:2)" in summary
 
 
 def test_one_device_is_not_watched():

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
-from espnet3.trainer.reporting.curves import panels_of, plot_curves, thin_out
-from espnet3.trainer.reporting.history_entries import FILE_NAME, Entry
+from espnet3.trainer.reporting.history import FILE_NAME, Entry, panels_of, plot_curves, thin_out
 
+pytestmark = pytest.mark.cold  # elsewhere the axes stay blank, to save time
 PNG = b"\x89PNG\r\n"
 
 

@@ -8,7 +8,7 @@ import signal
 import pytest
 from lightning.pytorch.callbacks import ModelCheckpoint
 
-from espnet3.trainer.reporting.history_entries import Entry, names, read_history, series
+from espnet3.trainer.reporting.history import Entry, names, read_history, series
 from espnet3.trainer.reporting.loggers import History
 from espnet3.trainer.reporting.summary import ThroughputMonitor
 from tests.helpers import clean_process

@@ -11,7 +11,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from espnet3.config.load import load_config
 from espnet3.errors import ConfigError, MissingExtraError
-from espnet3.trainer.reporting.history_entries import read_history
+from espnet3.trainer.reporting.history import read_history
 from espnet3.trainer.reporting.loggers import History, build_loggers
 from tests.helpers.report_parts import fit
 

@@ -5,7 +5,7 @@ import re
 import torch
 
 from espnet3.trainer.reporting import summary
-from espnet3.trainer.reporting.history_entries import read_history
+from espnet3.trainer.reporting.history import read_history
 from espnet3.trainer.reporting.loggers import History
 from espnet3.trainer.reporting.summary import ModelSize, StartupTimes, describe_parts
 from tests.helpers.report_parts import Module, fit

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from espnet3.trainer.reporting import summary
-from espnet3.trainer.reporting.history_entries import read_history, series
+from espnet3.trainer.reporting.history import read_history, series
 from espnet3.trainer.reporting.loggers import History
 from espnet3.trainer.reporting.progress import TrainingProgress
 from espnet3.trainer.reporting.summary import ThroughputMonitor, Window

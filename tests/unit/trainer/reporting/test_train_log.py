@@ -12,7 +12,7 @@ from espnet3.trainer.checkpointing.resume import RandomStates
 from espnet3.trainer.config import CheckpointConfig, Criterion
 from espnet3.trainer.module import TrainingModule
 from espnet3.trainer.optimization.optimization_config import OptimizationConfig
-from espnet3.trainer.reporting.history_entries import read_history
+from espnet3.trainer.reporting.history import read_history
 from espnet3.trainer.reporting.loggers import History
 from espnet3.trainer.reporting.summary import ThroughputMonitor
 from tests.helpers.checkpoint_parts import Loader, Net

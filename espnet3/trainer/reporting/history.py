@@ -1,24 +1,95 @@
-"""Learning curves: which metrics of a history are drawn, and `curves.png`."""
+"""`history.jsonl`, one line per log point and per validation, and `curves.png`, drawn from it.
+
+A line is `{"step": 1250, "epoch": 2, "time": 1763260000.1, "values": {"train/loss": 2.134},
+"batch": 5000}`, where `step` counts optimizer steps, `epoch` counts from 1, as in the names of
+checkpoints, and `batch` counts the batches of all epochs. A value that is not finite is null.
+
+Lightning is not imported here: reports read these files without a training.
+"""
 
 import itertools
+import json
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from espnet3.io.atomic import StrPath, write_bytes
 from espnet3.text import count, value_text
-from espnet3.trainer.reporting.history_entries import Entry, names, read_history, series
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-FILE_NAME = "curves.png"
+FILE_NAME = "history.jsonl"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A line of the history."""
+
+    step: int
+    epoch: int
+    time: float
+    """Seconds since 1970."""
+    values: Mapping[str, float]
+    batch: int = 0
+
+    def to_line(self) -> str:
+        """Return it as JSON."""
+        return json.dumps(
+            {**asdict(self), "values": {k: _plain(v) for k, v in self.values.items()}}
+        )
+
+
+def _plain(value: float) -> float | None:
+    # Most are of 32 bits, whose further digits say nothing.
+    return float(f"{value:.7g}") if math.isfinite(value) else None
+
+
+def read_history(path: StrPath) -> list[Entry]:
+    """Read a history, or `exp_dir/history.jsonl`; a file that is not there is empty.
+
+    Lines that a kill left unfinished are skipped: a plot is not worth an error.
+    """
+    file = Path(path)
+    file = file / FILE_NAME if file.is_dir() else file
+    if not file.exists():
+        return []
+    # A kill may have cut the last line within a character.
+    with file.open(encoding="utf-8", errors="replace") as lines:
+        return [entry for entry in map(_parse, lines) if entry is not None]
+
+
+def _parse(line: str) -> Entry | None:
+    try:
+        record = json.loads(line)
+        values = {str(k): math.nan if v is None else float(v) for k, v in record["values"].items()}
+        step, epoch, batch = (int(record[key]) for key in ("step", "epoch", "batch"))
+        return Entry(step, epoch, float(record["time"]), values, batch)
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return None
+
+
+def series(history: Iterable[Entry], name: str) -> tuple[list[int], list[float]]:
+    """Return the steps and values of a metric; of a step that comes twice, the last.
+
+    Example:
+        >>> series([Entry(1, 0, 0.0, {"a": 2.0}), Entry(1, 0, 1.0, {"a": 3.0})], "a")
+        ([1], [3.0])
+    """
+    values = {entry.step: entry.values[name] for entry in history if name in entry.values}
+    return list(values), list(values.values())
+
+
+def names(history: Iterable[Entry]) -> list[str]:
+    """Return the names of all metrics, in the order in which they first came."""
+    return list(dict[str, Any].fromkeys(name for entry in history for name in entry.values))
+
 
 _TRAIN, _VALID = "#7f8fa6", "#c23616"
 _OTHERS = ("#0a7c8c", "#e1a100", "#6c5ce7", "#2f3640")
@@ -53,7 +124,7 @@ def plot_curves(exp_dir: StrPath) -> Path | None:
         return None
     image = BytesIO()
     figure.savefig(image, format="png", dpi=150)
-    path = folder / FILE_NAME
+    path = folder / "curves.png"
     write_bytes(path, image.getvalue())
     return path
 
@@ -108,6 +179,7 @@ def _draw(history: Sequence[Entry], title: str) -> "Figure | None":
     n_columns = math.lcm(*map(len, rows))
     width = 4.4 * min(_PER_ROW, max(map(len, rows)))
     figure = Figure(figsize=(width, 2.7 * len(rows) + 0.4), layout="constrained")
+    # Not by pyplot, whose global state keeps figures alive and may look for a display.
     FigureCanvasAgg(figure)
     grid = figure.add_gridspec(len(rows), n_columns)
     for i, row in enumerate(rows):
@@ -169,6 +241,7 @@ def thin_out(
     x: np.ndarray, y: np.ndarray, n_points: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Return the means of `n_points` stretches of a line, with the least and the most in each."""
+    # There are more values than points here: `reduceat` would repeat values for an empty stretch.
     edges = np.linspace(0, len(x), n_points + 1).astype(int)
     starts, sizes = edges[:-1], np.diff(edges)
     return (
