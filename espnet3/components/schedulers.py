@@ -24,11 +24,13 @@ class WarmupLR(LRScheduler):
     ) -> None:
         if warmup_steps <= 0:
             raise ValueError(f"warmup_steps is {warmup_steps}, but must be above 0")
+        # Before super().__init__(), which asks get_lr() for the first rate.
         self.warmup_steps = warmup_steps
         super().__init__(optimizer, last_epoch)
 
     def get_lr(self) -> list[float | Tensor]:
         """Return the rate of each parameter group for the current step, counted from 1."""
+        # torch counts from 0, which has no power of -0.5.
         step = self.last_epoch + 1
         factor = self.warmup_steps**0.5 * min(step**-0.5, step * self.warmup_steps**-1.5)
         return [float(lr) * factor for lr in self.base_lrs]

@@ -7,6 +7,7 @@ import io
 import os
 import re
 import shlex
+import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,6 +24,14 @@ if TYPE_CHECKING:
 
 Source = str | os.PathLike[str] | bytes
 """A path, or the content of an audio file."""
+BY_SNDFILE = frozenset(
+    [".wav", ".flac", ".mp3", ".ogg", ".oga", ".opus", ".sph", ".aif", ".aiff", ".au", ".snd",
+     ".w64", ".rf64", ".caf"]
+)  # fmt: skip
+"""Usual endings of files that libsndfile reads."""
+BY_FFMPEG = frozenset([".m4a", ".mp4", ".aac", ".wma", ".webm", ".mkv", ".mov", ".amr", ".3gp"])
+"""Endings of files that are decoded by the program ffmpeg, where it is installed."""
+_FFMPEG_SECONDS = 3600.0
 CHANNEL_CHOICES = ("mix", "only")
 """What `channel` may be besides a number."""
 T = TypeVar("T")
@@ -32,6 +41,7 @@ _MAX_OVERSHOOT_SECONDS = 0.5
 # A header takes 50 microseconds on a local disk, where threads are no gain, and milliseconds on a
 # network file system, where they are.
 _N_THREADS = 8
+# A task for each item would cost as much as reading a header from a local disk.
 _ITEMS_PER_TASK = 64
 # The length that these declare is not exact.
 _LOSSY = ("MP3", "OGG")
@@ -47,6 +57,7 @@ _NIST_SAMPLES = re.compile(rb"^sample_count -i (\d+)", re.MULTILINE)
 _NIST_HEADER = 1024
 # A header without samples is much smaller.
 _MAX_EMPTY_BYTES = 4096
+# libsndfile reports 2**63 - 1 for an unknown length.
 _MAX_FRAMES = 1 << 62
 
 
@@ -91,6 +102,7 @@ def read_audio(
         if not resample:
             check_sample_rate(file.samplerate, sample_rate, source)
         first, last = _frame_range(file, start, end, source)
+        # A file that is cut short may end before the part begins: check_length() then says so.
         file.seek(min(first, file.frames))
         samples = file.read(last - first, dtype="float32")
         check_length(len(samples), last - first, file, source)
@@ -161,6 +173,7 @@ class AudioForm:
 def _check_whole_number(name: str, value: Any, example: int, least: int) -> None:
     if value is None:
         return
+    # In Python a bool is an int, so `channel: true` would be channel 1.
     if not isinstance(value, int) or isinstance(value, bool):
         more = " or one of: mix, only" if name == "channel" else ""
         raise ConfigError(
@@ -235,13 +248,41 @@ def pick_channel(samples: Any, channel: int | str | None, source: Source) -> Any
 def _opened(source: Source) -> Iterator[Any]:
     import soundfile
 
+    content = source
+    if not isinstance(source, bytes) and os.path.splitext(source)[1].lower() in BY_FFMPEG:
+        content = _decoded(os.fspath(source))
     try:
         with soundfile.SoundFile(
-            io.BytesIO(source) if isinstance(source, bytes) else os.fspath(source)
+            io.BytesIO(content) if isinstance(content, bytes) else os.fspath(content)
         ) as file:
             yield file
     except soundfile.SoundFileError as error:
         raise AudioError(diagnose(source, error)) from error
+
+
+def _decoded(path: str) -> bytes:
+    """Return what ffmpeg makes of a file, as AU: of all headers the one that needs no length.
+
+    Raises:
+        AudioError: There is no ffmpeg, or it cannot read the file.
+    """
+    if not os.path.isfile(path):
+        raise AudioError(f"{path} is not there.", fix="Correct the path")
+    command = ["ffmpeg", "-nostdin", "-v", "error", "-i", f"file:{path}", "-vn"]
+    command += ["-c:a", "pcm_s16be", "-f", "au", "-"]
+    try:
+        ended = subprocess.run(command, capture_output=True, timeout=_FFMPEG_SECONDS, check=False)
+    except FileNotFoundError:
+        raise AudioError(
+            f"{path} can only be read with the program ffmpeg, which is not installed.",
+            fix=f"Install ffmpeg, or convert it elsewhere: ffmpeg -i {_path(path)} OUT.flac",
+        ) from None
+    except subprocess.TimeoutExpired:
+        raise AudioError(f"{path}: ffmpeg did not end within an hour.") from None
+    if ended.returncode or not ended.stdout:
+        why = " ".join(ended.stderr.decode(errors="replace").split())[-300:]
+        raise AudioError(f"{path} cannot be read by ffmpeg: {why}", fix="Make the file again")
+    return ended.stdout
 
 
 def _frame_range(file: Any, start: float, end: float | None, source: Source) -> tuple[int, int]:
@@ -351,6 +392,7 @@ def _promised_by_chunk(info: str, n_frames: int, source: Source) -> int:
     promised, there = int(found[1]), int(found[2])
     if not n_frames:
         return promised  # in bytes; all that matters is that it is more than 0
+    # The chunk is counted in bytes; what is there tells how many make a frame.
     return n_frames + max(0, promised - there) * n_frames // there
 
 
@@ -409,4 +451,5 @@ def resampled_length(n_samples: int, from_rate: int, to_rate: int) -> int:
         >>> resampled_length(44101, 44100, 16000), resampled_length(1, 48000, 16000)
         (16000, 0)
     """
+    # In integers, as floats would round differently for long files.
     return (2 * n_samples * to_rate + from_rate) // (2 * from_rate)

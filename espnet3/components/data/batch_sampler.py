@@ -68,9 +68,11 @@ class EpochSampler:
 
     def begin(self) -> list["Ints"]:
         """Return the batches of this rank: all, or after `load_state_dict` what is left."""
+        # Only the first iteration after a resume is partial; another one of this epoch starts over.
         if self._has_begun:
             self._restart([])
         self._has_begun = True
+        # Not in the constructor, which may run before there is a process group.
         self._n_ranks, rank = world()
         dealt = self._dealt(self._n_ranks)
         self._warn_of_samples_in_no_step(dealt)
@@ -176,6 +178,7 @@ class EpochSampler:
             raise error.at(self.key) from error
 
     def _batches(self) -> list["Ints"]:
+        # The length alone is asked for again and again, and planning a large corpus takes seconds.
         if self._planned is None or self._planned[0] != self.epoch:
             self._planned = self.epoch, self.plan.batches(self.epoch)
         return self._planned[1]

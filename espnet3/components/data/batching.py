@@ -300,6 +300,7 @@ def _sort_keys(tickets: "Ints", n_items: int, order: Order | None, words: list[i
         return keys
     places = np.empty(n_items, dtype=np.float64)
     places[order(words[1])] = np.arange(n_items)
+    # Keys are below 1, so they decide only among the copies of an item.
     return places[tickets % n_items] + keys
 
 
@@ -310,6 +311,7 @@ def _in_blocks(by_cost: "Ints", rng: "np.random.Generator") -> "Ints":
     parts = []
     for i, size in enumerate(_BLOCKS):
         n_rest = len(by_cost) % size
+        # At random, or the remainder would always be the cheapest batches, or the costliest.
         start = int(rng.integers(0, len(by_cost) - n_rest + 1))
         rest, blocks = (
             by_cost[start : start + n_rest],
@@ -338,6 +340,7 @@ def _cut(tickets: "Ints", starts: "Ints") -> list["Ints"]:
 def _join(arrays: Sequence["Ints"]) -> "Ints":
     import numpy as np
 
+    # concatenate() refuses an empty list.
     return np.concatenate([np.empty(0, np.int64), *arrays])
 
 
@@ -357,6 +360,7 @@ def find_slots(parts: Sequence[Part], seed: int) -> Slots:
             columns[0].append(n_before + edges[:-1])
             columns[1].append(np.diff(edges))
             columns[2].append(np.full(n_slots, copy))
+            # At random, or an epoch would take the first item of every place.
             columns[3].append(rng.integers(0, 2**31, n_slots))
         n_before += n_items
     items = np.concatenate([part.items for part in parts])
@@ -404,6 +408,7 @@ def shard_order(locality: Any, *, seed: int, epoch: int, buffer_shards: int) -> 
     pool_of_shard = generator.permutation(len(numbers)) // buffer_shards
     order = generator.permutation(len(shard_of_item))
     pools = pool_of_shard[shard_of_item[order]]
+    # Stable, so that the random order within a pool stays.
     return np.asarray(order[np.argsort(pools, kind="stable")], dtype=np.int64)
 
 

@@ -31,8 +31,7 @@ from espnet3.io.scp import check_id, safe_name
 from espnet3.io.tables import JsonlWriter, read_jsonl
 from espnet3.parallel.base_runner import BaseRunner
 from espnet3.shards.layout import FAILED
-from espnet3.shards.merge import read_part, require_done
-from espnet3.shards.status import read_failures
+from espnet3.shards.merge import read_failures, read_part, require_done
 
 logger = logging.getLogger(__name__)
 
@@ -405,6 +404,7 @@ class StatsFiles:
         if name not in self._shapes:
             path = self._path(name, SHAPE)
             self._shapes[name] = self._stack.enter_context(open_atomic(path))
+            # Lines count positions, and items may have been skipped before this name first came up.
             self._shapes[name].writelines(self._skipped)
         return self._shapes[name]
 
@@ -417,6 +417,7 @@ class StatsFiles:
     def __exit__(self, *exc_info: Any) -> None:
         if exc_info[0] is None:
             try:
+                # First, because it may fail, and then no file of shapes may appear either.
                 self._write_stats()
             except BaseException as error:
                 self._stack.__exit__(type(error), error, error.__traceback__)

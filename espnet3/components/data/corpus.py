@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from espnet3.components.data.dataset_module import RECIPE_PREFIX, load_package
+from espnet3.components.data.data_organizer import RECIPE_PREFIX, load_package
 from espnet3.components.data.errors import DataError
 from espnet3.io.atomic import (
     fsync_dir,
@@ -28,7 +28,7 @@ from espnet3.io.tables import JsonlWriter, read_jsonl
 from espnet3.parallel.base_runner import BaseRunner
 from espnet3.parallel.code_digests import RULE, describe_code
 from espnet3.parallel.env_provider import EnvironmentProvider
-from espnet3.parallel.module_values import describe_value
+from espnet3.parallel.own_modules import describe_value
 
 if TYPE_CHECKING:
     import numpy as np
@@ -103,6 +103,7 @@ class Corpus:
         names = [self.folder / f"{name}.jsonl" for name in self._manifests(self.rows)]
         there = [row for name in names if name.is_file() for row in read_jsonl(name)]
         found = {row["utt_id"]: row for row in there}
+        # As they come back from a file, in which a tuple is a list.
         wanted = [json.loads(dump_json(dict(row))) for row in self.rows]
         is_same = len(found) == len(wanted) > 0 and all(
             found.get(row["utt_id"], {}).items() >= row.items() for row in wanted
@@ -134,6 +135,7 @@ class Corpus:
         shutil.rmtree(self.folder / _BUILD, ignore_errors=True)
 
     def _make(self, digest: str) -> None:
+        # Named by the digest, so that the remains of another corpus are never continued.
         work = self.folder / _BUILD / digest[:16]
         if not work.exists():
             self._clear(work)

@@ -61,7 +61,8 @@ class TransformedDataset:
 
     Both take a sample and return one. One that has a parameter `rng` gets a NumPy `Generator` for
     its random choices: in training another one for each epoch and sample, otherwise always the
-    same one for a sample.
+    same one for a sample. One with a true attribute `keeps_fields` changes nothing but audio, so
+    that texts can be read without it.
 
     Args:
         dataset: Where the samples come from.
@@ -81,6 +82,7 @@ class TransformedDataset:
         steps = [step for step in (transform, preprocessor) if step is not None]
         self._steps = [(step, takes_rng(step)) for step in steps]
         self._is_random = any(is_random for _, is_random in self._steps)
+        self._keeps_fields = all(getattr(step, "keeps_fields", False) for step in steps)
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -98,8 +100,12 @@ class TransformedDataset:
         return self._is_random or uses_rng(self.dataset)
 
     def has_fields(self) -> bool:
-        """Say that there is no sample without audio: a step may need it, or make the text."""
-        return False
+        """Tell whether there are samples without audio: other steps may need it, or make texts."""
+        return self._keeps_fields and has_fields(self.dataset)
+
+    def fields(self, index: int) -> Any:
+        """Return a sample, without its audio where no step needs that."""
+        return fields_of(self.dataset, index) if self._keeps_fields else self[index]
 
     def _apply(self, sample: Any, rng: "np.random.Generator | None") -> Any:
         for step, is_random in self._steps:
@@ -188,6 +194,7 @@ class CombinedDataset:
 
     def _find(self, index: int) -> tuple[int, int]:
         position = as_position(index, len(self))
+        # An end is the first position of the next dataset, hence not bisect_left.
         which = bisect_right(self._ends, position)
         return which, position - (self._ends[which - 1] if which else 0)
 
@@ -205,6 +212,7 @@ class CombinedDataset:
 
     def fingerprint(self) -> str:
         """Return a digest of all fingerprints, in order."""
+        # Left out where they change nothing: the fingerprint is then as without weights.
         weights = {"weights": self.weights} if set(self.weights) != {1.0} else {}
         prints = [fingerprint_of(dataset) for dataset in self.datasets]
         return digest({"datasets": prints, **weights})
@@ -216,6 +224,7 @@ def as_position(index: Any, n_items: int) -> int:
     Raises:
         IndexError: There are not so many items.
     """
+    # It takes integers of NumPy too and, unlike int(), refuses 1.5.
     position = operator.index(index)
     if not -n_items <= position < n_items:
         raise IndexError(f"Item {position} was asked for, but the dataset has {n_items}.")
@@ -278,10 +287,12 @@ def _content(dataset: Any) -> dict[str, Any] | None:
     """Return what is in a list or in a dataset of torch's that holds it; None for any other."""
     if isinstance(dataset, list | tuple):
         return {"items": list(dataset)} if len(dataset) <= _MOST_ITEMS else None
+    # Without torch loaded there are no datasets of torch's, and to import it takes seconds.
     torch = sys.modules.get("torch")
     if torch is None:
         return None
     data = torch.utils.data
+    # Not isinstance: a subclass may change what its items are.
     if type(dataset) is data.TensorDataset:
         return {"tensors": list(dataset.tensors)}
     parts = dataset.datasets if type(dataset) is data.ConcatDataset else [dataset]
@@ -399,6 +410,7 @@ def sample_rng(seed: int, epoch: int, index: int, copy: int = 0) -> "np.random.G
     """
     import numpy as np
 
+    # Words, not a sum: epoch 1 of seed 0 must not repeat epoch 0 of seed 1.
     return np.random.default_rng([seed & _WORD, epoch, index, copy])
 
 

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig
 
-from espnet3.components.data.data_organizer import SPLITS, parse_entries
-from espnet3.components.data.dataset_module import DataSource
+from espnet3.components.data.data_organizer import SPLITS, DataSource, parse_entries
 from espnet3.components.data.errors import DataError
 from espnet3.config.advice import unknown_hint
 from espnet3.config.resolve import resolved
@@ -263,8 +262,10 @@ def _call(builder: Any, name: str, given: Mapping[str, Any]) -> Any:
     method = getattr(builder, name)
     arguments = _accepted(method, given)
     try:
+        # Checked apart from the call, in which a TypeError may come from the builder's own code.
         inspect.signature(method).bind(**arguments)
     except TypeError as error:
+        # Only the text of the error names the argument.
         missing = str(error).rpartition(" ")[2].strip("'")
         raise ConfigError(
             f"{type(builder).__name__}.{name}() cannot be called: {error}.",

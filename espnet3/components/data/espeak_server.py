@@ -16,6 +16,7 @@ import signal
 import struct
 import sys
 
+# Instead of importing typing: whatever is imported makes each fork more expensive.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
@@ -35,6 +36,7 @@ class _Speaker:
     def __init__(self, library: str, data: str) -> None:
         self._espeak = ctypes.CDLL(library)
         self._variants = frozenset(os.listdir(os.path.join(data, "voices", "!v")))
+        # Asynchronous modes synthesise in a thread, which a fork would not have.
         self.sample_rate: int = self._espeak.espeak_Initialize(_SYNCHRONOUS, 0, data.encode(), 0)
         self._samples = bytearray()
         self._callback = _CALLBACK(self._receive)  # kept: the library holds only a pointer
@@ -87,6 +89,7 @@ def main(library: str, data: str) -> None:
         child = os.fork()
         if child == 0:
             _answer(speaker, line)
+            # Not sys.exit(): cleaning up is left to the parent, whose pipes these are.
             os._exit(0)
         status = os.waitpid(child, 0)[1]
         if status != 0:  # it crashed before it wrote: an answer is written at the very end

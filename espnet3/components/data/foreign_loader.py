@@ -46,6 +46,7 @@ def take_over(loader: Any) -> TakenOver | None:
     """Return the parts of a DataLoader; None if it is of another kind, to be used as it is."""
     from torch.utils.data import DataLoader, IterableDataset
 
+    # A subclass with an __iter__ of its own may give other batches than its parts would.
     is_plain = isinstance(loader, DataLoader) and type(loader).__iter__ is DataLoader.__iter__
     if not is_plain or isinstance(loader.dataset, IterableDataset):
         return None
@@ -72,12 +73,14 @@ def _batches_of(loader: Any) -> dict[str, Any] | None:
     if type(order) is SequentialSampler:
         return {**settings, "shuffle": False}
     is_whole = type(order) is RandomSampler and not order.replacement
+    # With num_samples it draws a part of the dataset, which plain shuffling would not.
     if is_whole and order.num_samples == len(loader.dataset):
         return {**settings, "shuffle": True}
     return {**settings, "sampler": order} if hasattr(order, "__len__") else None
 
 
 def _workers_of(loader: Any) -> dict[str, Any]:
+    # False is the default of torch, so it says nothing about what the user wants.
     settings: dict[str, Any] = {"pin_memory": loader.pin_memory or None}
     if loader.num_workers:
         context = loader.multiprocessing_context
@@ -156,6 +159,7 @@ class ForeignLoader:
     def _batches(self) -> Iterator[Any]:
         n_left_out, self._n_left_out = self._n_left_out, 0
         self._n_given = 0
+        # It ends before the first yield: the training draws from these generators between batches.
         with global_rngs_kept() as seed:
             seed(self.seed, self.epoch)
             source = iter(self.loader)

@@ -1,4 +1,4 @@
-"""The loader of one split: batches for this rank, from worker processes, resumable mid-epoch."""
+"""The loader of one split: batches for this rank, read by worker processes, resumable mid-epoch."""
 
 import atexit
 import logging
@@ -6,28 +6,231 @@ import os
 import re
 import signal
 import time
+import traceback
 import weakref
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from espnet3.components.data.batch_sampler import EpochSampler
 from espnet3.components.data.collate import CollateFn
+from espnet3.components.data.dataset import (
+    global_rngs_kept,
+    place_of,
+    sample_of,
+    sample_rng,
+    uses_rng,
+)
 from espnet3.components.data.errors import DataError
-from espnet3.components.data.functions import build_function
 from espnet3.components.data.loader_config import LoaderConfig
 from espnet3.components.data.loader_plan import LengthSource, make_plan
-from espnet3.components.data.sample_reader import (
-    Fetched,
-    Request,
-    SampleFailure,
-    SampleReader,
-    as_is,
-)
+from espnet3.config.instantiate import build_function
 from espnet3.errors import EspnetError, ResourceError
 
+if TYPE_CHECKING:
+    from espnet3.components.data.dataset import Ints
+
 logger = logging.getLogger(__name__)
+
+Request = tuple[int, "Ints"]
+"""The number of an epoch, and tickets."""
+
+# Where a whole batch cannot be read, so many other samples are tried: each rank needs a batch.
+_N_SUBSTITUTES = 100
+
+
+class ReaderTraceback(Exception):
+    """The traceback of an error in a worker process, as text, for the log."""
+
+
+@dataclass(frozen=True)
+class SampleFailure:
+    """A sample or a batch that could not be made; crosses processes, so it holds no exception."""
+
+    place: str
+    message: str
+    kind: type[EspnetError] = DataError
+    cause: Exception | None = None
+    """Where it happened in this process."""
+    trace: str = ""
+    """The same as text, if it was in another one."""
+    is_of_batch: bool = False
+    """Whether the samples were read, but do not make a batch; leaving one out would not help."""
+
+    @classmethod
+    def of(cls, error: Exception, place: str, *, is_of_batch: bool = False) -> "SampleFailure":
+        """Describe an error: ours by its message, others with the line of code as well."""
+        if isinstance(error, EspnetError):
+            return cls(place, str(error), type(error), error, is_of_batch=is_of_batch)
+        trace = "".join(traceback.format_exception(error))
+        message = f"{type(error).__name__}: {error}{_line_of(error)}."
+        return cls(place, message, DataError, error, trace, is_of_batch)
+
+    @property
+    def summary(self) -> str:
+        """Return a line that names the sample and the error."""
+        return f"{self.place}: {self.message.splitlines()[0] if self.message else ''}"
+
+    def as_error(self, advice: str) -> EspnetError:
+        """Return the error to raise, with the original one as its cause."""
+        advice = f" {advice}" if advice and not self.is_of_batch else ""
+        error = self.kind(f"{self.place}: {self.message}{advice}")
+        error.__cause__ = self.cause or (ReaderTraceback(f"\n{self.trace}") if self.trace else None)
+        return error
+
+
+def _line_of(error: Exception) -> str:
+    """Return the innermost line of the recipe that led to an error, or that which raised it."""
+    # Frames of this file are part of every such error, and tell nothing about it.
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename != __file__]
+    if not frames:
+        return ""
+    here = os.getcwd() + os.sep
+    frame = next((f for f in reversed(frames) if f.filename.startswith(here)), frames[-1])
+    return f" ({frame.filename.removeprefix(here)}:{frame.lineno}, in {frame.name})"
+
+
+@dataclass(frozen=True)
+class Fetched:
+    """A batch, and what was read for it."""
+
+    batch: Any
+    tickets: list[int]
+    seconds: list[float] | None
+    """Of each sample, if all of them have it."""
+    failures: list[SampleFailure]
+
+    def pin_memory(self) -> "Fetched":
+        """Put the batch where a GPU can fetch it quickly; torch calls this."""
+        from torch.utils.data._utils.pin_memory import pin_memory
+
+        return replace(self, batch=pin_memory(self.batch))  # type: ignore[no-untyped-call]
+
+
+class SampleReader:
+    """What torch's DataLoader takes for a dataset: it answers a `Request` with a `Fetched`.
+
+    Errors are part of the answer, because torch would bury them under the frames of a worker.
+
+    Args:
+        dataset: Where the samples are.
+        collate_fn: Makes a batch of a list of them.
+        seed: Of the experiment.
+        seconds: Of each item, for samples that do not have it.
+        is_fixed: Random choices are the same in each epoch, so that its scores can be compared.
+        skip: Continue without samples that cannot be read.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        collate_fn: CollateFn,
+        *,
+        seed: int,
+        seconds: Any = None,
+        skip: bool = False,
+        is_fixed: bool = False,
+    ) -> None:
+        self.dataset = dataset
+        self.collate_fn = collate_fn
+        self.seed = seed
+        self.seconds = seconds
+        self.skip = skip
+        self.is_fixed = is_fixed
+        self._is_random = uses_rng(dataset)
+
+    def __getitems__(self, request: Request) -> "Fetched | SampleFailure":
+        epoch, tickets = request
+        epoch = 0 if self.is_fixed else epoch
+        with global_rngs_kept() as seed:
+            # For code of the user that draws from global generators.
+            seed(self.seed, epoch, int(tickets[0]))
+            answer = self._fetch(epoch, [int(ticket) for ticket in tickets])
+        return answer if _in_main_process() else _sendable(answer)
+
+    def _fetch(self, epoch: int, tickets: list[int]) -> "Fetched | SampleFailure":
+        samples, read, failures = self._read(epoch, tickets)
+        if failures and not self.skip:
+            return failures[0]
+        n_items = len(self.dataset)
+        following = (tickets[-1] + i for i in range(1, min(n_items, _N_SUBSTITUTES) + 1))
+        while not samples and (other := next(following, None)) is not None:
+            samples, read, more = self._read(epoch, [other % n_items])
+            failures += more
+        if not samples:
+            last = failures[-1]
+            return replace(last, place=f"A whole batch and what follows it, up to {last.place}")
+        try:
+            batch = self.collate_fn(samples)
+        except Exception as error:
+            names = ", ".join(self._place(ticket) for ticket in read[:2])
+            rest = ", ..." if len(read) > 2 else ""
+            return SampleFailure.of(error, f"The batch of {names}{rest}", is_of_batch=True)
+        return Fetched(batch, read, self._seconds(samples, read), failures)
+
+    def _read(
+        self, epoch: int, tickets: list[int]
+    ) -> tuple[list[Any], list[int], list[SampleFailure]]:
+        samples, read, failures = [], [], []
+        for ticket in tickets:
+            try:
+                samples.append(self._sample(epoch, ticket))
+                read.append(ticket)
+            # Not the fault of a sample: skipping it would only hide that memory is short.
+            except MemoryError:
+                raise
+            except Exception as error:
+                failures.append(SampleFailure.of(error, self._place(ticket)))
+                if not self.skip:
+                    break
+        return samples, read, failures
+
+    def _sample(self, epoch: int, ticket: int) -> Any:
+        copy, index = divmod(ticket, len(self.dataset))
+        if not self._is_random:
+            return self.dataset[index]
+        return sample_of(self.dataset, index, sample_rng(self.seed, epoch, index, copy))
+
+    def _place(self, ticket: int) -> str:
+        return place_of(self.dataset, ticket % len(self.dataset))
+
+    def _seconds(self, samples: list[Any], tickets: list[int]) -> list[float] | None:
+        """Return what the samples say, which transforms may have changed, else what was known."""
+        known = [_seconds_of(sample) for sample in samples]
+        if all(seconds is not None for seconds in known):
+            return [seconds for seconds in known if seconds is not None]
+        if self.seconds is None:
+            return None
+        return [float(self.seconds[ticket % len(self.dataset)]) for ticket in tickets]
+
+
+def as_is(fetched: "Fetched | SampleFailure") -> "Fetched | SampleFailure":
+    """Stand for the collate function of torch: the reader has made the batch already."""
+    return fetched
+
+
+def _seconds_of(sample: Any) -> float | None:
+    if not isinstance(sample, Mapping):
+        return None
+    speech: Any = sample.get("speech")
+    rate = sample.get("sample_rate")
+    if isinstance(rate, int | float) and rate > 0 and hasattr(speech, "__len__"):
+        return len(speech) / rate
+    return None
+
+
+def _in_main_process() -> bool:
+    from torch.utils.data import get_worker_info
+
+    return get_worker_info() is None
+
+
+def _sendable(answer: "Fetched | SampleFailure") -> "Fetched | SampleFailure":
+    if isinstance(answer, SampleFailure):
+        return replace(answer, cause=None)
+    return replace(answer, failures=[replace(failure, cause=None) for failure in answer.failures])
+
 
 GRACE_SECONDS = 30
 """In which the training saves and stops its workers itself."""
@@ -107,10 +310,12 @@ class BatchLoader:
             at_once: Do not wait for what they are doing, which may hang.
         """
         iterator = getattr(self._inner, "_iterator", None)
+        # First, so that a shutdown that fails leaves nothing for the next iteration to reuse.
         self._inner = None
         if iterator is not None and self._config.num_workers:
             if at_once:
                 kill_workers(iterator)
+            # After a kill too: it also ends the thread that pins memory.
             iterator._shutdown_workers()
 
     def __del__(self) -> None:
@@ -121,6 +326,7 @@ class BatchLoader:
 
     def start(self) -> Iterator[Any]:
         """Start to read what the sampler says is next on this rank; ends what is being read."""
+        # Before iter(), which sends the first requests to the workers at once.
         self._feed.requests = [(self.sampler.epoch, batch) for batch in self.sampler.begin()]
         if self._inner is not None:
             return iter(self._inner)
@@ -129,7 +335,7 @@ class BatchLoader:
         source: Iterator[Any] = iter(self._inner)
         # Workers outlive the signal by which torch would end them when Python exits; this is
         # registered after torch's own, so it comes before.
-        atexit.register(_close, weakref.ref(self))
+        atexit.register(_close, weakref.ref(self))  # weak: or it would live as long as Python
         return source
 
     def accept(self, answer: Any, wait_seconds: float) -> Any:
@@ -142,6 +348,7 @@ class BatchLoader:
             advice = "" if self._config.on_error == "skip" else self._how_to_skip()
             raise answer.as_error(advice)
         self._note_failures(answer.failures)
+        # Only now: batches that were read ahead are not done when a checkpoint is written.
         self.sampler.advance()
         self.last_batch = self._info(answer, wait_seconds)
         return answer.batch
@@ -149,6 +356,7 @@ class BatchLoader:
     def explain(self, error: RuntimeError) -> Exception:
         """Return what an error of torch's workers means."""
         text = str(error)
+        # torch raises a bare RuntimeError here, so its text is all there is to go by.
         if re.search("DataLoader worker.*(exited unexpectedly|killed by|exited with)", text):
             died = re.sub(r"\s+", " ", text.splitlines()[0])
             return ResourceError(
@@ -224,7 +432,6 @@ def build_loader(
     seed: int,
     split: str,
     lengths: Any = None,
-    key: str | None = None,
 ) -> BatchLoader:
     """Make the loader of a split. The dataset's durations may be read; no sample is.
 
@@ -235,7 +442,6 @@ def build_loader(
         seed: All random choices follow from it and the epoch.
         split: `train`, which is shuffled unless the settings say otherwise, or another name.
         lengths: Seconds of each item, if the caller knows better than the dataset.
-        key: Of the settings in the config; None for `dataloader.<split>`.
 
     Raises:
         ConfigError: The settings do not fit each other or the data: there are no samples, some are
@@ -249,7 +455,7 @@ def build_loader(
         >>> [[sample["utt_id"] for sample in batch] for batch in loader]
         [['1', '2'], ['3', '4'], ['5']]
     """
-    key = key or f"dataloader.{split}"
+    key = f"dataloader.{split}"
     source = LengthSource(dataset, config, key, lengths)
     plan = make_plan(source, seed=seed, split=split)
     reader = SampleReader(
@@ -341,4 +547,5 @@ def kill_workers(iterator: Any) -> None:
         _remove_worker_pids(id(iterator))
         iterator._worker_pids_set = False
     for worker in iterator._workers:
+        # Not terminate(): these workers outlive a SIGTERM on purpose.
         worker.kill()

@@ -6,12 +6,14 @@ from typing import Any, Literal
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from espnet3.components.data.collate import CollateFn, PadCollate
-from espnet3.components.data.functions import build_function, find_function
+from espnet3.config.instantiate import build_function, find_function
 from espnet3.config.schema import FrozenConfig, validate
 from espnet3.config.sources import join_key
 from espnet3.errors import ConfigError
 
 DEFAULT_MAX_PADDING = 0.08
+
+_COLLATE = "dataloader.collate_fn"
 
 _SIZES = ("batch_size", "batch_seconds", "batch_bins")
 # What only makes sense for training is not taken over by a `valid` that is not written.
@@ -79,17 +81,17 @@ class DataLoaderConfig(FrozenConfig):
     """Batches of the validation set; unset: of the same size as those of training."""
 
     @classmethod
-    def from_config(cls, values: Any, *, key: str = "dataloader") -> "DataLoaderConfig":
+    def from_config(cls, values: Any) -> "DataLoaderConfig":
         """Check a block, and what its settings have to do with each other.
 
         Raises:
             ConfigError: A key is unknown, a value is wrong, or two do not go together.
         """
-        config = validate(cls, values, prefix=key)
+        config = validate(cls, values, prefix="dataloader")
         for split in ("train", "valid"):
             own = getattr(config, split)
             if own is not None:
-                check_loader(own, f"{key}.{split}")
+                check_loader(own, f"dataloader.{split}")
         return config
 
     def for_split(self, split: str) -> LoaderConfig:
@@ -161,19 +163,19 @@ def _check_workers(config: LoaderConfig, refuse: Any) -> None:
         refuse("persistent_workers", "but there are none. Write num_workers: 2, or remove it.")
 
 
-def build_collate(node: Any, *, key: str = "dataloader.collate_fn") -> CollateFn:
+def build_collate(node: Any) -> CollateFn:
     """Return the function that a config names, or our own if it names none.
 
     Raises:
         ConfigError: There is no such function, or what was built is none.
     """
-    return PadCollate() if node is None else build_function(node, key=key)
+    return PadCollate() if node is None else build_function(node, key=_COLLATE)
 
 
-def check_collate(node: Any, *, key: str = "dataloader.collate_fn") -> None:
+def check_collate(node: Any) -> None:
     """Refuse a dotted path that leads nowhere; what a `_target_` names is built later.
 
     Raises:
         ConfigError: There is no such function.
     """
-    find_function(node, key=key)
+    find_function(node, key=_COLLATE)

@@ -374,6 +374,7 @@ def read_shapes(path: str, key: str = "shape_file") -> Shapes:
             problem="which does not exist",
             fix="Run the stage collect_stats first.",
         )
+    # Packed, since a list of floats takes four times as much for millions of lines.
     ends, frames, bins = ["", ""], array("d"), array("d")
     with open(path, encoding="utf-8") as file:
         for number, line in enumerate(map(str.rstrip, file), start=1):

@@ -85,6 +85,7 @@ def _write(file: IO[bytes], rows: list[dict[str, Any]]) -> None:
     import pyarrow
     from pyarrow import parquet
 
+    # Of all rows, as a sample may lack a field that others have; the cell is then null.
     names = dict.fromkeys(name for row in rows for name in row)
     arrays = {}
     for name in names:

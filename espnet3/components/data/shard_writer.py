@@ -159,11 +159,13 @@ def _as_integers(samples: Any, bits: int, dtype: Any, shift: int) -> Any:
     values = np.rint(np.asarray(samples, dtype=np.float64) * scale)
     if not np.isfinite(values).all():
         raise ValueError("its speech holds NaN or infinity")
+    # Exactly +1.0 is one step too high as well, but too little to warn about.
     n_clipped = int(np.count_nonzero(np.abs(values) > scale))
     if n_clipped:
         logger.warning(
             "Clipped %d of %d values that are beyond full scale.", n_clipped, values.size
         )
+    # soundfile takes the upper 24 bits of an int32.
     return np.clip(values, -scale, scale - 1).astype(dtype) << shift
 
 
@@ -402,6 +404,7 @@ class ShardWriting:
 
     def _settings(self) -> dict[str, Any]:
         return {
+            # Without the number of threads, on which no byte depends.
             "ending": self.format.ending,
             "dataset": fingerprint_of(self.dataset),
             "n_items": len(self.dataset),
@@ -412,10 +415,12 @@ class ShardWriting:
     def _write_rest(self, plan: ShardPlan) -> None:
         with ThreadPoolExecutor(self.n_threads) as threads:
             samples = self._encoded(sum(plan.n_samples), threads)
+            # Taken before the shard is opened, or the end of the data could leave an empty one.
             for first in samples:
                 shard = plan.next_shard()
                 n_samples = self._write_shard(shard, itertools.chain([first], samples))
                 plan.add(n_samples)
+                # After the plan: an index that is missing is simply made when the shard is read.
                 self.format.index().file_of(shard)
                 logger.info("%s: %d samples", shard.name, n_samples)
         plan.complete()
@@ -435,6 +440,7 @@ class ShardWriting:
         if self.n_threads == 1:
             yield from map(self._encode, positions)
             return
+        # One map() over all would read ahead without end, as it submits everything at once.
         for first in range(0, len(positions), _READ_AHEAD):
             yield from threads.map(self._encode, positions[first : first + _READ_AHEAD])
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from espnet3.commands import recipe_command
 from espnet3.components.data.errors import DataError
 from espnet3.io.atomic import write_bytes
 
@@ -61,6 +62,7 @@ class Moments:
         # What rounding left over in the mean (Chan, Golub and LeVeque 1983).
         rest = deviations.mean(axis=0)
         squares = np.square(deviations, out=deviations).sum(axis=0) - len(values) * rest**2
+        # Rounding could leave a variance slightly below 0, whose root is NaN.
         return cls(len(values), mean + rest, np.maximum(squares, 0.0))
 
     @property
@@ -91,6 +93,7 @@ class Moments:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values that hold each bit."""
+        # In a fixed byte order, as another machine may merge them.
         values = np.stack([self.mean, self.deviation]).astype("<f8")
         text = base64.b64encode(values.tobytes()).decode("ascii")
         return {"count": self.count, "shape": list(self.mean.shape), "values": text}
@@ -117,6 +120,7 @@ class MomentsSum:
         """Add the next."""
         height = 0
         while self._parts and self._parts[-1][0] == height:
+            # The earlier one on the left: swapped, the result would be rounded differently.
             moments = self._parts.pop()[1].merged(moments)
             height += 1
         self._parts.append((height, moments))
@@ -162,6 +166,7 @@ def load_stats(path: str | os.PathLike[str]) -> FeatureStats:
         DataError: It is missing, damaged, or has other keys; the message says how to make it.
     """
     try:
+        # A pickle would run code of whoever made the file.
         with np.load(path, allow_pickle=False) as file:
             values = {name: np.asarray(file[name], dtype=np.float64) for name in file.files}
         return _as_stats(values)
@@ -174,7 +179,7 @@ def load_stats(path: str | os.PathLike[str]) -> FeatureStats:
         problem, cause = f"cannot be read ({error})", error
     raise DataError(
         f"The statistics file {Path(path)} {problem}.",
-        fix="Make it with: python run.py --stages collect_stats",
+        fix=f"Make it with: {recipe_command('collect_stats')}",
     ) from cause
 
 
@@ -185,4 +190,5 @@ def _as_stats(values: Mapping[str, Array]) -> FeatureStats:
     if "mean" in values and "var" in values:
         return FeatureStats(count, values["mean"], values["var"])
     mean = values["sum"] / count
+    # The difference of two large numbers, which rounding may take below 0.
     return FeatureStats(count, mean, np.maximum(values["sum_square"] / count - mean**2, 0.0))

@@ -77,6 +77,7 @@ class _Tar:
 
     @contextmanager
     def open(self, file: IO[bytes]) -> Iterator[Callable[[EncodedSample], None]]:
+        # Names may be long, and in any alphabet, which the older USTAR does not allow.
         with tarfile.open(fileobj=file, mode="w", format=tarfile.PAX_FORMAT) as tar:
             yield lambda sample: self._add(tar, sample)
 

@@ -133,12 +133,15 @@ def _best_states(values: NDArray[np.float64], ids: NDArray[np.int64]) -> NDArray
     # From one token to the next without a blank, unless they are equal.
     can_skip[3::2] = ids[1:] != ids[:-1]
     scores = np.full(len(symbols), -np.inf)
+    # As if before the first frame, which may be in the first blank or, a step on, the first token.
     scores[:1] = 0.0
+    # One byte each, as an hour of audio has a great many of these.
     came_from = np.zeros((len(values), len(symbols)), dtype=np.int8)
     # What a state gets from the one before it, and from the one before that.
     one, two = np.full((2, len(symbols)), -np.inf)
     for t, frame in enumerate(values):
         one[1:] = scores[:-1]
+        # Elsewhere `two` keeps the -inf that it was filled with.
         np.copyto(two[2:], scores[:-2], where=can_skip[2:])
         came_from[t] = one > scores
         scores = np.maximum(scores, one)
@@ -146,6 +149,7 @@ def _best_states(values: NDArray[np.float64], ids: NDArray[np.int64]) -> NDArray
         scores = np.maximum(scores, two) + frame[symbols]
     states = np.zeros(len(values), dtype=np.int64)
     state = len(symbols) - 1
+    # A path may end in the last token as well as in the blank behind it.
     if len(symbols) > 1 and scores[-2] > scores[-1]:
         state -= 1
     for t in range(len(values) - 1, -1, -1):

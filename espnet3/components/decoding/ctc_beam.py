@@ -14,13 +14,15 @@ from torch import Tensor
 
 from espnet3.components.decoding.hypothesis import Hypothesis
 from espnet3.components.decoding.ngram import Context, NGram
-from espnet3.components.text.tokenizer import BLANK
+from espnet3.components.text.tokenizer import BLANK, load_tokenizer
 from espnet3.errors import ConfigError
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 IMPOSSIBLE = -np.inf
+# They differ, so that a prefix without a parent is never taken for the child of a dead slot.
 _NO_PARENT, _DEAD = np.int64(-1), np.int64(-2)
+# Odd, so that a product modulo 2**64 loses nothing: 2**64 over the golden ratio, a prime of xxHash.
 _MIX_1, _MIX_2 = np.int64(-7046029254386353131), np.int64(-4417276706812531889)
 _LARGEST_TABLE = 2**28  # bytes; a larger one is cleared before the next batch
 
@@ -102,6 +104,7 @@ class PrefixBeamCTC:
         """Decode posteriors [B, T, V] of `lengths` frames each."""
         if log_probs.shape[0] == 0:
             return []
+        # The utterances that still have frames are then always the first ones: slices, not copies.
         longest_first = torch.argsort(lengths.cpu(), descending=True, stable=True)
         frames = _frames_of(log_probs, lengths, longest_first, self.token_limit)
         with nullcontext() if self._table is None else self._table.lock:
@@ -111,6 +114,7 @@ class PrefixBeamCTC:
 
     def _hypotheses(self, frames: Frames) -> list[list[Hypothesis]]:
         if self._table is not None:
+            # Only between batches: the states of a running search are rows of this table.
             self._table.trim()
         beam, slots, tokens = search(frames, self.beam_size, self._table)
         ctc = beam.total()
@@ -121,6 +125,7 @@ class PrefixBeamCTC:
         texts = trace(slots, tokens, order)
         found = []
         for i, (places, candidates) in enumerate(zip(order, texts, strict=True)):
+            # Each utterance gets one hypothesis, even if nothing is possible.
             is_used = [rank == 0 or np.isfinite(scores[i, k]) for rank, k in enumerate(places)]
             found.append([
                 self._hypothesis(tokens, float(scores[i, k]), float(ctc[i, k]))
@@ -148,8 +153,6 @@ def _make_table(
             "decoder.ngram is set, but not the tokenizer whose tokens are its words.",
             fix='Add to the decoder: tokenizer: "${tokenizer.save_path}"',
         )
-    from espnet3.components.text.tokenizer import load_tokenizer
-
     model = ngram if isinstance(ngram, NGram) else NGram.read(ngram)
     return NGramTable(model, load_tokenizer(tokenizer).tokens, weight, bonus)
 
@@ -241,6 +244,7 @@ class PrefixBeam:
         repeated[at] = values[at[0], column[at]]
         # The same token again is a new one only after a blank.
         grown[at[0], at[1], column[at]] = old_blank[at] + repeated[at]
+        # After the line above: a parent that ends in the same token counts by its blank alone.
         stay_token = np.logaddexp(old_token + repeated, self._from_parents(n, grown, column))
         stay_blank = total + blank[:, None]
         entries = np.concatenate([stay_blank, stay_token, grown.reshape(n, -1)], axis=1)
@@ -251,6 +255,7 @@ class PrefixBeam:
     def _columns(self, tokens: Ints, n_tokens: int) -> Ints:
         """Return [N, V]: the column of each token, or -1."""
         n = len(tokens)
+        # Each frame needs one, and its shape changes only when an utterance ends.
         if self._column.shape != (n, n_tokens):
             self._column = np.empty((n, n_tokens), dtype=np.int64)
         self._column.fill(-1)
@@ -291,6 +296,7 @@ class PrefixBeam:
         by_ending = np.where(is_same, value[:, None, :], IMPOSSIBLE)
         is_dead = np.tril(is_same, -1).any(axis=2) | (value == IMPOSSIBLE)
         for ending, kept in ((self.blank, is_blank), (self.token, ~is_blank)):
+            # A prefix is chosen at most once with each ending, so the largest is that one.
             best = np.where(kept[:, None, :], by_ending, IMPOSSIBLE).max(axis=2)
             ending[:n] = np.where(is_dead, IMPOSSIBLE, best)
         old_hash = self.hash[:n][rows, slot]
@@ -315,6 +321,7 @@ def search(frames: Frames, size: int, scorer: PrefixScorer | None) -> tuple[Pref
     """
     n_utterances, n_frames = frames.blank.shape
     beam = PrefixBeam(n_utterances, size, scorer)
+    # Slots of an utterance that has ended stay in place, so `trace` can go back over all frames.
     slots = np.broadcast_to(np.arange(size), (n_frames, n_utterances, size)).copy()
     tokens = np.full((n_frames, n_utterances, size), -1)
     for t in range(n_frames):
@@ -344,12 +351,14 @@ def _best(scores: Floats, size: int) -> Ints:
     if size == 1:
         best: Ints = scores.argmax(axis=1)[:, None]
         return best
+    # There are many more entries than are kept, so only these are sorted.
     places = np.argpartition(scores, -size, axis=1)[:, -size:]
     order = np.argsort(-np.take_along_axis(scores, places, axis=1), axis=1, kind="stable")
     return np.take_along_axis(places, order, axis=1)
 
 
 def _mixed(hashes: Ints, tokens: Ints) -> Ints:
+    # A hash is meant to wrap around.
     with np.errstate(over="ignore"):
         mixed = (hashes ^ ((tokens + 1) * _MIX_1)) * _MIX_2
         mixed ^= mixed >> 29
@@ -425,6 +434,7 @@ class NGramTable:
     def _add(self, context: Context) -> int:
         state = len(self._contexts)
         if state == len(self._scores):
+            # Doubled, so that the copying is spread over many new states.
             self._scores = np.concatenate([self._scores, np.zeros_like(self._scores)])
             self._next = np.concatenate([self._next, np.full_like(self._next, -1)])
             self._ends = np.concatenate([self._ends, np.zeros_like(self._ends)])

@@ -30,6 +30,7 @@ class GreedyCTC:
 def greedy_hypotheses(log_probs: Tensor, lengths: Tensor) -> list[list[Hypothesis]]:
     """Return the best path's hypothesis of each utterance of `log_probs` [B, T, V]."""
     best, _ = log_probs.max(dim=-1)
+    # Half precision would lose digits in a sum over thousands of frames.
     values = best.double().cpu()
     # Each utterance is summed alone: the padding of a batch would change the order of additions.
     sums = [float(row[:n].sum()) for row, n in zip(values, lengths.tolist(), strict=True)]
@@ -50,6 +51,8 @@ def greedy_tokens(log_probs: Tensor, lengths: Tensor) -> list[list[int]]:
     ids = log_probs.argmax(dim=-1)
     frames = torch.arange(ids.shape[1], device=ids.device)
     is_kept = (ids != BLANK) & (frames < lengths.to(ids.device)[:, None])
+    # Compared while blanks are still there: one between two equal tokens keeps both.
     is_kept[:, 1:] &= ids[:, 1:] != ids[:, :-1]
+    # One transfer for the batch instead of one for each utterance.
     ids, is_kept = ids.cpu(), is_kept.cpu()
     return [row[kept].tolist() for row, kept in zip(ids, is_kept, strict=True)]

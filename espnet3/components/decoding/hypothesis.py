@@ -2,11 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
-
-
-def _no_parts() -> Mapping[str, float]:
-    return MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -22,5 +17,5 @@ class Hypothesis:
     """Ids without blanks and without the start and end token."""
     score: float
     """Total log-probability, with weights, by which the hypotheses are ranked."""
-    scores: Mapping[str, float] = field(default_factory=_no_parts)
+    scores: Mapping[str, float] = field(default_factory=dict)
     """The unweighted log-probabilities by part: ctc, attention, lm, ngram."""

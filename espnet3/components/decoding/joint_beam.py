@@ -1,24 +1,456 @@
-"""Joint CTC/attention beam search, with a neural language model if wanted."""
+"""Joint CTC/attention beam search, with a neural language model if wanted.
+
+The search goes token by token, over all hypotheses of all utterances of a batch at once. Its parts
+are scores: networks that go token by token, and CTC over the frames.
+"""
 
 import math
 import os
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from espnet3.components.data.errors import DataError
 from espnet3.components.decoding.hypothesis import Hypothesis
-from espnet3.components.decoding.joint_search import (
-    CTCPart,
-    JointSearch,
-    NetworkPart,
-    Part,
-    SearchSettings,
-)
+from espnet3.components.text.tokenizer import BLANK, end_of
 from espnet3.config.trust import current_trust, under
 from espnet3.errors import ConfigError
+
+IMPOSSIBLE = -1e30
+"""The logarithm of 0: finite, as the difference of two infinities is not a number."""
+_LEAST_POSTERIOR = -1e3
+"""Logarithm of the least posterior; e to it is 0 for all purposes, and sums of it stay exact."""
+LARGE_VOCABULARY = 2000
+"""Up to here CTC scores all tokens in less time than a few chosen ones."""
+_NEVER = float("-inf")
+_HOPELESS = -1e20
+"""Below are only hypotheses that CTC holds for impossible, such as more tokens than frames."""
+
+
+@dataclass(frozen=True)
+class SearchSettings:
+    """What does not depend on the batch."""
+
+    beam_size: int
+    n_best: int
+    n_candidates: int | None
+    """Tokens that the networks propose to CTC for each hypothesis; None: see `JointBeam`."""
+    length_bonus: float
+    n_proposed: int | None = None
+    """Tokens that the networks propose to CTC beside the end token, blank and the end token taking
+    places among them, as in ESPnet2; None: as `n_candidates` says."""
+    rewards_end: bool = False
+    """Whether the end token earns the bonus as well."""
+    is_end_sure_at_limit: bool = False
+    """Whether a hypothesis that reaches its limit ends there without a score of its end."""
+
+    def n_candidates_of(self, n_tokens: int) -> int:
+        """Return how many of the tokens CTC is to score; at least enough to fill the beam."""
+        if self.n_candidates is not None:
+            return max(self.n_candidates, self.beam_size)
+        return n_tokens if n_tokens <= LARGE_VOCABULARY else max(40, 2 * self.beam_size)
+
+
+@dataclass(frozen=True)
+class _Choice:
+    """The best continuations of each utterance, best first: all `[utterances, rows]`."""
+
+    parents: Tensor
+    tokens: Tensor
+    totals: Tensor
+    sums: list[Tensor]
+    """By part."""
+
+    def select(self, utterances: Tensor) -> "_Choice":
+        return _Choice(
+            self.parents[utterances],
+            self.tokens[utterances],
+            self.totals[utterances],
+            [one[utterances] for one in self.sums],
+        )
+
+
+class StepNetwork(Protocol):
+    """What an attention decoder and a language model have in common."""
+
+    def step(self, tokens: Tensor, state: Any) -> tuple[Tensor, Any]:
+        """Return log-probabilities `[rows, n_tokens]` behind one more token in each row."""
+        ...
+
+    def select(self, state: Any, indices: Tensor) -> Any:
+        """Return the state of other rows."""
+        ...
+
+
+@dataclass(frozen=True)
+class PrefixState:
+    """Prefixes of several utterances, equally many of each."""
+
+    in_token: Tensor
+    """`[utterances, prefixes, 1 + frames]`, logarithms; the first is before all frames."""
+    in_blank: Tensor
+    last: Tensor
+    """`[utterances, prefixes]`: the last token; -1 for the empty prefix."""
+
+    def select(self, utterances: Tensor) -> "PrefixState":
+        """Return the prefixes of these utterances alone."""
+        return PrefixState(
+            self.in_token[utterances], self.in_blank[utterances], self.last[utterances]
+        )
+
+
+class CTCPrefixScorer:
+    """Scores prefixes of a batch of utterances, in float64.
+
+    Args:
+        log_probs: `[utterances, frames, n_tokens]`.
+        lengths: frames of each utterance. What is behind them counts as sure to be blank, which
+            changes nothing.
+    """
+
+    def __init__(self, log_probs: Tensor, lengths: Tensor) -> None:
+        frames = torch.arange(log_probs.shape[1], device=log_probs.device)
+        self._is_padding = (frames >= lengths.to(log_probs.device)[:, None])[:, None]
+        certain = log_probs.new_full((log_probs.shape[2],), _LEAST_POSTERIOR)
+        certain[BLANK] = 0.0
+        kept = torch.where(self._is_padding.transpose(1, 2), certain, log_probs)
+        self._posteriors = kept.clamp_min(_LEAST_POSTERIOR).transpose(1, 2).contiguous()
+        self.n_tokens = log_probs.shape[2]
+        self._end = end_of(self.n_tokens)
+        self._take_utterances()
+
+    def start(self) -> PrefixState:
+        """Return the empty prefix of each utterance."""
+        n_utterances, _, n_frames = self._posteriors.shape
+        nowhere = self._blank_sums.new_full((n_utterances, 1, n_frames + 1), IMPOSSIBLE)
+        none = torch.full((n_utterances, 1), -1, device=nowhere.device)
+        return PrefixState(nowhere, self._blank_sums[:, None].clone(), none)
+
+    def score(self, state: PrefixState, candidates: Tensor | None = None) -> Tensor:
+        """Return the logarithm of the probability of each prefix with one more token.
+
+        That is of all transcripts that begin so; for the end token, of the prefix as the whole
+        transcript. Blank is impossible.
+
+        Args:
+            state: of the prefixes.
+            candidates: `[utterances, prefixes, candidates]`; None: all tokens. A few are cheaper
+                than a large vocabulary.
+        """
+        in_blank = self._before_frames(state.in_blank)
+        anywhere = self._before_frames(torch.logaddexp(state.in_token, state.in_blank))
+        if candidates is None:
+            # The empty prefix has no last token: blank stands for it, and is overwritten below.
+            scores = self._score_all(anywhere, in_blank, state.last.clamp_min(0))
+            scores[..., BLANK] = IMPOSSIBLE
+            scores[..., self._end] = self.score_end(state)
+            return scores
+        posteriors = self._of_tokens(candidates.flatten(1)).view(*candidates.shape, -1)
+        repeats = candidates == state.last[..., None]
+        starts = torch.where(repeats[..., None], in_blank[:, :, None], anywhere[:, :, None])
+        scores = torch.logsumexp(starts + posteriors, -1)
+        scores = torch.where(candidates == self._end, self.score_end(state)[..., None], scores)
+        return scores.masked_fill(candidates == BLANK, IMPOSSIBLE)
+
+    def score_end(self, state: PrefixState) -> Tensor:
+        """Return the logarithm of the probability that each prefix is the whole transcript."""
+        return torch.logaddexp(state.in_token[..., -1], state.in_blank[..., -1])
+
+    def extend(self, state: PrefixState, parents: Tensor, tokens: Tensor) -> PrefixState:
+        """Return prefixes with one more token.
+
+        Args:
+            state: of the prefixes before.
+            parents: `[utterances, new prefixes]`: which prefix each one extends.
+            tokens: of the same shape: by what. For the end token the result means nothing.
+        """
+        frames = parents[..., None].expand(-1, -1, state.in_blank.shape[-1])
+        in_blank = state.in_blank.gather(1, frames)
+        anywhere = torch.logaddexp(in_blank, state.in_token.gather(1, frames))
+        repeats = tokens == state.last.gather(1, parents)
+        # A token twice in a row needs a blank between: else both would be one.
+        starts = self._before_frames(torch.where(repeats[..., None], in_blank, anywhere))
+        in_token = _enter(starts, _sums(self._of_tokens(tokens)))
+        in_blank = _enter(in_token[..., :-1], self._blank_sums[:, None])
+        return PrefixState(in_token, in_blank, tokens)
+
+    def select(self, utterances: Tensor) -> None:
+        """Continue with these utterances alone; states must be of the same ones."""
+        self._posteriors = self._posteriors[utterances]
+        self._is_padding = self._is_padding[utterances]
+        self._take_utterances()
+
+    def _take_utterances(self) -> None:
+        self._blank_sums = _sums(self._posteriors[:, BLANK].double())
+        # Made on first use: where only candidates are scored, it is never needed.
+        self._probabilities: Tensor | None = None
+
+    def _of_tokens(self, tokens: Tensor) -> Tensor:
+        """Return `[utterances, tokens, frames]` for `[utterances, tokens]`."""
+        rows = torch.arange(len(tokens), device=tokens.device)[:, None]
+        # Converted after the lookup: all of a large vocabulary as float64 would double the memory.
+        return self._posteriors[rows, tokens].double()
+
+    def _before_frames(self, curve: Tensor) -> Tensor:
+        """Return the values before each frame; nothing may begin in padding."""
+        return curve[..., :-1].masked_fill(self._is_padding, IMPOSSIBLE)
+
+    def _score_all(self, anywhere: Tensor, in_blank: Tensor, last: Tensor) -> Tensor:
+        """Sum over the frames by one matrix product; then correct the repeated tokens."""
+        if self._probabilities is None:
+            self._probabilities = self._posteriors.double().exp().transpose(1, 2).contiguous()
+        # Subtracted, since for a long utterance exp() underflows to 0 even in float64.
+        highest = anywhere.amax(-1, keepdim=True)
+        sums = torch.bmm((anywhere - highest).exp(), self._probabilities)
+        # log(0) is -inf, which would become NaN in later differences.
+        scores = (sums.log() + highest).clamp_min(IMPOSSIBLE)
+        repeated = torch.logsumexp(in_blank + self._of_tokens(last), -1)
+        return scores.scatter(-1, last[..., None], repeated[..., None])
+
+
+def _sums(posteriors: Tensor) -> Tensor:
+    """Return the logarithms of the products of the first 0, 1, ... posteriors."""
+    return torch.nn.functional.pad(posteriors.cumsum(-1), (1, 0))
+
+
+def _enter(starts: Tensor, sums: Tensor) -> Tensor:
+    """Return the curve of staying in a token that is entered before each frame with `starts`.
+
+    It solves `curve[t] = (curve[t - 1] + starts[t - 1]) * posterior[t]`, in logarithms.
+    """
+    # In closed form, since a loop over the frames would run hundreds of small operations per token.
+    curve = sums[..., 1:] + torch.logcumsumexp(starts - sums[..., :-1], -1)
+    return torch.nn.functional.pad(curve, (1, 0), value=IMPOSSIBLE)
+
+
+class NetworkPart:
+    """A network with its state, whose log-probabilities add up along a hypothesis."""
+
+    def __init__(self, name: str, weight: float, network: StepNetwork, state: Any) -> None:
+        self.name = name
+        self.weight = weight
+        self._network = network
+        self._state = state
+        self._log_probs = torch.empty(0)
+
+    def step(self, tokens: Tensor) -> Tensor:
+        """Return the log-probabilities of the next token for `[utterances, rows]` last tokens."""
+        log_probs, self._state = self._network.step(tokens.flatten(), self._state)
+        self._log_probs = log_probs.double().view(*tokens.shape, -1)
+        return self._log_probs
+
+    def score(self, sums: Tensor, candidates: Tensor) -> Tensor:
+        """Return the sums of hypotheses `[utterances, rows]` with each candidate, after `step`."""
+        return sums[..., None] + self._log_probs.gather(-1, candidates)
+
+    def keep(self, utterances: Tensor, parents: Tensor, tokens: Tensor) -> None:
+        """Continue with the rows `parents` of these utterances."""
+        n_rows = self._log_probs.shape[1]
+        self._state = self._network.select(
+            self._state, (utterances[:, None] * n_rows + parents).flatten()
+        )
+
+
+class CTCPart:
+    """The prefix score of CTC; it is not a sum over tokens, but replaced at each one."""
+
+    name = "ctc"
+
+    def __init__(self, weight: float, log_probs: Tensor, lengths: Tensor) -> None:
+        self.weight = weight
+        self._scorer = CTCPrefixScorer(log_probs, lengths)
+        self._state = self._scorer.start()
+
+    def score(self, sums: Tensor, candidates: Tensor) -> Tensor:
+        """Return the score of each hypothesis `[utterances, rows]` with each candidate."""
+        n_tokens = self._scorer.n_tokens
+        # All tokens but blank cost less as one matrix product than by looking each of them up.
+        if candidates.shape[-1] < n_tokens - 1:
+            return self._scorer.score(self._state, candidates)
+        return self._scorer.score(self._state).gather(-1, candidates)
+
+    def keep(self, utterances: Tensor, parents: Tensor, tokens: Tensor) -> None:
+        """Continue with the rows `parents` of these utterances, with one more token each."""
+        # Selecting copies the posteriors, and in most steps no utterance is done.
+        if len(utterances) < len(self._state.last):
+            self._scorer.select(utterances)
+            self._state = self._state.select(utterances)
+        self._state = self._scorer.extend(self._state, parents, tokens)
+
+
+Part = NetworkPart | CTCPart
+
+
+class JointSearch:
+    """One search over one batch; `run` it once.
+
+    A hypothesis that ends takes a place in the beam of its step, as in a greedy search; afterwards
+    its place is free. An utterance leaves the batch as soon as no open hypothesis can still
+    become one of the `n_best`: no part of the score ever grows, so nothing is cut off by chance.
+
+    Args:
+        parts: what makes up the score.
+        limits: the most tokens of each utterance, `[utterances]`.
+        n_tokens: of the vocabulary.
+        settings: of the search.
+        least: tokens of each utterance; a hypothesis that ends with fewer takes its place in the
+            beam, and is dropped. None: 0.
+    """
+
+    def __init__(
+        self,
+        parts: Sequence[Part],
+        limits: Tensor,
+        n_tokens: int,
+        settings: SearchSettings,
+        least: Tensor | None = None,
+    ) -> None:
+        self._parts = parts
+        self._networks = [part for part in parts if isinstance(part, NetworkPart)]
+        self._settings = settings
+        self._n_tokens = n_tokens
+        self._end = end_of(n_tokens)
+        self._limits = limits
+        self._least = torch.zeros_like(limits) if least is None else least
+        self._utterances = list(range(len(limits)))
+        # `<sos/eos>` is the start token as well.
+        self._tokens = torch.full((len(limits), 1, 1), self._end, device=limits.device)
+        self._totals = torch.zeros(len(limits), 1, dtype=torch.float64, device=limits.device)
+        self._sums = [torch.zeros_like(self._totals) for _ in parts]
+        self._ended: list[list[Hypothesis]] = [[] for _ in self._utterances]
+
+    def run(self) -> list[list[Hypothesis]]:
+        """Return the n-best of each utterance, best first; none if its scores are not numbers."""
+        while self._utterances:
+            choice = self._best_of(*self._continuations())
+            self._collect(choice)
+            self._go_on(choice)
+        return [ended[: self._settings.n_best] for ended in self._ended]
+
+    @property
+    def _length(self) -> int:
+        """How many tokens the open hypotheses have."""
+        return self._tokens.shape[2] - 1
+
+    def _continuations(self) -> tuple[Tensor, Tensor, list[Tensor]]:
+        """Return `[utterances, rows, candidates]` tokens, their totals, and the sums by part."""
+        last = self._tokens[..., -1]
+        log_probs = [part.weight * part.step(last) for part in self._networks]
+        candidates = self._candidates(log_probs, last)
+        sums = [
+            part.score(before, candidates)
+            for part, before in zip(self._parts, self._sums, strict=True)
+        ]
+        is_end = candidates == self._end
+        # The end token is not part of the text, so it earns no bonus by default.
+        n_rewarded = self._length + 1 - is_end.double() * (not self._settings.rewards_end)
+        totals = self._settings.length_bonus * n_rewarded
+        for part, one in zip(self._parts, sums, strict=True):
+            totals = totals + part.weight * one
+        is_over = (self._limits <= self._length)[:, None, None] & ~is_end
+        # Totals are summed anew from the parts: what has ended would come back to life.
+        is_dead = (self._totals == _NEVER)[..., None] | (totals < _HOPELESS)
+        return candidates, totals.masked_fill(is_over | is_dead, _NEVER), sums
+
+    def _candidates(self, log_probs: list[Tensor], last: Tensor) -> Tensor:
+        """Return the tokens to score, in the order of their ids, the end token always last."""
+        n_candidates = self._settings.n_candidates_of(self._n_tokens)
+        if self._settings.n_proposed is not None:
+            return self._proposed(log_probs, last, self._settings.n_proposed)
+        # A language model has not heard the audio: it must not alone choose what CTC scores.
+        only_ctc = not any(part.name == "attention" for part in self._networks)
+        # Blank and the end token are never proposed, so 2 fewer are all there are.
+        if only_ctc or n_candidates >= self._n_tokens - 2:
+            return torch.arange(1, self._n_tokens, device=last.device).expand(*last.shape, -1)
+        proposed = sum(log_probs[1:], start=log_probs[0]).clone()
+        proposed[..., [BLANK, self._end]] = _NEVER
+        # Sorted by id, so that in `_best_of` ties go to the smaller one.
+        best = proposed.topk(n_candidates, -1).indices.sort(-1).values
+        return torch.cat([best, torch.full_like(best[..., :1], self._end)], -1)
+
+    def _proposed(self, log_probs: list[Tensor], last: Tensor, n: int) -> Tensor:
+        """Return the tokens that the networks like most, in the order of their ids."""
+        if not log_probs or n >= self._n_tokens:
+            return torch.arange(self._n_tokens, device=last.device).expand(*last.shape, -1)
+        best = sum(log_probs[1:], start=log_probs[0]).topk(n, -1).indices.sort(-1).values
+        # CTC always scores the end. Where it is among the best, blank, which is impossible, fills
+        # the place: nothing may come twice.
+        has_end = (best == self._end).any(-1, keepdim=True)
+        return torch.cat([best, torch.where(has_end, BLANK, self._end)], -1)
+
+    def _best_of(self, candidates: Tensor, totals: Tensor, sums: list[Tensor]) -> _Choice:
+        # A stable sort: of equal totals the earlier row and the smaller id come first, always.
+        order = totals.flatten(1).sort(dim=1, descending=True, stable=True).indices
+        order = order[:, : self._settings.beam_size]
+        return _Choice(
+            order // candidates.shape[2],
+            candidates.flatten(1).gather(1, order),
+            totals.flatten(1).gather(1, order),
+            [one.flatten(1).gather(1, order) for one in sums],
+        )
+
+    def _collect(self, choice: _Choice) -> None:
+        """Put the hypotheses that ended in order among those that ended before."""
+        # A beam with too few possible continuations is filled up with impossible ones.
+        has_ended = self._ends(choice) & (choice.totals > _NEVER)
+        has_ended &= (self._least <= self._length)[:, None]
+        rows, places = has_ended.nonzero(as_tuple=True)
+        if not len(rows):
+            return
+        tokens = self._tokens[rows, choice.parents[rows, places], 1:].tolist()
+        for ids, token in zip(tokens, choice.tokens[rows, places].tolist(), strict=True):
+            ids += [token] if token != self._end else []
+        totals = choice.totals[rows, places].tolist()
+        sums = [one[rows, places].tolist() for one in choice.sums]
+        names = [part.name for part in self._parts]
+        for row, ids, total, *parts in zip(rows.tolist(), tokens, totals, *sums, strict=True):
+            scores = dict(zip(names, parts, strict=True))
+            self._ended[self._utterances[row]].append(Hypothesis(tuple(ids), total, scores))
+        for row in set(rows.tolist()):
+            self._ended[self._utterances[row]].sort(key=lambda one: -one.score)
+
+    def _ends(self, choice: _Choice) -> Tensor:
+        """Tell which continuations are complete."""
+        is_end = choice.tokens == self._end
+        if not self._settings.is_end_sure_at_limit:
+            return is_end
+        return is_end | (self._limits <= self._length + 1)[:, None]
+
+    def _go_on(self, choice: _Choice) -> None:
+        """Take the tokens of the open hypotheses, and leave out utterances that are done."""
+        totals = choice.totals.masked_fill(self._ends(choice), _NEVER)
+        hopes = self._hopes(totals)
+        # False for NaN too: such an utterance leaves the search, and `_check_results` reports it.
+        kept = [row for row, hope in enumerate(hopes) if hope > self._to_beat(row)]
+        utterances = torch.tensor(kept, dtype=torch.long, device=totals.device)
+        self._utterances = [self._utterances[row] for row in kept]
+        if not kept:
+            return
+        choice = choice.select(utterances)
+        self._totals = totals[utterances]
+        self._sums = choice.sums
+        self._limits = self._limits[utterances]
+        self._least = self._least[utterances]
+        history = self._tokens[utterances[:, None], choice.parents]
+        self._tokens = torch.cat([history, choice.tokens[..., None]], -1)
+        for part in self._parts:
+            part.keep(utterances, choice.parents, choice.tokens)
+
+    def _hopes(self, totals: Tensor) -> list[float]:
+        """Return the most that a hypothesis of each utterance can still reach."""
+        n_more = (self._limits - self._length - 1).clamp_min(0)
+        # A negative bonus only lowers a total, so in the best case no token follows.
+        bonus = max(0.0, self._settings.length_bonus)
+        hopes: list[float] = (totals.amax(1) + bonus * n_more).tolist()
+        return hopes
+
+    def _to_beat(self, row: int) -> float:
+        ended = self._ended[self._utterances[row]]
+        n_best = self._settings.n_best
+        return ended[n_best - 1].score if len(ended) >= n_best else _NEVER
 
 
 class JointBeam:
@@ -104,16 +536,21 @@ class JointBeam:
             DataError: the scores of an utterance are not numbers.
         """
         lengths = lengths.to(encoded.device)
-        encoded = _without_padding(encoded, lengths)
-        parts = self._parts(model, encoded, lengths)
-        # One rounding for all sizes of batches, so in Python.
-        limits = [math.floor(self.max_length_ratio * n) for n in lengths.tolist()]
-        search = JointSearch(
-            parts, torch.tensor(limits, device=encoded.device), model.n_tokens, self.settings
-        )
-        results = search.run()
+        results = self.search(model, _without_padding(encoded, lengths), lengths)
         _check_results(results)
         return results
+
+    def search(self, model: Any, encoded: Tensor, lengths: Tensor) -> list[list[Hypothesis]]:
+        """Return the n-best of each utterance; none of one whose scores are not numbers."""
+        most, least = self.limits(lengths)
+        parts = self._parts(model, encoded, lengths)
+        return JointSearch(parts, most, model.n_tokens, self.settings, least).run()
+
+    def limits(self, lengths: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Return the most, and if there are any bounds the least tokens, of so many frames."""
+        # One rounding for all sizes of batches, so in Python.
+        limits = [math.floor(self.max_length_ratio * n) for n in lengths.tolist()]
+        return torch.tensor(limits, device=lengths.device), None
 
     def _parts(self, model: Any, encoded: Tensor, lengths: Tensor) -> list[Part]:
         parts: list[Part] = []
@@ -164,6 +601,7 @@ def check_same_tokens(lm: Any, model: Any) -> None:
 
 
 def _check_least(name: str, value: float, least: float) -> None:
+    # Written this way round, NaN is refused as well.
     if not least <= value < math.inf:
         raise ConfigError(
             f"decoder.{name} is {value}, but {least} is the least.", fix=f"Write: {name}: 1"
@@ -183,6 +621,7 @@ def _decoder_of(model: Any) -> Any:
 
 def _without_padding(encoded: Tensor, lengths: Tensor) -> Tensor:
     """Cut off frames that are padding in all utterances, but for one."""
+    # One frame is left even if there are none, as attention to nothing is not a number.
     n_frames = max(1, int(lengths.max())) if len(lengths) else 1
     encoded = encoded[:, :n_frames]
     return nn.functional.pad(encoded, (0, 0, 0, n_frames - encoded.shape[1]))

@@ -102,6 +102,7 @@ class LexiconCTC:
 
     def decode(self, log_probs: Tensor, lengths: Tensor) -> list[list[Hypothesis]]:
         """Decode posteriors [B, T, V] of `lengths` frames each."""
+        # Under autocast these may be bfloat16, which NumPy does not have.
         rows = log_probs.float().cpu().numpy()
         with self._lock:
             return [
@@ -112,10 +113,12 @@ class LexiconCTC:
         # A frame of certain space at the end lets the last word end as all others do.
         last = np.full((1, log_probs.shape[1]), _IMPOSSIBLE)
         last[0, self._space] = -self._space_score
+        # The library gets a bare pointer, so it relies on this type and memory layout.
         frames = np.ascontiguousarray(np.concatenate([log_probs, last]), dtype=np.float32)
         frames = np.maximum(frames, _IMPOSSIBLE, out=frames)
         found: dict[tuple[int, ...], Any] = {}
         for result in self._decoder.decode(frames.ctypes.data, *frames.shape):
+            # Impossible paths have finite scores too; nothing real comes near half of that.
             if result.score > _IMPOSSIBLE / 2:
                 found.setdefault(tuple(word for word in result.words if word >= 0), result)
         # The order of ties is that of addresses in memory: sorted, it is always the same.
@@ -211,6 +214,7 @@ def _words_of(lexicon: str | Path | Sequence[str] | None, ngram: NGram | None) -
         words = _read_words(Path(lexicon))
     else:
         words = tuple(lexicon)
+        # YAML reads an unquoted yes, no, on or off as a boolean, and digits as a number.
         odd = next((word for word in words if not isinstance(word, str)), None)
         if odd is not None:
             raise ConfigError(
@@ -227,6 +231,7 @@ def _words_of(lexicon: str | Path | Sequence[str] | None, ngram: NGram | None) -
 
 def _read_words(file: Path) -> tuple[str, ...]:
     try:
+        # A byte order mark, as Windows editors write it, would become part of the first word.
         lines = file.read_text(encoding="utf-8-sig").splitlines()
     except UnicodeDecodeError as error:
         raise ConfigError(

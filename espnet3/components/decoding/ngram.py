@@ -92,6 +92,7 @@ class NGram:
     def advance(self, context: Context, word: int) -> Context:
         """Return the context after a word: what of its last words can still change a score."""
         longest = (*context, word)[-(self.order - 1) :] if self.order > 1 else ()
+        # A context that is no n-gram itself has no continuations, and no back-off weight either.
         for first in range(len(longest)):
             if longest[first:] in self._log_probs:
                 return longest[first:]
@@ -129,6 +130,7 @@ def read_arpa(path: Path) -> NGram:
     try:
         with _open(checked_path(path)) as file:
             reader.read(file)
+    # gzip raises EOFError for a file that is cut short.
     except (OSError, EOFError, UnicodeDecodeError) as error:
         raise DataError(f"The n-gram {path} cannot be read: {error}") from error
     return NGram(list(reader.ids), reader.log_probs, reader.backoffs, len(reader.counts))
@@ -138,6 +140,7 @@ def write_arpa(path: str | os.PathLike[str], orders: Iterable[Written]) -> None:
     """Write a file atomically, gzipped if its name ends in .gz: the same model, the same bytes."""
     data = "".join(_lines(list(orders))).encode("utf-8")
     if os.fspath(path).endswith(".gz"):
+        # The header's time stamp would make two files of the same model differ.
         data = gzip.compress(data, mtime=0)
     write_bytes(path, data)
 
@@ -148,6 +151,7 @@ def _lines(orders: list[Written]) -> Iterator[str]:
         yield f"ngram {n}={len(grams)}\n"
     for n, grams in enumerate(orders, start=1):
         yield f"\n\\{n}-grams:\n"
+        # Counts come in the order of the texts, on which the file must not depend.
         for words, (log_prob, backoff) in sorted(grams.items()):
             ending = "" if backoff is None else f"\t{backoff:.7f}"
             yield f"{log_prob:.7f}\t{' '.join(words)}{ending}\n"
@@ -174,6 +178,7 @@ class _Reader:
     def read(self, file: IO[str]) -> None:
         lines = self._without_empty(file)
         for line in lines:
+            # The format allows any text before this line.
             if line == "\\data\\":
                 break
         section = next(lines, "")

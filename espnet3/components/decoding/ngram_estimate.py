@@ -81,6 +81,7 @@ def estimate(
         context_weights, found = _interpolate(grams, lower)
         if not probs:
             rest = context_weights[()] / len(words)
+            # Texts in tokens may contain `<unk>` themselves, and have then counted it.
             found.setdefault((UNKNOWN_WORD,), rest)
         probs.append(found)
         weights.append(context_weights)
@@ -127,6 +128,7 @@ def _adjust(counts: list[Counts]) -> None:
         before: Counter[Gram] = Counter(gram[1:] for gram in higher)
         for gram in lower:
             if gram[0] != BEGIN:
+                # Never 0: at least `<s>` stands before each of them.
                 lower[gram] = before[gram]
 
 
@@ -152,10 +154,12 @@ def _interpolate(
 def _discounts(grams: Counts) -> tuple[float, float, float]:
     """Return what is taken from counts of 1, 2, and 3 or more (Chen and Goodman, 1998)."""
     n = Counter(count for count in grams.values() if count <= 4)
+    # The formula divides by these.
     if not all(n[count] for count in (1, 2, 3, 4)):
         return _USUAL_DISCOUNTS
     scale = n[1] / (n[1] + 2 * n[2])
     one, two, three = (c - (c + 1) * scale * n[c + 1] / n[c] for c in (1, 2, 3))
+    # Odd texts can make a discount negative, or larger than the count that it is taken from.
     if not (0 < one <= 1 and 0 < two <= 2 and 0 < three <= 3):
         return _USUAL_DISCOUNTS
     return one, two, three
@@ -172,10 +176,12 @@ def _as_logarithms(
             gram: (math.log10(prob), _log10(contexts.get(gram))) for gram, prob in found.items()
         }
         if n == 0:
+            # Nothing predicts `<s>`, but as a context it needs an entry for its back-off weight.
             entries[(BEGIN,)] = (_NEVER, _log10(contexts.get((BEGIN,))))
         orders.append(entries)
     return orders
 
 
 def _log10(weight: float | None) -> float | None:
+    # Discounts are above 0, so no weight is 0.
     return None if weight is None else math.log10(weight)

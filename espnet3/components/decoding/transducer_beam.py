@@ -114,11 +114,13 @@ def _extended(path: _Path, symbols: list[tuple[int, float]]) -> list[_Path]:
     for symbol, value in symbols:
         tokens = path.tokens if symbol == BLANK else (*path.tokens, symbol)
         score = path.score + value
+        # Outputs are still the parent's: `_predict` runs the network only for paths that survive.
         found.append(_Path(tokens, score, path.predicted, path.state, symbol == BLANK))
     return found
 
 
 def _rank(path: _Path) -> tuple[float, tuple[int, ...]]:
+    # Tokens break ties, so that the order does not depend on how the beam was built.
     return -path.score, path.tokens
 
 
@@ -129,5 +131,6 @@ def _merged(beam: list[_Path]) -> list[_Path]:
         first = found.setdefault(path.tokens, path)
         if first is not path:
             high, low = max(first.score, path.score), min(first.score, path.score)
+            # The exponent is never positive, so exp() cannot overflow.
             first.score = high + math.log1p(math.exp(low - high))
     return list(found.values())

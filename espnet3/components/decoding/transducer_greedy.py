@@ -52,6 +52,7 @@ class TransducerGreedy:
             if emitting.numel():
                 predicted[emitting], state[emitting] = model.prediction.step(found, state[emitting])
             n_in_frame[emitting] += 1
+            # Without the limit, a model that never prefers blank would stay in a frame for ever.
             is_done = ~is_token | (n_in_frame[active] >= self.max_tokens_per_frame)
             frame[active[is_done]] += 1
             n_in_frame[active[is_done]] = 0

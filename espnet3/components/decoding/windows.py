@@ -44,7 +44,9 @@ def split_windows(
     if n_samples <= window_samples:
         return [Window(0, n_samples, 0, None)]
     size = max(1, int(window_samples / samples_per_frame))
+    # Rounded up, so the overlap is never shorter than requested.
     step = max(1, size - int(np.ceil(overlap_samples / samples_per_frame)))
+    # Rounded up, so the last window, which ends with the utterance, is no longer than the others.
     last = int(np.ceil((n_samples - window_samples) / samples_per_frame))
     starts = [*range(0, last, step), last]
     # The frame from which on the window counts, and not the one before it.
@@ -153,6 +155,7 @@ def join_texts(texts: Sequence[str]) -> str:
         words = text.split()
         # What lies further back than twice the new text cannot be its begin.
         offset = max(0, len(joined) - 2 * len(words))
+        # From 200 words on, autojunk would ignore the frequent ones.
         match = SequenceMatcher(None, joined[offset:], words, autojunk=False).find_longest_match()
         if match.size:
             middle = match.size // 2

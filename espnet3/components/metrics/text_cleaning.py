@@ -10,12 +10,15 @@ from espnet3.errors import ConfigError, suggest
 
 Cleaner = Callable[[str], str]
 
+# No white space inside, as in `<noise>`: `a < b or c > d` has no tag.
 _TAG = re.compile(r"<[^<>\s]*>")
 _HYPHENS = re.compile("[-\u2010-\u2015\u2212]")
+# The underscore is apart, because `\w` counts it as a letter.
 _MARK = re.compile(r"(?P<inner>(?<=\w)['\u2019](?=\w))|[^\w\s]|_")
 
 
 def _remove_tags(text: str) -> str:
+    # A blank and not nothing, which would join the words on both sides.
     return _TAG.sub(" ", text)
 
 

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from espnet3.components.models.token_transformer import (
     Attention,
     CausalLayer,
+    LayerOptions,
     Memory,
     TokenTransformer,
     TransformerState,
@@ -42,6 +43,8 @@ class TransformerDecoder(nn.Module):
         hidden: size of the vectors; even, and a multiple of `n_heads`.
         feed_forward: size within the feed-forward networks; None: four times `hidden`.
         dropout: while training.
+        activation: of the feed-forward networks: gelu, relu or swish.
+        norm_eps: what a LayerNorm adds to the variance.
 
     Example:
         >>> decoder = TransformerDecoder(5, 8, n_layers=1, n_heads=2, hidden=16).eval()
@@ -51,7 +54,7 @@ class TransformerDecoder(nn.Module):
         torch.Size([2, 5])
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - one by one, as a config names them
         self,
         n_tokens: int,
         encoder_size: int,
@@ -61,6 +64,8 @@ class TransformerDecoder(nn.Module):
         hidden: int = 256,
         feed_forward: int | None = None,
         dropout: float = 0.1,
+        activation: str = "gelu",
+        norm_eps: float = 1e-5,
     ) -> None:
         super().__init__()
         self.n_tokens = n_tokens
@@ -72,6 +77,7 @@ class TransformerDecoder(nn.Module):
             feed_forward=feed_forward,
             dropout=dropout,
             memory_size=encoder_size,
+            options=LayerOptions(activation, norm_eps),
         )
 
     def forward(self, encoded: Tensor, encoded_lengths: Tensor, tokens_in: Tensor) -> Tensor:

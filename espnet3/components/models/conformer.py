@@ -188,6 +188,7 @@ class RelativeAttention(nn.Module):
         query, key, value = (self._split(x) for x in self.query_key_value(frames).chunk(3, -1))
         scale = query.shape[-1] ** -0.5
         by_distance = (query + self.distance_bias) @ self._split(self.distance(distances)).mT
+        # As an additive mask, for the fused kernel, which scales only its own product.
         bias = (shift(by_distance) * scale).masked_fill(~is_valid[:, None, None], float("-inf"))
         attended = nn.functional.scaled_dot_product_attention(
             query + self.content_bias,
@@ -226,6 +227,7 @@ def shift(by_distance: Tensor) -> Tensor:
         [[0.0, -1.0], [1.0, 0.0]]
     """
     *others, n, _ = by_distance.shape
+    # as_strided() steps through storage, so rows must lie directly behind each other.
     scores = by_distance.contiguous()
     *steps, step, _ = scores.stride()
     offset = scores.storage_offset() + n - 1

@@ -92,6 +92,7 @@ class LogMel(nn.Module):
             if self.normalize_peak:
                 samples = samples / _peak(samples).clamp_min(_LEAST_PEAK)
             n_frames = self.n_frames(lengths)
+            # Digital silence has no energy at all, and log(0) is -inf.
             feats = self._energies(samples).clamp_min(self.log_floor).log()
             return zero_padding(feats, n_frames), n_frames
 
@@ -107,10 +108,13 @@ class LogMel(nn.Module):
             samples,
             self.n_fft,
             self.shift_samples,
+            # `model.half()` converts buffers as well.
             window=self.window.float(),
+            # Kaldi's `snip_edges`: by default torch adds reflected samples and shifts the frames.
             center=False,
             return_complex=True,
         )
+        # Not abs() squared, which takes a root for nothing.
         power = spectrum.real.square() + spectrum.imag.square()
         return power.transpose(1, 2) @ self.filters.float()
 
@@ -157,12 +161,14 @@ def _mel(hertz: Tensor) -> Tensor:
 
 
 def _window(name: str, n_samples: int, n_fft: int) -> Tensor:
+    # Kaldi's windows are symmetric; periodic is torch's default.
     hann = torch.hann_window(n_samples, periodic=False, dtype=torch.float64)
     shape = hann**0.85 if name == "povey" else hann
     return nn.functional.pad(shape, (0, n_fft - n_samples)).float()
 
 
 def _peak(samples: Tensor) -> Tensor:
+    # amax() of no samples is an error.
     if samples.shape[1] == 0:
         return samples.new_ones(len(samples), 1)
     return samples.abs().amax(1, keepdim=True)

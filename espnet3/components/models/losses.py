@@ -26,6 +26,7 @@ def ctc_loss(
     # Padding is -1, which is no token; the loss looks at it where a text is empty.
     targets = zero_padding(tokens, tokens_lengths)
     losses = nn.functional.ctc_loss(
+        # torch has no CTC loss in half precision.
         log_probs.float().transpose(0, 1),
         nn.functional.pad(targets, (0, 1)) if targets.shape[1] == 0 else targets,
         lengths,
@@ -35,6 +36,7 @@ def ctc_loss(
         zero_infinity=True,
     )
     too_short = lengths.to(losses.device) < frames_needed(targets, tokens_lengths)
+    # Where none fits, the loss is to be 0 and not NaN.
     n_fitting = (~too_short).sum().clamp_min(1)
     return (losses / tokens_lengths.clamp_min(1)).sum() / n_fitting, too_short
 
@@ -68,6 +70,7 @@ def label_smoothing_loss(
         smoothing: The part of a target's probability that is shared by all tokens.
     """
     is_valid = valid_frames(lengths, targets.shape[1])
+    # Padding may be -1, which cross_entropy refuses as a class.
     targets = targets.masked_fill(~is_valid, 0)
     losses = nn.functional.cross_entropy(
         logits.float().transpose(1, 2), targets, reduction="none", label_smoothing=smoothing
@@ -115,6 +118,7 @@ def rnnt_loss(
         blank: id of what moves on to the next frame.
     """
     values = logits if logits.dtype == torch.float64 else logits.float()
+    # Not log_softmax, as large as the logits: of each row only two entries are needed.
     total = values.logsumexp(dim=-1)
     blanks = values[..., blank] - total
     chosen = tokens[:, None, :, None].expand(-1, values.shape[1], -1, 1)
@@ -170,6 +174,7 @@ def _skewed(values: Tensor) -> Tensor:
     row = torch.arange(n_frames + n_columns - 1, device=values.device)[:, None]
     frame = row - torch.arange(n_columns, device=values.device)
     is_inside = (frame >= 0) & (frame < n_frames)
+    # gather() wants valid places everywhere; what lies outside is masked.
     places = frame.clamp(0, n_frames - 1).expand(len(values), -1, -1)
     return values.gather(1, places).masked_fill(~is_inside, _IMPOSSIBLE)
 
@@ -189,6 +194,7 @@ def _forward_sums(blank: Tensor, emit: Tensor) -> Tensor:
         by_blank = sums[:, row - 1] + blank[:, row - 1]
         by_emit = sums[:, row - 1, :-1] + emit[:, row - 1, :-1]
         sums[:, row, 0] = by_blank[:, 0]
+        # In place, since autograd does not record what runs inside of a Function.
         torch.logaddexp(by_blank[:, 1:], by_emit, out=sums[:, row, 1:])
     return sums
 

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from espnet3.commands import recipe_command
 from espnet3.components.data.errors import DataError
 from espnet3.components.models.masks import zero_padding
 from espnet3.config.trust import checked_path, current_trust
@@ -62,10 +63,12 @@ class GlobalNormalization(nn.Module):
             DataError: The statistics are unknown, or of another dimension.
         """
         self._check(feats)
+        # Half precision would round off most digits when a large mean is subtracted.
         values = feats.to(self.mean.dtype)
         if self.norm_means:
             values = values - self.mean
         if self.norm_vars:
+            # A dimension that never varies has a deviation of 0.
             values = values / self.std.clamp_min(self.eps)
         return _masked(values.to(feats.dtype), lengths), lengths
 
@@ -84,14 +87,15 @@ class GlobalNormalization(nn.Module):
             raise DataError(
                 f"The statistics file {self.stats_file} does not exist, and no checkpoint brought "
                 "its values.",
-                fix="Make it with: python run.py --stages collect_stats",
+                fix=f"Make it with: {recipe_command('collect_stats')}",
             )
         n_leading = feats.dim() - self.mean.dim()
         if n_leading < 0 or feats.shape[n_leading:] != self.mean.shape:
+            again = recipe_command("collect_stats", overrides=["collect_stats.resume=false"])
             raise DataError(
                 f"The features are {list(feats.shape)}, but the statistics in {self.stats_file} "
                 f"are of dimension {list(self.mean.shape)}. If the features changed, take them "
-                "again: python run.py --stages collect_stats collect_stats.resume=false"
+                f"again: {again}"
             )
 
     def _load_from_state_dict(
@@ -103,6 +107,7 @@ class GlobalNormalization(nn.Module):
             buffer: Tensor = getattr(self, name)
             if isinstance(found, Tensor) and buffer.numel() == 0:
                 setattr(self, name, torch.empty_like(found, device=buffer.device))
+        # It refuses a buffer of another shape, so the shapes are set first.
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
     def extra_repr(self) -> str:
@@ -134,6 +139,7 @@ class UtteranceNormalization(nn.Module):
         else:
             count = lengths.to(feats.device).clamp_min(1).view(-1, *[1] * (feats.dim() - 1))
         mean = _masked(values, lengths).sum(1, keepdim=True) / count
+        # Padding has become -mean, which would count in the variance.
         centered = _masked(values - mean, lengths)
         # The variance is that of the centred values whether or not the mean is to go.
         var = centered.square().sum(1, keepdim=True) / count

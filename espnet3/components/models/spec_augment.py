@@ -72,6 +72,7 @@ def _spans(
 ) -> torch.Tensor:
     """Return a mask [batch, size] of `n_masks` random spans within each length."""
     shape = (len(lengths), n_masks)
+    # rand() stays below 1, so without + 1 the widest span would never be drawn.
     widths = (torch.rand(shape, device=lengths.device) * (max_widths[:, None] + 1)).long()
     room = lengths[:, None] - widths + 1
     starts = (torch.rand(shape, device=lengths.device) * room).long()

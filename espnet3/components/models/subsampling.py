@@ -72,9 +72,11 @@ class Subsampling(nn.ModuleList):
 
     def forward(self, feats: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         """Return [batch, frames, output_size], and how many frames each item has."""
+        # A convolution looks beyond the end of an item, and must not see what a batch has there.
         hidden = zero_padding(feats, lengths)
         for layer in self:
             lengths = halved(lengths) if self.stride == 2 else lengths
+            # The bias and the normalisation fill padding with other values again.
             hidden = zero_padding(layer(hidden), lengths)
         return hidden, lengths
 

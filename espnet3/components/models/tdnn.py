@@ -68,5 +68,6 @@ class TDNN(nn.Module):
         """
         hidden, lengths = self.subsample(feats, lengths)
         for layer in self.layers:
+            # Both terms are 0 in padding, so the next layer sees zeros beyond the end as well.
             hidden = hidden + zero_padding(layer(hidden), lengths)
         return hidden, lengths

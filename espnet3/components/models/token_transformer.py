@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, cat, nn
 from torch.nn.functional import scaled_dot_product_attention
 
-from espnet3.errors import ConfigError
+from espnet3.errors import ConfigError, suggest
 
+ACTIVATIONS: dict[str, type[nn.Module]] = {"gelu": nn.GELU, "relu": nn.ReLU, "swish": nn.SiLU}
 _BLOCK = 16  # places to add at once: a search then copies its past once in a step, not twice
 
 
@@ -75,6 +76,7 @@ class TokenCache:
 
     def select(self, indices: Tensor) -> "TokenCache":
         """Return the cache of the rows `indices`, which may leave some out and repeat others."""
+        # index_select copies, so the free places behind the end belong to this cache alone.
         return TokenCache(self.buffer.index_select(0, indices), self.n, _Used(self.n))
 
 
@@ -90,6 +92,31 @@ class TransformerState:
         return TransformerState(tuple(one.select(indices) for one in self.layers))
 
 
+@dataclass(frozen=True)
+class LayerOptions:
+    """In what Transformers differ whose layers are otherwise the same.
+
+    Args:
+        activation: of the feed-forward networks: gelu, relu or swish.
+        norm_eps: what a LayerNorm adds to the variance; 1e-12 in weights of ESPnet2.
+
+    Raises:
+        ConfigError: there is no such activation.
+    """
+
+    activation: str = "gelu"
+    norm_eps: float = 1e-5
+
+    def __post_init__(self) -> None:
+        if self.activation not in ACTIVATIONS:
+            raise ConfigError(
+                key="activation",
+                value=self.activation,
+                problem=f"but must be one of {', '.join(ACTIVATIONS)}",
+                fix=f"{suggest(self.activation, ACTIVATIONS)} Write: activation: gelu",
+            )
+
+
 class TokenTransformer(nn.Module):
     """Embedding, causal layers, and the logits of the next token.
 
@@ -101,6 +128,7 @@ class TokenTransformer(nn.Module):
         feed_forward: size within the feed-forward networks; None: four times `size`.
         dropout: while training.
         memory_size: of encoded frames to look at; None: there are none.
+        options: of the layers.
     """
 
     def __init__(
@@ -113,6 +141,7 @@ class TokenTransformer(nn.Module):
         feed_forward: int | None = None,
         dropout: float = 0.1,
         memory_size: int | None = None,
+        options: LayerOptions = LayerOptions(),  # noqa: B008 - frozen
     ) -> None:
         super().__init__()
         if size % 2 or n_layers < 1:
@@ -123,13 +152,16 @@ class TokenTransformer(nn.Module):
             )
         self.size = size
         self.embedding = nn.Embedding(n_tokens, size)
+        # Times sqrt(size) in `forward`, a component has a deviation of 1, like the sinusoids.
         nn.init.normal_(self.embedding.weight, std=size**-0.5)
         self.dropout = nn.Dropout(dropout)
         inner = feed_forward or 4 * size
         self.layers = nn.ModuleList(
-            CausalLayer(size, n_heads, inner, dropout, memory_size) for _ in range(n_layers)
+            CausalLayer(size, n_heads, inner, dropout, memory_size, options)
+            for _ in range(n_layers)
         )
-        self.norm = nn.LayerNorm(size)
+        # In pre-norm layers the sum itself is never normalised.
+        self.norm = nn.LayerNorm(size, eps=options.norm_eps)
         self.output = nn.Linear(size, n_tokens)
 
     def forward(
@@ -158,6 +190,7 @@ class TokenTransformer(nn.Module):
     ) -> tuple[Tensor, TransformerState]:
         """Return log-probabilities `[rows, n_tokens]` behind one more token in each row."""
         logits, state = self(tokens[:, None], state, memories)
+        # Half precision would make ties of hypotheses that differ.
         return torch.log_softmax(logits[:, 0].float(), -1), state
 
 
@@ -221,6 +254,7 @@ class CausalLayer(nn.Module):
         feed_forward: size within the feed-forward network.
         dropout: while training.
         memory_size: of the encoded frames; None: there is no memory.
+        options: activation and eps.
     """
 
     def __init__(
@@ -230,18 +264,20 @@ class CausalLayer(nn.Module):
         feed_forward: int,
         dropout: float,
         memory_size: int | None = None,
+        options: LayerOptions = LayerOptions(),  # noqa: B008 - frozen
     ) -> None:
         super().__init__()
-        self.self_norm = nn.LayerNorm(size)
+        eps = options.norm_eps
+        self.self_norm = nn.LayerNorm(size, eps=eps)
         self.self_attention = Attention(size, n_heads, size, dropout)
         self.memory_norm = self.memory_attention = None
         if memory_size is not None:
-            self.memory_norm = nn.LayerNorm(size)
+            self.memory_norm = nn.LayerNorm(size, eps=eps)
             self.memory_attention = Attention(size, n_heads, memory_size, dropout)
         self.feed_forward = nn.Sequential(
-            nn.LayerNorm(size),
+            nn.LayerNorm(size, eps=eps),
             nn.Linear(size, feed_forward),
-            nn.GELU(),
+            ACTIVATIONS[options.activation](),
             nn.Dropout(dropout),
             nn.Linear(feed_forward, size),
         )
@@ -260,6 +296,7 @@ class CausalLayer(nn.Module):
         normed = self.self_norm(x)
         new = self.self_attention.keys_values(normed)
         present = TokenCache.of(new) if past is None else past.add(new)
+        # With a past the one query may see all keys; a causal mask would show it only the first.
         attended = self.self_attention(normed, present.values, is_causal=past is None)
         x = x + self.dropout(attended)
         if memory is not None:
@@ -295,6 +332,7 @@ def sinusoids(n: int, size: int, *, start: int = 0, like: Tensor) -> Tensor:
         torch.arange(0, size, 2, device=like.device, dtype=torch.float32)
         * (-math.log(10000.0) / size)
     )
+    # In half precision integers above 2048 are rounded, and neighbours would get the same vector.
     places = torch.arange(start, start + n, device=like.device, dtype=torch.float32)
     angles = places[:, None] * rates
     return torch.stack([angles.sin(), angles.cos()], -1).flatten(1).to(like.dtype)

@@ -27,6 +27,7 @@ class LSTMPrediction(nn.Module):
         self.output_size = size
         self.embedding = nn.Embedding(n_tokens, size)
         self.dropout = nn.Dropout(dropout)
+        # torch warns about dropout between layers where there is only one.
         between = dropout if n_layers > 1 else 0.0
         self.lstm = nn.LSTM(size, size, n_layers, batch_first=True, dropout=between)
 
@@ -43,6 +44,7 @@ class LSTMPrediction(nn.Module):
 
     def step(self, tokens: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         """Return the outputs [N, size] after the tokens [N], and the new states."""
+        # cuDNN takes contiguous states only.
         hidden, cell = state.permute(1, 2, 0, 3).contiguous()
         embedded = self.dropout(self.embedding(tokens))[:, None]
         output, (hidden, cell) = self.lstm(embedded, (hidden, cell))
@@ -103,6 +105,7 @@ class Joint(nn.Module):
     ) -> None:
         super().__init__()
         self.from_frame = nn.Linear(encoder_size, size)
+        # Both are added up, so one bias is enough.
         self.from_tokens = nn.Linear(prediction_size, size, bias=False)
         self.output = nn.Linear(size, n_tokens)
 

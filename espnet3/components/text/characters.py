@@ -44,6 +44,7 @@ class CharacterTokenizer:
         check_tokens(tokens, "a character tokenizer")
         self.tokens = tuple(tokens)
         self.spell = Speller(clean_types)
+        # Special tokens have several characters, so no character of a text is taken for one.
         self._ids = {_character(token): id for id, token in enumerate(self.tokens)}
 
     @classmethod
@@ -55,8 +56,9 @@ class CharacterTokenizer:
         found: set[str] = set()
         for text in texts:
             found.update(spell(text))
-        blank = [SPACE_TOKEN] if " " in found else []
-        return cls(with_special([*blank, *sorted(found - {" "})]), clean_types)
+        # Always with the blank: a lexicon or an n-gram over words needs it, though all of the texts
+        # are single words. Sorted: the order of a set differs from process to process.
+        return cls(with_special([SPACE_TOKEN, *sorted(found - {" "})]), clean_types)
 
     @classmethod
     def load(cls, folder: TokenizerFolder) -> "CharacterTokenizer":

@@ -18,6 +18,7 @@ from espnet3.errors import ConfigError
 MODEL_TYPES = ("bpe", "unigram")
 
 _N_OWN = 2  # <blank> and <sos/eos> are ours; <unk> is a piece of SentencePiece too
+# SentencePiece has a RuntimeError for everything; the numbers are in its text only.
 _MOST = re.compile(r"too high.* <= (\d+)")
 _LEAST = re.compile(r"smaller than required_chars\. \d+ vs (\d+)")
 
@@ -41,6 +42,7 @@ class SentencePieceTokenizer:
         self._model = model
         self._processor = SentencePieceProcessor(model_proto=model)
         pieces = [self._processor.id_to_piece(i) for i in range(self._processor.vocab_size())]
+        # Piece 0 is SentencePiece's own `<unk>`, which is one of the special tokens.
         self.tokens = with_special(pieces[1:])
         check_tokens(self.tokens, f"a {kind} tokenizer")
 
@@ -67,6 +69,7 @@ class SentencePieceTokenizer:
         TokenizerFolder(folder).write(self.kind, self.tokens, files, about)
 
     def __reduce__(self) -> Any:
+        # The bytes say all; each process makes a processor of its own.
         return type(self), (self._model, self.kind, self.spell.clean_types)
 
 

@@ -45,4 +45,5 @@ class Speller:
         """Return the text in its spelling."""
         for clean in self._cleaners:
             text = clean(text)
+        # After the cleaners, which need not return NFC.
         return " ".join(unicodedata.normalize("NFC", text).split())

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from espnet3.commands import recipe_command
 from espnet3.config.targets import locate
 from espnet3.config.trust import checked_path
 from espnet3.errors import ConfigError
@@ -63,7 +64,7 @@ def check_tokens(tokens: Sequence[str], place: str) -> None:
         raise ConfigError(
             f"The tokens of {place} begin with {', '.join(tokens[:2])} and end with "
             f"{', '.join(tokens[-1:])}, but must begin with {BLANK_TOKEN}, {UNKNOWN_TOKEN} and end "
-            f"with {END_TOKEN}. Train the tokenizer again: python run.py --stages train_tokenizer"
+            f"with {END_TOKEN}. Train the tokenizer again: {recipe_command('train_tokenizer')}"
         )
     seen: set[str] = set()
     for token in tokens:
@@ -89,6 +90,7 @@ def without_special(ids: Sequence[int], n_tokens: int) -> list[int]:
 VERSION = 1
 ABOUT = "tokenizer.json"
 TOKENS = "tokens.txt"
+# By name, since these modules import this one; a fixed list, so that loading runs no foreign code.
 _KINDS = {
     "characters": "espnet3.components.text.characters.CharacterTokenizer",
     "bpe": "espnet3.components.text.sentencepiece.SentencePieceTokenizer",
@@ -130,7 +132,7 @@ def load_tokenizer(folder: str | Path) -> Tokenizer:
         raise ConfigError(
             f"The tokenizer in {place} is of the kind {kind!r}, which is not known. Known: "
             f"{', '.join(_KINDS)}.",
-            fix="Make it again: python run.py --stages train_tokenizer",
+            fix=f"Make it again: {recipe_command('train_tokenizer')}",
         )
     loaded: Tokenizer = locate(_KINDS[kind]).load(place)
     return loaded
@@ -183,6 +185,7 @@ class TokenizerFolder:
         try:
             about = json.loads(checked_path(self.path / ABOUT).read_text("utf-8"))
             version = about["version"]
+        # JSON that is nested too deeply ends in a RecursionError.
         except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
             raise self._damaged(f"{ABOUT} is no description of one ({error!r:.80})") from error
         if version != VERSION:
@@ -207,19 +210,19 @@ class TokenizerFolder:
     def identity(self) -> str:
         """Return a digest of all that the tokenizer is."""
         self._check_exists()
+        # It holds the checksums of all other files, so they need not be read.
         return hashlib.sha256((self.path / ABOUT).read_bytes()).hexdigest()
 
     def _check_exists(self) -> None:
         if not self.exists():
             raise ConfigError(
                 f"There is no tokenizer in {self.path}: it has no {ABOUT}.",
-                fix="Make it first: "
-                "python run.py --stages train_tokenizer; or write the folder of another one: "
-                "tokenizer: {save_path: FOLDER}",
+                fix=f"Make it first: {recipe_command('train_tokenizer')} ; or write the folder of "
+                "another one: tokenizer: {save_path: FOLDER}",
             )
 
     def _damaged(self, problem: str) -> ConfigError:
         return ConfigError(
             f"The tokenizer in {self.path} cannot be read: {problem}.",
-            fix="Remove the folder and make it again: python run.py --stages train_tokenizer",
+            fix=f"Remove the folder and make it again: {recipe_command('train_tokenizer')}",
         )

@@ -77,11 +77,31 @@ class SpeechSource(ABC):
         """
         found = self._find_durations() if self._durations is None else self._durations
         bad = [i for i, duration in enumerate(found) if duration is None]
+        # Kept only when complete: a file that is still being copied can be read the next time.
         if not bad:
             self._durations = found
         elif unreadable is None:
             raise self._unreadable(bad, len(found))
         return [unreadable or 0.0 if duration is None else duration for duration in found]
+
+    def seconds_of(self, positions: Sequence[int]) -> list[float]:
+        """Return the seconds of some items: a look at a large corpus need not open all its files.
+
+        Raises:
+            AudioError: A header cannot be read; the message has the number of such files.
+        """
+        known = self._known_durations()
+        unknown = [i for i in positions if known[i] is None]
+        for i, length in zip(unknown, self._lengths(unknown), strict=True):
+            known[i] = length
+        bad = [i for i in unknown if known[i] is None]
+        if bad:
+            raise self._unreadable(bad, len(positions))
+        return [known[i] or 0.0 for i in positions]
+
+    def where(self, index: int) -> str:
+        """Return where an item was written down, for errors: file and line."""
+        return self._where(as_position(index, len(self)))
 
     def fingerprint(self) -> str:
         """Return a digest of what the items are made from, but for the audio files' content."""
@@ -91,6 +111,10 @@ class SpeechSource(ABC):
         """Return the files of at most so many items, evenly spaced; none where they are inside."""
         step = max(1, -(-len(self) // most))
         return [file for i in range(0, len(self), step) if (file := self._audio_file(i))]
+
+    def audio_file(self, index: int) -> str:
+        """Return the file of an item; empty where it is inside another."""
+        return os.fspath(self._audio_file(as_position(index, len(self))) or "")
 
     def _audio_file(self, position: int) -> str | os.PathLike[str] | None:
         try:
@@ -279,6 +303,7 @@ def as_fields(id: str, row: Mapping[str, Any], columns: Mapping[str, str]) -> Sa
     named = {k: row.get(v) for k, v in columns.items() if k not in ("utt_id", "speech")}
     taken = set(columns.values())
     others = {column: value for column, value in row.items() if column not in taken}
+    # In this order, a column that was chosen as `text` wins over one that is called so.
     fields.update({k: v for k, v in {**others, **named}.items() if v is not None})
     return fields
 

@@ -64,10 +64,13 @@ class Dataset(SpeechSource):
         check_extra("datasets", "huggingface")
         self._folder = find_input(path, recipe_dir)
         table = _pick_split(_load(self._folder), split, self._folder)
+        # Before the changes below, each of which makes another fingerprint.
         self._table_fingerprint = str(table._fingerprint)
         self._columns = find_columns(columns, table.column_names, self._folder)
         speech = self._columns["speech"]
+        # A saved format, such as torch, would turn the cells into tensors.
         table = _as_files(table.with_format(None), speech)
+        # Apart from the others, so that reading a text does not load the audio.
         self._audio_column = table.select_columns([speech])
         # A table without columns has no rows.
         has_others = len(table.column_names) > 1

@@ -113,6 +113,7 @@ class Dataset(SpeechSource):
         if self._segments is not None:
             parts = self._segments.values()
             return [_part_seconds(start, end, recordings.get(r)) for r, start, end in parts]
+        # Without segments each recording is an utterance of the same id.
         utterances = read_numbers(self._folder / "utt2dur") or recordings
         return [utterances.get(id) for id in self._ids]
 

@@ -85,6 +85,7 @@ class Dataset(SpeechSource):
             cut = json.loads(line)
             id, recordings = cut["id"], list(_recordings(cut))
             check_id(id)
+            # A mixed cut has no duration in the file; lhotse works it out from the tracks.
             seconds = None if "tracks" in cut else float(cut["duration"])
         except (ValueError, KeyError, TypeError) as error:
             raise RecordError(
@@ -138,6 +139,7 @@ class Dataset(SpeechSource):
                 f"lhotse cannot read the audio: {reason}.",
                 fix=f"Check its files: lhotse validate --read-data {self._file}",
             ) from error
+        # lhotse puts the channels first.
         samples = samples[0] if len(samples) == 1 else samples.T
         return self._form.apply(Audio(samples, cut.sampling_rate), f"The cut {cut.id}")
 
@@ -161,6 +163,7 @@ def _read_lines(file: Path) -> Iterator[tuple[int, bytes]]:
     try:
         with gzip.open(file, "rb") if file.suffix == ".gz" else file.open("rb") as lines:
             yield from ((n, line) for n, line in enumerate(lines, 1) if not line.isspace())
+    # Depending on where an archive is damaged, gzip raises any of these.
     except (OSError, EOFError, zlib.error) as error:
         raise RecordError(
             f"{file} cannot be read: {error}.", fix="Write it again: cuts.to_file(path)"

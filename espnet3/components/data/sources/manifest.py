@@ -63,6 +63,7 @@ class ManifestDataset(SpeechSource):
         super().__init__(sample_rate=sample_rate, channel=channel, resample=resample)
         self._file = find_input(path, recipe_dir)
         self._rows = self._read_rows(self._file)
+        # Of all rows, since lines of JSON need not have the same keys.
         names = dict.fromkeys(name for row in self._rows for name in row)
         self._columns = find_columns(columns, names, self._file, _COMMON) if self._rows else {}
         self._check_paths()
@@ -137,6 +138,7 @@ class ManifestDataset(SpeechSource):
         if value is None or value == "":
             return None
         try:
+            # float(True) is 1.0, so `true` in JSON would be a second.
             number = math.nan if isinstance(value, bool) else float(value)
         except (TypeError, ValueError):
             number = math.nan

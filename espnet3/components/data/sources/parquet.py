@@ -151,6 +151,7 @@ def _decoded(cells: Mapping[str, Any], where: str) -> dict[str, Any]:
         field, _, kind = name.rpartition(".")
         try:
             if kind == "npy" and isinstance(value, bytes):
+                # Shards come from others, and a pickle would run their code.
                 row[field] = np.load(io.BytesIO(value), allow_pickle=False)
             elif kind == "json" and field and isinstance(value, str):
                 row[field] = json.loads(value)
@@ -306,6 +307,7 @@ def _known_seconds(file: Any, shard: Path, columns: Mapping[str, str]) -> Array:
 def _header_seconds(cell: Any, shard: Path) -> float:
     try:
         return read_duration(audio_of(cell.as_py(), shard.parent))
+    # A damaged header may state a rate of 0.
     except (AudioError, ZeroDivisionError):
         return math.nan
 
@@ -319,6 +321,7 @@ def _digest(shard: Path, file: Any, speech: str) -> str:
             for j in range(group.num_columns):
                 chunk = group.column(j)
                 hasher.update(f"{chunk.path_in_schema}\0{chunk.total_compressed_size}\0".encode())
+                # A struct is stored as a column per field, such as audio.bytes and audio.path.
                 if chunk.path_in_schema.partition(".")[0] == speech:
                     continue
                 start = chunk.dictionary_page_offset or chunk.data_page_offset

@@ -28,6 +28,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 # Many small reads of files that may be on a network: more than one shard at a time.
 _N_THREADS = 8
 _MAGIC = b"espnet3-columns-1\n"
+# A multiple of each item size, so that columns can be viewed in place.
 _ALIGNMENT = 64
 _KINDS = "iuf"  # never objects: loading those would run code
 
@@ -50,6 +51,7 @@ class ColumnFile:
     """
 
     def __init__(self, path: Path) -> None:
+        # An empty file cannot be mapped.
         data = np.memmap(path, dtype=np.uint8, mode="r") if path.stat().st_size else np.empty(0)
         try:
             self.facts, self._arrays = _parse(data)
@@ -97,7 +99,9 @@ def _parse(data: Any) -> tuple[dict[str, Any], dict[str, Array]]:
     return header["facts"], arrays
 
 
-def _header_end(data: Any, start: int, step: int = 4096) -> int:
+def _header_end(data: Any, start: int) -> int:
+    # Step by step, as tobytes() of all the rest would read the whole file.
+    step = 4096
     while start < len(data):
         found = data[start : start + step].tobytes().find(b"\n")
         if found >= 0:
@@ -152,6 +156,7 @@ class IndexKind:
             try:
                 made = list(threads.map(self.file_of, [shards[i] for i in stale]))
             except BaseException:
+                # Leaving the block would otherwise wait until all the other shards are indexed.
                 threads.shutdown(wait=False, cancel_futures=True)
                 raise
         for i, file in zip(stale, made, strict=True):
@@ -208,6 +213,7 @@ def identity_of(shard: StrPath) -> dict[str, int]:
 
 def _cache_dir() -> Path | None:
     base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    # Without a home, expanduser() returns `~` itself, which would become a folder of that name.
     return Path(base, "espnet3", "shard_index") if os.path.isabs(base) else None
 
 
@@ -263,6 +269,7 @@ def check_unique(
     twice = set(ordered[1:][ordered[1:] == ordered[:-1]].tolist())
     if not twice:
         return
+    # Equal hashes are a suspicion only, so the ids themselves are compared.
     seen: dict[str, Path] = {}
     for part, file, shard in zip(hashes, index_files, shards, strict=True):
         rows = np.flatnonzero(np.isin(part, np.array(list(twice), dtype=np.uint64)))
@@ -279,4 +286,5 @@ def check_unique(
 
 
 def _hash(text: bytes) -> int:
+    # Not hash(), which differs from process to process.
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")

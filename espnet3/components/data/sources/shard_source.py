@@ -205,6 +205,7 @@ class Recent(Generic[T]):
             if key in self._values:
                 self._values.move_to_end(key)
                 return self._values[key][0]
+        # Not under the lock: opening may take long on a network, and making one twice does no harm.
         value = make()
         self._keep(key, value)
         return value
@@ -212,6 +213,7 @@ class Recent(Generic[T]):
     def _keep(self, key: Hashable, value: T) -> None:
         cost = self._cost(value) if self._cost else 1
         with self._lock:
+            # Another thread may have made the same one in the meantime.
             self._total += cost - self._values.pop(key, (None, 0))[1]
             self._values[key] = value, cost
             while len(self._values) > 1 and self._total > self._capacity:
@@ -241,6 +243,7 @@ class ShardFile:
 
     def __init__(self, path: Path, identity: dict[str, int]) -> None:
         self.path = path
+        # For __del__(), which runs even if the file cannot be opened.
         self._descriptor = -1
         try:
             self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -260,6 +263,7 @@ class ShardFile:
             DataError: There are fewer, or the disk fails.
         """
         parts = []
+        # A single pread() may return less, and never more than 2 GiB.
         while n_bytes:
             try:
                 part = os.pread(self._descriptor, n_bytes, start)
@@ -331,6 +335,7 @@ def _choices(inside: str) -> list[str]:
         raise ConfigError(
             f"path holds {{{inside}}}, which counts down.", fix=f"Write: {{{last}..{first}}}"
         )
+    # As in bash, where a leading zero at either end pads all numbers.
     width = max(map(len, ends.groups())) if "0" in (first[0], last[0]) else 0
     return [f"{number:0{width}d}" for number in range(int(first), int(last) + 1)]
 
@@ -351,6 +356,7 @@ def _expand(part: StrPath, ending: str, recipe_dir: StrPath | None) -> list[Path
 
 
 def _in_folder(folder: Path, ending: str) -> list[Path]:
+    # A temporary file of a writer begins with a dot.
     files = [f for f in folder.iterdir() if f.name.endswith(ending) and f.name[0] != "."]
     if not files:
         raise ConfigError(

@@ -197,6 +197,7 @@ class _Builder:
             )
         self.keys[key] = None
         self.current.clear()
+        # Names of files may have spaces, but an id is one word.
         self.ids.append("_".join(key.split()))
         self.member_ends.append(len(self.offset))
 
@@ -276,6 +277,7 @@ class _Window(io.RawIOBase):
     def readinto(self, buffer: Any) -> int:
         wanted = min(len(buffer), self._size - self._position)
         self._file.seek(self._start + self._position)
+        # Behind the end it is negative, for which read() would return all the rest of the tar.
         data = self._file.read(max(0, wanted))
         buffer[: len(data)] = data
         self._position += len(data)
@@ -508,6 +510,7 @@ def _decode(ending: str, data: bytes, where: str) -> Any:
         if kind == "json":
             return json.loads(data)
         if kind == "npy":
+            # Shards come from others, and a pickle would run their code.
             return np.load(io.BytesIO(data), allow_pickle=False)
         return read_audio(data).samples if kind in AUDIO else data
     except ValueError as error:  # AudioError is one

@@ -9,11 +9,12 @@ Example:
 
 import os
 from collections.abc import Callable, Iterator, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from espnet3.components.data.dataset import Sample, as_position
-from espnet3.components.data.sources.base import COMMON, content_of, find_input
+from espnet3.components.data.sources.base import COMMON, SpeechSource, content_of, find_input
 from espnet3.components.data.sources.kaldi import read_table
 from espnet3.config.fingerprint import digest
 from espnet3.errors import ConfigError, RecordError, suggest
@@ -22,6 +23,9 @@ from espnet3.io.tables import read_jsonl
 
 CHARACTERS_PER_SECOND = 15
 """About as fast as people read aloud."""
+
+SPEECH_SOURCES = ("kaldi", "jsonl", "tsv", "huggingface", "lhotse", "folder")
+"""Sources that read texts without opening audio."""
 
 _Texts = Iterator[tuple[str, str]]
 
@@ -35,6 +39,8 @@ class Dataset:
     - `text`, or a folder with this file: that of a Kaldi data directory, an id before each text;
     - any other: one text per line, or with `has_ids` an id before it.
 
+    With `of`, the texts are those of another source, whose audio is not opened.
+
     Samples have `utt_id` and `text`. A duration is how long it would take to say the text, at 15
     characters per second, so that batches of similar lengths can be made as for speech, with
     `batch_seconds` or `max_padding`.
@@ -43,6 +49,7 @@ class Dataset:
         path: A file or folder, or a list of them, relative to the current folder or the recipe's.
         column: Of a manifest: the column with the text.
         has_ids: Each line begins with an id.
+        of: The `data_src` that the texts belong to, such as `tsv` or `lhotse`.
         recipe_dir: The recipe's folder.
 
     Raises:
@@ -56,18 +63,29 @@ class Dataset:
         *,
         column: str | None = None,
         has_ids: bool = False,
+        of: str | None = None,
         recipe_dir: StrPath | None = None,
     ) -> None:
         paths = [path] if isinstance(path, str | os.PathLike) else list(path)
-        self._files = [_file_in(find_input(entry, recipe_dir)) for entry in paths]
-        self._settings = {"column": column, "has_ids": has_ids}
+        self._settings: dict[str, Any] = {"column": column, "has_ids": has_ids}
         self._ids: list[str] = []
         self._texts: list[str] = []
+        if of is not None:
+            self._files: list[Path] = []
+            sources = [_open_source(of, entry, column, recipe_dir) for entry in paths]
+            self._settings |= {"of": [source.fingerprint() for source in sources]}
+            for source in sources:
+                self._take(_texts_of(source))
+            return
+        self._files = [_file_in(find_input(entry, recipe_dir)) for entry in paths]
         for file in self._files:
-            for id, text in _reader_of(file, column, has_ids)(file):
-                if text.strip():
-                    self._ids.append(id)
-                    self._texts.append(text)
+            self._take(_reader_of(file, column, has_ids)(file))
+
+    def _take(self, texts: _Texts) -> None:
+        for id, text in texts:
+            if text.strip():
+                self._ids.append(id)
+                self._texts.append(text)
 
     def __len__(self) -> int:
         return len(self._texts)
@@ -87,6 +105,27 @@ class Dataset:
     def fingerprint(self) -> str:
         """Return a digest of the files."""
         return digest({**self._settings, "files": [content_of(file) for file in self._files]})
+
+
+def _open_source(
+    of: str, path: StrPath, column: str | None, recipe_dir: StrPath | None
+) -> SpeechSource:
+    if of not in SPEECH_SOURCES:
+        raise ConfigError(
+            f"of is {of!r}, which is no source with audio.{suggest(of, SPEECH_SOURCES)} Known: "
+            f"{', '.join(SPEECH_SOURCES)}.",
+            fix="Write: of: kaldi",
+        )
+    module = import_module(f"espnet3.components.data.sources.{of}")
+    columns: dict[str, Any] = {} if column is None else {"columns": {"text": column}}
+    source: SpeechSource = module.Dataset(path, recipe_dir=recipe_dir, **columns)
+    return source
+
+
+def _texts_of(source: SpeechSource) -> _Texts:
+    for i in range(len(source)):
+        fields = source.fields(i)
+        yield str(fields["utt_id"]), str(fields.get("text", ""))
 
 
 def _file_in(path: Path) -> Path:

@@ -36,6 +36,7 @@ class Dataset(ManifestDataset):
         return [dict(zip(header, cells, strict=True)) for cells in lines]
 
     def _line_number(self, position: int) -> int:
+        # Lines count from 1, and the first one is the header.
         return position + 2
 
 
@@ -47,6 +48,7 @@ def _read_lines(file: Path) -> list[str]:
             f"{file} is not UTF-8 ({error}).",
             fix="Convert it, such as from Latin-1: iconv -f latin1 -t utf-8 OLD > NEW",
         ) from error
+    # Not splitlines(), which also splits at characters such as U+2028 inside of a text.
     lines = [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")]
     if not lines[0]:
         raise RecordError(f"{file}:1: There is no header.", fix="Name the columns: path<TAB>text")

@@ -5,6 +5,7 @@ from espnet3.components.data.augmentation import Gain, SpeedPerturb, change_spee
 from espnet3.components.data.dataset import CombinedDataset, TransformedDataset, sample_rng
 from espnet3.components.data.errors import DataError
 from espnet3.errors import ConfigError
+from tests.helpers.exhaustive import pairs
 
 RATE = 16000
 
@@ -13,8 +14,7 @@ def tone(hertz, n=RATE, dtype=np.float32, speed=1.0):
     return np.sin(2 * np.pi * hertz * np.arange(n) * speed / RATE).astype(dtype)
 
 
-@pytest.mark.parametrize("factor", [0.5, 0.9, 1.05, 1.1, 2.0])
-@pytest.mark.parametrize("hertz", [100, 1000, 3000])
+@pytest.mark.parametrize(("factor", "hertz"), pairs([0.5, 0.9, 1.05, 1.1, 2.0], [100, 1000, 3000]))
 def test_a_tone_at_another_speed_is_the_tone_of_that_pitch(factor, hertz):
     changed = change_speed(tone(hertz), factor)
     expected = tone(hertz, len(changed), speed=factor)

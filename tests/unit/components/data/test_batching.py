@@ -3,7 +3,7 @@ from itertools import chain
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from espnet3.components.data.batching import CountBatches, LengthBatches, Part, in_steps
@@ -54,7 +54,6 @@ def test_count_shuffles_by_seed_and_epoch():
 # By length
 
 
-@settings(deadline=None, max_examples=60)
 @given(
     st.lists(st.one_of(st.floats(0.001, 50.0), st.just(0.0)), min_size=1, max_size=200),
     st.floats(50.0, 400.0),
@@ -74,7 +73,6 @@ def test_every_batch_keeps_to_budget_and_padding(lengths, budget, max_padding, m
         assert len(batch) <= (max_items or len(batch))
 
 
-@settings(deadline=None, max_examples=60)
 @given(
     st.lists(st.tuples(st.integers(0, 50), st.integers(0, 50)), min_size=2, max_size=60),
     st.floats(1.0, 5.0),

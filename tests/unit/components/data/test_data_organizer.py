@@ -6,6 +6,7 @@ from omegaconf import OmegaConf
 
 from espnet3.components.data.data_organizer import DataOrganizer, check_datasets
 from espnet3.components.data.dataset import CombinedDataset, TransformedDataset
+from espnet3.components.data.errors import DataError
 from espnet3.config.instantiate import instantiate
 from espnet3.config.load import load_config
 from espnet3.errors import ConfigError
@@ -251,6 +252,18 @@ def test_a_dataset_without_a_length_is_refused(write_recipe):
     recipe = write_recipe("class Dataset:\n    def __getitem__(self, index): return {}\n", "no len")
     message = problem(getattr, DataOrganizer(recipe, train=[{}]), "train")
     assert "has no __len__. Write it: def __len__(self): ..." in message
+
+
+def test_a_file_that_is_not_made_yet_is_told_with_the_stage_that_makes_it(write_recipe):
+    code = "class Dataset:\n    def __init__(self): open('data/train/manifest.jsonl')\n"
+    recipe = write_recipe(code, "no data")
+    with pytest.raises(DataError) as caught:
+        DataOrganizer(recipe, train=[{}]).train  # noqa: B018
+    message = str(caught.value)
+    assert message.startswith("dataset.train.0 (")
+    assert "reads 'data/train/manifest.jsonl', which does not exist." in message
+    assert "python run.py --stages create_dataset" in caught.value.fix
+    assert isinstance(caught.value.__cause__, FileNotFoundError)
 
 
 def test_an_error_of_the_dataset_itself_keeps_its_type_and_gets_a_note(recipe):

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from espnet3.components.data.dataset_module import SOURCES, DataSource
+from espnet3.components.data.data_organizer import SOURCES, DataSource
 from espnet3.errors import ConfigError
 
 DATASET = "class Dataset:\n    marker = {!r}\n    def __len__(self): return 1\n"
@@ -43,7 +43,7 @@ def test_the_same_call_gives_the_same_class_in_a_fresh_process(write_recipe):
     recipe = write_recipe(DATASET.format("a"))
     here = DataSource(None, recipe).load()
     code = (
-        "import sys\nfrom espnet3.components.data.dataset_module import DataSource\n"
+        "import sys\nfrom espnet3.components.data.data_organizer import DataSource\n"
         "print(DataSource(None, sys.argv[1]).load())"
     )
     root = Path(__file__).parents[4]
@@ -57,10 +57,8 @@ def test_a_recipe_without_a_dataset_says_which_file_to_write(tmp_path):
     assert message.startswith(
         f"dataset.test.0.data_src is not set, but the recipe has no {tmp_path}/dataset/__init__.py."
     )
-    assert (
-        "data_src: kaldi. Known: kaldi, jsonl, tsv, huggingface, lhotse, tar, parquet, text."
-        in message
-    )
+    sources = "kaldi, jsonl, tsv, huggingface, lhotse, folder, tar, parquet, text."
+    assert f"data_src: kaldi. Known: {sources}" in message
 
 
 def test_a_module_without_the_class_says_how_to_export_it(write_recipe):
@@ -148,7 +146,7 @@ def test_a_dotted_module_is_imported(tmp_path, monkeypatch):
         ("kaldy", "there is no module 'kaldy'. Did you mean 'kaldi'?"),
         (
             "no_such_package.x",
-            "Write one of kaldi, jsonl, tsv, huggingface, lhotse, tar, parquet, text, a tag",
+            "Write one of kaldi, jsonl, tsv, huggingface, lhotse, folder, tar, parquet, text",
         ),
         ("json..x", "'json' has no module ''"),
         (".x", "that is no name of a module"),

@@ -6,6 +6,7 @@ import tarfile
 import numpy as np
 import soundfile
 
+from espnet3.components.data.augmentation import Gain, SpeedPerturb
 from espnet3.components.data.dataset import (
     CombinedDataset,
     TransformedDataset,
@@ -62,3 +63,12 @@ def test_what_a_transform_makes_needs_the_whole_sample(tmp_path):
 def test_a_dataset_of_its_own_need_not_have_them():
     assert not has_fields([1])
     assert fields_of([{"text": "a"}], 0) == {"text": "a"}
+
+
+def test_texts_are_read_through_augmentations_without_audio(tmp_path):
+    dataset = write_kaldi(tmp_path / "k")
+    (tmp_path / "k" / "a.flac").unlink()
+    for step in (Gain(), SpeedPerturb()):
+        changed = CombinedDataset([TransformedDataset(dataset, step)])
+        assert has_fields(changed)
+        assert fields_of(changed, 0) == {"utt_id": "u1", "text": "hello"}

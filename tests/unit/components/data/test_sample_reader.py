@@ -7,9 +7,8 @@ import traceback
 import pytest
 
 from espnet3.components.data.errors import DataError
-from espnet3.components.data.loader import build_loader
+from espnet3.components.data.loader import SampleFailure, build_loader
 from espnet3.components.data.loader_config import LoaderConfig
-from espnet3.components.data.sample_reader import SampleFailure
 from espnet3.errors import ConfigError
 
 

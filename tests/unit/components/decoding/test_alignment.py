@@ -11,6 +11,7 @@ from espnet3.components.data.errors import DataError
 from espnet3.components.decoding.alignment import align_ctc, frames_needed, word_times
 from espnet3.components.text.characters import CharacterTokenizer
 from espnet3.components.text.sentencepiece import train_pieces
+from tests.helpers.exhaustive import pairs
 
 
 def best_path(log_probs, tokens):
@@ -34,8 +35,9 @@ def spans_of(path):
     return spans
 
 
-@pytest.mark.parametrize("tokens", [(), (1,), (1, 2), (2, 2), (1, 1, 2), (3, 1, 3)])
-@pytest.mark.parametrize("n_frames", [4, 6])
+@pytest.mark.parametrize(
+    ("tokens", "n_frames"), pairs([(), (1,), (1, 2), (2, 2), (1, 1, 2), (3, 1, 3)], [4, 6])
+)
 def test_it_is_the_best_of_all_paths(tokens, n_frames):
     for seed in range(5):
         generator = torch.Generator().manual_seed(seed)

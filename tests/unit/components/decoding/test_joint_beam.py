@@ -1,5 +1,6 @@
 """Joint search against exhaustive and greedy search, and in batches of any size."""
 
+from dataclasses import replace
 from itertools import groupby, product
 
 import pytest
@@ -264,3 +265,54 @@ def test_an_utterance_leaves_the_batch_when_nothing_can_beat_its_best(monkeypatc
     assert len(n_rows) < 16
     assert max(n_steps) <= len(n_rows) <= max(n_steps) + 2
     assert n_rows[-1] < n_rows[1]
+
+
+class ShortBeam(JointBeam):
+    """Takes at most two tokens and at least `least`, and ends without asking."""
+
+    def __init__(self, least=0, **settings):
+        super().__init__(**settings)
+        self.least = least
+        self.settings = replace(self.settings, is_end_sure_at_limit=True, rewards_end=True)
+
+    def limits(self, lengths):
+        return torch.full_like(lengths, 2), torch.full_like(lengths, self.least)
+
+
+@torch.inference_mode()
+def test_at_a_sure_limit_the_end_has_no_score():
+    model = make_model(4)
+    encoded, lengths = make_speech(4, 5)
+    beam = ShortBeam(least=1, ctc_weight=0.0, length_bonus=50.0)
+    for row, (best, *_) in enumerate(beam(model, encoded, lengths)):
+        state = model.decoder.start(encoded[[row], : lengths[row]], lengths[[row]])
+        total, last = 0.0, 3
+        for token in best.tokens:
+            log_probs, state = model.decoder.step(torch.tensor([last]), state)
+            total, last = total + float(log_probs[0, token]), token
+        assert len(best.tokens) == 2
+        assert best.score == pytest.approx(total + 100, abs=1e-4)
+
+
+@torch.inference_mode()
+def test_hypotheses_that_end_too_early_are_dropped():
+    model = make_model(4)
+    encoded, lengths = make_speech(4, 5)
+    beam = ShortBeam(least=1, ctc_weight=0.3, n_best=9, beam_size=20)
+    assert all(one.tokens for some in beam(model, encoded, lengths) for one in some)
+
+
+@torch.inference_mode()
+def test_proposed_tokens_beside_the_end_are_all_that_is_scored():
+    model = make_model(6)
+    encoded, lengths = make_speech(3, 5)
+    beam = JointBeam(beam_size=2, ctc_weight=0.3)
+    wide = beam(model, encoded, lengths)
+    beam.settings = replace(beam.settings, n_proposed=6)
+    assert [one[0].tokens for one in beam(model, encoded, lengths)] == [w[0].tokens for w in wide]
+    beam.settings = replace(beam.settings, n_proposed=1, n_best=2)
+    first, _ = model.decoder.step(torch.full((3,), 5), model.decoder.start(encoded, lengths))
+    for favourite, found in zip(
+        first.argmax(-1).tolist(), beam(model, encoded, lengths), strict=True
+    ):
+        assert all(one.tokens[:1] in ((), (favourite,)) for one in found)

@@ -10,6 +10,7 @@ from espnet3.components.decoding.ngram import NGram
 from espnet3.components.decoding.ngram_estimate import estimate, train_ngram
 from espnet3.components.text.characters import CharacterTokenizer
 from espnet3.errors import ConfigError
+from tests.helpers.exhaustive import pairs
 
 DIGITS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
 
@@ -27,8 +28,7 @@ def texts(n, seed):
     return found
 
 
-@pytest.mark.parametrize("order", [1, 2, 3, 5])
-@pytest.mark.parametrize("n_texts", [1, 3, 300])
+@pytest.mark.parametrize(("order", "n_texts"), pairs([1, 2, 3, 5], [1, 3, 300]))
 def test_probabilities_sum_to_1_after_every_context(order, n_texts, awkward):
     train = texts(n_texts, seed=1)
     model = NGram.read(train_ngram(train, order, awkward / "model.arpa"))

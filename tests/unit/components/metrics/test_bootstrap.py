@@ -3,8 +3,8 @@ import math
 import numpy as np
 import pytest
 
-from espnet3.components.metrics import tally
-from espnet3.components.metrics.tally import percentile_interval, resample_sums
+from espnet3.components.metrics import error_rate
+from espnet3.components.metrics.error_rate import percentile_interval, resample_sums
 
 
 def rows_of(n: int, seed: int = 0) -> np.ndarray:
@@ -38,7 +38,7 @@ def test_the_order_of_utterances_does_not_matter_and_the_seed_does():
 def test_drawing_in_small_steps_changes_nothing(monkeypatch):
     rows = rows_of(100)
     whole = resample_sums(rows, 30)
-    monkeypatch.setattr(tally, "_DRAWS_AT_ONCE", 70)
+    monkeypatch.setattr(error_rate, "_DRAWS_AT_ONCE", 70)
     assert np.array_equal(resample_sums(rows, 30), whole)
 
 

@@ -4,11 +4,11 @@ import json
 import numpy as np
 
 from espnet3.components.metrics.error_rate import (
+    tally_by,
     write_alignments,
     write_groups,
     write_utterances,
 )
-from espnet3.components.metrics.tally import tally_by
 
 IDS = ["utt-1", "a/b:2", "發話"]
 PAIRS = [(["a"], ["a"]), (["a", "b", "c"], ["x", "b", "y"]), ([], ["z"])]

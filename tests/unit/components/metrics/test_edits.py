@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from espnet3.components.metrics.tally import align, count_edits
+from espnet3.components.metrics.error_rate import align, count_edits
 
 WORDS = st.lists(st.sampled_from(["a", "b", "c", "é", "東京"]), max_size=12)
 JIWER_EXAMPLES = [

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from espnet3.components.metrics.tally import (
+from espnet3.components.metrics.error_rate import (
     Bootstrap,
     intervals,
     length_groups,

@@ -131,3 +131,15 @@ def test_sizes_that_do_not_fit_are_refused():
         TransformerDecoder(5, 8, n_heads=3, hidden=32)
     with pytest.raises(ConfigError, match="must be even"):
         TransformerDecoder(5, 8, n_heads=1, hidden=15)
+
+
+def test_activation_and_eps_are_options():
+    decoder = TransformerDecoder(
+        5, 8, n_layers=1, n_heads=2, hidden=16, activation="relu", norm_eps=1e-12
+    )
+    layer = decoder.network.layers[0]
+    assert type(layer.feed_forward[2]) is torch.nn.ReLU
+    norms = [layer.self_norm, layer.memory_norm, layer.feed_forward[0], decoder.network.norm]
+    assert {norm.eps for norm in norms} == {1e-12}
+    with pytest.raises(ConfigError, match="activation: gelu"):
+        TransformerDecoder(5, 8, activation="tanh")

@@ -73,6 +73,7 @@ def test_half_precision_is_close():
     torch.testing.assert_close(encoded.float(), expected, atol=0.1, rtol=0.05)
 
 
+@pytest.mark.exhaustive  # torch.export takes seconds
 def test_it_can_be_exported_for_any_batch_and_length():
     encoder = Conformer(8, 8, 1, 4, n_heads=2, kernel_size=3).eval()
     auto = torch.export.Dim.AUTO

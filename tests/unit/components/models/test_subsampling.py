@@ -4,6 +4,7 @@ import torch
 from espnet3.components.models.subsampling import Subsampling
 from espnet3.errors import ConfigError
 from tests.helpers.encoder_parts import assert_padding_has_no_say, padded_features
+from tests.helpers.exhaustive import pairs
 
 
 @pytest.fixture(autouse=True)
@@ -18,8 +19,7 @@ def test_padding_has_no_say(subsampling):
     assert_padding_has_no_say(module, *padded_features([57, 40, 17, 2, 1]))
 
 
-@pytest.mark.parametrize("subsampling", [1, 2, 4, 8])
-@pytest.mark.parametrize("n_bins", [1, 7, 23])
+@pytest.mark.parametrize(("subsampling", "n_bins"), pairs([1, 2, 4, 8], [1, 7, 23]))
 def test_frames_are_rounded_up_and_any_size_will_do(subsampling, n_bins):
     module = Subsampling(n_bins, 8, subsampling)
     for n_frames in range(1, 41):

@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from espnet3.components.text.characters import CharacterTokenizer
@@ -67,7 +67,6 @@ def test_it_is_the_same_from_disk_and_in_another_process(tokenizer, awkward):
     assert tuple(lines) == (*tokenizer.tokens, "")
 
 
-@settings(max_examples=200, deadline=None)
 @given(st.text(max_size=30))
 def test_any_characters_come_back_as_they_are_spelled(text):
     tokenizer = CharacterTokenizer.from_texts([text])
@@ -173,3 +172,7 @@ def test_loading_needs_no_torch(tmp_path):
         f"load_tokenizer({str(tmp_path)!r}); assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_single_words_have_a_blank_for_a_lexicon_as_well():
+    assert CharacterTokenizer.from_texts(["one", "two"]).tokens[2] == "<space>"

@@ -59,7 +59,9 @@ def test_a_hole_is_no_reason_to_shorten_the_pattern(tmp_path):
     make(tmp_path, "t-0.tar", "t-2.tar")
     message = problem(tmp_path / "t-{0..2}.tar", ".tar")
     assert "1 of its 3 shards are missing" in message
-    assert message.endswith("Copy or make them: python run.py --stages create_dataset")
+    assert message.endswith(
+        "python run.py --stages create_dataset --training_config conf/training.yaml"
+    )
 
 
 @pytest.mark.parametrize(
