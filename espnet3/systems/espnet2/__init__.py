@@ -1,0 +1,1 @@
+"""Models of ESPnet2, through the package `espnet`: decoded and trained by ESPnet3."""

@@ -1,0 +1,232 @@
+"""Configs of ESPnet2: read, completed with its defaults, their paths found."""
+
+import logging
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from espnet3.config.trust import checked_path
+from espnet3.errors import ConfigError, suggest
+from espnet3.systems.espnet2.package import installed_version, task_class
+
+logger = logging.getLogger(__name__)
+
+# Keys that name files, at the top and in blocks.
+_FILES = ("token_list", "bpemodel", "non_linguistic_symbols", "stats_file", "src_token_list",
+          "src_bpemodel", "spk2utt", "rir_scp", "noise_scp")  # fmt: skip
+# Written by ESPnet2 into the config of a training, beside the arguments of its parser.
+_WRITTEN = ("version", "config", "distributed", "ngpu", "required", "print_config")
+
+LOOP_KEYS: Mapping[str, str] = {
+    "optim": "optimizer", "optim_conf": "optimizer", "scheduler": "scheduler",
+    "scheduler_conf": "scheduler", "max_epoch": "trainer.max_epochs",
+    "accum_grad": "trainer.accumulate_grad_batches", "grad_clip": "trainer.gradient_clip_val",
+    "patience": "trainer.callbacks", "best_model_criterion": "best_model_criterion",
+    "keep_nbest_models": "best_model_criterion", "use_amp": "trainer.precision",
+    "num_workers": "dataloader.train.num_workers", "seed": "seed",
+    "batch_type": "dataloader.train", "batch_size": "dataloader.train.batch_size",
+    "batch_bins": "dataloader.train.batch_seconds", "init_param": "init", "freeze_param": "freeze",
+    "num_iters_per_epoch": "trainer.limit_train_batches", "log_interval": "trainer",
+}  # fmt: skip
+"""Keys of ESPnet2's loop, and where they stand in a training config of ESPnet3."""
+
+
+def read_config(path: str | os.PathLike[str], key: str = "config") -> dict[str, Any]:
+    """Read a config of ESPnet2; nothing in it is executed.
+
+    Args:
+        path: Of the YAML file.
+        key: That names it, for the errors.
+
+    Raises:
+        ConfigError: It is not there, or is none.
+    """
+    import yaml
+
+    file = checked_path(path)
+    if not file.is_file():
+        raise ConfigError(
+            key=key,
+            value=os.fspath(path),
+            problem="which does not exist",
+            fix="Give the config.yaml that ESPnet2 wrote beside the weights, such as "
+            f"{key}: exp/asr_train_raw_bpe/config.yaml",
+        )
+    try:
+        values = yaml.load(file.read_text("utf-8"), Loader=_safe_loader())
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
+        first = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ConfigError(
+            key=key, value=str(file), problem=f"which is no YAML file ({first})", fix="Correct it."
+        ) from error
+    if not isinstance(values, dict):
+        raise ConfigError(
+            key=key,
+            value=str(file),
+            problem=f"which holds a {type(values).__name__}, not keys and values",
+            fix="Give a training config of ESPnet2, with keys such as encoder_conf.",
+        )
+    return values
+
+
+def _safe_loader() -> Any:
+    """Return a loader that makes plain values only, and takes tuples for lists."""
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        pass
+
+    # ESPnet2 dumps some defaults as tuples of Python.
+    Loader.add_constructor(
+        "tag:yaml.org,2002:python/tuple",
+        lambda loader, node: loader.construct_sequence(node),
+    )
+    return Loader
+
+
+def with_defaults(task: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the config with every key that this version of ESPnet2 asks for.
+
+    The options of a part, `encoder_conf` and the like, are those given, or none: the defaults of
+    ESPnet2's own listing belong to its default encoder.
+    """
+    defaults = {
+        key: {} if key.endswith("_conf") and isinstance(value, dict) else value
+        for key, value in task_class(task).get_default_config().items()
+    }
+    return {**defaults, **values}
+
+
+def unknown_keys(task: str, values: Mapping[str, Any]) -> list[str]:
+    """Return keys that this version of ESPnet2 does not have."""
+    known = {*task_class(task).get_default_config(), *_WRITTEN}
+    return [key for key in values if key not in known]
+
+
+def refuse_unknown(task: str, keys: Iterable[str], source: str = "") -> None:
+    """Refuse keys that would be ignored without a word.
+
+    Raises:
+        ConfigError: Naming the first, and the nearest key that there is.
+    """
+    known = task_class(task).get_default_config()
+    for key in keys:
+        where = f" of {source}" if source else ""
+        raise ConfigError(
+            f"{key}{where}",
+            key=key,
+            problem=f" is no key of the task {task} in espnet {installed_version()}.",
+            fix=f"{suggest(key, known)} Delete it, or give it another name.".strip(),
+        )
+
+
+def warn_of_unknown(task: str, values: Mapping[str, Any], source: str) -> None:
+    """Tell which keys of a config that another version wrote have no effect."""
+    unknown = unknown_keys(task, values)
+    if unknown:
+        logger.warning(
+            "%s, of espnet %s, has keys that espnet %s does not know, and which have no effect: %s",
+            source, values.get("version", "of an unknown version"), installed_version(),
+            ", ".join(unknown),
+        )  # fmt: skip
+
+
+def resolve_paths(values: Mapping[str, Any], config: Path | None) -> dict[str, Any]:
+    """Return a config whose files are found from the working folder.
+
+    ESPnet2 writes paths relative to its recipe, which is a folder above that of the config.
+
+    Args:
+        values: Of the config.
+        config: Its file; None: paths count from the working folder alone.
+
+    Raises:
+        ConfigError: A file that it names is in none of these folders.
+    """
+    roots = [] if config is None else list(config.resolve().parents)
+    return {key: _resolved(key, value, roots, config) for key, value in values.items()}
+
+
+def _resolved(key: str, value: Any, roots: list[Path], config: Path | None) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _resolved(name, one, roots, config) for name, one in value.items()}
+    if key.rpartition(".")[2] not in _FILES or not isinstance(value, str) or not value:
+        return value
+    if os.path.exists(value):
+        return value
+    for root in roots if not os.path.isabs(value) else ():
+        if (root / value).exists():
+            return str(checked_path(root / value))
+    if key in ("rir_scp", "noise_scp"):  # of the training alone; often gone when models travel
+        return value
+    source = f" in {config}" if config else ""
+    searched = f"from {os.getcwd()}" + (f", nor from the folders above {config}" if config else "")
+    raise ConfigError(
+        f"{key}{source} is {value!r}",
+        key=key,
+        problem=f"which does not exist, {searched}"
+        if not os.path.isabs(value)
+        else "which does not exist",
+        fix=f"Copy the file there, or write its path: {key}: PATH",
+    )
+
+
+def training_values(
+    task: str, config: str | os.PathLike[str] | None, keys: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the config of a training: that of a file, and above it keys of our config.
+
+    Options of a part, `encoder_conf` and the like, are merged one by one.
+
+    Raises:
+        ConfigError: A key is not known, or a file is missing.
+    """
+    values = {} if config is None else read_config(config)
+    refuse_unknown(task, unknown_keys(task, values), str(config))
+    refuse_unknown(task, unknown_keys(task, keys))
+    for key, value in keys.items():
+        below = values.get(key)
+        both = isinstance(below, Mapping) and isinstance(value, Mapping)
+        values[key] = {**below, **value} if both else value  # type: ignore[dict-item]
+    return with_defaults(task, resolve_paths(values, None if config is None else Path(config)))
+
+
+def log_unused(values: Mapping[str, Any], source: str) -> None:
+    """Tell which keys of a file are about the training, which our own config describes."""
+    unused = [key for key in values if key in LOOP_KEYS]
+    if unused:
+        logger.info(
+            "of %s the model takes its own keys; these are set in the training config: %s",
+            source, ", ".join(f"{key} ({LOOP_KEYS[key]})" for key in unused),
+        )  # fmt: skip
+
+
+def read_token_list(values: Mapping[str, Any], source: str) -> list[str]:
+    """Return the tokens of a config: a list, or a file with one in each line.
+
+    Raises:
+        ConfigError: There are none.
+    """
+    tokens = values.get("token_list")
+    if isinstance(tokens, str):
+        lines = checked_path(tokens).read_text("utf-8").removesuffix("\n").split("\n")
+        return [line.rstrip("\r") for line in lines]
+    if isinstance(tokens, list | tuple) and tokens:
+        return [str(token) for token in tokens]
+    raise ConfigError(
+        f"token_list of {source}",
+        key="token_list",
+        problem=" is not set, so which token an output means is not known.",
+        fix="Write the file with a token in each line: "
+        "token_list: data/token_list/bpe_unigram5000/tokens.txt",
+    )
+
+
+def sample_rate_of(values: Mapping[str, Any]) -> int:
+    """Return the rate of the speech that the front end was made for, in Hz."""
+    rate = (values.get("frontend_conf") or {}).get("fs", 16000)
+    if isinstance(rate, str):  # such as 16k
+        number = rate.lower().removesuffix("hz").strip()
+        return round(float(number.removesuffix("k")) * (1000 if number.endswith("k") else 1))
+    return int(rate)
