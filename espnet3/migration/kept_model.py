@@ -1,0 +1,114 @@
+"""Keep the model of ESPnet2: its keys as they are, for `espnet3.systems.espnet2`."""
+
+from typing import Any
+
+from espnet3.migration.data_sets import OLD_RECIPE, TokenFiles
+from espnet3.migration.source_recipe import ConfigFile, SourceRecipe
+from espnet3.migration.trained_models import decoding_options, old_language_model
+from espnet3.migration.training_keys import LoopKeys
+
+_PARTS = ("frontend", "specaug", "preencoder", "encoder", "postencoder", "decoder", "model")
+_MODEL_KEYS = (*_PARTS, *(f"{part}_conf" for part in _PARTS), "ctc_conf", "joint_net_conf", "init")
+_TEXT_KEYS = ("cleaner", "g2p", "speech_volume_normalize")
+_SYSTEM = "espnet3.systems.espnet2"
+
+
+def token_keys(recipe: SourceRecipe, files: TokenFiles, bpe_mode: str) -> dict[str, Any]:
+    """Return the keys that name the tokens: the old ones, or those that train_tokenizer makes."""
+    keys: dict[str, Any] = {"token_type": files.kind}
+    if files.tokens is not None:
+        place = files.tokens.relative_to(recipe.folder).as_posix()
+        keys["token_list"] = f"${{{OLD_RECIPE}}}/{place}"
+    else:
+        keys["token_list"] = "${tokenizer.save_path}/tokens.txt"
+    if files.bpe_model is not None:
+        place = files.bpe_model.relative_to(recipe.folder).as_posix()
+        keys["bpemodel"] = f"${{{OLD_RECIPE}}}/{place}"
+    elif files.kind == "bpe":
+        keys["bpemodel"] = f"${{tokenizer.save_path}}/{bpe_mode}.model"
+    symbols = recipe.get("nlsyms_txt")
+    if symbols and symbols != "none":
+        keys["non_linguistic_symbols"] = f"${{{OLD_RECIPE}}}/{symbols}"
+        recipe.journal.taken(
+            recipe.origin("nlsyms_txt"), "--nlsyms_txt", symbols, "model.non_linguistic_symbols"
+        )
+    return keys
+
+
+def build_kept_model(
+    keys: LoopKeys, tokens: dict[str, Any], normalize: str | None
+) -> dict[str, Any]:
+    """Return the `model` block with ESPnet2's own keys."""
+    model: dict[str, Any] = {"_target_": f"{_SYSTEM}.model.ESPnet2Model", "task": "asr", **tokens}
+    for key in _MODEL_KEYS:
+        value = keys.value(key)
+        if value is not None:
+            model[key] = value
+            keys.note(key, f"model.{key}", "as it is")
+    rate = keys.recipe.sample_rate
+    model["frontend_conf"] = {**keys.block("frontend_conf"), "fs": rate}
+    model["normalize"] = normalize
+    if normalize == "global_mvn":
+        model["normalize_conf"] = {"stats_file": "${stats_dir}/train/feats_stats.npz"}
+    elif keys.block("normalize_conf"):
+        model["normalize_conf"] = keys.block("normalize_conf")
+    # The initialisation is ESPnet2's own, and not one of the training.
+    keys.config.values.pop("init", None)
+    return model
+
+
+def kept_preprocessor(keys: LoopKeys, tokens: dict[str, Any]) -> dict[str, Any]:
+    """Return `dataset.preprocessor`."""
+    block: dict[str, Any] = {
+        "_target_": f"{_SYSTEM}.preprocessor.ESPnet2Preprocessor",
+        "task": "asr",
+        **tokens,
+    }
+    for key in _TEXT_KEYS:
+        value = keys.value(key)
+        if value is not None:
+            block[key] = value
+            keys.note(key, f"dataset.preprocessor.{key}", "as it is")
+    return block
+
+
+def below_network(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return settings whose names of weights are those of our model, which has ESPnet2's inside."""
+    changed = dict(settings)
+    if "init" in settings:
+        changed["init"] = [
+            {**entry, "to": ".".join(filter(None, ["network", entry.get("to", "")]))}
+            for entry in settings["init"]
+        ]
+    if "freeze" in settings:
+        changed["freeze"] = [f"network.{pattern}" for pattern in settings["freeze"]]
+    return changed
+
+
+def build_kept_inference(recipe: SourceRecipe, decode: ConfigFile, weights: str) -> dict[str, Any]:
+    """Return the `model` block that decodes what the new recipe has trained."""
+    _note_language_model(recipe)
+    for key in decode.values:
+        became = f"model.{key}"
+        recipe.journal.taken(decode.origin(key), key, decode.values[key], became, "as it is")
+    model = {
+        "_target_": f"{_SYSTEM}.inference.ESPnet2Inference",
+        "task": "asr",
+        "config": "${exp_dir}/config.yaml",
+        "weights": weights,
+        **old_language_model(recipe, decode),
+    }
+    return {**model, **decoding_options(decode, has_lm="lm_file" in model)}
+
+
+def _note_language_model(recipe: SourceRecipe) -> None:
+    origin, value = recipe.origin("use_lm"), recipe.get("use_lm")
+    if recipe.is_on("use_lm"):
+        recipe.journal.taken(origin, "--use_lm", value, "model.lm_file", "if ESPnet2 trained one")
+    else:
+        recipe.journal.unneeded(origin, "--use_lm", value, "off, as here")
+    for name in ("lm_config", "lm_args", "lm_train_text", "lm_dev_text", "inference_lm"):
+        option = recipe.options.get(name)
+        if option:
+            note = "of the language model, which the old recipe trains"
+            recipe.journal.left_out(option.origin, f"--{name}", option.value, note)

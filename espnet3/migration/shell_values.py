@@ -1,0 +1,551 @@
+"""Follow a parsed script as far as its values are known, and note what cannot be known.
+
+Variables, simple tests, loops over words and functions are followed, because their outcome is
+certain. What only a running shell could tell, such as the output of a command or whether a file
+exists, is `Unknown`, and so is all that depends on it. Nothing is run, and nothing is guessed.
+"""
+
+import fnmatch
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import PurePosixPath
+
+from espnet3.migration.shell_syntax import (
+    Assignment,
+    Chain,
+    For,
+    Function,
+    Group,
+    If,
+    Node,
+    Nodes,
+    Not,
+    Part,
+    Simple,
+    Token,
+    Undecided,
+    assignment_in,
+    parse,
+    parse_word,
+)
+
+_HARMLESS = {
+    "set", "echo", "log", "printf", "cd", "mkdir", "shift", "wait", "touch", "trap", "ulimit",
+    "exit", "return", ":", "true", "false", "date", "sleep", "shopt", "pwd", "hostname", "ls",
+    "cat", "break", "continue", "module", "conda", "nvidia-smi",
+}  # fmt: skip
+_SETTERS = {"export", "declare", "local", "readonly", "typeset"}
+_SOURCES = {".", "source"}
+_MOST_STEPS = 20_000
+_MOST_DEPTH = 30
+_EXPRESSION = re.compile(r"(\w+|[@*])(?:\[([^\]]*)\])?(.*)", re.DOTALL)
+_BRACES = re.compile(r"\{[^{}]*(?:,|\.\.)[^{}]*\}")
+_NUMBERS: dict[str, Callable[[int, int], bool]] = {
+    "-eq": lambda a, b: a == b, "-ne": lambda a, b: a != b, "-lt": lambda a, b: a < b,
+    "-le": lambda a, b: a <= b, "-gt": lambda a, b: a > b, "-ge": lambda a, b: a >= b,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Unknown:
+    """A value that only a running shell could tell."""
+
+    text: str
+    reason: str
+
+
+Value = str | Unknown
+Stored = Value | list[Value]
+
+
+@dataclass(frozen=True)
+class Field:
+    """A word of a command after expansion."""
+
+    value: Value
+    line: int
+
+
+@dataclass(frozen=True)
+class Call:
+    """A command that the script runs."""
+
+    program: str
+    words: tuple[Field, ...]
+    line: int
+    file: str
+    is_certain: bool = True
+    """False inside of a condition or loop that could not be decided."""
+
+
+@dataclass(frozen=True)
+class Remark:
+    """Something in a script that was followed in a way that deserves a line, or not at all."""
+
+    file: str
+    line: int
+    text: str
+    is_open: bool
+    """Whether it could not be followed."""
+
+
+class _Exit(Exception):
+    """The script ends here."""
+
+
+@dataclass
+class ScriptReader:
+    """Follows scripts; variables, calls and remarks are what they leave.
+
+    Args:
+        read_source: Returns text and name of a file that is sourced; None for one to leave out.
+    """
+
+    read_source: Callable[[str], tuple[str, str] | None] = lambda path: None
+    variables: dict[str, Stored] = field(default_factory=dict)
+    calls: list[Call] = field(default_factory=list)
+    remarks: list[Remark] = field(default_factory=list)
+    set_at: dict[str, int] = field(default_factory=dict)
+    _file: str = ""
+    _functions: dict[str, Nodes] = field(default_factory=dict)
+    _depth: int = 0
+    _steps: int = 0
+
+    def read(self, text: str, name: str) -> None:
+        """Follow a script from its first line.
+
+        Raises:
+            ShellError: It cannot be parsed.
+        """
+        nodes = parse(text.replace("\r\n", "\n"), name)
+        before, self._file = self._file, name
+        try:
+            self._run(nodes, certain=True)
+        except _Exit:
+            pass
+        finally:
+            self._file = before
+
+    # --- Commands ------------------------------------------------------------------------------
+
+    def _run(self, nodes: Nodes, *, certain: bool) -> bool | None:
+        """Follow commands; return whether the last one succeeds, None if that is not known."""
+        status: bool | None = True
+        for node in nodes:
+            status = self._node(node, certain)
+        return status
+
+    def _node(self, node: Node, certain: bool) -> bool | None:
+        self._steps += 1
+        if self._steps > _MOST_STEPS:
+            self._remark(node.line, "more loops than can be followed; the rest was not read", True)
+            raise _Exit
+        match node:
+            case Simple():
+                return self._simple(node, certain)
+            case If():
+                return self._if(node, certain)
+            case For():
+                return self._for(node, certain)
+            case Undecided():
+                self._remark(node.line, f"{node.kind}, which was not followed", True)
+                self._run(node.body, certain=False)
+            case Function():
+                self._functions[node.name] = node.body
+                return True
+            case Group():
+                return self._group(node, certain)
+            case Chain():
+                return self._chain(node, certain)
+            case Not():
+                status = self._node(node.node, certain)
+                return None if status is None else not status
+        return None
+
+    def _group(self, node: Group, certain: bool) -> bool | None:
+        if not node.is_subshell:
+            return self._run(node.body, certain=certain)
+        before = dict(self.variables)
+        try:
+            return self._run(node.body, certain=certain)
+        except _Exit:
+            return None
+        finally:
+            self.variables = before
+
+    def _chain(self, node: Chain, certain: bool) -> bool | None:
+        status = self._node(node.first, certain)
+        for operator, following in node.rest:
+            if operator in ("|", "|&"):
+                status = self._node(following, certain)
+            elif status is None:
+                self._node(following, False)
+            elif status == (operator == "&&"):
+                status = self._node(following, certain)
+        return status
+
+    def _if(self, node: If, certain: bool) -> bool | None:
+        for condition, body in node.branches:
+            holds = True if condition is None else self._run(condition, certain=certain)
+            if holds is None:
+                self._remark(node.line, "a condition that only a running shell could decide", True)
+                for _, other in node.branches:
+                    self._run(other, certain=False)
+                return None
+            if holds:
+                return self._run(body, certain=certain)
+        return True
+
+    def _for(self, node: For, certain: bool) -> bool | None:
+        fields = [field for word in node.words or () for field in self._expand(word)]
+        values = [field.value for field in fields]
+        has_pattern = any(isinstance(v, str) and set(v) & set("*?") for v in values)
+        if node.words is None or has_pattern or any(isinstance(v, Unknown) for v in values):
+            self._remark(node.line, "a loop over what only a running shell could tell", True)
+            self._assign(node.name, Unknown(f"${node.name}", "it is set by a loop"), node.line)
+            return self._run(node.body, certain=False)
+        for value in values:
+            self._assign(node.name, value, node.line)
+            self._run(node.body, certain=certain)
+        return None
+
+    def _simple(self, node: Simple, certain: bool) -> bool | None:
+        if not node.words:
+            for assignment in node.assignments:
+                self._take(assignment, certain)
+            return True
+        first = node.words[0]
+        if node.is_test or first.is_plain("[", "test"):
+            return self._test(node)
+        if first.is_plain(*_SETTERS):
+            for word in node.words[1:]:
+                assigned = assignment_in(word)
+                if assigned:
+                    self._take(assigned, certain)
+            return True
+        fields = [field for word in node.words for field in self._expand(word)]
+        if not fields:
+            return True
+        return self._command(fields, node.line, certain)
+
+    def _command(self, fields: list[Field], line: int, certain: bool) -> bool | None:
+        first = fields[0].value
+        if isinstance(first, Unknown):
+            self._remark(line, f"the command {first.text}, which is not known", True)
+            return None
+        if first in ("true", ":"):
+            return True
+        if first == "false":
+            return False
+        if first in ("exit", "return"):
+            if certain:
+                raise _Exit
+            return None
+        if first in _SOURCES:
+            self._source(fields, line)
+            return True
+        if first in self._functions:
+            return self._function(first, fields, certain)
+        if first not in _HARMLESS:
+            call = Call(first, tuple(fields[1:]), line, self._file, certain)
+            self.calls.append(call)
+            return None
+        return True
+
+    def _function(self, name: str, fields: list[Field], certain: bool) -> bool | None:
+        if self._depth >= _MOST_DEPTH:
+            return None
+        before = {key: self.variables.get(key) for key in "123456789@"}
+        arguments = [field.value for field in fields[1:]]
+        self.variables["@"] = arguments
+        for number in range(1, 10):
+            self.variables[str(number)] = arguments[number - 1] if number <= len(arguments) else ""
+        self._depth += 1
+        try:
+            return self._run(self._functions[name], certain=certain)
+        except _Exit:  # `return`, as far as it is known
+            return None
+        finally:
+            self._depth -= 1
+            for key, value in before.items():
+                if value is None:
+                    self.variables.pop(key, None)
+                else:
+                    self.variables[key] = value
+
+    def _source(self, fields: list[Field], line: int) -> None:
+        path = fields[1].value if len(fields) > 1 else ""
+        if isinstance(path, Unknown):
+            self._remark(line, f"sources {path.text}, which is not known: {path.reason}", True)
+            return
+        found = self.read_source(path)
+        if found is None:
+            return
+        if self._depth >= _MOST_DEPTH:
+            self._remark(line, f"sources {path} from itself", True)
+            return
+        self._depth += 1
+        self.read(*found)
+        self._depth -= 1
+
+    def _remark(self, line: int, text: str, is_open: bool) -> None:
+        remark = Remark(self._file, line, text, is_open)
+        if remark not in self.remarks:
+            self.remarks.append(remark)
+
+    # --- Variables -----------------------------------------------------------------------------
+
+    def _take(self, assignment: Assignment, certain: bool) -> None:
+        token = assignment.value
+        name = assignment.name
+        new: Stored
+        if not certain:
+            new = Unknown(f"${name}", f"it is set at {self._file}:{token.line}, in a condition or "
+                          "loop that was not decided")  # fmt: skip
+        elif token.kind == "array":
+            old = self.variables.get(name, []) if assignment.is_added else []
+            words = [field.value for word in token.elements for field in self._expand(word)]
+            new = [*(old if isinstance(old, list) else [old]), *words]
+        else:
+            new = self._joined(token)
+            old = self.variables.get(name, "") if assignment.is_added else ""
+            if isinstance(old, Unknown):
+                new = old
+            elif isinstance(new, str) and isinstance(old, str):
+                new = old + new
+        self._assign(name, new, token.line)
+
+    def _assign(self, name: str, value: Stored, line: int) -> None:
+        self.variables[name] = value
+        self.set_at[name] = line
+
+    def _joined(self, token: Token) -> Value:
+        """Expand a word without splitting it, as on the right of `=`."""
+        text, reason = "", ""
+        for part in token.parts:
+            value = self._part(part)
+            if isinstance(value, list):
+                reason = reason or next((v.reason for v in value if isinstance(v, Unknown)), "")
+                text += " ".join(v.text if isinstance(v, Unknown) else v for v in value)
+            elif isinstance(value, Unknown):
+                reason, text = reason or value.reason, text + value.text
+            else:
+                text += value
+        return Unknown(text, reason) if reason else text
+
+    def _part(self, part: Part) -> Stored:
+        if part.kind == "text":
+            return part.text
+        if part.kind == "command":
+            return Unknown(f"$({part.text})", "it is the output of a command, which is not run")
+        return self._variable(part.text)
+
+    def _expand(self, token: Token) -> list[Field]:
+        """Expand a word as the shell does: what is not quoted is split at blanks."""
+        fields: list[Value] = []
+        text: str | None = None
+        reason = ""
+        has_list = any(isinstance(self._part(p), list) for p in token.parts if p.kind == "variable")
+        for part in token.parts:
+            value = self._part(part)
+            if part.kind == "text":
+                if not part.is_quoted and _BRACES.search(part.text):
+                    reason = reason or "braces with several words in them are not expanded"
+                if part.text or not has_list:
+                    text = (text or "") + part.text
+                continue
+            if isinstance(value, Unknown):
+                reason, text = reason or value.reason, (text or "") + value.text
+                continue
+            pieces = _pieces(value, part.is_quoted)
+            for position, piece in enumerate(pieces):
+                if position:
+                    fields.append(_field(text, reason))
+                    text, reason = None, ""
+                if isinstance(piece, Unknown):
+                    reason, text = piece.reason, (text or "") + piece.text
+                elif piece is not None:
+                    text = (text or "") + piece
+        if text is not None:
+            fields.append(_field(text, reason))
+        return [Field(value, token.line) for value in fields]
+
+    def _variable(self, expression: str) -> Stored:
+        found = _EXPRESSION.fullmatch(expression)
+        if found is None:
+            if expression in ("#", "?", "-", "$", "!"):
+                return Unknown(f"${expression}", "it is set by the shell")
+            return Unknown(f"${{{expression}}}", "this form of expansion is not read")
+        name, index, form = found.groups()
+        value = self.variables.get("@" if name == "*" else name)
+        if name in ("@", "*"):
+            # What a user adds on the command line; here there is nothing.
+            return value if isinstance(value, list) else []
+        if isinstance(value, list):
+            value = self._element(value, index, name)
+        elif index is not None and value is None:
+            value = Unknown(f"${{{expression}}}", f"{name} is not set")
+        if not form:
+            return value if value is not None else self._unset(name)
+        return self._formed(name, value, form, expression)
+
+    def _element(self, values: list[Value], index: str | None, name: str) -> Stored:
+        if index in ("@", "*"):
+            return values
+        if index is None or index.isdigit():
+            number = int(index or 0)
+            return values[number] if number < len(values) else ""
+        return Unknown(f"${{{name}[{index}]}}", "an element of an array that is not known")
+
+    def _unset(self, name: str) -> Value:
+        if name.isdigit():
+            return Unknown(f"${name}", "it is an argument of the script")
+        return Unknown(f"${{{name}}}", f"{name} is set in no file that was read")
+
+    def _formed(self, name: str, value: Stored | None, form: str, expression: str) -> Stored:
+        """Return what `${name:-x}`, `${name%x}`, `${name/a/b}` and the like are."""
+        unread = Unknown(f"${{{expression}}}", "this form of expansion is not read")
+        default = re.match(r":?([-=+?])", form)
+        if default:
+            other = form[default.end() :]
+            is_empty = value is None or (form[0] == ":" and value == "")
+            if default[1] == "+":
+                return "" if is_empty else self._text_of(other)
+            if not is_empty:
+                assert value is not None
+                return value
+            return unread if default[1] == "?" else self._text_of(other)
+        if value is None:
+            return self._unset(name)
+        if isinstance(value, list):
+            return unread
+        if isinstance(value, Unknown):
+            return Unknown(f"${{{expression}}}", value.reason)
+        return _changed(value, form, self._text_of, unread)
+
+    def _text_of(self, text: str) -> Value:
+        if not text:
+            return ""
+        word = parse_word(text, self._file)
+        return self._joined(word) if word else Unknown(text, "a default of several words")
+
+    # --- Tests ---------------------------------------------------------------------------------
+
+    def _test(self, node: Simple) -> bool | None:
+        words = list(node.words)
+        end = "]]" if node.is_test else "]"
+        if words[-1].is_plain(end):
+            words = words[:-1]
+        words = words[1:]
+        return self._judge(words, is_pattern=node.is_test)
+
+    def _judge(self, words: list[Token], *, is_pattern: bool) -> bool | None:
+        for operators, combine in ((("||", "-o"), _any), (("&&", "-a"), _all)):
+            at = next((i for i, w in enumerate(words) if _is(w, *operators)), None)
+            if at is not None:
+                left = self._judge(words[:at], is_pattern=is_pattern)
+                return combine(left, self._judge(words[at + 1 :], is_pattern=is_pattern))
+        if words and _is(words[0], "!"):
+            result = self._judge(words[1:], is_pattern=is_pattern)
+            return None if result is None else not result
+        if len(words) == 3:
+            return self._compare(words[0], words[1].raw, words[2], is_pattern)
+        values = [self._known(word) for word in words]
+        if any(value is None for value in values):
+            return None
+        if len(values) == 2 and values[0] in ("-z", "-n"):
+            return (values[1] == "") == (values[0] == "-z")
+        if len(values) == 1:
+            return values[0] != ""
+        return None
+
+    def _known(self, word: Token) -> str | None:
+        value = self._joined(word)
+        if isinstance(value, Unknown) and value.reason.endswith("in no file that was read"):
+            return None
+        return value if isinstance(value, str) else None
+
+    def _compare(self, left: Token, operator: str, right: Token, is_pattern: bool) -> bool | None:
+        a, b = self._known(left), self._known(right)
+        if a is None or b is None:
+            return None
+        if operator in ("=", "==", "!="):
+            if is_pattern:
+                quoted = "".join(
+                    re.sub(r"([*?[])", r"[\1]", part.text) if part.is_quoted else part.text
+                    for part in right.parts
+                    if part.kind == "text"
+                )
+                has_variable = any(part.kind != "text" for part in right.parts)
+                same = fnmatch.fnmatchcase(a, b if has_variable else quoted)
+            else:
+                same = a == b
+            return same == (operator != "!=")
+        if operator in _NUMBERS and a.lstrip("-").isdigit() and b.lstrip("-").isdigit():
+            return _NUMBERS[operator](int(a), int(b))
+        return None
+
+
+def _is(token: Token, *texts: str) -> bool:
+    return token.is_plain(*texts) or token.text in texts
+
+
+def _any(left: bool | None, right: bool | None) -> bool | None:
+    if left or right:
+        return True
+    return None if left is None or right is None else False
+
+
+def _all(left: bool | None, right: bool | None) -> bool | None:
+    if left is False or right is False:
+        return False
+    return None if left is None or right is None else True
+
+
+def _pieces(value: str | list[Value], is_quoted: bool) -> list[Value | None]:
+    """Return where a value is split; None stands for the edge at a blank."""
+    if isinstance(value, list):
+        return list(value)
+    if is_quoted:
+        return [value]
+    words: list[Value | None] = list(value.split())
+    if value[:1].isspace():
+        words.insert(0, None)
+    if value[-1:].isspace():
+        words.append(None)
+    return words
+
+
+def _field(text: str | None, reason: str) -> Value:
+    return Unknown(text or "", reason) if reason else (text or "")
+
+
+def _changed(value: str, form: str, text_of: Callable[[str], Value], unread: Unknown) -> Value:
+    replaced = re.fullmatch(r"(//?)([^/]*)/?(.*)", form, re.DOTALL)
+    if replaced:
+        old, new = text_of(replaced[2]), text_of(replaced[3])
+        if isinstance(old, str) and isinstance(new, str) and not set(old) & set("*?["):
+            return value.replace(old, new, -1 if replaced[1] == "//" else 1)
+        return unread
+    for mark in ("%%", "%", "##", "#"):
+        if form.startswith(mark):
+            pattern = text_of(form[len(mark) :])
+            if isinstance(pattern, Unknown):
+                return unread
+            return _cut(value, pattern, from_end=mark[0] == "%", longest=len(mark) == 2)
+    return unread
+
+
+def _cut(value: str, pattern: str, *, from_end: bool, longest: bool) -> str:
+    sizes = range(len(value) + 1)
+    for size in reversed(sizes) if longest else sizes:
+        piece = value[len(value) - size :] if from_end else value[:size]
+        if fnmatch.fnmatchcase(piece, pattern):
+            return value[: len(value) - size] if from_end else value[size:]
+    return value
+
+
+def base_name(program: str) -> str:
+    """Return the last part of a command, such as `asr.sh`."""
+    return PurePosixPath(program).name
