@@ -11,14 +11,16 @@ import torch
 from torch import Tensor, nn
 
 from espnet3.components.data.errors import AudioError
+from espnet3.components.decoding.ctc_greedy import greedy_tokens
 from espnet3.components.models.losses import ctc_loss
 from espnet3.components.text.tokenizer import BLANK, SPACE_TOKEN, load_tokenizer
 from espnet3.config.resolve import resolved
 from espnet3.config.trust import PackedModelError, checked_path, current_trust, leads_out
 from espnet3.errors import ConfigError, MissingExtraError
+from espnet3.systems.asr.model import text_rates
 from espnet3.text import first_line
 
-Output = tuple[Tensor, dict[str, Tensor], int]
+Output = tuple[Tensor, dict[str, Any], int]
 _IGNORED = -100  # what the losses of transformers leave out
 
 
@@ -60,6 +62,7 @@ class HuggingFaceCTC(nn.Module):
         values: dict[str, Any] = {**(config or {})}
         ours = load_tokenizer(tokenizer) if tokenizer is not None else None
         if ours is not None:
+            # CTC models of transformers use the padding token as blank.
             values.update(vocab_size=len(ours.tokens), pad_token_id=BLANK)
         elif pretrained is None:
             raise ConfigError(
@@ -79,7 +82,9 @@ class HuggingFaceCTC(nn.Module):
         self.sample_rate = int(self.feature_extractor.sampling_rate)
         ratio = getattr(network_config, "inputs_to_logits_ratio", None)
         self.frame_seconds = float(ratio or 0.02 * self.sample_rate) / self.sample_rate
+        # ESPnet3's tokenizers have blank at 0 already; only those of the Hub need to be reordered.
         order = getattr(self.tokenizer, "order", tuple(range(self.n_tokens)))
+        # Not persistent: it follows from the tokenizer, so weights need not carry it.
         self.register_buffer("order", torch.tensor(order), persistent=False)
         if freeze_feature_encoder:
             self.network.freeze_feature_encoder()
@@ -106,22 +111,31 @@ class HuggingFaceCTC(nn.Module):
         logits, lengths = self.encode(speech, speech_lengths)
         log_probs = self.ctc_log_probs(logits)
         loss, too_short = ctc_loss(log_probs, lengths, tokens, tokens_lengths, blank=BLANK)
-        stats = {"loss": loss.detach(), "too_short": too_short.float().mean()}
+        stats: dict[str, Any] = {"loss": loss.detach(), "too_short": too_short.float().mean()}
+        # Not while training: to spell out texts, each step would have to wait for the device.
+        if not self.training:
+            decode = self.tokenizer.decode
+            rows = zip(tokens.tolist(), tokens_lengths.tolist(), strict=True)
+            found = greedy_tokens(log_probs.detach(), lengths)
+            stats |= text_rates([decode(row[:n]) for row, n in rows], [decode(i) for i in found])
         return loss, stats, len(speech)
 
     def encode(self, speech: Tensor, speech_lengths: Tensor) -> tuple[Tensor, Tensor]:
         """Return the logits [batch, frames, tokens], and the frames of each utterance."""
         inputs = extract(self.feature_extractor, speech, speech_lengths, self.sample_rate)
         logits: Tensor = self.network(**inputs).logits
+        # A private method, but transformers has no public one that counts frames.
         count = getattr(self.network, "_get_feat_extract_output_lengths", None)
         if "input_values" in inputs and count is not None:
             lengths = count(speech_lengths).long()
         else:  # a share of the frames that the longest has
             lengths = torch.ceil(logits.shape[1] * speech_lengths / speech_lengths.max()).long()
+        # At least one frame, and no more than there are, however rough the estimate above is.
         return logits, lengths.clamp(1, logits.shape[1])
 
     def ctc_log_probs(self, encoded: Tensor) -> Tensor:
         """Return the log-probabilities of logits, blank first."""
+        # The 16 bits of mixed precision are too coarse for the CTC loss and for searches.
         return encoded.index_select(-1, self.order).float().log_softmax(-1)  # type: ignore[arg-type]
 
     def _tokens(self, text: list[str] | None, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -162,6 +176,7 @@ class HuggingFaceSeq2Seq(nn.Module):
         generate: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__()
+        # Checked here because the options reach `generate` long after the model was built.
         refuse_foreign_code(generate or {}, "generate")
         place = tokenizer or pretrained
         if place is None:
@@ -190,17 +205,23 @@ class HuggingFaceSeq2Seq(nn.Module):
         inputs = self._extract(speech, speech_lengths)
         labels = self._labels(text).to(speech.device)
         loss = self.network(**inputs, labels=labels).loss
-        return loss, {"loss": loss.detach()}, len(text)
+        stats: dict[str, Any] = {"loss": loss.detach()}
+        if not self.training:  # as `infer` would decode it, with the same settings of `generate`
+            stats |= text_rates([one.strip() for one in text], self._generate(inputs))
+        return loss, stats, len(text)
 
     def transcribe(self, speech: Tensor, speech_lengths: Tensor) -> list[str]:
         """Return the text of each utterance of a batch."""
-        inputs = self._extract(speech, speech_lengths)
+        return self._generate(self._extract(speech, speech_lengths))
+
+    def _generate(self, inputs: Mapping[str, Tensor]) -> list[str]:
         ids = self.network.generate(**inputs, **self.generate_options)
         texts: Sequence[str] = self.tokenizer.batch_decode(ids, skip_special_tokens=True)
         return [text.strip() for text in texts]
 
     def _extract(self, speech: Tensor, speech_lengths: Tensor) -> dict[str, Tensor]:
         most = getattr(self.feature_extractor, "n_samples", None)
+        # Whisper's extractor would cut off the end without a word.
         if most is not None and int(speech_lengths.max()) > most:
             seconds = float(speech_lengths.max()) / self.sample_rate
             raise AudioError(
@@ -215,6 +236,7 @@ class HuggingFaceSeq2Seq(nn.Module):
         # The network puts the start before them itself.
         bare = [row[1:] if row[:1] == [start] else row for row in rows]
         tensors = [torch.tensor(row, dtype=torch.long) for row in bare]
+        # A padding of 0 would be learned as a token.
         return nn.utils.rnn.pad_sequence(tensors, batch_first=True, padding_value=_IGNORED)
 
 
@@ -222,7 +244,9 @@ def extract(
     feature_extractor: Any, speech: Tensor, speech_lengths: Tensor, sample_rate: int
 ) -> dict[str, Tensor]:
     """Return the inputs of a network for [batch, time] samples, on the same device."""
+    # The extractors of transformers compute in numpy, and have no gradient.
     samples = speech.detach().float().cpu().numpy()
+    # Padding must go first: normalisation would otherwise take its zeros for speech.
     rows = [row[:n] for row, n in zip(samples, speech_lengths.tolist(), strict=True)]
     # Whisper always takes 30 seconds, and fills up by itself.
     fills_up = hasattr(feature_extractor, "n_samples")
@@ -260,6 +284,7 @@ def transformers() -> Any:
     Raises:
         MissingExtraError: It is not installed.
     """
+    # Asked before the import, so that a broken installation still shows its own traceback.
     if importlib.util.find_spec("transformers") is None:
         raise MissingExtraError(
             "Models of Hugging Face need the package 'transformers', which is not installed.",
@@ -304,6 +329,7 @@ def build_network(auto: Any, pretrained: str | None, config: Any) -> Any:
     has_weights = is_folder and any(any(Path(pretrained or "").glob(p)) for p in _WEIGHTS)
     if pretrained is None or (is_folder and not has_weights):
         return auto.from_config(config)
+    # A new vocabulary means a new output layer, which must not be loaded from the old weights.
     network = _from_pretrained(auto, pretrained, config=config, ignore_mismatched_sizes=True)
     return network.train()  # as other modules come; transformers gives it in eval mode
 
@@ -347,11 +373,13 @@ def refuse_foreign_code(values: Any, where: str) -> None:
         PackedModelError: Naming the key.
     """
     trust = current_trust()
+    # A recipe of the user's own may use all that transformers can do.
     if trust is None or trust.code:
         return
     for key, value in _items_in(resolved(values)):
         is_code = key in _CODE_KEYS and value not in (None, False)
         is_kernel = key in _ATTENTION and not _is_plain_attention(value)
+        # A single character, such as "/", may be a token of the vocabulary.
         is_path = isinstance(value, str) and len(value) > 1 and leads_out(value)
         is_path = is_path and key not in _OWN_NAMES
         if is_code or is_kernel or is_path:
@@ -363,6 +391,7 @@ def refuse_foreign_code(values: Any, where: str) -> None:
 
 
 def _is_plain_attention(value: Any) -> bool:
+    # A mapping gives one for each part of a model.
     names = value.values() if isinstance(value, Mapping) else [value]
     return all(name in _ATTENTIONS for name in names)
 
@@ -374,6 +403,7 @@ def _items_in(values: Any) -> Iterator[tuple[str, Any]]:
         children = [("", one) for one in values] if isinstance(values, list | tuple) else []
     for key, value in children:
         yield str(key), value
+        # Nested as well: the configs of encoder and decoder lie below that of the model.
         yield from _items_in(value)
 
 
@@ -382,6 +412,7 @@ def _check_folder(place: str) -> None:
     trust = current_trust()
     if trust is None or trust.code:
         return
+    # transformers takes what is no folder for a name on the Hub, and would download it.
     if not os.path.isdir(place):
         raise PackedModelError(
             f"The packed model needs {place!r:.80} of the Hub, but may only use what is in it. If "
@@ -403,6 +434,7 @@ def _read_json(file: Path) -> Any:
     try:
         return json.loads(file.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
+        # Deeply nested JSON ends in a RecursionError, which is no ValueError.
         raise PackedModelError(
             f"{file} is damaged ({error!s:.80}).", fix="Copy the packed model again."
         ) from error
@@ -411,6 +443,7 @@ def _read_json(file: Path) -> Any:
 def _from_pretrained(cls: Any, place: str, **options: Any) -> Any:
     _check_folder(place)
     try:
+        # Left out, transformers would ask on the terminal whether to run code that comes along.
         return cls.from_pretrained(place, trust_remote_code=False, **options)
     except (OSError, ValueError) as error:
         first = first_line(error)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from espnet3.config.sources import keys_in, names_places, value_at
-from espnet3.config.targets import check_arguments, locate
+from espnet3.config.targets import check_arguments, signature_at
 from espnet3.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ def check_windows(window_seconds: Any, overlap_seconds: Any) -> None:
     if window_seconds is None:
         return
     for name, value in (("window_seconds", window_seconds), ("overlap_seconds", overlap_seconds)):
+        # In Python, `True` is an int as well.
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         if not is_number or not math.isfinite(value):
             fix = f"Write: {name}: 20"
@@ -78,12 +79,10 @@ def check_n_best(n_best: Any, decoder: str, arguments: Mapping[str, Any]) -> Non
         )
 
 
-def arguments_of(target: Any, given: Mapping[str, Any]) -> dict[str, Any]:
+def arguments_of(signature: inspect.Signature | None, given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments of a class: its defaults, and above them those that are given."""
-    try:
-        parameters = inspect.signature(target).parameters.values()
-    except (TypeError, ValueError):
-        return dict(given)
+    # Classes written in C have no signature; then only what was given is known.
+    parameters = signature.parameters.values() if signature is not None else ()
     defaults = {p.name: p.default for p in parameters if p.default is not p.empty}
     return {**defaults, **given}
 
@@ -106,6 +105,7 @@ def searching_for(n_best: int, decoder: Any) -> Any:
     check_n_best(n_best, type(decoder).__name__, known)
     if n_best <= known.get("n_best", 1):
         return decoder
+    # A shallow copy: its weights and n-grams may be large, and are only read.
     wider = copy.copy(decoder)
     if holder is decoder:
         wider.n_best = n_best
@@ -167,6 +167,7 @@ def _block(values: Mapping[str, Any]) -> Mapping[str, Any] | None:
     block = values.get("model")
     if not isinstance(block, Mapping):
         return None
+    # A prefix, so that `Speech2Text.from_experiment` and `.from_packed` are checked too.
     is_ours = str(block.get("_target_", "")).startswith(SPEECH2TEXT)
     return block if is_ours else None
 
@@ -185,7 +186,8 @@ def _check_decoder(decoder: Any) -> None:
 
 def _check_numbers(block: Mapping[str, Any], decoder: Mapping[str, Any]) -> None:
     target = str(decoder.get("_target_", GREEDY))
-    arguments = arguments_of(locate(target), decoder)
+    # A decoder's own default of beam_size counts: n_best must not exceed that either.
+    arguments = arguments_of(signature_at(target, with_defaults=True), decoder)
     knows_decoder = bool(decoder) or block["_target_"] == SPEECH2TEXT  # a packed model has its own
     try:
         check_windows(block.get("window_seconds"), block.get("overlap_seconds", OVERLAP_SECONDS))

@@ -48,6 +48,7 @@ class TokenLSTM(nn.Module):
     def __init__(self, n_tokens: int, *, size: int, n_layers: int, dropout: float = 0.1) -> None:
         super().__init__()
         self.embedding = nn.Embedding(n_tokens, size)
+        # torch warns about dropout in an LSTM of one layer, where it has no effect.
         between = dropout if n_layers > 1 else 0.0
         self.lstm = nn.LSTM(size, size, n_layers, batch_first=True, dropout=between)
         self.dropout = nn.Dropout(dropout)
@@ -67,6 +68,7 @@ class TokenLSTM(nn.Module):
     def step(self, tokens: Tensor, state: LSTMState) -> tuple[Tensor, LSTMState]:
         """Return log-probabilities `[rows, n_tokens]` behind one more token in each row."""
         logits, state = self(tokens[:, None], state)
+        # In 32 bits: scores are summed over a whole text, and compared at small differences.
         return torch.log_softmax(logits[:, 0].float(), -1), state
 
 
@@ -159,6 +161,7 @@ class LanguageModel(nn.Module):
             raise ConfigError(
                 "There are no texts to take the perplexity of.", fix="Give one or more."
             )
+        # Restored below: the caller may be in the middle of a training.
         was_training = self.training
         self.eval()
         total, n_total = 0.0, 0
@@ -175,6 +178,7 @@ class LanguageModel(nn.Module):
         """Return the sum of the losses, and how many there are."""
         end = end_of(self.n_tokens)
         tokens = tokens[:, : int(lengths.max())]
+        # ESPnet has one token for both start and end of a text.
         before = nn.functional.pad(tokens, (1, 0), value=end)
         places = torch.arange(before.shape[1], device=tokens.device)
         targets = nn.functional.pad(tokens, (0, 1), value=_PADDING)
@@ -187,6 +191,7 @@ class LanguageModel(nn.Module):
             ignore_index=_PADDING,
             reduction="sum",
         )
+        # Each text has one more loss than tokens, for its end.
         return losses, int(lengths.sum()) + len(tokens)
 
 
@@ -204,6 +209,7 @@ def load_language_model(path: str | os.PathLike[str], device: str = "cpu") -> An
     """
     from espnet3.systems.asr.trained_model import find_weights, load_trained
 
+    # A packed decoder may name a path, and is only allowed its own files.
     place = checked_path(path)
     if not place.exists():
         raise ConfigError(

@@ -8,11 +8,12 @@ from torch import Tensor, nn
 
 from espnet3.components.data.errors import DataError
 from espnet3.components.decoding.ctc_greedy import greedy_tokens
-from espnet3.components.metrics.tally import CORRECT, count_edits
+from espnet3.components.metrics.error_rate import CORRECT, count_edits
 from espnet3.components.models.losses import ctc_loss, label_smoothing_loss, with_ends
 from espnet3.components.text.tokenizer import BLANK, Tokenizer, end_of, load_tokenizer
 from espnet3.errors import ConfigError
 
+# The usual weight in ESPnet's hybrid recipes.
 _CTC_WEIGHT = 0.3
 
 
@@ -54,6 +55,7 @@ class ASRModel(nn.Module):
         label_smoothing: float = 0.1,
     ) -> None:
         super().__init__()
+        # First, because a mismatch otherwise shows as a shape error at the first batch.
         _check_sizes(frontend, encoder)
         self.ctc_weight = _checked_weight(ctc_weight, has_decoder=decoder is not None)
         self.label_smoothing = _checked_smoothing(label_smoothing)
@@ -108,11 +110,13 @@ class ASRModel(nn.Module):
         if self.decoder is not None:
             given, said = with_ends(tokens, tokens_lengths, end_of(self.n_tokens))
             logits = self.decoder(encoded, lengths, given)
+            # One more than there are tokens: the decoder must learn the end of a text as well.
             loss_att, accuracy = label_smoothing_loss(
                 logits, said, tokens_lengths + 1, smoothing=self.label_smoothing
             )
             stats.update(loss_att=loss_att.detach(), acc=accuracy.detach())
             loss = self.ctc_weight * loss + (1 - self.ctc_weight) * loss_att
+        # Not while training: to spell out texts, each step would have to wait for the device.
         if not self.training:
             found = greedy_tokens(log_probs.detach(), lengths)
             stats.update(self._error_rates(found, tokens, tokens_lengths))
@@ -131,6 +135,7 @@ class ASRModel(nn.Module):
     def ctc_log_probs(self, encoded: Tensor) -> Tensor:
         """Return log-probabilities [batch, frames, n_tokens] of tokens and blank, in 32 bits."""
         logits: Tensor = self.ctc(encoded)
+        # Under mixed precision the softmax of 16 bits is too coarse for the CTC loss.
         return logits.float().log_softmax(-1)
 
     def collect_feats(
@@ -159,16 +164,21 @@ class ASRModel(nn.Module):
         decode = self.tokenizer.decode
         targets = zip(tokens.tolist(), tokens_lengths.tolist(), strict=True)
         references = [decode(row[:n]) for row, n in targets]
-        hypotheses = [decode(ids) for ids in found]
-        pairs = list(zip(references, hypotheses, strict=True))
-        words = [(reference.split(), hypothesis.split()) for reference, hypothesis in pairs]
-        return {"cer": _mean_rate(pairs), "wer": _mean_rate(words)}
+        return text_rates(references, [decode(ids) for ids in found])
+
+
+def text_rates(references: Sequence[str], hypotheses: Sequence[str]) -> dict[str, float]:
+    """Return `cer` and `wer` of a batch while a model is validated, in percent."""
+    pairs = list(zip(references, hypotheses, strict=True))
+    words = [(reference.split(), hypothesis.split()) for reference, hypothesis in pairs]
+    return {"cer": _mean_rate(pairs), "wer": _mean_rate(words)}
 
 
 def _mean_rate(pairs: Any) -> float:
     """Return the mean error rate of utterances, in percent; it does not depend on the batches."""
     counts = count_edits(pairs)
     errors = counts[:, CORRECT + 1 :].sum(1)
+    # An empty reference counts as one unit, so insertions still count and nothing divides by zero.
     n_units = [max(1, len(reference)) for reference, _ in pairs]
     return 100 * float((errors / n_units).mean())
 
@@ -176,6 +186,7 @@ def _mean_rate(pairs: Any) -> float:
 def _make_decoder(
     decoder: Callable[..., nn.Module] | None, n_tokens: int, encoder_size: int
 ) -> nn.Module | None:
+    # `nn.Module` is callable too, and would fail with an obscure error when called with sizes.
     if isinstance(decoder, nn.Module):
         raise ConfigError(
             "model.decoder is a finished module, but is to be made for the model's tokens and "
@@ -186,6 +197,7 @@ def _make_decoder(
 
 
 def _check_sizes(frontend: nn.Module, encoder: nn.Module) -> None:
+    # Modules of users need not declare their sizes.
     given = getattr(frontend, "output_size", None)
     wanted = getattr(encoder, "input_size", None)
     if given is not None and wanted is not None and given != wanted:

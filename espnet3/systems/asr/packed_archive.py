@@ -60,6 +60,7 @@ def write_archive(folder: Path, archive: Path, name: str) -> None:
         gzip.GzipFile("", "wb", compresslevel=6, fileobj=stream, mtime=0) as packed,
         tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as tar,
     ):
+        # Sorted, because the order of `rglob` depends on the file system.
         for file in sorted(path for path in folder.rglob("*") if path.is_file()):
             inside = f"{name}/{file.relative_to(folder).as_posix()}"
             with file.open("rb") as content:
@@ -68,6 +69,7 @@ def write_archive(folder: Path, archive: Path, name: str) -> None:
 
 def _entry(name: str, size: int) -> tarfile.TarInfo:
     entry = tarfile.TarInfo(name)
+    # No owner and no time: the archive must not tell who packed it, nor differ between two runs.
     entry.size, entry.mode, entry.mtime = size, 0o644, 0
     return entry
 
@@ -98,6 +100,7 @@ def extract(archive: Path) -> "tempfile.TemporaryDirectory[str]":
             "from those who packed it."
         ) from error
     except BaseException:
+        # Also on Ctrl-C: an archive may be large, and /tmp small.
         folder.cleanup()
         raise
     return folder
@@ -120,6 +123,7 @@ def model_in(folder: Path) -> Path:
     if (folder / META).is_file():
         return folder
     inner = [path for path in folder.iterdir() if path.is_dir()]
+    # `write_archive` puts all into one folder; an archive that was made by hand may not.
     return inner[0] if len(inner) == 1 else folder
 
 
@@ -138,6 +142,7 @@ class _Extraction:
     def __init__(self, archive: Path, folder: Path) -> None:
         self._archive = archive
         self._folder = folder
+        # The larger of the two, as a tiny archive of text legitimately compresses well.
         self._limit = max(_ALWAYS_ALLOWED, _MOST_COMPRESSED * archive.stat().st_size)
         self._free = shutil.disk_usage(folder).free
         self._n_bytes = self._n_entries = 0
@@ -161,7 +166,9 @@ class _Extraction:
             raise self._refused(f"holds {name!r:.80} twice", "Which one counts is not known.")
         self._files.add(known)
         self._make(path.parent)
+        # By the size that is said, before a byte is written: a full disk harms other users too.
         self._check_room(size)
+        # "x", so that a name which the check above let through still cannot overwrite a file.
         with (self._folder / path).open("xb") as file:
             while size > 0:
                 piece = content.read(min(size, _PIECE))
@@ -195,11 +202,13 @@ class _Extraction:
                 f"holds {name!r:.80}..., a path of {len(name):,} characters in "
                 f"{len(path.parts):,} folders"
             )
+        # They could forge lines in logs, or hide a name in a terminal.
         if any(ord(character) < 32 or ord(character) == 127 for character in name):
             raise self._refused(f"holds {name!r:.80}, a name with control characters")
         return path
 
     def _make(self, path: PurePosixPath) -> None:
+        # A single entry can create many folders, each of which takes an inode.
         for folder in (*reversed(path.parents), path):
             self._folders.add(str(folder))
         if max(self._n_entries, len(self._files) + len(self._folders)) > _MOST_ENTRIES:
@@ -235,6 +244,7 @@ class _NoLargeReads:
     def __init__(self, file: IO[bytes], into: _Extraction) -> None:
         self._file = file
         self._into = into
+        # Besides `read`, these are what `zipfile` calls on a file.
         self.seek, self.tell, self.seekable = file.seek, file.tell, file.seekable
 
     def read(self, n: int = -1) -> bytes:
@@ -255,12 +265,14 @@ def _extract_zip(archive: Path, into: _Extraction) -> None:
 
 
 def _add_zip_entry(opened: zipfile.ZipFile, entry: zipfile.ZipInfo, into: _Extraction) -> None:
+    # Unix keeps the kind of a file in the upper half; it is 0 for archives made elsewhere.
     kind = stat.S_IFMT(entry.external_attr >> 16)
     if kind not in (0, stat.S_IFREG, stat.S_IFDIR):
         raise into.refuse_kind(entry.filename)
     if entry.is_dir():
         into.add_folder(entry.filename)
         return
+    # BZIP2 and LZMA allow far larger bombs than deflate does.
     if entry.flag_bits & _ENCRYPTED or entry.compress_type not in _PLAIN_ZIP:
         raise zipfile.BadZipFile(
             f"{entry.filename!r:.80} is encrypted, or compressed in an unusual way"
@@ -290,6 +302,7 @@ def _tar_entries(source: _Readable, into: _Extraction) -> Iterator[tarfile.TarIn
     Not by `tarfile`, which reads what comes before an entry at once, whatever its size.
     """
     said: dict[str, str] = {}
+    # A block of zeros, or the end of the file, ends the archive; nothing behind it is read.
     while (block := source.read(_BLOCK)).strip(b"\0"):
         entry = tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape")
         if entry.type not in _SAYS_MORE:
@@ -323,6 +336,7 @@ def _pax_records(text: bytes) -> Iterator[tuple[str, str]]:
     """Yield the keys and values of a pax header, each `LENGTH KEY=VALUE` and a newline."""
     while text.strip(b"\0"):
         length, _, _ = text.partition(b" ")
+        # The shortest possible record is "5 a=\n"; a smaller length would not move forward.
         if not length.isdigit() or not 5 <= int(length) <= len(text):
             raise tarfile.ReadError("a pax header is malformed")
         record, text = text[: int(length)], text[int(length) :]

@@ -62,6 +62,7 @@ def open_packed(
         folder = place if keeper is None else model_in(Path(keeper.name))
         return folder, keeper, _checked(folder, place, trust_code)
     except BaseException:
+        # Also on Ctrl-C, as nobody else knows of the temporary folder.
         if keeper is not None:
             keeper.cleanup()
         raise
@@ -79,8 +80,10 @@ def load_packed_model(folder: Path, device: str, *, trust: bool = False) -> Any:
         PackedModelError: Its config names foreign code, and is not trusted.
     """
     known = current_trust()
+    # Compared by realpath: the temporary folder of macOS is itself behind a link.
     if known is None or os.path.realpath(known.root) != os.path.realpath(folder):
         known = _checked(folder, folder, trust)
+    # Only now, as its checksum must have been compared.
     config = read_yaml(folder / TRAINING)
     block = config.get("model")
     if not isinstance(block, Mapping):
@@ -111,6 +114,7 @@ def packed_settings(folder: Path, trust: Trust, given: Mapping[str, Any]) -> dic
         block = read_yaml(checked_path(file)).get("model")
         if not isinstance(block, Mapping):
             return {}
+        # Other keys, such as `_target_` and `device`, are for the caller to decide.
         wanted = {k: v for k, v in block.items() if k in _SETTINGS and k not in given}
         if isinstance(wanted.get("decoder"), Mapping):
             trust.check(wanted["decoder"], "model.decoder", INFERENCE)
@@ -153,6 +157,7 @@ def _inside(values: Any, folder: Path) -> Any:
     """Return a copy of checked values in which paths of the packed folder are absolute."""
 
     def absolute(text: str) -> str:
+        # Any text may be a path; one that does not exist in the folder is a plain word.
         is_path = text and not leads_out(text) and (folder / text).exists()
         return str((folder / text).absolute()) if is_path else text
 
@@ -206,6 +211,7 @@ def _check_sums(folder: Path, named: Path, sums: Mapping[Any, Any]) -> frozenset
                 f"{META} does not fit.",
                 fix="Copy the packed model again.",
             )
+    # Without these two a packed model could leave its weights or its config unchecked.
     for name in (WEIGHTS, TRAINING):
         if name not in sums:
             raise PackedModelError(f"{named} has no {name} in its {META}. Pack the model again.")
@@ -232,14 +238,17 @@ def _real_file(folder: Path, name: Any, named: Path, roots: tuple[str, ...]) -> 
             "packed model.",
             fix="Do not use it; get the model from elsewhere.",
         )
+    # Links are resolved first; otherwise one inside the folder could lead out of it.
     real = os.path.realpath(folder / name)
     if not os.path.lexists(real):
         return None
+    # With a separator at the end, as /a/model is also the beginning of /a/model_2.
     if not real.startswith(tuple(f"{root}{os.sep}" for root in roots)):
         raise PackedModelError(
             f"{name!r:.80} of {named} is a link that leads out of the packed model.",
             fix="Copy what it leads to in its place, if you trust those who packed the model.",
         )
+    # Reading a pipe would wait forever.
     if not stat.S_ISREG(os.stat(real).st_mode):
         raise PackedModelError(
             f"{name!r:.80} of {named} is no plain file.",
@@ -286,12 +295,15 @@ def is_allowed(target: str) -> bool:
     if target in _FUNCTIONS:
         return True
     module_name, _, name = target.rpartition(".")
+    # `isidentifier` allows letters of other scripts, which may look like ASCII ones.
     if not all(part.isidentifier() and part.isascii() for part in target.split(".")):
         return False
     is_ours = module_name.startswith((*_OWN_MODULES, _DECODERS))
+    # Before the import: importing a module already runs code.
     if not is_ours and module_name not in (*_TORCH_NAMES, *_TORCH_MODULES):
         return False
     try:
+        # Not `getattr`, which would also find what a module's `__getattr__` makes up.
         found = vars(importlib.import_module(module_name)).get(name)
     except ImportError:
         return False
@@ -301,6 +313,7 @@ def is_allowed(target: str) -> bool:
 def _is_part(found: Any) -> bool:
     home = f"{found.__module__}."
     if home.startswith(_DECODERS):
+        # Helpers of the package must not be built by a config, only what decodes.
         return "__call__" in vars(found) and not found.__name__.startswith("_")
     from torch import nn
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from espnet3 import __version__
 from espnet3.components.text.tokenizer import ABOUT
-from espnet3.config.load import LoadedConfig
+from espnet3.config.load import LoadedConfig, load_config
 from espnet3.config.sources import names_places
 from espnet3.config.trust import PackedModelError
 from espnet3.errors import ConfigError, EspnetError, RunFolderError
@@ -29,9 +29,10 @@ from espnet3.systems.asr.packed_archive import (
     write_archive,
 )
 from espnet3.systems.asr.packed_model import load_packed_model, sha256
-from espnet3.systems.asr.publication_config import PackConfig, load_publication_config
+from espnet3.systems.asr.publication import PackConfig, load_publication_config
 from espnet3.systems.asr.trained_model import (
     CONFIG,
+    LAST_INFERENCE,
     change_texts,
     find_weights,
     read_training_config,
@@ -55,10 +56,12 @@ def pack_model(loaded: LoadedConfig) -> Path:
         RunFolderError: nothing is trained, or another folder is in the way.
     """
     plan = plan_packing(loaded)
+    # Beside the target, so that the rename below stays within one file system.
     temporary = Path(temp_path(os.path.abspath(plan.output_dir)))
     try:
         temporary.mkdir(parents=True)
         _write(plan, temporary)
+        # Before the old one is replaced: a model that does not load must not take its place.
         _try_out(temporary, plan)
         _replace(temporary, plan.output_dir)
     finally:
@@ -104,6 +107,7 @@ def _write(plan: "PackPlan", folder: Path) -> None:
     if plan.inference is not None:
         inference = read_config(plan.inference)
         block = dict(inference.get("model") or {})
+        # Only what the decoder reads is copied: test sets and the like are of no use elsewhere.
         if "decoder" in block:
             block["decoder"] = collector.collect(block["decoder"], "decoder")
         block.update({"weights": WEIGHTS} if "weights" in block else {})
@@ -115,6 +119,7 @@ def _write(plan: "PackPlan", folder: Path) -> None:
         write_json(folder / METRICS, metrics)
     facts = _facts(plan, training)
     write_text(folder / CARD, model_card(plan.name, plan.settings, metrics, facts))
+    # Last, since it holds the checksums of all other files.
     _write_meta(plan, folder)
 
 
@@ -140,6 +145,7 @@ def _write_yaml(path: Path, values: Mapping[str, Any]) -> None:
     from espnet3.config.redact import redact
 
     path.parent.mkdir(parents=True, exist_ok=True)
+    # Values are redacted because a packed model is published, and a config may hold a token.
     write_text(path, OmegaConf.to_yaml(OmegaConf.create(redact(values))))
 
 
@@ -184,6 +190,7 @@ def _try_out(folder: Path, plan: "PackPlan") -> None:
             "Others can load this model only with trust_remote_code=True, and with the code of "
             "the recipe installed: %s", error,
         )  # fmt: skip
+        # It must load at least for those who trust it; otherwise it is damaged.
         load_packed_model(folder, "cpu", trust=True)
     except EspnetError as error:
         raise RunFolderError(
@@ -193,20 +200,18 @@ def _try_out(folder: Path, plan: "PackPlan") -> None:
 
 def _replace(written: Path, target: Path) -> None:
     """Rename the new folder to its place; the old packed model goes first, and only such a one."""
+    # A wrong `pack.output_dir`, such as a home folder, must never be removed.
     if target.exists() and not (target / META).is_file() and any(target.iterdir()):
         raise RunFolderError(
             f"{target} exists and is no packed model, so it is not replaced.",
             fix="Choose another folder: pack.output_dir=FOLDER",
         )
     old = Path(temp_path(os.path.abspath(target)))
+    # Renamed rather than removed, so that a model is missing only for a moment.
     if target.exists():
         target.rename(old)
     written.rename(target)
     shutil.rmtree(old, ignore_errors=True)
-
-
-_LAST_INFERENCE = "config/infer.yaml"
-"""What the stage `infer` leaves in the experiment's folder."""
 
 
 @dataclass(frozen=True)
@@ -265,7 +270,7 @@ def _weights(settings: PackConfig, exp_dir: Path) -> Path:
 def _inference_config(settings: PackConfig, exp_dir: Path) -> Path | None:
     if settings.inference_config is not None:
         return Path(settings.inference_config)
-    last = exp_dir / _LAST_INFERENCE
+    last = exp_dir / LAST_INFERENCE
     return last if last.is_file() else None
 
 
@@ -290,12 +295,12 @@ def _default_name(recipe_dir: str, exp_dir: Path) -> str:
     folder = Path(os.path.abspath(recipe_dir))
     words = [folder.parent.name, folder.name, exp_dir.name]
     kept = ["".join(c if c.isalnum() or c in "._-" else "-" for c in word) for word in words]
+    # The Hub allows 96 characters, and no name that begins with punctuation.
     return "_".join(filter(None, kept)).lstrip("._-")[:96] or "model"
 
 
 def read_config(file: Path) -> dict[str, Any]:
     """Return a config without interpolations."""
-    from espnet3.config.load import load_config
     from espnet3.config.resolve import resolved
 
     values: dict[str, Any] = resolved(load_config(file).config)
@@ -402,10 +407,13 @@ class FileCollector:
             }
         if isinstance(values, list):
             return [self.collect(value, f"{key}.{i}") for i, value in enumerate(values)]
+        # Without a slash it may be a plain word, such as `lstm`.
         if not isinstance(values, str) or "/" not in values:
             return values
         if not os.path.exists(values):
+            # An absolute path would tell the author's folders to everyone who loads the model.
             return os.path.basename(values) if os.path.isabs(values) else values
+        # Model and decoder often name the same file by different paths.
         known = os.path.realpath(values)
         if known not in self._copies:
             self._copies[known] = self._copy(Path(values), key)
@@ -432,6 +440,7 @@ class FileCollector:
         folder = self._folder / name
         folder.mkdir(parents=True)
         block = read_training_config(weights)["model"]
+        # A collector of its own: the paths of a language model count from that model's folder.
         own = FileCollector(folder).collect(block, "model")
 
         def with_slash(text: str) -> str:
@@ -461,6 +470,7 @@ def _hub_folder(name: str) -> str | None:
     try:
         from huggingface_hub import snapshot_download
 
+        # Never download while packing: it could be another revision than the one that was trained.
         return str(snapshot_download(name, local_files_only=True))
     except (ImportError, OSError, ValueError):
         return None
@@ -481,10 +491,12 @@ def write_weights(source: Path, target: Path) -> None:
 
 
 def _copy_folder(source: Path, target: Path) -> None:
+    # Without permissions and times, which differ between machines.
     shutil.copytree(source, target, ignore=_NO_WEIGHTS, copy_function=shutil.copyfile)
 
 
 def _is_tokenizer(source: Path) -> bool:
+    # Tokenizers of Hugging Face may have a file of the same name, but come with a config.json.
     return (source / ABOUT).is_file() and not (source / "config.json").is_file()
 
 

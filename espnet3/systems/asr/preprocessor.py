@@ -83,6 +83,7 @@ def text_of(sample: Any, key: str = "text") -> str:
     return text
 
 
+# `identity` is unused, but part of the cache's key: a tokenizer that was trained again is reloaded.
 @lru_cache(maxsize=4)
 def _load(folder: str, identity: str) -> Tokenizer:
     return load_tokenizer(folder)

@@ -34,6 +34,7 @@ class ASRSystem(BaseSystem):
         """Train the model, and keep with it which tokens it is trained for."""
         from espnet3.systems.asr.trained_model import record_tokens
 
+        # Before the tokens are recorded: a refused training must leave the experiment as it was.
         self.compare_train()
         config = self.config_for("train")
         record_tokens(config.plain().get("model"), Path(str(config["exp_dir"])))
@@ -46,6 +47,7 @@ class ASRSystem(BaseSystem):
     def _check_tokenizer(self, stage_name: str) -> None:
         from espnet3.systems.asr.tokenizer_training import check_tokenizer_exists
 
+        # A tokenizer that an earlier stage of this command makes need not exist yet.
         if "train_tokenizer" not in self.planned:
             check_tokenizer_exists(self.config_for(stage_name))
 
@@ -53,6 +55,7 @@ class ASRSystem(BaseSystem):
         """Run the recogniser over the test sets."""
         from espnet3.systems.asr.inference_checks import check_weights
 
+        # Asked again when the stage starts, as the check before skips it where `train` is planned.
         check_weights(self.config_for("infer"))
         return super().infer()
 
@@ -76,5 +79,5 @@ class ASRSystem(BaseSystem):
         "pack_model", "espnet3.systems.asr.packing"
     )
     upload_model, check_upload_model, describe_upload_model = steps_of(
-        "upload_model", "espnet3.systems.asr.uploading"
+        "upload_model", "espnet3.systems.asr.publication"
     )

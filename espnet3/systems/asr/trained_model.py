@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from espnet3.commands import recipe_command, same_command
 from espnet3.components.text.tokenizer import load_tokenizer
 from espnet3.config.trust import PackedModelError, checked_path, current_trust, under
 from espnet3.errors import ConfigError, ResourceError, RunFolderError, StaleRunError
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 CONFIG = "config.yaml"
+LAST_INFERENCE = "config/infer.yaml"
+"""What the stage `infer` leaves in the folder of an experiment."""
 
 
 def load_trained(weights: str | os.PathLike[str], device: str = "cpu") -> "nn.Module":
@@ -53,8 +56,10 @@ def build_trained(block: Mapping[str, Any], weights: Path, device: str) -> "nn.M
 
     require_weights(weights)
     model: nn.Module = instantiate(block, key="model")
+    # Before the weights: with as many tokens in another order they would load without an error.
     check_trained_tokens(model, weights.parent)
     try:
+        # Strict, so that a missing layer is reported, and does not stay random.
         model.load_state_dict(load_weights(weights))
     except RuntimeError as error:
         raise RunFolderError(
@@ -88,24 +93,19 @@ def require_weights(path: Path, key: str = "") -> None:
     if path.is_file():
         return
     there = sorted(one.name for one in path.parent.glob("*.safetensors"))
+    # The usual mistake is another exp_tag, so the experiments beside this one are searched.
     found = path.parent.parent.glob("*/*.safetensors")
     elsewhere = [str(one) for one in sorted(found, key=lambda one: (one.name != path.name, one))]
     known = f" There are: {', '.join(there or elsewhere)}." if there or elsewhere else ""
-    named = "" if there or not elsewhere else f"To decode with these: model.weights={elsewhere[0]} "
+    other = same_command(f"model.weights={elsewhere[0]}") if elsewhere else ""
+    named = "" if there or not elsewhere else f"To decode with these: {other} ; else, "
     raise ConfigError(
         f"The weights {path}",
         key=key,
         problem=f" do not exist.{known}",
         fix=f"{named}Stage train (4) makes them at its end, and average (5) again: "
-        f"{_train_command()}",
+        f"{recipe_command('train')}",
     )
-
-
-def _train_command() -> str:
-    """Return the line that trains, with a config of the recipe that this process is in."""
-    names = sorted(file.name for file in Path("conf").glob("training*.yaml"))
-    name = names[0] if names and "training.yaml" not in names else "training.yaml"
-    return f"python run.py --stages train --training_config conf/{name}"
 
 
 def read_training_config(weights: Path) -> dict[str, Any]:
@@ -130,12 +130,33 @@ def read_training_config(weights: Path) -> dict[str, Any]:
             f"{file} has no model block.", fix="Copy the config of the training there."
         )
     exp_dir = file.parent.resolve()  # the file itself may be a link, as in the cache of the Hub
+    return {**config, "model": _absolute_texts(config["model"], config, exp_dir)}
+
+
+def read_decoding(exp_dir: Path) -> dict[str, Any]:
+    """Return the `model` block of the last `infer` of an experiment, its paths absolute.
+
+    Empty if there was none.
+    """
+    from espnet3.config.load import load_config
+    from espnet3.config.resolve import resolved
+
+    file = exp_dir / LAST_INFERENCE
+    if not file.is_file():
+        return {}
+    config: dict[str, Any] = resolved(load_config(file).config)
+    block: dict[str, Any] = _absolute_texts(config.get("model") or {}, config, exp_dir.resolve())
+    return block
+
+
+def _absolute_texts(block: Any, config: Mapping[str, Any], exp_dir: Path) -> Any:
+    # A list, since the roots are gone through once for each text.
     recorded, roots = str(config.get("exp_dir", "")), list(_roots(exp_dir, config))
 
     def absolute(text: str) -> str:
         return _absolute(_moved_along(text, recorded, exp_dir), roots)
 
-    return {**config, "model": change_texts(config["model"], absolute)}
+    return change_texts(block, absolute)
 
 
 def change_texts(values: Any, change: Callable[[str], Any]) -> Any:
@@ -154,6 +175,7 @@ def _moved_along(text: str, recorded: str, exp_dir: Path) -> str:
     """
     if not recorded:
         return text
+    # Compared with a separator at the end, or exp/a would also match exp/a_2.
     before, path = os.path.normpath(recorded), os.path.normpath(text)
     now = exp_dir / path.removeprefix(before + os.sep)
     return str(now) if path.startswith(before + os.sep) and now.exists() else text
@@ -180,9 +202,9 @@ def _roots(exp_dir: Path, config: Mapping[str, Any]) -> Iterable[Path]:
     yield from (exp_dir, *exp_dir.parents)
 
 
-def _first_lines(error: Exception, n: int = 4) -> str:
+def _first_lines(error: Exception) -> str:
     lines = [line.strip() for line in str(error).splitlines()]
-    return " ".join(lines[:n])[:600]
+    return " ".join(lines[:4])[:600]
 
 
 _INDEX, _LAST = "best.json", "last.ckpt"
@@ -203,8 +225,7 @@ def find_weights(exp_dir: str | Path) -> Path:
         raise RunFolderError(
             f"{folder} has no trained model: there is {_content(folder)}.",
             fix="Give the folder of a "
-            "training, such as exp/training, or train first: python run.py --stages train "
-            "--training_config conf/training.yaml",
+            f"training, such as exp/training, or train first: {recipe_command('train')}",
         )
     logger.info("Weights: %s, %s", found, what)
     return found
@@ -291,6 +312,7 @@ def record_tokens(block: Any, exp_dir: Path) -> None:
     if tokens is None:
         return
     known = _read(exp_dir)
+    # Without weights nothing depends on the old tokens, so a failed first try does not block.
     if known is None or not has_weights(exp_dir):
         exp_dir.mkdir(parents=True, exist_ok=True)
         write_json(exp_dir / _TOKENS, tokens)
@@ -309,6 +331,7 @@ def check_trained_tokens(model: Any, folder: Path) -> None:
         RunFolderError: With the first difference.
     """
     known = _read(folder)
+    # A language model has its tokens itself, a recogniser those of its tokenizer.
     tokens = getattr(getattr(model, "tokenizer", model), "tokens", None)
     if known is not None and tokens is not None and known != tuple(tokens):
         raise RunFolderError(

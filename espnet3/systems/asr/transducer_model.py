@@ -62,6 +62,7 @@ class Transducer(ASRModel):
                 "model.prediction is a finished module, but is to be made for the model's tokens.",
                 fix="Add to its block: _partial_: true",
             )
+        # Without ctc_weight: for the base class, less than 1 would require an attention decoder.
         super().__init__(tokenizer, frontend, encoder, **features)
         self.ctc_weight = float(ctc_weight)
         self.prediction = prediction(n_tokens=self.n_tokens)
@@ -77,7 +78,9 @@ class Transducer(ASRModel):
         encoded, lengths = self.encode(speech, speech_lengths)
         log_probs = self.ctc_log_probs(encoded)
         loss_ctc, too_short = ctc_loss(log_probs, lengths, tokens, tokens_lengths, blank=BLANK)
+        # Padding may be -1, which is no index; the losses ignore it anyway.
         tokens = zero_padding(tokens, tokens_lengths)
+        # Blank stands for the start of a text, as it is never among the tokens.
         predicted = self.prediction(nn.functional.pad(tokens, (1, 0), value=BLANK))
         logits = self.joint(encoded, predicted)
         losses = rnnt_loss(logits, lengths, tokens, tokens_lengths, blank=BLANK)

@@ -9,12 +9,24 @@ import ast
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from espnet3.config.advice import advise
+from espnet3.commands import corrected_command, override_key, same_command
+from espnet3.config.advice import (
+    advise,
+    check_block,
+    check_keys,
+    raise_any,
+    references,
+    split_problems,
+)
+from espnet3.config.definitions import find_definition
 from espnet3.config.known_keys import BLOCK_HOMES, HOMES
-from espnet3.config.sources import names_places
+from espnet3.config.sources import Source, names_places, value_at
+from espnet3.config.targets import find_bad_argument, refuse_argument, signature_without_import
 from espnet3.errors import ConfigError, ResourceError
+from espnet3.parallel.parallel import as_parallel_config
 from espnet3.systems.base.context import DEFAULTS, SHARED
 from espnet3.systems.base.stages import (
     EVERYWHERE,
@@ -28,8 +40,8 @@ from espnet3.systems.base.stages import (
 from espnet3.text import listed
 
 if TYPE_CHECKING:
+    from espnet3.config.advice import Advice
     from espnet3.config.load import LoadedConfig
-    from espnet3.config.sources import Source
     from espnet3.systems.base.system import BaseSystem
 
 logger = logging.getLogger(__name__)
@@ -46,6 +58,12 @@ _OF_LAUNCH = "launch"
 _ACCEPTED = "accept_changes"
 _CONFIG_NAMES = ("config", "cfg", "conf", "loaded", "hparams", *KINDS)
 """What people call the config in code."""
+_BUILT = {
+    "train": ("model", "optimizer", "optimizers", "scheduler", "schedulers"),
+    "collect_stats": ("model",),
+    "infer": ("model",),
+}
+"""Blocks of which a stage builds each `_target_` with the arguments beside it."""
 _MARKS_OF_TRAINING = ("optimizer", "optimizers")
 
 
@@ -66,19 +84,53 @@ def check_stages(system: "BaseSystem", stages: Sequence[Stage], *, dry_run: bool
         ResourceError: this machine, or what the scheduler gave, does not fit.
     """
     configs = [system.config_for(stage.name) for stage in stages]
-    for loaded in {id(loaded): loaded for loaded in configs}.values():
-        used_by = [stage.name for stage, own in zip(stages, configs, strict=True) if own is loaded]
-        check_config(loaded, used_by)
+    _refuse_all_mistakes(stages, configs)
+    # After the keys: a misspelt one is better named as such than as one that nobody reads.
     readers = Readers(system, stages)
     refuse_unread(readers)
     for stage, loaded in zip(stages, configs, strict=True):
         check_targets(loaded, stage.blocks)
+    # Before the checks, which ask whether an earlier stage makes what is missing.
     system.planned = tuple(stage.name for stage in stages)
     for stage in stages:
         check = f"check_{stage.name}"
         if has_own(type(system), stage.name, check):
             _run_check(getattr(system, check), dry_run)
     warn_of_unread(readers)
+
+
+def _refuse_all_mistakes(stages: Sequence[Stage], configs: Sequence["LoadedConfig"]) -> None:
+    """Refuse misspelt keys, a wrong `parallel` block and arguments that no target takes, at once.
+
+    Raises:
+        ConfigError: with a line for each.
+    """
+    problems: list[str] = []
+
+    def note(check: Callable[[], object]) -> None:
+        try:
+            check()
+        except ConfigError as error:
+            notes = "".join(f"\n{text}" for text in getattr(error, "__notes__", ()))
+            # One key may be found wrong twice, in two ways.
+            known = {text.split(" ")[0] for text in problems}
+            found = split_problems(f"{error}{notes}")
+            problems.extend(text for text in found if text.split(" ")[0] not in known)
+            first.append(error)
+
+    first: list[ConfigError] = []
+    # Several stages may share one config, whose problems are reported once.
+    for loaded in {id(loaded): loaded for loaded in configs}.values():
+        users = [stage for stage, own in zip(stages, configs, strict=True) if own is loaded]
+        note(partial(check_config, loaded, [stage.name for stage in users]))
+        if loaded.has("parallel") and any("parallel" in stage.reads for stage in users):
+            note(partial(as_parallel_config, loaded))
+    for stage, loaded in zip(stages, configs, strict=True):
+        if stage.is_ours:
+            note(partial(check_written, loaded, stage.name))
+    if len(problems) == 1:
+        raise first[0]
+    raise_any(problems)
 
 
 def _run_check(check: Callable[[], None], dry_run: bool) -> None:
@@ -96,7 +148,6 @@ def check_config(loaded: "LoadedConfig", stages: Sequence[str]) -> None:
     Raises:
         ConfigError: naming the key, its place, and the line to write.
     """
-    from espnet3.config.advice import check_block, check_keys
     from espnet3.parallel.parallel import as_parallel_config
 
     known = KNOWN_KEYS
@@ -106,13 +157,52 @@ def check_config(loaded: "LoadedConfig", stages: Sequence[str]) -> None:
     check_keys(loaded, known, homes=HOMES, stages=stages)
     for block, homes in BLOCK_HOMES.items():
         check_block(loaded, block, homes, stages)
+    # Resolves every interpolation, so that one that leads nowhere fails now and not in a stage.
     loaded.plain()
     as_parallel_config(loaded)
 
 
 @names_places
+def check_written(loaded: "LoadedConfig", stage: str) -> None:
+    """Refuse misspelt arguments of `_target_`s and of the trainer, as far as their text tells.
+
+    Nothing is imported: torch, Lightning and the user's model take seconds. The checks of the stage
+    look at the rest.
+
+    Raises:
+        ConfigError: naming the key, its place, and what to write.
+    """
+    values = loaded.plain()
+    if stage == "infer" and "provider" in values:
+        return  # a provider of one's own may read the block in its own way
+    for block in _BUILT.get(stage, ()):
+        for key, node in _nodes_in(values.get(block), block):
+            signature = signature_without_import(str(node["_target_"]))
+            if signature is not None:
+                refuse_argument(find_bad_argument(signature, node), key, node)
+    if stage == "train":
+        from espnet3.trainer.config import check_trainer_names
+
+        check_trainer_names(loaded)
+
+
+def _nodes_in(values: Any, key: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the key of each mapping with a `_target_`, and the mapping."""
+    if isinstance(values, dict):
+        if "_target_" in values:
+            yield key, values
+        if values.get("_recursive_") is False:
+            return  # what is built of it is up to the target
+        children: Iterable[tuple[Any, Any]] = values.items()
+    else:
+        children = enumerate(values) if isinstance(values, list) else ()
+    for name, child in children:
+        yield from _nodes_in(child, f"{key}.{name}")
+
+
+@names_places
 def check_targets(loaded: "LoadedConfig", blocks: Iterable[str] | None) -> None:
-    """Import everything that a `_target_` in these blocks names.
+    """Import everything that a `_target_` in these blocks names, but what is surely there.
 
     Args:
         loaded: the config.
@@ -126,11 +216,15 @@ def check_targets(loaded: "LoadedConfig", blocks: Iterable[str] | None) -> None:
     values = loaded.plain()
     used = values if blocks is None else {key: values[key] for key in blocks if key in values}
     for key, target in find_targets(used):
+        definition = find_definition(str(target))
+        if definition is not None and definition.is_intact:
+            continue  # to import torch takes seconds, and there may be nothing to do
         try:
             locate_callable(str(target))
         except BadTarget as bad:
             raise ConfigError(key=key, value=target, problem=f"but {bad}") from bad
         except Exception as error:
+            # Importing runs the user's module, which may raise anything.
             reason = f"{type(error).__name__}: {error}{install_hint(error)}"
             raise ConfigError(
                 key=key,
@@ -161,7 +255,7 @@ class Setting:
 
     kind: str
     key: str
-    source: "Source"
+    source: Source
 
     @property
     def is_typed(self) -> bool:
@@ -202,12 +296,14 @@ class Readers:
     def settings(self) -> Iterator[Setting]:
         """Yield what users set: each override, and each top-level key of the files."""
         for kind, loaded in self.configs.items():
+            # One override may set many keys; it is reported once, by its text.
             typed = {s.file: s for s in loaded.sources.values() if s.file.startswith(_COMMAND_LINE)}
             for text, source in typed.items():
                 yield Setting(kind, _key_set_by(text, loaded), source)
             for key in map(str, loaded.config):
                 place = loaded.find_source(key)
                 if place is not None and place.file not in (*typed, "default"):
+                    # A default is nobody's mistake, so it is not reported.
                     yield Setting(kind, key, place)
 
     def of(self, setting: Setting) -> list[str]:
@@ -231,6 +327,7 @@ class Readers:
 
     def is_known(self, setting: Setting) -> bool:
         """Tell whether anything reads a setting of this kind of config, in this call or another."""
+        # `launch` is read by `espnet3 launch`, which is no stage.
         if setting.block == _OF_LAUNCH and setting.kind == "training":
             return True
         kind = [stage for stage in stages_of(type(self.system)) if setting.kind in stage.configs]
@@ -247,8 +344,6 @@ class Readers:
 
     def _is_named(self, setting: Setting, counts: Callable[[Setting], bool]) -> bool:
         """Tell whether code that gets the config names the key, or another key that counts does."""
-        from espnet3.config.advice import references
-
         loaded = self.configs[setting.kind]
         if setting.kind not in self._named:
             self._named[setting.kind] = frozenset(_names_in_code(self.system, loaded))
@@ -273,12 +368,11 @@ def refuse_unread(readers: Readers) -> None:
     Raises:
         ConfigError: with the line to write instead.
     """
-    from espnet3.config.advice import raise_any
-
     typed = dict[str, list[Setting]]()
     for setting in readers.settings():
         if setting.is_typed:
             typed.setdefault(setting.source.file, []).append(setting)
+    # An override goes to several configs, and it is enough that one of them is read.
     unread = [each[0] for each in typed.values() if not any(map(readers.is_read, each))]
     if all(stage.is_ours for stage in readers.stages):
         raise_any([_complaint(readers, setting) for setting in unread])
@@ -288,6 +382,7 @@ def refuse_unread(readers: Readers) -> None:
 
 def warn_of_unread(readers: Readers) -> None:
     """Warn about settings of a file that no stage reads, in this call or another."""
+    # Only configs that a stage of this call reads: the others were not meant for it.
     used = {id(find_config(readers.system, stage)) for stage in readers.stages}
     written = dict[tuple[str, str], list[Setting]]()
     for setting in readers.settings():
@@ -363,6 +458,7 @@ def _is_in(key: str, read: Iterable[str]) -> bool:
 
 
 def _overlap(key: str, other: str) -> bool:
+    # With a dot at the end, so that `model` does not match `model_dir`.
     return f"{key}.".startswith(f"{other}.") or f"{other}.".startswith(f"{key}.")
 
 
@@ -427,27 +523,53 @@ def _complaint(readers: Readers, setting: Setting) -> str:
         return f"{problem} It is for jobs: espnet3 launch conf/training.yaml conf/launch_slurm.yaml"
     if others:
         problem = f"{readers.which_do_not} read {setting.key}{place}; {', '.join(others)} would."
-    if found is None:
+    # That other stages would read it is said already.
+    if found is None or (others and not found.key):
         return f"{problem} {_way_out(setting, bool(others))}"
-    line = found.override() if setting.is_typed else found.line()
-    return " ".join(filter(None, [problem, found.why, f"Write: {line}" if found.key else ""]))
+    line = _line_with(setting, found) if setting.is_typed else found.line()
+    write = f"Write: {line}" if found.key else ""
+    if not write and setting.is_typed:
+        write = _leave_out(setting)
+    return " ".join(filter(None, [problem, found.why, write]))
 
 
 def _way_out(setting: Setting, is_of_others: bool) -> str:
     if is_of_others:
-        return "Leave it out." if setting.is_typed else "Move it to the config of that stage."
+        return _leave_out(setting) if setting.is_typed else "Move it to the config of that stage."
     if setting.is_typed:
-        return f"Leave it out. A value of your own has its place under vars: vars.{setting.key}=..."
+        own = f"A value of your own has its place under vars: vars.{setting.key}=..."
+        return (
+            f"{own} Or leave it out: {line}"
+            if (line := _without(setting))
+            else f"Leave it out. {own}"
+        )
     return (
         "Delete it. A value of your own has its place under vars, to which others refer: "
         f"${{vars.{setting.key}}}"
     )
 
 
+def _line_with(setting: Setting, advice: "Advice") -> str:
+    """Return the line that was typed with the right override; that alone in a notebook."""
+    typed = setting.source.file.removeprefix(_COMMAND_LINE)
+    return corrected_command([typed], advice.overrides()) or advice.override()
+
+
+def _leave_out(setting: Setting) -> str:
+    line = _without(setting)
+    return f"Leave it out: {line}" if line else "Leave it out."
+
+
+def _without(setting: Setting) -> str:
+    """Return the line that was typed without an override; empty in a notebook."""
+    typed = setting.source.file.removeprefix(_COMMAND_LINE)
+    return same_command(without=[setting.key, override_key(typed)])
+
+
 def _value(loaded: "LoadedConfig", key: str) -> Any:
     from espnet3.config.redact import redact
-    from espnet3.config.sources import value_at
 
+    # The value is shown in a message, and may be a password.
     return value_at(redact(loaded.config), key, default=None)
 
 
@@ -475,6 +597,7 @@ def _keys_read(tree: ast.AST) -> Iterator[str]:
 
 def _is_config(node: ast.AST) -> bool:
     name = node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
+    # By parts of the name, as code says `train_config` and `self.cfg`.
     return any(word in str(name).lower() for word in _CONFIG_NAMES)
 
 

@@ -1,15 +1,23 @@
-"""Context shared by the configs of a recipe."""
+"""Context shared by the configs of a recipe, and the experiment they are about if none says so.
+
+`exp_dir` of an inference config alone is named after that config, and nothing is trained there. If
+the weights that it names, or the results to score, are in exactly one experiment beside that
+folder, it is meant; of several, the user has to choose.
+"""
 
 import logging
 import os
-from collections.abc import Mapping, Sequence
+import shlex
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from espnet3.config.sources import names_places
+from espnet3.commands import recipe_command
+from espnet3.config.content import WEIGHTS
+from espnet3.config.sources import Source, names_places
 from espnet3.errors import ConfigError
-from espnet3.systems.base.stages import KINDS
+from espnet3.systems.base.stages import KINDS, Stage
 
 if TYPE_CHECKING:
     from espnet3.config.load import LoadedConfig
@@ -84,10 +92,12 @@ def load_configs(
     from espnet3.config.load import load_config
 
     given = [kind for kind in KINDS if files.get(kind)]
+    # Without overrides, to know which keys each config has of its own.
     plain = {kind: load_config(files[kind], recipe_dir=recipe_dir) for kind in given}
     loaded: dict[str, LoadedConfig] = {}
     for kind in given:
         chosen = overrides_for(kind, overrides, plain)
+        # What was loaded before takes precedence, so `KINDS` must be in the order of precedence.
         loaded[kind] = _load(files[kind], chosen, _above(loaded) or experiment, recipe_dir)
         _check_folders(loaded[kind])
     return Configs(**loaded)
@@ -127,15 +137,18 @@ def _no_folder(key: str, value: Any, problem: str, fix: str = "") -> ConfigError
 
 def _check_path(key: str, value: str) -> None:
     """Refuse what no folder can be, before anything is written."""
+    # They would break job scripts and lines of a log.
     if any(ord(character) < 32 or ord(character) == 127 for character in value):
         raise _no_folder(key, value, "which has control characters in it")
     if key == "exp_tag":
+        # Results would be written outside of the recipe.
         if value.startswith("/") or ".." in value.split("/"):
             raise _no_folder(key, value, "but is a name below exp/, not a path out of it")
         return
     for place in (Path(value), *Path(value).parents):
         if place.is_dir():
             return
+        # Not exists(), which is false for a dangling link, on which mkdir then fails.
         if os.path.lexists(place):
             what = "a link that leads nowhere" if place.is_symlink() else "a file, no folder"
             ways = f"Name another folder, or move it away: mv '{place}' '{place}.old'"
@@ -159,6 +172,7 @@ def _above(loaded: Mapping[str, "LoadedConfig"]) -> "LoadedConfig | None":
     values = {key: context_value(home, key) for key, home in homes.items()}
     values = {key: value for key, value in values.items() if value is not None}
     sources = {key: source for key in values if (source := homes[key].find_source(key))}
+    # Escaped: a value that was resolved once must not be interpolated again.
     return LoadedConfig(OmegaConf.create(escaped_values(values)), sources)
 
 
@@ -210,8 +224,8 @@ def check_inference_dir(configs: Configs) -> None:
     raise ConfigError(
         f"{file} does not say which results to score: inference_dir would be {folder}, which does "
         "not exist.",
-        fix="Add --inference_config conf/inference.yaml, or write in "
-        f"{file}: inference_dir: FOLDER",
+        fix=f"Decode and score: {recipe_command('infer', 'measure')} ; or write in {file}: "
+        "inference_dir: FOLDER",
     )
 
 
@@ -220,6 +234,7 @@ def _is_set(metrics: "LoadedConfig", training: "LoadedConfig | None", key: str) 
     source = metrics.find_source(key)
     if source is None or source.file == "default":
         return False
+    # An override has no line, and counts even if the training config has the same value.
     by_override = source.line is None
     return by_override or training is None or source != training.find_source(key)
 
@@ -265,17 +280,13 @@ def _kinds_of(text: str, plain: Mapping[str, "LoadedConfig"]) -> list[str]:
 # writes to or reads from. `run.py` loads the configs of a recipe with the defaults below them.
 
 
-def completed(loaded: "LoadedConfig", kind: str = "training") -> "LoadedConfig":
-    """Return a config with the defaults of recipes for what it does not set.
+def completed(loaded: "LoadedConfig") -> "LoadedConfig":
+    """Return a training config with the defaults of recipes for what it does not set.
 
     The folder of an experiment is `exp/<name of the first file>` below the current folder, and
     `exp/training` for a config without a file; a log line says so.
-
-    Args:
-        loaded: is left as it is.
-        kind: of config, as in `KINDS`; names what has no file.
     """
-    return _with(loaded, {}, kind)
+    return _with(loaded, {}, "training")
 
 
 def complete_all(
@@ -299,6 +310,7 @@ def complete_all(
 
 def _with(loaded: "LoadedConfig", shared: Mapping[str, Any], kind: str) -> "LoadedConfig":
     below = {**DEFAULTS, **{key: value for key, value in shared.items() if value is not None}}
+    # The config of `run.py` has the defaults already, and is not loaded again.
     if all(key in loaded.config for key in below):
         return loaded
     from espnet3.config.load import load_config
@@ -320,3 +332,220 @@ def _value(loaded: "LoadedConfig", key: str) -> Any:
     from espnet3.config.resolve import escaped_values
 
     return escaped_values(context_value(loaded, key))
+
+
+CONFIG = "config.yaml"
+_PACKED = (".tar.gz", ".zip")
+_BLOCKS = ("model", "provider")
+_MOST_LINES = 5
+_BEFORE_TRAINING = {"create_dataset", "train_tokenizer", "collect_stats"}
+"""Stages that need nothing of an experiment."""
+
+
+@dataclass(frozen=True)
+class _Lacking:
+    """What the folder of a config does not have, though something below it is needed."""
+
+    loaded: "LoadedConfig"
+    what: str
+    """Such as `exp/inference/valid.loss.ave_3best.safetensors (model.weights)`."""
+    kind: str
+    fitting: Sequence[Path]
+    """Folders of experiments that have it, or of results."""
+
+
+def find_experiment(
+    configs: Configs, stages: Sequence[Stage], command: Callable[[str], str]
+) -> "LoadedConfig | None":
+    """Return the context of the one experiment that fits, as its training config would give it.
+
+    Args:
+        configs: as they were given.
+        stages: those to run.
+        command: returns the line to type, with another argument at its end.
+
+    Returns:
+        None if the configs know their folder, or nothing fits.
+
+    Raises:
+        ConfigError: several experiments fit; with a line to type for each.
+    """
+    first = configs.inference or configs.metrics or configs.publication
+    # Where a training config is given, it says which experiment is meant.
+    if configs.training is not None or first is None or not _is_unsaid(first):
+        return None
+    names = {stage.name for stage in stages} - _BEFORE_TRAINING
+    lacking = _lacking(configs, names) if names else None
+    if lacking is None or not lacking.fitting:
+        return None
+    if len(lacking.fitting) > 1:
+        raise ConfigError(_choice(lacking, command))
+    return _context_of(lacking)
+
+
+def _is_unsaid(loaded: "LoadedConfig") -> bool:
+    sources = (loaded.find_source(key) for key in ("exp_tag", "exp_dir"))
+    # One that the user has set is never replaced by a guess, even if nothing is there.
+    return all(str(source) == "default" for source in sources)
+
+
+def _lacking(configs: Configs, stages: set[str]) -> _Lacking | None:
+    if configs.inference is not None:
+        by_weights = _lacking_weights(configs.inference)
+        if by_weights is None or "infer" in stages:
+            return by_weights
+        by_results = _lacking_results(configs.inference)
+        # Results elsewhere are a better sign than weights if nothing is to be decoded.
+        return by_results if by_results and by_results.fitting else by_weights
+    if configs.metrics is not None and stages & {"measure", "report"}:
+        return _lacking_results(configs.metrics, is_alone=True)
+    if configs.publication is not None and stages & {"pack_model", "upload_model"}:
+        exp_dir = Path(context_value(configs.publication, "exp_dir"))
+        others = [] if _is_trained(exp_dir) else _experiments(exp_dir)
+        fitting = [folder for folder in others if _is_trained(folder)]
+        return _Lacking(configs.publication, f"{exp_dir}", "a trained model", fitting)
+    return None
+
+
+def _lacking_weights(loaded: "LoadedConfig") -> _Lacking | None:
+    """Return which weights a config names in its own folder, where they are not."""
+    exp_dir = Path(context_value(loaded, "exp_dir"))
+    values = loaded.plain()
+    named = {
+        key: os.path.relpath(text, exp_dir)
+        for block in _BLOCKS
+        for key, text in _texts(values.get(block), block)
+        if _is_input(key, text, exp_dir)
+    }
+    missing = {key: inner for key, inner in named.items() if not _has(exp_dir, inner)}
+    if not missing:
+        return None
+    fitting = [
+        folder
+        for folder in _experiments(exp_dir)
+        if all(_has(folder, inner) for inner in missing.values())
+    ]
+    key, inner = next(iter(missing.items()))
+    what = f"{os.path.normpath(exp_dir / inner)} ({key})"
+    return _Lacking(loaded, what, "such weights", fitting)
+
+
+def _lacking_results(loaded: "LoadedConfig", *, is_alone: bool = False) -> _Lacking | None:
+    """Return where there are results, if there are none where a config looks for them.
+
+    A metrics config that is alone does not know what the inference config was called.
+    """
+    from espnet3.systems.base.inference_config import found_test_sets
+
+    exp_dir = Path(context_value(loaded, "exp_dir"))
+    folder = Path(context_value(loaded, "inference_dir"))
+    if str(loaded.find_source("inference_dir")) != "default" or folder.is_dir():
+        return None
+    fitting = [
+        place if is_alone else experiment
+        for experiment in _experiments(exp_dir)
+        for place in sorted(experiment.glob("*" if is_alone else folder.name))
+        if place.is_dir() and found_test_sets(place)
+    ]
+    return _Lacking(loaded, f"{os.path.normpath(folder)} (inference_dir)", "results", fitting)
+
+
+def _texts(values: Any, key: str) -> Iterator[tuple[str, str]]:
+    """Yield all texts in plain containers, with their dotted keys."""
+    if isinstance(values, str):
+        yield key, values
+    elif isinstance(values, Mapping):
+        for name, value in values.items():
+            yield from _texts(value, f"{key}.{name}")
+    elif isinstance(values, list):
+        for i, value in enumerate(values):
+            yield from _texts(value, f"{key}.{i}")
+
+
+def _is_input(key: str, text: str, exp_dir: Path) -> bool:
+    """Tell whether a value names weights in the folder of the experiment, or that folder."""
+    if not text or "\0" in text:
+        return False
+    path, root = os.path.abspath(text), os.path.abspath(exp_dir)
+    # With a separator: exp/a_2 is not inside of exp/a.
+    is_weights = path.endswith((*WEIGHTS, *_PACKED)) and path.startswith(root + os.sep)
+    return is_weights or (path == root and key.endswith(".exp_dir"))
+
+
+def _has(exp_dir: Path, inner: str) -> bool:
+    return _is_trained(exp_dir) if inner == os.curdir else (exp_dir / inner).exists()
+
+
+def _is_trained(folder: Path) -> bool:
+    return any(file.name.endswith(WEIGHTS) for file in folder.glob("*"))
+
+
+def _experiments(exp_dir: Path) -> list[Path]:
+    """Return the folders of trainings beside one, also of tags with a slash in them."""
+    above = exp_dir.parent
+    files = [*above.glob(f"*/{CONFIG}"), *above.glob(f"*/*/{CONFIG}")]
+    own = os.path.abspath(exp_dir)
+    return sorted(file.parent for file in files if os.path.abspath(file.parent) != own)
+
+
+def _experiment_of(place: Path) -> Path:
+    return place if (place / CONFIG).is_file() else place.parent
+
+
+def _context_of(lacking: _Lacking) -> "LoadedConfig":
+    """Return the shared keys as the experiment has them, and where it lies now."""
+    from omegaconf import OmegaConf
+
+    from espnet3.config.load import LoadedConfig, load_config
+    from espnet3.config.resolve import escaped_values, resolved
+
+    place = lacking.fitting[0]
+    folder = _experiment_of(place)
+    file = folder / CONFIG
+    saved = resolved(load_config(file).config)
+    # Only what differs from the defaults was set on purpose, and is taken over.
+    own_defaults = load_config([], below={**DEFAULTS, "exp_tag": saved.get("exp_tag")}).config
+    values = {
+        key: saved[key]
+        for key in SHARED
+        if saved.get(key) is not None
+        and key != "recipe_dir"
+        and saved[key] != own_defaults.get(key)
+    }
+    is_there = os.path.abspath(str(saved.get("exp_dir", ""))) == os.path.abspath(folder)
+    # An experiment that was moved has its old place in the config.
+    values["exp_dir"] = saved["exp_dir"] if is_there else str(folder)
+    values["exp_tag"] = saved.get("exp_tag") or folder.name
+    if place != folder:
+        values["inference_dir"] = str(Path(values["exp_dir"], place.name))
+    config = lacking.loaded.files[0] if lacking.loaded.files else "the config"
+    logger.info(
+        "%s names no experiment, and %s does not exist: exp_dir is %s, the only one with %s. For "
+        "another: --training_config FILE, or exp_tag=NAME",
+        config, lacking.what, os.path.normpath(values["exp_dir"]), lacking.kind,
+    )  # fmt: skip
+    source = Source(str(file))
+    return LoadedConfig(OmegaConf.create(escaped_values(values)), dict.fromkeys(values, source))
+
+
+def _choice(lacking: _Lacking, command: Callable[[str], str]) -> str:
+    places = lacking.fitting
+    config = lacking.loaded.files[0] if lacking.loaded.files else "the config"
+    names = ", ".join(os.path.normpath(place) for place in places)
+    above = Path(context_value(lacking.loaded, "exp_dir")).parent
+    lines = [command(_argument(place, above)) for place in places[:_MOST_LINES]]
+    return (
+        f"{config} does not say which experiment is meant: {lacking.what} does not exist, and "
+        f"{len(places)} have {lacking.kind}: {names}. Name one:\n  " + "\n  ".join(lines)
+    )
+
+
+def _argument(place: Path, above: Path) -> str:
+    """Return the argument that names an experiment below `above`, or results in it."""
+    folder = _experiment_of(place)
+    if place != folder:
+        return shlex.quote(f"inference_dir={os.path.normpath(place)}")
+    training = Path("conf", f"{folder.name}.yaml")
+    if training.is_file():
+        return f"--training_config {shlex.quote(str(training))}"
+    return shlex.quote(f"exp_tag={folder.relative_to(above)}")

@@ -8,7 +8,7 @@ from functools import cached_property, partial
 from types import CodeType
 from typing import TYPE_CHECKING, Any
 
-from espnet3.components.data.dataset import global_rngs_kept
+from espnet3.components.data.dataset import global_rngs_kept, has_content
 from espnet3.config.fingerprint import digest, flatten
 from espnet3.errors import ConfigError
 
@@ -74,11 +74,13 @@ class GivenSplit:
                 fix="Give "
                 f"a list of samples, a dataset or a DataLoader: train(config, {self.split}=...)",
             )
+        # Otherwise it would only fail at the first batch, after the model was built.
         if not len(self.dataset):
             raise ConfigError(
                 f"{self.split} is a {type(self.dataset).__name__} without samples.",
                 fix="Give one that has some.",
             )
+        # Reading a sample may draw random numbers, which would change the training.
         with global_rngs_kept():
             self._read_first()
 
@@ -135,17 +137,20 @@ class GivenSplit:
         from espnet3.components.data.loader_config import LoaderConfig
 
         if self.is_foreign:
+            # A foreign loader cannot be looked into, so only its type is compared.
             return {f"dataset.{self.split}": _name(type(self.data))}
         if self.parts is None:
             return {}
         config = self.parts.config
         told = {name: getattr(config, name) for name in _COUNTING}
+        # Spelling out the default must not make a training stale.
         told["shuffle"] = None if config.shuffle == (self.split == "train") else config.shuffle
         described = {
             f"dataloader.{self.split}.{name}": value if isinstance(value, int) else _digest(value)
             for name, value in told.items()
             if value is not None and value is not LoaderConfig.model_fields[name].default
         }
+        # A lambda has no name by which its code could be found.
         if _name(self.parts.collate_fn) == "<lambda>":
             described[f"dataloader.{self.split}.collate_fn"] = _digest(self.parts.collate_fn)
         return described
@@ -162,8 +167,6 @@ class GivenSplit:
 
     def log_limits(self) -> None:
         """Log what of it has no effect, cannot be compared, or does not hold."""
-        from espnet3.components.data.dataset import has_content
-
         if self.parts is not None and self.parts.ignored:
             logger.warning("%s: not used of the DataLoader: %s", self.split,
                            "; ".join(self.parts.ignored))  # fmt: skip
@@ -239,9 +242,8 @@ class GivenParts:
     @property
     def has_model(self) -> bool:
         """Whether the model is an object that is built."""
-        import torch
-
-        return isinstance(self.model, torch.nn.Module)
+        torch: Any = sys.modules.get("torch")  # loaded, if there is a model of it
+        return torch is not None and isinstance(self.model, torch.nn.Module)
 
     def check(self, model_block: Any) -> None:
         """Refuse a model or data of a wrong kind before anything starts.
@@ -287,6 +289,7 @@ class GivenParts:
         """Return the classes and functions whose code counts."""
         found: list[Any] = []
         if self.has_model:
+            # A dict and not a set, whose order differs between processes.
             found += {type(module): None for module in self.model.modules()}
         elif self.model is not None:
             found.append(self.model)
@@ -321,11 +324,13 @@ def _misunderstood(data: Any, split: str) -> str | None:
             "of dicts, a dataset or a DataLoader; or, by its source: "
             f'{split}={{"data_src": "kaldi", "data_src_args": {{"path": "data/{split}"}}}}'
         )
+    # A tuple of tensors has a length and items, so it would pass for a dataset.
     if isinstance(data, tuple) and len(data) > 1 and all(isinstance(x, torch.Tensor) for x in data):
         return (
             f"{split} is a tuple of {len(data)} tensors. Give a dataset of them: "
             f"{split}=torch.utils.data.TensorDataset(*{split})"
         )
+    # By name, because an IterableDataset may come from another library than torch.
     if any(cls.__name__ == "IterableDataset" for cls in type(data).__mro__):
         return (
             f"{split} is {kind}, a stream of samples, of which nothing makes batches. Write: "
@@ -364,6 +369,7 @@ def _check_arguments(target: Callable[..., Any], block: Mapping[str, Any]) -> No
 
 
 def _name(thing: Any) -> str:
+    # A class that was defined in a function has a name full of `<locals>`.
     return str(getattr(thing, "__qualname__", type(thing).__qualname__)).rpartition("<locals>.")[2]
 
 
@@ -377,6 +383,7 @@ def _describe_model(model: Any) -> Iterator[tuple[str, Any]]:
         key = f"model.{name}" if name else "model"
         for attribute, value in sorted(vars(module).items()):
             is_setting = type(value) in (int, float, bool, str) and not attribute.startswith("_")
+            # `training` is no setting: train() and eval() switch it.
             if is_setting and attribute != "training" and is_own(type(module)):
                 yield f"{key}.{attribute}", value
         for parameter, value in module.named_parameters(recurse=False):
@@ -400,6 +407,7 @@ def _describe_factory(build: Any) -> Iterator[tuple[str, Any]]:
 def _digest(thing: Any) -> str:
     """Return the name of a sampler or function, with a digest of what it holds, or does."""
     if _name(thing) == "<lambda>":
+        # Not its source, which cannot always be found, as in a prompt.
         return f"<lambda> {digest({'code': _compiled(thing.__code__)})[:16]}"
     held = {
         name: value
@@ -411,6 +419,7 @@ def _digest(thing: Any) -> str:
 
 
 def _compiled(code: CodeType) -> list[Any]:
+    # Nested functions are constants whose repr has an address, other in each process.
     constants = [_compiled(c) if isinstance(c, CodeType) else repr(c) for c in code.co_consts]
     return [code.co_code, list(code.co_names), list(code.co_freevars), constants]
 
@@ -426,4 +435,5 @@ def is_own(thing: Any) -> bool:
     from espnet3.parallel.own_modules import file_of, is_own_file
 
     name = str(getattr(thing, "__module__", None) or "")
+    # In a notebook, `__main__` has no file.
     return name == "__main__" or is_own_file(file_of(sys.modules.get(name)))

@@ -1,11 +1,13 @@
 """Stage 6, `infer`: decode the test sets of a config on the workers of its `parallel` block."""
 
 import logging
+import os
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from espnet3.commands import free_name
 from espnet3.config.instantiate import instantiate
 from espnet3.config.resolve import resolved
 from espnet3.config.sources import names_places
@@ -18,7 +20,7 @@ from espnet3.parallel.hooks import bind
 from espnet3.parallel.parallel import as_parallel_config, use_parallel
 from espnet3.shards.layout import RunLayout
 from espnet3.systems.base.checks import keys_of_others, names_in_code
-from espnet3.systems.base.code_fingerprint import describe_targets
+from espnet3.systems.base.context import context_value
 from espnet3.systems.base.inference_checks import (
     WrittenFields,
     check_inference,
@@ -44,9 +46,11 @@ from espnet3.systems.base.inference_provider import (
 from espnet3.systems.base.run_description import (
     PlannedRun,
     describe_batches,
+    describe_files,
     describe_folder,
     describe_items,
     describe_job_script,
+    describe_load,
     describe_shards,
     plan_shards,
     run_all,
@@ -54,13 +58,13 @@ from espnet3.systems.base.run_description import (
 )
 from espnet3.systems.base.sampling_rates import check_test_samples
 from espnet3.systems.base.stages import Detached
+from espnet3.systems.base.training_fingerprint import describe_targets
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
     from espnet3.config.load import LoadedConfig
     from espnet3.parallel.config import ParallelConfig
-    from espnet3.systems.base.inference_output import Need
 
 logger = logging.getLogger(__name__)
 _DEFAULTED = (
@@ -140,7 +144,7 @@ def _leave(runs: Sequence[PlannedRun], parallel: "ParallelConfig") -> dict[str, 
 
 @names_places
 def plan_inference(
-    loaded: "LoadedConfig", *, runs_here: bool = True, needs: Sequence["Need"] = ()
+    loaded: "LoadedConfig", *, runs_here: bool = True, needs: Sequence[Need] = ()
 ) -> list[PlannedRun]:
     """Build the datasets, and what runs over them.
 
@@ -198,6 +202,7 @@ def _plan_test_set(
             f"The test set {name!r} has no items.",
             fix=f"Check its data_src_args, or run the stage that makes it: {create_command()}",
         )
+    # Before the durations, for which every audio file may have to be opened.
     check_test_samples(dataset, name, own_config)
     # With `skip`, audio that cannot be read fails alone, when its turn comes.
     durations = durations_of(dataset, 0.0 if config.runner.get("on_error") == "skip" else None)
@@ -242,6 +247,7 @@ def _config_of(name: str, settings: InferenceConfig, whole: "DictConfig") -> "Di
     """
     from omegaconf import DictConfig, OmegaConf
 
+    # A copy, as it is changed below and `whole` serves all test sets.
     config = DictConfig(OmegaConf.to_container(whole))
     config.update({key: getattr(settings, key) for key in _DEFAULTED})
     config["provider"] = {"_target_": settings.provider_target, **(config.get("provider") or {})}
@@ -252,6 +258,7 @@ def _config_of(name: str, settings: InferenceConfig, whole: "DictConfig") -> "Di
     tests = OmegaConf.select(config, "dataset.test")
     if OmegaConf.is_list(tests):
         config["dataset"]["test"] = [entry for entry in tests if entry.get("name") == name]
+    # Providers get it, and must not change what the fingerprint was taken of.
     OmegaConf.set_readonly(config, True)
     return config
 
@@ -274,6 +281,7 @@ def _build_env(provider: Any, config: Any) -> dict[str, Any]:
     if hasattr(provider, "build_dataset"):
         return {"dataset": provider.build_dataset(getattr(provider, "config", config))}
     name = type(provider).__name__
+    # Loading a whole model just to count items may take minutes, so it is at least said.
     logger.info("%s has no build_dataset(): building all to count", name)
     env = check_env(provider.build_env_local(), f"{name}.build_env_local()")
     dataset = env.get("dataset")
@@ -315,7 +323,8 @@ def _build_runner(
             "provider",
         ]  # the runner describes these itself
     runner.not_results = tuple(f"config.{key}" for key in ignored)
-    runner.config_block, runner.folder_key = "runner", "exp_tag"
+    elsewhere = free_name(os.path.normpath(output_dir.parent))
+    runner.config_block, runner.elsewhere = "runner", f"inference_dir={elsewhere}"
     return runner
 
 
@@ -334,6 +343,7 @@ def _make_runner(
     try:
         runner: BaseRunner = make(provider, **taken)
     except TypeError as error:
+        # Only a mismatch of arguments is the config's fault; other TypeErrors are bugs to be seen.
         reason = _ARGUMENT.search(str(error))
         if reason is None:
             raise
@@ -384,6 +394,8 @@ def describe_inference(loaded: "LoadedConfig", *, detach: bool = False) -> list[
     for run in runs:
         lines += _describe_test_set(run, parallel)
     lines.append(_describe_fields(written_fields(loaded)))
+    load = describe_load(runs, parallel, context_value(loaded, "exp_dir"))
+    lines += [load] if load else []
     return [*lines, *describe_job_script(parallel, [run_folder(run) for run in runs])]
 
 
@@ -396,6 +408,7 @@ def _describe_fields(written: WrittenFields) -> str:
 
 def _describe_test_set(run: PlannedRun, parallel: "ParallelConfig") -> list[str]:
     plan = plan_shards(run, parallel)
-    facts = [describe_batches(run, plan), describe_shards(plan), describe_folder(run)]
+    facts = [describe_batches(run, plan), describe_shards(plan)]
+    facts += [describe_files(plan, parallel, run_folder(run)), describe_folder(run)]
     lines = [f"test set {run.name}: {describe_items(run)}"]
     return lines + [f"  {fact}" for fact in facts if fact]

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from espnet3.config.definitions import find_definition
 from espnet3.config.sources import names_places
 from espnet3.config.targets import (
     BadTarget,
@@ -78,6 +79,7 @@ def check_inference(loaded: "LoadedConfig", *, runs_here: bool = True) -> Infere
     check_datasets(loaded, ("test",), provided=is_provided)
     _check_runner(config)
     for key, why in {**unused_outputs(config, loaded.has), **unused_params(config)}.items():
+        # What was typed just now is meant; what stands in a file may serve another runner.
         if loaded.is_typed(key):
             raise ConfigError(key=key, problem=f"has no effect: {why}", fix="Or leave it out.")
         _warn_once(f"{key}{loaded.set_in(key)} has no effect: {why}")
@@ -85,12 +87,18 @@ def check_inference(loaded: "LoadedConfig", *, runs_here: bool = True) -> Infere
     if config.provider_target == DEFAULT_PROVIDER:
         _check_default_blocks(config, loaded.has)
     if config.output_fn:
-        load_function(config.output_fn)
+        _check_function(config.output_fn)
     if config.results == "parquet":
         from espnet3.io.tables import check_parquet
 
         check_parquet()
     return config
+
+
+def _check_function(path: str) -> None:
+    definition = find_definition(path)
+    if definition is None or not definition.is_intact:
+        load_function(path)
 
 
 def _check_runner(config: InferenceConfig) -> None:
@@ -117,11 +125,13 @@ def _check_runner(config: InferenceConfig) -> None:
         raise ConfigError(key="runner.on_error", value=on_error, fix=fix)
     for name in ("resume", "retry_failed"):
         value = config.runner.get(name, True)
+        # The text "false" would be true.
         if not isinstance(value, bool):
             fix = f"Write: {name}: true, or {name}: false"
             raise ConfigError(key=f"runner.{name}", value=value, fix=fix)
 
 
+# Once per process, as the check and the stage both come here.
 @cache
 def _warn_once(text: str) -> None:
     logger.warning("%s", text)
@@ -169,6 +179,7 @@ def unused_params(config: InferenceConfig) -> dict[str, str]:
     for hook in ("forward", *WRITER_HOOKS):
         parameters = inspect.signature(getattr(target, hook)).parameters.values()
         own = overridden(target, BaseRunner, [hook])
+        # With **kwargs of its own, it may take any of them.
         if own and any(p.kind is p.VAR_KEYWORD for p in parameters):
             return {}
         taken |= {p.name for p in parameters}
@@ -219,6 +230,7 @@ def _words_of(function: Any) -> set[str]:
     pending = [code] if code else []
     while pending:
         code = pending.pop()
+        # A name proves no use, but its absence proves that there is none.
         found |= {*code.co_names, *code.co_varnames, *(c for c in code.co_consts if type(c) is str)}
         pending += [c for c in code.co_consts if inspect.iscode(c)]
     return found
@@ -308,6 +320,7 @@ def _check_model(config: InferenceConfig) -> None:
             problem="has no _target_, so what to build is not known",
             fix="Write: _target_: src.model.MyModel",
         )
+    # The provider passes `device`, so a model that does not take it is refused here.
     check_arguments("model", config.model["_target_"], {**config.model, "device": "cpu"})
 
 
@@ -376,6 +389,7 @@ def _bad_target(config: InferenceConfig, problem: str, fix: str = "") -> ConfigE
 
 
 def _has(target: type, name: str) -> bool:
+    # An abstract method exists, and would only fail when the provider is built.
     is_abstract = name in getattr(target, "__abstractmethods__", ())
     return not is_abstract and callable(getattr(target, name, None))
 

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -9,6 +10,7 @@ from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_v
 
 from espnet3.components.data.data_organizer import check_name, check_names
 from espnet3.config.schema import FrozenConfig, Names, validate
+from espnet3.config.sources import names_places, place_of
 from espnet3.config.targets import locate
 from espnet3.errors import ConfigError, suggest
 from espnet3.io.atomic import is_temp_name
@@ -22,6 +24,7 @@ DEFAULT_PROVIDER = "espnet3.systems.base.inference_provider.InferenceProvider"
 DEFAULT_RUNNER = "espnet3.systems.base.inference_runner.InferenceRunner"
 
 
+# In lower case: on some file systems Done and done are one file.
 _RESERVED = (
     "done", "position", "failed.jsonl", "results.jsonl", "results.parquet", "manifest.json",
     "_success.json", "leases", "logs", "detached",
@@ -32,6 +35,7 @@ ONLY = "test"
 
 def _check_name(name: str) -> None:
     """Refuse a name of a field that is none: each is also the name of a file, such as hyp.scp."""
+    # Control characters and slashes would break the path or the lines of an .scp file.
     is_name = name.strip() and name.isprintable() and not set(name) & set("/\\")
     if not is_name or name.startswith((".", "~")) or len(name) > _LONGEST_NAME:
         raise ValueError(
@@ -153,6 +157,7 @@ class InferenceConfig(FrozenConfig):
     @field_validator("output_keys", mode="after")
     @classmethod
     def _are_names(cls, value: list[str] | None) -> list[str] | None:
+        # YAML reads `hyp, ref` without brackets as one text.
         if value and len(value) == 1 and "," in value[0]:
             words = ", ".join(word.strip() for word in value[0].split(","))
             raise ValueError(f"must be a list of fields. Write: output_keys: [{words}]")
@@ -236,6 +241,7 @@ OUTPUTS = (
 """Arguments of an `InferenceRunner` that have a key of their own at the top."""
 
 
+@names_places
 def load_inference_config(loaded: "LoadedConfig") -> InferenceConfig:
     """Check the keys that the stage reads; a config may hold others, for other readers.
 
@@ -246,12 +252,12 @@ def load_inference_config(loaded: "LoadedConfig") -> InferenceConfig:
     """
     values = loaded.plain()
     present = {key: value for key, value in values.items() if key in KEYS}
-    moved = _take_from_runner(present, loaded)
+    moved = _take_from_runner(present)
     homes = {key: f"runner.{key}" for key in moved}
     return validate(InferenceConfig, present, loaded=loaded, homes=homes)
 
 
-def _take_from_runner(values: dict[str, Any], loaded: "LoadedConfig") -> list[str]:
+def _take_from_runner(values: dict[str, Any]) -> list[str]:
     """Move arguments from the block of the runner to the top, and return their names.
 
     Raises:
@@ -262,22 +268,26 @@ def _take_from_runner(values: dict[str, Any], loaded: "LoadedConfig") -> list[st
         return []
     keys = (*BATCHING, *OUTPUTS) if _is_ours(block) else BATCHING
     found = [key for key in keys if key in block]
+    # None means "not set", and must not replace a value at the top.
     given = {key: block[key] for key in found if block[key] is not None}
     for key, value in given.items():
         other = values.get(key)
+        # A single name and a list of one mean the same.
         if other is not None and _listed(other) != _listed(value):
             raise ConfigError(
-                f"runner.{key} is {value!r}{loaded.set_in(f'runner.{key}')}, and {key} is "
-                f"{other!r}{loaded.set_in(key)}. {_once(key, value, other, loaded)}"
+                key=f"runner.{key}",
+                value=value,
+                problem=f"and {key} is {other!r}{place_of(key)}",
+                fix=partial(_once, key, value, other),
             )
     values["runner"] = {key: value for key, value in block.items() if key not in found}
     values.update(given)
     return list(given)
 
 
-def _once(key: str, value: Any, other: Any, loaded: "LoadedConfig") -> str:
+def _once(key: str, value: Any, other: Any, loaded: "LoadedConfig | None") -> str:
     """Say how to give a setting one value: what was typed counts, in the spelling of the file."""
-    typed = [loaded.is_typed(f"runner.{key}"), loaded.is_typed(key)]
+    typed = [loaded is not None and loaded.is_typed(name) for name in (f"runner.{key}", key)]
     if typed == [True, False]:
         return f"Write: {key}={_on_line(value)}"
     if typed == [False, True]:
@@ -355,6 +365,7 @@ def chosen_test_sets(known: list[str], wanted: str | list[str] | None) -> list[s
                 fix=suggest(name, known) or f"Write: test_set: {known[0]}",
             )
         check_name("test_set", name)
+    # A name given twice would be decoded twice into one folder.
     return list(dict.fromkeys(names))
 
 

@@ -49,6 +49,7 @@ class OutputSettings:
     def of_run(self, needs: Sequence[Need], *, is_completed: bool) -> Self:
         """Return a copy that also knows what later stages read, and where the fields are chosen."""
         copy = replace(self)
+        # `replace` knows no class variables, and the dataclass is frozen.
         object.__setattr__(copy, "needs", tuple(needs))
         object.__setattr__(copy, "is_completed", is_completed)
         return copy
@@ -77,26 +78,23 @@ def inputs_of(data: Mapping[str, Any], settings: OutputSettings) -> dict[str, An
     return {key: data[key] for key in settings.input_keys}
 
 
+# `forward` asks for it with each item.
 @cache
-def load_function(path: str, key: str = "output_fn") -> Callable[..., Any]:
-    """Import what a dotted path names; `where` says where it was set.
+def load_function(path: str) -> Callable[..., Any]:
+    """Import the function that `output_fn` names.
 
     Raises:
         ConfigError: if it does not exist or cannot be called.
     """
-    from espnet3.config.targets import BadTarget, locate
+    from espnet3.config.instantiate import find_function
 
-    try:
-        function = locate(path)
-    except BadTarget as error:
-        reason = str(error).replace("_target_: ", f"{key}: ")
-        raise ConfigError(key=key, value=path, problem=f"but {reason}") from None
+    function = find_function(path, key="output_fn")
     if not callable(function):
         raise ConfigError(
-            key=key,
+            key="output_fn",
             value=path,
             problem=f"which is {type(function).__name__}, not a function",
-            fix=f"Write: {key}: src.inference.output_fn",
+            fix="Write: output_fn: src.inference.output_fn",
         )
     loaded: Callable[..., Any] = function
     return loaded
@@ -118,6 +116,7 @@ def to_record(
     fields = dict(output) if isinstance(output, Mapping) else {settings.hyp_key: output}
     id = fields.pop(settings.idx_key, sample.get(settings.idx_key, idx))
     known = {**sample, **fields}
+    # The index as an id is fine by default, but not where the user has named a field.
     if id is idx and settings.idx_key not in ("utt_id", *known):
         raise ConfigError(
             key="idx_key",
@@ -126,6 +125,7 @@ def to_record(
             fix=f"{suggest(settings.idx_key, known)} Write: idx_key: utt_id",
         )
     record = {settings.idx_key: id_text(id, idx, settings), **fields}
+    # A dict says itself what is to be written, so nothing is added to it.
     if settings.output_fn is None and not isinstance(output, Mapping) and "text" in sample:
         record.setdefault(settings.ref_key, sample["text"])
     is_chosen = selects and settings.output_keys is not None
@@ -184,6 +184,7 @@ def to_records(
     try:
         split = split_batch(outputs, len(idx), what)
     except ProviderError as error:
+        # It speaks of providers, but the model or `output_fn` of the config is at fault.
         raise ConfigError(str(error)) from None
     selects = not settings.is_completed
     return [
@@ -200,6 +201,7 @@ def complete(result: Any, idx: Any, outputs: OutputSettings, dataset: Any = None
     if isinstance(idx, list):
         items = zip(split_batch(result, len(idx), "forward()"), idx, strict=True)
         return [_complete_one(output, index, outputs, dataset) for output, index in items]
+    # A `forward` that serves batches may return a list for a single item, too.
     is_batch_of_one = isinstance(result, list) and len(result) == 1
     return _complete_one(result[0] if is_batch_of_one else result, idx, outputs, dataset)
 
@@ -221,6 +223,7 @@ def _complete_one(output: Any, idx: Any, settings: OutputSettings, dataset: Any)
     fields = output if isinstance(output, Mapping) else {}
     wanted = {settings.idx_key, *(settings.output_keys or ())}
     is_whole = isinstance(output, Mapping) and all(key in fields for key in wanted)
+    # Decoding audio again is expensive, so it is only done if something is missing.
     data = {} if is_whole or dataset is None else _sample(dataset, idx, settings)
     return to_record(output, data, idx, settings)
 
@@ -284,6 +287,7 @@ def _to_text(value: Any, name: str, id: str) -> str:
     if isinstance(value, str):
         return value
     if _is_number(value):
+        # str() of a tensor would be `tensor(3)`.
         return str(value.item() if hasattr(value, "item") else value)
     if isinstance(value, list | tuple) and value and all(map(_is_number, value)):
         return " ".join(_to_text(entry, name, id) for entry in value)
@@ -319,6 +323,7 @@ def _is_row_of_integers(value: Any) -> bool:
     """Tell token ids and the like from audio and features, which belong in files of their own."""
     if not hasattr(value, "ndim") or value.ndim != 1 or not hasattr(value, "tolist"):
         return False
+    # By name, as torch and numpy have different types of dtype.
     return any(kind in str(getattr(value, "dtype", "")) for kind in ("int", "bool"))
 
 

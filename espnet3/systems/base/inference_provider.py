@@ -4,6 +4,7 @@ import inspect
 import os
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 from espnet3.config.instantiate import instantiate
 from espnet3.config.resolve import resolved
 from espnet3.errors import ConfigError, ProviderError, ResourceError, suggest
-from espnet3.parallel.env_provider import EnvironmentProvider
+from espnet3.parallel.env_provider import EnvironmentProvider, build_part, part_key
 
 ORGANIZER = "espnet3.components.data.data_organizer.DataOrganizer"
 
@@ -49,6 +50,7 @@ class InferenceProvider(EnvironmentProvider):
         super().__init__(_given_config(type(self), config, inference_config))
         self.params = dict(params or {})
         for name in ("build_dataset", "build_model"):
+            # getattr_static, because getattr would return a plain function for a static method.
             if not isinstance(inspect.getattr_static(type(self), name), staticmethod | classmethod):
                 raise ProviderError(
                     f"{type(self).__name__}.{name} is not static. Workers call it with the config "
@@ -82,6 +84,7 @@ class InferenceProvider(EnvironmentProvider):
         A module of torch is put into evaluation mode.
         """
         model = instantiate(config.model, key="model", device=resolve_device(config))
+        # Not imported: a model without torch should not pay for its import.
         torch = sys.modules.get("torch")
         is_module = torch is not None and isinstance(model, torch.nn.Module)
         return model.eval() if is_module else model
@@ -92,7 +95,35 @@ class InferenceProvider(EnvironmentProvider):
 
     def build_worker_setup_fn(self) -> Callable[[], dict[str, Any]]:
         """Return a function that carries the config, and builds dataset and model in a worker."""
-        return partial(_build_env, type(self), self.config, self.params)
+        return _Setup(type(self), self.config, self.params)
+
+
+@dataclass(frozen=True)
+class _Setup:
+    """Builds dataset and model in a worker, which may have the model from another test set."""
+
+    provider: type[InferenceProvider]
+    config: Any
+    params: dict[str, Any]
+
+    def __call__(self) -> dict[str, Any]:
+        return _build_env(self.provider, self.config, self.params)
+
+    def part_keys(self) -> dict[str, str]:
+        """Return what the model is made of, where that is known: see `build_part`."""
+        # One of the user's may look at anything in the config, such as the test set.
+        is_ours = self.provider.build_model is InferenceProvider.build_model
+        return {"model": model_key(self.config)} if is_ours else {}
+
+
+def model_key(config: Any) -> str:
+    """Return a key of the model that a config describes: the same for equal ones only."""
+    get = config.get if hasattr(config, "get") else partial(getattr, config)
+    try:
+        block = {key: resolved(get(key, None)) for key in ("model", "device", "recipe_dir")}
+    except ConfigError:  # which building it will say
+        return ""
+    return part_key(block, {"config": block})
 
 
 def organizer_defaults(block: Any, recipe_dir: Any) -> dict[str, Any]:
@@ -110,6 +141,7 @@ def builds_own_dataset(target: Any) -> bool:
 
 
 def _given_config(provider: type, config: Any, inference_config: Any) -> Any:
+    # A sentinel, as the config itself may be None.
     given = [value for value in (config, inference_config) if value is not _NOT_GIVEN]
     if len(given) == 1:
         return given[0]
@@ -133,7 +165,7 @@ def _build_env(
 ) -> dict[str, Any]:
     return {
         "dataset": provider.build_dataset(config),
-        "model": provider.build_model(config),
+        "model": build_part("model", lambda: provider.build_model(config)),
         **params,
     }
 

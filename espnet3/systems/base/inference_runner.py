@@ -20,9 +20,8 @@ from espnet3.parallel.hooks import overridden
 from espnet3.parallel.tasks import RunSpec
 from espnet3.shards.join import join_files
 from espnet3.shards.layout import committed_name
-from espnet3.shards.merge import require_done
+from espnet3.shards.merge import read_failures, require_done
 from espnet3.shards.merge_scp import join_scp
-from espnet3.shards.status import read_failures
 from espnet3.systems.base.inference_output import (
     Need,
     OutputSettings,
@@ -115,6 +114,7 @@ class InferenceRunner(BaseRunner):
         default, asked = OutputSettings(), inspect.signature(type(self).__init__).parameters
         for name, value in given.items():
             field = {"input_key": "input_keys", "output_artifacts": "artifacts"}.get(name, name)
+            # What the subclass takes itself it has got already.
             if name in asked or not hasattr(default, field):
                 continue
             wanted: Any = one_or_more(value) if field in ("input_keys", "output_keys") else value
@@ -141,7 +141,7 @@ class InferenceRunner(BaseRunner):
         # In memory, and by writers of one's own, results are taken as they are.
         completes = bool(own) and not writers and self.output_dir is not None
         outputs = self.outputs.of_run(self.needs, is_completed=completes)
-        hooks = replace(spec.hooks, complete=complete) if completes else spec.hooks
+        hooks = replace(spec.hooks, complete=complete if completes else None, identify=identify)
         return replace(spec, settings={**spec.settings, "outputs": outputs}, hooks=hooks)
 
     # Hooks get what their signatures name, which no type checker can know.
@@ -155,6 +155,7 @@ class InferenceRunner(BaseRunner):
             data = dataset[idx]
             with no_gradients(), naming([data], outputs):
                 named = inputs_of(data, outputs)
+                # Speech of another rate gives a wrong text, and no error.
                 check_call(data, model, outputs.input_keys)
                 output = model(**named, **params)
             if convert:
@@ -194,12 +195,14 @@ class InferenceRunner(BaseRunner):
             IncompleteRunError: if no item has a result, or some lack a field that others have.
         """
         assert self.output_dir is not None
+        # Before anything is joined: a refusal must not leave some merged files behind.
         _check_fields(shard_dirs)
         merged: dict[str, Path] = {}
         for name in _files(shard_dirs, ".scp"):
             merged[name.removesuffix(".scp")] = self.output_dir / name
             join_scp(shard_dirs, name, self.output_dir / name)
         for name in _files(shard_dirs, NBEST):
+            # n-best lists are an extra, so their absence must not stop the merge of the best texts.
             if _is_in_all(shard_dirs, name):
                 join_files(shard_dirs, name, self.output_dir / name)
         if self.outputs.results:
@@ -211,6 +214,12 @@ class InferenceRunner(BaseRunner):
             merged["results"] = self.output_dir / _PARQUET
             jsonl_to_parquet(self.output_dir / RESULTS, self.output_dir / _PARQUET)
         return merged
+
+
+def identify(idx: Any, dataset: Any, outputs: OutputSettings) -> str:
+    """Return the id of a sample, which is read once more if its source has no list of ids."""
+    known = getattr(dataset, "utt_id", None)
+    return str(known(idx) if callable(known) else dataset[idx][outputs.idx_key])
 
 
 def no_gradients() -> AbstractContextManager[Any]:
@@ -225,6 +234,7 @@ def naming(batch: Sequence[Mapping[str, Any]], outputs: OutputSettings) -> Itera
     try:
         yield
     except DataError as error:
+        # In a batch it is not known which item the model speaks of.
         if len(batch) != 1 or outputs.idx_key not in batch[0]:
             raise
         raise type(error)(f"{batch[0][outputs.idx_key]}: {error}") from error
@@ -236,6 +246,7 @@ def _input_key_of(provider: Any) -> Any:
 
 
 def _check_fields(shard_dirs: Sequence[Path]) -> None:
+    # A shard whose items all failed has no files, and does not count as lacking a field.
     written = [folder for folder in shard_dirs if require_done(folder).n_written]
     if shard_dirs and not written:
         root = shard_dirs[0].parent
@@ -245,9 +256,9 @@ def _check_fields(shard_dirs: Sequence[Path]) -> None:
         )
     known = _files(written, ".scp")
     for folder in written:
-        lacking = [name for name in known if not (folder / name).exists()]
+        lacking = [name for name in known if name not in require_done(folder).files]
         if lacking:
-            shared = [n for n in known if all((each / n).exists() for each in written)]
+            shared = [n for n in known if all(n in require_done(each).files for each in written)]
             fields = ", ".join(name.removesuffix(".scp") for name in shared)
             raise IncompleteRunError(
                 f"Only some items have the field {lacking[0].removesuffix('.scp')!r}; those in "
@@ -258,8 +269,8 @@ def _check_fields(shard_dirs: Sequence[Path]) -> None:
 
 def _is_in_all(shard_dirs: Sequence[Path], name: str) -> bool:
     """Tell whether a file of n-best lists can be joined; say so if not."""
-    holding = [folder / name for folder in shard_dirs if (folder / name).exists()]
-    lacking = [folder for folder in shard_dirs if not (folder / name).exists()]
+    holding = [folder / name for folder in shard_dirs if name in require_done(folder).files]
+    lacking = [folder for folder in shard_dirs if name not in require_done(folder).files]
     if not any(require_done(folder).n_written for folder in lacking):
         return True
     field = name.removesuffix(NBEST)
@@ -273,8 +284,9 @@ def _is_in_all(shard_dirs: Sequence[Path], name: str) -> bool:
 
 
 def _files(shard_dirs: Sequence[Path], suffix: str) -> list[str]:
-    names = {path.name for folder in shard_dirs for path in folder.glob(f"*{suffix}")}
-    return sorted(names)
+    # As `done` lists them: a merge has read that, and asks no folder again.
+    names = {name for folder in shard_dirs for name in require_done(folder).files}
+    return sorted(name for name in names if name.endswith(suffix))
 
 
 class FieldWriters:
@@ -411,6 +423,7 @@ class FieldWriters:
                 return
             writer = self._nbest[name] = _NBest(self._folder, name, self._settings.idx_key)
             if not is_new_field:
+                # The items so far are read back from the file, which must not be in a buffer.
                 self._scp[name].flush()
                 writer.take_over(self._folder / f"{safe_name(name)}.scp")
         if found is None and not writer.has_hypotheses:
@@ -489,12 +502,14 @@ def _artifact_writer(name: str, options: dict[str, Any]) -> Callable[[Any, Path]
     target = instantiate(
         {**options["writer"], "_partial_": True}, key=f"output_artifacts.{name}.writer"
     )
+    # A class is built once and then called for each value; a function is called directly.
     writer = target() if isinstance(target.func, type) else target
     suffix = options.get("suffix", "")
 
     def write(value: Any, path: Path) -> Path:
         wanted = path.with_name(path.name + suffix)
         written = Path(writer(value=value, output_path=wanted) or wanted)
+        # A writer may choose another name, but only what is in the shard's folder is committed.
         if written.parent != wanted.parent or not written.exists():
             raise RecordError(
                 f"The writer of output_artifacts.{name} wrote nothing to {wanted}.",

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from espnet3.commands import recipe_command
 from espnet3.config.redact import redact
 from espnet3.config.sources import names_places
 from espnet3.errors import ConfigError, IncompleteRunError, suggest
@@ -35,7 +36,6 @@ from espnet3.systems.base.metric_config import (
     prepare_metrics,
 )
 from espnet3.systems.base.metric_data import (
-    INFER,
     Tables,
     check_failures,
     check_fields,
@@ -61,9 +61,7 @@ _RUN_KEYS = ("n_items", "n_failed", "audio_seconds", "worker_seconds")
 
 
 @names_places
-def measure(
-    loaded: "LoadedConfig", inference: "LoadedConfig | None" = None, *, infer: str = INFER
-) -> Path:
+def measure(loaded: "LoadedConfig", inference: "LoadedConfig | None" = None) -> Path:
     """Score all test sets by all metrics.
 
     Afterwards `inference_dir` holds `metrics.json` (`{metric: {test set: numbers}}`, with what they
@@ -74,7 +72,6 @@ def measure(
         loaded: The metrics config.
         inference: The inference config, if it is known: results that it does not list are of an
             earlier one, and are left out.
-        infer: The command that runs the stage before, for errors.
 
     Returns:
         The path of `metrics.json`.
@@ -85,18 +82,20 @@ def measure(
         RecordError: A file is damaged, or has an id twice; or a number cannot be written as JSON.
     """
     folder, metrics, test_sets, others = _plan(loaded, inference)
-    first = infer if inference is not None else f"{infer}, and give that file to measure as well"
     if not test_sets:
         left = f" ({also_found(others)})" if others else ""
         raise IncompleteRunError(
             f"{folder} holds no results to measure: no folder in it has .scp files{left}.",
-            fix=f"Run the infer stage first: {first}",
+            fix=f"Run the infer stage first: {recipe_command('infer', 'measure')}",
         )
+    # Before anything is computed: an incomplete run must not be scored on a part of its items.
     runs = {test_set: run_facts(folder / test_set) for test_set in test_sets}
-    check_files(metrics, folder, test_sets, infer=infer, first=first)
+    check_files(metrics, folder, test_sets)
+    # Before the metrics run, so that a missing tokenizer shows at once.
     settings = {metric.name: redact(metric.settings()) for metric in metrics}
     results: dict[str, dict[str, Any]] = {metric.name: {} for metric in metrics}
     for name in test_sets:
+        # Tables are kept for one test set only, or the texts of all would be in memory together.
         test_set = _TestSet(name, folder, runs[name], Tables())
         for metric in metrics:
             results[metric.name][name] = _measure_one(metric, test_set, settings[metric.name])
@@ -260,6 +259,7 @@ def _measure_one(
     try:
         numbers = metric.metric(joined.data, test_set.name, base)
     except Exception as error:
+        # A note, and not another exception: the metric's own type and traceback are worth seeing.
         error.add_note(f"Raised by {metric.key}.metric ({metric.name}) on {test_set.name}.")
         raise
     if not isinstance(numbers, Mapping) or not numbers:
@@ -279,6 +279,7 @@ def _measure_one(
 
 def _speed(run: Mapping[str, Any]) -> dict[str, Any]:
     facts = {key: run[key] for key in _RUN_KEYS if key in run}
+    # Audio of zero seconds would divide by zero.
     if facts.get("audio_seconds") and "worker_seconds" in facts:
         facts["real_time_factor"] = facts["worker_seconds"] / facts["audio_seconds"]
     return facts

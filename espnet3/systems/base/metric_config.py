@@ -85,6 +85,7 @@ def load_metrics_config(loaded: "LoadedConfig") -> MetricsConfig:
         ConfigError: one that lists every problem, with its place.
     """
     values = loaded.plain()
+    # Before pydantic, whose message would not have an example to paste.
     if not values.get("metrics"):
         raise ConfigError(
             "The config lists no metrics, so nothing is measured.", fix=f"Write: {_EXAMPLE}"
@@ -162,6 +163,7 @@ class PreparedMetric:
             settings = getattr(self.metric, "settings", self.arguments)
         except ConfigError as error:
             raise ConfigError(f"{self.key}.metric: {error}") from error
+        # The target is added, since the arguments alone could be those of another metric.
         return {"_target_": self.arguments["_target_"], **settings}
 
 
@@ -204,10 +206,12 @@ def _build(key: str, block: Any) -> Any:
     from omegaconf import OmegaConf
 
     if _is_function(block.get("_target_")):
+        # Otherwise Hydra would call a function while building it.
         block = OmegaConf.merge(block, {"_partial_": True})  # itself, with the arguments it has
     try:
         return instantiate(block, key=key)
     except ConfigError as error:
+        # `instantiate` adds a note to what the target itself has raised.
         if not hasattr(error, "__notes__"):
             raise
         # Raised by the metric itself, which does not know where its arguments were set.
@@ -224,6 +228,7 @@ def _is_function(target: Any) -> bool:
 def _inputs(metric: Any, entry: MetricEntry, key: str) -> tuple[MetricInput, ...]:
     given = entry.inputs or {}
     sources = given if isinstance(given, dict) else dict(zip(given, given, strict=True))
+    # `utt_id` is given to every metric, and is no file.
     sources = {name: source for name, source in sources.items() if name != UTT_ID}
     declared = getattr(metric, "input_keys", None)
     needed = list(declared or (getattr(metric, role) for role in _ROLES if hasattr(metric, role)))
@@ -261,6 +266,7 @@ def _with_names(metrics: Sequence[PreparedMetric]) -> list[PreparedMetric]:
         name = prepared.name or _class_name(prepared.metric)
         if not prepared.name and first.setdefault(name, prepared) is not prepared:
             names = _distinguish(name, first[name], prepared)
+            # Two names may differ only in characters that names of files drop.
             name = next((longer for longer in names if file_stem(longer) not in taken), name)
         other = taken.setdefault(file_stem(name), prepared.key)
         if other != prepared.key:

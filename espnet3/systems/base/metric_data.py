@@ -7,20 +7,21 @@ from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Any
 
+from espnet3.commands import recipe_command
 from espnet3.errors import ConfigError, IncompleteRunError, suggest
 from espnet3.io.scp import load_scp
 from espnet3.shards.manifest import load_manifest
-from espnet3.shards.status import read_failures, read_status
+from espnet3.shards.merge import read_failures
+from espnet3.shards.status import read_status
 from espnet3.shards.success import read_success
 from espnet3.systems.base.inference_output import Need
 from espnet3.systems.base.metric_config import UTT_ID, MetricInput, PreparedMetric
-from espnet3.text import first_few
+from espnet3.text import count, first_few
 
 if TYPE_CHECKING:
     from espnet3.systems.base.inference_checks import WrittenFields
 
 logger = logging.getLogger(__name__)
-INFER = "python run.py --stage 6 --inference_config conf/inference.yaml"
 _SHOWN_IDS = 10
 
 Table = Mapping[str, str]
@@ -56,7 +57,7 @@ def run_facts(folder: Path) -> dict[str, Any] | None:
         )
     raise IncompleteRunError(
         f"The run in {folder} is not complete: {progress}. Its results would be measured on a part "
-        f"of the test set. Finish it first, with its own config: {INFER}"
+        f"of the test set. Finish it first, with its own config: {recipe_command('infer')}"
     )
 
 
@@ -64,9 +65,6 @@ def check_files(
     metrics: Sequence[PreparedMetric],
     inference_dir: Path,
     test_sets: Sequence[str],
-    *,
-    infer: str = INFER,
-    first: str = INFER,
 ) -> None:
     """Refuse before anything is computed if a file is missing.
 
@@ -74,8 +72,6 @@ def check_files(
         metrics: What is to be measured.
         inference_dir: The folder of the results.
         test_sets: Those to measure.
-        infer: The command that decodes again.
-        first: The same, if nothing was decoded yet.
 
     Raises:
         IncompleteRunError: A field that the `infer` stage writes is missing.
@@ -89,13 +85,14 @@ def check_files(
                 if not path.is_file():
                     missing.setdefault(path, (metric, entry))
     for path, (metric, entry) in missing.items():
+        # A wrong path comes first: decoding again would not mend it.
         if entry.is_path:
             raise ConfigError(
                 f"{metric.key}.inputs.{entry.key} is {entry.source!r}, but {path} is no file. "
                 "Correct the path; {test_set} in it stands for the name of the test set."
             )
     if missing:
-        raise IncompleteRunError(_lacking(missing, infer, first))
+        raise IncompleteRunError(_lacking(missing))
 
 
 def fields_needed(metrics: Sequence[PreparedMetric]) -> list[Need]:
@@ -154,22 +151,22 @@ def _not_written(need: Need, written: "WrittenFields") -> str:
     )
 
 
-def _lacking(
-    missing: Mapping[Path, tuple[PreparedMetric, MetricInput]], infer: str, first: str
-) -> str:
+def _lacking(missing: Mapping[Path, tuple[PreparedMetric, MetricInput]]) -> str:
     path, (metric, entry) = next(iter(missing.items()))
     paths = first_few(missing, _SHOWN_IDS)
     files = "file is" if len(missing) == 1 else "files are"
     present = sorted(file.stem for file in path.parent.glob("*.scp"))
     if not present:
+        first = recipe_command("infer", "measure")
         return f"{len(missing)} {files} missing: {paths}. Run the infer stage first: {first}"
     lacking = dict.fromkeys(e.source for p, (_, e) in missing.items() if p.parent == path.parent)
     keys = ",".join([*present, *lacking])
+    again = recipe_command("infer", overrides=[f"output_keys=[{keys}]", "runner.resume=false"])
     return (
         f"{len(missing)} {files} missing: {paths}. {path.parent} has the fields "
         f"{', '.join(present)}.{suggest(entry.source, present)} Name one of them: {metric.key}."
         f"inputs: {{{entry.key}: FIELD}}; or write {', '.join(map(repr, lacking))} in the infer "
-        f"stage, which decodes again: {infer} {quote(f'output_keys=[{keys}]')} runner.resume=false"
+        f"stage, which decodes again: {again}"
     )
 
 
@@ -198,10 +195,12 @@ def join_tables(metric: PreparedMetric, tables: Mapping[str, Table], folder: Pat
         IncompleteRunError: Ids are missing and that is not accepted, or none is left.
     """
     texts = {key: table for key, table in tables.items() if key not in metric.group_keys}
+    # The references define what is measured; hypotheses alone must not decide it.
     anchor = next(iter(texts.values()))
     lacking = {key: [id for id in anchor if id not in table] for key, table in texts.items()}
     extra = {key: [id for id in table if id not in anchor] for key, table in texts.items()}
     fills = metric.on_missing == "count_as_deletions"
+    # A hypothesis without a reference has no score, so it cannot be counted as a deletion.
     if any(extra.values()) and metric.on_missing != "skip":
         raise IncompleteRunError(_mismatch(metric, texts, lacking, extra, folder))
     if any(lacking.values()) and metric.on_missing == "raise":
@@ -213,7 +212,7 @@ def join_tables(metric: PreparedMetric, tables: Mapping[str, Table], folder: Pat
         raise IncompleteRunError(
             f"{metric.name} has no utterance of {folder} to measure: {sizes} have no id in common, "
             "or are empty.",
-            fix=f"Run the infer stage again: {INFER}",
+            fix=f"Run the infer stage again: {recipe_command('infer')}",
         )
     _check_groups(metric, tables, ids, folder)
     data = {key: [table.get(id, "") for id in ids] for key, table in tables.items()}
@@ -240,12 +239,12 @@ def check_failures(metric: PreparedMetric, run: Mapping[str, Any] | None, folder
             metric.name, folder.name, n_failed, (run or {}).get("n_items", 0), see,
         )  # fmt: skip
         return
+    again = recipe_command("infer", overrides=["runner.retry_failed=true"])
     references = f'{metric.key}.inputs: {{{metric.inputs[0].key}: "data/{{test_set}}/text"}}'
     raise IncompleteRunError(
         f"{metric.name} of {folder.name}: {n_failed} of {(run or {}).get('n_items', 0)} items "
         f"failed in inference, so the score would be that of a part; see: {see}.",
-        fix="Run them again "
-        f"({INFER} runner.retry_failed=true); or accept it in {metric.key}: on_missing: skip "
+        fix=f"Run them again: {again} ; or accept it in {metric.key}: on_missing: skip "
         "leaves them out, on_missing: count_as_deletions counts them if the references come from "
         f"a file of their own, {references}",
     )
@@ -273,9 +272,9 @@ def _mismatch(
             )
     return (
         f"{metric.name} of {folder.name}: {'; '.join(problems)}."
-        f"{_failed_on_purpose(folder, lacking)} Run the infer stage again ({INFER}), or accept it "
-        f"in {metric.key}: on_missing: skip leaves them out, on_missing: count_as_deletions takes "
-        "a missing hypothesis for an empty one."
+        f"{_failed_on_purpose(folder, lacking)} Run the infer stage again: "
+        f"{recipe_command('infer')} ; or accept it in {metric.key}: on_missing: skip leaves them "
+        "out, on_missing: count_as_deletions takes a missing hypothesis for an empty one."
     )
 
 
@@ -288,10 +287,11 @@ def _failed_on_purpose(folder: Path, lacking: Mapping[str, list[str]]) -> str:
         return ""
     # An item is known by its index, which is its id in some runners only.
     absent = {id for ids in lacking.values() for id in ids}
-    count = len(absent & {str(failure.get("index")) for failure in failures})
-    which = f"{count} of them" if count else f"{len(failures)} item(s) of the run"
+    known = (failure.get("ids") or [failure.get("index")] for failure in failures)
+    n_known = len(absent & {str(id) for ids in known for id in ids})
+    which = f"{n_known} of them" if n_known else f"{count(len(failures), 'item')} of the run"
     return (
-        f" {which} failed and were skipped on purpose (on_error: skip), so they have no line; see: "
+        f" {which} failed, which on_error: skip allows, and there is no line for that; see: "
         f"espnet3 failed {quote(str(folder))}."
     )
 

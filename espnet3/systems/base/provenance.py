@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from espnet3 import __version__
 from espnet3.io.atomic import write_json, write_text
+from espnet3.shards.lease import start_time
 from espnet3.systems.base.stages import Stage
 
 if TYPE_CHECKING:
@@ -109,6 +110,7 @@ class StageRecord:
         if changed_nothing and not self._is_published:
             return
         self.publish()
+        # monotonic, because the clock may be set during a stage that takes days.
         seconds = round(time.monotonic() - self._begin, 3)
         self._values.update(state=state, end=_now(), seconds=seconds)
         self._write()
@@ -128,6 +130,8 @@ class StageRecord:
             "command": self.invocation.shown(),
             "working_dir": self.invocation.working_dir,
             "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "started": start_time(os.getpid()),
             "versions": versions(),
             "git": git_state(self.invocation.recipe_dir),
             "start": _now(),
@@ -164,6 +168,7 @@ class StageRecord:
 
         from espnet3.config.redact import redact
 
+        # A line break would end the comment, and the rest of the command would be YAML.
         command = self.invocation.shown().replace("\n", "\\n")
         head = f"# {command}\n# {self._values['start']}\n"
         return head + OmegaConf.to_yaml(OmegaConf.create(redact(self.loaded.resolved())))
@@ -174,6 +179,7 @@ def read_record(path: Path) -> dict[str, Any]:
     try:
         values = json.loads(path.read_bytes())
     except (OSError, ValueError):
+        # It only costs the times of earlier runs, and must not stop a stage.
         return {}
     return values if isinstance(values, dict) else {}
 
@@ -203,6 +209,7 @@ def git_state(folder: Path) -> dict[str, Any] | None:
     The branch is None on a detached head. Files that git does not track, such as those of `exp/`,
     do not count.
     """
+    # --verify: without it, a bare repository without commits answers "HEAD".
     commit = _git(folder, "rev-parse", "--verify", "HEAD")
     if commit is None:
         return None

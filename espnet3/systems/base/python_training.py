@@ -14,13 +14,14 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from espnet3.config.sources import names_places
 from espnet3.errors import ConfigError, ResourceError, StaleRunError
 from espnet3.systems.base.given_parts import SPLITS, GivenParts, GivenSplit
+from espnet3.trainer.launching.process_rank import process_rank
 
 if TYPE_CHECKING:
     from espnet3.config.load import ConfigSource, LoadedConfig
     from espnet3.systems.base.system import BaseSystem
+    from espnet3.trainer.config import Criterion
 
 logger = logging.getLogger(__name__)
 
@@ -80,10 +81,11 @@ def train_from_python(
     """
     from espnet3.config.load import load_config
     from espnet3.systems.base.context import completed
-    from espnet3.trainer.launching.process_rank import process_rank
+    from espnet3.trainer.config import load_criteria, trainer_block
 
+    # Counted before anything can fail, so that all processes number their calls alike.
     number = next(_calls)
-    _show_logs()
+    process_rank().show_logs()
     set_here = {key: value for key, value in options.items() if value is not None}
     if isinstance(set_here.get("accept_changes"), str):
         set_here["accept_changes"] = [set_here["accept_changes"]]
@@ -95,17 +97,20 @@ def train_from_python(
     loaded = completed(loaded)
     launched = os.environ.get(_CALL)
     if launched is not None and int(launched) != number:
-        return find_result(loaded, was_trained=False)  # another process has made this call
-    _check_processes(loaded, given)
+        # Another process has made this call.
+        return find_result(Path(loaded["exp_dir"]), load_criteria(loaded), was_trained=False)
+    with loaded.naming_places():
+        _check_processes(trainer_block(loaded), given)
     from espnet3.systems.base.system import BaseSystem
 
     system = BaseSystem(training=loaded)
     system.given = given
     with _naming_overrides(), _numbered(number), _own_group():
         was_trained = _run(system)
+    # Ranks of srun or torchrun are left alone: their script continues in all of them.
     if process_rank().launcher == "lightning" and not process_rank().is_first:
         raise SystemExit(0)  # what follows in the script is for the first process
-    return find_result(loaded, was_trained=was_trained)
+    return find_result(Path(loaded["exp_dir"]), load_criteria(loaded), was_trained=was_trained)
 
 
 def _run(system: "BaseSystem") -> bool:
@@ -113,7 +118,6 @@ def _run(system: "BaseSystem") -> bool:
     from espnet3.logs import open_stage_log
     from espnet3.systems.base.checks import check_stages
     from espnet3.systems.base.stages import Skipped, find_stage, stages_of
-    from espnet3.trainer.launching.process_rank import process_rank
 
     check_stages(system, [find_stage(stages_of(type(system)), "train")])
     folder, rank = system.exp_dir, process_rank()
@@ -126,17 +130,6 @@ def _run(system: "BaseSystem") -> bool:
         except Exception as error:
             opened.write_traceback(__name__, error)
             raise
-
-
-def _show_logs() -> None:
-    from espnet3 import logs
-    from espnet3.trainer.launching.process_rank import process_rank
-
-    rank = process_rank()
-    if rank.is_first:
-        logs.make_visible()
-    else:
-        logs.make_visible(f"[rank {rank.rank}] ", logging.WARNING)
 
 
 @contextmanager
@@ -169,18 +162,13 @@ def _own_group() -> Iterator[None]:
     """Leave the processes that Lightning has started behind: the next call starts others."""
     import torch.distributed as dist
 
-    was_there = dist.is_available() and dist.is_initialized()
+    # A group that existed before belongs to the caller.
+    is_kept = process_rank().is_external or (dist.is_available() and dist.is_initialized())
     try:
         yield
     finally:
-        if dist.is_available() and dist.is_initialized() and not was_there and not _is_external():
+        if dist.is_available() and dist.is_initialized() and not is_kept:
             dist.destroy_process_group()
-
-
-def _is_external() -> bool:
-    from espnet3.trainer.launching.process_rank import process_rank
-
-    return process_rank().is_external
 
 
 def _separate(
@@ -251,6 +239,7 @@ def _replaced(loaded: "LoadedConfig", key: str, value: Any) -> "LoadedConfig":
         block = block.get(parent) if isinstance(block, dict) else None
     if isinstance(block, dict) and name in block:
         del block[name]
+    # The sources of removed keys go as well, or messages would name a place that does not count.
     sources = {k: s for k, s in loaded.sources.items() if k != key and not k.startswith(f"{key}.")}
     kept = LoadedConfig(OmegaConf.create(values), sources, loaded.files, loaded.names)
     if value is None:
@@ -260,8 +249,7 @@ def _replaced(loaded: "LoadedConfig", key: str, value: Any) -> "LoadedConfig":
     return load_config([kept, value])
 
 
-@names_places
-def _check_processes(loaded: "LoadedConfig", given: GivenParts) -> None:
+def _check_processes(block: Mapping[str, Any], given: GivenParts) -> None:
     """Refuse several processes where they cannot be started, or could not share the data.
 
     Raises:
@@ -269,11 +257,8 @@ def _check_processes(loaded: "LoadedConfig", given: GivenParts) -> None:
         ConfigError: the training data cannot be dealt out.
     """
     from espnet3.components.data.foreign_loader import shared_by_none
-    from espnet3.trainer.config import trainer_block
     from espnet3.trainer.launching.devices import count_gpus, find_wanted
-    from espnet3.trainer.launching.process_rank import process_rank
 
-    block = trainer_block(loaded)
     wanted = find_wanted(block, count_gpus())
     n_processes = wanted.world_size if wanted is not None else 1
     if n_processes == 1:
@@ -300,13 +285,12 @@ def _is_script() -> bool:
     return not is_prompt and bool(getattr(main, "__file__", None)) and sys.argv[0] != "-c"
 
 
-def find_result(loaded: "LoadedConfig", *, was_trained: bool) -> TrainingResult:
+def find_result(
+    folder: Path, criteria: "Sequence[Criterion]", *, was_trained: bool
+) -> TrainingResult:
     """Return what is in the folder of a training now."""
     from espnet3.trainer.checkpointing.best_checkpoints import LAST, read_index
-    from espnet3.trainer.config import load_criteria
 
-    folder = Path(str(loaded.config["exp_dir"]))
-    criteria = load_criteria(loaded)
     index = read_index(folder) if (folder / "best.json").exists() else {}
     best = {
         criterion.monitor: [folder / entry.file for entry in index.get(criterion) or ()]
@@ -324,7 +308,7 @@ def find_result(loaded: "LoadedConfig", *, was_trained: bool) -> TrainingResult:
 
 
 def _epochs(folder: Path) -> list[dict[str, float]]:
-    from espnet3.trainer.reporting.history_entries import read_history
+    from espnet3.trainer.reporting.history import read_history
 
     epochs: dict[int, dict[str, float]] = {}
     for entry in read_history(folder):

@@ -1,11 +1,29 @@
 """Stage 8, `report`: one page with the scores, the curves, the worst utterances and the workers."""
 
+import base64
+import hashlib
 import logging
+import shlex
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from importlib import resources
+from io import StringIO
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from rich.box import SIMPLE_HEAD
+from rich.console import Console, RenderableType
+from rich.table import Table
+
+from espnet3.commands import recipe_command
 from espnet3.errors import IncompleteRunError
+from espnet3.io.atomic import write_text
+from espnet3.systems.base.reporting.charts import draw_curves, make_timeline
+from espnet3.systems.base.reporting.gather import Report, TestSetReport, gather
+from espnet3.systems.base.reporting.scores import DASH, Score
+from espnet3.systems.base.reporting.worst import find_worst
 from espnet3.systems.base.stages import Skipped
+from espnet3.text import duration, share_text, shortened
 
 if TYPE_CHECKING:
     from espnet3.systems.base.system import BaseSystem
@@ -30,10 +48,6 @@ def report(system: "BaseSystem") -> Path | Skipped:
         IncompleteRunError: there is nothing to show though it alone was asked for, or
             `metrics.json` is damaged.
     """
-    from espnet3.io.atomic import write_text
-    from espnet3.systems.base.reporting.gather import gather
-    from espnet3.systems.base.reporting.page import format_summary, render
-
     facts = gather(system)
     if facts.is_empty:
         found = (
@@ -43,8 +57,7 @@ def report(system: "BaseSystem") -> Path | Skipped:
             return Skipped(found)
         raise IncompleteRunError(
             f"There is nothing to report: {found}.",
-            fix="Run the stages before: python run.py --stages "
-            "infer measure report --inference_config ... --metrics_config ...",
+            fix=f"Run the stages before: {recipe_command('infer', 'measure', 'report')}",
         )
     for note in facts.notes:
         logger.info("Not in the report: %s", note)
@@ -89,3 +102,290 @@ def describe_report(system: "BaseSystem") -> list[str]:
         lines.append("without audio: --inference_config says where the data is")
     state = " (there already, and replaced)" if path.is_file() else ""
     return [*lines, f"writes {path}{state}"]
+
+
+_MOST_FAILURES = 20
+_MOST_CONFIG_CHARACTERS = 100_000
+_CONFIGS = ("train", "infer", "measure")
+_GIT = ("commit", "branch", "dirty", "changes")
+_WIDTH = 100
+NOTHING = DASH
+"""What a table has where there is no number."""
+
+
+def render(report: Report) -> str:
+    """Return the page; all texts that come from data or configs are escaped."""
+    from jinja2 import Environment, StrictUndefined
+    from markupsafe import Markup
+
+    # StrictUndefined: a misspelt name in the template fails, and does not leave a gap in the page.
+    environment = Environment(
+        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.filters.update(
+        rate=rate, interval=interval, count=count, short=short,
+        number=number, minutes=minutes, percent=share_text, duration=duration,
+    )  # fmt: skip
+    style, script = _asset("page.css"), _asset("page.js")
+    return environment.from_string(_asset("page.html")).render(
+        title=_title(report),
+        # Of files of ours, so that nothing else may run or be loaded, whatever a text contains.
+        style=Markup(style),
+        script=Markup(script),
+        policy=_policy(style, script),
+        written=datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"),
+        **_content(report),
+    )
+
+
+def _asset(name: str) -> str:
+    return (
+        resources.files(f"{__package__}.reporting")
+        .joinpath("assets", name)
+        .read_text(encoding="utf-8")
+    )
+
+
+def _policy(style: str, script: str) -> str:
+    """Return what a browser may do with the page: run our script, and play what is in it."""
+    # By digest: code that some text smuggled into the page has another one, and is not run.
+    return (
+        f"default-src 'none'; style-src '{_digest(style)}'; script-src '{_digest(script)}'; "
+        "media-src data:; img-src data:; base-uri 'none'; form-action 'none'"
+    )
+
+
+def _digest(text: str) -> str:
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+
+def _title(report: Report) -> str:
+    recipe = "/".join(report.recipe_dir.absolute().parts[-2:])
+    return f"{recipe} · {report.exp_dir.name}"
+
+
+def _content(report: Report) -> dict[str, Any]:
+    records = [stage.record for stage in report.stages]
+    last: Mapping[str, Any] = records[-1] if records else {}
+    return {
+        "report": report,
+        "cards": [_card(test_set) for test_set in report.test_sets],
+        "rates": [s for t in report.test_sets for s in t.scores if s.is_error_rate],
+        "others": _other_tables(report),
+        "worst": find_worst(report),
+        "learning": report.learning,
+        "charts": draw_curves(report.learning.history) if report.learning else [],
+        "timelines": [_timeline(t) for t in report.test_sets if t.run and t.run.spans],
+        "failures": [
+            _failures(t, report.inference_dir / t.name)
+            for t in report.test_sets
+            if t.run and t.run.failures
+        ],
+        "stages": report.stages,
+        "longest_stage": max((stage.seconds for stage in report.stages), default=0.0) or 1.0,
+        "git": {**dict.fromkeys(_GIT), **(last.get("git") or {})},
+        "versions": last.get("versions") or {},
+        "command": str(last.get("command", "")),
+        "host": str(last.get("host", "")),
+        "configs": _configs(report),
+        "largest_rate": _largest_rate,
+    }
+
+
+def _card(test_set: TestSetReport) -> dict[str, Any]:
+    others = [s for s in test_set.scores if s.is_error_rate and s is not test_set.main]
+    run = test_set.run
+    return {
+        "name": test_set.name,
+        "main": test_set.main,
+        "others": others,
+        "plain": [s for s in test_set.scores if not s.is_error_rate],
+        "rtf": run.real_time_factor if run else None,
+        "audio_seconds": run.success.get("audio_seconds") if run else None,
+        "n_failed": len(run.failures) if run else 0,
+    }
+
+
+def _other_tables(report: Report) -> list[dict[str, Any]]:
+    """Return a table for each metric that is no error rate."""
+    tables: dict[str, list[Any]] = {}
+    for test_set in report.test_sets:
+        for score in test_set.scores:
+            if not score.is_error_rate:
+                tables.setdefault(score.metric, []).append(score)
+    return [
+        {
+            "metric": metric,
+            "columns": list(dict.fromkeys(key for score in scores for key in score.scalars)),
+            "scores": scores,
+        }
+        for metric, scores in tables.items()
+    ]
+
+
+def _timeline(test_set: TestSetReport) -> dict[str, Any]:
+    assert test_set.run is not None
+    run = test_set.run
+    return {
+        "name": test_set.name,
+        "line": make_timeline(run.spans),
+        "padding": run.success.get("padded_share"),
+        "load_seconds": sum(span.load_end - span.start for span in run.spans),
+        "n_shards": len(run.spans),
+        "n_retried": sum(span.n_deaths > 0 for span in run.spans),
+        "n_failed": sum(span.n_failed for span in run.spans),
+    }
+
+
+def _failures(test_set: TestSetReport, folder: Path) -> dict[str, Any]:
+    assert test_set.run is not None
+    failures = test_set.run.failures
+    return {
+        "name": test_set.name,
+        "shown": [
+            {
+                "index": ", ".join(f.get("ids") or [str(f.get("index"))]),
+                "error": shortened(str(f.get("error", "")), 400),
+            }
+            for f in failures[:_MOST_FAILURES]
+        ],
+        "n_all": len(failures),
+        "command": f"espnet3 failed {shlex.quote(str(folder))}",
+    }
+
+
+def _configs(report: Report) -> list[tuple[str, str]]:
+    """Return the configs of the main stages, as they were when these last ran."""
+    found = []
+    for stage in _CONFIGS:
+        path = Path(report.exp_dir) / "config" / f"{stage}.yaml"
+        if path.is_file():
+            # "replace", because a config with an odd byte must not cost the whole page.
+            text = path.read_text(encoding="utf-8", errors="replace")
+            found.append((stage, shortened(text, _MOST_CONFIG_CHARACTERS)))
+    return found
+
+
+def _largest_rate(groups: Sequence[Any]) -> float:
+    return max((group.rate or 0.0 for group in groups), default=0.0) or 1.0
+
+
+def format_summary(report: Report) -> str:
+    """Return the tables as plain text of at most 100 columns, for a terminal or a log file."""
+    parts: list[RenderableType] = []
+    if any(test_set.scores or test_set.run for test_set in report.test_sets):
+        parts.append(_scores(report))
+    if report.learning is not None:
+        parts.append(_training(report))
+    if report.stages:
+        parts.append(_minutes(report))
+    buffer = StringIO()
+    # Without markup and emoji, which rich would otherwise make of names such as "[dev]" or ":x:".
+    console = Console(file=buffer, width=_WIDTH, highlight=False, markup=False, emoji=False)
+    for part in parts:
+        console.print(part)
+    lines = [line.rstrip() for line in buffer.getvalue().splitlines()]
+    return "\n".join(lines).strip("\n")
+
+
+def _table(*titles: str) -> Table:
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    for i, title in enumerate(titles):
+        table.add_column(title, justify="right" if i else "left", overflow="fold")
+    return table
+
+
+def _scores(report: Report) -> Table:
+    metrics = list(dict.fromkeys(s.metric for t in report.test_sets for s in t.scores))
+    rates = {s.metric for t in report.test_sets for s in t.scores if s.is_error_rate}
+    titles = [f"{metric} %" if metric in rates else metric for metric in metrics]
+    table = _table("Test set", *titles, "RTF")
+    for test_set in report.test_sets:
+        scores = {score.metric: score for score in test_set.scores}
+        rtf = test_set.run.real_time_factor if test_set.run else None
+        cells = [_cell(scores.get(metric)) for metric in metrics]
+        table.add_row(test_set.name, *cells, short(rtf))
+    return table
+
+
+def _cell(score: Score | None) -> str:
+    if score is None:
+        return NOTHING
+    if not score.is_error_rate:
+        return ", ".join(f"{key} {number(value)}" for key, value in score.scalars.items())
+    if score.interval is None:
+        return rate(score.rate)
+    return f"{rate(score.rate)} [{score.interval[0]:.2f}, {score.interval[1]:.2f}]"
+
+
+def _training(report: Report) -> str:
+    learning = report.learning
+    assert learning is not None
+    speed = (
+        f"{short(learning.audio_per_second)} audio seconds per second"
+        if learning.audio_per_second is not None
+        else f"{short(learning.samples_per_second)} samples per second"
+    )
+    return f"\nTraining: {speed}, {learning.n_steps:,} steps, {learning.n_epochs} epochs\n"
+
+
+def _minutes(report: Report) -> Table:
+    table = _table("Stage", "Minutes")
+    for stage in report.stages:
+        table.add_row(stage.name, minutes(stage.seconds))
+    table.add_section()
+    table.add_row("together", minutes(sum(stage.seconds for stage in report.stages)))
+    return table
+
+
+def rate(value: float | None) -> str:
+    """Return a rate in percent, without the sign.
+
+    Example:
+        >>> rate(3.4014), rate(0.0)
+        ('3.40', '0.00')
+    """
+    return NOTHING if value is None else f"{value:.2f}"
+
+
+def interval(ends: Sequence[float] | None) -> str:
+    """Return both ends of an interval, with a dash; nothing if there is none."""
+    return "" if ends is None else f"{ends[0]:.2f}{DASH}{ends[1]:.2f}"
+
+
+def count(value: float | None) -> str:
+    """Return a count with separators."""
+    return NOTHING if value is None else f"{value:,.0f}"
+
+
+def short(value: float | None) -> str:
+    """Return three digits, such as of a real-time factor.
+
+    Example:
+        >>> short(0.00191), short(612.3), short(0.25)
+        ('0.0019', '612', '0.25')
+    """
+    if value is None:
+        return NOTHING
+    if value and abs(value) < 0.01:
+        return f"{value:.2g}"
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+def number(value: Any) -> str:
+    """Return any value of a metric."""
+    if value is None:
+        return NOTHING
+    if isinstance(value, bool | str):
+        return str(value)
+    return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
+
+
+def minutes(seconds: float) -> str:
+    """Return seconds as minutes.
+
+    Example:
+        >>> minutes(84.0), minutes(0.1)
+        ('1.40', '<0.01')
+    """
+    return f"{seconds / 60:.2f}" if seconds >= 0.3 else "<0.01"

@@ -43,6 +43,7 @@ def summary_lines(results: Results) -> list[str]:
 
 def _section(name: str, sets: Mapping[str, Numbers]) -> str:
     numbers = list(sets.values())
+    # Of several kinds, the columns of error rates would not fit all rows.
     if all(is_error_rate(entry) for entry in numbers):
         columns = [_error_columns(entry) for entry in numbers]
     else:
@@ -163,6 +164,7 @@ def _cell(value: Any) -> str:
     if value is None:
         return _NOTHING
     if isinstance(value, float):
+        # Small numbers keep their digits: 0.004 must not become 0.00.
         return f"{value:.2f}" if abs(value) >= 0.1 or value == 0 else f"{value:.3g}"
     return f"{value:,}" if type(value) is int else str(value)
 
@@ -174,6 +176,7 @@ def _markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def _escape(text: str) -> str:
+    # A pipe would begin another cell, and a line break another row.
     return " ".join(text.replace("|", "\\|").split())
 
 
@@ -200,6 +203,7 @@ def stale_inputs(metrics_json: Path) -> list[str]:
     An empty list means that the numbers are those of the files as they are now.
     """
     results = json.loads(metrics_json.read_bytes())
+    # By path, since several metrics read the same file.
     base, changed = metrics_json.parent, dict[str, str]()
     for identity in _identities(results):
         path = base / identity["path"]

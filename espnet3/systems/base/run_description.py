@@ -7,22 +7,33 @@ import logging
 import os
 import socket
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, reduce
+from operator import add
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from espnet3.errors import ConfigError, MissingExtraError, RunFolderError
-from espnet3.parallel.client import SharedCluster
 from espnet3.parallel.clusters.registry import ON_THIS_MACHINE, left_out, render_job_script
-from espnet3.parallel.forecast import Forecast, forecast
+from espnet3.parallel.folder_run import count_files, file_limit
 from espnet3.parallel.identity import changes, describe_run, is_below, not_results_of
+from espnet3.parallel.open_pool import SharedCluster
 from espnet3.parallel.parallel import use_parallel
+from espnet3.parallel.signals import interruptible
 from espnet3.shards.commit import Done
 from espnet3.shards.manifest import Manifest, load_manifest
 from espnet3.shards.merge import read_coverage
-from espnet3.shards.plan import Plan, check_costs, make_plan, padding_in_order, run_order
+from espnet3.shards.plan import (
+    SERVER_RATE,
+    SERVER_SHARE,
+    Forecast,
+    Plan,
+    check_costs,
+    forecast,
+    make_plan,
+    padding_in_order,
+    run_order,
+)
 from espnet3.shards.status import Rate, read_rate
 from espnet3.shards.success import has_outputs, read_success
 from espnet3.text import duration, first_few, local_time
@@ -67,12 +78,16 @@ class PlannedRun:
 
 
 def run_all(runs: Sequence[PlannedRun], parallel: "ParallelConfig") -> dict[str, Any]:
-    """Run one after the other, on one cluster, and return what each returned, by name."""
+    """Run one after the other, on the same workers, and return what each returned, by name."""
+    # For all runs together, as they share one cluster.
     n_tasks = sum(run.n_items for run in runs)
-    with use_parallel(parallel):
-        shared = SharedCluster(parallel, n_tasks) if parallel.env != "local" else nullcontext(None)
-        with shared as client:
-            return {run.name: run(client) for run in runs}
+    results = {}
+    # Also between two runs a signal must not leave jobs behind.
+    with interruptible(), use_parallel(parallel), SharedCluster(parallel, n_tasks) as shared:
+        for run in runs:
+            shared.kept.is_open = run is not runs[-1]
+            results[run.name] = run(shared)
+    return results
 
 
 @dataclass(frozen=True)
@@ -98,6 +113,7 @@ def look_at_folder(run: PlannedRun) -> FolderState:
         return FolderState(manifest, committed=committed)
     accepted = run.runner.accept_changes
     changed = _changed(run, manifest, root)
+    # As in the run itself, which accepts these.
     refused = [line for line in changed if not is_below(line.partition(":")[0], accepted)]
     return FolderState(manifest, refused, committed, not refused and _is_complete(run, manifest))
 
@@ -113,6 +129,7 @@ def _is_complete(run: PlannedRun, manifest: Manifest) -> bool:
     success = read_success(manifest.layout(run_folder(run)), manifest.run_id)
     if success is None or not has_outputs(success, run.output_dir):
         return False
+    # With retry_failed, a complete run with failures still has something to do.
     return not (run.runner.retry_failed and success["n_failed"])
 
 
@@ -141,7 +158,7 @@ def plan_shards(run: PlannedRun, parallel: "ParallelConfig", n_workers: int | No
         costs = run.runner.costs_of(range(run.n_items))
     return make_plan(
         run.n_items,
-        (n_workers or parallel.n_workers) * parallel.shards_per_worker,
+        parallel.count_shards(n_workers),
         batch_size=run.runner.batch_size,
         batch_seconds=run.runner.batch_seconds,
         costs=costs,
@@ -181,6 +198,51 @@ def describe_shards(plan: Plan) -> str:
     """Return how many shards there are, and how large they are."""
     sizes = [b - a for a, b in zip(plan.bounds, plan.bounds[1:], strict=False)]
     return f"shards: {plan.n_shards}, of {min(sizes)} to {max(sizes)} items; the costliest first"
+
+
+def describe_files(plan: Plan, parallel: "ParallelConfig", root: Path) -> str:
+    """Return how many files the run makes until it is tidied, and whether that is too many."""
+    n_files = count_files(plan.n_shards, parallel.n_workers)
+    text = f"files: about {n_files:,} in {root} until `espnet3 tidy` packs them"
+    limit, reason = file_limit(root)
+    if n_files <= limit:
+        return text
+    fewer = max(parallel.shards_per_worker * limit // (2 * n_files), 1)
+    return f"{text}: too many, {reason}. Larger shards: parallel.shards_per_worker={fewer}"
+
+
+def describe_load(
+    runs: Sequence[PlannedRun], parallel: "ParallelConfig", exp_dir: str | None
+) -> str:
+    """Return what is asked of the file server, at the speed of earlier runs; empty if all is done.
+
+    A config that was made in Python may have no `exp_dir`, below which those are looked for.
+    """
+    rates = (find_rate(r, StatedRate(), Path(exp_dir or r.output_dir.parent)) for r in runs)
+    expected = [ExpectedRun(run, parallel, rate) for run, rate in zip(runs, rates, strict=True)]
+    if not any(run.left().costs for run in expected):
+        return ""
+    if (forecast := forecast_all(expected, parallel.n_workers)) is not None:
+        return describe_operations(forecast)
+    n_shards = sum(len(run.left().costs) for run in expected)
+    once = Forecast(parallel.n_workers, n_shards, 0.0, 0.0).operations
+    return (
+        f"files: {parallel.n_workers:,} workers: about {float(f'{once:.2g}'):,.0f} operations in "
+        "all; how many a second: espnet3 plan ... --seconds-per-item 0.2"
+    )
+
+
+def describe_operations(expected: Forecast) -> str:
+    """Return what a run asks of the file server, on average."""
+    rate = expected.operations_per_second
+    many = f"{float(f'{rate:.2g}'):,.0f}" if rate >= 1 else f"{rate:.1g}"
+    text = f"files: {expected.n_workers:,} workers: about {many} operations a second"
+    if rate <= SERVER_RATE * SERVER_SHARE:
+        return text
+    return (
+        f"{text}, more than {SERVER_SHARE:.0%} of what a file server with {SERVER_RATE:,} can do; "
+        "take fewer workers, or fewer and longer shards: parallel.shards_per_worker"
+    )
 
 
 def describe_job_script(parallel: "ParallelConfig", run_dirs: Sequence[Path] = ()) -> list[str]:
@@ -290,6 +352,7 @@ def _rate_in(folder: Path, run: PlannedRun) -> Rate | None:
     """Return the rate of a run of the same kind; a damaged folder has none."""
     try:
         manifest = load_manifest(folder)
+        # Another runner does other work, so its speed says nothing of this one.
         if manifest is None or manifest.name != type(run.runner).__name__:
             return None
         return read_rate(folder)
@@ -317,6 +380,7 @@ def _differences(folder: Path, run: PlannedRun) -> list[str]:
     manifest = load_manifest(folder)
     assert manifest is not None
     keys = [line.partition(":")[0] for line in _changed(run, manifest, folder)]
+    # Changed code rarely changes the speed, and would be listed every time.
     mattering = [key for key in keys if key.startswith(_SPEED_KEYS) and ".code" not in key]
     return list(dict.fromkeys(".".join(key.split(".")[:4]) for key in mattering))
 
@@ -395,3 +459,11 @@ class ExpectedRun:
     def balance(self) -> float:
         """Return which part of their time the workers would be busy, by the costs alone."""
         return forecast(self.left().costs, self.parallel.n_workers).efficiency
+
+
+def forecast_all(runs: Sequence[ExpectedRun], n_workers: int) -> Forecast | None:
+    """Return what runs one after the other take; None if a rate is not known, or nothing left."""
+    left = [run for run in runs if run.left().costs]
+    if not left or any(run.rate is None for run in left):
+        return None
+    return reduce(add, [run.forecast(n_workers) for run in left])

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from espnet3.components.data.errors import DataError
 from espnet3.config.resolve import resolved
-from espnet3.config.targets import BadTarget, locate, signature_of
+from espnet3.config.sources import place_of
+from espnet3.config.targets import BadTarget, signature_at
 from espnet3.errors import ConfigError, EspnetError
 
 if TYPE_CHECKING:
@@ -38,21 +39,20 @@ class StatedRate:
     """The key with its place, or what else the rate was found in."""
 
 
-def check_training_rates(loaded: "LoadedConfig") -> None:
+def check_training_rates(values: Mapping[str, Any]) -> None:
     """Compare what a training config says of its data and of its model.
 
     Raises:
         ConfigError: They differ; the message has both values with their places.
     """
-    values = loaded.plain()
-    model = _in_model(values.get("model"), loaded.set_in, imports=True)
+    model = _in_model(values.get("model"), imports=True)
     for split in ("train", "valid"):
-        data = _in_datasets(values.get("dataset"), split, loaded.set_in)
+        data = _in_datasets(values.get("dataset"), split)
         _compare_all(data, model, can_change_model=True)
 
 
-def check_training_samples(datasets: Mapping[str, Any], model: Any, loaded: "LoadedConfig") -> None:
-    """Compare the first sample of each dataset with the model that was built.
+def check_training_samples(datasets: Mapping[str, Any], model: Any, block: Any) -> None:
+    """Compare the first sample of each dataset with the model that was built from a block.
 
     Raises:
         ConfigError: They differ.
@@ -60,14 +60,11 @@ def check_training_samples(datasets: Mapping[str, Any], model: Any, loaded: "Loa
     hertz = rate_of_model(model)
     if hertz is None:
         return
-    block = loaded.plain().get("model")
-    in_model = _in_model(block, loaded.set_in, imports=True)
-    stated = [rate for rate in in_model if rate.hertz == hertz]
+    stated = [rate for rate in _in_model(block, imports=True) if rate.hertz == hertz]
     expected = stated or [StatedRate(hertz, f"sample_rate of the model, a {type(model).__name__},")]
     for split, dataset in datasets.items():
         if dataset is not None:
-            found = _in_samples(dataset, f"dataset.{split}", loaded.set_in)
-            _compare_all(found, expected, can_change_model=True)
+            _compare_all(_in_samples(dataset, f"dataset.{split}"), expected, can_change_model=True)
 
 
 def check_test_rates(loaded: "LoadedConfig", training: "LoadedConfig | None" = None) -> None:
@@ -111,6 +108,7 @@ def check_call(data: Any, model: Any, input_keys: Sequence[str]) -> None:
     Raises:
         DataError: They differ.
     """
+    # A model that also gets the rate can resample by itself.
     if SPEECH not in input_keys or RATE in input_keys:
         return
     found = _as_rate(data.get(RATE))
@@ -159,7 +157,7 @@ def _training_file(block: Any) -> Path | None:
     return Path(folder, _CONFIG) if isinstance(folder, str) else None
 
 
-def _in_model(block: Any, where: Where, *, imports: bool = False) -> list[StatedRate]:
+def _in_model(block: Any, where: Where = place_of, *, imports: bool = False) -> list[StatedRate]:
     """Return the rates of a model block and of its front end, also where they are defaults."""
     if not isinstance(block, Mapping):
         return []
@@ -180,14 +178,14 @@ def _default_rate(target: Any) -> int | None:
     if not isinstance(target, str):
         return None
     try:
-        signature = signature_of(locate(target))
+        signature = signature_at(target, with_defaults=True)
     except BadTarget:
         return None  # the check of targets reports it
     parameter = signature.parameters.get(RATE) if signature else None
     return None if parameter is None else _as_rate(parameter.default)
 
 
-def _in_datasets(block: Any, split: str, where: Where) -> Iterator[StatedRate]:
+def _in_datasets(block: Any, split: str, where: Where = place_of) -> Iterator[StatedRate]:
     """Yield the rates that audio is checked for or brought to, by the `dataset` block alone."""
     if not isinstance(block, Mapping) or block.get("_target_", _ORGANIZER) != _ORGANIZER:
         return
@@ -210,7 +208,7 @@ def _may_resample(step: Any) -> bool:
     return not (isinstance(target, str) and target.startswith(_OURS))
 
 
-def _in_samples(dataset: Any, name: str, where: Where = lambda key: "") -> Iterator[StatedRate]:
+def _in_samples(dataset: Any, name: str) -> Iterator[StatedRate]:
     """Yield the rate of the first sample of each dataset that a split is made of."""
     ranges = getattr(dataset, "ranges", None)
     starts = [r.start for r in ranges()] if callable(ranges) else [0]
@@ -225,7 +223,7 @@ def _in_samples(dataset: Any, name: str, where: Where = lambda key: "") -> Itera
         rate = _as_rate(sample.get(RATE)) if is_speech else None
         if rate is not None:
             utt_id = sample.get("utt_id", "the first one")
-            yield StatedRate(rate, f"sample_rate of {utt_id} in {called}{where(called)}")
+            yield StatedRate(rate, f"sample_rate of {utt_id} in {called}{place_of(called)}")
 
 
 def _compare_all(
@@ -263,5 +261,6 @@ def _hears_speech_alone(values: Mapping[str, Any]) -> bool:
 
 
 def _as_rate(value: Any) -> int | None:
+    # NumPy's integers are numbers.Real as well, but not int.
     is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
     return int(value) if is_number and value > 0 else None

@@ -207,6 +207,7 @@ def stages_of(system: type) -> tuple[Stage, ...]:
     """
     stages = list(STAGES)
     anchors: dict[str, str] = {}
+    # From the base class on, so that a subclass can place its stages next to inherited ones.
     for cls in reversed(system.__mro__):
         for name, method in vars(cls).items():
             mark = getattr(method, _MARK, None)
@@ -282,10 +283,12 @@ class StageStep:
         self._is_check = prefix == "check_"
 
     def __get__(self, system: Any, owner: type | None = None) -> Any:
+        # As a function does: on the class it is itself, on an object it is bound.
         return self if system is None else partial(self, system)
 
     def __call__(self, system: Any) -> Any:
         """Run the step; errors name the file and line of what is wrong in the config."""
+        # Imported at the call, so that listing stages does not import torch.
         function = getattr(import_module(self._module), self._name)
         loaded = system.config_for(self._stage)
         with loaded.naming_places():

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import NonNegativeInt, PositiveInt
 
+from espnet3.commands import free_name
 from espnet3.components.data.collect_stats import DEFAULT_BATCH_SIZE, StatsRunner
 from espnet3.components.data.data_organizer import check_datasets
 from espnet3.components.data.dataset import durations_of, fingerprint_of
@@ -22,7 +23,6 @@ from espnet3.errors import ConfigError, StaleRunError, suggest
 from espnet3.parallel.clusters.registry import check_resources
 from espnet3.parallel.identity import is_below
 from espnet3.parallel.parallel import as_parallel_config
-from espnet3.systems.base.code_fingerprint import describe_targets
 from espnet3.systems.base.inference_provider import ORGANIZER
 from espnet3.systems.base.run_description import (
     PlannedRun,
@@ -31,9 +31,9 @@ from espnet3.systems.base.run_description import (
     describe_job_script,
     run_all,
 )
-from espnet3.systems.base.sampling_rates import Where
 from espnet3.systems.base.statistics_provider import COLLECT_FEATS, StatisticsProvider, build_split
 from espnet3.systems.base.training_data import warn_of_fields
+from espnet3.systems.base.training_fingerprint import describe_targets
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -99,6 +99,7 @@ class SplitRun(PlannedRun):
         try:
             files: dict[str, Path] = super().__call__(client)
         except StaleRunError as error:
+            # Only a change of the model can be narrowed down by model_keys.
             if "\n  config.model." not in str(error):
                 raise
             raise StaleRunError(
@@ -125,19 +126,17 @@ def plan_statistics(loaded: "LoadedConfig", *, runs_here: bool = True) -> list[S
     # Not resolved once more: what looks like an interpolation now is text.
     values: Any = OmegaConf.to_container(loaded.resolved())
     splits = _splits_of(values.get("dataset"))
-    return [_plan_split(split, config, values, loaded.set_in) for split in splits]
+    return [_plan_split(split, config, values) for split in splits]
 
 
-def _plan_split(
-    split: str, config: "StatisticsConfig", values: Mapping[str, Any], where: Where
-) -> SplitRun:
+def _plan_split(split: str, config: "StatisticsConfig", values: Mapping[str, Any]) -> SplitRun:
     own = _config_of(split, values)
     dataset = build_split(own)
-    warn_of_fields(split, dataset, where)
+    warn_of_fields(split, dataset)
     stats_dir = Path(str(values["stats_dir"]))
     settings = config.model_dump(exclude={"model_keys"})
     runner = StatsRunner(StatisticsProvider(own), output_dir=stats_dir / split, **settings)
-    runner.config_block, runner.folder_key = BLOCK, "stats_dir"
+    runner.config_block, runner.elsewhere = BLOCK, f"stats_dir={free_name(stats_dir)}"
     runner.not_results = _not_results(resolved(own), config, stats_dir)
     runner.depends_on = {
         "dataset.content": fingerprint_of(dataset),
@@ -155,6 +154,7 @@ def _config_of(split: str, values: Mapping[str, Any]) -> "DictConfig":
         {
             "split": split,
             "dataset": _dataset_block(values, split),
+            # Otherwise a change of the model would make statistics stale that do not depend on it.
             "model": values["model"] if has_model else None,
             "collate_fn": (values.get("dataloader") or {}).get("collate_fn") if has_model else None,
             "device": values.get("device"),
@@ -199,6 +199,7 @@ def _not_results(
 def _is_inside(value: Any, folder: Path) -> bool:
     if not isinstance(value, str) or os.sep not in value:
         return False
+    # As absolute paths, because `is_relative_to` compares text and knows no "..".
     return Path(os.path.abspath(value)).is_relative_to(os.path.abspath(folder))
 
 

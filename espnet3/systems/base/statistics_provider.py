@@ -4,14 +4,14 @@ Apart from the stage, so that workers do not import pydantic and the schedulers.
 """
 
 from collections.abc import Callable, Mapping
-from functools import partial
+from dataclasses import dataclass
 from typing import Any
 
 from espnet3.components.data.dataset import fixed_random
 from espnet3.config.instantiate import instantiate
 from espnet3.errors import ConfigError
-from espnet3.parallel.env_provider import EnvironmentProvider
-from espnet3.systems.base.inference_provider import resolve_device
+from espnet3.parallel.env_provider import EnvironmentProvider, build_part
+from espnet3.systems.base.inference_provider import model_key, resolve_device
 
 COLLECT_FEATS = "collect_feats"
 
@@ -29,7 +29,21 @@ class StatisticsProvider(EnvironmentProvider):
 
     def build_worker_setup_fn(self) -> Callable[[], dict[str, Any]]:
         """Return a function that carries the config, and builds them in a worker."""
-        return partial(_build_env, self.config)
+        return _Setup(self.config)
+
+
+@dataclass(frozen=True)
+class _Setup:
+    """Builds the environment in a worker, which may have the model from another split."""
+
+    config: Any
+
+    def __call__(self) -> dict[str, Any]:
+        return _build_env(self.config)
+
+    def part_keys(self) -> dict[str, str]:
+        """Return what the model is made of: see `build_part`."""
+        return {"model": model_key(self.config)}
 
 
 def build_split(config: Any) -> Any:
@@ -52,7 +66,8 @@ def _build_env(config: Mapping[str, Any]) -> dict[str, Any]:
     from espnet3.components.data.loader_config import build_collate
 
     dataset = build_split(config)
-    model = _build_model(config) if config.get("model") else None
+    has_model = bool(config.get("model"))
+    model = build_part("model", lambda: _build_model(config)) if has_model else None
     # The default one needs torch, which takes seconds to import.
     collate_fn = build_collate(config.get("collate_fn")) if model is not None else None
     return {"dataset": dataset, "model": model, "collate_fn": collate_fn}

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from espnet3.errors import ConfigError
@@ -148,6 +147,7 @@ class BaseSystem:
         """Train the model, or resume a stopped training."""
         from espnet3.systems.base.training import train
 
+        # Until `start` is called: a training that was finished before never calls it.
         self.found_all_done = True
         self.compare_train()
 
@@ -197,6 +197,7 @@ class BaseSystem:
         """
         from espnet3.systems.base.training_record import compare_weights
 
+        # A training that runs first makes its own weights, and compares them itself.
         if self.training is None or "train" in self.planned:
             return
         given = (self.inference, self.metrics, self.publication, self.demo)
@@ -258,20 +259,7 @@ class BaseSystem:
         """Score the results."""
         from espnet3.systems.base.metric import measure
 
-        return measure(self.config_for("measure"), self.inference, infer=self._infer_command())
-
-    def _infer_command(self) -> str:
-        """Return the command that decodes with the configs of this system."""
-        from espnet3.systems.base.metric_data import INFER
-
-        if self.inference is None or not self.inference.files:
-            return INFER
-        words, typed = ["python", "run.py", "--stage", "6"], dict[str, None]()
-        for kind, loaded in (("training", self.training), ("inference", self.inference)):
-            if loaded is not None and loaded.files:
-                words += [f"--{kind}_config", *_given_files(loaded)]
-                typed |= dict.fromkeys(_overrides(loaded))
-        return " ".join(map(quote, [*words, *typed]))
+        return measure(self.config_for("measure"), self.inference)
 
     def check_measure(self) -> None:
         """Check the metrics config before anything runs."""
@@ -290,19 +278,3 @@ class BaseSystem:
     report, check_report, describe_report = steps_of(
         "report", "espnet3.systems.base.report", gets_system=True
     )
-
-
-def _given_files(loaded: "LoadedConfig") -> list[str]:
-    """Return the files that were given, without those that the first of them pulled in."""
-    names = [Path(file).stem for file in loaded.files]
-    first = names.index(loaded.names.self_name) if loaded.names.self_name in names else 0
-    return list(loaded.files[first:])
-
-
-def _overrides(loaded: "LoadedConfig") -> list[str]:
-    """Return what was typed on the command line for a config."""
-    places = map(str, loaded.sources.values())
-    return [place.removeprefix(_TYPED) for place in places if place.startswith(_TYPED)]
-
-
-_TYPED = "command line: "

@@ -17,6 +17,18 @@ from espnet3.systems.base.training_data import build_sets, check_data, check_fie
 from espnet3.systems.base.training_fingerprint import TrainingDescription, set_random_state
 from espnet3.systems.base.training_record import Comparison, compare_training
 from espnet3.text import duration
+from espnet3.trainer.config import (
+    Criterion,
+    TrainingConfig,
+    check_call,
+    check_parts,
+    check_trainer,
+    load_criteria,
+    load_lightning,
+    load_training_config,
+    trainer_block,
+)
+from espnet3.trainer.launching.process_rank import process_rank
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -26,7 +38,6 @@ if TYPE_CHECKING:
     from espnet3.components.data.loader_config import DataLoaderConfig
     from espnet3.config.load import LoadedConfig
     from espnet3.trainer.checkpointing.resume import ResumePoint
-    from espnet3.trainer.config import Criterion, TrainingConfig
     from espnet3.trainer.fit import TrainingParts
     from espnet3.trainer.reporting.summary import StartupTimes
 
@@ -61,14 +72,13 @@ def train(
     from time import monotonic
 
     begin = monotonic()  # before the imports: Lightning takes seconds of the start
-    from espnet3.trainer.config import load_training_config
+    load_lightning()
     from espnet3.trainer.fit import Fit
-    from espnet3.trainer.launching.process_rank import process_rank
     from espnet3.trainer.optimization.optimization_config import OptimizationConfig
     from espnet3.trainer.reporting.summary import StartupTimes
 
     loaded = completed(loaded)
-    exp_dir, criteria = _exp_dir(loaded), _criteria(loaded)
+    exp_dir, criteria = _exp_dir(loaded), load_criteria(loaded)
     times = StartupTimes(begin)
     times.add("imports", monotonic() - begin)
     is_first = process_rank().is_first
@@ -85,11 +95,11 @@ def train(
         on_start()
         before.append(_history_time(exp_dir))
 
-    config = load_training_config(loaded)
+    config, loader = load_training_config(loaded), load_loader_config(loaded, given)
     fit = Fit(
         config,
         OptimizationConfig.from_config(loaded),
-        lambda: _build_parts(loaded, times, described, given),
+        lambda: _build_parts(loaded.plain(), loader, times, described, given),
         times,
         start,
         on_finished=lambda point: _write_record(compared, point),
@@ -111,8 +121,6 @@ def compare(
     loaded: "LoadedConfig", *, with_inputs: bool = True, given: GivenParts = NOTHING_GIVEN
 ) -> Comparison | None:
     """Compare with the training that is there; of a trial nothing is kept, so it may differ."""
-    from espnet3.trainer.config import trainer_block
-
     is_trial = bool(trainer_block(loaded).get("fast_dev_run"))
     if is_trial:
         return None
@@ -125,7 +133,7 @@ def _write_record(compared: Comparison | None, point: "ResumePoint | None") -> N
         compared.write(*((position.n_epochs, position.step) if position else (0, 0)))
 
 
-def _average_at_the_end(exp_dir: Path, criteria: "Sequence[Criterion]") -> None:
+def _average_at_the_end(exp_dir: Path, criteria: Sequence[Criterion]) -> None:
     """Average what there is; a training that ended before its first validation has nothing."""
     from espnet3.trainer.checkpointing.best_checkpoints import LAST, average_all, read_index
 
@@ -146,7 +154,7 @@ def _average_at_the_end(exp_dir: Path, criteria: "Sequence[Criterion]") -> None:
     average_all(exp_dir, [c for c in criteria if c not in empty])
 
 
-def _lacks_averages(exp_dir: Path, criteria: "Sequence[Criterion]") -> bool:
+def _lacks_averages(exp_dir: Path, criteria: Sequence[Criterion]) -> bool:
     """Tell whether a finished training was killed before its best were averaged."""
     from espnet3.trainer.checkpointing.best_checkpoints import INDEX
 
@@ -156,14 +164,14 @@ def _lacks_averages(exp_dir: Path, criteria: "Sequence[Criterion]") -> bool:
 
 def _history_time(exp_dir: Path) -> int:
     """Return when a metric was written last; 0 if never."""
-    from espnet3.trainer.reporting.history_entries import FILE_NAME
+    from espnet3.trainer.reporting.history import FILE_NAME
 
     file = exp_dir / FILE_NAME
     return file.stat().st_mtime_ns if file.exists() else 0
 
 
 def _plot(exp_dir: Path) -> None:
-    from espnet3.trainer.reporting.curves import plot_curves
+    from espnet3.trainer.reporting.history import plot_curves
 
     try:
         curves = plot_curves(exp_dir)
@@ -193,14 +201,15 @@ def check_train(
         ResourceError: the GPUs or processes are not those that the config describes.
         StaleRunError: another training is in the folder.
     """
+    load_lightning()
     from espnet3.systems.base.sampling_rates import check_training_rates
-    from espnet3.trainer.config import check_trainer
     from espnet3.trainer.fit import check_fit
     from espnet3.trainer.launching.launch_check import check_launch
     from espnet3.trainer.optimization.optimization_config import OptimizationConfig
     from espnet3.trainer.reporting.monitors import configured_monitors, refuse_without_validation
     from espnet3.trainer.trainer import quiet_lightning, trainer_for
 
+    # A config from Python may lack the folders that all below rely on.
     loaded = completed(loaded)
     block = check_trainer(loaded)
     config = check_fit(loaded)
@@ -209,7 +218,7 @@ def check_train(
     loader = load_loader_config(loaded, given)
     _check_model(values, given)
     check_data(loaded, given)
-    check_training_rates(loaded)
+    check_training_rates(values)
     if has_split(values.get("dataset"), "valid", given) is False:
         optimization = OptimizationConfig.from_config(loaded)
         refuse_without_validation(configured_monitors(config, optimization))
@@ -220,7 +229,7 @@ def check_train(
     comparison = compare(loaded, with_inputs=with_inputs, given=given)
     if comparison is not None and comparison.described.sets:
         is_new = _is_new(_exp_dir(loaded))
-        check_fields(comparison.described.sets, loader, loaded.set_in, is_new=is_new)
+        check_fields(comparison.described.sets, loader, is_new=is_new)
     return comparison
 
 
@@ -233,6 +242,7 @@ def _is_new(exp_dir: Path) -> bool:
 @contextmanager
 def _unheard() -> Iterator[None]:
     """Keep warnings and log lines back, which the stage itself shows again."""
+    # Restored to this: the caller may have disabled some levels itself.
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
@@ -251,13 +261,11 @@ def describe_train(loaded: "LoadedConfig", comparison: Comparison | None = None)
         ConfigError: as the stage itself would.
         StaleRunError: another training is in the folder.
     """
-    from espnet3.trainer.config import load_training_config
-
     loaded = completed(loaded)
     compared = comparison or compare(loaded)
-    sets = (compared.described.sets if compared else None) or build_sets(loaded)
+    sets = (compared.described.sets if compared else None) or build_sets(loaded.plain())
     training, config = load_training_config(loaded), load_loader_config(loaded)
-    seed = seed_of(loaded)
+    seed = _seed(loaded.plain())
     lines = [
         line for name, data in sets.items() for line in _describe_split(name, data, config, seed)
     ]
@@ -302,7 +310,7 @@ def _describe_trainer(block: Mapping[str, Any]) -> str:
     return f"trainer: {', '.join(facts) or 'all of it as Lightning chooses'}"
 
 
-def _describe_start(config: "TrainingConfig") -> str:
+def _describe_start(config: TrainingConfig) -> str:
     from espnet3.trainer.checkpointing.resume import find_resume_point
 
     if config.is_trial:
@@ -323,7 +331,7 @@ def average(loaded: "LoadedConfig") -> Any:
     from espnet3.trainer.checkpointing.best_checkpoints import average_all
 
     loaded = completed(loaded)
-    criteria = _criteria(loaded)
+    criteria = load_criteria(loaded)
     if not criteria:
         return Skipped("best_model_criterion names nothing to go by")
     return average_all(_exp_dir(loaded), criteria)
@@ -332,7 +340,7 @@ def average(loaded: "LoadedConfig") -> Any:
 @names_places
 def check_average(loaded: "LoadedConfig") -> None:
     """Check `best_model_criterion`."""
-    _criteria(loaded)
+    load_criteria(loaded)
 
 
 @names_places
@@ -340,43 +348,36 @@ def describe_average(loaded: "LoadedConfig") -> list[str]:
     """Return what would be averaged."""
     loaded = completed(loaded)
     folder = _exp_dir(loaded)
-    return [f"{c}: -> {folder / c.stem}.{{safetensors,ckpt,json}}" for c in _criteria(loaded)] or [
-        "nothing: best_model_criterion is not set"
-    ]
+    return [
+        f"{c}: -> {folder / c.stem}.{{safetensors,ckpt,json}}" for c in load_criteria(loaded)
+    ] or ["nothing: best_model_criterion is not set"]
 
 
-def _criteria(loaded: "LoadedConfig") -> "tuple[Criterion, ...]":
-    from espnet3.trainer.config import load_criteria
-
-    return load_criteria(loaded)
-
-
-@names_places
 def _build_parts(
-    loaded: "LoadedConfig",
+    values: Mapping[str, Any],
+    config: "DataLoaderConfig",
     times: "StartupTimes",
-    described: TrainingDescription | None = None,
-    given: GivenParts = NOTHING_GIVEN,
+    described: TrainingDescription | None,
+    given: GivenParts,
 ) -> "TrainingParts":
     """Build datasets, unless that was done to describe them, and then model and loaders."""
     from espnet3.systems.base.sampling_rates import check_training_samples
     from espnet3.trainer.fit import TrainingParts
 
-    config = load_loader_config(loaded, given)
     with times.part("datasets"):
         if described is not None and described.sets:
             datasets = described.sets
             # Numbers that they drew are gone for the model, as if they were built here.
             set_random_state(described.random_state)
         else:
-            datasets = build_sets(loaded, given)
+            datasets = build_sets(values, given)
     with times.part("model"):
-        model = build_model(loaded.plain(), given)
-        check_training_samples(datasets, model, loaded)
-        check_fields(datasets, config, loaded.set_in, is_new=_is_new(_exp_dir(loaded)))
+        model = build_model(values, given)
+        check_training_samples(datasets, model, values.get("model"))
+        check_fields(datasets, config, is_new=_is_new(Path(values["exp_dir"])))
     with times.part("loaders"):
         loaders = {
-            split: build_split_loader(dataset, config, split, seed_of(loaded), given)
+            split: build_split_loader(dataset, config, split, _seed(values), given)
             for split, dataset in datasets.items()
             if dataset is not None or given.split(split) is not None
         }
@@ -462,7 +463,6 @@ def _check_model(values: Mapping[str, Any], given: GivenParts = NOTHING_GIVEN) -
     if given.model is not None:
         return
     from espnet3.config.targets import locate
-    from espnet3.trainer.config import check_call, check_parts
     from espnet3.trainer.optimization.model_calls import refuse_lightning
 
     block, task = values.get("model"), values.get("task")
@@ -493,9 +493,8 @@ def _save_config(resolved: "DictConfig", exp_dir: Path) -> None:
     write_text(exp_dir / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(redact(resolved))))
 
 
-def seed_of(loaded: "LoadedConfig") -> int:
-    """Return the seed of an experiment."""
-    return int(loaded.config.get("seed") or 0)
+def _seed(values: Mapping[str, Any]) -> int:
+    return int(values.get("seed") or 0)
 
 
 def _exp_dir(loaded: "LoadedConfig") -> Path:

@@ -10,14 +10,14 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from espnet3.components.data.collate import PadCollate
-from espnet3.components.data.data_organizer import DataOrganizer
+from espnet3.components.data.data_organizer import DataOrganizer, check_datasets
 from espnet3.components.data.dataset import TransformedDataset
 from espnet3.config.instantiate import instantiate
-from espnet3.config.sources import names_places
+from espnet3.config.sources import names_places, place_of
 from espnet3.errors import ConfigError
 from espnet3.systems.base.given_parts import NOTHING_GIVEN, SPLITS, GivenParts
-from espnet3.systems.base.sampling_rates import Where
 from espnet3.text import first_few
+from espnet3.trainer.launching.process_rank import process_rank
 
 if TYPE_CHECKING:
     from espnet3.components.data.loader_config import DataLoaderConfig
@@ -39,8 +39,6 @@ def check_data(loaded: "LoadedConfig", given: GivenParts = NOTHING_GIVEN) -> Non
     Raises:
         ConfigError: it says nothing of training, or an entry is wrong.
     """
-    from espnet3.components.data.data_organizer import check_datasets
-
     block = loaded.plain().get("dataset")
     is_empty = not isinstance(block, Mapping) or has_split(block, "train") is False
     if given.train is None and is_empty:
@@ -65,18 +63,17 @@ def has_split(block: Any, split: str, given: GivenParts = NOTHING_GIVEN) -> bool
     return bool(block.get(split))
 
 
-@names_places
-def build_sets(loaded: "LoadedConfig", given: GivenParts = NOTHING_GIVEN) -> dict[str, Any]:
-    """Build `train` and `valid`, or take what was given; None where there is none.
+def build_sets(values: Mapping[str, Any], given: GivenParts = NOTHING_GIVEN) -> dict[str, Any]:
+    """Build `train` and `valid` of a config, or take what was given; None where there is none.
 
     A loader that was given may know its samples alone: its dataset is None as well.
 
     Raises:
         ConfigError: there is no training set, or it has no items.
-        EspnetError: what an entry of `dataset` raises, with its file and line.
+        EspnetError: what an entry of `dataset` raises.
     """
-    values = loaded.plain()
     block = values.get("dataset")
+    # Built at most once, and not at all where both splits were given.
     organizer = cache(lambda: _build_organizer(block, values.get("recipe_dir")))
 
     def build(name: str) -> Any:
@@ -109,15 +106,12 @@ def _refuse_empty(block: Any) -> NoReturn:
     raise ConfigError(key="dataset.train", problem="has nothing to train on", fix=fix)
 
 
-def check_fields(
-    sets: Mapping[str, Any], loader: "DataLoaderConfig", where: Where, *, is_new: bool
-) -> None:
+def check_fields(sets: Mapping[str, Any], loader: "DataLoaderConfig", *, is_new: bool) -> None:
     """Refuse, or warn of, datasets whose samples do not have the same fields.
 
     Args:
         sets: `train` and `valid`, as they were built; None for one that is not.
         loader: how batches are made.
-        where: the place of a key, for the message.
         is_new: nothing is trained yet. A training that has got this far may continue.
 
     Raises:
@@ -133,18 +127,18 @@ def check_fields(
         odd = _odd_fields(found, dropped)
         if not odd:
             continue
-        text = _described(split, odd, where)
+        text = _described(split, odd)
         if is_ours and is_new and not found.problem and loader.for_split(split).batch_size != 1:
             leaving = {"_target_": _COLLATE, **given, "drop": sorted({*dropped, *odd})}
             raise ConfigError(f"{text} A batch of both cannot be made. {_advice(leaving)}")
         _warn(f"{text}{found.problem}")
 
 
-def warn_of_fields(split: str, dataset: Any, where: Where) -> None:
+def warn_of_fields(split: str, dataset: Any) -> None:
     """Warn of fields that only some of the datasets of a split have."""
     found = _first_samples(dataset)
     if odd := _odd_fields(found, set()):
-        _warn(f"{_described(split, odd, where)}{found.problem}")
+        _warn(f"{_described(split, odd)}{found.problem}")
 
 
 @dataclass(frozen=True)
@@ -161,6 +155,7 @@ def _first_samples(dataset: Any) -> _Found:
     if not parts or not names or len(parts) < 2:
         return _Found({})
     named = dict(zip(names, parts, strict=True))
+    # With transforms first, as they may add or drop fields.
     try:
         return _Found({name: _fields_of_first(part) for name, part in named.items()})
     except Exception as error:  # such as a transform that misses a field
@@ -197,23 +192,22 @@ def _odd_fields(found: _Found, dropped: set[str]) -> dict[str, tuple[list[str], 
     return odd
 
 
-def _described(
-    split: str, odd: Mapping[str, tuple[Sequence[str], Sequence[str]]], where: Where
-) -> str:
+def _described(split: str, odd: Mapping[str, tuple[Sequence[str], Sequence[str]]]) -> str:
     groups: dict[tuple[str, str], list[str]] = {}
     for field, (has, lacks) in odd.items():
-        groups.setdefault((_listed(has, where), _listed(lacks, where)), []).append(field)
+        groups.setdefault((_listed(has), _listed(lacks)), []).append(field)
     parts = [f"{has} has {', '.join(f)}, and {no} has not" for (has, no), f in groups.items()]
     return f"The datasets of dataset.{split} have different fields: {'; '.join(parts)}."
 
 
-def _listed(names: Sequence[str], where: Where) -> str:
-    return first_few((f"{name}{where(name)}" for name in names), _SHOWN)
+def _listed(names: Sequence[str]) -> str:
+    return first_few((f"{name}{place_of(name)}" for name in names), _SHOWN)
 
 
 def _advice(collate: Mapping[str, Any]) -> str:
     import yaml
 
+    # On one line, since it is to be pasted into a shell.
     flow = yaml.safe_dump(dict(collate), default_flow_style=True, width=10_000, sort_keys=False)
     return (
         "Give all samples the same fields, in the datasets or with a transform, or leave these "
@@ -224,7 +218,5 @@ def _advice(collate: Mapping[str, Any]) -> str:
 @cache
 def _warn(text: str) -> None:
     """Say it once: the check, the stage and its statistics look at the same data."""
-    from espnet3.trainer.launching.process_rank import process_rank
-
     if process_rank().is_first:
         logger.warning("%s", text)

@@ -8,18 +8,20 @@ import hashlib
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from espnet3.config.definitions import find_definition, is_ours_alone
 from espnet3.config.fingerprint import digest, files_in, flatten
 from espnet3.config.redact import REDACTED, digest_secret, redact
+from espnet3.parallel.code_digests import code_in, describe_modules, modules_above
 from espnet3.parallel.identity import is_below
 from espnet3.systems.base.given_parts import NOTHING_GIVEN, GivenParts, is_own
 
 if TYPE_CHECKING:
-    from espnet3.config.load import LoadedConfig
+    pass
 
 PLACES = ("exp_dir", "inference_dir", "stats_dir", "dataset_dir", "data_dir", "recipe_dir")
 """Keys that say where something is."""
@@ -84,30 +86,38 @@ class TrainingDescription:
 
 
 def describe_training_run(
-    loaded: "LoadedConfig", *, with_inputs: bool = True, given: GivenParts = NOTHING_GIVEN
+    values: Mapping[str, Any], *, with_inputs: bool = True, given: GivenParts = NOTHING_GIVEN
 ) -> TrainingDescription:
     """Describe a training as its config, its code and its data are now.
 
     Args:
-        loaded: the training config.
+        values: the training config.
         with_inputs: look at files and data as well; without, only at what no stage makes.
         given: model and data that come as objects.
 
     Raises:
         EspnetError: a dataset cannot be built.
     """
-    from espnet3.systems.base.training_data import build_sets
-
-    values = loaded.plain()
     described = describe_values(values) | given.describe()
     others = given.code()
     if not with_inputs:
         return TrainingDescription({**described, **_describe_code(values, {}, others)})
-    with _seeded(values):
-        sets = build_sets(loaded, given)
-        state = _random_state()
+    sets, state = _build_sets(values, given)
     described |= {**_describe_code(values, sets, others), **_describe_data(sets)}
     return TrainingDescription(described, _paths_in(values, sets), sets, state)
+
+
+def _build_sets(values: Mapping[str, Any], given: GivenParts) -> tuple[dict[str, Any], Any]:
+    """Build the datasets as the training does; return them with the random state they leave."""
+    from espnet3.systems.base.training_data import build_sets
+
+    had_torch = _torch() is not None
+    with _seeded(values):
+        sets = build_sets(values, given)
+        state = _random_state()
+    if _torch() is not None and not had_torch:
+        return _build_sets(values, given)  # it came with their code, and was not seeded
+    return sets, state
 
 
 def describe_values(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -121,6 +131,7 @@ def describe_values(config: Mapping[str, Any]) -> dict[str, Any]:
     places = _places(config)
 
     def described(key: str, value: Any) -> Any:
+        # Only a secret differs from its redacted form.
         if shown[key] == value:
             return _placed(value, places)
         return REDACTED if is_unknown(value) else digest_secret(str(value))
@@ -145,6 +156,7 @@ def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
     from espnet3.components.data.loader_config import LoaderConfig
 
     kept = {key: value for key, value in config.items() if not _is_parallel_block(str(key), value)}
+    # A single name and a list of one mean the same.
     if isinstance(kept.get("freeze"), str):
         kept["freeze"] = [kept["freeze"]]
     trainer = kept.get("trainer")
@@ -200,6 +212,7 @@ def _placed(value: Any, places: Iterable[tuple[str, str]]) -> Any:
     path = os.path.normpath(value)
     for folder, key in places:
         for start in {folder, os.path.abspath(folder)}:
+            # With a separator, as /data is also the beginning of /data2.
             if path == start or path.startswith(start.rstrip(os.sep) + os.sep):
                 return f"{{{key}}}{path[len(start.rstrip(os.sep)) :]}"
     here = os.getcwd()
@@ -215,6 +228,7 @@ def _paths_in(values: Mapping[str, Any], sets: Mapping[str, Any]) -> dict[str, s
         for key, value in _settings(values).items()
         if isinstance(value, str)
         and not is_below(key, described)
+        # Folders around exp_dir change with every run.
         and not (exp_dir + os.sep).startswith(os.path.abspath(value) + os.sep)
         and not (key.startswith("trainer.") and os.path.isdir(value))  # what callbacks write to
         and _exists(value)
@@ -239,6 +253,7 @@ def _seeded(values: Mapping[str, Any]) -> Iterator[None]:
     value = seed if isinstance(seed, int) and seed >= 0 else 0
     before = _random_state()
     random.seed(value)
+    # NumPy refuses seeds of more than 32 bits.
     np.random.seed(value % 2**32)
     if torch := _torch():
         torch.manual_seed(value)
@@ -277,7 +292,6 @@ def _describe_code(
     values: Mapping[str, Any], sets: Mapping[str, Any], others: Iterable[Any] = ()
 ) -> dict[str, Any]:
     from espnet3.components.data.dataset import CombinedDataset
-    from espnet3.systems.base.code_fingerprint import describe_targets
 
     own = [{"_target_": path} for path in sorted(set(_own_targets(_of_training(values))))]
     built = [one for one in sets.values() if one is not None and len(one)]
@@ -300,6 +314,9 @@ def _own_targets(values: Any) -> Iterator[str]:
     from espnet3.config.targets import locate
 
     for path in _dotted_paths(values):
+        definition = find_definition(path)
+        if definition is not None and definition.is_intact:
+            continue
         try:
             thing = locate(path)
         except Exception:  # the stage's own checks have the words for it
@@ -373,9 +390,83 @@ def _glance(path: str | os.PathLike[str]) -> str:
         with open(path, "rb") as file:
             size = os.fstat(file.fileno()).st_size
             hasher = hashlib.sha256(str(size).encode())
+            # A set, as in a small file these coincide.
             for start in sorted({0, max(0, size // 2), max(0, size - _BLOCK_BYTES)}):
                 file.seek(start)
                 hasher.update(file.read(_BLOCK_BYTES))
     except OSError as error:
         return f"unreadable: {error.errno}"  # training reports it when it reads the file
     return hasher.hexdigest()
+
+
+# The provider and the runner themselves are described by every run.
+_BLOCKS = ("model", "dataset", "output_artifacts")
+
+
+def describe_targets(
+    config: Mapping[str, Any],
+    dataset: Any,
+    others: Iterable[Any] = (),
+    *,
+    blocks: Sequence[str] = _BLOCKS,
+) -> dict[str, Any]:
+    """Return what each definition says of the user's own modules that a config names.
+
+    Args:
+        config: in plain containers.
+        dataset: what is read; what it wraps as `dataset` or `datasets` is looked into, and the
+            steps that its samples pass through.
+        others: classes and functions that count as well, although neither of the two names them.
+        blocks: dotted keys of the config whose `_target_`s count; a text there is one itself.
+    """
+    from espnet3.config.targets import locate
+
+    paths = {path for block in blocks for path in _targets_in(_at(config, block))}
+    # Older configs have it in the runner block.
+    paths.update(filter(None, [config.get("output_fn"), _at(config, "runner.output_fn")]))
+    # What is ESPnet3's alone adds nothing to the description, so that it need not be imported.
+    things = [locate(path) for path in sorted(paths) if not is_ours_alone(path)]
+    for layer in _layers(dataset):
+        things += [type(layer), *_steps(layer)]
+    return describe_modules([*things, *others], modules_above(paths))
+
+
+def _at(config: Mapping[str, Any], key: str) -> Any:
+    value: Any = config
+    for part in key.split("."):
+        value = value.get(part) if isinstance(value, Mapping) else None
+    if isinstance(value, str) and "." in value:
+        return {"_target_": value}
+    is_one_test_set = key == "dataset" and "test_set" in config and isinstance(value, Mapping)
+    # Configs of inference may have the training sets as well.
+    return {k: v for k, v in value.items() if k not in _TRAINING} if is_one_test_set else value
+
+
+_TRAINING = ("train", "valid")
+
+
+def _targets_in(values: Any) -> Iterator[str]:
+    if isinstance(values, Mapping):
+        if isinstance(values.get("_target_"), str):
+            yield values["_target_"]
+        values = list(values.values())
+    if isinstance(values, list):
+        for value in values:
+            yield from _targets_in(value)
+
+
+def _layers(dataset: Any) -> Iterator[Any]:
+    yield dataset
+    inner = getattr(dataset, "dataset", None)
+    if inner is not None and hasattr(inner, "__getitem__"):
+        yield from _layers(inner)
+    for part in getattr(dataset, "datasets", ()):
+        yield from _layers(part)
+
+
+def _steps(layer: Any) -> Iterator[Any]:
+    """Yield the functions of a sample; a config names most of them without a `_target_`."""
+    kept = getattr(layer, "__dict__", {})
+    for name in {"transform", "preprocessor", *kept}:
+        if name not in ("dataset", "datasets"):
+            yield from code_in(getattr(layer, name, None), depth=1)

@@ -7,7 +7,6 @@ accepted on the way are in it, with epoch and step.
 
 import json
 import logging
-import os
 import re
 import shlex
 from collections.abc import Mapping, Sequence
@@ -17,7 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from espnet3 import __version__
+from espnet3.commands import free_name, recipe_command, same_command
 from espnet3.config.fingerprint import diff, same_file
+from espnet3.config.sources import names_places
 from espnet3.errors import EspnetError, RunFolderError, StaleRunError
 from espnet3.io.atomic import write_json
 from espnet3.io.records import DamagedFileError, parse_record, read_record
@@ -145,6 +146,7 @@ class _Request:
         exp_dir = Path(str(config["exp_dir"]))
         fit, accept = config.get("fit"), config.get("accept_changes") or ()
         ckpt_path = fit.get("ckpt_path") if isinstance(fit, Mapping) else None
+        # The node before it is resolved: only there it shows whether exp_dir follows from exp_tag.
         follows = "exp_tag" in str(config._get_node("exp_dir"))
         return cls(
             exp_dir,
@@ -160,12 +162,10 @@ class _Request:
 
         Its number is the first that is free.
         """
-        above, tag, n = self.exp_dir.parent, self.tag or self.exp_dir.name, 2
-        while os.path.exists(above / f"{tag}_{n}"):
-            n += 1
-        if self.tag:
-            return f"exp_tag={shlex.quote(f'{tag}_{n}')}"
-        return f"exp_dir={shlex.quote(str(above / f'{tag}_{n}'))}"
+        if not self.tag:
+            return f"exp_dir={free_name(self.exp_dir)}"
+        free = Path(free_name(self.exp_dir.parent / Path(self.tag).name))
+        return f"exp_tag={Path(self.tag).with_name(free.name)}"
 
 
 def has_weights(exp_dir: Path) -> bool:
@@ -189,7 +189,8 @@ def compare_training(
         EspnetError: A dataset cannot be built.
     """
     request = _Request.of(loaded)
-    described = describe_training_run(loaded, with_inputs=with_inputs, given=given)
+    described = describe_training_run(loaded.plain(), with_inputs=with_inputs, given=given)
+    # With nothing trained, or all put aside, only a checkpoint from elsewhere can be in the way.
     if loaded.config.get("resume") == "never" or not has_weights(request.exp_dir):
         return _compare_origin(request, described)
     return _compare(request, described)
@@ -203,11 +204,13 @@ def _compare_origin(request: _Request, described: TrainingDescription) -> Compar
         return Comparison(request.exp_dir, described)
     changed = _changes(record, described)
     fixed = [line for line in changed if _BUILT_ONCE.fullmatch(_key(line))]
+    # State of another optimizer cannot be loaded, so accept_changes is no way around it.
     if fixed:
         raise StaleRunError(_refusal(replace(request, exp_dir=folder), fixed))
     return Comparison(request.exp_dir, described, accepted=tuple(changed))
 
 
+@names_places
 def compare_weights(
     loaded: "LoadedConfig",
     *,
@@ -234,7 +237,8 @@ def compare_weights(
     request = _Request.of(loaded, is_used=True)
     if not has_weights(request.exp_dir) or not any(map(loaded.has, ("optimizer", "optimizers"))):
         return
-    described = _described_here(loaded, with_inputs and (request.exp_dir / FILE).exists())
+    # Without a record, data and code have nothing to be compared with.
+    described = _described_here(loaded.plain(), with_inputs and (request.exp_dir / FILE).exists())
     added = [key for key in described.fingerprint if _is_added(key, loaded, others)]
     _compare(request, described, added)
 
@@ -246,13 +250,13 @@ def _is_added(key: str, loaded: "LoadedConfig", others: Sequence["LoadedConfig"]
     return typed[0] and any(typed[1:])
 
 
-def _described_here(loaded: "LoadedConfig", with_inputs: bool) -> TrainingDescription:
+def _described_here(values: Mapping[str, Any], with_inputs: bool) -> TrainingDescription:
     if with_inputs:
         try:
-            return describe_training_run(loaded)
+            return describe_training_run(values)
         except (EspnetError, OSError) as error:
             logger.info("The training data was not compared with that of the weights: %s", error)
-    return TrainingDescription(describe_values(loaded.plain()))
+    return TrainingDescription(describe_values(values))
 
 
 def _compare(
@@ -275,6 +279,7 @@ def _compare(
         return _compare_values(request, described, base)
     accepted = [line for one in record.accepted[len(base.accepted) :] for line in one.changes]
     changed = _changes(base, described)
+    # What was accepted once is not refused again when the same command is repeated.
     new = [line for line in changed if line not in accepted]
     _refuse(request, new)
     if new and not request.is_used:
@@ -309,10 +314,10 @@ def _limited(values: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, A
 
 def _of_the_weights(record: TrainingRecord, request: _Request) -> TrainingRecord:
     """Return the record without a change that no checkpoint has seen yet: it may be taken back."""
-    from espnet3.trainer.checkpointing.resume import find_resume_point
-
     if record.before is None or not record.accepted:
         return record
+    from espnet3.trainer.checkpointing.resume import find_resume_point
+
     try:
         point = find_resume_point(request.exp_dir, ckpt_path=request.ckpt_path)
     except EspnetError:  # it is damaged, which is no matter where averages are used
@@ -374,6 +379,7 @@ def _changed_values(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]
     kept = {
         key: value
         for key, value in new.items()
+        # An older training has no record of code and data, so their absence is no change.
         if key not in unknown and not key.startswith("code.") and not _OF_DATA.fullmatch(key)
     }
     return diff({key: value for key, value in old.items() if key not in unknown}, kept)
@@ -452,23 +458,24 @@ def _refusal(request: _Request, refused: Sequence[str]) -> str:
     if len(refused) > _MOST_LINES:
         keys = list(dict.fromkeys(key.partition(".")[0] for key in keys))
     fixed = [key for key in keys if _BUILT_ONCE.fullmatch(key)]
-    accept = f"'accept_changes=[{','.join(key for key in keys if key not in fixed)}]'"
+    accept = same_command(f"accept_changes=[{','.join(key for key in keys if key not in fixed)}]")
     tag, is_used = request.another_folder(), request.is_used
     if is_used:
         ways = (
-            f"They are not what this config would give. Give the config that they were trained "
-            f"with; or train another model: --stages train ... {tag}; or take them all the same: "
-            f"{accept}"
+            "They are not what this config would give. Give the config that they were trained "
+            f"with; or train another model:\n  {recipe_command('train', overrides=[tag])}\n"
+            f"or take them all the same:\n  {accept}"
         )
     else:
-        ways = f"It was not touched. Keep it and train another one: {tag}; or put it aside and "
-        ways += "start over: resume=never"
+        ways = f"It was not touched. Keep it and train another one:\n  {same_command(tag)}\n"
+        ways += f"or put it aside and start over:\n  {same_command('resume=never')}"
         if len(fixed) < len(keys):
-            ways += f"; or continue with the change, which is then recorded: {accept}"
+            ways += f"\nor continue with the change, which is then recorded:\n  {accept}"
     if fixed and not is_used:
+        start = f"init={{path: {request.exp_dir / 'last.ckpt'}}}"
         ways += (
-            f". {', '.join(fixed)} cannot change in a resumed training; start another one "
-            f"from its weights: {tag} 'init={{path: {request.exp_dir / 'last.ckpt'}}}'"
+            f"\n{', '.join(fixed)} cannot change in a resumed training; start another one "
+            f"from its weights:\n  {same_command(tag, start)}"
         )
     what = "weights of another training" if is_used else "another training"
     return f"{request.exp_dir} holds {what}:\n{listing}\n{ways}"

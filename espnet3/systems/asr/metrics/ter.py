@@ -42,9 +42,11 @@ class TER(ErrorRate):
             return {**super().settings, "tokenizer": flatten(self.tokenizer, "function")}
         path = Path(self.tokenizer)
         _check_file(path)
+        # Not the path alone: a tokenizer that was trained again must make old numbers stale.
         identity = {"path": str(path.absolute()), **file_identity(path)}
         return {**super().settings, "tokenizer": identity}
 
+    # Not in __init__: checks and dry runs build metrics before the file has to exist.
     @cached_property
     def _tokenize(self) -> Tokenizer:
         if self.tokenizer is None:

@@ -14,8 +14,7 @@ from markupsafe import Markup, escape
 
 from espnet3.systems.base.reporting.gather import ShardSpan
 from espnet3.text import amount, value_text
-from espnet3.trainer.reporting.curves import Panel, panels_of, thin_out
-from espnet3.trainer.reporting.history_entries import Entry, series
+from espnet3.trainer.reporting.history import Entry, Panel, panels_of, series, thin_out
 
 _WIDTH, _HEIGHT = 340.0, 184.0
 _LEFT, _RIGHT, _TOP, _BOTTOM = 46.0, 8.0, 10.0, 22.0
@@ -83,6 +82,7 @@ def _lines(panel: Panel, history: Sequence[Entry]) -> list[Line]:
     for label, name in panel.lines.items():
         steps, values = series(history, name)
         x, y = np.asarray(steps, float), np.asarray(values, float)
+        # NaN would end the SVG path, and spoil the scale.
         x, y = x[np.isfinite(y)], y[np.isfinite(y)]
         style = label if label in ("train", "valid") else f"other-{others % 3}"
         others += style not in ("train", "valid")
@@ -92,6 +92,7 @@ def _lines(panel: Panel, history: Sequence[Entry]) -> list[Line]:
 
 def _is_log(panel: Panel, lines: Sequence[Line]) -> bool:
     values = np.concatenate([line.y for line in lines])
+    # A logarithm of a loss of 0 or less does not exist.
     if not (panel.is_log or "loss" in panel.title) or values.min() <= 0:
         return False
     return bool(values.max() / values.min() > _LOG_FROM)
@@ -121,6 +122,7 @@ class _Scale:
         if is_log:
             return cls(last_step, math.log10(low) - 0.05, math.log10(high) + 0.05, True)
         low = 0.0 if from_zero or 0 <= low < 0.4 * high else low
+        # A constant line has no height, and would divide by zero.
         margin = 0.06 * (high - low) or max(abs(high), 1e-9) * 0.1
         return cls(last_step, low if low == 0 else low - margin, high + margin, False)
 
@@ -140,6 +142,7 @@ class _Scale:
 
 def _ticks(low: float, high: float, n_wanted: int) -> list[float]:
     step = round_step((high - low) / n_wanted)
+    # The tolerance keeps a tick that rounding would push just outside.
     first = math.ceil(low / step - 1e-9)
     return [i * step for i in range(first, math.floor(high / step + 1e-9) + 1)]
 
@@ -261,6 +264,7 @@ def make_timeline(spans: Sequence[ShardSpan]) -> Timeline | None:
         lanes = [Lane(lane.label, lane.title, _joined(lane.bars)) for lane in lanes]
     load = sum(span.load_end - span.start for span in spans)
     work = sum(span.end - span.load_end for span in spans)
+    # At least load and work, so that the shares never exceed 1.
     there = max(sum(s.n_workers * (s.end - s.start) for s in stretches), load + work, 1e-9)
     return Timeline(
         lanes,
@@ -340,6 +344,7 @@ def _lane(number: int, worker: tuple[str, int], spans: list[ShardSpan], place: _
 
 def _bar(kind: str, start: float, end: float, title: str, place: _Place) -> Bar:
     left = place(start)
+    # Shards of milliseconds would be too thin to see.
     return Bar(kind, round(left, 3), round(max(place(end) - left, 0.05), 3), title)
 
 

@@ -82,9 +82,11 @@ class ClipMaker:
         if not isinstance(sample, Mapping) or key not in sample:
             raise NoClip(f"the sample has no field {key!r}; name it: report: {{audio_key: FIELD}}")
         samples = _as_audio(sample[key], key)
+        # Not guessed where it is unknown: the clip would play at the wrong speed.
         rate = self._rate(sample, len(samples), seconds)
         limit = self.config.audio_megabytes
         address = _address(samples, rate, "WAV")
+        # Each clip may use its share of the budget; only those above it are compressed.
         if len(address) > limit * 1e6 / max(self.config.n_worst, 1):
             address = _address(samples, rate, "MP3")
         if self.n_bytes + len(address) > limit * 1e6:
@@ -100,6 +102,7 @@ class ClipMaker:
         if known:
             return int(known)
         if seconds:
+            # Durations are rounded, so the rate that follows is only near a usual one.
             found = n_samples / seconds
             nearest = min(_RATES, key=lambda rate: abs(rate - found))
             if abs(nearest - found) < 0.02 * nearest:
@@ -110,6 +113,7 @@ class ClipMaker:
 def _as_audio(value: Any, key: str) -> NDArray[np.int16]:
     """Return [samples] or [samples, channels] of 16 bits."""
     array = np.asarray(value)
+    # Channels come first or last, depending on the library; there are fewer of them than samples.
     if array.ndim == 2 and array.shape[0] <= _MOST_CHANNELS < array.shape[1]:
         array = array.T
     is_audio = array.ndim == 1 or (array.ndim == 2 and array.shape[1] <= _MOST_CHANNELS)
@@ -118,6 +122,7 @@ def _as_audio(value: Any, key: str) -> NDArray[np.int16]:
     if not array.size:
         raise NoClip(f"{key} is empty")
     if array.dtype.kind == "f":
+        # nan_to_num, as casting NaN to an integer gives an arbitrary sample.
         array = np.round(np.clip(np.nan_to_num(array.astype(np.float64)), -1, 1) * 32767)
     samples: NDArray[np.int16] = np.clip(array, -32768, 32767).astype(np.int16)
     return samples
@@ -160,6 +165,7 @@ class TestSetData:
         except Exception as error:  # of the user's code or files
             raise NoClip(f"it cannot be read: {type(error).__name__}: {error}") from error
         known = sample.get(self.idx_key, position) if isinstance(sample, Mapping) else position
+        # The data may have changed since: audio of another utterance would be worse than none.
         if str(known) != id:
             raise NoClip(
                 f"item {position} of the dataset is {known} now; did the data change since the "
@@ -212,5 +218,6 @@ def open_data(
         raise NoClip(f"the test set cannot be built: {type(error).__name__}: {error}") from error
     left_out = set(failed)
     there = (position for position in range(n_items) if position not in left_out)
+    # Failed items have no line in the results, so the ids are matched with the others in order.
     positions = dict(zip(ids, there, strict=False))
     return TestSetData(dataset, positions, durations, idx_key)

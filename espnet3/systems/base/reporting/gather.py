@@ -8,14 +8,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from espnet3.commands import recipe_command
 from espnet3.components.metrics.error_rate import file_stem
 from espnet3.errors import RecordError
 from espnet3.io.scp import read_scp
 from espnet3.shards.commit import Done
 from espnet3.shards.layout import manifest_path, shard_of
 from espnet3.shards.manifest import load_manifest
-from espnet3.shards.merge import read_coverage
-from espnet3.shards.status import read_failures
+from espnet3.shards.merge import read_coverage, read_failures
 from espnet3.shards.success import read_success
 from espnet3.systems.base.inference_config import also_found, named_test_sets
 from espnet3.systems.base.metric import metrics_path
@@ -40,7 +40,7 @@ from espnet3.systems.base.reporting.scores import (
 )
 from espnet3.systems.base.results_table import stale_inputs
 from espnet3.systems.base.stages import Stage, stages_of
-from espnet3.trainer.reporting.history_entries import Entry, read_history
+from espnet3.trainer.reporting.history import Entry, read_history
 
 if TYPE_CHECKING:
     from espnet3.systems.base.system import BaseSystem
@@ -105,6 +105,7 @@ class ShardSpan:
             (done.host, done.pid),
             start,
             min(start + done.load_seconds, done.finished),
+            # A bar must not end before it begins, even if a clock was set back.
             max(done.finished, start),
             done.n_items,
             done.n_failed,
@@ -185,6 +186,7 @@ def gather(system: "BaseSystem") -> Report:
     inference_dir, exp_dir = Path(str(loaded.config["inference_dir"])), system.exp_dir
     config = load_report_config(loaded)
     scores = read_scores(metrics_path(inference_dir))
+    # Scores without a folder count too, as inputs of a metric may come from elsewhere.
     found = dict.fromkeys([*(score.test_set for score in scores), *_run_folders(inference_dir)])
     named = _named(system, inference_dir)
     names = [name for name in named or found if name in found]
@@ -290,17 +292,15 @@ def _notes(report: Report) -> list[str]:
     path = metrics_path(report.inference_dir)
     if not report.test_sets:
         notes.append(
-            f"No results: {report.inference_dir} has no test set yet. Run: python run.py --stages "
-            "infer measure report --inference_config ... --metrics_config ..."
+            f"No results: {report.inference_dir} has no test set yet. Run: "
+            f"{recipe_command('infer', 'measure', 'report')}"
         )
     elif not path.is_file():
-        notes.append(
-            f"No scores: {path} is not there. Run: python run.py --stages measure report "
-            "--metrics_config conf/metrics.yaml ..."
-        )
+        notes.append(f"No scores: {path} is not there. Run: {recipe_command('measure', 'report')}")
     elif stale := stale_inputs(path):
         notes.append(
-            f"The scores are out of date: {'; '.join(stale)}. Run the measure stage again."
+            f"The scores are out of date: {'; '.join(stale)}. Run the measure stage again: "
+            f"{recipe_command('measure', 'report')}"
         )
     if report.learning is None:
         notes.append(
@@ -398,6 +398,7 @@ def _averages(exp_dir: Path) -> Iterator[dict[str, Any]]:
                 "epochs": [int(entry["epoch"]) for entry in values["averaged"]],
             }
         except (OSError, ValueError, KeyError, TypeError):
+            # Of another version, or damaged: the page does without it.
             continue
 
 
@@ -422,6 +423,7 @@ def _longest(record: Mapping[str, Any]) -> float | None:
     chains, current = list[float](), 0.0
     for run in runs:
         current += float(run.get("seconds") or 0.0)
+        # "skipped" also ends a chain, since it means that the work was done.
         if run.get("state") in ("done", "skipped"):
             chains.append(current)
             current = 0.0

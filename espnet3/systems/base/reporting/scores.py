@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from espnet3.components.metrics.tally import Counts, n_errors, n_units, percentage
+from espnet3.commands import recipe_command
+from espnet3.components.metrics.error_rate import Counts, n_errors, n_units, percentage
 from espnet3.errors import IncompleteRunError
 from espnet3.systems.base.results_table import MEASURED_FROM, is_error_rate
 
@@ -91,7 +92,7 @@ def read_scores(path: Path) -> list[Score]:
         ]
     except (ValueError, AttributeError) as error:
         raise IncompleteRunError(
-            f"{path} cannot be read ({error}). Measure again: python run.py --stage measure ..."
+            f"{path} cannot be read ({error}). Measure again: {recipe_command('measure')}"
         ) from error
 
 
@@ -112,6 +113,7 @@ class Utterances:
         """Return the numbers of those with the most errors; of equals, the shortest first."""
         errors, units = n_errors(self.counts), n_units(self.counts)
         order = np.lexsort((units, -errors))[:n_wanted]
+        # Utterances without errors are not worst, even if there is room for them.
         return [int(number) for number in order if errors[number]]
 
 
@@ -149,6 +151,7 @@ def by_units(counts: Counts) -> list[Group]:
         starts = found.tolist()
     else:
         shares = np.arange(_MOST_BINS) / _MOST_BINS
+        # A set, because quantiles of a few frequent lengths coincide.
         starts = sorted({int(start) for start in np.quantile(lengths, shares)})
     stops = [*(start - 1 for start in starts[1:]), int(found[-1]) if len(found) else 0]
     labels = [f"{a}" if a == b else f"{a}{DASH}{b}" for a, b in zip(starts, stops, strict=True)]
@@ -159,6 +162,7 @@ def by_seconds(counts: Counts, seconds: NDArray[np.float64]) -> list[Group]:
     """Break down by duration: ranges of one round width, and the rest."""
     if not len(seconds):
         return []
+    # Not the longest: one recording of an hour would put all others into the first bin.
     reach = float(np.quantile(seconds, 0.98))
     step = next((step for step in _STEPS if reach / step <= _MOST_BINS), _STEPS[-1])
     n_bins = max(1, min(_MOST_BINS, int(np.ceil(reach / step))))

@@ -8,7 +8,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from espnet3.components.metrics.tally import align, n_errors, n_units, percentage
+from espnet3.components.metrics.error_rate import align, n_errors, n_units, percentage
 from espnet3.components.metrics.text_cleaning import TextCleaner
 from espnet3.errors import RecordError
 from espnet3.io.scp import read_scp
@@ -80,6 +80,7 @@ def find_worst(report: Report) -> list[WorstOfTestSet]:
     chosen = [t for t in report.test_sets if t.main is not None and t.utterances is not None]
     if not chosen or not report.config.n_worst:
         return []
+    # Rounded up, so that each test set shows at least one.
     n_each = math.ceil(report.config.n_worst / len(chosen))
     clips = ClipMaker(report.config)
     return [_of_test_set(test_set, report, clips, n_each) for test_set in chosen]
@@ -95,6 +96,7 @@ def _of_test_set(
     numbers = utterances.worst(n_each)
     n_wrong, n_all = int((errors > 0).sum()), len(utterances.ids)
     ids = [utterances.ids[number] for number in numbers]
+    # Bounded: to align all of a large test set could take longer than the rest of the page.
     wrong = [utterances.ids[number] for number in (errors > 0).nonzero()[0][:_MOST_ALIGNED]]
     try:
         texts = _texts(main, report.inference_dir, [*ids, *wrong])

@@ -8,6 +8,7 @@ import torch
 from omegaconf import OmegaConf
 
 from espnet3.components.data.errors import AudioError
+from espnet3.components.decoding.windows import join_texts, split_windows
 from espnet3.components.text.characters import CharacterTokenizer
 from espnet3.errors import ConfigError, MissingExtraError
 from espnet3.systems.asr.huggingface import HuggingFaceCTC, HuggingFaceSeq2Seq
@@ -136,6 +137,19 @@ def test_seq2seq_generates_for_lists(whisper):
         HuggingFaceSpeech2Text(str(whisper), word_times=True)
 
 
+def test_seq2seq_takes_long_audio_in_windows(whisper):
+    model = HuggingFaceSpeech2Text(str(whisper), window_seconds=1.0, overlap_seconds=0.2)
+    long = speech(2.5)
+    short = speech(0.9)
+    texts = [result.text for result in model([long, short], sample_rate=[RATE, RATE])]
+    assert texts[1] == HuggingFaceSpeech2Text(str(whisper))(short).text
+    pieces = [long[w.start : w.end] for w in split_windows(len(long), 1, RATE, RATE // 5)]
+    assert len(pieces) == 3
+    assert texts[0] == join_texts([model(piece).text for piece in pieces])
+    with pytest.raises(ConfigError, match="window_seconds"):
+        HuggingFaceSpeech2Text(str(whisper), window_seconds=1.0, overlap_seconds=0.6)
+
+
 def test_labels_have_no_second_start_and_leave_padding_out(whisper):
     model = HuggingFaceSeq2Seq(str(whisper))
     labels = model._labels(["ab", "abc"])
@@ -147,6 +161,8 @@ def test_labels_have_no_second_start_and_leave_padding_out(whisper):
     assert torch.isfinite(loss)
     assert torch.isfinite(alone[0])
     assert stats.keys() == {"loss"}
+    _, stats, _ = model.eval()(**batch(0.5, 0.9), text=["ab", "abc"])
+    assert stats.keys() == {"loss", "cer", "wer"}
 
 
 def test_ctc_loss_is_that_of_texts_or_of_tokens(wav2vec2):
@@ -255,7 +271,7 @@ def test_seq2seq_is_trained_from_a_config_and_recognises(tmp_path, monkeypatch, 
 
 
 def test_mistakes_say_what_to_write(tmp_path, wav2vec2):
-    with pytest.raises(ConfigError, match="either a model or weights"):
+    with pytest.raises(ConfigError, match="either a pretrained model or weights"):
         HuggingFaceSpeech2Text()
     with pytest.raises(ConfigError, match="save_pretrained"):
         HuggingFaceSpeech2Text(str(tmp_path))

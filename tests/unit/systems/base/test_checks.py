@@ -124,3 +124,62 @@ def test_inference_and_metrics_are_checked_by_those_who_read_them(write):
         check(write, "input_key: speech", "infer", system=BaseSystem)
     with pytest.raises(ConfigError, match=r"needs a _target_\. Write: metric:"):
         check(write, "metrics: [{metric: {}}]", "measure", system=BaseSystem)
+
+
+class Standard(BaseSystem):
+    """Has the stages of ESPnet3, with their checks."""
+
+
+_TRAINING = """
+    dataset: {train: [{data_src: jsonl, data_src_args: {path: train.jsonl}}]}
+    dataloader: {train: {batch_size: 2}}
+    model: {_target_: not_imported.Net, width: 2, part: {_target_: not_imported.Part, depth: 1}}
+    optimizer: {_target_: torch.optim.AdamW, lr: 0.1}
+    scheduler: {_target_: torch.optim.lr_scheduler.OneCycleLR, max_lr: 0.1}
+    trainer: {max_epochs: 1}
+"""
+_MODULE = """
+    class Net:
+        def __init__(self, width, part): ...
+
+    class Part:
+        def __init__(self, depth): ...
+
+    raise RuntimeError("it was imported")
+"""
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "message"),
+    [
+        (" lr: 0.1}", " lrr: 0.1}", r"optimizer\.lrr.*is no argument of torch\.optim\.AdamW.*'lr'"),
+        ("max_lr: 0", "maxlr: 0", r"scheduler\.maxlr.*is no argument of .*OneCycleLR.*'max_lr'"),
+        ("depth: 1", "depthh: 1", r"model\.part\.depthh.*is no argument of not_imported\.Part"),
+        ("width: 2", "widthh: 2", r"model\.widthh.*is no argument of not_imported\.Net.*'width'"),
+        ("max_epochs", "max_epoch", r"trainer\.max_epoch .*is no argument of the trainer"),
+    ],
+)
+def test_a_misspelt_argument_is_told_before_the_model_is_imported(
+    write, monkeypatch, right, wrong, message
+):
+    write("not_imported.py", _MODULE)
+    monkeypatch.syspath_prepend(".")
+    assert _TRAINING.count(right) == 1
+
+    with pytest.raises(ConfigError, match=message):
+        check(write, _TRAINING.replace(right, wrong), "train", system=Standard)
+    with pytest.raises(ConfigError, match="it was imported"):  # once all is spelt right
+        check(write, _TRAINING, "train", system=Standard)
+
+
+def test_a_block_that_a_provider_of_ones_own_reads_may_have_other_arguments(write, monkeypatch):
+    write("not_imported.py", _MODULE)
+    monkeypatch.syspath_prepend(".")
+    text = "model: {_target_: not_imported.Net, widthh: 2}"
+
+    with pytest.raises(ConfigError, match="is no argument of not_imported"):
+        check(write, text, "infer", system=Standard)
+    with pytest.raises(ConfigError, match="it was imported"):
+        check(
+            write, f"provider: {{_target_: fractions.Fraction}}\n{text}", "infer", system=Standard
+        )

@@ -96,8 +96,9 @@ def test_metrics_alone_must_say_which_results_they_are_about(metrics):
         check_inference_dir(load_configs({"metrics": [metrics]}))
     assert str(caught.value) == (
         "conf/metrics.yaml does not say which results to score: inference_dir would be "
-        "./exp/metrics/metrics, which does not exist. Add --inference_config conf/inference.yaml, "
-        "or write in conf/metrics.yaml: inference_dir: FOLDER"
+        "./exp/metrics/metrics, which does not exist. Decode and score: python run.py "
+        "--stages infer measure --inference_config conf/inference.yaml --metrics_config "
+        "conf/metrics.yaml ; or write in conf/metrics.yaml: inference_dir: FOLDER"
     )
 
 

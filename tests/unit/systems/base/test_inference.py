@@ -276,7 +276,7 @@ def test_secrets_are_not_written_and_another_one_is_told(load, awkward, monkeypa
 
 def test_a_refusal_tells_the_overrides_to_go_on_with(load):
     infer(load())
-    with pytest.raises(StaleRunError, match=r"start over: runner\.resume=false"):
+    with pytest.raises(StaleRunError, match=r"start over:\n  runner\.resume=false\n"):
         infer(load("model.beam_size=8"))
     infer(load("model.beam_size=8", "runner.accept_changes=[config.model.beam_size]"))
 
@@ -372,6 +372,7 @@ def test_the_dry_run_tells_batches_padding_shards_and_job_script(load, awkward):
     assert "sorted by length" in text
     assert "% padding (batch_size: 16 in dataset order: " in text
     assert "#SBATCH -p gpu" in text
+    assert re.search(r"files: 3 workers: about [\d,]+ operations in all; .*espnet3 plan", text)
     assert not (awkward / "out").exists()
 
 
@@ -379,6 +380,8 @@ def test_the_dry_run_tells_what_is_done_already(load):
     infer(load())
     assert "shards are done" in "\n".join(describe_inference(load()))
     changed = "\n".join(describe_inference(load("model.beam_size=8")))
+    # At the rate of the run that is there.
+    assert re.search(r"files: 1 workers: about [\d,.]+ operations a second", changed)
     assert "would be refused" in changed
     assert "config.model.beam_size" in changed
 

@@ -365,7 +365,7 @@ def test_missing_ids_are_listed_per_side_with_their_count(folder):
     listed = ", ".join(f"utt{i}" for i in range(10))
     assert f"25 of the 29 ids in ref are not in hyp: {listed} and 15 more;" in message
     assert "1 of the 5 ids in hyp are not in ref: extra." in message
-    assert "--stage 6" in message
+    assert "--stages infer" in message
     assert "metrics.0: on_missing: skip leaves them out" in message
     assert not os.path.exists("exp/metrics.json")
 
@@ -403,7 +403,7 @@ def test_ids_that_failed_on_purpose_are_told(folder):
     with pytest.raises(IncompleteRunError) as caught:
         measure(load(text))
     assert "not in hyp: utt7." in str(caught.value)
-    assert "1 item(s) of the run failed and were skipped on purpose" in str(caught.value)
+    assert "1 of them failed, which on_error: skip allows" in str(caught.value)
     assert "espnet3 failed decoded/digits" in str(caught.value)
 
 
@@ -437,7 +437,7 @@ def test_a_missing_field_fails_before_anything_is_computed(folder):
         measure(one())
     message = str(caught.value)
     assert "1 file is missing: exp/zz/hyp.scp." in message
-    assert "--stage 6" in message
+    assert "--stages infer" in message
     assert not os.path.exists("exp/test/WER.jsonl")
 
 
@@ -452,11 +452,13 @@ def test_a_test_set_that_was_not_decoded_names_the_stage(folder):
     with pytest.raises(IncompleteRunError) as caught:
         measure(one(WER, "dataset.test=[{name: test}, {name: later}]"))
     assert "exp/later/ref.scp, exp/later/hyp.scp. Run the infer stage first:" in str(caught.value)
-    assert "python run.py --stage 6" in str(caught.value)
+    assert "python run.py --stages infer measure" in str(caught.value)
 
 
 def test_a_folder_without_results_names_the_stage(folder):
-    with pytest.raises(IncompleteRunError, match=r"nowhere holds no results.*--stage 6"):
+    with pytest.raises(
+        IncompleteRunError, match=r"nowhere holds no results.*--stages infer measure"
+    ):
         measure(one(WER, "inference_dir=nowhere"))
 
 
@@ -474,7 +476,9 @@ def test_a_run_that_is_not_complete_is_refused_with_the_command(folder):
     infer(load_config("inference.yaml", below=below))
     (folder / "decoded" / "digits" / "_SUCCESS.json").unlink()
     text = json.dumps({"metrics": [{"metric": {"_target_": WER}}], "inference_dir": "decoded"})
-    with pytest.raises(IncompleteRunError, match=r"12 of 12 items are done.*run\.py --stage 6"):
+    with pytest.raises(
+        IncompleteRunError, match=r"12 of 12 items are done.*run\.py --stages infer"
+    ):
         measure(load(text))
     for path in (folder / "decoded" / "digits").glob("*.scp"):
         path.unlink()

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from espnet3.components.metrics.tally import Bootstrap, intervals, tally
+from espnet3.components.metrics.error_rate import Bootstrap, intervals, tally
 from espnet3.systems.base.results_table import format_results, summary_lines
 
 

@@ -182,7 +182,8 @@ def test_stale_statistics_are_refused_with_the_ways_on(load):
             collect_stats(load(change, text=MODEL))
         told = str(error.value)
         assert f"\n  {key}: " in told
-        assert "choose another stats_dir" in told
+        assert "write the new ones elsewhere:\n  " in told
+        assert f"stats_dir={load().config.stats_dir!s}_2".split("/")[-1] in told
         assert "collect_stats.resume=false" in told
         accept = told.partition("'collect_stats.accept_changes=[")[2].partition("]")[0]
         assert key in accept.split(",")

@@ -41,7 +41,7 @@ def load(recipe, write):
 
 
 def test_both_sets_are_built_and_validation_may_be_missing(load):
-    sets = build_sets(load(TRAIN))
+    sets = build_sets(load(TRAIN).plain())
     assert isinstance(sets["train"], CombinedDataset)
     assert len(sets["train"]) == 3
     assert sets["valid"] is None
@@ -51,7 +51,7 @@ def test_an_organizer_of_the_user_knows_its_splits_itself(load):
     loaded = load(f"dataset: {{_target_: {__name__}.Own, path: a}}\n")
     check_data(loaded)
     assert has_split(loaded.plain()["dataset"], "valid") is None
-    assert build_sets(loaded) == {"train": ["a"], "valid": None}
+    assert build_sets(loaded.plain()) == {"train": ["a"], "valid": None}
 
 
 def test_splits_are_known_before_anything_is_built(load):
@@ -77,8 +77,8 @@ def test_what_is_wrong_with_the_block_is_told_first(load, text, words):
 
 def test_an_error_of_an_entry_says_where_it_was_set(load):
     loaded = load(TRAIN.replace("n: 3", "n: 0"))
-    with pytest.raises(ConfigError) as refused:
-        build_sets(loaded)
+    with pytest.raises(ConfigError) as refused, loaded.naming_places():
+        build_sets(loaded.plain())
     key = "dataset.train.0.data_src_args (set in conf/training.yaml:4): "
     assert str(refused.value).startswith(key)
     assert "has no items" in str(refused.value)

@@ -2,7 +2,7 @@ from xml.etree import ElementTree
 
 from espnet3.systems.base.reporting.charts import draw_curves, make_timeline, round_step
 from espnet3.systems.base.reporting.gather import ShardSpan, read_learning
-from espnet3.trainer.reporting.history_entries import Entry
+from espnet3.trainer.reporting.history import Entry
 from tests.helpers.report_page_parts import write_history
 
 

@@ -1,6 +1,6 @@
 import numpy as np
 
-from espnet3.components.metrics.tally import tally
+from espnet3.components.metrics.error_rate import tally
 from espnet3.systems.asr.metrics.wer import WER
 from espnet3.systems.base.reporting.scores import (
     by_seconds,

@@ -7,7 +7,7 @@ import pytest
 
 from espnet3.errors import ConfigError, MissingExtraError, ResourceError
 from espnet3.systems.asr.packing import pack_model
-from espnet3.systems.asr.uploading import check_upload_model, describe_upload_model, upload_model
+from espnet3.systems.asr.publication import check_upload_model, describe_upload_model, upload_model
 from espnet3.systems.base.context import load_configs
 from tests.helpers.hub_server import HubServer
 from tests.helpers.recognizer_parts import make_recipe
@@ -18,7 +18,7 @@ CONFIGS = {"training": ["conf/training.yaml"], "publication": ["conf/publication
 
 # In a process of its own, as the client reads its settings when it is imported.
 UPLOAD = f"""
-from espnet3.systems.asr.uploading import upload_model
+from espnet3.systems.asr.publication import upload_model
 from espnet3.systems.base.context import load_configs
 import sys
 print("commit:", upload_model(load_configs({CONFIGS!r}, sys.argv[1:]).publication))
