@@ -1,3 +1,3 @@
 """ESPnet3: write a speech experiment once, run it anywhere."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

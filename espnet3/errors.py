@@ -19,6 +19,7 @@ if TYPE_CHECKING:
             """Return `' (set in FILE:LINE)'`, or an empty text."""
 
 
+# None is a value that a setting can have.
 _NOT_GIVEN = object()
 
 
@@ -259,5 +260,6 @@ def closest(word: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
     def is_like(one: str, other: str, least: float) -> bool:
         return SequenceMatcher(None, str(one).lower(), other.lower()).ratio() >= least
 
+    # Several, as `is_slip` may rule out the closest.
     close = get_close_matches(str(word), list(known), n=5, cutoff=cutoff)
     return next(filter(is_slip, close), None)

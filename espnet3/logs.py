@@ -2,6 +2,7 @@
 
 import logging
 import sys
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import TextIO
 FORMAT = "%(asctime)s %(levelname)s %(message)s"
 LONG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 _DATE = "%H:%M:%S"
-_TALKATIVE = ("distributed", "dask", "dask_jobqueue", "dask_cuda", "tornado", "bokeh")
+_TALKATIVE = ("distributed", "dask", "dask_jobqueue", "dask_cuda", "ray", "tornado", "bokeh")
 _OWN_LOGGERS = ("__main__", "src", "dataset")
 """Of the recipe itself, whose info lines are shown as well."""
 
@@ -19,6 +20,7 @@ class _StderrHandler(logging.StreamHandler[TextIO]):
     """Writes to what `sys.stderr` is now: a progress bar may stand in for it for a while."""
 
     def __init__(self) -> None:
+        # Not that of StreamHandler, which assigns `stream`.
         logging.Handler.__init__(self)
 
     @property
@@ -44,9 +46,22 @@ def make_visible(prefix: str = "", level: int = logging.INFO) -> None:
     ours.setLevel(logging.INFO)
 
 
-def log_to_stderr(level: int = logging.INFO) -> None:
+@contextmanager
+def said_if_long(logger: logging.Logger, text: str, seconds: float = 2.0) -> Iterator[None]:
+    """Log a line if what is inside takes longer than some seconds; it needs no line otherwise."""
+    timer = threading.Timer(seconds, logger.info, [text])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        timer.join()
+
+
+def log_to_stderr() -> None:
     """Set up logging of a worker process, whose stderr is its log file."""
-    logging.basicConfig(level=level, format=LONG_FORMAT)
+    logging.basicConfig(level=logging.INFO, format=LONG_FORMAT)
 
 
 def _others_on_stderr() -> logging.Handler:
@@ -91,6 +106,7 @@ class StageLog:
 
     def __init__(self, path: Path, hidden: Mapping[str, str]) -> None:
         self.path = path
+        # A name that is not UTF-8 must not cost the whole line.
         self.handler = _FileHandler(path, encoding="utf-8", errors="backslashreplace")
         self.handler.setFormatter(_HidingFormatter(hidden))
 
@@ -130,8 +146,10 @@ def open_stage_log(path: Path, hidden: Mapping[str, str] | None = None) -> Itera
     log = StageLog(path, hidden or {})
     root = logging.getLogger()
     with ExitStack() as stack:
+        # Registered first, so that it runs last.
         stack.callback(log.handler.close)
         handlers: list[logging.Handler] = [log.handler]
+        # Python prints warnings by itself only as long as the root has no handler.
         if not root.handlers:
             handlers.append(_others_on_stderr())
         for handler in handlers:

@@ -42,6 +42,7 @@ def amount(number: float) -> str:
         ('812', '29.8 M', '1.2 G')
     """
     for size, unit in _UNITS:
+        # What three digits would round up to the next unit is shown in it: 999,600 is 1 M.
         if abs(number) >= size * 0.9995:
             return f"{_three_digits(number / size)} {unit}"
     return f"{number:,.0f}"
@@ -80,6 +81,7 @@ def duration(seconds: float) -> str:
     """
     if seconds < 1:
         return f"{seconds:.2f} s" if seconds else "0 s"
+    # Rounded first, or 59.7 would be shown as 60 s.
     if round(seconds) < 60:
         return f"{seconds:.1f} s" if seconds < 9.95 else f"{seconds:.0f} s"
     minutes, rest = divmod(round(seconds), 60)

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
 
 class UsageError(EspnetError):
@@ -71,6 +72,7 @@ def _heed_ctrl_c() -> None:
 def _guarded(run: Callable[[], int]) -> int:
     try:
         return run()
+    # An OSError as well, but the end of a pipe is no error to print.
     except BrokenPipeError:
         raise
     except (EspnetError, OSError) as error:
@@ -141,6 +143,9 @@ def seconds(text: str, least: float = 0.0) -> float:
     return number
 
 
+_PIPE_COLUMNS = 4096
+
+
 def make_console() -> Console:
     """Return a console that prints text as it is: `[brackets]` in a path are no markup.
 
@@ -148,23 +153,40 @@ def make_console() -> Console:
     """
     from rich.console import Console
 
-    return Console(highlight=False, markup=False, emoji=False)
+    # Into a pipe or a file nothing is wrapped: other programs read lines.
+    is_piped = not sys.stdout.isatty() and "COLUMNS" not in os.environ
+    width = _PIPE_COLUMNS if is_piped else None
+    return Console(highlight=False, markup=False, emoji=False, width=width)
 
 
-def make_table(*titles: str, right: Collection[str] = ()) -> Table:
+def make_table(*titles: str, right: Collection[str] = (), short: Collection[str] = ()) -> Table:
     """Return an empty table; long cells continue in the next line, so that nothing is cut off.
 
     Args:
         titles: of the columns.
-        right: those of columns of numbers.
+        right: those of columns of numbers, which stay on one line.
+        short: those of columns that give way where the terminal is too narrow; see `shortened`.
     """
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
     table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, title_style="bold")
     for title in titles:
-        table.add_column(title, justify="right" if title in right else "left", overflow="fold")
+        table.add_column(
+            title,
+            justify="right" if title in right else "left",
+            overflow="fold",
+            # Others give way first: of a number that is cut off, nothing is left.
+            no_wrap=title not in short if short else title in right,
+        )
     return table
+
+
+def shortened(text: str) -> Text:
+    """Return a cell that ends with an ellipsis where its column is too narrow."""
+    from rich.text import Text
+
+    return Text(text, no_wrap=True, overflow="ellipsis")
 
 
 def make_facts() -> Table:

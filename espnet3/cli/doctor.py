@@ -108,6 +108,7 @@ def _clusters_last(files: tuple[str, ...]) -> tuple[str, ...]:
         block = load_config(file).config.get("parallel") or {}
         return str(block.get("env", "local")) not in ON_THIS_MACHINE
 
+    # The sort is stable, so within each kind the order of the line stays.
     return tuple(sorted(files, key=names_cluster))
 
 
@@ -213,6 +214,7 @@ def _submit(
 
 
 def _note(line: str) -> None:
+    # Not on stdout, where --json promises one document.
     print(on_one_line(line), file=sys.stderr, flush=True)
 
 

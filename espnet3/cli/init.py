@@ -1,4 +1,4 @@
-"""Write a new recipe that runs without changes."""
+"""Write a new recipe: for a corpus of yours, or from a template that runs as it is."""
 
 import argparse
 import os
@@ -10,6 +10,12 @@ from pathlib import Path
 
 import espnet3
 from espnet3.cli.console import UsageError, make_parser
+from espnet3.cli.corpus_options import (
+    FORMATS,
+    add_corpus_options,
+    check_corpus_options,
+    read_corpus,
+)
 from espnet3.errors import ResourceError, suggest
 from espnet3.text import on_one_line
 
@@ -19,30 +25,54 @@ _NOT_COPIED = ("__pycache__", "data", "exp", "logs")  # nor hidden folders: cach
 @dataclass(frozen=True)
 class _Template:
     help: str
+    folder: str
+    """Below `egs3/`, and in a wheel below `espnet3/templates/`."""
     arguments: str
     """Of `run.py`, for all that the recipe does."""
 
 
+_TRAINED = (
+    "--training_config conf/training.yaml --inference_config conf/inference.yaml "
+    "--metrics_config conf/metrics.yaml"
+)
 TEMPLATES = {
-    "asr": _Template(
-        "speech recognition: data, a model, and its error rate",
+    "own-model": _Template(
+        "speech recognition with a network of your own: data, a model, and its error rate",
+        "TEMPLATE/asr",
         "--stages all --config conf/inference.yaml conf/metrics.yaml",
+    ),
+    "classifier": _Template(
+        "a task that is no recognition: a class for each recording, trained and scored",
+        "TEMPLATE/classifier",
+        f"--stages create_dataset train-report {_TRAINED}",
     ),
     "runner": _Template(
         "one function over many audio files, as a stage of its own",
+        "TEMPLATE/runner",
         "--stages all --config conf/loudness.yaml",
     ),
+    "digits": _Template(
+        "a copy of egs3/digits/asr, which makes its own corpus (extra: demo)",
+        "digits/asr",
+        f"--stages create_dataset train_tokenizer train-report {_TRAINED}",
+    ),
 }
-"""Each is a folder in `egs3/TEMPLATE`."""
+_FORMER_NAMES = {"asr": "own-model"}
+_FOR_CORPORA = "digits"
+"""The template whose files, but for the configs that depend on the data, suit every corpus."""
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = make_parser("init", __doc__ or "")
-    parser.add_argument("name", metavar="NAME", help="the new folder, such as egs3/my_corpus/asr")
-    listed = "; ".join(f"{name}: {template.help}" for name, template in TEMPLATES.items())
-    parser.add_argument(
-        "--template", metavar="TEMPLATE", default="asr", help=f"{listed} (default: asr)"
+    parser = make_parser(
+        "init",
+        __doc__ or "",
+        usage="espnet3 init NAME --data FORMAT --train PATH [--valid PATH] [--test PATH ...]\n"
+        "       espnet3 init NAME --template TEMPLATE",
     )
+    parser.add_argument("name", metavar="NAME", help="the new folder, such as my_corpus/asr")
+    add_corpus_options(parser)
+    listed = "; ".join(f"{name}: {template.help}" for name, template in TEMPLATES.items())
+    parser.add_argument("--template", metavar="TEMPLATE", help=f"instead of data: {listed}")
     return parser
 
 
@@ -50,19 +80,40 @@ def init(argv: Sequence[str]) -> int:
     """Write the recipe, and print its files and the lines to type next.
 
     Raises:
-        UsageError: there is no such template, or the folder is in use.
+        UsageError: there is no such template or data, or the folder is in use.
     """
     args = _parser().parse_args(argv)
-    template = TEMPLATES.get(args.template)
-    if template is None:
-        raise UsageError(
-            f"there is no template {args.template!r}.{suggest(args.template, TEMPLATES)} "
-            f"Templates: {', '.join(TEMPLATES)}."
-        )
     folder = Path(os.path.expanduser(args.name))
-    _check_free(folder, args.template)
-    files = _copy(_find_template(args.template), folder)
-    print(f"Wrote {on_one_line(folder)} from the template {args.template}:")
+    if args.data is None:
+        return _init_template(folder, args)
+    if args.template is not None:
+        raise UsageError(
+            f"--data {args.data} and --template {args.template} are two kinds of recipes. Leave "
+            "one of them out."
+        )
+    return _init_corpus(folder, args)
+
+
+def _init_template(folder: Path, args: argparse.Namespace) -> int:
+    name = args.template
+    if name is None:
+        of_data = ("train", "valid", "test", "columns", "sample_rate")
+        given = [option for option in of_data if getattr(args, option)]
+        told = f"--{given[0].replace('_', '-')} is set, but --data is not. " if given else ""
+        own = shlex.quote(args.name)
+        raise UsageError(
+            f"{told}Say what the recipe is for. A corpus of yours ({', '.join(FORMATS)}): espnet3 "
+            f"init {own} --data kaldi --train PATH --valid PATH --test PATH; or a template: "
+            f"espnet3 init {own} --template own-model. Templates: {', '.join(TEMPLATES)}."
+        )
+    template = TEMPLATES.get(name)
+    if template is None:
+        former = _FORMER_NAMES.get(name)
+        hint = f" It is called {former} now." if former else suggest(name, TEMPLATES)
+        raise UsageError(f"there is no template {name!r}.{hint} Templates: {', '.join(TEMPLATES)}.")
+    _check_free(folder, f"--template {name}")
+    files = _copy(_find_template(name), folder)
+    print(f"Wrote {on_one_line(folder)} from the template {name}:")
     print(*(f"  {file}" for file in files), sep="\n")
     print("\nIt runs as it is:")
     if folder.resolve() != Path.cwd():
@@ -71,13 +122,42 @@ def init(argv: Sequence[str]) -> int:
     return 0
 
 
-def _check_free(folder: Path, template: str) -> None:
+def _init_corpus(folder: Path, args: argparse.Namespace) -> int:
+    # All is looked at and thought out before the first file is written.
+    check_corpus_options(args)
+    _check_free(folder, f"--data {args.data} --train {shlex.quote(args.train)}")
+    source = _find_template(_FOR_CORPORA)
+    from espnet3.systems.asr.new_recipe import ARGUMENTS, recipe_files
+
+    written, told = recipe_files(read_corpus(args))
+    kept = ["run.py", ".gitignore", *_parallel_files(source)]
+    for name in kept:
+        _copy_file(source / name, folder / name)
+    for name, text in written.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    print(f"Looked at the data ({args.data}):")
+    print(*(f"  {on_one_line(line)}" for line in told), sep="\n")
+    print(f"\nWrote {on_one_line(folder)}; why each setting was chosen stands beside it:")
+    print(*(f"  {name}" for name in sorted([*kept, *written])), sep="\n")
+    print("\nFrom here to an error rate and a report:")
+    print(f"  espnet3 run {on_one_line(shlex.quote(str(folder)))} {ARGUMENTS}")
+    return 0
+
+
+def _parallel_files(source: Path) -> list[str]:
+    return sorted(f"conf/{path.name}" for path in (source / "conf").glob("parallel_*.yaml"))
+
+
+def _check_free(folder: Path, options: str) -> None:
     """Refuse a folder with something in it: nothing is ever written over."""
+    # `exists` says no to a dangling link, in whose place no folder can be made.
     if not os.path.lexists(folder) or (folder.is_dir() and not any(folder.iterdir())):
         return
     has_name = folder.name not in ("", "..")
     other = f"{os.path.normpath(folder)}_2" if has_name else "my_recipe"
-    way_on = f"Choose another name: espnet3 init {shlex.quote(other)} --template {template}"
+    way_on = f"Choose another name: espnet3 init {shlex.quote(other)} {options}"
     if (folder / "run.py").is_file():
         recipe = shlex.quote(str(folder))
         way_on += f"; or use the recipe that is there: espnet3 run {recipe} --list-stages"
@@ -87,14 +167,15 @@ def _check_free(folder: Path, template: str) -> None:
 
 def _find_template(name: str) -> Path:
     package = Path(espnet3.__file__).parent
+    folder = TEMPLATES[name].folder
     # A wheel holds a copy; in a clone they are beside the package.
-    places = [package / "templates" / name, package.parent / "egs3" / "TEMPLATE" / name]
+    places = [package / "templates" / folder, package.parent / "egs3" / folder]
     found = next((place for place in places if place.is_dir()), None)
     if found is None:
         listed = " nor ".join(on_one_line(place) for place in places)
         raise ResourceError(
             f"The template {name!r} is neither {listed}.",
-            fix="Install ESPnet3 again; in a clone: git checkout -- egs3/TEMPLATE",
+            fix=f"Install ESPnet3 again; in a clone: git checkout -- egs3/{folder}",
         )
     return found
 
@@ -103,14 +184,18 @@ def _copy(source: Path, target: Path) -> list[str]:
     """Copy all files but results, and return their paths below the target."""
     files = sorted(_files(source))
     for file in files:
-        path = target / file
-        path.parent.mkdir(parents=True, exist_ok=True)
-        # The content alone: the package may be read-only, and the recipe is to be changed.
-        shutil.copyfile(source / file, path)
+        _copy_file(source / file, target / file)
     return [file.as_posix() for file in files]
+
+
+def _copy_file(source: Path, target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    # The content alone: the package may be read-only, and the recipe is to be changed.
+    shutil.copyfile(source, target)
 
 
 def _files(folder: Path) -> Iterator[Path]:
     for root, folders, names in os.walk(folder):
+        # In place, which is how os.walk learns where not to go.
         folders[:] = [n for n in folders if n not in _NOT_COPIED and not n.startswith(".")]
         yield from (Path(root, name).relative_to(folder) for name in names)

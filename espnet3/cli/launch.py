@@ -116,6 +116,7 @@ def _check_recipe(job: "Job") -> None:
     """
     words = [SCRIPT, "--stages", *job.stages, *job.arguments, "--dry-run"]
     print("Checking the recipe ...", file=sys.stderr, flush=True)
+    # In a process of its own, with the interpreter and the words that the job will use.
     told = subprocess.run(
         [job.python, *words], cwd=job.recipe_dir, capture_output=True, text=True, errors="replace"
     )

@@ -10,8 +10,10 @@ from espnet3.cli.console import UsageError, guarded
 from espnet3.errors import suggest
 
 VERBS = {
-    "init": "write a new recipe that runs as it is",
+    "init": "write a new recipe: for a corpus of yours, or from a template",
+    "migrate": "turn a recipe of ESPnet2 into one of ESPnet3 that runs",
     "run": "run stages of a recipe, from any folder",
+    "transcribe": "turn audio files and folders into text with a model, without a recipe",
     "plan": "estimate how long a run would take, on how many workers",
     "doctor": "check a parallel block, and all around it, before jobs wait in a queue",
     "status": "show how far runs are, from their folders alone; --watch: live",
@@ -23,8 +25,11 @@ VERBS = {
     "resume": "give detached runs more workers, here or on another backend",
     "retry": "compute the shards with failed items again",
     "merge": "join the shards of a finished run whose driver died",
+    "tidy": "pack the shards of merged runs, so that few files are left",
     "launch": "submit a training to Slurm, PBS, SGE or LSF",
     "scaling": "measure how a parallel block scales, on 1, 2, 4 ... workers",
+    "completion": "print the script that completes commands, stages, files and keys in a shell",
+    "schema": "write JSON Schemas of config files, with which editors check keys",
 }
 _MODULES = {
     **dict.fromkeys(("explain", "failed", "logs"), "run_diagnosis"),
@@ -61,7 +66,7 @@ def _run(argv: list[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    verbs = "\n".join(f"  {verb:8}{text}" for verb, text in VERBS.items())
+    verbs = "\n".join(f"  {verb:11}{text}" for verb, text in VERBS.items())
     parser = argparse.ArgumentParser(
         prog="espnet3",
         usage="espnet3 [-h] [--version] COMMAND ...",

@@ -19,16 +19,15 @@ from espnet3.cli.run_folders import find_run
 from espnet3.errors import RunFolderError
 from espnet3.parallel.detached.description import user_name
 from espnet3.parallel.detached.folder_access import reports_folder_errors
-from espnet3.parallel.detached.merging import merge_detached
-from espnet3.parallel.folder_run import folder_errors, merge_run
+from espnet3.parallel.detached.handle import merge_detached
+from espnet3.parallel.folder_run import folder_errors, merge_run, unpack_run
 from espnet3.shards.commit import Done
 from espnet3.shards.join import join_files
 from espnet3.shards.layout import FAILED, RunLayout, is_protocol_name, manifest_path
 from espnet3.shards.lease import Lease, Owner, living_owners
-from espnet3.shards.manifest import Manifest
+from espnet3.shards.manifest import Manifest, require_manifest
 from espnet3.shards.merge import check_complete
 from espnet3.shards.records import RecordPaths
-from espnet3.shards.status import require_manifest
 from espnet3.shards.success import has_artifacts, has_outputs, read_success
 from espnet3.text import count, on_one_line
 
@@ -114,17 +113,20 @@ def merge_folder(run_dir: Path, trust: str | None = None) -> Merged:
         return merged
     layout = manifest.layout(run_dir)
     _refuse_company(run_dir, living_owners(layout.leases))
+    unpack_run(run_dir, manifest)
     coverage = check_complete(run_dir, manifest, contents=False)  # the merge compares contents
     left = _find_left(layout, coverage.committed, output_dir)
     names = sorted(_names(coverage.committed) - left.keys())
     if left and not names:
         raise RunFolderError(_nothing_to_join(run_dir, left))
     with Lease(run_dir) as lease:
+        # Asked again under the lease, as a driver may have come in the meantime.
         _refuse_company(run_dir, lease.others())
         if not lease.claim("merge"):
             raise RunFolderError(f"Another process is merging {run_dir} just now.")
+        joiner = _Joiner(output_dir, names)
         files = merge_run(
-            run_dir, output_dir, manifest, _Joiner(output_dir, names), keep_result=False
+            run_dir, output_dir, manifest, joiner, keep_result=False, coverage=coverage
         )
     n_failed = sum(done.n_failed for done in coverage.committed.values())
     return Merged(
@@ -148,6 +150,7 @@ def _output_dir(run_dir: Path, manifest: Manifest, trust: str | None) -> Path:
     if folder != run_dir:  # chosen by the author of the plan, who may be another user
         found = manifest_path(run_dir).stat()
         owner = user_name(found.st_uid)
+        # Root could write there without our help, so its plan is no greater risk.
         if found.st_uid not in (os.getuid(), 0) and trust != owner:
             raise RunFolderError(
                 f"{manifest_path(run_dir)} belongs to {owner}, and says to write into {folder}. If "
@@ -224,6 +227,7 @@ def _is_text(path: Path) -> bool:
         if file.read() != b"\n" or b"\0" in head:
             return False
     try:
+        # Incremental, because the piece may end within a character.
         codecs.getincrementaldecoder("utf-8")().decode(head)
     except UnicodeDecodeError:
         return False
@@ -272,7 +276,7 @@ def _tables(merged: Merged) -> "Iterator[Table]":
     if merged.files:
         table = make_table("File", "Lines", right=["Lines"])
         for name, n_lines in merged.files.items():
-            table.add_row(on_one_line(name), "-" if n_lines is None else f"{n_lines:,}")
+            table.add_row(on_one_line(name), "not counted" if n_lines is None else f"{n_lines:,}")
         yield table
     if merged.left:
         table = make_table("Left in the shards", "Why")

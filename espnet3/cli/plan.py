@@ -6,8 +6,6 @@ import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import reduce
-from operator import add
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,18 +16,21 @@ from espnet3.cli.recipe_options import Options, parse_line, select_stages
 from espnet3.errors import EspnetError, suggest
 from espnet3.parallel.clusters.registry import gpus_per_job, walltime_seconds
 from espnet3.parallel.config import ParallelConfig
-from espnet3.parallel.forecast import Forecast
 from espnet3.parallel.parallel import as_parallel_config
+from espnet3.shards.plan import Forecast
 from espnet3.systems.base.context import context_value
 from espnet3.systems.base.run_description import (
     ExpectedRun,
     StatedRate,
     describe_batches,
+    describe_files,
     describe_folder,
     describe_items,
     describe_job_script,
+    describe_operations,
     describe_shards,
     find_rate,
+    forecast_all,
     run_folder,
 )
 from espnet3.systems.base.stages import find_stage, stages_of
@@ -185,6 +186,7 @@ def _system_of(script: Path) -> type[BaseSystem]:
     sys.dont_write_bytecode = True
     sys.argv = [str(script)]  # a script without a __main__ guard then only shows its usage
     try:
+        # Not as __main__, so that the guard of the script keeps the stages from running.
         names = runpy.run_path(str(script), run_name="espnet3_recipe")
     except SystemExit:
         return BaseSystem
@@ -226,10 +228,7 @@ class StagePlan:
 
     def forecast(self, n_workers: int) -> Forecast | None:
         """Return what all of it takes; None if a rate is not known."""
-        runs = self.unfinished
-        if not runs or any(run.rate is None for run in runs):
-            return None
-        return reduce(add, [run.forecast(n_workers) for run in runs])
+        return forecast_all(self.runs, n_workers)
 
 
 def show(plan: StagePlan) -> None:
@@ -246,7 +245,7 @@ def show(plan: StagePlan) -> None:
         print()
         _print_table(plan)
         print()
-        _print_lines(_walltime(plan, expected))
+        _print_lines([*_walltime(plan, expected), describe_operations(expected)])
     folders = [run_folder(run.run) for run in plan.runs]
     _print_lines(describe_job_script(plan.parallel, folders))
 
@@ -269,6 +268,7 @@ def _head(plan: StagePlan) -> Iterator[str]:
 def _facts(run: ExpectedRun, plan: StagePlan) -> Iterator[str]:
     yield describe_batches(run.run, run.plan)
     yield f"{describe_shards(run.plan)}, {_spread(run)}"
+    yield describe_files(run.plan, plan.parallel, run_folder(run.run))
     if folder := describe_folder(run.run, run.state):
         yield folder
     left = run.left()

@@ -35,6 +35,8 @@ from espnet3.cli.recipe_options import (
     select_stages,
     stages_of_rank,
 )
+from espnet3.cli.typed_line import RawLine, TypedLine
+from espnet3.commands import use_line
 from espnet3.systems.base.stages import find_config, stages_of
 from espnet3.systems.base.system import BaseSystem
 from espnet3.trainer.launching.process_rank import LAUNCHED, ProcessRank, process_rank
@@ -68,7 +70,12 @@ def run_recipe(
     arguments = list(sys.argv[1:] if argv is None else argv)
     _remember_start()
     folder = find_recipe_dir() if recipe_dir is None else Path(os.path.abspath(recipe_dir))
-    return guarded(lambda: _run(system, arguments, folder))
+
+    def run() -> int:
+        with use_line(RawLine(program_words(arguments), arguments)):
+            return _run(system, arguments, folder)
+
+    return guarded(run)
 
 
 def _remember_start() -> None:
@@ -105,18 +112,28 @@ def _run(system: type[BaseSystem], argv: Sequence[str], recipe_dir: Path) -> int
     if options.stop_stage is not None and rank.is_first:
         _explain_numbers_of_espnet2(options, selected)
     selected = _stages_of_rank(selected, rank)
+    # Before `set_up`, which changes the folder.
     working_dir = os.path.relpath(Path.cwd(), recipe_dir)
-    instance, selected = set_up(system, options, selected, recipe_dir)
+    line = TypedLine(
+        system, options, program, stages_to_run(selected), recipe_dir, start_dir=Path.cwd()
+    )
+    with use_line(line):
+        return _run_selected(line, selected, working_dir)
+
+
+def _run_selected(line: TypedLine, selected: Sequence[Selected], working_dir: str) -> int:
+    options, recipe_dir, rank = line.options, line.recipe_dir, process_rank()
+    line.instance, selected = set_up(line.system, options, selected, recipe_dir)
     from espnet3.cli.stage_loop import StageLoop, print_plan, run_rank
     from espnet3.systems.base.provenance import Invocation
 
     if options.dry_run:
-        print_plan(instance, selected)
+        print_plan(line.instance, selected)
         return 0
-    invocation = Invocation([*program, *argv], working_dir, recipe_dir)
+    invocation = Invocation([*line.program, *options.words], working_dir, recipe_dir)
     if not rank.is_first:
-        return run_rank(instance, selected, rank, invocation)
-    return StageLoop(instance, selected, options, invocation, program).run()
+        return run_rank(line.instance, selected, rank, invocation)
+    return StageLoop(line.instance, selected, line, invocation).run()
 
 
 def _explain_numbers_of_espnet2(options: Options, selected: Sequence[Selected]) -> None:
@@ -147,10 +164,9 @@ def set_up(
         The system, and the stages, of which some may turn out to have nothing to do.
     """
     from espnet3.systems.base.checks import check_stages
-    from espnet3.systems.base.context import check_inference_dir, load_configs
-    from espnet3.systems.base.found_experiment import find_experiment
+    from espnet3.systems.base.context import check_inference_dir, find_experiment, load_configs
 
-    _show_logs()
+    process_rank().show_logs()
     # A dry run leaves nothing behind, no __pycache__ either.
     sys.dont_write_bytecode |= options.dry_run
     files = assign_configs(options, stages_to_run(selected))
@@ -180,16 +196,6 @@ def set_up(
         instance.detach = True
     check_stages(instance, stages, dry_run=options.dry_run)
     return instance, selected
-
-
-def _show_logs() -> None:
-    from espnet3 import logs
-
-    rank = process_rank()
-    if rank.is_first:
-        logs.make_visible()
-    else:
-        logs.make_visible(f"[rank {rank.rank}] ", logging.WARNING)
 
 
 def _warn_about_unused(options: Options, files: dict[str, tuple[str, ...]]) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from espnet3.cli.console import UsageError
 from espnet3.cli.recipe_options import Options, Selected, is_override
+from espnet3.commands import corrected_command
 from espnet3.systems.base.context import Configs
 from espnet3.systems.base.stages import Stage, find_config, stages_of
 from espnet3.text import on_one_line
@@ -136,7 +137,9 @@ def _missing(stage: Stage, recipe_dir: Path) -> str:
     best = f"conf/{kind}.yaml"
     file = best if best in found or not found else fitting[0] if fitting else "FILE"
     others = f" (there are {', '.join(found)})" if file == "FILE" else ""
-    return f"Stage {stage} needs a config: add --{kind}_config {shlex.quote(file)}{others}"
+    said = f"Stage {stage} needs a config: add --{kind}_config {shlex.quote(file)}{others}"
+    line = corrected_command([], [f"--{kind}_config", file]) if file != "FILE" else ""
+    return f"{said}. Write: {line}" if line else said
 
 
 def stages_to_run(selected: Sequence[Selected]) -> list[Stage]:

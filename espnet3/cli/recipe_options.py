@@ -8,15 +8,16 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from espnet3.cli.console import UsageError
+from espnet3.commands import corrected_command
 from espnet3.config.known_keys import OWN
 from espnet3.config.value_translations import Has
-from espnet3.errors import suggest
+from espnet3.errors import closest, suggest
 from espnet3.systems.base.context import DEFAULTS, SHARED
 from espnet3.systems.base.stages import KINDS, Stage
 from espnet3.text import on_one_line
@@ -68,17 +69,6 @@ class Options:
         """Return the line that calls this program with other words."""
         return shlex.join([*program_words(self.words), *words])
 
-    def without(self, overrides: Collection[str]) -> "Options":
-        """Return the same without some of the overrides."""
-        return replace(self, overrides=tuple(o for o in self.overrides if o not in overrides))
-
-    def arguments(self, stages: Sequence[str]) -> list[str]:
-        """Return the arguments that run these stages with the same configs and overrides."""
-        files = {"config": self.config, **{f"{k}_config": v for k, v in self.configs.items()}}
-        given = [(f"--{name}", *paths) for name, paths in files.items() if paths]
-        words = [word for option in given for word in option]
-        return ["--stages", *stages, *words, *self.overrides]
-
 
 def parse_options(argv: Sequence[str], stages: Sequence[Stage], *, prog: str) -> Options:
     """Parse a command line; overrides (`key.path=value`) may stand anywhere on it.
@@ -87,6 +77,7 @@ def parse_options(argv: Sequence[str], stages: Sequence[Stage], *, prog: str) ->
         UsageError: a word is neither option nor value.
         SystemExit: from argparse, after `--help` and after a missing value.
     """
+    # Taken out before argparse, to which they would be further values of the option before them.
     overrides = tuple(word for word in argv if is_override(word))
     rest = [word for word in argv if not is_override(word)]
     parser = make_parser(stages, prog=prog)
@@ -129,7 +120,7 @@ def make_parser(stages: Sequence[Stage], *, prog: str) -> argparse.ArgumentParse
         epilog=f"stages:\n{list_stages(stages)}\n\nKEY.PATH=VALUE changes a value of all configs, "
         "such as parallel.n_workers=4.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
+        allow_abbrev=False,  # or --stop would pass for --stop_stage
     )
     add = parser.add_argument
     add("--stages", "--stage", nargs="+", action="extend", default=[], metavar="STAGE",
@@ -170,7 +161,8 @@ def _explain_stray(stray: Sequence[str], stages: Sequence[Stage], args: argparse
     if word.startswith("-"):
         return _explain_option(stray, _names_of(args.stages, stages), _keys_of(args))
     if any(word in (stage.name, str(stage.number)) for stage in stages):
-        return f"{word!r} stands alone. To run that stage, write: --stages {word}"
+        line = _instead([word], ["--stages", word])
+        return f"{word!r} stands alone. To run that stage, write: {line}"
     return (
         f"{word!r} is neither an option nor an override. Write: --stages STAGE, --config FILE, "
         "or KEY.PATH=VALUE"
@@ -180,21 +172,30 @@ def _explain_stray(stray: Sequence[str], stages: Sequence[Stage], args: argparse
 def _explain_option(stray: Sequence[str], asked: Sequence[str], has: Has | None) -> str:
     """Say what stands for `--nj 8`, as one writes it in shell recipes of ESPnet2."""
     name, equals, value = stray[0].partition("=")
+    wrong = [stray[0]]
     if not equals and len(stray) > 1 and not stray[1].startswith("-"):
         value = stray[1]
+        wrong.append(value)
     key = name.lstrip("-")
     answer = f"There is no option {name}."
     if "." in key and value:
-        return f"{answer} An override has no dashes: {shlex.quote(f'{key}={value}')}"
+        return f"{answer} An override has no dashes: {_instead(wrong, [f'{key}={value}'])}"
     known = ["--help", "--stages", "--stage", "--stop_stage", "--config", "--dry-run"]
     known += ["--detach", "--list-stages", *(f"--{kind}_config" for kind in KINDS)]
     advice = _advice(key, value, asked, has)
     if advice is not None:
-        words = advice.override()
+        words = _instead(wrong, advice.overrides()) if advice.overrides() else ""
         return f"{answer} {advice.why}{' Write: ' * bool(words)}{words}".replace("  ", " ")
     if key in OWN[""] or key in DEFAULTS or key in SHARED:
-        return f"{answer} An override has no dashes: {shlex.quote(f'{key}={value}')}"
-    return f"{answer}{suggest(name, known)} For all of them: --help"
+        return f"{answer} An override has no dashes: {_instead(wrong, [f'{key}={value}'])}"
+    close = closest(name, known)
+    write = f" Write: {line}" if close and (line := corrected_command([name], [close])) else ""
+    return f"{answer}{suggest(name, known)} For all of them: --help{write}"
+
+
+def _instead(wrong: Sequence[str], right: Sequence[str]) -> str:
+    """Return the line that was typed with other words; these alone if it is not known."""
+    return corrected_command(wrong, right) or shlex.join(right)
 
 
 def _advice(key: str, value: str, asked: Sequence[str], has: Has | None) -> "Advice | None":
@@ -323,6 +324,7 @@ def stages_of_rank(selected: Sequence[Selected], rank: ProcessRank) -> Sequence[
             raise UsageError(_not_together(alone, rank))
     if rank.is_first:
         return selected
+    # Lightning starts the whole command again for each rank, which must not repeat other stages.
     launched = os.environ.get(LAUNCHED)
     names = [launched] if launched else [e.stage.name for e in running if e.stage.is_distributed]
     return [entry for entry in running if entry.stage.name in names]
@@ -382,6 +384,7 @@ def _range(word: str, stages: Sequence[Stage]) -> list[int]:
 
 
 def _splits(word: str) -> Iterator[tuple[str, str]]:
+    # Names may be typed with dashes too, so each dash may be that of the range.
     for index, letter in enumerate(word):
         if letter == "-":
             yield word[:index], word[index + 1 :]
@@ -395,6 +398,7 @@ def _between(first: int, last: int, spelled: str) -> list[int]:
 
 def _index(word: str, stages: Sequence[Stage]) -> int | None:
     name = word.replace("-", "_")
+    # `isdigit` also accepts characters such as a superscript 2, for which `int` raises.
     number = int(word) if word.isascii() and word.isdigit() else -1
     found = (i for i, s in enumerate(stages) if s.name == name or s.number == number)
     return next(found, None)
@@ -416,10 +420,14 @@ def _name_of_espnet2(word: str, stages: Sequence[Stage]) -> str | None:
 
 def _unknown(word: str, stages: Sequence[Stage]) -> str:
     hint = suggest(word, [ALL, *(stage.name for stage in stages)])
-    if name := _name_of_espnet2(word, stages):
+    name = _name_of_espnet2(word, stages)
+    if name:
         hint = f" For stage {word} of ESPnet2's asr.sh, write: --stages {name}."
     listed = ", ".join(f"{s.number} {s.name}" if s.number else s.name for s in stages)
-    return f"There is no stage {word!r}.{hint} Stages: {listed}; or all."
+    close = name or closest(word, [ALL, *(stage.name for stage in stages)])
+    line = corrected_command([word], [close]) if close else ""
+    write = f" Write: {line}" if line else ""
+    return f"There is no stage {word!r}.{hint} Stages: {listed}; or all.{write}"
 
 
 def check_detach(stages: Sequence[Stage], known: Sequence[Stage]) -> None:

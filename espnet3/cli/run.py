@@ -27,7 +27,7 @@ def run(argv: Sequence[str]) -> int:
     script = folder / _SCRIPT
     if not script.is_file():
         if _HELP & set(rest):
-            return _print_help()
+            return print_help()
         raise UsageError(_no_script(folder, rest))
     return _run_script(Path(os.path.abspath(script)), rest)
 
@@ -38,14 +38,15 @@ def _run_script(script: Path, argv: list[str]) -> int:
     try:
         runpy.run_path(str(script), run_name="__main__")
     except SystemExit as end:
-        if isinstance(end.code, str):
+        if isinstance(end.code, str):  # as Python itself does with sys.exit("text")
             print(end.code, file=sys.stderr)
             return 1
         return end.code or 0
     return 0
 
 
-def _print_help() -> int:
+def print_help() -> int:
+    """Print the options that every recipe has, without its own stages."""
     from espnet3.systems.base.stages import stages_of
     from espnet3.systems.base.system import BaseSystem
 

@@ -4,7 +4,7 @@ import argparse
 import re
 import shlex
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -21,6 +21,7 @@ from espnet3.cli.console import (
 from espnet3.cli.recipe_options import parse_line
 from espnet3.cli.run_folders import add_dirs, find_detached_runs, find_runs, has_owner, is_stopped
 from espnet3.cli.run_view import items_text, speed_text
+from espnet3.commands import override_key
 from espnet3.errors import EspnetError
 from espnet3.parallel.detached.cancel import PATIENCE_SECONDS, Cancelled, cancel_runs
 from espnet3.parallel.detached.folder_access import Patience, reports_folder_errors
@@ -43,7 +44,14 @@ _LINE_SECONDS = 60.0
 _BLOCK = "parallel."
 _SHOWN = 8
 _TIME = re.compile(r"^(.*\bwalltime)=([\d-]+(?::\d+)+)$")
+_FAULTS: dict[str, Callable[[Any], bool]] = {
+    "on_error": lambda value: value in ("raise", "skip"),
+    "max_errors": lambda value: value is None or (isinstance(value, int) and value >= 0),
+}
+"""Settings of a runner that may change in the middle of a run, and what they can be."""
 _EPILOG = (
+    "KEY=VALUE changes the run's parallel block, such as options.walltime=12:00:00 or "
+    "item_timeout=600, and runner.on_error=skip its runner. "
     "Start on Slurm, finish on a laptop: espnet3 resume DIR --env local. The other way round: "
     "espnet3 resume DIR conf/parallel_slurm.yaml. Several people may do so at once: they share the "
     "work."
@@ -210,10 +218,12 @@ def parse(argv: Sequence[str], verb: str, description: str) -> Request:
     folders = [Path(word) for word in args.words if word not in files]
     if not folders:
         raise UsageError(f"name a run folder: espnet3 {verb} DIR")
-    changes = _changes(files, overrides)
+    of_runner = [word for word in overrides if _is_of_runner(word)]
+    changes = _changes(files, [word for word in overrides if word not in of_runner])
     if args.env:
         changes["env"] = args.env
     settings = {"n_more": args.workers, "trust": args.trust, "is_block": bool(files)}
+    settings["faults"] = _faults(of_runner)
     return Request(find_detached_runs(folders, also=is_stopped), changes, settings)
 
 
@@ -253,6 +263,36 @@ def _changes(files: Sequence[str], overrides: Sequence[str]) -> dict[str, Any]:
     if not block:
         raise UsageError(f"{' '.join(files)} has no block `parallel:`.")
     return dict(block)
+
+
+def _is_of_runner(override: str) -> bool:
+    block, _, name = override_key(override).rpartition(".")
+    return name in _FAULTS or block == "runner"
+
+
+def _faults(overrides: Sequence[str]) -> dict[str, Any]:
+    """Return the settings of the runner that a line changes, by name.
+
+    Raises:
+        UsageError: one cannot change any more, or has a wrong value.
+    """
+    from espnet3.config.load import parse_override
+
+    faults: dict[str, Any] = {}
+    for word in overrides:
+        name, value = override_key(word).rpartition(".")[2], parse_override(word).value
+        if name not in _FAULTS:
+            raise UsageError(
+                f"{override_key(word)} cannot change in a run that was submitted.",
+                fix="It takes runner.on_error and runner.max_errors; for others, run the command "
+                f"that began it again with {shlex.quote(word)}",
+            )
+        if not _FAULTS[name](value):
+            raise UsageError(
+                f"{word} is wrong.", fix="Write: runner.on_error=skip or runner.max_errors=10"
+            )
+        faults[name] = value
+    return faults
 
 
 def _show_resumed(resumed: Resumed) -> None:

@@ -19,7 +19,7 @@ from espnet3.cli.console import (
     print_json,
     whole_number,
 )
-from espnet3.cli.run_folders import add_dirs, find_all_runs, find_run
+from espnet3.cli.run_folders import add_dirs, find_all_runs, find_run, find_runs, has_owner
 from espnet3.errors import EspnetError
 from espnet3.parallel.detached.explain import explain_run
 from espnet3.parallel.detached.folder_access import in_words, reports_folder_errors
@@ -32,7 +32,8 @@ from espnet3.parallel.detached.logs import (
     logs_of_workers,
 )
 from espnet3.parallel.detached.overview import Observer
-from espnet3.shards.status import read_failures, require_manifest
+from espnet3.shards.manifest import require_manifest
+from espnet3.shards.merge import read_failures
 from espnet3.text import count, on_one_line, printable
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ _LOGS = "Show what workers wrote: those at work, one of them, all about a shard,
 _LEVELS = {"ok": "green", "warning": "yellow", "problem": "bold red"}
 _LIMIT = 10
 _SHOWN_ERRORS = 10
+_SHOWN_ITEMS = 3
 _N_LINES = 20
 _FOLLOW_SECONDS = 1.0
 _STATE_SECONDS = 5.0
@@ -113,7 +115,7 @@ def _show_finding(finding: "Finding", console: "Console") -> None:
 
 def _failed_parser() -> argparse.ArgumentParser:
     parser = make_parser("failed", _FAILED)
-    parser.add_argument("dir", metavar="DIR", type=Path, help="a run folder")
+    parser.add_argument("dir", metavar="DIR", type=Path, help="a run folder, or a folder of such")
     parser.add_argument("--json", action="store_true", help="print one JSON document for scripts")
     parser.add_argument(
         "--limit",
@@ -128,16 +130,23 @@ def _failed_parser() -> argparse.ArgumentParser:
 def failed(argv: Sequence[str]) -> int:
     """Print what failed; that something did is no error of this command."""
     args = _failed_parser().parse_args(argv)
-    run_dir = find_run(args.dir)
-    failures = read_failures(run_dir)
+    found = {run_dir: read_failures(run_dir) for run_dir in find_runs(args.dir)}
     if args.json:
-        shown = failures if args.limit is None else failures[: args.limit]
-        print_json({"run_dir": str(run_dir), "n_failed": len(failures), "failures": shown})
-    elif failures:
-        _show_failures(run_dir, failures, _LIMIT if args.limit is None else args.limit)
-    else:
-        print(f"No item failed in {on_one_line(run_dir)}.{_where_else(run_dir)}")
+        shown = [_as_dict(run_dir, failures, args.limit) for run_dir, failures in found.items()]
+        print_json(shown[0] if len(shown) == 1 else {"runs": shown})
+        return 0
+    for number, (run_dir, failures) in enumerate(found.items()):
+        print("\n" if number and failures else "", end="")
+        if failures:
+            _show_failures(run_dir, failures, _LIMIT if args.limit is None else args.limit)
+        else:
+            print(f"No item failed in {on_one_line(run_dir)}.{_where_else(run_dir)}")
     return 0
+
+
+def _as_dict(run_dir: Path, failures: list[dict[str, Any]], limit: int | None) -> dict[str, Any]:
+    shown = failures if limit is None else failures[:limit]
+    return {"run_dir": str(run_dir), "n_failed": len(failures), "failures": shown}
 
 
 def _where_else(run_dir: Path) -> str:
@@ -151,8 +160,10 @@ def _where_else(run_dir: Path) -> str:
 
 def _show_failures(run_dir: Path, failures: list[dict[str, Any]], limit: int) -> None:
     console = make_console()
+    n_items = sum(failure.get("index") is not None for failure in failures)
+    what = count(n_items, "item") if n_items else "The provider"
     console.print(
-        f"{count(len(failures), 'item')} failed in {on_one_line(run_dir)}",
+        f"{what} failed in {on_one_line(run_dir)}",
         style="bold",
         soft_wrap=True,
     )
@@ -181,7 +192,13 @@ def _show_failure(run_dir: Path, failure: dict[str, Any], console: "Console") ->
     where = f"position {failure.get('position')}, shard {failure.get('shard')}"
     host = on_one_line(f"{failure.get('host', '?')}:{failure.get('pid', '?')}")
     item = failure.get("index")
-    what = "The provider" if item is None else f"Item {on_one_line(repr(item))} ({where})"
+    known = on_one_line(", ".join(map(str, failure.get("ids") or ())))
+    if isinstance(item, list):
+        first = known or on_one_line(", ".join(map(repr, item[:_SHOWN_ITEMS])))
+        name = f"Batch of {len(item)} items ({first}, ...)"
+    else:
+        name = f"Item {on_one_line(repr(item))}" + (f", {known}" if known else "")
+    what = "The provider" if item is None else f"{name} ({where})"
     title = f"\n{what} on {host}"
     console.print(title, style="bold", soft_wrap=True)
     console.print(on_one_line(failure.get("error", "")), style="red", soft_wrap=True)
@@ -194,7 +211,7 @@ def _show_failure(run_dir: Path, failure: dict[str, Any], console: "Console") ->
 
 def _logs_parser() -> argparse.ArgumentParser:
     parser = make_parser("logs", _LOGS)
-    parser.add_argument("dir", metavar="DIR", type=Path, help="a run folder")
+    parser.add_argument("dir", metavar="DIR", type=Path, help="a run folder, or a folder of such")
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--shard", metavar="N", type=int, help="all attempts at a shard")
     which.add_argument(
@@ -220,10 +237,24 @@ def _logs_parser() -> argparse.ArgumentParser:
 def logs(argv: Sequence[str]) -> int:
     """Print logs."""
     args = _logs_parser().parse_args(argv)
-    run_dir = find_run(args.dir)
     if args.follow and (args.shard is not None or args.failed):
         raise UsageError("-f goes with all workers or with --worker, not with --shard or --failed.")
-    console = make_console()
+    for run_dir in _runs_with_logs(args):
+        _show_logs(args, run_dir, make_console())
+    return 0
+
+
+def _runs_with_logs(args: argparse.Namespace) -> list[Path]:
+    """Return the runs whose logs are asked for; a shard or a worker is one of a single run."""
+    runs = find_runs(args.dir)
+    if len(runs) > 1 and (args.follow or args.shard is not None or args.worker is not None):
+        living = [run for run in runs if has_owner(run)]
+        return living if len(living) == 1 else [find_run(args.dir)]
+    return runs
+
+
+def _show_logs(args: argparse.Namespace, run_dir: Path, console: "Console") -> None:
+    # Before the first lines are read, so that none is lost in between.
     follower = Follower(run_dir, args.worker) if args.follow else None
     n_lines = _N_LINES if args.lines is None and _is_plain(args) else args.lines
     parts = _parts(args, run_dir, n_lines)
@@ -233,7 +264,6 @@ def logs(argv: Sequence[str]) -> int:
         print(_nothing(args, run_dir))
     if follower is not None:
         _follow(run_dir, follower, console)
-    return 0
 
 
 def _is_plain(args: argparse.Namespace) -> bool:

@@ -8,8 +8,8 @@ from pathlib import Path
 from espnet3.errors import RunFolderError, suggest
 from espnet3.shards.layout import leases_folder, manifest_path
 from espnet3.shards.lease import living_owners
+from espnet3.shards.manifest import require_manifest
 from espnet3.shards.records import RecordPaths, read_stop
-from espnet3.shards.status import require_manifest
 from espnet3.text import on_one_line
 
 _DEPTH = 4
@@ -96,6 +96,7 @@ def _search(folder: Path, depth: int) -> list[Path]:
         return []
     try:
         names = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir())
+    # A folder of somebody else must not hide the runs beside it.
     except PermissionError:
         return []
     return [run for name in names for run in _search(folder / name, depth - 1)]

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 from espnet3.cli.console import command, make_facts, make_table
 from espnet3.parallel.detached.overview import Overview
 from espnet3.parallel.detached.workforce import Job, Worker
-from espnet3.parallel.end_of_run import cost_facts, time_parts
 from espnet3.schedulers import scheduler_of
-from espnet3.shards.accounting import Accounting, Usage
+from espnet3.shards.accounting import Accounting, Usage, cost_facts, time_parts
 from espnet3.shards.layout import FAILED
 from espnet3.shards.status import RunStatus
 from espnet3.text import count, duration, first_line, on_one_line

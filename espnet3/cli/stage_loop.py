@@ -16,20 +16,22 @@ from types import FrameType
 from typing import Any
 
 from espnet3.cli.console import make_console, make_table, print_error
-from espnet3.cli.recipe_options import Options, Selected, spell_stages, what_comes_after
+from espnet3.cli.recipe_options import Selected, what_comes_after
+from espnet3.cli.typed_line import TypedLine
 from espnet3.errors import (
     ConfigError,
     EspnetError,
+    IncompleteRunError,
     RunFolderError,
     RunInterrupted,
     StaleRunError,
 )
 from espnet3.io.atomic import folder_trouble
 from espnet3.logs import StageLog, open_stage_log
-from espnet3.systems.base.checks import unread_overrides
+from espnet3.parallel.signals import sent_again_if_ignored
 from espnet3.systems.base.context import context_value
 from espnet3.systems.base.provenance import Invocation, StageRecord
-from espnet3.systems.base.stages import Detached, Skipped, Stage, has_own, stages_of
+from espnet3.systems.base.stages import Detached, Skipped, Stage, has_own
 from espnet3.systems.base.system import BaseSystem
 from espnet3.text import duration, on_one_line, printable
 from espnet3.trainer.launching.process_rank import ProcessRank
@@ -50,6 +52,8 @@ class Outcome:
     exit_code: int = 0
     is_refused: bool = False
     """The config is wrong, or does not fit the results that are there."""
+    says_what_to_type: bool = False
+    """The error has lines of its own: the same command would be refused again."""
     run_dirs: tuple[Path, ...] = ()
     """Where its work continues without this program."""
 
@@ -60,18 +64,17 @@ class StageLoop:
 
     system: BaseSystem
     selected: Sequence[Selected]
-    options: Options
+    line: TypedLine
+    """The line that asked for it."""
     invocation: Invocation
-    program: Sequence[str]
-    """How the recipe is called, without its arguments."""
     outcomes: list[Outcome] = field(default_factory=list)
 
     def run(self) -> int:
         """Run the stages, and return the exit code."""
         code = 0
-        skipped = [str(entry.stage) for entry in self.selected if entry.skipped]
+        skipped = [f"{entry.stage}, {entry.skipped}" for entry in self.selected if entry.skipped]
         if skipped:
-            logger.info("Skipped, because the system does not have them: %s", ", ".join(skipped))
+            logger.info("Skipped: %s", "; ".join(skipped))
         for position, entry in enumerate(self.selected):
             outcome = self._run_stage(entry)
             self.outcomes.append(outcome)
@@ -81,7 +84,7 @@ class StageLoop:
                 break
         _print_summary(self.outcomes)
         self._say_what_comes_after()
-        if code and not self._was_wrong_from_the_start():
+        if code and not self._is_told_what_to_type():
             self._say_how_to_continue()
         return code
 
@@ -102,7 +105,9 @@ class StageLoop:
         try:
             self._run_recorded(outcome, exp_dir)
         except OSError as error:  # of the log or the record, not of the stage
-            _fail(outcome, _unwritable(exp_dir, error))
+            # A stage that failed has told why; a disk that is full would be told twice.
+            if not outcome.exit_code:
+                _fail(outcome, _unwritable(exp_dir, error))
         outcome.seconds = time.monotonic() - begin
         return outcome
 
@@ -125,9 +130,11 @@ class StageLoop:
         try:
             with _sigterm_interrupts():
                 result = getattr(self.system, outcome.stage.name)()
+        # First, because RunInterrupted is a SystemExit as well.
         except KeyboardInterrupt as error:
             outcome.state = "interrupted"
             outcome.exit_code = _exit_code_of(error)
+        # A recipe may call `sys.exit`; the record and the line to continue must still be written.
         except (Exception, SystemExit) as error:
             log.write_traceback(__name__, error)
             _fail(outcome, error)
@@ -139,19 +146,22 @@ class StageLoop:
         finally:
             os.chdir(self.invocation.recipe_dir)  # a stage may have gone elsewhere
 
-    def _was_wrong_from_the_start(self) -> bool:
-        """Tell whether the command itself must be changed, and there is nothing to continue."""
+    def _is_told_what_to_type(self) -> bool:
+        """Tell whether the command itself must be changed, as the error says."""
         began = [outcome for outcome in self.outcomes if outcome.log is not None]
+        if any(outcome.says_what_to_type for outcome in began):
+            return True
         return len(began) == 1 and began[0].is_refused
 
     def _say_how_to_continue(self) -> None:
         ended_here = next(i for i, outcome in enumerate(self.outcomes) if outcome.exit_code)
         left = [outcome.stage for outcome in self.outcomes[ended_here:]]
-        detach = ["--detach"] if self.options.detach and left[0].can_detach else []
         # The line belongs below the table, which is on the other stream.
         sys.stdout.flush()
-        line = shlex.join([*self._command(left), *detach])
-        print(f"To continue: {on_one_line(line)}", file=sys.stderr)
+        line = shlex.join(self._command(left))
+        is_refused = self.outcomes[ended_here].is_refused
+        begin = "When that is changed" if is_refused else "To continue"
+        print(f"{begin}: {on_one_line(line)}", file=sys.stderr)
 
     def _say_what_comes_after(self) -> None:
         """Tell how to run what was left out because a stage's work continues elsewhere."""
@@ -164,15 +174,17 @@ class StageLoop:
             print(f"When it has ended: {line}")
 
     def _command(self, stages: Sequence[Stage]) -> list[str]:
-        words = spell_stages(stages, stages_of(type(self.system)))
-        # What only the other stages read would be refused.
-        unread = unread_overrides(self.system, stages, self.options.overrides)
-        return [*self.program, *self.options.without(unread).arguments(words)]
+        return self.line.for_stages([stage.name for stage in stages])
 
 
 def _fail(outcome: Outcome, error: BaseException) -> None:
     outcome.state, outcome.exit_code = "failed", 1
     outcome.is_refused = isinstance(error, ConfigError | StaleRunError)
+    text = str(error)
+    is_ours = outcome.is_refused or isinstance(error, IncompleteRunError)
+    outcome.says_what_to_type = is_ours and any(
+        line in text for line in ("run.py --st", " run --st")
+    )
     print_error(EspnetError(describe_failure(outcome.stage, error, outcome.log)))
 
 
@@ -199,6 +211,7 @@ def _exit_code_of(error: KeyboardInterrupt) -> int:
 @contextmanager
 def _sigterm_interrupts() -> Iterator[None]:
     """Let SIGTERM end a stage as Ctrl-C does: its record and the line to continue are written."""
+    # Python lets only the main thread set handlers.
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -208,7 +221,8 @@ def _sigterm_interrupts() -> Iterator[None]:
 
     previous = signal.signal(signal.SIGTERM, interrupt)
     try:
-        yield
+        with sent_again_if_ignored(RunInterrupted, lambda: signal.SIGTERM):
+            yield
     finally:
         signal.signal(signal.SIGTERM, previous)
 
@@ -268,6 +282,7 @@ def run_rank(
     code = 0
     for entry in selected:
         exp_dir = Path(context_value(system.config_for(entry.stage.name), "exp_dir"))
+        # The first rank may not have come so far yet.
         exp_dir.mkdir(parents=True, exist_ok=True)
         log_path = exp_dir / f"{entry.stage.name}.rank{rank.rank}.log"
         with open_stage_log(log_path, invocation.hidden()) as log:

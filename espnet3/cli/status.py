@@ -1,4 +1,4 @@
-"""Show how far runs are: done, running and failed, speed and time left, workers and jobs.
+"""Show how far runs and trainings are: done, failed, speed, time left, workers and jobs.
 
 Reads the folders, and asks the scheduler for jobs that have not begun; so it works anywhere, on
 running, stopped and finished runs.
@@ -22,6 +22,7 @@ from espnet3.cli.console import (
     print_error,
     print_json,
     seconds,
+    shortened,
 )
 from espnet3.cli.run_folders import find_runs
 from espnet3.cli.run_view import (
@@ -42,11 +43,13 @@ from espnet3.cli.run_view import (
     worker_table,
     workforce_facts,
 )
+from espnet3.cli.training_view import show_trainings, watch_trainings
 from espnet3.errors import EspnetError
 from espnet3.parallel.detached.folder_access import in_words, reports_folder_errors
 from espnet3.parallel.detached.overview import Observer, Overview, look
-from espnet3.shards.status import require_manifest
+from espnet3.shards.manifest import require_manifest
 from espnet3.shards.success import read_accounting
+from espnet3.systems.base.training_status import find_trainings, read_training
 from espnet3.text import count, duration, on_one_line
 
 if TYPE_CHECKING:
@@ -58,10 +61,11 @@ if TYPE_CHECKING:
 _FEW_WORKERS = 8
 _INTERVAL = 2.0
 _LINE_INTERVAL = 60.0
-_ASK_SECONDS = 30.0
+_ASK_SECONDS = 30.0  # between two questions to the scheduler, which others use as well
 _SURE_LOOKS = 3
 _ROWS_BESIDE = 12
 _LEAST_ROWS = 3
+_TRAINING_DEPTH = 3
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -72,7 +76,7 @@ def _parser() -> argparse.ArgumentParser:
         nargs="*",
         type=Path,
         default=[Path()],
-        help="a run folder, or a folder of such (default: this one)",
+        help="a run folder, an experiment, or a folder of such (default: this one)",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON document for scripts")
     parser.add_argument(
@@ -94,7 +98,9 @@ def _parser() -> argparse.ArgumentParser:
 def status(argv: Sequence[str]) -> int:
     """Print the status of all runs; 1 if some folder could not be read."""
     args = _parser().parse_args(argv)
-    run_dirs, errors = _find(args.dirs)
+    run_dirs, exp_dirs, errors = _find(args.dirs)
+    if args.watch and exp_dirs and not run_dirs and not args.json:
+        return watch_trainings(exp_dirs, args.interval)
     if args.watch and run_dirs and not args.json:
         for error in errors:
             print_error(error)
@@ -102,23 +108,30 @@ def status(argv: Sequence[str]) -> int:
     seen, unread = _look_at(run_dirs)
     errors += unread
     if args.json:
-        print_json({"runs": [_as_dict(each) for each in seen]})
-    elif seen:
-        _show(seen, all_workers=args.workers)
+        trainings = [read_training(exp_dir).as_dict() for exp_dir in exp_dirs]
+        print_json({"runs": [_as_dict(each) for each in seen], "trainings": trainings})
+    else:
+        show_trainings([read_training(exp_dir) for exp_dir in exp_dirs])
+        if seen:
+            _show(seen, all_workers=args.workers)
     for error in errors:
         print_error(error)
     return 1 if errors else 0
 
 
-def _find(folders: Sequence[Path]) -> tuple[list[Path], list[Exception]]:
+def _find(folders: Sequence[Path]) -> tuple[list[Path], list[Path], list[Exception]]:
+    """Return the runs and the trainings that the folders stand for."""
     run_dirs: list[Path] = []
+    exp_dirs: list[Path] = []
     errors: list[Exception] = []
     for folder in folders:
+        exp_dirs += (found := find_trainings(folder, _TRAINING_DEPTH))
         try:
             run_dirs += find_runs(folder)
         except (EspnetError, OSError) as error:
-            errors.append(in_words(error, folder))
-    return run_dirs, errors
+            if not found:
+                errors.append(in_words(error, folder))
+    return run_dirs, exp_dirs, errors
 
 
 def _look_at(run_dirs: Sequence[Path]) -> tuple[list[Overview], list[Exception]]:
@@ -151,7 +164,7 @@ def _show(seen: list[Overview], *, all_workers: bool) -> None:
     if steps:
         console.print()
     for step in steps:
-        console.print(step, soft_wrap=True)
+        console.print(step, soft_wrap=True)  # a command that is broken over lines cannot be pasted
 
 
 def _show_one(seen: Overview, console: "Console", *, all_workers: bool) -> None:
@@ -182,7 +195,8 @@ def _summary(runs: list[Overview]) -> "Table":
     numbers = ("Done", "Items", "Failed", "Items/s", "Left")
     has_workforce = any(seen.status.is_detached for seen in runs)
     workforce = ("Workers", "Queued") if has_workforce else ()
-    table = make_table("Run", "State", *numbers, *workforce, right=(*numbers, *workforce))
+    titles = ("Run", "State", *numbers, *workforce)
+    table = make_table(*titles, right=(*numbers, *workforce), short=("Run",))
     if base:
         table.title = f"Runs in {on_one_line(base)}"
         table.title_justify = "left"
@@ -194,7 +208,9 @@ def _summary(runs: list[Overview]) -> "Table":
             else []
         )
         table.add_row(
-            on_one_line(os.path.relpath(status.run_dir, base) if base else status.run_dir),
+            shortened(
+                on_one_line(os.path.relpath(status.run_dir, base) if base else status.run_dir)
+            ),
             Text(seen.state, style=STYLES.get(seen.state, "")),
             percent(status),
             f"{status.n_items:,}",
@@ -235,6 +251,7 @@ def _watch_live(observers: list[Observer], interval: float) -> list[Overview]:
     from rich.live import Live
 
     console = make_console()
+    # Transient, as the last view is printed once more below, with what to do next.
     with Live(console=console, auto_refresh=False, transient=True) as live:
         end = _End()
         while True:

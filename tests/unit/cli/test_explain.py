@@ -6,6 +6,7 @@ import pytest
 
 from espnet3.cli.main import main
 from espnet3.parallel.detached.explain import explain_run
+from espnet3.shards.records import RecordPaths, StopMark, write_stop
 
 
 def found(root, what: str):
@@ -38,6 +39,7 @@ def test_the_scheduler_s_reason_comes_with_advice(detached, squeue):
     assert never.level == "problem"
     assert "1 of 2 jobs in the queue, for 5 min so far: PartitionTimeLimit (job 12)" in never.told
     assert "set a shorter parallel.options.walltime" in never.fix
+    assert never.fix.endswith(f"espnet3 resume {detached.root} options.walltime='...'")
     assert (late.level, late.fix[:16]) == ("warning", "Others are first")
 
 
@@ -63,6 +65,37 @@ def test_exit_states_are_told_in_words_with_a_suggestion(detached, squeue, word,
     assert "the last thing it said" in finding.told
     assert fix in finding.fix
     assert not found(detached.root, "workers"), "one thing is told once"
+
+
+def test_the_limit_of_the_queue_stands_in_the_line(detached, squeue, tmp_path, monkeypatch):
+    squeue(("12", "PENDING", "PartitionTimeLimit", 0, "(PartitionTimeLimit)"))
+    detached.job("12")
+    sinfo = tmp_path / "commands" / "sinfo"
+    sinfo.parent.mkdir()
+    sinfo.write_text("#!/bin/sh\necho 'debug* 1-00:00:00'\n")
+    sinfo.chmod(0o755)
+    monkeypatch.setenv("PATH", str(sinfo.parent), prepend=os.pathsep)
+    (finding,) = found(detached.root, "queue")
+    assert "the longest there is 1-00:00:00" in finding.fix
+    assert finding.fix.endswith("options.walltime='1-00:00:00'")
+
+
+def test_a_python_that_is_not_there_is_told_first_with_the_key_to_change(detached, squeue):
+    squeue(("12", "FAILED", "None", 127 << 8, ""))
+    detached.job("12")
+    cause, run, *_ = explain_run(detached.root)
+    assert (cause.what, run.what) == ("jobs", "run")
+    assert "did not find a program or a file" in cause.told
+    assert f"espnet3 resume {detached.root} options.python=" in cause.fix
+    assert "espnet3 resume" not in run.fix, "it would submit the same jobs"
+
+
+def test_a_refused_submission_is_told_with_the_queue_to_take(detached):
+    refused = "sbatch refused a job: invalid partition. Such as: python run.py parallel."
+    stop = StopMark("failed", f"{refused}options.queue=debug", by="the submission")
+    write_stop(RecordPaths(detached.root), stop)
+    (finding,) = found(detached.root, "stop")
+    assert finding.fix == f"espnet3 resume {detached.root} options.queue=debug"
 
 
 def test_a_job_that_ended_well_is_not_worth_a_word(detached, squeue):
@@ -144,7 +177,7 @@ def test_a_shard_that_takes_too_long_is_named(detached):
     (finding,) = found(detached.root, "shard")
     assert "shard 2 runs for 1 h 00 min" in finding.told
     assert "it is at item 1 of 2" in finding.told
-    assert "parallel.item_timeout" in finding.fix
+    assert finding.fix.endswith(f"espnet3 resume {detached.root} item_timeout=600")
 
 
 def test_a_worker_whose_heart_stopped_is_named_before_it_counts_as_dead(detached):

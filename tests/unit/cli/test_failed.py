@@ -5,7 +5,7 @@ import pytest
 
 from espnet3.cli.main import main
 
-KEYS = {"position", "index", "shard", "error", "traceback", "host", "pid", "log"}
+KEYS = {"position", "index", "shard", "error", "traceback", "host", "pid", "log", "ids"}
 
 
 def failed_text(capsys, *argv) -> str:
@@ -106,6 +106,14 @@ def test_a_folder_with_one_run_below_stands_for_it(tmp_path, complete, capsys):
 
 
 def test_a_folder_with_several_runs_asks_which(tmp_path, complete, failed, capsys):
-    assert main(["failed", str(tmp_path)]) == 1
+    assert main(["logs", str(tmp_path), "--shard", "1"]) == 1
     error = capsys.readouterr().err
     assert f"{tmp_path} holds 2 runs; name one:\n  {complete}\n  {failed}\n" in error
+
+
+def test_a_folder_of_runs_lists_the_failures_of_each(complete, templates, capsys):
+    shown = failed_text(capsys, templates)
+    assert f"2 items failed in {templates / 'square'}" in shown
+    assert f"No item failed in {templates / 'sound'}." in shown
+    runs = failed_json(capsys, templates)["runs"]
+    assert {run["run_dir"]: run["n_failed"] for run in runs}[str(templates / "square")] == 2

@@ -35,7 +35,7 @@ def test_a_misspelt_command_gets_a_suggestion_and_exit_code_2(capsys):
     assert main(["stauts", "."]) == 2
     captured = capsys.readouterr()
     assert "'stauts'. Did you mean 'status'?" in captured.err
-    assert "run, plan, doctor, status, explain, logs, failed" in captured.err
+    assert "run, transcribe, plan, doctor, status, explain, logs, failed" in captured.err
     assert not captured.out
 
 
@@ -50,7 +50,7 @@ def test_every_command_has_help(verb, capsys):
     assert main([verb, "--help"]) == 0
     shown = capsys.readouterr().out
     assert f"usage: espnet3 {verb}" in shown
-    assert ("--json" in shown) == (verb in [*OF_RUN_FOLDERS, "doctor"])
+    assert ("--json" in shown) == (verb in [*OF_RUN_FOLDERS, "doctor", "tidy"])
 
 
 @pytest.mark.parametrize("verb", [*OF_RUN_FOLDERS, *OF_DETACHED_RUNS])

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from espnet3.cli.main import main
+from espnet3.shards.plan import OPERATIONS_PER_SHARD, OPERATIONS_PER_WORKER
 from espnet3.systems.base.inference import infer
 from espnet3.text import duration
 from tests.helpers.inference_parts import Dataset
@@ -114,7 +115,17 @@ def test_times_for_numbers_of_workers_follow_from_a_stated_rate(recipe, capsys):
     assert AUDIO / 100 - 0.01 <= float(found[8][3]) < AUDIO / 100 / 0.8
     assert "walltime: 1 h 00 min; the longest shard takes" in text
     assert "but the run does not: jobs whose time is up are replaced" in text
+    once = int(found[8][0]) * OPERATIONS_PER_SHARD + 8 * OPERATIONS_PER_WORKER
+    rate = re.search(r"files: 8 workers: about (\d+) operations a second\n", text)
+    assert int(rate[1]) == pytest.approx(once * 8 / (36 * AUDIO) + 2, abs=1)
     assert "#SBATCH --gres=gpu:1" in text
+
+
+def test_workers_that_ask_too_much_of_a_file_server_are_told(recipe, capsys):
+    many = ("parallel.n_workers=20000", "parallel.shards_per_worker=16")
+    text = plan(capsys, "conf/inference.yaml", "conf/slurm.yaml", *many, "--rtf", "0.001")
+    assert "more than 30% of what a file server with 10,000 can do" in text
+    assert "fewer and longer shards: parallel.shards_per_worker" in text
 
 
 def test_a_shard_that_cannot_end_within_the_walltime_is_told(recipe, capsys):
@@ -247,3 +258,18 @@ def test_wrong_calls_say_what_to_write(recipe, capsys, words, hint):
         code = end.code
     assert code == 2
     assert hint in " ".join(capsys.readouterr().err.split())
+
+
+def test_files_are_counted_and_too_many_are_told_with_what_to_write(recipe, capsys, monkeypatch):
+    assert main(["plan", "conf/inference.yaml"]) == 0
+    text = capsys.readouterr().out
+    n_shards = int(re.search(r"shards: (\d+), of", text)[1])
+    assert f"files: about {3 * n_shards + 4 * 2} in " in text
+    assert "too many" not in text
+    monkeypatch.setattr("espnet3.parallel.folder_run.count_free_files", lambda folder: 30)
+    assert main(["plan", "conf/inference.yaml"]) == 0
+    text = capsys.readouterr().out
+    assert re.search(
+        r"too many, the file system has room for 30 more. Larger shards: "
+        r"parallel.shards_per_worker=[1-9]\b", text,
+    )  # fmt: skip

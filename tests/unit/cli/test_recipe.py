@@ -66,7 +66,8 @@ def test_a_missing_file_is_named_with_those_that_there_are(folder, capsys):
     assert run_recipe(BaseSystem, argv, recipe_dir=folder) == 1
     assert capsys.readouterr().err == (
         "espnet3: Config file conf/inferense.yaml does not exist. "
-        "Did you mean 'conf/inference.yaml'?\n"
+        "Did you mean 'conf/inference.yaml'? Write: python run.py --stage infer --config "
+        "conf/inference.yaml\n"
     )
 
 

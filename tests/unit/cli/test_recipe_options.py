@@ -1,7 +1,7 @@
 import pytest
 
 from espnet3.cli.console import UsageError
-from espnet3.cli.recipe_options import Options, is_override, list_stages, parse_options
+from espnet3.cli.recipe_options import is_override, list_stages, parse_options
 from espnet3.systems.base.stages import KINDS, stages_of
 from espnet3.systems.base.system import BaseSystem
 
@@ -66,20 +66,6 @@ def test_a_stray_word_is_refused_with_what_to_write(argv, message):
     with pytest.raises(UsageError) as caught:
         parse(*argv)
     assert str(caught.value).startswith(message)
-
-
-def test_the_arguments_of_other_stages_parse_to_the_same_configs_and_overrides():
-    options = Options(
-        stages=("all",),
-        config=("a b.yaml", "c.yaml"),
-        configs={"inference": ("d.yaml",), "metrics": ("e.yaml", "f.yaml")},
-        overrides=("x=it's", "y=1"),
-    )
-    again = parse(*options.arguments(["infer-measure"]))
-    assert again.stages == ("infer-measure",)
-    assert (again.config, again.configs, again.overrides) == (
-        options.config, options.configs, options.overrides,
-    )  # fmt: skip
 
 
 def test_every_stage_is_listed_with_its_option():

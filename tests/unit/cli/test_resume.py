@@ -50,7 +50,9 @@ def test_a_line_may_hold_folders_a_file_and_changes(detached, tmp_path):
     assert request.changes == {
         "env": "slurm", "n_workers": 3, "retries": 1, "options": {"queue": "long"},
     }  # fmt: skip
-    assert request.settings == {"n_more": 2, "trust": "anna", "is_block": True}
+    assert request.settings == {
+        "n_more": 2, "trust": "anna", "is_block": True, "faults": {},
+    }  # fmt: skip
 
 
 def test_an_option_is_changed_beside_the_others(detached, description):

@@ -1,10 +1,11 @@
+import itertools
 import threading
 import time
 
 import pytest
 
 from espnet3.cli.main import main
-from espnet3.parallel.detached.overview import failure_of, wait_for
+from espnet3.parallel.detached.overview import failure_of, pause_after, wait_for
 
 
 def test_a_complete_run_is_waited_for_in_no_time(complete, capsys):
@@ -60,6 +61,14 @@ def test_the_end_is_noticed(detached):
     assert wait_for(detached.root, 60, tell=looks.append).state == "complete"
     thread.join()
     assert looks[0].state == "running"
+
+
+def test_the_end_of_a_short_run_is_noticed_soon_and_a_long_one_costs_few_looks():
+    looks = [0.0]
+    while looks[-1] < 3600:
+        looks.append(looks[-1] + pause_after(looks[-1]))
+    assert max(b - a for a, b in itertools.pairwise(looks) if b < 5) <= 0.5
+    assert len(looks) < 450  # one in eight seconds
 
 
 def test_shards_that_nobody_merges_are_said_to_be_so(unmerged):
