@@ -16,11 +16,13 @@ BENCHMARKS = (
     "spread",
     "whole_call",
     "ten_million",
+    "metadata_server",
     "run_status",
     "merge_speed",
     "fingerprint",
     "scoring",
     "decoding",
+    "test_sets",
     "recognition",
     "workers",
     "loader",
@@ -28,7 +30,10 @@ BENCHMARKS = (
     "digits_training",
     "first_step",
 )
-LONG = ("five_minutes", "clusters", "many_shards", "many_workers")
+LONG = (
+    "five_minutes", "clusters", "beside_submitit", "many_shards", "many_workers",
+    "file_operations", "peers", "espnet2",
+)  # fmt: skip
 """Run only when they are named; each that runs alone has a report of its own."""
 
 

@@ -1,4 +1,5 @@
-"""What a real Slurm costs: time to the first item, idle workers, and how evenly work is spread.
+"""What Dask, Ray and a real Slurm cost: time to the first item, idle workers, and how evenly work
+is spread; and whole programs on Slurm beside submitit, see `beside_submitit`.
 
 Items sleep, because all workers share the cores of this machine. Of a run with `n` jobs:
 
@@ -11,6 +12,8 @@ Items sleep, because all workers share the cores of this machine. Of a run with 
   item on. Its inverse is the efficiency; 0.95 of it is a ratio of 1.053. Of several rounds the one
   that was disturbed least counts. Driver and workers have real-time priority meanwhile, as far as
   that is allowed: nodes of a cluster would not share their cores with what else runs here.
+
+A Dask cluster and Ray need no Slurm: workers of this machine, without that priority.
 """
 
 import os
@@ -19,16 +22,20 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from benchmarks.beside_submitit import measure_beside_submitit, private_slurm
 from benchmarks.figures import Figure, Skipped
 from benchmarks.sleeping_items import N_ITEMS, EvenWorkers, SleepRunner, Span, draw_costs
 from benchmarks.spread import SEED, figure_of
 from espnet3.io.tables import read_jsonl
 from espnet3.parallel import get_client, use_parallel
+from espnet3.parallel.open_pool import SharedCluster
 
 JOBS = (1, 2, 4, 8)
+N_WORKERS = 4
 LIMITED = (4, 8)
 N_ROUNDS = 5
 LIMIT = 1 / 0.95
@@ -37,20 +44,56 @@ _PATIENCE = 300
 
 
 def measure() -> Iterator[Figure | Skipped]:
+    """Run on a Dask cluster, on Ray, and on a private Slurm."""
+    yield from measure_dask()
+    yield from measure_ray()
+    yield from _measure_slurm()
+
+
+def measure_dask() -> Iterator[Figure]:
+    """Run on the workers of a Dask cluster that is there already."""
+    from distributed import Client, LocalCluster
+
+    with LocalCluster(
+        n_workers=N_WORKERS, threads_per_worker=1, dashboard_address="127.0.0.1:0"
+    ) as cluster:
+        with Client(cluster) as client, use_parallel({"n_workers": N_WORKERS}):
+            yield from _measure_engine("Dask", client)
+
+
+def measure_ray() -> Iterator[Figure | Skipped]:
+    """Run on actors of one Ray; each run starts its own."""
+    if find_spec("ray") is None:
+        yield Skipped("runs on Ray", "Ray is not installed")
+        return
+    with use_parallel({"env": "ray", "n_workers": N_WORKERS}) as config:
+        with SharedCluster(config, n_tasks=N_ITEMS) as cluster:
+            begin = time.time()
+            spans = run_in_memory(cluster)
+            first = min(span.begin for span in spans) - begin
+            yield Figure("Ray on this machine: from its start to the first item", first, "s")
+            yield from _measure_engine("Ray", cluster)
+
+
+def _measure_engine(name: str, client: Any) -> Iterator[Figure]:
+    what = f"{N_ITEMS:,} lognormal items on {N_WORKERS} workers of {name} once they are up; against"
+    runs = (run_in_memory(client) for _ in range(N_ROUNDS))
+    yield figure_of(f"{what} the ideal", runs, LIMIT)
+    runs = (run_in_folder(N_ITEMS, client) for _ in range(N_ROUNDS))
+    yield figure_of("beside: the same into a folder, each shard on the disk", runs)
+
+
+def _measure_slurm() -> Iterator[Figure | Skipped]:
     """Start a private Slurm, and run on 1, 2, 4 and 8 of its jobs."""
     import pytest
 
-    from tests.cluster.harness import start_slurm
-
-    # Removed at the end, with what nodes that are being ended may still write.
-    with tempfile.TemporaryDirectory(prefix="slurm-", ignore_cleanup_errors=True) as name:
-        try:
-            with start_slurm(Path(name)) as slurm:
-                os.environ.update(slurm.variables)
-                for n_jobs in JOBS:
-                    yield from _measure_jobs(n_jobs, Path(name))
-        except pytest.skip.Exception as reason:
-            yield Skipped("runs on Slurm", str(reason))
+    try:
+        with private_slurm() as folder:
+            yield from measure_beside_submitit(folder)
+            for n_jobs in JOBS:
+                yield from _measure_jobs(n_jobs, folder)
+    except pytest.skip.Exception as reason:
+        yield Skipped("runs on Slurm", str(reason))
 
 
 def _measure_jobs(n_jobs: int, folder: Path) -> Iterator[Figure]:

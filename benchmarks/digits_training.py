@@ -60,7 +60,7 @@ class Samples:
 
 def compare_loops(loaded: LoadedConfig) -> tuple[Steps, float]:
     """Train with both loops; return what the steps took, and the seconds of audio of one."""
-    dataset, seed = build_sets(loaded)["train"], int(loaded.config.seed)
+    dataset, seed = build_sets(loaded.plain())["train"], int(loaded.config.seed)
     loader = build_split_loader(dataset, load_loader_config(loaded), "train", seed)
     batches: list[Batch] = []
     audio: list[float] = []

@@ -32,7 +32,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Skipped:
-    """A comparison that could not be made, and why."""
+    """A comparison that is told in words: why it could not be made, or how it ended."""
 
     what: str
     why: str

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from benchmarks.figures import Figure, seconds
-from espnet3.trainer.reporting.history_entries import read_history
+from espnet3.trainer.reporting.history import read_history
 
 LIMIT = 2.0
 _PREFIX = "startup/"

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 _PACKAGES = (
-    "espnet3", "numpy", "dask", "distributed", "joblib", "ray", "datasets", "datatrove", "torch",
-    "lightning", "dask-jobqueue",
+    "espnet3", "numpy", "dask", "distributed", "joblib", "ray", "datasets", "datatrove", "submitit",
+    "torch", "lightning", "dask-jobqueue",
 )  # fmt: skip
 
 

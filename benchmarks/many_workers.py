@@ -27,12 +27,12 @@ from espnet3.parallel import BaseRunner, use_parallel
 from espnet3.parallel.detached.launch import SharedWorkers
 from espnet3.parallel.detached.worker import DetachedWorker
 from espnet3.parallel.open_pool import InlinePool
-from espnet3.parallel.pools import Event
 from espnet3.parallel.signals import EndSignals
-from espnet3.parallel.worker_records import Identity
+from espnet3.parallel.tasks import Event
 from espnet3.shards.commit import Done
 from espnet3.shards.manifest import load_manifest
 from espnet3.shards.merge import check_complete, concat_files
+from espnet3.shards.records import Identity
 from espnet3.shards.success import read_success
 
 N_SHARDS = 2_000
@@ -102,14 +102,21 @@ class Diary:
     queue_seconds: float = 0.0
     """Between two attempts as well, but in wait for a core of this machine, which it shares."""
     operations: dict[str, int] = field(default_factory=dict)
+    start: dict[str, int] = field(default_factory=dict)
+    """Operations before the first attempt, the first shard's claim included."""
+    takes: dict[str, int] = field(default_factory=dict)
+    """Operations between two attempts."""
+    attempts: dict[str, int] = field(default_factory=dict)
+    """Operations of attempts, commits included."""
 
 
 class DiaryPool(InlinePool):
     """Runs attempts in this process, and notes the time in and between them."""
 
-    def __init__(self, packed: bytes, diary: Diary) -> None:
+    def __init__(self, packed: bytes, diary: Diary, counts: Counter[str]) -> None:
         super().__init__(cloudpickle.loads(packed))
-        self._diary = diary
+        self._diary, self._counts = diary, counts
+        self._counted: Counter[str] = Counter()
         self._last_end: float | None = None
         self._last_queued = 0.0
 
@@ -119,14 +126,23 @@ class DiaryPool(InlinePool):
             self._last_end = None  # nothing to do: this is no price of leases
             return super().poll(timeout)
         begin, queued = time.monotonic(), _queued()
+        self._count(self._diary.takes if self._diary.n_attempts else self._diary.start)
         if self._last_end is not None:
             waited = queued - self._last_queued
             self._diary.lease_seconds += begin - self._last_end - waited
             self._diary.queue_seconds += waited
         events = super().poll(timeout)
+        self._count(self._diary.attempts)
         self._last_end, self._last_queued = time.monotonic(), _queued()
         self._note(events[0].result.done, self._last_end - begin)
         return events
+
+    def _count(self, part: dict[str, int]) -> None:
+        """Add what was asked since the last call to one part of the diary."""
+        now = Counter(self._counts)
+        for kind, n in (now - self._counted).items():
+            part[kind] = part.get(kind, 0) + n
+        self._counted = now
 
     def _note(self, done: Done, seconds: float) -> None:
         self._diary.n_attempts += 1
@@ -142,22 +158,25 @@ def _queued() -> float:
         return 0.0
 
 
-def plan(root: Path, n_shards: int, item_seconds: float) -> None:
+def plan(
+    root: Path, n_shards: int, item_seconds: float, items_per_shard: int = ITEMS_PER_SHARD
+) -> None:
     """Lay out a detached run, and start no workers for it."""
     runner = Sleeper(Nap(item_seconds), output_dir=root)
     values = {"env": "local", "mode": "async", "shards_per_worker": n_shards}
     with use_parallel(values) as config:
-        runner(range(n_shards * ITEMS_PER_SHARD), client=SharedWorkers(config))
+        runner(range(n_shards * items_per_shard), client=SharedWorkers(config))
 
 
 def work(root: Path, diaries: Path) -> None:
     """Be one worker, and leave a diary."""
     diary = Diary()
+    operations = FileOperations(root)
 
     def open_pool(packed: bytes) -> DiaryPool:
-        return DiaryPool(packed, diary)
+        return DiaryPool(packed, diary, operations.counts)
 
-    with FileOperations(root) as operations:
+    with operations:
         DetachedWorker(root, Identity(), EndSignals(), open_pool=open_pool).work()
     diary.operations = dict(operations.counts)
     (diaries / f"{os.getpid()}.json").write_text(json.dumps(asdict(diary)))

@@ -19,6 +19,8 @@ class Usage:
     """The memory of the process before the call: interpreter, modules and arguments."""
     peak: int
     """Its highest memory, all in all."""
+    cpu_seconds: float
+    """Of all its threads: what other programs take does not count."""
 
     @property
     def growth(self) -> int:
@@ -36,10 +38,10 @@ def run_measured(module: str, *arguments: str) -> Usage:
 def report_usage(function: Callable[[], object]) -> None:
     """Call a function and print what it took, for `run_measured`."""
     before = peak_memory()
-    begin = time.perf_counter()
+    begin, cpu = time.perf_counter(), time.process_time()
     function()
-    taken = time.perf_counter() - begin
-    print(json.dumps(asdict(Usage(taken, before, peak_memory()))))
+    taken, cpu = time.perf_counter() - begin, time.process_time() - cpu
+    print(json.dumps(asdict(Usage(taken, before, peak_memory(), cpu))))
 
 
 def peak_memory() -> int:

@@ -1,5 +1,10 @@
-"""Plan ten million items: seconds, memory, and the size of the manifest."""
+"""Plan ten million items: seconds, memory, size of the manifest; and what a worker reads of it.
 
+Of strings memory is that of the whole process, the list of them included; so is it for the rest.
+What a worker adds to its memory for the items of a shard is measured in a process of its own.
+"""
+
+import json
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -10,7 +15,7 @@ from benchmarks.figures import Figure, best_of
 from benchmarks.measured_process import report_usage, run_measured
 from espnet3.shards.items import check_unique, collect_items, items_digest
 from espnet3.shards.layout import manifest_path
-from espnet3.shards.manifest import Manifest, publish_manifest
+from espnet3.shards.manifest import Manifest, publish_manifest, require_manifest
 from espnet3.shards.plan import make_plan
 
 N_ITEMS = 10_000_000
@@ -19,6 +24,9 @@ LIMIT = 5.0
 _MEGABYTE = 1e6
 _LIMIT_MEMORY = 1000.0
 _LIMIT_MANIFEST = 1.0
+_LIMIT_STRINGS = 3.0
+_LIMIT_STRINGS_MEMORY = 1200.0
+_LIMIT_SLICE = 50.0
 
 
 def plan(indices: Any, folder: Path, costs: Any = None) -> None:
@@ -45,6 +53,14 @@ def _costs() -> Any:
     return np.random.default_rng(0).lognormal(size=N_ITEMS)
 
 
+def _strings() -> list[str]:
+    return [_string(number) for number in range(N_ITEMS)]
+
+
+def _string(number: int) -> str:
+    return f"speaker{number % 5000:05d}-session{number // 5000:05d}-{number:010d}"
+
+
 INPUTS: dict[str, Callable[[], tuple[Any, ...]]] = {
     "range": lambda: (range(N_ITEMS),),
     "list": lambda: (list(range(N_ITEMS)),),
@@ -53,11 +69,32 @@ INPUTS: dict[str, Callable[[], tuple[Any, ...]]] = {
 }
 
 
-def main(kind: str) -> None:
-    """Plan in this process, which `run_measured` started."""
-    indices, *costs = INPUTS[kind]()
-    with tempfile.TemporaryDirectory() as folder:
-        report_usage(lambda: plan(indices, Path(folder), *costs))
+def main(kind: str, folder: str = "") -> None:
+    """Do what one figure is about, in this process, which `run_measured` started."""
+    if kind == "slices":
+        report_usage(lambda: read_slices(Path(folder)))
+    elif kind == "plain":
+        strings = _strings()
+        report_usage(lambda: write_and_read(strings, Path(folder) / "plain.json"))
+    else:
+        indices, *costs = (_strings(),) if kind == "strings" else INPUTS[kind]()
+        with tempfile.TemporaryDirectory() as made:
+            report_usage(lambda: plan(indices, Path(folder or made), *costs))
+
+
+def write_and_read(items: list[str], path: Path) -> None:
+    """Do the same with the standard library, the whole list at once, and prove nothing."""
+    path.write_text(json.dumps(items))
+    json.loads(path.read_text())
+
+
+def read_slices(folder: Path) -> None:
+    """Do what a worker does to know the items of the shards that it takes."""
+    manifest = require_manifest(folder)
+    items = manifest.open_items(folder)
+    for shard in range(0, manifest.n_shards, 10):
+        start, stop = manifest.bounds[shard : shard + 2]
+        assert items[start:stop][0] == _string(start)
 
 
 def measure() -> Iterator[Figure]:
@@ -75,6 +112,23 @@ def measure() -> Iterator[Figure]:
             del indices, costs
             peak = run_measured("benchmarks.ten_million", kind).peak / _MEGABYTE
             yield Figure(f"{what}: peak memory", peak, "MB", limit=_LIMIT_MEMORY)
+    yield from _measure_strings()
+
+
+def _measure_strings() -> Iterator[Figure]:
+    """Plan from a list of strings, against writing it as JSON and reading it again."""
+    what = f"{N_ITEMS:,} items, planned from a list of strings"
+    with tempfile.TemporaryDirectory() as name:
+        ours = run_measured("benchmarks.ten_million", "strings", name)
+        slices = run_measured("benchmarks.ten_million", "slices", name)
+        plain = run_measured("benchmarks.ten_million", "plain", name)
+    yield Figure(
+        f"{what}; CPU, against writing and reading it as JSON", ours.cpu_seconds, "s",
+        plain.cpu_seconds, _LIMIT_STRINGS,
+    )  # fmt: skip
+    yield Figure(f"{what}: peak memory", ours.peak / _MEGABYTE, "MB", limit=_LIMIT_STRINGS_MEMORY)
+    added = slices.growth / _MEGABYTE
+    yield Figure("the items of 103 shards in turn: memory", added, "MB", limit=_LIMIT_SLICE)
 
 
 def _time(what: str, function: Callable[[], None], limited: bool) -> Figure:
@@ -83,4 +137,4 @@ def _time(what: str, function: Callable[[], None], limited: bool) -> Figure:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

@@ -1,4 +1,4 @@
-"""The training loop of ESPnet3 and a bare one of PyTorch, by turns, with the same batches."""
+"""The training loop of ESPnet3 and bare ones of PyTorch, by turns, with the same batches."""
 
 import logging
 import statistics
@@ -61,8 +61,7 @@ class BareLoop:
         batch = next(self._batches)
         inputs = batch if self._inputs is None else {name: batch[name] for name in self._inputs}
         loss, _, _ = self.model(**inputs)
-        loss.backward()
-        nn.utils.clip_grad_norm_(self.model.parameters(), self._clip)
+        self._backward(loss)
         self._optimizer.step()
         if self._scheduler is not None:
             self._scheduler.step()
@@ -72,6 +71,29 @@ class BareLoop:
         torch.set_rng_state(others)
         return taken
 
+    def _backward(self, loss: torch.Tensor) -> None:
+        loss.backward()
+        nn.utils.clip_grad_norm_(self.model.parameters(), self._clip)
+
+
+class AccelerateLoop(BareLoop):
+    """The same with `accelerate`, as its guide has it."""
+
+    def __init__(
+        self, model: nn.Module, batches: Iterable[Mapping[str, Any]], *, clip: float = 1.0
+    ) -> None:
+        from accelerate import Accelerator
+
+        super().__init__(model, (), clip=clip)
+        self._accelerator = Accelerator(cpu=True)
+        prepared = self._accelerator.prepare(model, self._optimizer, batches)
+        self.model, self._optimizer, loader = prepared
+        self._batches = iter(loader)
+
+    def _backward(self, loss: torch.Tensor) -> None:
+        self._accelerator.backward(loss)
+        self._accelerator.clip_grad_norm_(self.model.parameters(), self._clip)
+
 
 @dataclass
 class Steps:
@@ -80,6 +102,8 @@ class Steps:
     per_round: int
     ours: list[Clocks] = field(default_factory=list)
     bare: list[Clocks] = field(default_factory=list)
+    beside: list[Clocks] = field(default_factory=list)
+    """Of a third loop, if there is one."""
 
     def least(self, clock: int) -> tuple[float, float]:
         """Return the milliseconds of a step of both: the mean of a round that nothing disturbs.
@@ -88,21 +112,28 @@ class Steps:
         """
         return self._undisturbed(self.ours, clock), self._undisturbed(self.bare, clock)
 
+    def least_beside(self, clock: int) -> float:
+        """Return the milliseconds of a step of the third loop."""
+        return self._undisturbed(self.beside, clock)
+
     def _undisturbed(self, steps: list[Clocks], clock: int) -> float:
         places = [steps[i + self.per_round :: self.per_round] for i in range(self.per_round)]
         return 1e3 * statistics.mean(min(step[clock] for step in place) for place in places)
 
 
 class InterruptedLoader:
-    """Our loader; after every few of its batches the bare loop has its turn.
+    """A loader; after every few of its batches the bare loop has its turn, and a third if there is.
 
-    So what else the machine does meets both alike.
+    So what else the machine does meets all alike.
     """
 
-    def __init__(self, loader: Any, bare: BareLoop, per_round: int) -> None:
+    def __init__(
+        self, loader: Any, bare: BareLoop, per_round: int, beside: BareLoop | None = None
+    ) -> None:
         self.steps = Steps(per_round)
         self._loader = loader
-        self._bare = bare
+        self._others = [(bare, self.steps.bare)]
+        self._others += [(beside, self.steps.beside)] if beside else []
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._loader, name)
@@ -111,21 +142,30 @@ class InterruptedLoader:
         return len(self._loader)
 
     def __iter__(self) -> Iterator[Any]:
-        self._bare.rng = torch.get_rng_state()
+        for loop, _ in self._others:
+            loop.rng = torch.get_rng_state()
         begin = clocks()
         for number, batch in enumerate(self._loader):
             if number:
                 self.steps.ours.append(since(begin))
             # Log points are in the middle of a turn, with what TensorBoard's thread does then.
             if number % _STEPS_PER_TURN == _STEPS_PER_TURN // 2:
-                self.let_bare_loop(_STEPS_PER_TURN)
+                self.let_others(_STEPS_PER_TURN)
             begin = clocks()
             yield batch
 
-    def let_bare_loop(self, n_steps: int) -> None:
-        """Let the bare loop do so many steps, or what is left."""
-        n_left = len(self) - len(self.steps.bare)
-        self.steps.bare += [self._bare.step() for _ in range(min(n_steps, n_left))]
+    def let_others(self, n_steps: int) -> None:
+        """Let the other loops do so many steps, or what is left."""
+        for loop, steps in self._others:
+            steps += [loop.step() for _ in range(min(n_steps, len(self) - len(steps)))]
+
+    def finish(self, model: nn.Module) -> Steps:
+        """Let the other loops do the rest; all must end with the same weights, to the last bit."""
+        self.let_others(len(self))
+        for loop, _ in self._others:
+            for own, other in zip(model.parameters(), loop.model.parameters(), strict=True):
+                assert torch.equal(own, other), "the loops have not done the same"
+        return self.steps
 
 
 def clocks() -> Clocks:
@@ -140,7 +180,13 @@ def since(begin: Clocks) -> Clocks:
 
 
 def compare(
-    model: nn.Module, loader: Any, bare: BareLoop, config: Mapping[str, Any], per_round: int
+    model: nn.Module,
+    loader: Any,
+    bare: BareLoop,
+    config: Mapping[str, Any],
+    per_round: int,
+    *,
+    beside: BareLoop | None = None,
 ) -> Steps:
     """Train with both loops by turns, ours as the stage `train` does it: all its callbacks.
 
@@ -150,13 +196,14 @@ def compare(
         bare: The other loop.
         config: Of the training, but for its folder, epochs and threads.
         per_round: Steps of a round.
+        beside: A third loop.
     """
     from espnet3.trainer.config import load_training_config
     from espnet3.trainer.fit import Fit, TrainingParts
     from espnet3.trainer.optimization.optimization_config import OptimizationConfig
     from espnet3.trainer.reporting.summary import StartupTimes
 
-    by_turns = InterruptedLoader(loader, bare, per_round)
+    by_turns = InterruptedLoader(loader, bare, per_round, beside)
     with tempfile.TemporaryDirectory() as folder, _lines_in(Path(folder) / "train.log"):
         path = Path(folder) / "training.yaml"
         path.write_text(yaml.safe_dump(_whole(config, folder)))
@@ -164,10 +211,42 @@ def compare(
         keys, optimization = load_training_config(loaded), OptimizationConfig.from_config(loaded)
         parts = TrainingParts(model, by_turns)
         Fit(keys, optimization, lambda: parts, StartupTimes()).run()
-    by_turns.let_bare_loop(len(loader))
-    for own, other in zip(model.parameters(), bare.model.parameters(), strict=True):
-        assert torch.equal(own, other), "the loops have not done the same"
-    return by_turns.steps
+    return by_turns.finish(model)
+
+
+def compare_lightning(
+    model: nn.Module, loader: Any, bare: BareLoop, per_round: int, *, clip: float = 1.0
+) -> Steps:
+    """Train with Lightning alone and the bare loop by turns; the loss is logged in each step."""
+    import lightning.pytorch as pl
+
+    class Module(pl.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model
+
+        def training_step(self, batch: Any) -> torch.Tensor:
+            loss: torch.Tensor = self.model(**batch)[0]
+            self.log("train/loss", loss)
+            return loss
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.AdamW(self.model.parameters(), lr=1e-4, weight_decay=0.01)
+
+    by_turns = InterruptedLoader(loader, bare, per_round)
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = pl.Trainer(
+            accelerator="cpu",
+            devices=1,
+            max_epochs=1,
+            gradient_clip_val=clip,
+            default_root_dir=folder,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+        )
+        trainer.fit(Module(), by_turns)
+    return by_turns.finish(model)
 
 
 def _whole(config: Mapping[str, Any], folder: str) -> dict[str, Any]:

@@ -2,44 +2,68 @@
 
 import importlib
 import itertools
-import multiprocessing
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from benchmarks.alternatives import ALTERNATIVES
+from benchmarks.alternatives import ALTERNATIVES, has_slurm, map_pool
 from benchmarks.busy_items import N_ITEMS, ComputeRunner, NothingProvider, compute
 from benchmarks.figures import Figure, Skipped, best_of, seconds
 from espnet3.parallel import use_parallel
 
 N_WORKERS = 2
 LIMIT = 1.3
+N_SHORT, N_MANY = 1000, 8
+LIMIT_IN_MEMORY, LIMIT_IN_FOLDER = 1.05, 1.15
 
 
-def run_ours(output_dir: Path) -> None:
-    """Run, commit and merge all items."""
-    with use_parallel({"env": "local", "n_workers": N_WORKERS}):
-        merged = ComputeRunner(NothingProvider(), output_dir=output_dir)(range(N_ITEMS))
-    assert len(merged.read_text().splitlines()) == N_ITEMS
+def run_ours(output_dir: Path | None, n_items: int = N_ITEMS, n_workers: int = N_WORKERS) -> None:
+    """Run all items, then commit and merge them if there is a folder."""
+    with use_parallel({"env": "local", "n_workers": n_workers}):
+        made = ComputeRunner(NothingProvider(), output_dir=output_dir)(range(n_items))
+    assert len(made.read_text().splitlines() if output_dir else made) == n_items
 
 
-def run_pool() -> None:
+def run_pool(
+    method: str | None = "spawn", n_items: int = N_ITEMS, n_workers: int = N_WORKERS
+) -> None:
     """Run all items on a pool of processes, results in memory."""
-    with multiprocessing.get_context("spawn").Pool(N_WORKERS) as pool:
-        assert len(pool.map(compute, range(N_ITEMS), chunksize=1)) == N_ITEMS
+    assert len(map_pool(compute, range(n_items), n_workers, method)) == n_items
+
+
+def measure_short_items(new_dir: Iterator[Path]) -> Iterator[Figure]:
+    """Compare many workers with `multiprocessing.Pool` as it is: on Linux, it forks."""
+    memory, folder, pool = best_of(
+        4,
+        lambda: run_ours(None, N_SHORT, N_MANY),
+        lambda: run_ours(next(new_dir), N_SHORT, N_MANY),
+        lambda: run_pool(None, N_SHORT, N_MANY),
+    )
+    what = f"{N_SHORT} items of ~4 ms on {N_MANY} workers"
+    yield Figure(f"{what}, in memory; against Pool({N_MANY})", memory, "s", pool, LIMIT_IN_MEMORY)
+    yield Figure(f"{what}, to disk; against Pool({N_MANY})", folder, "s", pool, LIMIT_IN_FOLDER)
 
 
 def measure() -> Iterator[Figure | Skipped]:
     """Compare with a pool of processes, then with what else people use."""
     with tempfile.TemporaryDirectory() as folder:
         new_dir = map(Path(folder).joinpath, map(str, itertools.count()))
+        yield from measure_short_items(new_dir)
         ours, pool = best_of(6, lambda: run_ours(next(new_dir)), run_pool)
     what = f"{N_ITEMS} items of ~4 ms on {N_WORKERS} workers, to disk; against Pool(chunksize=1)"
     yield Figure(what, ours, "s", pool, LIMIT)
     for name, (package, run) in ALTERNATIVES.items():
-        try:
-            importlib.import_module(package)
-        except ImportError:
-            yield Skipped(f"beside: {name}", "not installed")
+        if why := why_not(name, package):
+            yield Skipped(f"beside: {name}", why)
         else:
-            yield Figure(f"beside: {name}", seconds(run), "s", pool)
+            taken = seconds(lambda run=run: run(compute, range(N_ITEMS), N_WORKERS))
+            yield Figure(f"beside: {name}", taken, "s", pool)
+
+
+def why_not(name: str, package: str) -> str:
+    """Return why one of the alternatives cannot be measured here; empty if it can."""
+    try:
+        importlib.import_module(package)
+    except ImportError:
+        return "not installed"
+    return "no Slurm answers here" if name.endswith("Slurm") and not has_slurm() else ""
