@@ -10,7 +10,7 @@ import yaml
 from espnet3.systems.asr.inference import Speech2Text
 from espnet3.systems.asr.inference_checks import check_recognizer
 from espnet3.systems.asr.packing import pack_model
-from espnet3.systems.asr.publication_config import PublicationConfig
+from espnet3.systems.asr.publication import PublicationConfig
 from espnet3.systems.base.context import load_configs
 from tests.helpers.recognizer_parts import RATE, make_recipe, noise
 
@@ -42,12 +42,14 @@ def test_python(tmp_path, monkeypatch, capsys):
 
 def test_yaml(tmp_path, monkeypatch):
     monkeypatch.chdir(make_recipe(tmp_path / "asr"))
-    infer, publication, huggingface = snippets("yaml")
+    infer, publication, *huggingface = snippets("yaml")
     Path("conf/inference.yaml").write_text(infer)
     files = {"training": ["conf/training.yaml"], "inference": ["conf/inference.yaml"]}
     check_recognizer(load_configs(files).inference)
     assert PublicationConfig(**yaml.safe_load(publication)).upload.private
     from espnet3.config.targets import check_arguments
 
-    block = yaml.safe_load(huggingface)["model"]
-    check_arguments("model", block["_target_"], block)
+    assert len(huggingface) == 2  # decoded as it is, and fine-tuned
+    for text in huggingface:
+        block = yaml.safe_load(text)["model"]
+        check_arguments("model", block["_target_"], block)

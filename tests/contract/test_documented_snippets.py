@@ -6,6 +6,7 @@ from textwrap import indent
 
 import pytest
 
+from tests.helpers.exhaustive import few
 from tests.helpers.snippets import read_snippet
 
 LOCAL_1 = {"env": "local", "n_workers": 1}
@@ -112,7 +113,7 @@ def test_a_lambda_of_the_script_itself_runs_on_workers(run_script):
     assert "utt3" in out
 
 
-@pytest.mark.parametrize("batch_size", [None, 1, 7, 100])
+@pytest.mark.parametrize("batch_size", few([None, 1, 7, 100], 2))
 def test_batch_forward_gets_a_list_or_one_index(run_script, batch_size):
     call = f"""
     def build_model(model_cfg):

@@ -8,6 +8,7 @@ import yaml
 from espnet3.cli.console import UsageError
 from espnet3.cli.recipe_options import select_stages
 from espnet3.config.advice import advise
+from espnet3.migration import asr_options
 from espnet3.systems.base.stages import STAGES
 from tests.helpers.pages import DOCS, code_in, table
 
@@ -44,6 +45,19 @@ def test_the_page_and_the_command_line_say_the_same_of_an_option(name, value, ro
     told = " ".join(row)
     for key in advice.settings:
         assert key in told, f"{advice.override()} is not on the page"
+
+
+def test_migrate_knows_the_options_of_the_page():
+    noted = {**asr_options.UNNEEDED, **asr_options.LEFT_OUT, **asr_options.CHANGES}
+    known = {*noted, *asr_options.SWITCHES, *asr_options.READ}
+    missing = {name for name, _, _ in options()} - known
+    assert not missing
+
+
+def test_migrate_and_the_page_have_the_same_stages():
+    rows = {int(row[0]): row[2] for row in table(PAGE, "## Stages of `asr.sh`")}
+    for number, name in asr_options.STAGES.items():
+        assert code_in(rows[number])[0] == name
 
 
 @pytest.mark.parametrize("number", [str(number) for number in range(11, 16)])

@@ -3,6 +3,8 @@
 import ast
 from pathlib import Path
 
+from tests.helpers.exhaustive import few, pairs
+
 TESTS = Path(__file__).parents[1]
 # Stand-ins that have files of their own beside them.
 STAND_INS = ("tests.nvml.", "tests.known_issues.golden.")
@@ -29,3 +31,19 @@ def test_what_tests_share_is_a_helper():
         if not is_shared(name, file)
     }
     assert not wrong, "move these to tests/helpers/: " + "\n".join(sorted(wrong))
+
+
+def test_of_a_matrix_make_test_keeps_each_row_and_each_column():
+    for n_rows, n_columns in ((7, 20), (20, 7), (2, 2), (5, 1)):
+        cases = pairs(range(n_rows), range(n_columns))
+        kept = [case for case in cases if not hasattr(case, "marks")]
+        assert len(cases) == n_rows * n_columns
+        assert len(kept) == max(n_rows, n_columns)
+        assert {row for row, _ in kept} == set(range(n_rows))
+        assert {column for _, column in kept} == set(range(n_columns))
+
+
+def test_of_a_list_make_test_keeps_a_few_from_all_over():
+    cases = few(range(10), 3)
+    assert [case for case in cases if isinstance(case, int)] == [0, 3, 6]
+    assert all(case.marks[0].name == "exhaustive" for case in cases if not isinstance(case, int))

@@ -1,5 +1,7 @@
 """How the package is laid out: no cycles in `parallel`, and figures to look at."""
 
+import pytest
+
 from benchmarks.house import House, figures
 
 
@@ -9,6 +11,7 @@ def test_no_modules_of_parallel_import_each_other_in_a_circle():
     assert not cycles, "\n".join(" <-> ".join(cycle) for cycle in cycles)
 
 
+@pytest.mark.exhaustive  # reads each module twice
 def test_files_and_lines_per_package_are_printed():
     # No limits: pytest -s tests/contract/test_house.py
     found = dict(figures(House()))

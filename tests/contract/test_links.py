@@ -40,8 +40,9 @@ def test_every_link_of_a_page_leads_somewhere(page):
 TITLES = """
 Training Config; Trainer; Training Loop; Multi-node training; Stats Collection; Model and system
 Parallel Config; Parallel Runtime; Parallel overview; Parallel Data Prep; Provider and Runner
-Inference Provider; Inference Config; Cluster Migration; Config Diff; Task to system
-Data Pipeline; Dataset Config; System and Stages
+Inference Provider; Inference Config; Inference at scale; Cluster Migration; Config Diff
+Task to system; Data Pipeline; Dataset Config; System and Stages; Common mistakes
+Two layers: `trainer` and `parallel`
 """
 
 

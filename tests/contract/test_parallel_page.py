@@ -1,4 +1,4 @@
-"""docs/parallel.md: its tables are those of the code, its blocks are right, its Python runs."""
+"""Pages on parallel work: tables are those of the code, blocks are right, the Python runs."""
 
 import re
 import subprocess
@@ -15,13 +15,13 @@ from espnet3.systems.base.system import BaseSystem
 from tests.helpers.pages import DOCS, blocks, code_in, named_files, table
 from tests.helpers.recipe_copy import RecipeCopy
 
-PAGE = DOCS / "parallel.md"
-FILES = named_files(PAGE)
-BLOCKS = [block for block in blocks(PAGE, "yaml") if "parallel:" in block.text]
+CONFIG, RUNNER = DOCS / "parallel-config.md", DOCS / "provider-and-runner.md"
+FILES = {**named_files(RUNNER), **named_files(DOCS / "inference-provider.md")}
+BLOCKS = [block for block in blocks(CONFIG, "yaml") if "parallel:" in block.text]
 
 
 def test_the_table_has_every_key_with_its_default():
-    rows = {code_in(row[0])[0]: row for row in table(PAGE, "## Parallel config")}
+    rows = {code_in(row[0])[0]: row for row in table(CONFIG, "# Parallel config")}
     assert list(rows) == list(dict.fromkeys([*rows, *ParallelConfig.model_fields]))
     default = ParallelConfig()
     for key, row in rows.items():
@@ -38,7 +38,7 @@ def test_a_block_can_be_copied(block, monkeypatch):
 
 def test_the_table_of_hooks_has_all_that_may_be_overridden():
     told = {
-        re.match(r"`(\w+)\(", row[0])[1]: row[0] for row in table(PAGE, "## Provider and runner")
+        re.match(r"`(\w+)\(", row[0])[1]: row[0] for row in table(RUNNER, "# Provider and runner")
     }
     methods = {
         name: method

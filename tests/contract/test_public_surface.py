@@ -69,10 +69,24 @@ def test_importing_is_light(code):
     assert process.stderr.strip() == "[]"
 
 
+@pytest.mark.parametrize(
+    ("code", "slow"),
+    [
+        # What a worker imports with the user's module.
+        ("from espnet3.parallel import BaseRunner, EnvironmentProvider, set_parallel", "pydantic"),
+        ("from espnet3.parallel import set_parallel; set_parallel({'env': 'local'})", "omegaconf"),
+        ("import espnet3.parallel.detached.work", "omegaconf"),
+    ],
+)
+def test_what_starts_often_starts_without_what_it_does_not_need(code, slow):
+    check = f"{code}\nimport sys; sys.exit({slow!r} in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", check]).returncode == 0
+
+
 def test_every_env_of_the_documentation_is_known():
     from espnet3.parallel.clusters.registry import BACKENDS
 
-    known = "local local_gpu slurm pbs sge lsf oar htcondor moab ssh kube dask"
+    known = "local local_gpu slurm pbs sge lsf oar htcondor moab ssh kube dask ray"
     assert " ".join(BACKENDS) == known
 
 
