@@ -1,11 +1,14 @@
 """What all tests share: nothing of a test may leak into the next one."""
 
+import functools
 import gc
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import threading
+import zlib
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -32,7 +35,9 @@ _PATIENT: dict[str, Any] = {
     "deadline": None,
     "suppress_health_check": [HealthCheck.too_slow, HealthCheck.data_too_large],
 }
-settings.register_profile("repeatable", derandomize=True, database=None, **_PATIENT)
+settings.register_profile(
+    "repeatable", max_examples=30, derandomize=True, database=None, **_PATIENT
+)
 settings.register_profile("soak", max_examples=2000, print_blob=True, **_PATIENT)
 settings.load_profile("repeatable")
 
@@ -42,6 +47,26 @@ if (
     and signal.getsignal(signal.SIGINT) is signal.SIG_IGN
 ):
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _is_fit_for_tests(folder: Path) -> bool:
+    """Tell whether a folder is in memory, large enough, and lets programs run from it."""
+    try:
+        mounts = [line.split() for line in Path("/proc/mounts").read_text().splitlines()]
+        free = shutil.disk_usage(folder).free
+    except OSError:
+        return False
+    options = {
+        kind: words.split(",") for _, place, kind, words, *_ in mounts if place == str(folder)
+    }
+    allowed = "noexec" not in options.get("tmpfs", ["noexec"])
+    return allowed and free > 4 * 2**30 and os.access(folder, os.W_OK)
+
+
+# Tests make 60,000 files and folders, which takes a disk minutes. A real scheduler's nodes, in
+# namespaces of their own, are left on the disk.
+if _is_fit_for_tests(Path("/dev/shm")) and not os.environ.get("ESPNET3_CLUSTERS"):
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", "/dev/shm")
 
 _watch = Watch()
 _MANY = 500
@@ -60,6 +85,8 @@ def _own_cache(tmp_path_factory):
 def _no_leaks(request):
     """Reset the active config and the folder; fail on what outlives its test, by name."""
     _watch.begin()
+    _use_one_thread()
+    fork_server.spare_pictures()
     handlers = {number: signal.getsignal(number) for number in _SIGNALS}
     with fork_server.paused() if request.node.get_closest_marker("cold") else nullcontext():
         yield
@@ -67,7 +94,8 @@ def _no_leaks(request):
     _forget_warnings()
     os.chdir(_START)  # a recipe that runs in this process enters its folder
     parallel._active = None
-    assert parallel.enclosing_client() is None
+    if pools := sys.modules.get("espnet3.parallel.open_pool"):
+        assert pools.enclosing_client() is None
     if espeak := sys.modules.get("espnet3.components.data.espeak"):
         espeak.stop_speaking()
     # What the daemons of a real scheduler start is not the test's.
@@ -81,6 +109,12 @@ def _no_leaks(request):
         f"{request.node.nodeid} forked the test process, which has threads; use "
         f"tests/helpers/clean_process.py. It was here: {'; '.join(forks)}"
     )
+
+
+def _use_one_thread() -> None:
+    """Let torch compute on one thread: two wait for each other where tests share two cores."""
+    if (torch := sys.modules.get("torch")) and torch.get_num_threads() != 1:
+        torch.set_num_threads(1)
 
 
 class _Adoption:
@@ -114,6 +148,12 @@ def pytest_collection():
     return result
 
 
+def pytest_collection_modifyitems(items):
+    # Each process gets a stretch of the list: files in an order that mixes those that wait, those
+    # that compute and those that start many processes.
+    items.sort(key=lambda item: zlib.crc32(item.nodeid.partition("::")[0].encode()))
+
+
 def pytest_collection_finish(session):
     if len(session.items) > _MANY:
         fork_server.start()  # in the background; by the time that one is wanted, it is ready
@@ -139,11 +179,16 @@ def _restore(handlers: dict[int, Any]) -> None:
 
 def _forget_warnings() -> None:
     """Let what is told once in a process be told again: another test may wait for it."""
-    for name, module in list(sys.modules.items()):
-        if name.startswith("espnet3."):
-            for tells in (getattr(module, "_warn_once", None), getattr(module, "warn_once", None)):
-                if hasattr(tells, "cache_clear"):
-                    tells.cache_clear()
+    for tells in _told_once(len(sys.modules)):
+        tells.cache_clear()
+
+
+@functools.lru_cache(maxsize=1)
+def _told_once(n_modules: int) -> list[Any]:
+    """Return what warns once; the search takes a millisecond, so not for each test."""
+    own = [vars(module) for name, module in sys.modules.items() if name.startswith("espnet3.")]
+    found = [names.get(name) for names in own for name in ("_warn_once", "warn_once")]
+    return [function for function in found if hasattr(function, "cache_clear")]
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -179,9 +224,12 @@ def awkward(tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def dask_address(tmp_path_factory) -> str:
-    """Start a scheduler and two workers with four threads each, as a user would in a shell."""
+    """Start a scheduler and two workers with four threads each, as a user would in a shell.
+
+    They end with the module: idle, the four processes take a fifteenth of a core all the time.
+    """
     folder = tmp_path_factory.mktemp("dask")
     file = folder / "scheduler.json"
     quiet = {"stdout": subprocess.DEVNULL, "stderr": (folder / "log").open("wb"), "cwd": folder}
@@ -194,7 +242,10 @@ def dask_address(tmp_path_factory) -> str:
         *dask, "worker", "--scheduler-file", str(file), "--nworkers", "2", "--nthreads", "4",
         "--no-dashboard",
     ]  # fmt: skip
-    processes = [subprocess.Popen(command, **quiet) for command in (scheduler, worker)]
+    processes = [
+        subprocess.Popen(command, start_new_session=True, **quiet)
+        for command in (scheduler, worker)
+    ]
     try:
         wait_until(lambda: file.exists() and file.stat().st_size > 0, seconds=60)
         import json
@@ -206,11 +257,7 @@ def dask_address(tmp_path_factory) -> str:
             client.wait_for_workers(2, timeout=60)
         yield address
     finally:
+        # Killed with all that they started: to end by themselves takes them eight seconds.
         for process in reversed(processes):
-            process.terminate()
-        for process in processes:
-            try:
-                process.wait(30)
-            except subprocess.TimeoutExpired:  # Dask's nanny may hang after a worker was killed
-                process.kill()
-                process.wait()
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()

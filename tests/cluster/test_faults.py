@@ -55,7 +55,8 @@ class Run:
 
     def wait_for(self, condition) -> None:
         """Wait until a condition holds while the driver runs."""
-        wait_until(lambda: condition() or self.driver.poll() is not None, _PATIENCE)
+        is_over = lambda: condition() or self.driver.poll() is not None  # noqa: E731
+        wait_until(is_over, _PATIENCE, report=lambda: self.told)
         assert self.driver.poll() is None, self.told
 
     def wait_for_words(self, pattern: str) -> None:

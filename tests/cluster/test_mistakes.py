@@ -85,8 +85,7 @@ def test_a_queue_that_does_not_exist(clients, start):
         "sge": ["qsub refused a job", 'unknown queue "weekend"', "-q weekend"],
     }
     driver = start(clients, queue="weekend")
-    assert_fails(driver, clients, "set parallel.options to what your cluster has",
-                 *words[clients.env_name])  # fmt: skip
+    assert_fails(driver, clients, "queue: NAME", *words[clients.env_name])
     assert clients.submitted() == {} or clients.env_name == "slurm"
 
 

@@ -14,7 +14,8 @@ from espnet3.parallel.clusters.tls import RunSecurity
 from tests.cluster.harness import N_NODES, NETWORK
 from tests.helpers.waiting import wait_until
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
+# Cold: a process that was forked for a test has the environment of another in `/proc`.
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300), pytest.mark.cold]
 
 # A user of plain Dask, who says nothing of networks. Two workers in one job.
 PROGRAM = """
@@ -145,13 +146,14 @@ def end(driver, clients, folder, port) -> str:
 def test_on_one_machine_nothing_listens_but_on_loopback(slurm, run, tmp_path):
     slurm.two_gpus = {"job_extra_directives": ["--gres=gpu:2"]}
     driver, (address, facts) = run(slurm)
+    numbers = {int(each.rpartition(":")[2]) for each in [address, *facts]}
     ports = listening(slurm)
+    assert numbers <= {port.number for port in ports}
     assert len(ports) >= 2 + 2 * 5  # driver and its dashboard; per job, two nannies, two workers
     assert [port for port in ports if not port.is_on_loopback] == []
     # Each of the two workers of a job sees another GPU first, and has half of the cores.
     assert sorted(map(tuple, facts.values())) == [("0,1", "4")] * 2 + [("1,0", "4")] * 2
 
-    numbers = {int(each.rpartition(":")[2]) for each in [address, *facts]}
     assert {each.partition(":")[0] for each in [address, *facts]} == {"tls"}
     dask = [port for port in ports if port.number in numbers]
     assert len(dask) == 5

@@ -48,6 +48,25 @@ class Square(BaseRunner):
         return {"idx": idx, "square": idx**2}
 
 
+class Device(BaseRunner):
+    """Waits until both processes of a job have an item, and tells what they see."""
+
+    @staticmethod
+    def forward(idx, trace, n_jobs):
+        (trace / str(os.getpid())).touch()
+        wait_until(lambda: len(os.listdir(trace)) == 2, _PATIENCE)
+        return os.environ["SLURM_JOB_ID"], os.getpid(), os.environ["CUDA_VISIBLE_DEVICES"]
+
+
+def test_two_processes_of_a_job_share_its_one_gpu(slurm, tmp_path):
+    trace = tmp_path / "trace"
+    trace.mkdir()
+    set_parallel(slurm.parallel(n_workers=1, processes=2))
+    told = Device(Provider(trace))(range(20))
+    assert len({pid for _, pid, _ in told}) == 2
+    assert len({(job, device) for job, _, device in told}) == 1
+
+
 def test_jobs_give_the_same_file_as_one_process(slurm, awkward):
     Square(Provider(), output_dir=awkward / "here")(range(100))
 

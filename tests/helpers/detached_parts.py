@@ -14,8 +14,8 @@ from espnet3.parallel.config import ParallelConfig
 from espnet3.parallel.detached.launch import prepare
 from espnet3.parallel.folder_run import RunRequest
 from espnet3.parallel.identity import describe_run
+from espnet3.schedulers import node_name
 from espnet3.shards.merge import concat_files
-from espnet3.shards.owner import node_name
 
 DEFAULTS = {"seconds": 0.0, "faults": {}, "gate": "", "load": 0.0, "bad_nodes": {}, "hurry": ""}
 

@@ -17,6 +17,20 @@ def few(cases: Iterable[Any], n: int) -> list[Any]:
     return [case if at in kept else _exhaustive(case) for at, case in enumerate(cases)]
 
 
+def pairs(rows: Iterable[Any], columns: Iterable[Any]) -> list[Any]:
+    """Keep so many pairs that each row and each column comes, and mark the others as exhaustive.
+
+    For what two lists have nothing to do with: any folder in the script of any scheduler.
+    """
+    rows, columns = list(rows), list(columns)
+    shorter = min(len(rows), len(columns))
+    return [
+        (row, column) if i % shorter == j % shorter else _exhaustive((row, column))
+        for i, row in enumerate(rows)
+        for j, column in enumerate(columns)
+    ]
+
+
 def _exhaustive(case: Any) -> Any:
     mark = pytest.mark.exhaustive
     if hasattr(case, "marks"):

@@ -7,14 +7,14 @@ process is what it would have been: a child of the process that asked for it, wi
 session, group, environment, folder, files, signals, `sys.argv`, `__main__` and command line, so
 signals, exit codes and `wait` are the kernel's. It differs in that modules are imported before
 they are asked for, see `_is_eligible` for what is started for real on that account, and in that
-nothing waits for the disk nor lays out pictures.
+nothing waits for the disk nor draws the axes of pictures.
 
 How the new process becomes a child of the one that asks, and not of the zygote: the zygote forks
 twice, and the process in between ends. Orphans go to the nearest ancestor that is a subreaper,
 which the asking process is for that moment. So each program gets a zygote of its own, forked
 before it begins (one cannot fork it later: it has threads), for what it starts itself.
 
-`ESPNET3_TESTS_COLD=1`, and the marker `cold` for one test, start everything for real. With
+`ESPNET3_TESTS_COLD=1`, and the marker `cold` for one test, start and draw everything for real. With
 `ESPNET3_TESTS_QUICK=1` a test that would start such a program is skipped.
 """
 
@@ -53,6 +53,7 @@ _PRELOADED = (
 )  # fmt: skip
 _WORKER = "from espnet3.parallel.worker import main"
 _SPAWN = "from multiprocessing.spawn import spawn_main"
+_FORK_SERVER = "from multiprocessing.forkserver import main"
 # Whatever names one of these is forked; the rest starts faster for real.
 _HEAVY_CODE = re.compile(rf"espnet3|torch|lightning|dask|distributed|^tests\.|{_SPAWN}")
 # Of those, the ones that import torch: not for `make quick`.
@@ -95,11 +96,25 @@ def install() -> None:
         _spare_the_disk()
 
 
-def _spare_layouts() -> None:
-    """Draw learning curves without looking for the best margins: half the time of a training."""
-    from matplotlib.layout_engine import ConstrainedLayoutEngine
+def spare_pictures() -> None:
+    """Leave the axes of learning curves blank: to draw them is most of the time of a training.
 
-    ConstrainedLayoutEngine.execute = lambda self, figure: None
+    As soon as something has imported matplotlib, unless everything is to start for real.
+    """
+    axes, layouts = map(sys.modules.get, ("matplotlib.axes", "matplotlib.layout_engine"))
+    if axes and layouts and not os.environ.get(COLD):
+        for owner, name in ((axes.Axes, "draw"), (layouts.ConstrainedLayoutEngine, "execute")):
+            if not hasattr(getattr(owner, name), "is_spared"):
+                setattr(owner, name, _if_paused(getattr(owner, name)))
+
+
+def _if_paused(real: Any) -> Any:
+    def method(self, given):
+        if _is_paused:
+            real(self, given)
+
+    method.is_spared = True
+    return method
 
 
 def _spare_the_disk() -> None:
@@ -281,7 +296,9 @@ def _patch() -> None:
     def spawn(path, args, passfds):
         words = list(map(os.fsdecode, args))
         pid = None
-        if _SPAWN in " ".join(words) and _command(words) and _is_eligible(words, os.environ, None):
+        line = " ".join(words)
+        is_known = _SPAWN in line or _FORK_SERVER in line
+        if is_known and _command(words) and _is_eligible(words, os.environ, None):
             pid = _start(words, None, None, [0, 1, 2], list(map(int, passfds)), -1, False)
         return real_spawn(path, args, passfds) if pid is None else pid
 
@@ -430,7 +447,7 @@ def main() -> None:
     gc.freeze()
     _patch()
     _spare_the_disk()
-    _spare_layouts()
+    spare_pictures()
     # Zygotes ignore what is sent to their group.
     for number in _IGNORED_BY_ZYGOTES:
         signal.signal(number, signal.SIG_IGN)

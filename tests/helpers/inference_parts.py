@@ -91,6 +91,13 @@ class Picky(Speller):
         return super().__call__(speech)
 
 
+class PickyInBatches(Picky):
+    def __call__(self, speech):
+        if isinstance(speech, list):
+            return [Picky.__call__(self, one) for one in speech]
+        return super().__call__(speech)
+
+
 def output_fn(data, model_output, idx):
     if isinstance(idx, list):
         return [output_fn(*item) for item in zip(data, model_output, idx, strict=True)]

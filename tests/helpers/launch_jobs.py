@@ -1,7 +1,6 @@
 """Jobs of trainings, as `espnet3 launch` renders them."""
 
-from espnet3.trainer.launching.job_script import Job
-from espnet3.trainer.launching.launch_config import LaunchConfig
+from espnet3.trainer.launching.job_script import Job, LaunchConfig
 
 FULL = {
     "queue": "gpu",

@@ -4,6 +4,7 @@ import lightning.pytorch as pl
 import torch
 from torch import nn
 
+from espnet3.trainer.lightning_internals import use_lean_loop
 from espnet3.trainer.module import TrainingModule
 from espnet3.trainer.optimization.optimization_config import OptimizationConfig
 
@@ -60,6 +61,8 @@ class Loader:
 
 def fit(module, train, valid=None, ckpt_path=None, **arguments):
     trainer = pl.Trainer(**{**QUIET, "max_epochs": 1, **arguments})
+    use_lean_loop(trainer)  # as `train` does
     valid = Loader(valid) if valid else None
-    trainer.fit(module, Loader(train), valid, ckpt_path=ckpt_path)
+    loader = Loader(train) if isinstance(train, list) else train
+    trainer.fit(module, loader, valid, ckpt_path=ckpt_path)
     return trainer

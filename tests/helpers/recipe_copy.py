@@ -58,3 +58,9 @@ def _restored(folder: Path) -> Iterator[None]:
         for name, module in list(sys.modules.items()):
             if str(getattr(module, "__file__", None)).startswith(str(folder)):
                 del sys.modules[name]
+
+
+def run_recipe_here(system: Any, folder: Path, *words: str, code: int = 0) -> None:
+    """Run a recipe that is there already, in this process."""
+    with _restored(folder):
+        assert run_recipe(system, list(words), recipe_dir=folder) == code

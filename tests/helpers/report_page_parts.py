@@ -10,7 +10,7 @@ import numpy as np
 
 from espnet3.cli.recipe import run_recipe
 from espnet3.systems.base.system import BaseSystem
-from espnet3.trainer.reporting.history_entries import Entry
+from espnet3.trainer.reporting.history import Entry
 
 RATE = 8000
 SCRIPT = "<script>document.title='hacked'</script>"

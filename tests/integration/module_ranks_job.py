@@ -17,6 +17,7 @@ from torch import nn
 from espnet3.errors import TrainingError
 from espnet3.trainer.checkpointing.checkpoint_io import AtomicCheckpointIO
 from espnet3.trainer.checkpointing.checkpoints import CheckpointKeeper
+from espnet3.trainer.lightning_internals import use_lean_loop
 from espnet3.trainer.module import TrainingModule
 from espnet3.trainer.optimization.optimization_config import OptimizationConfig
 
@@ -121,6 +122,7 @@ def fit(module, train, valid=None, n_ranks=2, strategy="ddp", **arguments):
         enable_progress_bar=False, enable_model_summary=False, log_every_n_steps=1,
         use_distributed_sampler=False, **many, **arguments,
     )  # fmt: skip
+    use_lean_loop(trainer)  # as `train` does
     trainer.fit(module, Loader(train), Loader(valid) if valid else None)
     return trainer
 
@@ -324,6 +326,7 @@ def _train_fsdp(rank, kind, folder, n_epochs, ckpt_path=None):
         callbacks=[CheckpointKeeper(folder)], plugins=[AtomicCheckpointIO()],
         max_epochs=n_epochs, default_root_dir=folder,
     )  # fmt: skip
+    use_lean_loop(trainer)
     data = Loader(batches(2 * N_STEPS)[rank::2])
     trainer.fit(module, data, ckpt_path=ckpt_path, weights_only=True)
     return weights(module)  # those that are on this rank

@@ -4,17 +4,22 @@ A command is a link to this file; its folder is the state of the "cluster": `job
 script as submitted, the words of the command, and the process. As on the real ones, jobs of PBS and
 Moab begin in another folder and see the submitter's environment only with -V; those of OAR begin in
 the submitter's folder but without its environment; those of LSF have both. A job that is to follow
-another waits until that has ended. Moab has other numbers than the PBS below it.
+another waits until that has ended. Moab has other numbers than the PBS below it. PBS answers as in
+`tests/helpers/openpbs.py`, brings the logs of a job when that has ended, and keeps no history, as
+by default, unless there is a file `history`.
 """
 
 import json
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
 from pathlib import Path
+
+from tests.helpers import openpbs
 
 HERE = Path(sys.argv[0]).absolute().parent
 JOBS = HERE / "jobs"
@@ -22,7 +27,9 @@ WORDS = {"bsub": "RUN", "qsub": "R", "msub": "Running", "oarsub": "Running"}
 AFTER = re.compile(r"depend=afterany:(\d+)|ended\((\d+)\)|^#OAR -a (\d+)|(?<= -a )(\d+)", re.M)
 WAIT = """
 while [ -d "/proc/$1" ] && ! grep -qs "State:.Z" "/proc/$1/status"; do sleep 0.1; done
-exec bash "$2"
+bash "$2" >"$3/log.OU" 2>"$3/log.ER"
+echo $? >"$3/exit"
+while read -r from to; do cp "$3/$from" "$to"; done <"$3/places"
 """
 CLEAN = {"PATH": "/usr/bin:/bin", "HOME": str(HERE), "LANG": "C.UTF-8"}
 
@@ -47,18 +54,55 @@ def submit(script: str, command: str) -> str:
     (job / "after").write_text(before)
     environment = dict(os.environ) if has_environment else CLEAN
     folder = HERE if command in ("qsub", "msub") else Path.cwd()
-    with (job / "log").open("wb") as log:
-        process = subprocess.Popen(
-            ["bash", "-c", WAIT, "job", pid_of(before), str(job / "script")],
-            env={**environment, **variables(number)},
-            cwd=folder,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-        )
+    (job / "places").write_text(log_places(script, number) if command == "qsub" else "")
+    process = subprocess.Popen(
+        ["bash", "-c", WAIT, "job", pid_of(before), str(job / "script"), str(job)],
+        env={**environment, **variables(number)},
+        cwd=folder,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
     (job / "pid").write_text(str(process.pid))
     return str(number)
+
+
+def log_places(script: str, number: int) -> str:
+    """Return which log goes where: into a folder that -o or -e names, as it is called there."""
+    lines = []
+    for option, end in (("-o", "OU"), ("-e", "ER")):
+        named = re.search(rf"^#PBS {option} (.+)$", script, re.M)
+        folder = f"{named[1]}{number}.{openpbs.SERVER}.{end}" if named else ""
+        lines.append(f"log.{end} {folder or f'{Path.cwd()}/dask-worker.{option[1]}{number}'}\n")
+    return "".join(lines)
+
+
+def bring_logs(job: Path) -> None:
+    for line in (job / "places").read_text().splitlines():
+        name, _, place = line.partition(" ")
+        if (job / name).exists():
+            shutil.copy(job / name, place)
+
+
+def pbs_jobs() -> dict[str, dict[str, object]]:
+    """Return the attributes of all jobs, as PBS has them."""
+    found: dict[str, dict[str, object]] = {}
+    for job in [path.parent for path in JOBS.glob("*/pid")]:
+        if is_waiting(job):
+            found[job.name] = {"job_state": "H", "substate": 22}
+        elif is_running(job):
+            found[job.name] = {"job_state": "R", "substate": 42}
+        elif (job / "exit").exists():
+            code = int((job / "exit").read_text())
+            found[job.name] = {
+                "job_state": "F", "substate": 93 if code else 92, "Exit_status": code,
+            }  # fmt: skip
+        else:
+            found[job.name] = {"job_state": "F", "substate": 91}
+            if (job / "log.OU").exists():
+                found[job.name]["Exit_status"] = 271
+    return found
 
 
 def variables(number: int) -> dict[str, str]:
@@ -92,35 +136,88 @@ def cancel(number: str) -> None:
         os.killpg(int((job / "pid").read_text()), signal.SIGKILL)
     except (OSError, ValueError):
         sys.exit(f"job {number} has finished")
+    bring_logs(job)
 
 
-def states(running: str, ended: str, waiting: str) -> dict[str, str]:
-    found = sorted(JOBS.iterdir(), key=lambda job: int(job.name)) if JOBS.exists() else []
-    words = {job.name: running if is_running(job) else ended for job in found}
-    return words | {job.name: waiting for job in found if is_waiting(job)}
+def state_of(number: str) -> str:
+    """Return what a job does: waits, runs, ended with a code, was killed; empty if unknown."""
+    job = JOBS / number
+    if not (job / "pid").exists():
+        return ""
+    if is_running(job):
+        return "waits" if is_waiting(job) else "runs"
+    return "ended" if (job / "exit").exists() else "killed"
+
+
+def code_of(number: str) -> int:
+    return int((JOBS / number / "exit").read_text())
+
+
+def bjobs(number: str) -> dict[str, str]:
+    """Return a record as of `bjobs -json`, which has an error in place of an unknown job."""
+    state = state_of(number)
+    if not state:
+        return {"JOBID": number, "ERROR": f"Job <{number}> is not found"}
+    ended = {"ended": "DONE", "killed": "EXIT"}
+    record = {"JOBID": number, "STAT": {"waits": "PEND", "runs": "RUN", **ended}[state]}
+    if state == "killed":
+        return {**record, "EXIT_CODE": "130", "EXIT_REASON": "TERM_OWNER: job killed by owner"}
+    if state == "ended" and code_of(number):
+        return {**record, "STAT": "EXIT", "EXIT_CODE": str(code_of(number)), "EXIT_REASON": ""}
+    return {**record, "EXIT_CODE": "", "EXIT_REASON": ""}
+
+
+def oarstat(number: str) -> dict[str, object]:
+    """Return a record as of `oarstat -f -J`: how a job ended is in its events, and only there."""
+    state = state_of(number)
+    words = {"waits": "Waiting", "runs": "Running", "ended": "Terminated", "killed": "Error"}
+    code = {"ended": code_of(number) << 8 if state == "ended" else None, "killed": 0}.get(state)
+    asked = {
+        "type": "FRAG_JOB_REQUEST",
+        "description": f"User me requested to frag the job {number}",
+    }
+    events = [asked] if state == "killed" else []
+    return {
+        "state": words[state],
+        "message": "R=1,W=4:0:0,J=B",
+        "exit_code": code,
+        "events": events,
+    }
+
+
+def showq() -> str:
+    """Return the list of `showq --xml`: no job that has ended is in it."""
+    queues: dict[str, list[str]] = {"active": [], "eligible": [], "blocked": []}
+    for job in sorted(path.parent.name for path in JOBS.glob("*/pid")):
+        if (state := state_of(job)) in ("runs", "waits"):
+            queue, word = ("active", "Running") if state == "runs" else ("blocked", "Hold")
+            queues[queue].append(f'<job JobID="Moab.{job}" State="{word}"/>')
+    told = [f'<queue option="{n}">{"".join(jobs)}</queue>' for n, jobs in queues.items()]
+    return f"<Data><Object>queue</Object>{''.join(told)}</Data>"
+
+
+def checkjob(number: str) -> str:
+    state = state_of(number)
+    if not state:
+        sys.exit(f"ERROR:  invalid job specified ({number})")
+    if state in ("runs", "waits"):
+        return f"job {number}\n\nState: {'Running' if state == 'runs' else 'Hold'}\n"
+    word, code = ("Completed", code_of(number)) if state == "ended" else ("Vacated", 271)
+    return f"job {number}\n\nState: {word}\nCompletion Code: {code}  Time: Tue Nov 17\n"
 
 
 def tell(command: str, arguments: list[str]) -> str:
+    numbers = [word for word in arguments if word.isdigit()]
     if command == "bjobs":
-        found = states("RUN", "EXIT", "PEND").items()
-        return json.dumps({"RECORDS": [{"JOBID": job, "STAT": word} for job, word in found]})
-    if command == "qstat":
-        found = states("R", "F", "H").items()
-        return json.dumps({"Jobs": {f"{job}.head": {"job_state": word} for job, word in found}})
+        return json.dumps({"COMMAND": "bjobs", "RECORDS": [bjobs(number) for number in numbers]})
+    if command == "bhist":
+        sys.exit("No matching job found")
     if command == "oarstat":
-        found = states("Running", "Error", "Waiting").items()
-        return json.dumps({job: {"state": word} for job, word in found})
+        return json.dumps({n: oarstat(n) for n in numbers if state_of(n)} or None)
     if command == "showq":
-        found = states("Running", "", "Hold").items()
-        lines = {job: f'<job JobID="Moab.{job}" State="{word}"/>' for job, word in found if word}
-        queues = {
-            "active": [lines[job] for job, word in found if word == "Running"],
-            "blocked": [lines[job] for job, word in found if word == "Hold"],
-        }
-        told = [f'<queue option="{n}">{"".join(jobs)}</queue>' for n, jobs in queues.items()]
-        return f"<Data>{''.join(told)}</Data>"
+        return showq()
     if command == "checkjob":
-        return f"job {arguments[0]}\n\nState: Removed\nCompletion Code: 271\n"
+        return checkjob(arguments[-1])
     if command == "bhosts":
         return "HOST_NAME STATUS\n127.0.0.1 ok\n"
     if command == "pbsnodes":
@@ -144,6 +241,12 @@ def main() -> None:
         print(f"\n{submit(Path(arguments[-1]).read_text(), command)}")
     elif command == "oarsub":
         print(f"[ADMISSION RULE] ok\nOAR_JOB_ID={submit(arguments[-1], command)}")
+    elif command == "qstat":
+        state = {"history": (HERE / "history").exists(), "jobs": pbs_jobs()}
+        out, error, code = openpbs.qstat(arguments, {**openpbs.DEFAULTS, **state})
+        print(out, end="")
+        sys.stderr.write(error)
+        sys.exit(code)
     else:
         print(tell(command, arguments))
 

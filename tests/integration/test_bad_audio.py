@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from espnet3.cli.recipe import run_recipe
-from espnet3.shards.status import read_failures
+from espnet3.shards.merge import read_failures
 from espnet3.systems.base.system import BaseSystem
 from tests.helpers.bad_audio import GOOD, OF_ANOTHER_FORM, UNREADABLE, tone, write_all
 

@@ -80,7 +80,7 @@ def test_set_parallel_copies_and_accepts_a_dictconfig_and_none():
     [("ssh", "-e '.[ssh]'"), ("kube", "-e '.[kube]'")],
 )
 def test_a_missing_extra_is_told_with_the_line_that_installs_it(env, install, monkeypatch):
-    for package in ("asyncssh", "dask_kubernetes"):
+    for package in ("asyncssh", "dask_kubernetes", "dask_kubernetes.operator"):
         monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(MissingExtraError, match="pip install") as error:
         with get_client({"env": env, "options": {"image": "registry/espnet3:1"}}):

@@ -10,7 +10,7 @@ import pytest
 from distributed import Client
 
 from espnet3.parallel import BaseRunner, use_parallel
-from espnet3.parallel.dask_pool import DaskPool
+from espnet3.parallel.dask_pool import DaskPool, pause_after_change
 from espnet3.shards.layout import DONE
 from tests.helpers.providers import Provider
 
@@ -88,3 +88,9 @@ def test_a_shard_that_waited_behind_a_dying_one_is_not_blamed(client, submitted,
     assert deaths == {guilty: 1}
     again = [shard for _, _, shard in submitted]
     assert len(again) in (33, 34)  # the guilty one, and the one behind it, if there was one
+
+
+def test_workers_are_looked_for_often_at_first_and_then_once_a_second():
+    assert pause_after_change(0.0) <= 0.05
+    assert pause_after_change(2.0) <= 0.2
+    assert pause_after_change(3600.0) == 1.0

@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -168,6 +170,19 @@ def test_an_error_stops_all_and_resume_goes_on_after_it_is_mended(run):
     run.espnet3("resume")
     run.espnet3("wait")
     assert run.ids() == list(range(32))
+
+
+def test_resume_takes_what_explain_advises(run):
+    run.start(on_error="raise")
+    run.espnet3("wait", code=1)
+    wait_until(lambda: not run.agents(), seconds=60)
+    line = re.search(r"espnet3 (resume .*?) ;", run.espnet3("explain").replace("\n", " "))[1]
+    verb, folder, *words = shlex.split(line)
+    assert (verb, folder, words) == ("resume", str(run.out), ["runner.on_error=skip"])
+    assert "runner.resume cannot change" in run.espnet3("resume", "runner.resume=false", code=2)
+    run.espnet3("resume", *words)
+    run.espnet3("wait")
+    assert run.ids() == ALL_BUT_13
 
 
 def test_retry_computes_failed_items_anew_and_the_handle_has_the_result(run):

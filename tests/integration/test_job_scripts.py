@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from espnet3.trainer.launching.job_script import Job
+from espnet3.trainer.launching.job_script import Job, LaunchConfig
 from espnet3.trainer.launching.launch import write_script
-from espnet3.trainer.launching.launch_config import LaunchConfig
 
 RUN_PY = """
 import json, os, signal, sys, time
@@ -199,4 +198,4 @@ def test_torchrun_does_not_hide_the_code_of_a_failure(cluster):
     cluster.plan(3)
     job = cluster.write("sge", 1, 2, parallel_environment="smp")
     assert cluster.run(job) == 3
-    assert len(cluster.seen()) == 2
+    assert cluster.seen()  # of one rank, or of both: torchrun ends the other with the first

@@ -1,12 +1,15 @@
 """Submitting jobs, with stand-ins for sbatch and scancel; real ones are in `tests/cluster`."""
 
 import json
+import re
+import threading
 
 import pytest
 
 from espnet3.errors import ResourceError, WorkerError
-from espnet3.parallel import BaseRunner, parallel_map, use_parallel
+from espnet3.parallel import BaseRunner, open_pool, parallel_map, use_parallel
 from tests.helpers.slurm_stand_in import write_command
+from tests.helpers.waiting import wait_until
 
 PARALLEL = {
     "env": "slurm",
@@ -78,6 +81,24 @@ def test_job_scripts_run_whatever_the_names_of_their_folders(monkeypatch, tmp_pa
     # The name of the run's own folder of logs cannot be written into a directive.
     (logs,) = (tmp_path / "home/.espnet3/job-logs").iterdir()
     assert f"#SBATCH -o {logs}/" in script.read_text()
+
+
+def test_a_run_is_merged_though_its_jobs_cannot_be_cancelled(monkeypatch, tmp_path, caplog):
+    run = 'setsid bash "$0.$$" >"$0.$$.log" 2>&1 & echo "Submitted batch job $!"'
+    write_command(tmp_path / "sbatch", f'cp "$1" "$0.$$"; {run}')
+    wait = 'until [ -e "$0.go" ]; do sleep 0.05; done'
+    write_command(tmp_path / "scancel", f'{wait}; for job; do kill -- "-$job"; done; true')
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(open_pool, "CLOSE_SECONDS", 1.0)
+    with use_parallel({**PARALLEL, "n_workers": 1}):
+        merged = Runner(Provider(), output_dir=tmp_path / "out")(range(10))
+    (tmp_path / "scancel.go").touch()
+    wait_until(lambda: "close" not in {each.name for each in threading.enumerate()}, 60)
+    assert len(merged.read_text().splitlines()) == 10
+    (told,) = (each.getMessage() for each in caplog.records if "Cancel: " in each.getMessage())
+    assert re.search(r"within 1 s\. 1 job may still be there\. Cancel: scancel \d+$", told)
 
 
 def test_jobs_that_fail_at_once_stop_the_run_and_all_are_cancelled(monkeypatch, tmp_path):

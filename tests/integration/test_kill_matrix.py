@@ -8,7 +8,7 @@ import signal
 
 import pytest
 
-from tests.helpers.exhaustive import few
+from tests.helpers.exhaustive import few, pairs
 from tests.helpers.waiting import wait_for_end, wait_until, worker_pids
 
 DRIVER_FAULTS = [
@@ -130,8 +130,7 @@ def test_an_item_that_hangs_is_tried_again_on_another_worker(job, reference):
     assert run.text == reference
 
 
-@pytest.mark.parametrize("how", ["exit", "kill"])
-@pytest.mark.parametrize("batch_size", [None, 8])
+@pytest.mark.parametrize(("how", "batch_size"), pairs(["exit", "kill"], [None, 8]))
 def test_an_item_that_kills_its_worker_is_isolated_and_skipped(job, reference, how, batch_size):
     run = job(bad=[13, 40], how=how, on_error="skip", batch_size=batch_size, seconds=0)
     run.succeed(parallel={"retries": 1})

@@ -180,7 +180,7 @@ def agents(tmp_path):
         one.stop()
 
 
-@pytest.mark.parametrize("kind", ["process", pytest.param("machine", marks=needs_mounts)])
+@pytest.mark.parametrize("kind", few(["process", pytest.param("machine", marks=needs_mounts)], 1))
 def test_detached_workers_that_see_each_other_late_finish_and_merge_by_themselves(agents, kind):
     run, workers = agents(kind, 3.0)
     for _ in range(3):

@@ -12,7 +12,12 @@ from pathlib import Path
 
 import pytest
 
+from espnet3.errors import ConfigError
 from espnet3.parallel import BaseRunner, use_parallel
+from espnet3.parallel.clusters.local_gpu import uses_dask_cuda, worker_variables
+from espnet3.parallel.detached.processes import process_variables
+from espnet3.parallel.parallel import as_parallel_config
+from tests.helpers.exhaustive import few
 from tests.helpers.phrases import too_few_gpus
 from tests.helpers.providers import Provider
 from tests.helpers.waiting import wait_until
@@ -74,7 +79,7 @@ def test_each_worker_sees_its_own_gpu_first_and_its_model_goes_there(library, tm
     assert "idle" not in process.stderr
 
 
-@pytest.mark.parametrize("way", ["runner", "client"])
+@pytest.mark.parametrize("way", few(["runner", "client"], 1))
 def test_fewer_workers_than_gpus_are_warned_of_once(library, tmp_path, way):
     process = run(library, tmp_path, way, 2)
     assert process.returncode == 0, process.stderr
@@ -83,13 +88,70 @@ def test_fewer_workers_than_gpus_are_warned_of_once(library, tmp_path, way):
     assert process.stderr.count(told + "parallel.n_workers: 4") == 1
 
 
-@pytest.mark.parametrize("way", ["runner", "client"])
+@pytest.mark.parametrize("way", few(["runner", "client"], 1))
 def test_more_workers_than_gpus_are_refused_before_any_is_started(library, tmp_path, way):
     process = run(library, tmp_path, way, 5, setting="0,1")
     assert process.returncode == 1
     assert f"ResourceError: {too_few_gpus(5, 2)}" in process.stderr
     assert "(CUDA_VISIBLE_DEVICES='0,1'). Set n_workers: 2 or make more" in process.stderr
     assert not list((tmp_path / "meeting").iterdir())
+
+
+@pytest.mark.parametrize("way", few(["runner", "client"], 1))
+def test_two_workers_for_each_gpu_share_it(library, tmp_path, way):
+    process = run(library, tmp_path, way, 4, setting="0,1", per_gpu=2)
+    assert process.returncode == 0, process.stderr
+    found = json.loads(process.stdout)
+    assert [each["own"] for each in found] == ["0", "0", "1", "1"]
+    assert {tuple(each["visible"]) for each in found} == {("0", "1"), ("1", "0")}
+    assert "ignores it" not in process.stderr
+
+
+def test_more_workers_than_places_on_gpus_are_refused(library, tmp_path):
+    process = run(library, tmp_path, "runner", 5, setting="0,1", per_gpu=2)
+    assert process.returncode == 1
+    assert f"ResourceError: {too_few_gpus(5, 2)}" in process.stderr
+    assert "workers_per_gpu: 2. Set n_workers: 4 or" in process.stderr
+
+
+@pytest.fixture
+def two_gpus(monkeypatch):
+    monkeypatch.setattr("espnet3.parallel.clusters.gpus.visible_gpus", lambda _: ["4", "5"])
+
+
+def block(n_workers, **options):
+    return as_parallel_config({"env": "local_gpu", "n_workers": n_workers, "options": options})
+
+
+@pytest.mark.parametrize(
+    ("n_workers", "first"), [(4, ["4", "5", "4", "5"]), (3, ["4", "5", "4"]), (1, ["4"])]
+)
+def test_workers_take_gpus_in_turn(two_gpus, n_workers, first):
+    variables = worker_variables(block(n_workers, workers_per_gpu=2))
+    assert [each["CUDA_VISIBLE_DEVICES"].split(",")[0] for each in variables] == first
+
+
+def test_detached_workers_that_join_take_the_places_that_are_free(two_gpus):
+    free = process_variables(block(4, workers_per_gpu=2), ["4", "5", "4"])
+    assert [each["CUDA_VISIBLE_DEVICES"] for each in free] == ["5,4"]
+    assert process_variables(block(2), ["5"]) == [
+        {"CUDA_VISIBLE_DEVICES": "4,5", "LOCAL_RANK": "0"}
+    ]
+
+
+@pytest.mark.parametrize("value", [0, -1, 1.5, True, "two"])
+def test_a_share_that_is_no_number_is_refused(two_gpus, value):
+    with pytest.raises(ConfigError, match="workers_per_gpu: 2"):
+        worker_variables(block(2, workers_per_gpu=value))
+
+
+def test_an_option_of_dask_cuda_does_not_go_with_shared_gpus(two_gpus, monkeypatch):
+    monkeypatch.setattr("espnet3.parallel.clusters.local_gpu.has_dask_cuda", lambda: True)
+    config = block(4, workers_per_gpu=2, rmm_pool_size="1GB")
+    with pytest.raises(ConfigError, match="Delete one of them: rmm_pool_size or workers_per_gpu"):
+        worker_variables(config)
+    assert not uses_dask_cuda(config)
+    assert uses_dask_cuda(block(2))
 
 
 class Fragile(BaseRunner):

@@ -15,6 +15,9 @@ from omegaconf import OmegaConf
 
 from espnet3.errors import ResourceError
 from espnet3.parallel import BaseRunner, use_parallel
+from espnet3.parallel.checkup.submit import Trial, submit_probe
+from espnet3.parallel.clusters import job_monitor
+from espnet3.parallel.config import ParallelConfig
 from espnet3.parallel.detached.successor_main import Follower, load_config
 from espnet3.shards.records import RecordPaths, read_jobs
 from tests.helpers.exhaustive import few
@@ -23,7 +26,7 @@ from tests.helpers.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
 COMMANDS = {
-    "lsf": ("bsub", "bjobs", "bkill", "bhosts"),
+    "lsf": ("bsub", "bjobs", "bhist", "bkill", "bhosts"),
     "pbs": ("qsub", "qstat", "qdel", "pbsnodes"),
     "moab": ("msub", "showq", "checkjob", "canceljob", "pbsnodes"),
     "oar": ("oarsub", "oarstat", "oardel", "oarnodes"),
@@ -51,7 +54,8 @@ def scheduler(request, tmp_path, monkeypatch):
     folder.mkdir()
     source = (Path(__file__).parent / "stand_in_scheduler.py").read_text()
     for name in COMMANDS[request.param]:
-        (folder / name).write_text(f"#!{sys.executable}\n{source}")
+        found = f"import sys\nsys.path.insert(0, {str(ROOT)!r})\n"
+        (folder / name).write_text(f"#!{sys.executable} -S\n{found}{source}")
         (folder / name).chmod(0o700)
     monkeypatch.setenv("PATH", str(folder), prepend=":")
     recipe = tmp_path / "recipe"
@@ -74,7 +78,10 @@ def block(env: str) -> dict:
 
 
 @pytest.mark.filterwarnings("ignore:OAR Job memory")
-def test_items_run_on_jobs_and_no_job_is_left(scheduler, tmp_path):
+def test_items_run_on_jobs_and_no_job_is_left(scheduler, tmp_path, monkeypatch):
+    # Asked often: a job that an answer left out would be taken for lost before its worker is there.
+    monkeypatch.setattr(job_monitor, "_ASK_SECONDS", (0.5, 0.5))
+    (tmp_path / "bin" / "history").touch()
     meeting = tmp_path / "meeting"
     meeting.mkdir()
     with use_parallel(block(scheduler)):
@@ -90,6 +97,16 @@ def test_items_run_on_jobs_and_no_job_is_left(scheduler, tmp_path):
         assert all(directive in submitted for directive in DIRECTIVES[scheduler]), submitted
         assert (job / "cancelled").exists()
     assert not list((tmp_path / "recipe").glob(".espnet3-tls*"))
+
+
+@pytest.mark.parametrize("scheduler", ["pbs"], indirect=True)
+def test_the_doctor_leaves_no_log_of_its_job(scheduler, tmp_path):
+    config = ParallelConfig(**{**block(scheduler), "n_workers": 1})
+    findings, _ = submit_probe(Trial(config, {}, timeout=120))
+    assert findings[0].level == "ok", findings[0]
+    # Also where the scheduler brings them later: it waits for them.
+    assert (tmp_path / "bin" / "jobs" / "1" / "log.OU").exists()
+    assert list((tmp_path / "recipe").iterdir()) == []
 
 
 @pytest.mark.filterwarnings("ignore:OAR Job memory")

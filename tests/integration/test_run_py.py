@@ -2,6 +2,7 @@
 
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -109,7 +110,7 @@ def test_a_failure_is_one_message_with_its_place_and_the_line_to_go_on(recipe):
 def test_an_error_of_ours_says_all_itself(recipe):
     done = recipe.run("--stages", "infer", "rescore", *INFER, code=1)
     assert "espnet3: Stage rescore failed: lm is not set. Write: lm: FILE\n" in done.stderr
-    assert "To continue: python run.py --stages rescore --inference_config" in done.stderr
+    assert "When that is changed: python run.py --stages rescore --inference_config" in done.stderr
     assert "ConfigError: lm is not set" in (recipe.folder / "exp/inference/rescore.log").read_text()
 
 
@@ -144,6 +145,19 @@ def test_an_interrupted_stage_ends_with_its_code_and_the_way_on(recipe, number, 
     assert states(out)["infer"] == "skipped"
     assert err.splitlines()[-1].startswith("To continue: python run.py --stages train-measure ")
     assert recipe.record("train", "words v1")["state"] == "interrupted"
+
+
+def test_a_record_that_cannot_be_written_does_not_hide_how_the_stage_ended(recipe):
+    process = recipe.start("--stages", "train", *ALL, "wait=true")
+    wait_until((recipe.folder / "waiting").exists)
+    records = recipe.folder / "exp/words v1/config"
+    shutil.rmtree(records)
+    records.touch()
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=30)
+    assert process.returncode == 130, err
+    assert states(out) == {"train": "interrupted"}
+    assert "espnet3: " not in err
 
 
 def test_what_was_run_is_kept_without_secrets(recipe):
@@ -193,7 +207,7 @@ def test_the_stages_are_listed(recipe):
         (["--stage", "6"], "Stage infer (6) needs a config: add --inference_config conf/inf"),
         (["--stage", "measure", *INFER], "Stage measure (7) needs a config: add --metrics_config"),
         (["--stage", "6", "--inferenc_config", "x"], "There is no option --inferenc_config. Did"),
-        (["infer"], "'infer' stands alone. To run that stage, write: --stages infer"),
+        (["infer"], "'infer' stands alone. To run that stage, write: python run.py --stages infer"),
     ],
 )
 def test_a_wrong_call_is_one_line_and_exit_code_2(recipe, arguments, message):
@@ -208,7 +222,7 @@ def test_a_wrong_call_is_one_line_and_exit_code_2(recipe, arguments, message):
     ("override", "message"),
     [
         ("n_workers=4", "n_workers in command line: n_workers=4 belongs under parallel. Write:"),
-        ("resume=false", "resume in command line: resume=false belongs under runner. Write: r"),
+        ("resume=false", "resume in command line: resume=false belongs under runner. Write:"),
         ("trainer.n_workers=4", "trainer.n_workers in command line: trainer.n_workers=4 belongs"),
         ("parallel.devices=4", "parallel.devices in command line: parallel.devices=4 is called n"),
         ("parallel.n_wokers=4", "parallel.n_wokers is not a known key (set in command line: para"),

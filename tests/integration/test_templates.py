@@ -42,7 +42,7 @@ def init(folder: Path, template: str) -> str:
 def asr(tmp_path_factory) -> Path:
     """Return a recipe of the template, which ran with one worker."""
     folder = tmp_path_factory.mktemp("clone") / "egs3" / "my corpus" / "it's asr"
-    told = call(init(folder, "asr"), cwd=folder.parent)
+    told = call(init(folder, "own-model"), cwd=folder.parent)
     assert "WER  clean  20 utterances" in told
     assert "WER  noisy  20 utterances" in told
     return folder
@@ -209,6 +209,19 @@ def test_it_can_be_replaced_file_by_file(asr, tmp_path):
     assert len(heard) == N_UTTERANCES
     assert all(text.endswith("samples on cpu") for text in heard.values())
     assert error_rates(mine)["test"] > 50
+
+
+def test_the_classifier_is_trained_and_scored(tmp_path):
+    folder = tmp_path / "my work" / "sounds"
+    told = call(init(folder, "classifier"), cwd=folder.parent)
+    assert "n_clips 60" in told
+    results = folder / "exp" / "training" / "inference"
+    scores = json.loads((results / "metrics.json").read_text())["accuracy"]["test"]
+    assert scores["accuracy"] > 70
+    names = load_scp(results / "test" / "name.scp")
+    found = load_scp(results / "test" / "found.scp")
+    n_right = sum(names[id] == found[id] for id in names)
+    assert scores["accuracy"] == pytest.approx(100 * n_right / 60)
 
 
 @pytest.fixture(scope="module")

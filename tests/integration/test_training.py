@@ -130,7 +130,8 @@ def torchrun(n_nodes: int, node: int, per_node: int, port: int) -> tuple[str, ..
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("per_node", [1, 2])
+@pytest.mark.exhaustive  # test_job_scripts has two nodes by torchrun in `make test`
+@pytest.mark.parametrize("per_node", [2, 1])
 def test_two_nodes_by_torchrun_see_each_sample_once_in_an_epoch(recipe, notes, per_node):
     settings = ("trainer.num_nodes=2", f"trainer.devices={per_node}", "trainer.strategy=ddp")
     port = free_port()

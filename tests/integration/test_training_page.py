@@ -12,7 +12,7 @@ import pytest
 import soundfile
 import torch
 
-from espnet3.trainer.reporting.history_entries import read_history
+from espnet3.trainer.reporting.history import read_history
 from tests.helpers.training_recipe import RUN
 
 PAGE = Path(__file__).parents[2] / "docs" / "training.md"

@@ -12,6 +12,7 @@ from espnet3.errors import IncompleteRunError
 from espnet3.parallel import BaseRunner, use_parallel
 from espnet3.shards.join import join_files
 from tests.helpers.detached_parts import DetachedFolder
+from tests.helpers.exhaustive import few
 from tests.helpers.phrases import RERUN
 from tests.helpers.providers import Provider
 
@@ -174,7 +175,7 @@ def test_change_is_noticed_before_the_merge(unmerged, change):
     assert not (unmerged / "_SUCCESS.json").exists()
 
 
-@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("change", few(CHANGES, 4))
 def test_change_is_noticed_after_the_merge(tmp_path, change):
     speak(tmp_path)
     change(tmp_path)
@@ -182,7 +183,7 @@ def test_change_is_noticed_after_the_merge(tmp_path, change):
         speak(tmp_path)
 
 
-@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("change", few(CHANGES, 4))
 def test_change_of_a_folder_that_is_the_result_is_noticed(tmp_path, change):
     speak(tmp_path, Folders)
     change(tmp_path)

@@ -43,7 +43,11 @@ BOMBS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", BOMBS)
+# As long as it takes to read 100,000 values, twice.
+SLOW = pytest.param("many values", marks=pytest.mark.exhaustive)
+
+
+@pytest.mark.parametrize("name", [*(name for name in BOMBS if name != "many values"), SLOW])
 def test_the_file_and_its_line_are_told(tmp_path, name):
     file = tmp_path / "bomb.yaml"
     file.write_text(BOMBS[name])
@@ -52,6 +56,16 @@ def test_the_file_and_its_line_are_told(tmp_path, name):
     assert len(str(caught.value)) < 600
     with pytest.raises(PackedModelError, match=r"bomb\.yaml"):
         read_yaml(file)
+
+
+def test_the_number_of_values_is_limited(tmp_path, monkeypatch):
+    monkeypatch.setattr("espnet3.config.files._MOST_VALUES", 1_000)
+    file = tmp_path / "a.yaml"
+    file.write_text("a: [" + "1," * 900 + "]\n")
+    load_config(file)
+    file.write_text("a: [" + "1," * 1_100 + "]\n")
+    with pytest.raises(ConfigError, match=r"a\.yaml"):
+        load_config(file)
 
 
 def test_a_packed_model_with_a_bomb_is_refused(tmp_path):

@@ -11,8 +11,8 @@ from espnet3.config.load import load_config
 from espnet3.errors import ConfigError
 from espnet3.parallel.clusters.registry import render_job_script
 from espnet3.parallel.parallel import as_parallel_config
-from espnet3.trainer.launching.job_script import Job, render
-from espnet3.trainer.launching.launch_config import LaunchConfig, load_launch_config
+from espnet3.trainer.launching.job_script import Job, LaunchConfig, load_launch_config, render
+from tests.helpers.exhaustive import pairs
 
 CONTROL = ["\n", "\r", "\r\n", "\0", "\x0b", "\x0c", "\x1b", "\x1c", "\x85", "\u2028", "\u2029"]
 SCHEDULERS = ("slurm", "pbs", "sge", "lsf", "moab", "oar", "htcondor")
@@ -31,8 +31,7 @@ def block(env, **options):
     return {"env": env, "options": {"cores": 1, "memory": "1GB", **options}}
 
 
-@pytest.mark.parametrize("env", SCHEDULERS)
-@pytest.mark.parametrize("option", OPTIONS)
+@pytest.mark.parametrize(("env", "option"), pairs(SCHEDULERS, OPTIONS))
 def test_a_line_break_in_an_option_is_refused_with_its_key(env, option):
     with pytest.raises(ConfigError, match=rf"{option} is .*control character"):
         as_parallel_config(block(env, **{option: "x\n#SBATCH --account=other\n#$ -P other"}))
@@ -96,8 +95,9 @@ def launch(tmp_path, **values):
     return load_launch_config(load_config([str(file)]))
 
 
-@pytest.mark.parametrize("field", FIELDS)
-@pytest.mark.parametrize("character", ["\n", "\r", "\x0b", "\x85", "\u2028"])
+@pytest.mark.parametrize(
+    ("field", "character"), pairs(FIELDS, ["\n", "\r", "\x0b", "\x85", "\u2028"])
+)
 def test_no_field_of_a_launch_block_may_have_them(tmp_path, field, character):
     with pytest.raises(ConfigError, match=rf"launch\.{field}"):
         launch(tmp_path, **{field: f"a{character}#$ -P other"})

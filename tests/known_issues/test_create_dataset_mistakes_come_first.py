@@ -2,7 +2,7 @@
 
 import pytest
 
-from espnet3.components.data.dataset_module import DataSource
+from espnet3.components.data.data_organizer import DataSource
 from espnet3.errors import ConfigError
 from espnet3.systems.base.checks import check_stages
 from espnet3.systems.base.context import load_configs

@@ -141,7 +141,7 @@ def test_the_dry_run_says_what_is_known_and_what_is_not(run):
 def test_measure_alone_says_which_command_to_run_again(run):
     run("--stages", "infer", *INFERENCE, "test_set=clean", WITHOUT_SPEAKER)
     told = run("--stages", "measure", *INFERENCE, *METRICS, "test_set=clean", code=1)
-    command = re.search(r"python run\.py --stage 6 .*runner\.resume=false", told)[0]
+    command = re.search(r"python run\.py --stages infer .*runner\.resume=false", told)[0]
     words = shlex.split(command)[2:]
     assert "output_keys=[hyp,ref,speaker]" in words
     assert run.tag in words

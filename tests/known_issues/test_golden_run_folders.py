@@ -9,10 +9,11 @@ import sys
 import pytest
 
 from espnet3.cli.main import main
-from espnet3.parallel.detached.merging import merge_detached
+from espnet3.parallel.detached.handle import merge_detached
 from espnet3.parallel.detached.overview import look
+from espnet3.shards.manifest import require_manifest
 from espnet3.shards.merge import check_complete
-from espnet3.shards.status import read_status, require_manifest
+from espnet3.shards.status import read_status
 from tests.known_issues.golden.folders import run_program, unpack
 
 TEXT = "".join(f'"utt{number}"\n' for number in range(12) if number != 9)

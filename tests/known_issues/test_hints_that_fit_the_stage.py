@@ -67,13 +67,14 @@ def told(recipes, capfd):
 )
 def test_the_line_to_write_is_that_of_the_stage(told, stage, typed, right):
     error = told(stage, *stage, typed)
-    assert f"Write: {right}" in error, error
+    assert f"Write: python run.py {shlex.join(stage)} {right}" in error, error
 
 
 def test_early_stopping_gets_the_callback(told):
     error = told(TRAIN, *TRAIN, "trainer.early_stopping={patience: 5}")
-    written = shlex.split(error.partition("Write: ")[2])[0]
-    assert written == (
+    written = shlex.split(error.partition("Write: ")[2])
+    assert written[: 2 + len(TRAIN)] == ["python", "run.py", *TRAIN]
+    assert written[2 + len(TRAIN)] == (
         "trainer.callbacks=[{_target_: lightning.pytorch.callbacks.EarlyStopping, "
         "monitor: valid/loss, patience: 5}]"
     )

@@ -15,14 +15,14 @@ from espnet3.parallel.config import ParallelConfig
 from espnet3.parallel.detached import successor_main as succeed_module
 from espnet3.parallel.detached import workforce as workforce_module
 from espnet3.parallel.detached.explain import explain_run
-from espnet3.parallel.detached.limits import SubmissionRefusedError, jobs_per_hour
 from espnet3.parallel.detached.overview import look
 from espnet3.parallel.detached.resume import resume_runs
-from espnet3.parallel.detached.submit import submit_workers
+from espnet3.parallel.detached.submit import SubmissionRefusedError, jobs_per_hour, submit_workers
 from espnet3.parallel.detached.successor_main import Follower, load_config
 from espnet3.parallel.detached.workforce import read_workforce
 from espnet3.schedulers import ask_jobs, command
 from espnet3.shards.records import WorkerRecord, read_jobs, write_worker
+from tests.helpers.exhaustive import pairs
 from tests.helpers.slurm_stand_in import ALL, OPTIONS, crewed
 
 
@@ -392,8 +392,7 @@ ANSWERS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("text", ANSWERS)
-@pytest.mark.parametrize("env", COMMANDS)
+@pytest.mark.parametrize(("text", "env"), pairs(ANSWERS, COMMANDS))
 def test_no_answer_of_any_scheduler_is_taken_for_an_end(tmp_path, monkeypatch, env, text):
     (tmp_path / "answer").write_text(text)
     for name in COMMANDS[env]:

@@ -34,7 +34,7 @@ from espnet3.parallel.detached.overview import look
 from espnet3.parallel.detached.worker import DetachedWorker
 from espnet3.parallel.open_pool import InlinePool
 from espnet3.parallel.signals import EndSignals
-from espnet3.parallel.worker_records import Identity
+from espnet3.shards.records import Identity
 from espnet3.shards.status import read_rate
 from tests.helpers.run_folders import (
     DetachedFolder,
@@ -48,7 +48,7 @@ from tests.helpers.run_folders import (
 LONG = 7200
 ALL = os.environ.get("ESPNET3_ODD_RECORDS") == "all"
 N_SAMPLED = int(os.environ.get("ESPNET3_ODD_RECORDS_N", 260))
-SHARES = [0.25, pytest.param(1.0, marks=pytest.mark.exhaustive)]
+SHARES = [0.1, pytest.param(1.0, marks=pytest.mark.exhaustive)]
 OPTIONS = {"queue": "gpu", "cores": 1, "memory": "1GB", "log_directory": "logs"}
 ESCAPE = "\x1b]0;owned\x07\x1b[2J\x9b31m"
 OTHERS: list[Any] = [

@@ -18,6 +18,7 @@ NEEDED = {
     "ssh": {"hosts": ["a", "b"]},
     "kube": {"image": "mine"},
     "dask": {"address": "tcp://a:1"},
+    "ray": {},
     "htcondor": {"cores": 1, "memory": "1GB", "disk": "1GB"},
 }
 

@@ -56,7 +56,8 @@ def test_the_package_is_named(module, package, monkeypatch):
 
 def test_an_import_inside_a_module_of_the_recipe_is_told_likewise(template, capfd, monkeypatch):
     absent("sklearn", monkeypatch)
-    (template.folder / "src" / "needs.py").write_text("import sklearn\n\n\nclass Model: ...\n")
+    text = "import sklearn\n\n\nclass Model:\n    def __init__(self, **settings): ...\n"
+    (template.folder / "src" / "needs.py").write_text(text)
     template.infer("model._target_=src.needs.Model", model=False, code=1)
     assert "No module named 'sklearn' (pip install scikit-learn)" in capfd.readouterr().err
 

@@ -6,6 +6,7 @@ import pytest
 
 from espnet3.errors import ProviderError
 from espnet3.systems.base.inference_provider import InferenceProvider
+from tests.helpers.exhaustive import few
 from tests.helpers.recognizer_parts import WEIGHTS, make_experiment
 from tests.helpers.shipped_recipes import DECODING, HERE, INFER, ShippedRecipe
 from tests.helpers.snippets import FILTERED, SNIPPETS, read_snippet
@@ -85,7 +86,7 @@ def template(tmp_path):
     return ShippedRecipe("TEMPLATE/asr", tmp_path / "my asr")
 
 
-@pytest.mark.parametrize("name", DECODING)
+@pytest.mark.parametrize("name", few(DECODING, 3))
 def test_the_printed_dataset_provider_runs_in_every_recipe(name, tmp_path, caplog):
     recipe = ShippedRecipe(name, tmp_path / "my asr")
     recipe.add("src/inference.py", read_snippet("custom_dataset_provider") + FILTERED)
@@ -100,7 +101,7 @@ def test_the_printed_dataset_provider_runs_in_every_recipe(name, tmp_path, caplo
     )
 
 
-@pytest.mark.parametrize("name", DECODING)
+@pytest.mark.parametrize("name", few(DECODING, 3))
 def test_the_printed_model_provider_runs_in_every_recipe(name, tmp_path):
     recipe = ShippedRecipe(name, tmp_path / "my asr")
     imports = "".join(read_snippet("custom_dataset_provider").splitlines(keepends=True)[:2])

@@ -12,12 +12,13 @@ from espnet3.cli.main import main
 from espnet3.errors import ResourceError, RunFolderError
 from espnet3.io.records import DamagedFileError, read_record
 from espnet3.parallel.config import ParallelConfig
-from espnet3.parallel.deaths import forget_deaths
 from espnet3.parallel.detached.description import load_runner
+from espnet3.parallel.detached.handle import merge_detached
 from espnet3.parallel.detached.logs import logs_of_failed, logs_of_workers
-from espnet3.parallel.detached.merging import merge_detached
 from espnet3.parallel.detached.submit import cancel_jobs, submit_workers
+from espnet3.parallel.faults import forget_deaths
 from espnet3.shards.manifest import load_manifest
+from espnet3.shards.merge import read_failures
 from espnet3.shards.records import (
     DeathNote,
     JobRecord,
@@ -31,7 +32,7 @@ from espnet3.shards.records import (
     read_workers,
     write_stop,
 )
-from espnet3.shards.status import read_failures, read_status
+from espnet3.shards.status import read_status
 from espnet3.shards.success import read_success
 from tests.helpers.run_folders import describe, lose_driver, run_square
 from tests.helpers.slurm_stand_in import OPTIONS, Slurm
@@ -264,7 +265,7 @@ def test_items_of_another_number_than_planned_are_refused(done):
     manifest = load_manifest(done)
     assert manifest is not None
     with pytest.raises(DamagedFileError, match="plans 20 items, and names 19"):
-        manifest.load_items(done)
+        manifest.open_items(done)
 
 
 def test_damaged_lines_of_failed_items_are_left_out_and_named_once(done, caplog):

@@ -9,11 +9,12 @@ from espnet3.components.data.errors import DataError
 from espnet3.config.load import load_config
 from espnet3.errors import ConfigError
 from espnet3.systems.asr.inference import Speech2Text
+from espnet3.systems.base.given_parts import NOTHING_GIVEN
 from espnet3.systems.base.inference import infer
 from espnet3.systems.base.inference_output import OutputSettings
 from espnet3.systems.base.inference_runner import InferenceRunner
 from espnet3.systems.base.sampling_rates import check_test_rates
-from espnet3.systems.base.training import _build_parts, check_train
+from espnet3.systems.base.training import _build_parts, check_train, load_loader_config
 from espnet3.trainer.reporting.summary import StartupTimes
 from tests.helpers.recognizer_parts import (
     MODELS,
@@ -93,7 +94,9 @@ def with_frontend(**settings):
 
 def build(loaded):
     check_train(loaded)
-    return _build_parts(loaded, StartupTimes(0.0))
+    loader = load_loader_config(loaded)
+    with loaded.naming_places():
+        return _build_parts(loaded.plain(), loader, StartupTimes(0.0), None, NOTHING_GIVEN)
 
 
 def test_a_training_config_that_names_both_is_refused_before_anything_is_built(recipe):

@@ -15,7 +15,7 @@ from espnet3.config.fingerprint import files_in
 from espnet3.parallel.code_digests import modules_named
 from espnet3.parallel.identity import changes, describe_run
 from espnet3.parallel.module_source import read_module
-from espnet3.parallel.module_values import note_changes_of_run
+from espnet3.parallel.own_modules import note_changes_of_run
 from espnet3.shards.manifest import Manifest
 from tests.helpers.exhaustive import few
 
@@ -46,6 +46,9 @@ def forward(body):
         f"class R(BaseRunner):\n    @staticmethod\n    def forward(idx):\n        return {body}\n"
     )
 
+
+# Thousands that no test has to look at.
+LIBRARIES = frozenset(sys.modules)
 
 # What is changed, and the key that is to be named.
 CHANGES = {
@@ -285,7 +288,8 @@ def awkward(tmp_path):
 
 
 def forget_modules_in(folder):
-    for name, module in list(sys.modules.items()):
+    for name in sys.modules.keys() - LIBRARIES:
+        module = sys.modules[name]
         known = vars(module) if type(module) is types.ModuleType else {}
         # A namespace package has no file, and would be in the way of the next one of its name.
         places = [known.get("__file__") or "", *(known.get("__path__") or ())]

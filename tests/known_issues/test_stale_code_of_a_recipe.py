@@ -7,8 +7,8 @@ import pytest
 
 from espnet3.config.load import load_config
 from espnet3.errors import StaleRunError
-from espnet3.systems.base.code_fingerprint import describe_targets
 from espnet3.systems.base.inference import infer
+from espnet3.systems.base.training_fingerprint import describe_targets
 
 CONFIG = """
 dataset:

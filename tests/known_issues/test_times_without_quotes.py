@@ -6,7 +6,7 @@ from espnet3.config.load import load_config
 from espnet3.errors import ConfigError
 from espnet3.parallel.clusters.registry import render_job_script
 from espnet3.parallel.parallel import as_parallel_config
-from espnet3.trainer.launching.launch_config import load_launch_config
+from espnet3.trainer.launching.job_script import load_launch_config
 
 TIMES = ["01:00:00", "04:00:00", "10:00:00", "24:00:00", "1:30:00", "100:00:00"]
 

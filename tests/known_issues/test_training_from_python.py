@@ -329,7 +329,7 @@ def test_the_ways_out_of_a_refusal_work():
 
 def test_a_folder_that_is_spelt_out_is_not_changed_by_exp_tag():
     train(exp_dir="mine")
-    with pytest.raises(StaleRunError, match="exp_dir=mine_2;"):
+    with pytest.raises(StaleRunError, match="exp_dir=mine_2\n"):
         train(exp_dir="mine", train=SAMPLES[:20])
 
 
@@ -430,15 +430,3 @@ def test_configs_of_a_system_share_their_folders(folder):
     system = BaseSystem(**{name: load_config(f"{name}.yaml") for name in names})
     assert {str(getattr(system, name).config.exp_dir) for name in names} == {"./exp/training"}
     assert system.metrics.config.inference_dir == system.inference.config.inference_dir
-
-
-def test_the_block_of_the_readme_trains_as_printed(capsys):
-    text = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
-    (block,) = [
-        part for part in text.split("```python\n") if "espnet3.trainer import train" in part
-    ]
-    names = {"model": Classifier(), "samples": SAMPLES, "others": SAMPLES}
-    exec(block.partition("```")[0], names)
-    printed = capsys.readouterr().out
-    assert "exp/training/last.ckpt" in printed
-    assert "valid/loss" in printed

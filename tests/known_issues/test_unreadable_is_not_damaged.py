@@ -125,9 +125,7 @@ def test_one_unreadable_done_among_good_ones_stops_as_well(interrupted, decode):
 
 @pytest.mark.parametrize("code", few(["EIO", "ESTALE"], 1))
 def test_fault_that_passes_is_not_noticed(interrupted, decode, code, monkeypatch):
-    import builtins
-
-    real, failed = builtins.open, []
+    real, failed = os.open, []
 
     def fail_once(path, *args, **values):
         if not isinstance(path, int) and re.search(DONE, os.fsdecode(path)) and not failed:
@@ -135,7 +133,7 @@ def test_fault_that_passes_is_not_noticed(interrupted, decode, code, monkeypatch
             raise OSError(getattr(errno, code), "for a moment", path)
         return real(path, *args, **values)
 
-    monkeypatch.setattr(builtins, "open", fail_once)
+    monkeypatch.setattr(os, "open", fail_once)
     assert decode().name == "text"
     assert failed
 

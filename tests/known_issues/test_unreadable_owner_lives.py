@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from espnet3.errors import FileSystemError
-from espnet3.parallel.deaths import record_deaths
+from espnet3.parallel.faults import record_deaths
 from espnet3.shards.commit import begin_attempt
 from espnet3.shards.lease import Lease, claims, find_owner, living_owners
 from espnet3.shards.manifest import Manifest, publish_manifest

@@ -10,7 +10,8 @@ import pytest
 
 from espnet3.parallel.clusters.registry import walltime_seconds
 from espnet3.parallel.config import ParallelConfig
-from espnet3.parallel.detached.walltime import Pace, Walltime, too_long
+from espnet3.parallel.detached.walltime import Walltime, too_long
+from espnet3.shards.open_shards import Pace
 
 
 def test_a_walltime_with_seconds_is_no_time_of_lsf():

@@ -13,8 +13,9 @@ from espnet3.errors import ConfigError
 from espnet3.parallel.clusters import ssh
 from espnet3.parallel.clusters.job_options import complete_options, shell_folder
 from espnet3.parallel.config import ParallelConfig
-from espnet3.parallel.detached.folder_arguments import decode_folder, encode_folders
+from espnet3.parallel.detached.description import decode_folder, encode_folders
 from espnet3.parallel.detached.job_script import WorkerJob, make_job
+from tests.helpers.exhaustive import pairs
 
 NAMES = [
     "a b", "it's", 'a"b', "$HOME", "${x}", "`touch x`", "$(touch x)", "a;b", "a&b", "a|b", "a*?",
@@ -54,8 +55,7 @@ def run_remotely(command: str) -> list[str]:
     return found.splitlines()
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("is_given", [False, True])
+@pytest.mark.parametrize(("name", "is_given"), pairs(NAMES, [False, True]))
 def test_ssh_finds_a_python_under_any_path(tmp_path, monkeypatch, name, is_given):
     python = odd_python(tmp_path, name)
     monkeypatch.chdir(tmp_path)
@@ -100,8 +100,7 @@ def test_options_of_ssh_workers_may_have_an_apostrophe():
     assert json.loads(found) == options
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("shell", ["sh", "bash"])
+@pytest.mark.parametrize(("name", "shell"), pairs(NAMES, ["sh", "bash"]))
 def test_a_folder_is_one_word_on_one_line(tmp_path, name, shell):
     folder = tmp_path / name
     folder.mkdir()
@@ -111,8 +110,7 @@ def test_a_folder_is_one_word_on_one_line(tmp_path, name, shell):
     assert told.stdout.decode() == f"{folder}\n"
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("env", SCHEDULERS)
+@pytest.mark.parametrize(("name", "env"), pairs(NAMES, SCHEDULERS))
 def test_no_folder_of_a_run_becomes_a_line_of_a_job_script(tmp_path, monkeypatch, env, name):
     root = tmp_path / f"{name}\n#$ -q other\n#SBATCH -p other\n#PBS -q x\n#BSUB -q x\n"
     root.mkdir()

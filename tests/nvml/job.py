@@ -1,6 +1,7 @@
 """Run as a program: tell as JSON what each worker of `env: local_gpu` sees.
 
-Arguments: `runner` or `client`, the number of workers, and the folder where workers meet.
+Arguments: `runner` or `client`, the number of workers, the folder where workers meet, and how
+many share a GPU.
 """
 
 import json
@@ -37,7 +38,8 @@ class Look(BaseRunner):
 
 def main() -> None:
     way, n_workers, meeting = sys.argv[1], int(sys.argv[2]), sys.argv[3]
-    set_parallel({"env": "local_gpu", "n_workers": n_workers})
+    options = {"workers_per_gpu": int(sys.argv[4])} if sys.argv[4] != "1" else {}
+    set_parallel({"env": "local_gpu", "n_workers": n_workers, "options": options})
     try:
         if way == "runner":
             found = Look(Provider(meeting=meeting, n_workers=n_workers))(range(20))

@@ -49,11 +49,11 @@ def uuid(index: int) -> str:
     return f"GPU-{0x5EED0000 + index:08x}-feed-4bad-8bed-000000000000"
 
 
-def run(library, tmp_path, way, n_workers, *, setting=None, python=sys.executable):
+def run(library, tmp_path, way, n_workers, *, setting=None, python=sys.executable, per_gpu=1):
     meeting = tmp_path / "meeting"
     meeting.mkdir()
     return subprocess.run(
-        [python, "-m", "tests.nvml.job", way, str(n_workers), str(meeting)],
+        [python, "-m", "tests.nvml.job", way, str(n_workers), str(meeting), str(per_gpu)],
         env={**environment(library, 4, setting), "LOCAL_RANK": "3"},  # of a job of torchrun, say
         capture_output=True,
         text=True,

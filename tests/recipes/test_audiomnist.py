@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import soundfile
 
+from espnet3.components.data.data_organizer import DataSource
 from espnet3.components.data.dataset_builder import build_dataset
-from espnet3.components.data.dataset_module import DataSource
 from espnet3.components.data.sources import jsonl
 from espnet3.errors import ConfigError
 from espnet3.parallel import use_parallel

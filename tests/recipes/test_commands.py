@@ -10,7 +10,7 @@ from random import Random
 
 import pytest
 
-from espnet3.components.data.dataset_module import DataSource
+from espnet3.components.data.data_organizer import DataSource
 from espnet3.io.scp import load_scp
 
 pytest.importorskip("espeakng_loader", reason="needs pip install -e '.[demo]'")
@@ -58,6 +58,7 @@ trainer: {max_epochs: 1}
 """
 
 
+@pytest.mark.exhaustive  # as in test_digits.py, with another model
 @pytest.mark.timeout(600)
 def test_a_hybrid_with_a_language_model_goes_from_the_corpus_to_a_number(tmp_path):
     recipe = tmp_path / "commands"

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from espnet3.components.data.dataset_module import DataSource
+from espnet3.components.data.data_organizer import DataSource
 from espnet3.io.tables import read_jsonl
 
 pytest.importorskip("espeakng_loader", reason="needs pip install -e '.[demo]'")

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from espnet3.cli.main import main
+from espnet3.components.data.data_organizer import DataSource
 from espnet3.components.data.dataset_builder import build_dataset
-from espnet3.components.data.dataset_module import DataSource
 from espnet3.components.data.errors import DataError
 from espnet3.errors import ConfigError
 from espnet3.systems.asr.system import ASRSystem

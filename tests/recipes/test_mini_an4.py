@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from espnet3.components.data.data_organizer import DataSource
 from espnet3.components.data.dataset_builder import build_dataset
-from espnet3.components.data.dataset_module import DataSource
 from espnet3.components.data.errors import DataError
 from espnet3.components.data.sources import kaldi
 from espnet3.errors import ConfigError

@@ -10,11 +10,11 @@ import soundfile
 
 pytest.importorskip("onnxruntime", reason="needs pip install -e '.[moonshine]'")
 
-from espnet3.components.data.data_organizer import DataOrganizer
+from espnet3.components.data.data_organizer import DataOrganizer, DataSource
 from espnet3.components.data.dataset_builder import build_dataset
-from espnet3.components.data.dataset_module import DataSource
 from espnet3.components.data.errors import AudioError, DataError
 from espnet3.errors import ConfigError, MissingExtraError
+from espnet3.systems.asr import moonshine
 from espnet3.systems.asr.metrics.wer import WER
 
 RECIPE = Path(__file__).parents[2] / "egs3" / "moonshine" / "asr"
@@ -27,20 +27,8 @@ pytestmark = pytest.mark.skipif(
 
 
 @pytest.fixture(scope="module")
-def recipe():
-    """Import the recipe's `src`, and forget it afterwards: other recipes have one as well."""
-    from importlib import import_module
-
-    sys.path.insert(0, str(RECIPE))
-    yield {name: import_module(f"src.{name}") for name in ("moonshine", "speech", "tokenizer")}
-    sys.path.remove(str(RECIPE))
-    for name in [name for name in sys.modules if name.partition(".")[0] == "src"]:
-        del sys.modules[name]
-
-
-@pytest.fixture(scope="module")
-def model(recipe):
-    return recipe["moonshine"].Moonshine()
+def model():
+    return moonshine.Moonshine()
 
 
 @pytest.fixture(scope="module")
@@ -111,7 +99,7 @@ def test_digital_silence_has_no_text(model, seconds):
 
 @pytest.mark.parametrize("seconds", [0.1, 0.5, 3])
 @pytest.mark.parametrize("kind", ["noise", "constant", "clipped"])
-def test_audio_without_speech_ends_within_the_limit_of_tokens(recipe, model, kind, seconds):
+def test_audio_without_speech_ends_within_the_limit_of_tokens(model, kind, seconds):
     n_samples = int(seconds * RATE)
     noise = np.random.default_rng(0).standard_normal(n_samples).astype(np.float32)
     speech = {"noise": noise / 10, "constant": np.ones_like(noise), "clipped": np.sign(noise)}[kind]
@@ -128,21 +116,21 @@ def test_more_than_a_minute_is_cut_at_pauses_and_recognised_to_the_end(model, se
     assert word_error_rate([" ".join(texts)], [text]) < 15
 
 
-def test_long_speech_is_cut_where_it_is_quiet_and_nothing_is_lost(recipe):
+def test_long_speech_is_cut_where_it_is_quiet_and_nothing_is_lost():
     speech = np.random.default_rng(0).standard_normal(10 * RATE).astype(np.float32)
     pauses = [int(2.5 * RATE), int(5.2 * RATE), int(7.9 * RATE)]
     for pause in pauses:
         speech[pause - 3200 : pause + 3200] *= 0.01
-    pieces = recipe["speech"].split_at_pauses(speech, 3 * RATE)
+    pieces = moonshine.split_at_pauses(speech, 3 * RATE)
     assert np.array_equal(np.concatenate(pieces), speech)
     assert max(map(len, pieces)) <= 3 * RATE
     cuts = np.cumsum([len(piece) for piece in pieces])[:-1]
     assert cuts == pytest.approx(pauses, abs=1600)
 
 
-def test_fewer_tokens_per_second_cut_the_text_off(recipe, model, sentences):
+def test_fewer_tokens_per_second_cut_the_text_off(model, sentences):
     speech = sentences[0]["speech"]
-    text = recipe["moonshine"].Moonshine(max_tokens_per_second=1)(speech=speech)
+    text = moonshine.Moonshine(max_tokens_per_second=1)(speech=speech)
     assert text
     assert model(speech=speech).startswith(text)
     assert len(text.split()) <= 4
@@ -172,40 +160,40 @@ def test_another_sample_rate_is_refused(model, rate):
         model(speech=speech, sample_rate=rate)
 
 
-def test_a_gpu_is_refused(recipe):
+def test_a_gpu_is_refused():
     with pytest.raises(ConfigError, match="Write: device: cpu"):
-        recipe["moonshine"].Moonshine(device="cuda:0")
+        moonshine.Moonshine(device="cuda:0")
 
 
-def test_a_limit_of_no_tokens_is_refused(recipe):
+def test_a_limit_of_no_tokens_is_refused():
     with pytest.raises(ConfigError, match=r"Write: max_tokens_per_second: 6\.5"):
-        recipe["moonshine"].Moonshine(max_tokens_per_second=0)
+        moonshine.Moonshine(max_tokens_per_second=0)
 
 
 @pytest.mark.parametrize("package", ["moonshine_voice", "onnxruntime"])
-def test_a_missing_package_is_named_with_the_line_that_installs_it(recipe, package, monkeypatch):
+def test_a_missing_package_is_named_with_the_line_that_installs_it(package, monkeypatch):
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(MissingExtraError, match=r"pip install -c constraints.txt -e '\.\[moon"):
-        recipe["moonshine"].Moonshine()
+        moonshine.Moonshine()
 
 
-def test_a_version_without_weights_is_named_with_the_line_that_installs_it(recipe, tmp_path):
+def test_a_version_without_weights_is_named_with_the_line_that_installs_it(tmp_path):
     with pytest.raises(MissingExtraError, match=r"0\.1\.0.*pip install -c constraints.txt"):
-        recipe["moonshine"].Moonshine(assets=tmp_path)
+        moonshine.Moonshine(assets=tmp_path)
 
 
 def test_the_package_of_the_weights_is_not_imported(model):
     assert "moonshine_voice" not in sys.modules
 
 
-def test_the_tokenizer_reads_long_pieces_and_single_bytes(recipe, tmp_path):
+def test_the_tokenizer_reads_long_pieces_and_single_bytes(tmp_path):
     pieces = [b"<unk>", b"<s>", b"</s>", "\u2581caf".encode(), b"\xc3", b"\xa9", b"a" * 300]
     lengths = [bytes([len(piece)]) for piece in pieces[:-1]] + [
         bytes([300 % 128 + 128, 300 // 128])
     ]
     path = tmp_path / "tokenizer.bin"
     path.write_bytes(b"".join(a + b for a, b in zip(lengths, pieces, strict=True)))
-    tokenizer = recipe["tokenizer"].Tokenizer(path)
+    tokenizer = moonshine.Tokenizer(path)
     assert tokenizer.pieces == pieces
     assert tokenizer.decode([1, 3, 4, 5, 3, 6, 2]) == f"caf\u00e9 caf{'a' * 300}"
     assert tokenizer.decode([3, 4]) == "caf\ufffd"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from espnet3.components.data.dataset_module import DataSource
+from espnet3.components.data.data_organizer import DataSource
 from tests.helpers.waiting import wait_until
 
 pytest.importorskip("onnxruntime", reason="needs pip install -e '.[moonshine]'")
@@ -114,6 +114,7 @@ def test_two_workers_write_the_same_bytes(recipe, one_worker):
     assert recipe.hypotheses("two") == recipe.hypotheses("one")
 
 
+@pytest.mark.exhaustive  # as in test_digits.py, with a model that loads for seconds
 def test_a_run_killed_in_the_middle_goes_on_to_the_same_bytes(recipe, one_worker):
     process = recipe.start(*recipe.words("killed", n_workers=2))
     wait_until(lambda: recipe.done_shards("killed") or process.poll() is not None, seconds=60)

@@ -1,11 +1,12 @@
 import logging
 import re
+import threading
 import warnings
 
 import pytest
 
 from espnet3 import logs
-from espnet3.logs import open_stage_log
+from espnet3.logs import open_stage_log, said_if_long
 
 
 @pytest.fixture
@@ -77,6 +78,20 @@ def test_a_traceback_is_written_to_the_file_alone(tmp_path, capsys):
     assert "Traceback (most recent call last)" in text
     assert "ValueError: bad item" in text
     assert capsys.readouterr().err == ""
+
+
+def test_what_takes_long_is_said_and_what_is_quick_is_not(caplog):
+    logger = logging.getLogger("espnet3.test")
+    caplog.set_level(logging.INFO, logger="espnet3.test")
+    said = threading.Event()
+    logger.addFilter(lambda record: said.set() or True)
+
+    with said_if_long(logger, "Loading a quick one ...", 60):
+        pass
+    with said_if_long(logger, "Loading a slow one ...", 0.01):
+        assert said.wait(30)
+
+    assert caplog.messages == ["Loading a slow one ..."]
 
 
 def test_secrets_of_the_command_line_are_not_written(tmp_path):
