@@ -5,14 +5,14 @@ BIN := $(VENV)/bin
 READY_TO_RUN := $(VENV)/.ready-to-run
 READY := $(VENV)/.ready
 # What the tests cover; a user needs none of them.
-EXTRAS := moonshine,huggingface,lhotse,parquet,transformers,ngram,hub,demo,bench,ssh,dev
+EXTRAS := moonshine,huggingface,lhotse,parquet,transformers,ngram,hub,demo,bench,ssh,ray,docs,dev
 # Not compiled as a whole: that would take a minute, most of it for modules that are never imported.
 INSTALL := $(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable
 
 # Where it is set, each process would compile torch and Lightning again: three times as slow.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup demo quick test test-exhaustive test-soak soak test-recipes lint format bench test-clusters test-browser clean
+.PHONY: setup demo docs quick test test-exhaustive test-soak soak test-recipes lint format bench test-clusters test-browser test-espnet2 clean
 
 setup: $(READY)
 
@@ -37,8 +37,8 @@ demo: $(READY_TO_RUN)
 	  --training_config conf/training.yaml --inference_config conf/inference.yaml \
 	  --metrics_config conf/metrics.yaml $(DEMO_TAG) $(ARGS)
 
-# Three at a time on two cores: a third of the tests waits for a process or a timeout.
-PYTEST := $(BIN)/python -m pytest -n 3 --dist worksteal
+# Four at a time on two cores: a third of the tests waits for a process or a timeout.
+PYTEST := $(BIN)/python -m pytest -n 4 --dist worksteal
 
 # The inner loop: unit tests, but those that start a process which imports torch.
 quick: setup
@@ -67,9 +67,23 @@ test-clusters: setup
 	tests/cluster/install.sh
 	ESPNET3_CLUSTERS=1 $(BIN)/python -m pytest -n 2 --dist loadfile tests/cluster $(TEST_ARGS)
 
-test-browser: setup
+# The documentation as a site, in site/; a dead link is an error.
+docs: setup
+	$(BIN)/python -m docsite
+
+test-browser: setup docs
 	tests/browser/install.sh
 	ESPNET3_BROWSER=1 $(BIN)/python -m pytest tests/browser $(TEST_ARGS)
+
+# Models of ESPnet2, in an environment of their own: the package espnet asks for other versions.
+ESPNET2 := .venv-espnet2
+
+test-espnet2: $(ESPNET2)/.ready
+	$(ESPNET2)/bin/python -m pytest --timeout 300 tests/espnet2 $(TEST_ARGS)
+
+$(ESPNET2)/.ready: pyproject.toml constraints.txt constraints-espnet2.txt tests/espnet2/install.sh
+	PYTHON=$(PYTHON) tests/espnet2/install.sh $(ESPNET2)
+	@touch $@
 
 lint: setup
 	$(BIN)/ruff check .
@@ -86,4 +100,4 @@ bench: setup
 	$(BIN)/python -m benchmarks
 
 clean:
-	rm -rf $(VENV) demo-run .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(ESPNET2) demo-run site .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
