@@ -13,6 +13,8 @@ import soundfile
 
 from espnet3.io.scp import load_scp
 
+# Patient: a small network is trained, which takes its time on a machine with much else to do.
+pytestmark = pytest.mark.timeout(360)
 BIN = Path(sys.executable).parent
 N_UTTERANCES = 20
 ASR = ("--config", "conf/inference.yaml", "conf/metrics.yaml")
@@ -24,7 +26,7 @@ def call(*words, cwd: Path, code: int = 0) -> str:
     done = subprocess.run(
         words[0] if len(words) == 1 else [*map(str, words)],
         shell=len(words) == 1, cwd=cwd, env={**os.environ, "PATH": path, "COLUMNS": "200"},
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=120,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=300,
     )  # fmt: skip
     assert done.returncode == code, done.stdout
     return done.stdout

@@ -18,10 +18,14 @@ ROOT = Path(__file__).parents[2]
 RECIPE = ROOT / "egs3" / "moonshine" / "asr"
 LIBRISPEECH = ROOT.parent / "shared" / "data" / "librispeech_sample"
 
-pytestmark = pytest.mark.skipif(
-    not DataSource(recipe_dir=RECIPE).load("DatasetBuilder")().is_source_prepared(),
-    reason="needs pip install -e '.[moonshine]'",
-)
+pytestmark = [
+    # Patient: the model takes seconds of CPU for each utterance.
+    pytest.mark.timeout(360),
+    pytest.mark.skipif(
+        not DataSource(recipe_dir=RECIPE).load("DatasetBuilder")().is_source_prepared(),
+        reason="needs pip install -e '.[moonshine]'",
+    ),
+]
 
 
 class Recipe:
@@ -51,7 +55,7 @@ class Recipe:
     def run(self, *words: str) -> str:
         """Return what the run told, which must succeed."""
         process = self.start(*words)
-        told, _ = process.communicate(timeout=120)
+        told, _ = process.communicate(timeout=300)
         assert process.returncode == 0, told
         return told
 
@@ -131,7 +135,7 @@ def test_a_run_killed_in_the_middle_goes_on_to_the_same_bytes(recipe, one_worker
 def test_another_setting_of_the_model_is_refused_and_named(recipe, one_worker):
     words = [*recipe.words("one", n_workers=1), "model.max_tokens_per_second=5"]
     process = recipe.start(*words)
-    told, _ = process.communicate(timeout=120)
+    told, _ = process.communicate(timeout=300)
     assert process.returncode == 1, told
     assert "model.max_tokens_per_second: 6.5 -> 5" in told
 
