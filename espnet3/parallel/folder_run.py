@@ -17,6 +17,7 @@ from espnet3 import __version__
 from espnet3.commands import same_command
 from espnet3.errors import RunFolderError, StaleRunError
 from espnet3.io.atomic import folder_trouble, is_folder_trouble, is_temp_name, write_text
+from espnet3.io.clock import look_time
 from espnet3.io.json_text import dump_json
 from espnet3.parallel.faults import record_deaths
 from espnet3.parallel.signals import LeaveRun
@@ -224,6 +225,7 @@ def _plan(request: RunRequest, n_shards: int) -> Manifest:
         fingerprint=mask(request.described),  # others read it
         files=files_in(request.described, outputs=request.outputs, with_parts=True),
         name=request.name,
+        created=look_time(request.root),  # as the times of its shards
         # Relative, because run folder and outputs may be moved together.
         output_dir=os.path.relpath(request.output_dir, request.root),
         versions={"espnet3": __version__, "python": platform.python_version(), **RULES},

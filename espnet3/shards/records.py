@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from espnet3.io.atomic import create_bytes, write_json
-from espnet3.io.clock import FolderClock
+from espnet3.io.clock import FolderClock, look_time
 from espnet3.io.json_text import dump_json
 from espnet3.io.records import (
     Count,
@@ -250,7 +250,8 @@ class StopMark:
     kind: StopKind
     reason: str
     by: str = ""
-    time: Moment = field(default_factory=time.time)
+    time: Moment = 0.0
+    """By the clock of the file system; `write_stop` fills it in."""
 
 
 def write_job(paths: RecordPaths, record: JobRecord) -> None:
@@ -299,6 +300,7 @@ def write_death(paths: RecordPaths, note: DeathNote) -> bool:
 
 def write_stop(paths: RecordPaths, mark: StopMark) -> None:
     """Tell all workers to end; they look at each heartbeat."""
+    mark = replace(mark, time=mark.time or look_time(paths.root))
     write_json(paths.stop, asdict(mark), permissions=_READABLE)
 
 

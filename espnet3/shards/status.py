@@ -2,7 +2,6 @@
 
 import itertools
 import os
-import time
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -130,10 +129,16 @@ class StatusReader:
             running=running,
             items_per_second=rate,
             eta_seconds=left / rate if rate and owners and not success else None,
-            seconds=success["seconds"] if success else _end(done, bool(owners)) - manifest.created,
+            seconds=success["seconds"] if success else self._seconds(done, bool(owners)),
             stop=stop,
             is_detached=records.run.exists(),
         )
+
+    def _seconds(self, done: list[Done], has_owner: bool) -> float:
+        """Return how long the run took: one that stopped last week did not take a week."""
+        end = self.now if has_owner or not done else max(shard.finished for shard in done)
+        # Plans of earlier versions have the time of the machine that made them.
+        return max(end - self.manifest.created, 0.0)
 
     def _scan(self) -> dict[int, list[Path]]:
         """Note the committed shards, and return the folders of attempts, from one listing."""
@@ -233,11 +238,6 @@ def _read_done(shard_dir: str) -> Done | None:
     except FileSystemError as error:
         warn_once(f"{error} It counts as not done here.")
     return None
-
-
-def _end(done: list[Done], has_owner: bool) -> float:
-    """Return the time of the last activity: a run that stopped last week did not take a week."""
-    return time.time() if has_owner or not done else max(shard.finished for shard in done)
 
 
 def _state(is_merged: bool, has_owner: bool, is_complete: bool, stop: StopMark | None) -> str:

@@ -3,7 +3,6 @@
 import json
 import logging
 import os
-import time
 import zlib
 from collections.abc import Iterable
 from contextlib import suppress
@@ -13,6 +12,7 @@ from typing import Any
 
 from espnet3.errors import IncompleteRunError
 from espnet3.io.atomic import write_json
+from espnet3.io.clock import look_time
 from espnet3.io.records import (
     Count,
     DamagedFileError,
@@ -51,15 +51,15 @@ def write_success(
     A result that JSON cannot hold, or that is not to be kept, is left out; asking again then
     merges again.
     """
-    done = list(shards)
+    done, now = list(shards), look_time(layout.root)
     encoded = encode_result(result, output_dir) if keep_result else None
     values = {
         "run_id": manifest.run_id,
         "n_items": manifest.n_items,
         "n_failed": sum(shard.n_failed for shard in done),
         "n_shards": manifest.n_shards,
-        # Not below 0, should the clock of the machine that made the plan be ahead.
-        "seconds": round(max(time.time() - manifest.created, 0.0), 3),
+        # Not below 0: plans of earlier versions have the time of the machine that made them.
+        "seconds": round(max(now - manifest.created, 0.0), 3),
         "worker_seconds": round(sum(shard.seconds for shard in done), 3),
         "load_seconds": round(sum(shard.load_seconds for shard in done), 3),
         **_speech_facts(manifest, done),
@@ -68,7 +68,7 @@ def write_success(
         "outputs": outputs,
         **_artifacts_of(layout, done, result),
         "versions": manifest.versions,
-        "finished": time.time(),
+        "finished": now,
         **({} if encoded is None else {"result": encoded}),
     }
     write_json(layout.success, values)

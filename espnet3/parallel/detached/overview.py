@@ -151,7 +151,7 @@ class Observer:
 
     def _avoided(self) -> dict[str, str]:
         notes = read_deaths(RecordPaths(self._run_dir), known=self._known)
-        return judge_nodes(notes, self._reader.committed.values(), time.time()) if notes else {}
+        return judge_nodes(notes, self._reader.committed.values(), self._reader.now)
 
     def _ask_at_times(self, records: Sequence[JobRecord]) -> dict[str, JobState]:
         now = time.monotonic()
