@@ -69,7 +69,9 @@ _READ_AT_START = re.compile(
     r"PYTHON(?!PATH$|UNBUFFERED$|DONTWRITEBYTECODE$)|DASK_|LC_|LANG|LD_|HOME$|XDG_|MPL|TZ$|KMP_"
     r"|TORCH_(?!NCCL)|PYTORCH_|NVML|HF_|TRANSFORMERS_|ESPNET3_(DELAYED_VIEW|UNREACHABLE_FILES)"
 )
-_SET_BY_DASK = {"PYTHONHASHSEED"}
+# What Dask's nanny and joblib leave in the process that imports them; no test is about these very
+# values. Taken for a wish of the test, they made every later program of the run start for real.
+_LEFT_BEHIND = {"PYTHONHASHSEED": "6640", "KMP_INIT_AT_FORK": "FALSE"}
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 _IGNORED_BY_ZYGOTES = (
     signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2,
@@ -212,10 +214,11 @@ class Zygote:
 
     def is_like(self, environ: dict[str, str]) -> bool:
         """Tell whether libraries would read the same from an environment when imported."""
-        names = {*self._environ, *environ} - (_SET_BY_DASK if _is_seed_of_dask(environ) else set())
         return not any(
-            _READ_AT_START.match(name) and self._environ.get(name) != environ.get(name)
-            for name in names
+            _READ_AT_START.match(name)
+            and self._environ.get(name) != environ.get(name)
+            and environ.get(name, "") != _LEFT_BEHIND.get(name)
+            for name in {*self._environ, *environ}
         )
 
     def fork(self, request: dict[str, Any], fds: list[int]) -> int:
@@ -249,12 +252,6 @@ class Zygote:
                     target=_reap, args=(stranger,), name="warm-reaper", daemon=True
                 ).start()
         return pid
-
-
-def _is_seed_of_dask(environ: dict[str, str]) -> bool:
-    # Dask's nanny leaves it in the process that starts it, and no test is about this very seed.
-    # Taken for a wish of the test, it made every later program of the run start for real.
-    return environ.get("PYTHONHASHSEED") == "6640"
 
 
 def _children() -> set[int]:

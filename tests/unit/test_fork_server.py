@@ -113,7 +113,7 @@ def test_it_hears_signals_and_is_waited_for():
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as process:
         process.stdout.readline()
         process.send_signal(signal.SIGTERM)
-        assert process.wait(10) == -signal.SIGTERM
+        assert process.wait(60) == -signal.SIGTERM
 
 
 def test_files_are_passed_by_their_number():
@@ -160,6 +160,12 @@ def _is_alive(pid: str) -> bool:
 )
 def test_what_libraries_read_at_their_import_is_started_for_real(name):
     both([sys.executable, "-c", "'torch'"], env={**os.environ, name: "1"}, is_warm=False)
+
+
+@pytest.mark.parametrize(("name", "value"), fork_server._LEFT_BEHIND.items())
+def test_what_libraries_leave_behind_is_no_wish_of_a_test(name, value):
+    environ = {**os.environ, name: value}
+    both([sys.executable, "-c", "'torch'"], env=environ, is_warm=True)
 
 
 @pytest.mark.parametrize("module", ["torch.py", "sitecustomize.py", "yaml/__init__.py"])
