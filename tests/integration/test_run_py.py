@@ -130,7 +130,8 @@ def test_a_line_to_go_on_can_be_pasted(recipe):
     wide = recipe.run("--stages", "infer", "measure", *ALL, "beam_size=400", code=1)
     line = wide.stderr.splitlines()[-1].removeprefix("To continue: ")
     python = line.replace("python", sys.executable, 1).replace("beam_size=400", "beam_size=4")
-    done = subprocess.run(python, shell=True, cwd=recipe.folder, capture_output=True, text=True)
+    words = shlex.split(python)  # as a shell does, whose children would not be forked
+    done = subprocess.run(words, cwd=recipe.folder, capture_output=True, text=True)
     assert states(done.stdout) == {"infer": "done", "measure": "done"}, done.stderr
 
 
