@@ -137,7 +137,7 @@ def jobs_text(waiting: list[Job], n_starting: int) -> str:
 
 
 def worker_table(seen: Overview, limit: int = _SHOWN) -> "Table | None":
-    """Return a row per living worker, with a bar for its shard; None if there is none."""
+    """Return a row per living worker and shard, with a bar; None if there is no worker."""
     living = seen.workforce.living
     if not living or seen.is_over:  # one that finds nothing to do may need a moment to leave
         return None
@@ -147,24 +147,28 @@ def worker_table(seen: Overview, limit: int = _SHOWN) -> "Table | None":
     if len(living) > limit:  # else each keeps its place, so that eyes can follow it
         living = sorted(living, key=lambda worker: seen.shard_of(worker) is None)
     for worker in living[:limit]:
-        table.add_row(*_worker_row(seen, worker))
+        for row in _worker_rows(seen, worker):
+            table.add_row(*row)
     if len(living) > limit:
         table.add_row(f"and {len(living) - limit} more")
     return table
 
 
-def _worker_row(seen: Overview, worker: Worker) -> "list[RenderableType]":
-    record, shard = worker.record, seen.shard_of(worker)
+def _worker_rows(seen: Overview, worker: Worker) -> "Iterator[list[RenderableType]]":
+    record, shards = worker.record, seen.shards_of(worker)
     name = on_one_line(f"{record.host} (job {record.job_id})" if record.job_id else worker.name)
     if worker.is_silent:
         name += f", silent for {duration(worker.silent_seconds)}"
     done = f"{seen.n_shards_of(worker):,}"
-    if shard is None:
-        return [name, "", "", "no shard", "", done]
-    mark = f"{shard.shard}*" if shard.is_twin else str(shard.shard)
-    items = f"{shard.n_done:,} of {shard.n_items:,}"
-    bar = _bar(shard.n_items, shard.n_done, _BAR_WIDTH)
-    return [name, mark, bar, items, duration(shard.seconds), done]
+    if not shards:
+        yield [name, "", "", "no shard", "", done]
+    for number, shard in enumerate(shards[:_SHOWN]):
+        mark = f"{shard.shard}*" if shard.is_twin else str(shard.shard)
+        items = f"{shard.n_done:,} of {shard.n_items:,}"
+        bar = _bar(shard.n_items, shard.n_done, _BAR_WIDTH)
+        # A driver has a shard for each worker of its pool.
+        first = [name, done] if number == 0 else ["", ""]
+        yield [first[0], mark, bar, items, duration(shard.seconds), first[1]]
 
 
 def _bar(total: float, done: float, width: int | None = None) -> "RenderableType":

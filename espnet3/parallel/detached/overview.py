@@ -79,9 +79,12 @@ class Overview:
         return Counter(done.owner_id for done in self.committed.values())
 
     def shard_of(self, worker: Worker) -> RunningShard | None:
-        """Return what a worker is working on."""
-        owner_id = worker.record.owner_id
-        return next((s for s in self.status.running if s.owner_id == owner_id), None)
+        """Return what a worker is working on; of a driver, the first."""
+        return next(iter(self.shards_of(worker)), None)
+
+    def shards_of(self, worker: Worker) -> list[RunningShard]:
+        """Return the same, where a driver has one for each worker of its pool."""
+        return [s for s in self.status.running if s.owner_id == worker.record.owner_id]
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain data for `--json`."""
@@ -256,7 +259,7 @@ def failure_of(seen: Overview) -> EspnetError:
         return WorkerError(f"The run in {where} failed: {status.stop.reason}")
     if status.stop is not None and seen.state == "cancelled":
         return IncompleteRunError(
-            f"The run in {where} was cancelled by {status.stop.by or 'somebody'}, with "
+            f"The run in {where} was cancelled by {status.stop.by or 'an unknown user'}, with "
             f"{status.n_done:,} of {status.n_items:,} items done. Resume: espnet3 resume {quoted}"
         )
     if seen.state == "not merged":

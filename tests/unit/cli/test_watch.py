@@ -58,6 +58,16 @@ def test_the_view_has_a_bar_per_worker_and_tells_what_jobs_wait_for(busy):
     assert "Ctrl-C ends this view, not the run" in text
 
 
+def test_all_shards_of_a_driver_have_a_row(detached):
+    driver = detached.worker("")
+    to_do = [s for s in range(detached.manifest.n_shards) if not detached.layout.shard(s).exists()]
+    for shard in to_do[:2]:
+        detached.take(driver, shard, 1)
+    rows = [line.split() for line in render_text(look(detached.root)).splitlines() if "━" in line]
+    shown = {word for row in rows for word in row if word in map(str, to_do)}
+    assert shown >= {str(shard) for shard in to_do[:2]}
+
+
 def test_a_successor_of_a_job_that_is_there_is_not_counted_as_waiting(busy):
     workforce = look(busy.root).workforce
     assert [job.record.job_id for job in workforce.waiting] == ["12"]
