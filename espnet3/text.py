@@ -1,4 +1,4 @@
-"""How counts, times, lists, logs and texts of others are written for people.
+"""Text for people: counts, times, lists, ends of logs, texts of others.
 
 The bottom module: it imports nothing of ours, and is on the start-up path of workers.
 """

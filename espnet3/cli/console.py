@@ -1,4 +1,4 @@
-"""What all verbs share: how they read their line, print, and end.
+"""Shared by all verbs: reading the command line, printing, ending.
 
 `rich` and `json` are imported when something is printed, so that `--help` and errors are quick.
 """

@@ -1,4 +1,4 @@
-"""Why runs make no progress: `espnet3 explain`, `failed` and `logs`."""
+"""Diagnosis of stalled runs: `espnet3 explain`, `failed` and `logs`."""
 
 import argparse
 import time

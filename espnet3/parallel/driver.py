@@ -99,7 +99,7 @@ class DriverRecords:
         self._next = 0.0
 
     def update(self, pool: WorkerPool) -> None:
-        """Write who came and who left, and why workers are missing; at most every few seconds."""
+        """Record workers that came or left, and why some are missing; at most every few seconds."""
         if self._written and time.monotonic() < self._next:
             return
         self._next = time.monotonic() + _UPDATE_SECONDS
@@ -128,7 +128,7 @@ class DriverRecords:
         )
 
     def _write(self, record: WorkerRecord) -> None:
-        # Records are for those who look on; the work does not depend on them.
+        # Records are for observers; the work does not depend on them.
         with suppress(OSError):
             write_worker(self._paths, record)
 

@@ -52,7 +52,7 @@ def _without_places(config: Any) -> Any:
 
 
 class BuiltParts:
-    """What a process built for one run, for the next one that needs the same.
+    """Environment that a process built for one run, for the next one that needs the same.
 
     One of each name: two models may not fit on one GPU.
     """
@@ -121,7 +121,7 @@ def environment_keys(
 
 
 def part_key(thing: Any, named_in: Mapping[str, Any]) -> str:
-    """Return a text that is the same for equal things only; empty if none can be told.
+    """Return a text that is the same for equal things only; empty if there is none.
 
     Args:
         thing: what is built from: a config, or a function with what it carries.

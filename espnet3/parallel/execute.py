@@ -54,7 +54,7 @@ _PHRASES = (
 
 @dataclass(frozen=True)
 class Outcome:
-    """How an attempt went."""
+    """Result of an attempt."""
 
     failures: list[Failure]
     seconds: float
@@ -426,7 +426,7 @@ class _Attempt:
         return Failure.of(error, position, index, shard, log=self._log, ids=ids, secrets=secrets)
 
     def _ids(self, index: Any) -> list[str]:
-        """Return the ids that users know items by; those that cannot be told are left out."""
+        """Return the ids that users know items by, without those that are not known."""
         if self._spec.hooks.identify is None:
             return []
         identify = bind(self._spec.hooks.identify, ["idx"], self._env)
@@ -434,7 +434,7 @@ class _Attempt:
         for each in (index if isinstance(index, list) else [index])[:N_SHOWN]:
             try:
                 found.append(str(identify(each)))
-            except (Exception, SystemExit):  # what cannot be read is told by its own error
+            except (Exception, SystemExit):  # what cannot be read is reported by its own error
                 return []
         return found
 

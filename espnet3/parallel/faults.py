@@ -200,7 +200,7 @@ def dies_at_once(event: Died) -> str:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What to do after a death: `again`, `halve` the batch, blame the `item`, or `give up`."""
+    """Decision after a death: `again`, `halve` the batch, blame the `item`, or `give up`."""
 
     kind: Literal["again", "halve", "item", "give up"]
     start: int = -1
@@ -210,7 +210,7 @@ class Verdict:
 
 @dataclass
 class ShardDeaths:
-    """What is known of the deaths of a shard's workers."""
+    """Deaths of a shard's workers, and the verdict on the next one."""
 
     deaths: int = 0
     blamed: Counter[Position] = field(default_factory=Counter)
@@ -450,7 +450,7 @@ def stop_error(root: Path, mark: StopMark) -> EspnetError:
         return WorkerError(
             f"The run in {root} was stopped by {mark.by or 'a worker'}: {mark.reason}"
         )
-    by = mark.by or "somebody"
+    by = mark.by or "an unknown user"
     why = "" if mark.reason == f"cancelled by {by}" else f" ({mark.reason})"
     # Only detached runs have this file; for others, `resume` has nothing that it could submit.
     again = "" if RecordPaths(root).run.exists() else ", then run the same command again"

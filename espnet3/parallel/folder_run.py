@@ -67,7 +67,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 Merge = Callable[[Sequence[Path]], Any]
 TIDY = "tidy"
-"""The claim of who packs the shards of a run, or takes them out."""
+"""The claim of the process that packs the shards of a run, or takes them out."""
 _FIRST_PAUSE, _MAX_PAUSE = 0.2, 5.0
 _FILES_PER_SHARD = 3  # its folder, `done`, and a file of results
 _FILES_PER_WORKER = 4  # its owner file, its record, its log, the record of its job
@@ -77,7 +77,7 @@ _LATE_SECONDS = 3.0
 
 @dataclass(frozen=True)
 class RunRequest:
-    """What a runner asks of a run folder."""
+    """Request of a runner to a run folder."""
 
     root: Path
     output_dir: Path
@@ -482,7 +482,7 @@ class Merger:
             if stands_by is not None and not stands_by():
                 raise LeaveRun("nothing to take: another worker is merging", ends_all=False)
             on_turn()
-            # At random: all who wait for the merge began to do so at the same moment.
+            # At random: all processes began to wait for the merge at the same moment.
             time.sleep(pause * random.uniform(0.7, 1.3))
             pause = min(pause * 1.5, _MAX_PAUSE)
         return answer
@@ -516,7 +516,7 @@ class Merger:
         result = merge_run(
             self._root, self._output_dir, self._manifest, self._merge, coverage=self._coverage
         )
-        # Nobody needs another attempt, a slow backup attempt's neither.
+        # No attempt is needed any more, not even that of a slow backup.
         for folders in attempts(self._root).values():
             for folder in folders:
                 discard_attempt(folder)

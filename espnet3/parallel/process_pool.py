@@ -469,7 +469,7 @@ class _Forked:
         return code
 
     def _expect_report(self) -> None:
-        """Do without the warm process if it does not tell of this one, which has ended."""
+        """Stop using the warm process if it does not report that this one has ended."""
         if self.pid in self._warm.ended or start_time(self.pid) is not None:
             return
         self._silent_since = self._silent_since or time.monotonic()

@@ -236,7 +236,7 @@ class RayPool:
             worker.position = answer
 
     def _look(self) -> None:
-        """Ask busy workers how far they are, replace frozen ones, tell of missing ones."""
+        """Ask busy workers how far they are, replace frozen ones, report missing ones."""
         now = time.monotonic()
         if now < self._next_look:
             return

@@ -92,7 +92,7 @@ def reachable_part(
                 taken.add(i)
                 needed |= each.mentions
                 found_more = True
-    # What such code finds when it runs cannot be told from its text, so all of the script counts.
+    # What such code finds when it runs cannot be read from its text, so all of the script counts.
     if any(statements[i].looks_up for i in taken):
         taken = set(range(len(statements)))
     nodes = [_in_headers(statements[i]) for i in sorted(taken)]

@@ -93,7 +93,7 @@ def sent_again_if_ignored(kind: type[BaseException], listen: Callable[[], int]) 
     """Send a signal again if Python ignored what its handler raised.
 
     That happens in a finalizer, and in a callback of the garbage collector (Dask has one) or of a
-    weak reference: Python tells its hook for unraisable errors, and goes on as if nothing was.
+    weak reference: Python calls its hook for unraisable errors, and continues.
 
     Args:
         kind: what the handler raises.

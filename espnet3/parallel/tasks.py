@@ -1,4 +1,4 @@
-"""What driver and workers exchange: the run, attempts, results and failures, free of secrets.
+"""Messages between driver and workers: the run, attempts, results and failures, free of secrets.
 
 A driver hands attempts to a `WorkerPool`, whose events say what became of them.
 """
@@ -34,7 +34,7 @@ Cells = memoryview | list[int]
 
 @dataclass(frozen=True)
 class RunSpec:
-    """What a worker must know of a run; sent once to each worker."""
+    """Description of a run for a worker; sent once to each."""
 
     run_id: str
     hooks: RunnerHooks
@@ -181,7 +181,7 @@ def scrub(text: str, secrets: Iterable[str] = ()) -> str:
 
 @dataclass(frozen=True)
 class ShardResult:
-    """What an attempt ended with: it is finished, or `stopped` says what ended it."""
+    """End of an attempt: it is finished, or `stopped` says what ended it."""
 
     task: ShardTask
     results: list[tuple[int, Any]] | None = None
@@ -193,7 +193,7 @@ class ShardResult:
 
 @dataclass(frozen=True)
 class Stopped:
-    """Why an attempt could not continue.
+    """Reason why an attempt could not continue.
 
     `kind` is item, write, config, provider, load (the provider, before the first item), disk (of
     the run folder), node (which cannot reach the run folder), lost or machine.

@@ -100,7 +100,7 @@ def _load(variables: set[str]) -> str:
     try:
         with _Watch(variables) as watch:
             for target in targets_of(cloudpickle.loads(data).setup_fn):
-                with suppress(ImportError):  # it may be spelled wrong: who builds it will say so
+                with suppress(ImportError):  # if misspelt, the provider that builds it says so
                     importlib.import_module(target.rpartition(".")[0])
     except BaseException as error:  # also SystemExit: a worker that starts plainly tells the user
         return f"loading the run raised {type(error).__name__}"

@@ -47,7 +47,7 @@ class UnansweredError(ResourceError):
 
 @dataclass(frozen=True)
 class JobState:
-    """What a scheduler says of one job."""
+    """State of one job, as its scheduler reports it."""
 
     phase: Phase
     word: str
@@ -106,7 +106,7 @@ class Default:
 
 @dataclass(frozen=True)
 class JobRequest:
-    """What a job asks for, whichever scheduler it is for."""
+    """Resources that a job requests, whichever scheduler it is for."""
 
     name: str
     queue: str | None = None
@@ -138,7 +138,7 @@ class JobRequest:
 
 @dataclass(frozen=True)
 class WorkerRequest:
-    """What the job of a worker asks for, in the options of dask-jobqueue."""
+    """Resources that a worker's job requests, in the options of dask-jobqueue."""
 
     n_cpus: int
     n_bytes: int
@@ -228,7 +228,7 @@ class Scheduler:
     part_settings: ClassVar[Mapping[str, str]] = {}
     """The same for parts of a directive."""
     dask_defaults: ClassVar[Mapping[str, Any]] = {}
-    """What the cluster class takes for options that nobody sets, beside what all have."""
+    """Defaults that the cluster class has for options that are not set, beside the common ones."""
     worker_options: ClassVar[tuple[str, ...]] = ()
     """Options of its own that `worker_directives` knows; if empty, the cluster class is asked."""
 
@@ -458,7 +458,7 @@ class Scheduler:
             said = said or f"exit code {answer.code}"
             raise ResourceError(f"{program} refused a job or could not be run: {said}")
         number = self.job_id(answer.out)
-        # Exit code 0 without a number: a job may exist that nobody could cancel.
+        # Exit code 0 without a number: a job may exist that could not be cancelled.
         if not number:
             raise UnansweredError(f"{program} did not tell the number of a job: {answer.said}")
         return number

@@ -17,7 +17,7 @@ TIMEOUT_SECONDS = 20.0
 
 @dataclass(frozen=True)
 class Answer:
-    """What a command printed, and how it ended."""
+    """Output and exit code of a command."""
 
     code: int | None
     """The exit code; None if the command did not end, or did not start."""

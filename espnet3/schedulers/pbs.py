@@ -36,7 +36,7 @@ _PHASES: dict[str, Phase] = {
     "Q": "pending", "H": "pending", "W": "pending", "T": "pending",
     # E is still exiting, and its output on the way back; B is an array that has begun.
     "R": "running", "E": "running", "S": "running", "U": "running", "B": "running",
-    # C is Torque's word for F. M was moved to another server, which nobody asks.
+    # C is Torque's word for F. M was moved to another server, which is not asked.
     "F": "ended", "X": "ended", "C": "ended", "M": "unknown",
 }  # fmt: skip
 # Statuses below zero are PBS's own; those above 256 mean a signal.
@@ -117,7 +117,7 @@ class PBS(Scheduler):
     # As a part of the job where PBS has a command for that.
     remote = (
         'if command -v pbs_tmrsh >/dev/null; then pbs_tmrsh "$@"; '
-        # BatchMode: nobody is there to answer a prompt, and the job would hang.
+        # BatchMode: no user is there to answer a prompt, and the job would hang.
         'else ssh -o BatchMode=yes "$@"; fi'
     )
     number_in_shell = "${PBS_JOBID%%[!0-9]*}"  # also without the index of an array, 12[3]

@@ -307,7 +307,7 @@ def _describe_failure(code: str, words: str, record: Mapping[str, str]) -> str:
     # What `qdel -f` leaves of a job on a host that does not answer is a record without its usage.
     is_blank = record.get("ru_wallclock") in ("0", "0s")
     if is_blank and record.get("start_time") != record.get("end_time"):
-        return "its node was lost, and somebody ended it by force"
+        return "its node was lost, and it was removed by force"
     return ""
 
 

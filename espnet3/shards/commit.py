@@ -62,7 +62,7 @@ _FILE_FACTS = frozenset(("files", "bytes", "crc32", "lines"))
 
 @dataclass(frozen=True)
 class Done:
-    """What a committed shard says of itself."""
+    """Facts of a committed shard."""
 
     run_id: str
     shard: Count
@@ -353,7 +353,7 @@ def set_aside_damaged(layout: RunLayout, shard: int, bounds: Sequence[int] = ())
         try:
             is_good = _is_good(layout, removed, shard, bounds)
         except BaseException:
-            # Also Ctrl-C: a good shard must not stay behind under a name that nobody counts.
+            # Also Ctrl-C: a good shard must not stay behind under a name that does not count.
             _put_back(removed, target)
             raise
         if is_good:
@@ -493,7 +493,7 @@ class Position:
 def read_position(attempt: Path) -> tuple[int, int] | None:
     """Return `(start, stop)` of the batch an attempt is or was working on; None before any.
 
-    Also None if it cannot be read from here: for who only shows it.
+    Also None if it cannot be read from here: for callers that only show it.
     """
     with suppress(FileSystemError):
         return find_position(attempt)
@@ -501,7 +501,7 @@ def read_position(attempt: Path) -> tuple[int, int] | None:
 
 
 def find_position(attempt: Path) -> tuple[int, int] | None:
-    """Do the same for one who removes the attempt afterwards.
+    """Do the same for a caller that removes the attempt afterwards.
 
     Raises:
         FileSystemError: It cannot be read from here.

@@ -501,7 +501,7 @@ def claims(folder: Path) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class LeaseLook:
-    """Who was at work at one moment."""
+    """The living owners and the claims at one moment."""
 
     owners: dict[str, Owner] = field(default_factory=dict)
     """Those that are alive, by id."""
@@ -512,7 +512,7 @@ class LeaseLook:
 
 
 class LeaseView:
-    """The owners and claims of a run, for one who shows them again and again.
+    """The owners and claims of a run, for callers that show them again and again.
 
     A look takes one listing, with the times of the files. Opened are only files that are new, and
     owners whose heartbeat is late: a network file system may remember an older time.

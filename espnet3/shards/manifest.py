@@ -54,7 +54,7 @@ VERSION = 1
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a run consists of and what its results depend on.
+    """Plan of a run, and the settings that its results depend on.
 
     `fingerprint` holds every key that the results depend on; neither the number of workers nor
     the backend is among them, so both may change between two runs of one plan.

@@ -36,7 +36,7 @@ _MUCH = 8 << 20
 
 @dataclass(frozen=True)
 class Coverage:
-    """Which shards of a plan are committed."""
+    """Shards of a plan that are committed, and those that are missing."""
 
     committed: dict[int, Done]
     missing: list[int]
@@ -50,7 +50,7 @@ class Coverage:
 
     @contextmanager
     def at_hand(self, layout: RunLayout) -> Iterator[None]:
-        """Let who joins files in this block ask no file again for what is known of the shards."""
+        """Let joiners of files in this block reuse what was read of the shards."""
         known = {layout.shard_path(shard): done for shard, done in self.committed.items()}
         token = _at_hand.set(_AtHand(known, self.contents))
         try:

@@ -53,7 +53,7 @@ def _any(shard: int) -> bool:
 def own_part(order: Sequence[int], owner_id: str, owner_ids: Iterable[str]) -> Sequence[int]:
     """Return the shards with which an owner begins; each is in the part of one of the owners.
 
-    Owners that see the same list are in nobody's way, and one that comes or goes changes the parts
+    Owners that see the same list do not compete, and one that comes or goes changes the parts
     of the others by little: owners have points on a ring, a shard belongs to the next point
     (consistent hashing). Steps of the golden ratio along the ring spread shards of similar cost
     over all owners.
@@ -325,7 +325,7 @@ class OpenShards:
 
 @dataclass
 class Pace:
-    """How long shards take, from those that are done and those that were cut off."""
+    """Duration of shards, from those that are done and those that were cut off."""
 
     manifest: Manifest
     seconds_per_cost: deque[float] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))

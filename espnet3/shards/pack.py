@@ -1,12 +1,13 @@
 """Pack the shards of a merged run into one file, and take them out again.
 
 A shard is a folder with two files or more, and file systems limit how many files a user has. Once a
-run is merged, its shards are only read to tell who did what, or to merge again. `split.tar` holds
-them as they were, for any `tar`; `split.tar.index` says where each file is. It is written last:
-until then the folders count, and a shard that has a folder is the one in the folder ever after.
+run is merged, its shards are only read to say which worker did what, or to merge again.
+`split.tar` holds them as they were, for any `tar`; `split.tar.index` says where each file is. It is
+written last: until then the folders count, and a shard that has a folder is the one in the folder
+ever after.
 
 The first shard keeps its folder. Versions that do not know of packed shards take a run without any
-folder for one that has not begun, and would plan it anew where a setting changed.
+folder for one that has not begun, and would plan it again where a setting changed.
 """
 
 import json
@@ -69,7 +70,7 @@ class _Packed:
 
 @dataclass(frozen=True)
 class Tidied:
-    """What became of the shards of a run."""
+    """Shards and files that were packed or taken out."""
 
     n_shards: int = 0
     """How many were packed, or taken out."""
@@ -185,7 +186,7 @@ def pack_shards(
 def _write_tar(layout: RunLayout, shards: Mapping[int, Done]) -> list[_Packed]:
     """Write the tar; return a line for each shard that is in it, which those that changed are not.
 
-    The permissions are those of the folder's files, and owners are left to who unpacks.
+    The permissions are those of the folder's files, and the owner is the user that unpacks.
     """
     if not shards:
         return []

@@ -245,7 +245,7 @@ class DeathNote:
 
 @dataclass(frozen=True)
 class StopMark:
-    """Why workers should end, and take no more."""
+    """Request to all workers of a run to end, with its reason."""
 
     kind: StopKind
     reason: str
@@ -386,7 +386,7 @@ def read_deaths(
 
 
 def read_stop(paths: RecordPaths) -> StopMark | None:
-    """Return why workers should end; None if they should not.
+    """Return the stop mark; None if there is none.
 
     A damaged mark still counts: the run was to be stopped.
     """
@@ -397,7 +397,7 @@ def read_stop(paths: RecordPaths) -> StopMark | None:
         since = 0.0
         with suppress(OSError):
             since = paths.stop.stat().st_mtime
-        return StopMark("failed", str(error), "somebody", since)
+        return StopMark("failed", str(error), "an unknown user", since)
 
 
 def clear_stop(paths: RecordPaths) -> None:
@@ -478,7 +478,7 @@ def _read(path: Path, kind: type[T]) -> T | None:
 
 @dataclass(frozen=True)
 class Identity:
-    """What a worker knows of itself when it is started."""
+    """Facts that a worker knows of itself when it is started."""
 
     env: str = "local"
     job_id: str = ""
@@ -505,7 +505,7 @@ class OwnRecord:
         make_folders(root)
         self._paths = RecordPaths(root)
         self._next = 0.0
-        self._clock = FolderClock(root)  # which all who read it share
+        self._clock = FolderClock(root)  # which all readers share
         self.record = WorkerRecord(
             owner_id=owner.owner_id,
             host=owner.host,

@@ -42,7 +42,7 @@ class RunningShard:
 
 @dataclass(frozen=True)
 class RunStatus:
-    """How far a run is. Rates are over the most recent shards; None where nothing is known."""
+    """Progress of a run. Rates are over the most recent shards; None where nothing is known."""
 
     run_dir: str
     name: str
@@ -92,7 +92,7 @@ class StatusReader:
         self._packed: tuple[int, dict[int, Done]] = (0, {})
         self._lease_view = LeaseView(self._layout.leases)
         self.leases = LeaseLook()
-        """Who was at work at the last look."""
+        """The owners and claims at the last look."""
         self.now = 0.0
         """When that was, by the clock of the file system."""
         self._positions: dict[Path, tuple[int, int] | None] = {}
@@ -282,7 +282,7 @@ def _wall_time(shards: list[Done]) -> float:
 
 @dataclass(frozen=True)
 class Rate:
-    """What items took of a worker's time, loading apart."""
+    """Time of a worker per item, loading apart."""
 
     seconds_per_item: float
     real_time_factor: float | None = None

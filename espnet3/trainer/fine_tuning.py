@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 _INIT, _FREEZE = "init", "freeze"
 _MOST_NAMES = 8
-# Added by FSDP, torch.compile and activation checkpointing; nobody writes them in a config.
+# Added by FSDP, torch.compile and activation checkpointing; they never stand in a config.
 _WRAPPERS = ("_fsdp_wrapped_module.", "_orig_mod.", "_checkpoint_wrapped_module.")
 _DRAW: Mapping[str, Callable[[torch.Tensor], Any]] = {
     "chainer": lambda weight: nn.init.normal_(weight, 0.0, weight[0].numel() ** -0.5),

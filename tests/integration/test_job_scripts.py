@@ -114,7 +114,7 @@ def test_code_75_submits_the_script_again_up_to_the_limit(cluster):
     # Whatever the first one started from, the others go on from the checkpoint.
     again = ["resume=auto", "fit.ckpt_path=null"]
     assert sorted(seen["argv"][-2:] == again for seen in cluster.seen()) == [False, True, True]
-    # Who submits it by hand starts counting anew.
+    # A submission by hand starts counting again.
     assert cluster.run(job) == 0
     assert len(cluster.called.read_text().splitlines()) == 3
     # A training that comes to its end does so, too.

@@ -1,4 +1,4 @@
-"""What a tokenizer is: its special tokens, and its folder on disk."""
+"""Base class of tokenizers: special tokens, and the folder on disk."""
 
 import hashlib
 import json

@@ -1,5 +1,4 @@
-"""Whether the folders of a run behave as its protocol needs: rename, links, fsync, clock, space;
-and which file system they are on."""
+"""Checks of the file system that a run needs: kind, rename, links, fsync, clock, space."""
 
 import errno
 import os

@@ -33,7 +33,7 @@ PATIENCE_SECONDS = 90.0
 
 @dataclass
 class Cancelled:
-    """What became of one run."""
+    """Result of cancelling one run."""
 
     run_dir: Path
     was_complete: bool = False
@@ -46,7 +46,7 @@ class Cancelled:
     shared: list[str] = field(default_factory=list)
     """Jobs that stay, because they serve other runs as well."""
     problems: list[str] = field(default_factory=list)
-    """What could not be cancelled, in words."""
+    """Messages for jobs and workers that could not be cancelled."""
     left: list[str] = field(default_factory=list)
     """Workers and jobs that have not ended."""
 

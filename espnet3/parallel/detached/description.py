@@ -1,7 +1,7 @@
 """Description and code of a detached run: the two files of its folder that decide what is run.
 
-The code is a pickle, and to load a pickle is to run what somebody else wrote. So both are read only
-if they belong to the one who reads them, or to somebody whom they name.
+The code is a pickle, and loading a pickle runs code that another user may have written. So both
+are read only if they belong to the user that reads them, or to one whom that user names.
 """
 
 import errno
@@ -163,7 +163,7 @@ def load_trusted(root: Path, *, trust: str | None = None) -> Description:
     path = RecordPaths(root).run
     try:
         return _parse(read_own(path, trust), path)
-    # Any other error is about this node, and must not be told as "no such run".
+    # Any other error is about this node, and must not be reported as "no such run".
     except (FileNotFoundError, NotADirectoryError) as error:
         raise RunFolderError(_not_detached(root)) from error
 

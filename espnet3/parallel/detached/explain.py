@@ -125,7 +125,7 @@ class _Explainer:
     def findings(self) -> Iterator[Finding]:
         """Yield what was found: the causes before what follows from them."""
         causes = list(self._causes())
-        # Where nobody works, why that is comes first; to resume alone would bring it back.
+        # Where no worker is left, the reason comes first: resuming alone would bring it back.
         is_explained = any(finding.level == "problem" and finding.fix for finding in causes)
         state = list(self._state(is_explained=is_explained))
         idle = self._seen.state in ("stopped", "queued", "starting", "unknown")
@@ -164,7 +164,7 @@ class _Explainer:
             return stop is not None and job.workers[-1].ended is not None
         is_wanted = stop is not None or self._seen.state == "complete"
         if is_wanted and job.state == FORGOTTEN:
-            return True  # cancelled with the others, and nobody remembers it
+            return True  # cancelled with the others, and no record is left of it
         return job.is_successor or ((is_wanted or bool(job.record.after)) and job.was_cancelled)
 
     def _waiting(self) -> list[Finding]:
@@ -253,7 +253,7 @@ class _Explainer:
         ago = duration(max(self._now - stop.time, 0.0))
         if stop.kind == "cancelled":
             reason = "" if stop.reason.startswith("cancelled by") else f": {stop.reason}"
-            message = f"it was cancelled by {stop.by or 'somebody'} {ago} ago{reason}"
+            message = f"it was cancelled by {stop.by or 'an unknown user'} {ago} ago{reason}"
             return Finding("problem", "stop", message, self._resume())
         message = f"it was stopped by an error {ago} ago ({stop.by or 'a worker'}):\n{stop.reason}"
         if key := _KEY_TO_CHANGE.search(stop.reason):
@@ -335,7 +335,7 @@ class _Explainer:
                     f"{command.split()[0]} is not here, so what became of {n_jobs} jobs of {env}"
                 )
                 fix = f"Run this where you submitted them, or there: {command}"
-                yield Finding("warning", "jobs", f"{message} cannot be told", fix)
+                yield Finding("warning", "jobs", f"{message} is not known", fix)
 
     def _silent_workers(self) -> Iterator[Finding]:
         for worker in self._seen.workforce.living:

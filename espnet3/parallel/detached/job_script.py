@@ -44,7 +44,7 @@ _ONLY_DASK = (
 
 @dataclass(frozen=True)
 class WorkerJob:
-    """What to submit: a worker for these folders."""
+    """Job to submit: a worker for these folders."""
 
     roots: tuple[Path, ...]
     after: str = ""

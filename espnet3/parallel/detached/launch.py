@@ -83,7 +83,7 @@ def prepare(
     with folder_errors(root):
         manifest = open_run(request, config.count_shards)
         if queued and (before is None or before.run_id != manifest.run_id):
-            # Of a replaced run, whose records are gone: nobody could cancel these later.
+            # Of a replaced run, whose records are gone: these could not be cancelled later.
             cancel_jobs([job for job in queued if job_states([job])[job.key].phase == "pending"])
         if request.finished_result(manifest) is not None:
             return None

@@ -40,7 +40,7 @@ _TIDY_SECONDS = 60.0
 
 @dataclass(frozen=True)
 class Resumed:
-    """What was started."""
+    """Workers that were started."""
 
     run_dirs: list[Path]
     """Those that had work left."""
@@ -147,7 +147,7 @@ def _forgiven(run_dirs: Sequence[Path]) -> Iterator[None]:
         forgive(run_dir)
     try:
         yield
-    # Also after Ctrl-C: else a cancelled run would look as if somebody had resumed it.
+    # Also after Ctrl-C: else a cancelled run would look as if it had been resumed.
     except BaseException:
         for run_dir, mark in marks.items():
             if mark is not None:
@@ -221,7 +221,7 @@ def _is_complete(run_dir: Path) -> bool:
 
 @dataclass(frozen=True)
 class Retried:
-    """What will run again, and with which workers."""
+    """Items that will run again, and their workers."""
 
     n_shards: int
     """Shards with failed items that were set aside."""

@@ -142,7 +142,7 @@ def _start_processes(
         own = variables[number] if variables else {}
         arguments = work.arguments(config.env, folder_time(work.roots[0]), None)
         logs = _logs(work.roots[0])
-        # A Ctrl-C between start and note would leave a process that nobody knows of.
+        # A Ctrl-C between start and note would leave a process without a record.
         with uninterrupted():
             record = start_process(config, arguments, logs, own, generation=work.generation)
             _note(record, work.roots)

@@ -151,7 +151,7 @@ class Follower:
             yield f"no successor: parallel.max_successors is {config.max_successors}"
             return
         chain = predecessors(roots[0], self.env, job)
-        # A chain that fails at once (a bad option, a broken node) would go on for ever otherwise.
+        # A chain that fails at once (a bad option, a broken node) would never end otherwise.
         if is_fruitless(roots[0], chain) and not self._lost_a_node(chain):
             yield _fruitless(chain, roots)
             return

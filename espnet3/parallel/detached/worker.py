@@ -56,7 +56,7 @@ OpenPool = Callable[[bytes], WorkerPool]
 
 @dataclass(frozen=True)
 class Outcome:
-    """How the work on a folder ended."""
+    """Result of the work on a folder."""
 
     reason: str
     code: int = 0
@@ -227,7 +227,7 @@ class DetachedWorker:
         if kept is not None:
             kept.serve(packed, 1, log=log, worker_timeout=timeout)
             return kept
-        # A child of its own: an item that kills its process must leave somebody to record that.
+        # A child of its own: if an item kills its process, this one is left to record that.
         return ProcessPool(packed, 1, threads=threads, log=log, worker_timeout=timeout)
 
 

@@ -82,7 +82,7 @@ class Job:
 
     @property
     def was_cancelled(self) -> bool:
-        """Whether somebody cancelled it, as far as the scheduler knows."""
+        """Whether it was cancelled, as far as the scheduler knows."""
         return self.state.phase == "ended" and self.scheduler.was_cancelled(self.state)
 
     @property
@@ -175,7 +175,7 @@ def read_workforce(
         known: what earlier calls need not read again; they add to it.
         now: by the clock of the file system; looked up if None.
         jobs: their records, if the caller has read them.
-        leases: who is at work, if the caller has looked.
+        leases: the living owners, if the caller has looked.
     """
     paths = RecordPaths(root)
     now = look_time(root) if now is None else now
@@ -230,7 +230,7 @@ def count_workforce(root: Path, env: str, *, only: bool = False) -> int:
         submitting = [record for record in doubtful if record.is_submitting]
         if len(doubtful) == len(submitting):
             break
-        # No answer at all, in contrast to one without these jobs: then nobody may submit.
+        # No answer at all, in contrast to one without these jobs: then no job may be submitted.
         if not ask_jobs(env, [r.job_id for r in doubtful if not r.is_submitting]):
             raise ResourceError(_no_answer(root, env, len(doubtful)))
         if number + 1 < _MOST_QUESTIONS:
@@ -322,7 +322,7 @@ def _with_numbers(records: list[JobRecord]) -> list[JobRecord]:
 def _is_of(worker: WorkerRecord, job: JobRecord) -> bool:
     if job.is_submitting:
         return False
-    # Numbers are used again: those of processes soon, of jobs once a scheduler is set up anew.
+    # Numbers are used again: those of processes soon, of jobs once a scheduler is installed again.
     if worker.started < job.submitted - MAX_SKEW:
         return False
     if job.machine:  # a process; its number may be used again, but not within minutes

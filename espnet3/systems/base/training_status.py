@@ -1,4 +1,4 @@
-"""How trainings stand, from their folders alone: for `espnet3 status`."""
+"""State of trainings, read from their folders alone, for `espnet3 status`."""
 
 import json
 import os

@@ -513,7 +513,7 @@ def _restart(job: Job) -> list[str]:
         f'if [ -f "$state.continue" ] || [ "$code" = {CONTINUE_CODE} ]; then',
         '  n=$(($(cat "$state.restarts" 2>/dev/null || echo 0) + 1))',
         f'  if [ "$n" -gt {limit} ]; then',
-        '    echo 0 >"$state.restarts" # who submits it again starts counting anew',
+        '    echo 0 >"$state.restarts" # a new submission starts counting again',
         f"    echo {_quoted(_enough(limit, submit))} >&2",
         f"    exit {CONTINUE_CODE}",
         "  fi",

@@ -25,7 +25,7 @@ _FAREWELL_SECONDS = 5.0
 
 @dataclass(frozen=True)
 class RankFailure:
-    """Why a training on several ranks cannot continue."""
+    """Failure that ends a training on several ranks."""
 
     rank: int
     host: str
@@ -145,7 +145,7 @@ class RankStore:
 
     def n_acknowledged(self) -> int:
         """Return how many ranks have read the failure."""
-        # Adding 0 reads the counter without waiting for somebody to write it first.
+        # Adding 0 reads the counter without waiting until a rank has written it.
         return self._store.add("acknowledged", 0)
 
     def suspect(self) -> None:
