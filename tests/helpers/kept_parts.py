@@ -12,6 +12,7 @@ from espnet3.parallel import BaseRunner
 from espnet3.systems.base.inference_provider import InferenceProvider
 from tests.helpers.detached_parts import once
 from tests.helpers.inference_parts import Speller
+from tests.helpers.waiting import wait_until
 
 
 def note(log_file, what, **facts):
@@ -26,13 +27,17 @@ def read_notes(path, what):
 
 
 class NotingModel(Speller):
-    """A model that takes `seconds` to load, and `pause` for an item; `kill` ends its worker."""
+    """A model that takes `seconds` to load, and `pause` for an item; `kill` ends its worker.
 
-    def __init__(self, device, log_file, seconds=0.0, pause=0.0, kill=-1, **settings):
+    With `meet`, it waits for so many models: no worker does all before the others are there.
+    """
+
+    def __init__(self, device, log_file, seconds=0.0, pause=0.0, kill=-1, meet=0, **settings):
         super().__init__(device, **settings)
         self.log_file, self.pause, self.kill = log_file, pause, kill
         time.sleep(seconds)
         note(log_file, "model")
+        wait_until(lambda: len(read_notes(log_file, "model")) >= meet)
 
     def __call__(self, speech):
         time.sleep(self.pause)
@@ -53,14 +58,19 @@ class PerTestSet(InferenceProvider):
 
 
 class NotingProvider:
-    """Builds a number, and notes it; a `file` has what to add. `ballast` makes the run larger."""
+    """Builds a number, and notes it; a `file` has what to add. `ballast` makes the run larger.
 
-    def __init__(self, log_file, number=0, *, file="", ballast=0):
+    With `meet`, it waits until so many workers have built something.
+    """
+
+    def __init__(self, log_file, number=0, *, file="", ballast=0, meet=0):
         self.log_file, self.number, self.file = str(log_file), number, str(file)
+        self.meet = meet
         self.ballast = os.urandom(ballast)
 
     def build_env_local(self):
         note(self.log_file, "built", number=self.number)
+        wait_until(lambda: len({e["pid"] for e in read_notes(self.log_file, "built")}) >= self.meet)
         more = int(Path(self.file).read_text()) if self.file else 0
         return {"number": self.number + more}
 

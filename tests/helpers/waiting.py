@@ -7,7 +7,7 @@ from pathlib import Path
 from espnet3.parallel.warm_start import NAME as WARM
 
 
-def wait_until(condition, seconds: float = 30.0, pause: float = 0.01, report=str) -> None:
+def wait_until(condition, seconds: float = 60.0, pause: float = 0.01, report=str) -> None:
     """Poll until a condition holds; fail after the deadline, with what `report` returns."""
     deadline = time.monotonic() + seconds
     while not condition():
@@ -50,8 +50,8 @@ def _ours() -> dict[int, tuple[int, str]]:
     return found
 
 
-def wait_for_end(pids: list[int], seconds: float = 5.0) -> None:
-    """Wait until processes are gone."""
+def wait_for_end(pids: list[int], seconds: float = 30.0) -> None:
+    """Wait until processes are gone; for long, since others may use the machine as well."""
     wait_until(lambda: not any(is_alive(pid) for pid in pids), seconds)
 
 

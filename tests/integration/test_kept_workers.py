@@ -38,8 +38,7 @@ def notes(tmp_path):
     return tmp_path / "notes.jsonl"
 
 
-@pytest.fixture
-def load(awkward, notes):
+def loader(folder, notes):
     """Return a function that loads a config with three test sets of 12 items."""
 
     def make(*overrides, sets=tuple(SETS), out="out", n=None):
@@ -57,12 +56,26 @@ def load(awkward, notes):
             "dataset": {"test": tests},
             "model": {"_target_": f"{PARTS}.NotingModel", "log_file": str(notes), "pause": 0.02},
         }
-        file = awkward / f"{out}.yaml"
+        file = folder / f"{out}.yaml"
         file.write_text(json.dumps(config))
-        below = {"recipe_dir": str(awkward), "inference_dir": str(awkward / out)}
+        below = {"recipe_dir": str(folder), "inference_dir": str(folder / out)}
         return load_config(file, overrides, below=below)
 
     return make
+
+
+@pytest.fixture
+def load(awkward, notes):
+    return loader(awkward, notes)
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """Return the results of the test sets when each was decoded alone, in this process."""
+    folder = tmp_path_factory.mktemp("alone")
+    for name in SETS:
+        infer(loader(folder, folder / "notes")("parallel.n_workers=1", sets=[name]))
+    return outputs(folder / "out")
 
 
 def pids(notes, what):
@@ -78,12 +91,12 @@ def outputs(folder):
     return {name: (folder / name).read_bytes() for name in names}
 
 
-def test_three_test_sets_on_two_workers_are_two_processes_and_two_models(load, notes, awkward):
-    infer(load())
+def test_three_test_sets_on_two_workers_are_two_processes_and_two_models(
+    load, notes, awkward, alone
+):
+    infer(load("model.meet=2"))
     assert len(pids(notes, "item")) == n_models(notes) == 2
-    for name in SETS:  # each alone, in this process
-        infer(load("parallel.n_workers=1", sets=[name], out="alone"))
-    assert outputs(awkward / "out") == outputs(awkward / "alone")
+    assert outputs(awkward / "out") == alone
 
 
 def test_in_this_process_the_model_is_built_once(load, notes):
@@ -101,7 +114,7 @@ def test_a_model_that_depends_on_the_test_set_is_built_for_each(load, notes, awk
 
 
 def test_a_test_set_that_needs_more_workers_gets_them(load, notes):
-    infer(load(sets=("one", "two"), n={"one": 1}))
+    infer(load("model.pause=0.2", sets=("one", "two"), n={"one": 1}))
     assert len(pids(notes, "item")) == n_models(notes) == 2
 
 
@@ -120,12 +133,10 @@ def test_each_test_set_has_its_logs_and_only_the_first_has_waited_for_the_model(
     assert loads["two"] < 0.5
 
 
-def test_a_worker_that_dies_in_the_second_test_set_is_replaced(load, notes, awkward):
-    infer(load("model.kill=105"))
+def test_a_worker_that_dies_in_the_second_test_set_is_replaced(load, notes, awkward, alone):
+    infer(load("model.kill=105", "model.meet=2", "model.pause=0.05"))
     assert len(pids(notes, "item")) == n_models(notes) == 3
-    for name in SETS:
-        infer(load("parallel.n_workers=1", sets=[name], out="alone"))
-    assert outputs(awkward / "out") == outputs(awkward / "alone")
+    assert outputs(awkward / "out") == alone
 
 
 @dataclass(frozen=True)
@@ -177,7 +188,7 @@ def start(awkward, *overrides):
     return subprocess.Popen(command, cwd=Path(__file__).parents[2])
 
 
-def test_ctrl_c_in_the_second_test_set_keeps_what_is_done(load, notes, awkward):
+def test_ctrl_c_in_the_second_test_set_keeps_what_is_done(load, notes, awkward, alone):
     load()
     program = start(awkward, "model.pause=0.3")
     wait_until(lambda: any(e["number"] >= 104 for e in read_notes(notes, "item")), 60)
@@ -192,12 +203,12 @@ def test_ctrl_c_in_the_second_test_set_keeps_what_is_done(load, notes, awkward):
     again = read_notes(notes, "item")[n_before:]
     assert not [entry for entry in again if entry["number"] < 100]
     assert len({entry["pid"] for entry in again}) == 2
-    for name in SETS:
-        infer(load("parallel.n_workers=1", sets=[name], out="alone"))
-    assert outputs(awkward / "out") == outputs(awkward / "alone")
+    assert outputs(awkward / "out") == alone
 
 
-def test_detached_workers_have_one_process_and_one_model_for_all_test_sets(load, notes, awkward):
+def test_detached_workers_have_one_process_and_one_model_for_all_test_sets(
+    load, notes, awkward, alone
+):
     detached = infer(load(), detach=True)
     done = [folder / "_SUCCESS.json" for folder in detached.run_dirs]
     wait_until(lambda: all(path.exists() for path in done), 120)
@@ -207,8 +218,7 @@ def test_detached_workers_have_one_process_and_one_model_for_all_test_sets(load,
         said = "".join(p.read_text() for p in (awkward / "out" / name).glob("logs/detached-*"))
         assert f"number {SETS[name] + 3}" in said
         assert f"number {SETS[name] - 97}" not in said
-        infer(load("parallel.n_workers=1", sets=[name], out="alone"))
-    assert outputs(awkward / "out") == outputs(awkward / "alone")
+    assert outputs(awkward / "out") == alone
 
 
 def test_dask_workers_build_the_model_once(load, notes, dask_address):
@@ -244,8 +254,8 @@ def add(provider, n=12, **settings):
 
 def test_a_block_keeps_workers_and_what_an_equal_provider_built(notes):
     with use_parallel(LOCAL):
-        first, workers = add(NotingProvider(notes, 5))
-        second, others = add(NotingProvider(notes, 5))
+        first, workers = add(NotingProvider(notes, 5, meet=2))
+        second, others = add(NotingProvider(notes, 5, meet=2))
         assert first == second == [i + 5 for i in range(12)]
         assert workers == others
         assert len(read_notes(notes, "built")) == 2
@@ -331,10 +341,10 @@ def test_after_a_failure_the_next_call_has_new_workers(notes):
 def test_workers_that_waited_for_long_still_answer(notes):
     """Heartbeats that nobody reads fill the pipe, and are no sign of a frozen worker."""
     with use_parallel({**LOCAL, "worker_timeout": 2}):
-        _, workers = add(NarrowProvider(notes, 5))
+        _, workers = add(NarrowProvider(notes, 5, meet=2))
         later = time.monotonic() + 4
         wait_until(lambda: time.monotonic() > later)
-        assert add(NarrowProvider(notes, 5, ballast=500_000))[1] == workers
+        assert add(NarrowProvider(notes, 5, ballast=500_000, meet=2))[1] == workers
 
 
 def test_a_client_keeps_what_an_equal_provider_built(notes, dask_address):

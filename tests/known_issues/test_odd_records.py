@@ -48,7 +48,7 @@ from tests.helpers.run_folders import (
 LONG = 7200
 ALL = os.environ.get("ESPNET3_ODD_RECORDS") == "all"
 N_SAMPLED = int(os.environ.get("ESPNET3_ODD_RECORDS_N", 260))
-SHARES = [0.1, pytest.param(1.0, marks=pytest.mark.exhaustive)]
+SHARES = [0.05, pytest.param(1.0, marks=pytest.mark.exhaustive)]
 OPTIONS = {"queue": "gpu", "cores": 1, "memory": "1GB", "log_directory": "logs"}
 ESCAPE = "\x1b]0;owned\x07\x1b[2J\x9b31m"
 OTHERS: list[Any] = [
@@ -314,7 +314,7 @@ def _work(root: Path) -> int:
 
 
 def _drive(root: Path) -> int:
-    """Let a driver go on with the run."""
+    """Let a driver continue the run."""
     try:
         run_square(root)
     except EspnetError as error:
@@ -341,7 +341,7 @@ WRITING: dict[str, Callable[[Path], int]] = {
 
 
 def _tried_on_a_copy(verb: str, case: Case, target: Path) -> str:
-    """Let somebody write into a spoilt copy; return what is wrong with how that ended."""
+    """Let a command write into a spoilt copy; return what is wrong with how that ended."""
     folder, path, label, content = case
     root = _copied(folder, path, content, target)
     before = _shards(root)
@@ -368,7 +368,7 @@ def nothing_submitted(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.timeout(LONG)
 @pytest.mark.parametrize("verb", WRITING)
 @pytest.mark.parametrize("share", SHARES)
-def test_no_changed_value_harms_who_goes_on(
+def test_no_changed_value_harms_a_run_that_is_continued(
     folders: list[Folder], nothing_submitted: None, tmp_path: Path, verb: str, share: float
 ) -> None:
     kind = {"drive": "stopped", "join": "stopped"}.get(verb, "detached")

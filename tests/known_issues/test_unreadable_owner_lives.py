@@ -277,7 +277,7 @@ def test_leases_are_readable_whatever_the_umask(tmp_path, plan, mask_077):
     os.chmod(tmp_path, 0o775)
     with Lease(tmp_path) as lease:
         assert lease.claim("split.0")
-        wait_until(lambda: (lease.folder / "split.0.claim").exists(), 5)
+        wait_until(lambda: (lease.folder / "split.0.claim").exists())
         modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in lease.folder.iterdir()}
         assert set(modes.values()) == {0o644}, modes
         assert stat.S_IMODE(lease.folder.stat().st_mode) == 0o775

@@ -196,11 +196,11 @@ def test_no_items_are_the_same_however_they_are_given(nothing):
 
 def test_ten_million_shuffled_items_are_checked_and_packed_in_seconds():
     values = np.random.default_rng(0).permutation(1_000_000).tolist()  # a tenth, for the test
-    begin = time.perf_counter()
+    begin = time.process_time()
     items = collect_items(values)
     check_unique(items)
     items_digest(items)
-    assert time.perf_counter() - begin < 2
+    assert time.process_time() - begin < 2
 
 
 @given(st.lists(st.one_of(INT64, st.text(max_size=3)), min_size=1), st.data())

@@ -125,7 +125,7 @@ def test_impossible_cost_is_named_with_its_place_and_what_a_cost_is(bad):
 
 
 def test_ten_million_items_plan_in_a_second():
-    begin = time.perf_counter()
+    begin = time.process_time()
     assert make_plan(10_000_000, 4096, batch_size=16).n_shards == 4096
     assert make_plan(1_000_000, 4096, costs=np.ones(1_000_000)).n_shards == 4096
-    assert time.perf_counter() - begin < 2
+    assert time.process_time() - begin < 2

@@ -216,7 +216,7 @@ def test_a_pod_that_is_up_again_before_its_end_is_known_is_still_explained(monke
         kube.monitor.look(5)
         return "OOMKilled, exit code 137" in caplog.text
 
-    wait_until(is_told, 10)
+    wait_until(is_told)
 
 
 def test_pods_are_read_in_the_background_and_judged_at_the_next_look():

@@ -63,7 +63,7 @@ def test_what_is_left_of_the_children_is_killed(children):
     processes = LaunchedProcesses({})
     processes.dead_child()
     processes.kill_children()
-    assert [child.wait(10) for child in children[1]] == [-9, -9]
+    assert [child.wait(60) for child in children[1]] == [-9, -9]
 
 
 def test_a_shell_that_ends_means_nothing():
