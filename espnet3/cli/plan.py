@@ -21,7 +21,7 @@ from espnet3.shards.plan import Forecast
 from espnet3.systems.base.context import context_value
 from espnet3.systems.base.run_description import (
     ExpectedRun,
-    StatedRate,
+    StatedSpeed,
     describe_batches,
     describe_files,
     describe_folder,
@@ -77,12 +77,12 @@ def plan(argv: Sequence[str]) -> int:
     )
     selected = select_stages(names, stages_of(BaseSystem), system=own_system.__name__)
     system, _ = set_up(BaseSystem, options, selected, recipe_dir)
-    stated = StatedRate(args.rtf, args.seconds_per_item, args.load_seconds)
+    stated = StatedSpeed(args.rtf, args.seconds_per_item, args.load_seconds)
     return max(_show_stage(name, system, own_system, stated) for name in names)
 
 
 def _show_stage(
-    name: str, system: BaseSystem, own_system: type[BaseSystem], stated: StatedRate
+    name: str, system: BaseSystem, own_system: type[BaseSystem], stated: StatedSpeed
 ) -> int:
     stage = find_stage(stages_of(own_system), name)
     print(f"Stage {stage}: {stage.help}")
@@ -206,7 +206,7 @@ class StagePlan:
     exp_dir: Path
 
     @classmethod
-    def of(cls, name: str, loaded: "LoadedConfig", stated: StatedRate) -> "StagePlan":
+    def of(cls, name: str, loaded: "LoadedConfig", stated: StatedSpeed) -> "StagePlan":
         """Build the datasets of a stage, and look at the folders of its runs."""
         from espnet3.systems.base.inference import plan_inference
         from espnet3.systems.base.statistics import plan_statistics

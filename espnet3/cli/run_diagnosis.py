@@ -24,7 +24,7 @@ from espnet3.errors import EspnetError
 from espnet3.parallel.detached.explain import explain_run
 from espnet3.parallel.detached.folder_access import in_words, reports_folder_errors
 from espnet3.parallel.detached.logs import (
-    Follower,
+    LogFollower,
     LogPart,
     known_workers,
     logs_of_failed,
@@ -255,7 +255,7 @@ def _runs_with_logs(args: argparse.Namespace) -> list[Path]:
 
 def _show_logs(args: argparse.Namespace, run_dir: Path, console: "Console") -> None:
     # Before the first lines are read, so that none is lost in between.
-    follower = Follower(run_dir, args.worker) if args.follow else None
+    follower = LogFollower(run_dir, args.worker) if args.follow else None
     n_lines = _N_LINES if args.lines is None and _is_plain(args) else args.lines
     parts = _parts(args, run_dir, n_lines)
     for number, part in enumerate(parts):
@@ -302,7 +302,7 @@ def _nothing(args: argparse.Namespace, run_dir: Path) -> str:
     )
 
 
-def _follow(run_dir: Path, follower: Follower, console: "Console") -> None:
+def _follow(run_dir: Path, follower: LogFollower, console: "Console") -> None:
     """Print new lines, each with the name of its worker, until no worker is left."""
     observer = Observer(run_dir, ask_seconds=30.0)
     styles: dict[str, str] = {}

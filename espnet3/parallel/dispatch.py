@@ -48,7 +48,7 @@ _POLL_SECONDS = 0.2  # results wake it at once; this is for signals, deaths and 
 _SLOW_SECONDS = 60.0
 
 
-class ShardSource(Protocol):
+class TaskSource(Protocol):
     """Gives out the shards of a run, and knows when all are done."""
 
     is_on_disk: bool
@@ -107,7 +107,7 @@ class Dispatcher:
 
     def __init__(
         self,
-        source: ShardSource,
+        source: TaskSource,
         pool: WorkerPool,
         policy: FaultPolicy,
         on_result: Callable[[ShardResult], object] = bool,

@@ -280,7 +280,7 @@ def _log_directory(env: str, run_dir: Path) -> list[Path]:
     return []
 
 
-class Follower:
+class LogFollower:
     """Reads what is added to the logs of a run's workers, also of those that begin meanwhile."""
 
     def __init__(self, run_dir: Path, name: str | None = None) -> None:

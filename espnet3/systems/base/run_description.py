@@ -218,7 +218,7 @@ def describe_load(
 
     A config that was made in Python may have no `exp_dir`, below which those are looked for.
     """
-    rates = (find_rate(r, StatedRate(), Path(exp_dir or r.output_dir.parent)) for r in runs)
+    rates = (find_rate(r, StatedSpeed(), Path(exp_dir or r.output_dir.parent)) for r in runs)
     expected = [ExpectedRun(run, parallel, rate) for run, rate in zip(runs, rates, strict=True)]
     if not any(run.left().costs for run in expected):
         return ""
@@ -274,7 +274,7 @@ def _job_script(parallel: "ParallelConfig", run_dirs: Sequence[Path]) -> str | N
 
 
 @dataclass(frozen=True)
-class StatedRate:
+class StatedSpeed:
     """What the user says of the speed; None where nothing is said."""
 
     real_time_factor: float | None = None
@@ -300,7 +300,7 @@ class KnownRate:
         return cls(seconds, rate.load_seconds or 0.0, source)
 
 
-def find_rate(run: PlannedRun, stated: StatedRate, exp_dir: Path) -> KnownRate | None:
+def find_rate(run: PlannedRun, stated: StatedSpeed, exp_dir: Path) -> KnownRate | None:
     """Return what is stated, or what the earlier run that is nearest to this one took.
 
     Nearest is the run in the same folder, then those beside it, such as other test sets of one
@@ -321,7 +321,7 @@ def find_rate(run: PlannedRun, stated: StatedRate, exp_dir: Path) -> KnownRate |
     return None
 
 
-def _stated(run: PlannedRun, stated: StatedRate) -> KnownRate:
+def _stated(run: PlannedRun, stated: StatedSpeed) -> KnownRate:
     load = f", {stated.load_seconds:g} s to load" if stated.load_seconds else ""
     if stated.real_time_factor is None:
         assert stated.seconds_per_item is not None

@@ -6,7 +6,7 @@ import pytest
 
 from espnet3.cli import run_diagnosis
 from espnet3.cli.main import main
-from espnet3.parallel.detached.logs import Follower, cut
+from espnet3.parallel.detached.logs import LogFollower, cut
 
 LINES = (
     "10:00:00 INFO agent: shard 2 begins (attempt split.02.part-a)",
@@ -146,7 +146,7 @@ def test_following_and_a_shard_do_not_go_together(told, capsys):
 
 
 def test_a_follower_reads_whole_lines_and_workers_that_come_later(told):
-    follower = Follower(told.root)
+    follower = LogFollower(told.root)
     path = told.layout.logs / "detached-slurm-10.log"
     with path.open("a") as file:
         file.write("whole\nhal")
