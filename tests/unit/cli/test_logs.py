@@ -1,6 +1,4 @@
 import json
-import threading
-import time
 
 import pytest
 
@@ -161,18 +159,20 @@ def test_following_ends_with_the_run_and_its_last_line(told, capsys, monkeypatch
     monkeypatch.setattr(run_diagnosis, "_FOLLOW_SECONDS", 0.2)
     monkeypatch.setattr(run_diagnosis, "_STATE_SECONDS", 0.2)
 
+    real = LogFollower.read
+
     # Between the read and the look at the state: lines of this moment were lost.
-    def finish() -> None:
-        time.sleep(0.3)
+    def read(self):
+        yield from real(self)
+        if told.layout.success.exists():
+            return
         with (told.layout.logs / "detached-slurm-10.log").open("a") as file:
             file.write("the last line\n")
         told.layout.success.write_text(
             f'{{"run_id": "{told.manifest.run_id}", "n_failed": 0, "seconds": 1}}'
         )
 
-    thread = threading.Thread(target=finish)
-    thread.start()
+    monkeypatch.setattr(LogFollower, "read", read)
     text = logs_text(capsys, told.root, "-f")
-    thread.join()
     assert "[10] the last line" in text
     assert text.endswith("is complete.\n")

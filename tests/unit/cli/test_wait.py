@@ -1,6 +1,4 @@
 import itertools
-import threading
-import time
 
 import pytest
 
@@ -49,17 +47,15 @@ def test_nobody_must_be_seen_for_a_while_before_a_run_is_given_up(detached):
 
 
 def test_the_end_is_noticed(detached):
-    def finish() -> None:
-        time.sleep(0.7)
+    looks = []
+
+    def finish(seen) -> None:
+        looks.append(seen)
         facts = f'{{"run_id": "{detached.manifest.run_id}", "n_failed": 0, "seconds": 1}}'
         detached.layout.success.write_text(facts)
 
     detached.worker("10")
-    thread = threading.Thread(target=finish)
-    thread.start()
-    looks = []
-    assert wait_for(detached.root, 60, tell=looks.append).state == "complete"
-    thread.join()
+    assert wait_for(detached.root, 60, tell=finish).state == "complete"
     assert looks[0].state == "running"
 
 
