@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY_TO_RUN := $(VENV)/.ready-to-run
 READY := $(VENV)/.ready
 # What the tests cover; a user needs none of them.
-EXTRAS := moonshine,huggingface,lhotse,parquet,transformers,ngram,hub,demo,bench,ssh,ray,docs,dev
+EXTRAS := moonshine,huggingface,lhotse,parquet,transformers,ngram,bleu,hub,demo,bench,ssh,ray,docs,dev
 # Not compiled as a whole: that would take a minute, most of it for modules that are never imported.
 INSTALL := $(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable
 

@@ -195,6 +195,16 @@ def read_duration(source: Source) -> float:
         return float(promised_frames(file, source) / file.samplerate)
 
 
+def read_form(source: Source) -> tuple[int, int, int]:
+    """Return sampling rate, samples of a channel, and channels from the header.
+
+    Raises:
+        AudioError: The file is missing or unreadable.
+    """
+    with _opened(source) as file:
+        return int(file.samplerate), int(promised_frames(file, source)), int(file.channels)
+
+
 def in_threads(function: Callable[[T], R], items: Sequence[T]) -> list[R]:
     """Return `function(item)` for each item, in order; made for waiting on many small files."""
     from concurrent.futures import ThreadPoolExecutor

@@ -170,7 +170,7 @@ def intervals(
     ones = np.ones_like(errors)
     rows = np.stack([errors, n_units(counts), (errors > 0).astype(np.int64), ones], axis=1)
     if groups is not None:
-        rows = _sum_by(rows, groups)
+        rows = sum_by(rows, groups)
     if len(rows) < 2 or bootstrap.n_resamples == 0:
         return dict.fromkeys(names)
     sums = resample_sums(rows, bootstrap.n_resamples, bootstrap.seed)
@@ -202,15 +202,16 @@ def _range_label(start: int, following: int | None) -> str:
     return f"{start}+" if following is None else f"{start}-{following - 1}"
 
 
-def _sum_by(rows: NDArray[np.int64], groups: Sequence[str]) -> NDArray[np.int64]:
+def sum_by(rows: NDArray[Any], groups: Sequence[str]) -> NDArray[Any]:
+    """Return the sum of the rows of each group."""
     # Not as fixed-width strings, in which each entry takes as much memory as the longest.
     _, members = np.unique(np.asarray(groups, dtype=object), return_inverse=True)
-    sums = np.zeros((members.max(initial=-1) + 1, rows.shape[1]), dtype=np.int64)
+    sums = np.zeros((members.max(initial=-1) + 1, rows.shape[1]), dtype=rows.dtype)
     np.add.at(sums, members, rows)
     return sums
 
 
-def resample_sums(rows: NDArray[np.int64], n_resamples: int, seed: int = 0) -> NDArray[np.float64]:
+def resample_sums(rows: NDArray[Any], n_resamples: int, seed: int = 0) -> NDArray[np.float64]:
     """Draw as many rows as there are, with replacement, `n_resamples` times, and sum each draw.
 
     Equal rows are drawn together, by how often each occurs. That is the same distribution as
@@ -294,15 +295,17 @@ class ErrorRate:
     def __post_init__(self) -> None:
         for key in ("clean_types", "by"):
             # Lists arrive as those of OmegaConf, which cannot be compared or written.
-            object.__setattr__(self, key, _as_tuple(getattr(self, key)))
+            object.__setattr__(self, key, as_tuple(getattr(self, key)))
         for key in ("ref_key", "hyp_key", "speaker_key", "resample"):
-            _check(key, getattr(self, key), lambda name: isinstance(name, str) and name, "FIELD")
+            check_setting(
+                key, getattr(self, key), lambda name: isinstance(name, str) and name, "FIELD"
+            )
         # Not isinstance, which also accepts `true`.
-        _check("n_bootstrap", self.n_bootstrap, lambda n: type(n) is int and n >= 0, 1000)
-        _check("confidence", self.confidence, lambda share: 0 < share < 1, 0.95)
+        check_setting("n_bootstrap", self.n_bootstrap, lambda n: type(n) is int and n >= 0, 1000)
+        check_setting("confidence", self.confidence, lambda share: 0 < share < 1, 0.95)
         for group in self._by:
-            _check_spelling("by", group, _LENGTH)
-        _check_spelling("resample", self.resample, _UTTERANCE)
+            check_spelling("by", group, _LENGTH)
+        check_spelling("resample", self.resample, _UTTERANCE)
         if self.resample == _LENGTH:
             raise ConfigError(
                 "resample is 'length', but a set has few lengths to draw from.",
@@ -415,7 +418,7 @@ class ErrorRate:
 
     @property
     def _by(self) -> tuple[str, ...]:
-        return _as_tuple(self.by) or ()
+        return as_tuple(self.by) or ()
 
     @property
     def _title(self) -> str:
@@ -423,7 +426,7 @@ class ErrorRate:
 
     @cached_property
     def _clean(self) -> TextCleaner:
-        return TextCleaner(_as_tuple(self.clean_types))
+        return TextCleaner(as_tuple(self.clean_types))
 
 
 def file_stem(name: str) -> str:
@@ -431,13 +434,19 @@ def file_stem(name: str) -> str:
     return safe_name(re.sub(r"[\s()]+", "_", name).strip("_") or name)
 
 
-def _as_tuple(names: Any) -> tuple[str, ...] | None:
+def as_tuple(names: Any) -> tuple[str, ...] | None:
+    """Return one name or a list of names as a tuple; None stays None."""
     if names is None:
         return None
     return (names,) if isinstance(names, str) else tuple(map(str, names))
 
 
-def _check(key: str, value: Any, is_fine: Callable[[Any], object], example: object) -> None:
+def check_setting(key: str, value: Any, is_fine: Callable[[Any], object], example: object) -> None:
+    """Refuse a value that is not fine, with one that would be.
+
+    Raises:
+        ConfigError: It is not.
+    """
     # A value that cannot even be compared is a wrong one.
     with suppress(TypeError):
         if is_fine(value):
@@ -445,7 +454,7 @@ def _check(key: str, value: Any, is_fine: Callable[[Any], object], example: obje
     raise ConfigError(f"{key} is {value!r}, which cannot be.", fix=f"Write: {key}: {example}")
 
 
-def _check_spelling(key: str, word: str, known: str) -> None:
+def check_spelling(key: str, word: str, known: str) -> None:
     """Refuse what is nearly a word of ours; other words are fields."""
     if word != known and get_close_matches(word, [known], cutoff=0.75):
         raise ConfigError(

@@ -4,10 +4,14 @@ A metric is any callable `metric(data, test_name, inference_dir)` that returns a
 `data` holds a list for each of its inputs, and `utt_id`, all in one order. It may have `ref_key`
 and `hyp_key`, which name its inputs; see `espnet3.components.metrics.error_rate.ErrorRate`. A check
 and a dry run build metrics too, so a model that one needs is best loaded at its first call.
+
+A metric may have `files(test_name)`, further files that it reads, and `check(data, test_name,
+inference_dir, sources)`, which is called for all test sets before anything is computed.
 """
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,10 +40,12 @@ from espnet3.systems.base.metric_config import (
     prepare_metrics,
 )
 from espnet3.systems.base.metric_data import (
+    Joined,
     Tables,
     check_failures,
     check_fields,
     check_files,
+    check_named_files,
     fields_needed,
     join_tables,
     run_facts,
@@ -93,6 +99,8 @@ def measure(loaded: "LoadedConfig", inference: "LoadedConfig | None" = None) -> 
     check_files(metrics, folder, test_sets)
     # Before the metrics run, so that a missing tokenizer shows at once.
     settings = {metric.name: redact(metric.settings()) for metric in metrics}
+    for name in test_sets:
+        _check_values(metrics, _TestSet(name, folder, runs[name], Tables()))
     results: dict[str, dict[str, Any]] = {metric.name: {} for metric in metrics}
     for name in test_sets:
         # Tables are kept for one test set only, or the texts of all would be in memory together.
@@ -141,6 +149,7 @@ def check_measure(
     inference: "LoadedConfig | None" = None,
     *,
     decodes_first: bool = False,
+    makes_data: bool = False,
 ) -> None:
     """Check the config and build its metrics; files may be missing yet.
 
@@ -148,6 +157,7 @@ def check_measure(
         loaded: The metrics config.
         inference: The inference config, if it is known.
         decodes_first: Whether `infer` runs before, so that what is missing must come from it.
+        makes_data: Whether data is made before, so that files outside of results may come.
 
     Raises:
         ConfigError: The config is wrong, or needs a field that `infer` will not write.
@@ -158,7 +168,11 @@ def check_measure(
         folders = [folder / name for name in test_sets]
         check_fields(fields_needed(metrics), written, folders)
         key = "test_set" if loaded.has("test_set") else "dataset.test"
-        _check_decoded(key, load_inference_config(inference), test_sets)
+        config = load_inference_config(inference)
+        _check_decoded(key, config, test_sets)
+        if not makes_data:
+            decoded = chosen_test_sets(listed_test_sets(config.dataset), config.test_set)
+            check_named_files(metrics, test_sets or decoded)
 
 
 @names_places
@@ -248,27 +262,52 @@ class _TestSet:
         return self.inference_dir / self.name
 
 
-def _measure_one(
-    metric: PreparedMetric, test_set: _TestSet, settings: Mapping[str, Any]
-) -> dict[str, Any]:
-    base = test_set.inference_dir
-    paths = {entry.key: entry.path(base, test_set.name) for entry in metric.inputs}
+def _check_values(metrics: Sequence[PreparedMetric], test_set: _TestSet) -> None:
+    """Let metrics look at what they will read, if they can, before any of them computes."""
+    for metric in metrics:
+        check = getattr(metric.metric, "check", None)
+        if callable(check):
+            data, sources = _data_of(metric, test_set)
+            with _blamed(metric, test_set):
+                check(data.data, test_set.name, test_set.inference_dir, sources)
+
+
+def _data_of(metric: PreparedMetric, test_set: _TestSet) -> tuple[Joined, dict[str, Path]]:
+    """Return what a metric is called with, and the files that it comes from."""
+    paths = {
+        entry.key: entry.path(test_set.inference_dir, test_set.name) for entry in metric.inputs
+    }
     tables = {key: test_set.tables.load(path) for key, path in paths.items()}
     check_failures(metric, test_set.run, test_set.folder)
-    joined = join_tables(metric, tables, test_set.folder)
+    return join_tables(metric, tables, test_set.folder), paths
+
+
+@contextmanager
+def _blamed(metric: PreparedMetric, test_set: _TestSet) -> Iterator[None]:
     try:
-        numbers = metric.metric(joined.data, test_set.name, base)
+        yield
     except Exception as error:
         # A note, and not another exception: the metric's own type and traceback are worth seeing.
         error.add_note(f"Raised by {metric.key}.metric ({metric.name}) on {test_set.name}.")
         raise
+
+
+def _measure_one(
+    metric: PreparedMetric, test_set: _TestSet, settings: Mapping[str, Any]
+) -> dict[str, Any]:
+    base = test_set.inference_dir
+    joined, _ = _data_of(metric, test_set)
+    with _blamed(metric, test_set):
+        numbers = metric.metric(joined.data, test_set.name, base)
     if not isinstance(numbers, Mapping) or not numbers:
         raise ConfigError(
             f"{metric.key}.metric ({metric.name}) returned {numbers!r:.80}, of type "
             f'{type(numbers).__name__}. Let it return a dict of numbers, such as {{"rate": 1.5}}.'
         )
     record = {
-        "inputs": {key: identify(path, base) for key, path in paths.items()},
+        "inputs": {
+            key: identify(path, base) for key, path in metric.files(base, test_set.name).items()
+        },
         "settings": settings,
         "on_missing": metric.on_missing,
         "n_missing": joined.n_missing,
@@ -294,7 +333,13 @@ def _described_files(
         return "missing" if entry.is_path else f"missing: {_origin(entry.source, written)}"
 
     paths = [(entry, entry.path(folder, test_set)) for entry in metric.inputs]
-    return ", ".join(f"{path} ({state(entry, path)})" for entry, path in paths)
+    lines = [f"{path} ({state(entry, path)})" for entry, path in paths]
+    further = [
+        f"{path} ({'exists' if path.is_file() else 'missing'})"
+        for key, (_, path) in metric.named_files(test_set).items()
+        if key.startswith("metric.")
+    ]
+    return ", ".join([*lines, *further])
 
 
 def _origin(field: str, written: WrittenFields | None) -> str:

@@ -153,6 +153,28 @@ class PreparedMetric:
     arguments: dict[str, Any]
     """Of its `_target_`, as the config has them."""
 
+    def files(self, inference_dir: Path, test_set: str) -> dict[str, Path]:
+        """Return all files that it reads for a test set, by the key of an input or argument."""
+        inputs = {entry.key: entry.path(inference_dir, test_set) for entry in self.inputs}
+        return {**inputs, **self._further(test_set)}
+
+    def named_files(self, test_set: str) -> dict[str, tuple[Any, Path]]:
+        """Return the files that its config names, with the value of their key."""
+        inputs = {
+            f"inputs.{entry.key}": (entry.source, entry.path(Path(), test_set))
+            for entry in self.inputs
+            if entry.is_path
+        }
+        further = {
+            f"metric.{key}": (self.arguments.get(key, str(path)), path)
+            for key, path in self._further(test_set).items()
+        }
+        return {**inputs, **further}
+
+    def _further(self, test_set: str) -> dict[str, Path]:
+        files = getattr(self.metric, "files", None)
+        return dict(files(test_set)) if callable(files) else {}
+
     def settings(self) -> dict[str, Any]:
         """Return what the numbers depend on besides the inputs.
 

@@ -77,6 +77,8 @@ def check_files(
         IncompleteRunError: A field that the `infer` stage writes is missing.
         ConfigError: A file that `inputs` names is missing.
     """
+    # A wrong path comes first: decoding again would not mend it.
+    check_named_files(metrics, test_sets)
     missing: dict[Path, tuple[PreparedMetric, MetricInput]] = {}
     for test_set in test_sets:
         for metric in metrics:
@@ -84,15 +86,24 @@ def check_files(
                 path = entry.path(inference_dir, test_set)
                 if not path.is_file():
                     missing.setdefault(path, (metric, entry))
-    for path, (metric, entry) in missing.items():
-        # A wrong path comes first: decoding again would not mend it.
-        if entry.is_path:
-            raise ConfigError(
-                f"{metric.key}.inputs.{entry.key} is {entry.source!r}, but {path} is no file. "
-                "Correct the path; {test_set} in it stands for the name of the test set."
-            )
     if missing:
         raise IncompleteRunError(_lacking(missing))
+
+
+def check_named_files(metrics: Sequence[PreparedMetric], test_sets: Sequence[str]) -> None:
+    """Refuse files that a config names, and that no `infer` stage will write.
+
+    Raises:
+        ConfigError: One is missing.
+    """
+    for metric in metrics:
+        for test_set in test_sets:
+            for key, (value, path) in metric.named_files(test_set).items():
+                if not path.is_file():
+                    raise ConfigError(
+                        f"{metric.key}.{key} is {value!r}, but {path} is no file. "
+                        "Correct the path; {test_set} in it stands for the name of the test set."
+                    )
 
 
 def fields_needed(metrics: Sequence[PreparedMetric]) -> list[Need]:

@@ -312,10 +312,16 @@ def _cell(score: Score | None) -> str:
     if score is None:
         return NOTHING
     if not score.is_error_rate:
-        return ", ".join(f"{key} {number(value)}" for key, value in score.scalars.items())
+        return ", ".join(_named_number(score, key) for key in score.scalars)
     if score.interval is None:
         return rate(score.rate)
     return f"{rate(score.rate)} [{score.interval[0]:.2f}, {score.interval[1]:.2f}]"
+
+
+def _named_number(score: Score, key: str) -> str:
+    ends = score.interval_of(key)
+    shown = f" [{ends[0]:.2f}, {ends[1]:.2f}]" if ends else ""
+    return f"{key} {number(score.scalars[key])}{shown}"
 
 
 def _training(report: Report) -> str:

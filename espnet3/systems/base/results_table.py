@@ -81,8 +81,41 @@ def _error_columns(numbers: Numbers) -> dict[str, str]:
 
 
 def _plain_columns(numbers: Numbers) -> dict[str, str]:
+    share = numbers.get("confidence")
+    found = {key for key in plain_numbers(numbers) if interval_of(numbers, key)}
+    note = f" [{100 * share:g}%]" if isinstance(share, float) else " [interval]"
+    return {
+        f"{key}{note}" if key in found else key: _with_interval(value, interval_of(numbers, key))
+        if key in found
+        else _cell(value)
+        for key, value in plain_numbers(numbers).items()
+    }
+
+
+def plain_numbers(numbers: Numbers) -> dict[str, Any]:
+    """Return the numbers and texts of a metric, of any kind, without those about its intervals."""
     cells = {key: _scalar(value) for key, value in numbers.items() if key != MEASURED_FROM}
-    return {key: _cell(value) for key, value in cells.items() if _fits(value)}
+    has_interval = any(interval_of(numbers, key) for key in cells)
+    return {
+        key: value
+        for key, value in cells.items()
+        if _fits(value)
+        and not (has_interval and key == "confidence")
+        and not _is_absent(numbers, key)
+    }
+
+
+def interval_of(numbers: Numbers, key: str) -> tuple[float, float] | None:
+    """Return the interval of a number: what stands beside it as `<key>_interval`."""
+    ends = numbers.get(f"{key}_interval")
+    if not isinstance(ends, list | tuple) or len(ends) != 2:
+        return None
+    return float(ends[0]), float(ends[1])
+
+
+def _is_absent(numbers: Numbers, key: str) -> bool:
+    """Tell whether this is an interval that there is none of, as of a single utterance."""
+    return numbers[key] is None and key.removesuffix("_interval") in numbers.keys() - {key}
 
 
 def _scalar(value: Any) -> Any:
@@ -98,7 +131,8 @@ def _left_out(numbers: Numbers) -> list[str]:
     """Return what a metric returned that does not fit into a cell, such as a list."""
     if is_error_rate(numbers):
         return []
-    return [k for k, v in numbers.items() if k != MEASURED_FROM and not _fits(_scalar(v))]
+    shown = {f"{key}_interval" for key in numbers if interval_of(numbers, key)} | {MEASURED_FROM}
+    return [k for k, v in numbers.items() if k not in shown and not _fits(_scalar(v))]
 
 
 def _speed(numbers: Numbers) -> dict[str, str]:

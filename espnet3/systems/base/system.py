@@ -266,7 +266,12 @@ class BaseSystem:
         from espnet3.systems.base.metric import check_measure
 
         decodes_first = "infer" in self.planned and has_own(type(self), "infer", "check_infer")
-        check_measure(self.config_for("measure"), self.inference, decodes_first=decodes_first)
+        check_measure(
+            self.config_for("measure"),
+            self.inference,
+            decodes_first=decodes_first,
+            makes_data="create_dataset" in self.planned,
+        )
         self.check_trained()
 
     def describe_measure(self) -> list[str]:

@@ -12,7 +12,12 @@ from numpy.typing import NDArray
 from espnet3.commands import recipe_command
 from espnet3.components.metrics.error_rate import Counts, n_errors, n_units, percentage
 from espnet3.errors import IncompleteRunError
-from espnet3.systems.base.results_table import MEASURED_FROM, is_error_rate
+from espnet3.systems.base.results_table import (
+    MEASURED_FROM,
+    interval_of,
+    is_error_rate,
+    plain_numbers,
+)
 
 DASH = "\u2013"
 _KINDS = ("correct", "substitutions", "deletions", "insertions")
@@ -63,11 +68,11 @@ class Score:
     @property
     def scalars(self) -> dict[str, Any]:
         """The plain numbers and texts, of any metric."""
-        return {
-            key: value
-            for key, value in self.numbers.items()
-            if key != MEASURED_FROM and isinstance(value, str | int | float | None)
-        }
+        return plain_numbers(self.numbers)
+
+    def interval_of(self, key: str) -> tuple[float, float] | None:
+        """Return the interval of one of them."""
+        return interval_of(self.numbers, key)
 
     @property
     def _record(self) -> Mapping[str, Any]:

@@ -582,3 +582,95 @@ def test_errors_of_a_metric_name_the_key_and_the_line(folder):
     with pytest.raises(ConfigError) as caught:
         check_measure(load(config))
     assert str(caught.value).startswith("metrics.0.metric (set in metrics's.yaml:3): clean_types")
+
+
+# Scores of other tasks
+
+
+def speech(folder):
+    """Write references and estimates as wav, and embeddings as npy, of 6 utterances."""
+    import numpy as np
+    import soundfile
+
+    generator, ids = np.random.default_rng(0), [f"s{n % 2}-{n}" for n in range(6)]
+    results = folder / "exp/test/split.0"
+    results.mkdir(parents=True)
+    (folder / "data/test").mkdir(parents=True)
+    for id in ids:
+        clean = 0.1 * generator.normal(size=800)
+        soundfile.write(folder / f"data/test/{id}.wav", clean, 8000)
+        soundfile.write(results / f"{id}.wav", clean + 0.01 * generator.normal(size=800), 8000)
+        np.save(results / f"{id}.npy", [1, int(id[1])] + 0.5 * generator.normal(size=2))
+    write_scp(folder / "data/test/clean.scp", {id: f"data/test/{id}.wav" for id in ids})
+    write(folder, "test", enhanced={id: f"split.0/{id}.wav" for id in ids})
+    write(folder, "test", embedding={id: f"split.0/{id}.npy" for id in ids})
+    trials = [f"{a} {b} {int(a[:2] == b[:2])}" for a in ids for b in ids if a < b]
+    (folder / "data/test/trials").write_text("\n".join(trials))
+
+
+SPEECH = """
+metrics:
+- metric: {_target_: espnet3.components.metrics.si_snr.SISNR, hyp_key: enhanced}
+  inputs: {ref: "data/{test_set}/clean.scp"}
+- metric: {_target_: espnet3.components.metrics.eer.EER, trials: "data/{test_set}/trials"}
+"""
+
+
+@pytest.fixture
+def spoken(awkward, monkeypatch):
+    monkeypatch.chdir(awkward)
+    speech(awkward)
+    return awkward
+
+
+def test_ratios_and_equal_error_rates_have_intervals_in_the_table(spoken, caplog):
+    with caplog.at_level(logging.INFO):
+        measure(load(SPEECH))
+    ratio, rate = results()["SISNR"]["test"], results()["EER"]["test"]
+    assert 18 < ratio["si_snr"] < 22
+    low, high = ratio["si_snr_interval"]
+    table = text_of("exp/RESULTS.md")
+    assert "| test set | si_snr [95%] | n_utterances |" in table
+    assert f"| test | {ratio['si_snr']:.2f} [{low:.2f}, {high:.2f}] | 6 |" in table
+    assert "eer [95%] | min_dcf [95%]" in table
+    assert "only" not in table  # nothing is left to metrics.json
+    assert rate["n_trials"] == 15
+    assert "si_snr [95%]" in caplog.text
+    assert (spoken / "exp/test/EER.scores").is_file()
+
+
+def test_a_changed_list_of_trials_makes_the_numbers_stale(spoken):
+    path = measure(load(SPEECH))
+    assert stale_inputs(path) == []
+    trials = spoken / "data/test/trials"
+    trials.write_text(trials.read_text() + "\ns0-0 s1-1 0")
+    assert stale_inputs(path) == [f"{trials} has other content"]
+
+
+def test_what_a_later_metric_will_miss_is_told_before_the_first_computes(spoken):
+    trials = spoken / "data/test/trials"
+    trials.write_text(trials.read_text() + "\nnobody s1-1 0")
+    with pytest.raises(RecordError, match="data/test/trials:16: 'nobody' has no embedding"):
+        measure(load(SPEECH))
+    assert not (spoken / "exp/test/SISNR.jsonl").exists()
+
+
+def test_files_that_no_stage_writes_are_looked_for_before_decoding(folder):
+    (folder / "inference.yaml").write_text(INFERENCE)
+    inference = load_config("inference.yaml", below={"recipe_dir": ".", "inference_dir": "exp"})
+    metrics = one("espnet3.components.metrics.eer.EER", metric_embedding_key="hyp")
+    with pytest.raises(ConfigError, match=r"metrics.0.metric.trials is 'data/digits/trials', but"):
+        check_measure(metrics, inference, decodes_first=True)
+    check_measure(metrics, inference, decodes_first=True, makes_data=True)
+
+
+def test_a_dry_run_names_the_list_of_trials(spoken):
+    (spoken / "data/test/trials").unlink()
+    assert "data/test/trials (missing)" in " ".join(describe_measure(load(SPEECH)))
+
+
+def test_bleu_is_measured_with_its_signature(folder):
+    measure(one("espnet3.components.metrics.bleu.BLEU"))
+    numbers = results()["BLEU"]["test"]
+    assert numbers["signature"].startswith("nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:")
+    assert "bleu [95%]" in text_of("exp/RESULTS.md")
