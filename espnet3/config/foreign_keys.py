@@ -79,7 +79,7 @@ _ARGUMENTS: dict[str, Callable[[Any], Any]] = {
     "strategy": takes.pattern("auto|ddp.*|fsdp|deepspeed.*", "ddp"),
 }
 _LOADER: dict[str, Callable[[Any], Any]] = {
-    **dict.fromkeys(("shuffle", "drop_last", "pin_memory"), switch),
+    **dict.fromkeys(("shuffle", "drop_last", "pin_memory", "batch_is_global"), switch),
     **dict.fromkeys(("min_seconds", "max_seconds", "batch_seconds"), takes.positive),
     **dict.fromkeys(("buffer_shards", "max_errors"), whole),
     "on_error": takes.choice("raise", "skip"), "sampler": takes.built,

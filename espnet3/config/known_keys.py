@@ -82,10 +82,11 @@ TRAINER_ARGUMENTS = (
 """Of Lightning's `Trainer`, which only the trainer may import."""
 
 LOADER_KEYS = (
-    "batch_size", "batch_seconds", "batch_bins", "shape_file", "sample_rate", "max_padding",
-    "shuffle", "drop_last", "min_seconds", "max_seconds", "on_error", "max_errors",
-    "buffer_shards", "sampler", "batch_sampler", "num_workers", "prefetch_factor",
-    "persistent_workers", "pin_memory", "timeout", "multiprocessing_context", "worker_init_fn",
+    "batch_size", "batch_seconds", "batch_bins", "shape_file", "sample_rate",
+    "batch_is_global", "max_padding", "shuffle", "drop_last", "min_seconds", "max_seconds",
+    "on_error", "max_errors", "buffer_shards", "sampler", "batch_sampler", "num_workers",
+    "prefetch_factor", "persistent_workers", "pin_memory", "timeout", "multiprocessing_context",
+    "worker_init_fn",
 )  # fmt: skip
 SIZES = ("batch_size", "batch_seconds", "batch_bins", "batch_sampler")
 """Keys of a loader of which it needs one."""

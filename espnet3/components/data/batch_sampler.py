@@ -6,7 +6,15 @@ import logging
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from espnet3.components.data.batching import BatchPlan, Limit, in_steps, tickets_of, world
+from espnet3.components.data.batching import (
+    BatchPlan,
+    Limit,
+    for_all_ranks,
+    in_steps,
+    shares,
+    tickets_of,
+    world,
+)
 from espnet3.components.data.dataset import global_rngs_kept
 from espnet3.config.fingerprint import diff
 from espnet3.config.instantiate import instantiate
@@ -30,6 +38,8 @@ class EpochSampler:
         inputs: What the plan depends on, as plain values: where another run's differ, its position
             in an epoch says nothing about ours.
         drop_last: Leave out what does not fill a step of all ranks.
+        is_global: Whether a batch is that of all ranks together, who share its samples; otherwise
+            each rank gets whole batches.
         key: What messages call us.
     """
 
@@ -39,11 +49,13 @@ class EpochSampler:
         inputs: Mapping[str, Any],
         *,
         drop_last: bool = False,
+        is_global: bool = False,
         key: str = "dataloader.train",
     ) -> None:
         self.plan = plan
         self.inputs = dict(inputs)
         self.drop_last = drop_last
+        self.is_global = is_global
         self.key = key
         self.epoch = 0
         # Pairs of a number of ranks and the steps they did: of earlier processes, then of ours.
@@ -89,7 +101,9 @@ class EpochSampler:
             "version": _VERSION,
             "epoch": self.epoch,
             "done": done,
-            "n_batches_done": sum(n_ranks * steps for n_ranks, steps in done),
+            "n_batches_done": sum(
+                steps if self.is_global else n_ranks * steps for n_ranks, steps in done
+            ),
             "inputs": dict(self.inputs),
         }
 
@@ -124,6 +138,9 @@ class EpochSampler:
         """Return the batches that earlier processes left of the epoch."""
         batches = self._batches()
         for n_then, steps in self._before:
+            if self.is_global:
+                batches = self._whole(batches, n_then)[steps:]
+                continue
             dealt = self._in_steps(batches, n_then)
             # What those ranks had to leave out may fit now, unless they were through.
             out = [] if n_then * steps >= len(dealt) else self._left_out(batches, dealt)
@@ -142,7 +159,8 @@ class EpochSampler:
     def _dealt(self, n_ranks: int) -> list["Ints"]:
         batches = self._left()
         # With another number of ranks, what is left of an epoch may be too little for a step.
-        n_left = len(batches) if self.drop_last else sum(map(len, batches))
+        is_counted = self.drop_last and not self.is_global
+        n_left = len(batches) if is_counted else sum(map(len, batches))
         return [] if self._before and n_left < n_ranks else self._in_steps(batches, n_ranks)
 
     def _warn_of_lost_samples(self) -> None:
@@ -170,8 +188,14 @@ class EpochSampler:
                 self.key, n_out, n_samples, self._n_ranks, n_samples,
             )  # fmt: skip
 
+    def _whole(self, batches: list["Ints"], n_ranks: int) -> list["Ints"]:
+        # An epoch that earlier processes finished has nothing to share.
+        return for_all_ranks(batches, n_ranks, drop_last=self.drop_last) if batches else []
+
     def _in_steps(self, batches: list["Ints"], n_ranks: int) -> list["Ints"]:
         try:
+            if self.is_global:
+                return shares(for_all_ranks(batches, n_ranks, drop_last=self.drop_last), n_ranks)
             limit = getattr(self.plan, "limit", None)  # a plan of one's own may have none
             return in_steps(batches, n_ranks, drop_last=self.drop_last, limit=limit)
         except ConfigError as error:

@@ -467,6 +467,47 @@ def in_steps(
     return [*batches[:tail], *_split(list(batches[tail:]), n_whole + n_ranks - tail)]
 
 
+def for_all_ranks(batches: Sequence["Ints"], n_ranks: int, *, drop_last: bool) -> list["Ints"]:
+    """Return batches of all ranks together, each with a sample for every rank at least.
+
+    Those with fewer are joined with the next such batches; what is left in the end goes into the
+    last batch.
+
+    Args:
+        batches: Of tickets.
+        n_ranks: How many share a batch.
+        drop_last: Leave out what is left in the end.
+
+    Raises:
+        ConfigError: There are fewer samples than ranks.
+    """
+    import numpy as np
+
+    whole: list[Ints] = []
+    few: list[Ints] = []
+    for batch in batches:
+        few = few if len(batch) >= n_ranks else [*few, batch]
+        if len(batch) >= n_ranks:
+            whole.append(batch)
+        elif sum(map(len, few)) >= n_ranks:
+            whole.append(np.concatenate(few))
+            few = []
+    if few and whole and not drop_last:
+        whole[-1] = np.concatenate([whole[-1], *few])
+    if not whole:
+        raise ConfigError(
+            f"There are {n_ranks} ranks, but only {sum(map(len, batches))} samples of an epoch for "
+            "them.",
+            fix="Use fewer devices, or more data.",
+        )
+    return whole
+
+
+def shares(batches: Sequence["Ints"], n_ranks: int) -> list["Ints"]:
+    """Return each batch as one for every rank: rank r gets the samples r, r + n_ranks, ..."""
+    return [batch[rank::n_ranks] for batch in batches for rank in range(n_ranks)]
+
+
 def _split(batches: list["Ints"], n_wanted: int) -> list["Ints"]:
     while len(batches) < n_wanted:
         i = max(range(len(batches)), key=lambda i: len(batches[i]))

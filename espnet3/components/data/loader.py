@@ -466,7 +466,13 @@ def build_loader(
         skip=config.on_error == "skip",
         is_fixed=split != "train",
     )
-    sampler = EpochSampler(plan.batches, plan.inputs, drop_last=config.drop_last, key=key)
+    sampler = EpochSampler(
+        plan.batches,
+        plan.inputs,
+        drop_last=config.drop_last,
+        is_global=config.batch_is_global,
+        key=key,
+    )
     node = config.worker_init_fn
     init = node and build_function(node, key=f"{key}.worker_init_fn")
     return BatchLoader(reader, sampler, config, worker_init_fn=init, key=key)

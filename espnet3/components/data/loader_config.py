@@ -21,7 +21,7 @@ _OF_TRAINING = ("shuffle", "drop_last", "sampler", "batch_sampler", "min_seconds
 
 
 class LoaderConfig(FrozenConfig):
-    """The batches of one split. Sizes are those of one rank's batch."""
+    """The batches of one split. Sizes are those of one rank's batch, unless batch_is_global."""
 
     batch_size: PositiveInt | None = None
     """Samples of a batch; a limit where batch_seconds or batch_bins is set as well."""
@@ -33,6 +33,9 @@ class LoaderConfig(FrozenConfig):
     """What collect_stats wrote, such as stats/train/speech_shape; of several the sum counts."""
     sample_rate: PositiveInt | None = None
     """Makes seconds of the first number of shape_file, where a dataset does not know durations."""
+    batch_is_global: bool = False
+    """Sizes are those of the batch of all ranks together, who share its samples: so many steps, and
+    the same batches, on any number of devices."""
     max_padding: float | None = Field(default=None, gt=0, lt=1)
     """Most of a batch that may be padding; 0.08 if unset. With batch_size alone, unset means any,
     in random batches."""

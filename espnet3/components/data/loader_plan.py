@@ -191,6 +191,8 @@ def make_plan(source: LengthSource, *, seed: int, split: str) -> LoaderPlan:
         "seconds": None if seconds is None else digest({"seconds": seconds}),
         "weights": [part.weight for part in parts],
         **{name: getattr(config, name) for name in _SETTINGS},
+        # Only where it is set: checkpoints of before there was such a key do not have it.
+        **({"batch_is_global": True} if config.batch_is_global else {}),
     }
     # Negative seeds are no seeds for NumPy.
     maker = _Maker(source, seed & (2**63 - 1), shuffle, parts)

@@ -234,3 +234,59 @@ def test_epochs_may_have_different_lengths():
     source.begin()
     source.set_epoch(1)
     assert len(source) == len(source.begin()) == 4
+
+
+# Batches of all ranks together
+
+
+@pytest.mark.parametrize("n_ranks", [1, 2, 3, 4])
+def test_a_global_batch_is_shared_by_the_ranks(ranks, n_ranks):
+    whole, dealt = lists(sampler().begin()), []
+    for rank in range(n_ranks):
+        ranks(n_ranks, rank)
+        source = sampler(is_global=True)
+        dealt.append(lists(source.begin()))
+        # 25 batches of 4, and one of 3, which four ranks cannot share.
+        assert len(source) == len(dealt[0]) == (25 if n_ranks == 4 else 26)
+    for step, batch in enumerate(whole[:24]):
+        parts = [own[step] for own in dealt]
+        assert parts == [batch[rank::n_ranks] for rank in range(n_ranks)]
+    assert sorted(chain(*chain(*dealt))) == list(range(103))
+    assert min(len(batch) for own in dealt for batch in own) >= 1
+
+
+def test_global_batches_that_are_too_small_are_joined(ranks):
+    taken = []
+    for rank in range(3):
+        ranks(3, rank)
+        taken.append(lists(sampler(n=10, size=2, is_global=True).begin()))
+    assert [len(own) for own in taken] == [2, 2, 2]
+    assert sorted(chain(*chain(*taken))) == list(range(10))
+    ranks(3)
+    assert len(sampler(n=10, size=2, is_global=True, drop_last=True).begin()) == 2
+    with pytest.raises(ConfigError, match=r"There are 3 ranks, but only 2 samples.*fewer devices"):
+        sampler(n=2, is_global=True).begin()
+
+
+@pytest.mark.parametrize("worlds", [(2, 3), (3, 1, 2), (1, 4, 4)])
+def test_global_batches_go_on_with_another_number_of_ranks(ranks, worlds):
+    source, seen = sampler(is_global=True), []
+    for n_ranks in worlds[:-1]:
+        got, _ = take(source, 5, ranks, n_ranks)
+        # Each rank counted its own steps; those of one are the state of all.
+        seen += got
+        state = source.state_dict()
+        source = sampler(is_global=True)
+        source.load_state_dict(state)
+    got, _ = take(source, 100, ranks, worlds[-1])
+    assert sorted(seen + got) == list(range(103))
+
+
+def test_a_change_of_what_a_batch_is_starts_the_epoch_over(caplog):
+    source = sampler()
+    source.begin()
+    source.advance()
+    other = sampler(is_global=True, inputs={"batch_is_global": True})
+    other.load_state_dict(source.state_dict())
+    assert "starts over" in caplog.text
+    assert "batch_is_global" in caplog.text
