@@ -79,10 +79,12 @@ class BLEU(UtteranceScore):
         from sacrebleu.metrics.bleu import BLEU as Sacre
 
         counts = [round(value) for value in sums.tolist()]
+        hyp_length, ref_length = counts[2 * _ORDER :]
         return Sacre.compute_bleu(
             counts[:_ORDER],
             counts[_ORDER : 2 * _ORDER],
-            *counts[2 * _ORDER :],
+            hyp_length,
+            ref_length,
             smooth_method=self.smooth_method,
             effective_order=effective_order,
         )

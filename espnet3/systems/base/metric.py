@@ -5,7 +5,8 @@ A metric is any callable `metric(data, test_name, inference_dir)` that returns a
 and `hyp_key`, which name its inputs; see `espnet3.components.metrics.error_rate.ErrorRate`. A check
 and a dry run build metrics too, so a model that one needs is best loaded at its first call.
 
-A metric may have `files(test_name)`, further files that it reads, and `check(data, test_name,
+A `BaseMetric` gets the paths of the files in place of lists, as in the public ESPnet3. A metric may
+have `files(test_name)`, further files that it reads, and `check(data, test_name,
 inference_dir, sources)`, which is called for all test sets before anything is computed.
 """
 
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from espnet3.commands import recipe_command
+from espnet3.components.metrics.base_metric import BaseMetric
 from espnet3.config.redact import redact
 from espnet3.config.sources import names_places
 from espnet3.errors import ConfigError, IncompleteRunError, suggest
@@ -46,6 +48,7 @@ from espnet3.systems.base.metric_data import (
     check_fields,
     check_files,
     check_named_files,
+    check_whole,
     fields_needed,
     join_tables,
     run_facts,
@@ -296,9 +299,13 @@ def _measure_one(
     metric: PreparedMetric, test_set: _TestSet, settings: Mapping[str, Any]
 ) -> dict[str, Any]:
     base = test_set.inference_dir
-    joined, _ = _data_of(metric, test_set)
+    joined, paths = _data_of(metric, test_set)
+    data: Mapping[str, Any] = joined.data
+    if isinstance(metric.metric, BaseMetric):
+        check_whole(metric, joined, test_set.folder)
+        data = paths
     with _blamed(metric, test_set):
-        numbers = metric.metric(joined.data, test_set.name, base)
+        numbers = metric.metric(data, test_set.name, base)
     if not isinstance(numbers, Mapping) or not numbers:
         raise ConfigError(
             f"{metric.key}.metric ({metric.name}) returned {numbers!r:.80}, of type "

@@ -28,7 +28,7 @@ _EXAMPLE = "metrics: [{metric: {_target_: espnet3.systems.asr.metrics.wer.WER}}]
 UTT_ID = "utt_id"
 _ROLES = ("ref_key", "hyp_key")
 
-Metric = Callable[[dict[str, list[str]], str, Path], Mapping[str, Any]]
+Metric = Callable[[Any, str, Path], Mapping[str, Any]]
 
 
 class MetricEntry(FrozenConfig):

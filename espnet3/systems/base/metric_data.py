@@ -231,6 +231,21 @@ def join_tables(metric: PreparedMetric, tables: Mapping[str, Table], folder: Pat
     return Joined({UTT_ID: ids, **data}, len(absent) + n_extra)
 
 
+def check_whole(metric: PreparedMetric, joined: Joined, folder: Path) -> None:
+    """Refuse to hand over files of which some lines should be left out.
+
+    Raises:
+        ConfigError: Ids are missing, and the metric reads the files itself.
+    """
+    if joined.n_missing:
+        raise ConfigError(
+            f"{metric.key}.on_missing is {metric.on_missing!r}, but {metric.name} reads the files "
+            f"of {folder.name} itself, which differ in {count(joined.n_missing, 'id')}.",
+            fix="Write the metric as a function of values, def my_metric(data, test_name, "
+            "inference_dir), or complete the files.",
+        )
+
+
 def check_failures(metric: PreparedMetric, run: Mapping[str, Any] | None, folder: Path) -> None:
     """Refuse to measure what is left of a run that gave up on items, unless that is accepted.
 

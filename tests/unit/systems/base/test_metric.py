@@ -30,6 +30,8 @@ output_keys: [hyp, ref, speaker]
 """
 
 MY_METRICS = """
+from espnet3.components.metrics.base_metric import BaseMetric
+
 class Longest:
     def __init__(self, ref_key="ref", hyp_key="hyp", scale=1):
         self.ref_key, self.hyp_key, self.scale = ref_key, hyp_key, scale
@@ -63,6 +65,25 @@ class NotCallable:
 
 def count(data, test_name, inference_dir, key):
     return {"n": len(data[key])}
+
+class Public(BaseMetric):
+    def __init__(self, ref_key="ref", hyp_key="hyp"):
+        self.ref_key, self.hyp_key = ref_key, hyp_key
+
+    def __call__(self, data, test_name, output_dir):
+        assert all(path.is_file() for path in data.values())
+        rows = list(self.iter_inputs(data, self.ref_key, self.hyp_key))
+        same = sum(row["ref"] == row["hyp"] for _, row in rows)
+        return {"n": len(rows), "first": rows[0][0], "same": same}
+
+class Opens(BaseMetric):
+    def __call__(self, data, test_name, output_dir):
+        paths = [row["enhanced"] for _, row in self.iter_inputs(data, "enhanced")]
+        return {"n_bytes": sum(len(open(path, "rb").read()) for path in paths)}
+
+class Unknown(BaseMetric):
+    def __call__(self, data, test_name, output_dir):
+        return {"n": len(list(self.iter_inputs(data, "prompt")))}
 """
 
 
@@ -674,3 +695,31 @@ def test_bleu_is_measured_with_its_signature(folder):
     numbers = results()["BLEU"]["test"]
     assert numbers["signature"].startswith("nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:")
     assert "bleu [95%]" in text_of("exp/RESULTS.md")
+
+
+# Metrics of the public ESPnet3, which read SCP files
+
+
+def test_a_metric_that_reads_scp_files_gets_their_paths(folder):
+    measure(one("my_metrics.Public"))
+    numbers = results()["Public"]["test"]
+    assert (numbers["n"], numbers["first"], numbers["same"]) == (4, "spk1-ü/1", 1)
+    measure(one("my_metrics.Public", inputs={"ref": "hyp", "hyp": "hyp"}))
+    assert results()["Public"]["test"]["same"] == 4
+
+
+def test_paths_of_artifacts_can_be_opened_by_it(spoken, monkeypatch):
+    monkeypatch.syspath_prepend(spoken)
+    (spoken / "my_metrics.py").write_text(MY_METRICS)
+    measure(one("my_metrics.Opens", inputs=["enhanced"]))
+    assert results()["Opens"]["test"]["n_bytes"] > 6 * 1600
+
+
+def test_it_is_told_about_inputs_and_ids_that_are_missing(folder):
+    with pytest.raises(ConfigError, match=r"asked for 'prompt', but the inputs are ref.*Name one"):
+        measure(one("my_metrics.Unknown", inputs=["ref"]))
+    write(folder, "test", hyp={id: text for id, text in HYP.items() if id != "empty"})
+    with pytest.raises(IncompleteRunError, match="1 of the 4 ids in ref are not in hyp: empty"):
+        measure(one("my_metrics.Public"))
+    with pytest.raises(ConfigError, match=r"on_missing is 'skip', but Public reads the files"):
+        measure(one("my_metrics.Public", on_missing="skip"))
