@@ -15,6 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from espnet3.config.files import compose, quote_times, read_layers
+from espnet3.config.public_recipes import translated
 from espnet3.config.redact import redact, redact_command
 from espnet3.config.resolve import (
     MOST_LEVELS,
@@ -240,7 +241,7 @@ def load_config(
         merged = _apply(merged, rename_override(parse_override(text), merged), names)
     files_read = tuple(file for found, _ in layers for file in found)
     # References last: only now is it known whether the config has a key expdir of its own.
-    return _loaded(rename_references(merged), files_read, names)
+    return _loaded(translated(rename_references(merged)), files_read, names)
 
 
 def as_loaded(config: ConfigSource | Sequence[ConfigSource]) -> LoadedConfig:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import PositiveFloat
 
 from espnet3.components.data.dataset import (
+    CalledWithId,
     CombinedDataset,
     Dataset,
     Transform,
@@ -497,7 +498,9 @@ def _with_recipe_dir(kind: Any, arguments: Mapping[str, Any], recipe_dir: Any) -
 
 
 def _as_function(value: Any, key: str) -> Transform | None:
-    function: Transform | None = None if value is None else build_function(value, key=key)
+    if value is None:
+        return None
+    function: Transform = CalledWithId.around(build_function(value, key=key))
     return function
 
 

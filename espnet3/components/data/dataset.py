@@ -122,6 +122,38 @@ class TransformedDataset:
         return digest({"dataset": fingerprint_of(self.dataset), **steps})
 
 
+class CalledWithId:
+    """A preprocessor in the form of ESPnet2, `function(uid, data)`, as a function of a sample.
+
+    It gets the texts and arrays of the sample; what it returns replaces them.
+
+    Args:
+        function: Such as `espnet2.train.preprocessor.CommonPreprocessor`.
+    """
+
+    def __init__(self, function: Callable[[str, dict[str, Any]], Mapping[str, Any]]) -> None:
+        self.function = function
+
+    def __call__(self, sample: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the changed sample."""
+        import numpy as np
+
+        given = {
+            key: value
+            for key, value in sample.items()
+            if key != "utt_id" and isinstance(value, str | np.ndarray)
+        }
+        return {**sample, **self.function(str(sample.get("utt_id", "")), given)}
+
+    @classmethod
+    def around(cls, function: Any) -> Any:
+        """Return the function as it is, or such a one if it takes `uid` and `data`."""
+        signature = signature_of(function)
+        takes = [] if signature is None else list(signature.parameters.values())
+        names = [parameter.name for parameter in takes if parameter.default is parameter.empty]
+        return cls(function) if names == ["uid", "data"] else function
+
+
 class CombinedDataset:
     """Several datasets, one after the other, as one.
 

@@ -470,8 +470,9 @@ def _check_model(values: Mapping[str, Any], given: GivenParts = NOTHING_GIVEN) -
         raise ConfigError(
             key="task",
             value=task,
-            problem=": tasks of ESPnet2 are not part of ESPnet3",
-            fix=f"Name the model itself: {_MODEL}",
+            problem="but there is no model beside it",
+            fix="Write the keys of ESPnet2's training config, model: {encoder: conformer, ...}, or "
+            f"delete task and name a model of your own: {_MODEL}",
         )
     if not isinstance(block, Mapping) or "_target_" not in block:
         raise ConfigError(

@@ -5,7 +5,7 @@ from hydra.utils import instantiate as hydra_instantiate
 from omegaconf import OmegaConf
 
 from espnet3.components.data.data_organizer import DataOrganizer, check_datasets
-from espnet3.components.data.dataset import CombinedDataset, TransformedDataset
+from espnet3.components.data.dataset import CalledWithId, CombinedDataset, TransformedDataset
 from espnet3.components.data.errors import DataError
 from espnet3.config.instantiate import instantiate
 from espnet3.config.load import load_config
@@ -326,3 +326,33 @@ def test_a_config_without_our_organizer_is_left_alone(tmp_path):
     check_datasets(load_config(path))
     path.write_text("model: {}\n")
     check_datasets(load_config(path))
+
+
+class Common:
+    """In the form of ESPnet2's preprocessors."""
+
+    def __call__(self, uid: str, data: dict[str, object]) -> dict[str, object]:
+        assert "utt_id" not in data
+        assert "sample_rate" not in data
+        return {"text": [uid, len(str(data["text"]))]}
+
+
+def with_defaults(uid, data=None):
+    return uid
+
+
+def test_a_preprocessor_in_the_form_of_espnet2_gets_id_and_data():
+    sample = {"utt_id": "a", "text": "hello", "sample_rate": 8000}
+    changed = CalledWithId.around(Common())
+    assert changed(sample) == {"utt_id": "a", "text": ["a", 5], "sample_rate": 8000}
+    for ours in (len, with_defaults, lambda sample: sample, lambda sample, rng: sample):
+        assert CalledWithId.around(ours) is ours
+
+
+def test_an_organizer_calls_such_a_preprocessor(tmp_path):
+    (tmp_path / "text").write_text("a hello\n")
+    organizer = DataOrganizer(
+        test=[{"name": "t", "data_src": "text", "data_src_args": {"path": str(tmp_path / "text")}}],
+        preprocessor=Common(),
+    )
+    assert organizer.test["t"][0]["text"][1] == 5
