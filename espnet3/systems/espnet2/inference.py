@@ -1,51 +1,64 @@
 """Decode with a model of ESPnet2: in `infer`, and in Python."""
 
 import logging
-import math
 import os
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from espnet3.errors import ConfigError
-from espnet3.systems.asr.inference import Candidate, Recognition, to_batch
-from espnet3.systems.asr.inference import output_fn as output_fn  # the fields of a `Recognition`
-from espnet3.systems.asr.trained_model import read_training_config
+from espnet3.systems.asr.inference import Candidate, Recognition, to_batch, to_samples
+from espnet3.systems.asr.inference import output_fn as fields_of_recognition
 from espnet3.systems.espnet2.imported_networks import CannotImport
-from espnet3.systems.espnet2.package import check_installed, inference_class, installed_version
-from espnet3.systems.espnet2.search import Decoding, ESPnet2Search, JointModel, fitting_search
-from espnet3.systems.espnet2.training_config import (
-    read_config,
-    read_token_list,
-    resolve_paths,
-    sample_rate_of,
-    training_values,
-    warn_of_unknown,
-    with_defaults,
+from espnet3.systems.espnet2.inference_checks import (
+    OURS,
+    THEIRS,
+    check_decoder,
+    check_decoding,
+    check_lm,
+    check_outputs,
+    check_source,
+    check_task,
 )
-from espnet3.systems.espnet2.weights import network_weights, put_weights, read_weights
+from espnet3.systems.espnet2.package import TASKS, check_installed
+from espnet3.systems.espnet2.search import Decoding, ESPnet2Search, JointModel, fitting_search
+from espnet3.systems.espnet2.task_calls import call_of, inputs_of, names_of_input, recording
+from espnet3.systems.espnet2.trained_model import (
+    ModelFiles,
+    TrainedModel,
+    build_inference,
+    build_language_model,
+    loading_tensors_only,
+    refuse_arguments,
+)
+from espnet3.systems.espnet2.training_config import sample_rate_of
 
 logger = logging.getLogger(__name__)
 
-OURS, THEIRS = "espnet3", "espnet2"
-ESPNET2_MODEL = "espnet3.systems.espnet2.model.ESPnet2Model"
-# ESPnet2's names of the parts of a score, and ours.
-_PARTS = {"decoder": "attention"}
-_NOT_SCORES = ("length_bonus",)
+_SEARCHED = ("asr", "st")
+"""Tasks that our search may decode."""
+_NO_CTC = {"st": {"ctc_weight": 0.0}, "mt": {"ctc_weight": 0.0}}
 
 
 class ESPnet2Inference:
-    """Recognises speech with a model that ESPnet2 trained.
+    """Uses a model that ESPnet2 trained: the task decides what goes in, and what comes out.
+
+    | task | input | output |
+    |---|---|---|
+    | `asr`, `asr_transducer`, `slu`, `st` | `speech` | a `Recognition`, with `text` and n-best |
+    | `mt` | `src_text` | the same |
+    | `lm` | `text` | `score`, `n_tokens`, `perplexity` |
+    | `tts` | `text` | `wav` |
+    | `enh` | `speech_mix` | `enhanced`; of several speakers `spk1`, `spk2`, ... |
+    | `spk` | `speech` | `embedding` |
 
     Options left out have ESPnet2's defaults. Paths inside of ESPnet2's config are searched for from
     the working folder, and then from the folders above the config, one of which is its recipe.
 
     Args:
-        task: `asr`.
+        task: One of the table.
         config: ESPnet2's `config.yaml` of the training; or that of ESPnet3, of an `ESPnet2Model`.
         weights: Its `.pth`, such as `valid.acc.ave.pth`; or its `.safetensors`.
         device: `cpu`, or a GPU, such as `cuda:0`.
@@ -64,12 +77,17 @@ class ESPnet2Inference:
         nbest: Texts to keep of each utterance.
         token_type: `char`, `bpe`, ...; left out: that of the config.
         bpemodel: Left out: that of the config.
-        options: Further arguments of ESPnet2's own `Speech2Text`; most need its own search.
+        options: Further arguments of ESPnet2's own class for the task, such as its `Speech2Text` or
+            `Text2Speech`; with most of them, its own search decodes.
+        packed_model: Instead of `config` and `weights`: a model as ESPnet2 packs it, one of
+            `espnet_model_zoo`, as a zip or folder. Nothing outside of it is read.
+        extra_outputs: Of `tts`: further results, such as `duration` or `feat_gen`.
         trust_remote_code: Unpickle a `.pth` that holds more than tensors. That can run code.
 
     Raises:
         ConfigError: A file is missing, or options do not fit the model.
         MissingExtraError: `espnet` is not installed.
+        PackedModelError: The packed model is damaged, or would read files outside of its folder.
 
     Example:
         >>> model = ESPnet2Inference(           # doctest: +SKIP
@@ -82,8 +100,8 @@ class ESPnet2Inference:
     def __init__(  # noqa: PLR0913 - the options that users of ESPnet2 know by these names
         self,
         task: str,
-        config: str | os.PathLike[str],
-        weights: str | os.PathLike[str],
+        config: str | os.PathLike[str] | None = None,
+        weights: str | os.PathLike[str] | None = None,
         device: str = "cpu",
         *,
         decoder: str | None = None,
@@ -99,71 +117,116 @@ class ESPnet2Inference:
         token_type: str | None = None,
         bpemodel: str | os.PathLike[str] | None = None,
         options: Mapping[str, Any] | None = None,
+        packed_model: str | os.PathLike[str] | None = None,
+        extra_outputs: Sequence[str] = (),
         trust_remote_code: bool = False,
     ) -> None:
-        given: dict[str, Any] = {
+        decoding: dict[str, Any] = {
             "beam_size": beam_size, "ctc_weight": ctc_weight, "lm_weight": lm_weight,
             "penalty": penalty, "maxlenratio": maxlenratio, "minlenratio": minlenratio,
             "nbest": nbest,
         }  # fmt: skip
-        self.decoding = Decoding(**{k: v for k, v in given.items() if v is not None})
-        _check_task(task)
-        _check_decoding(self.decoding)
-        _check_decoder(decoder)
-        _check_lm(lm_train_config, lm_file, lm_weight)
+        given = {key: value for key, value in decoding.items() if value is not None}
+        check_task(task)
+        self.task = task
+        self.decoding = Decoding(**{**_NO_CTC.get(task, {}), **given})
+        check_decoding(self.decoding)
+        check_decoder(decoder)
+        check_lm(lm_train_config, lm_file, lm_weight, packed_model)
+        check_outputs(task, extra_outputs)
+        check_source(config, weights, packed_model)
         check_installed()
         self.device = torch.device(device)
         self._options = dict(options or {})
         tokenizing = {"token_type": token_type, "bpemodel": bpemodel and os.fspath(bpemodel)}
-        arguments = {
-            **{field.name: getattr(self.decoding, field.name) for field in fields(Decoding)},
-            **{key: value for key, value in tokenizing.items() if value is not None},
-            **self._options,
-        }
-        model = _Trained(task, config, weights, "weights", trust_remote_code)
-        lm = None
-        if lm_train_config is not None and lm_file is not None:
-            lm = _Trained("lm", lm_train_config, lm_file, "lm_file", trust_remote_code)
-        self._theirs = _build(model, lm, arguments, device)
-        self.tokens = tuple(read_token_list(model.values, str(config)))
-        self.sample_rate = sample_rate_of(model.values)
+        chosen = {k: v for k, v in {**given, **tokenizing}.items() if v is not None}
+        files = ModelFiles(config, weights, lm_train_config, lm_file)
+        self._files = files.opened(packed_model, task, lm_weight)
+        model, lm = self._files.read(task, trust_remote_code)
+        with loading_tensors_only(trust_remote_code):
+            self._theirs = self._build(model, lm, chosen)
+        self.tokens = tuple(model.values.get("token_list") or ())
+        self.sample_rate = sample_rate_of(task, model.values)
         self._joint, self._search = self._choose(decoder, with_lm=lm is not None)
+        self._call = call_of(task, self._theirs, model.values, extra_outputs)
+        self._extras = inputs_of(task, self._theirs)
 
     @property
     def decoder(self) -> str:
         """Which search decodes: `espnet3` or `espnet2`."""
         return THEIRS if self._search is None else OURS
 
-    def __call__(self, speech: Any, sample_rate: int | Sequence[int] | None = None) -> Any:
-        """Return a `Recognition`, or a list of them for a list; see `Recognizer`."""
-        many = isinstance(speech, list | tuple)
-        batch = to_batch(speech if many else [speech], sample_rate, self.sample_rate)
+    def __call__(
+        self, item: Any = None, /, sample_rate: int | Sequence[int] | None = None, **inputs: Any
+    ) -> Any:
+        """Return the result of an item, or a list of them for a list.
+
+        Args:
+            item: Speech as for `Recognizer`, or a text; it may also be given by its name.
+            sample_rate: Of arrays of speech, in Hz, if it is not that of the model; of a list, one
+                for all or one for each.
+            **inputs: By ESPnet2's names; of `tts` also `sids`, `spembs`, `speech`, ...
+
+        Raises:
+            ConfigError: There is no such input, or none at all.
+        """
+        name, item, others = self._inputs(item, inputs)
+        many = isinstance(item, list | tuple)
+        batch = list(item) if many else [item]
+        rates = sample_rate if isinstance(sample_rate, list | tuple) else [sample_rate] * len(batch)
         with torch.inference_mode():
-            results = self._recognize([torch.from_numpy(one) for one in batch])
+            if self._joint is not None:
+                results: list[Any] = self._recognize(to_batch(batch, list(rates), self._rate))
+            else:
+                rest = [{k: v[i] if many else v for k, v in others.items()}
+                        for i in range(len(batch))]  # fmt: skip
+                results = [
+                    self._call(self._prepared(name, one, rate, more))
+                    for one, rate, more in zip(batch, rates, rest, strict=True)
+                ]
         return results if many else results[0]
 
-    def _recognize(self, batch: Sequence[torch.Tensor]) -> list[Recognition]:
-        if self._joint is None or self._search is None:
-            return [self._recognize_by_theirs(one) for one in batch]
-        encoded, lengths = self._joint.encode([one.to(self.device) for one in batch])
+    @property
+    def _rate(self) -> int:
+        return self.sample_rate or 16000
+
+    def _inputs(self, item: Any, inputs: dict[str, Any]) -> tuple[str, Any, dict[str, Any]]:
+        names = names_of_input(self.task)
+        others = dict(inputs)
+        if item is None:
+            found = next((name for name in names if name in others), None)
+            item = None if found is None else others.pop(found)
+        odd = next((name for name in others if name not in self._extras), None)
+        if item is None or odd is not None:
+            raise ConfigError(
+                key="input_key",
+                value=list(inputs),
+                problem=f"but a model of the task {self.task} takes {names[0]}"
+                + (f", and {', '.join(sorted(self._extras))}" if self._extras else ""),
+                fix=f"Write: input_key: {names[0]}",
+            )
+        return names[0], item, others
+
+    def _prepared(
+        self, name: str, item: Any, rate: int | None, others: dict[str, Any]
+    ) -> dict[str, Any]:
+        if name == "speech":
+            return {name: to_samples(item, rate, self._rate), **others}
+        if name == "speech_mix":
+            samples, rate = recording(item, rate)
+            return {name: samples, "sample_rate": rate}
+        return {name: item, **others}
+
+    def _recognize(self, batch: Sequence[Any]) -> list[Recognition]:
+        assert self._joint is not None
+        assert self._search is not None
+        tensors = [torch.from_numpy(one).to(self.device) for one in batch]
+        encoded, lengths = self._joint.encode(tensors)
         found = self._search(self._joint, encoded, lengths)
         return [
             Recognition.of([self._candidate(one.tokens, one.score, one.scores) for one in some])
             for some in found
         ]
-
-    def _recognize_by_theirs(self, speech: torch.Tensor) -> Recognition:
-        found = self._theirs(speech.numpy())
-        # It has none where a length is asked for that cannot be reached.
-        if not found:
-            return Recognition.of([Candidate("", (), -math.inf)])
-        candidates = []
-        for text, tokens, _, hypothesis in found:
-            scores = getattr(hypothesis, "scores", None) or {}
-            parts = {_PARTS.get(k, k): float(v) for k, v in scores.items() if k not in _NOT_SCORES}
-            words = text if text is not None else " ".join(tokens)
-            candidates.append(Candidate(words, tuple(tokens), float(hypothesis.score), parts))
-        return Recognition.of(candidates)
 
     def _candidate(
         self, ids: Sequence[int], score: float, scores: Mapping[str, float]
@@ -180,11 +243,24 @@ class ESPnet2Inference:
         """Return our search with the model, or nothing where ESPnet2's own is to decode."""
         if decoder == THEIRS:
             return None, None
+        if self.task not in _SEARCHED:
+            if decoder == OURS:
+                raise ConfigError(
+                    key="decoder",
+                    value=OURS,
+                    problem=f"but our search is none for the task {self.task}",
+                    fix="Write decoder: espnet2, or leave it out.",
+                )
+            return None, None
         scorers = getattr(getattr(self._theirs, "beam_search", None), "scorers", None) or {}
         lm = scorers.get("lm") if with_lm else None
         try:
             joint, search = fitting_search(
-                self._theirs.asr_model, lm, self.tokens, self.decoding, tuple(self._options)
+                getattr(self._theirs, TASKS[self.task].network),
+                lm,
+                self.tokens,
+                self.decoding,
+                tuple(self._options),
             )
         except CannotImport as reason:
             if decoder == OURS:
@@ -199,159 +275,36 @@ class ESPnet2Inference:
         logger.info("decoding by our joint search on the weights of ESPnet2")
         return joint.to(str(self.device)), search
 
-
-class _Trained:
-    """A training of ESPnet2: its config, made complete, and its weights."""
-
-    def __init__(
-        self,
-        task: str,
-        config: str | os.PathLike[str],
-        weights: str | os.PathLike[str],
-        key: str,
-        trust_remote_code: bool,
-    ) -> None:
-        path = Path(config)
-        name = "config" if key == "weights" else "lm_train_config"
-        values = read_config(path, name)
-        # Files first: to import espnet2 takes half a minute.
-        block = values.get("model")
-        if isinstance(block, Mapping):  # ESPnet2's own has a text there, if anything
-            values = _values_of_ours(block, path, weights)
-            self.state = network_weights(weights)
-        else:
-            self.state = read_weights(weights, key=key, trust_remote_code=trust_remote_code)
-        self.source = os.fspath(weights)
-        self.config = path
-        values = resolve_paths(values, path)
-        read_token_list(values, str(path))
-        warn_of_unknown(task, values, str(path))
-        self.values = with_defaults(task, values)
+    def _build(self, model: TrainedModel, lm: TrainedModel | None, chosen: dict[str, Any]) -> Any:
+        if self.task == "lm":
+            refuse_arguments(self.task, {*chosen, *self._options}, ())
+            return build_language_model(model).to(self.device)
+        if self.task == "asr":
+            names = [field.name for field in fields(Decoding)]
+            chosen = {**{name: getattr(self.decoding, name) for name in names}, **chosen}
+        elif self.task == "mt":
+            # ESPnet2's default is that of recognisers, though its translators have no CTC.
+            chosen = {**_NO_CTC["mt"], **chosen}
+        elif self.task == "tts":
+            # The speech of a text must not depend on those that a worker spoke before.
+            chosen = {"always_fix_seed": True, **chosen}
+        arguments = {**chosen, **self._options}
+        return build_inference(self.task, model, lm, arguments, str(self.device))
 
 
-def _values_of_ours(
-    block: Mapping[str, Any], config: Path, weights: str | os.PathLike[str]
-) -> dict[str, Any]:
-    """Return the keys of ESPnet2 of a model that was trained by ESPnet3.
+def output_fn(data: Any, model_output: Any, idx: Any) -> Any:
+    """Return the fields of an item, or of each in a batch.
 
-    Raises:
-        ConfigError: The training was of another model.
+    Of texts these are `hyp`, `score`, `ref` and `nbest`, as of our own recognisers; of other tasks
+    the results by their names, of which arrays need `output_artifacts`.
+
+    Args:
+        data: The sample, or a list of samples.
+        model_output: The result of it, or a list of them.
+        idx: Its position in the dataset, or a list of positions.
     """
-    if block.get("_target_") != ESPNET2_MODEL:
-        raise ConfigError(
-            key="config",
-            value=str(config),
-            problem=f"which is the training of a {block.get('_target_')}, no model of ESPnet2",
-            fix="Write: _target_: espnet3.systems.asr.inference.Speech2Text, with these weights.",
-        )
-    keys = dict(read_training_config(Path(weights))["model"])
-    file = keys.pop("config", None)
-    task = str(keys.pop("task"))
-    del keys["_target_"]
-    return training_values(task, file, keys)
-
-
-def _build(model: _Trained, lm: _Trained | None, arguments: dict[str, Any], device: str) -> Any:
-    """Return ESPnet2's own recogniser with the weights that we have read."""
-    import yaml
-
-    kind = inference_class("asr")
-    with tempfile.TemporaryDirectory(prefix="espnet2-") as folder:
-        for name, one in (("asr", model), ("lm", lm)):
-            if one is not None:
-                text = yaml.safe_dump(_plain(one.values), allow_unicode=True)
-                Path(folder, f"{name}.yaml").write_text(text, encoding="utf-8")
-                arguments[f"{name}_train_config"] = os.path.join(folder, f"{name}.yaml")
-        logger.info("building the model of %s", model.config)
-        try:
-            # Without a file of weights: we have read them, and trust no other way of reading.
-            built = kind(device=device, **arguments)
-        except TypeError as error:
-            raise _misfit(model, error) from error
-    put_weights(built.asr_model, model.state, model.source)
-    if lm is not None:
-        network = built.beam_search.scorers["lm"]
-        # ESPnet2 decodes with the inner network of its language model.
-        inner = {name.removeprefix("lm."): value for name, value in lm.state.items()}
-        put_weights(network, inner, lm.source)
-    return built
-
-
-def _misfit(model: _Trained, error: TypeError) -> ConfigError:
-    """Return the error for options that this version of ESPnet2 does not take."""
-    written = model.values.get("version", "unknown")
-    return ConfigError(
-        f"espnet {installed_version()} cannot build the model of {model.config}, which espnet "
-        f"{written} wrote: {error}.",
-        fix="Delete that key in a copy of the config, correct `options`, or install the version of "
-        "espnet that wrote it.",
-    )
-
-
-def _plain(value: Any) -> Any:
-    """Return lists for tuples, as YAML has none."""
-    if isinstance(value, Mapping):
-        return {key: _plain(one) for key, one in value.items()}
-    return [_plain(one) for one in value] if isinstance(value, list | tuple) else value
-
-
-def _check_task(task: Any) -> None:
-    if task != "asr":
-        raise ConfigError(
-            key="task",
-            value=task,
-            problem="but ESPnet2Inference decodes models of the task asr",
-            fix="Write: task: asr",
-        )
-
-
-def _check_decoder(decoder: Any) -> None:
-    if decoder not in (None, OURS, THEIRS):
-        raise ConfigError(
-            key="decoder",
-            value=decoder,
-            problem=f"but must be {OURS} or {THEIRS}",
-            fix=f"Write: decoder: {OURS}",
-        )
-
-
-def _check_decoding(decoding: Decoding) -> None:
-    for name in ("beam_size", "nbest"):
-        value = getattr(decoding, name)
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise ConfigError(
-                key=name, value=value, problem="but must be 1 or more", fix=f"Write: {name}: 1"
-            )
-    for name in ("ctc_weight", "lm_weight", "penalty", "maxlenratio", "minlenratio"):
-        value = getattr(decoding, name)
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not is_number or not math.isfinite(value):
-            raise ConfigError(
-                key=name, value=value, problem="but must be a number", fix=f"Write: {name}: 0.0"
-            )
-    if not 0 <= decoding.ctc_weight <= 1:
-        raise ConfigError(
-            key="ctc_weight",
-            value=decoding.ctc_weight,
-            problem="but is a share",
-            fix="Write: ctc_weight: 0.3",
-        )
-
-
-def _check_lm(config: Any, file: Any, weight: Any) -> None:
-    if (config is None) != (file is None):
-        lacking = "lm_train_config" if config is None else "lm_file"
-        example = "config.yaml" if config is None else "valid.loss.ave.pth"
-        raise ConfigError(
-            f"{'lm_file' if config is None else 'lm_train_config'} is set",
-            key="lm_file" if config is None else "lm_train_config",
-            problem=f"but {lacking} is not: a language model needs both",
-            fix=f"Write: {lacking}: exp/lm_train/{example}",
-        )
-    if weight and config is None:
-        raise ConfigError(
-            key="lm_weight",
-            value=weight,
-            problem="but there is no language model",
-            fix="Write lm_train_config and lm_file, or delete lm_weight.",
-        )
+    if isinstance(idx, list):
+        return [output_fn(*item) for item in zip(data, model_output, idx, strict=True)]
+    if isinstance(model_output, Mapping):
+        return dict(model_output)
+    return fields_of_recognition(data, model_output, idx)

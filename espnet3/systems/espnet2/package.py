@@ -25,18 +25,66 @@ INSTALL = (
 
 @dataclass(frozen=True)
 class Task:
-    """Where a task of ESPnet2 is."""
+    """Where a task of ESPnet2 is, and how ESPnet2 itself uses a trained model of it."""
 
     module: str
     class_name: str
     inference: str = ""
-    """The class that ESPnet2 itself decodes with."""
+    """The class that ESPnet2 itself decodes with; empty: none that is used here."""
+    argument: str = ""
+    """What the names of its arguments begin with: `st_` of `st_train_config`."""
+    network: str = ""
+    """The attribute of that class that holds the model."""
+    reads: str = "speech"
+    """The input of that class, by ESPnet2's name."""
+
+
+def _decoded(name: str, class_name: str, inference: str, network: str, **other: str) -> Task:
+    module = f"espnet2.tasks.{name}"
+    return Task(module, class_name, f"espnet2.bin.{inference}", network=network, **other)
+
+
+def _trained(name: str, class_name: str) -> Task:
+    return Task(f"espnet2.tasks.{name}", class_name)
 
 
 TASKS: Mapping[str, Task] = {
-    "asr": Task("espnet2.tasks.asr", "ASRTask", "espnet2.bin.asr_inference.Speech2Text"),
-    "lm": Task("espnet2.tasks.lm", "LMTask"),
-}
+    "asr": _decoded(
+        "asr", "ASRTask", "asr_inference.Speech2Text", "asr_model", argument="asr_"
+    ),
+    "asr_transducer": _decoded(
+        "asr_transducer", "ASRTransducerTask", "asr_transducer_inference.Speech2Text", "asr_model",
+        argument="asr_",
+    ),
+    "st": _decoded("st", "STTask", "st_inference.Speech2Text", "st_model", argument="st_"),
+    "mt": _decoded(
+        "mt", "MTTask", "mt_inference.Text2Text", "mt_model", argument="mt_", reads="src_text"
+    ),
+    "lm": Task("espnet2.tasks.lm", "LMTask", reads="text"),
+    "tts": _decoded("tts", "TTSTask", "tts_inference.Text2Speech", "model", reads="text"),
+    "enh": _decoded(
+        "enh", "EnhancementTask", "enh_inference.SeparateSpeech", "enh_model", reads="speech_mix"
+    ),
+    "spk": _decoded("spk", "SpeakerTask", "spk_inference.Speech2Embedding", "spk_model"),
+    "slu": _decoded(
+        "slu", "SLUTask", "slu_inference.Speech2Understand", "asr_model", argument="slu_"
+    ),
+    "s2t": _trained("s2t", "S2TTask"),
+    "asvspoof": _trained("asvspoof", "ASVSpoofTask"),
+    "cls": _trained("cls", "CLSTask"),
+    "diar": _trained("diar", "DiarizationTask"),
+    "enh_s2t": _trained("enh_s2t", "EnhS2TTask"),
+    "enh_tse": _trained("enh_tse", "TargetSpeakerExtractionTask"),
+    "hubert": _trained("hubert", "HubertTask"),
+    "lid": _trained("lid", "LIDTask"),
+    "s2st": _trained("s2st", "S2STTask"),
+    "s2t_ctc": _trained("s2t_ctc", "S2TTask"),
+    "ssl": _trained("ssl", "SSLTask"),
+    "svs": _trained("svs", "SVSTask"),
+    "tts2": _trained("tts2", "TTS2Task"),
+}  # fmt: skip
+"""All but those that ESPnet2 trains by two losses in turn, see `_IN_TURN`."""
+_IN_TURN = ("gan_codec", "gan_svs", "gan_tts", "uasr")
 
 
 def task_of(name: Any) -> Task:
@@ -45,6 +93,13 @@ def task_of(name: Any) -> Task:
     Raises:
         ConfigError: there is none, or it is not supported.
     """
+    if name in _IN_TURN:
+        raise ConfigError(
+            key="task",
+            value=name,
+            problem="which ESPnet2 trains by two losses in turn, and ESPnet2Model has one",
+            fix=f"Take another task, one of {', '.join(TASKS)}.",
+        )
     if name not in TASKS:
         raise ConfigError(
             key="task",

@@ -178,8 +178,12 @@ def fitting_search(
     others = [name for name in options if name not in _SAME]
     if others:
         raise CannotImport(f"{others[0]} is set, which only ESPnet2's own search has")
-    if type(model).__name__ != "ESPnetASRModel":
-        raise CannotImport(f"the model is a {type(model).__name__}")
+    kind = type(model).__name__
+    if kind not in ("ESPnetASRModel", "ESPnetSTModel"):
+        raise CannotImport(f"the model is a {kind}")
+    # CTC of a translator is of another decoder or language.
+    if kind == "ESPnetSTModel" and (decoding.ctc_weight or model.use_multidecoder):
+        raise CannotImport("the translator has CTC or a second decoder")
     if getattr(model, "use_transducer_decoder", False):
         raise CannotImport("the model is a transducer")
     if math.isnan(decoding.ctc_weight) or not 0 <= decoding.ctc_weight <= 1:

@@ -2,7 +2,7 @@
 
 import logging
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +14,16 @@ logger = logging.getLogger(__name__)
 
 # Keys that name files, at the top and in blocks.
 _FILES = ("token_list", "bpemodel", "non_linguistic_symbols", "stats_file", "src_token_list",
-          "src_bpemodel", "spk2utt", "rir_scp", "noise_scp")  # fmt: skip
+          "src_bpemodel", "transcript_token_list", "tgt_token_list", "unit_token_list", "spk2utt",
+          "rir_scp", "noise_scp")  # fmt: skip
+# Of the training alone; often gone when models travel.
+_OF_TRAINING = ("rir_scp", "noise_scp")
 # Written by ESPnet2 into the config of a training, beside the arguments of its parser.
 _WRITTEN = ("version", "config", "distributed", "ngpu", "required", "print_config")
+
+_TOKENS = "token_list"
+# Blocks that say the sampling rate, and ESPnet2's default.
+_RATES = {"feats_extract_conf": 22050, "frontend_conf": 16000}
 
 LOOP_KEYS: Mapping[str, str] = {
     "optim": "optimizer", "optim_conf": "optimizer", "scheduler": "scheduler",
@@ -132,7 +139,13 @@ def warn_of_unknown(task: str, values: Mapping[str, Any], source: str) -> None:
         )  # fmt: skip
 
 
-def resolve_paths(values: Mapping[str, Any], config: Path | None) -> dict[str, Any]:
+def resolve_paths(
+    values: Mapping[str, Any],
+    config: Path | None,
+    *,
+    may_lack: Collection[str] = (),
+    within: Path | None = None,
+) -> dict[str, Any]:
     """Return a config whose files are found from the working folder.
 
     ESPnet2 writes paths relative to its recipe, which is a folder above that of the config.
@@ -140,44 +153,81 @@ def resolve_paths(values: Mapping[str, Any], config: Path | None) -> dict[str, A
     Args:
         values: Of the config.
         config: Its file; None: paths count from the working folder alone.
+        may_lack: Keys whose files need not be there.
+        within: The folder of a packed model: nothing outside of it is used.
 
     Raises:
         ConfigError: A file that it names is in none of these folders.
     """
-    roots = [] if config is None else list(config.resolve().parents)
-    return {key: _resolved(key, value, roots, config) for key, value in values.items()}
+    places = _Places(config, may_lack, within)
+    return {key: _resolved(key, value, places) for key, value in values.items()}
 
 
-def _resolved(key: str, value: Any, roots: list[Path], config: Path | None) -> Any:
+class _Places:
+    """Where the files of a config are searched for."""
+
+    def __init__(self, config: Path | None, may_lack: Collection[str], within: Path | None) -> None:
+        self.config = config
+        self.may_lack = may_lack
+        self.within = within
+        above = [] if config is None else list(config.resolve().parents)
+        self.roots = [one for one in above if within is None or one.is_relative_to(within)]
+
+    def find(self, value: str) -> str | None:
+        """Return a path that exists; None if there is none."""
+        if self.within is None and os.path.exists(value):
+            return value
+        for root in self.roots:
+            # An absolute path replaces the root.
+            path = root / value
+            if self.within is not None and not path.resolve().is_relative_to(self.within):
+                continue
+            if path.exists():
+                return str(checked_path(path))
+        return None
+
+
+def _resolved(key: str, value: Any, places: _Places) -> Any:
     if isinstance(value, Mapping):
-        return {name: _resolved(name, one, roots, config) for name, one in value.items()}
+        return {name: _resolved(name, one, places) for name, one in value.items()}
     if key.rpartition(".")[2] not in _FILES or not isinstance(value, str) or not value:
         return value
-    if os.path.exists(value):
+    found = places.find(value)
+    if found is not None:
+        return found
+    if key in (*_OF_TRAINING, *places.may_lack):
         return value
-    for root in roots if not os.path.isabs(value) else ():
-        if (root / value).exists():
-            return str(checked_path(root / value))
-    if key in ("rir_scp", "noise_scp"):  # of the training alone; often gone when models travel
-        return value
+    config = places.config
     source = f" in {config}" if config else ""
     searched = f"from {os.getcwd()}" + (f", nor from the folders above {config}" if config else "")
+    if places.within is not None:
+        searched = f"inside of {places.within}, the only folder that a packed model may read"
     raise ConfigError(
         f"{key}{source} is {value!r}",
         key=key,
         problem=f"which does not exist, {searched}"
-        if not os.path.isabs(value)
+        if not os.path.isabs(value) or places.within is not None
         else "which does not exist",
         fix=f"Copy the file there, or write its path: {key}: PATH",
     )
 
 
 def training_values(
-    task: str, config: str | os.PathLike[str] | None, keys: Mapping[str, Any]
+    task: str,
+    config: str | os.PathLike[str] | None,
+    keys: Mapping[str, Any],
+    *,
+    may_lack: Collection[str] = (),
 ) -> dict[str, Any]:
     """Return the config of a training: that of a file, and above it keys of our config.
 
-    Options of a part, `encoder_conf` and the like, are merged one by one.
+    Options of a part, `encoder_conf` and the like, are merged one by one. Token lists are read.
+
+    Args:
+        task: Of ESPnet2.
+        config: The file, if there is one.
+        keys: Of our config.
+        may_lack: Keys whose files need not be there.
 
     Raises:
         ConfigError: A key is not known, or a file is missing.
@@ -189,7 +239,8 @@ def training_values(
         below = values.get(key)
         both = isinstance(below, Mapping) and isinstance(value, Mapping)
         values[key] = {**below, **value} if both else value  # type: ignore[dict-item]
-    return with_defaults(task, resolve_paths(values, None if config is None else Path(config)))
+    found = resolve_paths(values, None if config is None else Path(config), may_lack=may_lack)
+    return with_tokens(with_defaults(task, found), os.fspath(config or "the model"))
 
 
 def log_unused(values: Mapping[str, Any], source: str) -> None:
@@ -202,30 +253,48 @@ def log_unused(values: Mapping[str, Any], source: str) -> None:
         )  # fmt: skip
 
 
-def read_token_list(values: Mapping[str, Any], source: str) -> list[str]:
+def with_tokens(values: Mapping[str, Any], source: str) -> dict[str, Any]:
+    """Return a complete config with the tokens of each list that its task has.
+
+    Raises:
+        ConfigError: A task with `token_list` has none.
+    """
+    found = {
+        key: read_token_list(values, source, key)
+        for key, value in values.items()
+        if key.endswith(_TOKENS) and (value or key == _TOKENS)
+    }
+    return {**values, **found}
+
+
+def read_token_list(values: Mapping[str, Any], source: str, key: str = _TOKENS) -> list[str]:
     """Return the tokens of a config: a list, or a file with one in each line.
 
     Raises:
         ConfigError: There are none.
     """
-    tokens = values.get("token_list")
+    tokens = values.get(key)
     if isinstance(tokens, str):
         lines = checked_path(tokens).read_text("utf-8").removesuffix("\n").split("\n")
         return [line.rstrip("\r") for line in lines]
     if isinstance(tokens, list | tuple) and tokens:
         return [str(token) for token in tokens]
     raise ConfigError(
-        f"token_list of {source}",
-        key="token_list",
+        f"{key} of {source}",
+        key=key,
         problem=" is not set, so which token an output means is not known.",
         fix="Write the file with a token in each line: "
-        "token_list: data/token_list/bpe_unigram5000/tokens.txt",
+        f"{key}: data/token_list/bpe_unigram5000/tokens.txt",
     )
 
 
-def sample_rate_of(values: Mapping[str, Any]) -> int:
-    """Return the rate of the speech that the front end was made for, in Hz."""
-    rate = (values.get("frontend_conf") or {}).get("fs", 16000)
+def sample_rate_of(task: str, values: Mapping[str, Any]) -> int | None:
+    """Return the rate of the speech that a model was made for, in Hz; None if it does not say."""
+    names = task_class(task).required_data_names()
+    conf = next((key for key in _RATES if key.removesuffix("_conf") in values), None)
+    if conf is None or "speech" not in names:
+        return None
+    rate = (values.get(conf) or {}).get("fs", _RATES[conf])
     if isinstance(rate, str):  # such as 16k
         number = rate.lower().removesuffix("hz").strip()
         return round(float(number.removesuffix("k")) * (1000 if number.endswith("k") else 1))
