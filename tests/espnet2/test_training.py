@@ -107,6 +107,9 @@ def test_keys_of_the_loop_are_told_with_their_place_here(recipe, caplog):
     with caplog.at_level("INFO", "espnet3"):
         ESPnet2Model("asr", "conf/train_asr.yaml", token_list="data/tokens.txt")
     assert "batch_type (dataloader.train)" in caplog.text
+    assert (
+        "numel with batch_bins: 1000000 is dataloader.train: {batch_seconds: 62.5}" in caplog.text
+    )
 
 
 def test_unknown_keys_are_refused_with_the_nearest(recipe):

@@ -251,6 +251,39 @@ def log_unused(values: Mapping[str, Any], source: str) -> None:
             "of %s the model takes its own keys; these are set in the training config: %s",
             source, ", ".join(f"{key} ({LOOP_KEYS[key]})" for key in unused),
         )  # fmt: skip
+    line = batches_here(values)
+    if line:
+        logger.info("batches of %s: %s", source, line)
+
+
+def batches_here(values: Mapping[str, Any]) -> str:
+    """Return how the batches of a training config are written here; empty if it has none.
+
+    Example:
+        >>> batches_here({"batch_type": "unsorted", "batch_size": 8})
+        'unsorted is dataloader.train: {batch_size: 8}'
+    """
+    kind = values.get("batch_type")
+    if kind is None:
+        return ""
+    size = f"batch_size: {values.get('batch_size', 20)}"
+    if kind == "unsorted":
+        return f"unsorted is dataloader.train: {{{size}}}"
+    if kind == "sorted":
+        return f"sorted is dataloader.train: {{{size}, max_padding: 0.08}}"
+    if kind == "folded":
+        return (
+            f"folded is dataloader.train: {{{size}, batch_seconds: 200}}: at most so many items, "
+            "and fewer where they are long, by their padded seconds in place of fold lengths"
+        )
+    bins = int(values.get("batch_bins", 1_000_000))
+    rate = _hertz((values.get("frontend_conf") or {}).get("fs", 16000))
+    padding = ", padding included" if kind == "numel" else ", without padding there"
+    return (
+        f"{kind} with batch_bins: {bins} is dataloader.train: {{batch_seconds: {bins / rate:g}}} "
+        f"for speech of {rate} Hz{padding}; of all ranks together there, and of each one here. Of "
+        f"other data: {{batch_bins: {bins}, shape_file: exp/stats/train/feats_shape}}"
+    )
 
 
 def with_tokens(values: Mapping[str, Any], source: str) -> dict[str, Any]:
@@ -295,6 +328,10 @@ def sample_rate_of(task: str, values: Mapping[str, Any]) -> int | None:
     if conf is None or "speech" not in names:
         return None
     rate = (values.get(conf) or {}).get("fs", _RATES[conf])
+    return _hertz(rate)
+
+
+def _hertz(rate: Any) -> int:
     if isinstance(rate, str):  # such as 16k
         number = rate.lower().removesuffix("hz").strip()
         return round(float(number.removesuffix("k")) * (1000 if number.endswith("k") else 1))

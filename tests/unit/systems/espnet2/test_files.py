@@ -8,7 +8,12 @@ import torch
 
 from espnet3.errors import ConfigError, RunFolderError
 from espnet3.systems.espnet2.inference import ESPnet2Inference
-from espnet3.systems.espnet2.training_config import read_config, read_token_list, resolve_paths
+from espnet3.systems.espnet2.training_config import (
+    batches_here,
+    read_config,
+    read_token_list,
+    resolve_paths,
+)
 from espnet3.systems.espnet2.weights import put_weights, read_weights
 
 
@@ -105,3 +110,20 @@ def test_a_missing_token_list_is_told(tmp_path):
 def test_wrong_settings_are_refused_before_anything_is_imported(settings, message):
     with pytest.raises(ConfigError, match=message):
         ESPnet2Inference(**{"task": "asr", "config": "a", "weights": "b", **settings})
+
+
+@pytest.mark.parametrize(
+    ("values", "line"),
+    [
+        ({}, ""),
+        ({"batch_type": "sorted", "batch_size": 4}, "{batch_size: 4, max_padding: 0.08}"),
+        ({"batch_type": "folded", "batch_size": 4}, "{batch_size: 4, batch_seconds: 200}"),
+        (
+            {"batch_type": "numel", "batch_bins": 4_000_000, "frontend_conf": {"fs": "8k"}},
+            "{batch_seconds: 500} for speech of 8000 Hz, padding included",
+        ),
+        ({"batch_type": "length", "batch_bins": 160_000}, "{batch_seconds: 10}"),
+    ],
+)
+def test_each_kind_of_batches_is_told_as_it_is_written_here(values, line):
+    assert line in batches_here(values)

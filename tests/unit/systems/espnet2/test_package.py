@@ -3,11 +3,13 @@
 import importlib.util
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from espnet3.errors import ConfigError, MissingExtraError, ResourceError
 from espnet3.systems.espnet2 import package
+from espnet3.systems.espnet2.inference import ESPnet2Inference
 
 
 @pytest.fixture
@@ -45,13 +47,24 @@ def test_earlier_releases_fit(espnet_of, version):
     assert package.installed_version() == version
 
 
+def test_tasks_with_two_losses_in_turn_are_refused():
+    with pytest.raises(ConfigError, match=r"two losses in turn.*one of asr"):
+        package.task_of("gan_tts")
+
+
+def test_tasks_that_are_only_trained_are_refused_by_inference():
+    with pytest.raises(ConfigError, match=r"can be trained here, but not decoded.*takes asr"):
+        ESPnet2Inference("diar", "a", "b")
+
+
 def test_an_unknown_task_is_refused_with_the_nearest():
     with pytest.raises(ConfigError, match=r"task is 'asrr'.*Did you mean 'asr'"):
         package.task_class("asrr")
 
 
 def test_importing_our_part_imports_no_espnet2():
-    modules = "inference, search, imported_networks, training_config, weights"
-    code = f"from espnet3.systems.espnet2 import {modules}; import sys; "
+    modules = [path.stem for path in Path(package.__file__).parent.glob("[!_]*.py")]
+    assert "task_calls" in modules
+    code = f"from espnet3.systems.espnet2 import {', '.join(modules)}; import sys; "
     code += "sys.exit('espnet2' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
