@@ -702,6 +702,12 @@ _WAITS = {
         r"queue (is )?not started|(takes|starts) no jobs|scheduling is off",
         CLOSED_ADVICE,
     ),
+    "given up": (
+        r"too many failed attempts|launch failed requeued held",
+        "The scheduler could not start these jobs, and holds them until an administrator lets them "
+        "go: see whether your account, your home and the logs' folder exist on the nodes, then "
+        "start again",
+    ),
     "held": (r"held|\bhold\b", "These jobs are held; see {status}"),
     "limit": (
         r"PerUser|PerAccount|slot limit reached|user.*limit",
@@ -739,7 +745,7 @@ _WAITS = {
 """Reasons for waiting in plain English, by kind, and what a colleague would say; the first that
 fits is taken."""
 
-_IN_VAIN = ("walltime", "account", "size")
+_IN_VAIN = ("walltime", "account", "size", "given up")
 """Kinds of reasons that no patience removes."""
 
 

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from espnet3.schedulers.base import FORGOTTEN, JobState, Phase
 from espnet3.schedulers.command import ask, call
-from espnet3.schedulers.pbs import PBS
+from espnet3.schedulers.pbs import PBS, TORQUE_STATUSES
 
 _PHASES: dict[str, Phase] = {
     **dict.fromkeys(("Completed", "Removed", "Vacated"), "ended"),
@@ -15,13 +15,6 @@ _PHASES: dict[str, Phase] = {
     **dict.fromkeys(("Hold", "BatchHold", "UserHold", "SystemHold", "Blocked"), "pending"),
 }
 """Of Unknown, the daemon of its node does not answer; the job is there."""
-_CODES = {
-    "-11": "its walltime was over", "-12": "its walltime was over (of its CPUs)",
-    "-10": "it used more memory than it had asked for",
-    "-4": "its node failed", "-5": "its node failed", "-6": "its node failed",
-    "-9": "No such file or folder for its log",
-}  # fmt: skip
-"""Exit statuses of the Torque below it that are no program's own."""
 _INVALID = re.compile(r"invalid job specified|cannot locate job", re.IGNORECASE)
 
 
@@ -121,7 +114,7 @@ def _describe_end(text: str) -> str:
     code = re.search(r"^Completion Code: +(?:CNCLD\()?(-?\d+)", text, re.M)
     if code is None:
         return ""
-    parts = [_CODES.get(code[1], ""), f"exit code {code[1]}"]
+    parts = [TORQUE_STATUSES.get(code[1], ""), f"exit code {code[1]}"]
     # The Torque below it reports a signal as 256 plus its number.
     if int(code[1]) > 256:
         parts.insert(0, f"signal {int(code[1]) - 256}")

@@ -39,12 +39,28 @@ _PHASES: dict[str, Phase] = {
     # C is Torque's word for F. M was moved to another server, which is not asked.
     "F": "ended", "X": "ended", "C": "ended", "M": "unknown",
 }  # fmt: skip
-# Statuses below zero are PBS's own; those above 256 mean a signal.
+# Statuses below zero are PBS's own, JOB_EXEC_... in its sources; those above 256 mean a signal.
 _STATUSES = {
-    "-29": "its walltime was over",
+    **dict.fromkeys(("-1", "-2", "-3"), "it could not be started"),
+    **dict.fromkeys(("-4", "-5", "-6"), "the PBS daemon of its node was restarted"),
+    "-10": "its user is not known on its node",
+    **dict.fromkeys(("-14", "-30"), "its other node was lost"),
+    **dict.fromkeys(("-16", "-17"), "a hook of the cluster refused it"),
+    **dict.fromkeys(("-18", "-19"), "a hook of the cluster ended it"),
     "-20": "its node was lost",
-    "-27": "it used more memory than it had asked for",
+    "-22": "a hook of the cluster was late or broken",
+    **dict.fromkeys(("-24", "-25"), "it used more cores than it had asked for"),
+    **dict.fromkeys(("-26", "-27"), "it used more memory than it had asked for"),
+    "-28": "its CPU time was over",
+    "-29": "its walltime was over",
 }
+TORQUE_STATUSES = {
+    "-11": "its walltime was over", "-12": "its walltime was over (of its CPUs)",
+    "-10": "it used more memory than it had asked for",
+    "-4": "its node failed", "-5": "its node failed", "-6": "its node failed",
+    "-9": "No such file or folder for its log",
+}  # fmt: skip
+"""Those of Torque, for which the same numbers mean something else."""
 _CHUNK = {"": "n_nodes", "ncpus": "n_cpus", "ngpus": "n_gpus", "mem": "megabytes"}
 # Resources of a host, which PBS wants in the chunk as soon as there is a `select`.
 _OF_A_CHUNK = ("ncpus", "mem", "vmem", "ngpus", "mpiprocs", "ompthreads", "host", "vnode", "arch")
@@ -113,6 +129,13 @@ class PBS(Scheduler):
 
     time_options = (r"\bwalltime=([\d:]+)",)
 
+    waits = {
+        "down": r"dedicated time",
+        "resources": r"too few free resources",
+        "priority": r"starving job",
+    }
+    ends = {"walltime": r"CPU time was over", "node": r"daemon of its node was restarted"}
+
     hosts = """awk '!seen[$1]++ {print $1}' "$PBS_NODEFILE\""""
     # As a part of the job where PBS has a command for that.
     remote = (
@@ -159,6 +182,10 @@ class PBS(Scheduler):
         server = ask("qstat", "-Bf") or ""
         if self.schedules and re.search(r"^\s+scheduling = False", server, re.M):
             return "the server starts no jobs: its scheduling is off (qstat -Bf)"
+        # An error on Torque, and on a PBS that is older than several schedulers.
+        daemon = ask("qmgr", "-c", "list sched default") if self.schedules else None
+        if re.search(r"^\s+state = down", daemon or "", re.M):
+            return "the server starts no jobs: its scheduler does not run (qmgr -c 'list sched')"
         default = re.search(r"^\s+default_queue = (\S+)", server, re.M)
         # PBS takes queue@server, and the table has no servers.
         name = queue.partition("@")[0] if queue else default[1] if default else ""
@@ -283,8 +310,11 @@ def parse_records(records: Mapping[str, Any]) -> dict[str, JobState]:
 
 
 def _describe_end(record: Mapping[str, Any], comment: str) -> str:
-    status = str(record.get("Exit_status", record.get("exit_status", "")))
-    words = _STATUSES.get(status, "")
+    # Torque spells the name in small letters.
+    status, statuses = str(record.get("Exit_status", "")), _STATUSES
+    if "exit_status" in record:
+        status, statuses = str(record["exit_status"]), TORQUE_STATUSES
+    words = statuses.get(status, "")
     if not words and str(record.get("substate")) == _DELETED:
         words, comment = "it was cancelled", ""  # the comment says why it waited
     elif status.isdecimal() and int(status) > 256:

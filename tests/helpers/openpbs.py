@@ -2,8 +2,8 @@
 
 Seen on a server of its main branch, with clients of main and of 23.06.06; qstat of main answers in
 JSON for the first of several jobs only (openpbs/openpbs#2672). Exit codes are the last eight bits
-of the server's error. `python openpbs.py FOLDER COMMAND ...` is a command; what it knows of jobs,
-queues and itself is `FOLDER/state.json`.
+of the server's error, but 0 where it keeps no history. `python openpbs.py FOLDER COMMAND ...` is a
+command; what it knows of jobs, queues and itself is `FOLDER/state.json`.
 """
 
 import json
@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 SERVER = "head"
-_UNKNOWN, _FINISHED, _NO_HISTORY = (code & 255 for code in (15001, 15139, 15140))
+_UNKNOWN, _FINISHED = (code & 255 for code in (15001, 15139))
+_WIDTH = 78
 _HEADING = """Queue              Max   Tot Ena Str   Que   Run   Hld   Wat   Trn   Ext Type
 ---------------- ----- ----- --- --- ----- ----- ----- ----- ----- ----- ----
 """
@@ -24,14 +25,15 @@ _VARIABLES = (
 DEFAULTS: dict[str, Any] = {
     "history": False,
     "scheduling": True,
+    "sched": "idle",
     "default_queue": "workq",
     "queues": {"workq": ["yes", "yes"], "gpu": ["yes", "yes"]},
     "jobs": {},
     "most": 1000,
     "comment": "",
 }
-"""`most` is for how many jobs it answers at once, for one that leaves some out; `comment` is what
-its scheduler says of each job that is submitted."""
+"""`sched` is the state of its scheduler's daemon; `most` is for how many jobs it answers at once,
+for one that leaves some out; `comment` is what its scheduler says of each job that is submitted."""
 
 
 def qstat(arguments: list[str], state: dict[str, Any]) -> tuple[str, str, int]:
@@ -46,7 +48,7 @@ def qstat(arguments: list[str], state: dict[str, Any]) -> tuple[str, str, int]:
     numbers = [int(word.partition(".")[0]) for word in words]
     if "x" in letters and not state["history"]:
         complaints = [f"qstat: PBS is not configured to maintain job history {n}" for n in words]
-        return "", "".join(f"{each}\n" for each in complaints), _NO_HISTORY
+        return "", "".join(f"{each}\n" for each in complaints), 0
     found: dict[str, dict[str, Any]] = {}
     complaints, code = list[str](), 0
     for number in list(numbers or jobs)[: state["most"]]:
@@ -74,12 +76,24 @@ def _jobs(found: dict[str, dict[str, Any]], arguments: list[str]) -> str:
 
 
 def _attributes(record: dict[str, Any]) -> str:
-    """Break long values into lines that begin with a tab, as qstat does."""
-    lines = []
-    for key, value in record.items():
-        text = f"    {key} = {value}"
-        lines.append("\n\t".join(text[i : i + 78] for i in range(0, len(text), 78)))
-    return "".join(f"{line}\n" for line in lines)
+    """Break long values at commas, or else anywhere, into lines that begin with a tab."""
+    return "".join(f"    {key} = {_wrapped(key, str(value))}\n" for key, value in record.items())
+
+
+def _wrapped(key: str, value: str) -> str:
+    text, column = "", len(key) + 7
+    for number, part in enumerate(value.split(",")):
+        text += "," if number else ""
+        if column + len(part) < _WIDTH:
+            text, column = text + part, column + len(part)
+            continue
+        if number:
+            text, column = text + "\n\t", 9
+        for letter in part:
+            text, column = text + letter, column + 1
+            if column > _WIDTH:  # also behind the last letter
+                text, column = text + "\n\t", 8
+    return text
 
 
 def _servers(state: dict[str, Any], *, is_full: bool) -> str:
@@ -110,7 +124,7 @@ class OpenPBS:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         folder.mkdir(exist_ok=True)
-        for name in ("qsub", "qstat", "qdel"):
+        for name in ("qsub", "qstat", "qdel", "qmgr"):
             words = shlex.join([sys.executable, "-IS", __file__, str(folder), name])
             (folder / name).write_text(f'#!/bin/sh\nexec {words} "$@"\n')
             (folder / name).chmod(0o755)
@@ -141,6 +155,8 @@ def _run(folder: Path, command: str, arguments: list[str]) -> tuple[str, str, in
     state = json.loads(path.read_text())
     if command == "qstat":
         return qstat(arguments, state)
+    if command == "qmgr":
+        return f"Sched default\n    scheduling = True\n    state = {state['sched']}\n", "", 0
     if command == "qsub":
         refusal = folder / "refusal"
         if refusal.exists():
@@ -153,6 +169,8 @@ def _run(folder: Path, command: str, arguments: list[str]) -> tuple[str, str, in
         return f"{number}.{SERVER}\n", "", 0
     number = arguments[-1].partition(".")[0]
     if state["jobs"].get(number, {"job_state": "F"})["job_state"] == "F":
+        if state["history"] and number in state["jobs"]:
+            return "", f"qdel: Job has finished {number}.{SERVER}\n", _FINISHED
         return "", f"qdel: Unknown Job Id {number}.{SERVER}\n", _UNKNOWN
     state["jobs"][number] |= {"job_state": "F", "substate": 91}
     path.write_text(json.dumps(state))

@@ -87,6 +87,54 @@ def test_with_history_it_says_how(pbs):
     assert scheduler.ended_well(states["23"])
 
 
+def test_long_values_are_read_whole_wherever_their_lines_break(pbs):
+    for length in range(60, 90):
+        comment = f"Not Running: {'x' * length}, and more (R: 64 A: 4 T: 4), at last"
+        pbs.job(length, "Q", comment=comment)
+    states = ask_jobs("pbs", [str(length) for length in range(60, 90)])
+    for length, state in states.items():
+        assert (
+            state.reason == f"Not Running: {'x' * int(length)}, and more (R: 64 A: 4 T: 4), at last"
+        )
+
+
+@pytest.mark.parametrize(
+    ("statuses", "kind"),
+    [
+        # A daemon that was restarted takes its jobs with it; with -r n they do not come back.
+        ((-4, -5, -6, -14, -20, -30), "node"),
+        ((-26, -27), "memory"),
+        ((-28, -29), "walltime"),
+        ((-1, -2, -3, -10, -16, -17, -18, -19, -22, -24, -25), ""),
+        ((265,), "killed"),
+        ((127,), "missing"),
+    ],
+)
+def test_statuses_that_pbs_itself_gives(pbs, statuses, kind):
+    pbs.set(history=True)
+    numbers = {str(-status if status < 0 else status): status for status in statuses}
+    for number, status in numbers.items():
+        pbs.job(number, "F", substate=93, Exit_status=status, comment="Job run at Tue and failed")
+    scheduler = known_scheduler("pbs")
+    for state in ask_jobs("pbs", list(numbers)).values():
+        assert scheduler.kind_of_end(state) == kind
+        assert scheduler.is_blameless(state) == (kind == "node")
+        assert not scheduler.ended_well(state)
+        assert not state.reason.startswith("exit status -"), "each has words of its own"
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"), [(-11, "walltime"), (-10, "memory"), (-4, "node"), (-20, "")]
+)
+def test_the_same_numbers_mean_something_else_on_torque(pbs, status, kind):
+    (pbs.folder / "qstat").write_text(
+        "#!/bin/sh\n"
+        f"printf 'Job Id: 12.torque\\n    job_state = C\\n    exit_status = {status}\\n'\n"
+    )
+    scheduler = known_scheduler("pbs")
+    assert scheduler.kind_of_end(ask_jobs("pbs", ["12"])["12"]) == kind
+
+
 def test_a_server_that_is_away_says_nothing_of_any_job(pbs):
     (pbs.folder / "qstat").write_text(
         "#!/bin/sh\necho 'qstat: cannot connect to server head (errno=111)' >&2\nexit 111\n"
@@ -112,6 +160,7 @@ CLOSED = [
     ({"queues": {"workq": ["yes", "yes"], "gpu": ["no", "yes"]}}, "gpu is disabled"),
     ({"queues": {"workq": ["yes", "yes"], "gpu": ["yes", "no"]}}, "gpu is stopped"),
     ({"scheduling": False}, "scheduling is off"),
+    ({"sched": "down"}, "its scheduler does not run"),
 ]
 
 
@@ -172,6 +221,13 @@ def test_the_doctor_does_not_wait_for_a_job_that_can_never_run(pbs, trial, tmp_p
     assert "ask for less cores" in finding.fix
     assert pbs.calls("qdel")
     assert list((tmp_path / "recipe").iterdir()) == []
+
+
+def test_the_doctor_does_not_wait_for_a_job_that_pbs_has_given_up(pbs, trial):
+    pbs.set(comment="job held, too many failed attempts to run")
+    ((finding,), _) = submit_probe(trial)
+    assert "too many failed attempts" in finding.told
+    assert "exist on the nodes" in finding.fix
 
 
 def test_a_refusal_comes_with_what_to_look_at(pbs, trial):

@@ -434,7 +434,13 @@ class JobMonitor:
         return sorted({known[name] for name in self._names.values() if known.get(name)})
 
     def hopeless(self) -> str:
-        """Return why no job will ever start; empty as long as one may."""
+        """Return why no job will ever start; empty as long as one may.
+
+        Where a job of this run has started, another can: what PBS says can never run may have its
+        nodes down for the moment.
+        """
+        if self._names:
+            return ""
         states = [job.state for job in self._jobs.values() if not job.is_connected]
         is_vain = bool(states) and all(
             state.phase == "pending"

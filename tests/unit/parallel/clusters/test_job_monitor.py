@@ -358,6 +358,20 @@ def test_jobs_that_never_start_are_hopeless_and_others_are_not(make_world):
     assert world.monitor.began == ["1", "2"]
 
 
+def test_what_can_never_run_is_waited_for_where_a_job_of_the_run_has_run(make_world):
+    """PBS says so while the nodes that have such a resource are down."""
+    world = make_world(n_jobs=1, env="pbs")
+    world.connect(1)
+    world.look(90)
+    world.end(1, JobState("ended", "F", "its node was lost, exit status -20"))
+    world.look(5)
+    world.states["2"] = JobState("pending", "Q", "Can Never Run: Insufficient amount of resource")
+    world.look(9)
+    assert world.n_submitted == 2
+    assert world.monitor.hopeless() == ""
+    assert "Can Never Run" in world.monitor.waiting()
+
+
 def test_a_job_that_the_scheduler_denies_is_replaced(make_world, caplog):
     world = make_world(n_jobs=1, env="pbs")
     world.connect(1)
