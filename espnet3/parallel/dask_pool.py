@@ -30,6 +30,7 @@ from espnet3.errors import WorkerError
 from espnet3.parallel.env_provider import BuiltParts
 from espnet3.parallel.tasks import Died, Event, Finished, PoolWorker, ShardResult, ShardTask
 from espnet3.parallel.worker import ShardServer, dump_result, load_result, load_server
+from espnet3.text import folded
 
 logger = logging.getLogger(__name__)
 # Between two looks at the workers: short while they come and go, then longer and longer.
@@ -38,6 +39,12 @@ _LOOK_SHARE = 0.1  # of the time since the last change
 # Seconds after which missing workers are logged: soon if there are none, then less and less.
 _TELL_SECONDS = (15.0, 300.0)
 _TELL_OF_SOME_SECONDS = 60.0
+_RECONNECT_SECONDS = 60.0  # Dask's client itself gives up after 30 s without a connection
+_RETRY_SECONDS = 0.5
+# In which a scheduler elsewhere says who its workers are: a port that is forwarded may swallow the
+# question. The second one is for one that is known to be away.
+_ANSWER_SECONDS = (20.0, 5.0)
+_DISCONNECTED = "scheduler-connection-lost"  # why Dask cancels the futures of such a client
 _MANY = 1  # queued shards per worker, so that prefetching cannot make a slow one the last
 _NEXT = " (next)"
 _BEAT_SECONDS = 1.0
@@ -101,6 +108,10 @@ class DaskPool:
         self._positions: dict[str, int] = {}
         self._turns = itertools.count()
         self._ended: queue.SimpleQueue[tuple[str, Any, bytes | None]] = queue.SimpleQueue()
+        # In this process; it may be late, but it cannot get lost.
+        self._is_own_scheduler = getattr(client.cluster, "scheduler", None) is not None
+        self._is_disconnected = False
+        self._dropped: list[Died] = []  # attempts that were lost with the connection
         client.subscribe_topic(self._topic, self._hear)
 
     def idle(self) -> list[str]:
@@ -158,7 +169,11 @@ class DaskPool:
                 events += self._end(*self._ended.get())
         except queue.Empty:
             pass
+        if self._is_disconnected:
+            self._reconnect("its futures were cancelled")
         self._look()
+        dropped, self._dropped = self._dropped, []
+        events += dropped
         gone = self._busy() - set(self._workers)
         for number, address in enumerate(gone):
             lost = self._lose(address, "it left the cluster")
@@ -201,7 +216,8 @@ class DaskPool:
         self._running.clear()
 
     def _busy(self) -> set[str]:
-        return {_worker_at(place) for place in self._running}
+        places = [*self._running, *(event.worker for event in self._dropped)]
+        return {_worker_at(place) for place in places}
 
     def _hear(self, event: tuple[float, list[Any]]) -> None:
         worker, shard, position = event[1]
@@ -222,14 +238,9 @@ class DaskPool:
         self._last_look = now
         before = self._workers
         try:
-            self._workers = list(self._client.nthreads())
+            self._workers = self._ask_for_workers(_ANSWER_SECONDS[0])
         except OSError as error:
-            known = self.waiting()
-            raise WorkerError(
-                f"The Dask scheduler cannot be reached any more ({error}). Finished shards are on "
-                "disk; start the cluster and run the same command again."
-                + (f" {known}" if known else "")
-            ) from error
+            self._reconnect(folded(error) or f"no answer in {_ANSWER_SECONDS[0]:g} s")
         if set(before) != set(self._workers):
             self._last_change = now
         # Jobs that are lost after the last shard need no replacement.
@@ -237,6 +248,61 @@ class DaskPool:
             self._monitor.look(self._n_left, self._busy())
             self._refuse_to_wait_in_vain()
         self._missing.tell(len(self._workers), self.waiting(), now)
+
+    def _ask_for_workers(self, seconds: float) -> list[str]:
+        if self._is_own_scheduler:
+            return list(self._client.nthreads())
+        # `nthreads` would wait for ever.
+        return list(self._client.sync(self._client.scheduler.ncores, callback_timeout=seconds))
+
+    def _reconnect(self, reason: str) -> None:
+        """Wait until the client is connected again, as after a restart of what forwards its port.
+
+        Dask forgets the attempts of a client that is gone, so that all of them run again.
+
+        Raises:
+            WorkerError: it does not succeed.
+        """
+        logger.warning("The connection to the Dask scheduler broke (%s); trying again", reason)
+        self._drop_all()
+        if self._client.scheduler_comm is not None:
+            # The connection of the futures may be as dead and not know it; closed, it is made anew.
+            self._client.loop.add_callback(self._client.scheduler_comm.abort)
+        deadline = time.monotonic() + _RECONNECT_SECONDS
+        while True:
+            workers: list[str] | None = None
+            try:
+                workers = self._ask_for_workers(_ANSWER_SECONDS[1])
+            except OSError as error:
+                reason = folded(error) or reason
+            # The question has a connection of its own; that of the futures must be there, too.
+            if workers is not None and self._client.status == "running":
+                break
+            is_over = self._client.status not in ("running", "connecting")
+            if is_over or time.monotonic() > deadline:
+                known = self.waiting()
+                raise WorkerError(
+                    f"The Dask scheduler cannot be reached any more ({reason}). Finished shards "
+                    "are on disk; start the cluster and run the same command again."
+                    + (f" {known}" if known else "")
+                )
+            if self._monitor is not None and self._n_left:
+                self._monitor.look(self._n_left)  # may know that the cluster is gone
+            time.sleep(_RETRY_SECONDS)
+        logger.info("The Dask scheduler is reached again")
+        self._drop_all()  # what was submitted meanwhile
+        self._is_disconnected = False
+        self._workers = workers
+        self._client.subscribe_topic(self._topic, self._hear)
+
+    def _drop_all(self) -> None:
+        for place, (_, task) in self._running.items():
+            reason = "the connection to the Dask scheduler broke"
+            self._dropped.append(Died(place, task, reason, was_disconnected=True))
+        self._running.clear()
+        # A scheduler that was restarted has other workers.
+        self._knows_spec.clear()
+        self._proven.clear()
 
     def _refuse_to_wait_in_vain(self) -> None:
         """End the run if no job will ever start, such as beyond the time limit of its queue."""
@@ -255,14 +321,20 @@ class DaskPool:
         Dask would wait for such a worker until `_lose` cancels the future.
         """
         data = None
-        with suppress(Exception, CancelledError):  # the status of the future tells
-            data = await future
+        with suppress(Exception):  # the status of the future tells
+            try:
+                data = await future
+            except CancelledError as error:
+                self._is_disconnected |= getattr(error, "reason", "") == _DISCONNECTED
         self._ended.put((worker, future, data))
 
     def _end(self, worker: str, future: Any, data: bytes | None) -> list[Event]:
         running = self._running.get(worker)
         if running is None or running[0] is not future:
             return []  # cancelled, or of a worker that was already given up
+        if data is None and (self._is_disconnected or self._client.status != "running"):
+            self._is_disconnected = True
+            return []  # it is given up with all others, in `_reconnect`
         if data is None:
             return list(self._lose(_worker_at(worker), _describe(future)))
         if data == _NEEDS_SPEC:  # the process behind this address is a new one

@@ -300,9 +300,9 @@ class Dispatcher:
         self._source.clean_up(task)
         if self._is_committed(task):  # it died after its commit, before it could say so
             return
-        if not event.was_running and position is None:
-            # Its worker was lost before the shard began: that is no fault of the shard, which keeps
-            # its place.
+        if event.was_disconnected or (not event.was_running and position is None):
+            # Its worker was lost before the shard began, or only the way to it broke: that is no
+            # fault of the shard, which keeps its place.
             self._again.appendleft(task)
             return
         death = Death(event.reason, position, event.log, event.host)

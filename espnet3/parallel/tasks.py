@@ -399,6 +399,8 @@ class Died:
     """Whether the worker died at `task`; not if that waited behind another, or was over."""
     went_with_others: bool = False
     """Whether others left at the same moment: then it was their node, and not what they did."""
+    was_disconnected: bool = False
+    """Whether only the way to the worker broke: it may be well, and nobody is to blame."""
     host: str = ""
     """Its node, by the name that other records give it; empty if that is not known."""
 

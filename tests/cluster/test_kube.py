@@ -7,6 +7,7 @@ import signal
 import subprocess
 from contextlib import contextmanager
 from pathlib import Path
+from urllib.request import Request, urlopen
 
 import pytest
 
@@ -196,6 +197,67 @@ def test_a_pod_that_is_killed_is_told_and_the_run_continues(python, tmp_path):
         assert len(stdout.split()) >= 20
         assert re.search(f"{name}.*OOMKilled, exit code 137", told), told
         assert "resources.limits.memory" in told
+
+
+def delete_pod(folder, component, disruption=""):
+    """Do as `kubectl delete pod` does, or `kubectl drain`; return the pod's name."""
+    pods = json.loads((folder / "pids.json").read_text())
+    name = next(name for name in pods if component in name)
+    server = f"http://127.0.0.1:{(folder / 'port').read_text()}"
+    place = f"/api/v1/namespaces/speech/pods/{name}?disruption={disruption}"
+    urlopen(Request(server + place, method="DELETE"), timeout=60).close()
+    return name
+
+
+@contextmanager
+def at_work(python, folder, variables):
+    """Start a run, and yield when it has a shard; then see that it is complete."""
+    driver = start(python, folder, variables, seconds=1)
+    said = []
+    try:
+        wait_until(lambda: list(folder.glob("out/split.*/done")), 120)
+        yield said
+        stdout, told = driver.communicate(timeout=300)
+    finally:
+        driver.kill()
+    assert driver.returncode == 0, told
+    assert [json.loads(line)["idx"] for line in stdout.split("\n") if line] == list(range(20))
+    said.append(told)
+    assert (folder / "deleted").exists()
+
+
+def test_a_pod_that_is_drained_is_told_and_another_takes_its_place(python, tmp_path):
+    """Its Deployment gives the new one another suffix, while the old one is Terminating."""
+    with kubernetes(python, tmp_path) as variables:
+        with at_work(python, tmp_path, variables) as said:
+            name = delete_pod(tmp_path, "worker", "EvictionByEvictionAPI")
+        assert re.search(f"pod {name} is being deleted, EvictionByEvictionAPI", said[0]), said[0]
+
+
+def test_a_run_outlives_a_restart_of_the_api_server(python, tmp_path):
+    """It carries the connection to the Dask scheduler, too."""
+    with kubernetes(python, tmp_path) as variables:
+        with at_work(python, tmp_path, variables) as said:
+            n_asked = len((tmp_path / "log").read_text())
+            (tmp_path / "away").touch()
+            # Until it was asked in vain: by the monitor, and to forward the port again.
+            wait_until(lambda: "portforward" in (tmp_path / "log").read_text()[n_asked:], 60)
+            (tmp_path / "away").unlink()
+        assert "The connection to the Dask scheduler broke" in said[0]
+        assert "is reached again" in said[0]
+        assert "whose worker died" not in said[0], "nobody is to blame"
+
+
+@pytest.mark.parametrize("how", ["killed", "deleted"])
+def test_a_run_outlives_a_restart_of_the_dask_scheduler(python, tmp_path, how):
+    with kubernetes(python, tmp_path) as variables:
+        with at_work(python, tmp_path, variables) as said:
+            if how == "deleted":
+                delete_pod(tmp_path, "scheduler")
+            else:
+                pods = json.loads((tmp_path / "pids.json").read_text())
+                os.killpg(next(pid for pod, pid in pods.items() if "scheduler" in pod), 9)
+        assert "is reached again" in said[0]
 
 
 @pytest.mark.parametrize("mode", ["no-operator-at-end", "silent-at-end"])

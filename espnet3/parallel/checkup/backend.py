@@ -490,7 +490,7 @@ def _ask_kube(config: "ParallelConfig") -> list[Finding]:
     from espnet3.parallel.clusters.kube_api import LOGS, KubeApi, rules
 
     spec = kube.cluster_spec(config)
-    api = KubeApi(spec["metadata"]["name"], config.options.get("namespace"))
+    api = KubeApi(spec["metadata"]["name"], kube.namespace_of(config, spec))
     try:
         needed = kube.needed_rights(config, spec)
         missing = api.missing([*needed, *LOGS])

@@ -11,6 +11,8 @@ import os
 import re
 import time
 import uuid
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -67,6 +69,7 @@ _MESSAGE_SECONDS = 30.0
 _ACTION_SECONDS = 60.0  # in which an operator makes the first pod; `resource_timeout` says another
 _FORWARD_SECONDS = 10.0  # in which a scheduler that is ready is reached
 _DELETE_SECONDS = 40.0
+_AGAIN_SECONDS = 1.0
 _PORT = 8786
 _EXAMPLE = "options: {image: 'registry/espnet3:1', resources: {limits: {nvidia.com/gpu: '1'}}}"
 
@@ -84,7 +87,7 @@ def start(config: "ParallelConfig", backend: Backend) -> Any:
     options = _cluster_options(config, spec)
     logging.getLogger("asyncio").addFilter(_is_not_of_forwarding)
     name = spec["metadata"]["name"]
-    api = KubeApi(name, config.options.get("namespace"))
+    api = KubeApi(name, namespace_of(config, spec))
     is_forwarded, deletes = _is_forwarded(config, spec), False
     try:
         is_there = ask_first(api, config, spec)
@@ -125,8 +128,26 @@ def _cluster_options(config: "ParallelConfig", spec: dict[str, Any]) -> dict[str
         "quiet": True,
         "port_forward_cluster_ip": _is_outside(),
         **options,
+        "namespace": namespace_of(config, spec),
         "custom_cluster_spec": spec,
     }
+
+
+def namespace_of(config: "ParallelConfig", spec: dict[str, Any]) -> str | None:
+    """Return where the cluster is to be; None for the namespace of the kubeconfig.
+
+    Raises:
+        ConfigError: option and description say different ones.
+    """
+    option, own = config.options.get("namespace"), spec["metadata"].get("namespace")
+    if option and own and option != own:
+        raise ConfigError(
+            f"parallel.options.namespace is {option!r}, but metadata.namespace in "
+            f"custom_cluster_spec is {own!r}.",
+            fix="Delete one of them.",
+        )
+    found = option or own
+    return str(found) if found else None
 
 
 def _is_outside() -> bool:
@@ -235,6 +256,10 @@ def _kept_cluster_class(kube_cluster: Any, own_api: KubeApi, *, is_forwarded: bo
             port = await asyncio.to_thread(self.api.forward, service, _PORT)
             return f"tcp://127.0.0.1:{port}"
 
+        async def _watch_worker_status(self, comm: Any) -> None:
+            """Note which workers are there, also after the way to the scheduler broke."""
+            await _watch(self, super()._watch_worker_status, comm)
+
         async def _watch_component_status(self) -> None:
             pass  # for a table that is not shown, and it needs a right more
 
@@ -242,7 +267,7 @@ def _kept_cluster_class(kube_cluster: Any, own_api: KubeApi, *, is_forwarded: bo
             deletes, self.shutdown_on_close = self.shutdown_on_close, False
             try:
                 if deletes:  # first: a connection that hangs must not keep the pods
-                    self.api.delete_cluster()
+                    _delete_within(self.api, timeout)
             finally:
                 super().close(timeout=timeout)
             if deletes:
@@ -255,6 +280,41 @@ def _kept_cluster_class(kube_cluster: Any, own_api: KubeApi, *, is_forwarded: bo
 
     Cluster.__name__ = kube_cluster.__name__
     return Cluster
+
+
+async def _watch(cluster: Any, listen: Callable[[Any], Awaitable[None]], comm: Any) -> None:
+    while comm is not None:
+        await listen(comm)
+        comm = await _subscribe_again(cluster)
+
+
+async def _subscribe_again(cluster: Any) -> Any:
+    """Return a new connection on which the Dask scheduler tells of its workers; None at the end."""
+    from distributed.core import Status
+    from distributed.objects import SchedulerInfo
+
+    while cluster.status is Status.running:
+        with suppress(OSError):
+            comm = await cluster.scheduler_comm.live_comm()
+            await comm.write({"op": "subscribe_worker_status"})
+            cluster.scheduler_info = SchedulerInfo(await comm.read())
+            cluster._watch_worker_status_comm = comm
+            return comm
+        await asyncio.sleep(_AGAIN_SECONDS)
+    return None
+
+
+def _delete_within(api: KubeApi, seconds: float) -> None:
+    """Delete the DaskCluster, also if the API server is back only in a moment."""
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            return api.delete_cluster()
+        except Exception as error:
+            is_answer = refusal_of(error) is not None or isinstance(error, TimeoutError)
+            if is_answer or time.monotonic() > deadline:
+                raise
+        time.sleep(_AGAIN_SECONDS)
 
 
 def _await_deletion(api: KubeApi, seconds: float) -> None:
@@ -333,6 +393,7 @@ def check(config: "ParallelConfig") -> None:
     cluster_class(config.env, BACKENDS[config.env])
     spec = cluster_spec(config)
     _check_name(str(spec["metadata"]["name"]))
+    namespace_of(config, spec)
     check_spec(spec, is_custom="custom_cluster_spec" in options)
 
 
@@ -388,7 +449,8 @@ def _made_spec(config: "ParallelConfig") -> dict[str, Any]:
     worker["workingDir"] = os.getcwd()  # so that relative paths mean the same there
     if options.get("volumes"):
         pod["volumes"] = options["volumes"]
-        worker["volumeMounts"] = options.get("volume_mounts") or []
+    if options.get("volume_mounts"):
+        worker["volumeMounts"] = options["volume_mounts"]
     return spec
 
 

@@ -40,8 +40,12 @@ _ADVICE = {
     "CreateContainer": "Mend what its words name: a volume, a Secret or a ConfigMap",
     "Unschedulable": "Ask for what a node has (kubectl describe nodes), or wait",
     "OOMKilled": "Raise parallel.options.resources.limits.memory",
+    "EvictionByEvictionAPI": "An administrator empties its node; another one takes its place",
+    "PreemptionByScheduler": "Pods of a higher priority need its node; another one is waited for",
+    "DeletionByTaintManager": "Its node does not answer; another one takes its place",
     "Evicted": "Ask for what it needs in parallel.options.resources.requests",
 }
+_SCHEDULER = "Give the Dask scheduler more, in custom_cluster_spec: spec.scheduler"
 
 
 @dataclass(frozen=True)
@@ -58,6 +62,13 @@ class PodState:
     ended: str = ""
     """How its container ended last, such as `OOMKilled, exit code 137`."""
     n_restarts: int = 0
+    is_leaving: bool = False
+    """Whether it is being deleted; another one takes its place."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether its Deployment makes another one for it; one that is evicted is kept for long."""
+        return self.is_leaving or self.phase in ("Failed", "Succeeded")
 
     @property
     def is_broken(self) -> bool:
@@ -93,6 +104,7 @@ def pod_state(pod: Mapping[str, Any]) -> PodState:
         message=message,
         ended=next(filter(None, map(_ended, states)), ""),
         n_restarts=sum(int(each.get("restartCount") or 0) for each in states),
+        is_leaving=bool(metadata.get("deletionTimestamp")),
     )
 
 
@@ -105,6 +117,10 @@ def _why_not(
             return str(waiting.get("reason", "")), str(waiting.get("message", ""))
     if status.get("phase") == "Failed" or status.get("reason"):  # Evicted, NodeLost
         return str(status.get("reason", "Failed")), str(status.get("message", ""))
+    # A drained or lost node, a preemption: nothing of it is in the states of containers.
+    disruption = conditions.get("DisruptionTarget", {})
+    if disruption.get("status") == "True":
+        return str(disruption.get("reason", "")), str(disruption.get("message", ""))
     scheduled = conditions.get("PodScheduled", {})
     if scheduled.get("status") == "False":
         return str(scheduled.get("reason", "")), str(scheduled.get("message", ""))
@@ -123,9 +139,13 @@ def _ended(container: Mapping[str, Any]) -> str:
 
 def advice_on(pods: Iterable[PodState]) -> str:
     """Return what to do about the first trouble that is known; empty if none is."""
-    words = [word for pod in pods for word in (pod.ended, pod.reason) if word]
+    words = [(pod, word) for pod in pods for word in (pod.ended, pod.reason) if word]
     found = (
-        advice for word in words for start, advice in _ADVICE.items() if word.startswith(start)
+        # The options are for workers.
+        _SCHEDULER if pod.component == "scheduler" and "options.resources" in advice else advice
+        for pod, word in words
+        for start, advice in _ADVICE.items()
+        if word.startswith(start)
     )
     return next(found, "")
 
@@ -251,7 +271,9 @@ class PodMonitor:
             see = f"See: kubectl get pods{self._place} {self._selector}."
             return "" if self._connected else f"Nothing is known of the pods yet. {see}"
         missing = [pod for pod in self._of("worker") if not self._is_connected(pod)]
-        schedulers = [pod for pod in self._of("scheduler") if pod.trouble]
+        schedulers = [pod for pod in self._pods.values() if pod.component == "scheduler"]
+        # One that is over counts until there is another.
+        schedulers = [pod for pod in self._of("scheduler") or schedulers if pod.trouble]
         n_absent = self._n_workers - len(self._of("worker"))
         parts = [f"Pod of the Dask scheduler: {pod}." for pod in schedulers]
         if missing:
@@ -302,6 +324,9 @@ class PodMonitor:
         pod = pods.get(known.name)
         if pod is None:
             return f"its pod {known.name} was deleted"
+        if pod.is_leaving:
+            why = f", {pod.trouble}" if pod.trouble else ""
+            return f"its pod {known.name} is being deleted{why}"
         if not pod.trouble or (pod.trouble, pod.n_restarts) == (known.trouble, known.n_restarts):
             return ""
         self._tell(pod)
@@ -316,7 +341,8 @@ class PodMonitor:
         return f"-l dask.org/cluster-name={self._cluster}"
 
     def _of(self, component: str) -> list[PodState]:
-        return [pod for pod in self._pods.values() if pod.component == component]
+        pods = [pod for pod in self._pods.values() if pod.component == component]
+        return [pod for pod in pods if not pod.is_over]
 
     def _is_connected(self, pod: PodState) -> bool:
         return any(_has_name(pod, name) for name in self._connected)

@@ -1,5 +1,6 @@
 """Description of a DaskCluster, and what is wrong with it, before anything is created."""
 
+import math
 import re
 from collections.abc import Iterator, Mapping
 from functools import cache
@@ -22,6 +23,12 @@ _AT_ROOT = ("apiVersion", "kind", "metadata")
 """Of every object of Kubernetes; the schema of one kind does not list them."""
 _AMOUNTS = ("limits", "requests")
 _QUANTITY = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+|[KMGTPE]i|[numkMGTPE])?")
+_FACTORS = {
+    **{unit: 1000.0**power for power, unit in enumerate("num", -3)},
+    **{unit: 1000.0**power for power, unit in enumerate("kMGTPE", 1)},
+    **{f"{unit}i": 1024.0**power for power, unit in enumerate("KMGTPE", 1)},
+}
+_SERVICES = ("ClusterIP", "NodePort", "LoadBalancer")
 _WORKER = "spec.worker.spec.containers[0]"
 _OPTIONS = {
     f"{_WORKER}.resources": "resources",
@@ -79,7 +86,12 @@ def check_spec(spec: dict[str, Any], *, is_custom: bool) -> None:
         ConfigError: with the key of the first problem.
     """
     schema = shipped_schema()
-    problems = [*(schema_problems(spec, schema) if schema else ()), *amount_problems(spec)]
+    problems = [
+        *(schema_problems(spec, schema) if schema else ()),
+        *amount_problems(spec),
+        *mount_problems(spec),
+        *_service_problems(spec),
+    ]
     if problems:
         first = problems[0]
         more = f" ({len(problems) - 1} more)" if len(problems) > 1 else ""
@@ -193,13 +205,73 @@ def _problems_of_resources(resources: Mapping[str, Any], path: str) -> Iterator[
     groups = {kind: each for kind, each in amounts.items() if isinstance(each, Mapping)}
     for kind, group in groups.items():
         for name, amount in group.items():
-            if isinstance(amount, str) and not _QUANTITY.fullmatch(amount):
-                yield _no_quantity(f"{path}.{kind}.{name}", amount)
+            if isinstance(amount, str):
+                yield from _problems_of_amount(f"{path}.{kind}.{name}", str(name), amount)
     limits = groups.get("limits", {})
     for name, amount in groups.get("requests", {}).items():
-        if "/" in name and limits.get(name) != amount:  # such as nvidia.com/gpu
+        place = f"{path}.requests.{name}"
+        asked, most = _number(amount), _number(limits.get(name))
+        if asked is not None and most is not None and asked > most:
+            told = f"is {amount}, which is more than resources.limits has: {limits[name]}"
+            yield Problem(place, told, f'Write: limits: {{{name}: "{amount}"}}')
+        elif "/" in name and limits.get(name) != amount:  # such as nvidia.com/gpu
             told = f"is {amount}, but resources.limits has not the same"
-            yield Problem(f"{path}.requests.{name}", told, f'Write: limits: {{{name}: "{amount}"}}')
+            yield Problem(place, told, f'Write: limits: {{{name}: "{amount}"}}')
+
+
+def _problems_of_amount(path: str, name: str, amount: str) -> Iterator[Problem]:
+    value = _number(amount)
+    if not _QUANTITY.fullmatch(amount) or value is None:
+        yield _no_quantity(path, amount)
+    elif value < 0:
+        yield Problem(path, f"is {amount}, which is less than nothing")
+    elif "/" in name and value % 1:
+        told = f"is {amount}, but Kubernetes gives such devices whole"
+        yield Problem(path, told, f'Write: {name}: "{math.ceil(value)}"')
+
+
+def _number(amount: Any) -> float | None:
+    """Return a quantity as a number; None if it is none."""
+    match = _QUANTITY.fullmatch(amount) if isinstance(amount, str) else None
+    if match is None:
+        return None
+    unit = match[2] or ""
+    if unit not in _FACTORS:  # none, or an exponent
+        return float(amount)
+    return float(amount.removesuffix(unit)) * _FACTORS[unit]
+
+
+def mount_problems(spec: Mapping[str, Any]) -> Iterator[Problem]:
+    """Yield volumes that are mounted and not there: no pod can be made of such a description."""
+    parts = spec.get("spec")
+    for part in ("worker", "scheduler"):
+        pod = _at(parts, part, "spec")
+        volumes = {each.get("name") for each in _mappings(pod.get("volumes"))}
+        for number, container in enumerate(_mappings(pod.get("containers"))):
+            for i, mount in enumerate(_mappings(container.get("volumeMounts"))):
+                if mount.get("name") not in volumes:
+                    place = f"spec.{part}.spec.containers[{number}].volumeMounts[{i}].name"
+                    there = ", ".join(sorted(map(str, volumes))) or "none"
+                    told = f"is {mount.get('name')!r}, but there is no such volume"
+                    yield Problem(place, told, f"Write it under volumes; there are: {there}")
+
+
+def _service_problems(spec: Mapping[str, Any]) -> Iterator[Problem]:
+    kind = _at(spec.get("spec"), "scheduler", "service").get("type", "ClusterIP")
+    if isinstance(kind, str) and kind not in _SERVICES:
+        told = f"is {kind!r}, which is no type of a service"
+        yield Problem("spec.scheduler.service.type", told, f"Write one of: {', '.join(_SERVICES)}")
+
+
+def _at(value: Any, *names: str) -> Mapping[str, Any]:
+    """Return what is below these names, if all of it are mappings."""
+    for name in names:
+        value = value.get(name) if isinstance(value, Mapping) else None
+    return value if isinstance(value, Mapping) else {}
+
+
+def _mappings(values: Any) -> list[Mapping[str, Any]]:
+    return [each for each in values or () if isinstance(each, Mapping)]
 
 
 def _no_quantity(path: str, amount: str) -> Problem:

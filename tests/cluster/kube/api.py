@@ -4,7 +4,9 @@ Run as a program: `python -m tests.cluster.kube.api FOLDER MODE`. It answers the
 dask-kubernetes and we make, in the words of the real one; runs what the description of a cluster
 says as processes of this machine, and forwards ports. `port`, `log` and `pids.json` are in FOLDER.
 MODE is what is wrong; see `MODES`. Like the real one, it holds a DaskCluster against the schema of
-its CRD, and a container whose process was killed is started again, with a note of its end.
+its CRD; a container whose process was killed is started again, with a note of its end; and a pod
+that is deleted, or evicted, is Terminating for some seconds while its Deployment has made another.
+While a file `away` is in FOLDER, it is a server that is being restarted: no connection lives.
 """
 
 import asyncio
@@ -16,6 +18,8 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
+from itertools import count
+from math import inf
 from pathlib import Path
 
 import yaml
@@ -46,6 +50,7 @@ CLUSTERS = f"/apis/kubernetes.dask.org/v1/namespaces/{NAMESPACE}/daskclusters"
 CORE = f"/api/v1/namespaces/{NAMESPACE}"
 REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 CRD = "operator/deployment/helm/dask-kubernetes-operator/crds/daskcluster.yaml"
+GRACE_SECONDS = 4.0
 NO_ROOM = "0/4 nodes are available: 4 Insufficient nvidia.com/gpu."
 CRASH = "ModuleNotFoundError: No module named 'espnet3'"
 
@@ -56,6 +61,8 @@ class Pod:
     def __init__(self, api: "Api", name: str, component: str, command: dict) -> None:
         self.api, self.name, self.component, self.command = api, name, component, command
         self.n_restarts, self.last = 0, {}
+        self.leaves_at: float | None = None
+        self.disruption = ""
         self.process = api.start(**command) if self.runs() else None
 
     def runs(self) -> bool:
@@ -63,8 +70,17 @@ class Pod:
         broken = ("no-image", "no-room")
         return self.api.mode not in broken and not (is_worker and "workers-" in self.api.mode)
 
+    def leave(self, disruption: str) -> None:
+        """End the process, and let the pod be seen for a while."""
+        self.leaves_at, self.disruption = time.monotonic() + GRACE_SECONDS, disruption
+        if self.process is not None:
+            with suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGTERM)
+
     def keep(self) -> None:
         """Start the container again if its process has ended, as a kubelet does."""
+        if self.leaves_at is not None:
+            return
         code = self.process.poll() if self.process else None
         if code is None:
             return
@@ -91,11 +107,16 @@ class Pod:
         is_scheduler = self.component == "scheduler"
         is_ready = str(not is_scheduler or is_open(self.api.ports[8787]))  # as its probe asks
         ready = [{"type": kind, "status": is_ready} for kind in ("Ready", "ContainersReady")]
+        if self.disruption:
+            why = {"reason": self.disruption, "message": f"{self.disruption}: by a drain"}
+            ready.append({"type": "DisruptionTarget", "status": "True", **why})
         return {"phase": "Running", "conditions": ready, "containerStatuses": [container]}
 
     def describe(self, cluster: str) -> dict:
         labels = {"dask.org/cluster-name": cluster, "dask.org/component": self.component}
         metadata = {"name": self.name, "namespace": NAMESPACE, "labels": labels}
+        if self.leaves_at is not None:
+            metadata["deletionTimestamp"] = time.strftime("%Y-%m-%dT%H:%M:%SZ")
         return {"kind": "Pod", "metadata": metadata, "spec": {}, "status": self.status()}
 
     def end(self) -> None:
@@ -112,6 +133,8 @@ class Api:
         self.clusters: dict[str, dict] = {}
         self.members: dict[str, list[Pod]] = {}
         self.ports: dict[int, int] = {}
+        self.forwards: set[web.WebSocketResponse] = set()
+        self.suffixes = count(1)
 
     def app(self) -> web.Application:
         app = web.Application(middlewares=[self.note])
@@ -128,6 +151,7 @@ class Api:
                 web.delete(CLUSTERS + "/{name}", self.delete),
                 web.get(f"{CORE}/pods", self.pods),
                 web.get(f"{CORE}/pods/{{name}}", self.pods),
+                web.delete(f"{CORE}/pods/{{name}}", self.delete_pod),
                 web.get(f"{CORE}/pods/{{name}}/log", self.pod_log),
                 web.get(f"{CORE}/services", self.services),
                 web.get(f"{CORE}/services/{{name}}", self.services),
@@ -142,11 +166,18 @@ class Api:
     async def note(self, request, handler):
         with (self.folder / "log").open("a") as log:
             log.write(f"{request.method} {request.path_qs}\n")
+        if self.is_away:
+            request.transport.abort()
+            return web.Response()
         if self.mode == "no-operator-installed" and "kubernetes.dask.org" in request.path:
             return web.Response(status=404, text="404 page not found\n")
         if self.is_refused(request):
             return refuse(403, "Forbidden", self.forbidden(request))
         return await handler(request)
+
+    @property
+    def is_away(self) -> bool:
+        return (self.folder / "away").exists()
 
     def is_refused(self, request) -> bool:
         path, method = request.path, request.method
@@ -264,8 +295,12 @@ class Api:
         async def keep() -> None:
             while True:
                 await asyncio.sleep(0.5)
-                for pod in [pod for group in self.members.values() for pod in group]:
-                    pod.keep()
+                for group in self.members.values():
+                    for pod in group:
+                        pod.keep()
+                    group[:] = [pod for pod in group if (pod.leaves_at or inf) > time.monotonic()]
+                for socket_ in list(self.forwards) if self.is_away else []:
+                    await socket_.close()
 
         app["keep"] = asyncio.create_task(keep())
 
@@ -312,6 +347,16 @@ class Api:
             found = [pod for pod in found if pod["status"]["phase"] == "Running"]
         return web.json_response({"kind": "PodList", "items": found})
 
+    async def delete_pod(self, request):
+        for group in self.members.values():
+            for pod in [pod for pod in group if pod.name == request.match_info["name"]]:
+                pod.leave(request.query.get("disruption", ""))
+                name = f"{pod.name.rpartition('-')[0]}-e{next(self.suffixes)}"
+                group.append(Pod(self, name, pod.component, pod.command))
+                self.note_pids()
+                return web.json_response(pod.describe(""))
+        return not_found(request)
+
     async def pod_log(self, request):
         return web.Response(text=f"Traceback (most recent call last):\n{CRASH}\n")
 
@@ -334,6 +379,7 @@ class Api:
         port = int(request.query["ports"])
         socket_ = web.WebSocketResponse(protocols=["v4.channel.k8s.io"])
         await socket_.prepare(request)
+        self.forwards.add(socket_)
         for channel in (b"\x00", b"\x01"):
             await socket_.send_bytes(channel + port.to_bytes(2, "little"))
         try:
@@ -343,8 +389,9 @@ class Api:
             return socket_
 
         async def answer() -> None:
-            while data := await reader.read(1 << 16):
-                await socket_.send_bytes(b"\x00" + data)
+            with suppress(OSError):  # of a process that was killed
+                while data := await reader.read(1 << 16):
+                    await socket_.send_bytes(b"\x00" + data)
             await socket_.close()
 
         answering = asyncio.create_task(answer())

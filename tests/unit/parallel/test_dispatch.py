@@ -272,6 +272,22 @@ def test_an_attempt_that_waited_behind_a_dying_one_is_run_again_without_blame():
     assert n_deaths == [0] * 5
 
 
+def test_an_attempt_whose_worker_was_cut_off_is_run_again_without_blame():
+    """Such as while the API server that forwards a port is restarted: the worker itself is well."""
+    n_deaths = []
+
+    def behave(worker, task):
+        if task.shard == 1 and len(n_deaths) < 5:
+            n_deaths.append(task.n_deaths)
+            return replace(die_at(task, task.start), worker=worker, was_disconnected=True)
+        return succeed(worker, task)
+
+    pool = ScriptedPool(["a"], behave)
+    results, _ = run(pool, MemorySource(tasks(2, 2, 2), scratch=True), FaultPolicy(retries=0))
+    assert sorted(results) == list(range(6))
+    assert n_deaths == [0] * 5
+
+
 class SharedSource(MemorySource):
     """Knows of deaths at other drivers' workers, and is told of ours."""
 

@@ -93,6 +93,48 @@ def state(number=0, **known):
 CRASHES = {"reason": "CrashLoopBackOff", "ended": "Error, exit code 1", "n_restarts": 3}
 
 
+TAINTED = {
+    "type": "DisruptionTarget", "status": "True", "reason": "DeletionByTaintManager",
+    "message": "Taint manager: deleting due to NoExecute taint",
+}  # fmt: skip
+
+
+def leaving(*conditions):
+    found = pod(phase="Running", conditions=list(conditions))
+    found["metadata"]["deletionTimestamp"] = "2026-11-18T10:00:00Z"
+    return pod_state(found)
+
+
+@pytest.mark.parametrize(
+    ("conditions", "told"),
+    [((), "is being deleted"), ((TAINTED,), "is being deleted, DeletionByTaintManager: Taint")],
+)
+def test_a_pod_that_is_being_deleted_is_told_with_the_reason(conditions, told):
+    kube = Kubernetes(state(0, phase="Running"))
+    kube.workers = {"tcp://1": "a-default-worker-0"}
+    kube.monitor.look(1)
+    kube.judge()
+    kube.report = PodReport((leaving(*conditions),))
+    assert told in kube.monitor.reason_of_loss("tcp://1")
+
+
+@pytest.mark.parametrize("old", [leaving(), state(0, phase="Failed", reason="Evicted")])
+def test_a_pod_that_was_replaced_counts_no_more(old):
+    """An evicted one is kept for long, one on a lost node is Terminating until that is back."""
+    broken = {"reason": "ImagePullBackOff"}
+    new = PodState("a-default-worker-0-y", phase="Pending", **broken)
+    kube = Kubernetes(old, new, state(1, **broken))
+    kube.judge(PATIENCE - 1)
+    assert kube.monitor.waiting().startswith("2 of 2 pods have no worker: ImagePullBackOff (2)")
+    with pytest.raises(WorkerError, match="No worker can start"):
+        kube.judge()
+
+
+def test_a_scheduler_without_memory_is_not_told_to_change_what_workers_have():
+    killed = PodState("a-scheduler-x", "scheduler", ended="OOMKilled, exit code 137")
+    assert "spec.scheduler" in kube_pods.advice_on([killed])
+
+
 def test_workers_that_cannot_start_end_the_run_after_some_looks_with_log_and_advice():
     kube = Kubernetes(state(0, **CRASHES), state(1, **CRASHES))
     kube.judge(PATIENCE - 1)

@@ -7,6 +7,7 @@ from espnet3.parallel.clusters import kube_spec
 from espnet3.parallel.clusters.kube_spec import (
     amount_problems,
     check_spec,
+    mount_problems,
     schema_problems,
     user_key,
     with_texts,
@@ -113,9 +114,56 @@ def test_amounts_that_no_pod_can_have_are_refused_with_what_to_write(resources, 
     assert fix in problem.fix
 
 
+@pytest.mark.parametrize(
+    ("resources", "told"),
+    [
+        ({"limits": {"nvidia.com/gpu": "0.5"}}, 'whole. Write: nvidia.com/gpu: "1"'),
+        ({"limits": {"nvidia.com/gpu": "500m"}}, 'whole. Write: nvidia.com/gpu: "1"'),
+        ({"limits": {"cpu": "-1"}}, "less than nothing"),
+        ({"limits": {"cpu": "1500m"}, "requests": {"cpu": "2"}}, "more than resources.limits has"),
+        ({"limits": {"memory": "1G"}, "requests": {"memory": "1Gi"}}, "more than resources.limits"),
+    ],
+)
+def test_amounts_of_which_no_pod_could_be_made_are_refused(resources, told, monkeypatch):
+    """The API server takes such a DaskCluster; only the operator sees the refusal of the pods."""
+    monkeypatch.setattr(kube_spec, "shipped_schema", lambda: SCHEMA)
+    with pytest.raises(ConfigError) as error:
+        check_spec(worker_with({"resources": resources}), is_custom=False)
+    assert told in str(error.value)
+    assert "parallel.options.resources" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "resources",
+    [
+        {"limits": {"cpu": "2", "memory": "1Gi"}, "requests": {"cpu": "1500m", "memory": "1G"}},
+        {"limits": {"nvidia.com/gpu": "1"}, "requests": {"nvidia.com/gpu": "1", "memory": "1e9"}},
+        {"requests": {"cpu": "2"}},
+    ],
+)
+def test_requests_within_the_limits_are_taken(resources):
+    assert list(amount_problems(worker_with({"resources": resources}))) == []
+
+
+def test_a_mount_without_its_volume_is_refused():
+    spec = worker_with({"volumeMounts": [{"name": "home", "mountPath": "/home"}]})
+    (problem,) = mount_problems(spec)
+    assert user_key(problem.path, is_custom=False) == "parallel.options.volume_mounts[0].name"
+    assert "there are: none" in problem.fix
+    spec["spec"]["worker"]["spec"]["volumes"] = [{"name": "home", "emptyDir": {}}]
+    assert list(mount_problems(spec)) == []
+
+
+def test_a_type_of_service_that_does_not_exist_is_refused(monkeypatch):
+    monkeypatch.setattr(kube_spec, "shipped_schema", lambda: None)
+    spec = worker_with({}, scheduler={"service": {"type": "Nodeport"}})
+    with pytest.raises(ConfigError, match=r"scheduler_service_type is 'Nodeport'.*NodePort"):
+        check_spec(spec, is_custom=False)
+
+
 @pytest.mark.parametrize("amount", ["1", "0.5", ".5", "500m", "32Gi", "1e3", "2G", "128974848"])
 def test_amounts_of_kubernetes_are_taken(amount):
-    resources = {"limits": {"nvidia.com/gpu": amount}, "requests": {"nvidia.com/gpu": amount}}
+    resources = {"limits": {"memory": amount}, "requests": {"memory": amount}}
     assert not list(amount_problems({"resources": resources}))
 
 
