@@ -65,7 +65,8 @@ class RayCluster:
 
         given = self.config.options
         options = {
-            **{k: given[k] for k in ("num_gpus", "resources", "runtime_env") if given.get(k)},
+            **{k: given[k] for k in ("num_gpus", "resources") if given.get(k)},
+            **({"runtime_env": runtime_env(self.config)} if given.get("runtime_env") else {}),
             "num_cpus": _number(self.config, "num_cpus", 1),
             "max_restarts": 0,  # the pool replaces a worker: only it knows what that was doing
             "max_task_retries": 0,
@@ -162,6 +163,8 @@ def check(config: "ParallelConfig") -> None:
             "parallel.env is 'ray', which needs the package 'ray', and that is not installed.",
             fix=f"In your clone of ESPnet3: {INSTALL}",
         )
+    if config.options.get("runtime_env"):  # else Ray, which is slow to import, is not needed here
+        _check_runtime_env(config)
     if not _address(config):
         _check_own_gpus(config)
 
@@ -175,6 +178,20 @@ def worker_resources(config: "ParallelConfig") -> dict[str, float]:
         **{str(name): float(value) for name, value in own.items()},
     }
     return {name: value for name, value in asked.items() if value}
+
+
+def runtime_env(config: "ParallelConfig") -> dict[str, Any]:
+    """Return that of each worker, with texts for variables: YAML has numbers, Ray takes none."""
+    given = dict(config.options.get("runtime_env") or {})
+    if isinstance(given.get("env_vars"), Mapping):
+        given["env_vars"] = {str(name): _text(value) for name, value in given["env_vars"].items()}
+    return given
+
+
+def _text(value: Any) -> Any:
+    # true may mean "true" or "True": the user must say.
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return str(value) if is_number else value
 
 
 def meet(config: "ParallelConfig") -> str:
@@ -218,6 +235,7 @@ def _check_options(config: "ParallelConfig") -> None:
                 f"parallel.options.{name} is {value!r}, which is no mapping.",
                 fix=f"Write: {name}: {example}",
             )
+    _check_resources(config.options.get("resources") or {})
     address = config.options.get("address")
     if address is not None and (not isinstance(address, str) or "://" in address):
         raise ConfigError(
@@ -231,6 +249,44 @@ def _check_options(config: "ParallelConfig") -> None:
             f"parallel.options.address is {address!r}, which has no port.",
             fix=f"Write: address: '{address}:6379'; or on a node of the cluster: address: auto",
         )
+
+
+def _check_resources(resources: Mapping[str, Any]) -> None:
+    for name, value in resources.items():
+        own = {"CPU": "num_cpus", "GPU": "num_gpus"}.get(str(name))
+        if own:
+            raise ConfigError(
+                f"parallel.options.resources has {name}, which has an option of its own.",
+                fix=f"Write: {own}: {value}",
+            )
+        if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
+            raise ConfigError(
+                f"parallel.options.resources.{name} is {value!r}, which is no number of at least "
+                "0.",
+                fix=f"Write: resources: {{{name}: 1}}",
+            )
+
+
+def _check_runtime_env(config: "ParallelConfig") -> None:
+    """Let Ray judge it, which would do so only when the first worker starts, or not at all."""
+    from ray.runtime_env import RuntimeEnv
+
+    given = runtime_env(config)
+    known = sorted(name for name in RuntimeEnv.known_fields if not name.startswith("_"))
+    # Plugins of a cluster may have fields of their own.
+    unknown = [name for name in given if name not in known]
+    if unknown and not os.environ.get("RAY_RUNTIME_ENV_PLUGINS"):
+        raise ConfigError(
+            f"parallel.options.runtime_env.{unknown[0]} is no field of Ray."
+            f"{suggest(unknown[0], known)} It takes: {', '.join(known)}."
+        )
+    try:
+        RuntimeEnv(**given)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"parallel.options.runtime_env is refused by Ray: {folded(error).rstrip('.')}.",
+            fix="Write it as Ray takes it: runtime_env: {env_vars: {HF_HOME: '/data/hf'}}",
+        ) from error
 
 
 def _number(config: "ParallelConfig", name: str, default: float) -> float:

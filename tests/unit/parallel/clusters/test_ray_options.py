@@ -29,6 +29,8 @@ def block(n_workers=2, **options):
         ({"num_gpus": -1}, "num_gpus is -1"),
         ({"num_gpus": 1.5}, "num_gpus: 2"),
         ({"resources": ["big"]}, "resources: {big_disk: 1}"),
+        ({"resources": {"big_disk": "all"}}, "resources.big_disk is 'all'"),
+        ({"resources": {"GPU": 1}}, "Write: num_gpus: 1"),
         ({"runtime_env": "conda"}, "runtime_env: {env_vars"),
         ({"address": "ray://head:10001"}, "address: auto"),
         ({"address": "head"}, "address: 'head:6379'"),
@@ -38,6 +40,28 @@ def test_a_wrong_option_is_told_with_what_to_write(options, told):
     with pytest.raises(ConfigError) as error:
         backend.check(block(**options))
     assert told in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("runtime_env", "told"),
+    [
+        ({"env_var": {"A": "b"}}, "Did you mean 'env_vars'?"),
+        ({"env_vars": {"A": True}}, "refused by Ray: .*env_vars"),
+        ({"env_vars": ["A=b"]}, "refused by Ray: .*env_vars"),
+        ({"pip": 3}, "refused by Ray: "),
+    ],
+)
+def test_a_runtime_env_that_ray_would_refuse_or_drop_is_told_at_once(runtime_env, told):
+    pytest.importorskip("ray")
+    with pytest.raises(ConfigError, match=told):
+        backend.check(block(runtime_env=runtime_env))
+
+
+def test_numbers_in_variables_become_texts():
+    pytest.importorskip("ray")
+    given = block(runtime_env={"env_vars": {"OMP_NUM_THREADS": 4, "A": "b"}})
+    backend.check(given)
+    assert backend.runtime_env(given) == {"env_vars": {"OMP_NUM_THREADS": "4", "A": "b"}}
 
 
 def test_without_ray_the_line_that_installs_it_is_told(monkeypatch):
