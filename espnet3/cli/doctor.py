@@ -14,6 +14,7 @@ from espnet3.cli.recipe_configs import enter_recipe_of
 from espnet3.cli.recipe_options import parse_line
 from espnet3.errors import EspnetError
 from espnet3.findings import Finding, has_problem, never_raises
+from espnet3.parallel.clusters.ray import is_started_here
 from espnet3.parallel.clusters.registry import ON_THIS_MACHINE
 from espnet3.text import count, on_one_line, printable
 
@@ -45,6 +46,8 @@ class _Subject:
     @property
     def is_remote(self) -> bool:
         """Whether workers run on other machines."""
+        if self.config.env == "ray":
+            return not is_started_here(self.config)
         return self.config.env not in ON_THIS_MACHINE
 
 

@@ -8,13 +8,15 @@ import os
 import re
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
 from omegaconf import OmegaConf
 
 from espnet3.errors import ResourceError
-from espnet3.parallel import BaseRunner, use_parallel
+from espnet3.parallel import BaseRunner, open_pool, use_parallel
 from espnet3.parallel.checkup.submit import Trial, submit_probe
 from espnet3.parallel.clusters import job_monitor
 from espnet3.parallel.config import ParallelConfig
@@ -97,6 +99,35 @@ def test_items_run_on_jobs_and_no_job_is_left(scheduler, tmp_path, monkeypatch):
         assert all(directive in submitted for directive in DIRECTIVES[scheduler]), submitted
         assert (job / "cancelled").exists()
     assert not list((tmp_path / "recipe").glob(".espnet3-tls*"))
+
+
+@pytest.mark.parametrize("scheduler", ["pbs"], indirect=True)
+def test_a_run_is_merged_though_its_jobs_cannot_be_cancelled(
+    scheduler, tmp_path, monkeypatch, caplog
+):
+    """As where the server of PBS does not answer at the end: the merge comes first."""
+    gate = tmp_path / "gate"
+    qdel = tmp_path / "bin" / "qdel"
+    seen = f"ls {tmp_path}/recipe/out/_SUCCESS.json >> {tmp_path}/seen 2>&1"
+    qdel.rename(tmp_path / "bin" / "real_qdel")
+    qdel.write_text(f"#!/bin/sh\n{seen}\nwhile [ ! -e {gate} ]; do sleep 0.1; done\n")
+    qdel.chmod(0o700)
+    monkeypatch.setattr(open_pool, "CLOSE_SECONDS", 2.0)
+    meeting = tmp_path / "meeting"
+    meeting.mkdir()
+    begin = time.monotonic()
+    try:
+        with use_parallel(block(scheduler)):
+            found = Where(Provider(meeting=str(meeting)), output_dir="out")(range(20))
+    finally:
+        gate.touch()
+    assert len(found.read_text().splitlines()) == 20
+    assert "No such file" not in (tmp_path / "seen").read_text(), "it was merged before"
+    told = [each.getMessage() for each in caplog.records if "was not closed" in each.getMessage()]
+    assert len(told) == 1
+    assert re.search(r"within 2 s.*2 jobs may still be there. Cancel: qdel \d \d", told[0])
+    assert time.monotonic() - begin < 120
+    wait_until(lambda: "close" not in {each.name for each in threading.enumerate()}, 60)
 
 
 @pytest.mark.parametrize("scheduler", ["pbs"], indirect=True)

@@ -310,10 +310,10 @@ class PodMonitor:
 
     def reason_of_loss(self, worker: str) -> str:
         """Return what Kubernetes says of the pod of a worker that left; empty if nothing."""
-        known = self._pod_of(worker)
+        name, known = self._names.get(worker, ""), self._pod_of(worker)
         now = time.monotonic()
         self._alert_until = now + _ALERT_SECONDS
-        if known is None or now < self._not_before:
+        if not name or now < self._not_before:
             return ""
         self._last_asked = -_CALM_SECONDS
         try:
@@ -321,12 +321,17 @@ class PodMonitor:
         except Exception:  # waited for once: many workers may leave together
             self._not_before = time.monotonic() + _CALM_SECONDS
             return ""
+        if known is None:  # it left before the pods were read for the first time
+            over = [pod for pod in pods.values() if pod.is_over and _has_name(pod, name)]
+            known = over[0] if over else None
+        if known is None:
+            return ""
         pod = pods.get(known.name)
         if pod is None:
             return f"its pod {known.name} was deleted"
         if pod.is_leaving:
             why = f", {pod.trouble}" if pod.trouble else ""
-            return f"its pod {known.name} is being deleted{why}"
+            return f"its pod {pod.name} is being deleted{why}"
         if not pod.trouble or (pod.trouble, pod.n_restarts) == (known.trouble, known.n_restarts):
             return ""
         self._tell(pod)

@@ -194,6 +194,11 @@ def _text(value: Any) -> Any:
     return str(value) if is_number else value
 
 
+def is_started_here(config: "ParallelConfig") -> bool:
+    """Tell whether a Ray is started on this machine for the run."""
+    return not _address(config)
+
+
 def meet(config: "ParallelConfig") -> str:
     """Return where a Ray answers; empty if one would be started here.
 

@@ -50,7 +50,7 @@ CLUSTERS = f"/apis/kubernetes.dask.org/v1/namespaces/{NAMESPACE}/daskclusters"
 CORE = f"/api/v1/namespaces/{NAMESPACE}"
 REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 CRD = "operator/deployment/helm/dask-kubernetes-operator/crds/daskcluster.yaml"
-GRACE_SECONDS = 4.0
+GRACE_SECONDS = 20.0
 NO_ROOM = "0/4 nodes are available: 4 Insufficient nvidia.com/gpu."
 CRASH = "ModuleNotFoundError: No module named 'espnet3'"
 

@@ -69,6 +69,15 @@ def test_this_machine_is_well(recipe, doctor):
     assert sorted(path.name for path in recipe.iterdir()) == ["conf", "run.py", "src"]
 
 
+@pytest.mark.parametrize("options", [{}, {"address": "127.0.0.1:1"}])
+def test_folders_are_to_be_shared_with_a_ray_elsewhere_only(recipe, doctor, options, monkeypatch):
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    block = {"parallel": {"env": "ray", "n_workers": 2, "options": options}}
+    (recipe / "conf" / "ray.yaml").write_text(json.dumps(block))
+    _, found = doctor("conf/ray.yaml")
+    assert ("shared folders" in found) == bool(options)
+
+
 def test_a_block_for_slurm_is_well_but_for_its_folder(recipe, doctor):
     code, found = doctor("conf/slurm.yaml")
     assert code == 0, found

@@ -109,11 +109,13 @@ def leaving(*conditions):
     ("conditions", "told"),
     [((), "is being deleted"), ((TAINTED,), "is being deleted, DeletionByTaintManager: Taint")],
 )
-def test_a_pod_that_is_being_deleted_is_told_with_the_reason(conditions, told):
+@pytest.mark.parametrize("is_known", [True, False])
+def test_a_pod_that_is_being_deleted_is_told_with_the_reason(conditions, told, is_known):
     kube = Kubernetes(state(0, phase="Running"))
     kube.workers = {"tcp://1": "a-default-worker-0"}
     kube.monitor.look(1)
-    kube.judge()
+    if is_known:
+        kube.judge()
     kube.report = PodReport((leaving(*conditions),))
     assert told in kube.monitor.reason_of_loss("tcp://1")
 
