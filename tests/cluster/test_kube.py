@@ -190,7 +190,7 @@ def test_a_pod_that_is_killed_is_told_and_the_run_continues(python, tmp_path):
         driver = start(python, tmp_path, variables, seconds=1)
         wait_until(lambda: list(tmp_path.glob("out/split.*/done")), 120)
         pods = json.loads((tmp_path / "pids.json").read_text())
-        name = next(name for name in pods if "worker" in name)
+        name = next(name for name in pods if at_an_item(tmp_path) in name)
         os.killpg(pods[name], signal.SIGKILL)
         stdout, told = driver.communicate(timeout=300)
         assert driver.returncode == 0, told
@@ -199,10 +199,16 @@ def test_a_pod_that_is_killed_is_told_and_the_run_continues(python, tmp_path):
         assert "resources.limits.memory" in told
 
 
-def delete_pod(folder, component, disruption=""):
-    """Do as `kubectl delete pod` does, or `kubectl drain`; return the pod's name."""
+def at_an_item(folder):
+    """Return the beginning of the name of a pod that has finished an item, so is at the next."""
+    texts = [path.read_text() for path in folder.glob("out/split.*/*.jsonl")]
+    return next(found[1] for text in texts if (found := re.search(r'"pod": "([^"]+)"', text)))
+
+
+def delete_pod(folder, name, disruption=""):
+    """Do as `kubectl delete pod` does, or `kubectl drain`; return the pod's whole name."""
     pods = json.loads((folder / "pids.json").read_text())
-    name = next(name for name in pods if component in name)
+    name = next(each for each in pods if name in each)
     server = f"http://127.0.0.1:{(folder / 'port').read_text()}"
     place = f"/api/v1/namespaces/speech/pods/{name}?disruption={disruption}"
     urlopen(Request(server + place, method="DELETE"), timeout=60).close()
@@ -230,7 +236,7 @@ def test_a_pod_that_is_drained_is_told_and_another_takes_its_place(python, tmp_p
     """Its Deployment gives the new one another suffix, while the old one is Terminating."""
     with kubernetes(python, tmp_path) as variables:
         with at_work(python, tmp_path, variables) as said:
-            name = delete_pod(tmp_path, "worker", "EvictionByEvictionAPI")
+            name = delete_pod(tmp_path, at_an_item(tmp_path), "EvictionByEvictionAPI")
         assert re.search(f"pod {name} is being deleted, EvictionByEvictionAPI", said[0]), said[0]
 
 
