@@ -1,4 +1,4 @@
-"""Turn a recipe of ESPnet2 into one of ESPnet3 that runs."""
+"""Turn a recipe of ESPnet2, or of the public ESPnet3, into one that runs here."""
 
 import argparse
 import os
@@ -20,7 +20,9 @@ def _parser() -> argparse.ArgumentParser:
         "changes results was left out."
     )
     parser = make_parser("migrate", __doc__ or "", epilog=epilog)
-    parser.add_argument("source", metavar="EGS2_RECIPE", help="such as egs2/an4/asr1")
+    parser.add_argument(
+        "source", metavar="OLD_RECIPE", help="such as egs2/an4/asr1, or egs3/an4/asr"
+    )
     parser.add_argument("target", metavar="FOLDER", help="the new recipe, such as an4/asr")
     parser.add_argument(
         "--model",
@@ -44,13 +46,17 @@ def migrate(argv: Sequence[str]) -> int:
         MigrationError: There is no such recipe, or the target is in use.
     """
     from espnet3.migration.new_recipe import build_recipe
+    from espnet3.migration.public_recipe import build_public_recipe, is_public_recipe
     from espnet3.migration.recipe_folder import check_target, report, write_recipe
     from espnet3.migration.source_recipe import read_recipe
 
     args = _parser().parse_args(argv)
     source, target = (Path(os.path.expanduser(name)) for name in (args.source, args.target))
     check_target(source, target)
-    new = build_recipe(read_recipe(source, args.script), args.model)
+    if is_public_recipe(source):
+        new = build_public_recipe(source)
+    else:
+        new = build_recipe(read_recipe(source, args.script), args.model)
     if args.dry_run:
         print(report(new))
         print("Files that would be written:")

@@ -73,6 +73,9 @@ SWITCHES = {
     "use_k2": "k2 is not here",
 }
 """Options that change results if they are on."""
+USUAL = {"oov": "<unk>", "blank": "<blank>", "sos_eos": "<sos/eos>", "asr_task": "asr",
+         "num_ref": "1", "num_inf": "1"}  # fmt: skip
+"""Values that are what is done here; others change results."""
 READ = (
     "train_set", "valid_set", "test_sets", "asr_config", "asr_args", "inference_config",
     "inference_args", "inference_asr_model", "inference_nj", "gpu_inference", "nj", "ngpu",
@@ -119,6 +122,8 @@ def _note(journal: Journal, option: Option) -> None:
     shown = f"--{name}"
     if not value or value.lower() == "none":
         journal.unneeded(option.origin, shown, value, "is empty")
+    elif USUAL.get(name) == value:
+        journal.unneeded(option.origin, shown, value, "the default of asr.sh, as here")
     elif name in UNNEEDED:
         journal.unneeded(option.origin, shown, value, UNNEEDED[name])
     elif name in LEFT_OUT:
@@ -129,6 +134,9 @@ def _note(journal: Journal, option: Option) -> None:
         journal.changes(option.origin, shown, value, {**CHANGES, **SWITCHES}[name])
     elif name == "ngram_num":
         journal.unneeded(option.origin, shown, value, "no n-gram is used")
+    elif name.startswith("ref_text_"):
+        note = "measure reads the text of the data; of several references only that"
+        journal.left_out(option.origin, shown, value, note)
     else:
         advice = advise((name,), value, ["train"])
         write = f"; perhaps {advice.override()}" if advice and advice.settings else ""

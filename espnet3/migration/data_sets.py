@@ -135,6 +135,10 @@ def _float(text: str) -> float | None:
     return value if value > 0 else None
 
 
+TRAINED_KINDS = ("bpe", "char")
+"""Kinds of tokens that train_tokenizer makes."""
+
+
 @dataclass(frozen=True)
 class TokenFiles:
     """The tokens of a recipe, as far as they are there."""
@@ -143,6 +147,8 @@ class TokenFiles:
     """As in `--token_type`."""
     tokens: Path | None = None
     bpe_model: Path | None = None
+    expected: str = ""
+    """Where the old recipe writes the list."""
 
 
 def find_tokens(recipe: SourceRecipe) -> TokenFiles:
@@ -150,17 +156,20 @@ def find_tokens(recipe: SourceRecipe) -> TokenFiles:
     kind = recipe.get("token_type")
     size = recipe.get("nbpe")
     name = f"bpe_{recipe.get('bpemode')}{size}" if kind == "bpe" else kind
+    if kind == "hugging_face":
+        name += f"_{recipe.get('hugging_face_model_name_or_path').replace('/', '-')}"
     lang = recipe.get("lang")
-    folders = [recipe.folder / "data" / f"{lang}_token_list" / name]
-    folders += [recipe.folder / "data" / "token_list" / name]
+    places = [f"data/{lang}_token_list/{name}", f"data/token_list/{name}"]
+    expected = f"{places[lang == 'noinfo']}/tokens.txt"
+    folders = [recipe.folder / place for place in places]
     folder = next((one for one in folders if (one / "tokens.txt").is_file()), None)
     if folder is None:
-        return TokenFiles(kind)
+        return TokenFiles(kind, expected=expected)
     tokens, model = folder / "tokens.txt", folder / "bpe.model"
     if kind == "bpe" and not model.is_file():
         place = str(folder.relative_to(recipe.folder))
         recipe.journal.left_out(Origin(place), "tokens.txt", "", "bpe.model is not beside it")
-        return TokenFiles(kind)
+        return TokenFiles(kind, expected=expected)
     return TokenFiles(kind, tokens, model if kind == "bpe" else None)
 
 

@@ -2,14 +2,21 @@
 
 from typing import Any
 
-from espnet3.migration.data_sets import OLD_RECIPE, TokenFiles
+from espnet3.migration.data_sets import OLD_RECIPE, TRAINED_KINDS, TokenFiles
 from espnet3.migration.source_recipe import ConfigFile, SourceRecipe
-from espnet3.migration.trained_models import decoding_options, old_language_model
+from espnet3.migration.trained_models import (
+    decoding_options,
+    note_decoding,
+    old_language_model,
+)
 from espnet3.migration.training_keys import LoopKeys
 
 _PARTS = ("frontend", "specaug", "preencoder", "encoder", "postencoder", "decoder", "model")
-_MODEL_KEYS = (*_PARTS, *(f"{part}_conf" for part in _PARTS), "ctc_conf", "joint_net_conf", "init")
-_TEXT_KEYS = ("cleaner", "g2p", "speech_volume_normalize")
+_MODEL_KEYS = (
+    *_PARTS, *(f"{part}_conf" for part in _PARTS), "ctc_conf", "joint_net_conf", "init",
+    "input_size",
+)  # fmt: skip
+_TEXT_KEYS = ("cleaner", "g2p", "speech_volume_normalize", "preprocessor", "preprocessor_conf")
 _SYSTEM = "espnet3.systems.espnet2"
 
 
@@ -19,6 +26,8 @@ def token_keys(recipe: SourceRecipe, files: TokenFiles, bpe_mode: str) -> dict[s
     if files.tokens is not None:
         place = files.tokens.relative_to(recipe.folder).as_posix()
         keys["token_list"] = f"${{{OLD_RECIPE}}}/{place}"
+    elif files.kind not in TRAINED_KINDS:
+        keys["token_list"] = f"${{{OLD_RECIPE}}}/{files.expected}"
     else:
         keys["token_list"] = "${tokenizer.save_path}/tokens.txt"
     if files.bpe_model is not None:
@@ -26,12 +35,28 @@ def token_keys(recipe: SourceRecipe, files: TokenFiles, bpe_mode: str) -> dict[s
         keys["bpemodel"] = f"${{{OLD_RECIPE}}}/{place}"
     elif files.kind == "bpe":
         keys["bpemodel"] = f"${{tokenizer.save_path}}/{bpe_mode}.model"
+    elif files.kind.startswith("whisper"):
+        keys["bpemodel"] = files.kind
+    elif files.kind == "hugging_face":
+        option = "hugging_face_model_name_or_path"
+        keys["bpemodel"] = recipe.get(option)
+        recipe.journal.taken(
+            recipe.origin(option), f"--{option}", recipe.get(option), "model.bpemodel"
+        )
     symbols = recipe.get("nlsyms_txt")
     if symbols and symbols != "none":
         keys["non_linguistic_symbols"] = f"${{{OLD_RECIPE}}}/{symbols}"
-        recipe.journal.taken(
-            recipe.origin("nlsyms_txt"), "--nlsyms_txt", symbols, "model.non_linguistic_symbols"
-        )
+        became = "model.non_linguistic_symbols"
+        if files.tokens is None and files.kind == "char":
+            note = (
+                "train_tokenizer does not make them tokens: make the token list in the old recipe "
+                f"first, ./{recipe.script} --stage 5 --stop_stage 5, and migrate then"
+            )
+            recipe.journal.changes(
+                recipe.origin("nlsyms_txt"), "--nlsyms_txt", symbols, note, became
+            )
+        else:
+            recipe.journal.taken(recipe.origin("nlsyms_txt"), "--nlsyms_txt", symbols, became)
     return keys
 
 
@@ -42,11 +67,13 @@ def build_kept_model(
     model: dict[str, Any] = {"_target_": f"{_SYSTEM}.model.ESPnet2Model", "task": "asr", **tokens}
     for key in _MODEL_KEYS:
         value = keys.value(key)
-        if value is not None:
+        # A front end that is null is none; one that is not named is ESPnet2's default.
+        if value is not None or (key == "frontend" and key in keys.config.values):
             model[key] = value
             keys.note(key, f"model.{key}", "as it is")
     rate = keys.recipe.sample_rate
-    model["frontend_conf"] = {**keys.block("frontend_conf"), "fs": rate}
+    if model.get("frontend", "default") is not None:
+        model["frontend_conf"] = {**keys.block("frontend_conf"), "fs": rate}
     model["normalize"] = normalize
     if normalize == "global_mvn":
         model["normalize_conf"] = {"stats_file": "${stats_dir}/train/feats_stats.npz"}
@@ -88,9 +115,6 @@ def below_network(settings: dict[str, Any]) -> dict[str, Any]:
 def build_kept_inference(recipe: SourceRecipe, decode: ConfigFile, weights: str) -> dict[str, Any]:
     """Return the `model` block that decodes what the new recipe has trained."""
     _note_language_model(recipe)
-    for key in decode.values:
-        became = f"model.{key}"
-        recipe.journal.taken(decode.origin(key), key, decode.values[key], became, "as it is")
     model = {
         "_target_": f"{_SYSTEM}.inference.ESPnet2Inference",
         "task": "asr",
@@ -98,7 +122,9 @@ def build_kept_inference(recipe: SourceRecipe, decode: ConfigFile, weights: str)
         "weights": weights,
         **old_language_model(recipe, decode),
     }
-    return {**model, **decoding_options(decode, has_lm="lm_file" in model)}
+    options = decoding_options(decode, has_lm="lm_file" in model)
+    note_decoding(recipe, decode, options)
+    return {**model, **options}
 
 
 def _note_language_model(recipe: SourceRecipe) -> None:

@@ -24,7 +24,7 @@ _OF_MODEL = {
 TEXT_KEYS = {
     "token_type": "as --token_type of run.sh", "bpemodel": "of the tokenizer",
     "token_list": "of the tokenizer", "input_size": "of the front end",
-    "non_linguistic_symbols": "see --nlsyms_txt", "use_preprocessor": "always", "g2p": "not used",
+    "non_linguistic_symbols": "see --nlsyms_txt", "g2p": "not used",
 }  # fmt: skip
 
 

@@ -10,6 +10,7 @@ from espnet3.components.text.tokenizer import Tokenizer
 from espnet3.migration import asr_options
 from espnet3.migration.data_sets import (
     OLD_RECIPE,
+    TRAINED_KINDS,
     DataSet,
     TokenFiles,
     convert_tokens,
@@ -238,10 +239,9 @@ class _Builder:
         else:
             block["model_type"] = "characters"
         note = "" if "token_type" in recipe.options else "not set in run.sh: the default of asr.sh"
-        if kind in ("bpe", "char") or self.keeps_model:
-            self.journal.taken(
-                recipe.origin("token_type"), "--token_type", kind, "tokenizer.model_type", note
-            )
+        if kind in TRAINED_KINDS or self.keeps_model:
+            became = "tokenizer.model_type" if kind in TRAINED_KINDS else "model.token_type"
+            self.journal.taken(recipe.origin("token_type"), "--token_type", kind, became, note)
         else:
             note = "is not here; characters taken"
             self.journal.changes(
@@ -263,23 +263,30 @@ class _Builder:
     def _keep_tokens(self, files: TokenFiles, mode: str) -> None:
         self.token_keys = token_keys(self.recipe, files, mode)
         self.has_tokens = files.tokens is not None
-        if not self.has_tokens and files.kind not in ("bpe", "char"):
-            self.journal.todo(
-                f"the token list for --token_type {files.kind} is not there yet. In the old "
-                f"recipe, make it: ./{self.recipe.script} --stage 5 --stop_stage 5; migrate then"
-            )
+        if files.kind not in TRAINED_KINDS:
+            self.tokenizer = {}
+            if not self.has_tokens:
+                self.journal.todo(
+                    f"the token list {files.expected} for --token_type {files.kind} is not there "
+                    f"yet. In the old recipe, make it: cd {self.recipe.folder} && "
+                    f"./{self.recipe.script} --stage 5 --stop_stage 5"
+                )
+            # There is nothing to train.
+            self.has_tokens = True
         if not self.has_tokens:
             self._tokenizer_texts()
-        elif self.recipe.options.get("bpe_train_text"):
-            self._took("bpe_train_text", "", "the tokens are there already")
+            return
+        note = "the tokens are there already"
+        for option in ("bpe_train_text", "bpe_nlsyms"):
+            self._took(option, "model.token_list", note)
 
     def _old_tokens(self, files: TokenFiles, mode: str) -> None:
         if files.tokens is None:
-            if files.kind in ("bpe", "char"):
+            if files.kind in TRAINED_KINDS:
                 note = "the old recipe has none yet; train_tokenizer makes it"
                 self.journal.left_out(Origin("data/token_list"), "token list", "", note)
             return
-        if files.kind not in ("bpe", "char"):
+        if files.kind not in TRAINED_KINDS:
             return
         self.new.tokenizer = convert_tokens(files, mode, self.journal)
         if self.new.tokenizer is not None:
@@ -346,7 +353,8 @@ class _Builder:
             f"Written by `espnet3 migrate` from {self.recipe.folder.name}/{self.recipe.script} of "
             "ESPnet2.\nMIGRATION.md says where each value comes from."
         )
-        values = {**head, "tokenizer": self.tokenizer, "dataset": dataset, "model": self.model}
+        tokenizer = {"tokenizer": self.tokenizer} if self.tokenizer else {}
+        values = {**head, **tokenizer, "dataset": dataset, "model": self.model}
         self.new.add_config("training", comment, {**values, **settings, "parallel": parallel})
         if use_amp:
             amp = {"defaults": ["training"], "trainer": {"precision": "16-mixed"}}

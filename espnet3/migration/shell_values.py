@@ -33,8 +33,12 @@ from espnet3.migration.shell_syntax import (
 _HARMLESS = {
     "set", "echo", "log", "printf", "cd", "mkdir", "shift", "wait", "touch", "trap", "ulimit",
     "exit", "return", ":", "true", "false", "date", "sleep", "shopt", "pwd", "hostname", "ls",
-    "cat", "break", "continue", "module", "conda", "nvidia-smi",
+    "cat", "module", "conda", "nvidia-smi", "tee",
 }  # fmt: skip
+_WRAPPERS = {"bash", "sh", "exec", "nohup", "time", "nice", "env", "command"}
+"""Commands that start the script that follows."""
+_WRITERS = {"read", "readarray", "mapfile", "let", "getopts", "printf"}
+"""Builtins that give variables a value, by their names, that is not followed."""
 _SETTERS = {"export", "declare", "local", "readonly", "typeset"}
 _SOURCES = {".", "source"}
 _MOST_STEPS = 20_000
@@ -94,6 +98,10 @@ class _Exit(Exception):
     """The script ends here."""
 
 
+class _Jump(Exception):
+    """`break` or `continue`."""
+
+
 @dataclass
 class ScriptReader:
     """Follows scripts; variables, calls and remarks are what they leave.
@@ -111,9 +119,18 @@ class ScriptReader:
     _functions: dict[str, Nodes] = field(default_factory=dict)
     _depth: int = 0
     _steps: int = 0
+    _is_asking: bool = False
+    """Whether a condition is followed, whose commands only answer."""
+    _jump: str = ""
+    """A `break` or `continue` of the loop that may have happened."""
 
-    def read(self, text: str, name: str) -> None:
+    def read(self, text: str, name: str, *, certain: bool = True) -> None:
         """Follow a script from its first line.
+
+        Args:
+            text: Of the script.
+            name: Of its file.
+            certain: Whether it runs at all.
 
         Raises:
             ShellError: It cannot be parsed.
@@ -121,8 +138,8 @@ class ScriptReader:
         nodes = parse(text.replace("\r\n", "\n"), name)
         before, self._file = self._file, name
         try:
-            self._run(nodes, certain=True)
-        except _Exit:
+            self._run(nodes, certain=certain)
+        except (_Exit, _Jump):
             pass
         finally:
             self._file = before
@@ -133,7 +150,7 @@ class ScriptReader:
         """Follow commands; return whether the last one succeeds, None if that is not known."""
         status: bool | None = True
         for node in nodes:
-            status = self._node(node, certain)
+            status = self._node(node, certain and not self._jump)
         return status
 
     def _node(self, node: Node, certain: bool) -> bool | None:
@@ -166,6 +183,8 @@ class ScriptReader:
     def _group(self, node: Group, certain: bool) -> bool | None:
         if not node.is_subshell:
             return self._run(node.body, certain=certain)
+        if len(node.body) == 1 and isinstance(node.body[0], Group) and node.body[0].is_subshell:
+            return self._arithmetic(node.body[0])
         before = dict(self.variables)
         try:
             return self._run(node.body, certain=certain)
@@ -173,6 +192,19 @@ class ScriptReader:
             return None
         finally:
             self.variables = before
+
+    def _arithmetic(self, node: Group) -> None:
+        """Forget the variables in `((n += 1))`, which is not computed."""
+        for one in node.body:
+            if isinstance(one, Simple):
+                texts = [word.raw for word in one.words] + [a.name for a in one.assignments]
+                self._forget(texts, node.line)
+
+    def _forget(self, texts: list[str], line: int) -> None:
+        for text in texts:
+            for name in re.findall(r"(?<!-)\b[A-Za-z_]\w*", text):
+                value = Unknown(f"${name}", f"it is computed at {self._file}:{line}")
+                self._assign(name, value, line)
 
     def _chain(self, node: Chain, certain: bool) -> bool | None:
         status = self._node(node.first, certain)
@@ -187,7 +219,7 @@ class ScriptReader:
 
     def _if(self, node: If, certain: bool) -> bool | None:
         for condition, body in node.branches:
-            holds = True if condition is None else self._run(condition, certain=certain)
+            holds = True if condition is None else self._ask(condition, certain)
             if holds is None:
                 self._remark(node.line, "a condition that only a running shell could decide", True)
                 for _, other in node.branches:
@@ -197,6 +229,13 @@ class ScriptReader:
                 return self._run(body, certain=certain)
         return True
 
+    def _ask(self, condition: Nodes, certain: bool) -> bool | None:
+        before, self._is_asking = self._is_asking, True
+        try:
+            return self._run(condition, certain=certain)
+        finally:
+            self._is_asking = before
+
     def _for(self, node: For, certain: bool) -> bool | None:
         fields = [field for word in node.words or () for field in self._expand(word)]
         values = [field.value for field in fields]
@@ -205,9 +244,17 @@ class ScriptReader:
             self._remark(node.line, "a loop over what only a running shell could tell", True)
             self._assign(node.name, Unknown(f"${node.name}", "it is set by a loop"), node.line)
             return self._run(node.body, certain=False)
+        outer, may_have_ended = self._jump, False
         for value in values:
-            self._assign(node.name, value, node.line)
-            self._run(node.body, certain=certain)
+            self._jump = ""
+            self._take_value(node.name, value, node.line, certain and not may_have_ended)
+            try:
+                self._run(node.body, certain=certain and not may_have_ended)
+            except _Jump as jump:
+                if str(jump) == "break":
+                    break
+            may_have_ended = may_have_ended or self._jump == "break"
+        self._jump = outer
         return None
 
     def _simple(self, node: Simple, certain: bool) -> bool | None:
@@ -242,13 +289,33 @@ class ScriptReader:
             if certain:
                 raise _Exit
             return None
+        if first in ("break", "continue"):
+            if certain:
+                raise _Jump(first)
+            self._jump = self._jump or first
+            return None
         if first in _SOURCES:
-            self._source(fields, line)
+            self._source(fields, line, certain)
             return True
+        if first == "unset":
+            for one in fields[1:]:
+                if certain:
+                    self.variables.pop(str(one.value), None)
+                else:
+                    self._forget([str(one.value)], line)
+            return True
+        if first in _WRITERS and (first != "printf" or (fields[1:2] and fields[1].value == "-v")):
+            self._forget([one.value for one in fields[1:] if isinstance(one.value, str)], line)
+            return None
+        if first in _WRAPPERS:
+            started = [i for i, one in enumerate(fields) if str(one.value).endswith(".sh")]
+            if started:
+                return self._command(fields[started[0] :], line, certain)
         if first in self._functions:
             return self._function(first, fields, certain)
         if first not in _HARMLESS:
-            call = Call(first, tuple(fields[1:]), line, self._file, certain)
+            is_certain = certain and not self._is_asking
+            call = Call(first, tuple(fields[1:]), line, self._file, is_certain)
             self.calls.append(call)
             return None
         return True
@@ -274,7 +341,7 @@ class ScriptReader:
                 else:
                     self.variables[key] = value
 
-    def _source(self, fields: list[Field], line: int) -> None:
+    def _source(self, fields: list[Field], line: int, certain: bool) -> None:
         path = fields[1].value if len(fields) > 1 else ""
         if isinstance(path, Unknown):
             self._remark(line, f"sources {path.text}, which is not known: {path.reason}", True)
@@ -286,7 +353,7 @@ class ScriptReader:
             self._remark(line, f"sources {path} from itself", True)
             return
         self._depth += 1
-        self.read(*found)
+        self.read(*found, certain=certain)
         self._depth -= 1
 
     def _remark(self, line: int, text: str, is_open: bool) -> None:
@@ -315,6 +382,13 @@ class ScriptReader:
             elif isinstance(new, str) and isinstance(old, str):
                 new = old + new
         self._assign(name, new, token.line)
+
+    def _take_value(self, name: str, value: Value, line: int, certain: bool) -> None:
+        """Give the variable of a loop its value."""
+        if not certain:
+            value = Unknown(f"${name}", f"it is set at {self._file}:{line}, by a loop that may end "
+                            "before")  # fmt: skip
+        self._assign(name, value, line)
 
     def _assign(self, name: str, value: Stored, line: int) -> None:
         self.variables[name] = value
@@ -358,6 +432,11 @@ class ScriptReader:
             if isinstance(value, Unknown):
                 reason, text = reason or value.reason, (text or "") + value.text
                 continue
+            if isinstance(value, list) and part.is_quoted and _is_joined(part.text):
+                value = _joined_list(value)
+                if isinstance(value, Unknown):
+                    reason, text = reason or value.reason, (text or "") + value.text
+                    continue
             pieces = _pieces(value, part.is_quoted)
             for position, piece in enumerate(pieces):
                 if position:
@@ -515,6 +594,17 @@ def _pieces(value: str | list[Value], is_quoted: bool) -> list[Value | None]:
     if value[-1:].isspace():
         words.append(None)
     return words
+
+
+def _is_joined(expression: str) -> bool:
+    """Tell whether a quoted list is one word: `"${sets[*]}"`, `"$*"`."""
+    return expression == "*" or expression.endswith("[*]")
+
+
+def _joined_list(values: list[Value]) -> Value:
+    reason = next((value.reason for value in values if isinstance(value, Unknown)), "")
+    text = " ".join(value.text if isinstance(value, Unknown) else value for value in values)
+    return Unknown(text, reason) if reason else text
 
 
 def _field(text: str | None, reason: str) -> Value:

@@ -68,12 +68,17 @@ class ConfigFile:
         if option is None or not option.value.strip():
             return self
         values, origins = dict(self.values), dict(self.origins)
-        name = ""
+        name, given = "", set[str]()
         for word in split_words(option.value):
             if word.startswith("--"):
-                name = word[2:].replace("-", "_")
-                values.setdefault(name, True)
+                name, equals, value = word[2:].partition("=")
+                name = name.replace("-", "_")
+                given.discard(name)
                 origins[name] = option.origin
+                if equals:
+                    values[name] = as_value(value)
+                else:
+                    values.setdefault(name, True)
                 continue
             key, equals, value = word.partition("=")
             if not name:
@@ -81,8 +86,12 @@ class ConfigFile:
             elif equals and name.endswith("_conf"):
                 block = values.get(name)
                 values[name] = {**(block if isinstance(block, dict) else {}), key: as_value(value)}
+            elif name in given:  # several words, such as those of --init_param
+                before = values[name] if isinstance(values[name], list) else [values[name]]
+                values[name] = [*before, as_value(word)]
             else:
                 values[name] = as_value(word)
+                given.add(name)
         became = "the keys below, from this line"
         journal.taken(option.origin, f"--{option.name}", option.value, "", became)
         return ConfigFile(self.file, values, origins)
@@ -247,8 +256,8 @@ def _script_text(folder: Path, script: str) -> str:
     if not path.is_file():
         if (folder / "run.py").is_file() and (folder / "conf").is_dir():
             raise MigrationError(
-                f"{folder} has a run.py and no {script}: it is a recipe of ESPnet3, or of the "
-                "public package of that name, and only recipes of ESPnet2 are migrated.",
+                f"{folder} has a run.py that uses no TEMPLATE, and no {script}: it is a recipe of "
+                "ESPnet3 already.",
                 fix=f"See whether it runs as it is: espnet3 run {folder} --list-stages",
             )
         inside = sorted(one.parent.name for one in folder.glob(f"*/{script}"))
@@ -342,6 +351,10 @@ def _options_of(call: Call, journal: Journal) -> dict[str, Option]:
             continue
         index += 1
         _add_option(options, name, words[index - 1], origin, journal)
+        following = words[index - 1].value
+        if isinstance(following, str) and re.fullmatch(r"--[\w-]+", following):
+            note = f"its value is {following}: perhaps a variable that is empty, or a word too few"
+            journal.changes(origin, word.value, following, note)
     return options
 
 

@@ -20,7 +20,19 @@ _DECODING = (
     "minlenratio",
     "nbest",
 )
-_NOT_DECODING = ("batch_size", "ngpu", "num_workers", "log_level")
+_FURTHER = (
+    "dtype", "enh_s2t_task", "hugging_face_decoder", "hugging_face_decoder_conf",
+    "lang_prompt_token", "max_mask_parallel", "max_seq_len", "multi_asr", "ngram_file",
+    "ngram_weight", "nlp_prompt_token", "normalize_length", "partial_ar", "prompt_token_file",
+    "quantize_asr_model", "quantize_dtype", "quantize_lm", "quantize_modules", "streaming",
+    "threshold_probability", "time_sync", "transducer_conf",
+)  # fmt: skip
+"""Further options of ESPnet2's decoding, for `options`."""
+_NOT_DECODING = {
+    "batch_size": "batch_seconds of the inference config", "ngpu": "device, parallel.env",
+    "num_workers": "parallel.n_workers", "log_level": "not used", "output_dir": "inference_dir",
+    "seed": "nothing is drawn", "allow_variable_data_keys": "not used",
+}  # fmt: skip
 _PLAIN_MODULES = ("torch", "collections", "numpy")
 
 
@@ -39,8 +51,15 @@ def old_model(recipe: SourceRecipe, decode: ConfigFile) -> dict[str, Any] | None
     ]
     if not trained:
         return None
-    stem = Path(recipe.get("asr_config")).stem.removeprefix("train_")
-    chosen = next((one for one in trained if stem and stem in one.name), trained[0])
+    chosen = _chosen(recipe, trained)
+    if chosen is None:
+        for one in trained:
+            note = (
+                f"of another config than --asr_config; to decode it, see {OLD_CONFIG} of the docs"
+            )
+            recipe.journal.left_out(Origin(str(one.relative_to(recipe.folder))), "training", "",
+                                    note)  # fmt: skip
+        return None
     for other in trained:
         other_place = str(other.relative_to(recipe.folder))
         if other != chosen:
@@ -58,6 +77,17 @@ def old_model(recipe: SourceRecipe, decode: ConfigFile) -> dict[str, Any] | None
     return {**model, **decoding_options(decode, has_lm="lm_file" in model)}
 
 
+def _chosen(recipe: SourceRecipe, trained: list[Path]) -> Path | None:
+    """Return the training that the call of `asr.sh` would decode, by the names that it gives."""
+    stem = Path(recipe.get("asr_config")).stem
+    expdir = recipe.get("expdir")
+    names = [recipe.get("asr_exp"), f"{expdir}/asr_{recipe.get('asr_tag')}"]
+    exact = [one for one in trained if one.relative_to(recipe.folder).as_posix() in names]
+    tagged = [one for one in trained if one.name.startswith(f"asr_{stem}_")]
+    same = [one for one in trained if one.name == f"asr_{stem}"]
+    return next(iter([*exact, *same, *tagged]), None)
+
+
 def decoding_options(decode: ConfigFile, *, has_lm: bool) -> dict[str, Any]:
     """Return the options of a decode config under ESPnet2's names; others go to `options`."""
     named: dict[str, Any] = {}
@@ -66,9 +96,30 @@ def decoding_options(decode: ConfigFile, *, has_lm: bool) -> dict[str, Any]:
         if key in _DECODING:
             if key != "lm_weight" or has_lm:
                 named[key] = value
-        elif key not in _NOT_DECODING and value is not None:
+        elif key in _FURTHER and value is not None:
             options[key] = value
     return named | ({"options": options} if options else {})
+
+
+def note_decoding(recipe: SourceRecipe, decode: ConfigFile, made: Mapping[str, Any]) -> None:
+    """Note what became of each option of a decode config."""
+    journal = recipe.journal
+    for key, value in decode.values.items():
+        origin = decode.origin(key)
+        if key in made:
+            journal.taken(origin, key, value, f"model.{key}", "as it is")
+        elif key in made.get("options", {}):
+            journal.taken(origin, key, value, f"model.options.{key}", "as it is")
+        elif key in _NOT_DECODING:
+            journal.unneeded(origin, key, value, _NOT_DECODING[key])
+        elif value is None or (key in ("lm_weight", "word_lm_weight") and not recipe.is_on(
+            "use_lm")):  # fmt: skip
+            journal.unneeded(origin, key, value, "nothing is set" if value is None else
+                             "no language model is used")  # fmt: skip
+        elif key == "lm_weight":
+            journal.unneeded(origin, key, value, "see --inference_lm")
+        else:
+            journal.changes(origin, key, value, "is no option of ESPnet2's decoding that is known")
 
 
 def old_language_model(recipe: SourceRecipe, decode: ConfigFile) -> Mapping[str, str]:

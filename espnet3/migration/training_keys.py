@@ -17,7 +17,10 @@ _OPTIMIZERS = {
     "adamw": "AdamW", "asgd": "ASGD", "radam": "RAdam", "rmsprop": "RMSprop", "rprop": "Rprop",
     "sgd": "SGD",
 }  # fmt: skip
-_RATES = {"adadelta": 1.0, "adagrad": 0.01, "adamax": 0.002, "rmsprop": 0.01, "sgd": 0.01}
+_RATES = {
+    "adadelta": 1.0, "adagrad": 0.01, "adamax": 0.002, "asgd": 0.01, "rmsprop": 0.01, "rprop": 0.01,
+    "sgd": 0.1,
+}  # fmt: skip
 """Learning rates that ESPnet2 takes where a config has none, other than 0.001."""
 _BY_STEP = {
     "onecyclelr": "OneCycleLR", "cycliclr": "CyclicLR",
@@ -53,7 +56,7 @@ UNNEEDED = {
     **_because(
         "the stages see to it",
         "log_level config print_config dry_run output_dir resume collect_stats "
-        "write_collected_feats no_forward_run version required distributed train_dtype "
+        "write_collected_feats no_forward_run version required distributed "
         "cudnn_enabled cudnn_benchmark cudnn_deterministic detect_anomaly max_cache_size "
         "max_cache_fd valid_max_cache_size allow_variable_data_keys train_shape_file "
         "valid_shape_file train_data_path_and_name_and_type valid_data_path_and_name_and_type",
@@ -62,6 +65,26 @@ UNNEEDED = {
     "valid_batch_type": "as that of training",
 }
 """Keys that need no counterpart, and why."""
+_ONLY_VALUE: Mapping[str, tuple[Any, str]] = {
+    "iterator_type": ("sequence", "only whole utterances make batches here"),
+    "valid_iterator_type": ("sequence", "only whole utterances make batches here"),
+    "train_dtype": ("float32", "set trainer.precision"),
+    "use_preprocessor": (True, "texts are always made into tokens"),
+    "use_deepspeed": (False, "DeepSpeed is not here"),
+    "use_adapter": (False, "adapters are not here"),
+    "multiple_iterator": (False, "all data is one list here"),
+    "multi_task_dataset": (False, "all data is one list here"),
+    "use_tf32": (False, "set torch.set_float32_matmul_precision in run.py"),
+    "min_batch_size": (1, "a batch has at least one utterance"),
+    "ddp_comm_hook": (None, "set trainer.strategy"),
+    "use_lang_prompt": (False, "prompts are not here"),
+    "use_nlp_prompt": (False, "prompts are not here"),
+    "nbest_averaging_interval": (0, "averages are made after training"),
+}
+"""Keys that change nothing at one value; at any other they have no counterpart, and why."""
+_WITHOUT_ADAPTER = ("adapter", "adapter_conf", "save_strategy", "deepspeed_config")
+_OF_CHUNKS = ("chunk_", "num_cache_chunks", "category_", "upsampling_factor", "dataset_")
+_BATCH_TYPES = ("numel", "length", "folded", "sorted", "unsorted")
 
 
 @dataclass
@@ -137,14 +160,26 @@ class LoopKeys:
         train = self._batches("batch_size", "batch_bins")
         longest, shortest = recipe.number("max_wav_duration"), recipe.number("min_wav_duration")
         train |= {"min_seconds": shortest, "max_seconds": longest}
+        if train.get("batch_seconds", longest) < longest:
+            key = "batch_bins" if "batch_size" not in train else "batch_size"
+            self.lose(key, f"a batch of {train['batch_seconds']:g} s cannot hold an utterance of "
+                      f"{longest:g} s (--max_wav_duration), so it has {longest:g} s",
+                      "dataloader.train.batch_seconds")  # fmt: skip
+            train["batch_seconds"] = longest
         for name, key in (("min_wav_duration", "min"), ("max_wav_duration", "max")):
             became = f"dataloader.train.{key}_seconds"
             recipe.journal.taken(
-                recipe.origin(name), f"--{name}", recipe.get(name), became, _default(recipe, name)
+                recipe.origin(name),
+                f"--{name}",
+                recipe.get(name),
+                became,
+                "; ".join(filter(None, [_default(recipe, name), "of dataset.valid all is used"])),
             )
         workers = int(self.number("num_workers", 1))
         self.note("num_workers", "dataloader.train.num_workers", "in each training process")
         valid = self._batches("valid_batch_size", "valid_batch_bins", train)
+        if valid.get("batch_seconds", longest) < longest:
+            valid["batch_seconds"] = longest
         return {
             "train": {**train, "num_workers": workers},
             "valid": {**valid, "num_workers": workers},
@@ -157,6 +192,8 @@ class LoopKeys:
         if train is not None and self.value(size_key) is None and self.value(bins_key) is None:
             return {name: value for name, value in train.items() if name.startswith("batch_")}
         kind = str(self.value("batch_type", "folded"))
+        if kind not in _BATCH_TYPES and train is None:
+            self.lose("batch_type", "is not here; batches of a number of utterances taken")
         world = self._world()
         shared = f"; ESPnet2's {world} processes share it" if world > 1 else ""
         if kind in ("numel", "length"):
@@ -186,7 +223,7 @@ class LoopKeys:
             self.journal.unneeded(self.config.origin(key), key, value, note)
 
     def _note_kind(self, train: object, key: str) -> None:
-        if train is None:
+        if train is None and self.value("batch_type", "folded") in _BATCH_TYPES:
             words = "batches are limited by seconds of padded audio, and shuffled"
             self.note("batch_type", key, words)
 
@@ -300,7 +337,8 @@ class LoopKeys:
         ):
             if self.value(key) is not None:
                 trainer[ours] = int(self.number(key, 1))
-                self.note(key, f"trainer.{ours}")
+                note = "drawn from all data in each epoch" if key.startswith("num_iters") else ""
+                self.note(key, f"trainer.{ours}", note)
         return trainer | self._switches(trainer) | self._patience()
 
     def _switches(self, trainer: Mapping[str, Any]) -> dict[str, Any]:
@@ -363,7 +401,8 @@ class LoopKeys:
             entries.append(entry)
             self.note("init_param", "init")
         frozen = self.value("freeze_param", [])
-        patterns = [f"{name}.*" for name in frozen] if isinstance(frozen, list) else []
+        frozen = frozen if isinstance(frozen, list) else [frozen]
+        patterns = [f"{name}.*" for name in frozen]
         if patterns:
             self.note("freeze_param", "freeze")
         found = {"init": entries} if entries else {}
@@ -382,11 +421,23 @@ class LoopKeys:
             if key in self.read:
                 if (origin, key) not in noted:
                     self.journal.unneeded(origin, key, value, "as here")
+            elif key in _ONLY_VALUE:
+                self._only_value(key, value)
             elif key in known:
                 self.journal.unneeded(origin, key, value, known[key])
+            elif key in _WITHOUT_ADAPTER or key.startswith(_OF_CHUNKS):
+                note = "read only with use_adapter, use_deepspeed or another iterator_type"
+                self.journal.unneeded(origin, key, value, note)
             else:
                 note = "is not known here: of another version of ESPnet2, or without a counterpart"
                 self.journal.changes(origin, key, value, note)
+
+    def _only_value(self, key: str, value: Any) -> None:
+        expected, note = _ONLY_VALUE[key]
+        if value in (None, expected):
+            self.journal.unneeded(self.config.origin(key), key, value, "as here")
+        else:
+            self.lose(key, note)
 
 
 def checkpoint_of(

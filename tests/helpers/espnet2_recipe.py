@@ -72,7 +72,7 @@ option gpu=* -p gpu --gres=gpu:$0 -c $0
 # note: the --max-jobs-run option is supported as a special case
 """
 TRAIN = {
-    "batch_type": "numel", "batch_bins": 160000, "accum_grad": 1, "max_epoch": 2, "patience": None,
+    "batch_type": "numel", "batch_bins": 1600000, "accum_grad": 1, "max_epoch": 2, "patience": None,
     "init": "xavier_uniform", "num_workers": 0, "keep_nbest_models": 2, "grad_clip": 3.0,
     "best_model_criterion": [["valid", "acc", "max"]], "frontend_conf": {"n_mels": 20},
     "encoder": "conformer",

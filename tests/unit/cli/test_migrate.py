@@ -78,7 +78,7 @@ def test_it_trains_decodes_on_two_workers_and_scores(old):
 def test_values_of_run_sh_and_configs_are_where_they_belong(old):
     new = migrated(old)
     training, inference = config(new, "training"), config(new, "inference")
-    assert training["dataloader"]["train"]["batch_seconds"] == 20  # 160,000 samples at 8 kHz
+    assert training["dataloader"]["train"]["batch_seconds"] == 200  # 1,600,000 samples at 8 kHz
     assert training["dataloader"]["train"]["max_seconds"] == 20  # the default of asr.sh
     assert training["dataset"]["train"][0]["weight"] == 3
     assert training["model"]["encoder"]["hidden"] == 16
@@ -362,7 +362,74 @@ def test_a_language_model_that_was_never_trained_is_listed(tmp_path):
     old = write_recipe(tmp_path / "egs2" / "an4" / "asr1", run=script, decode={"lm_weight": 0.3})
     text = (migrated(old, *KEPT, code=3) / "MIGRATION.md").read_text()
     assert "no trained language model" in text
-    assert "the token list for --token_type word is not there yet" in text
+    assert "data/en_token_list/word/tokens.txt for --token_type word is not there yet" in text
+
+
+FURTHER = {
+    "several words of an argument": (
+        run_sh(asr_args='"--init_param a.pth:encoder b.pth --freeze_param encoder frontend"'), {},
+        0, lambda t: len(t["init"]) == 2 and t["freeze"][1] == "network.frontend.*",
+    ),
+    "an argument with =": (
+        run_sh(asr_args="--max_epoch=7"), {}, 0, lambda t: t["trainer"]["max_epochs"] == 7,
+    ),
+    "an empty variable": (
+        run_sh("opts=", local_data_opts="${opts}"), {}, 3, lambda t: True,
+    ),
+    "no front end": (
+        run_sh(token_type="whisper_en"),
+        {"frontend": None, "input_size": 1, "encoder": "whisper", "preprocessor": "default",
+         "preprocessor_conf": {"whisper_task": "transcribe"}}, 0,
+        lambda t: t["model"]["frontend"] is None and t["model"]["input_size"] == 1
+        and t["model"]["bpemodel"] == "whisper_en" and "tokenizer" not in t
+        and t["dataset"]["preprocessor"]["preprocessor_conf"] == {"whisper_task": "transcribe"},
+    ),
+    "tokens of Hugging Face": (
+        run_sh(token_type="hugging_face", hugging_face_model_name_or_path="a/b"), {}, 0,
+        lambda t: t["model"]["token_list"].endswith("en_token_list/hugging_face_a-b/tokens.txt"),
+    ),
+    "a rate that ESPnet2 sets": ({}, {"optim": "sgd", "optim_conf": {}}, 0,
+                                 lambda t: t["optimizer"]["lr"] == 0.1),
+    "batches of another kind": ({}, {"batch_type": "catpow"}, 3, lambda t: True),
+    "batches that hold no utterance": (
+        {}, {"batch_bins": 40000}, 3, lambda t: t["dataloader"]["train"]["batch_seconds"] == 20,
+    ),
+    "half precision by its type": ({}, {"train_dtype": "float16"}, 3, lambda t: True),
+    "utterances one after the other": ({}, {"iterator_type": "sequence"}, 0, lambda t: True),
+    "pieces of utterances": ({}, {"iterator_type": "chunk", "chunk_length": 9}, 3, lambda t: True),
+    "one name of frozen weights": ({}, {"freeze_param": "encoder"}, 0,
+                                   lambda t: t["freeze"] == ["network.encoder.*"]),
+    "symbols without a token list": (run_sh(nlsyms_txt="data/nlsyms.txt"), {}, 3, lambda t: True),
+    "defaults that are written": (run_sh(oov="'<unk>'", asr_task="asr"), {}, 0, lambda t: True),
+    "a question to Python": (
+        run_sh('if ! python3 -c "import s3prl"; then\n  exit 1\nfi'), {}, 0, lambda t: True,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", FURTHER)
+def test_nothing_is_kept_in_another_meaning_without_a_word(case, tmp_path):
+    script, train, code, holds = FURTHER[case]
+    old = write_recipe(tmp_path / "egs2" / "an4" / "asr1", run=script or RUN, train=train, sets=())
+    assert holds(config(migrated(old, *KEPT, code=code), "training"))
+
+
+def test_an_option_of_decoding_that_nobody_knows_is_listed(tmp_path, capsys):
+    decode = {"asr_model_file": "exp/x.pth", "normalize_length": True}
+    old = write_recipe(tmp_path / "egs2" / "an4" / "asr1", decode=decode)
+    new = migrated(old, *KEPT, code=3)
+    assert "asr_model_file" in capsys.readouterr().out
+    assert config(new, "inference")["model"]["options"] == {"normalize_length": True}
+
+
+def test_a_training_of_another_config_is_not_taken_for_this_one(old):
+    folder = old / "exp" / "asr_train_rnn_raw_char"
+    folder.mkdir(parents=True)
+    (folder / "config.yaml").write_text("encoder: rnn\n")
+    torch.save({}, folder / "valid.acc.ave.pth")
+    new = migrated(old)
+    assert not (new / "conf" / "inference_espnet2.yaml").exists()
+    assert "of another config than --asr_config" in (new / "MIGRATION.md").read_text()
 
 
 BAD = {
