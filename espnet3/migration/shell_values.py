@@ -281,44 +281,43 @@ class ScriptReader:
         if isinstance(first, Unknown):
             self._remark(line, f"the command {first.text}, which is not known", True)
             return None
-        if first in ("true", ":"):
-            return True
-        if first == "false":
-            return False
-        if first in ("exit", "return"):
-            if certain:
-                raise _Exit
-            return None
-        if first in ("break", "continue"):
-            if certain:
-                raise _Jump(first)
-            self._jump = self._jump or first
-            return None
+        if first in ("exit", "return", "break", "continue"):
+            return self._leave(first, certain)
         if first in _SOURCES:
             self._source(fields, line, certain)
             return True
-        if first == "unset":
-            for one in fields[1:]:
-                if certain:
-                    self.variables.pop(str(one.value), None)
-                else:
-                    self._forget([str(one.value)], line)
-            return True
-        if first in _WRITERS and (first != "printf" or (fields[1:2] and fields[1].value == "-v")):
-            self._forget([one.value for one in fields[1:] if isinstance(one.value, str)], line)
-            return None
+        if first in _WRITERS or first == "unset":
+            return self._write(first, fields[1:], line, certain)
+        if first in self._functions:
+            return self._function(first, fields, certain)
         if first in _WRAPPERS:
             started = [i for i, one in enumerate(fields) if str(one.value).endswith(".sh")]
             if started:
                 return self._command(fields[started[0] :], line, certain)
-        if first in self._functions:
-            return self._function(first, fields, certain)
         if first not in _HARMLESS:
             is_certain = certain and not self._is_asking
             call = Call(first, tuple(fields[1:]), line, self._file, is_certain)
             self.calls.append(call)
             return None
-        return True
+        return first != "false"
+
+    def _leave(self, word: str, certain: bool) -> None:
+        if certain:
+            raise _Exit if word in ("exit", "return") else _Jump(word)
+        if word in ("break", "continue"):
+            self._jump = self._jump or word
+
+    def _write(self, word: str, fields: list[Field], line: int, certain: bool) -> bool | None:
+        """Follow a builtin that changes variables by their names."""
+        names = [one.value for one in fields if isinstance(one.value, str)]
+        if word == "unset" and certain:
+            for name in names:
+                self.variables.pop(name, None)
+            return True
+        if word == "printf" and names[:1] != ["-v"]:
+            return True
+        self._forget(names, line)
+        return None
 
     def _function(self, name: str, fields: list[Field], certain: bool) -> bool | None:
         if self._depth >= _MOST_DEPTH:
@@ -423,6 +422,8 @@ class ScriptReader:
         has_list = any(isinstance(self._part(p), list) for p in token.parts if p.kind == "variable")
         for part in token.parts:
             value = self._part(part)
+            if isinstance(value, list) and part.is_quoted and _is_joined(part.text):
+                value = _joined_list(value)
             if part.kind == "text":
                 if not part.is_quoted and _BRACES.search(part.text):
                     reason = reason or "braces with several words in them are not expanded"
@@ -432,11 +433,6 @@ class ScriptReader:
             if isinstance(value, Unknown):
                 reason, text = reason or value.reason, (text or "") + value.text
                 continue
-            if isinstance(value, list) and part.is_quoted and _is_joined(part.text):
-                value = _joined_list(value)
-                if isinstance(value, Unknown):
-                    reason, text = reason or value.reason, (text or "") + value.text
-                    continue
             pieces = _pieces(value, part.is_quoted)
             for position, piece in enumerate(pieces):
                 if position:
