@@ -111,7 +111,8 @@ def read_command(text: str) -> JobCommand:
     index = 1
     while index < len(words):
         word = words[index]
-        if word.startswith("--") and index + 1 < len(words):
+        # `--gres=gpu:1` is one word, for the scheduler.
+        if word.startswith("--") and "=" not in word and index + 1 < len(words):
             options[word[2:].replace("-", "_")] = words[index + 1]
             index += 2
         else:

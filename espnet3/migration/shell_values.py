@@ -184,7 +184,8 @@ class ScriptReader:
         if not node.is_subshell:
             return self._run(node.body, certain=certain)
         if len(node.body) == 1 and isinstance(node.body[0], Group) and node.body[0].is_subshell:
-            return self._arithmetic(node.body[0])
+            self._arithmetic(node.body[0])
+            return None
         before = dict(self.variables)
         try:
             return self._run(node.body, certain=certain)
@@ -282,7 +283,8 @@ class ScriptReader:
             self._remark(line, f"the command {first.text}, which is not known", True)
             return None
         if first in ("exit", "return", "break", "continue"):
-            return self._leave(first, certain)
+            self._leave(first, certain)
+            return None
         if first in _SOURCES:
             self._source(fields, line, certain)
             return True

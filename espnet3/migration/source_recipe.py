@@ -395,6 +395,10 @@ def _read_jobs(recipe: SourceRecipe) -> None:
             if isinstance(value, str) and value.strip():
                 origin = Origin("cmd.sh", reader.set_at[name])
                 recipe.commands[name] = (read_command(value), origin)
+            else:
+                why = value.reason if isinstance(value, Unknown) else "it is not set"
+                note = f"not known: {why}; workers run on this machine"
+                recipe.journal.left_out(Origin("cmd.sh"), name, "", note)
     for name in ("slurm", "pbs", "queue"):
         _read_conf(recipe, f"conf/{name}.conf")
     for command, _ in recipe.commands.values():

@@ -432,6 +432,26 @@ def test_a_training_of_another_config_is_not_taken_for_this_one(old):
     assert "of another config than --asr_config" in (new / "MIGRATION.md").read_text()
 
 
+def test_options_of_the_scheduler_in_cmd_sh_reach_the_jobs(old):
+    (old / "cmd.sh").write_text(
+        'export train_cmd="slurm.pl"\nexport cuda_cmd="slurm.pl --account=a --time 2-00:00:00"\n'
+        'export decode_cmd="slurm.pl --exclude=n1,n2 --max-jobs-run 3 -p short --time 90"\n'
+    )
+    new = migrated(old)
+    jobs = config(new, "parallel_slurm")["parallel"]
+    assert (jobs["n_workers"], jobs["options"]["walltime"]) == (3, "01:30:00")
+    assert jobs["options"]["job_extra_directives"] == ["--exclude=n1,n2"]
+    assert config(new, "launch_slurm")["launch"]["time"] == "48:00:00"
+
+
+def test_a_cmd_sh_that_asks_the_machine_is_listed(old):
+    (old / "cmd.sh").write_text(
+        "if [[ $(hostname) == n* ]]; then\n  export decode_cmd=slurm.pl\nelse\n"
+        "  export decode_cmd=run.pl\nfi\n"
+    )
+    assert "| cmd.sh | decode_cmd |" in (migrated(old) / "MIGRATION.md").read_text()
+
+
 BAD = {
     "no folder": (lambda old: old.parent / "nothing", "is no folder"),
     "no recipe": (lambda old: old / "conf", "is no recipe of ESPnet2"),
