@@ -299,15 +299,13 @@ class _Public:
         return made
 
     def _global(self, split: str, block: dict[str, Any]) -> None:
-        """Share a batch among the processes, since sizes are those of one process here."""
-        if self.world < 2 or split == "valid":
-            return
-        for key in ("batch_bins", "batch_size"):
-            whole = block.get(key)
-            if isinstance(whole, int):
-                block[key] = max(1, whole // self.world)
-                self._took(f"dataloader.{split}.{key}", whole, f"dataloader.{split}.{key}",
-                           f"of one process; {self.world} processes share it there")  # fmt: skip
+        """Let a batch be shared among the processes, as it is there."""
+        sizes = [key for key in ("batch_bins", "batch_size") if key in block]
+        if self.world > 1 and sizes:
+            block["batch_is_global"] = True
+            self._took(f"dataloader.{split}.{sizes[0]}", block[sizes[0]],
+                       f"dataloader.{split}.batch_is_global",
+                       f"{self.world} processes share a batch there")  # fmt: skip
 
     def _warmup(self, values: dict[str, Any]) -> None:
         scheduler = _mapping(values.get("scheduler"))

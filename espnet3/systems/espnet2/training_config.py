@@ -160,7 +160,12 @@ def resolve_paths(
         ConfigError: A file that it names is in none of these folders.
     """
     places = _Places(config, may_lack, within)
-    return {key: _resolved(key, value, places) for key, value in values.items()}
+    # Tokens of these kinds go by a name, such as whisper_en, and not by a file.
+    is_named = str(values.get("token_type")).startswith(("whisper", "hugging_face"))
+    return {
+        key: value if is_named and key == "bpemodel" else _resolved(key, value, places)
+        for key, value in values.items()
+    }
 
 
 class _Places:

@@ -116,7 +116,8 @@ def test_what_the_template_hides_is_written_out_and_what_differs_is_translated(o
     )  # fmt: skip
     assert model["token_list"] == "${data_dir}/tokenizer/tokens.txt"
     assert training["dataloader"]["train"] == {
-        "shape_file": ["${stats_dir}/train/feats_shape"], "batch_bins": 2000, "shuffle": True,
+        "shape_file": ["${stats_dir}/train/feats_shape"], "batch_bins": 4000, "shuffle": True,
+        "batch_is_global": True,
     }  # fmt: skip
     assert training["dataset"]["train"][0]["transform"]["factors"] == [0.9, 1.1]
     told = capsys.readouterr().out

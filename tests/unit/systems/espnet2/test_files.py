@@ -87,6 +87,11 @@ def test_files_are_found_from_the_recipe_above_the_config(tmp_path, monkeypatch)
         resolve_paths({"normalize_conf": {"stats_file": "exp/stats.npz"}}, config)
 
 
+def test_tokens_that_go_by_a_name_are_no_file():
+    values = {"token_type": "hugging_face", "bpemodel": "facebook/mbart-large-50"}
+    assert resolve_paths(values, None) == values
+
+
 def test_a_missing_token_list_is_told(tmp_path):
     with pytest.raises(ConfigError, match="token_list: data/token_list"):
         read_token_list({"token_list": None}, "config.yaml")
