@@ -8,6 +8,7 @@ from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from espnet3.commands import recipe_command
+from espnet3.components.metrics.set_score import place_of
 from espnet3.errors import ConfigError, IncompleteRunError, suggest
 from espnet3.io.scp import load_scp
 from espnet3.shards.manifest import load_manifest
@@ -284,17 +285,19 @@ def _mismatch(
     folder: Path,
 ) -> str:
     anchor = next(iter(texts))
+    files = {entry.key: entry.path(folder.parent, folder.name) for entry in metric.inputs}
     problems = []
     for key in texts:
         if lacking[key]:
             problems.append(
                 f"{len(lacking[key])} of the {len(texts[anchor])} ids in {anchor} are not in "
-                f"{key}: {first_few(lacking[key], _SHOWN_IDS)}"
+                f"{key}: {first_few(lacking[key], _SHOWN_IDS)} "
+                f"({place_of(lacking[key][0], files[anchor])})"
             )
         if extra[key]:
             problems.append(
                 f"{len(extra[key])} of the {len(texts[key])} ids in {key} are not in {anchor}: "
-                f"{first_few(extra[key], _SHOWN_IDS)}"
+                f"{first_few(extra[key], _SHOWN_IDS)} ({place_of(extra[key][0], files[key])})"
             )
     return (
         f"{metric.name} of {folder.name}: {'; '.join(problems)}."

@@ -138,7 +138,7 @@ def test_what_is_loaded_once_is_loaded_again_alike(public):
         ("dataloader.train.iter_factory.batches.type=folded",
          "Write in place of iter_factory: dataloader: {train: {batch_seconds: 120}}"),
         ("dataloader.train.iter_factory.batches.type=length", "counts frames"),
-        ("dataloader.train.iter_factory.batches.type=numbr", "must be numel, sorted or unsorted"),
+        ("dataloader.train.iter_factory.batches.type=catbel", "must be numel, sorted or unsorted"),
         ("dataloader.train.iter_factory.num_iters_per_epoch=50",
          "Write: trainer: {limit_train_batches: 50}"),
         ("dataloader.train.iter_factory.seed=7", "Write at the top: seed: 7"),

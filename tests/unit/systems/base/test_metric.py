@@ -384,8 +384,9 @@ def test_missing_ids_are_listed_per_side_with_their_count(folder):
         measure(one())
     message = str(caught.value)
     listed = ", ".join(f"utt{i}" for i in range(10))
-    assert f"25 of the 29 ids in ref are not in hyp: {listed} and 15 more;" in message
-    assert "1 of the 5 ids in hyp are not in ref: extra." in message
+    assert f"25 of the 29 ids in ref are not in hyp: {listed} and 15 more (" in message
+    assert "exp/test/ref.scp:5);" in message
+    assert "1 of the 5 ids in hyp are not in ref: extra (exp/test/hyp.scp:5)." in message
     assert "--stages infer" in message
     assert "metrics.0: on_missing: skip leaves them out" in message
     assert not os.path.exists("exp/metrics.json")
@@ -423,7 +424,7 @@ def test_ids_that_failed_on_purpose_are_told(folder):
     text = json.dumps({"metrics": [config], "inference_dir": "decoded"})
     with pytest.raises(IncompleteRunError) as caught:
         measure(load(text))
-    assert "not in hyp: utt7." in str(caught.value)
+    assert "not in hyp: utt7 (text:8)." in str(caught.value)
     assert "1 of them failed, which on_error: skip allows" in str(caught.value)
     assert "espnet3 failed decoded/digits" in str(caught.value)
 
@@ -697,6 +698,54 @@ def test_bleu_is_measured_with_its_signature(folder):
     assert "bleu [95%]" in text_of("exp/RESULTS.md")
 
 
+def test_artifacts_that_infer_wrote_are_measured(awkward, monkeypatch):
+    import numpy as np
+    import soundfile
+
+    from tests.helpers.inference_parts import Dataset
+
+    monkeypatch.chdir(awkward)
+    monkeypatch.syspath_prepend(awkward)
+    Path("enhancing.py").write_text(
+        "import numpy as np\n"
+        "class Model:\n"
+        "    def __init__(self, device): pass\n"
+        "    def __call__(self, speech):\n"
+        "        wave = np.sin(np.arange(len(speech)) * (1 + speech[0]))\n"
+        "        return {'wav': wave / 2, 'embedding': np.array([1.0, speech[0] % 3])}\n"
+    )
+    Path("inference.yaml").write_text(
+        f"dataset: {{test: [{{name: a, data_src: {PARTS}, data_src_args: {{n: 9}}}}]}}\n"
+        "model: {_target_: enhancing.Model}\n"
+        "output_artifacts: {wav: {type: wav, sample_rate: 8000}, embedding: {type: npy}}\n"
+    )
+    infer(load_config("inference.yaml", below={"recipe_dir": ".", "inference_dir": "exp"}))
+    Path("data").mkdir()
+    samples = [Dataset(9)[i] for i in range(9)]
+    generator, ids = np.random.default_rng(0), [sample["utt_id"] for sample in samples]
+    for id, sample in zip(ids, samples, strict=True):
+        speech = sample["speech"]
+        clean = np.sin(np.arange(len(speech)) * (1 + speech[0])) / 4
+        soundfile.write(f"data/{id}.wav", clean + 0.01 * generator.normal(size=len(speech)), 8000)
+    write_scp("data/clean.scp", {id: f"data/{id}.wav" for id in ids})
+    trials = [
+        f"{a} {b} {int(i % 3 == j % 3)}" for i, a in enumerate(ids) for j, b in enumerate(ids)
+    ]
+    Path("data/trials").write_text("\n".join(trials))
+    measure(
+        load(
+            """
+            metrics:
+            - metric: {_target_: espnet3.components.metrics.si_snr.SISNR, hyp_key: wav}
+              inputs: {ref: data/clean.scp}
+            - metric: {_target_: espnet3.components.metrics.eer.EER, trials: data/trials}
+            """
+        )
+    )
+    assert 20 < results()["SISNR"]["a"]["si_snr"] < 30
+    assert results()["EER"]["a"]["eer"] == 0
+
+
 # Metrics of the public ESPnet3, which read SCP files
 
 
@@ -719,7 +768,8 @@ def test_it_is_told_about_inputs_and_ids_that_are_missing(folder):
     with pytest.raises(ConfigError, match=r"asked for 'prompt', but the inputs are ref.*Name one"):
         measure(one("my_metrics.Unknown", inputs=["ref"]))
     write(folder, "test", hyp={id: text for id, text in HYP.items() if id != "empty"})
-    with pytest.raises(IncompleteRunError, match="1 of the 4 ids in ref are not in hyp: empty"):
+    message = r"1 of the 4 ids in ref are not in hyp: empty \(exp/test/ref.scp:4\)"
+    with pytest.raises(IncompleteRunError, match=message):
         measure(one("my_metrics.Public"))
     with pytest.raises(ConfigError, match=r"on_missing is 'skip', but Public reads the files"):
         measure(one("my_metrics.Public", on_missing="skip"))

@@ -15,6 +15,7 @@ from espnet3.io.scp import write_scp
 from espnet3.systems.asr.metrics.wer import WER
 from espnet3.systems.base.context import load_configs
 from espnet3.systems.base.report import check_report, describe_report, report
+from espnet3.systems.base.reporting.scores import Score
 from espnet3.systems.base.results_table import identify
 from espnet3.systems.base.system import BaseSystem
 from tests.helpers.exhaustive import few
@@ -198,6 +199,16 @@ def test_metrics_that_are_no_error_rates_are_shown(recipe):
     page = page_of(recipe)
     assert "words_per_utterance" in page
     assert "errors" not in sections(page)
+
+
+def test_intervals_of_other_metrics_are_shown_beside_their_numbers():
+    numbers = {"bleu": 31.5, "bleu_interval": [30.0, 33.0], "n": 3, "confidence": 0.95}
+    score = Score("BLEU", "test", numbers)
+    assert score.scalars == {"bleu": 31.5, "n": 3}
+    assert score.interval_of("bleu") == (30.0, 33.0)
+    assert score.interval_of("n") is None
+    without = Score("BLEU", "test", {**numbers, "bleu_interval": None})
+    assert without.scalars == {"bleu": 31.5, "n": 3, "confidence": 0.95}
 
 
 def test_results_of_a_runner_alone_give_a_page(recipe):
