@@ -18,6 +18,7 @@ from espnet3.text import count, first_few
 _LABELS = {"target": True, "1": True, "nontarget": False, "0": False}
 _DRAWS_AT_ONCE = 1 << 22
 """Bounds the memory: 32 MB of counts."""
+_MOST_THRESHOLDS = 20_000
 _SHOWN = 5
 
 Scores = NDArray[np.float64]
@@ -137,9 +138,8 @@ class EER(SetScore):
 
     def _numbers(self, scores: Scores, trials: "Trials") -> dict[str, Any]:
         is_target = np.array([trial.is_target for trial in trials.lines])
-        curve = _Curve(scores, is_target)
-        whole = np.ones(len(scores))
-        found = [self._figures(curve, draw) for draw in self._draws(trials)]
+        curve, whole = _Curve(scores, is_target), np.ones(len(scores))
+        found = [self._figures(*draw) for draw in self._draws(scores, is_target, trials)]
         drawn = np.array([pair for pair in found if pair is not None]).reshape(-1, 2)
         figures = self._figures(curve, whole)
         assert figures is not None  # read_trials refuses a list with one kind
@@ -166,20 +166,39 @@ class EER(SetScore):
         trivial = min(self.c_miss * self.p_target, self.c_fa * (1 - self.p_target))
         return 100 * equal_rate(misses, alarms), float(costs.min() / trivial)
 
-    def _draws(self, trials: "Trials") -> Iterator[Scores]:
-        """Yield how often each trial was drawn, for each resample."""
-        n_trials = len(trials.lines)
-        members = np.arange(n_trials)
-        if self.resample == "enrolment":
-            ids = np.array([trial.enrol for trial in trials.lines], dtype=object)
-            _, members = np.unique(ids, return_inverse=True)
-        n_groups = int(members.max()) + 1
-        if n_groups < 2:
-            return
+    def _draws(
+        self, scores: Scores, is_target: NDArray[np.bool_], trials: "Trials"
+    ) -> Iterator[tuple["_Curve", Scores]]:
+        """Yield how often each trial was drawn, for each resample, and the curve to weigh by it."""
         generator = np.random.default_rng(self.seed)
-        for _ in range(self.n_bootstrap):
+        if self.resample == "trial":
+            # By how often each score occurs: the same distribution as drawing trial by trial.
+            values, kinds, counts = _cells(scores, is_target)
+            curve, shares = _Curve(values, kinds), counts / counts.sum()
+            for _ in range(self.n_bootstrap if len(scores) > 1 else 0):
+                yield curve, generator.multinomial(len(scores), shares).astype(np.float64)
+            return
+        ids = np.array([trial.enrol for trial in trials.lines], dtype=object)
+        _, members = np.unique(ids, return_inverse=True)
+        n_groups, curve = int(members.max()) + 1, _Curve(scores, is_target)
+        for _ in range(self.n_bootstrap if n_groups > 1 else 0):
             chosen = np.bincount(generator.integers(n_groups, size=n_groups), minlength=n_groups)
-            yield chosen[members].astype(np.float64)
+            yield curve, chosen[members].astype(np.float64)
+
+
+def _cells(
+    scores: Scores, is_target: NDArray[np.bool_]
+) -> tuple[Scores, NDArray[np.bool_], NDArray[np.int64]]:
+    """Return scores, kinds and counts of trials that are alike.
+
+    Beyond `_MOST_THRESHOLDS` scores, neighbours count as one, which changes an interval by less
+    than other random numbers would.
+    """
+    values, places = np.unique(scores, return_inverse=True)
+    if len(values) > _MOST_THRESHOLDS:
+        places = places * _MOST_THRESHOLDS // len(values)
+    cells, counts = np.unique(2 * places + is_target, return_counts=True)
+    return (cells // 2).astype(np.float64), cells % 2 == 1, counts
 
 
 class Trial(NamedTuple):

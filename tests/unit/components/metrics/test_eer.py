@@ -107,6 +107,21 @@ def test_equal_scores_are_decided_together():
     assert numbers["eer_interval"] is None
 
 
+def test_intervals_of_many_trials_are_those_of_all_their_scores(monkeypatch):
+    generator = np.random.default_rng(0)
+    labels = generator.random(3000) < 0.5
+    scores = generator.normal(size=3000) + 2 * labels
+    trials = Trials(Path("t"), [Trial("a", "b", bool(label)) for label in labels])
+    exact = EER()._numbers(scores, trials)
+    assert exact["eer"] == pytest.approx(15.87, abs=2)  # of two normal distributions
+    # The standard error of the two rates at a threshold, and 1.96 of them.
+    assert np.diff(exact["eer_interval"])[0] == pytest.approx(2.6, abs=0.8)
+    monkeypatch.setattr("espnet3.components.metrics.eer._MOST_THRESHOLDS", 300)
+    coarse = EER()._numbers(scores, trials)
+    assert coarse["eer"] == exact["eer"]
+    assert coarse["eer_interval"] == pytest.approx(exact["eer_interval"], abs=0.25)
+
+
 def test_perfect_and_reversed_scores():
     trials = Trials(Path("t"), [Trial("a", "b", n >= 5) for n in range(10)])
     scores = np.arange(10.0)
