@@ -35,8 +35,9 @@ from espnet3.cli.recipe_options import (
     select_stages,
     stages_of_rank,
 )
-from espnet3.cli.typed_line import RawLine, TypedLine
+from espnet3.cli.typed_line import RawLine, SweepLine, TypedLine
 from espnet3.commands import use_line
+from espnet3.systems.base.context import Configs
 from espnet3.systems.base.stages import find_config, stages_of
 from espnet3.systems.base.system import BaseSystem
 from espnet3.trainer.launching.process_rank import LAUNCHED, ProcessRank, process_rank
@@ -114,7 +115,8 @@ def _run(system: type[BaseSystem], argv: Sequence[str], recipe_dir: Path) -> int
     selected = _stages_of_rank(selected, rank)
     # Before `set_up`, which changes the folder.
     working_dir = os.path.relpath(Path.cwd(), recipe_dir)
-    line = TypedLine(
+    make_line = SweepLine if options.best else TypedLine
+    line = make_line(
         system, options, program, stages_to_run(selected), recipe_dir, start_dir=Path.cwd()
     )
     with use_line(line):
@@ -122,15 +124,20 @@ def _run(system: type[BaseSystem], argv: Sequence[str], recipe_dir: Path) -> int
 
 
 def _run_selected(line: TypedLine, selected: Sequence[Selected], working_dir: str) -> int:
+    from espnet3.systems.base.provenance import Invocation
+
     options, recipe_dir, rank = line.options, line.recipe_dir, process_rank()
+    invocation = Invocation([*line.program, *options.words], working_dir, recipe_dir)
+    if options.best:
+        from espnet3.cli.sweep import run_sweep
+
+        return run_sweep(line, selected, invocation)
     line.instance, selected = set_up(line.system, options, selected, recipe_dir)
     from espnet3.cli.stage_loop import StageLoop, print_plan, run_rank
-    from espnet3.systems.base.provenance import Invocation
 
     if options.dry_run:
         print_plan(line.instance, selected)
         return 0
-    invocation = Invocation([*line.program, *options.words], working_dir, recipe_dir)
     if not rank.is_first:
         return run_rank(line.instance, selected, rank, invocation)
     return StageLoop(line.instance, selected, line, invocation).run()
@@ -164,7 +171,28 @@ def set_up(
         The system, and the stages, of which some may turn out to have nothing to do.
     """
     from espnet3.systems.base.checks import check_stages
-    from espnet3.systems.base.context import check_inference_dir, find_experiment, load_configs
+    from espnet3.systems.base.context import check_inference_dir
+
+    configs, selected = load_selected(system, options, selected, recipe_dir)
+    stages = stages_to_run(selected)
+    if any("metrics" in stage.configs for stage in stages):
+        check_inference_dir(configs)
+    instance = system(**vars(configs))
+    if options.detach:
+        check_detach(stages, stages_of(system))
+        instance.detach = True
+    check_stages(instance, stages, dry_run=options.dry_run)
+    return instance, selected
+
+
+def load_selected(
+    system: type[BaseSystem], options: Options, selected: Sequence[Selected], recipe_dir: Path
+) -> tuple[Configs, Sequence[Selected]]:
+    """Load the configs of the stages, of which some may turn out to have nothing to do.
+
+    The folder changes into the recipe's.
+    """
+    from espnet3.systems.base.context import find_experiment, load_configs
 
     process_rank().show_logs()
     # A dry run leaves nothing behind, no __pycache__ either.
@@ -188,14 +216,7 @@ def set_up(
             found, options.overrides, recipe_dir=recipe_dir, experiment=experiment
         )
     check_given(stages, lambda stage: find_config(configs, stage) is not None, recipe_dir)
-    if any("metrics" in stage.configs for stage in stages):
-        check_inference_dir(configs)
-    instance = system(**vars(configs))
-    if options.detach:
-        check_detach(stages, stages_of(system))
-        instance.detach = True
-    check_stages(instance, stages, dry_run=options.dry_run)
-    return instance, selected
+    return configs, selected
 
 
 def _warn_about_unused(options: Options, files: dict[str, tuple[str, ...]]) -> None:

@@ -58,6 +58,8 @@ class Options:
     dry_run: bool = False
     detach: bool = False
     list_stages: bool = False
+    best: tuple[str, ...] = ()
+    """What the values of a sweep are compared by: `valid/wer`, or that and `min` or `max`."""
     words: tuple[str, ...] = ()
     """As they were typed, for lines to type."""
 
@@ -94,6 +96,7 @@ def parse_options(argv: Sequence[str], stages: Sequence[Stage], *, prog: str) ->
         dry_run=args.dry_run,
         detach=args.detach,
         list_stages=args.list_stages,
+        best=tuple(args.best),
         words=tuple(argv),
     )
 
@@ -133,6 +136,9 @@ def make_parser(stages: Sequence[Stage], *, prog: str) -> argparse.ArgumentParse
     add("--dry-run", "--dry_run", action="store_true", help="say what would be done, and end")
     add("--detach", action="store_true",
         help="leave the work of a stage to workers that continue without this program")  # fmt: skip
+    add("--best", nargs="+", default=[], metavar=("SET/METRIC", "min|max"),
+        help="try each of the values KEY.PATH=[A,B,C] of the model on a set, and decode the test "
+        "sets with the best")  # fmt: skip
     add("--list-stages", "--list_stages", action="store_true", help="list the stages, and end")
     return parser
 
@@ -181,7 +187,7 @@ def _explain_option(stray: Sequence[str], asked: Sequence[str], has: Has | None)
     if "." in key and value:
         return f"{answer} An override has no dashes: {_instead(wrong, [f'{key}={value}'])}"
     known = ["--help", "--stages", "--stage", "--stop_stage", "--config", "--dry-run"]
-    known += ["--detach", "--list-stages", *(f"--{kind}_config" for kind in KINDS)]
+    known += ["--detach", "--best", "--list-stages", *(f"--{kind}_config" for kind in KINDS)]
     advice = _advice(key, value, asked, has)
     if advice is not None:
         words = _instead(wrong, advice.overrides()) if advice.overrides() else ""

@@ -5,6 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from typing_extensions import override
+
 from espnet3.cli.recipe_configs import assign_configs, find_files
 from espnet3.cli.recipe_options import Options, is_override, spell_stages
 from espnet3.commands import override_key, replace_overrides, usual_config
@@ -123,6 +125,16 @@ class TypedLine:
         found = {k: find_files(v, self.start_dir, self.recipe_dir) for k, v in files.items()}
         configs = load_configs(found, self.options.overrides, recipe_dir=self.recipe_dir)
         return self.system(**vars(configs))
+
+
+class SweepLine(TypedLine):
+    """A line with `--best`: it decodes, scores and compares as a whole, and resumes as a whole."""
+
+    @override
+    def for_stages(self, stages: Sequence[str], overrides: Sequence[str] = ()) -> list[str]:
+        if {"infer", "measure", "report"} >= {*stages}:
+            return self.again(overrides)
+        return super().for_stages(stages, overrides)
 
 
 def _options(files: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:

@@ -35,6 +35,7 @@ from espnet3.systems.base.inference_config import (
     listed_test_sets,
     load_inference_config,
     results_folder,
+    whole_folder,
     writes_fields,
 )
 from espnet3.systems.base.inference_output import Need
@@ -103,11 +104,15 @@ def infer(
     parallel = parallel_of(loaded, detach=detach)
     runs = plan_inference(loaded, needs=needs)
     before = _ends(runs)  # a run that is merged now has another file than before
-    decode = _leave if parallel.mode == "async" else run_all
-    results = decode(runs, parallel)
+    results = decode_all(runs, parallel)
     if None not in before and _ends(runs) == before:
         on_all_done()
     return results
+
+
+def decode_all(runs: Sequence[PlannedRun], parallel: "ParallelConfig") -> dict[str, Any] | Detached:
+    """Run all on one set of workers, or leave them to detached ones; results are by name."""
+    return _leave(runs, parallel) if parallel.mode == "async" else run_all(runs, parallel)
 
 
 def _ends(runs: Sequence[PlannedRun]) -> list[tuple[int, int] | None]:
@@ -323,7 +328,7 @@ def _build_runner(
             "provider",
         ]  # the runner describes these itself
     runner.not_results = tuple(f"config.{key}" for key in ignored)
-    elsewhere = free_name(os.path.normpath(output_dir.parent))
+    elsewhere = free_name(os.path.normpath(whole_folder(output_dir.parent)))
     runner.config_block, runner.elsewhere = "runner", f"inference_dir={elsewhere}"
     return runner
 

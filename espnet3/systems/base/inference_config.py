@@ -29,6 +29,8 @@ _RESERVED = (
     "done", "position", "failed.jsonl", "results.jsonl", "results.parquet", "manifest.json",
     "_success.json", "leases", "logs", "detached",
 )  # fmt: skip
+SWEEP = "sweep"
+"""The folder below `inference_dir` with a folder for each choice of values of a sweep."""
 ONLY = "test"
 """The name of the test set where a provider builds its one dataset without a list of names."""
 
@@ -403,6 +405,12 @@ def found_test_sets(inference_dir: Path) -> list[str]:
 def also_found(names: Iterable[str]) -> str:
     """Return the line about results that no config names."""
     return f"also found, not in the config: {', '.join(names)}"
+
+
+def whole_folder(inference_dir: Path) -> Path:
+    """Return `inference_dir` as it was set: for one choice of values, that of the sweep."""
+    is_choice = inference_dir.parent.name == SWEEP
+    return inference_dir.parent.parent if is_choice else inference_dir
 
 
 def results_folder(inference_dir: str, test_set: str) -> Path:

@@ -38,7 +38,7 @@ def summary_lines(results: Results) -> list[str]:
         for name, sets in results.items()
         for test_set, numbers in sets.items()
     ]
-    return _in_columns(rows)
+    return in_columns(rows)
 
 
 def _section(name: str, sets: Mapping[str, Numbers]) -> str:
@@ -54,7 +54,7 @@ def _section(name: str, sets: Mapping[str, Numbers]) -> str:
         [test_set, *(cells.get(key, _NOTHING) for key in header)]
         for test_set, cells in zip(sets, columns, strict=True)
     ]
-    table = _markdown(["test set", *header], rows)
+    table = markdown_table(["test set", *header], rows)
     return "\n\n".join(filter(None, [f"## {_escape(name)}", table, _notes(sets)]))
 
 
@@ -73,8 +73,8 @@ def _error_columns(numbers: Numbers) -> dict[str, str]:
         "Sub": _share(numbers["substitutions"], units),
         "Del": _share(numbers["deletions"], units),
         "Ins": _share(numbers["insertions"], units),
-        f"Err{interval}": _with_interval(numbers["rate"], numbers["interval"]),
-        f"S.Err{interval}": _with_interval(
+        f"Err{interval}": with_interval(numbers["rate"], numbers["interval"]),
+        f"S.Err{interval}": with_interval(
             numbers["sentence_error_rate"], numbers["sentence_error_interval"]
         ),
     }
@@ -150,7 +150,7 @@ def _summary(numbers: Numbers) -> list[str]:
         cells = [
             f"{numbers['n_utterances']:,} utterances",
             f"{numbers['n_units']:,} {numbers['unit']}",
-            f"Err {_with_interval(numbers['rate'], numbers['interval'])}",
+            f"Err {with_interval(numbers['rate'], numbers['interval'])}",
             f"S.Err {_cell(numbers['sentence_error_rate'])}",
         ]
     else:
@@ -188,7 +188,8 @@ def _share(part: int, whole: int) -> str:
     return f"{100 * part / whole:.2f}" if whole else _NOTHING
 
 
-def _with_interval(rate: float | None, interval: Sequence[float] | None) -> str:
+def with_interval(rate: float | None, interval: Sequence[float] | None) -> str:
+    """Return a rate as in the tables, with its interval if it has one."""
     if rate is None or interval is None:
         return _cell(rate)
     return f"{rate:.2f} [{interval[0]:.2f}, {interval[1]:.2f}]"
@@ -203,7 +204,8 @@ def _cell(value: Any) -> str:
     return f"{value:,}" if type(value) is int else str(value)
 
 
-def _markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a table with the first column on the left, and the others on the right."""
     rule = ["---"] + ["--:"] * (len(header) - 1)
     lines = [list(map(_escape, header)), rule, *(list(map(_escape, row)) for row in rows)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
@@ -214,7 +216,8 @@ def _escape(text: str) -> str:
     return " ".join(text.replace("|", "\\|").split())
 
 
-def _in_columns(rows: Sequence[Sequence[str]]) -> list[str]:
+def in_columns(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return a line for each row, with cells of equal width below each other."""
     n_columns = max((len(row) for row in rows), default=0)
     padded = [[*row, *[""] * (n_columns - len(row))] for row in rows]
     widths = [max(map(len, column)) for column in zip(*padded, strict=True)]

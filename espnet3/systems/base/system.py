@@ -20,6 +20,7 @@ from espnet3.systems.base.stages import (
 if TYPE_CHECKING:
     from espnet3.config.load import LoadedConfig
     from espnet3.systems.base.inference_output import Need
+    from espnet3.systems.base.sweep import Sweep
     from espnet3.systems.base.training_record import Comparison
 
 _MAKE_NO_INPUTS = ("train", "average", "infer", "measure", "report", "pack_model", "upload_model")
@@ -58,6 +59,8 @@ class BaseSystem:
     """Set by a stage that did nothing, because an earlier run had done it all."""
     given: GivenParts = NOTHING_GIVEN
     """Model and data of `train` that come as objects, in place of blocks of its config."""
+    sweep: "Sweep | None" = None
+    """Values of settings that `infer` and `measure` try instead: `--best`."""
     _comparison: "Comparison | None" = None
 
     def __init__(
@@ -218,6 +221,8 @@ class BaseSystem:
 
         if not self._has_inputs("infer"):  # or it was done before anything ran
             self.check_trained(with_inputs=True)
+        if self.sweep is not None:
+            return self.sweep.infer(detach=self.detach, needs=self._needs_of_measure())
         return infer(
             self.config_for("infer"),
             detach=self.detach,
@@ -259,6 +264,8 @@ class BaseSystem:
         """Score the results."""
         from espnet3.systems.base.metric import measure
 
+        if self.sweep is not None:
+            return self.sweep.measure()
         return measure(self.config_for("measure"), self.inference)
 
     def check_measure(self) -> None:
