@@ -16,6 +16,7 @@ from espnet3.cli.corpus_options import (
     check_corpus_options,
     read_corpus,
 )
+from espnet3.cli.schema import KINDS, modeline, write_schemas
 from espnet3.errors import ResourceError, suggest
 from espnet3.text import on_one_line
 
@@ -113,6 +114,7 @@ def _init_template(folder: Path, args: argparse.Namespace) -> int:
         raise UsageError(f"there is no template {name!r}.{hint} Templates: {', '.join(TEMPLATES)}.")
     _check_free(folder, f"--template {name}")
     files = _copy(_find_template(name), folder)
+    write_schemas(folder / "conf")  # which the first lines of these files name to editors
     print(f"Wrote {on_one_line(folder)} from the template {name}:")
     print(*(f"  {file}" for file in files), sep="\n")
     print("\nIt runs as it is:")
@@ -136,7 +138,8 @@ def _init_corpus(folder: Path, args: argparse.Namespace) -> int:
     for name, text in written.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
+        path.write_text(_with_schema(name, text), encoding="utf-8")
+    write_schemas(folder / "conf")
     print(f"Looked at the data ({args.data}):")
     print(*(f"  {on_one_line(line)}" for line in told), sep="\n")
     print(f"\nWrote {on_one_line(folder)}; why each setting was chosen stands beside it:")
@@ -144,6 +147,12 @@ def _init_corpus(folder: Path, args: argparse.Namespace) -> int:
     print("\nFrom here to an error rate and a report:")
     print(f"  espnet3 run {on_one_line(shlex.quote(str(folder)))} {ARGUMENTS}")
     return 0
+
+
+def _with_schema(name: str, text: str) -> str:
+    """Return a file; a config with the line that names its schema to editors."""
+    kind = Path(name).stem
+    return f"{modeline(kind)}\n{text}" if kind in KINDS else text
 
 
 def _parallel_files(source: Path) -> list[str]:

@@ -13,7 +13,7 @@ from espnet3.cli.recipe_configs import SCRIPT, enter_recipe_of
 from espnet3.cli.recipe_options import parse_line
 from espnet3.errors import ConfigError, suggest
 from espnet3.systems.base.stages import STAGES
-from espnet3.text import on_one_line, printable
+from espnet3.text import count, on_one_line, printable
 
 if TYPE_CHECKING:
     from espnet3.trainer.launching.job_script import Job
@@ -141,8 +141,8 @@ def _submit(job: "Job") -> None:
     print(f"Wrote {on_one_line(job.script)}")
     job_id = submit(job)
     lines = follow(job, job_id)
-    processes = f"{job.n_nodes} node(s) x {job.n_processes} process(es)"
-    print(f"Submitted job {job_id}: {processes}, {job.n_gpus} GPU(s) on each node")
+    processes = f"{count(job.n_nodes, 'node')} x {count(job.n_processes, 'process')}"
+    print(f"Submitted job {job_id}: {processes}, {count(job.n_gpus, 'GPU')} on each node")
     print(f"  follow: {on_one_line(lines.log)}")
     print(f"  state:  {lines.state}")
     print(f"  stop:   {lines.cancel}")

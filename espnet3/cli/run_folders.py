@@ -12,7 +12,7 @@ from espnet3.shards.manifest import require_manifest
 from espnet3.shards.records import RecordPaths, read_stop
 from espnet3.text import on_one_line
 
-_DEPTH = 4
+_DEPTH = 6  # exp/TAG/inference/sweep/VALUES/TEST_SET, from the folder above exp
 _SHOWN = 5
 
 
@@ -24,7 +24,7 @@ def add_dirs(parser: argparse.ArgumentParser) -> None:
 
 
 def find_runs(folder: Path) -> list[Path]:
-    """Return the folder itself if it holds a run, else the run folders up to two levels below.
+    """Return the folder itself if it holds a run, else the run folders below it, not too deep.
 
     Raises:
         RunFolderError: if there is none.

@@ -25,7 +25,7 @@ from espnet3.config.load import load_config, parse_override
 from espnet3.config.resolve import escaped_values
 from espnet3.config.sources import value_at
 from espnet3.errors import ConfigError, closest
-from espnet3.parallel.parallel import use_parallel
+from espnet3.parallel.open_pool import SharedCluster
 from espnet3.systems.base.checks import check_stages
 from espnet3.systems.base.context import CONFIG, Configs, check_inference_dir, context_value
 from espnet3.systems.base.inference import parallel_of
@@ -79,7 +79,9 @@ def run_sweep(line: TypedLine, selected: Sequence[Selected], invocation: "Invoca
         print("\n".join(prepared.sweep.describe(prepared.others)))
         print_plan(lead, first)
         return 0
-    with use_parallel(parallel_of(prepared.sweep.points[0].inference, detach=lead.detach)):
+    parallel = parallel_of(prepared.sweep.points[0].inference, detach=lead.detach)
+    with SharedCluster(parallel) as workers:
+        lead.workers = workers
         loop = StageLoop(lead, first, line, invocation)
         code = loop.run()
         is_left = any(outcome.run_dirs for outcome in loop.outcomes)
@@ -88,6 +90,7 @@ def run_sweep(line: TypedLine, selected: Sequence[Selected], invocation: "Invoca
         last = prepared.selected if prepared.others else prepared.selected[len(first) :]
         if last:
             line.instance = best = prepared.system_for(prepared.sweep.best, last)
+            best.workers = workers
             code = StageLoop(best, last, line, invocation).run()
     print(prepared.sweep.told())
     return code

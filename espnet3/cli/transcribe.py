@@ -2,15 +2,22 @@
 
 import argparse
 import logging
+import os
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from typing_extensions import override
 
 from espnet3.cli.console import UsageError, make_parser
 from espnet3.cli.recipe_options import parse_line
+from espnet3.cli.typed_line import RawLine
+from espnet3.commands import free_name, override_key, replace_overrides, use_line
 from espnet3.systems.base.stages import Detached, find_stage, stages_of
+from espnet3.text import count, first_line
 
 if TYPE_CHECKING:
     from espnet3.config.load import LoadedConfig
@@ -19,6 +26,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 _FORMATS = "text, jsonl, srt, vtt, ctm, textgrid"
 _MOST_SHOWN = 20
+_MOST_FAILURES = 3
 _EPILOG = (
     "The same command again continues what was stopped. KEY.PATH=VALUE changes a setting of the "
     "inference config, such as parallel.n_workers=4, device=cuda:1 or "
@@ -38,20 +46,51 @@ def transcribe(argv: Sequence[str]) -> int:
     """
     args, overrides = parse_line(_parser(), argv)
     request = _request(args, overrides)
-    from espnet3.logs import log_to_stderr
+    with use_line(_Line(("espnet3", "transcribe"), argv, request.output)):
+        return _transcribe(request, argv, detach=args.detach)
+
+
+@dataclass(frozen=True)
+class _Line(RawLine):
+    """The line that was typed: what is written elsewhere has another `--output`."""
+
+    output: Path
+
+    @override
+    def again(self, overrides: Sequence[str], without: Sequence[str] = ()) -> list[str]:
+        kept = [text for text in overrides if override_key(text) != "inference_dir"]
+        words = [*self.program, *replace_overrides(self.arguments, kept, without)]
+        if len(kept) == len(overrides):
+            return words
+        place = os.path.relpath(free_name(self.output))
+        return [*_without_option("--output", words), "--output", place]
+
+    @override
+    def for_stages(self, stages: Sequence[str], overrides: Sequence[str] = ()) -> list[str]:
+        return self.again(overrides)
+
+
+def _without_option(name: str, words: Sequence[str]) -> list[str]:
+    position = words.index(name) if name in words else len(words)
+    rest = [*words[:position], *words[position + 2 :]]
+    return [word for word in rest if not word.startswith(f"{name}=")]
+
+
+def _transcribe(request: "Request", argv: Sequence[str], *, detach: bool) -> int:
+    from espnet3.logs import make_visible
     from espnet3.systems.asr.system import ASRSystem
     from espnet3.systems.asr.transcription import (
-        has_failures,
+        failures,
         prepare,
         read_transcripts,
         write_transcripts,
     )
     from espnet3.systems.base.checks import check_stages
 
-    log_to_stderr()
+    make_visible()
     loaded = prepare(request)
     system = ASRSystem(inference=loaded)
-    system.detach = args.detach
+    system.detach = detach
     check_stages(system, [find_stage(stages_of(ASRSystem), "infer")])
     result = system.infer()
     if isinstance(result, Detached):
@@ -63,7 +102,18 @@ def transcribe(argv: Sequence[str]) -> int:
     for path in written:
         logger.info("Written: %s", path)
     _score(system.config_for("infer"))
-    return int(has_failures(system.config_for("infer")))
+    return int(_tell_failures(failures(system.config_for("infer"))))
+
+
+def _tell_failures(failed: Mapping[Path, Sequence[Mapping[str, Any]]]) -> bool:
+    """Say which audio has no text and why, as far as it fits; tell whether there is any."""
+    for folder, items in failed.items():
+        for item in items[:_MOST_FAILURES]:
+            name = ", ".join(item["ids"]) or f"item {item['index']}"
+            logger.warning("%s has no text: %s", name, first_line(item["error"]))
+        see = shlex.join(["espnet3", "failed", os.path.relpath(folder)])
+        logger.warning("%s could not be recognised. See: %s", count(len(items), "recording"), see)
+    return bool(failed)
 
 
 def _parser() -> argparse.ArgumentParser:

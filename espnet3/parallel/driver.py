@@ -75,7 +75,7 @@ from espnet3.shards.records import (
     log_name,
     write_worker,
 )
-from espnet3.text import duration
+from espnet3.text import count, duration
 
 if TYPE_CHECKING:
     from espnet3.shards.items import Items
@@ -161,7 +161,8 @@ class FolderDriver:
             # Before the stop mark is looked at: a complete run answers even if it was cancelled.
             answer = self._request.finished_result(manifest)
             if answer is not None:
-                logger.info("%s is complete already: %d items", root, manifest.n_items)
+                items = count(manifest.n_items, "item")
+                logger.info("%s is complete already: %s", root, items)
                 return answer[0]
             refuse_cancelled(root)
             # Absolute: a forward() in this process may change the working directory.
@@ -302,7 +303,8 @@ def _announce(layout: RunLayout, manifest: Manifest, order: Sequence[int]) -> in
     if n_before:
         logger.info("Resuming %s: %d of %d items are done", layout.root, n_before, manifest.n_items)
     else:
-        logger.info("Starting %s: %d items in %d shards", layout.root, n_left, manifest.n_shards)
+        items, shards = count(n_left, "item"), count(manifest.n_shards, "shard")
+        logger.info("Starting %s: %s in %s", layout.root, items, shards)
     return n_before
 
 

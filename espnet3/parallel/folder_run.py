@@ -59,7 +59,7 @@ from espnet3.shards.merge import (
 from espnet3.shards.pack import unpack_shards
 from espnet3.shards.plan import make_plan, run_order
 from espnet3.shards.success import known_result, read_accounting, read_success, write_success
-from espnet3.text import duration
+from espnet3.text import count, duration
 
 if TYPE_CHECKING:
     from espnet3.shards.items import Items
@@ -530,8 +530,9 @@ def _log_summary(root: Path, manifest: Manifest, merge_seconds: float) -> None:
     success = read_success(manifest.layout(root), manifest.run_id) or {}
     n_failed = success.get("n_failed", 0)
     logger.info(
-        "%s is complete: %d items, %d failed, %s since the plan, merged in %.1f s",
-        root, manifest.n_items, n_failed, duration(success.get("seconds", 0.0)), merge_seconds,
+        "%s is complete: %s, %d failed, %s since the plan, merged in %.1f s",
+        root, count(manifest.n_items, "item"), n_failed, duration(success.get("seconds", 0.0)),
+        merge_seconds,
     )  # fmt: skip
     for name, fact in cost_facts(read_accounting(root, manifest)):
         logger.info("%s: %s", name, fact)

@@ -73,7 +73,7 @@ def test_all_is_well_and_a_job_says_so(patient):
     assert "ran on node" in findings["job"]["told"]
     assert "reached tls://" in findings["job"]["told"]
     assert "to start at" in findings["scheduler"]["told"]
-    assert findings["GPUs"]["told"] == "1 for each job; partition gpu has 8 on 4 node(s)"
+    assert findings["GPUs"]["told"] == "1 for each job; partition gpu has 8 on 4 nodes"
     assert "OMP_NUM_THREADS=8" in findings["job: machine"]["told"]
     for key in ("exp_dir", "log_directory"):
         assert "seen here after" in findings[f"job: {key}"]["told"]

@@ -28,7 +28,7 @@ from espnet3.parallel.clusters.registry import (
 )
 from espnet3.schedulers import CLOSED_ADVICE, Scheduler, known_scheduler, scheduler_of
 from espnet3.schedulers.command import call
-from espnet3.text import folded
+from espnet3.text import count, folded
 
 if TYPE_CHECKING:
     from packaging.requirements import Requirement
@@ -245,7 +245,7 @@ def _workers(config: "ParallelConfig", *, is_told: bool) -> list[Finding]:
     if config.env != "local":
         return []
     n_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    message = f"n_workers: {config.n_workers} on {n_cores} core(s) of this machine"
+    message = f"n_workers: {config.n_workers} on {count(n_cores or 1, 'core')} of this machine"
     if n_cores and config.n_workers > n_cores:
         fix = f"Write: n_workers: {n_cores}"
         return [Finding("warning", "workers", f"{message}: they will wait for each other", fix)]
@@ -352,8 +352,10 @@ def check_node_gpus(config: "ParallelConfig") -> list[Finding]:
         message = f"a job asks for {wanted} GPU(s) of one node of {where}, but {has}"
         return [Finding("problem", "GPUs", message, fix if gpus.most else other)]
     # By node: two nodes with a free GPU each have no room for a job of two.
-    at_once = sum(count // wanted for count in gpus.by_node.values())
-    message = f"{wanted} for each job; {where} has {gpus.total} on {len(gpus.by_node)} node(s)"
+    at_once = sum(free // wanted for free in gpus.by_node.values())
+    message = (
+        f"{wanted} for each job; {where} has {gpus.total} on {count(len(gpus.by_node), 'node')}"
+    )
     if config.n_workers > at_once:
         return [
             Finding(

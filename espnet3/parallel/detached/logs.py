@@ -12,6 +12,7 @@ from espnet3.io.records import is_log_name
 from espnet3.parallel.clusters.job_logs import find_log
 from espnet3.parallel.detached.workforce import Job, Worker, is_alive, living_ids
 from espnet3.schedulers import Scheduler, scheduler_of
+from espnet3.shards.layout import RunLayout
 from espnet3.shards.manifest import require_manifest
 from espnet3.shards.merge import read_failures
 from espnet3.shards.records import (
@@ -117,16 +118,18 @@ def _has_name(record: WorkerRecord, name: str) -> bool:
 
 
 def _texts(run_dir: Path, workers: Iterable[Worker], n_lines: int | None) -> list[LogPart]:
-    paths = {run_dir / w.record.log: _title(w) for w in workers if w.record.log}
+    # Who waits for workers of its own ends them when the run is complete.
+    silent = "ended" if RunLayout(run_dir, n_shards=1).success.exists() else "gone without a word"
+    paths = {run_dir / w.record.log: _title(w, silent) for w in workers if w.record.log}
     return [_part(title, path, n_lines) for path, title in paths.items() if path.is_file()]
 
 
-def _title(worker: Worker) -> str:
+def _title(worker: Worker, silent: str) -> str:
     record = worker.record
     where = f" on {record.host}" if record.host and record.job_id else ""
     if worker.is_alive:
         return f"worker {worker.name}{where}"
-    end = first_line(record.reason) or ("ended" if record.ended else "gone without a word")
+    end = first_line(record.reason) or ("ended" if record.ended else silent)
     return f"worker {worker.name}{where} ({end})"
 
 

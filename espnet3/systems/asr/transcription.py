@@ -20,6 +20,7 @@ from espnet3.errors import ConfigError, MissingExtraError, suggest
 from espnet3.io.atomic import open_atomic, write_text
 from espnet3.io.json_text import dump_json
 from espnet3.io.scp import load_scp, safe_name
+from espnet3.shards.merge import read_failures
 from espnet3.text import count
 
 if TYPE_CHECKING:
@@ -137,7 +138,10 @@ def prepare(request: Request) -> "LoadedConfig":
             f"{unknown[0]!r} is no format.{suggest(unknown[0], FORMATS)}",
             fix=f"Write one or several of: --format {' '.join(FORMATS)}",
         )
-    model = model_settings(request.model, wants_times=bool({*request.formats} - {"text"}))
+    # Results with the times of words have the texts as well, and serve all formats.
+    has_times = any(request.output.glob(f"{_DECODING}/*/words.scp"))
+    wants_times = has_times or bool({*request.formats} - {"text"})
+    model = model_settings(request.model, wants_times=wants_times)
     _check_times(request, model)
     test_sets = find_audio(request)
     config = {
@@ -427,10 +431,10 @@ def scoring_config(loaded: "LoadedConfig") -> "LoadedConfig | None":
     return load_config({"inference_dir": folder, "metrics": metrics, "on_missing": "skip"})
 
 
-def has_failures(loaded: "LoadedConfig") -> bool:
-    """Tell whether some of the audio could not be recognised; the log of the run says which."""
-    files = [folder / "failed.jsonl" for folder in _results(loaded).values()]
-    return any(file.is_file() and file.stat().st_size for file in files)
+def failures(loaded: "LoadedConfig") -> dict[Path, list[dict[str, Any]]]:
+    """Return the audio that could not be recognised, by run folder."""
+    found = {folder: read_failures(folder) for folder in _results(loaded).values()}
+    return {folder: items for folder, items in found.items() if items}
 
 
 def _results(loaded: "LoadedConfig") -> dict[str, Path]:

@@ -17,6 +17,7 @@ from espnet3.parallel.base_runner import BaseRunner, apply_settings
 from espnet3.parallel.detached.launch import SharedWorkers
 from espnet3.parallel.execute import check_env
 from espnet3.parallel.hooks import bind
+from espnet3.parallel.open_pool import SharedCluster
 from espnet3.parallel.parallel import as_parallel_config, use_parallel
 from espnet3.shards.layout import RunLayout
 from espnet3.systems.base.checks import keys_of_others, names_in_code
@@ -85,6 +86,7 @@ def infer(
     detach: bool = False,
     on_all_done: Callable[[], None] = lambda: None,
     needs: Sequence[Need] = (),
+    workers: SharedCluster | None = None,
 ) -> dict[str, Any] | Detached:
     """Decode all test sets, one after the other, on one cluster.
 
@@ -93,6 +95,7 @@ def infer(
         detach: use detached workers, as with `parallel.mode: async`.
         on_all_done: called if an earlier run had finished all test sets.
         needs: fields that a later stage reads; a first item that lacks one ends the run.
+        workers: those of an earlier call.
 
     Returns:
         What the runner's `merge` returned, by test set: for an `InferenceRunner` the files by
@@ -104,15 +107,19 @@ def infer(
     parallel = parallel_of(loaded, detach=detach)
     runs = plan_inference(loaded, needs=needs)
     before = _ends(runs)  # a run that is merged now has another file than before
-    results = decode_all(runs, parallel)
+    results = decode_all(runs, parallel, workers)
     if None not in before and _ends(runs) == before:
         on_all_done()
     return results
 
 
-def decode_all(runs: Sequence[PlannedRun], parallel: "ParallelConfig") -> dict[str, Any] | Detached:
+def decode_all(
+    runs: Sequence[PlannedRun], parallel: "ParallelConfig", workers: SharedCluster | None = None
+) -> dict[str, Any] | Detached:
     """Run all on one set of workers, or leave them to detached ones; results are by name."""
-    return _leave(runs, parallel) if parallel.mode == "async" else run_all(runs, parallel)
+    if parallel.mode == "async":
+        return _leave(runs, parallel)
+    return run_all(runs, parallel, workers)
 
 
 def _ends(runs: Sequence[PlannedRun]) -> list[tuple[int, int] | None]:

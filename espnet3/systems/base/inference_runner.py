@@ -4,12 +4,13 @@ import inspect
 import logging
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from shlex import quote
 from typing import Any
 
+from espnet3.components.data.dataset import fields_of
 from espnet3.components.data.errors import DataError
 from espnet3.errors import ConfigError, IncompleteRunError, RecordError, suggest
 from espnet3.io.artifacts import write_artifact
@@ -217,9 +218,13 @@ class InferenceRunner(BaseRunner):
 
 
 def identify(idx: Any, dataset: Any, outputs: OutputSettings) -> str:
-    """Return the id of a sample, which is read once more if its source has no list of ids."""
+    """Return the id of a sample; its audio, which may be what failed, is read only if need be."""
     known = getattr(dataset, "utt_id", None)
-    return str(known(idx) if callable(known) else dataset[idx][outputs.idx_key])
+    if callable(known):
+        return str(known(idx))
+    with suppress(Exception):  # a transform may need the audio
+        return str(fields_of(dataset, idx)[outputs.idx_key])
+    return str(dataset[idx][outputs.idx_key])
 
 
 def no_gradients() -> AbstractContextManager[Any]:

@@ -7,6 +7,7 @@ import logging
 import os
 import socket
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property, reduce
 from operator import add
@@ -36,7 +37,7 @@ from espnet3.shards.plan import (
 )
 from espnet3.shards.status import Rate, read_rate
 from espnet3.shards.success import has_outputs, read_success
-from espnet3.text import duration, first_few, local_time
+from espnet3.text import count, duration, first_few, local_time
 
 if TYPE_CHECKING:
     from espnet3.parallel.base_runner import BaseRunner
@@ -73,19 +74,29 @@ class PlannedRun:
         Raises:
             StaleRunError: there are results of another config, data or code.
         """
-        logger.info("%s: %d items into %s", self.name, self.n_items, self.output_dir)
+        items = count(self.n_items, "item")
+        logger.info("%s: %s into %s", self.name, items, self.output_dir)
         return self.runner(range(self.n_items), durations=self.durations, client=client)
 
 
-def run_all(runs: Sequence[PlannedRun], parallel: "ParallelConfig") -> dict[str, Any]:
-    """Run one after the other, on the same workers, and return what each returned, by name."""
+def run_all(
+    runs: Sequence[PlannedRun], parallel: "ParallelConfig", workers: SharedCluster | None = None
+) -> dict[str, Any]:
+    """Run one after the other, on the same workers, and return what each returned, by name.
+
+    Args:
+        runs: in this order.
+        parallel: where workers run.
+        workers: those of an earlier call, which stay for a later one; else they end with this one.
+    """
     # For all runs together, as they share one cluster.
     n_tasks = sum(run.n_items for run in runs)
+    opened = SharedCluster(parallel, n_tasks) if workers is None else nullcontext(workers)
     results = {}
     # Also between two runs a signal must not leave jobs behind.
-    with interruptible(), use_parallel(parallel), SharedCluster(parallel, n_tasks) as shared:
+    with interruptible(), use_parallel(parallel), opened as shared:
         for run in runs:
-            shared.kept.is_open = run is not runs[-1]
+            shared.kept.is_open = workers is not None or run is not runs[-1]
             results[run.name] = run(shared)
     return results
 
@@ -168,7 +179,7 @@ def plan_shards(run: PlannedRun, parallel: "ParallelConfig", n_workers: int | No
 def describe_items(run: PlannedRun) -> str:
     """Return how many items there are, how much audio, and where results go."""
     audio = "" if run.durations is None else f", {duration(sum(run.durations))} of audio"
-    return f"{run.n_items} items{audio} -> {run.output_dir}"
+    return f"{count(run.n_items, 'item')}{audio} -> {run.output_dir}"
 
 
 def describe_batches(run: PlannedRun, plan: Plan) -> str:

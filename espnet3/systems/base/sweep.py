@@ -31,6 +31,7 @@ from espnet3.text import count, listed
 
 if TYPE_CHECKING:
     from espnet3.config.load import LoadedConfig
+    from espnet3.parallel.open_pool import SharedCluster
     from espnet3.systems.base.inference_output import Need
     from espnet3.systems.base.metric_config import PreparedMetric
     from espnet3.systems.base.stages import Detached
@@ -186,7 +187,9 @@ class Sweep:
     best: Point | None = field(default=None, init=False)
     """Known when all are measured; of equal ones the first."""
 
-    def infer(self, *, detach: bool, needs: "Sequence[Need]") -> "dict[str, Any] | Detached":
+    def infer(
+        self, *, detach: bool, needs: "Sequence[Need]", workers: "SharedCluster | None" = None
+    ) -> "dict[str, Any] | Detached":
         """Decode the set with all values, on one set of workers.
 
         Raises:
@@ -199,7 +202,7 @@ class Sweep:
         ]
         # Those that are refused first: nothing was decoded for them yet.
         runs.sort(key=lambda run: not look_at_folder(run).refused)
-        return decode_all(runs, parallel_of(self.points[0].inference, detach=detach))
+        return decode_all(runs, parallel_of(self.points[0].inference, detach=detach), workers)
 
     def measure(self) -> Path:
         """Score all, write the table, and choose the best.

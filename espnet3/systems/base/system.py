@@ -19,6 +19,7 @@ from espnet3.systems.base.stages import (
 
 if TYPE_CHECKING:
     from espnet3.config.load import LoadedConfig
+    from espnet3.parallel.open_pool import SharedCluster
     from espnet3.systems.base.inference_output import Need
     from espnet3.systems.base.sweep import Sweep
     from espnet3.systems.base.training_record import Comparison
@@ -61,6 +62,8 @@ class BaseSystem:
     """Model and data of `train` that come as objects, in place of blocks of its config."""
     sweep: "Sweep | None" = None
     """Values of settings that `infer` and `measure` try instead: `--best`."""
+    workers: "SharedCluster | None" = None
+    """Workers that several systems share."""
     _comparison: "Comparison | None" = None
 
     def __init__(
@@ -222,12 +225,14 @@ class BaseSystem:
         if not self._has_inputs("infer"):  # or it was done before anything ran
             self.check_trained(with_inputs=True)
         if self.sweep is not None:
-            return self.sweep.infer(detach=self.detach, needs=self._needs_of_measure())
+            needs = self._needs_of_measure()
+            return self.sweep.infer(detach=self.detach, needs=needs, workers=self.workers)
         return infer(
             self.config_for("infer"),
             detach=self.detach,
             on_all_done=self._note_all_done,
             needs=self._needs_of_measure(),
+            workers=self.workers,
         )
 
     def _needs_of_measure(self) -> "Sequence[Need]":

@@ -25,7 +25,7 @@ from typing_extensions import override
 from espnet3.commands import same_command
 from espnet3.errors import ConfigError
 from espnet3.io.atomic import StrPath
-from espnet3.text import first_few
+from espnet3.text import count, first_few
 from espnet3.trainer.checkpointing.best_checkpoints import INDEX, LAST
 from espnet3.trainer.checkpointing.checkpoint_io import read_checkpoint, restore_folder
 from espnet3.trainer.checkpointing.weights import PREFIX
@@ -383,10 +383,10 @@ class RandomStates(pl.Callback):
             seed_from(stored[0], trainer.global_rank)
             if trainer.is_global_zero:
                 log.warning(
-                    "The checkpoint was written by %d process(es) and is resumed by %d, so random "
+                    "The checkpoint was written by %s and is resumed by %d, so random "
                     "numbers (dropout and the like) are other ones from here. The data continues "
                     "where it was.",
-                    len(stored),
+                    count(len(stored), "process"),
                     trainer.world_size,
                 )
 

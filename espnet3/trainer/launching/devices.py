@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from espnet3.errors import ConfigError, ResourceError, suggest
+from espnet3.text import count
 
 ALL = ("auto", "-1", -1)
 """Values of `devices` that stand for all there are."""
@@ -46,7 +47,7 @@ class Wanted:
     def __str__(self) -> str:
         return (
             f"trainer.devices is {self.n_devices} and trainer.num_nodes is {self.n_nodes}, "
-            f"which makes {self.world_size} process(es)"
+            f"which makes {count(self.world_size, 'process')}"
         )
 
 
@@ -205,8 +206,8 @@ def _cpu_processes(block: Mapping[str, Any]) -> int:
         raise ResourceError(
             key=_DEVICES,
             value=devices,
-            problem=": on CPUs that is a number of processes, but only "
-            f"{n_cores} core(s) are visible here",
+            problem=": on CPUs that is a number of processes, but this one sees only "
+            f"{count(n_cores, 'core')}",
             fix=f"Write: devices: {n_cores}",
         )
     return devices or 1  # as Lightning's auto on CPUs
@@ -248,7 +249,7 @@ def _too_few(block: Mapping[str, Any], n_gpus: int, environ: Mapping[str, str]) 
     return ResourceError(
         key=_DEVICES,
         value=block.get("devices"),
-        problem=f"but {n_gpus} GPU(s) are visible here ({_visible(environ)})",
+        problem=f"but this process sees {count(n_gpus, 'GPU')} ({_visible(environ)})",
         fix=way_out,
     )
 

@@ -97,7 +97,8 @@ def _tell_what_is_idle(wanted: Wanted, environ: Mapping[str, str], n_gpus: int) 
     )
     if all_of_it == wanted:
         return
-    has = f"{n_nodes} node(s)" + (f" and {n_gpus} GPU(s) on this one" if wanted.on_gpus else "")
+    gpus = f" and {count(n_gpus, 'GPU')} on this one" if wanted.on_gpus else ""
+    has = f"{count(n_nodes, 'node')}{gpus}"
     way = ""
     if n_nodes > 1:
         way = (
@@ -133,7 +134,7 @@ def _nothing_launched(wanted: Wanted, environ: Mapping[str, str]) -> ResourceErr
             "espnet3 launch conf/training.yaml conf/launch_slurm.yaml"
         )
     else:
-        has = "" if job.n_hosts is None else f". The job has {job.n_hosts} node(s)"
+        has = "" if job.n_hosts is None else f". The job has {count(job.n_hosts, 'node')}"
         problem = (
             f"runs alone in job {job.name} of {job.scheduler}, whose script runs on its first node "
             f"only{has}"
@@ -221,7 +222,7 @@ def check_torchrun(wanted: Wanted, environ: Mapping[str, str]) -> None:
         return
     here = "" if n_local is None else f", {n_local} on this node"
     raise ResourceError(
-        f"torchrun started {n_processes} process(es){here}, but {wanted}",
+        f"torchrun started {count(n_processes, 'process')}{here}, but {wanted}",
         key=wanted.key,
         fix=f"Start it with: torchrun --nnodes={wanted.n_nodes} "
         f"--nproc-per-node={wanted.n_devices}{_or_block(environ)}",
@@ -254,7 +255,7 @@ def check_slurm(wanted: Wanted, environ: Mapping[str, str]) -> None:
         _check_even(wanted, environ, job, n_tasks)
         return
     raise ResourceError(
-        f"srun started {n_tasks} process(es) on {n_nodes} node(s)"
+        f"srun started {count(n_tasks, 'process')} on {count(n_nodes, 'node')}"
         f"{_why(wanted, environ, n_tasks, n_nodes)}, but {wanted}",
         key=wanted.key,
         fix=f"Submit the job with: {job.sbatch_line(wanted)}"
@@ -399,7 +400,7 @@ def _launched(loaded: "LoadedConfig", recipe_dir: str) -> list[Finding]:
     job = plan_job(loaded, (), recipe_dir=recipe_dir)
     render(job)  # refuses options that cannot be written
     text = (
-        f"`espnet3 launch` would ask {job.config.scheduler} for {job.n_nodes} node(s) x "
-        f"{job.n_processes} process(es), {job.n_gpus} GPU(s) on each node"
+        f"`espnet3 launch` would ask {job.config.scheduler} for {count(job.n_nodes, 'node')} x "
+        f"{count(job.n_processes, 'process')}, {count(job.n_gpus, 'GPU')} on each node"
     )
     return [Finding("ok", _WHAT, text)]

@@ -14,6 +14,7 @@ ROOT = Path(__file__).parents[3]
 EGS3 = ROOT / "egs3"
 OWN_MODEL = EGS3 / TEMPLATES["own-model"].folder
 LEFTOVERS = {"__pycache__", "data", "exp", "logs", ".mypy_cache"}
+MADE = {*LEFTOVERS, ".schema"}
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -23,7 +24,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {
         name.as_posix(): path.read_bytes()
         for path, name in names.items()
-        if not LEFTOVERS & set(name.parts)
+        if not MADE & set(name.parts)
     }
 
 

@@ -3,6 +3,7 @@
 import json
 import shlex
 
+import jsonschema
 import numpy as np
 import pytest
 import soundfile
@@ -62,6 +63,10 @@ def test_a_recipe_is_written_for_each_format(data, rows, here, capsys):
     assert sample["sample_rate"] == RATE
     assert sample["text"] == rows["test"][1][0]["text"]
     assert config("metrics")["metrics"][0]["metric"]["by"] == ["speaker", "length"]
+    for path in (here / "new" / "conf").glob("*.yaml"):
+        named = path.read_text().partition("\n")[0].partition("$schema=")[2]
+        schema = json.loads((path.parent / named).read_text())
+        jsonschema.validate(yaml.safe_load(path.read_text()), schema)
 
 
 @pytest.fixture

@@ -51,7 +51,7 @@ def test_a_job_is_submitted_and_can_be_followed(recipe, capsys):
     (script,) = recipe.glob("exp/training/launch/*.sh")
     assert (recipe.parent / "called").read_text() == f"--parsable {script}\n"
     shown = capsys.readouterr().out
-    assert "Submitted job 123: 2 node(s) x 2 process(es), 0 GPU(s) on each node" in shown
+    assert "Submitted job 123: 2 nodes x 2 processes, 0 GPUs on each node" in shown
     assert f"  follow: tail -F '{script.with_suffix('.log')}'\n" in shown
     assert "  state:  squeue --job 123\n  stop:   scancel 123\n" in shown
 

@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import shutil
 import subprocess
 from itertools import pairwise
@@ -76,6 +77,11 @@ def test_the_same_command_again_decodes_nothing(transcribe, audio):
     before = (transcribe.out / "decoding/audio/_SUCCESS.json").stat()
     again = transcribe(audio, "--format", "text", "jsonl", code=1)
     assert "word_times" in again.err  # other settings are other results, and are not mixed
+    # Both lines can be pasted: the one that keeps these results, and the one that replaces them.
+    assert re.search(
+        r"  espnet3 transcribe .* --format text jsonl .* --output \S*out_2\n", again.err
+    )
+    assert re.search(r"  espnet3 transcribe .* --output \S*out runner.resume=false\n", again.err)
     transcribe(audio)
     assert (transcribe.out / "decoding/audio/_SUCCESS.json").stat() == before
 
@@ -142,7 +148,26 @@ def test_long_audio_is_decoded_in_windows(transcribe, tmp_path):
 def test_one_bad_file_costs_one_file(transcribe, audio):
     (audio / "broken.wav").write_bytes(b"RIFF but not much more")
     transcribe(audio, code=1)
-    assert "broken.wav" in (transcribe.out / "decoding/audio/failed.jsonl").read_text()
+    (failed,) = (transcribe.out / "decoding/audio/failed.jsonl").read_text().splitlines()
+    assert "broken.wav" in json.loads(failed)["error"]
+    assert json.loads(failed)["ids"] == ["broken"]
+    assert len(lines(transcribe.out / "transcripts.txt")) == 4
+
+
+def test_failures_are_told_each_time(transcribe, audio, caplog):
+    (audio / "broken.wav").write_bytes(b"RIFF but not much more")
+    for _ in range(2):
+        caplog.clear()
+        transcribe(audio, code=1)
+        assert "broken has no text: " in caplog.text
+        assert "1 recording could not be recognised. See: espnet3 failed " in caplog.text
+
+
+def test_results_with_times_serve_texts_without(transcribe, audio):
+    transcribe(audio, "--format", "srt")
+    before = (transcribe.out / "decoding/audio/_SUCCESS.json").stat()
+    transcribe(audio)
+    assert (transcribe.out / "decoding/audio/_SUCCESS.json").stat() == before
     assert len(lines(transcribe.out / "transcripts.txt")) == 4
 
 

@@ -35,8 +35,8 @@ def test_backends_without_queues_are_left_alone():
 @pytest.mark.parametrize(
     ("nodes", "n_workers", "asked", "level", "told", "fix"),
     [
-        ("n1|gpu:2|gpu", 2, "gpu:1", "ok", "has 2 on 1 node(s)", ""),
-        ("n1|gpu:a100:4(S:0-1)|gpu", 1, "gpu:4", "ok", "has 4 on 1 node(s)", ""),
+        ("n1|gpu:2|gpu", 2, "gpu:1", "ok", "has 2 on 1 node", ""),
+        ("n1|gpu:a100:4(S:0-1)|gpu", 1, "gpu:4", "ok", "has 4 on 1 node", ""),
         ("n1|gpu:2|gpu", 1, "gpu:3", "problem", "has gpu:2", "--gres=gpu:2"),
         ("n1|(null)|gpu", 1, "gpu:1", "problem", "no node has any", "queue: NAME"),
         ("n1|gpu:2|gpu\nn2|gpu:3|gpu", 3, "gpu:2", "warning", "at most 2 of the 3", "n_workers: 2"),

@@ -41,7 +41,7 @@ def test_another_number_of_ranks_draws_anew_each_its_own(caplog):
         callback.on_train_start(rank(number, 2), None)
         drawn.append(draw())
     assert drawn[0] == drawn[2] != drawn[1]
-    assert "written by 1 process(es) and is resumed by 2" in caplog.text
+    assert "written by 1 process and is resumed by 2" in caplog.text
 
 
 def test_the_new_seed_depends_on_the_place_in_the_training():

@@ -46,7 +46,7 @@ def test_a_launch_block_brings_its_own_allocation(training, tmp_path):
     (tmp_path / "run.py").touch()
     (finding,) = check_training(training(text), {}, recipe_dir=str(tmp_path))
     assert finding.level == "ok", finding
-    assert "ask slurm for 2 node(s) x 2 process(es), 2 GPU(s) on each node" in finding.told
+    assert "ask slurm for 2 nodes x 2 processes, 2 GPUs on each node" in finding.told
 
 
 def test_a_launch_block_that_is_wrong_is_a_problem(training):

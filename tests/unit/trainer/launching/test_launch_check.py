@@ -6,6 +6,7 @@ import pytest
 
 from espnet3.config.load import load_config
 from espnet3.errors import ConfigError, ResourceError
+from espnet3.text import count
 from espnet3.trainer.launching.launch_check import check_launch
 from espnet3.trainer.launching.process_rank import LAUNCHED
 
@@ -101,15 +102,15 @@ def test_the_place_of_the_mistake_is_named(tmp_path):
     with pytest.raises(ResourceError) as refused, loaded.naming_places():
         check_launch(loaded.config.trainer, {}, 1)
     text = str(refused.value)
-    assert f"trainer.devices is 4 (set in {file}:3), but 1 GPU(s) are visible" in text
+    assert f"trainer.devices is 4 (set in {file}:3), but this process sees 1 GPU" in text
 
 
 def test_more_devices_than_gpus_are_refused():
     block = {"accelerator": "gpu", "devices": 4}
     text = refusal(block, {"CUDA_VISIBLE_DEVICES": "0,1"}, 2)
-    assert "2 GPU(s) are visible here (CUDA_VISIBLE_DEVICES='0,1')" in text
+    assert "this process sees 2 GPUs (CUDA_VISIBLE_DEVICES='0,1')" in text
     assert text.endswith("Write devices: 2, or make more GPUs visible.")
-    assert "2 GPU(s) are visible" in refusal({"devices": [0, 2]}, n_gpus=2)
+    assert "sees 2 GPUs" in refusal({"devices": [0, 2]}, n_gpus=2)
 
 
 def test_a_gpu_is_asked_for_where_there_is_none():
@@ -130,9 +131,9 @@ def test_gpus_hidden_from_each_process_by_slurm_are_explained():
 def test_the_line_of_seed_000_lacks_ntasks_per_node():
     environ = of_srun(2, 2, SLURM_GPUS_ON_NODE="4", SLURM_CPUS_PER_TASK="8")
     assert refusal(SEED, environ, 4) == (
-        "srun started 2 process(es) on 2 node(s), because the job was submitted without "
+        "srun started 2 processes on 2 nodes, because the job was submitted without "
         "--ntasks-per-node, but trainer.devices is 4 and trainer.num_nodes is 2, which makes 8 "
-        "process(es). Submit the job with: sbatch --nodes=2 --ntasks-per-node=4 --gres=gpu:4 "
+        "processes. Submit the job with: sbatch --nodes=2 --ntasks-per-node=4 --gres=gpu:4 "
         "--cpus-per-task=8 train.sh ; or write: trainer: {devices: 1, num_nodes: 2}, submitted "
         "with: sbatch --nodes=2 --ntasks-per-node=1 --gres=gpu:1 --cpus-per-task=8 train.sh"
     )
@@ -142,7 +143,7 @@ def test_the_line_of_seed_000_has_more_nodes_than_a_config_with_one_device():
     environ = of_srun(2, 2, SLURM_GPUS_ON_NODE="4", SLURM_CPUS_PER_TASK="8")
     text = refusal({"accelerator": "gpu", "devices": 1}, environ, 4)
     assert "without --ntasks-per-node" not in text  # one process on each node is what it asks for
-    assert "on 2 node(s), as the job has 2 nodes (sbatch --nodes=2), but" in text
+    assert "on 2 nodes, as the job has 2 nodes (sbatch --nodes=2), but" in text
     all_gpus = "trainer: {devices: 4, num_nodes: 2}, submitted with: sbatch --nodes=2 --ntasks-per"
     assert "--nodes=1 --ntasks-per-node=1 --gres=gpu:1 --cpus-per-task=8 train.sh ; or" in text
     assert all_gpus in text
@@ -181,7 +182,7 @@ def test_nodes_without_ntasks_per_node_are_not_blamed_on_ntasks():
 def test_what_a_job_has_and_a_training_leaves_idle_is_told(caplog):
     job = {"SLURM_JOB_ID": "7", "SLURM_JOB_NAME": "train.sh", "SLURM_JOB_NUM_NODES": "2"}
     check_launch({"accelerator": "gpu", "devices": 1}, job, 4)
-    assert "has 2 node(s) and 4 GPU(s) on this one" in caplog.text
+    assert "has 2 nodes and 4 GPUs on this one" in caplog.text
     assert "write: trainer: {devices: 4, num_nodes: 2}, with srun before python" in caplog.text
     caplog.clear()
     check_launch({"accelerator": "gpu", "devices": 1}, {"PBS_JOBID": "7"}, 2)
@@ -197,8 +198,8 @@ def test_what_a_job_has_and_a_training_leaves_idle_is_told(caplog):
     ("environ", "words"),
     [
         (of_srun(2, 2, 1), ["(--ntasks-per-node=1)", "--nodes=2 --ntasks-per-node=4"]),
-        (of_srun(4, 1, 4), ["on 1 node(s)", "or write: trainer: {devices: 4, num_nodes: 1}"]),
-        (of_srun(12, 3, 4), ["on 3 node(s)", "sbatch --nodes=2"]),
+        (of_srun(4, 1, 4), ["on 1 node,", "or write: trainer: {devices: 4, num_nodes: 1}"]),
+        (of_srun(12, 3, 4), ["on 3 nodes", "sbatch --nodes=2"]),
         (of_srun(8, 2), ["--ntasks=8, which does not say", "--ntasks-per-node=4"]),
         (of_srun(4, 1, 4, SLURM_JOB_NUM_NODES="2"), ["of the 2 that the job has"]),
         (of_srun(3, 2, name="my training"), ["--gres=gpu:4 SCRIPT"]),
@@ -236,7 +237,7 @@ def test_processes_of_srun_in_a_shell_of_salloc_count_like_others():
 @pytest.mark.parametrize(("world_size", "local"), [(4, 2), (8, 8), (16, 4), (4, 4)])
 def test_other_numbers_of_torchrun_are_refused(world_size, local):
     text = refusal(SEED, of_torchrun(world_size, local), 8)
-    assert f"torchrun started {world_size} process(es), {local} on this node" in text
+    assert f"torchrun started {count(world_size, 'process')}, {local} on this node" in text
     assert "torchrun --nnodes=2 --nproc-per-node=4 ; or write: trainer: {devices: " in text
 
 
@@ -277,7 +278,7 @@ def test_jobs_of_other_schedulers_are_known(tmp_path):
     for (scheduler, environ), n_hosts in zip(jobs.items(), (3, 2, 2), strict=True):
         text = refusal(SEED, environ, 4)
         assert f"of {scheduler}, whose script runs on its first node only" in text
-        assert f"The job has {n_hosts} node(s)." in text
+        assert f"The job has {count(n_hosts, 'node')}." in text
         assert f"conf/launch_{scheduler.lower()}.yaml" in text
         check_launch(SEED, {**environ, **of_torchrun(8, 4)}, 4)
     missing = {"PBS_JOBID": "7", "PBS_NODEFILE": str(tmp_path / "gone")}
@@ -295,4 +296,4 @@ def test_far_more_processes_than_cores_are_refused(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1}, raising=False)
     check_launch({**CPU, "devices": 8}, {}, 0)
     text = refusal({**CPU, "devices": 9})
-    assert "only 2 core(s) are visible here. Write: devices: 2" in text
+    assert "this one sees only 2 cores. Write: devices: 2" in text
