@@ -6,8 +6,9 @@ the command line, and reported in a file.
 """
 
 import ast
+import inspect
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -180,10 +181,38 @@ def check_written(loaded: "LoadedConfig", stage: str) -> None:
             signature = signature_without_import(str(node["_target_"]))
             if signature is not None:
                 refuse_argument(find_bad_argument(signature, node), key, node)
+                if stage == "infer":
+                    _refuse_several(signature, key, node, loaded)
     if stage == "train":
         from espnet3.trainer.config import check_trainer_names
 
         check_trainer_names(loaded)
+
+
+def _refuse_several(
+    signature: inspect.Signature, key: str, node: Mapping[str, Any], loaded: "LoadedConfig"
+) -> None:
+    """Refuse a list that was typed for an argument of ours that is a number.
+
+    Raises:
+        ConfigError: with the option that tries several values.
+    """
+    for name, value in node.items():
+        parameter = signature.parameters.get(name)
+        is_number = parameter is not None and type(parameter.default) in (int, float)
+        is_ours = str(node["_target_"]).startswith("espnet3.")
+        full = f"{key}.{name}"
+        if isinstance(value, list) and is_number and is_ours and loaded.is_typed(full):
+            # Where measure is not asked for, it must be.
+            line = corrected_command(["infer"], ["infer", "measure"]) or same_command()
+            line = same_command() if "measure measure" in line else line
+            raise ConfigError(
+                key=full,
+                value=value,
+                problem="but is one number",
+                fix="To decode the validation set with each of them, and the test sets with the "
+                f"best, write: {line} --best valid/wer",
+            )
 
 
 def _nodes_in(values: Any, key: str) -> Iterator[tuple[str, dict[str, Any]]]:

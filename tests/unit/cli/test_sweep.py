@@ -1,5 +1,6 @@
 import json
 import re
+import shlex
 
 import pytest
 
@@ -227,6 +228,19 @@ def test_stale_choice_is_refused_before_any_other_is_decoded(recipe, run):
 
     assert "inference_dir=exp/inference/inference_2" in told
     assert len(calls(recipe)) == before
+
+
+def test_list_without_best_is_told_of_it(recipe, run):
+    beam = "espnet3.components.decoding.ctc_beam.PrefixBeamCTC"
+    config = recipe / "conf" / "inference.yaml"
+    config.write_text(INFERENCE.replace("src.guess.Decoder, weight: 0.1", beam))
+    typed = "model.decoder.beam_size=[1,4]"
+    told = run(typed, code=1)
+    line = next(line for line in told.splitlines() if "is one number" in line)
+    assert line.endswith(
+        f"write: {shlex.join(['python', 'run.py', *WORDS, typed])} --best valid/wer"
+    )
+    assert call(recipe, "--stages", "infer", *WORDS[3:], typed) == 1
 
 
 def test_own_infer_is_refused(recipe, run):
