@@ -22,6 +22,7 @@ from espnet3.errors import (
     ConfigError,
     EspnetError,
     IncompleteRunError,
+    ProviderError,
     RunFolderError,
     RunInterrupted,
     StaleRunError,
@@ -52,6 +53,8 @@ class Outcome:
     exit_code: int = 0
     is_refused: bool = False
     """The config is wrong, or does not fit the results that are there."""
+    fails_again: bool = False
+    """The same command would fail in the same way."""
     says_what_to_type: bool = False
     """The error has lines of its own: the same command would be refused again."""
     run_dirs: tuple[Path, ...] = ()
@@ -159,8 +162,8 @@ class StageLoop:
         # The line belongs below the table, which is on the other stream.
         sys.stdout.flush()
         line = shlex.join(self._command(left))
-        is_refused = self.outcomes[ended_here].is_refused
-        begin = "When that is changed" if is_refused else "To continue"
+        fails_again = self.outcomes[ended_here].fails_again
+        begin = "When that is changed" if fails_again else "To continue"
         print(f"{begin}: {on_one_line(line)}", file=sys.stderr)
 
     def _say_what_comes_after(self) -> None:
@@ -180,6 +183,8 @@ class StageLoop:
 def _fail(outcome: Outcome, error: BaseException) -> None:
     outcome.state, outcome.exit_code = "failed", 1
     outcome.is_refused = isinstance(error, ConfigError | StaleRunError)
+    # A model that cannot be built stays so, too.
+    outcome.fails_again = outcome.is_refused or isinstance(error, ProviderError)
     text = str(error)
     is_ours = outcome.is_refused or isinstance(error, IncompleteRunError)
     outcome.says_what_to_type = is_ours and any(

@@ -292,6 +292,8 @@ def transformers() -> Any:
         )
     import transformers
 
+    # Bars for files that take no time to read would fill the logs of all workers.
+    transformers.utils.logging.disable_progress_bar()
     return transformers
 
 

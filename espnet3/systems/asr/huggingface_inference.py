@@ -41,13 +41,15 @@ class HuggingFaceSpeech2Text:
         window_seconds: Longer audio is cut into overlapping windows of this length; the texts of a
             sequence-to-sequence model, which takes no more than its training's, are joined.
         overlap_seconds: Of two neighbouring windows.
-        **settings: Of a CTC model: `decoder`, `n_best`, `word_times`, as of `Speech2Text`.
+        decoder: Of a CTC model, as of `Speech2Text`; so are the next two.
+        n_best: Texts to keep.
+        word_times: Whether to tell when each word was said.
 
     Raises:
         ConfigError: There is no such model, or settings do not fit its kind.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - one by one, as a config names them
         self,
         pretrained: str | None = None,
         device: str = "cpu",
@@ -57,7 +59,9 @@ class HuggingFaceSpeech2Text:
         generate: Mapping[str, Any] | None = None,
         window_seconds: float | None = None,
         overlap_seconds: float = OVERLAP_SECONDS,
-        **settings: Any,
+        decoder: Any = None,
+        n_best: int | None = None,
+        word_times: bool | None = None,
     ) -> None:
         check_windows(window_seconds, overlap_seconds)
         # With both, one of them would silently have no effect.
@@ -76,10 +80,19 @@ class HuggingFaceSpeech2Text:
         self._recognizer: Recognizer | None = None
         if isinstance(built, HuggingFaceCTC):
             self._refuse("generate", generate, "a CTC model")
-            settings |= {"window_seconds": window_seconds, "overlap_seconds": overlap_seconds}
-            self._recognizer = Recognizer(self.model, device, **settings)
+            self._recognizer = Recognizer(
+                self.model,
+                device,
+                decoder,
+                n_best=1 if n_best is None else n_best,
+                word_times=bool(word_times),
+                window_seconds=window_seconds,
+                overlap_seconds=overlap_seconds,
+            )
         else:
-            self._refuse(next(iter(settings), ""), settings, "a sequence-to-sequence model")
+            of_ctc = {"decoder": decoder, "n_best": n_best, "word_times": word_times}
+            for name, value in of_ctc.items():
+                self._refuse(name, value is not None, "a sequence-to-sequence model")
             self.model.generate_options.update(generate or {})
 
     def __call__(self, speech: Any, sample_rate: int | Sequence[int] | None = None) -> Any:

@@ -401,11 +401,22 @@ class Speech2Text(Recognizer):
         device: str = "cpu",
         decoder: Any = None,
         *,
+        n_best: int = 1,
+        word_times: bool = False,
+        window_seconds: float | None = None,
+        overlap_seconds: float = OVERLAP_SECONDS,
         trust_remote_code: bool = False,
-        **settings: Any,
     ) -> None:
         model = _load(Path(weights), device, trust_remote_code)
-        super().__init__(model, device, decoder, **settings)
+        super().__init__(
+            model,
+            device,
+            decoder,
+            n_best=n_best,
+            word_times=word_times,
+            window_seconds=window_seconds,
+            overlap_seconds=overlap_seconds,
+        )
         self._keeper: Any = None  # of the files of an archive
 
     @classmethod

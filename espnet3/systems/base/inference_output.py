@@ -297,6 +297,8 @@ def _to_text(value: Any, name: str, id: str) -> str:
         return text
     if isinstance(value, os.PathLike):
         return str(value)
+    if isinstance(text := getattr(value, "text", None), str):  # what recognisers return
+        return text
     if value is None:
         raise RecordError(
             f"{name} of {id!r} is None. Does the model, output_fn or forward return it?"

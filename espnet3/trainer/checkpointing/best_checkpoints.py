@@ -18,7 +18,7 @@ import torch
 from espnet3.commands import recipe_command
 from espnet3.errors import ConfigError, RunFolderError, suggest
 from espnet3.io.atomic import StrPath, fsync_dir, fsync_file, temp_path, write_json
-from espnet3.text import first_few
+from espnet3.text import count, first_few
 from espnet3.trainer.checkpointing.checkpoint_io import (
     explain_trouble,
     read_checkpoint,
@@ -181,8 +181,8 @@ def average(exp_dir: StrPath, criterion: Criterion) -> Averaged:
     if len(sources) < criterion.k:
         gone = f" {', '.join(one.file for one in missing)}: gone." if missing else ""
         log.warning(
-            "Averaging %d checkpoint(s) of %s instead of %d: there are no more.%s",
-            len(sources), criterion.monitor, criterion.k, gone,
+            "Averaging %s of %s instead of %d: there are no more.%s",
+            count(len(sources), "checkpoint"), criterion.monitor, criterion.k, gone,
         )  # fmt: skip
     # Oldest first: integer buffers are those of the file that is read last.
     weights = mean_weights([folder / one.file for one in sorted(sources, key=lambda s: s.step)])

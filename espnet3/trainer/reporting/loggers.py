@@ -10,6 +10,7 @@ from typing import IO, Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
+from typing_extensions import override
 
 from espnet3.config.instantiate import instantiate
 from espnet3.config.resolve import resolved
@@ -82,7 +83,18 @@ def hide_lost_steps(trainer: Trainer) -> None:
 
 def _default(exp_dir: StrPath) -> TensorBoardLogger:
     # Lightning puts it into lightning_logs/version_N, and a new N for each resume.
-    return TensorBoardLogger(str(exp_dir), name=_FOLDER, version="")
+    return _TensorBoard(str(exp_dir), name=_FOLDER, version="")
+
+
+class _TensorBoard(TensorBoardLogger):
+    """Writes no `hparams.yaml`, which would be empty: `config.yaml` has all settings."""
+
+    @override
+    def save(self) -> None:
+        if self.hparams:
+            super().save()
+        else:
+            self.experiment.flush()
 
 
 def _build(node: Any, exp_dir: Path, key: str) -> Logger:

@@ -110,7 +110,7 @@ def test_fewer_are_averaged_with_a_warning_that_names_what_is_gone(exp_dir, capl
     with caplog.at_level(logging.WARNING):
         averaged = average(exp_dir, THREE)
     assert len(averaged.sources) == 2
-    assert "Averaging 2 checkpoint(s) of valid/loss instead of 3" in caplog.text
+    assert "Averaging 2 checkpoints of valid/loss instead of 3" in caplog.text
     assert best[0]["file"] in caplog.text
     assert json.loads(averaged.record.read_text())["missing"] == [best[0]]
 

@@ -34,6 +34,9 @@ def test_tensorboard_is_the_default_and_nothing_is_hidden(tmp_path, value):
     assert [step for step, _ in events["train/loss"]] == [1, 3, 5]  # Lightning counts from 0
     assert events["valid/loss"] == [(5, 3.0)]
     assert [path.name for path in (tmp_path / "exp").iterdir()] == ["tensorboard"]
+    # No hparams.yaml, which would be empty.
+    names = [path.name for path in (tmp_path / "exp" / "tensorboard").iterdir()]
+    assert [name for name in names if not name.startswith("events.out.tfevents")] == []
     assert [path.name for path in tmp_path.iterdir()] == ["exp"]
 
 
