@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import espnet3
+from espnet3.cli.config_files import KINDS
 from espnet3.cli.console import UsageError, make_parser
 from espnet3.cli.corpus_options import (
     FORMATS,
@@ -16,7 +17,7 @@ from espnet3.cli.corpus_options import (
     check_corpus_options,
     read_corpus,
 )
-from espnet3.cli.schema import KINDS, modeline, write_schemas
+from espnet3.cli.schema import modeline, write_schemas
 from espnet3.errors import ResourceError, suggest
 from espnet3.text import on_one_line
 

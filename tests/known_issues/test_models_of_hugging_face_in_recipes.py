@@ -60,9 +60,7 @@ def recipe(tmp_path, model):
     (tmp_path / "data").mkdir()
     rows = []
     for i in range(3):
-        audio = np.random.default_rng(i).normal(
-            0, 0.1, 4000
-        )  # of one length: padding changes a little
+        audio = np.random.default_rng(i).normal(0, 0.1, 4000)
         soundfile.write(tmp_path / "data" / f"{i}.wav", audio, 16000)
         rows.append(json.dumps({"utt_id": f"u{i}", "audio": f"{i}.wav", "text": "a b"}))
     (tmp_path / "data" / "few.jsonl").write_text("\n".join(rows) + "\n")

@@ -292,9 +292,10 @@ def transformers() -> Any:
         )
     import transformers
 
+    package: Any = transformers
     # Bars for files that take no time to read would fill the logs of all workers.
-    transformers.utils.logging.disable_progress_bar()
-    return transformers
+    package.utils.logging.disable_progress_bar()
+    return package
 
 
 def load_network_config(pretrained: str | None, config: Mapping[str, Any] | None) -> Any:

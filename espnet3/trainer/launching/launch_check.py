@@ -222,7 +222,7 @@ def check_torchrun(wanted: Wanted, environ: Mapping[str, str]) -> None:
         return
     here = "" if n_local is None else f", {n_local} on this node"
     raise ResourceError(
-        f"torchrun started {count(n_processes, 'process')}{here}, but {wanted}",
+        f"torchrun started {count(n_processes or 1, 'process')}{here}, but {wanted}",
         key=wanted.key,
         fix=f"Start it with: torchrun --nnodes={wanted.n_nodes} "
         f"--nproc-per-node={wanted.n_devices}{_or_block(environ)}",

@@ -212,7 +212,7 @@ def test_local_workers_serve_all_choices(recipe, run, monkeypatch):
         ((SWEPT, "--best", "valid/wer"), "lists dev, clean and other"),
         ((SWEPT, "--best", "dev/wer", "most"), "Write: --best dev/wer"),
         (("model.decoder.weight=[]", "--best", "dev/wer"), "no values to try"),
-        (("model.decoder.wieght=[1,2]", "--best", "dev/wer"), "weight"),
+        (("model.decoder.waight=[1,2]", "--best", "dev/wer"), "weight"),
         ((SWEPT, "--best", "dev/wer", "--stages", "train"), "--stages infer measure --best"),
     ],
 )
