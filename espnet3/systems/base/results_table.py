@@ -85,7 +85,7 @@ def _plain_columns(numbers: Numbers) -> dict[str, str]:
     found = {key for key in plain_numbers(numbers) if interval_of(numbers, key)}
     note = f" [{100 * share:g}%]" if isinstance(share, float) else " [interval]"
     return {
-        f"{key}{note}" if key in found else key: _with_interval(value, interval_of(numbers, key))
+        f"{key}{note}" if key in found else key: with_interval(value, interval_of(numbers, key))
         if key in found
         else _cell(value)
         for key, value in plain_numbers(numbers).items()
