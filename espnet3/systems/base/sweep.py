@@ -22,6 +22,7 @@ from espnet3.systems.base.metric import measure
 from espnet3.systems.base.results_table import (
     MEASURED_FROM,
     in_columns,
+    interval_of,
     is_error_rate,
     markdown_table,
     with_interval,
@@ -47,11 +48,12 @@ class Criterion:
 
     test_set: str
     metric: str
-    number: str = RATE
+    number: str = ""
+    """Of those that the metric returns; else its rate, or its first one."""
     goal: Goal = "min"
 
     def __str__(self) -> str:
-        number = "" if self.number == RATE else f".{self.number}"
+        number = f".{self.number}" if self.number else ""
         return f"{self.test_set}/{self.metric}{number}"
 
     def of(self, numbers: Mapping[str, Any]) -> float:
@@ -60,15 +62,25 @@ class Criterion:
         Raises:
             ConfigError: the metric has no such number, or none that can be compared.
         """
-        value = numbers.get(self.number)
+        name = self.name_in(numbers)
+        value = numbers.get(name)
         if isinstance(value, int | float) and not math.isnan(value):
             return float(value)
-        known = [k for k, v in numbers.items() if isinstance(v, int | float) and k != MEASURED_FROM]
+        known = _numbers(numbers)
         raise ConfigError(
-            f"--best {self} cannot be compared: {self.number} of {self.metric} is {value!r} on "
-            f"{self.test_set}.",
-            fix=f"{suggest(self.number, known)} Its numbers are: {', '.join(known)}.".strip(),
+            f"--best {self} cannot be compared: {name or 'nothing'} of {self.metric} is {value!r} "
+            f"on {self.test_set}.",
+            fix=f"{suggest(name, known)} Its numbers are: {', '.join(known)}.".strip(),
         )
+
+    def name_in(self, numbers: Mapping[str, Any]) -> str:
+        """Return which number it is."""
+        first = RATE if RATE in numbers else next(iter(_numbers(numbers)), "")
+        return self.number or first
+
+
+def _numbers(values: Mapping[str, Any]) -> list[str]:
+    return [key for key, value in values.items() if isinstance(value, int | float)]
 
 
 def choose(text: str, goal: str | None, metrics: "Sequence[PreparedMetric]") -> Criterion:
@@ -92,7 +104,7 @@ def choose(text: str, goal: str | None, metrics: "Sequence[PreparedMetric]") -> 
             fix=f"Write, for example: --best valid/{names[0].lower() if names else 'wer'}",
         )
     by_name = {metric.name.casefold(): metric for metric in metrics}
-    found, number = by_name.get(name.casefold()), RATE
+    found, number = by_name.get(name.casefold()), ""
     if found is None and "." in name:
         name, _, number = name.rpartition(".")
         found = by_name.get(name.casefold())
@@ -103,7 +115,9 @@ def choose(text: str, goal: str | None, metrics: "Sequence[PreparedMetric]") -> 
             f"{listed(names)}.",
             fix=f"{close} Write, for example: --best {test_set}/{names[0].lower()}".strip(),
         )
-    if goal is None and not (isinstance(found.metric, ErrorRate) and number.endswith(RATE)):
+    if goal is None and not (
+        isinstance(found.metric, ErrorRate) and (number or RATE).endswith(RATE)
+    ):
         raise ConfigError(
             f"--best {text} does not say whether more or less of it is better: {found.name} is no "
             "error rate.",
@@ -240,8 +254,10 @@ class Sweep:
         results = json.loads(measure(point.metrics, point.inference).read_bytes())
         numbers = results[self.criterion.metric][self.criterion.test_set]
         value = self.criterion.of(numbers)
-        is_whole = is_error_rate(numbers) and self.criterion.number == RATE
-        return _Score(point, numbers, value, numbers["interval"] if is_whole else None)
+        name = self.criterion.name_in(numbers)
+        is_whole = is_error_rate(numbers) and name == RATE
+        interval = numbers["interval"] if is_whole else interval_of(numbers, name)
+        return _Score(point, numbers, value, interval)
 
     def describe(self, test_sets: Sequence[str]) -> list[str]:
         """Return lines for a dry run.

@@ -159,7 +159,7 @@ def test_numbers_of_other_metrics_need_min_or_max(recipe, run):
     assert "Write: --best dev/length.characters max" in told
     assert not (recipe / "exp").exists()
 
-    run(SWEPT, "--best", "dev/length.characters", "max")
+    run(SWEPT, "--best", "dev/length", "max")
     assert json.loads((sweep_of(recipe) / "sweep.json").read_text())["goal"] == "max"
 
 
