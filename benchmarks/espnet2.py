@@ -4,6 +4,7 @@ It needs the package espnet: .venv-espnet2/bin/python -m benchmarks espnet2
 """
 
 import argparse
+import json
 import os
 import subprocess
 import sys
@@ -322,6 +323,8 @@ def _save(folder: Path, task: str, keys: Mapping[str, Any], tokens: list[str]) -
             if name.endswith(("output_layer.weight", "ctc_lo.weight", "lm.decoder.weight")):
                 weight.mul_(8)
     folder.mkdir(parents=True)
-    (folder / "config.yaml").write_text(yaml.safe_dump({"token_list": tokens, **keys}))
+    # All keys, as ESPnet2's own programs expect them, with lists for tuples.
+    plain = json.loads(json.dumps(values, default=str))
+    (folder / "config.yaml").write_text(yaml.safe_dump(plain))
     torch.save(model.state_dict(), folder / "model.pth")
     return {"config": folder / "config.yaml", "weights": folder / "model.pth"}

@@ -322,12 +322,11 @@ class LoopKeys:
             "accelerator": "auto" if gpus else "cpu",
             "devices": max(1, gpus),
             "max_epochs": int(self.number("max_epoch", 40)),
-            "gradient_clip_val": float(self.number("grad_clip", 5.0)),
+            "gradient_clip_val": self._clip(),
         }
         recipe.journal.taken(recipe.origin("ngpu"), "--ngpu", recipe.get("ngpu"),
                              "trainer.devices", _default(recipe, "ngpu"))  # fmt: skip
         self.note("max_epoch", "trainer.max_epochs")
-        self.note("grad_clip", "trainer.gradient_clip_val")
         if int(recipe.number("num_nodes")) > 1:
             trainer["num_nodes"] = int(recipe.number("num_nodes"))
         for key, ours in (
@@ -340,6 +339,14 @@ class LoopKeys:
                 note = "drawn from all data in each epoch" if key.startswith("num_iters") else ""
                 self.note(key, f"trainer.{ours}", note)
         return trainer | self._switches(trainer) | self._patience()
+
+    def _clip(self) -> float:
+        norm = float(self.number("grad_clip", 5.0))
+        if norm >= 0:
+            self.note("grad_clip", "trainer.gradient_clip_val")
+            return norm
+        self.lose("grad_clip", "is negative; gradients are not clipped")
+        return 0.0
 
     def _switches(self, trainer: Mapping[str, Any]) -> dict[str, Any]:
         found: dict[str, Any] = {}

@@ -394,6 +394,8 @@ FURTHER = {
     "batches that hold no utterance": (
         {}, {"batch_bins": 40000}, 3, lambda t: t["dataloader"]["train"]["batch_seconds"] == 20,
     ),
+    "a clip below zero": ({}, {"grad_clip": -1}, 3,
+                          lambda t: t["trainer"]["gradient_clip_val"] == 0),
     "half precision by its type": ({}, {"train_dtype": "float16"}, 3, lambda t: True),
     "utterances one after the other": ({}, {"iterator_type": "sequence"}, 0, lambda t: True),
     "pieces of utterances": ({}, {"iterator_type": "chunk", "chunk_length": 9}, 3, lambda t: True),
