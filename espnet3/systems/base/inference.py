@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from espnet3.commands import free_name
+from espnet3.commands import free_name, same_command
 from espnet3.config.instantiate import instantiate
 from espnet3.config.resolve import resolved
 from espnet3.config.sources import names_places
@@ -197,7 +197,7 @@ def _plan_test_set(
     own_config: "DictConfig", config: InferenceConfig, has: Callable[[str], bool]
 ) -> PlannedRun:
     from espnet3.components.data.dataset import durations_of, fingerprint_of
-    from espnet3.components.data.errors import create_command
+    from espnet3.components.data.errors import DataError, create_command
 
     name = own_config.test_set
     provider = _build_provider(own_config, config)
@@ -217,7 +217,11 @@ def _plan_test_set(
     # Before the durations, for which every audio file may have to be opened.
     check_test_samples(dataset, name, own_config)
     # With `skip`, audio that cannot be read fails alone, when its turn comes.
-    durations = durations_of(dataset, 0.0 if config.runner.get("on_error") == "skip" else None)
+    try:
+        durations = durations_of(dataset, 0.0 if config.runner.get("on_error") == "skip" else None)
+    except DataError as error:
+        error.add_note(f"To decode the others, type: {same_command('runner.on_error=skip')}")
+        raise
     runner = _build_runner(provider, config, results_folder(config.inference_dir, name), has)
     if durations is None and runner.batch_seconds is not None:
         _report_unknown_durations(runner.batch_seconds, name, config)

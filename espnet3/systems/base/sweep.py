@@ -115,9 +115,8 @@ def choose(text: str, goal: str | None, metrics: "Sequence[PreparedMetric]") -> 
             f"{listed(names)}.",
             fix=f"{close} Write, for example: --best {test_set}/{names[0].lower()}".strip(),
         )
-    if goal is None and not (
-        isinstance(found.metric, ErrorRate) and (number or RATE).endswith(RATE)
-    ):
+    is_rate = isinstance(found.metric, ErrorRate) and (number or RATE).endswith(RATE)
+    if goal is None and not is_rate:
         raise ConfigError(
             f"--best {text} does not say whether more or less of it is better: {found.name} is no "
             "error rate.",
