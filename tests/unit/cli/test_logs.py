@@ -176,3 +176,11 @@ def test_following_ends_with_the_run_and_its_last_line(told, capsys, monkeypatch
     text = logs_text(capsys, told.root, "-f")
     assert "[10] the last line" in text
     assert text.endswith("is complete.\n")
+
+
+def test_worker_of_a_complete_run_has_ended(detached, capsys):
+    log = detached.log("worker-node7-1.log", "09:00:00 INFO agent: bye")
+    detached.record("0123456789abcdef", "", "node7", log=log)
+    assert "(gone without a word) <==" in logs_text(capsys, detached.root)
+    detached.layout.success.write_text("{}")
+    assert "(ended) <==" in logs_text(capsys, detached.root)
