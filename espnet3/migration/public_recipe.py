@@ -430,8 +430,9 @@ def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any
     merged = dict(below)
     for key, value in above.items():
         under = merged.get(key)
-        both = isinstance(under, Mapping) and isinstance(value, Mapping)
-        if both and value.get("_target_", under.get("_target_")) == under.get("_target_"):
+        if not isinstance(under, Mapping) or not isinstance(value, Mapping):
+            merged[key] = value
+        elif value.get("_target_", under.get("_target_")) == under.get("_target_"):
             merged[key] = _merged(under, value)
         else:
             merged[key] = value
