@@ -54,10 +54,10 @@ def measure_recipe() -> Iterator[Figure]:
         train = ["--stages", "train", "--training_config", "conf/training.yaml"]
         _run(_recipe_call([*infer, "parallel.n_workers=1"]))
         calls = {
-            "a misspelt key": (train, "optimizerr.lr=0.1", 6.0),
-            "a misspelt argument of an optimizer": (train, "optimizer.lrr=0.1", 8.0),
-            "a misspelt argument of a model": (infer, "model.weightss=x", 8.0),
-            "infer with nothing to do": (infer, "parallel.n_workers=1", 12.0),
+            "a misspelt key": (train, "optimizerr.lr=0.1", 4.0),
+            "a misspelt argument of an optimizer": (train, "optimizer.lrr=0.1", 4.0),
+            "a misspelt argument of a model": (infer, "model.weightss=x", 6.0),
+            "infer with nothing to do": (infer, "parallel.n_workers=1", 10.0),
         }
         for what, (words, added, limit) in calls.items():
             code = _recipe_call([*words, added])

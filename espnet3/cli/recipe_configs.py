@@ -332,14 +332,14 @@ def _without(option: str, words: Sequence[str]) -> list[str]:
 
 
 def _read(typed: str, path: str) -> _File:
-    from omegaconf import OmegaConf
+    from espnet3.config.files import read_layers
+    from espnet3.config.resolve import RunNames
 
-    from espnet3.config.load import load_config
-
-    values: Any = OmegaConf.to_container(load_config(path).config)
-    dataset = values.get("dataset")
-    inner = [f"dataset.{key}" for key in dataset] if isinstance(dataset, dict) else []
-    known = {*map(str, values), *inner}
+    known = set[str]()
+    for _, layer in read_layers(Path(path), RunNames.of([Path(path)], None)):
+        dataset = layer.values.get("dataset")
+        inner = [f"dataset.{key}" for key in dataset] if isinstance(dataset, dict) else []
+        known |= {*map(str, layer.values), *inner}
     marks = {kind: [key for key in keys if key in known] for kind, keys in _MARKS.items()}
     can_decode = {"model", "dataset.test"} <= known
     return _File(typed, {kind: keys for kind, keys in marks.items() if keys}, can_decode)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from espnet3.config.sources import (
     Source,
     absolute_key,
+    copied_containers,
     dotted,
     find_source,
     join_key,
@@ -82,13 +83,6 @@ def resolved(values: Any, *, prefix: str = "", loaded: "LoadedConfig | None" = N
             resolved(item, prefix=join_key(prefix, i), loaded=loaded) for i, item in items
         )
     return values
-
-
-def copied_containers(values: Any) -> Any:
-    """Copy dicts and lists, and nothing that is in them."""
-    if isinstance(values, dict):
-        return {key: copied_containers(value) for key, value in values.items()}
-    return [copied_containers(item) for item in values] if isinstance(values, list) else values
 
 
 def _path_below(node: Any, root: Any) -> list[Any] | None:

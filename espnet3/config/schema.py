@@ -74,7 +74,10 @@ class FrozenConfig(BaseModel):
     string for a path or enum. `.inf` and `.nan` are no numbers that a setting can have.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    # Built when first used: most commands import many models, and read few of them.
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", use_attribute_docstrings=True, defer_build=True
+    )
 
     @classmethod
     def __get_pydantic_core_schema__(

@@ -2,7 +2,7 @@
 
 import inspect
 import logging
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import NoneType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
@@ -19,19 +19,17 @@ from pydantic import (
     field_validator,
 )
 
-from espnet3.config.advice import unknown_hint
 from espnet3.config.schema import FrozenConfig, Names, validate
 from espnet3.config.sources import join_key, names_places
 from espnet3.config.targets import BadTarget, find_bad_argument, refuse_argument, signature_at
 from espnet3.errors import ConfigError, suggest
 from espnet3.logs import said_if_long
+from espnet3.trainer.trainer_block import KEY, check_trainer_names, trainer_block
 
 if TYPE_CHECKING:
     from espnet3.config.load import LoadedConfig
 
 logger = logging.getLogger(__name__)
-
-KEY = "trainer"
 
 OPTIMIZATION = ("accumulate_grad_batches", "gradient_clip_val", "gradient_clip_algorithm")
 """Arguments that our module carries out, for one optimizer and for several alike."""
@@ -315,24 +313,6 @@ def those_of(model: type[FrozenConfig], values: Mapping[str, Any]) -> dict[str, 
     return {key: values[key] for key in model.model_fields if values.get(key) is not None}
 
 
-def trainer_block(loaded: "LoadedConfig") -> dict[str, Any]:
-    """Return the resolved `trainer` block as plain values.
-
-    Raises:
-        ConfigError: it is no mapping.
-    """
-    values = loaded.plain().get(KEY)
-    if values is None:
-        return {}
-    if not isinstance(values, Mapping):
-        raise ConfigError(
-            f"{KEY} is {values!r:.60}{loaded.set_in(KEY)}, but must be a mapping of Lightning's "
-            "arguments.",
-            fix="Write: trainer: {accelerator: auto, devices: 1, max_epochs: 10}",
-        )
-    return dict(values)
-
-
 @names_places
 def check_trainer(loaded: "LoadedConfig") -> dict[str, Any]:
     """Check the names and the plain values of the block; no data or model is needed.
@@ -364,19 +344,6 @@ def check_trainer(loaded: "LoadedConfig") -> dict[str, Any]:
     return block
 
 
-@names_places
-def check_trainer_names(loaded: "LoadedConfig") -> None:
-    """Refuse names in the block that are no arguments of Lightning's `Trainer`.
-
-    Raises:
-        ConfigError: naming the key, its place, and what to write.
-    """
-    known = trainer_arguments()
-    for name, value in trainer_block(loaded).items():
-        if name not in known:
-            raise _unknown(join_key(KEY, name), value, known)
-
-
 def plain_arguments() -> type[FrozenConfig]:
     """Return a model of the arguments that are numbers, texts or switches, as Lightning types them.
 
@@ -400,16 +367,6 @@ def _is_plain(annotation: Any) -> bool:
     return annotation in _PLAIN or (bool(parts) and all(part in _PLAIN for part in parts))
 
 
-def _unknown(key: str, value: Any, known: Collection[str]) -> ConfigError:
-    otherwise = "See the arguments of lightning.pytorch.Trainer."
-    return ConfigError(
-        key=key,
-        problem="is no argument of the trainer",
-        # A function, because only `names_places` knows the config that the hint depends on.
-        fix=lambda loaded: unknown_hint(key, value, known, loaded) or otherwise,
-    )
-
-
 def load_lightning() -> None:
     """Import Lightning; a line says so where that takes more than two seconds."""
     with said_if_long(logger, "Loading PyTorch Lightning ..."):
@@ -419,14 +376,6 @@ def load_lightning() -> None:
 def has_goal(block: Mapping[str, Any]) -> bool:
     """Tell whether the block says when the training ends; Lightning's default is 1,000 epochs."""
     return any(block.get(name) for name in ("max_epochs", "max_steps", "max_time", "fast_dev_run"))
-
-
-def trainer_arguments() -> frozenset[str]:
-    """Return the names of the arguments of Lightning's `Trainer`."""
-    # From the installed version: a list of our own would refuse what a newer Lightning adds.
-    signature = signature_at("lightning.pytorch.Trainer")
-    assert signature is not None  # it is written in Python
-    return frozenset(signature.parameters)
 
 
 def lightning_arguments(block: Mapping[str, Any]) -> dict[str, Any]:

@@ -20,17 +20,15 @@ from espnet3.config.sources import join_key
 from espnet3.errors import ConfigError
 from espnet3.trainer.checkpointing.checkpoint_io import AtomicCheckpointIO
 from espnet3.trainer.config import (
-    KEY,
     OPTIMIZATION,
     blamed_argument,
     check_trainer,
     lightning_arguments,
-    trainer_arguments,
-    trainer_block,
 )
 from espnet3.trainer.launching.process_rank import process_rank
 from espnet3.trainer.lightning_internals import use_lean_loop
 from espnet3.trainer.reporting.loggers import build_loggers
+from espnet3.trainer.trainer_block import KEY, trainer_arguments, trainer_block
 
 logger = logging.getLogger(__name__)
 

@@ -27,8 +27,9 @@ from espnet3.systems.base.stages import EVERYWHERE, find_stage, stages_of
 from espnet3.systems.base.statistics import load_statistics_config
 from espnet3.systems.base.training import load_loader_config
 from espnet3.systems.base.training_data import check_data
-from espnet3.trainer.config import check_trainer, trainer_arguments
+from espnet3.trainer.config import check_trainer
 from espnet3.trainer.fit import check_fit
+from espnet3.trainer.trainer_block import trainer_arguments
 from tests.helpers.exhaustive import few
 
 ROOT = Path(__file__).parents[2]

@@ -184,7 +184,7 @@ def check_written(loaded: "LoadedConfig", stage: str) -> None:
                 if stage == "infer":
                     _refuse_several(signature, key, node, loaded)
     if stage == "train":
-        from espnet3.trainer.config import check_trainer_names
+        from espnet3.trainer.trainer_block import check_trainer_names
 
         check_trainer_names(loaded)
 

@@ -92,11 +92,12 @@ def load_configs(
     from espnet3.config.load import load_config
 
     given = [kind for kind in KINDS if files.get(kind)]
-    # Without overrides, to know which keys each config has of its own.
-    plain = {kind: load_config(files[kind], recipe_dir=recipe_dir) for kind in given}
+    # Without overrides, to know which keys each config has of its own; one alone gets them all.
+    chooses = bool(overrides) and len(given) > 1
+    plain = {kind: load_config(files[kind], recipe_dir=recipe_dir) for kind in given if chooses}
     loaded: dict[str, LoadedConfig] = {}
     for kind in given:
-        chosen = overrides_for(kind, overrides, plain)
+        chosen = overrides_for(kind, overrides, plain) if chooses else overrides
         # What was loaded before takes precedence, so `KINDS` must be in the order of precedence.
         loaded[kind] = _load(files[kind], chosen, _above(loaded) or experiment, recipe_dir)
         _check_folders(loaded[kind])

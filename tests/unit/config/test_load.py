@@ -4,11 +4,14 @@ import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import assume, example, given
+from hypothesis import strategies as st
 from omegaconf import OmegaConf
-from omegaconf.errors import ReadonlyConfigError
+from omegaconf.errors import OmegaConfBaseException, ReadonlyConfigError
 
 from espnet3.config.load import Source, load_config
 from espnet3.config.resolve import resolved
+from espnet3.config.sources import Layer, merge
 from espnet3.errors import ConfigError
 
 
@@ -401,3 +404,37 @@ def test_what_is_read_from_a_file_is_read_again(tmp_path):
 def test_a_block_resolves_although_another_does_not():
     loaded = load_config({"a": "${nowhere}", "b": {"c": "${d}"}, "d": 1})
     assert resolved(loaded.config.b, loaded=loaded) == {"c": 1}
+
+
+_LEAVES = st.sampled_from([1, 2.5, None, True, "", "x", "???", "${a}", "${c.b}"])
+_VALUES = st.recursive(
+    _LEAVES,
+    lambda values: (
+        st.lists(values, max_size=2)
+        | st.dictionaries(st.sampled_from(["a", "b", "c", 1]), values, max_size=3)
+    ),
+    max_leaves=8,
+)
+_MAPPINGS = st.dictionaries(st.sampled_from(["a", "b", "c", 1]), _VALUES, max_size=3)
+
+
+@given(_MAPPINGS, _MAPPINGS)
+@example({"a": "${c}"}, {"a": {"b": 1}})
+@example({"a": {"b": "???"}}, {"a": {"b": "???", "c": "???"}})
+def test_layers_merge_as_omegaconf_merges_them(lower, upper):
+    def clash(base, top):
+        pairs = [(base[key], top[key]) for key in base.keys() & top.keys()]
+        return any(
+            {type(left), type(right)} == {dict, list}
+            or (type(left) is type(right) is dict and clash(left, right))
+            for left, right in pairs
+        )
+
+    assume(not clash(lower, upper))  # which OmegaConf refuses, and we let the later one win
+    try:
+        expected = OmegaConf.to_container(OmegaConf.merge(lower, upper))
+    except OmegaConfBaseException:
+        with pytest.raises(ConfigError, match="do not merge"):
+            merge(Layer(lower), Layer(upper))
+    else:
+        assert repr(merge(Layer(lower), Layer(upper)).values) == repr(expected)  # in order, too

@@ -8,8 +8,8 @@ from espnet3.trainer.config import (
     has_goal,
     lightning_arguments,
     plain_arguments,
-    trainer_block,
 )
+from espnet3.trainer.trainer_block import trainer_block
 
 STOPPING = "lightning.pytorch.callbacks.EarlyStopping"
 
