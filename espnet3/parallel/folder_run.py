@@ -325,8 +325,10 @@ def shards_to_run(layout: RunLayout, manifest: Manifest, *, retry_failed: bool) 
     unpack_run(layout.root, manifest)
     coverage = read_coverage(layout.root, manifest)
     bounds = {shard: manifest.bounds[shard : shard + 2] for shard in coverage.missing}
+    # One listing: a question for each shard would be most of what the start of a run asks.
+    present = set(names_in(layout.root)) if coverage.missing else set()
     for shard in coverage.missing:
-        if is_there(layout.shard(shard)):
+        if layout.shard_name(shard) in present:
             logger.warning("%s is damaged and will be computed again", layout.shard(shard))
             set_aside_damaged(layout, shard, bounds[shard])
     restored = restore_set_aside(layout, bounds)

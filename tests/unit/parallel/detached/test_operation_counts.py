@@ -12,6 +12,7 @@ from espnet3.errors import ItemError
 from espnet3.parallel import shard_queue
 from espnet3.parallel.detached.overview import Observer
 from espnet3.parallel.faults import FaultPolicy
+from espnet3.parallel.folder_run import shards_to_run
 from espnet3.parallel.shard_queue import ShardQueue
 from espnet3.parallel.signals import EndSignals, LeaveRun
 from espnet3.shards import open_shards as board_module
@@ -88,6 +89,17 @@ def count(run, call):
     with FileOperations(run.root) as operations:
         call()
     return operations.counts.total()
+
+
+def test_driver_that_looks_what_is_to_be_done_does_not_ask_for_each_shard(crowd):
+    counts = []
+    for n_free in (FEW, MANY):
+        new, _ = crowd(0, n_free=n_free)
+        layout, manifest = new.run.layout, new.run.manifest
+        counts.append(
+            count(new.run, lambda: shards_to_run(layout, manifest, retry_failed=False))  # noqa: B023
+        )
+    assert counts[1] == counts[0] < 12, counts
 
 
 @pytest.mark.parametrize("max_errors", [None, 5])
