@@ -6,7 +6,6 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from espnet3.cli.console import UsageError
 from espnet3.cli.recipe_options import Options, Selected, is_override

@@ -178,11 +178,13 @@ def parse_record(content: bytes, kind: type[T], path: str | os.PathLike[str]) ->
     Raises:
         DamagedFileError: As above.
     """
-    from pydantic import ValidationError  # on the start-up path of workers: imported when needed
-
     try:
         record = _validate(content, kind)
-    except ValidationError as error:
+    except ValueError as error:
+        from pydantic import ValidationError  # here: a merge reads ten thousand records
+
+        if not isinstance(error, ValidationError):
+            raise
         raise DamagedFileError(damaged(path, _problem(error))) from None
     problem: str = record.problem() if hasattr(record, "problem") else ""
     if problem:
@@ -261,7 +263,8 @@ def warn_once(message: str) -> None:
 
 def _validate(content: bytes, kind: type[T]) -> T:
     adapter = _adapter(cast(Hashable, kind))
-    if not _ESCAPED_SURROGATE.search(content):
+    # Most have no escape at all, which is found sooner than that there is none of these.
+    if b"\\" not in content or not _ESCAPED_SURROGATE.search(content):
         # Strict: a "12" in place of 12 is not something that we wrote.
         record: T = adapter.validate_json(content, strict=True)
         return record

@@ -418,12 +418,12 @@ def committed_shards(layout: RunLayout, run_id: str) -> dict[int, Done]:
     Raises:
         FileSystemError: The folder, or a shard in it, cannot be read from here.
     """
-    folders = {}
+    folders, root = {}, os.fspath(layout.root)
     for name in list_names(layout.root):
         shard = shard_of(name)
         # Ignore folders copied by hand, such as `split.07`.
         if shard is not None and name == layout.shard_name(shard):
-            folders[shard] = layout.shard_path(shard)
+            folders[shard] = f"{root}/{name}"
     found = zip(folders, read_in_order(read_done, folders.values()), strict=True)
     return {s: done for s, done in found if done is not None and _is_commit(done, s, run_id)}
 

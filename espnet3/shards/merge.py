@@ -156,8 +156,9 @@ def _read_proven(shard: tuple[str, Done]) -> dict[str, bytes] | None:
     folder, done = shard
     read = {}
     try:
-        if {DONE, *done.files} != set(os.listdir(folder)):
-            return None
+        found = os.listdir(folder)
+        if len(found) != len(done.files) + 1 or DONE not in found:
+            return None  # a file that is missing among so many is told by its name, below
         for name, expected in done.files.items():
             content = _read_small(f"{folder}/{name}", expected)
             if content is None:
@@ -304,6 +305,9 @@ def read_parts(shard_dirs: Sequence[Path], name: str) -> Iterator[tuple[Path, Do
         IncompleteRunError: if one of them is no committed shard.
     """
     known = _at_hand.get()  # here, because threads have a context of their own
+    kept = [known.contents.get(os.fspath(folder), {}).get(name) for folder in shard_dirs]
+    if None not in kept:  # all was read a moment ago, and is in memory
+        return ((d, known.done[str(d)], found) for d, found in zip(shard_dirs, kept, strict=True))
 
     def read(shard_dir: Path) -> tuple[Path, Done, bytes | None]:
         folder = os.fspath(shard_dir)
