@@ -167,6 +167,7 @@ class FolderDriver:
             refuse_cancelled(root)
             # Absolute: a forward() in this process may change the working directory.
             with Lease(root.resolve()) as lease, StopWatch(root.resolve(), interruption) as watch:
+                lease.refuse_other_versions()
                 try:
                     return self._finish(manifest, lease, policy, merge, interruption)
                 except RunInterrupted:

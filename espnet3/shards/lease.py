@@ -14,6 +14,7 @@ import logging
 import os
 import random
 import re
+import shlex
 import socket
 import threading
 import time
@@ -24,6 +25,8 @@ from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
 
+from espnet3 import __version__
+from espnet3.errors import RunFolderError
 from espnet3.io.atomic import create_bytes, temp_pid, write_bytes
 from espnet3.io.clock import look_time
 from espnet3.io.records import Count, DamagedFileError, Name, Pid
@@ -47,8 +50,10 @@ _CLOCK_SECONDS = 60.0  # between two looks at the file system's clock; `monotoni
 _OWNER_ID = re.compile("[0-9a-f]{16}")
 _READABLE = 0o644  # whatever the umask: an unreadable lease cannot be respected
 _MAX_PID = 2**31 - 1
+_N_LOOKED_AT = 3
 _TYPES = {
-    "host": str, "machine": str, "pid": int, "started": int, "job_id": str, "owner_id": str
+    "host": str, "machine": str, "pid": int, "started": int, "job_id": str, "owner_id": str,
+    "version": str,
 }  # fmt: skip
 
 
@@ -62,13 +67,16 @@ class Owner:
     started: Count
     job_id: str = ""
     owner_id: Name = field(default_factory=lambda: uuid.uuid4().hex[:16])
+    version: str = ""
+    """Of the ESPnet3 that it runs; empty in owner files of 0.2.0 and before."""
 
     @classmethod
     def of_this_process(cls) -> "Owner":
         """Describe the calling process."""
         job, pid = current_job(), os.getpid()
         job_id = job.job_id if job else ""
-        return cls(node_name(), machine_id(), pid, start_time(pid) or 0, job_id)
+        started = start_time(pid) or 0
+        return cls(node_name(), machine_id(), pid, started, job_id, version=__version__)
 
     def __str__(self) -> str:
         """Return `host:pid`, with the scheduler's job if there is one."""
@@ -299,6 +307,31 @@ class Lease:
             owner = find_owner(self.folder, owner_id, self.now(), self.timeout)
             if owner is not None and owner != self.owner:
                 yield owner
+
+    def refuse_other_versions(self) -> None:
+        """Refuse to share the folder with a living owner that runs another version of ESPnet3.
+
+        A few of them are looked at: where a version works alone, all of them have it.
+
+        Raises:
+            RunFolderError: naming both, and what to do.
+        """
+        owner_ids = _owner_ids(names_in(self.folder))
+        for owner_id in random.sample(owner_ids, min(_N_LOOKED_AT, len(owner_ids))):
+            if owner_id == self.owner.owner_id:
+                continue
+            owner = find_owner(self.folder, owner_id, self.now(), self.timeout)
+            # Of one whose file cannot be read nothing is known but that it lives.
+            if owner is None or not owner.pid or owner.version == self.owner.version:
+                continue
+            theirs, folder = owner.version or "an earlier version", self.folder.parent
+            quoted = shlex.quote(str(folder))
+            raise RunFolderError(
+                f"{owner} works in {folder} with ESPnet3 {theirs}, and this is "
+                f"{self.owner.version}. Two versions do not share a run folder.",
+                fix=f"Wait for its end (espnet3 wait {quoted}), or end it (espnet3 cancel "
+                f"{quoted}), then run the same command again: finished shards are kept.",
+            )
 
     def _is_alive(self, claim: "_Claim") -> bool:
         """Tell whether the owner of a claim or mark is alive."""

@@ -10,7 +10,11 @@ import pytest
 
 from espnet3.errors import RunFolderError, StaleRunError
 from espnet3.parallel import BaseRunner, use_parallel
+from espnet3.parallel.detached.worker import DetachedWorker
+from espnet3.parallel.signals import EndSignals
 from espnet3.shards import commit
+from espnet3.shards.lease import Lease, owner_path
+from espnet3.shards.records import Identity, make_folders
 
 
 @pytest.fixture(autouse=True)
@@ -243,6 +247,20 @@ def test_a_manifest_of_another_version_is_refused(model, out):
     with pytest.raises(RunFolderError, match=r"version 99.*resume=False"):
         Speak(provider(model), output_dir=out)(range(20))
     Speak(provider(model), output_dir=out, resume=False)(range(20))
+
+
+def test_a_run_in_which_another_version_works_is_refused_until_it_has_ended(model, out):
+    (out / "_SUCCESS.json").unlink()
+    with Lease(out) as lease:
+        path = owner_path(lease.folder, lease.owner.owner_id)
+        path.write_text(json.dumps({**json.loads(path.read_text()), "version": "0.1.0"}))
+        with pytest.raises(RunFolderError, match=r"0\.1\.0.*Two versions do not share"):
+            Speak(provider(model), output_dir=out)(range(20))
+        make_folders(out)
+        found = DetachedWorker(out, Identity(), EndSignals()).work()
+        assert found.code == 1
+        assert "Two versions do not share" in found.reason
+    Speak(provider(model), output_dir=out)(range(20))
 
 
 def test_from_processes_to_in_process_and_back_is_one_run(tmp_path, model):

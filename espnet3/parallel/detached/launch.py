@@ -102,6 +102,7 @@ def _shards_left(request: RunRequest, manifest: Manifest, policy: FaultPolicy) -
     layout = manifest.layout(root)
     # Workers that died left notes of where: workers to come read them, so nothing is swept here.
     with Lease(root) as lease:
+        lease.refuse_other_versions()
         if request.retry_failed:
             refuse_merging(root, lease)
         order = shards_to_run(layout, manifest, retry_failed=request.retry_failed)

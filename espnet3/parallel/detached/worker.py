@@ -131,6 +131,7 @@ class DetachedWorker:
 
     def _work(self, lease: Lease, record: OwnRecord, is_patient: bool) -> Outcome:
         try:
+            lease.refuse_other_versions()
             packed = load_spec(self.root, trust=self._trust)
             # Whose it is, is looked at again: others may have put another file there since.
             description = load_trusted(self.root, trust=self._trust)

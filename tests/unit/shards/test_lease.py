@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.file_operations import FileOperations
+from espnet3.errors import RunFolderError
 from espnet3.schedulers import node_name
 from espnet3.shards import lease as lease_module
 from espnet3.shards.lease import (
@@ -494,3 +495,18 @@ def test_hour_of_heartbeats_is_a_few_hundred_operations(folder, monkeypatch):
     assert operations.counts["utime"] == 240
     assert operations.counts["stat"] <= 61, "the clock of the file system is looked at now and then"
     assert TIMEOUT >= 4 * HEARTBEAT, "a few may get lost"
+
+
+@pytest.mark.parametrize(("version", "told"), [("0.1.0", "0.1.0"), ("", "an earlier version")])
+def test_living_owner_of_another_version_is_refused_with_the_lines_to_type(
+    mine, other, version, told
+):
+    mine.refuse_other_versions()
+    rewrite(other, version=version)
+    with pytest.raises(RunFolderError, match=f"ESPnet3 {told}, and this is") as error:
+        mine.refuse_other_versions()
+    assert "espnet3 wait" in error.value.fix
+    assert "espnet3 cancel" in error.value.fix
+    rewrite(other, machine="another")
+    age(other)
+    mine.refuse_other_versions()  # it is dead, and its folder is continued
