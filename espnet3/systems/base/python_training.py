@@ -81,7 +81,8 @@ def train_from_python(
     """
     from espnet3.config.load import load_config
     from espnet3.systems.base.context import completed
-    from espnet3.trainer.config import load_criteria, trainer_block
+    from espnet3.trainer.config import load_criteria
+    from espnet3.trainer.trainer_block import trainer_block
 
     # Counted before anything can fail, so that all processes number their calls alike.
     number = next(_calls)

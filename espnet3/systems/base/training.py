@@ -26,9 +26,9 @@ from espnet3.trainer.config import (
     load_criteria,
     load_lightning,
     load_training_config,
-    trainer_block,
 )
 from espnet3.trainer.launching.process_rank import process_rank
+from espnet3.trainer.trainer_block import trainer_block
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
