@@ -143,6 +143,16 @@ def describe_create_dataset(config: DictConfig) -> list[str]:
     return lines
 
 
+def is_dataset_made(config: DictConfig) -> bool:
+    """Tell whether stage 1 has nothing left to do; only the builders' `is_...` methods are called.
+
+    Raises:
+        ConfigError: as `create_dataset`.
+    """
+    jobs = [job for job in _jobs(config) if isinstance(job, _Job)]
+    return all(_call(job.builder, check, job.given) for job in jobs for _, check in _STEPS)
+
+
 @names_places
 def check_create_dataset(loaded: "LoadedConfig") -> None:
     """Check what stage 1 reads, with file and line in the errors; no method of a builder is called.

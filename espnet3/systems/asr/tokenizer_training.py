@@ -11,6 +11,7 @@ import logging
 import os
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -21,6 +22,7 @@ from pydantic import BeforeValidator, Field
 from espnet3.commands import free_name, recipe_command
 from espnet3.components.data.data_organizer import check_datasets
 from espnet3.components.data.dataset import fields_of, fingerprint_of, has_fields, locality_of
+from espnet3.components.data.dataset_builder import is_dataset_made
 from espnet3.components.text.characters import CharacterTokenizer
 from espnet3.components.text.sentencepiece import MODEL_TYPES, train_pieces
 from espnet3.components.text.spelling import Speller
@@ -352,8 +354,17 @@ def check_tokenizer_exists(loaded: LoadedConfig) -> None:
                 key=".".join((*block, BLOCK)),
                 value=folder,
                 problem="where there is no tokenizer",
-                fix=f"Make it first: {recipe_command('train_tokenizer')}",
+                fix=f"Make it first: {recipe_command(*_stages_before(loaded))}",
             )
+
+
+def _stages_before(loaded: LoadedConfig) -> tuple[str, ...]:
+    """Return the stages that make a tokenizer, in a fresh recipe its data as well."""
+    # A builder of the user's may fail: that is for `create_dataset` to report.
+    with suppress(Exception):
+        if not is_dataset_made(loaded.resolved()):
+            return "create_dataset", "train_tokenizer"
+    return ("train_tokenizer",)
 
 
 @names_places

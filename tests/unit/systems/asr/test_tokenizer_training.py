@@ -10,7 +10,11 @@ from espnet3.components.text.tokenizer import load_tokenizer
 from espnet3.config.load import load_config
 from espnet3.errors import ConfigError, EspnetError, StaleRunError
 from espnet3.systems.asr.system import ASRSystem
-from espnet3.systems.asr.tokenizer_training import describe_train_tokenizer, train_tokenizer
+from espnet3.systems.asr.tokenizer_training import (
+    check_tokenizer_exists,
+    describe_train_tokenizer,
+    train_tokenizer,
+)
 from espnet3.systems.base.checks import check_stages
 from espnet3.systems.base.stages import Skipped, find_stage, stages_of
 
@@ -281,3 +285,23 @@ tokenizer: {model_type: unigram, vocab_size: 40}
     assert folder == recipe / "other"
     assert files_of(folder) == expected
     assert "N" not in load_tokenizer(folder).tokens
+
+
+@pytest.mark.parametrize(
+    ("is_built", "stages"),
+    [(False, ["create_dataset", "train_tokenizer"]), (True, ["train_tokenizer"])],
+)
+def test_a_missing_tokenizer_is_reported_with_all_stages_that_make_it(
+    recipe, load, is_built, stages
+):
+    (recipe / "dataset").mkdir()
+    (recipe / "dataset" / "__init__.py").write_text(
+        "from espnet3.components.data.dataset_builder import DatasetBuilder as Base\n"
+        f"class DatasetBuilder(Base):\n    def is_built(self): return {is_built}\n"
+        "    def build(self): ...\n"
+        "class Dataset: ...\n"
+    )
+    with pytest.raises(ConfigError) as error:
+        check_tokenizer_exists(load())
+    words = str(error.value).partition("--stages ")[2].split()
+    assert words[: words.index("--training_config")] == stages
