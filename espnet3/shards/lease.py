@@ -68,7 +68,7 @@ class Owner:
     job_id: str = ""
     owner_id: Name = field(default_factory=lambda: uuid.uuid4().hex[:16])
     version: str = ""
-    """Of the ESPnet3 that it runs; empty in owner files of 0.2.0 and before."""
+    """Of the ESPnet3 that it runs; empty in owner files of versions before 0.2.0."""
 
     @classmethod
     def of_this_process(cls) -> "Owner":
