@@ -273,7 +273,8 @@ def _training(model: Path) -> Iterator[Figure]:
              "text": text, "text_lengths": torch.full((2,), 10)}
         )  # fmt: skip
     # With a generator of its own, so that dropout draws the same in both loops.
-    loader = torch.utils.data.DataLoader(batches, batch_size=None, generator=torch.Generator())  # type: ignore[arg-type]
+    data: Any = batches
+    loader: Any = torch.utils.data.DataLoader(data, batch_size=None, generator=torch.Generator())
     bare = BareLoop(copy.deepcopy(ours), batches, clip=5.0)
     config = {
         "optimizer": {"_target_": "torch.optim.AdamW", "lr": 1e-4, "weight_decay": 0.01},

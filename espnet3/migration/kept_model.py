@@ -67,6 +67,8 @@ def build_kept_model(
     model: dict[str, Any] = {"_target_": f"{_SYSTEM}.model.ESPnet2Model", "task": "asr", **tokens}
     for key in _MODEL_KEYS:
         value = keys.value(key)
+        if key == "init" and value == "none":
+            continue
         # A front end that is null is none; one that is not named is ESPnet2's default.
         if value is not None or (key == "frontend" and key in keys.config.values):
             model[key] = value

@@ -3,6 +3,7 @@
 import argparse
 import logging
 import os
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 
 from espnet3.components.data.errors import DataError
 from espnet3.config.resolve import resolved
-from espnet3.errors import ConfigError
+from espnet3.errors import ConfigError, MissingExtraError
 from espnet3.systems.espnet2.package import installed_version, task_class, task_of
 from espnet3.systems.espnet2.training_config import (
     log_unused,
@@ -218,9 +219,16 @@ def _later(values: dict[str, Any]) -> tuple[str | None, dict[str, Any]]:
 
 def _build(task: str, values: Mapping[str, Any]) -> nn.Module:
     provide_loss()
+    # typeguard, which ESPnet2 imports, has an error of its own for a part of another kind.
+    wrong_part = getattr(sys.modules.get("typeguard"), "TypeCheckError", TypeError)
     try:
         built: nn.Module = task_class(task).build_model(argparse.Namespace(**values))
-    except (TypeError, ValueError, AssertionError, KeyError, AttributeError) as error:
+    except ImportError as error:
+        raise MissingExtraError(
+            f"espnet {installed_version()} cannot build the model: {error}.",
+            fix="Install the package that it names, as ESPnet2's documentation of this part says.",
+        ) from error
+    except (wrong_part, TypeError, ValueError, AssertionError, KeyError, AttributeError) as error:
         raise ConfigError(
             f"espnet {installed_version()} cannot build the model: {type(error).__name__}: "
             f"{error}.",

@@ -394,6 +394,7 @@ FURTHER = {
     "batches that hold no utterance": (
         {}, {"batch_bins": 40000}, 3, lambda t: t["dataloader"]["train"]["batch_seconds"] == 20,
     ),
+    "no initialisation": ({}, {"init": "none"}, 0, lambda t: "init" not in t["model"]),
     "a clip below zero": ({}, {"grad_clip": -1}, 3,
                           lambda t: t["trainer"]["gradient_clip_val"] == 0),
     "half precision by its type": ({}, {"train_dtype": "float16"}, 3, lambda t: True),
