@@ -357,7 +357,7 @@ class Dispatcher:
     def _failure(self, verdict: Verdict, task: ShardTask, death: Death) -> Failure:
         """Return what to say of an item that kills its worker, unless the run ends with it."""
         index = task.items[verdict.start - task.start]
-        error = f"the worker died on this item, {verdict.times} time(s): {death.reason}"
+        error = f"the worker died on this item, {count(verdict.times, 'time')}: {death.reason}"
         failure = Failure(verdict.start, index, task.shard, error, "", log=death.log)
         failure = replace(failure, host=death.host) if death.host else failure
         if not self._policy.skip_errors:

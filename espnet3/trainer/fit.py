@@ -18,6 +18,7 @@ from typing_extensions import override
 
 from espnet3.config.sources import names_places, place_of, set_in
 from espnet3.errors import ConfigError, suggest
+from espnet3.text import count
 from espnet3.trainer.checkpointing.checkpoints import CheckpointKeeper
 from espnet3.trainer.checkpointing.resume import (
     RandomStates,
@@ -354,5 +355,5 @@ def set_threads(num_threads: int | None, n_processes: int, n_loader_workers: int
         torch.set_num_threads(num_threads)
         # Lightning would set its own number in processes that it starts, and so would libraries.
         os.environ["OMP_NUM_THREADS"] = str(num_threads)
-    logger.debug("torch uses %d thread(s)", torch.get_num_threads())
+    logger.debug("torch uses %s", count(torch.get_num_threads(), "thread"))
     return torch.get_num_threads()

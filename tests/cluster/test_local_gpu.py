@@ -38,7 +38,7 @@ def test_fewer_workers_are_warned_of_and_more_refused(library, tmp_path, python)
     process = run(library, tmp_path, "client", 2, setting="3,1,0", python=python)
     assert process.returncode == 0, process.stderr
     assert_each_has_its_own(json.loads(process.stdout), ["3", "1"])
-    assert "2 worker(s) for 3 visible GPUs: GPU 0 will stay idle" in process.stderr
+    assert "2 workers for 3 visible GPUs: GPU 0 will stay idle" in process.stderr
     (tmp_path / "again").mkdir()
     process = run(library, tmp_path / "again", "client", 4, setting="3,1,0", python=python)
     assert process.returncode == 1

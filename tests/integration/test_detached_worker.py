@@ -65,7 +65,7 @@ def test_an_item_that_kills_its_worker_is_isolated(folder):
     run.assert_complete(without=[7])
     (failure,) = run.failures()
     assert failure["index"] == 7
-    assert "2 time(s): it exited with code 3" in failure["error"]
+    assert "2 times: it exited with code 3" in failure["error"]
     assert len(run.records("deaths")) == 2
 
 

@@ -176,7 +176,7 @@ def test_a_job_with_another_number_of_nodes_ends_at_once(tmp_path):
     job = cluster.write("lsf", 2, 1)
     assert cluster.run(job, LSB_MCPU_HOSTS="node1 8 node2 8 node3 8") == 1
     log = Path(job.log).read_text()
-    assert "trainer.num_nodes is 2, but the job got 3 node(s): node1 node2 node3" in log
+    assert "num_nodes is 2, but the number of nodes of the job is 3: node1 node2 node3" in log
     assert not cluster.seen()
 
 

@@ -84,7 +84,7 @@ def test_fewer_workers_than_gpus_are_warned_of_once(library, tmp_path, way):
     process = run(library, tmp_path, way, 2)
     assert process.returncode == 0, process.stderr
     assert_each_has_its_own(json.loads(process.stdout), ["0", "1"])
-    told = "2 worker(s) for 4 visible GPUs: GPU 2, 3 will stay idle. To use all, set "
+    told = "2 workers for 4 visible GPUs: GPU 2, 3 will stay idle. To use all, set "
     assert process.stderr.count(told + "parallel.n_workers: 4") == 1
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from espnet3.components.data.errors import AudioError
 from espnet3.errors import ConfigError
+from espnet3.text import count
 
 if TYPE_CHECKING:
     import numpy as np
@@ -246,8 +247,8 @@ def pick_channel(samples: Any, channel: int | str | None, source: Source) -> Any
     number = 0 if channel == "only" else int(channel)
     if not 0 <= number < n_channels:
         raise AudioError(
-            f"{name_of(source)} has {n_channels} channel(s), but channel is {number}, counted "
-            "from 0.",
+            f"{name_of(source)} has {count(n_channels, 'channel')}, but channel is {number}, "
+            "counted from 0.",
             fix=f"Write a number below {n_channels}, such as channel: 0",
         )
     # A copy, so that the other channels do not stay in memory.

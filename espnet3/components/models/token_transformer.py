@@ -12,6 +12,7 @@ from torch import Tensor, cat, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 from espnet3.errors import ConfigError, suggest
+from espnet3.text import count
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {"gelu": nn.GELU, "relu": nn.ReLU, "swish": nn.SiLU}
 _BLOCK = 16  # places to add at once: a search then copies its past once in a step, not twice
@@ -146,8 +147,8 @@ class TokenTransformer(nn.Module):
         super().__init__()
         if size % 2 or n_layers < 1:
             raise ConfigError(
-                f"A Transformer of hidden size {size} with {n_layers} layer(s) cannot be built: "
-                "the size must be even, and one layer is the least.",
+                f"A Transformer of hidden size {size} with {count(n_layers, 'layer')} cannot be "
+                "built: the size must be even, and one layer is the least.",
                 fix="Write: hidden: 256, n_layers: 2",
             )
         self.size = size

@@ -31,6 +31,7 @@ from espnet3.parallel.checkup.probe import (
 )
 from espnet3.parallel.clusters.registry import BACKENDS, ON_THIS_MACHINE, gpus_per_job
 from espnet3.schedulers import known_scheduler
+from espnet3.text import count
 
 if TYPE_CHECKING:
     from espnet3.parallel.config import ParallelConfig
@@ -326,7 +327,7 @@ def _machine(report: Report) -> list[Finding]:
     threads = report.variables.get("OMP_NUM_THREADS")
     memory = "" if report.memory is None else f", {report.memory / 1e9:.0f} GB of memory"
     text = (
-        f"{report.n_cpus} CPU(s){memory}, OMP_NUM_THREADS={threads or 'not set'}, "
+        f"{count(report.n_cpus, 'CPU')}{memory}, OMP_NUM_THREADS={threads or 'not set'}, "
         f"{report.scratch_free / 1e9:.0f} GB free in {report.scratch}"
     )
     return [Finding("ok", "job: machine", text)]

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from espnet3.errors import ConfigError, Note, ResourceError
 from espnet3.parallel.clusters import gpus, local
 from espnet3.parallel.clusters.registry import Backend, warn_once
+from espnet3.text import count
 
 if TYPE_CHECKING:
     from espnet3.parallel.config import ParallelConfig
@@ -160,7 +161,7 @@ def _checked_gpus(config: "ParallelConfig") -> list[str]:
     if config.n_workers < len(visible):
         warn_once(
             Note(
-                f"{config.n_workers} worker(s) for {len(visible)} visible GPUs: GPU "
+                f"{count(config.n_workers, 'worker')} for {len(visible)} visible GPUs: GPU "
                 f"{', '.join(visible[config.n_workers :])} will stay idle.",
                 fix=f"To use all, set parallel.n_workers: {room}",
             )

@@ -24,7 +24,7 @@ from espnet3.errors import ConfigError, MissingExtraError, ResourceError, sugges
 from espnet3.logs import quiet
 from espnet3.parallel.clusters import gpus
 from espnet3.parallel.signals import handler_kept
-from espnet3.text import folded
+from espnet3.text import count, folded
 
 if TYPE_CHECKING:
     from espnet3.parallel.clusters.registry import Backend
@@ -98,9 +98,9 @@ class RayCluster:
             )
         free = _untyped_ray().available_resources()
         return (
-            f"{n_waiting} worker(s) wait for room: each asks for {asked}; free in the Ray cluster: "
-            f"{_spelled({name: free.get(name, 0.0) for name in wanted})}. `ray status` tells who "
-            "has the rest."
+            f"{count(n_waiting, 'worker')} without room: each asks for {asked}; free in the Ray "
+            f"cluster: {_spelled({name: free.get(name, 0.0) for name in wanted})}. `ray status` "
+            "shows the rest."
         )
 
 
@@ -446,7 +446,8 @@ def _check_own_gpus(config: "ParallelConfig") -> None:
         raise ResourceError(
             f"parallel.n_workers is {config.n_workers} with num_gpus: {each:g} each, but "
             f"{len(visible)} GPU(s) are visible "
-            f"({gpus.VARIABLE}={os.environ.get(gpus.VARIABLE)!r}): room for {room} worker(s).",
+            f"({gpus.VARIABLE}={os.environ.get(gpus.VARIABLE)!r}): room for "
+            f"{count(room, 'worker')}.",
             fix=advice,
         )
 

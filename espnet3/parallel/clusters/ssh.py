@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from espnet3.errors import ConfigError, MissingExtraError, ResourceError, suggest
 from espnet3.parallel.clusters.registry import Backend, start_within, warn_once
 from espnet3.parallel.clusters.tls import RunSecurity
-from espnet3.text import folded
+from espnet3.text import count, folded
 
 if TYPE_CHECKING:
     from espnet3.parallel.config import ParallelConfig
@@ -140,8 +140,8 @@ def check(config: "ParallelConfig") -> None:
     if idle:
         n_hosts = len(hosts) - 1
         warn_once(
-            f"{config.n_workers} worker(s) for {n_hosts} hosts: {', '.join(map(str, idle))} will "
-            f"stay idle. To use all, set parallel.n_workers: {n_hosts}"
+            f"{count(config.n_workers, 'worker')} for {n_hosts} hosts: {', '.join(map(str, idle))} "
+            f"will stay idle. To use all, set parallel.n_workers: {n_hosts}"
         )
 
 

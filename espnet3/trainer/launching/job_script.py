@@ -34,7 +34,7 @@ from espnet3.schedulers import (
 )
 from espnet3.schedulers.base import JobRequest
 from espnet3.schedulers.script import option_names, render_header
-from espnet3.text import first_control_character, has_control_characters, hms
+from espnet3.text import count, first_control_character, has_control_characters, hms
 from espnet3.trainer.launching.launch_check import INTERACTIVE
 
 if TYPE_CHECKING:
@@ -483,8 +483,8 @@ def _run_on_nodes(job: Job) -> Iterator[str]:
     yield f"mapfile -t hosts < <({scheduler.hosts})"
     yield f'if [ "${{#hosts[@]}}" != {job.n_nodes} ]; then'
     yield (
-        f'  echo "espnet3: trainer.num_nodes is {job.n_nodes}, but the job got '
-        '${#hosts[@]} node(s): ${hosts[*]}" >&2'
+        f'  echo "espnet3: trainer.num_nodes is {job.n_nodes}, but the number of '
+        'nodes of the job is ${#hosts[@]}: ${hosts[*]}" >&2'
     )
     yield "  exit 1"
     yield "fi"
@@ -539,7 +539,7 @@ def _queue_again(job: Job) -> Iterator[str]:
 
 def _enough(limit: int, submit: str) -> str:
     return (
-        f"espnet3: time is up, and the job was restarted {limit} time(s), which is "
+        f"espnet3: time is up, and the job was restarted {count(limit, 'time')}, which is "
         f"launch.max_restarts. A checkpoint is written; to continue: {submit}"
     )
 

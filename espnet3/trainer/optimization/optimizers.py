@@ -23,7 +23,7 @@ from espnet3.config.instantiate import instantiate
 from espnet3.config.targets import find_bad_argument, locate, signature_of
 from espnet3.errors import ConfigError, suggest
 from espnet3.io.atomic import StrPath
-from espnet3.text import first_few
+from espnet3.text import count, first_few
 from espnet3.trainer.fine_tuning import first_parts, matches, plain_name
 from espnet3.trainer.optimization.optimization_config import (
     LENGTHS,
@@ -146,7 +146,7 @@ def _check_orphans(orphans: Sequence[str], optimization: OptimizationConfig) -> 
     optimizer, config = next(iter(optimization.optimizers.items()))
     line = ", ".join([*config.params, *first_parts(orphans)])
     raise ConfigError(
-        f"{len(orphans)} trainable parameter(s) belong to no optimizer: "
+        f"{count(len(orphans), 'trainable parameter')} without an optimizer: "
         f"{first_few(orphans, _MOST_NAMES)}.",
         fix=f"Add them to one, such as optimizers.{optimizer}.params: [{line}], or freeze them in "
         "the model by requires_grad_(False).",
@@ -158,7 +158,7 @@ def _check_shared(shared: Mapping[str, Sequence[str]]) -> None:
         return
     name, owners = next(iter(shared.items()))
     raise ConfigError(
-        f"{len(shared)} parameter(s) belong to several optimizers: "
+        f"{count(len(shared), 'parameter')} in several optimizers: "
         f"{first_few(shared, _MOST_NAMES)}. "
         f"{name!r} fits optimizers.{owners[0]}.params and optimizers.{owners[1]}.params: make the "
         "prefixes of one of them longer, so that each parameter fits one."

@@ -316,7 +316,7 @@ def test_deaths_elsewhere_count_as_if_they_had_happened_here():
     assert sorted(results) == [0, 1, 2, 3, 5, 6, 7]
     (failure,) = dispatcher.failures
     assert (failure.index, failure.host) == (4, "b")
-    assert "2 time(s): it was killed" in failure.error
+    assert "2 times: it was killed" in failure.error
 
 
 def test_halving_goes_on_where_others_left_off():

@@ -13,7 +13,7 @@ import numpy as np
 from markupsafe import Markup, escape
 
 from espnet3.systems.base.reporting.gather import ShardSpan
-from espnet3.text import amount, value_text
+from espnet3.text import amount, count, value_text
 from espnet3.trainer.reporting.history import Entry, Panel, panels_of, series, thin_out
 
 _WIDTH, _HEIGHT = 340.0, 184.0
@@ -350,9 +350,9 @@ def _bar(kind: str, start: float, end: float, title: str, place: _Place) -> Bar:
 
 def _title(span: ShardSpan) -> str:
     parts = [
-        f"shard {span.shard}, {span.n_items} items, {span.end - span.load_end:.2f} s",
+        f"shard {span.shard}, {count(span.n_items, 'item')}, {span.end - span.load_end:.2f} s",
         f"{span.n_failed} failed" if span.n_failed else "",
-        f"after {span.n_deaths} death(s) of its worker" if span.n_deaths else "",
+        f"after {count(span.n_deaths, 'death')} of its worker" if span.n_deaths else "",
     ]
     return ", ".join(filter(None, parts))
 

@@ -52,7 +52,7 @@ def test_channels_are_kept_unless_one_is_chosen(tmp_path, write_wav):
     assert np.array_equal(read_audio(tmp_path / "a.wav").samples, written)
     assert np.array_equal(read_audio(tmp_path / "a.wav", channel=1).samples, written[:, 1])
     message = problem(read_audio, tmp_path / "a.wav", channel=2)
-    assert "has 2 channel(s), but channel is 2" in message
+    assert "has 2 channels, but channel is 2" in message
     assert message.endswith("channel: 0")
 
 

@@ -86,7 +86,7 @@ def test_failed_and_repeated_shards_are_marked_and_told():
     assert failed.kind == "failed"
     assert "2 failed" in failed.title
     assert retried.kind == "retried"
-    assert "after 1 death(s)" in retried.title
+    assert "after 1 death of" in retried.title
 
 
 def test_a_night_between_two_starts_is_left_out():

@@ -51,7 +51,7 @@ if [ -f "$state.continue" ] || [ "$code" = 75 ]; then
   n=$(($(cat "$state.restarts" 2>/dev/null || echo 0) + 1))
   if [ "$n" -gt 10 ]; then
     echo 0 >"$state.restarts" # a new submission starts counting again
-    echo 'espnet3: time is up, and the job was restarted 10 time(s), which is launch.max_restarts. A checkpoint is written; to continue: sbatch /lab/asr/exp/train_small/launch/20240131-120000.sh' >&2
+    echo 'espnet3: time is up, and the job was restarted 10 times, which is launch.max_restarts. A checkpoint is written; to continue: sbatch /lab/asr/exp/train_small/launch/20240131-120000.sh' >&2
     exit 75
   fi
   echo "$n" >"$state.restarts" || exit 75 # else it would never end
