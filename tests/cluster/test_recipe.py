@@ -9,6 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from espnet3.cli.main import main
+from espnet3.systems.asr.system import ASRSystem
+from tests.helpers.espnet2_recipe import N_UTTERANCES, RUN, write_recipe
+from tests.helpers.recipe_copy import run_recipe_here
+
 pytest.importorskip("espeakng_loader", reason="needs pip install -e '.[demo]'")
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
@@ -74,3 +79,22 @@ def test_infer_gives_the_same_bytes_as_on_this_machine(scheduler, request, recip
     # and Grid Engine writes its records when it likes.
     assert len(clients.submitted()) <= 2, clients.submitted()
     assert len(list((clients.folder / "jobs").glob("*.o[0-9]*"))) <= 2
+
+
+def test_a_recipe_of_espnet2_decodes_on_slurm_by_the_job_options_of_its_cmd_sh(slurm_net, tmp_path):
+    run = RUN.replace("--inference_nj 8", "--inference_nj 2")
+    old = write_recipe(tmp_path / "egs2/mini/asr1", run=run)
+    new = tmp_path / "new recipe"
+    # The nearest model of ours: those of ESPnet2 need an environment of their own.
+    assert main(["migrate", str(old), str(new), "--model", "native"]) in (0, 3)
+    training = ["--training_config", "conf/training.yaml"]
+    run_recipe_here(ASRSystem, new, "--stages", "train_tokenizer-train", *training)
+    decoding = [*training, "--inference_config", "conf/inference.yaml", "conf/parallel_slurm.yaml"]
+    command = [sys.executable, "run.py", "--stages", "infer", "measure", *decoding]
+    command += ["--metrics_config", "conf/metrics.yaml"]
+    code, told = slurm_net.run(*command, cwd=new, seconds=200)
+    assert code == 0, told
+    results = new / "exp/training/inference"
+    assert len((results / "test/hyp.scp").read_text().splitlines()) == N_UTTERANCES["test"]
+    assert "WER" in (results / "RESULTS.md").read_text()
+    assert 1 <= len(slurm_net.submitted()) <= 2
