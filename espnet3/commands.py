@@ -33,6 +33,7 @@ _KINDS = {"infer": "inference", "measure": "metrics", "report": "metrics",
           "pack_model": "publication", "upload_model": "publication"}  # fmt: skip
 _DATA = "create_dataset"
 _line: ContextVar[Line | None] = ContextVar("line", default=None)
+_corrections: ContextVar[Corrections | None] = ContextVar("corrections", default=None)
 
 
 @contextmanager
@@ -43,6 +44,43 @@ def use_line(line: Line) -> Iterator[None]:
         yield
     finally:
         _line.reset(token)
+
+
+class Corrections:
+    """Overrides that suggested lines have replaced, each line one of them."""
+
+    def __init__(self) -> None:
+        self._made: dict[tuple[str, ...], tuple[str, ...]] = {}
+        self._is_ambiguous = False
+
+    def note(self, wrong: Sequence[str], right: Sequence[str]) -> None:
+        """Take note of keys that are left out of a line, and what is written in their place."""
+        known = self._made.setdefault(tuple(wrong), tuple(right))
+        self._is_ambiguous |= known != tuple(right)
+
+    def line(self, n_mistakes: int) -> str:
+        """Return the line with all of them; empty unless each of so many mistakes has one."""
+        if self._is_ambiguous or len(self._made) != n_mistakes:
+            return ""
+        right = [word for words in self._made.values() for word in words]
+        return same_command(*right, without=[key for keys in self._made for key in keys])
+
+
+@contextmanager
+def gather_corrections() -> Iterator[Corrections]:
+    """Gather what the lines that are suggested inside the block correct."""
+    corrections = Corrections()
+    token = _corrections.set(corrections)
+    try:
+        yield corrections
+    finally:
+        _corrections.reset(token)
+
+
+def _note_correction(wrong: Sequence[str], right: Sequence[str]) -> None:
+    corrections = _corrections.get()
+    if corrections is not None:
+        corrections.note(wrong, right)
 
 
 def recipe_command(*stages: str, overrides: Sequence[str] = ()) -> str:
@@ -65,6 +103,8 @@ def same_command(*overrides: str, without: Sequence[str] = ()) -> str:
         without: keys of overrides to leave out.
     """
     line = _line.get()
+    if without:
+        _note_correction(without, overrides)
     words = None if line is None else _attempt(lambda: line.again(overrides, without))
     return _join(words or list(overrides))
 
@@ -85,6 +125,7 @@ def corrected_command(wrong: Sequence[str], right: Sequence[str]) -> str:
         return _join([*words, *right])
     for start in range(len(words)):
         if words[start : start + len(wrong)] == list(wrong):
+            _note_correction([override_key(word) for word in wrong], right)
             return _join([*words[:start], *right, *words[start + len(wrong) :]])
     return ""
 

@@ -19,7 +19,7 @@ from espnet3.config.foreign_keys import BLOCKS, WORDS
 from espnet3.config.known_keys import ALL, OWN, READERS, SIZES, Unfit, UnfitKey, flow
 from espnet3.config.redact import redact
 from espnet3.config.resolve import REFERENCE
-from espnet3.config.sources import dotted, join_key
+from espnet3.config.sources import add_place, dotted, join_key
 from espnet3.config.value_translations import Has, Place, Rule, Settings, env_for, to
 from espnet3.errors import ConfigError, Note, closest
 from espnet3.text import listed
@@ -401,6 +401,19 @@ def raise_any(problems: Sequence[str]) -> None:
     """
     if problems:
         raise as_error(problems)
+
+
+def raise_together(errors: Sequence[ConfigError]) -> None:
+    """Raise errors about several keys of the config at hand as one, if there are any.
+
+    Raises:
+        ConfigError: the only one, or one with a line for each.
+    """
+    if len(errors) == 1:
+        raise errors[0]
+    for error in errors:
+        add_place(error)
+    raise_any(list(map(str, errors)))
 
 
 def split_problems(text: str) -> list[str]:

@@ -4,7 +4,7 @@ import importlib
 import inspect
 import pkgutil
 import sys
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from types import ModuleType
@@ -231,6 +231,16 @@ def find_bad_argument(signature: inspect.Signature, node: Mapping[str, Any]) -> 
     return None
 
 
+def unknown_arguments(
+    signature: inspect.Signature, key: str, node: Mapping[str, Any]
+) -> Iterator[ConfigError]:
+    """Yield an error for each argument in the node with this key that its target does not have."""
+    left = dict(node)
+    while (bad := find_bad_argument(signature, left)) is not None and bad.name:
+        yield _refusal(bad, key, node)
+        del left[bad.name]
+
+
 def _diagnose(signature: inspect.Signature, names: list[str], reason: str) -> BadArgument:
     parameters = signature.parameters.values()
     takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
@@ -253,11 +263,15 @@ def refuse_argument(bad: BadArgument | None, key: str, node: Mapping[str, Any]) 
         ConfigError: naming the argument.
     """
     if bad is not None and bad.name:
-        raise ConfigError(
-            key=join_key(key, bad.name),
-            problem=f"is no argument of {node['_target_']}",
-            fix=lambda loaded: bad.hint_at(key, node, loaded),
-        )
+        raise _refusal(bad, key, node)
+
+
+def _refusal(bad: BadArgument, key: str, node: Mapping[str, Any]) -> ConfigError:
+    return ConfigError(
+        key=join_key(key, bad.name),
+        problem=f"is no argument of {node['_target_']}",
+        fix=lambda loaded: bad.hint_at(key, node, loaded),
+    )
 
 
 def check_arguments(

@@ -7,7 +7,7 @@ takes longer than all else.
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
-from espnet3.config.advice import unknown_hint
+from espnet3.config.advice import raise_together, unknown_hint
 from espnet3.config.sources import join_key, names_places
 from espnet3.config.targets import signature_at
 from espnet3.errors import ConfigError
@@ -43,10 +43,14 @@ def check_trainer_names(loaded: "LoadedConfig") -> None:
     Raises:
         ConfigError: naming the key, its place, and what to write.
     """
-    known = trainer_arguments()
-    for name, value in trainer_block(loaded).items():
-        if name not in known:
-            raise _unknown(join_key(KEY, name), value, known)
+    raise_together(unknown_names(loaded))
+
+
+def unknown_names(loaded: "LoadedConfig") -> list[ConfigError]:
+    """Return an error for each name in the block that is no argument of Lightning's `Trainer`."""
+    known, block = trainer_arguments(), trainer_block(loaded)
+    unknown = {name: value for name, value in block.items() if name not in known}
+    return [_unknown(join_key(KEY, name), value, known) for name, value in unknown.items()]
 
 
 def _unknown(key: str, value: Any, known: Collection[str]) -> ConfigError:

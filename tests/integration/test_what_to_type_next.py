@@ -159,3 +159,31 @@ def test_a_failed_batch_shows_three_ids_and_a_count(call):
     words = lines_of(said)[0]
     assert words[-1] == "runner.on_error=skip"
     assert call(*words)[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right"),
+    [
+        (
+            ["model.beam_sise=3", "parallel.n_wokers=1", "parallel.retry=2"],
+            ["model.beam_size=3", "parallel.n_workers=1", "parallel.retries=2"],
+        ),
+        (["nj=1", "mine=3"], ["parallel.n_workers=1"]),
+    ],
+)
+def test_several_mistakes_have_one_line_that_corrects_all(call, recipe, wrong, right):
+    code, said = call(*INFER, *wrong)
+    assert code == 1
+    assert said.count("\n- ") == len(wrong), said
+    words = lines_of(said)[-1]
+    assert set(words[len(INFER) :]) == set(right)
+    assert call(*words)[0] == 0
+    assert (recipe / "exp/mine/decode all/digits/hyp.scp").is_file()
+
+
+def test_several_wrong_arguments_of_one_block_are_told_at_once(call, recipe):
+    path = recipe / INFERENCE
+    path.write_text(DECODING.replace("beam_size: 5", "beam_sise: 5, bem: 3"))
+    code, said = call(*INFER)
+    assert code == 1
+    assert re.search(r"model\.beam_sise .*\n- model\.bem ", said), said

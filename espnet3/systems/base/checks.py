@@ -9,23 +9,30 @@ import ast
 import inspect
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from espnet3.commands import corrected_command, override_key, same_command
+from espnet3.commands import (
+    corrected_command,
+    gather_corrections,
+    override_key,
+    same_command,
+)
 from espnet3.config.advice import (
     advise,
     check_block,
     check_keys,
     raise_any,
+    raise_together,
     references,
     split_problems,
 )
 from espnet3.config.definitions import find_definition
 from espnet3.config.known_keys import BLOCK_HOMES, HOMES
 from espnet3.config.sources import Source, names_places, value_at
-from espnet3.config.targets import find_bad_argument, refuse_argument, signature_without_import
+from espnet3.config.targets import signature_without_import, unknown_arguments
 from espnet3.errors import ConfigError, ResourceError
 from espnet3.parallel.parallel import as_parallel_config
 from espnet3.systems.base.context import DEFAULTS, SHARED
@@ -85,10 +92,12 @@ def check_stages(system: "BaseSystem", stages: Sequence[Stage], *, dry_run: bool
         ResourceError: this machine, or what the scheduler gave, does not fit.
     """
     configs = [system.config_for(stage.name) for stage in stages]
-    _refuse_all_mistakes(stages, configs)
+    with _one_line_for_all():
+        _refuse_all_mistakes(stages, configs)
     # After the keys: a misspelt one is better named as such than as one that nobody reads.
     readers = Readers(system, stages)
-    refuse_unread(readers)
+    with _one_line_for_all():
+        refuse_unread(readers)
     for stage, loaded in zip(stages, configs, strict=True):
         check_targets(loaded, stage.blocks)
     # Before the checks, which ask whether an earlier stage makes what is missing.
@@ -98,6 +107,19 @@ def check_stages(system: "BaseSystem", stages: Sequence[Stage], *, dry_run: bool
         if has_own(type(system), stage.name, check):
             _run_check(getattr(system, check), dry_run)
     warn_of_unread(readers)
+
+
+@contextmanager
+def _one_line_for_all() -> Iterator[None]:
+    """Add the line that corrects all mistakes to an error: that of each mistake corrects one."""
+    with gather_corrections() as corrections:
+        try:
+            yield
+        except ConfigError as error:
+            n_mistakes = len(split_problems(str(error)))
+            if n_mistakes > 1 and (line := corrections.line(n_mistakes)):
+                error.add_note(f"With all of these corrected: {line}")
+            raise
 
 
 def _refuse_all_mistakes(stages: Sequence[Stage], configs: Sequence["LoadedConfig"]) -> None:
@@ -176,17 +198,19 @@ def check_written(loaded: "LoadedConfig", stage: str) -> None:
     values = loaded.plain()
     if stage == "infer" and "provider" in values:
         return  # a provider of one's own may read the block in its own way
+    found: list[ConfigError] = []
     for block in _BUILT.get(stage, ()):
         for key, node in _nodes_in(values.get(block), block):
             signature = signature_without_import(str(node["_target_"]))
             if signature is not None:
-                refuse_argument(find_bad_argument(signature, node), key, node)
-                if stage == "infer":
+                found += unknown_arguments(signature, key, node)
+                if stage == "infer" and not found:
                     _refuse_several(signature, key, node, loaded)
     if stage == "train":
-        from espnet3.trainer.trainer_block import check_trainer_names
+        from espnet3.trainer.trainer_block import unknown_names
 
-        check_trainer_names(loaded)
+        found += unknown_names(loaded)
+    raise_together(found)
 
 
 def _refuse_several(
