@@ -71,8 +71,8 @@ UNREADABLE: dict[str, tuple[Callable[[], bytes] | None, str]] = {
     "cut.sph": (lambda: _half(encode(tone(0.5), kind="NIST")), "is cut short"),
     "cut.flac": (lambda: _half(_noise("FLAC")), "cannot be read as audio: flac decoder lost sync"),
     "not_finished.wav": (lambda: _with_size(encode(tone(0.5)), 0), "says that there is no audio"),
-    "nan.wav": (lambda: _with_odd_values(np.nan, np.nan), "has 2 samples that are no finite"),
-    "inf.wav": (lambda: _with_odd_values(-np.inf), "has 1 samples that are no finite number"),
+    "nan.wav": (lambda: _with_odd_values(np.nan, np.nan), "has 2 samples without a finite"),
+    "inf.wav": (lambda: _with_odd_values(-np.inf), "has 1 sample without a finite value"),
     "missing.wav": (None, "does not exist"),
 }
 """What cannot be read, and what is said about it."""

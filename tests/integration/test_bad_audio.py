@@ -164,7 +164,7 @@ def test_inference_finishes_what_can_be_read_and_lists_the_rest(recipe):
     for name, text in found.items():
         assert text == f"{len(tone(seconds.get(name, 0.5)))} 1", name
     assert_each_is_told(recipe.failures("test"), [*UNREADABLE, "folder.wav"])
-    assert f"{len(UNREADABLE) + 1} failed" in told
+    assert f"Failed items: {len(UNREADABLE) + 1};" in told
 
 
 def test_by_default_another_form_is_refused_item_by_item(recipe):

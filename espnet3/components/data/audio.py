@@ -363,8 +363,8 @@ def check_finite(samples: "np.ndarray[Any, Any]", file: Any, source: Source) -> 
     if is_bad.any():
         first = int(np.argmax(is_bad.any(axis=1) if is_bad.ndim == 2 else is_bad))
         raise AudioError(
-            f"{name_of(source)} has {int(is_bad.sum())} samples that are no finite number, the "
-            f"first at {first / file.samplerate:g} s of what was read.",
+            f"{name_of(source)} has {count(int(is_bad.sum()), 'sample')} without a finite value, "
+            f"the first at {first / file.samplerate:g} s of what was read.",
             fix="Make the file again, or leave the utterance out.",
         )
 
