@@ -118,15 +118,18 @@ class CTCPrefixScorer:
         certain[BLANK] = 0.0
         kept = torch.where(self._is_padding.transpose(1, 2), certain, log_probs)
         self._posteriors = kept.clamp_min(_LEAST_POSTERIOR).transpose(1, 2).contiguous()
+        # Those at work: with a large vocabulary a copy of their posteriors would take long.
+        self._rows = torch.arange(len(log_probs), device=log_probs.device)
+        self._blank_sums = _sums(self._posteriors[:, BLANK].double())
+        # Made on first use: where only candidates are scored, it is never needed.
+        self._probabilities: Tensor | None = None
         self.n_tokens = log_probs.shape[2]
         self._end = end_of(self.n_tokens)
-        self._take_utterances()
 
     def start(self) -> PrefixState:
         """Return the empty prefix of each utterance."""
-        n_utterances, _, n_frames = self._posteriors.shape
-        nowhere = self._blank_sums.new_full((n_utterances, 1, n_frames + 1), IMPOSSIBLE)
-        none = torch.full((n_utterances, 1), -1, device=nowhere.device)
+        nowhere = torch.full_like(self._blank_sums[:, None], IMPOSSIBLE)
+        none = torch.full((len(nowhere), 1), -1, device=nowhere.device)
         return PrefixState(nowhere, self._blank_sums[:, None].clone(), none)
 
     def score(self, state: PrefixState, candidates: Tensor | None = None) -> Tensor:
@@ -179,20 +182,16 @@ class CTCPrefixScorer:
 
     def select(self, utterances: Tensor) -> None:
         """Continue with these utterances alone; states must be of the same ones."""
-        self._posteriors = self._posteriors[utterances]
+        self._rows = self._rows[utterances]
         self._is_padding = self._is_padding[utterances]
-        self._take_utterances()
-
-    def _take_utterances(self) -> None:
-        self._blank_sums = _sums(self._posteriors[:, BLANK].double())
-        # Made on first use: where only candidates are scored, it is never needed.
-        self._probabilities: Tensor | None = None
+        self._blank_sums = self._blank_sums[utterances]
+        if self._probabilities is not None:
+            self._probabilities = self._probabilities[utterances]
 
     def _of_tokens(self, tokens: Tensor) -> Tensor:
         """Return `[utterances, tokens, frames]` for `[utterances, tokens]`."""
-        rows = torch.arange(len(tokens), device=tokens.device)[:, None]
         # Converted after the lookup: all of a large vocabulary as float64 would double the memory.
-        return self._posteriors[rows, tokens].double()
+        return self._posteriors[self._rows[:, None], tokens].double()
 
     def _before_frames(self, curve: Tensor) -> Tensor:
         """Return the values before each frame; nothing may begin in padding."""
@@ -201,7 +200,8 @@ class CTCPrefixScorer:
     def _score_all(self, anywhere: Tensor, in_blank: Tensor, last: Tensor) -> Tensor:
         """Sum over the frames by one matrix product; then correct the repeated tokens."""
         if self._probabilities is None:
-            self._probabilities = self._posteriors.double().exp().transpose(1, 2).contiguous()
+            own = self._posteriors[self._rows].double()
+            self._probabilities = own.exp().transpose(1, 2).contiguous()
         # Subtracted, since for a long utterance exp() underflows to 0 even in float64.
         highest = anywhere.amax(-1, keepdim=True)
         sums = torch.bmm((anywhere - highest).exp(), self._probabilities)
