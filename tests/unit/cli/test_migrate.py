@@ -10,6 +10,7 @@ import yaml
 from espnet3.cli.main import main
 from espnet3.systems.asr.system import ASRSystem
 from tests.helpers.espnet2_recipe import RUN, write_recipe, write_set
+from tests.helpers.exhaustive import few
 from tests.helpers.recipe_copy import run_recipe_here
 
 CONFIGS = (
@@ -188,7 +189,7 @@ TRAINING = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", TRAINING)
+@pytest.mark.parametrize("case", few(TRAINING, 8))
 def test_a_training_config_is_translated_and_accepted(case, tmp_path):
     changes, code, holds = TRAINING[case]
     # With tokens, so that the checks of `train` build the model.
@@ -224,7 +225,7 @@ SCRIPTS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", SCRIPTS)
+@pytest.mark.parametrize("case", few(SCRIPTS, 8))
 def test_a_run_sh_gives_a_recipe_whose_dry_run_misses_nothing_but_data(case, tmp_path):
     script, code, told = SCRIPTS[case]
     sets = ("train", "dev", "test", "dev/clean", "SET_THE_TRAIN_SET")
