@@ -12,10 +12,34 @@ from espnet3.systems.espnet2.package import task_class, task_of
 from espnet3.systems.espnet2.training_config import training_values
 
 
-class ESPnet2Preprocessor:
-    """Turns texts into tokens, and whatever else ESPnet2 does to a sample of a task.
+class _TaskFunction:
+    """Function of a task of ESPnet2 by its config, built on first use in each process."""
 
-    It is built on first use, in each process that reads samples.
+    def __init__(
+        self,
+        task: str,
+        config: str | os.PathLike[str] | None,
+        train: bool,
+        keys: Mapping[str, Any],
+    ) -> None:
+        task_of(task)
+        self.task = task
+        self.config = None if config is None else os.fspath(config)
+        self.train = train
+        self.keys = {key: resolved(value) for key, value in keys.items()}
+        self._function: Any = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_function": None}
+
+    def _build(self, name: str) -> Any:
+        """Return what this method of the task's class makes for the config."""
+        values = training_values(self.task, self.config, self.keys, may_lack=("stats_file",))
+        return getattr(task_class(self.task), name)(argparse.Namespace(**values), self.train)
+
+
+class ESPnet2Preprocessor(_TaskFunction):
+    """Turns texts into tokens, and whatever else ESPnet2 does to a sample of a task.
 
     Args:
         task: Of ESPnet2: `asr`, `tts`, ...
@@ -37,32 +61,19 @@ class ESPnet2Preprocessor:
         train: bool = False,
         **keys: Any,
     ) -> None:
-        task_of(task)
-        self.task = task
-        self.config = None if config is None else os.fspath(config)
-        self.train = train
-        self.keys = {key: resolved(value) for key, value in keys.items()}
-        self._function: Any = None
+        super().__init__(task, config, train, keys)
 
     def __call__(self, sample: Mapping[str, Any]) -> dict[str, Any]:
         """Return the sample with what ESPnet2 made of its speech and text."""
         if self._function is None:
-            self._function = self._build() or False
+            self._function = self._build("build_preprocess_fn") or False
         given = _data_of(sample)
         # Tasks such as enh have none.
         made = self._function(str(sample.get("utt_id", "")), given) if self._function else given
         return {**sample, **made}
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_function": None}
 
-    def _build(self) -> Any:
-        values = training_values(self.task, self.config, self.keys, may_lack=("stats_file",))
-        namespace = argparse.Namespace(**values)
-        return task_class(self.task).build_preprocess_fn(namespace, self.train)
-
-
-class ESPnet2Collate:
+class ESPnet2Collate(_TaskFunction):
     """Makes batches by ESPnet2's own function, as `dataloader.collate_fn`.
 
     Only tasks that do more than padding need it, such as `hubert`, which cuts speech: how integers
@@ -86,28 +97,18 @@ class ESPnet2Collate:
         train: bool = True,
         **keys: Any,
     ) -> None:
-        task_of(task)
-        self.task = task
-        self.config = None if config is None else os.fspath(config)
-        self.train = train
-        self.keys = {key: resolved(value) for key, value in keys.items()}
-        self._function: Any = None
+        super().__init__(task, config, train, keys)
 
     def __call__(self, samples: Sequence[Mapping[str, Any]]) -> tuple[list[str], dict[str, Any]]:
         """Return the ids, and the fields of the batch with their lengths."""
         if self._function is None:
-            values = training_values(self.task, self.config, self.keys, may_lack=("stats_file",))
-            namespace = argparse.Namespace(**values)
-            self._function = task_class(self.task).build_collate_fn(namespace, self.train)
+            self._function = self._build("build_collate_fn")
         arrays = [
             {k: v for k, v in _data_of(one).items() if isinstance(v, np.ndarray)} for one in samples
         ]
         ids = [str(one.get("utt_id", i)) for i, one in enumerate(samples)]
         _, batch = self._function(list(zip(ids, arrays, strict=True)))
         return ids, batch
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_function": None}
 
 
 def _data_of(sample: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from itertools import groupby, product
 import pytest
 import torch
 
-from espnet3.components.decoding.joint_beam import CTCPrefixScorer
+from espnet3.components.decoding.ctc_prefix_score import CTCPrefixScorer
 from tests.helpers.exhaustive import pairs
 
 N_TOKENS = 4  # blank, two tokens, end
