@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from espnet3.parallel import BaseRunner, use_parallel
+from tests.helpers.exhaustive import few
 from tests.helpers.providers import Provider
 from tests.helpers.waiting import is_alive, wait_for_end, wait_until, warm_pids, worker_pids
 
@@ -118,6 +119,14 @@ def test_a_forked_worker_is_like_one_that_started_plainly(script):
     assert ranks[0] == ranks[1] == {"0", "1", "2"}
 
 
+RANDOM = [
+    ("import numpy; NOISE = numpy.random.default_rng()", "Generator is used by a module"),
+    ("import numpy; numpy.random.seed(1)", "numpy.random is used by a module"),
+    ("import random; random.seed(1)", "random is used by a module"),
+    ("import random; NOISE = [random.Random()]", "random.Random is used by a module"),
+]
+
+
 @pytest.mark.parametrize(
     ("top", "reason"),
     [
@@ -125,11 +134,8 @@ def test_a_forked_worker_is_like_one_that_started_plainly(script):
         ("import subprocess; KEPT = subprocess.Popen(['sleep', '2'])", "a process is started by"),
         ("RANK = os.environ.get('LOCAL_RANK')", "LOCAL_RANK is read when a module is imported"),
         ("LOCK = open('lock', 'w')", "lock is kept open by a module"),
-        ("import random; random.seed(1)", "random is used by a module"),
-        ("import numpy; numpy.random.seed(1)", "numpy.random is used by a module"),
-        ("import numpy; NOISE = numpy.random.default_rng()", "Generator is used by a module"),
-        ("import random; NOISE = [random.Random()]", "random.Random is used by a module"),
         ("if 'run.py' not in sys.argv[0]: raise OSError", "loading the run raised OSError"),
+        *few(RANDOM, 1),
     ],
 )
 def test_what_a_fork_would_share_or_lose_makes_workers_start_plainly(script, top, reason):
@@ -174,11 +180,14 @@ ONCE = "pathlib.Path('died').exists() or pathlib.Path('died').touch() or "
 
 @pytest.mark.parametrize(
     ("end", "reason"),
-    [
-        ("os.kill(os.getpid(), 9)", "it was ended by SIGKILL (which is what the kernel sends"),
-        ("os.kill(os.getpid(), 11)", "it was ended by SIGSEGV"),
-        ("os._exit(3)", "it exited with code 3"),
-    ],
+    few(
+        [
+            ("os.kill(os.getpid(), 9)", "it was ended by SIGKILL (which is what the kernel sends"),
+            ("os.kill(os.getpid(), 11)", "it was ended by SIGSEGV"),
+            ("os._exit(3)", "it exited with code 3"),
+        ],
+        1,
+    ),
 )
 def test_a_forked_worker_that_dies_is_replaced_by_another_fork(script, end, reason):
     run = script(f"{ONCE}{end}; return [idx, os.getppid()]")
