@@ -65,8 +65,9 @@ class LowOverheadModule(pl.LightningModule):
         attributes["_current_fx_name"] = name  # `log` goes by it
         for hook in self._hooks_seen.get(name, ()):
             hook(trainer, self, *args)
-        for hook in _hooks_of(trainer.callbacks[n_seen:], name):  # which one of these has added
-            hook(trainer, self, *args)
+        if len(trainer.callbacks) > n_seen:  # one of these has added some
+            for hook in _hooks_of(trainer.callbacks[n_seen:], name):
+                hook(trainer, self, *args)
         getattr(self, name)(*args)
         attributes["_current_fx_name"] = before
 
@@ -113,6 +114,10 @@ def _hooks_of(callbacks: list[pl.Callback], name: str) -> list[Callable[..., Any
     return [hook for hook in hooks if callable(hook)]
 
 
+def _do_nothing() -> None:
+    """Stand for what a profiler does around the fetching of a batch."""
+
+
 class _NoProfiler(PassThroughProfiler):
     """Lightning's own builds a generator each time it measures nothing."""
 
@@ -129,11 +134,29 @@ class LeanEpochLoop(_TrainingEpochLoop):
     """
 
     _is_lean = False
+    _is_alone = False
+    """Whether there are no other ranks."""
+    _is_unwrapped = False
+    """Whether the strategy would call `training_step` of the module itself, and do nothing else."""
 
     @override
     def on_run_start(self, data_fetcher: _DataFetcher) -> None:
         super().on_run_start(data_fetcher)
         self._is_lean = _can_be_lean(self.trainer, data_fetcher)
+        self._is_alone = self.trainer.world_size == 1
+        strategy, module = self.trainer.strategy, self.trainer.lightning_module
+        plain = getattr(module, "_plain", frozenset())
+        self._is_unwrapped = "training_step" in plain and strategy.model is module
+        if self._is_lean:  # without a profiler
+            data_fetcher._start_profiler = data_fetcher._stop_profiler = _do_nothing
+
+    @property
+    @override
+    def global_step(self) -> int:
+        # Lightning finds out each time, and several times per batch, who steps the optimizers.
+        if self._is_lean:
+            return self.manual_optimization.optim_step_progress.total.completed
+        return super().global_step
 
     @override
     def advance(self, data_fetcher: _DataFetcher) -> None:
@@ -143,13 +166,13 @@ class LeanEpochLoop(_TrainingEpochLoop):
         if self.val_loop.restarting:
             self.val_loop.restarting = False
         trainer, progress = self.trainer, self.batch_progress
-        if trainer.world_size > 1:
+        if not self._is_alone:
             self._broadcast_sigterm_tensor()
         batch, batch_idx = next(data_fetcher)[0], self.batch_idx + 1
         progress.is_last_batch = data_fetcher.done
         batch = _moved_for(trainer.strategy, batch)
         progress.increment_ready()
-        trainer._logger_connector.on_batch_start(batch)
+        self._start_metrics(batch)
         output = self._train_on(batch, batch_idx)
         progress.increment_processed()
         module: Any = trainer.lightning_module
@@ -170,11 +193,27 @@ class LeanEpochLoop(_TrainingEpochLoop):
         self.batch_progress.increment_started()
         optimization.on_run_start()
         module.__dict__["_current_fx_name"] = "training_step"
-        loss = strategy.training_step(batch, batch_idx)
+        loss = (module if self._is_unwrapped else strategy).training_step(batch, batch_idx)
         module.__dict__["_current_fx_name"] = None
         optimization._restarting = False
         optimization.on_run_end()
         return {} if loss is None else {"loss": loss}
+
+    @override
+    def on_advance_end(self, data_fetcher: _DataFetcher) -> None:
+        trainer = self.trainer
+        # The loop of Lightning does the rest of a batch around which something happens.
+        if (
+            not self._is_lean
+            or self._skip_next_val
+            or trainer.received_sigterm
+            or self._should_check_val_fx(data_fetcher)
+        ):
+            super().on_advance_end(data_fetcher)
+            return
+        if trainer.accumulate_grad_batches == 1 or not self._should_accumulate():
+            self._batches_that_stepped += 1
+        self._save_loggers_on_train_batch_end()
 
     @override
     def _should_check_val_fx(self, data_fetcher: _DataFetcher) -> bool:
@@ -197,6 +236,13 @@ class LeanEpochLoop(_TrainingEpochLoop):
     def _save_loggers_on_train_batch_end(self) -> None:
         if is_log_point(self.trainer):
             super()._save_loggers_on_train_batch_end()
+
+    def _start_metrics(self, batch: Any) -> None:
+        """Do what `on_batch_start` of Lightning's logger connector does."""
+        connector = self.trainer._logger_connector
+        if connector._first_loop_iter is not False:
+            connector._first_loop_iter = connector._first_loop_iter is None
+        self._results.batch, self._results.batch_size = batch, None
 
     def _take_metrics(self, module: Any) -> None:
         """Hand on what was logged, and forget the batch."""
@@ -275,7 +321,7 @@ def _plain_methods(trainer: pl.Trainer) -> frozenset[str]:
     profiler: Any = trainer.profiler  # type: ignore[attr-defined]
     if type(trainer.precision_plugin) is not Precision or type(profiler) is not _NoProfiler:
         return frozenset()
-    names, kind = ("backward", "optimizer_step"), type(trainer.strategy)
+    names, kind = ("backward", "optimizer_step", "training_step"), type(trainer.strategy)
     return frozenset(name for name in names if getattr(kind, name) is getattr(Strategy, name))
 
 

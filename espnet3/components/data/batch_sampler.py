@@ -15,7 +15,7 @@ from espnet3.components.data.batching import (
     tickets_of,
     world,
 )
-from espnet3.components.data.dataset import global_rngs_kept
+from espnet3.components.data.random_numbers import global_rngs_kept
 from espnet3.config.fingerprint import diff
 from espnet3.config.instantiate import instantiate
 from espnet3.config.resolve import resolved

@@ -14,8 +14,8 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from espnet3.components.data.dataset import fixed_random
 from espnet3.components.data.errors import DataError
+from espnet3.components.data.random_numbers import fixed_random
 from espnet3.components.data.stats import (
     SHAPE,
     STATS,

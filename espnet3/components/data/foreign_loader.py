@@ -12,8 +12,8 @@ from typing import Any
 
 from espnet3.components.data.batching import world
 from espnet3.components.data.collate import CollateFn
-from espnet3.components.data.dataset import global_rngs_kept
 from espnet3.components.data.loader_config import LoaderConfig
+from espnet3.components.data.random_numbers import global_rngs_kept
 from espnet3.errors import ConfigError
 
 logger = logging.getLogger(__name__)

@@ -15,16 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 from espnet3.components.data.batch_sampler import EpochSampler
 from espnet3.components.data.collate import CollateFn
-from espnet3.components.data.dataset import (
-    global_rngs_kept,
-    place_of,
-    sample_of,
-    sample_rng,
-    uses_rng,
-)
+from espnet3.components.data.dataset import place_of, sample_of, uses_rng
 from espnet3.components.data.errors import DataError
 from espnet3.components.data.loader_config import LoaderConfig
 from espnet3.components.data.loader_plan import LengthSource, make_plan
+from espnet3.components.data.random_numbers import global_rngs_kept, sample_rng
 from espnet3.config.instantiate import build_function
 from espnet3.errors import EspnetError, ResourceError
 

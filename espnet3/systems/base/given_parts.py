@@ -8,7 +8,8 @@ from functools import cached_property, partial
 from types import CodeType
 from typing import TYPE_CHECKING, Any
 
-from espnet3.components.data.dataset import global_rngs_kept, has_content
+from espnet3.components.data.dataset import has_content
+from espnet3.components.data.random_numbers import global_rngs_kept
 from espnet3.config.fingerprint import digest, flatten
 from espnet3.errors import ConfigError
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from espnet3.components.data.dataset import fixed_random
+from espnet3.components.data.random_numbers import fixed_random
 from espnet3.config.instantiate import instantiate
 from espnet3.errors import ConfigError
 from espnet3.parallel.env_provider import EnvironmentProvider, build_part

@@ -31,6 +31,7 @@ logger = logging.getLogger(__name__)
 # That of DDP: large enough for the network, small beside a model.
 _BUCKET_BYTES = 25 * 2**20
 _SHOWN_IDS = 8
+_NOTHING = nullcontext()
 
 
 @dataclass(frozen=True)
@@ -192,10 +193,13 @@ class Stepper:
 
     def _step(self, updater: Updater, batch: Any) -> bool:
         # With a scaler the gradients are still scaled here; `before_step` sees them unscaled.
-        if self._scaler is None and not self._finish_gradients(updater, batch):
-            return False
-        self._stepping = updater, batch
-        if updater is min(self._updaters, key=lambda other: other.config.n_iters):
+        if self._scaler is None:
+            if not self._finish_gradients(updater, batch):
+                return False
+        else:
+            self._stepping = updater, batch
+        is_single = len(self._updaters) == 1
+        if is_single or updater is min(self._updaters, key=lambda other: other.config.n_iters):
             step_optimizer(self._module, self._updaters.index(updater))
         else:  # past Lightning's count of steps, which is to go up once for all optimizers
             # Lightning asks for a closure; the backward passes are done by now.
@@ -205,7 +209,7 @@ class Stepper:
 
     def before_step(self) -> None:
         """Clip what the scaler of 16-mixed has just unscaled; it skips infinite ones itself."""
-        if self._scaler is not None and self._stepping is not None:
+        if self._stepping is not None:
             self._finish_gradients(*self._stepping)
 
     def _finish_gradients(self, updater: Updater, batch: Any) -> bool:
@@ -232,17 +236,17 @@ class Stepper:
         return getattr(self._trainer.precision_plugin, "scaler", None)
 
     def _unsynced(self, block: bool) -> AbstractContextManager[Any]:
-        strategy = self._trainer.strategy
-        if block and isinstance(strategy, ParallelStrategy):
+        strategy = self._trainer.strategy if block else None
+        if isinstance(strategy, ParallelStrategy):
             blocked: AbstractContextManager[Any] = strategy.block_backward_sync()
             return blocked
-        return nullcontext()
+        return _NOTHING
 
     def _full_precision(self) -> AbstractContextManager[Any]:
         """Leave autocast, inside of which Lightning runs the whole training step."""
         kind = self._module.device.type
         is_mixed = torch.is_autocast_enabled(kind)
-        return torch.autocast(kind, enabled=False) if is_mixed else nullcontext()
+        return torch.autocast(kind, enabled=False) if is_mixed else _NOTHING
 
 
 def ddp_of(trainer: pl.Trainer) -> DistributedDataParallel | None:
