@@ -266,7 +266,7 @@ def _validate(content: bytes, kind: type[T]) -> T:
     # Most have no escape at all, which is found sooner than that there is none of these.
     if b"\\" not in content or not _ESCAPED_SURROGATE.search(content):
         # Strict: a "12" in place of 12 is not something that we wrote.
-        record: T = adapter.validate_json(content, strict=True)
+        record: T = adapter.validator.validate_json(content, strict=True)
         return record
     # Names of files that are not UTF-8 are in our files as lone surrogates, which Python's JSON
     # knows and pydantic's does not: others stand in for them.

@@ -288,8 +288,9 @@ def concat_files(shard_dirs: Sequence[Path], name: str, target: Path) -> int:
             if content is None:
                 n_lines += read_part(shard_dir / name, done, buffer, output.write)
                 continue
-            n_lines += done.n_written
-            if done.files[name]["lines"] != done.n_written:
+            n_written = done.n_written
+            n_lines += n_written
+            if done.files[name]["lines"] != n_written:
                 check_lines(shard_dir / name, done, done.files[name]["lines"])
             output.write(content)
     return n_lines
@@ -305,9 +306,10 @@ def read_parts(shard_dirs: Sequence[Path], name: str) -> Iterator[tuple[Path, Do
         IncompleteRunError: if one of them is no committed shard.
     """
     known = _at_hand.get()  # here, because threads have a context of their own
-    kept = [known.contents.get(os.fspath(folder), {}).get(name) for folder in shard_dirs]
+    folders, nothing = [os.fspath(folder) for folder in shard_dirs], dict[str, bytes]()
+    kept = [known.contents.get(folder, nothing).get(name) for folder in folders]
     if None not in kept:  # all was read a moment ago, and is in memory
-        return ((d, known.done[str(d)], found) for d, found in zip(shard_dirs, kept, strict=True))
+        return zip(shard_dirs, (known.done[folder] for folder in folders), kept, strict=True)
 
     def read(shard_dir: Path) -> tuple[Path, Done, bytes | None]:
         folder = os.fspath(shard_dir)

@@ -1,4 +1,5 @@
 import errno
+import json
 import os
 import shutil
 import signal
@@ -153,6 +154,26 @@ def test_empty_folder_in_the_place_of_a_shard_is_replaced(run):
     run.layout.shard(0).mkdir()
     assert run.commit(0)
     assert committed(run) == [0]
+
+
+@pytest.mark.parametrize("n_more", [0, 2**16 - 1, 2**16, 2**16 + 1, 2**17])
+def test_a_done_of_any_size_is_read(run, n_more):
+    run.commit(0)
+    path = run.layout.shard(0) / DONE
+    values = json.loads(path.read_text())
+    path.write_text(json.dumps({**values, "summary": "x" * n_more}))
+    found = read_done(run.layout.shard(0))
+    assert found is not None
+    assert len(found.summary) == n_more
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
+def test_what_is_no_file_in_the_place_of_done_is_none(run, make):
+    run.commit(0)
+    path = run.layout.shard(0) / DONE
+    path.unlink()
+    make(path)
+    assert read_done(run.layout.shard(0)) is None
 
 
 @pytest.mark.parametrize("content", [None, b"", b"{", b"[]", b"null", b"{}", b"\xff", b'{"x": 1}'])

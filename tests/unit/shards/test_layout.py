@@ -25,6 +25,25 @@ def test_shard_numbers_are_padded_to_a_common_width(n_shards, shard, name):
     assert RunLayout("/run", n_shards).shard(shard) == Path("/run") / name
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "split.7",
+        "split.0007",
+        "split.",
+        "split.x",
+        "split.\u0660\u0660\u0667",
+        "split.+07",
+        "split",
+        "07",
+    ],
+)
+def test_a_folder_of_another_name_is_no_shard(name):
+    layout = RunLayout("/run", 500)
+    assert layout.shard_named(name) is None
+    assert layout.shard_named("split.007") == 7
+
+
 @given(st.integers(1, 1200))
 def test_plain_sorted_is_shard_order(n_shards):
     layout = RunLayout("/run", n_shards)
