@@ -19,7 +19,7 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import cache
@@ -50,7 +50,8 @@ _CLOCK_SECONDS = 60.0  # between two looks at the file system's clock; `monotoni
 _OWNER_ID = re.compile("[0-9a-f]{16}")
 _READABLE = 0o644  # whatever the umask: an unreadable lease cannot be respected
 _MAX_PID = 2**31 - 1
-_N_LOOKED_AT = 3
+_N_LIVING = 3
+_N_LOOKED_AT = 16  # most of them may be dead, and not yet swept
 _TYPES = {
     "host": str, "machine": str, "pid": int, "started": int, "job_id": str, "owner_id": str,
     "version": str,
@@ -311,27 +312,11 @@ class Lease:
     def refuse_other_versions(self) -> None:
         """Refuse to share the folder with a living owner that runs another version of ESPnet3.
 
-        A few of them are looked at: where a version works alone, all of them have it.
-
         Raises:
             RunFolderError: naming both, and what to do.
         """
-        owner_ids = _owner_ids(names_in(self.folder))
-        for owner_id in random.sample(owner_ids, min(_N_LOOKED_AT, len(owner_ids))):
-            if owner_id == self.owner.owner_id:
-                continue
-            owner = find_owner(self.folder, owner_id, self.now(), self.timeout)
-            # Of one whose file cannot be read nothing is known but that it lives.
-            if owner is None or not owner.pid or owner.version == self.owner.version:
-                continue
-            theirs, folder = owner.version or "an earlier version", self.folder.parent
-            quoted = shlex.quote(str(folder))
-            raise RunFolderError(
-                f"{owner} works in {folder} with ESPnet3 {theirs}, and this is "
-                f"{self.owner.version}. Two versions do not share a run folder.",
-                fix=f"Wait for its end (espnet3 wait {quoted}), or end it (espnet3 cancel "
-                f"{quoted}), then run the same command again: finished shards are kept.",
-            )
+        found = _others_of(self.folder, self.owner.owner_id, self.now(), self.timeout)
+        _refuse_other_versions(self.folder, found)
 
     def _is_alive(self, claim: "_Claim") -> bool:
         """Tell whether the owner of a claim or mark is alive."""
@@ -477,6 +462,47 @@ def living_owners(folder: Path, now: float | None = None) -> list[Owner]:
         now = look_time(folder)
     found = (find_owner(folder, owner_id, now or 0.0, TIMEOUT) for owner_id in owner_ids)
     return [owner for owner in found if owner is not None]
+
+
+def refuse_other_versions(root: Path) -> None:
+    """Do what `Lease.refuse_other_versions` does, for one who takes no lease.
+
+    Every command that changes a run in which others may work asks first, here or with its lease;
+    those that refuse all company, as `tidy`, need not.
+
+    Raises:
+        RunFolderError: naming both, and what to do.
+    """
+    folder = leases_folder(root)
+    if _owner_ids(names_in(folder)):
+        _refuse_other_versions(folder, _others_of(folder, "", look_time(folder), TIMEOUT))
+
+
+def _others_of(folder: Path, owner_id: str, now: float, timeout: float) -> Iterator[Owner]:
+    """Yield some living owners, at random, without looking at many that are dead."""
+    owner_ids = [each for each in _owner_ids(names_in(folder)) if each != owner_id]
+    n_living = 0
+    for other in random.sample(owner_ids, min(_N_LOOKED_AT, len(owner_ids))):
+        if (owner := find_owner(folder, other, now, timeout)) is not None:
+            yield owner
+            n_living += 1
+        if n_living == _N_LIVING:
+            return
+
+
+def _refuse_other_versions(folder: Path, owners: Iterable[Owner]) -> None:
+    # A few are looked at: where a version works alone, all of them have it.
+    for owner in owners:
+        # Of one whose file cannot be read nothing is known but that it lives.
+        if not owner.pid or owner.version == __version__:
+            continue
+        theirs, quoted = owner.version or "an earlier version", shlex.quote(str(folder.parent))
+        raise RunFolderError(
+            f"{owner} works in {folder.parent} with ESPnet3 {theirs}, and this is "
+            f"{__version__}. Two versions do not share a run folder.",
+            fix=f"Wait for its end (espnet3 wait {quoted}), or end it (espnet3 cancel "
+            f"{quoted}), then run the same command again: finished shards are kept.",
+        )
 
 
 def find_owner(folder: Path, owner_id: str, now: float, timeout: float) -> Owner | None:

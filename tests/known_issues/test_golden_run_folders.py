@@ -2,15 +2,18 @@
 
 import json
 import platform
+import shlex
 import shutil
 import subprocess
 import sys
+from contextlib import ExitStack
 
 import pytest
 
 from espnet3.cli.main import main
 from espnet3.parallel.detached.handle import merge_detached
 from espnet3.parallel.detached.overview import look
+from espnet3.shards.lease import Lease, owner_path
 from espnet3.shards.manifest import require_manifest
 from espnet3.shards.merge import check_complete
 from espnet3.shards.status import read_status
@@ -112,3 +115,59 @@ def test_what_is_committed_is_proven(golden):
     done = run_program(folder, "sync")
     assert done.returncode == 0, done.stderr
     assert_finished(folder)
+
+
+@pytest.fixture
+def version_at_work():
+    """Return a function that lets an owner of another version live in a folder."""
+    with ExitStack() as open_leases:
+
+        def start(folder, version, n_dead=0):
+            lease = open_leases.enter_context(Lease(folder))
+            path = owner_path(lease.folder, lease.owner.owner_id)
+            values = {**json.loads(path.read_text()), "version": version}
+            path.write_text(json.dumps(values))
+            for number in range(n_dead):
+                name = f"{number:016x}"
+                dead = owner_path(lease.folder, name)
+                dead.write_text(json.dumps({**values, "owner_id": name, "pid": 2**22 - 1}))
+
+        yield start
+
+
+@pytest.mark.parametrize("version", ["0.1.0", ""])
+@pytest.mark.parametrize("line", ["resume", "retry --failed", "merge"])
+def test_no_command_adds_to_a_run_in_which_another_version_works(
+    golden, version_at_work, capsys, line, version
+):
+    folder = golden("detached_half")
+    version_at_work(folder, version, n_dead=6)
+    before = sorted(path.name for path in folder.rglob("*"))
+    assert main([*line.split(), str(folder)]) == 1
+    told = " ".join(capsys.readouterr().err.split())
+    assert f"with ESPnet3 {version or 'an earlier version'}, and this is" in told
+    assert "Two versions do not share a run folder" in told
+    assert f"espnet3 wait {shlex.quote(str(folder))}" in told
+    assert sorted(path.name for path in folder.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    ("name", "line", "fix"),
+    [("sync_finished", "tidy", "wait"), ("detached_half", "merge --join", "status")],
+)
+def test_what_refuses_all_company_refuses_another_version(
+    golden, version_at_work, capsys, name, line, fix
+):
+    folder = golden(name)
+    version_at_work(folder, "0.1.0")
+    assert main([*line.split(), str(folder)]) == 1
+    told = " ".join(capsys.readouterr().err.split())
+    assert "is working in" in told
+    assert f"espnet3 {fix} {shlex.quote(str(folder))}" in told
+
+
+def test_what_only_reads_shows_a_run_of_another_version(golden, version_at_work, capsys):
+    folder = golden("detached_half")
+    version_at_work(folder, "0.1.0")
+    assert main(["status", str(folder)]) == 0
+    assert "12" in capsys.readouterr().out

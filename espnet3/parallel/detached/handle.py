@@ -10,7 +10,7 @@ from espnet3.errors import IncompleteRunError, RunFolderError
 from espnet3.parallel.detached.description import load_runner
 from espnet3.parallel.detached.folder_access import reached
 from espnet3.parallel.folder_run import Merger, finished_result, folder_errors, unpack_run
-from espnet3.shards.lease import Lease, claims, living_owners
+from espnet3.shards.lease import Lease, claims, living_owners, refuse_other_versions
 from espnet3.shards.manifest import require_manifest
 from espnet3.shards.merge import check_complete
 from espnet3.shards.success import read_success
@@ -156,6 +156,7 @@ def merge_detached(run_dir: Path, *, trust: str | None = None) -> Any:
     answer = finished_answer(run_dir)
     if answer is not None:
         return answer[0]
+    refuse_other_versions(run_dir)
     unpack_run(run_dir, manifest)
     coverage = check_complete(run_dir, manifest, contents=False)  # before the code is loaded
     runner = load_runner(run_dir, trust=trust)

@@ -23,7 +23,7 @@ from espnet3.parallel.faults import FaultPolicy, forget_deaths, forgive
 from espnet3.parallel.folder_run import folder_errors, unpack_run
 from espnet3.parallel.parallel import as_parallel_config
 from espnet3.shards.commit import set_aside
-from espnet3.shards.lease import Lease
+from espnet3.shards.lease import Lease, refuse_other_versions
 from espnet3.shards.manifest import require_manifest
 from espnet3.shards.merge import read_coverage
 from espnet3.shards.records import JobRecord, RecordPaths, read_stop, write_stop
@@ -88,6 +88,9 @@ def resume_runs(
         todo.remove(run_dir)
     if not todo:
         return Resumed([], finished, released=released)
+    # Workers would refuse it as well, but one by one, and after they have waited in a queue.
+    for run_dir in todo:
+        refuse_other_versions(run_dir)
     # All are loaded before anything is removed or submitted: one refusal refuses all.
     descriptions = [load_trusted(run_dir, trust=trust) for run_dir in todo]
     config = changed_config(descriptions[0], changes or {}, is_block=is_block)
@@ -246,6 +249,7 @@ def retry_runs(
     """
     for run_dir in run_dirs:
         check_code_of(run_dir, trust)  # before anything is set aside
+        refuse_other_versions(run_dir)
     counts = [_set_aside(run_dir) for run_dir in run_dirs]
     touched = [
         run_dir
