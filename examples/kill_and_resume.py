@@ -11,7 +11,7 @@ from espnet3.io.scp import load_scp
 
 ROOT = Path(__file__).parents[1]
 RECIPE = Path("demo-run/asr")
-RESULTS = RECIPE / "exp/inference/inference/two_cities"
+RESULTS = RECIPE / "exp/inference/two_cities"
 CONFIGS = ["--config", "conf/inference.yaml", "conf/metrics.yaml"]
 # One utterance at a time, so that there is something to interrupt.
 ONE_BY_ONE = ["batch_size=null", "batch_seconds=null", "parallel.n_workers=2"]

@@ -67,7 +67,8 @@ class ContextConfig(FrozenConfig):
     stats_dir: str = str(DEFAULTS["stats_dir"])
     """Folder of what `collect_stats` writes."""
     inference_dir: str = str(DEFAULTS["inference_dir"])
-    """Folder of the results of `infer`; each test set has a folder below it."""
+    """Folder of the results of `infer`; each test set has a folder below it. It is `exp_dir` itself
+    where no key names the experiment, which is then called like the config."""
     seed: NonNegativeInt = 0
     """Of the weights, the order of the data, and everything random."""
     num_device: PositiveInt = 1

@@ -192,7 +192,8 @@ def load_selected(
 
     The folder changes into the recipe's.
     """
-    from espnet3.systems.base.context import find_experiment, load_configs
+    from espnet3.systems.base.context import load_configs
+    from espnet3.systems.base.experiment_choice import find_experiment
 
     process_rank().show_logs()
     # A dry run leaves nothing behind, no __pycache__ either.

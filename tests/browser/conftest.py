@@ -39,7 +39,7 @@ def report_file(tmp_path_factory):
     # So little that the longer ones are compressed.
     arguments = ("report.audio_megabytes=0.4",)
     assert run(folder, "infer", "measure", "report", arguments=arguments) == 0
-    return folder / "exp/inference/inference/report.html"
+    return folder / "exp/inference/report.html"
 
 
 @pytest.fixture(scope="session")

@@ -112,7 +112,7 @@ def run(recipe: Path, *args: str, code: int = 0) -> str:
 
 
 def hyps(recipe: Path, test_set: str = "test_clean") -> dict[str, str]:
-    return load_scp(recipe / "exp" / "inference" / "inference" / test_set / "hyp.scp")
+    return load_scp(recipe / "exp" / "inference" / test_set / "hyp.scp")
 
 
 EXPECTED = {f"utt{i}": f"number {i}" for i in range(50)}
@@ -170,7 +170,7 @@ def test_the_custom_runner_writes_its_text_through_the_stage(recipe, parallel):
     (recipe / "src" / "inference.py").write_text(read_snippet("text_runner"))
     target = "runner={_target_: src.inference.MyTextRunner}"
     run(recipe, "conf/inference.yaml", *parallel, target)
-    text = (recipe / "exp" / "inference" / "inference" / "test_clean" / "text").read_text()
+    text = (recipe / "exp" / "inference" / "test_clean" / "text").read_text()
     assert text.splitlines() == [f"{key} {value}" for key, value in EXPECTED.items()]
 
 
@@ -179,7 +179,7 @@ def test_resume_after_a_kill_runs_only_what_is_missing(recipe):
     args = ("conf/inference.yaml", "conf/resume.yaml", "conf/parallel_local.yaml")
     slow = (*args, "model.seconds=0.05")
     process = start(recipe, *slow)
-    folder = recipe / "exp" / "inference" / "inference" / "test_clean"
+    folder = recipe / "exp" / "inference" / "test_clean"
     deadline = time.monotonic() + 60
     while len(list(folder.glob("split.*/done"))) < 2:
         assert time.monotonic() < deadline
@@ -197,7 +197,7 @@ def test_more_workers_than_visible_gpus_is_an_error_at_once(recipe):
     (recipe / "conf" / "parallel_gpu.yaml").write_text(yaml("parallel_gpu"))
     output = run(recipe, "conf/inference.yaml", "conf/parallel_gpu.yaml", code=1)
     assert too_few_gpus(4, 0) in output
-    assert not (recipe / "exp" / "inference" / "inference").exists()
+    assert not (recipe / "exp" / "inference" / "test_clean").exists()
 
 
 @pytest.mark.parametrize(

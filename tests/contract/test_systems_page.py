@@ -38,7 +38,7 @@ def test_the_system_of_the_page_has_its_stage_where_it_says(recipe, monkeypatch,
     assert "Count the words of the results" in listed[names.index("count_words")]
     line = ("--stages", "create_dataset", "infer", "count_words", "--config", "conf/inference.yaml")
     recipe.run_here(system, *line, "--dry-run")
-    assert "counts the words of ./exp/inference/inference" in capsys.readouterr().out
+    assert "counts the words of ./exp/inference" in capsys.readouterr().out
     recipe.run_here(system, *line)
     assert " words\n" in capsys.readouterr().out
 

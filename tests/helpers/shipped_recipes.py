@@ -69,7 +69,9 @@ class ShippedRecipe(RecipeCopy):
     def hyps(self, test_set: str = "", tag: str = "inference") -> dict[str, str]:
         """Return what a test set, the first by default, was heard as."""
         name = test_set or self.entries[0]["name"]
-        file = self.folder / "exp" / tag / "inference" / name / "hyp.scp"
+        # The results of a config that has an experiment of its own are in its folder itself.
+        results = Path("exp", *dict.fromkeys([tag, "inference"]))
+        file = self.folder / results / name / "hyp.scp"
         lines = file.read_text(encoding="utf-8").splitlines()
         return {key: value for key, _, value in (line.partition(" ") for line in lines)}
 

@@ -138,7 +138,7 @@ def decoding(tmp_path) -> Recipe:
 def test_the_test_sets_of_a_stage_share_their_workers(decoding):
     stages = ("--stages", "infer", "measure", "--config", "conf/decode.yaml")
     told = decoding.run(*stages, "--detach", "parallel.n_workers=2")
-    results = decoding.folder / "exp/decode/decode"
+    results = decoding.folder / "exp/decode"
     roots = [results / "proverbs", results / "sayings"]
     assert [len(read_jobs(RecordPaths(root))) for root in roots] == [2, 2]
     assert pids(roots[0]) == pids(roots[1])

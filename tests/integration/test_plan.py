@@ -41,7 +41,7 @@ def test_the_plan_tells_the_shards_of_the_run_that_follows_and_then_its_rate(awk
     assert sorted(path.name for path in awkward.iterdir()) == ["conf", "run.py"]
     assert "State one: --rtf 0.05" in before
     run(awkward, "run", "--stages", "infer", "--config", "conf/inference.yaml")
-    shards = list(awkward.glob("exp/inference/inference/test/split.*"))
+    shards = list(awkward.glob("exp/inference/test/split.*"))
     assert f"shards: {len(shards)}, of " in before
     after = run(awkward, "plan", "conf/inference.yaml", "runner.resume=false")
     assert re.search(r"rate: real-time factor \S+, .*measured on 64 items in \S+test, ", after)

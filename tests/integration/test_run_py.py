@@ -324,7 +324,7 @@ def test_inference_that_was_interrupted_goes_on_with_the_line_that_it_printed(de
     line = err.splitlines()[-1].removeprefix("To continue: ")
     done = decoding.run(*shlex.split(line)[2:])
     assert states(done.stdout) == {"infer": "done", "measure": "done"}
-    lines = (decoding.folder / "exp/decode/decode/proverbs/hyp.scp").read_text().splitlines()
+    lines = (decoding.folder / "exp/decode/proverbs/hyp.scp").read_text().splitlines()
     assert [line.split()[0] for line in lines] == [f"utt_{i}" for i in range(8)]
 
 
@@ -334,5 +334,5 @@ def test_a_dry_run_of_inference_and_measurement_builds_no_model_and_writes_nothi
     done = decoding.run("--stages", "6-7", *config, "--dry_run")
     assert "  workers: 2 on env: local\n" in done.stdout
     assert "test set proverbs: 8 items" in done.stdout
-    assert "writes exp/decode/decode/metrics.json" in done.stdout
+    assert "writes exp/decode/metrics.json" in done.stdout
     assert decoding.files() == before

@@ -130,7 +130,7 @@ def test_the_artifacts_that_the_config_suggests_are_written(asr):
     (asr / "conf" / "artifacts.yaml").write_text(text)
     words = ("--stages", "infer", "--config", "conf/artifacts.yaml", "test_set=clean")
     call("python", "run.py", *words, cwd=asr)
-    folder = asr / "exp" / "artifacts" / "artifacts" / "clean"
+    folder = asr / "exp" / "artifacts" / "clean"
     paths = load_scp(folder / "shares.scp")
     assert len(paths) == N_UTTERANCES
     for path in paths.values():

@@ -29,5 +29,5 @@ def test_line_that_leaves_it_out_is_told_and_works(recipe, capsys):
     words = shlex.split(line.partition("type: ")[2])
     assert words == ["python", "run.py", *WORDS, "runner.on_error=skip"]
     assert call(recipe, *words[2:]) == 0
-    (failed,) = (recipe / "exp/inference/inference/few/failed.jsonl").read_text().splitlines()
+    (failed,) = (recipe / "exp/inference/few/failed.jsonl").read_text().splitlines()
     assert json.loads(failed)["ids"] == ["valid0"]

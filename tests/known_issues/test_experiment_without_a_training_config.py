@@ -121,6 +121,32 @@ def test_a_model_that_is_not_trained_keeps_its_folder(tmp_path):
     assert len(recipe.hyps()) == 2
 
 
+def test_measure_finds_the_only_results_of_a_model_that_is_not_trained(tmp_path, caplog):
+    recipe = ShippedRecipe("TEMPLATE/asr", tmp_path / "asr")
+    recipe.infer()
+    caplog.set_level("INFO", "espnet3")
+    recipe.run_here(recipe.system, *MEASURE, "metrics.0.metric.by=null")
+    assert (recipe.folder / "exp/inference/metrics.json").exists()
+    assert "inference_dir is exp/inference, the only one with results" in caplog.text
+
+
+@pytest.mark.parametrize("is_old", [False, True])
+def test_of_results_without_a_training_one_has_to_be_named_for_measure(tmp_path, capfd, is_old):
+    recipe = ShippedRecipe("TEMPLATE/asr", tmp_path / "asr")
+    recipe.infer()
+    if is_old:  # as an earlier version left them
+        (recipe.folder / "exp/inference/inference").mkdir()
+        for name in ("clean", "noisy"):
+            place = recipe.folder / "exp/inference" / name
+            place.rename(place.parent / "inference" / name)
+    recipe.run_here(recipe.system, *INFER, "inference_dir=exp/inference/beam")
+    recipe.run_here(recipe.system, *MEASURE, code=1)
+    text = shown(capfd)
+    first = "exp/inference/beam" if is_old else "exp/inference"
+    recipe.run_here(recipe.system, *pasted(recipe, text), "metrics.0.metric.by=null")
+    assert (recipe.folder / first / "metrics.json").exists()
+
+
 @pytest.mark.parametrize(
     "words",
     [

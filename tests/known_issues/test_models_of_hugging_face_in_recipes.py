@@ -71,7 +71,7 @@ def test_documented_block_decodes_and_scores(recipe, model, capfd):
     assert call(recipe, *WORDS, system=BaseSystem) == 0
     told = capfd.readouterr()
     assert "Loading weights" not in told.out + told.err
-    folder = recipe / "exp" / "inference" / "inference"
+    folder = recipe / "exp" / "inference"
     assert json.loads((folder / "metrics.json").read_text())["CER"]["few"]["n_utterances"] == 3
     audio, _ = soundfile.read(recipe / "data" / "0.wav", dtype="float32")
     hypotheses = dict(

@@ -137,7 +137,7 @@ def test_the_printed_model_provider_runs_with_our_recogniser(tmp_path, capfd):
 def test_what_is_filled_in_for_providers_is_no_part_of_the_fingerprint(template):
     """So runs that were planned before it was filled in go on."""
     template.infer()
-    manifest = template.folder / "exp/inference/inference/clean/manifest.json"
+    manifest = template.folder / "exp/inference/clean/manifest.json"
     before = manifest.read_text()
     assert '"config.dataset.test.0.name"' in before
     assert "config.dataset._target_" not in before

@@ -231,7 +231,7 @@ def test_a_manifest_that_has_such_keys_is_no_other_run(recipe, run):
     import json
 
     assert run(recipe, *INFER)[0] == 0
-    file = recipe / "exp" / "inference" / "inference" / "digits" / "manifest.json"
+    file = recipe / "exp" / "inference" / "digits" / "manifest.json"
     manifest = json.loads(file.read_text())
     manifest["fingerprint"] |= {"config.seed": 3, "config.trainer.devices": 8}
     file.write_text(json.dumps(manifest))

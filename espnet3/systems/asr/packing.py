@@ -31,13 +31,12 @@ from espnet3.systems.asr.packed_archive import (
 from espnet3.systems.asr.packed_model import load_packed_model, sha256
 from espnet3.systems.asr.publication import PackConfig, load_publication_config
 from espnet3.systems.asr.trained_model import (
-    CONFIG,
-    LAST_INFERENCE,
     change_texts,
     find_weights,
     read_training_config,
     require_weights,
 )
+from espnet3.systems.base.experiment_choice import CONFIG, LAST_INFERENCE
 from espnet3.systems.base.results_table import MEASURED_FROM, format_results
 
 logger = logging.getLogger(__name__)

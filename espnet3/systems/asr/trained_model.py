@@ -12,16 +12,13 @@ from espnet3.components.text.tokenizer import load_tokenizer
 from espnet3.config.trust import PackedModelError, checked_path, current_trust, under
 from espnet3.errors import ConfigError, ResourceError, RunFolderError, StaleRunError
 from espnet3.io.atomic import write_json
+from espnet3.systems.base.experiment_choice import CONFIG, LAST_INFERENCE
 from espnet3.systems.base.training_record import has_weights
 
 if TYPE_CHECKING:
     from torch import nn
 
 logger = logging.getLogger(__name__)
-
-CONFIG = "config.yaml"
-LAST_INFERENCE = "config/infer.yaml"
-"""What the stage `infer` leaves in the folder of an experiment."""
 
 
 def load_trained(weights: str | os.PathLike[str], device: str = "cpu") -> "nn.Module":

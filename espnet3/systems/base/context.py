@@ -1,23 +1,18 @@
-"""Context shared by the configs of a recipe, and the experiment they are about if none says so.
-
-`exp_dir` of an inference config alone is named after that config, and nothing is trained there. If
-the weights that it names, or the results to score, are in exactly one experiment beside that
-folder, it is meant; of several, the user has to choose.
-"""
+"""Context shared by the configs of a recipe: the folders of its experiment, data and results."""
 
 import logging
 import os
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from espnet3.commands import recipe_command
-from espnet3.config.content import WEIGHTS
 from espnet3.config.sources import Source, names_places
 from espnet3.errors import ConfigError
-from espnet3.systems.base.stages import KINDS, Stage
+from espnet3.systems.base.stages import KINDS
 
 if TYPE_CHECKING:
     from espnet3.config.load import LoadedConfig
@@ -34,7 +29,7 @@ DEFAULTS = {
     "num_device": 1,
     "num_nodes": 1,
 }
-"""Values of every config, below what its files say."""
+"""Values of every config, below what its files say; `inference_dir` see `_without_doubled_name`."""
 
 SHARED = (
     "recipe_dir",
@@ -114,10 +109,55 @@ def _load(
 
     loaded = load_config(files, overrides, below=DEFAULTS, recipe_dir=recipe_dir)
     if above is None:
-        return loaded
+        return _without_doubled_name(loaded, loaded.names.self_name)
     # Loaded once without the context from above, to know what this file itself would say.
     _log_differences(loaded, above)
-    return load_config(files, overrides, below=DEFAULTS, above=above, recipe_dir=recipe_dir)
+    found = load_config(files, overrides, below=DEFAULTS, above=above, recipe_dir=recipe_dir)
+    # The results of another config have their place already.
+    is_placed = _INFERENCE_DIR in above.config
+    return found if is_placed else _without_doubled_name(found, found.names.self_name)
+
+
+def _without_doubled_name(loaded: "LoadedConfig", name: str | None) -> "LoadedConfig":
+    """Return a config whose results are not in a folder `name` below one of the same name.
+
+    Where no file and no override sets `exp_tag`, `exp_dir` or `inference_dir`, and the experiment
+    is called like the config, the results are in `exp_dir` itself: `exp/inference/test`. Results
+    in `exp/inference/inference`, the default before 0.2.0, stay there and are found.
+    """
+    from omegaconf import OmegaConf
+
+    from espnet3.config.load import LoadedConfig, load_config
+    from espnet3.systems.base.inference_config import has_results
+
+    if not all(is_default(loaded, key) for key in _PLACES):
+        return loaded
+    if str(context_value(loaded, "exp_tag")) != name:
+        return loaded
+    folder = Path(str(context_value(loaded, "exp_dir")))
+    old = folder / str(name)
+    if has_results(old):
+        has_both = has_results(folder)
+        _log_old_results(os.path.abspath(old), os.path.normpath(old), has_both)
+        if not has_both:
+            return loaded
+    values = OmegaConf.create({_INFERENCE_DIR: "${exp_dir}"})
+    return load_config(loaded, above=LoadedConfig(values, {_INFERENCE_DIR: Source("default")}))
+
+
+@cache  # configs are loaded more than once in a command
+def _log_old_results(place: str, old: str, has_both: bool) -> None:
+    new = os.path.dirname(old)
+    if has_both:
+        logger.warning(
+            "inference_dir is %s, and %s has other results, of an earlier version. For those: %s",
+            new, old, shlex.quote(f"inference_dir={old}"),
+        )  # fmt: skip
+    else:
+        logger.info(
+            "inference_dir is %s, which has results of an earlier version; without them it is %s",
+            old, new,
+        )  # fmt: skip
 
 
 @names_places
@@ -167,7 +207,7 @@ def _above(loaded: Mapping[str, "LoadedConfig"]) -> "LoadedConfig | None":
     if first is None:
         return None
     # A mere default gives way to what a later file says, but not the name of the experiment.
-    homes = {key: first for key in SHARED if key in _PLACES or not _is_default(first, key)}
+    homes = {key: first for key in SHARED if key in _PLACES or not is_default(first, key)}
     if inference is not None:
         homes[_INFERENCE_DIR] = inference
     values = {key: context_value(home, key) for key, home in homes.items()}
@@ -177,7 +217,8 @@ def _above(loaded: Mapping[str, "LoadedConfig"]) -> "LoadedConfig | None":
     return LoadedConfig(OmegaConf.create(escaped_values(values)), sources)
 
 
-def _is_default(loaded: "LoadedConfig", key: str) -> bool:
+def is_default(loaded: "LoadedConfig", key: str) -> bool:
+    """Tell whether no file and no override sets a key of the context."""
     return str(loaded.find_source(key)) == "default"
 
 
@@ -287,7 +328,7 @@ def completed(loaded: "LoadedConfig") -> "LoadedConfig":
     The folder of an experiment is `exp/<name of the first file>` below the current folder, and
     `exp/training` for a config without a file; a log line says so.
     """
-    return _with(loaded, {}, "training")
+    return _with(loaded, {}, "training", is_placed=False)
 
 
 def complete_all(
@@ -296,10 +337,13 @@ def complete_all(
     """Return the configs of a system, by kind, with the folders of the first in all of them."""
     configs: dict[str, LoadedConfig | None] = {}
     shared: dict[str, Any] = {}
+    is_placed = False
     for kind in KINDS:
         loaded = given.get(kind)
         if loaded is not None:
-            loaded = _with(loaded, shared, kind)
+            loaded = _with(loaded, shared, kind, is_placed=is_placed)
+            # Below a later config, what this one sets would look like a default.
+            is_placed |= kind == "inference" or not all(is_default(loaded, key) for key in _PLACES)
             names = [
                 *(() if shared else _FOLDERS[:-1]),
                 *([_INFERENCE_DIR] * (kind == "inference")),
@@ -309,17 +353,23 @@ def complete_all(
     return configs
 
 
-def _with(loaded: "LoadedConfig", shared: Mapping[str, Any], kind: str) -> "LoadedConfig":
+def _with(
+    loaded: "LoadedConfig", shared: Mapping[str, Any], kind: str, *, is_placed: bool
+) -> "LoadedConfig":
     below = {**DEFAULTS, **{key: value for key, value in shared.items() if value is not None}}
     # The config of `run.py` has the defaults already, and is not loaded again.
     if all(key in loaded.config for key in below):
         return loaded
     from espnet3.config.load import load_config
 
-    if loaded.names.self_name is None:
+    name = loaded.names.self_name
+    if name is None:
+        name = kind
         unnamed = {"exp_tag": kind, _INFERENCE_DIR: f"${{exp_dir}}/{kind}"}
         below |= {key: value for key, value in unnamed.items() if key not in shared}
     found = load_config(loaded, below=below)
+    if not is_placed:
+        found = _without_doubled_name(found, name)
     if kind == "training" and "exp_dir" not in loaded.config and "exp_tag" not in loaded.config:
         logger.info(
             "exp_dir is not set: all is written to %s. For another folder, write exp_tag: NAME or "
@@ -333,220 +383,3 @@ def _value(loaded: "LoadedConfig", key: str) -> Any:
     from espnet3.config.resolve import escaped_values
 
     return escaped_values(context_value(loaded, key))
-
-
-CONFIG = "config.yaml"
-_PACKED = (".tar.gz", ".zip")
-_BLOCKS = ("model", "provider")
-_MOST_LINES = 5
-_BEFORE_TRAINING = {"create_dataset", "train_tokenizer", "collect_stats"}
-"""Stages that need nothing of an experiment."""
-
-
-@dataclass(frozen=True)
-class _Lacking:
-    """What the folder of a config does not have, though something below it is needed."""
-
-    loaded: "LoadedConfig"
-    what: str
-    """Such as `exp/inference/valid.loss.ave_3best.safetensors (model.weights)`."""
-    kind: str
-    fitting: Sequence[Path]
-    """Folders of experiments that have it, or of results."""
-
-
-def find_experiment(
-    configs: Configs, stages: Sequence[Stage], command: Callable[[str], str]
-) -> "LoadedConfig | None":
-    """Return the context of the one experiment that fits, as its training config would give it.
-
-    Args:
-        configs: as they were given.
-        stages: those to run.
-        command: returns the line to type, with another argument at its end.
-
-    Returns:
-        None if the configs know their folder, or nothing fits.
-
-    Raises:
-        ConfigError: several experiments fit; with a line to type for each.
-    """
-    first = configs.inference or configs.metrics or configs.publication
-    # Where a training config is given, it says which experiment is meant.
-    if configs.training is not None or first is None or not _is_unsaid(first):
-        return None
-    names = {stage.name for stage in stages} - _BEFORE_TRAINING
-    lacking = _lacking(configs, names) if names else None
-    if lacking is None or not lacking.fitting:
-        return None
-    if len(lacking.fitting) > 1:
-        raise ConfigError(_choice(lacking, command))
-    return _context_of(lacking)
-
-
-def _is_unsaid(loaded: "LoadedConfig") -> bool:
-    sources = (loaded.find_source(key) for key in ("exp_tag", "exp_dir"))
-    # One that the user has set is never replaced by a guess, even if nothing is there.
-    return all(str(source) == "default" for source in sources)
-
-
-def _lacking(configs: Configs, stages: set[str]) -> _Lacking | None:
-    if configs.inference is not None:
-        by_weights = _lacking_weights(configs.inference)
-        if by_weights is None or "infer" in stages:
-            return by_weights
-        by_results = _lacking_results(configs.inference)
-        # Results elsewhere are a better sign than weights if nothing is to be decoded.
-        return by_results if by_results and by_results.fitting else by_weights
-    if configs.metrics is not None and stages & {"measure", "report"}:
-        return _lacking_results(configs.metrics, is_alone=True)
-    if configs.publication is not None and stages & {"pack_model", "upload_model"}:
-        exp_dir = Path(context_value(configs.publication, "exp_dir"))
-        others = [] if _is_trained(exp_dir) else _experiments(exp_dir)
-        fitting = [folder for folder in others if _is_trained(folder)]
-        return _Lacking(configs.publication, f"{exp_dir}", "a trained model", fitting)
-    return None
-
-
-def _lacking_weights(loaded: "LoadedConfig") -> _Lacking | None:
-    """Return which weights a config names in its own folder, where they are not."""
-    exp_dir = Path(context_value(loaded, "exp_dir"))
-    values = loaded.plain()
-    named = {
-        key: os.path.relpath(text, exp_dir)
-        for block in _BLOCKS
-        for key, text in _texts(values.get(block), block)
-        if _is_input(key, text, exp_dir)
-    }
-    missing = {key: inner for key, inner in named.items() if not _has(exp_dir, inner)}
-    if not missing:
-        return None
-    fitting = [
-        folder
-        for folder in _experiments(exp_dir)
-        if all(_has(folder, inner) for inner in missing.values())
-    ]
-    key, inner = next(iter(missing.items()))
-    what = f"{os.path.normpath(exp_dir / inner)} ({key})"
-    return _Lacking(loaded, what, "such weights", fitting)
-
-
-def _lacking_results(loaded: "LoadedConfig", *, is_alone: bool = False) -> _Lacking | None:
-    """Return where there are results, if there are none where a config looks for them.
-
-    A metrics config that is alone does not know what the inference config was called.
-    """
-    from espnet3.systems.base.inference_config import found_test_sets
-
-    exp_dir = Path(context_value(loaded, "exp_dir"))
-    folder = Path(context_value(loaded, "inference_dir"))
-    if str(loaded.find_source("inference_dir")) != "default" or folder.is_dir():
-        return None
-    fitting = [
-        place if is_alone else experiment
-        for experiment in _experiments(exp_dir)
-        for place in sorted(experiment.glob("*" if is_alone else folder.name))
-        if place.is_dir() and found_test_sets(place)
-    ]
-    return _Lacking(loaded, f"{os.path.normpath(folder)} (inference_dir)", "results", fitting)
-
-
-def _texts(values: Any, key: str) -> Iterator[tuple[str, str]]:
-    """Yield all texts in plain containers, with their dotted keys."""
-    if isinstance(values, str):
-        yield key, values
-    elif isinstance(values, Mapping):
-        for name, value in values.items():
-            yield from _texts(value, f"{key}.{name}")
-    elif isinstance(values, list):
-        for i, value in enumerate(values):
-            yield from _texts(value, f"{key}.{i}")
-
-
-def _is_input(key: str, text: str, exp_dir: Path) -> bool:
-    """Tell whether a value names weights in the folder of the experiment, or that folder."""
-    if not text or "\0" in text:
-        return False
-    path, root = os.path.abspath(text), os.path.abspath(exp_dir)
-    # With a separator: exp/a_2 is not inside of exp/a.
-    is_weights = path.endswith((*WEIGHTS, *_PACKED)) and path.startswith(root + os.sep)
-    return is_weights or (path == root and key.endswith(".exp_dir"))
-
-
-def _has(exp_dir: Path, inner: str) -> bool:
-    return _is_trained(exp_dir) if inner == os.curdir else (exp_dir / inner).exists()
-
-
-def _is_trained(folder: Path) -> bool:
-    return any(file.name.endswith(WEIGHTS) for file in folder.glob("*"))
-
-
-def _experiments(exp_dir: Path) -> list[Path]:
-    """Return the folders of trainings beside one, also of tags with a slash in them."""
-    above = exp_dir.parent
-    files = [*above.glob(f"*/{CONFIG}"), *above.glob(f"*/*/{CONFIG}")]
-    own = os.path.abspath(exp_dir)
-    return sorted(file.parent for file in files if os.path.abspath(file.parent) != own)
-
-
-def _experiment_of(place: Path) -> Path:
-    return place if (place / CONFIG).is_file() else place.parent
-
-
-def _context_of(lacking: _Lacking) -> "LoadedConfig":
-    """Return the shared keys as the experiment has them, and where it lies now."""
-    from omegaconf import OmegaConf
-
-    from espnet3.config.load import LoadedConfig, load_config
-    from espnet3.config.resolve import escaped_values, resolved
-
-    place = lacking.fitting[0]
-    folder = _experiment_of(place)
-    file = folder / CONFIG
-    saved = resolved(load_config(file).config)
-    # Only what differs from the defaults was set on purpose, and is taken over.
-    own_defaults = load_config([], below={**DEFAULTS, "exp_tag": saved.get("exp_tag")}).config
-    values = {
-        key: saved[key]
-        for key in SHARED
-        if saved.get(key) is not None
-        and key != "recipe_dir"
-        and saved[key] != own_defaults.get(key)
-    }
-    is_there = os.path.abspath(str(saved.get("exp_dir", ""))) == os.path.abspath(folder)
-    # An experiment that was moved has its old place in the config.
-    values["exp_dir"] = saved["exp_dir"] if is_there else str(folder)
-    values["exp_tag"] = saved.get("exp_tag") or folder.name
-    if place != folder:
-        values["inference_dir"] = str(Path(values["exp_dir"], place.name))
-    config = lacking.loaded.files[0] if lacking.loaded.files else "the config"
-    logger.info(
-        "%s names no experiment, and %s does not exist: exp_dir is %s, the only one with %s. For "
-        "another: --training_config FILE, or exp_tag=NAME",
-        config, lacking.what, os.path.normpath(values["exp_dir"]), lacking.kind,
-    )  # fmt: skip
-    source = Source(str(file))
-    return LoadedConfig(OmegaConf.create(escaped_values(values)), dict.fromkeys(values, source))
-
-
-def _choice(lacking: _Lacking, command: Callable[[str], str]) -> str:
-    places = lacking.fitting
-    config = lacking.loaded.files[0] if lacking.loaded.files else "the config"
-    names = ", ".join(os.path.normpath(place) for place in places)
-    above = Path(context_value(lacking.loaded, "exp_dir")).parent
-    lines = [command(_argument(place, above)) for place in places[:_MOST_LINES]]
-    return (
-        f"{config} does not say which experiment is meant: {lacking.what} does not exist, and "
-        f"{len(places)} have {lacking.kind}: {names}. Name one:\n  " + "\n  ".join(lines)
-    )
-
-
-def _argument(place: Path, above: Path) -> str:
-    """Return the argument that names an experiment below `above`, or results in it."""
-    folder = _experiment_of(place)
-    if place != folder:
-        return shlex.quote(f"inference_dir={os.path.normpath(place)}")
-    training = Path("conf", f"{folder.name}.yaml")
-    if training.is_file():
-        return f"--training_config {shlex.quote(str(training))}"
-    return shlex.quote(f"exp_tag={folder.relative_to(above)}")

@@ -31,6 +31,8 @@ _RESERVED = (
 )  # fmt: skip
 SWEEP = "sweep"
 """The folder below `inference_dir` with a folder for each choice of values of a sweep."""
+SCORES = "metrics.json"
+"""The file in `inference_dir` with what `measure` computed."""
 ONLY = "test"
 """The name of the test set where a provider builds its one dataset without a list of names."""
 
@@ -393,13 +395,22 @@ def found_test_sets(inference_dir: Path) -> list[str]:
     if not inference_dir.is_dir():
         return []
 
-    def has_results(folder: Path) -> bool:
-        files = folder.glob("*.scp")
-        is_there = any(file.is_file() and not is_temp_name(file.name) for file in files)
-        return is_there or manifest_path(folder).exists()
-
     folders = (path for path in inference_dir.iterdir() if path.is_dir())
-    return sorted(f.name for f in folders if shard_of(f.name) is None and has_results(f))
+    return sorted(f.name for f in folders if shard_of(f.name) is None and _is_test_set(f))
+
+
+def _is_test_set(folder: Path) -> bool:
+    files = folder.glob("*.scp")
+    is_there = any(file.is_file() and not is_temp_name(file.name) for file in files)
+    return is_there or manifest_path(folder).exists()
+
+
+def has_results(inference_dir: Path) -> bool:
+    """Tell whether a folder holds results of test sets, also begun ones, of a sweep, or scores."""
+    if not inference_dir.is_dir() or _is_test_set(inference_dir):
+        return False
+    others = ((inference_dir / name).exists() for name in (SWEEP, SCORES))
+    return any(others) or bool(found_test_sets(inference_dir))
 
 
 def also_found(names: Iterable[str]) -> str:

@@ -25,6 +25,7 @@ from espnet3.errors import ConfigError, IncompleteRunError, suggest
 from espnet3.io.atomic import write_json, write_text
 from espnet3.systems.base.inference_checks import WrittenFields, written_fields
 from espnet3.systems.base.inference_config import (
+    SCORES,
     InferenceConfig,
     also_found,
     chosen_test_sets,
@@ -226,7 +227,7 @@ def _plan(
 
 def metrics_path(inference_dir: Path) -> Path:
     """Return the file with all numbers."""
-    return inference_dir / "metrics.json"
+    return inference_dir / SCORES
 
 
 def _find_test_sets(

@@ -161,7 +161,7 @@ def test_an_earlier_run_tells_the_rate_and_what_is_left(recipe, capsys):
     decode(recipe)
     complete = plan(capsys, "conf/inference.yaml")
     assert "nothing is left to do; to do all of it again: runner.resume=false" in complete
-    folder = recipe / "exp/inference/inference/clean"
+    folder = recipe / "exp/inference/clean"
     (folder / "_SUCCESS.json").unlink()
     for shard in ("split.00", "split.05"):
         shutil.rmtree(folder / shard)

@@ -91,7 +91,7 @@ def codes(code):
 
 
 def sweep_of(recipe):
-    return recipe / "exp" / "inference" / "inference" / "sweep"
+    return recipe / "exp" / "inference" / "sweep"
 
 
 def calls(recipe):
@@ -226,7 +226,7 @@ def test_stale_choice_is_refused_before_any_other_is_decoded(recipe, run):
     before = len(calls(recipe))
     told = run(SWEPT, "--best", "dev/wer", "model.decoder.beam=2", code=1)
 
-    assert "inference_dir=exp/inference/inference_2" in told
+    assert "inference_dir=exp/inference_2" in told
     assert len(calls(recipe)) == before
 
 

@@ -2,8 +2,14 @@ import logging
 
 import pytest
 
+from espnet3.config.load import load_config
 from espnet3.errors import ConfigError
-from espnet3.systems.base.context import check_inference_dir, context_value, load_configs
+from espnet3.systems.base.context import (
+    check_inference_dir,
+    complete_all,
+    context_value,
+    load_configs,
+)
 
 
 def values(loaded, *keys):
@@ -29,7 +35,7 @@ def test_one_config_alone_gets_folders_named_after_it(inference):
     loaded = load_configs({"inference": [inference]}).inference
     keys = ("recipe_dir", "data_dir", "exp_tag", "exp_dir", "stats_dir", "inference_dir")
     assert values(loaded, *keys) == [
-        ".", "./data", "beam8", "./exp/beam8", "./exp/stats", "./exp/beam8/beam8",
+        ".", "./data", "beam8", "./exp/beam8", "./exp/stats", "./exp/beam8",
     ]  # fmt: skip
     assert values(loaded, "num_device", "num_nodes", "seed", "dataset_dir") == [1, 1, None, None]
 
@@ -96,7 +102,7 @@ def test_metrics_alone_must_say_which_results_they_are_about(metrics):
         check_inference_dir(load_configs({"metrics": [metrics]}))
     assert str(caught.value) == (
         "conf/metrics.yaml does not say which results to score: inference_dir would be "
-        "./exp/metrics/metrics, which does not exist. Decode and score: python run.py "
+        "./exp/metrics, which does not exist. Decode and score: python run.py "
         "--stages infer measure --inference_config conf/inference.yaml --metrics_config "
         "conf/metrics.yaml ; or write in conf/metrics.yaml: inference_dir: FOLDER"
     )
@@ -115,7 +121,7 @@ def test_metrics_may_say_it_themselves(metrics, training, override):
 
 
 def test_metrics_need_not_say_it_if_the_results_are_there(recipe, metrics):
-    (recipe / "exp" / "metrics" / "metrics").mkdir(parents=True)
+    (recipe / "exp" / "metrics").mkdir(parents=True)
     check_inference_dir(load_configs({"metrics": [metrics]}))
 
 
@@ -150,3 +156,94 @@ def test_an_override_is_for_the_configs_that_have_its_key(write):
         "parallel": list(files),
         "new": list(files),
     }
+
+
+OLD = "exp/beam8/beam8"
+
+
+def inference_dir_of(configs, kind="inference"):
+    return context_value(getattr(configs, kind), "inference_dir")
+
+
+def results(recipe, folder):
+    place = recipe / folder / "test_clean"
+    place.mkdir(parents=True)
+    (place / "hyp.scp").write_text("a one\n")
+
+
+@pytest.mark.parametrize(
+    ("override", "folder"),
+    [
+        ("exp_tag=beam8", f"./{OLD}"),
+        ("exp_dir=exp/beam8", OLD),
+        ("exp_dir=exp/other", "exp/other/beam8"),
+        ("inference_dir=exp/beam8/beam8", OLD),
+        ("inference_dir=${exp_dir}/${self_name:}", f"./{OLD}"),
+    ],
+)
+def test_a_folder_that_is_set_may_have_a_doubled_name(inference, override, folder):
+    assert inference_dir_of(load_configs({"inference": [inference]}, [override])) == folder
+
+
+def test_the_default_folder_of_results_is_what_other_keys_refer_to(write, metrics):
+    file = write("conf/beam8.yaml", "vars: {cache: '${inference_dir}/cache'}\n")
+    configs = load_configs({"inference": [file], "metrics": [metrics]})
+    assert configs.inference.config.vars.cache == "./exp/beam8/cache"
+    assert inference_dir_of(configs, "metrics") == "./exp/beam8"
+
+
+def test_a_training_of_the_same_name_holds_the_results(write, inference):
+    training = write("conf/train/beam8.yaml", "seed: 1\n")
+    configs = load_configs({"training": [training], "inference": [inference]})
+    assert inference_dir_of(configs) == inference_dir_of(configs, "training") == "./exp/beam8"
+    # That of a training which is named otherwise is below it, as is what metrics alone would read.
+    metrics = write("conf/score/beam8.yaml", "metrics: []\n")
+    other = write("conf/decode.yaml", "input_key: speech\n")
+    files = {"training": [training], "inference": [other], "metrics": [metrics]}
+    assert inference_dir_of(load_configs(files), "metrics") == "./exp/beam8/decode"
+
+
+@pytest.mark.parametrize(
+    "what", ["test_clean/hyp.scp", "test_clean/manifest.json", "sweep/a/b", "metrics.json"]
+)
+def test_results_in_the_default_folder_of_before_are_found(
+    recipe, inference, metrics, caplog, what
+):
+    caplog.set_level(logging.INFO)
+    (recipe / OLD / what).parent.mkdir(parents=True)
+    (recipe / OLD / what).touch()
+    for _ in range(2):
+        configs = load_configs({"inference": [inference], "metrics": [metrics]})
+        assert inference_dir_of(configs) == inference_dir_of(configs, "metrics") == f"./{OLD}"
+    (line,) = caplog.messages
+    assert line == (
+        f"inference_dir is {OLD}, which has results of an earlier version; without them it is "
+        "exp/beam8"
+    )
+
+
+def test_where_both_default_folders_have_results_the_other_one_is_named(recipe, inference, caplog):
+    results(recipe, OLD)
+    results(recipe, "exp/beam8")
+    assert inference_dir_of(load_configs({"inference": [inference]})) == "./exp/beam8"
+    assert caplog.messages[-1].endswith(f"For those: inference_dir={OLD}")
+
+
+def test_a_test_set_called_like_the_config_is_no_folder_of_results(recipe, inference):
+    results(recipe, "exp")  # not ours
+    (recipe / "exp/beam8/beam8/split.0.part-x").mkdir(parents=True)
+    (recipe / "exp/beam8/beam8/split.0.part-x/hyp.scp").touch()
+    (recipe / "exp/beam8/beam8/manifest.json").touch()
+    assert inference_dir_of(load_configs({"inference": [inference]})) == "./exp/beam8"
+
+
+@pytest.mark.parametrize("kind", ["inference", "training"])
+def test_a_config_given_in_python_has_no_doubled_folder_either(kind):
+    found = complete_all({kind: load_config({"seed": 1})})[kind]
+    assert context_value(found, "inference_dir") == f"./exp/{kind}"
+
+
+def test_a_name_set_in_python_holds_for_the_later_configs():
+    given = {"training": load_config({"exp_tag": "inference"}), "inference": load_config({})}
+    found = complete_all(given)["inference"]
+    assert context_value(found, "inference_dir") == "./exp/inference/inference"

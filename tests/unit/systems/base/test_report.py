@@ -46,7 +46,7 @@ def system_of(folder, *overrides, kinds=("inference", "metrics")):
 
 
 def page_of(folder):
-    return (folder / "exp/inference/inference/report.html").read_text(encoding="utf-8")
+    return (folder / "exp/inference/report.html").read_text(encoding="utf-8")
 
 
 def sections(page):
@@ -60,7 +60,7 @@ def test_page_has_all_parts_in_order(finished):
 
 def test_headline_numbers_are_those_of_metrics_json(finished):
     page = page_of(finished)
-    results = json.loads((finished / "exp/inference/inference/metrics.json").read_text())
+    results = json.loads((finished / "exp/inference/metrics.json").read_text())
     for test_set in ("seen", "held_out"):
         for metric in ("WER", "CER"):
             assert f"{results[metric][test_set]['rate']:.2f}" in page
@@ -109,7 +109,7 @@ def test_summary_in_the_log_has_scores_speed_minutes_and_the_path(recipe, caplog
     with caplog.at_level(logging.INFO):
         path = report(system_of(recipe))
     text = caplog.text
-    results = json.loads((recipe / "exp/inference/inference/metrics.json").read_text())
+    results = json.loads((recipe / "exp/inference/metrics.json").read_text())
     numbers = results["WER"]["seen"]
     low, high = numbers["interval"]
     assert f"{numbers['rate']:.2f} [{low:.2f}, {high:.2f}]" in text
@@ -122,13 +122,11 @@ def test_summary_in_the_log_has_scores_speed_minutes_and_the_path(recipe, caplog
 
 
 def test_without_measure_the_page_says_what_would_bring_the_scores(recipe):
-    (recipe / "exp/inference/inference/metrics.json").unlink()
+    (recipe / "exp/inference/metrics.json").unlink()
     report(system_of(recipe))
     page = page_of(recipe)
     assert "no scores yet" in page
-    assert (
-        "No scores: exp/inference/inference/metrics.json is not there. Run: python run.py " in page
-    )
+    assert "No scores: exp/inference/metrics.json is not there. Run: python run.py " in page
     assert "worst" not in sections(page)
     assert "workers" in sections(page)
 
@@ -141,7 +139,7 @@ def test_without_training_the_page_says_which_option_brings_it(recipe):
 
 
 def test_without_an_inference_config_there_is_no_audio_but_a_reason(recipe):
-    overrides = ["exp_dir=exp/inference", "inference_dir=exp/inference/inference"]
+    overrides = ["exp_dir=exp/inference", "inference_dir=exp/inference"]
     report(system_of(recipe, *overrides, kinds=("metrics",)))
     page = page_of(recipe)
     assert "<audio" not in page
@@ -168,7 +166,7 @@ def test_audio_stops_at_its_limit(recipe):
 
 
 def test_stale_scores_are_told(recipe, caplog):
-    file = recipe / "exp/inference/inference/seen/hyp.scp"
+    file = recipe / "exp/inference/seen/hyp.scp"
     file.write_text(file.read_text().replace("uh", "oh"))
     with caplog.at_level(logging.INFO):
         report(system_of(recipe))
@@ -185,7 +183,7 @@ def test_nothing_to_report_is_an_error_with_the_command(tmp_path, monkeypatch):
 
 
 def test_damaged_metrics_are_an_error_with_the_command(recipe):
-    (recipe / "exp/inference/inference/metrics.json").write_text("[1")
+    (recipe / "exp/inference/metrics.json").write_text("[1")
     with pytest.raises(IncompleteRunError, match=r"python run\.py --stages measure"):
         report(system_of(recipe))
 
@@ -213,7 +211,7 @@ def test_intervals_of_other_metrics_are_shown_beside_their_numbers():
 
 def test_results_of_a_runner_alone_give_a_page(recipe):
     """A recipe without texts has neither metrics nor history."""
-    (recipe / "exp/inference/inference/metrics.json").unlink()
+    (recipe / "exp/inference/metrics.json").unlink()
     (recipe / "exp/inference/history.jsonl").unlink()
     report(system_of(recipe))
     assert sections(page_of(recipe)) == ["results", "workers", "failed", "time", "setup"]
@@ -229,14 +227,14 @@ def test_dry_run_tells_what_is_there(recipe):
     lines = "\n".join(describe_report(system_of(recipe)))
     assert "metrics.json (exists)" in lines
     assert "report.html (there already, and replaced)" in lines
-    (recipe / "exp/inference/inference/metrics.json").unlink()
+    (recipe / "exp/inference/metrics.json").unlink()
     lines = "\n".join(describe_report(system_of(recipe)))
     assert "metrics.json (missing: stage 7, measure, writes it)" in lines
 
 
 @pytest.mark.parametrize("n", few([10_000, 100_000], 1))
 def test_many_utterances_give_a_small_page_in_seconds(recipe, n):
-    folder = recipe / "exp/inference/inference/seen"
+    folder = recipe / "exp/inference/seen"
     random = np.random.default_rng(0)
     words = np.array(["zero", "one", "two", "three", "four", "five", "six"])
     texts = [" ".join(row) for row in words[random.integers(0, 7, (n, 8))]]
