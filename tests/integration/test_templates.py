@@ -70,11 +70,16 @@ def asr(tmp_path_factory) -> Path:
 
 
 def results(folder: Path, test_set: str, tag: str = "inference") -> Path:
-    return folder / "exp" / tag / "inference" / test_set
+    return inference_dir(folder, tag) / test_set
+
+
+def inference_dir(folder: Path, tag: str) -> Path:
+    """Return where results are: a config that names no experiment has them in its own."""
+    return Path(folder, "exp", *dict.fromkeys([tag, "inference"]))
 
 
 def error_rates(folder: Path, tag: str = "inference") -> dict[str, float]:
-    file = folder / "exp" / tag / "inference" / "metrics.json"
+    file = inference_dir(folder, tag) / "metrics.json"
     measured = json.loads(file.read_text())["WER"]
     return {name: values["rate"] for name, values in measured.items()}
 

@@ -166,7 +166,7 @@ def test_numbers_of_other_metrics_need_min_or_max(recipe, run):
 def test_validation_set_of_the_training_is_known(recipe, run):
     training = recipe / "conf" / "training.yaml"
     training.write_text(
-        "exp_tag: inference\nmodel: {_target_: src.guess.Guess}\n"
+        "model: {_target_: src.guess.Guess}\n"
         "optimizer: {_target_: torch.optim.AdamW, lr: 0.1}\n"
         "dataset:\n  valid:\n"
         '    - {data_src: jsonl, data_src_args: {path: "${data_dir}/dev.jsonl"}}\n'
@@ -177,9 +177,8 @@ def test_validation_set_of_the_training_is_known(recipe, run):
     )
 
     told = run(SWEPT, "--best", "valid/wer", "--training_config", "conf/training.yaml")
-    scores = json.loads(
-        (sweep_of(recipe) / "model.decoder.weight=0.6" / "metrics.json").read_text()
-    )
+    swept = recipe / "exp/training/inference/sweep/model.decoder.weight=0.6"
+    scores = json.loads((swept / "metrics.json").read_text())
     assert list(scores["WER"]) == ["valid", "clean", "other"]
     assert "by valid/WER: model.decoder.weight=0.6" in told
 
