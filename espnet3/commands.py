@@ -55,7 +55,7 @@ class Corrections:
 
     def note(self, wrong: Sequence[str], right: Sequence[str]) -> None:
         """Take note of keys that are left out of a line, and what is written in their place."""
-        known = self._made.setdefault(tuple(wrong), tuple(right))
+        known = self._made.setdefault(tuple(dict.fromkeys(wrong)), tuple(right))
         self._is_ambiguous |= known != tuple(right)
 
     def line(self, n_mistakes: int) -> str:

@@ -245,6 +245,8 @@ def closest(word: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
     Example:
         >>> closest("channls", ["n_mels", "channels"]), closest("num_workers", ["num_nodes"])
         ('channels', None)
+        >>> closest("batch_sec", ["batch_size", "batch_seconds"])
+        'batch_seconds'
     """
     # Imported when needed: this module is on the start-up path of workers.
     from difflib import SequenceMatcher, get_close_matches
@@ -262,4 +264,6 @@ def closest(word: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
 
     # Several, as `is_slip` may rule out the closest.
     close = get_close_matches(str(word), list(known), n=5, cutoff=cutoff)
+    # What it is the beginning of comes first: batch_sec is short for batch_seconds.
+    close.sort(key=lambda other: not other.lower().startswith(str(word).lower()))
     return next(filter(is_slip, close), None)

@@ -185,10 +185,11 @@ def _fail(outcome: Outcome, error: BaseException) -> None:
     outcome.is_refused = isinstance(error, ConfigError | StaleRunError)
     # A model that cannot be built stays so, too.
     outcome.fails_again = outcome.is_refused or isinstance(error, ProviderError)
-    text = str(error)
     is_ours = outcome.is_refused or isinstance(error, IncompleteRunError)
-    outcome.says_what_to_type = is_ours and any(
-        line in text for line in ("run.py --st", " run --st")
+    # A note with a line is about this error, whatever it is; the text may be that of a tool.
+    texts = [*([str(error)] if is_ours else ()), *getattr(error, "__notes__", ())]
+    outcome.says_what_to_type = any(
+        line in text for text in texts for line in ("run.py --st", " run --st")
     )
     print_error(EspnetError(describe_failure(outcome.stage, error, outcome.log)))
 

@@ -413,7 +413,7 @@ def raise_together(errors: Sequence[ConfigError]) -> None:
         raise errors[0]
     for error in errors:
         add_place(error)
-    raise_any(list(map(str, errors)))
+    raise_any([problem for error in errors for problem in split_problems(str(error))])
 
 
 def split_problems(text: str) -> list[str]:

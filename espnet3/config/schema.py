@@ -229,6 +229,10 @@ class Subject:
         comma = ", but " if what else ": "
         hint = _hint(path, value, group[0]) if len(group) == 1 else ""
         hint = hint or self._meant(path, value) or self._default(path)
+        # A validator's own line is for a file; what was typed is corrected where it was.
+        reasons, write, line = reasons.partition(" Write: ")
+        if write and not (hint and is_override(self._key(path), self.loaded)):
+            hint = f"Write: {line}"
         problem = f"{key}{what}{self._set_in(path)}{comma}{reasons.rstrip('.')}."
         return Note(problem, fix=hint.strip())
 

@@ -286,9 +286,10 @@ def check_arguments(
         hidden: arguments that others than users give, which are not worth a mention.
 
     Raises:
-        ConfigError: there is no such class, or it takes no such argument.
+        ConfigError: there is no such class, or it takes no such arguments.
     """
-    from espnet3.config.advice import unknown_hint  # not on the start-up path of workers
+    # Not on the start-up path of workers.
+    from espnet3.config.advice import raise_together, unknown_hint
 
     definition = find_definition(target)
     known = definition.argument_names() if definition is not None else None
@@ -300,17 +301,15 @@ def check_arguments(
             raise ConfigError(key=name, value=target, problem=f"but {bad}") from None
     if known is None:
         return
-    for name in block:
-        if name not in known and name not in RESERVED:
-            full = join_key(key, name)
-            free = sorted(known.difference(hidden))
-            takes = f"It takes: {', '.join(free) or 'nothing'}."
-            hint = partial(unknown_hint, full, block[name], sorted(known))
-            raise ConfigError(
-                key=full,
-                problem=f"is no argument of {target}",
-                fix=lambda loaded: hint(loaded) or takes,  # noqa: B023 - raised at once
-            )
+    takes = f"It takes: {', '.join(sorted(known.difference(hidden))) or 'nothing'}."
+
+    def refused(name: str) -> ConfigError:
+        full = join_key(key, name)
+        hint = partial(unknown_hint, full, block[name], sorted(known))
+        problem = f"is no argument of {target}"
+        return ConfigError(key=full, problem=problem, fix=lambda loaded: hint(loaded) or takes)
+
+    raise_together([refused(name) for name in block if name not in {*known, *RESERVED}])
 
 
 def argument_names(target: Any) -> set[str] | None:

@@ -187,3 +187,57 @@ def test_several_wrong_arguments_of_one_block_are_told_at_once(call, recipe):
     code, said = call(*INFER)
     assert code == 1
     assert re.search(r"model\.beam_sise .*\n- model\.bem ", said), said
+
+
+BOTH = ("--stages", "infer", "measure", *MEASURE[2:])
+WRONG = {
+    "runner.on_eror=skip": "runner.on_error=skip",
+    "runner.max_erors=3": "runner.max_errors=3",
+    "parallel.n_worker=1": "parallel.n_workers=1",
+    "hyp_key=[]": "hyp_key=hyp",
+    "metrics.0.metric.ref_kee=ref": "metrics.0.metric.ref_key=ref",
+}
+
+
+def test_all_wrong_keys_of_a_line_are_told_at_once_with_the_line_that_has_none(call):
+    code, said = call(*BOTH, *OWN, *WRONG, "beam=3")
+    assert code == 1
+    assert said.count("\n- ") == len(WRONG) + 1
+    assert "With all of these corrected: " in said
+    words = lines_of(said)[-1]
+    assert {*OWN, *WRONG.values()} == {word for word in words if "=" in word}
+    assert call(*words)[0] == 0
+
+
+def test_wrong_keys_of_files_and_of_the_line_are_told_at_once(call, recipe):
+    text = DECODING.replace("data_src_args: {n: 3", "trasform: null, data_src_args: {n: 3")
+    wrong = "runner: {on_eror: skip}\noutput_keys: hyp, ref\nbatch_secs: 3\n"
+    (recipe / INFERENCE).write_text(f"{text}{wrong}")
+    (recipe / METRICS).write_text(f"{SCORING}    metrc: 1\n")
+    (recipe / "conf/more.yaml").write_text("parallel: {n_wrokers: 1}\n")
+    files = ("--inference_config", INFERENCE, "conf/more.yaml", "--metrics_config", METRICS)
+    code, said = call(
+        "--stages", "infer", "measure", *files, *OWN, "hyp_key=[]", "runner.resum=true"
+    )
+    assert code == 1
+    for key in (
+        "runner.on_eror (set in conf/decode all.yaml:7)", "runner.resum", "batch_secs", "hyp_key",
+        "output_keys is 'hyp, ref' (set in conf/decode all.yaml:8)", "dataset.test.1.trasform",
+        "parallel.n_wrokers is not a known key (set in conf/more.yaml:1)", "metrics.0.metrc",
+    ):  # fmt: skip
+        assert f"\n- {key}" in said, key
+    assert "8 problems" in said
+    assert "With those of the command line corrected: " in said
+    (recipe / INFERENCE).write_text(f"{DECODING}runner: {{on_error: skip}}\n")
+    (recipe / METRICS).write_text(SCORING)
+    (recipe / "conf/more.yaml").write_text("parallel: {n_workers: 1}\n")
+    assert call(*lines_of(said)[-1])[0] == 0
+
+
+def test_a_misspelt_block_is_not_told_as_a_missing_one_as_well(call, recipe):
+    (recipe / METRICS).write_text(SCORING.replace("metrics:", "metricss:"))
+    (recipe / INFERENCE).write_text(DECODING.replace("model:", "modell:"))
+    code, said = call(*BOTH, "runner.on_eror=skip")
+    assert code == 1
+    assert said.count("\n- ") == 3
+    assert "nothing is measured" not in said

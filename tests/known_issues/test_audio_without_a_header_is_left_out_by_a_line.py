@@ -25,6 +25,7 @@ def recipe(tmp_path):
 def test_line_that_leaves_it_out_is_told_and_works(recipe, capsys):
     assert call(recipe, *WORDS) == 1
     told = capsys.readouterr().err
+    assert told.count("python run.py") == 1  # and not the line that fails, to continue
     line = next(text for text in told.splitlines() if "To decode the others, type: " in text)
     words = shlex.split(line.partition("type: ")[2])
     assert words == ["python", "run.py", *WORDS, "runner.on_error=skip"]

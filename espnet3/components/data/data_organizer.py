@@ -25,11 +25,18 @@ from espnet3.components.data.dataset import (
 )
 from espnet3.components.data.errors import DataError, create_command
 from espnet3.components.data.subset import Subset
+from espnet3.config.advice import raise_together
 from espnet3.config.instantiate import build_function, find_function
 from espnet3.config.resolve import resolved
 from espnet3.config.schema import FrozenConfig, validate
 from espnet3.config.sources import names_places
-from espnet3.config.targets import find_bad_argument, install_hint, signature_of
+from espnet3.config.targets import (
+    find_bad_argument,
+    install_hint,
+    signature_of,
+    signature_without_import,
+    unknown_arguments,
+)
 from espnet3.errors import ConfigError, EspnetError, suggest
 
 if TYPE_CHECKING:
@@ -470,6 +477,42 @@ def check_datasets(
             source.check_arguments(kind, _with_recipe_dir(kind, arguments, recipe_dir))
 
 
+def check_entries(loaded: "LoadedConfig", splits: tuple[str, ...]) -> None:
+    """Check what the text of the `dataset` block tells: nothing of the user's own is imported.
+
+    Raises:
+        ConfigError: Keys of entries are unknown, or arguments of our own sources.
+    """
+    block = resolved(loaded.config.get(_KEY), prefix=_KEY, loaded=loaded)
+    if not isinstance(block, Mapping) or block.get("_target_", _TARGET) != _TARGET:
+        return
+    errors: list[ConfigError] = []
+    for split in splits:
+        key = f"{_KEY}.{split}"
+        entries = block.get(split)
+        try:
+            parse_entries(entries, key, named=split == "test")
+        except ConfigError as error:
+            errors.append(error)
+        for i, entry in enumerate(entries if isinstance(entries, list) else ()):
+            errors += _unknown_source_arguments(entry, f"{key}.{i}.data_src_args")
+    with loaded.naming_places():
+        raise_together(errors)
+
+
+def _unknown_source_arguments(entry: Any, key: str) -> Iterator[ConfigError]:
+    source, arguments = (
+        (entry.get("data_src"), entry.get("data_src_args"))
+        if isinstance(entry, Mapping)
+        else ("", "")
+    )
+    module = SOURCES.get(str(source))
+    signature = signature_without_import(f"{module}.Dataset") if module else None
+    if signature is not None and isinstance(arguments, Mapping):
+        known = {name: value for name, value in arguments.items() if name != "recipe_dir"}
+        yield from unknown_arguments(signature, key, {**known, "_target_": f"{module}.Dataset"})
+
+
 def _entries_to_check(values: Any, key: str, provided: bool) -> Sequence[DatasetEntry | None]:
     """Parse the entries of a split; None stands for one that is left to a provider."""
     named = key.endswith(".test")
@@ -546,7 +589,13 @@ def parse_entries(values: Any, key: str, *, named: bool = False) -> tuple[Datase
             problem="but must be a list of datasets",
             fix=f"Write: {split}: [{{name: NAME, data_src: SOURCE, data_src_args: {{...}}}}]",
         )
-    entries = [validate(DatasetEntry, value, prefix=f"{key}.{i}") for i, value in enumerate(plain)]
+    errors, entries = [], []
+    for i, value in enumerate(plain):
+        try:
+            entries.append(validate(DatasetEntry, value, prefix=f"{key}.{i}"))
+        except ConfigError as error:
+            errors.append(error)
+    raise_together(errors)
     _refuse_weights(entries, key)
     if named:
         names = [(f"{key}.{i}.name", entry.name) for i, entry in enumerate(entries)]

@@ -1,10 +1,14 @@
 """The stages of a recipe that recognises speech."""
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from espnet3.systems.base.stages import steps_of
 from espnet3.systems.base.system import BaseSystem
+
+if TYPE_CHECKING:
+    from espnet3.systems.base.mistakes import Reader
 
 
 class ASRSystem(BaseSystem):
@@ -19,6 +23,17 @@ class ASRSystem(BaseSystem):
     train_tokenizer, check_train_tokenizer, describe_train_tokenizer = steps_of(
         "train_tokenizer", "espnet3.systems.asr.tokenizer_training"
     )
+
+    def readers_of(self, stage_name: str) -> "Sequence[Reader]":
+        """Return the functions that read the config of a stage, and refuse what is wrong."""
+        from espnet3.systems.asr.publication import load_publication_config
+        from espnet3.systems.asr.tokenizer_training import load_tokenizer_block
+
+        if stage_name == "train_tokenizer":
+            return (load_tokenizer_block,)
+        if stage_name in ("pack_model", "upload_model"):
+            return (load_publication_config,)
+        return super().readers_of(stage_name)
 
     def check_collect_stats(self) -> None:
         """Check also that there is, or will be, a tokenizer."""

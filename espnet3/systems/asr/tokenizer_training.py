@@ -267,6 +267,15 @@ class TokenizerConfig(FrozenConfig):
         return settings
 
 
+def load_tokenizer_block(loaded: LoadedConfig) -> TokenizerConfig:
+    """Read the block as it is.
+
+    Raises:
+        ConfigError: one error that lists every problem.
+    """
+    return validate(TokenizerConfig, loaded.plain().get(BLOCK), prefix=BLOCK, loaded=loaded)
+
+
 @names_places
 def load_tokenizer_config(loaded: LoadedConfig) -> TokenizerConfig:
     """Read the block, with `save_path` filled in.
@@ -281,7 +290,7 @@ def load_tokenizer_config(loaded: LoadedConfig) -> TokenizerConfig:
             problem="is not set, so which tokenizer to train is not known",
             fix="Write: tokenizer: {model_type: characters, save_path: '${data_dir}/tokenizer'}",
         )
-    config = validate(TokenizerConfig, values[BLOCK], prefix=BLOCK)
+    config = load_tokenizer_block(loaded)
     if config.save_path is None:
         config = config.model_copy(update={"save_path": str(Path(values["data_dir"], BLOCK))})
     size = f"{BLOCK}.vocab_size"

@@ -6,36 +6,18 @@ the command line, and reported in a file.
 """
 
 import ast
-import inspect
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from espnet3.commands import (
-    corrected_command,
-    gather_corrections,
-    override_key,
-    same_command,
-)
-from espnet3.config.advice import (
-    advise,
-    check_block,
-    check_keys,
-    raise_any,
-    raise_together,
-    references,
-    split_problems,
-)
+from espnet3.commands import corrected_command, override_key, same_command
+from espnet3.config.advice import advise, raise_any, references
 from espnet3.config.definitions import find_definition
-from espnet3.config.known_keys import BLOCK_HOMES, HOMES
 from espnet3.config.sources import Source, names_places, value_at
-from espnet3.config.targets import signature_without_import, unknown_arguments
 from espnet3.errors import ConfigError, ResourceError
-from espnet3.parallel.parallel import as_parallel_config
-from espnet3.systems.base.context import DEFAULTS, SHARED
+from espnet3.systems.base.mistakes import one_line_for_all, refuse_mistakes
 from espnet3.systems.base.stages import (
     EVERYWHERE,
     KINDS,
@@ -54,24 +36,11 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-KNOWN_KEYS = frozenset(
-    (
-        *DEFAULTS, *SHARED, *EVERYWHERE, "launch",
-        *(key.partition(".")[0] for known in STAGES for key in known.reads),
-    )
-)  # fmt: skip
-"""Top-level keys with a meaning; others are the recipe's own."""
 _COMMAND_LINE = "command line: "
 _OF_LAUNCH = "launch"
 _ACCEPTED = "accept_changes"
 _CONFIG_NAMES = ("config", "cfg", "conf", "loaded", "hparams", *KINDS)
 """What people call the config in code."""
-_BUILT = {
-    "train": ("model", "optimizer", "optimizers", "scheduler", "schedulers"),
-    "collect_stats": ("model",),
-    "infer": ("model",),
-}
-"""Blocks of which a stage builds each `_target_` with the arguments beside it."""
 _MARKS_OF_TRAINING = ("optimizer", "optimizers")
 
 
@@ -92,12 +61,10 @@ def check_stages(system: "BaseSystem", stages: Sequence[Stage], *, dry_run: bool
         ResourceError: this machine, or what the scheduler gave, does not fit.
     """
     configs = [system.config_for(stage.name) for stage in stages]
-    with _one_line_for_all():
-        _refuse_all_mistakes(stages, configs)
-    # After the keys: a misspelt one is better named as such than as one that nobody reads.
     readers = Readers(system, stages)
-    with _one_line_for_all():
-        refuse_unread(readers)
+    # After the keys: a misspelt one is better named as such than as one that nobody reads.
+    refuse_mistakes(system, stages, configs, then=partial(_unread_complaints, readers))
+    refuse_unread(readers)
     for stage, loaded in zip(stages, configs, strict=True):
         check_targets(loaded, stage.blocks)
     # Before the checks, which ask whether an earlier stage makes what is missing.
@@ -109,53 +76,6 @@ def check_stages(system: "BaseSystem", stages: Sequence[Stage], *, dry_run: bool
     warn_of_unread(readers)
 
 
-@contextmanager
-def _one_line_for_all() -> Iterator[None]:
-    """Add the line that corrects all mistakes to an error: that of each mistake corrects one."""
-    with gather_corrections() as corrections:
-        try:
-            yield
-        except ConfigError as error:
-            n_mistakes = len(split_problems(str(error)))
-            if n_mistakes > 1 and (line := corrections.line(n_mistakes)):
-                error.add_note(f"With all of these corrected: {line}")
-            raise
-
-
-def _refuse_all_mistakes(stages: Sequence[Stage], configs: Sequence["LoadedConfig"]) -> None:
-    """Refuse misspelt keys, a wrong `parallel` block and arguments that no target takes, at once.
-
-    Raises:
-        ConfigError: with a line for each.
-    """
-    problems: list[str] = []
-
-    def note(check: Callable[[], object]) -> None:
-        try:
-            check()
-        except ConfigError as error:
-            notes = "".join(f"\n{text}" for text in getattr(error, "__notes__", ()))
-            # One key may be found wrong twice, in two ways.
-            known = {text.split(" ")[0] for text in problems}
-            found = split_problems(f"{error}{notes}")
-            problems.extend(text for text in found if text.split(" ")[0] not in known)
-            first.append(error)
-
-    first: list[ConfigError] = []
-    # Several stages may share one config, whose problems are reported once.
-    for loaded in {id(loaded): loaded for loaded in configs}.values():
-        users = [stage for stage, own in zip(stages, configs, strict=True) if own is loaded]
-        note(partial(check_config, loaded, [stage.name for stage in users]))
-        if loaded.has("parallel") and any("parallel" in stage.reads for stage in users):
-            note(partial(as_parallel_config, loaded))
-    for stage, loaded in zip(stages, configs, strict=True):
-        if stage.is_ours:
-            note(partial(check_written, loaded, stage.name))
-    if len(problems) == 1:
-        raise first[0]
-    raise_any(problems)
-
-
 def _run_check(check: Callable[[], None], dry_run: bool) -> None:
     try:
         check()
@@ -163,94 +83,6 @@ def _run_check(check: Callable[[], None], dry_run: bool) -> None:
         if not dry_run:
             raise
         logger.warning("%s", error)
-
-
-def check_config(loaded: "LoadedConfig", stages: Sequence[str]) -> None:
-    """Check a config by itself, for the stages (by name) that read it.
-
-    Raises:
-        ConfigError: naming the key, its place, and the line to write.
-    """
-    from espnet3.parallel.parallel import as_parallel_config
-
-    known = KNOWN_KEYS
-    if not any(loaded.has(key) for key in ("optimizer", "optimizers")):
-        # Of training; those of inference stand under runner.
-        known -= {"resume", "accept_changes"}
-    check_keys(loaded, known, homes=HOMES, stages=stages)
-    for block, homes in BLOCK_HOMES.items():
-        check_block(loaded, block, homes, stages)
-    # Resolves every interpolation, so that one that leads nowhere fails now and not in a stage.
-    loaded.plain()
-    as_parallel_config(loaded)
-
-
-@names_places
-def check_written(loaded: "LoadedConfig", stage: str) -> None:
-    """Refuse misspelt arguments of `_target_`s and of the trainer, as far as their text tells.
-
-    Nothing is imported: torch, Lightning and the user's model take seconds. The checks of the stage
-    look at the rest.
-
-    Raises:
-        ConfigError: naming the key, its place, and what to write.
-    """
-    values = loaded.plain()
-    if stage == "infer" and "provider" in values:
-        return  # a provider of one's own may read the block in its own way
-    found: list[ConfigError] = []
-    for block in _BUILT.get(stage, ()):
-        for key, node in _nodes_in(values.get(block), block):
-            signature = signature_without_import(str(node["_target_"]))
-            if signature is not None:
-                found += unknown_arguments(signature, key, node)
-                if stage == "infer" and not found:
-                    _refuse_several(signature, key, node, loaded)
-    if stage == "train":
-        from espnet3.trainer.trainer_block import unknown_names
-
-        found += unknown_names(loaded)
-    raise_together(found)
-
-
-def _refuse_several(
-    signature: inspect.Signature, key: str, node: Mapping[str, Any], loaded: "LoadedConfig"
-) -> None:
-    """Refuse a list that was typed for an argument of ours that is a number.
-
-    Raises:
-        ConfigError: with the option that tries several values.
-    """
-    for name, value in node.items():
-        parameter = signature.parameters.get(name)
-        is_number = parameter is not None and type(parameter.default) in (int, float)
-        is_ours = str(node["_target_"]).startswith("espnet3.")
-        full = f"{key}.{name}"
-        if isinstance(value, list) and is_number and is_ours and loaded.is_typed(full):
-            # Where measure is not asked for, it must be.
-            line = corrected_command(["infer"], ["infer", "measure"]) or same_command()
-            line = same_command() if "measure measure" in line else line
-            raise ConfigError(
-                key=full,
-                value=value,
-                problem="but is one number",
-                fix="To decode the validation set with each of them, and the test sets with the "
-                f"best, write: {line} --best valid/wer",
-            )
-
-
-def _nodes_in(values: Any, key: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the key of each mapping with a `_target_`, and the mapping."""
-    if isinstance(values, dict):
-        if "_target_" in values:
-            yield key, values
-        if values.get("_recursive_") is False:
-            return  # what is built of it is up to the target
-        children: Iterable[tuple[Any, Any]] = values.items()
-    else:
-        children = enumerate(values) if isinstance(values, list) else ()
-    for name, child in children:
-        yield from _nodes_in(child, f"{key}.{name}")
 
 
 @names_places
@@ -421,16 +253,31 @@ def refuse_unread(readers: Readers) -> None:
     Raises:
         ConfigError: with the line to write instead.
     """
+    with one_line_for_all():
+        raise_any(_unread_complaints(readers))
+    if not _are_all_ours(readers):
+        for setting in _unread_overrides(readers):
+            logger.warning("%s", _complaint(readers, setting))
+
+
+def _unread_complaints(readers: Readers, known: Collection[str] = ()) -> list[str]:
+    """Return what is wrong with unused overrides, but those of keys that are known to be wrong."""
+    unread = _unread_overrides(readers) if _are_all_ours(readers) else ()
+    wrong = [setting for setting in unread if not _is_in(setting.key, known)]
+    return [_complaint(readers, setting) for setting in wrong]
+
+
+def _are_all_ours(readers: Readers) -> bool:
+    return all(stage.is_ours for stage in readers.stages)
+
+
+def _unread_overrides(readers: Readers) -> list[Setting]:
     typed = dict[str, list[Setting]]()
     for setting in readers.settings():
         if setting.is_typed:
             typed.setdefault(setting.source.file, []).append(setting)
     # An override goes to several configs, and it is enough that one of them is read.
-    unread = [each[0] for each in typed.values() if not any(map(readers.is_read, each))]
-    if all(stage.is_ours for stage in readers.stages):
-        raise_any([_complaint(readers, setting) for setting in unread])
-    for setting in unread:
-        logger.warning("%s", _complaint(readers, setting))
+    return [each[0] for each in typed.values() if not any(map(readers.is_read, each))]
 
 
 def warn_of_unread(readers: Readers) -> None:

@@ -2,11 +2,13 @@
 
 import inspect
 import logging
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from espnet3.config.advice import raise_together
 from espnet3.config.definitions import find_definition
 from espnet3.config.sources import names_places
 from espnet3.config.targets import (
@@ -23,6 +25,7 @@ from espnet3.parallel.clusters.registry import check_resources
 from espnet3.parallel.hooks import WRITER_HOOKS, overridden
 from espnet3.parallel.parallel import as_parallel_config
 from espnet3.systems.base.inference_config import (
+    BATCHING,
     DEFAULT_PROVIDER,
     DEFAULT_RUNNER,
     OUTPUTS,
@@ -102,15 +105,7 @@ def _check_function(path: str) -> None:
 
 
 def _check_runner(config: InferenceConfig) -> None:
-    for name, line in _SET_BY_STAGE.items():
-        if config.runner.get(name) is not None:
-            raise ConfigError(
-                key=f"runner.{name}",
-                value=config.runner[name],
-                problem="but the stage gives it to the runner",
-                fix=line.format(value=config.runner[name]),
-            )
-    _check_runner_arguments(config)
+    raise_together(list(_runner_mistakes(config.runner_target, config.runner)))
     target = locate(config.runner_target)
     if not (isinstance(target, type) and issubclass(target, BaseRunner)):
         raise ConfigError(
@@ -119,16 +114,46 @@ def _check_runner(config: InferenceConfig) -> None:
             problem="which is no BaseRunner",
             fix=f"Write: _target_: {DEFAULT_RUNNER}",
         )
-    on_error = config.runner.get("on_error", "raise")
+
+
+@names_places
+def check_runner_block(loaded: "LoadedConfig") -> None:
+    """Check what the text of the block tells; a runner of one's own is not imported.
+
+    Raises:
+        ConfigError: naming each key, its place, and what to write.
+    """
+    block = loaded.plain().get("runner")
+    if not isinstance(block, Mapping):
+        return
+    target = str(block.get("_target_", DEFAULT_RUNNER))
+    is_there = target == DEFAULT_RUNNER or target.rpartition(".")[0] in sys.modules
+    if is_there or find_definition(target) is not None:
+        # Others may stand in the block as well, and are checked as keys of their own.
+        own = {key: value for key, value in block.items() if key not in (*BATCHING, *OUTPUTS)}
+        raise_together(list(_runner_mistakes(target, own)))
+
+
+def _runner_mistakes(target: str, block: Mapping[str, Any]) -> Iterator[ConfigError]:
+    for name, line in _SET_BY_STAGE.items():
+        if block.get(name) is not None:
+            yield ConfigError(
+                key=f"runner.{name}",
+                value=block[name],
+                problem="but the stage gives it to the runner",
+                fix=line.format(value=block[name]),
+            )
+    yield from _unfit_runner_arguments(target, block)
+    on_error = block.get("on_error", "raise")
     if on_error not in ("raise", "skip"):
         fix = "Write: on_error: skip, or on_error: raise"
-        raise ConfigError(key="runner.on_error", value=on_error, fix=fix)
+        yield ConfigError(key="runner.on_error", value=on_error, fix=fix)
     for name in ("resume", "retry_failed"):
-        value = config.runner.get(name, True)
+        value = block.get(name, True)
         # The text "false" would be true.
         if not isinstance(value, bool):
             fix = f"Write: {name}: true, or {name}: false"
-            raise ConfigError(key=f"runner.{name}", value=value, fix=fix)
+            yield ConfigError(key=f"runner.{name}", value=value, fix=fix)
 
 
 # Once per process, as the check and the stage both come here.
@@ -137,19 +162,23 @@ def _warn_once(text: str) -> None:
     logger.warning("%s", text)
 
 
-def _check_runner_arguments(config: InferenceConfig) -> None:
-    try:
-        check_arguments("runner", config.runner_target, config.runner, hidden=_SET_BY_STAGE)
-    except ConfigError as error:
-        name = error.key.removeprefix("runner.")
-        if name not in inspect.signature(BaseRunner.__init__).parameters:
-            raise
-        raise ConfigError(
-            key=error.key,
-            problem=f"is no argument of {config.runner_target}",
-            fix="It is a setting of every BaseRunner; let the class pass it on: def "
-            "__init__(self, provider, **settings): super().__init__(provider, **settings)",
-        ) from None
+def _unfit_runner_arguments(target: str, block: Mapping[str, Any]) -> Iterator[ConfigError]:
+    of_every = inspect.signature(BaseRunner.__init__).parameters
+    for name, value in block.items():
+        try:
+            check_arguments("runner", target, {name: value}, hidden=_SET_BY_STAGE)
+        except ConfigError as error:
+            if name not in of_every:
+                yield error
+                if error.key != f"runner.{name}":
+                    return  # there is no such class
+                continue
+            yield ConfigError(
+                key=error.key,
+                problem=f"is no argument of {target}",
+                fix="It is a setting of every BaseRunner; let the class pass it on: def "
+                "__init__(self, provider, **settings): super().__init__(provider, **settings)",
+            )
 
 
 def _check_params(config: InferenceConfig) -> None:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from espnet3.config.load import LoadedConfig
     from espnet3.parallel.open_pool import SharedCluster
     from espnet3.systems.base.inference_output import Need
+    from espnet3.systems.base.mistakes import Reader
     from espnet3.systems.base.sweep import Sweep
     from espnet3.systems.base.training_record import Comparison
 
@@ -100,6 +101,15 @@ class BaseSystem:
             fix=f"Write: {type(self).__name__}({stage.configs[0]}="
             f'load_config("conf/{stage.configs[0]}.yaml"))',
         )
+
+    def readers_of(self, stage_name: str) -> "Sequence[Reader]":
+        """Return the functions that read the config of a stage of ours, and refuse what is wrong.
+
+        All that they refuse is told at once, with misspelt keys, so they import nothing heavy.
+        """
+        from espnet3.systems.base.mistakes import readers_of
+
+        return readers_of(stage_name)
 
     @property
     def exp_dir(self) -> Path:

@@ -126,6 +126,15 @@ class _TrainerKeys(FrozenConfig):
     gradient_clip_algorithm: ClipAlgorithm | None = None
 
 
+def load_optimization_keys(loaded: LoadedConfig) -> OptimizationKeys:
+    """Read the keys, whatever their targets are.
+
+    Raises:
+        ConfigError: one error that lists every problem.
+    """
+    return validate(OptimizationKeys, those_of(OptimizationKeys, loaded.plain()), loaded=loaded)
+
+
 @dataclass(frozen=True)
 class OptimizationConfig:
     """All optimizers and their schedulers, in the order of updates."""
@@ -145,7 +154,7 @@ class OptimizationConfig:
         """
         loaded = as_loaded(config)
         values = loaded.plain()
-        keys = validate(OptimizationKeys, those_of(OptimizationKeys, values), loaded=loaded)
+        keys = load_optimization_keys(loaded)
         trainer = those_of(_TrainerKeys, values.get("trainer") or {})
         defaults = validate(_TrainerKeys, trainer, prefix="trainer", loaded=loaded)
         with loaded.naming_places():
