@@ -34,6 +34,18 @@ def count(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else plural}"
 
 
+def part_of(number: int, total: int, noun: str, verb: str = "") -> str:
+    """Return such as `3 of 8 jobs`, with a verb behind it, given as for one.
+
+    Example:
+        >>> part_of(1, 1, "job", "is"), part_of(3, 8, "job", "is"), part_of(1, 8, "job", "runs")
+        ('1 of 1 job is', '3 of 8 jobs are', '1 of 8 jobs run')
+    """
+    many = {"is": "are", "was": "were", "has": "have"}.get(verb, verb.removesuffix("s"))
+    verb = verb if total == 1 else many
+    return f"{number:,} of {count(total, noun)}{' ' if verb else ''}{verb}"
+
+
 def amount(number: float) -> str:
     """Return a large count in three digits.
 

@@ -30,7 +30,7 @@ from espnet3.errors import WorkerError
 from espnet3.parallel.env_provider import BuiltParts
 from espnet3.parallel.tasks import Died, Event, Finished, PoolWorker, ShardResult, ShardTask
 from espnet3.parallel.worker import ShardServer, dump_result, load_result, load_server
-from espnet3.text import folded
+from espnet3.text import count, folded
 
 logger = logging.getLogger(__name__)
 # Between two looks at the workers: short while they come and go, then longer and longer.
@@ -392,7 +392,8 @@ class MissingWorkers:
             waited = now - self._since
             self._next = now + min(waited, longest)
             if n_workers:
-                logger.info("%d workers are at work. %s", n_workers, waiting)
+                verb = "is" if n_workers == 1 else "are"
+                logger.info("%s %s at work. %s", count(n_workers, "worker"), verb, waiting)
             else:
                 logger.warning("No worker is connected for %.0f s. %s", waited, waiting)
 

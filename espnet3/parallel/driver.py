@@ -75,7 +75,7 @@ from espnet3.shards.records import (
     log_name,
     write_worker,
 )
-from espnet3.text import count, duration
+from espnet3.text import count, duration, part_of
 
 if TYPE_CHECKING:
     from espnet3.shards.items import Items
@@ -302,7 +302,8 @@ def _announce(layout: RunLayout, manifest: Manifest, order: Sequence[int]) -> in
     n_left = sum(manifest.bounds[shard + 1] - manifest.bounds[shard] for shard in order)
     n_before = manifest.n_items - n_left
     if n_before:
-        logger.info("Resuming %s: %d of %d items are done", layout.root, n_before, manifest.n_items)
+        done = part_of(n_before, manifest.n_items, "item", "is")
+        logger.info("Resuming %s: %s done", layout.root, done)
     else:
         items, shards = count(n_left, "item"), count(manifest.n_shards, "shard")
         logger.info("Starting %s: %s in %s", layout.root, items, shards)

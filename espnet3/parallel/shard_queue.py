@@ -43,6 +43,7 @@ from espnet3.shards.records import (
     sample_workers,
     write_death,
 )
+from espnet3.text import count
 
 if TYPE_CHECKING:
     from espnet3.shards.items import Items
@@ -250,15 +251,13 @@ class ShardQueue:
     def _help_others(self) -> int | None:
         """Run the slowest shard in other hands a second time, or wait until one is given back."""
         n_left = self._board.n_left()
+        left = f"{count(n_left, 'shard')} {'is' if n_left == 1 else 'are'} in other hands"
         if not self._is_patient:
-            raise LeaveRun(f"nothing to take: {n_left} shards are in other hands", ends_all=False)
+            raise LeaveRun(f"nothing to take: {left}", ends_all=False)
         # A frozen node is noticed only after a minute; a backup attempt makes up for it (ADR 18).
         backup = self._take_backup()
         if backup is None and not self._is_driver and not self.stands_by():
-            raise LeaveRun(
-                f"nothing to take: {n_left} shards are in other hands, and others stand by",
-                ends_all=False,
-            )
+            raise LeaveRun(f"nothing to take: {left}, and others stand by", ends_all=False)
         return backup
 
     def stands_by(self) -> bool:

@@ -25,7 +25,7 @@ from espnet3.shards.file_access import reaching, read_in_order
 from espnet3.shards.layout import DONE, FAILED, RunLayout
 from espnet3.shards.manifest import Manifest, require_manifest
 from espnet3.shards.pack import read_pack
-from espnet3.text import first_few
+from espnet3.text import first_few, part_of
 
 _BLOCK = 1 << 18
 _SHOWN = 5
@@ -231,9 +231,10 @@ def _committed_files(shard_dir: Path) -> Iterator[tuple[str, Path]]:
 def _describe_missing(root: Path, manifest: Manifest, missing: list[int]) -> str:
     bounds = manifest.bounds
     n_items = sum(bounds[shard + 1] - bounds[shard] for shard in missing)
+    verb = "is" if manifest.n_items == 1 else "are"
     shown = [f"shard {s}: items {bounds[s]} to {bounds[s + 1] - 1}" for s in missing]
     return (
-        f"{n_items} of {manifest.n_items} items in {root} are not done "
+        f"{part_of(n_items, manifest.n_items, 'item')} in {root} {verb} not done "
         f"({first_few(shown, _SHOWN)}). Run the same command again to finish them."
     )
 

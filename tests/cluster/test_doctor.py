@@ -152,7 +152,7 @@ def test_a_job_that_waits_is_cancelled_after_the_timeout(patient):
     patient.configure(job_extra_directives=["--gres=gpu:1", "--begin=now+3600"])
     code, findings, told = patient.examine("--submit", "--timeout", "15")
     assert code == 1
-    assert "1 of 1 jobs are pending" in told
+    assert "1 of 1 job is pending" in told
     assert "no worker came within 15 s" in findings["job"]["told"]
     assert "BeginTime" in findings["job"]["told"]
     assert "--timeout 3600" in findings["job"]["fix"]

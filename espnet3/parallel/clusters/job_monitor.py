@@ -16,7 +16,7 @@ from espnet3.errors import ResourceError, WorkerError
 from espnet3.parallel.clusters.job_cluster import Change, ConnectedWorker, JobCluster
 from espnet3.parallel.clusters.job_logs import words_of_daemon
 from espnet3.schedulers import CLOSED_ADVICE, FORGOTTEN, JobState, Scheduler
-from espnet3.text import duration, end_of_log
+from espnet3.text import count, duration, end_of_log, part_of
 
 if TYPE_CHECKING:
     from espnet3.parallel.config import ParallelConfig
@@ -172,8 +172,8 @@ def describe_waiting(
         parts.append(_describe_starting(starting, len(jobs), now))
     if unknown:
         parts.append(
-            f"{len(unknown)} of {len(jobs)} jobs were submitted {_longest(unknown, now)} ago, and "
-            f"nothing is known of them yet. See: {status_command}."
+            f"{part_of(len(unknown), len(jobs), 'job', 'was')} submitted {_longest(unknown, now)} "
+            f"ago, and nothing more is known yet. See: {status_command}."
         )
     return " ".join(parts)
 
@@ -183,7 +183,8 @@ def _describe_pending(
 ) -> str:
     reasons = Counter(job.state.reason or job.state.word for job in jobs)
     text = closed or ", ".join(f"{reason} ({n})" for reason, n in reasons.most_common(3))
-    line = f"{len(jobs)} of {n_jobs} jobs are pending for {_longest(jobs, now)}: {text}."
+    pending = part_of(len(jobs), n_jobs, "job", "is")
+    line = f"{pending} pending for {_longest(jobs, now)}: {text}."
     if closed:
         return f"{line} {CLOSED_ADVICE}."
     if scheduler is None:
@@ -194,8 +195,11 @@ def _describe_pending(
 
 def _describe_starting(jobs: list[MonitoredJob], n_jobs: int, now: float) -> str:
     numbers = ", ".join(job.job_id for job in jobs[:3])
-    line = f"{len(jobs)} of {n_jobs} jobs run, but their workers have not connected"
-    return f"{line} for {_longest(jobs, now)} (job {numbers}). If this lasts, see their logs."
+    running = part_of(len(jobs), n_jobs, "job", "runs")
+    theirs = "its worker has" if len(jobs) == 1 else "their workers have"
+    logs = "its log" if len(jobs) == 1 else "their logs"
+    line = f"{running}, but {theirs} not connected for {_longest(jobs, now)}"
+    return f"{line} (job {numbers}). If this lasts, see {logs}."
 
 
 def _longest(jobs: list[MonitoredJob], now: float) -> str:
@@ -616,7 +620,11 @@ class JobMonitor:
         )
 
     def _stop_replacing(self) -> None:
-        text = f"{self._n_lost} jobs were lost, more than parallel.max_lost_jobs allows to replace"
+        were = "was" if self._n_lost == 1 else "were"
+        text = (
+            f"{count(self._n_lost, 'job')} {were} lost, more than parallel.max_lost_jobs allows to "
+            "replace"
+        )
         if not self._jobs:
             raise WorkerError(
                 f"{text} ({self._limits.max_lost}), and none is left. Finished shards are kept; "

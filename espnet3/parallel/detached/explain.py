@@ -24,7 +24,7 @@ from espnet3.shards.commit import Done
 from espnet3.shards.merge import read_failures
 from espnet3.shards.records import DeathNote, RecordPaths, find_damaged, read_deaths
 from espnet3.shards.status import RunningShard
-from espnet3.text import count, duration, end_of_log, first_few, first_line, read_end
+from espnet3.text import count, duration, end_of_log, first_few, first_line, part_of, read_end
 
 _LEVELS = {"problem": 0, "warning": 1, "ok": 2}
 _LITTLE_BYTES = 200 << 20
@@ -195,7 +195,7 @@ class _Explainer:
     def _state(self, *, is_explained: bool) -> Iterator[Finding]:
         seen = self._seen
         state, status = seen.state, seen.status
-        done = f"{status.n_done_so_far:,} of {status.n_items:,} items are done"
+        done = f"{part_of(status.n_done_so_far, status.n_items, 'item', 'is')} done"
         if state == "complete":
             yield Finding("ok", "run", "it is complete")
         elif state in ("running", "stopping"):
@@ -312,7 +312,10 @@ class _Explainer:
         ]
         if late:
             ids = ", ".join(job.record.job_id for job in late[:_MOST])
-            message = f"{len(late)} jobs run, but their workers have not signed in (job {ids})"
+            run, theirs = (
+                ("runs", "its worker has") if len(late) == 1 else ("run", "their workers have")
+            )
+            message = f"{count(len(late), 'job')} {run}, but {theirs} not signed in (job {ids})"
             message += end_of_log(log_of(late[-1], self._run_dir), 8)
             fix = "If this lasts, the nodes cannot start the Python of the run, or do not see this "
             yield Finding("warning", "jobs", message, f"{fix}folder")
@@ -323,18 +326,17 @@ class _Explainer:
             n_jobs = len(list(jobs))
             scheduler = scheduler_of(env)
             if scheduler is None:
-                message = (
-                    f"{n_jobs} processes were started on another machine; what became of them "
-                )
+                started = f"{count(n_jobs, 'process')} {'was' if n_jobs == 1 else 'were'} started"
+                of = "it" if n_jobs == 1 else "them"
+                message = f"{started} on another machine; what became of {of} "
                 fix = "espnet3 status lists the active workers"
                 yield Finding("warning", "jobs", f"{message}cannot be seen from here", fix)
                 continue
             command = scheduler.status_command
             if shutil.which(command.split()[0]) is None:
-                message = (
-                    f"{command.split()[0]} is not here, so what became of {n_jobs} jobs of {env}"
-                )
-                fix = f"Run this where you submitted them, or there: {command}"
+                jobs_of = f"{count(n_jobs, 'job')} of {env}"
+                message = f"{command.split()[0]} is not here, so what became of {jobs_of}"
+                fix = f"Run this where you submitted the run, or there: {command}"
                 yield Finding("warning", "jobs", f"{message} is not known", fix)
 
     def _silent_workers(self) -> Iterator[Finding]:
@@ -584,9 +586,8 @@ def _waiting(
     command = scheduler.status_command if scheduler else ""
     waited = duration(max(now - job.record.submitted for job in jobs))
     ids = ", ".join(job.record.job_id for job in jobs[:_MOST])
-    message = (
-        f"{len(jobs)} of {n_jobs} jobs in the queue, for {waited} so far: {reason} (job {ids})"
-    )
+    waiting = part_of(len(jobs), n_jobs, "job")
+    message = f"{waiting} in the queue, for {waited} so far: {reason} (job {ids})"
     if is_closed:
         return Finding("warning", "queue", message, CLOSED_ADVICE)
     advice = (scheduler.advice(reason) if scheduler else "") or f"See: {command}"

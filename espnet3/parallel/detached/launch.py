@@ -28,6 +28,7 @@ from espnet3.parallel.open_pool import worker_setup_fn
 from espnet3.shards.lease import Lease
 from espnet3.shards.manifest import Manifest, load_manifest
 from espnet3.shards.records import RecordPaths, StopMark, read_jobs, write_stop
+from espnet3.text import count
 
 if TYPE_CHECKING:
     from espnet3.parallel.base_runner import BaseRunner
@@ -171,11 +172,12 @@ def submit_missing(roots: Sequence[Path], config: "ParallelConfig", n_shards: in
             if not n_there:
                 _note_refusal(roots, error)
             raise
-        what = "processes" if jobs and jobs[0].machine else "jobs"
+        what = count(len(jobs), "process" if jobs and jobs[0].machine else "job")
         numbers = ", ".join(job.job_id for job in jobs[:8]) + (", ..." if len(jobs) > 8 else "")
-        logger.info("Submitted to %s: %d %s (%s)", config.env, len(jobs), what, numbers)
+        logger.info("Submitted to %s: %s (%s)", config.env, what, numbers)
     if n_there:
-        logger.info("%d workers are there or in the queue already", n_there)
+        verb = "is" if n_there == 1 else "are"
+        logger.info("%s %s there or in the queue already", count(n_there, "worker"), verb)
     for line in what_to_type(roots):
         logger.info("%s", line)
 

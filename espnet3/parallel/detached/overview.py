@@ -30,6 +30,7 @@ from espnet3.shards.layout import leases_folder
 from espnet3.shards.lease import living_owners
 from espnet3.shards.records import JobRecord, RecordPaths, read_deaths
 from espnet3.shards.status import RunningShard, RunStatus, StatusReader
+from espnet3.text import part_of
 
 logger = logging.getLogger(__name__)
 _PAUSE_SECONDS = (0.05, 10.0)
@@ -260,20 +261,21 @@ def failure_of(seen: Overview) -> EspnetError:
     if status.stop is not None and seen.state == "cancelled":
         return IncompleteRunError(
             f"The run in {where} was cancelled by {status.stop.by or 'an unknown user'}, with "
-            f"{status.n_done:,} of {status.n_items:,} items done. Resume: espnet3 resume {quoted}"
+            f"{part_of(status.n_done, status.n_items, 'item')} done. Resume: espnet3 resume "
+            f"{quoted}"
         )
     if seen.state == "not merged":
         return IncompleteRunError(
             f"All shards in {where} are done, but no worker is left to merge them. Type: "
             f"espnet3 merge {quoted}"
         )
+    done = f"{part_of(status.n_done, status.n_items, 'item', 'is')} done"
     if not status.is_detached:
         return IncompleteRunError(
-            f"{where} has no workers left: {status.n_done:,} of {status.n_items:,} items are done.",
+            f"{where} has no workers left: {done}.",
             fix="Run the command that began it again: finished shards are kept.",
         )
     return IncompleteRunError(
-        f"{where} has no workers left, and no job waits: {status.n_done:,} of "
-        f"{status.n_items:,} items are done. To see why: espnet3 explain {quoted}; to continue: "
-        f"espnet3 resume {quoted}"
+        f"{where} has no workers left, and no job waits: {done}. To see why: espnet3 explain "
+        f"{quoted}; to continue: espnet3 resume {quoted}"
     )

@@ -47,7 +47,7 @@ from espnet3.shards.records import (
     make_folders,
     read_jobs,
 )
-from espnet3.text import duration, folded, local_time
+from espnet3.text import duration, folded, local_time, part_of
 
 if TYPE_CHECKING:
     from espnet3.parallel.config import ParallelConfig
@@ -174,8 +174,8 @@ def _submit_jobs(work: "WorkerJob", config: "ParallelConfig", n_workers: int) ->
             if not records:
                 raise ResourceError(_refused(config, error, job)) from error
             logger.warning(
-                "%d of %d jobs were submitted; then %s. The run continues with these.",
-                len(records), n_workers, error,
+                "%s submitted; then %s. The run continues with what it has.",
+                part_of(len(records), n_workers, "job", "was"), error,
             )  # fmt: skip
             break
     return records

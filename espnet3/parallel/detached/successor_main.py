@@ -50,7 +50,7 @@ from espnet3.shards.records import (
     read_stop,
     read_workers,
 )
-from espnet3.text import first_line
+from espnet3.text import first_line, part_of
 
 if TYPE_CHECKING:
     from espnet3.parallel.config import ParallelConfig
@@ -205,7 +205,7 @@ class Follower:
             yield f"no successor: {_reason(error)}"
             return
         numbers = ", ".join(job.job_id for job in jobs)
-        yield f"{n_missing} of {n_wanted} workers were missing; submitted: {numbers}"
+        yield f"{part_of(n_missing, n_wanted, 'worker', 'was')} missing; submitted: {numbers}"
 
     def _lost_a_node(self, records: Sequence[JobRecord]) -> bool:
         """Tell whether the end of one of these jobs says nothing about the next one."""

@@ -48,6 +48,7 @@ from espnet3.shards.lease import HEARTBEAT, Lease
 from espnet3.shards.manifest import Manifest, require_manifest
 from espnet3.shards.records import Identity, OwnRecord, RecordPaths, StopMark, read_stop, write_stop
 from espnet3.shards.success import read_success
+from espnet3.text import count
 
 logger = logging.getLogger(__name__)
 OpenPool = Callable[[bytes], WorkerPool]
@@ -212,7 +213,8 @@ class DetachedWorker:
                 queue.check_all_failed()
             missing = merger.missing()
             if not missing:
-                logger.info("All %d shards are done; merging", manifest.n_shards)
+                shards = count(manifest.n_shards, "shard")
+                logger.info("All is done (%s); merging", shards)
                 # The user's merge looks at no flag, and may take longer than a scheduler waits.
                 with self._signals.raised_at_once():
                     merger.merge()

@@ -20,6 +20,7 @@ from espnet3.shards.records import (
     read_jobs,
     read_workers,
 )
+from espnet3.text import count
 
 # Some schedulers leave a job out of their answers for seconds after its submission.
 _NEW_SECONDS = 60.0
@@ -242,10 +243,12 @@ def count_workforce(root: Path, env: str, *, only: bool = False) -> int:
 def _no_answer(root: Path, env: str, n_jobs: int) -> str:
     scheduler = scheduler_of(env)
     command = scheduler.status_command if scheduler else env
+    exist = "exists" if n_jobs == 1 else "exist"
     return (
-        f"Whether {n_jobs} jobs of {root} still exist cannot be determined: `{command}` does not "
-        "answer, or not in its own words. Nothing was submitted. Try again when it does; to add "
-        f"workers all the same: espnet3 resume {shlex.quote(str(root))} --workers N"
+        f"Whether {count(n_jobs, 'job')} of {root} still {exist} cannot be determined: "
+        f"`{command}` does not answer, or not in its own words. Nothing was submitted. Try again "
+        "when it does; to add workers all the same: espnet3 resume "
+        f"{shlex.quote(str(root))} --workers N"
     )
 
 
