@@ -12,8 +12,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import yaml
-
 from espnet3.commands import same_command
 from espnet3.config.foreign_keys import BLOCKS, WORDS
 from espnet3.config.known_keys import ALL, OWN, READERS, SIZES, Unfit, UnfitKey, flow
@@ -258,6 +256,8 @@ def is_override(key: str, loaded: "LoadedConfig | None") -> bool:
 
 def yaml_line(key: str, value: object) -> str:
     """Return `key: value` as a line of YAML to paste."""
+    import yaml  # here: only what is wrong needs it
+
     is_scalar = not isinstance(value, Mapping | list | tuple | set)
     try:
         style = False if is_scalar else None

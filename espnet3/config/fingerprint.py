@@ -415,6 +415,8 @@ class NamedPath:
 def named_paths(flat: Mapping[str, Any]) -> Iterator[NamedPath]:
     """Yield what flat values name that exists, by key; see the module for what is looked for."""
     finder = _Finder([str(v) for k, v in flat.items() if _last(k) == "recipe_dir" and v])
+    cache = _hub_cache()
+    has_hub = _is_folder(cache)
     for key, value in flat.items():
         for i, (path, text) in enumerate(finder.in_key(key), start=1):
             yield NamedPath(f"{key}#key{i}", key, path, text)
@@ -427,7 +429,7 @@ def named_paths(flat: Mapping[str, Any]) -> Iterator[NamedPath]:
             yield NamedPath(key, key, path, text)
             for i, beside in enumerate(finder.beside(path), start=1):
                 yield NamedPath(f"{key}#beside{i}", key, beside, beside)
-        elif snapshot := _hub_snapshot(text, _revision(key, flat)):
+        elif has_hub and (snapshot := _hub_snapshot(text, _revision(key, flat), cache)):
             yield NamedPath(key, key, str(snapshot), text, snapshot.name)
         else:
             for i, (path, part) in enumerate(finder.in_text(text), start=1):
@@ -565,13 +567,15 @@ def _exists(path: str, *, unclear: bool) -> bool:
     return True
 
 
-def _hub_snapshot(text: str, revision: str) -> Path | None:
+def _hub_snapshot(text: str, revision: str, cache: Path) -> Path | None:
     """Return the folder that the hub's cache has of a name, if it says which version is used."""
     # The cache spells a slash as two dashes, and could mean another repository.
     if not _HUB_NAME.fullmatch(text) or "--" in text:
         return None
     for kind in ("models", "datasets"):
-        folder = _hub_cache() / f"{kind}--{text.replace('/', '--')}"
+        folder = cache / f"{kind}--{text.replace('/', '--')}"
+        if not _is_folder(folder):  # most words are no names of models
+            continue
         try:
             commit = (folder / "refs" / revision).read_text().strip()
         except (OSError, ValueError):

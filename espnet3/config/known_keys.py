@@ -9,8 +9,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 TRAIN = ("train",)
 TOKENS = ("train_tokenizer",)
 STATISTICS = ("collect_stats",)
@@ -305,6 +303,8 @@ def lines(value: Any) -> list[str]:
 
 def flow(value: Any) -> str:
     """Return a value as YAML on one line, to stand after `key=` or `key: `."""
+    import yaml  # here: only what is wrong needs it
+
     is_plain = not isinstance(value, Mapping | list | tuple)
     # A text such as cuda:1 needs quotes within braces only.
     options: dict[str, Any] = {} if is_plain else {"default_flow_style": True}

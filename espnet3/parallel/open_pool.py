@@ -18,6 +18,7 @@ from espnet3.parallel.env_provider import BuiltParts, environment_keys
 from espnet3.parallel.execute import ShardLoop, check_env
 from espnet3.parallel.faults import FaultPolicy
 from espnet3.parallel.process_pool import ProcessPool
+from espnet3.parallel.spare import Spare
 from espnet3.parallel.tasks import (
     Event,
     Finished,
@@ -456,10 +457,12 @@ class KeptPool:
 
     Args:
         is_open: whether another run may follow; else nothing is kept.
+        spare: a process that waits to become a worker of the first pool.
     """
 
-    def __init__(self, *, is_open: bool = True) -> None:
+    def __init__(self, *, is_open: bool = True, spare: Spare | None = None) -> None:
         self.is_open = is_open
+        self.spare = spare
         self._pool: Any = None
         self._needs: tuple[Any, ...] = ()
 

@@ -21,6 +21,7 @@ from typing import Any, Protocol
 
 import cloudpickle
 
+from espnet3.parallel.spare import Spare
 from espnet3.parallel.tasks import Died, Event, Finished, PoolWorker, ShardTask
 from espnet3.parallel.worker import load_result
 from espnet3.schedulers import node_name
@@ -32,7 +33,8 @@ logger = logging.getLogger(__name__)
 # The driver's `sys.path`: modules beside the user's script are pickled by name.
 _PATH = "import json, sys; sys.path[:] = json.loads(sys.argv.pop(1)); "
 _SERVE = "from espnet3.parallel.warm_start import serve; serve(); "
-_WORK = "from espnet3.parallel.worker import main; main()"
+_MODULE = "espnet3.parallel.worker"
+_WORK = f"from {_MODULE} import main; main()"
 STOP_SECONDS = 10.0
 """How long the end of a run waits for killed workers; the kernel ends most of them at once."""
 _ANSWER_SECONDS = 5.0  # it takes milliseconds, or is stopped
@@ -56,6 +58,7 @@ class ProcessPool:
         log: one log for all of them instead.
         worker_timeout: seconds of silence after which a worker counts as frozen.
         variables: what to set in the environment of each, by rank; nothing if there are none.
+        spare: a process that waits to become the first of them.
     """
 
     def __init__(
@@ -68,8 +71,10 @@ class ProcessPool:
         log: Path | None = None,
         worker_timeout: float = 300.0,
         variables: Sequence[Mapping[str, str]] = (),
+        spare: Spare | None = None,
     ) -> None:
         self._spec = spec
+        self._spare = spare
         self._variables = variables
         self._threads = threads
         self._log_dir = log_dir
@@ -180,7 +185,10 @@ class ProcessPool:
             )  # fmt: skip
 
     def _warm_up(self) -> "_WarmStart | None":
-        # One worker is there sooner without, and a detached worker has one.
+        # One worker is there sooner without, and a detached worker has one, for which there is a
+        # spare process.
+        if self._spare and self._spare.is_waiting:
+            return None
         if len(self._missing) < 2 or not hasattr(os, "memfd_create"):  # of Linux
             logger.info("Workers start plainly: %s", count(len(self._missing), "worker"))
             return None
@@ -196,7 +204,8 @@ class ProcessPool:
         ranks, self._missing = self._missing, []
         for rank in ranks:
             log = self._log or self._own_log(rank)
-            worker = _Worker(rank, self._spec, self._environment(rank), log, self._warm)
+            spare, self._spare = self._spare, None  # those that replace it start plainly
+            worker = _Worker(rank, self._spec, self._environment(rank), log, self._warm, spare)
             self._workers[worker.name] = worker
 
     def _environment(self, rank: int) -> dict[str, str]:
@@ -243,13 +252,19 @@ class _Worker:
         environment: dict[str, str],
         log: Path | None,
         warm: "_WarmStart | None",
+        spare: Spare | None = None,
     ) -> None:
         self.rank = rank
         # A socket pair, not a queue: the worker sees its end when the driver is gone, however it
         # died (ADR 2).
         ours, theirs = socket.socketpair()
         self.log = str(log) if log else ""
-        forked = warm.fork(theirs, self.log, environment) if warm else None
+        forked: _Process | None = warm.fork(theirs, self.log, environment) if warm else None
+        if spare and spare.is_waiting:
+            forked = spare.become(
+                _MODULE, [self.log], environment=environment, link=theirs, log=self.log
+            )
+            logger.info("The worker starts %s", "from a spare process" if forked else "plainly")
         self.process: _Process = forked or _spawn(theirs, self.log, environment)
         # Else this process would keep the worker's end open, and never see that it died.
         theirs.close()

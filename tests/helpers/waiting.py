@@ -6,6 +6,8 @@ from pathlib import Path
 
 from espnet3.parallel.warm_start import NAME as WARM
 
+FORKED = "espnet3-worker"  # what a spare process calls itself then
+
 
 def wait_until(condition, seconds: float = 60.0, pause: float = 0.01, report=str) -> None:
     """Poll until a condition holds; fail after the deadline, with what `report` returns."""
@@ -45,7 +47,8 @@ def _ours() -> dict[int, tuple[int, str]]:
             fields = (folder / "stat").read_text().rpartition(")")[2].split()
         except OSError:
             continue
-        if b"espnet3.parallel.worker import main" in command and fields[0] != "Z":
+        is_worker = b"espnet3.parallel.worker import main" in command or name == FORKED
+        if is_worker and fields[0] != "Z":
             found[int(folder.name)] = int(fields[1]), name
     return found
 

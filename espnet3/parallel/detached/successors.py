@@ -15,6 +15,7 @@ from pathlib import Path
 from espnet3.errors import FileSystemError
 from espnet3.io.atomic import create_bytes
 from espnet3.io.clock import FolderClock
+from espnet3.parallel.spare import Child, Spare
 from espnet3.shards.file_access import is_there
 from espnet3.shards.records import RecordPaths
 
@@ -22,6 +23,8 @@ logger = logging.getLogger(__name__)
 _MODULE = "espnet3.parallel.detached.successor_main"
 _MINUTE = _EVERY_SECONDS = 60.0
 _MAX_PAUSE = 600.0
+# Nearly as soon as a new Python could have submitted a successor; many a run is over by then.
+_FIRST_SECONDS = 1.0
 # As long as a submission may take: killing it earlier could leave a job without its number.
 _MAX_SECONDS = 120.0
 _LAST_SECONDS = 60.0
@@ -33,7 +36,7 @@ WITHOUT_JOBS = ("local", "local_gpu")
 
 
 class Successors:
-    """Runs `successor_main` at the start, at the end of the run, and in between when there is need.
+    """Runs `successor_main` a second after the start, and later when there is need.
 
     The look for that is one operation a minute, in this process: with a thousand workers, a Python
     for each of them and a look at the records of all would be more work than the work.
@@ -44,21 +47,31 @@ class Successors:
         job_id: the job; without it no successor is submitted.
         generation: how many jobs came before it in its chain.
         trust: the user whose code may be run.
+        spare: a process that waits to become the first of them.
     """
 
     def __init__(
-        self, roots: Sequence[Path], *, env: str, job_id: str, generation: int, trust: str | None
+        self,
+        roots: Sequence[Path],
+        *,
+        env: str,
+        job_id: str,
+        generation: int,
+        trust: str | None,
+        spare: Spare | None = None,
     ) -> None:
-        self._command = [
-            # -P: the user's working folder may shadow modules of the library.
-            sys.executable, "-P", "-m", _MODULE, *map(str, roots), "--env", env, "--job", job_id,
-            "--generation", str(generation), *(["--trust", trust] if trust else []),
+        self._arguments = [
+            *map(str, roots), "--env", env, "--job", job_id, "--generation", str(generation),
+            *(["--trust", trust] if trust else []),
         ]  # fmt: skip
+        self._spare = spare
         # Without its number a job cannot be waited for by a successor.
         self._is_wanted = env not in WITHOUT_JOBS and bool(job_id)
-        self._root, self._mark = roots[0], RecordPaths(roots[0]).successor(env, job_id)
+        self._roots, self._root = list(roots), roots[0]
+        self._mark = RecordPaths(roots[0]).successor(env, job_id)
+        self._began = time.monotonic()
         self._clock: FolderClock | None = None
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: subprocess.Popen[bytes] | Child | None = None
         self._started = self._looked = float("-inf")
         self._has_successor, self._pause = False, _EVERY_SECONDS
 
@@ -69,7 +82,9 @@ class Successors:
             if self._process.poll() is None and now - self._started < _MAX_SECONDS:
                 return
             self._reap()
-        if self._is_wanted and now - self._looked >= _EVERY_SECONDS:
+        if not self._is_wanted or now - self._began < _FIRST_SECONDS:
+            return
+        if now - self._looked >= _EVERY_SECONDS:
             self._looked = now
             self._look()
 
@@ -92,9 +107,17 @@ class Successors:
         """Let it clean up after a run that is complete or stopped: successors that still wait."""
         # Two at once could both submit, or one cancel what the other is just submitting.
         self._await(_MAX_SECONDS)
-        if self._is_wanted:
+        if self._is_wanted and self._may_jobs_wait():
             self._start()
             self._await(_LAST_SECONDS)
+
+    def _may_jobs_wait(self) -> bool:
+        from espnet3.parallel.detached.workforce import has_open_jobs  # at the end only
+
+        try:
+            return any(has_open_jobs(root) for root in self._roots)
+        except (OSError, FileSystemError):
+            return True  # the process says what is wrong
 
     def close(self) -> None:
         """Let it end: between submitting a job and noting it, it must not be killed."""
@@ -109,9 +132,14 @@ class Successors:
 
     def _start(self, *more: str) -> None:
         self._started = time.monotonic()
+        arguments = [*self._arguments, *more]
+        # -P: the user's working folder may shadow modules of the library.
+        command = [sys.executable, "-P", "-m", _MODULE, *arguments]
         try:
             # Its words go where this process's go: into the worker's log.
-            self._process = subprocess.Popen([*self._command, *more], stdin=subprocess.DEVNULL)
+            spare = self._spare
+            forked = spare.become(_MODULE, arguments, environment=os.environ) if spare else None
+            self._process = forked or subprocess.Popen(command, stdin=subprocess.DEVNULL)
         except OSError as error:
             logger.warning("no successor: %s cannot be started: %s", _MODULE, error)
             return

@@ -20,6 +20,7 @@ from espnet3.parallel.detached.worker import DetachedWorker, Outcome, find_end
 from espnet3.parallel.folder_run import folder_errors
 from espnet3.parallel.open_pool import KeptPool
 from espnet3.parallel.signals import EndSignals
+from espnet3.parallel.spare import Spare, fork_spares
 from espnet3.schedulers import JOB_ID, node_name, scheduler_of
 from espnet3.shards.layout import RunLayout
 from espnet3.shards.lease import Owner
@@ -51,14 +52,20 @@ def _ahead(root: Path) -> float:
     return 0.0
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Work on the folders, one after the other; return the exit code."""
+def main(arguments: Sequence[str] | None = None, spares: Sequence[Spare] = ()) -> int:
+    """Work on the folders, one after the other; return the exit code.
+
+    Args:
+        arguments: those of the command line.
+        spares: processes that wait to become the child that does the work, and the successor
+            program.
+    """
     options = _parser().parse_args(arguments)
     roots = [root.resolve() for root in options.run_dirs]
     logs.log_to_stderr()
     # Before any work, so that an early signal ends the worker in good order, too.
     with EndSignals().installed() as signals:
-        worker = _Worker(roots, options, signals)
+        worker = _Worker(roots, options, signals, spares)
         try:
             return worker.work()
         except (EspnetError, OSError) as error:
@@ -68,12 +75,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
             # Also after an error: a submission under way must note its job.
             worker.successors.close()
             worker.kept.close()
+            for spare in spares:
+                spare.close()
 
 
 class _Worker:
     """This process: its job, its folders, and what became of them."""
 
-    def __init__(self, roots: list[Path], options: argparse.Namespace, signals: EndSignals) -> None:
+    def __init__(
+        self,
+        roots: list[Path],
+        options: argparse.Namespace,
+        signals: EndSignals,
+        spares: Sequence[Spare],
+    ) -> None:
+        of_child, of_successors = spares or (None, None)
         self._roots, self._options, self._signals = roots, options, signals
         owner = Owner.of_this_process()
         # The argument first: variables may be those of another job, from which this was submitted.
@@ -83,13 +99,14 @@ class _Worker:
         self._log_name = f"detached-{options.env}-{stamp}.log".replace(os.sep, "_")
         self._submitted: float | None = options.submitted
         self._pinning: Pinning | None = None
-        self.kept = KeptPool()  # one process, and one model, for all folders
+        self.kept = KeptPool(spare=of_child)  # one process, and one model, for all folders
         self.successors = Successors(
             roots,
             env=options.env,
             job_id=self._job_id,
             generation=options.generation,
             trust=options.trust,
+            spare=of_successors,
         )
 
     def _complete_record(self) -> None:
@@ -205,4 +222,5 @@ class _Worker:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    # Before anything else: later there are threads, handlers of signals, files of the run.
+    sys.exit(main(spares=fork_spares(2)))

@@ -231,7 +231,9 @@ class DetachedWorker:
             kept.serve(packed, 1, log=log, worker_timeout=timeout)
             return kept
         # A child of its own: if an item kills its process, this one is left to record that.
-        return ProcessPool(packed, 1, threads=threads, log=log, worker_timeout=timeout)
+        return ProcessPool(
+            packed, 1, threads=threads, log=log, worker_timeout=timeout, spare=self._kept.spare
+        )
 
 
 class _Loop:

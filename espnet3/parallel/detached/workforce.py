@@ -240,6 +240,27 @@ def count_workforce(root: Path, env: str, *, only: bool = False) -> int:
     return workforce.n_present + len(submitting)
 
 
+def has_open_jobs(root: Path) -> bool:
+    """Tell by the records alone whether there may be a job that waits; the scheduler is not asked.
+
+    There is none if each job has brought a worker that is alive, or said how it ended.
+
+    Raises:
+        OSError: a record cannot be read from here.
+    """
+    jobs = read_jobs(RecordPaths(root), submitting=True)
+    if any(job.is_submitting for job in jobs):
+        return True
+    to_ask: list[JobRecord] = []
+
+    def note(records: Sequence[JobRecord]) -> dict[str, JobState]:
+        to_ask.extend(records)
+        return {}
+
+    read_workforce(root, ask=note, jobs=jobs)
+    return bool(to_ask)
+
+
 def _no_answer(root: Path, env: str, n_jobs: int) -> str:
     scheduler = scheduler_of(env)
     command = scheduler.status_command if scheduler else env

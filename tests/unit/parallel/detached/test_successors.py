@@ -1,14 +1,16 @@
 import os
 import sys
 import time
+from dataclasses import asdict
 
 import pytest
 
 from benchmarks.file_operations import FileOperations
+from espnet3.io.atomic import write_json
 from espnet3.io.clock import FolderClock
 from espnet3.parallel.detached import successors as succession_module
 from espnet3.parallel.detached.successors import Successors, takes_turn
-from espnet3.shards.records import JobRecord, make_folders, write_job
+from espnet3.shards.records import JobRecord, WorkerRecord, make_folders, write_job
 from tests.helpers.waiting import wait_until
 
 SCRIPT = """
@@ -27,8 +29,9 @@ def paths(tmp_path):
 
 
 @pytest.fixture
-def make(paths):
-    def make(env="slurm", job_id="7", trust=None):
+def make(paths, monkeypatch):
+    def make(env="slurm", job_id="7", trust=None, first_seconds=0.0):
+        monkeypatch.setattr(succession_module, "_FIRST_SECONDS", first_seconds)
         return Successors([paths.root], env=env, job_id=job_id, generation=2, trust=trust)
 
     return make
@@ -112,7 +115,38 @@ def test_only_one_worker_has_a_minute_s_turn(paths):
     assert len(list(paths.folder.glob("watch.*"))) == 2, "older ones are removed"
 
 
-def test_it_is_asked_once_more_at_the_end_of_the_run(calls, make):
+def test_a_run_that_ends_within_the_first_second_starts_no_process(calls, make, paths):
+    successors = make(first_seconds=60.0)
+    with FileOperations(paths.root) as operations:
+        successors.tick()
+    assert operations.counts == {}
+    successors.finish()
+    successors.close()
+    assert calls() == []
+
+
+def test_it_is_asked_once_more_at_the_end_of_a_run_with_a_job_that_may_wait(calls, make, paths):
+    write_job(paths, JobRecord("slurm", "8", 0.0, after="7"))
+    make().finish()
+    assert len(calls()) == 1
+
+
+def test_jobs_that_have_all_brought_a_worker_need_no_process_at_the_end(calls, make, paths):
+    write_job(paths, JobRecord("slurm", "7", 0.0))
+    record = WorkerRecord("ab", "n1", 1, 5.0, env="slurm", job_id="7", ended=9.0, exit_code=0)
+    write_json(paths.workers / "ab.json", asdict(record))
+    make().finish()
+    assert calls() == []
+    # The number of another is not known: it was being submitted when its submitter was killed.
+    write_job(paths, JobRecord("slurm", "", 0.0, tag="0123456789ab"))
+    make().finish()
+    assert len(calls()) == 1
+
+
+def test_a_worker_that_vanished_may_have_a_job_that_waits_again(calls, make, paths):
+    write_job(paths, JobRecord("slurm", "7", 0.0))
+    record = WorkerRecord("ab", "n1", 1, 5.0, env="slurm", job_id="7")
+    write_json(paths.workers / "ab.json", asdict(record))
     make().finish()
     assert len(calls()) == 1
 
@@ -126,8 +160,9 @@ def test_processes_have_no_successors(calls, make, env, job_id):
     assert calls() == []
 
 
-def test_its_failure_is_told_and_does_no_harm(make, monkeypatch, caplog):
+def test_its_failure_is_told_and_does_no_harm(make, paths, monkeypatch, caplog):
     monkeypatch.setattr(succession_module, "_MODULE", "no_such_module_at_all")
+    write_job(paths, JobRecord("slurm", "8", 0.0, after="7"))
     make().finish()
     assert "no successor: no_such_module_at_all ended with code 1" in caplog.text
     assert sys.executable  # still here
