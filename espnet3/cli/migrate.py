@@ -5,9 +5,14 @@ import os
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from espnet3.cli.console import make_parser
 from espnet3.text import count, on_one_line
+
+if TYPE_CHECKING:
+    from espnet3.migration.new_recipe import NewRecipe
+    from espnet3.migration.source_recipe import SourceRecipe
 
 LEFT_OUT = 3
 """Exit code where something that changes results could not be kept."""
@@ -39,6 +44,21 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _other_task(recipe: "SourceRecipe", args: argparse.Namespace) -> "NewRecipe":
+    """Return a recipe of another task, of which there are no models of ours."""
+    from espnet3.migration.source_recipe import MigrationError
+    from espnet3.migration.task_recipe import build_task_recipe, check_kind
+
+    check_kind(recipe)
+    if args.model == "native":
+        raise MigrationError(
+            f"{recipe.folder / recipe.script} calls {recipe.task}.sh, and ESPnet3 has no model of "
+            "its own for it.",
+            fix="Keep ESPnet2's, which is the default: --model espnet2",
+        )
+    return build_task_recipe(recipe)
+
+
 def migrate(argv: Sequence[str]) -> int:
     """Read the old recipe, write the new one, and say what is left to do.
 
@@ -56,7 +76,10 @@ def migrate(argv: Sequence[str]) -> int:
     if is_public_recipe(source):
         new = build_public_recipe(source)
     else:
-        new = build_recipe(read_recipe(source, args.script), args.model)
+        recipe = read_recipe(source, args.script)
+        new = (
+            build_recipe(recipe, args.model) if recipe.task == "asr" else _other_task(recipe, args)
+        )
     if args.dry_run:
         print(report(new))
         print("Files that would be written:")

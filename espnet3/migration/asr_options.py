@@ -3,6 +3,8 @@
 docs/espnet2.md has the same options with the words to type; a test compares both.
 """
 
+from collections.abc import Mapping
+
 from espnet3.config.advice import advise
 from espnet3.migration.journal import Journal
 from espnet3.migration.source_recipe import Option, SourceRecipe
@@ -109,11 +111,21 @@ def stages_line(recipe: SourceRecipe) -> str:
     return words
 
 
-def note_rest(recipe: SourceRecipe) -> None:
-    """Note each option that nothing else has noted, so that none is lost without a word."""
+def note_rest(recipe: SourceRecipe, left_out: Mapping[str, str] | None = None) -> None:
+    """Note each option that nothing else has noted, so that none is lost without a word.
+
+    Args:
+        recipe: The old one.
+        left_out: Further options that are missing without changing results, and why.
+    """
     noted = {entry.name for entry in recipe.journal.entries}
     for option in recipe.options.values():
-        if f"--{option.name}" not in noted:
+        if f"--{option.name}" in noted:
+            continue
+        if left_out and option.name in left_out and option.value:
+            note = left_out[option.name]
+            recipe.journal.left_out(option.origin, f"--{option.name}", option.value, note)
+        else:
             _note(recipe.journal, option)
 
 

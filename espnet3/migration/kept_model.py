@@ -1,14 +1,11 @@
 """Keep the model of ESPnet2: its keys as they are, for `espnet3.systems.espnet2`."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from espnet3.migration.data_sets import OLD_RECIPE, TRAINED_KINDS, TokenFiles
 from espnet3.migration.source_recipe import ConfigFile, SourceRecipe
-from espnet3.migration.trained_models import (
-    decoding_options,
-    note_decoding,
-    old_language_model,
-)
+from espnet3.migration.trained_models import decoding_options, note_decoding
 from espnet3.migration.training_keys import LoopKeys
 
 _PARTS = ("frontend", "specaug", "preencoder", "encoder", "postencoder", "decoder", "model")
@@ -43,6 +40,11 @@ def token_keys(recipe: SourceRecipe, files: TokenFiles, bpe_mode: str) -> dict[s
         recipe.journal.taken(
             recipe.origin(option), f"--{option}", recipe.get(option), "model.bpemodel"
         )
+    for option in ("cleaner", "g2p"):
+        value = recipe.get(option)
+        if value and value != "none":
+            keys[option] = value
+            _note_spelling(recipe, files, option, value)
     symbols = recipe.get("nlsyms_txt")
     if symbols and symbols != "none":
         keys["non_linguistic_symbols"] = f"${{{OLD_RECIPE}}}/{symbols}"
@@ -58,6 +60,17 @@ def token_keys(recipe: SourceRecipe, files: TokenFiles, bpe_mode: str) -> dict[s
         else:
             recipe.journal.taken(recipe.origin("nlsyms_txt"), "--nlsyms_txt", symbols, became)
     return keys
+
+
+def _note_spelling(recipe: SourceRecipe, files: TokenFiles, option: str, value: str) -> None:
+    """Note how texts are cleaned or made into phonemes, which the tokens must fit."""
+    origin, became = recipe.origin(option), f"model.{option}"
+    if files.tokens is None and files.kind in TRAINED_KINDS:
+        note = "train_tokenizer does not do it: make the token list in the old recipe first, "
+        note += f"./{recipe.script} --stage 5 --stop_stage 5, and migrate then"
+        recipe.journal.changes(origin, f"--{option}", value, note, became)
+    else:
+        recipe.journal.taken(origin, f"--{option}", value, became)
 
 
 def build_kept_model(
@@ -95,7 +108,7 @@ def kept_preprocessor(keys: LoopKeys, tokens: dict[str, Any]) -> dict[str, Any]:
     }
     for key in _TEXT_KEYS:
         value = keys.value(key)
-        if value is not None:
+        if value is not None and key not in block:  # an option of run.sh wins
             block[key] = value
             keys.note(key, f"dataset.preprocessor.{key}", "as it is")
     return block
@@ -114,29 +127,24 @@ def below_network(settings: dict[str, Any]) -> dict[str, Any]:
     return changed
 
 
-def build_kept_inference(recipe: SourceRecipe, decode: ConfigFile, weights: str) -> dict[str, Any]:
-    """Return the `model` block that decodes what the new recipe has trained."""
-    _note_language_model(recipe)
+def build_kept_inference(
+    recipe: SourceRecipe, decode: ConfigFile, weights: str, lm: Mapping[str, str]
+) -> dict[str, Any]:
+    """Return the `model` block that decodes what the new recipe has trained.
+
+    Args:
+        recipe: The old one.
+        decode: Its config of decoding.
+        weights: What training leaves.
+        lm: Keys that name a language model, if there is one.
+    """
     model = {
         "_target_": f"{_SYSTEM}.inference.ESPnet2Inference",
         "task": "asr",
         "config": "${exp_dir}/config.yaml",
         "weights": weights,
-        **old_language_model(recipe, decode),
+        **lm,
     }
     options = decoding_options(decode, has_lm="lm_file" in model)
     note_decoding(recipe, decode, options)
     return {**model, **options}
-
-
-def _note_language_model(recipe: SourceRecipe) -> None:
-    origin, value = recipe.origin("use_lm"), recipe.get("use_lm")
-    if recipe.is_on("use_lm"):
-        recipe.journal.taken(origin, "--use_lm", value, "model.lm_file", "if ESPnet2 trained one")
-    else:
-        recipe.journal.unneeded(origin, "--use_lm", value, "off, as here")
-    for name in ("lm_config", "lm_args", "lm_train_text", "lm_dev_text", "inference_lm"):
-        option = recipe.options.get(name)
-        if option:
-            note = "of the language model, which the old recipe trains"
-            recipe.journal.left_out(option.origin, f"--{name}", option.value, note)

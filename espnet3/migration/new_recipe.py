@@ -11,7 +11,6 @@ from espnet3.migration import asr_options
 from espnet3.migration.data_sets import (
     OLD_RECIPE,
     TRAINED_KINDS,
-    DataSet,
     TokenFiles,
     convert_tokens,
     find_set,
@@ -27,9 +26,9 @@ from espnet3.migration.kept_model import (
     kept_preprocessor,
     token_keys,
 )
+from espnet3.migration.language_models import TOKENIZER, LanguageModels
 from espnet3.migration.native_model import (
     TEXT_KEYS,
-    build_language_model,
     build_model,
     build_search,
     normalization_of,
@@ -39,7 +38,6 @@ from espnet3.migration.source_recipe import ConfigFile, MigrationError, SourceRe
 from espnet3.migration.trained_models import OLD_CONFIG, old_model
 from espnet3.migration.training_keys import LoopKeys, checkpoint_of
 
-TOKENIZER = "data/tokenizer"
 RUN_PY = '''"""Run stages of this recipe; see MIGRATION.md, or python run.py --help.
 
 The stages, in their order, are methods of ASRSystem in espnet3.systems.asr.system;
@@ -114,12 +112,6 @@ def build_recipe(recipe: SourceRecipe, model: str = "native") -> NewRecipe:
 
 class _Builder:
     def __init__(self, recipe: SourceRecipe, *, keeps_model: bool) -> None:
-        if recipe.task != "asr":
-            raise MigrationError(
-                f"{recipe.folder / recipe.script} calls {recipe.task}.sh, and only recipes of "
-                "asr.sh can be migrated.",
-                fix="For another task, start from a network of your own: espnet3 init FOLDER",
-            )
         self.recipe = recipe
         self.journal = recipe.journal
         self.new = NewRecipe(recipe.folder, recipe.journal, {"run.py": RUN_PY})
@@ -163,7 +155,7 @@ class _Builder:
         self._metrics()
         self.new.commands += add_places(recipe, self.new.add_config)
         self._commands(normalize == "global_mvn")
-        self._old_files()
+        note_old_files(recipe)
         asr_options.note_rest(recipe)
 
     # --- Data ----------------------------------------------------------------------------------
@@ -181,6 +173,11 @@ class _Builder:
         found = self.recipe.options.get(option)
         if found:
             self.journal.taken(found.origin, f"--{option}", found.value, became, note)
+
+    def _unread(self, option: str, note: str) -> None:
+        found = self.recipe.options.get(option)
+        if found:
+            self.journal.unneeded(found.origin, f"--{option}", found.value, note)
 
     def _names(self, option: str) -> list[str]:
         names = self.recipe.get(option).split()
@@ -238,6 +235,8 @@ class _Builder:
                 self._took(name, "tokenizer")
         else:
             block["model_type"] = "characters"
+            for name in ("nbpe", "bpemode", "bpe_char_cover", "bpe_nlsyms", "bpe_train_text"):
+                self._unread(name, f"not read with token_type: {kind}")
         note = "" if "token_type" in recipe.options else "not set in run.sh: the default of asr.sh"
         if kind in TRAINED_KINDS or self.keeps_model:
             became = "tokenizer.model_type" if kind in TRAINED_KINDS else "model.token_type"
@@ -277,7 +276,7 @@ class _Builder:
             self._tokenizer_texts()
             return
         note = "the tokens are there already"
-        for option in ("bpe_train_text", "bpe_nlsyms"):
+        for option in ("bpe_train_text", "bpe_nlsyms") if files.kind == "bpe" else ():
             self._took(option, "model.token_list", note)
 
     def _old_tokens(self, files: TokenFiles, mode: str) -> None:
@@ -296,11 +295,13 @@ class _Builder:
 
     def _tokenizer_texts(self) -> None:
         """Let the tokenizer see other texts than those of the training sets, where asked for."""
+        if self.tokenizer["model_type"] == "characters":
+            return
         paths = self.recipe.get("bpe_train_text").split()
         own = {f"{one.path}/text" for one in self.train} | {
             f"data/{one.name}/text" for one in self.train
         }
-        if not paths or set(paths) <= own or self.tokenizer["model_type"] == "characters":
+        if not paths or set(paths) <= own:
             self._took("bpe_train_text", "", "the texts of dataset.train")
             return
         listed = [f"${{{OLD_RECIPE}}}/{path}" for path in paths]
@@ -315,9 +316,8 @@ class _Builder:
         if name and name != "none":
             note = "symbols that are one token each are not here; tokenizer.clean_types: [no_tags]"
             self.journal.changes(origin, "--nlsyms_txt", name, note)
-        if self.new.tokenizer is not None and "bpe_nlsyms" in self.recipe.options:
+        if self.new.tokenizer is not None and self.recipe.get("token_type") == "bpe":
             self._took("bpe_nlsyms", TOKENIZER, "its symbols are among the tokens")
-        if self.new.tokenizer is not None:
             self._took("bpe_train_text", TOKENIZER, "the tokens are there already")
 
     # --- Configs -------------------------------------------------------------------------------
@@ -393,9 +393,11 @@ class _Builder:
 
     def _decoder(self, decode: ConfigFile) -> dict[str, Any]:
         """Return the `model` block of the inference config."""
+        models = LanguageModels(self.recipe, self.new.add_config, self.train, self.valid)
         if self.keeps_model:
-            return build_kept_inference(self.recipe, decode, self.weights)
-        lm = self._language_model(decode)
+            lm_keys = models.kept(decode, self.token_keys)
+            return build_kept_inference(self.recipe, decode, self.weights, lm_keys)
+        lm = models.native(decode, is_transducer="prediction" in self.model)
         model: dict[str, Any] = {
             "_target_": "espnet3.systems.asr.inference.Speech2Text",
             "weights": self.weights,
@@ -424,81 +426,6 @@ class _Builder:
                 "decode the old weights, without training",
             )
         )
-
-    def _language_model(self, decode: ConfigFile) -> str | None:
-        """Write the training config of the language model; return where its weights will be."""
-        recipe = self.recipe
-        weight = decode.values.get("lm_weight", 1.0)
-        origin = recipe.origin("use_lm")
-        shown = recipe.get("use_lm")
-        if not recipe.is_on("use_lm") or not weight or "prediction" in self.model:
-            why = "off, as here" if not recipe.is_on("use_lm") else "its weight in decoding is 0"
-            if "prediction" in self.model and recipe.is_on("use_lm") and weight:
-                note = "a language model does not join the search of a transducer here"
-                self.journal.changes(origin, "--use_lm", shown, note)
-            else:
-                self.journal.unneeded(origin, "--use_lm", shown, why)
-            for name in ("lm_config", "lm_args", "lm_train_text", "lm_dev_text", "inference_lm"):
-                if name in recipe.options:
-                    option = recipe.options[name]
-                    note = "no language model is used"
-                    self.journal.unneeded(option.origin, f"--{name}", option.value, note)
-            return None
-        note = "" if "use_lm" in recipe.options else "not set in run.sh: the default of asr.sh"
-        self.journal.taken(origin, "--use_lm", shown, "conf/training_lm.yaml", note)
-        config = recipe.config("lm_config") or ConfigFile("(no config)", {})
-        self._took("lm_config", "conf/training_lm.yaml")
-        config = config.with_arguments(recipe.options.get("lm_args"), self.journal)
-        return self._write_language_model(config)
-
-    def _write_language_model(self, config: ConfigFile) -> str:
-        recipe = self.recipe
-        keys = LoopKeys(config, recipe, metrics={"loss", "perplexity"})
-        tokenizer = f"${{recipe_dir}}/{TOKENIZER}"
-        model = build_language_model(keys, tokenizer)
-        quiet = LoopKeys(config, recipe, metrics={"loss", "perplexity"}, read=keys.read)
-        settings = quiet.settings()
-        size = config.values.get("batch_size")
-        whole = size if isinstance(size, int) and config.values.get("batch_type") != "numel" else 64
-        settings["dataloader"] = {"train": {"batch_size": max(1, whole)}}
-        if config.values.get("batch_type") == "numel":
-            keys.lose("batch_bins", "of texts; batches of 64 texts taken", "dataloader.train")
-        keys.finish(TEXT_KEYS)
-        criteria = [["valid/loss", settings["best_model_criterion"][0][1], "min"]]
-        settings["best_model_criterion"] = criteria
-        train = self._texts("lm_train_text", self.train)
-        valid = self._texts("lm_dev_text", self.valid)
-        values: dict[str, Any] = {
-            "seed": settings.pop("seed"),
-            OLD_RECIPE: str(recipe.folder.resolve()),
-            "dataset": {
-                "train": [{"data_src": "text", "data_src_args": {"path": train}}],
-                "valid": [{"data_src": "text", "data_src_args": {"path": valid}}],
-                "preprocessor": {
-                    "_target_": "espnet3.systems.asr.preprocessor.Tokenize",
-                    "tokenizer": tokenizer,
-                },
-            },
-            "model": model,
-            **settings,
-        }
-        comment = "The language model of conf/inference.yaml: --stages train, before infer."
-        self.new.add_config("training_lm", comment, values)
-        n_best = criteria[0][1]
-        self._took("inference_lm", "model.decoder.lm", "the average of the best checkpoints")
-        return f"${{recipe_dir}}/exp/training_lm/valid.loss.ave_{n_best}best.safetensors"
-
-    def _texts(self, option: str, sets: list[DataSet]) -> list[str]:
-        named = self.recipe.get(option).split()
-        paths = named or [f"{one.path}/text" for one in sets]
-        for path in paths:
-            if named and not (self.recipe.folder / path).is_file():
-                self.journal.todo(
-                    f"{path} of --{option} is not there yet. In the old recipe, make it, or write "
-                    "other paths in conf/training_lm.yaml"
-                )
-        self._took(option, "conf/training_lm.yaml: dataset")
-        return [f"${{{OLD_RECIPE}}}/{path}" for path in paths]
 
     def _metrics(self) -> None:
         speakers = all(one.has_speakers for one in self.test)
@@ -532,27 +459,28 @@ class _Builder:
         self.new.commands = [*lines, *self.new.commands]
         asr_options.stages_line(self.recipe)
 
-    def _old_files(self) -> None:
-        """Note the files that were not read as a part of something else."""
-        folder, journal = self.recipe.folder, self.journal
-        if (folder / "path.sh").exists() or (folder / "path.sh").is_symlink():
-            note = "the environment of the shell: activate yours before you start run.py"
-            journal.left_out(Origin("path.sh"), "file", "", note)
-        for file in sorted(folder.glob("local/*")):
-            name = f"local/{file.name}"
-            if file.name in ("data.sh", "data_prep.sh"):
-                note = "not run; the directories that it makes are read"
-            elif file.name == "score.sh":
-                note = "not run; measure computes WER and CER"
-            else:
-                note = "not read"
-            journal.left_out(Origin(name), "file", "", note)
-        for file in sorted(folder.glob("run*.sh")):
-            if file.name != self.recipe.script:
-                note = f"another experiment: espnet3 migrate ... --script {file.name}"
-                journal.left_out(Origin(file.name), "file", "", note)
-        for file in sorted(folder.glob("exp/*/*.pth")):
-            origin = Origin(str(file.relative_to(folder)))
-            if origin not in {entry.origin for entry in journal.entries}:
-                note = "weights of ESPnet2, which the nearest model of ESPnet3 cannot load"
-                journal.left_out(origin, "weights", "", note)
+
+def note_old_files(recipe: SourceRecipe) -> None:
+    """Note the files that were not read as a part of something else."""
+    folder, journal = recipe.folder, recipe.journal
+    if (folder / "path.sh").exists() or (folder / "path.sh").is_symlink():
+        note = "the environment of the shell: activate yours before you start run.py"
+        journal.left_out(Origin("path.sh"), "file", "", note)
+    for file in sorted(folder.glob("local/*")):
+        name = f"local/{file.name}"
+        if file.name in ("data.sh", "data_prep.sh"):
+            note = "not run; the directories that it makes are read"
+        elif file.name == "score.sh":
+            note = "not run; measure computes WER and CER"
+        else:
+            note = "not read"
+        journal.left_out(Origin(name), "file", "", note)
+    for file in sorted(folder.glob("run*.sh")):
+        if file.name != recipe.script:
+            note = f"another experiment: espnet3 migrate ... --script {file.name}"
+            journal.left_out(Origin(file.name), "file", "", note)
+    for file in sorted(folder.glob("exp/*/*.pth")):
+        origin = Origin(str(file.relative_to(folder)))
+        if origin not in {entry.origin for entry in journal.entries}:
+            note = "weights of ESPnet2 that nothing of the new recipe reads"
+            journal.left_out(origin, "weights", "", note)

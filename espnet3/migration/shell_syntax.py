@@ -101,8 +101,17 @@ class For:
 
 
 @dataclass(frozen=True)
+class Case:
+    """A word, and what is run where one of a branch's patterns fits it; the first counts."""
+
+    line: int
+    word: Token
+    branches: tuple[tuple[tuple[Token, ...], "Nodes"], ...]
+
+
+@dataclass(frozen=True)
 class Undecided:
-    """A loop or a case: whether and how often its body is run is not known."""
+    """A loop whose body is run nobody knows how often."""
 
     line: int
     kind: str
@@ -144,7 +153,7 @@ class Not:
     node: "Node"
 
 
-Node = Simple | If | For | Undecided | Function | Group | Chain | Not
+Node = Simple | If | For | Case | Undecided | Function | Group | Chain | Not
 Nodes = tuple[Node, ...]
 
 
@@ -466,20 +475,24 @@ class _Parser:
         return Undecided(line, "a while loop", condition + self._body(line))
 
     def _case(self, line: int) -> Node:
-        body: list[Node] = []
-        while (token := self.peek()) and not token.is_plain("in"):
-            self.take()
+        branches: list[tuple[tuple[Token, ...], Nodes]] = []
+        word = self.take() if self.peek() else Token("word", line)
+        self.skip("\n")
         self.expect("in", line=line)
         while True:
             self.skip("\n")
             token = self.peek()
             if token is None or token.is_plain("esac"):
                 self.expect("esac", line=line)
-                return Undecided(line, "a case", tuple(body))
+                self._redirections()
+                return Case(line, word, tuple(branches))
+            patterns = []
             while (token := self.peek()) and token.text != ")":
                 self.take()
+                if token.kind == "word":
+                    patterns.append(token)
             self.expect(")", line=line)
-            body += self.list_until(";;", "esac")
+            branches.append((tuple(patterns), self.list_until(";;", "esac")))
             self.skip(";;")
 
     def _function(self, line: int) -> Node:
@@ -564,6 +577,8 @@ def assignment_in(token: Token) -> Assignment | None:
 
 
 def parse_word(text: str, name: str) -> Token | None:
-    """Return the word of a text such as the default in `${x:-...}`."""
-    tokens = [token for token in _Lexer(text, name).run() if token.kind == "word"]
-    return tokens[0] if len(tokens) == 1 else None
+    """Return the word of a text such as the default in `${x:-...}`, where blanks do not end it."""
+    tokens = _Lexer(text, name).run()
+    if len(tokens) != 1 and '"' not in text:
+        tokens = _Lexer(f'"{text}"', name).run()
+    return tokens[0] if len(tokens) == 1 and tokens[0].kind == "word" else None

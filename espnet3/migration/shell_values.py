@@ -13,6 +13,7 @@ from pathlib import PurePosixPath
 
 from espnet3.migration.shell_syntax import (
     Assignment,
+    Case,
     Chain,
     For,
     Function,
@@ -165,6 +166,8 @@ class ScriptReader:
                 return self._if(node, certain)
             case For():
                 return self._for(node, certain)
+            case Case():
+                return self._case(node, certain)
             case Undecided():
                 self._remark(node.line, f"{node.kind}, which was not followed", True)
                 self._run(node.body, certain=False)
@@ -227,6 +230,19 @@ class ScriptReader:
                     self._run(other, certain=False)
                 return None
             if holds:
+                return self._run(body, certain=certain)
+        return True
+
+    def _case(self, node: Case, certain: bool) -> bool | None:
+        word = self._known(node.word)
+        for patterns, body in node.branches:
+            spelled = [self._pattern(one) for one in patterns]
+            if word is None or None in spelled:
+                self._remark(node.line, "a case that only a running shell could decide", True)
+                for _, other in node.branches:
+                    self._run(other, certain=False)
+                return None
+            if any(one is not None and fnmatch.fnmatchcase(word, one) for one in spelled):
                 return self._run(body, certain=certain)
         return True
 
@@ -548,20 +564,22 @@ class ScriptReader:
         if a is None or b is None:
             return None
         if operator in ("=", "==", "!="):
-            if is_pattern:
-                quoted = "".join(
-                    re.sub(r"([*?[])", r"[\1]", part.text) if part.is_quoted else part.text
-                    for part in right.parts
-                    if part.kind == "text"
-                )
-                has_variable = any(part.kind != "text" for part in right.parts)
-                same = fnmatch.fnmatchcase(a, b if has_variable else quoted)
-            else:
-                same = a == b
+            pattern = self._pattern(right) if is_pattern else None
+            same = a == b if pattern is None else fnmatch.fnmatchcase(a, pattern)
             return same == (operator != "!=")
         if operator in _NUMBERS and a.lstrip("-").isdigit() and b.lstrip("-").isdigit():
             return _NUMBERS[operator](int(a), int(b))
         return None
+
+    def _pattern(self, word: Token) -> str | None:
+        """Return a word as a pattern, in which what is quoted stands for itself; None: unknown."""
+        spelled = ""
+        for part in word.parts:
+            value = self._part(part)
+            if not isinstance(value, str):
+                return None
+            spelled += re.sub(r"([*?[])", r"[\1]", value) if part.is_quoted else value
+        return spelled
 
 
 def _is(token: Token, *texts: str) -> bool:

@@ -31,6 +31,17 @@ DEFAULTS = {
     "dumpdir": "dump", "expdir": "exp",
 }  # fmt: skip
 """What `asr.sh` does where `run.sh` sets nothing else."""
+_TASK_DEFAULTS = {
+    "tts": {"token_type": "phn", "inference_model": "train.loss.ave.pth", "inference_nj": "32",
+            "feats_extract": "fbank", "cleaner": "tacotron", "g2p": "g2p_en"},
+    "enh": {"inference_model": "valid.loss.ave.pth", "spk_num": "2", "dereverb_ref_num": "1",
+            "noise_type_num": "1"},
+    "spk": {"inference_model": "valid.eer.best.pth", "feats_normalize": "utterance_mvn"},
+    "st": {"inference_st_model": "valid.acc.ave.pth"},
+    "mt": {"inference_mt_model": "valid.acc.ave.pth"},
+    "slu": {"inference_slu_model": "valid.acc.ave.pth"},
+}  # fmt: skip
+"""Where the script of another task does something else."""
 _NOT_SOURCED = {"path.sh", "parse_options.sh", "cmd.sh"}
 _MOST_BYTES = 1 << 20
 _JOB_COMMANDS = ("train_cmd", "cuda_cmd", "decode_cmd")
@@ -113,7 +124,8 @@ class SourceRecipe:
     def get(self, name: str) -> str:
         """Return the value of an option, or what `asr.sh` takes without it."""
         option = self.options.get(name)
-        return option.value if option else DEFAULTS.get(name, "")
+        own = _TASK_DEFAULTS.get(self.task, {})
+        return option.value if option else own.get(name, DEFAULTS.get(name, ""))
 
     def is_on(self, name: str) -> bool:
         """Tell whether a switch is on."""
@@ -134,7 +146,7 @@ class SourceRecipe:
     def origin(self, name: str) -> Origin:
         """Return where an option is set; `asr.sh` where it is not."""
         option = self.options.get(name)
-        return option.origin if option else Origin("asr.sh")
+        return option.origin if option else Origin(f"{self.task}.sh")
 
     @property
     def sample_rate(self) -> int:

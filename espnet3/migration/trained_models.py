@@ -67,12 +67,17 @@ def old_model(recipe: SourceRecipe, decode: ConfigFile) -> dict[str, Any] | None
             recipe.journal.left_out(Origin(other_place), "training", "", note)
     _note_weights(recipe, chosen / wanted)
     place = chosen.relative_to(recipe.folder).as_posix()
+    lm = old_language_model(recipe, decode)
+    if not lm and recipe.is_on("use_lm") and decode.values.get("lm_weight", 1.0):
+        note = f"the old recipe has no trained language model, so {OLD_CONFIG} decodes without one"
+        recipe.journal.left_out(recipe.origin("inference_lm"), "--inference_lm",
+                                recipe.get("inference_lm"), note)  # fmt: skip
     model = {
         "_target_": "espnet3.systems.espnet2.inference.ESPnet2Inference",
         "task": "asr",
         "config": f"${{{OLD_RECIPE}}}/{place}/config.yaml",
         "weights": f"${{{OLD_RECIPE}}}/{place}/{wanted}",
-        **old_language_model(recipe, decode),
+        **lm,
     }
     return {**model, **decoding_options(decode, has_lm="lm_file" in model)}
 
@@ -130,14 +135,11 @@ def old_language_model(recipe: SourceRecipe, decode: ConfigFile) -> Mapping[str,
     for folder in sorted(recipe.folder.glob(f"{recipe.get('expdir')}/lm_*")):
         if (folder / "config.yaml").is_file() and (folder / wanted).is_file():
             place = folder.relative_to(recipe.folder).as_posix()
-            recipe.journal.taken(Origin(f"{place}/{wanted}"), "weights", "", OLD_CONFIG)
+            recipe.journal.taken(Origin(f"{place}/{wanted}"), "weights", "", "model.lm_file")
             return {
                 "lm_train_config": f"${{{OLD_RECIPE}}}/{place}/config.yaml",
                 "lm_file": f"${{{OLD_RECIPE}}}/{place}/{wanted}",
             }
-    origin = recipe.origin("inference_lm")
-    note = f"the old recipe has no trained language model, so {OLD_CONFIG} decodes without one"
-    recipe.journal.changes(origin, "--inference_lm", wanted, note)
     return {}
 
 

@@ -82,6 +82,10 @@ _ONLY_VALUE: Mapping[str, tuple[Any, str]] = {
     "nbest_averaging_interval": (0, "averages are made after training"),
 }
 """Keys that change nothing at one value; at any other they have no counterpart, and why."""
+_READ_ONLY_WITH = {
+    "val_scheduler_criterion": "read only with scheduler: reducelronplateau",
+    "early_stopping_criterion": "read only with patience",
+}
 _WITHOUT_ADAPTER = ("adapter", "adapter_conf", "save_strategy", "deepspeed_config")
 _OF_CHUNKS = ("chunk_", "num_cache_chunks", "category_", "upsampling_factor", "dataset_")
 _BATCH_TYPES = ("numel", "length", "folded", "sorted", "unsorted")
@@ -95,12 +99,14 @@ class LoopKeys:
         config: Of the training.
         recipe: For GPUs, sampling rate and fold lengths.
         metrics: Names that the model reports, for the choice of checkpoints; None for any.
+        has_audio: False for a model of texts, whose batches have no seconds.
     """
 
     config: ConfigFile
     recipe: SourceRecipe
     metrics: Collection[str] | None = None
     read: set[str] = field(default_factory=set)
+    has_audio: bool = True
 
     @property
     def journal(self) -> Journal:
@@ -142,7 +148,7 @@ class LoopKeys:
         """Return all blocks of the training config but data and model."""
         blocks = {
             "seed": int(self.number("seed", 0)),
-            "dataloader": self._dataloader(),
+            "dataloader": self._dataloader() if self.has_audio else self._text_batches(),
             **self._optimizer(),
             "best_model_criterion": self._criteria(),
             "trainer": self._trainer(),
@@ -184,6 +190,25 @@ class LoopKeys:
             "train": {**train, "num_workers": workers},
             "valid": {**valid, "num_workers": workers},
         }
+
+    def _text_batches(self) -> dict[str, Any]:
+        """Return batches of a number of texts."""
+        kind, world = str(self.value("batch_type", "folded")), self._world()
+        self.read |= {"batch_bins", "valid_batch_bins", "valid_batch_size"}
+        if kind in ("numel", "length"):
+            self.lose("batch_bins", "of tokens; batches of 64 texts taken", "dataloader.train")
+            self._unread("batch_size", kind)
+            size = 64
+        else:
+            size = int(self.number("batch_size", 20))
+            self.note("batch_size", "dataloader.train.batch_size", "of one process")
+            self._unread("batch_bins", kind)
+            if kind not in _BATCH_TYPES:
+                self.lose("batch_type", "is not here; batches of a number of texts taken")
+        workers = int(self.number("num_workers", 1))
+        self.note("num_workers", "dataloader.train.num_workers", "in each training process")
+        block = {"batch_size": max(1, size // world), "num_workers": workers}
+        return {"train": block, "valid": dict(block)}
 
     def _batches(
         self, size_key: str, bins_key: str, train: Mapping[str, Any] | None = None
@@ -249,6 +274,7 @@ class LoopKeys:
     def _scheduler(self, optimizer: dict[str, Any]) -> dict[str, Any]:
         name = self.value("scheduler")
         arguments = self.block("scheduler_conf")
+        criterion = self.value("val_scheduler_criterion", ["valid", "loss"])
         if name is None or str(name).lower() == "none":
             return {}
         name = str(name).lower()
@@ -277,9 +303,8 @@ class LoopKeys:
             "scheduler": {"_target_": target, **arguments},
             "scheduler_interval": "step" if name in _BY_STEP else "epoch",
         }
-        criterion = self.value("val_scheduler_criterion", ["valid", "loss"])
-        self.note("val_scheduler_criterion", "scheduler_monitor")
         if name == "reducelronplateau":
+            self.note("val_scheduler_criterion", "scheduler_monitor")
             found["scheduler_monitor"] = self._metric(criterion, "val_scheduler_criterion")
         return found
 
@@ -427,7 +452,7 @@ class LoopKeys:
             origin = self.config.origin(key)
             if key in self.read:
                 if (origin, key) not in noted:
-                    self.journal.unneeded(origin, key, value, "as here")
+                    self.journal.unneeded(origin, key, value, _READ_ONLY_WITH.get(key, "as here"))
             elif key in _ONLY_VALUE:
                 self._only_value(key, value)
             elif key in known:
@@ -448,7 +473,11 @@ class LoopKeys:
 
 
 def checkpoint_of(
-    name: str, criteria: list[list[Any]], origin: Origin, journal: Journal
+    name: str,
+    criteria: list[list[Any]],
+    origin: Origin,
+    journal: Journal,
+    option: str = "--inference_asr_model",
 ) -> tuple[list[list[Any]], str]:
     """Return the criteria and the file of weights for ESPnet2's `valid.acc.ave_10best.pth`.
 
@@ -457,12 +486,12 @@ def checkpoint_of(
         criteria: As the training has them.
         origin: Of the option.
         journal: Gets a line.
+        option: That has the name.
     """
     found = re.fullmatch(
         r"valid\.(\w+)\.(?:(best)|ave(?:_(\d+)best)?)(?:\.till\d+epoch)?\.pth", name
     )
     first = criteria[0]
-    option = "--inference_asr_model"
     if name in ("latest.pth", "checkpoint.pth"):
         journal.taken(origin, option, name, "model.weights: last.ckpt")
         return criteria, "${exp_dir}/last.ckpt"

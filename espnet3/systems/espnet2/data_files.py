@@ -29,15 +29,15 @@ from espnet3.errors import ConfigError, RecordError, suggest
 from espnet3.io.artifacts import read_artifact
 from espnet3.io.atomic import StrPath
 
-_SOUND, _TEXT, _ARRAY = "sound", "text", "npy"
+_SOUND, _TEXT, _ARRAY, _LABEL = "sound", "text", "npy", "label"
 _NUMBERS: Mapping[str, Callable[[str], Any]] = {
     "text_int": lambda line: np.array(line.split(), dtype=np.int64),
     "text_float": lambda line: np.array(line.split(), dtype=np.float32),
     "csv_int": lambda line: np.array(line.split(","), dtype=np.int64),
     "csv_float": lambda line: np.array(line.split(","), dtype=np.float32),
 }
-TYPES = (_SOUND, _TEXT, _ARRAY, *_NUMBERS)
-"""Types of ESPnet2 that are read here."""
+TYPES = (_SOUND, _TEXT, _ARRAY, *_NUMBERS, _LABEL)
+"""Types of ESPnet2 that are read here; `label` is ours."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,8 @@ class Dataset:
     Args:
         files: For each `[path, name, type]`, as in ESPnet2's `--train_data_path_and_name_and_type`.
             Types are `sound` (of audio files), `text`, `npy` (of files), `text_int`, `text_float`,
-            `csv_int` and `csv_float`.
+            `csv_int`, `csv_float`, and `label`: of a file such as `utt2spk`, the number of the
+            speaker among all that are in it, in the order of their names, as ESPnet2 counts them.
         sample_rate: The rate that all audio must have; None for any.
         channel: The channel to take, from 0; `mix` for the mean of all, `only` to refuse files with
             more than one; None keeps all.
@@ -174,6 +175,9 @@ def _open(entry: tuple[str, str, str], recipe_dir: StrPath | None) -> _Column:
     path, name, type = entry
     file = find_input(path, recipe_dir)
     table = read_table(file)
+    if type == _LABEL:
+        numbers = {label: str(number) for number, label in enumerate(sorted(set(table.values())))}
+        return _Column(file, name, "text_int", {id: numbers[one] for id, one in table.items()})
     if type not in (_SOUND, _ARRAY):
         return _Column(file, name, type, table)
     check_wav_values(table, file)

@@ -116,6 +116,18 @@ def task_class(name: str) -> Any:
     return getattr(import_espnet2(task.module), task.class_name)
 
 
+def default_config(name: str) -> dict[str, Any]:
+    """Return every key of a task's training config with ESPnet2's default."""
+    kind = task_class(name)
+    # ESPnet2 parses the command line of this process on the way, and ends it at a word of ours
+    # that is one of its own options too.
+    words, sys.argv = sys.argv, sys.argv[:1]
+    try:
+        return dict(kind.get_default_config())
+    finally:
+        sys.argv = words
+
+
 def inference_class(name: str) -> Any:
     """Import what ESPnet2 itself decodes a task with."""
     module, _, class_name = task_of(name).inference.rpartition(".")

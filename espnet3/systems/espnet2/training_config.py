@@ -8,7 +8,7 @@ from typing import Any
 
 from espnet3.config.trust import checked_path
 from espnet3.errors import ConfigError, suggest
-from espnet3.systems.espnet2.package import installed_version, task_class
+from espnet3.systems.espnet2.package import default_config, installed_version, task_class
 
 logger = logging.getLogger(__name__)
 
@@ -100,14 +100,14 @@ def with_defaults(task: str, values: Mapping[str, Any]) -> dict[str, Any]:
     """
     defaults = {
         key: {} if key.endswith("_conf") and isinstance(value, dict) else value
-        for key, value in task_class(task).get_default_config().items()
+        for key, value in default_config(task).items()
     }
     return {**defaults, **values}
 
 
 def unknown_keys(task: str, values: Mapping[str, Any]) -> list[str]:
     """Return keys that this version of ESPnet2 does not have."""
-    known = {*task_class(task).get_default_config(), *_WRITTEN}
+    known = {*default_config(task), *_WRITTEN}
     return [key for key in values if key not in known]
 
 
@@ -117,7 +117,7 @@ def refuse_unknown(task: str, keys: Iterable[str], source: str = "") -> None:
     Raises:
         ConfigError: Naming the first, and the nearest key that there is.
     """
-    known = task_class(task).get_default_config()
+    known = default_config(task)
     for key in keys:
         where = f" of {source}" if source else ""
         raise ConfigError(

@@ -113,7 +113,9 @@ def test_a_dry_run_shows_all_and_writes_nothing(old, capsys):
 
 
 def test_what_changes_results_is_listed_and_exits_with_3(old, capsys):
-    (old / "run.sh").write_text(run_sh(use_word_lm="true", nbpe="$(cat n)", frobnicate="1"))
+    (old / "run.sh").write_text(
+        run_sh(use_lm="true", use_word_lm="true", nbpe="$(cat n)", frobnicate="1")
+    )
     new = migrated(old, code=3)
     told = capsys.readouterr().out
     for name in ("--use_word_lm", "--nbpe", "--frobnicate"):
@@ -358,12 +360,35 @@ def test_statistics_and_tokens_that_are_not_there_are_made_by_stages(tmp_path):
     )
 
 
-def test_a_language_model_that_was_never_trained_is_listed(tmp_path):
-    script = run_sh(use_lm="true", token_type="word")
+def test_a_language_model_that_was_never_trained_is_trained_by_the_new_recipe(tmp_path):
+    script = run_sh(use_lm="true", token_type="word", lm_config="conf/train_lm.yaml")
     old = write_recipe(tmp_path / "egs2" / "an4" / "asr1", run=script, decode={"lm_weight": 0.3})
-    text = (migrated(old, *KEPT, code=3) / "MIGRATION.md").read_text()
-    assert "no trained language model" in text
+    (old / "conf/train_lm.yaml").write_text("lm: transformer\nlm_conf: {unit: 8}\nbatch_size: 7\n")
+    new = migrated(old, *KEPT)
+    text, lm = (new / "MIGRATION.md").read_text(), config(new, "training_lm")
     assert "data/en_token_list/word/tokens.txt for --token_type word is not there yet" in text
+    assert "--stages train --training_config conf/training_lm.yaml" in text
+    assert (lm["model"]["task"], lm["model"]["lm"], lm["model"]["lm_conf"]) == (
+        "lm", "transformer", {"unit": 8},
+    )  # fmt: skip
+    assert lm["dataloader"]["train"]["batch_size"] == 7
+    model = config(new, "inference")["model"]
+    assert model["lm_train_config"] == "${recipe_dir}/exp/training_lm/config.yaml"
+    assert model["lm_file"].endswith("exp/training_lm/valid.loss.ave_10best.safetensors")
+    assert model["lm_weight"] == 0.3
+
+
+def test_a_language_model_that_the_old_recipe_has_trained_is_used_as_it_is(tmp_path):
+    script = run_sh(use_lm="true")
+    old = write_recipe(tmp_path / "egs2" / "an4" / "asr1", run=script, decode={"lm_weight": 0.3})
+    (old / "exp/lm_train").mkdir(parents=True)
+    (old / "exp/lm_train/config.yaml").write_text("lm: seq_rnn\n")
+    (old / "exp/lm_train/valid.loss.ave.pth").touch()
+    new = migrated(old, *KEPT)
+    assert config(new, "inference")["model"]["lm_file"] == (
+        "${espnet2_dir}/exp/lm_train/valid.loss.ave.pth"
+    )
+    assert not (new / "conf/training_lm.yaml").exists()
 
 
 FURTHER = {
@@ -476,7 +501,14 @@ BROKEN = {
     "half a run.sh": ("run.sh", RUN[: RUN.index("    --lang")] + '"', "never closed"),
     "a run.sh without a call": ("run.sh", "echo hello\n", "half a recipe, or none"),
     "a run.sh that starts another": ("run.sh", "./run_ctc.sh\n", "--script run_ctc.sh"),
-    "a recipe of another task": ("run.sh", "./tts.sh --train_set x\n", "only recipes of asr.sh"),
+    "a recipe of another task": ("run.sh", "./svs.sh --train_set x\n", "By hand: task: svs"),
+    "a recipe of a task without a counterpart": (
+        "run.sh", "./codec.sh --train_set x\n", "it has no counterpart here",
+    ),
+    "a synthesiser of two losses": (
+        "run.sh", "./tts.sh --train_set x --tts_task gan_tts\n", "two losses in turn",
+    ),
+    "half a recipe of another task": ("run.sh", "./enh.sh --train_set x\n", "--valid_set NAME"),
     "no training set": ("run.sh", run_sh().replace('--train_set "${train_set}"', ""),
                         "gives no --train_set"),
     "no YAML": ("conf/train_asr.yaml", "a: [1\n", "is no YAML"),

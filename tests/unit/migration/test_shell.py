@@ -106,6 +106,19 @@ HABITS = {
     "an array as one word": ('s=(a b)\n./asr.sh --s "${s[*]}"', {"--s": "a b"}),
     "a variable that is unset": ("n=5\nunset n\n./asr.sh --n ${n:-30}", {"--n": "30"}),
     "started by another command": ("nohup nice -n 5 bash ./asr.sh --a 1", {"--a": "1"}),
+    "a case that can be decided": (
+        'm=base\ncase "${m}" in\n tiny|small) n=1 ;;\n (ba*) n=2;;\n *) n=3 ;;\nesac\n'
+        "./asr.sh --n $n",
+        {"--n": "2"},
+    ),
+    "a pattern that is quoted": (
+        "m=base\ncase $m in\n 'ba*') n=1 ;;\n *) n=2 ;;\nesac\n./asr.sh --n $n",
+        {"--n": "2"},
+    ),
+    "a default of several words": (
+        './asr.sh --a "${a:-0.9 1.0 1.1}" --b "${b:-"x y"}"',
+        {"--a": "0.9 1.0 1.1", "--b": "x y"},
+    ),
     "a case that does not matter": (
         "case $1 in\n a|b) x=1;;\n *) x=2 ;;\nesac\n./asr.sh --a 1",
         {"--a": "1"},
