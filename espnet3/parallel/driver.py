@@ -271,7 +271,11 @@ class FolderDriver:
     def _open_pool(self, manifest: Manifest, n_tasks: int) -> AbstractContextManager[WorkerPool]:
         root = self._request.root.resolve()
         spec = replace(
-            self._spec, run_id=manifest.run_id, run_dir=str(root), n_shards=manifest.n_shards
+            self._spec,
+            run_id=manifest.run_id,
+            run_dir=str(root),
+            n_shards=manifest.n_shards,
+            group_size=manifest.group_size,
         )
         return open_pool(
             spec,

@@ -33,8 +33,15 @@ from espnet3.parallel.tasks import (
     user_traceback,
 )
 from espnet3.schedulers import node_name
-from espnet3.shards.commit import Done, Position, commit, discard_attempt, finish_attempt
-from espnet3.shards.file_access import is_of_node, is_there, share_folder
+from espnet3.shards.commit import (
+    Done,
+    Position,
+    commit,
+    discard_attempt,
+    finish_attempt,
+    make_attempt,
+)
+from espnet3.shards.file_access import is_of_node, is_there
 from espnet3.shards.layout import FAILED, POSITION, RunLayout
 from espnet3.shards.manifest import read_run_id
 
@@ -101,7 +108,7 @@ class FolderSink:
         self.results: list[tuple[int, Any]] | None = None
         self.done: Done | None = None
         self._spec, self._task = spec, task
-        self._layout = RunLayout(spec.run_dir, spec.n_shards)
+        self._layout = RunLayout(spec.run_dir, spec.n_shards, spec.group_size)
         self._folder = self._make_folder()
         self._position = Position(self._folder)
         self.cells: Cells = self._position.cells
@@ -120,12 +127,11 @@ class FolderSink:
         attempt = self._task.attempt
         folder = Path(attempt) if attempt else self._layout.new_attempt(self._task.shard)
         try:
-            folder.mkdir()
+            make_attempt(folder)
         except FileExistsError:
             # A scheduler may run a task twice; the second must not step into the first's folder.
             folder = self._layout.new_attempt(self._task.shard)
-            folder.mkdir()
-        share_folder(folder)
+            make_attempt(folder)
         return folder
 
     def finish(self, outcome: Outcome) -> None:

@@ -8,7 +8,7 @@ import shlex
 import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,6 +26,8 @@ from espnet3.shards.commit import (
     SETTLE_SECONDS,
     attempts,
     discard_attempt,
+    named_shards,
+    names_by_group,
     remove_set_aside,
     restore_set_aside,
     set_aside,
@@ -42,6 +44,8 @@ from espnet3.shards.file_access import (
 from espnet3.shards.layout import (
     RunLayout,
     backup_name,
+    group_size,
+    is_group,
     is_protocol_name,
     is_set_aside,
     manifest_path,
@@ -154,7 +158,7 @@ def open_run(request: RunRequest, n_shards: Callable[[], int]) -> Manifest:
 
 def _is_begun(root: Path, manifest: Manifest) -> bool:
     """Tell whether a run has results, or an owner that is working on them."""
-    names = names_in(root)
+    names = (name for found in names_by_group(manifest.layout(root)).values() for name in found)
     # Also what was set aside: it may turn out to be good.
     if any(shard_of(name) is not None or is_set_aside(name) for name in names):
         return True
@@ -228,6 +232,7 @@ def _plan(request: RunRequest, n_shards: int) -> Manifest:
         created=look_time(request.root),  # as the times of its shards
         # Relative, because run folder and outputs may be moved together.
         output_dir=os.path.relpath(request.output_dir, request.root),
+        group_size=group_size(plan.n_shards),
         versions={"espnet3": __version__, "python": platform.python_version(), **RULES},
     )
     return publish_manifest(request.root, manifest, request.items, plan.batches)
@@ -275,10 +280,20 @@ def remove_run(root: Path) -> None:
     # Without its manifest the rest is no run any more, whatever happens in between.
     manifest_path(root).unlink(missing_ok=True)
     # Listed first: what an open listing returns after a removal is not defined.
-    for entry in list(os.scandir(root)):
-        if not is_protocol_name(entry.name):
+    _remove_protocol(root)
+
+
+def _remove_protocol(folder: str | os.PathLike[str]) -> None:
+    for entry in list(os.scandir(folder)):
+        is_folder = entry.is_dir(follow_symlinks=False)
+        if is_folder and is_group(entry.name):
+            # The user's own folder may have such a name: only what the protocol owns goes.
+            _remove_protocol(entry.path)
+            with suppress(OSError):
+                os.rmdir(entry.path)
+        elif not is_protocol_name(entry.name):
             continue
-        if entry.is_dir(follow_symlinks=False):
+        elif is_folder:
             shutil.rmtree(entry.path)
         else:
             os.unlink(entry.path)
@@ -299,7 +314,7 @@ def finished_result(
 
 def sweep(layout: RunLayout, lease: Lease) -> None:
     """Remove what dead processes left behind, and note at what detached workers died."""
-    for shard, folders in attempts(layout.root).items():
+    for shard, folders in attempts(layout).items():
         name = layout.shard_name(shard)
         # Only getting the claim proves that it was free: another's may not be seen here yet.
         if lease.is_held(backup_name(name)) or not lease.claim(name):
@@ -326,9 +341,9 @@ def shards_to_run(layout: RunLayout, manifest: Manifest, *, retry_failed: bool) 
     coverage = read_coverage(layout.root, manifest)
     bounds = {shard: manifest.bounds[shard : shard + 2] for shard in coverage.missing}
     # One listing: a question for each shard would be most of what the start of a run asks.
-    present = set(names_in(layout.root)) if coverage.missing else set()
+    present = named_shards(layout) if coverage.missing else set()
     for shard in coverage.missing:
-        if layout.shard_name(shard) in present:
+        if shard in present:
             logger.warning("%s is damaged and will be computed again", layout.shard(shard))
             set_aside_damaged(layout, shard, bounds[shard])
     restored = restore_set_aside(layout, bounds)
@@ -519,7 +534,7 @@ class Merger:
             self._root, self._output_dir, self._manifest, self._merge, coverage=self._coverage
         )
         # No attempt is needed any more, not even that of a slow backup.
-        for folders in attempts(self._root).values():
+        for folders in attempts(self._layout).values():
             for folder in folders:
                 discard_attempt(folder)
         sweep(self._layout, self._lease)

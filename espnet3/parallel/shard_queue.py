@@ -127,7 +127,7 @@ class ShardQueue:
             ItemError: if more items failed than may.
             FileSystemError: if this node cannot read what others published.
         """
-        found = list(attempts(self._root).items())
+        found = list(attempts(self._layout).items())
         # A few are enough: the worker that takes one of the other shards buries its dead attempt.
         for shard, folders in random.sample(found, min(len(found), _SAMPLED)):
             # Of shards without an owner only: a living one's may be seen before its owner file.

@@ -44,6 +44,8 @@ class RunSpec:
     run_dir: str | None = None
     """The folder of the shards; None keeps results in memory."""
     n_shards: int = 0
+    group_size: int | None = None
+    """Shards per sub-folder of the run folder; see `RunLayout`."""
     batch_seconds: float | None = None
     """Batches are sorted by length; each task then lists their edges."""
     settings: dict[str, Any] = field(default_factory=dict)

@@ -14,7 +14,7 @@ from typing import Any
 
 from espnet3.io.records import Count, Seconds, Share, parse_value
 from espnet3.shards.commit import Done, attempts
-from espnet3.shards.layout import leases_folder, origin_of_attempt
+from espnet3.shards.layout import RunLayout, origin_of_attempt
 from espnet3.shards.lease import owner_path
 from espnet3.shards.manifest import Manifest
 from espnet3.shards.merge import read_coverage
@@ -179,7 +179,7 @@ def account(
         committed = read_coverage(run_dir, manifest).committed.values()
     committed = list(committed)
     notes = read_deaths(RecordPaths(run_dir))
-    records = _Records(run_dir, notes, {done.shard for done in committed})
+    records = _Records(manifest.layout(run_dir), notes, {done.shard for done in committed})
     known = {record.owner_id for record in records.workers}
     # By shard where two began at once: a listing has the order of its file system.
     in_order = sorted(committed, key=lambda done: (_start(done), done.shard))
@@ -230,13 +230,13 @@ def _joined(rows: list[tuple[float, Usage]]) -> list[tuple[float, Usage]]:
 class _Records:
     """What detached workers and their jobs say of themselves."""
 
-    def __init__(self, root: Path, notes: Sequence[DeathNote], committed: set[int]) -> None:
-        paths = RecordPaths(root)
+    def __init__(self, layout: RunLayout, notes: Sequence[DeathNote], committed: set[int]) -> None:
+        paths = RecordPaths(layout.root)
         # What a driver's workers did, their shards tell.
         self.workers = [worker for worker in read_workers(paths) if not worker.driver]
-        self._leases = leases_folder(root)
+        self._leases = layout.leases
         self._notes = notes
-        self._running = _running_attempts(root, committed) if self.workers else {}
+        self._running = _running_attempts(layout, committed) if self.workers else {}
         self._by_job: dict[tuple[str, str], list[WorkerRecord]] = {}
         for worker in self.workers:
             if worker.job_id:
@@ -302,10 +302,10 @@ class _Records:
         return max(record.started - eligible, 0.0)
 
 
-def _running_attempts(root: Path, committed: set[int]) -> dict[str, list[tuple[int, bool]]]:
+def _running_attempts(layout: RunLayout, committed: set[int]) -> dict[str, list[tuple[int, bool]]]:
     """Return when the attempts of each owner began that are there, and whether they come late."""
     found: dict[str, list[tuple[int, bool]]] = {}
-    for shard, folders in attempts(root).items():
+    for shard, folders in attempts(layout).items():
         for folder in folders:
             if origin := origin_of_attempt(folder.name):
                 found.setdefault(origin[0], []).append((origin[1], shard in committed))

@@ -15,7 +15,7 @@ import shutil
 import struct
 import time
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -40,7 +40,9 @@ from espnet3.shards.layout import (
     POSITION,
     RunLayout,
     discarded_path,
+    is_group,
     is_set_aside,
+    run_folder_of,
     shard_of_attempt,
     shard_of_damaged,
 )
@@ -51,6 +53,7 @@ SETTLE_SECONDS = 10.0
 """How long a folder without a `done` may be one that was published, and is not all seen yet."""
 _BLOCK = 1 << 17  # larger ones are new memory at each read, which costs more than the reading
 _LOOK_SECONDS = 0.2
+_PAUSES = (0.0, 0.05, 0.2, 1.0)
 _MORE_LOOKS = 2  # at a `done` that is there and not valid, before it counts as damaged
 _REMOVED = (".nfs", ".fuse_hidden")  # NFS, FUSE: gone, but still open somewhere; vanish soon
 # What rename says of a target that is a folder with something in it, or a file.
@@ -110,11 +113,38 @@ class Done:
 def begin_attempt(layout: RunLayout, shard: int) -> Path:
     """Make a fresh folder for one attempt at a shard."""
     attempt = layout.new_attempt(shard)
-    attempt.mkdir()
-    share_folder(attempt)
+    make_attempt(attempt)
     # `finish_attempt` takes its absence for a sign that the folder was discarded.
     (attempt / POSITION).touch()
     return attempt
+
+
+def make_attempt(attempt: Path) -> None:
+    """Make the folder of an attempt, and the sub-folder of its group if it is the first there.
+
+    Raises:
+        FileExistsError: if an attempt has this name.
+    """
+    for pause in (*_PAUSES, None):
+        try:
+            attempt.mkdir()
+            break
+        except FileNotFoundError:
+            if pause is None or not is_group(attempt.parent.name):
+                raise
+            _make_group(attempt.parent)
+            # Another process may have made it, and this node may not see it yet.
+            time.sleep(pause)
+    share_folder(attempt)
+
+
+def _make_group(folder: Path) -> None:
+    with suppress(FileExistsError):  # not `exist_ok`, which looks, and may not see it yet
+        folder.mkdir()
+        # Others commit there as well, as they do in the run folder.
+        share_folder(folder, is_writable=True)
+        # A thousand shards will be in it: its name must outlive a power cut, as theirs do.
+        fsync_dir(folder.parent)
 
 
 def finish_attempt(attempt: Path, done: Done) -> Done:
@@ -331,7 +361,7 @@ def _age(shard_dir: Path) -> float:
     """Return for how long nothing was put into a folder; 0 if it is not to be seen."""
     # Both times are the file system's: its clock need not be that of this machine.
     try:
-        return max(folder_time(shard_dir.parent) - shard_dir.stat().st_mtime, 0.0)
+        return max(folder_time(run_folder_of(shard_dir)) - shard_dir.stat().st_mtime, 0.0)
     except OSError:
         return 0.0
 
@@ -406,8 +436,8 @@ def restore_set_aside(layout: RunLayout, missing: Mapping[int, Sequence[int]]) -
         The shards that count as done again.
     """
     restored = set()
-    for name in names_in(layout.root):
-        shard, folder = shard_of_damaged(name), layout.root / name
+    for folder in _folders_where(layout, lambda name: shard_of_damaged(name) is not None):
+        shard = shard_of_damaged(folder.name)
         # Asked first, because `_is_good` would wait for a `done` that may never come.
         if shard is None or shard not in missing or read_done(folder) is None:
             continue
@@ -420,11 +450,48 @@ def restore_set_aside(layout: RunLayout, missing: Mapping[int, Sequence[int]]) -
 
 def remove_set_aside(layout: RunLayout) -> None:
     """Remove the folders that were set aside: the run is merged without them."""
-    names = sorted(filter(is_set_aside, names_in(layout.root)))
-    if names:
-        logger.info("Removing what was set aside in %s: %s", layout.root, ", ".join(names))
-    for name in names:
-        _remove(layout.root / name)
+    folders = sorted(_folders_where(layout, is_set_aside), key=lambda folder: folder.name)
+    if folders:
+        names = ", ".join(folder.name for folder in folders)
+        logger.info("Removing what was set aside in %s: %s", layout.root, names)
+    for folder in folders:
+        _remove(folder)
+
+
+def _folders_where(layout: RunLayout, is_meant: Callable[[str], bool]) -> list[Path]:
+    found = names_by_group(layout).items()
+    return [
+        Path(layout.group_path(group), name)
+        for group, names in found
+        for name in filter(is_meant, names)
+    ]
+
+
+def names_by_group(layout: RunLayout, groups: Iterable[int] | None = None) -> dict[int, list[str]]:
+    """List the folders with shards and attempts; in a plan without groups, that is the run folder.
+
+    Args:
+        layout: The run's.
+        groups: The groups to list; all if None.
+
+    Raises:
+        FileSystemError: One cannot be listed from here, or the run folder is gone.
+    """
+    if not layout.n_groups:
+        return {0: list_names(layout.root)}
+    if groups is not None:
+        return {group: names_in(layout.group_path(group)) for group in groups}
+    # This listing is short. A group that is not in it has not begun.
+    names = set(list_names(layout.root))
+    present = [group for group in range(layout.n_groups) if layout.group_name(group) in names]
+    return {group: names_in(layout.group_path(group)) for group in present}
+
+
+def named_shards(layout: RunLayout) -> set[int]:
+    """Return the shards that have a folder, intact or not, by its name alone."""
+    found = names_by_group(layout).items()
+    shards = (layout.shard_in(group, name) for group, names in found for name in names)
+    return {shard for shard in shards if shard is not None}
 
 
 def committed_shards(layout: RunLayout, run_id: str) -> dict[int, Done]:
@@ -433,21 +500,26 @@ def committed_shards(layout: RunLayout, run_id: str) -> dict[int, Done]:
     Raises:
         FileSystemError: The folder, or a shard in it, cannot be read from here.
     """
-    folders, root = {}, os.fspath(layout.root)
-    for name in list_names(layout.root):
-        if (shard := layout.shard_named(name)) is not None:
-            folders[shard] = f"{root}/{name}"
+    folders = {}
+    for group, names in names_by_group(layout).items():
+        folder, own = layout.group_path(group), layout.shards_of_group(group)
+        for name in names:
+            shard = layout.shard_named(name)
+            if shard is not None and (shard in own or not layout.n_groups):
+                folders[shard] = f"{folder}/{name}"
     found = zip(folders, read_in_order(read_done, folders.values()), strict=True)
     return {s: done for s, done in found if done is not None and _is_commit(done, s, run_id)}
 
 
-def attempts(root: Path) -> dict[int, list[Path]]:
+def attempts(layout: RunLayout) -> dict[int, list[Path]]:
     """Return the folders of unfinished attempts, by shard."""
     found: dict[int, list[Path]] = {}
-    for name in list_names(root):
-        shard = shard_of_attempt(name)
-        if shard is not None:
-            found.setdefault(shard, []).append(root / name)
+    for group, names in names_by_group(layout).items():
+        folder = Path(layout.group_path(group))
+        for name in names:
+            shard = shard_of_attempt(name)
+            if shard is not None:
+                found.setdefault(shard, []).append(folder / name)
     return found
 
 

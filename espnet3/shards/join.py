@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from espnet3.io.tables import read_jsonl
 from espnet3.shards.commit import Done
-from espnet3.shards.layout import FAILED
+from espnet3.shards.layout import FAILED, run_folder_of
 from espnet3.shards.manifest import load_manifest
 from espnet3.shards.merge import (
     check_lines,
@@ -35,7 +35,7 @@ def join_files(shard_dirs: Sequence[Path], name: str, target: Path) -> int:
     Raises:
         IncompleteRunError: naming the part that was changed since its commit or lacks lines.
     """
-    root = shard_dirs[0].parent if shard_dirs else None
+    root = run_folder_of(shard_dirs[0]) if shard_dirs else None
     manifest = load_manifest(root) if root else None
     order = manifest.load_order(root) if manifest and root else None
     if order is None:

@@ -49,7 +49,9 @@ _MAX_COST = 1e30
 _RUN_ID = re.compile(rb'\{\s*"run_id":\s*"([^"\\]*)"')
 _ANY = cast("type[Any]", Any)
 FORMAT = "espnet3-run"
-VERSION = 1
+VERSION = 2
+"""The newest version of the format. A plan without groups is written as version 1."""
+_FLAT = 1  # versions that know of no groups refuse the other one, and do not run all again
 
 
 @dataclass(frozen=True)
@@ -77,8 +79,10 @@ class Manifest:
     """Where items are sorted into batches by length: how `order` and `edges` are packed."""
     padded_share: Share | None = None
     audio_seconds: Seconds | None = None
+    group_size: Count | None = None
+    """Shards per sub-folder; None if they stand directly in the run folder. See `RunLayout`."""
     format: str = FORMAT
-    version: int = VERSION
+    version: int = _FLAT
 
     @property
     def n_shards(self) -> int:
@@ -99,6 +103,8 @@ class Manifest:
             return f"costs: not all from 0 to {_MAX_COST:g}"
         if not _RUN_ID_SHAPE.fullmatch(self.run_id):
             return f"run_id: {self.run_id!r:.60} is no id"
+        if self.group_size == 0:
+            return "group_size: 0 shards in a group"
         packed: dict[str, Any] = {"items": self.items}
         if self.batches is not None:
             described = {"order": None, "edges": None, **self.batches}
@@ -108,7 +114,7 @@ class Manifest:
 
     def layout(self, root: Path) -> RunLayout:
         """Return the paths of this run under `root`."""
-        return RunLayout(root, self.n_shards)
+        return RunLayout(root, self.n_shards, self.group_size)
 
     def output_folder(self, root: Path) -> Path:
         """Return where the merge of the run in `root` writes: into it, or a folder above it.
@@ -194,6 +200,10 @@ def publish_manifest(
     """
     # The run's id comes first: see read_run_id.
     values = {"run_id": manifest.run_id, **asdict(manifest), "items": store_items(root, items)}
+    if manifest.group_size is None:
+        del values["group_size"]
+    else:
+        values["version"] = VERSION
     if batches is not None:
         # Before the manifest that names them: a plan without its items could not be run.
         packed = {"order": store_items(root, batches.order)}
@@ -311,7 +321,7 @@ def _check_origin(path: Path, values: Any) -> None:
 def _check_format(path: Path, values: Any) -> None:
     _check_origin(path, values)
     version, versions = values.get("version"), values.get("versions")
-    if version != VERSION or isinstance(version, bool):  # True equals 1
+    if version not in (_FLAT, VERSION) or isinstance(version, bool):  # True equals 1
         writer = versions.get("espnet3", "unknown") if isinstance(versions, dict) else "unknown"
         raise RunFolderError(
             f"{path} has version {version!s:.40} of the run format; this ESPnet3 reads "

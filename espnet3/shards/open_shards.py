@@ -1,9 +1,12 @@
-"""Open shards of a run, from one listing of its folder; and how long they take.
+"""Open shards of a run, from listings of its folder; and how long they take.
 
 A worker among many must not touch thousands of files to find its next shard. The names say nearly
 all: a folder `split.7` is a committed shard, a file `split.7.claim` a claimed one. They may
 be seen late, so a name that is not there proves nothing: the claim decides which worker runs a
 shard, and the commit whose results count.
+
+In a plan with groups, what misled is listed again group by group: the one in which a claim was
+lost, or from which a shard of others is about to be taken.
 """
 
 import bisect
@@ -16,7 +19,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from espnet3.shards.commit import Done
+from espnet3.shards.commit import Done, names_by_group
 from espnet3.shards.file_access import is_there, list_names
 from espnet3.shards.layout import claimed_name, shard_of, shard_of_attempt
 from espnet3.shards.lease import Lease
@@ -91,7 +94,6 @@ class OpenShards:
     """
 
     def __init__(self, root: Path, manifest: Manifest, lease: Lease) -> None:
-        self._root = root
         self._layout = manifest.layout(root)
         self._lease = lease
         self._order = run_order(manifest.costs)
@@ -100,6 +102,10 @@ class OpenShards:
         # By owner: workers that start at once must not all reach for the same shard.
         self._random = random.Random(lease.owner.owner_id)
         self._listed, self._n_lost = float("-inf"), 0
+        self._leases_listed = float("-inf")
+        # When each group was listed last; without groups, the run folder is the only one.
+        groups = range(max(self._layout.n_groups, 1))
+        self._groups_listed = dict.fromkeys(groups, float("-inf"))
         # The more shards, the longer a listing takes, and the longer it has to serve.
         self._fresh_seconds = max(_FRESH_SECONDS, _FRESH_SECONDS_PER_SHARD * len(self._order))
         self._looked = time.monotonic()
@@ -111,7 +117,7 @@ class OpenShards:
         self._kept: deque[tuple[int, float]] = deque()
         self._n_owners = 1
         self._own: Sequence[int] = self._order
-        self._attempts: dict[int, list[str]] = {}
+        self._attempts: dict[int, list[Path]] = {}
         self.n_items_done = 0
         """Items of the committed shards; a number, so that another thread may show it."""
 
@@ -120,12 +126,33 @@ class OpenShards:
         if time.monotonic() - self._listed <= max_age:
             return
         self._list_leases()  # first: what is released meanwhile is in the other list
-        self._list_shards()
+        self._list_shards(list(filter(self._is_due, self._groups_listed)))
         self._listed, self._n_lost = time.monotonic(), 0
+
+    def _refresh_at(self, shard: int) -> None:
+        """Do the same for the group of a shard alone."""
+        # Not again for each of several groups: claims that we lost are known anyway.
+        if time.monotonic() - self._leases_listed > _RECENT_SECONDS or not self._layout.n_groups:
+            self._list_leases()
+        self._list_shards([self._layout.group_of(shard)])
+        self._n_lost = 0
+        if not self._layout.n_groups:
+            self._listed = time.monotonic()
+
+    def _is_due(self, group: int) -> bool:
+        """Tell whether a listing of a group may show anything new: it is not complete, or was."""
+        if time.monotonic() - self._groups_listed[group] > _SETTLED_SECONDS:
+            return True  # shards may have been set aside
+        shards = self._layout.shards_of_group(group)
+        return not self._layout.n_groups or not self._committed.issuperset(shards)
+
+    def _is_recent(self, shard: int) -> bool:
+        listed = self._groups_listed[self._layout.group_of(shard)]
+        return time.monotonic() - listed <= _RECENT_SECONDS
 
     def _list_leases(self) -> None:
         # An owner that we met at a shard is there, even if the list does not show it yet.
-        now = time.monotonic()
+        self._leases_listed = now = time.monotonic()
         self._met = {s: t for s, t in self._met.items() if now - t < _MET_SECONDS}
         self._claimed = self._mine.union(self._met)
         owner_id = self._lease.owner.owner_id
@@ -138,15 +165,17 @@ class OpenShards:
         self._n_owners = len(owner_ids)
         self._own = own_part(self._order, owner_id, owner_ids)
 
-    def _list_shards(self) -> None:
-        found: set[int] = set()
-        self._attempts = {}
-        for name in list_names(self._root):
-            if (shard := shard_of(name)) is not None and name == self._layout.shard_name(shard):
-                if shard < self._layout.n_shards:
-                    found.add(shard)
-            elif (shard := shard_of_attempt(name)) is not None:
-                self._attempts.setdefault(shard, []).append(name)
+    def _list_shards(self, groups: Sequence[int]) -> None:
+        found, self._attempts = self._kept_of_others(groups)
+        for group, names in names_by_group(self._layout, groups).items():
+            self._groups_listed[group] = time.monotonic()
+            folder = Path(self._layout.group_path(group))
+            for name in names:
+                if (shard := self._layout.shard_in(group, name)) is not None:
+                    if shard < self._layout.n_shards:
+                        found.add(shard)
+                elif (shard := shard_of_attempt(name)) is not None:
+                    self._attempts.setdefault(shard, []).append(folder / name)
         # What we know to be published may be missing in the list for a while; not for ever, as it
         # may have been set aside.
         now = time.monotonic()
@@ -154,6 +183,14 @@ class OpenShards:
         self._committed = found.union(self._noted)
         self._left = [shard for shard in self._order if shard not in self._committed]
         self.n_items_done = sum(map(self._n_items, self._committed))
+
+    def _kept_of_others(self, groups: Sequence[int]) -> tuple[set[int], dict[int, list[Path]]]:
+        """Return the committed shards and the attempts of the groups that are not listed now."""
+        if not self._layout.n_groups:
+            return set(), {}
+        listed = {shard for group in groups for shard in self._layout.shards_of_group(group)}
+        attempts = {shard: each for shard, each in self._attempts.items() if shard not in listed}
+        return self._committed - listed, attempts
 
     def _n_items(self, shard: int) -> int:
         return self._bounds[shard + 1] - self._bounds[shard]
@@ -199,7 +236,7 @@ class OpenShards:
 
     def attempts(self, shard: int) -> list[Path]:
         """Return the folders of unfinished attempts at a shard, the dead ones' too."""
-        return [self._root / name for name in self._attempts.get(shard, [])]
+        return list(self._attempts.get(shard, []))
 
     def take(self, fits: Callable[[int], bool] = _any) -> int | None:
         """Claim a shard that is free, or whose owner died, preferring costly ones.
@@ -219,8 +256,11 @@ class OpenShards:
             if shard is None:
                 return None
             is_ours = self._claim(shard)
-            if dead is not None or self._n_lost >= max_lost:
-                self.refresh()  # with what the dead one left, or what others took
+            if dead is not None or (self._n_lost >= max_lost and max_lost == _MAX_LOST):
+                self._refresh_at(shard)  # with what the dead one left, or what others took
+                max_lost *= 2
+            elif self._n_lost >= max_lost:
+                self.refresh()  # others came, and took of all groups
                 max_lost *= 2  # if that misleads as well, names are seen late here
             if is_ours:
                 return shard
@@ -236,10 +276,15 @@ class OpenShards:
         if first is None or self._n_owners == 1:
             return first
         shard = self._choose_own(fits)
-        if shard is None and time.monotonic() - self._listed > _RECENT_SECONDS:
-            self.refresh()
+        while shard is None and (other := self._choose(self._left, fits)) is not None:
+            if self._is_recent(other):
+                return other
+            self._refresh_at(other)
             shard = self._choose_own(fits)
-        return self._choose(fits) if shard is None else shard
+            if shard is None:
+                group = self._layout.shards_of_group(self._layout.group_of(other))
+                shard = self._choose((s for s in self._left if s in group), fits)
+        return shard
 
     def _choose_own(self, fits: Callable[[int], bool]) -> int | None:
         own, first = self._first(self._own, fits), self._first(self._left, fits)
@@ -254,13 +299,13 @@ class OpenShards:
     def _is_free(self, shard: int) -> bool:
         return shard not in self._committed and shard not in self._claimed
 
-    def _choose(self, fits: Callable[[int], bool]) -> int | None:
+    def _choose(self, shards: Iterable[int], fits: Callable[[int], bool]) -> int | None:
         """Choose one of the costliest free shards at random.
 
         Workers that all take the first few lose most of their claims to each other. Only among
         those of similar cost: a long one that starts late holds up the whole run.
         """
-        free = [shard for shard in self.free() if fits(shard)]
+        free = [shard for shard in shards if self._is_free(shard) and fits(shard)]
         if not free:
             return None
         least = self._costs[free[0]] * _SIMILAR

@@ -26,7 +26,7 @@ from espnet3.errors import RunFolderError
 from espnet3.io.atomic import fsync_dir, open_atomic
 from espnet3.io.json_text import dump_json
 from espnet3.io.records import Count, DamagedFileError, parse_record
-from espnet3.shards.commit import Done, discard_attempt
+from espnet3.shards.commit import Done, discard_attempt, make_attempt
 from espnet3.shards.file_access import is_there, read_file, read_in_order
 from espnet3.shards.layout import DONE, RunLayout, discarded_path
 
@@ -115,7 +115,8 @@ class Pack:
         file.seek(member.offset)
         content = file.read(member.n_bytes)
         if len(content) != member.n_bytes or zlib.crc32(content) != member.crc32:
-            raise self._damaged(f"does not hold {self._layout.shard_name(shard)}/{name} as it was")
+            shard_path = self._layout.relative_path(shard)
+            raise self._damaged(f"does not hold {shard_path}/{name} as it was")
         return content
 
     def _damaged(self, what: str) -> DamagedFileError:
@@ -179,6 +180,9 @@ def pack_shards(
     same = [shard for shard in sorted(pack.lines) if _is_as_packed(layout, pack, shard)]
     for _ in read_in_order(lambda shard: _remove(layout, shard), same):
         pass
+    for group in range(layout.n_groups):
+        with suppress(OSError):  # some shards of it stay
+            os.rmdir(layout.group_path(group))
     n_files = sum(1 + len(pack.lines[shard].files) for shard in same)
     return Tidied(len(same), n_files, layout.n_shards - len(pack.lines))
 
@@ -225,7 +229,7 @@ def _read_folder(layout: RunLayout, done: Done) -> _Files | None:
 
 
 def _add(tar: tarfile.TarFile, layout: RunLayout, shard: int, files: _Files) -> _Packed:
-    name, found = layout.shard_name(shard), os.stat(layout.shard(shard))
+    name, found = layout.relative_path(shard), os.stat(layout.shard(shard))
     folder = tarfile.TarInfo(name)
     folder.type, folder.mode = tarfile.DIRTYPE, found.st_mode & 0o777
     folder.mtime = int(found.st_mtime)
@@ -276,6 +280,8 @@ def unpack_shards(layout: RunLayout, run_id: str) -> Tidied:
     for _ in read_in_order(lambda shard: _restore(layout, pack, shard), absent):
         pass
     # All names are on the disk before the only other copy goes; its index first.
+    for group in {layout.group_of(shard) for shard in absent}:
+        fsync_dir(layout.group_path(group))
     fsync_dir(layout.root)
     layout.packed_index.unlink(missing_ok=True)
     layout.packed.unlink(missing_ok=True)
@@ -287,7 +293,7 @@ def _restore(layout: RunLayout, pack: Pack, shard: int) -> None:
     for last in (False,) * _TRIES + (True,):
         attempt = layout.new_attempt(shard)
         try:
-            attempt.mkdir()
+            make_attempt(attempt)
             for name, content in pack.read(shard).items():
                 _write(attempt / name, content, line.files[name])
             fsync_dir(attempt)

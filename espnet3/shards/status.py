@@ -2,7 +2,8 @@
 
 import itertools
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from espnet3.errors import FileSystemError, RunFolderError
 from espnet3.io.clock import look_time
 from espnet3.io.records import warn_once
 from espnet3.shards.commit import Done, read_done, read_position
-from espnet3.shards.layout import origin_of_attempt, shard_of, shard_of_attempt
+from espnet3.shards.layout import origin_of_attempt, shard_of_attempt
 from espnet3.shards.lease import LeaseLook, LeaseView
 from espnet3.shards.manifest import Manifest, load_manifest, read_run_id, require_manifest
 from espnet3.shards.merge import read_coverage
@@ -145,15 +146,14 @@ class StatusReader:
         committed: dict[int, Done] = {}
         working: dict[int, list[Path]] = {}
         known = {}
-        for entry in os.scandir(self.run_dir):
+        for group, entry in self._entries():
             if entry.name == self._layout.packed_index.name:
                 committed |= self._read_packed(entry.inode())
             attempted = shard_of_attempt(entry.name)
             if attempted is not None:
                 working.setdefault(attempted, []).append(Path(entry.path))
-            shard = shard_of(entry.name)
-            # Ignore folders copied by hand, such as `split.07`.
-            if shard is None or entry.name != self._layout.shard_name(shard):
+            shard = self._layout.shard_in(group, entry.name)
+            if shard is None:
                 continue
             # A shard that was computed again has the same name, but its folder is another one.
             key = (entry.name, entry.inode())
@@ -163,6 +163,19 @@ class StatusReader:
                 committed[shard] = done
         self._known, self.committed = known, committed
         return working
+
+    def _entries(self) -> Iterator[tuple[int, os.DirEntry[str]]]:
+        """Yield what the folders with shards hold, with the number of the group."""
+        groups = {self._layout.group_name(group): group for group in range(self._layout.n_groups)}
+        present = []
+        for entry in os.scandir(self.run_dir):
+            if entry.name in groups:
+                present.append((groups[entry.name], entry.path))
+            else:
+                yield (-1 if groups else 0), entry
+        for group, path in present:
+            with suppress(FileNotFoundError):  # emptied and removed just now, by `tidy`
+                yield from ((group, entry) for entry in os.scandir(path))
 
     def _read_packed(self, inode: int) -> dict[int, Done]:
         """Return the shards that were packed once the run was merged; read once."""

@@ -180,11 +180,12 @@ def _artifacts_of(
     results; others may be removed with their shard. The digest is taken behind the merge. What
     that moved or removed is its own affair.
     """
-    returned = _folders_in(result, layout.root)
+    returned = _paths_returned(result, layout)
     artifacts = {}
     for done in shards:
         folder = layout.shard(done.shard)
-        is_needed = any(name.endswith("/") for name in done.files) or folder.name in returned
+        is_needed = any(name.endswith("/") for name in done.files)
+        is_needed = is_needed or _is_in(layout, done.shard, returned)
         if is_needed or not _is_joined(done):
             with suppress(IncompleteRunError):
                 check_sizes(folder, done)
@@ -192,10 +193,17 @@ def _artifacts_of(
     return {"artifacts": artifacts} if artifacts else {}
 
 
-def _folders_in(result: Any, root: Path) -> set[str]:
-    """Return the names in the run folder that a result points to, or into."""
+def _paths_returned(result: Any, layout: RunLayout) -> set[str]:
+    """Return the places in the run folder that a result points to, or into."""
+    root, depth = layout.root, 2 if layout.n_groups else 1
     inside = (path.relative_to(root) for path in paths_in(result) if path.is_relative_to(root))
-    return {name for path in inside for name in path.parts[:1]}
+    return {"/".join(path.parts[:depth]) for path in inside if path.parts}
+
+
+def _is_in(layout: RunLayout, shard: int, places: set[str]) -> bool:
+    """Tell whether a shard, or its group, is one of these places."""
+    path = layout.relative_path(shard)
+    return path in places or os.path.dirname(path) in places
 
 
 def _is_joined(done: Done) -> bool:
@@ -212,11 +220,11 @@ def shards_in_use(
         result = decode_result(values["result"], output_dir)
     except (KeyError, IndexError, TypeError):
         result = None
-    returned = _folders_in(result, layout.root)
+    returned = _paths_returned(result, layout)
     used = shards_named_in(output_dir / name for name in values.get("outputs", {}))
     for done in shards:
         has_folder = any(name.endswith("/") for name in done.files)
-        if has_folder or not _is_joined(done) or layout.shard_name(done.shard) in returned:
+        if has_folder or not _is_joined(done) or _is_in(layout, done.shard, returned):
             used.add(done.shard)
     return used
 

@@ -176,7 +176,7 @@ class DetachedFolder:
         return [json.loads(p.read_text()) for p in (self.out / "detached" / kind).glob("*.json")]
 
     def n_committed(self):
-        return sum(".part-" not in path.parent.name for path in self.out.glob("split.*/done"))
+        return sum(".part-" not in path.parent.name for path in self.out.rglob("split.*/done"))
 
     def failures(self):
         return [json.loads(line) for line in (self.out / "failed.jsonl").read_text().splitlines()]

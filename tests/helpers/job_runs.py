@@ -54,7 +54,9 @@ class Job:
 
     def done_files(self) -> dict[Path, int]:
         """Return the `done` files of committed shards, with the time of their writing."""
-        found = [path for path in self.out.glob("split.*/done") if ".part-" not in path.parent.name]
+        found = [
+            path for path in self.out.rglob("split.*/done") if ".part-" not in path.parent.name
+        ]
         return {path: path.stat().st_mtime_ns for path in found}
 
     def failures(self) -> list[dict]:
@@ -62,7 +64,7 @@ class Job:
 
     def assert_tidy(self) -> None:
         """Nothing is left but outputs: no attempts, temporary files, claims or owners."""
-        names = [path.name for path in self.out.iterdir()]
+        names = [path.name for path in [*self.out.iterdir(), *self.out.glob("splits.*/*")]]
         assert not [name for name in names if ".part-" in name or name.startswith(".")]
         assert not list((self.out / "leases").iterdir())
 

@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 
 from espnet3.parallel import BaseRunner, set_parallel
+from espnet3.shards import layout
 from espnet3.shards.merge import concat_files
 
 DEFAULTS = {
@@ -38,6 +39,7 @@ DEFAULTS = {
     "parallel": {},
     "beam": 1,
     "line": 40,
+    "group_size": None,
 }
 
 
@@ -221,6 +223,8 @@ def inject_driver_fault(faults):
 def main():
     out, settings = sys.argv[1], {**DEFAULTS, **json.loads(sys.argv[2])}
     faults = {"out": out, **settings}
+    if settings["group_size"]:
+        layout.MAX_FLAT_SHARDS, layout.GROUP_SIZE = 1, settings["group_size"]
     inject_driver_fault(faults)
     set_parallel({"env": "local", "n_workers": settings["n_workers"], **settings["parallel"]})
     runner = Runner(

@@ -44,6 +44,21 @@ def test_sigkill_then_the_same_command_finishes(job, reference, fault, n_workers
     run.assert_tidy()
 
 
+@pytest.mark.parametrize(
+    "fault",
+    ["both before rename", "driver in merge", *few(["driver in attempt", "driver after plan"], 1)],
+)
+def test_shards_in_groups_survive_a_sigkill_as_well(job, reference, fault):
+    run = job(fault=fault, group_size=3)
+    assert run.run().returncode == -signal.SIGKILL
+    n_before = run.n_committed
+    run.succeed()
+    assert run.text == reference
+    assert run.n_committed >= n_before
+    assert not list(run.out.glob("split.*"))
+    run.assert_tidy()
+
+
 @pytest.mark.parametrize("fault", WORKER_FAULTS)
 def test_sigkill_of_a_worker_does_not_stop_the_run(job, reference, fault):
     run = job(fault=fault)

@@ -30,7 +30,7 @@ from espnet3.io.atomic import open_atomic, write_text
 from espnet3.io.scp import check_id, safe_name
 from espnet3.io.tables import JsonlWriter, read_jsonl
 from espnet3.parallel.base_runner import BaseRunner
-from espnet3.shards.layout import FAILED
+from espnet3.shards.layout import FAILED, run_folder_of
 from espnet3.shards.merge import read_failures, read_part, require_done
 
 logger = logging.getLogger(__name__)
@@ -196,7 +196,7 @@ def _no_gradients() -> AbstractContextManager[Any]:
 def _check_some(shard_dirs: Sequence[Path]) -> None:
     if any(require_done(folder).n_written for folder in shard_dirs):
         return
-    root = shard_dirs[0].parent
+    root = run_folder_of(shard_dirs[0])
     raise IncompleteRunError(
         f"All items in {root} failed, so there are no statistics. The first error: "
         f"{read_failures(root)[0]['error']} To see all: espnet3 failed {quote(str(root))}"

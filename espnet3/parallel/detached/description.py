@@ -226,6 +226,7 @@ def load_spec(root: Path, *, trust: str | None = None) -> bytes:
         root.resolve(),
         run_id=manifest.run_id,
         n_shards=manifest.n_shards,
+        group_size=manifest.group_size,
         skip_errors=description.fault_policy().skip_errors,  # `resume` may have changed it
     )
 

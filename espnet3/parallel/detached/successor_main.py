@@ -37,8 +37,9 @@ from espnet3.parallel.detached.workforce import UNKNOWN, Job, Workforce, living_
 from espnet3.parallel.faults import avoided_nodes
 from espnet3.parallel.parallel import as_parallel_config
 from espnet3.schedulers import FindsTags, JobState, ask_jobs, scheduler_of
+from espnet3.shards.commit import named_shards
 from espnet3.shards.file_access import is_there
-from espnet3.shards.layout import leases_folder, shard_of
+from espnet3.shards.layout import leases_folder
 from espnet3.shards.lease import count_owners
 from espnet3.shards.manifest import load_manifest
 from espnet3.shards.records import (
@@ -384,7 +385,7 @@ def _count_open(root: Path) -> int:
     if manifest is None:
         return 0
     # By name: reading each done marker every minute would be too much for a file server.
-    n_done = sum(shard_of(entry.name) is not None for entry in os.scandir(root))
+    n_done = len(named_shards(manifest.layout(root)))
     return max(manifest.n_shards - n_done, 1)
 
 

@@ -20,7 +20,7 @@ from espnet3.parallel.base_runner import BaseRunner, one_or_more
 from espnet3.parallel.hooks import overridden
 from espnet3.parallel.tasks import RunSpec
 from espnet3.shards.join import join_files
-from espnet3.shards.layout import committed_name
+from espnet3.shards.layout import committed_path, run_folder_of
 from espnet3.shards.merge import read_failures, require_done
 from espnet3.shards.merge_scp import join_scp
 from espnet3.systems.base.inference_output import (
@@ -254,7 +254,7 @@ def _check_fields(shard_dirs: Sequence[Path]) -> None:
     # A shard whose items all failed has no files, and does not count as lacking a field.
     written = [folder for folder in shard_dirs if require_done(folder).n_written]
     if shard_dirs and not written:
-        root = shard_dirs[0].parent
+        root = run_folder_of(shard_dirs[0])
         raise IncompleteRunError(
             f"All items in {root} failed, so there are no results. The first error: "
             f"{read_failures(root)[0]['error']} To see all: espnet3 failed {quote(str(root))}"
@@ -298,7 +298,7 @@ class FieldWriters:
     """Writes the fields of records; the first record decides which fields there are."""
 
     def __init__(self, shard_dir: Path, settings: OutputSettings) -> None:
-        self._folder = shard_dir
+        self._folder, self._committed = shard_dir, committed_path(shard_dir)
         self._settings = settings
         self._scp: dict[str, ScpWriter] | None = None
         self._n_written = 0
@@ -355,7 +355,7 @@ class FieldWriters:
         folder.mkdir(exist_ok=True)
         path = self._artifacts[name](value, folder / safe_name(id))
         # Relative to the output folder, and under the name that the shard will have.
-        return f"{committed_name(self._folder.name)}/{folder.name}/{path.name}"
+        return f"{self._committed}/{folder.name}/{path.name}"
 
     def _writers(self, fields: dict[str, Any], id: str) -> dict[str, ScpWriter]:
         if self._scp is None:

@@ -68,7 +68,7 @@ def test_shard_appears_with_all_its_files_at_the_commit_and_not_before(run):
     assert committed_text(run, 1) == run.text(1)
     assert read_done(run.layout.shard(1)) == done
     assert sorted(os.listdir(run.layout.shard(1))) == [DONE, "text"]
-    assert attempts(run.root) == {}
+    assert attempts(run.layout) == {}
 
 
 def test_done_lists_files_with_size_checksum_and_lines_and_folders_as_one(run):
@@ -147,7 +147,7 @@ def test_late_twin_is_dropped_and_the_first_commit_stays(run):
     assert commit(second, run.layout, done[second]) is True
     assert commit(first, run.layout, done[first]) is False
     assert committed_text(run, 2) == "second\n"
-    assert attempts(run.root) == {}
+    assert attempts(run.layout) == {}
 
 
 def test_empty_folder_in_the_place_of_a_shard_is_replaced(run):
@@ -188,14 +188,14 @@ def test_damaged_shard_is_replaced(run, content):
     assert committed(run) == []
     assert run.commit(0, "new\n")
     assert committed_text(run, 0) == "new\n"
-    assert attempts(run.root) == {}
+    assert attempts(run.layout) == {}
 
 
 def test_file_in_the_place_of_a_shard_is_replaced(run):
     run.layout.shard(0).write_text("what is this?")
     assert run.commit(0)
     assert committed(run) == [0]
-    assert attempts(run.root) == {}
+    assert attempts(run.layout) == {}
 
 
 def test_shard_folder_that_holds_another_shard_is_replaced(run):
@@ -249,7 +249,7 @@ def test_commit_that_is_seen_late_is_not_taken_for_damage(run, monkeypatch):
     assert commit(attempt, run.layout, done) is False
     assert len(looks) == 4
     assert committed_text(run, 0) == "theirs\n"
-    assert attempts(run.root) == {}
+    assert attempts(run.layout) == {}
 
 
 def test_shard_whose_done_is_seen_late_is_not_set_aside(run, monkeypatch):
@@ -282,7 +282,7 @@ def test_worker_of_a_run_that_was_started_anew_neither_publishes_nor_displaces(r
     assert commit(attempt, run.layout, done) is False
     assert committed(anew) == ([0] if is_taken else [])
     assert anew.layout.shard(0).exists() is is_taken
-    assert attempts(run.root) == {}
+    assert attempts(run.layout) == {}
 
 
 def test_worker_does_not_publish_into_a_folder_without_a_plan(run):
@@ -308,7 +308,7 @@ def test_twin_that_commits_while_a_damaged_shard_is_replaced_is_not_lost(run, mo
     assert run.commit(0, "slow\n") is False
     assert committed_text(run, 0) == "twin\n"
     assert committed(run) == [0]
-    assert attempts(run.root) == {}
+    assert attempts(run.layout) == {}
 
 
 def test_shard_of_a_new_run_is_not_displaced_by_a_zombie_that_saw_a_damaged_one(run, monkeypatch):
@@ -333,7 +333,7 @@ def test_set_aside_makes_a_shard_not_done(run):
     set_aside(run.layout, 0)
     assert committed(run) == []
     assert len(set_aside_names(run)) == 1
-    assert attempts(run.root) == {}
+    assert attempts(run.layout) == {}
     set_aside(run.layout, 0)  # nothing is there: nothing to do
     remove_set_aside(run.layout)
     assert run.names() == ["manifest.json"]
@@ -430,7 +430,7 @@ def test_writer_that_makes_folders_as_it_goes_does_not_bring_a_discarded_attempt
     (attempt / "wav" / "last.wav").touch()
     with pytest.raises(FileNotFoundError):
         run.finish(attempt, 0)
-    assert list(attempts(run.root)) == [0]
+    assert list(attempts(run.layout)) == [0]
     assert committed(run) == []
 
 
@@ -438,26 +438,26 @@ def test_discarding_twice_or_what_is_not_there_is_fine(run):
     attempt = run.begin(0)
     discard_attempt(attempt)
     discard_attempt(attempt)
-    assert attempts(run.root) == {}
+    assert attempts(run.layout) == {}
 
 
 def test_leftover_that_cannot_be_removed_keeps_its_name_however_often_it_is_swept(run, monkeypatch):
     run.begin(0)
     monkeypatch.setattr(shutil, "rmtree", lambda path, **options: None)
     for _ in range(5):
-        ((attempt,),) = attempts(run.root).values()
+        ((attempt,),) = attempts(run.layout).values()
         discard_attempt(attempt)
-    ((left,),) = attempts(run.root).values()
+    ((left,),) = attempts(run.layout).values()
     assert left.name.endswith("-dead")
     assert left.name.count("dead") == 1
     monkeypatch.undo()
     discard_attempt(left)
-    assert attempts(run.root) == {}
+    assert attempts(run.layout) == {}
 
 
 def test_attempts_are_found_by_shard(run):
     folders = [run.begin(shard) for shard in (0, 2, 2)]
-    found = attempts(run.root)
+    found = attempts(run.layout)
     assert {shard: sorted(paths) for shard, paths in found.items()} == {
         0: [folders[0]],
         2: sorted(folders[1:]),
@@ -492,7 +492,7 @@ def test_two_processes_that_commit_at_once_agree_on_one(make_run, race, is_damag
         for shard in shards:
             assert committed_text(run, int(shard)) == str(me)
     assert committed(run) == list(range(run.n_shards))
-    assert attempts(run.root) == {}
+    assert attempts(run.layout) == {}
 
 
 @pytest.mark.parametrize("point", ["written", "finished", "committed"])
@@ -522,6 +522,6 @@ def test_worker_killed_at_any_point_leaves_a_whole_shard_or_none(run, spawn, poi
         assert committed_text(run, 0) == run.text(0)
     else:
         assert committed(run) == []
-        assert list(attempts(run.root)) == [0]
+        assert list(attempts(run.layout)) == [0]
     assert run.commit(0) is (point != "committed")
     assert committed(run) == [0]

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from espnet3.errors import IncompleteRunError
 from espnet3.shards import commit as commit_module
@@ -30,7 +30,7 @@ from espnet3.shards.commit import (
     set_aside_damaged,
 )
 from espnet3.shards.items import collect_items
-from espnet3.shards.layout import DONE, POSITION, is_protocol_name
+from espnet3.shards.layout import DONE, POSITION, is_group, is_protocol_name
 from espnet3.shards.lease import Lease, claims
 from espnet3.shards.manifest import Manifest, load_manifest, publish_manifest
 from espnet3.shards.merge import check_complete, concat_files, read_coverage
@@ -39,6 +39,7 @@ from espnet3.shards.status import read_status
 
 N_ITEMS = 12
 PICK = st.integers(0, 1000)
+GROUP_SIZES = st.sampled_from([None, 2])
 
 
 @dataclass
@@ -82,7 +83,10 @@ class Protocol(RuleBasedStateMachine):
         self.n_tokens = 0
         self.expected: dict[int, str] = {}  # the text of each committed shard
         self.tampered: set[int] = set()
-        self.plan(n_shards=4)
+
+    @initialize(group_size=GROUP_SIZES)
+    def first_plan(self, group_size: int | None) -> None:
+        self.plan(4, group_size)
 
     def teardown(self) -> None:
         for driver in self.drivers:
@@ -90,10 +94,10 @@ class Protocol(RuleBasedStateMachine):
         shutil.rmtree(self.folder)
         self.patch.undo()
 
-    def plan(self, n_shards: int) -> None:
+    def plan(self, n_shards: int, group_size: int | None) -> None:
         plan = make_plan(N_ITEMS, n_shards)
         items = collect_items([*range(1, N_ITEMS), 0])  # no range: a file beside the manifest
-        manifest = Manifest({}, N_ITEMS, plan.bounds, plan.costs, None, {})
+        manifest = Manifest({}, N_ITEMS, plan.bounds, plan.costs, None, {}, group_size=group_size)
         self.manifest = publish_manifest(self.root, manifest, items)
         self.layout = self.manifest.layout(self.root)
         self.expected, self.tampered = {}, set()
@@ -116,7 +120,7 @@ class Protocol(RuleBasedStateMachine):
         driver.sweep()
         claimed = claims(self.layout.leases)
         assert set(claimed.values()) <= living
-        for shard, folders in attempts(self.root).items():
+        for shard, folders in attempts(self.layout).items():
             if self.layout.shard_name(shard) not in claimed:
                 for folder in folders:
                     discard_attempt(folder)
@@ -140,16 +144,16 @@ class Protocol(RuleBasedStateMachine):
         driver._thread.join()
         os.utime(driver.folder / f"{driver.owner.owner_id}.owner", (0, 0))
 
-    @rule(n_shards=st.integers(1, 6), is_tidy=st.booleans())
-    def start_anew(self, n_shards: int, is_tidy: bool) -> None:
+    @rule(n_shards=st.integers(1, 6), group_size=GROUP_SIZES, is_tidy=st.booleans())
+    def start_anew(self, n_shards: int, group_size: int | None, is_tidy: bool) -> None:
         """Replace the run, its drivers being dead; perhaps the old shards stay where they are."""
         while self.drivers:
             self.driver_dies(0)
         (self.root / "manifest.json").unlink()
         for path in list(self.root.iterdir()) if is_tidy else []:
-            if is_protocol_name(path.name):
+            if is_protocol_name(path.name) or is_group(path.name):
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
-        self.plan(n_shards)
+        self.plan(n_shards, group_size)
 
     @rule(n_shards=st.integers(1, 6))
     def second_driver_plans_too_late(self, n_shards: int) -> None:
@@ -189,7 +193,7 @@ class Protocol(RuleBasedStateMachine):
         worker = pick(self.workers, number)
         if worker.done is not None or not (is_careless or worker.attempt.exists()):
             return
-        worker.attempt.mkdir(exist_ok=True)
+        worker.attempt.mkdir(parents=True, exist_ok=True)
         with (worker.attempt / "text").open("a") as file:
             file.write(worker.lines()[len(worker.lines(worker.n_written)) :][: n * 10])
         worker.n_written = min(worker.n_written + n, len(worker.items))
@@ -311,7 +315,7 @@ class Protocol(RuleBasedStateMachine):
 
         def start_anew_first(*args):
             patch.undo()
-            self.start_anew(self.manifest.n_shards, is_tidy=False)
+            self.start_anew(self.manifest.n_shards, self.manifest.group_size, is_tidy=False)
             self.start_driver()
             anew.append(True)
             self.run_shard(zombie.shard)
@@ -375,6 +379,7 @@ class Protocol(RuleBasedStateMachine):
     def copy_a_shard_to_another(self, number: int, other: int) -> None:
         shard, place = pick(sorted(self.expected), number), other % self.manifest.n_shards
         if not self.layout.shard(place).exists():
+            self.layout.shard(place).parent.mkdir(exist_ok=True)
             shutil.copytree(self.layout.shard(shard), self.layout.shard(place))
 
     # What must hold
