@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from typing import Any, Protocol, Self
 
     class Places(Protocol):
-        """What a config knows of its keys: see `LoadedConfig`."""
+        """Protocol: the file and line of each key of a config; see `LoadedConfig`."""
 
         def set_in(self, key: str) -> str:
             """Return `' (set in FILE:LINE)'`, or an empty text."""

@@ -211,5 +211,5 @@ def _has_folders_of_speakers(folder: str) -> bool:
     try:
         parts = [file.parts for file in find_pairs(Path(folder))]
     except EspnetError:
-        return False  # told when the source is opened
+        return False  # reported when the source is opened
     return all(len(part) > 1 for part in parts) and len({part[0] for part in parts}) > 1

@@ -34,7 +34,7 @@ _EPILOG = (
 
 @dataclass(frozen=True)
 class _Subject:
-    """What is checked."""
+    """The subject of a checkup."""
 
     loaded: "LoadedConfig"
     values: dict[str, Any]
@@ -45,7 +45,7 @@ class _Subject:
 
     @property
     def is_remote(self) -> bool:
-        """Whether workers run on other machines."""
+        """Tell whether workers run on other machines."""
         if self.config.env == "ray":
             return not is_started_here(self.config)
         return self.config.env not in ON_THIS_MACHINE

@@ -136,7 +136,7 @@ def merge_folder(run_dir: Path, trust: str | None = None) -> Merged:
 
 @dataclass(frozen=True)
 class _Joiner:
-    """What stands in for the merge() of a runner."""
+    """Stand-in for the merge() of a runner."""
 
     output_dir: Path
     names: list[str]

@@ -47,7 +47,7 @@ _INSTEAD = {"train": "a training continues alone as a job: espnet3 launch"}
 
 @dataclass(frozen=True)
 class Options:
-    """What was typed."""
+    """Parsed command line of a recipe."""
 
     stages: tuple[str, ...] = ()
     stop_stage: str | None = None

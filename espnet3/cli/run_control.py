@@ -172,7 +172,7 @@ class _MinuteLine:
 
 @dataclass(frozen=True)
 class Request:
-    """What a line asks for."""
+    """Parsed command line of `resume` and `retry`."""
 
     run_dirs: list[Path]
     changes: dict[str, Any] = field(default_factory=dict)

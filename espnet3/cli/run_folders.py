@@ -96,7 +96,7 @@ def _search(folder: Path, depth: int) -> list[Path]:
         return []
     try:
         names = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir())
-    # A folder of somebody else must not hide the runs beside it.
+    # A folder of another user must not hide the runs beside it.
     except PermissionError:
         return []
     return [run for name in names for run in _search(folder / name, depth - 1)]

@@ -43,7 +43,7 @@ _STYLES = {"done": "green", "failed": "red", "interrupted": "yellow", "skipped":
 
 @dataclass
 class Outcome:
-    """How a stage ended."""
+    """Result of one stage."""
 
     stage: Stage
     state: str = "done"
@@ -108,7 +108,7 @@ class StageLoop:
         try:
             self._run_recorded(outcome, exp_dir)
         except OSError as error:  # of the log or the record, not of the stage
-            # A stage that failed has told why; a disk that is full would be told twice.
+            # A stage that failed has reported why; a full disk would be reported twice.
             if not outcome.exit_code:
                 _fail(outcome, _unwritable(exp_dir, error))
         outcome.seconds = time.monotonic() - begin

@@ -286,7 +286,7 @@ class _End:
 
     @property
     def is_near(self) -> bool:
-        """Whether it may have come."""
+        """Tell whether it may have come."""
         return self._n_looks > 0
 
     def has_come(self, seen: Sequence[Overview]) -> bool:

@@ -59,7 +59,7 @@ def tidy_run(run_dir: Path, *, undo: bool = False) -> Tidied:
     """Pack the shards of a run, or take them out again.
 
     Raises:
-        RunFolderError: it is not merged, or somebody is at work in it; with what to type.
+        RunFolderError: it is not merged, or a process is at work in it; with what to type.
     """
     manifest = require_manifest(run_dir)
     layout = manifest.layout(run_dir)

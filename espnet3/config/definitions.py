@@ -1,8 +1,8 @@
 """Read classes and functions from their text, without importing them.
 
 To import torch and Lightning takes seconds. Whether `optimizer.lrr` is misspelt stands in the text
-of `torch.optim.AdamW`, and can be told before. Each function returns None where the text does not
-tell for certain: a name that is bound twice, or by `import *`, a decorator, an argument that only
+of `torch.optim.AdamW`, and can be reported before. Each function returns None where the text does
+not tell for certain: a name that is bound twice, or by `import *`, a decorator, an argument that only
 a base class knows. The caller then imports.
 """
 
@@ -42,12 +42,12 @@ class Definition:
 
     @property
     def is_intact(self) -> bool:
-        """Whether it need not be imported to know that it can be."""
+        """Tell whether it need not be imported to know that it can be."""
         return self.module.partition(".")[0] in INTACT
 
     @property
     def is_ours(self) -> bool:
-        """Whether it is of ESPnet3."""
+        """Tell whether it is of ESPnet3."""
         return self.module.startswith("espnet3.")
 
     def signature(self) -> Signature | None:

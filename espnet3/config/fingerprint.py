@@ -408,7 +408,7 @@ class NamedPath:
 
     @property
     def is_whole(self) -> bool:
-        """Whether the value is a path, and no more."""
+        """Tell whether the value is a path, and no more."""
         return self.key == self.setting and not self.commit
 
 

@@ -137,7 +137,7 @@ class _Work:
         if not isinstance(trainer, Mapping) or not isinstance(trainer.get("init"), str):
             return
         if self.values.get("init") is not None:
-            return  # as a key of the trainer that nobody reads, it is refused there
+            return  # as a key of the trainer without a reader, it is refused there
         self.values["init"] = trainer["init"]
         self.values["trainer"] = {key: value for key, value in trainer.items() if key != "init"}
         self._moved("trainer.init", "init")

@@ -124,7 +124,7 @@ def resolve_config(config: Any, prefix: str = "", loaded: "LoadedConfig | None" 
 
 @dataclass(frozen=True)
 class RunNames:
-    """What the resolvers without an argument stand for; None where there is no file."""
+    """Values of the resolvers without an argument; None where there is no file."""
 
     self_name: str | None
     set_corpus_and_system: str

@@ -156,7 +156,7 @@ _ABOUT_KEYS = ("missing", "extra_forbidden")
 
 @dataclass(frozen=True)
 class Subject:
-    """What was checked: plain `values` against `model`."""
+    """Input of a check: plain `values` against `model`."""
 
     model: type[BaseModel]
     values: Any
@@ -330,7 +330,7 @@ def _field_names(models: list[type[BaseModel]]) -> set[str]:
 
 def _reason(details: ErrorDetails) -> str:
     message = details["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ")
-    # pydantic speaks of Python's types, users write YAML.
+    # pydantic names Python's types, users write YAML.
     message = re.sub(r"a valid dictionary( or (object|instance).*)?$", "a mapping", message)
     return re.sub(r"^(Input|String|List|Value|Set|Tuple|Dictionary) should ", "must ", message)
 

@@ -50,7 +50,7 @@ class BadTarget(Exception):
 
 @dataclass(frozen=True)
 class BadArgument:
-    """Why arguments do not fit a signature."""
+    """Reason why arguments do not fit a signature."""
 
     reason: str
     name: str = ""

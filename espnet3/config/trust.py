@@ -30,7 +30,7 @@ class PackedModelError(EspnetError):
 
 @dataclass(frozen=True)
 class Trust:
-    """What the parts of one packed model may use; it is pickled along with them."""
+    """Objects that the parts of one packed model may use; it is pickled along with them."""
 
     root: str
     """Its folder; paths are compared as `realpath` gives them."""

@@ -65,7 +65,7 @@ _ENVS_BY_WORD = {word: env for env, words in _ENV_WORDS.items() for word in word
 
 @dataclass(frozen=True)
 class Place:
-    """Where a word belongs in some stages."""
+    """The key to which a word belongs in some stages."""
 
     stages: tuple[str, ...]
     way: Way

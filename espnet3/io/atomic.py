@@ -68,7 +68,7 @@ def open_atomic(
             if permissions is None:
                 _copy_permissions(target, file.fileno())
             else:
-                # `os.open` was told as much, but the umask took its share.
+                # `os.open` was asked for as much, but the umask took its share.
                 os.fchmod(file.fileno(), permissions)
             yield file
             # fsync covers only what has left Python's own buffer.

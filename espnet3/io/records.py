@@ -140,7 +140,7 @@ def read_content(path: str | os.PathLike[str], begin: int = 0, end: int | None =
         DamagedFileError: It is a pipe or a device, which could keep us waiting, or far too large.
         OSError: It is not there, or cannot be read from here.
     """
-    # A pipe that nobody writes to would block for ever; regular files ignore the flag.
+    # A pipe without a writer would block for ever; regular files ignore the flag.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     try:
         # Of the open file: what a path leads to may be exchanged between a look and the opening.

@@ -40,7 +40,7 @@ def describe_control_characters(key: str, text: str) -> str:
 
 
 class AdaptiveConfig(FrozenConfig):
-    """How the number of jobs follows the work that is left."""
+    """Limits between which the number of jobs follows the work that is left."""
 
     minimum: Workers = 1
     """Jobs that are kept during the run."""
@@ -60,7 +60,7 @@ class AdaptiveConfig(FrozenConfig):
 
 
 class ParallelConfig(FrozenConfig):
-    """Where and how a runner's items are spread; nothing in it changes the results."""
+    """The `parallel` block: backend and workers of a run; nothing in it changes the results."""
 
     env: str = "local"
     """local, local_gpu, slurm, pbs, sge, lsf, oar, htcondor, moab, ssh, kube, dask, ray, or a

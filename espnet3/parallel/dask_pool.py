@@ -266,7 +266,7 @@ class DaskPool:
         logger.warning("The connection to the Dask scheduler broke (%s); trying again", reason)
         self._drop_all()
         if self._client.scheduler_comm is not None:
-            # The connection of the futures may be as dead and not know it; closed, it is made anew.
+            # The connection of the futures may be dead as well; closed, it is opened again.
             self._client.loop.add_callback(self._client.scheduler_comm.abort)
         deadline = time.monotonic() + _RECONNECT_SECONDS
         while True:

@@ -160,7 +160,7 @@ class Dispatcher:
 
     @property
     def running(self) -> dict[str, ShardTask]:
-        """What each busy worker is doing."""
+        """The task of each busy worker."""
         return dict(self._running)
 
     def discard_running(self) -> None:

@@ -83,7 +83,7 @@ class EarlyDeaths(WorkerError):
 
 @dataclass(frozen=True)
 class FaultPolicy:
-    """Which faults a run tolerates."""
+    """Fault policy of a run."""
 
     skip_errors: bool = False
     max_errors: int | None = None

@@ -47,7 +47,7 @@ _LOADERS = {
 
 @dataclass(frozen=True)
 class Import:
-    """What an import statement, or a dotted name in a text, asks for."""
+    """Request of an import statement, or of a dotted name in a text."""
 
     module: str
     names: tuple[str, ...] = ()
@@ -58,7 +58,7 @@ class Import:
 
 @dataclass
 class ModuleText:
-    """What a module says; two files of the same text have the same definitions."""
+    """Definitions of a module; two files of the same text have the same definitions."""
 
     definitions: dict[str, Any] = field(default_factory=dict)
     """A digest of each, or the value itself where it is a plain one; "" for other statements."""

@@ -63,7 +63,7 @@ class OwnModule:
 
     @property
     def package(self) -> str:
-        """What its relative imports start from."""
+        """Package from which its relative imports start."""
         return self.name if self.is_package else self.name.rpartition(".")[0]
 
 

@@ -233,7 +233,7 @@ class ProcessPool:
 
 
 class _Process(Protocol):
-    """What a pool asks of a process, however it was started."""
+    """Protocol of a worker process, however it was started."""
 
     pid: int
 

@@ -27,7 +27,7 @@ _POLL_SECONDS = 0.5
 
 @dataclass(frozen=True)
 class Scaling:
-    """What one number of workers took."""
+    """Measured time of one number of workers."""
 
     env: str
     mode: str

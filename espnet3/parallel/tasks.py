@@ -117,7 +117,7 @@ class Failure:
 
     @property
     def name(self) -> str:
-        """What failed, in words: an item with its id, or the first three of a batch."""
+        """Description of what failed: an item with its id, or the first three of a batch."""
         if isinstance(self.index, list):
             known = self.ids or [repr(index) for index in self.index[:N_SHOWN]]
             rest = len(self.index) - len(known)
@@ -402,7 +402,7 @@ class Died:
     went_with_others: bool = False
     """Whether others left at the same moment: then it was their node, and not what they did."""
     was_disconnected: bool = False
-    """Whether only the way to the worker broke: it may be well, and nobody is to blame."""
+    """Whether only the way to the worker broke: it may be well, and no item is to blame."""
     host: str = ""
     """Its node, by the name that other records give it; empty if that is not known."""
 

@@ -560,7 +560,7 @@ class Scheduler:
 
     @property
     def has_successors(self) -> bool:
-        """Whether a job can be held back until another has ended, however that ends."""
+        """Tell whether a job can be held back until another has ended, however that ends."""
         return bool(self.after)
 
     # --- Time and GPUs -------------------------------------------------------------------------

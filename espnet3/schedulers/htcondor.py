@@ -147,7 +147,7 @@ def _state(ad: Mapping[str, Any]) -> JobState:
 def _describe_end(ad: Mapping[str, Any]) -> str:
     reason = str(ad.get("RemoveReason", ""))
     over = _OVER_LIMIT.get(ad.get("LastHoldReasonCode", 0))
-    if over and reason:  # removed by `periodic_remove`, or by somebody who saw it held
+    if over and reason:  # removed by `periodic_remove`, or by a user who saw it held
         reason = f"{over}: {reason}"
     parts = [reason]
     if ad.get("ExitBySignal"):

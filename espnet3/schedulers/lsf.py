@@ -243,7 +243,7 @@ def parse_bhist(text: str) -> dict[str, JobState]:
     """Read how jobs ended from `bhist -l`; those that have not are `unknown`."""
     states = {}
     for part in re.split(r"^-{20,}$", text, flags=re.M):
-        words = re.sub(r"\n +", "", part)  # long lines go on in the next, in the middle of a word
+        words = re.sub(r"\n +", "", part)  # long lines continue in the next, within a word
         number = re.search(r"^\s*Job <(\d+)(?:\[\d+\])?>,", words)
         ends = list(_FINISH.finditer(words))
         if number is None:

@@ -32,7 +32,7 @@ class Moab(PBS):
     ends = {"cancelled": r"Vacated"}
     after = "-l depend=afterany:{job}"  # msub does not know -W depend
     after_pattern = r"-l ?depend="
-    schedules: ClassVar[bool] = False  # it does so itself, and the PBS below it may be told not to
+    schedules: ClassVar[bool] = False  # it does so itself, and the PBS below it may be set not to
     loose_resources: ClassVar[tuple[str, ...]] = ()  # Moab takes them beside a select
     # Its own number is not that of the PBS below it.
     job_variables: ClassVar[tuple[str, ...]] = ()

@@ -258,7 +258,7 @@ def _memory(n_bytes: int) -> str:
 
 @dataclass(frozen=True)
 class _Told:
-    """What qstat said of jobs."""
+    """Answer of qstat about jobs."""
 
     states: dict[str, JobState] = field(default_factory=dict)
     denied: frozenset[str] = frozenset()
@@ -275,7 +275,7 @@ class _Told:
 
     @property
     def has_words(self) -> bool:
-        """Whether it said anything of any job."""
+        """Tell whether it said anything of any job."""
         return bool(self.states or self.denied or self.finished)
 
     def missing(self, job_ids: Sequence[str]) -> list[str]:

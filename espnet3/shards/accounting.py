@@ -33,7 +33,7 @@ _MAX_ROWS = 64
 
 @dataclass(frozen=True)
 class Usage:
-    """Where time went: of a worker, of a node, or of all.
+    """Times, by purpose: of a worker, of a node, or of all.
 
     Load, compute, write, running, lost and idle add up to `seconds`; the wait in the queue is
     before that.
@@ -65,7 +65,7 @@ class Usage:
 
     @property
     def idle_seconds(self) -> float:
-        """What is left: starting Python, and having nothing to do while others finish."""
+        """The rest: starting Python, and having nothing to do while others finish."""
         return max(self.seconds - self.busy_seconds, 0.0)
 
     @property
@@ -76,7 +76,7 @@ class Usage:
 
     @property
     def idle_share(self) -> float:
-        """Which part of the time was idle, from 0 to 1."""
+        """Idle share of the time, from 0 to 1."""
         return self.idle_seconds / self.seconds if self.seconds else 0.0
 
     @property
@@ -228,7 +228,7 @@ def _joined(rows: list[tuple[float, Usage]]) -> list[tuple[float, Usage]]:
 
 
 class _Records:
-    """What detached workers and their jobs say of themselves."""
+    """Records of detached workers and their jobs."""
 
     def __init__(self, layout: RunLayout, notes: Sequence[DeathNote], committed: set[int]) -> None:
         paths = RecordPaths(layout.root)
@@ -314,7 +314,7 @@ def _running_attempts(layout: RunLayout, committed: set[int]) -> dict[str, list[
 
 @dataclass
 class _Sums:
-    """What the shards of a worker add up to."""
+    """Sums over the shards of a worker."""
 
     n_shards: int = 0
     n_items: int = 0

@@ -81,7 +81,7 @@ class RunLayout:
 
     @property
     def packed_index(self) -> Path:
-        """Where each of their files is; written behind them."""
+        """Index of their files; written last."""
         return self.root / _PACKED_INDEX
 
     def shard_name(self, shard: int) -> str:

@@ -49,7 +49,7 @@ class _Head:
 
 @dataclass(frozen=True)
 class _Member:
-    """Where a file is in the tar, and what it was as a file."""
+    """Place of a file in the tar, and its attributes."""
 
     offset: Count
     n_bytes: Count

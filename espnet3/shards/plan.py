@@ -287,7 +287,7 @@ def check_costs(costs: Iterable[float], n_items: int) -> Any:
 
 @dataclass(frozen=True)
 class Forecast:
-    """What a number of workers would take, from when they are up."""
+    """Expected time of a number of workers, from when they are up."""
 
     n_workers: int
     n_shards: int
@@ -297,23 +297,23 @@ class Forecast:
 
     @property
     def worker_seconds(self) -> float:
-        """What is asked of the cluster: all workers until the last one is done."""
+        """Time asked of the cluster: all workers until the last one is done."""
         return self.n_workers * self.wall_seconds
 
     @property
     def efficiency(self) -> float:
-        """Which part of that goes into items, from 0 to 1."""
+        """Share of that which goes into items, from 0 to 1."""
         return self.work_seconds / self.worker_seconds if self.wall_seconds else 1.0
 
     @property
     def operations_per_second(self) -> float:
-        """What all workers together ask of the file system, on average."""
+        """File operations of all workers together per second, on average."""
         seconds = max(self.wall_seconds, 1.0)
         return self.operations / seconds + self.n_workers * OPERATIONS_PER_SECOND
 
     @property
     def operations(self) -> int:
-        """What they ask of it however long shards take: to start, and for each shard."""
+        """File operations that do not depend on the length of shards: starts, and each shard."""
         return self.n_shards * OPERATIONS_PER_SHARD + self.n_workers * OPERATIONS_PER_WORKER
 
     def __add__(self, other: "Forecast") -> "Forecast":

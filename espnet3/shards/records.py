@@ -49,7 +49,7 @@ StopKind = Literal["cancelled", "failed"]
 
 @dataclass(frozen=True)
 class RecordPaths:
-    """Where the records of a run are: the only place that spells these names."""
+    """Paths of the records of a run: the only place that spells these names."""
 
     root: Path
 
@@ -151,7 +151,7 @@ class JobRecord:
 
     @property
     def is_submitting(self) -> bool:
-        """Whether its number is not known: it is being submitted, or its submitter was killed."""
+        """Tell whether its number is unknown: it is being submitted, or its submitter died."""
         return bool(self.tag) and not self.job_id
 
     @property
@@ -204,7 +204,7 @@ class WorkerRecord:
 
     @property
     def is_pool_worker(self) -> bool:
-        """Whether a driver started it, and it ends with that."""
+        """Tell whether a driver started it, and it ends with that."""
         return self.driver not in ("", self.owner_id)
 
     @property

@@ -85,7 +85,7 @@ def _speech_facts(manifest: Manifest, done: list[Done]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class _Success:
-    """What readers of `_SUCCESS.json` rely on."""
+    """Keys of `_SUCCESS.json` that readers rely on."""
 
     run_id: str
     n_failed: Count = 0

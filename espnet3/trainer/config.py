@@ -266,7 +266,7 @@ class TrainingConfig(CriteriaConfig):
 
     @property
     def is_trial(self) -> bool:
-        """Whether it is a few batches only (`fast_dev_run`), of which nothing is kept."""
+        """Tell whether it is a few batches only (`fast_dev_run`), of which nothing is kept."""
         return bool(self.trainer.get("fast_dev_run"))
 
     @property

@@ -57,7 +57,7 @@ class InitReport:
 
     @property
     def is_whole(self) -> bool:
-        """Whether file and model fit without a rest."""
+        """Tell whether file and model fit without a rest."""
         return not (self.missing or self.unexpected or self.reshaped)
 
     def __str__(self) -> str:

@@ -1,7 +1,7 @@
 """The `trainer` block as it is written: which names it may have.
 
-Apart from the models of `config`: a misspelt key is told before pydantic builds any of them, which
-takes longer than all else.
+Apart from the models of `config`: a misspelt key is reported before pydantic builds any of them,
+which takes longer than all else.
 """
 
 from collections.abc import Collection, Mapping

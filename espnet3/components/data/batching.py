@@ -29,7 +29,7 @@ TOLERANCE = 1e-9
 
 @dataclass(frozen=True)
 class Limit:
-    """What a batch may hold: so many samples, and so much with each padded to the largest."""
+    """Limits of a batch: so many samples, and so much with each padded to the largest."""
 
     max_items: int | None = None
     sizes: "Floats | None" = None

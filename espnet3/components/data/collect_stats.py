@@ -44,7 +44,7 @@ _FORM = '{"feats": tensor of [batch, time, dim], "feats_lengths": tensor of [bat
 
 @dataclass(frozen=True)
 class ItemStats:
-    """What is kept of one item."""
+    """Statistics of one item."""
 
     index: int
     """Its position in the dataset."""

@@ -47,7 +47,7 @@ _CODE_RULE = "code_rule"
 
 @dataclass(frozen=True)
 class Corpus:
-    """What a corpus is made from, and where.
+    """Source and target folder of a corpus that is made.
 
     Args:
         folder: All that is in it afterwards is the corpus: the audio in `audio/`, a manifest that

@@ -128,12 +128,12 @@ class DataSource:
 
     @property
     def name(self) -> str:
-        """How messages call the source."""
+        """Name of the source in messages."""
         return self.data_src or str(self._own_file.parent)
 
     @property
     def has_own_module(self) -> bool:
-        """Whether the recipe has a `dataset/` of its own."""
+        """Tell whether the recipe has a `dataset/` of its own."""
         return self._own_file.is_file()
 
     def error(self, problem: str) -> ConfigError:
@@ -143,7 +143,7 @@ class DataSource:
 
     @property
     def _module_name(self) -> str:
-        """How the module is imported in the folder of the recipe."""
+        """Import name of the module in the folder of the recipe."""
         if not self.data_src:
             return "dataset"
         is_tag = "/" in self.data_src

@@ -10,7 +10,7 @@ from espnet3.parallel.env_provider import EnvironmentProvider
 
 
 class _Nothing(EnvironmentProvider):
-    """What a worker needs to know is in the items."""
+    """Provider without an environment: the items hold all that a worker needs."""
 
     def build_env_local(self) -> dict[str, Any]:
         return {}

@@ -143,7 +143,7 @@ class ForeignLoader:
 
     @property
     def has_length(self) -> bool:
-        """Whether it knows how many batches an epoch has."""
+        """Tell whether it knows how many batches an epoch has."""
         try:
             return len(self.loader) >= 0
         except (TypeError, NotImplementedError, AttributeError):

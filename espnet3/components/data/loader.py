@@ -104,7 +104,7 @@ class Fetched:
 
 
 class SampleReader:
-    """What torch's DataLoader takes for a dataset: it answers a `Request` with a `Fetched`.
+    """Dataset for torch's DataLoader: answers a `Request` with a `Fetched`.
 
     Errors are part of the answer, because torch would bury them under the frames of a worker.
 
@@ -233,7 +233,7 @@ GRACE_SECONDS = 30
 
 @dataclass(frozen=True)
 class BatchInfo:
-    """What is known of a batch of this rank."""
+    """Facts of a batch of this rank."""
 
     n_samples: int
     seconds: float | None
@@ -508,7 +508,7 @@ class _BatchIterator:
 
 
 class _Feed:
-    """What torch's DataLoader takes for a batch sampler."""
+    """Batch sampler for torch's DataLoader."""
 
     def __init__(self) -> None:
         self.requests: list[Request] = []

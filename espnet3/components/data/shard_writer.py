@@ -42,7 +42,7 @@ _AUDIO_FIELDS = ("utt_id", "speech", "sample_rate")
 
 @dataclass(frozen=True)
 class AudioEncoding:
-    """How audio is written.
+    """Format in which audio is written.
 
     Args:
         audio_format: "flac" or "wav", without loss; "ogg" or "opus", smaller, with loss.
@@ -82,7 +82,7 @@ class AudioEncoding:
 
 @dataclass(frozen=True)
 class EncodedSample:
-    """What is written of a sample."""
+    """A sample as it is written."""
 
     utt_id: str
     audio: bytes
@@ -179,7 +179,7 @@ def _as_npy(array: Any, where: str) -> bytes:
 
 
 class ShardFormat(Protocol):
-    """How a kind of shard is written and indexed."""
+    """Writer and index of one kind of shard."""
 
     @property
     def ending(self) -> str:
@@ -197,7 +197,7 @@ class ShardFormat(Protocol):
 
 @dataclass(frozen=True)
 class ShardSize:
-    """When a shard is full: after so many seconds of audio, or so many samples.
+    """Size at which a shard is full: so many seconds of audio, or so many samples.
 
     Raises:
         ConfigError: Both are set, or one is not above 0.
@@ -240,7 +240,7 @@ class ShardPlan:
 
     @property
     def file(self) -> Path:
-        """Where it is kept."""
+        """The file of the index."""
         return self.folder / f"{self.name}{PLAN_ENDING}"
 
     def shards(self) -> list[Path]:

@@ -149,7 +149,7 @@ def save_stats(path: str | os.PathLike[str], moments: Moments) -> None:
 
 @dataclass(frozen=True)
 class FeatureStats:
-    """What a file of statistics says."""
+    """Content of a file of statistics."""
 
     count: int
     """Number of frames."""

@@ -1,4 +1,4 @@
-"""Look at a corpus: how much there is, in which form, who speaks, and how texts are written.
+"""Survey a corpus: its size, its formats, its speakers, and the spelling of its texts.
 
 A large corpus is sampled: 20,000 utterances tell its hours and alphabet, 300 its audio.
 """
@@ -25,7 +25,7 @@ _MOST_READ = 300
 
 @dataclass(frozen=True)
 class Survey:
-    """What was seen of one set of utterances."""
+    """Facts of one set of utterances."""
 
     n_utterances: int
     ids: Sequence[str]
@@ -40,7 +40,7 @@ class Survey:
 
     @cached_property
     def is_sampled(self) -> bool:
-        """Whether there are utterances that were not looked at."""
+        """Tell whether there are utterances that were not looked at."""
         return len(self.ids) < self.n_utterances
 
     @cached_property
@@ -60,7 +60,7 @@ class Survey:
 
     @cached_property
     def speaker_counts(self) -> Counter[str]:
-        """How many utterances each speaker has; empty unless all are known."""
+        """Number of utterances of each speaker; empty unless all are known."""
         known = [speaker for speaker in self.speakers if speaker is not None]
         return Counter(known) if len(known) == len(self.speakers) else Counter()
 

@@ -261,7 +261,7 @@ def _form_of(rows: Sequence[Sequence[str]], path: Path) -> str:
             f"{path}:1: the first and the third word of all lines can be labels: "
             f"{' '.join(rows[0])!r:.80}. Write target and nontarget in place of 1 and 0."
         )
-    # Where neither fits all, the first line decides, and the line that differs is told.
+    # Where neither fits all, the first line decides, and the line that differs is named.
     return "first" if is_first or (not is_last and rows[0][0] in _LABELS) else "last"
 
 

@@ -109,7 +109,7 @@ _DRAWS_AT_ONCE = 1 << 22
 
 @dataclass(frozen=True)
 class Bootstrap:
-    """How intervals are found."""
+    """Settings of the bootstrap for confidence intervals."""
 
     n_resamples: int = 1000
     confidence: float = 0.95
@@ -330,7 +330,7 @@ class ErrorRate:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What the numbers depend on, as plain data."""
+        """Settings that the numbers depend on, as plain data."""
         values = asdict(self)
         # The same metric under another name gives the same numbers.
         del values["name"]

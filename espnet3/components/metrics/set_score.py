@@ -34,7 +34,7 @@ _UTTERANCE = "utterance"
 
 @dataclass(frozen=True)
 class SetScore:
-    """What all such scores have in common."""
+    """Base class of scores of a whole test set."""
 
     name: str | None = None
     """What it is called in `metrics.json`, and its files; None: the name of the class."""
@@ -55,7 +55,7 @@ class SetScore:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What the numbers depend on, as plain data."""
+        """Settings that the numbers depend on, as plain data."""
         values = asdict(self)
         # The same metric under another name gives the same numbers.
         del values["name"]
@@ -67,7 +67,7 @@ class SetScore:
 
     @property
     def stem(self) -> str:
-        """How its files are called."""
+        """Stem of the names of its files."""
         return file_stem(self.name or type(self).__name__)
 
     def interval(self, values: Sequence[float] | NDArray[np.float64]) -> Interval:

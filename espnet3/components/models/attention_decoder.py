@@ -26,7 +26,7 @@ class DecoderState:
 
     @property
     def n_utterances(self) -> int:
-        """How many utterances the memories hold."""
+        """Number of utterances in the memories."""
         return len(self.memories[0].is_real)
 
 

@@ -20,7 +20,7 @@ _BLOCK = 16  # places to add at once: a search then copies its past once in a st
 
 @dataclass(frozen=True)
 class Memory:
-    """What a layer looks at beside the tokens: the encoded speech of each utterance."""
+    """Input of cross-attention: the encoded speech of each utterance."""
 
     keys_values: Tensor
     is_real: Tensor
@@ -35,7 +35,7 @@ class Memory:
 
 @dataclass
 class _Used:
-    """How many places of a buffer are taken, by whichever cache took the last."""
+    """Number of used places of a buffer, shared by the caches over it."""
 
     n: int
 

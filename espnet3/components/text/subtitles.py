@@ -29,7 +29,7 @@ class TimedWord(Protocol):
 
 @dataclass(frozen=True)
 class Caption:
-    """What is shown at one time."""
+    """Text that is shown at one time."""
 
     start: float
     end: float

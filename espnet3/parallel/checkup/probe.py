@@ -22,7 +22,7 @@ DONE = "done"
 
 @dataclass(frozen=True)
 class Request:
-    """What to look at."""
+    """Checks that a worker should make."""
 
     token: str
     """What is written into each folder, as its proof."""
@@ -37,7 +37,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Written:
-    """What became of one folder."""
+    """Result of the write test in one folder."""
 
     free: int = 0
     """Bytes."""
@@ -48,7 +48,7 @@ class Written:
 
 @dataclass(frozen=True)
 class Report:
-    """What a worker saw."""
+    """Facts that a worker found."""
 
     host: str
     now: float

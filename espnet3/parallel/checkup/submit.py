@@ -52,7 +52,7 @@ DISK_SECONDS = 5.0
 
 @dataclass(frozen=True)
 class Trial:
-    """What to try in the job."""
+    """Description of the probe job."""
 
     config: "ParallelConfig"
     folders: Mapping[str, Path]
@@ -74,7 +74,7 @@ class NeverStarts(EspnetError):
 
 @dataclass(frozen=True)
 class Visit:
-    """What a worker reported, and what this machine saw of it."""
+    """Report of a worker, and what this machine saw of it."""
 
     report: Report
     address: str

@@ -18,7 +18,7 @@ _TLS_EXAMPLE = "tls_ca_file: ca.pem, tls_cert: me.pem, tls_key: me.key"
 
 
 class Address(str):
-    """Where a scheduler is, and the certificates that it wants to see."""
+    """Address of a Dask scheduler, and the certificates that it asks for."""
 
     security: Any = None
 

@@ -132,7 +132,7 @@ def _ask_torch(setting: str | None) -> list[str]:
 
 @dataclass(frozen=True)
 class Pinning:
-    """What a worker is to see, and what to say of it."""
+    """GPUs that a worker should see, and the message about it."""
 
     visible: str | None
     """The value of `CUDA_VISIBLE_DEVICES`; None leaves it as it is."""

@@ -75,7 +75,7 @@ def rules(rights: Iterable[Right]) -> list[str]:
 
 
 class Refusal(NamedTuple):
-    """What the API server answered, with its HTTP status."""
+    """Error that the API server answered, with its HTTP status."""
 
     code: int
     message: str
@@ -187,7 +187,7 @@ class KubeApi:
 
     @property
     def namespace(self) -> str:
-        """Where the cluster is, as far as known; empty until the first answer."""
+        """Namespace of the cluster, as far as known; empty until the first answer."""
         return self._namespace or ""
 
     def close(self) -> None:

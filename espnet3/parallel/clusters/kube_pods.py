@@ -50,7 +50,7 @@ _SCHEDULER = "Give the Dask scheduler more, in custom_cluster_spec: spec.schedul
 
 @dataclass(frozen=True)
 class PodState:
-    """What Kubernetes says of one pod."""
+    """State of one pod as Kubernetes reports it."""
 
     name: str
     component: str = "worker"
@@ -67,17 +67,17 @@ class PodState:
 
     @property
     def is_over(self) -> bool:
-        """Whether its Deployment makes another one for it; one that is evicted is kept for long."""
+        """Tell whether its Deployment makes another one for it; an evicted one is kept for long."""
         return self.is_leaving or self.phase in ("Failed", "Succeeded")
 
     @property
     def is_broken(self) -> bool:
-        """Whether waiting will not help."""
+        """Tell whether waiting will not help."""
         return self.reason in _BROKEN
 
     @property
     def trouble(self) -> str:
-        """Why it does not run, in full."""
+        """Reason why it does not run, in full."""
         parts = [self.reason, self.message]
         trouble = ": ".join(part for part in parts if part)
         return f"{trouble} ({self.ended})" if self.ended and trouble else trouble or self.ended

@@ -43,7 +43,7 @@ _OPTIONS = {
 
 
 class Problem(NamedTuple):
-    """What is wrong at one place of a description."""
+    """Problem at one place of a description."""
 
     path: str
     told: str

@@ -34,7 +34,7 @@ _DEFAULT_TIMES = ("00:30:00", "00:30")
 
 @dataclass(frozen=True)
 class Registered:
-    """What a user gave for a backend of their own; each function takes the config."""
+    """Functions that a user registered for their own backend; each takes the config."""
 
     start: Callable[["ParallelConfig"], Any]
     check: Callable[["ParallelConfig"], None] | None = None
@@ -43,7 +43,7 @@ class Registered:
 
 @dataclass(frozen=True)
 class Backend:
-    """Where a backend's cluster class is, and what must be installed for it."""
+    """Path of a backend's cluster class, and the packages it needs."""
 
     module: str = ""
     """Our module with a `start(config, backend)` that returns a Dask cluster or address."""

@@ -202,7 +202,7 @@ class Recognizer:
         _check_finite(encoded, lengths)
         found = self._search(encoded, lengths)
         return [
-            # Without padding: words must not be aligned to frames that nobody spoke.
+            # Without padding: words must not be aligned to frames without speech.
             self._result(hypotheses, encoded[i : i + 1, : int(lengths[i])])
             for i, hypotheses in enumerate(found)
         ]

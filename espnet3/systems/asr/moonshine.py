@@ -180,7 +180,7 @@ def check_speech(speech: Any) -> Speech:
         )
     if not np.isfinite(speech).all():
         raise SpeechError(
-            "speech holds NaN or infinite values. Write the file anew, or leave the utterance out."
+            "speech holds NaN or infinite values. Write the file again, or leave the utterance out."
         )
     return speech
 

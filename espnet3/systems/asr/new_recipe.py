@@ -55,7 +55,7 @@ class Corpus:
 
 @dataclass(frozen=True)
 class HeldOut:
-    """What is taken out of the training set for validation."""
+    """Utterances taken out of the training set for validation."""
 
     name: str
     """`speaker` or `utt_id`."""
@@ -64,7 +64,7 @@ class HeldOut:
 
     @property
     def told(self) -> str:
-        """What is said of it, in the config and on the terminal."""
+        """Sentence about it, in the config and on the terminal."""
         if self.name == "speaker":
             who = f"{count(len(self.values), 'speaker')} ({first_few(self.values, 5)})"
         else:

@@ -62,7 +62,7 @@ def open_packed(
         folder = place if keeper is None else model_in(Path(keeper.name))
         return folder, keeper, _checked(folder, place, trust_code)
     except BaseException:
-        # Also on Ctrl-C, as nobody else knows of the temporary folder.
+        # Also on Ctrl-C, as no other process knows of the temporary folder.
         if keeper is not None:
             keeper.cleanup()
         raise

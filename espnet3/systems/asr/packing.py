@@ -215,7 +215,7 @@ def _replace(written: Path, target: Path) -> None:
 
 @dataclass(frozen=True)
 class PackPlan:
-    """What goes into the packed model, and where it is written."""
+    """Content of a packed model, and its path."""
 
     settings: PackConfig
     name: str

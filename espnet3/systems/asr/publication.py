@@ -25,7 +25,7 @@ _LANGUAGE = re.compile(r"[a-z]{2,3}(-[A-Za-z0-9]+)*|multilingual")
 
 
 class PackConfig(FrozenConfig):
-    """What is packed, and what the model card says of it."""
+    """Settings of stage `pack_model`: files and model card."""
 
     output_dir: str | None = None
     """The folder to write; `${exp_dir}/packed` if left out."""
@@ -81,7 +81,7 @@ class PackConfig(FrozenConfig):
 
 
 class UploadConfig(FrozenConfig):
-    """Where the packed model goes; the token comes from the environment, never from here."""
+    """Settings of stage `upload_model`; the token comes from the environment, never from here."""
 
     repo_id: str | None = None
     """`user/name`, or `organisation/name`."""

@@ -38,7 +38,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Choices:
-    """What the written config takes from the look at a corpus."""
+    """Settings of a written config that follow from the survey of a corpus."""
 
     clean_types: Choice
     tokenizer: Choice

@@ -60,7 +60,7 @@ _BATCH_SIZE = 100
 
 @dataclass(frozen=True)
 class TextSummary:
-    """What is remembered of texts, so that others are not taken for them."""
+    """Facts of training texts by which they are recognised again."""
 
     n_texts: int
     sha256: str
@@ -236,7 +236,7 @@ def _spelled_out(value: Any) -> Any:
 
 
 class TokenizerConfig(FrozenConfig):
-    """What stage 2 trains."""
+    """Settings of stage 2, `train_tokenizer`."""
 
     model_type: Annotated[Literal["characters", "bpe", "unigram"], BeforeValidator(_spelled_out)]
     """characters (or char), or word pieces of SentencePiece: bpe or unigram."""
@@ -253,13 +253,13 @@ class TokenizerConfig(FrozenConfig):
 
     @property
     def folder(self) -> Path:
-        """Where the tokenizer is."""
+        """Folder of the tokenizer."""
         assert self.save_path is not None
         return Path(self.save_path)
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What the tokens depend on, beside the texts."""
+        """Settings that the tokens depend on, beside the texts."""
         settings: dict[str, Any] = {"model_type": self.model_type, "clean_types": self.clean_types}
         if self.model_type in MODEL_TYPES:
             settings["vocab_size"] = self.vocab_size

@@ -39,7 +39,7 @@ _MANIFESTS = {".jsonl": "jsonl", ".tsv": "tsv"}
 
 @dataclass(frozen=True)
 class Request:
-    """What to transcribe, with what, and where the texts go."""
+    """Audio, model and output folder of a transcription."""
 
     inputs: tuple[str, ...]
     """Audio files, folders, Kaldi data directories, `.jsonl` or `.tsv` manifests."""

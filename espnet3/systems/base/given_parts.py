@@ -41,14 +41,14 @@ class GivenSplit:
 
     @cached_property
     def is_loader(self) -> bool:
-        """Whether it makes the batches itself."""
+        """Tell whether it makes the batches itself."""
         from espnet3.components.data.foreign_loader import is_loader
 
         return is_loader(self.data)
 
     @property
     def is_foreign(self) -> bool:
-        """Whether it is a loader that must be used as it is."""
+        """Tell whether it is a loader that must be used as it is."""
         return self.is_loader and self.parts is None
 
     @property
@@ -189,7 +189,7 @@ class GivenSplit:
 
 @dataclass(frozen=True)
 class GivenParts:
-    """What is given; None for what the config describes.
+    """Objects given instead of blocks; None for what the config describes.
 
     Args:
         model: a `torch.nn.Module`; or a class or function that returns one, which is called with
@@ -209,7 +209,7 @@ class GivenParts:
 
     @property
     def makes_batches(self) -> bool:
-        """Whether the training data comes in batches already, so that no block says how large."""
+        """Tell whether the training data comes in batches, so that no block says how large."""
         return self.train is not None and self.train.is_loader
 
     def with_sizes(self, config: "DataLoaderConfig") -> "DataLoaderConfig":
@@ -242,7 +242,7 @@ class GivenParts:
 
     @property
     def has_model(self) -> bool:
-        """Whether the model is an object that is built."""
+        """Tell whether the model is an object that is built."""
         torch: Any = sys.modules.get("torch")  # loaded, if there is a model of it
         return torch is not None and isinstance(self.model, torch.nn.Module)
 

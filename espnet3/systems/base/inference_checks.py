@@ -267,7 +267,7 @@ def _words_of(function: Any) -> set[str]:
 
 @dataclass(frozen=True)
 class WrittenFields:
-    """What is known of the fields that `infer` will write, before it runs."""
+    """Fields that `infer` will write, as far as known before it runs."""
 
     names: tuple[str, ...] | None
     """All of them; None if that shows at the first item."""

@@ -56,7 +56,7 @@ def check_some(test_set: str | list[str] | None) -> str | list[str] | None:
 
 
 class ArtifactConfig(FrozenConfig):
-    """How a field whose values are files is written."""
+    """Settings of a field whose values are files."""
 
     type: Literal["wav", "npy", "json", "text", "pickle"] | None = None
     """What `espnet3.io.artifacts.write_artifact` knows."""
@@ -92,7 +92,7 @@ class ArtifactConfig(FrozenConfig):
 
 
 class InferenceConfig(FrozenConfig):
-    """What is decoded, with what, and what is kept of it."""
+    """Settings of stage `infer`: data, model and outputs."""
 
     dataset: dict[str, Any] | None = None
     """`test` lists the test sets; see `DataOrganizer`. A provider of your own may do without."""

@@ -24,7 +24,7 @@ class Need:
 
 @dataclass(frozen=True)
 class OutputSettings:
-    """What the hooks of an `InferenceRunner` must know; small, and part of the fingerprint."""
+    """Settings for the hooks of an `InferenceRunner`; small, and part of the fingerprint."""
 
     needs: ClassVar[tuple[Need, ...]] = ()
     """Fields that a stage after this one reads. No field of the dataclass: results do not depend on
@@ -184,7 +184,7 @@ def to_records(
     try:
         split = split_batch(outputs, len(idx), what)
     except ProviderError as error:
-        # It speaks of providers, but the model or `output_fn` of the config is at fault.
+        # It names providers, but the model or `output_fn` of the config is at fault.
         raise ConfigError(str(error)) from None
     selects = not settings.is_completed
     return [

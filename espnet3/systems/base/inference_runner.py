@@ -239,7 +239,7 @@ def naming(batch: Sequence[Mapping[str, Any]], outputs: OutputSettings) -> Itera
     try:
         yield
     except DataError as error:
-        # In a batch it is not known which item the model speaks of.
+        # In a batch it is not known which item the model means.
         if len(batch) != 1 or outputs.idx_key not in batch[0]:
             raise
         raise type(error)(f"{batch[0][outputs.idx_key]}: {error}") from error

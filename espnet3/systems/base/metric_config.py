@@ -56,7 +56,7 @@ class MetricEntry(FrozenConfig):
 
 
 class MetricsConfig(FrozenConfig):
-    """What is measured, and where its results are."""
+    """Settings of stage `measure`."""
 
     metrics: list[MetricEntry] = Field(min_length=1)
     """The metrics; each is measured on each test set."""

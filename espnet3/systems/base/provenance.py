@@ -44,7 +44,7 @@ _KEPT_RUNS = 20
 
 @dataclass(frozen=True)
 class Invocation:
-    """How the recipe was called."""
+    """Command line with which the recipe was called."""
 
     command: Sequence[str]
     """As it can be pasted into a shell, secrets included."""

@@ -33,7 +33,7 @@ _calls = count(1)
 
 @dataclass(frozen=True)
 class TrainingResult:
-    """What a training has left in its folder."""
+    """Files and figures that a training left in its folder."""
 
     exp_dir: Path
     weights: Path | None

@@ -103,7 +103,7 @@ def run_all(
 
 @dataclass(frozen=True)
 class FolderState:
-    """What the folder of a run holds already."""
+    """State of a run folder before a run."""
 
     manifest: Manifest | None = None
     refused: list[str] = field(default_factory=list)
@@ -286,7 +286,7 @@ def _job_script(parallel: "ParallelConfig", run_dirs: Sequence[Path]) -> str | N
 
 @dataclass(frozen=True)
 class StatedSpeed:
-    """What the user says of the speed; None where nothing is said."""
+    """Speed that the user stated; None where nothing is said."""
 
     real_time_factor: float | None = None
     seconds_per_item: float | None = None
@@ -422,7 +422,7 @@ class ExpectedRun:
 
     @cached_property
     def state(self) -> FolderState:
-        """What the folder holds."""
+        """State of the run folder."""
         return look_at_folder(self.run)
 
     @cached_property

@@ -62,7 +62,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class Skipped:
-    """What a stage returns if there was nothing to do, and why."""
+    """Result of a stage that had nothing to do, with the reason."""
 
     reason: str
 

@@ -218,7 +218,7 @@ SPLITS = ("train", "valid")
 
 
 class StatisticsConfig(FrozenConfig):
-    """How stage 3 goes about it; a config needs no such block."""
+    """Settings of stage 3, `collect_stats`; a config needs no such block."""
 
     batch_size: PositiveInt = DEFAULT_BATCH_SIZE
     """Items that the model gets at once."""

@@ -69,7 +69,7 @@ _BLOCK_BYTES = 4096
 
 @dataclass(frozen=True)
 class TrainingDescription:
-    """What a training that is asked for depends on."""
+    """Settings and files that a requested training depends on."""
 
     fingerprint: dict[str, Any]
     """Flat, JSON-safe, without secrets."""

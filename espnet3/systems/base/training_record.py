@@ -68,7 +68,7 @@ class Acceptance:
 
 @dataclass(frozen=True)
 class TrainingRecord:
-    """What a training depends on, as its latest step was made."""
+    """Settings and files that a training depended on at its latest step."""
 
     fingerprint: dict[str, Any]
     files: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -128,7 +128,7 @@ class Comparison:
 
 @dataclass(frozen=True)
 class _Request:
-    """What a config asks of the folder of a training, beside the settings that are compared."""
+    """Request of a config to the folder of a training, beside the settings that are compared."""
 
     exp_dir: Path
     is_used: bool

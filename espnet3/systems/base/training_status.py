@@ -198,6 +198,6 @@ def find_trainings(folder: Path, depth: int) -> list[Path]:
         return found
     try:
         names = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir())
-    except OSError:  # of somebody else
+    except OSError:  # of another user
         return found
     return found + [each for name in names for each in find_trainings(folder / name, depth - 1)]

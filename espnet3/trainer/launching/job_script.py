@@ -205,7 +205,7 @@ class LaunchConfig(FrozenConfig):
 
     @property
     def uses_torchrun(self) -> bool:
-        """Whether torchrun starts the processes."""
+        """Tell whether torchrun starts the processes."""
         if self.launcher is not None:
             return self.launcher == "torchrun"
         return not known_scheduler(self.scheduler).starts_processes
@@ -266,12 +266,12 @@ class Job:
 
     @property
     def scheduler(self) -> Scheduler:
-        """Where it is submitted to."""
+        """The scheduler to submit to."""
         return known_scheduler(self.config.scheduler)
 
     @property
     def request(self) -> JobRequest:
-        """What the scheduler is asked for."""
+        """Resources asked of the scheduler."""
         config = self.config
         return JobRequest(
             name=self.name,
@@ -294,24 +294,24 @@ class Job:
 
     @property
     def state(self) -> str:
-        """What the files that a running job leaves beside its script begin with."""
+        """Prefix of the files that a running job leaves beside its script."""
         return str(PurePath(self.script).with_suffix(""))
 
     @property
     def scheduler_log(self) -> str:
-        """What the scheduler itself writes, where that is not the log."""
+        """Log of the scheduler itself, where that is not the job's log."""
         if self.scheduler.log_is_live:
             return self.log
         return str(PurePath(self.log).with_suffix(".scheduler.log"))
 
     @property
     def is_single(self) -> bool:
-        """Whether the training is one process, which needs no launcher."""
+        """Tell whether the training is one process, which needs no launcher."""
         return self.n_nodes * self.n_processes == 1
 
     @property
     def submit_line(self) -> str:
-        """What to type to submit the script."""
+        """Command that submits the script."""
         return self.scheduler.submit_line(shlex.quote(self.script))
 
 

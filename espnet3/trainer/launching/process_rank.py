@@ -19,12 +19,12 @@ class ProcessRank:
 
     @property
     def is_first(self) -> bool:
-        """Whether it is the one that prints, logs and writes."""
+        """Tell whether it is the one that prints, logs and writes."""
         return self.rank == 0
 
     @property
     def is_external(self) -> bool:
-        """Whether a launcher started all processes with the same command line."""
+        """Tell whether a launcher started all processes with the same command line."""
         return self.launcher in ("torchrun", "srun") and self.world_size > 1
 
     def show_logs(self) -> None:

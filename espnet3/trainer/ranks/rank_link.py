@@ -46,7 +46,7 @@ class RankFailure:
 
     @property
     def is_mine(self) -> bool:
-        """Whether it is one of this process."""
+        """Tell whether it is one of this process."""
         return (self.host, self.pid) == (socket.gethostname(), os.getpid())
 
     def in_a_line(self, rank: int) -> str:

@@ -241,7 +241,7 @@ class RankWatch(pl.Callback):
     def _end_now(self, failure: RankFailure) -> NoReturn:
         self._ending.acquire()  # never released: only one thread reports
         rank = self._link.rank
-        # If rank 0 died without a message, rank 1 speaks in its place.
+        # If rank 0 died without a message, rank 1 reports in its place.
         is_speaker = rank == 0 or (rank == 1 and failure.rank == 0 and not failure.is_own)
         store = self._link.usable_store()
         try:

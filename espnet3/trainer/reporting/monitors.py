@@ -35,7 +35,7 @@ class Monitor:
 
     @property
     def is_of_training(self) -> bool:
-        """Whether it is logged while training, not by a validation."""
+        """Tell whether it is logged while training, not by a validation."""
         return self.name.startswith(_OF_TRAINING)
 
 

@@ -418,7 +418,7 @@ class TrainingBar:
 
     @property
     def is_wide(self) -> bool:
-        """Whether there is room for more than what matters most."""
+        """Tell whether there is room for more than what matters most."""
         return self._bars.console.width >= _WIDE
 
     def stop(self) -> None:

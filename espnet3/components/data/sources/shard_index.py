@@ -116,7 +116,7 @@ def _aligned(n: int) -> int:
 
 @dataclass(frozen=True)
 class ShardIndex:
-    """What is known of a shard: plain facts, and columns with an entry per item or member."""
+    """Index of a shard: plain facts, and columns with an entry per item or member."""
 
     facts: Mapping[str, Any]
     columns: Mapping[str, Array]
@@ -124,7 +124,7 @@ class ShardIndex:
 
 @dataclass(frozen=True)
 class IndexKind:
-    """How the index of a shard is made, and where it is kept.
+    """Builder and place of the index of a kind of shard.
 
     Args:
         name: Of this kind and version; an index of another one is made again.

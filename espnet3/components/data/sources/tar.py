@@ -396,7 +396,7 @@ def _span(index: ColumnFile, row: int) -> slice:
 
 @dataclass(frozen=True)
 class TarFields:
-    """Where the fields of a sample come from, for all items of a corpus.
+    """Origin of the fields of a sample, for all items of a corpus.
 
     Args:
         speech: The endings of which an item must have one.

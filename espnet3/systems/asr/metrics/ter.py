@@ -36,7 +36,7 @@ class TER(ErrorRate):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What the numbers depend on, with the identity of the model's file."""
+        """Settings that the numbers depend on, with the identity of the model's file."""
         if not isinstance(self.tokenizer, str | Path):
             # A function is known by its name, and one that was bound by its arguments too.
             return {**super().settings, "tokenizer": flatten(self.tokenizer, "function")}

@@ -212,7 +212,7 @@ class Bar:
 
 @dataclass(frozen=True)
 class Lane:
-    """What one worker did."""
+    """Timeline of one worker."""
 
     label: str
     title: str

@@ -24,7 +24,7 @@ _RATES = (8000, 11025, 12000, 16000, 22050, 24000, 32000, 44100, 48000)
 
 
 class ReportConfig(FrozenConfig):
-    """What the page shows of single utterances."""
+    """Settings of the report: single utterances that it shows."""
 
     n_worst: NonNegativeInt = 20
     """Utterances with the most errors, over all test sets."""

@@ -115,7 +115,7 @@ class ShardSpan:
 
 @dataclass(frozen=True)
 class RunFacts:
-    """What a run of `infer` left in the folder of a test set."""
+    """Facts of a run of `infer`, from the folder of a test set."""
 
     test_set: str
     success: Mapping[str, Any]
@@ -145,7 +145,7 @@ class Breakdown:
 
 @dataclass(frozen=True)
 class TestSetReport:
-    """What is known of a test set."""
+    """Results of a test set."""
 
     __test__ = False  # pytest takes the name for a test
 
@@ -176,7 +176,7 @@ class Report:
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is nothing at all to show."""
+        """Tell whether there is nothing at all to show."""
         return not self.learning and not any(t.scores or t.run for t in self.test_sets)
 
 

@@ -35,7 +35,7 @@ class Score:
 
     @property
     def is_error_rate(self) -> bool:
-        """Whether it counts edits of words, characters or tokens."""
+        """Tell whether it counts edits of words, characters or tokens."""
         return is_error_rate(self.numbers)
 
     @property

@@ -37,7 +37,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Alignment:
-    """What is shown of an utterance."""
+    """Aligned texts of an utterance, as shown."""
 
     cells: list[Cell]
     n_hidden: int
@@ -46,7 +46,7 @@ class Alignment:
 
 @dataclass(frozen=True)
 class WorstUtterance:
-    """What is shown of an utterance."""
+    """Aligned texts of an utterance, as shown."""
 
     id: str
     n_errors: int
