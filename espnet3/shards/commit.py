@@ -53,7 +53,6 @@ SETTLE_SECONDS = 10.0
 """How long a folder without a `done` may be one that was published, and is not all seen yet."""
 _BLOCK = 1 << 17  # larger ones are new memory at each read, which costs more than the reading
 _LOOK_SECONDS = 0.2
-_PAUSES = (0.0, 0.05, 0.2, 1.0)
 _MORE_LOOKS = 2  # at a `done` that is there and not valid, before it counts as damaged
 _REMOVED = (".nfs", ".fuse_hidden")  # NFS, FUSE: gone, but still open somewhere; vanish soon
 # What rename says of a target that is a folder with something in it, or a file.
@@ -125,26 +124,33 @@ def make_attempt(attempt: Path) -> None:
     Raises:
         FileExistsError: if an attempt has this name.
     """
-    for pause in (*_PAUSES, None):
+    begin = time.monotonic()
+    while True:
         try:
             attempt.mkdir()
             break
         except FileNotFoundError:
-            if pause is None or not is_group(attempt.parent.name):
+            is_late = time.monotonic() - begin > SETTLE_SECONDS
+            if not is_group(attempt.parent.name):
                 raise
-            _make_group(attempt.parent)
-            # Another process may have made it, and this node may not see it yet.
-            time.sleep(pause)
+            # False if another process made it, which this node may not see for a while.
+            if not _make_group(attempt.parent):
+                if is_late:
+                    raise
+                time.sleep(_LOOK_SECONDS)
     share_folder(attempt)
 
 
-def _make_group(folder: Path) -> None:
-    with suppress(FileExistsError):  # not `exist_ok`, which looks, and may not see it yet
+def _make_group(folder: Path) -> bool:
+    try:
         folder.mkdir()
-        # Others commit there as well, as they do in the run folder.
-        share_folder(folder, is_writable=True)
-        # A thousand shards will be in it: its name must outlive a power cut, as theirs do.
-        fsync_dir(folder.parent)
+    except FileExistsError:
+        return False
+    # Others commit there as well, as they do in the run folder.
+    share_folder(folder, is_writable=True)
+    # A thousand shards will be in it: its name must outlive a power cut, as theirs do.
+    fsync_dir(folder.parent)
+    return True
 
 
 def finish_attempt(attempt: Path, done: Done) -> Done:

@@ -151,6 +151,8 @@ def _making(view: View, real: Callable[..., Any], *, is_to: bool) -> Callable[..
     @wraps(real)
     def make(*args: Any, **values: Any) -> Any:
         full = view.path_in_folder(args[1] if is_to else args[0])
+        if full is not None:  # the server decides about the name, but this node finds the folder
+            _refuse_hidden(view, os.path.dirname(full))
         is_new = full is not None and not _exists(full)
         try:
             result = real(*args, **values)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from espnet3.shards import layout
 from espnet3.shards.manifest import Manifest, publish_manifest
 from espnet3.shards.merge import check_complete, concat_files
 from espnet3.shards.plan import make_plan
@@ -182,7 +183,18 @@ def agents(tmp_path):
 
 @pytest.mark.parametrize("kind", few(["process", pytest.param("machine", marks=needs_mounts)], 1))
 def test_detached_workers_that_see_each_other_late_finish_and_merge_by_themselves(agents, kind):
-    run, workers = agents(kind, 3.0)
+    see_late_and_finish(*agents(kind, 3.0))
+
+
+def test_detached_workers_find_a_group_that_another_one_made(agents, monkeypatch):
+    monkeypatch.setattr(layout, "MAX_FLAT_SHARDS", 1)
+    monkeypatch.setattr(layout, "GROUP_SIZE", 4)
+    run, workers = agents("process", 3.0)
+    see_late_and_finish(run, workers)
+    assert len(list(run.out.glob("splits.*"))) == 8
+
+
+def see_late_and_finish(run, workers) -> None:
     for _ in range(3):
         workers.start()
     for n_done in (3, 9):
@@ -199,9 +211,8 @@ def test_detached_workers_that_see_each_other_late_finish_and_merge_by_themselve
 
 
 def n_committed(folder: Path) -> int:
-    return len(
-        [name for name in os.listdir(folder) if name.startswith("split.") and "part" not in name]
-    )
+    found = [*folder.glob("split.*"), *folder.glob("splits.*/split.*")]
+    return len([path for path in found if "part" not in path.name])
 
 
 LOOK = """
