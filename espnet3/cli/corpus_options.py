@@ -14,7 +14,7 @@ from espnet3.errors import EspnetError, suggest
 from espnet3.text import count, listed, on_one_line
 
 if TYPE_CHECKING:
-    from espnet3.systems.asr.new_recipe import Corpus, CorpusSet
+    from espnet3.systems.asr.new_recipe import CorpusSet, NewCorpus
 
 FORMATS = {
     "kaldi": "a data directory with wav.scp, text, utt2spk",
@@ -82,14 +82,14 @@ def check_corpus_options(args: argparse.Namespace) -> None:
         seen[real] = option
 
 
-def read_corpus(args: argparse.Namespace) -> "Corpus":
+def read_corpus(args: argparse.Namespace) -> "NewCorpus":
     """Look at the sets that the options name.
 
     Raises:
         EspnetError: What the data lacks, with the option that named it.
     """
     from espnet3.components.data.survey import most_frequent
-    from espnet3.systems.asr.new_recipe import Corpus, hold_out, test_name
+    from espnet3.systems.asr.new_recipe import NewCorpus, hold_out, test_name
 
     columns = _columns(args.columns)
     train = _read_set("--train", args.train, args.data, columns)
@@ -106,7 +106,7 @@ def read_corpus(args: argparse.Namespace) -> "Corpus":
     sets = [train, *([valid] if valid else []), *tests]
     rates = most_frequent(one.seen.sample_rates for one in sets)
     rate = args.sample_rate or _only_rate(rates, sets)
-    return Corpus(
+    return NewCorpus(
         data_src=args.data,
         train=train,
         valid=valid,

@@ -197,14 +197,14 @@ def _is_set(loaded: "LoadedConfig", key: str) -> bool:
 def _submit(
     subject: _Subject, findings: Sequence[Finding], folders: dict[str, Path], timeout: float
 ) -> tuple[list[Finding], set[str]]:
-    from espnet3.parallel.checkup.submit import Trial, submit_probe
+    from espnet3.parallel.checkup.submit import ProbeJob, submit_probe
     from espnet3.parallel.signals import interruptible
 
     if has_problem(findings):
         told = "not submitted, because of the problems above"
         return [Finding("warning", "job", told, "Fix them, then run the same line again")], set()
     _note("Starting one worker with these options ...")
-    trial = Trial(
+    trial = ProbeJob(
         config=subject.config,
         folders=folders,
         targets=_targets(subject),

@@ -16,7 +16,7 @@ from espnet3.systems.base.stages import STAGES
 from espnet3.text import count, on_one_line, printable
 
 if TYPE_CHECKING:
-    from espnet3.trainer.launching.job_script import Job
+    from espnet3.trainer.launching.job_script import TrainingJob
 
 _TRAIN = "train"
 _EPILOG = (
@@ -96,7 +96,7 @@ def _plan(
     arguments: tuple[str, ...],
     recipe_dir: Path,
     stages: tuple[str, ...],
-) -> "Job":
+) -> "TrainingJob":
     from espnet3.systems.base.context import load_configs
     from espnet3.trainer.launching.job_script import render
     from espnet3.trainer.launching.launch import plan_job
@@ -108,7 +108,7 @@ def _plan(
     return job
 
 
-def _check_recipe(job: "Job") -> None:
+def _check_recipe(job: "TrainingJob") -> None:
     """Let the recipe check its config: better now than after a night in the queue.
 
     Raises:
@@ -127,14 +127,14 @@ def _check_recipe(job: "Job") -> None:
         )
 
 
-def _show(job: "Job") -> None:
+def _show(job: "TrainingJob") -> None:
     from espnet3.trainer.launching.job_script import render
 
     print(f"Would be written to {on_one_line(job.script)}, and submitted:\n", file=sys.stderr)
     print(printable(render(job)), end="")
 
 
-def _submit(job: "Job") -> None:
+def _submit(job: "TrainingJob") -> None:
     from espnet3.trainer.launching.launch import follow, submit, write_script
 
     job = write_script(job)

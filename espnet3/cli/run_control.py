@@ -171,7 +171,7 @@ class _MinuteLine:
 
 
 @dataclass(frozen=True)
-class Request:
+class ResumeRequest:
     """Parsed command line of `resume` and `retry`."""
 
     run_dirs: list[Path]
@@ -211,7 +211,7 @@ def retry(argv: Sequence[str]) -> int:
     return 0
 
 
-def parse(argv: Sequence[str], verb: str, description: str) -> Request:
+def parse(argv: Sequence[str], verb: str, description: str) -> ResumeRequest:
     """Read a line of folders, a config, options and changes."""
     args, overrides = parse_line(_resume_parser(verb, description), argv)
     files = [word for word in args.words if word.endswith((".yaml", ".yml"))]
@@ -224,7 +224,7 @@ def parse(argv: Sequence[str], verb: str, description: str) -> Request:
         changes["env"] = args.env
     settings = {"n_more": args.workers, "trust": args.trust, "is_block": bool(files)}
     settings["faults"] = _faults(of_runner)
-    return Request(find_detached_runs(folders, also=is_stopped), changes, settings)
+    return ResumeRequest(find_detached_runs(folders, also=is_stopped), changes, settings)
 
 
 def _resume_parser(verb: str, description: str) -> argparse.ArgumentParser:

@@ -42,7 +42,7 @@ _STYLES = {"done": "green", "failed": "red", "interrupted": "yellow", "skipped":
 
 
 @dataclass
-class Outcome:
+class StageOutcome:
     """Result of one stage."""
 
     stage: Stage
@@ -70,7 +70,7 @@ class StageLoop:
     line: TypedLine
     """The line that asked for it."""
     invocation: Invocation
-    outcomes: list[Outcome] = field(default_factory=list)
+    outcomes: list[StageOutcome] = field(default_factory=list)
 
     def run(self) -> int:
         """Run the stages, and return the exit code."""
@@ -96,10 +96,10 @@ class StageLoop:
         why = "continues without this program" if last.run_dirs else "did not end well"
         for entry in left:
             reason = entry.skipped or f"{last.stage.name} {why}"
-            self.outcomes.append(Outcome(entry.stage, "skipped", reason))
+            self.outcomes.append(StageOutcome(entry.stage, "skipped", reason))
 
-    def _run_stage(self, entry: Selected) -> Outcome:
-        outcome = Outcome(entry.stage)
+    def _run_stage(self, entry: Selected) -> StageOutcome:
+        outcome = StageOutcome(entry.stage)
         if entry.skipped:
             outcome.state, outcome.reason = "skipped", entry.skipped
             return outcome
@@ -114,7 +114,7 @@ class StageLoop:
         outcome.seconds = time.monotonic() - begin
         return outcome
 
-    def _run_recorded(self, outcome: Outcome, exp_dir: Path) -> None:
+    def _run_recorded(self, outcome: StageOutcome, exp_dir: Path) -> None:
         stage = outcome.stage
         loaded = self.system.config_for(stage.name)
         record = StageRecord(exp_dir / "config", stage, loaded, self.invocation)
@@ -129,7 +129,7 @@ class StageLoop:
             record.finish(outcome.state, changed_nothing=nothing or outcome.is_refused)
             _log_end(outcome, time.monotonic() - begin)
 
-    def _call(self, outcome: Outcome, log: StageLog) -> None:
+    def _call(self, outcome: StageOutcome, log: StageLog) -> None:
         try:
             with _sigterm_interrupts():
                 result = getattr(self.system, outcome.stage.name)()
@@ -180,7 +180,7 @@ class StageLoop:
         return self.line.for_stages([stage.name for stage in stages])
 
 
-def _fail(outcome: Outcome, error: BaseException) -> None:
+def _fail(outcome: StageOutcome, error: BaseException) -> None:
     outcome.state, outcome.exit_code = "failed", 1
     outcome.is_refused = isinstance(error, ConfigError | StaleRunError)
     # A model that cannot be built stays so, too.
@@ -203,7 +203,7 @@ def _unwritable(exp_dir: Path, error: OSError) -> RunFolderError:
     )
 
 
-def _log_end(outcome: Outcome, seconds: float) -> None:
+def _log_end(outcome: StageOutcome, seconds: float) -> None:
     why = f": {outcome.reason}" if outcome.reason else ""
     logger.info("Stage %s %s after %s%s", outcome.stage, outcome.state, duration(seconds), why)
 
@@ -233,7 +233,7 @@ def _sigterm_interrupts() -> Iterator[None]:
         signal.signal(signal.SIGTERM, previous)
 
 
-def _print_summary(outcomes: Sequence[Outcome]) -> None:
+def _print_summary(outcomes: Sequence[StageOutcome]) -> None:
     """Print a line for each stage: how it ended, how long it took, and its log."""
     from rich.text import Text
 

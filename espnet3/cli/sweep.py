@@ -39,9 +39,9 @@ from espnet3.systems.base.inference_config import (
 from espnet3.systems.base.metric_config import load_metrics_config, prepare_metrics
 from espnet3.systems.base.stages import has_own, stages_of
 from espnet3.systems.base.sweep import (
-    Criterion,
     Point,
     Sweep,
+    SweepCriterion,
     Values,
     choose,
     folder_of,
@@ -286,7 +286,9 @@ def _yaml(value: Any) -> str:
     return json.dumps(value)
 
 
-def _validation_set(criterion: Criterion, names: Sequence[str], configs: Configs) -> dict[str, Any]:
+def _validation_set(
+    criterion: SweepCriterion, names: Sequence[str], configs: Configs
+) -> dict[str, Any]:
     """Return a validation set of the training as an entry of `dataset.test`.
 
     Raises:

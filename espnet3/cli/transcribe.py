@@ -21,7 +21,7 @@ from espnet3.text import count, first_line
 
 if TYPE_CHECKING:
     from espnet3.config.load import LoadedConfig
-    from espnet3.systems.asr.transcription import Request, Transcript
+    from espnet3.systems.asr.transcription import Transcript, TranscriptionRequest
 
 logger = logging.getLogger(__name__)
 _FORMATS = "text, jsonl, srt, vtt, ctm, textgrid"
@@ -76,7 +76,7 @@ def _without_option(name: str, words: Sequence[str]) -> list[str]:
     return [word for word in rest if not word.startswith(f"{name}=")]
 
 
-def _transcribe(request: "Request", argv: Sequence[str], *, detach: bool) -> int:
+def _transcribe(request: "TranscriptionRequest", argv: Sequence[str], *, detach: bool) -> int:
     from espnet3.logs import make_visible
     from espnet3.systems.asr.system import ASRSystem
     from espnet3.systems.asr.transcription import (
@@ -143,13 +143,13 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _request(args: argparse.Namespace, overrides: tuple[str, ...]) -> "Request":
-    from espnet3.systems.asr.transcription import Request
+def _request(args: argparse.Namespace, overrides: tuple[str, ...]) -> "TranscriptionRequest":
+    from espnet3.systems.asr.transcription import TranscriptionRequest
 
     inputs = [name for word in args.inputs for name in (_from_stdin() if word == "-" else [word])]
     if not inputs:
         raise UsageError("the list on the standard input is empty.")
-    return Request(
+    return TranscriptionRequest(
         inputs=tuple(inputs),
         output=Path(args.output).absolute(),
         model=args.model,

@@ -2,8 +2,8 @@
 
 To import torch and Lightning takes seconds. Whether `optimizer.lrr` is misspelt stands in the text
 of `torch.optim.AdamW`, and can be reported before. Each function returns None where the text does
-not tell for certain: a name that is bound twice, or by `import *`, a decorator, an argument that only
-a base class knows. The caller then imports.
+not tell for certain: a name that is bound twice, or by `import *`, a decorator, an argument that
+only a base class knows. The caller then imports.
 """
 
 import ast

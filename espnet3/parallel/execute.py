@@ -60,7 +60,7 @@ _PHRASES = (
 
 
 @dataclass(frozen=True)
-class Outcome:
+class AttemptOutcome:
     """Result of an attempt."""
 
     failures: list[Failure]
@@ -82,7 +82,7 @@ class MemorySink:
             (position, result)
         )
 
-    def finish(self, outcome: Outcome) -> None:
+    def finish(self, outcome: AttemptOutcome) -> None:
         """Nothing is left to do: results are handed over as they are."""
 
     def is_lost(self, error: Exception) -> bool:
@@ -134,7 +134,7 @@ class FolderSink:
             make_attempt(folder)
         return folder
 
-    def finish(self, outcome: Outcome) -> None:
+    def finish(self, outcome: AttemptOutcome) -> None:
         """Close the writers, list the failures, make all durable and publish the shard."""
         started = time.time() - outcome.seconds - outcome.load_seconds
         # Closed once: `abandon` would call it again if committing fails.
@@ -309,7 +309,7 @@ class _Attempt:
         try:
             self._loop(sink)
             seconds = time.monotonic() - begin
-            sink.finish(Outcome(self._failures, seconds, load_seconds, self._n_halved))
+            sink.finish(AttemptOutcome(self._failures, seconds, load_seconds, self._n_halved))
         except _GiveUp as error:
             sink.abandon()
             return self._stopped(error.stopped)

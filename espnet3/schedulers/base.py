@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
 from espnet3.errors import ResourceError
-from espnet3.schedulers.command import Answer, call
+from espnet3.schedulers.command import CommandResult, call
 
 Phase = Literal["pending", "running", "ended", "unknown"]
 Directives = list[str] | dict[str, Any]
@@ -472,7 +472,7 @@ class Scheduler:
         """Tell whether a text can be the number of a job, and is safe in a command."""
         return _JOB_ID.fullmatch(text) is not None
 
-    def cancel_job(self, job_id: str, words: Sequence[str] | None = None) -> Answer:
+    def cancel_job(self, job_id: str, words: Sequence[str] | None = None) -> CommandResult:
         """Cancel a job; with `words` in place of `cancel`."""
         return call([*(words or self.cancel), job_id], timeout=_CANCEL_SECONDS)
 
@@ -481,7 +481,7 @@ class Scheduler:
         heard = said.lower()
         return next((advice for words, advice in self.refusals.items() if words in heard), "")
 
-    def accepts(self, answer: Answer) -> bool:
+    def accepts(self, answer: CommandResult) -> bool:
         """Tell whether the answer of `trial` means that the scheduler would take the job."""
         return answer.code == 0
 

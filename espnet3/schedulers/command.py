@@ -16,7 +16,7 @@ TIMEOUT_SECONDS = 20.0
 
 
 @dataclass(frozen=True)
-class Answer:
+class CommandResult:
     """Output and exit code of a command."""
 
     code: int | None
@@ -40,7 +40,7 @@ def call(
     timeout: float | None = None,
     environment: Mapping[str, str] | None = None,
     folder: str | None = None,
-) -> Answer:
+) -> CommandResult:
     """Run a command and wait for its answer; never raises.
 
     Args:
@@ -69,12 +69,14 @@ def call(
             start_new_session=True,  # Ctrl-C is for this program
         )
     except subprocess.TimeoutExpired:
-        return Answer(None, error=f"no answer in {timeout:g} s", seconds=timeout, failure="late")
+        return CommandResult(
+            None, error=f"no answer in {timeout:g} s", seconds=timeout, failure="late"
+        )
     except FileNotFoundError as error:
-        return Answer(None, error=str(error), failure="missing")
+        return CommandResult(None, error=str(error), failure="missing")
     except OSError as error:
-        return Answer(None, error=str(error), failure="not run")
-    return Answer(output.returncode, output.stdout, output.stderr, time.monotonic() - begin)
+        return CommandResult(None, error=str(error), failure="not run")
+    return CommandResult(output.returncode, output.stdout, output.stderr, time.monotonic() - begin)
 
 
 def ask(*words: str, any_code: bool = False) -> str | None:

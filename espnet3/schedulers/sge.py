@@ -18,7 +18,7 @@ from espnet3.schedulers.base import (
     count_lines,
     read_number,
 )
-from espnet3.schedulers.command import Answer, ask, unique
+from espnet3.schedulers.command import CommandResult, ask, unique
 from espnet3.schedulers.script import no_colon, optional, quoted, safe_name
 
 if TYPE_CHECKING:
@@ -149,7 +149,7 @@ class GridEngine(Scheduler):
         why = ", or ".join(unique(reasons))
         return f"queue {queue} starts no jobs: all its instances are {why} (qstat -f)"
 
-    def accepts(self, answer: Answer) -> bool:
+    def accepts(self, answer: CommandResult) -> bool:
         """Read its words: the exit code does not always tell."""
         return answer.code == 0 and "no suitable queues" not in answer.said
 

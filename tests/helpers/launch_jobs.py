@@ -1,6 +1,6 @@
 """Jobs of trainings, as `espnet3 launch` renders them."""
 
-from espnet3.trainer.launching.job_script import Job, LaunchConfig
+from espnet3.trainer.launching.job_script import LaunchConfig, TrainingJob
 
 FULL = {
     "queue": "gpu",
@@ -15,7 +15,7 @@ FULL = {
 
 def make_job(scheduler, n_nodes=2, n_processes=4, folder="/lab/asr", stages=("train",), **block):
     config = LaunchConfig(scheduler=scheduler, **block)
-    return Job(
+    return TrainingJob(
         config=config,
         name="train_small",
         n_nodes=n_nodes,

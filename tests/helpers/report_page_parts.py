@@ -10,7 +10,7 @@ import numpy as np
 
 from espnet3.cli.recipe import run_recipe
 from espnet3.systems.base.system import BaseSystem
-from espnet3.trainer.reporting.history import Entry
+from espnet3.trainer.reporting.history import HistoryEntry
 
 RATE = 8000
 SCRIPT = "<script>document.title='hacked'</script>"
@@ -122,10 +122,10 @@ def write_history(exp_dir: Path, n_points: int = 60) -> None:
             "perf/padding_share": 0.03,
             "perf/memory_gb": 0.5,
         }
-        lines.append(Entry(10 * i, 1 + 2 * i // n_points, 1.8e9 + i, values, 10 * i))
+        lines.append(HistoryEntry(10 * i, 1 + 2 * i // n_points, 1.8e9 + i, values, 10 * i))
         if i % 10 == 0:
             valid = {"valid/loss": 50 / i + 0.08, "valid/<i>acc</i>": 0.9 - 1 / i}
-            lines.append(Entry(10 * i, 1 + 2 * i // n_points, 1.8e9 + i, valid, 10 * i))
+            lines.append(HistoryEntry(10 * i, 1 + 2 * i // n_points, 1.8e9 + i, valid, 10 * i))
     text = "".join(entry.to_line() + "\n" for entry in lines)
     (exp_dir / "history.jsonl").write_text(text, encoding="utf-8")
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from espnet3.trainer.launching.job_script import Job, LaunchConfig
+from espnet3.trainer.launching.job_script import LaunchConfig, TrainingJob
 from espnet3.trainer.launching.launch import write_script
 
 RUN_PY = """
@@ -55,9 +55,9 @@ class Cluster:
     def plan(self, word: object) -> None:
         (self.recipe / "plan").write_text(str(word))
 
-    def write(self, scheduler: str, n_nodes: int = 1, n_processes: int = 1, **block) -> Job:
+    def write(self, scheduler: str, n_nodes: int = 1, n_processes: int = 1, **block) -> TrainingJob:
         stages = block.pop("stages", ("train",))
-        job = Job(
+        job = TrainingJob(
             config=LaunchConfig(scheduler=scheduler, **block),
             name="job",
             n_nodes=n_nodes,
@@ -73,7 +73,7 @@ class Cluster:
         )
         return write_script(job)
 
-    def run(self, job: Job, **environ: str) -> int:
+    def run(self, job: TrainingJob, **environ: str) -> int:
         path = f"{self.bin}:{os.environ['PATH']}"
         variables = {**os.environ, "PATH": path, "PBS_JOBID": "7.head", **environ}
         return subprocess.run(["bash", job.script], env=variables, timeout=100).returncode

@@ -17,7 +17,7 @@ from omegaconf import OmegaConf
 
 from espnet3.errors import ResourceError
 from espnet3.parallel import BaseRunner, open_pool, use_parallel
-from espnet3.parallel.checkup.submit import Trial, submit_probe
+from espnet3.parallel.checkup.submit import ProbeJob, submit_probe
 from espnet3.parallel.clusters import job_monitor
 from espnet3.parallel.config import ParallelConfig
 from espnet3.parallel.detached.successor_main import Follower, load_config
@@ -133,7 +133,7 @@ def test_a_run_is_merged_though_its_jobs_cannot_be_cancelled(
 @pytest.mark.parametrize("scheduler", ["pbs"], indirect=True)
 def test_the_doctor_leaves_no_log_of_its_job(scheduler, tmp_path):
     config = ParallelConfig(**{**block(scheduler), "n_workers": 1})
-    findings, _ = submit_probe(Trial(config, {}, timeout=120))
+    findings, _ = submit_probe(ProbeJob(config, {}, timeout=120))
     assert findings[0].level == "ok", findings[0]
     # Also where the scheduler brings them later: it waits for them.
     assert (tmp_path / "bin" / "jobs" / "1" / "log.OU").exists()

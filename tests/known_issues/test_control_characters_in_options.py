@@ -11,7 +11,12 @@ from espnet3.config.load import load_config
 from espnet3.errors import ConfigError
 from espnet3.parallel.clusters.registry import render_job_script
 from espnet3.parallel.parallel import as_parallel_config
-from espnet3.trainer.launching.job_script import Job, LaunchConfig, load_launch_config, render
+from espnet3.trainer.launching.job_script import (
+    LaunchConfig,
+    TrainingJob,
+    load_launch_config,
+    render,
+)
 from tests.helpers.exhaustive import pairs
 
 CONTROL = ["\n", "\r", "\r\n", "\0", "\x0b", "\x0c", "\x1b", "\x1c", "\x85", "\u2028", "\u2029"]
@@ -116,7 +121,7 @@ def job(**values):
         "n_processes": 1, "n_gpus": 0, "n_threads": 1, "recipe_dir": "/recipe",
         "script": "/recipe/x.sh", "log": "/logs/x.log", "python": "/bin/python", "arguments": (),
     }  # fmt: skip
-    return Job(**{**facts, **values})
+    return TrainingJob(**{**facts, **values})
 
 
 @pytest.mark.parametrize("field", ["recipe_dir", "script", "python"])

@@ -11,7 +11,7 @@ from contextlib import ExitStack
 import pytest
 
 from espnet3.parallel.checkup.backend import check_queue
-from espnet3.parallel.checkup.submit import Trial, submit_probe
+from espnet3.parallel.checkup.submit import ProbeJob, submit_probe
 from espnet3.parallel.config import ParallelConfig
 from espnet3.parallel.detached import successor_main
 from espnet3.parallel.detached.cancel import cancel_runs
@@ -208,7 +208,7 @@ def trial(tmp_path, monkeypatch):
     folder = tmp_path / "recipe"
     folder.mkdir()
     monkeypatch.chdir(folder)
-    return Trial(block(), {}, timeout=300)
+    return ProbeJob(block(), {}, timeout=300)
 
 
 def test_the_doctor_does_not_wait_for_a_job_that_can_never_run(pbs, trial, tmp_path):

@@ -193,7 +193,7 @@ def test_the_tokenizer_reads_long_pieces_and_single_bytes(tmp_path):
     ]
     path = tmp_path / "tokenizer.bin"
     path.write_bytes(b"".join(a + b for a, b in zip(lengths, pieces, strict=True)))
-    tokenizer = moonshine.Tokenizer(path)
+    tokenizer = moonshine.MoonshineTokenizer(path)
     assert tokenizer.pieces == pieces
     assert tokenizer.decode([1, 3, 4, 5, 3, 6, 2]) == f"caf\u00e9 caf{'a' * 300}"
     assert tokenizer.decode([3, 4]) == "caf\ufffd"

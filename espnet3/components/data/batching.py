@@ -67,7 +67,7 @@ class BatchPlan(Protocol):
 
 
 @dataclass(frozen=True)
-class Part:
+class DatasetPart:
     """The items of one dataset that take part, and how often each comes."""
 
     items: "Ints"
@@ -135,7 +135,7 @@ class CountBatches:
 
     def __init__(
         self,
-        parts: Sequence[Part],
+        parts: Sequence[DatasetPart],
         batch_size: int,
         *,
         n_items: int,
@@ -182,7 +182,7 @@ class LengthBatches:
 
     def __init__(
         self,
-        parts: Sequence[Part],
+        parts: Sequence[DatasetPart],
         lengths: "Floats",
         *,
         budget: float,
@@ -197,7 +197,7 @@ class LengthBatches:
         self.lengths = lengths = np.atleast_2d(lengths).sum(axis=0)
         self.seed = seed
         self.order = order
-        by_length = [Part(_falling(part.items, lengths), part.weight) for part in parts]
+        by_length = [DatasetPart(_falling(part.items, lengths), part.weight) for part in parts]
         slots = find_slots(by_length, seed or 0)
         longest, shortest = slots.bounds(lengths)
         falling = np.argsort(-longest, kind="stable")
@@ -344,7 +344,7 @@ def _join(arrays: Sequence["Ints"]) -> "Ints":
     return np.concatenate([np.empty(0, np.int64), *arrays])
 
 
-def find_slots(parts: Sequence[Part], seed: int) -> Slots:
+def find_slots(parts: Sequence[DatasetPart], seed: int) -> Slots:
     """Return the places of all datasets; neighbours among a dataset's items share one."""
     import numpy as np
 

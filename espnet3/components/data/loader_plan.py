@@ -13,9 +13,9 @@ from espnet3.components.data.batch_sampler import OwnBatches, build_sampler
 from espnet3.components.data.batching import (
     BatchPlan,
     CountBatches,
+    DatasetPart,
     LengthBatches,
     Order,
-    Part,
     shard_order,
 )
 from espnet3.components.data.dataset import (
@@ -207,7 +207,7 @@ class _Maker:
     source: LengthSource
     seed: int
     shuffle: bool
-    parts: list[Part]
+    parts: list[DatasetPart]
 
     @property
     def config(self) -> LoaderConfig:
@@ -313,9 +313,9 @@ def _seconds(source: LengthSource) -> "Floats | None":
     return source.seconds(wanted_by or "batch_size")
 
 
-def _parts(dataset: Any, items: "Ints", key: str) -> list[Part]:
+def _parts(dataset: Any, items: "Ints", key: str) -> list[DatasetPart]:
     if not isinstance(dataset, CombinedDataset):
-        return [Part(items)]
+        return [DatasetPart(items)]
     parts = []
     for indices, weight, name in zip(dataset.ranges(), dataset.weights, dataset.names, strict=True):
         own = items[(items >= indices.start) & (items < indices.stop)]
@@ -326,7 +326,7 @@ def _parts(dataset: Any, items: "Ints", key: str) -> list[Part]:
                 problem=f"which gives {key} none of its {len(own)} samples",
                 fix=f"Write at least weight: {1 / len(own):.2g}",
             )
-        parts.append(Part(own, weight))
+        parts.append(DatasetPart(own, weight))
     return [part for part in parts if len(part.items)]
 
 

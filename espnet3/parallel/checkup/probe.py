@@ -21,7 +21,7 @@ DONE = "done"
 
 
 @dataclass(frozen=True)
-class Request:
+class ProbeRequest:
     """Checks that a worker should make."""
 
     token: str
@@ -47,7 +47,7 @@ class Written:
 
 
 @dataclass(frozen=True)
-class Report:
+class ProbeReport:
     """Facts that a worker found."""
 
     host: str
@@ -74,20 +74,20 @@ class Report:
 
 def run_probe(request: dict[str, Any]) -> dict[str, Any]:
     """Look at what a `Request` asks for; both it and the `Report` travel as plain dicts."""
-    asked = Request(**request)
+    asked = ProbeRequest(**request)
     # As for a run: what the driver can import, this worker looks for in the same places.
     sys.path += [entry for entry in asked.sys_path if entry not in sys.path]
     return asdict(look(asked))
 
 
-def look(asked: Request) -> Report:
+def look(asked: ProbeRequest) -> ProbeReport:
     """Look at it in this process."""
     import espnet3
 
     imports = _import_all(asked)
     written = {key: _write(Path(folder), asked.token, key) for key, folder in asked.folders.items()}
     gpus, trouble = _find_gpus() if asked.needs_gpu else ([], "")
-    return Report(
+    return ProbeReport(
         host=socket.gethostname(),
         now=time.time(),
         python=platform.python_version(),
@@ -123,7 +123,7 @@ def _versions(names: Iterable[str]) -> dict[str, str]:
     return found
 
 
-def _import_all(asked: Request) -> dict[str, str]:
+def _import_all(asked: ProbeRequest) -> dict[str, str]:
     from espnet3.config.targets import locate
 
     failed = {}

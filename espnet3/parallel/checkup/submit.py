@@ -20,8 +20,8 @@ from espnet3.parallel.checkup.filesystem import (
 )
 from espnet3.parallel.checkup.probe import (
     DONE,
-    Report,
-    Request,
+    ProbeReport,
+    ProbeRequest,
     Written,
     look,
     ours_name,
@@ -51,7 +51,7 @@ DISK_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
-class Trial:
+class ProbeJob:
     """Description of the probe job."""
 
     config: "ParallelConfig"
@@ -76,7 +76,7 @@ class NeverStarts(EspnetError):
 class Visit:
     """Report of a worker, and what this machine saw of it."""
 
-    report: Report
+    report: ProbeReport
     address: str
     """Address that the worker connected to."""
     skew: float
@@ -85,7 +85,7 @@ class Visit:
     """After how many seconds what it wrote was seen here, by setting; None: never."""
 
 
-def submit_probe(trial: Trial) -> tuple[list[Finding], set[str]]:
+def submit_probe(trial: ProbeJob) -> tuple[list[Finding], set[str]]:
     """Start one worker, let it report on its surroundings, and end it.
 
     Returns:
@@ -106,14 +106,14 @@ def submit_probe(trial: Trial) -> tuple[list[Finding], set[str]]:
     return [Finding("ok", "job", text), *judged], set(report.written)
 
 
-def _request(trial: Trial, places: Mapping[str, str], token: str) -> Request:
+def _request(trial: ProbeJob, places: Mapping[str, str], token: str) -> ProbeRequest:
     from espnet3.parallel.dask_pool import driver_sys_path
 
     for key, place in places.items():
         # So that NFS remembers its absence, as it does in a run.
         os.path.exists(trace_path(Path(place), token, key))
         write_text(Path(place, ours_name(token)), token)
-    return Request(
+    return ProbeRequest(
         token=token,
         sys_path=driver_sys_path(),
         folders=dict(places),
@@ -123,7 +123,7 @@ def _request(trial: Trial, places: Mapping[str, str], token: str) -> Request:
     )
 
 
-def _visit(trial: Trial, places: Mapping[str, str], token: str) -> Visit:
+def _visit(trial: ProbeJob, places: Mapping[str, str], token: str) -> Visit:
     request = _request(trial, places, token)
     if trial.config.env in ON_THIS_MACHINE or not BACKENDS[trial.config.env].is_dask:
         report = _read(_run_here(trial, request))
@@ -146,7 +146,7 @@ def _visit(trial: Trial, places: Mapping[str, str], token: str) -> Visit:
         return Visit(report, client.scheduler.address, skew, delays)
 
 
-def _delays(report: Report, places: Mapping[str, str], token: str) -> dict[str, float | None]:
+def _delays(report: ProbeReport, places: Mapping[str, str], token: str) -> dict[str, float | None]:
     return {
         key: _wait_for(trace_path(Path(place), token, key) / DONE, token)
         for key, place in places.items()
@@ -154,7 +154,7 @@ def _delays(report: Report, places: Mapping[str, str], token: str) -> dict[str, 
     }
 
 
-def _run_here(trial: Trial, request: Request) -> dict[str, Any]:
+def _run_here(trial: ProbeJob, request: ProbeRequest) -> dict[str, Any]:
     """Use a process of ours, as a run on this machine does."""
     from espnet3.parallel.parallel import parallel_map, use_parallel
 
@@ -166,17 +166,17 @@ def _run_here(trial: Trial, request: Request) -> dict[str, Any]:
     return result
 
 
-def _with_one_worker(trial: Trial) -> "ParallelConfig":
+def _with_one_worker(trial: ProbeJob) -> "ParallelConfig":
     changes = {"n_workers": 1, "adaptive": None, "start_timeout": trial.timeout}
     return trial.config.model_copy(update=changes)
 
 
-def _read(values: Mapping[str, Any]) -> Report:
+def _read(values: Mapping[str, Any]) -> ProbeReport:
     written = {key: Written(**each) for key, each in values["written"].items()}
-    return Report(**{**values, "written": written})
+    return ProbeReport(**{**values, "written": written})
 
 
-def _wait_for_worker(client: Any, trial: Trial, deadline: float) -> str:
+def _wait_for_worker(client: Any, trial: ProbeJob, deadline: float) -> str:
     """Wait for the worker; tell why it does not come whenever that changes."""
     monitor = getattr(client.cluster, "monitor", None)
     text, next_note = "", time.monotonic() + NOTE_SECONDS
@@ -235,7 +235,7 @@ def _wait_for(path: Path, token: str) -> float | None:
 
 
 def judge(
-    report: Report,
+    report: ProbeReport,
     delays: Mapping[str, float | None],
     skew: float,
     config: "ParallelConfig",
@@ -248,7 +248,7 @@ def judge(
         skew: seconds by which its clock is ahead, less those that the report took.
         config: what was asked for.
     """
-    here = look(Request(token="", sys_path=[], folders={}))
+    here = look(ProbeRequest(token="", sys_path=[], folders={}))
     return [
         *_python(report, here),
         *_imports(report),
@@ -259,7 +259,7 @@ def judge(
     ]
 
 
-def _python(report: Report, here: Report) -> list[Finding]:
+def _python(report: ProbeReport, here: ProbeReport) -> list[Finding]:
     if _release(report.python) != _release(here.python):
         text = f"the job has Python {report.python}, and here it is {here.python}"
         fix = f"Write under options: python: {here.executable}, a path that all nodes have"
@@ -288,7 +288,7 @@ def _release(version: str) -> list[str]:
     return version.split(".")[:2]
 
 
-def _imports(report: Report) -> list[Finding]:
+def _imports(report: ProbeReport) -> list[Finding]:
     if not report.imports:
         return [Finding("ok", "job: recipe", "all that the configs name can be imported")]
     return [
@@ -303,7 +303,7 @@ def _imports(report: Report) -> list[Finding]:
     ]
 
 
-def _gpus(report: Report, config: "ParallelConfig") -> list[Finding]:
+def _gpus(report: ProbeReport, config: "ParallelConfig") -> list[Finding]:
     n_wanted = gpus_per_job(config)
     if not n_wanted:
         return []
@@ -323,7 +323,7 @@ def _gpus(report: Report, config: "ParallelConfig") -> list[Finding]:
     return [Finding(level, "job: GPU", f"{what}, but {report.gpu_trouble}", fix)]
 
 
-def _machine(report: Report) -> list[Finding]:
+def _machine(report: ProbeReport) -> list[Finding]:
     threads = report.variables.get("OMP_NUM_THREADS")
     memory = "" if report.memory is None else f", {report.memory / 1e9:.0f} GB of memory"
     text = (
@@ -333,14 +333,14 @@ def _machine(report: Report) -> list[Finding]:
     return [Finding("ok", "job: machine", text)]
 
 
-def _clock(report: Report, skew: float) -> list[Finding]:
+def _clock(report: ProbeReport, skew: float) -> list[Finding]:
     if abs(skew) < MAX_SKEW:
         return []
     text = f"the clock of {report.host} is {skew:+.0f} s away from that of this machine"
     return [Finding("warning", "job: clock", text, "Let both follow one time server")]
 
 
-def _folder(report: Report, key: str, delay: float | None) -> list[Finding]:
+def _folder(report: ProbeReport, key: str, delay: float | None) -> list[Finding]:
     written = report.written[key]
     what = f"job: {key}"
     shared = f"Set {key} to a folder that this machine and all nodes share"

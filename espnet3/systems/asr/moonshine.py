@@ -71,7 +71,7 @@ class Moonshine:
             )
         folder = _packaged_assets() if assets is None else Path(assets)
         self._max_tokens_per_second = max_tokens_per_second
-        self._tokenizer = Tokenizer(_asset(folder, "tokenizer.bin"))
+        self._tokenizer = MoonshineTokenizer(_asset(folder, "tokenizer.bin"))
         self._encoder = _open_session(_asset(folder, "encoder_model.ort"))
         self._decoder = GreedyDecoder(_open_session(_asset(folder, "decoder_model_merged.ort")))
 
@@ -275,7 +275,7 @@ def _rows_of(state: State, keep: list[int]) -> State:
     return {name: value if name == flag else value[keep] for name, value in state.items()}
 
 
-class Tokenizer:
+class MoonshineTokenizer:
     """The pieces of a `tokenizer.bin`; single bytes are among them, so any text is possible.
 
     Args:

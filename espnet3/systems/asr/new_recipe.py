@@ -36,7 +36,7 @@ class CorpusSet:
 
 
 @dataclass(frozen=True)
-class Corpus:
+class NewCorpus:
     """The sets of a new recipe, and the form that all of its audio is brought to."""
 
     data_src: str
@@ -96,7 +96,7 @@ def hold_out(train: Survey) -> HeldOut | None:
     return HeldOut("utt_id", [train.ids[int(i * step)] for i in range(wanted)], wanted)
 
 
-def recipe_files(corpus: Corpus) -> tuple[dict[str, str], list[str]]:
+def recipe_files(corpus: NewCorpus) -> tuple[dict[str, str], list[str]]:
     """Return the files of the recipe by name, and what is to be said of the corpus.
 
     Raises:
@@ -134,7 +134,7 @@ def _described(name: str, seen: Survey) -> str:
     return ", ".join(parts)
 
 
-def _notes(corpus: Corpus, held_out: HeldOut | None) -> list[str]:
+def _notes(corpus: NewCorpus, held_out: HeldOut | None) -> list[str]:
     notes = [held_out.told] if held_out else []
     for one in corpus.tests:
         shared = shared_speakers(corpus.train.seen, one.seen)
@@ -161,7 +161,7 @@ def _notes(corpus: Corpus, held_out: HeldOut | None) -> list[str]:
     return notes
 
 
-def _entry(corpus: Corpus, one: CorpusSet, indent: str, extra: Iterable[str] = ()) -> str:
+def _entry(corpus: NewCorpus, one: CorpusSet, indent: str, extra: Iterable[str] = ()) -> str:
     arguments: dict[str, Any] = {"path": one.path, **one.arguments}
     arguments["sample_rate"] = corpus.sample_rate
     if corpus.resample:
@@ -191,14 +191,14 @@ def _selected(held_out: HeldOut | None, how: str) -> list[str]:
     return [f"{how}: {{speaker: [{', '.join(map(_flow, held_out.values))}]}}"]
 
 
-def _valid_entry(corpus: Corpus, held_out: HeldOut | None, indent: str, name: str = "") -> str:
+def _valid_entry(corpus: NewCorpus, held_out: HeldOut | None, indent: str, name: str = "") -> str:
     given = corpus.valid or corpus.train
     one = CorpusSet(given.path, given.seen, given.arguments, name)
     return _entry(corpus, one, indent, _selected(held_out, "only"))
 
 
 def _training(
-    corpus: Corpus, choices: Choices, held_out: HeldOut | None, found: Sequence[str]
+    corpus: NewCorpus, choices: Choices, held_out: HeldOut | None, found: Sequence[str]
 ) -> str:
     speed = (
         "transform:",
@@ -262,7 +262,7 @@ trainer: # arguments of lightning.pytorch.Trainer
 """
 
 
-def _inference(corpus: Corpus, choices: Choices, held_out: HeldOut | None) -> str:
+def _inference(corpus: NewCorpus, choices: Choices, held_out: HeldOut | None) -> str:
     tests = "".join(_entry(corpus, one, "    ") for one in corpus.tests)
     tests = tests or _valid_entry(corpus, held_out, "    ", "valid")
     keys = "[hyp, ref, speaker]" if _has_speakers(corpus) else "[hyp, ref]"
@@ -292,12 +292,12 @@ parallel: # conf/parallel_*.yaml: elsewhere
 """
 
 
-def _has_speakers(corpus: Corpus) -> bool:
+def _has_speakers(corpus: NewCorpus) -> bool:
     measured = [one.seen for one in corpus.tests] or [(corpus.valid or corpus.train).seen]
     return all(seen.speaker_counts for seen in measured)
 
 
-def _metrics(corpus: Corpus, choices: Choices) -> str:
+def _metrics(corpus: NewCorpus, choices: Choices) -> str:
     by = "[speaker, length]" if _has_speakers(corpus) else "[length] # speakers are not known"
     cleaners = choices.clean_types.value
     return f"""\

@@ -38,7 +38,7 @@ _MANIFESTS = {".jsonl": "jsonl", ".tsv": "tsv"}
 
 
 @dataclass(frozen=True)
-class Request:
+class TranscriptionRequest:
     """Audio, model and output folder of a transcription."""
 
     inputs: tuple[str, ...]
@@ -121,7 +121,7 @@ class _Loose:
         return ids
 
 
-def prepare(request: Request) -> "LoadedConfig":
+def prepare(request: TranscriptionRequest) -> "LoadedConfig":
     """Find the audio and the model, and return the config with which `infer` decodes it.
 
     Writes the list of audio files into the output folder, and nothing else.
@@ -160,7 +160,7 @@ def prepare(request: Request) -> "LoadedConfig":
     return load_config(config, request.overrides, below=DEFAULTS, above=above)
 
 
-def _check_times(request: Request, model: Mapping[str, Any]) -> None:
+def _check_times(request: TranscriptionRequest, model: Mapping[str, Any]) -> None:
     timed = [name for name in request.formats if name in _TIMED]
     has_times = model["model"].get("word_times") or "from_packed" in model["model"]["_target_"]
     if timed and not has_times:
@@ -188,7 +188,7 @@ def _entry(test_set: TestSet, model: Mapping[str, Any]) -> dict[str, Any]:
     return {"name": test_set.name, "data_src": test_set.source, "data_src_args": arguments}
 
 
-def find_audio(request: Request) -> list[TestSet]:
+def find_audio(request: TranscriptionRequest) -> list[TestSet]:
     """Return the test sets that the inputs make; loose files are listed in one of them.
 
     Raises:
@@ -263,7 +263,10 @@ def _check_audio(path: Path) -> None:
 
 
 def _write_list(
-    path: Path, rows: Iterable[dict[str, str]], references: Mapping[str, str], request: Request
+    path: Path,
+    rows: Iterable[dict[str, str]],
+    references: Mapping[str, str],
+    request: TranscriptionRequest,
 ) -> None:
     """Write the list of loose files; one that says the same already is left alone."""
     listed = list(rows)

@@ -19,7 +19,7 @@ from espnet3.commands import recipe_command
 from espnet3.errors import IncompleteRunError
 from espnet3.io.atomic import write_text
 from espnet3.systems.base.reporting.charts import draw_curves, make_timeline
-from espnet3.systems.base.reporting.gather import Report, TestSetReport, gather
+from espnet3.systems.base.reporting.gather import ReportFacts, TestSetReport, gather
 from espnet3.systems.base.reporting.scores import DASH, Score
 from espnet3.systems.base.reporting.worst import find_worst
 from espnet3.systems.base.stages import Skipped
@@ -113,7 +113,7 @@ NOTHING = DASH
 """What a table has where there is no number."""
 
 
-def render(report: Report) -> str:
+def render(report: ReportFacts) -> str:
     """Return the page; all texts that come from data or configs are escaped."""
     from jinja2 import Environment, StrictUndefined
     from markupsafe import Markup
@@ -159,12 +159,12 @@ def _digest(text: str) -> str:
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
-def _title(report: Report) -> str:
+def _title(report: ReportFacts) -> str:
     recipe = "/".join(report.recipe_dir.absolute().parts[-2:])
     return f"{recipe} · {report.exp_dir.name}"
 
 
-def _content(report: Report) -> dict[str, Any]:
+def _content(report: ReportFacts) -> dict[str, Any]:
     records = [stage.record for stage in report.stages]
     last: Mapping[str, Any] = records[-1] if records else {}
     return {
@@ -206,7 +206,7 @@ def _card(test_set: TestSetReport) -> dict[str, Any]:
     }
 
 
-def _other_tables(report: Report) -> list[dict[str, Any]]:
+def _other_tables(report: ReportFacts) -> list[dict[str, Any]]:
     """Return a table for each metric that is no error rate."""
     tables: dict[str, list[Any]] = {}
     for test_set in report.test_sets:
@@ -254,7 +254,7 @@ def _failures(test_set: TestSetReport, folder: Path) -> dict[str, Any]:
     }
 
 
-def _configs(report: Report) -> list[tuple[str, str]]:
+def _configs(report: ReportFacts) -> list[tuple[str, str]]:
     """Return the configs of the main stages, as they were when these last ran."""
     found = []
     for stage in _CONFIGS:
@@ -270,7 +270,7 @@ def _largest_rate(groups: Sequence[Any]) -> float:
     return max((group.rate or 0.0 for group in groups), default=0.0) or 1.0
 
 
-def format_summary(report: Report) -> str:
+def format_summary(report: ReportFacts) -> str:
     """Return the tables as plain text of at most 100 columns, for a terminal or a log file."""
     parts: list[RenderableType] = []
     if any(test_set.scores or test_set.run for test_set in report.test_sets):
@@ -295,7 +295,7 @@ def _table(*titles: str) -> Table:
     return table
 
 
-def _scores(report: Report) -> Table:
+def _scores(report: ReportFacts) -> Table:
     metrics = list(dict.fromkeys(s.metric for t in report.test_sets for s in t.scores))
     rates = {s.metric for t in report.test_sets for s in t.scores if s.is_error_rate}
     titles = [f"{metric} %" if metric in rates else metric for metric in metrics]
@@ -324,7 +324,7 @@ def _named_number(score: Score, key: str) -> str:
     return f"{key} {number(score.scalars[key])}{shown}"
 
 
-def _training(report: Report) -> str:
+def _training(report: ReportFacts) -> str:
     learning = report.learning
     assert learning is not None
     speed = (
@@ -335,7 +335,7 @@ def _training(report: Report) -> str:
     return f"\nTraining: {speed}, {learning.n_steps:,} steps, {learning.n_epochs} epochs\n"
 
 
-def _minutes(report: Report) -> Table:
+def _minutes(report: ReportFacts) -> Table:
     table = _table("Stage", "Minutes")
     for stage in report.stages:
         table.add_row(stage.name, minutes(stage.seconds))

@@ -43,7 +43,7 @@ Goal = Literal["min", "max"]
 
 
 @dataclass(frozen=True)
-class Criterion:
+class SweepCriterion:
     """The number by which the values of a sweep are compared."""
 
     test_set: str
@@ -83,7 +83,7 @@ def _numbers(values: Mapping[str, Any]) -> list[str]:
     return [key for key, value in values.items() if isinstance(value, int | float)]
 
 
-def choose(text: str, goal: str | None, metrics: "Sequence[PreparedMetric]") -> Criterion:
+def choose(text: str, goal: str | None, metrics: "Sequence[PreparedMetric]") -> SweepCriterion:
     """Return what `SET/METRIC`, or `SET/METRIC.NUMBER`, stands for.
 
     Args:
@@ -122,7 +122,7 @@ def choose(text: str, goal: str | None, metrics: "Sequence[PreparedMetric]") -> 
             "error rate.",
             fix=f"Write: --best {text} max, or: --best {text} min",
         )
-    return Criterion(test_set, found.name, number, "max" if goal == "max" else "min")
+    return SweepCriterion(test_set, found.name, number, "max" if goal == "max" else "min")
 
 
 Values = Mapping[str, Any]
@@ -194,7 +194,7 @@ class Sweep:
     """Decodes and scores one set with each choice of values, and finds the best."""
 
     points: Sequence[Point]
-    criterion: Criterion
+    criterion: SweepCriterion
     folder: Path
     """Where the table goes."""
     best: Point | None = field(default=None, init=False)

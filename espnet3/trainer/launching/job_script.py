@@ -237,7 +237,7 @@ _KEYS = {
 
 
 @dataclass(frozen=True)
-class Job:
+class TrainingJob:
     """A training job, as its script describes it; all paths are absolute."""
 
     config: LaunchConfig
@@ -315,7 +315,7 @@ class Job:
         return self.scheduler.submit_line(shlex.quote(self.script))
 
 
-def render(job: Job) -> str:
+def render(job: TrainingJob) -> str:
     """Return the text of the script.
 
     Raises:
@@ -334,7 +334,7 @@ def render(job: Job) -> str:
     return "\n\n".join("\n".join(part) for part in parts if part) + "\n"
 
 
-def directive_lines(job: Job) -> list[str]:
+def directive_lines(job: TrainingJob) -> list[str]:
     """Return the options of a job; what `launch.directives` has as well is taken from there.
 
     Raises:
@@ -361,7 +361,7 @@ def directive_lines(job: Job) -> list[str]:
     return header.lines
 
 
-def _refuse_repeated(job: Job) -> None:
+def _refuse_repeated(job: TrainingJob) -> None:
     for line in job.config.directives:
         for name in option_names(job.scheduler, line):
             if name in job.scheduler.fixed:
@@ -377,7 +377,7 @@ def _warn_once(note: str) -> None:
     logger.warning("%s", note)
 
 
-def _head(job: Job) -> list[str]:
+def _head(job: TrainingJob) -> list[str]:
     submit = job.submit_line
     return [
         f"# Written by espnet3 launch; to submit it again: {_LINE_ENDS.sub(' ', submit)}",
@@ -391,7 +391,7 @@ def _head(job: Job) -> list[str]:
     ]
 
 
-def _rank_role(job: Job) -> list[str]:
+def _rank_role(job: TrainingJob) -> list[str]:
     run = '"$python" run.py --stages train "${arguments[@]}"'
     if _has_timer(job):
         run = f'timeout --foreground --preserve-status --signal=USR1 "$left" {run}'
@@ -415,7 +415,7 @@ def _time_left() -> Iterator[str]:
     yield '  [ "$left" -gt 0 ] || left=1'
 
 
-def _set_up(job: Job) -> list[str]:
+def _set_up(job: TrainingJob) -> list[str]:
     variables: dict[str, object] = {
         "OMP_NUM_THREADS": job.n_threads,
         "PYTHONUNBUFFERED": 1,
@@ -430,7 +430,7 @@ def _set_up(job: Job) -> list[str]:
     ]
 
 
-def _node_role(job: Job) -> list[str]:
+def _node_role(job: TrainingJob) -> list[str]:
     if not job.config.uses_torchrun or job.is_single:
         return []
     rendezvous = ["--standalone"]
@@ -447,7 +447,7 @@ def _node_role(job: Job) -> list[str]:
     ]
 
 
-def _main(job: Job) -> list[str]:
+def _main(job: TrainingJob) -> list[str]:
     position = job.stages.index("train")
     alone = 'alone() { "$python" run.py --stages "$1" "${arguments[@]}" || exit; }'
     return [
@@ -460,13 +460,13 @@ def _main(job: Job) -> list[str]:
     ]
 
 
-def _run_by_scheduler(job: Job) -> Iterator[str]:
+def _run_by_scheduler(job: TrainingJob) -> Iterator[str]:
     role = "node" if job.config.uses_torchrun and not job.is_single else "rank"
     yield from job.scheduler.start_lines(job.request, role)
     yield "code=$?"
 
 
-def _run(job: Job) -> Iterator[str]:
+def _run(job: TrainingJob) -> Iterator[str]:
     if _has_timer(job):
         seconds = (job.config.seconds or 0) - job.config.signal_seconds
         yield f"export ESPNET3_SIGNAL_AT=$(($(date +%s) + {seconds}))"
@@ -478,7 +478,7 @@ def _run(job: Job) -> Iterator[str]:
     yield "code=$?"
 
 
-def _run_on_nodes(job: Job) -> Iterator[str]:
+def _run_on_nodes(job: TrainingJob) -> Iterator[str]:
     scheduler = job.scheduler
     yield f"mapfile -t hosts < <({scheduler.hosts})"
     yield f'if [ "${{#hosts[@]}}" != {job.n_nodes} ]; then'
@@ -506,7 +506,7 @@ def _run_on_nodes(job: Job) -> Iterator[str]:
     yield "done"
 
 
-def _restart(job: Job) -> list[str]:
+def _restart(job: TrainingJob) -> list[str]:
     submit = job.submit_line
     limit = job.config.max_restarts
     return [
@@ -525,7 +525,7 @@ def _restart(job: Job) -> list[str]:
     ]
 
 
-def _queue_again(job: Job) -> Iterator[str]:
+def _queue_again(job: TrainingJob) -> Iterator[str]:
     if (code := job.scheduler.requeue_code) is not None:
         yield f"exit {code} # {job.scheduler.title} then queues it again"
         return
@@ -544,7 +544,7 @@ def _enough(limit: int, submit: str) -> str:
     )
 
 
-def _rest(job: Job) -> list[str]:
+def _rest(job: TrainingJob) -> list[str]:
     position = job.stages.index("train")
     after = [f"alone {_quoted(stage)}" for stage in job.stages[position + 1 :]]
     if not after:
@@ -552,7 +552,7 @@ def _rest(job: Job) -> list[str]:
     return ['[ "$code" = 0 ] || exit "$code"', *after]
 
 
-def _has_timer(job: Job) -> bool:
+def _has_timer(job: TrainingJob) -> bool:
     """Tell whether the script has to send the signal, in place of the scheduler."""
     return not job.scheduler.sends_signal and job.config.seconds is not None
 

@@ -17,7 +17,12 @@ from espnet3.io.atomic import folder_trouble
 from espnet3.schedulers import UnansweredError
 from espnet3.trainer.config import n_loader_workers
 from espnet3.trainer.launching.devices import read_devices, read_nodes
-from espnet3.trainer.launching.job_script import Job, LaunchConfig, load_launch_config, render
+from espnet3.trainer.launching.job_script import (
+    LaunchConfig,
+    TrainingJob,
+    load_launch_config,
+    render,
+)
 from espnet3.trainer.trainer_block import trainer_block
 
 if TYPE_CHECKING:
@@ -44,7 +49,7 @@ def plan_job(
     recipe_dir: str | Path,
     stages: tuple[str, ...] = ("train",),
     python: str = sys.executable,
-) -> Job:
+) -> TrainingJob:
     """Return the job that trains what a config describes; nothing is written.
 
     Args:
@@ -63,7 +68,7 @@ def plan_job(
     exp_dir = Path(os.path.abspath(os.path.join(recipe_dir, str(loaded.config.exp_dir))))
     script = exp_dir / "launch" / f"{time.strftime('%Y%m%d-%H%M%S')}.sh"
     log_dir = os.path.join(recipe_dir, config.log_dir) if config.log_dir else script.parent
-    job = Job(
+    job = TrainingJob(
         config=config,
         name=config.job_name or exp_dir.name,
         n_nodes=read_nodes(block),
@@ -120,7 +125,7 @@ def _gpus(block: Mapping[str, Any], config: LaunchConfig, n_processes: int) -> i
     return config.gpus
 
 
-def _check_paths(job: Job) -> None:
+def _check_paths(job: TrainingJob) -> None:
     if not Path(job.recipe_dir, "run.py").is_file():
         raise ConfigError(f"{job.recipe_dir} has no run.py.", fix="Name a config of a recipe")
     is_remote = not job.scheduler.starts_processes and job.n_nodes > 1
@@ -139,7 +144,7 @@ def _check_paths(job: Job) -> None:
         )
 
 
-def write_script(job: Job) -> Job:
+def write_script(job: TrainingJob) -> TrainingJob:
     """Write the script, which only its owner may read: the environment may hold secrets.
 
     Returns:
@@ -169,7 +174,7 @@ def write_script(job: Job) -> Job:
     raise AssertionError("the numbers are endless")
 
 
-def _numbered(job: Job) -> Iterator[Job]:
+def _numbered(job: TrainingJob) -> Iterator[TrainingJob]:
     yield job
     number = 2
     while True:
@@ -182,7 +187,7 @@ def _numbered(job: Job) -> Iterator[Job]:
         number += 1
 
 
-def submit(job: Job) -> str:
+def submit(job: TrainingJob) -> str:
     """Submit a written script.
 
     Returns:
@@ -216,7 +221,7 @@ def submit(job: Job) -> str:
         ) from error
 
 
-def follow(job: Job, job_id: str) -> Follow:
+def follow(job: TrainingJob, job_id: str) -> Follow:
     """Return the lines to type to look after a submitted job."""
     scheduler = job.scheduler
     tail = f"tail -F {shlex.quote(job.log)}"

@@ -29,7 +29,7 @@ FILE_NAME = "history.jsonl"
 
 
 @dataclass(frozen=True)
-class Entry:
+class HistoryEntry:
     """A line of the history."""
 
     step: int
@@ -51,7 +51,7 @@ def _plain(value: float) -> float | None:
     return float(f"{value:.7g}") if math.isfinite(value) else None
 
 
-def read_history(path: StrPath) -> list[Entry]:
+def read_history(path: StrPath) -> list[HistoryEntry]:
     """Read a history, or `exp_dir/history.jsonl`; a file that is not there is empty.
 
     Lines that a kill left unfinished are skipped: a plot is not worth an error.
@@ -65,17 +65,17 @@ def read_history(path: StrPath) -> list[Entry]:
         return [entry for entry in map(_parse, lines) if entry is not None]
 
 
-def _parse(line: str) -> Entry | None:
+def _parse(line: str) -> HistoryEntry | None:
     try:
         record = json.loads(line)
         values = {str(k): math.nan if v is None else float(v) for k, v in record["values"].items()}
         step, epoch, batch = (int(record[key]) for key in ("step", "epoch", "batch"))
-        return Entry(step, epoch, float(record["time"]), values, batch)
+        return HistoryEntry(step, epoch, float(record["time"]), values, batch)
     except (ValueError, TypeError, KeyError, AttributeError):
         return None
 
 
-def series(history: Iterable[Entry], name: str) -> tuple[list[int], list[float]]:
+def series(history: Iterable[HistoryEntry], name: str) -> tuple[list[int], list[float]]:
     """Return the steps and values of a metric; of a step that comes twice, the last.
 
     Example:
@@ -86,7 +86,7 @@ def series(history: Iterable[Entry], name: str) -> tuple[list[int], list[float]]
     return list(values), list(values.values())
 
 
-def names(history: Iterable[Entry]) -> list[str]:
+def names(history: Iterable[HistoryEntry]) -> list[str]:
     """Return the names of all metrics, in the order in which they first came."""
     return list(dict[str, Any].fromkeys(name for entry in history for name in entry.values))
 
@@ -129,7 +129,7 @@ def plot_curves(exp_dir: StrPath) -> Path | None:
     return path
 
 
-def panels_of(history: Sequence[Entry]) -> list[Panel]:
+def panels_of(history: Sequence[HistoryEntry]) -> list[Panel]:
     """Choose what is drawn: losses, then other metrics, learning rate, gradients and speed."""
     found = names(history)
     panels = dict[str, Panel]()
@@ -168,7 +168,7 @@ def _only(found: Sequence[str], name: str, label: str = "") -> dict[str, str]:
     return {label: f"perf/{name}"} if f"perf/{name}" in found else {}
 
 
-def _draw(history: Sequence[Entry], title: str) -> "Figure | None":
+def _draw(history: Sequence[HistoryEntry], title: str) -> "Figure | None":
     panels = panels_of(history)
     if not panels:
         return None
@@ -203,13 +203,13 @@ def _rows(panels: Sequence[Panel]) -> list[list[Panel]]:
     return [row for row in rows if row]
 
 
-def _heading(history: Sequence[Entry], title: str) -> str:
+def _heading(history: Sequence[HistoryEntry], title: str) -> str:
     last = max(history, key=lambda entry: entry.step)
     done = f"{count(last.step, 'step')}, {count(last.epoch, 'epoch')}"
     return f"{_plain_text(title)}  ({done})" if title else done
 
 
-def _draw_panel(axes: "Axes", panel: Panel, history: Sequence[Entry]) -> None:
+def _draw_panel(axes: "Axes", panel: Panel, history: Sequence[HistoryEntry]) -> None:
     others = itertools.cycle(_OTHERS)
     for label, name in panel.lines.items():
         color = {"train": _TRAIN, "valid": _VALID}.get(label) or next(others)

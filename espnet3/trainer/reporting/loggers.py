@@ -19,7 +19,7 @@ from espnet3.config.targets import RESERVED, BadTarget, locate, package_of
 from espnet3.errors import ConfigError, MissingExtraError, suggest
 from espnet3.io.atomic import StrPath, write_text
 from espnet3.trainer.lightning_internals import logged_step
-from espnet3.trainer.reporting.history import FILE_NAME, Entry, read_history
+from espnet3.trainer.reporting.history import FILE_NAME, HistoryEntry, read_history
 
 logger = logging.getLogger(__name__)
 
@@ -271,7 +271,7 @@ class History(Callback):
             return
         trainer = self._trainer
         step, epoch, now = trainer.global_step, trainer.current_epoch + 1, round(time(), 3)
-        entry = Entry(step, epoch, now, values, _n_batches(trainer))
+        entry = HistoryEntry(step, epoch, now, values, _n_batches(trainer))
         try:
             self._file.write(entry.to_line() + "\n")
             # A killed training must not take its last points along.

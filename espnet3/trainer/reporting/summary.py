@@ -185,7 +185,7 @@ class _StartupCallback(Callback):
 
 
 @dataclass
-class Window:
+class LogWindow:
     """Sums over the batches since the last log point; what a loader does not report becomes NaN."""
 
     n_batches: int = 0
@@ -224,11 +224,11 @@ class ThroughputMonitor(Callback):
     """
 
     def __init__(self) -> None:
-        self._window = Window()
+        self._window = LogWindow()
         self._mark = 0.0
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._window = Window()
+        self._window = LogWindow()
         self._mark = perf_counter()
         _log_each_epoch(trainer)
 
@@ -249,7 +249,7 @@ class ThroughputMonitor(Callback):
         if is_log_point(trainer):
             values = {**_speed(trainer, self._window), **_optimizer_values(trainer, pl_module)}
             pl_module.log_dict(values, on_step=True, on_epoch=False)
-            self._window = Window()
+            self._window = LogWindow()
 
 
 def _log_each_epoch(trainer: Trainer) -> None:
@@ -283,7 +283,7 @@ def _leaves(batch: Any) -> Iterator[Any]:
         yield batch
 
 
-def _speed(trainer: Trainer, window: Window) -> dict[str, float]:
+def _speed(trainer: Trainer, window: LogWindow) -> dict[str, float]:
     ranks = _of_all_ranks(trainer, [*window.to_list(), _memory_gb(trainer)])
     elapsed, wait, n_samples, seconds, padded = (sum(r[i] for r in ranks) for i in range(5))
     # Ranks go in step, so the time of one is that of all.

@@ -14,7 +14,7 @@ from markupsafe import Markup, escape
 
 from espnet3.systems.base.reporting.gather import ShardSpan
 from espnet3.text import amount, count, value_text
-from espnet3.trainer.reporting.history import Entry, Panel, panels_of, series, thin_out
+from espnet3.trainer.reporting.history import HistoryEntry, Panel, panels_of, series, thin_out
 
 _WIDTH, _HEIGHT = 340.0, 184.0
 _LEFT, _RIGHT, _TOP, _BOTTOM = 46.0, 8.0, 10.0, 22.0
@@ -50,14 +50,14 @@ class Chart:
     is_log: bool
 
 
-def draw_curves(history: Sequence[Entry]) -> list[Chart]:
+def draw_curves(history: Sequence[HistoryEntry]) -> list[Chart]:
     """Draw what was logged in a training, the losses first."""
     last_step = max((entry.step for entry in history), default=0)
     charts = [_draw(panel, history, max(1, last_step)) for panel in panels_of(history)]
     return [chart for chart in charts if chart is not None]
 
 
-def _draw(panel: Panel, history: Sequence[Entry], last_step: int) -> Chart | None:
+def _draw(panel: Panel, history: Sequence[HistoryEntry], last_step: int) -> Chart | None:
     lines = [line for line in _lines(panel, history) if len(line.x)]
     if not lines:
         return None
@@ -76,7 +76,7 @@ def _draw(panel: Panel, history: Sequence[Entry], last_step: int) -> Chart | Non
     return Chart(panel.title, Markup(svg), legend, is_log)
 
 
-def _lines(panel: Panel, history: Sequence[Entry]) -> list[Line]:
+def _lines(panel: Panel, history: Sequence[HistoryEntry]) -> list[Line]:
     lines = []
     others = 0
     for label, name in panel.lines.items():

@@ -51,7 +51,7 @@ class NoClip(Exception):
 
 
 @dataclass(frozen=True)
-class Clip:
+class EmbeddedAudio:
     """Audio as the text of a `data:` address."""
 
     address: str
@@ -66,7 +66,7 @@ class ClipMaker:
     n_bytes: int = field(default=0, init=False)
     """What the clips so far add to the page."""
 
-    def make(self, sample: Any, seconds: float | None) -> Clip:
+    def make(self, sample: Any, seconds: float | None) -> EmbeddedAudio:
         """Encode the audio of a sample: as WAV of 16 bits, or if that is long, as MP3.
 
         Browsers play both. They do not all play FLAC: Chromium fails to seek in short files.
@@ -95,7 +95,7 @@ class ClipMaker:
                 "{audio_megabytes: 20}"
             )
         self.n_bytes += len(address)
-        return Clip(address, len(samples) / rate)
+        return EmbeddedAudio(address, len(samples) / rate)
 
     def _rate(self, sample: Mapping[str, Any], n_samples: int, seconds: float | None) -> int:
         known = self.config.sample_rate or sample.get("sample_rate")

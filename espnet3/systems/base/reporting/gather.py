@@ -28,8 +28,8 @@ from espnet3.systems.base.reporting.clips import (
     open_data,
 )
 from espnet3.systems.base.reporting.scores import (
-    Group,
     Score,
+    UtteranceGroup,
     Utterances,
     by_seconds,
     by_units,
@@ -40,7 +40,7 @@ from espnet3.systems.base.reporting.scores import (
 )
 from espnet3.systems.base.results_table import stale_inputs
 from espnet3.systems.base.stages import Stage, stages_of
-from espnet3.trainer.reporting.history import Entry, read_history
+from espnet3.trainer.reporting.history import HistoryEntry, read_history
 
 if TYPE_CHECKING:
     from espnet3.systems.base.system import BaseSystem
@@ -54,7 +54,7 @@ _MOST_GROUPS = 100
 class Learning:
     """The history of a training, and means over it; None where nothing was logged."""
 
-    history: list[Entry]
+    history: list[HistoryEntry]
     n_steps: int
     n_epochs: int
     audio_per_second: float | None
@@ -137,7 +137,7 @@ class Breakdown:
     metric: str
     by: str
     unit: str
-    groups: list[Group]
+    groups: list[UtteranceGroup]
     n_hidden: int
     is_ordered: bool
     """The order says something, as that of lengths does."""
@@ -161,7 +161,7 @@ class TestSetReport:
 
 
 @dataclass(frozen=True)
-class Report:
+class ReportFacts:
     """All facts, before they are laid out."""
 
     inference_dir: Path
@@ -180,7 +180,7 @@ class Report:
         return not self.learning and not any(t.scores or t.run for t in self.test_sets)
 
 
-def gather(system: "BaseSystem") -> Report:
+def gather(system: "BaseSystem") -> ReportFacts:
     """Read the files of an experiment and its results; only a damaged one is an error."""
     loaded = system.config_for("report")
     inference_dir, exp_dir = Path(str(loaded.config["inference_dir"])), system.exp_dir
@@ -194,7 +194,9 @@ def gather(system: "BaseSystem") -> Report:
     test_sets = [_gather_test_set(system, inference_dir, name, scores) for name in names]
     learning = read_learning(exp_dir)
     stages = read_stage_times(exp_dir, stages_of(type(system)))
-    report = Report(inference_dir, exp_dir, system.recipe_dir, config, test_sets, learning, stages)
+    report = ReportFacts(
+        inference_dir, exp_dir, system.recipe_dir, config, test_sets, learning, stages
+    )
     report.notes.extend(_notes(report))
     if others:
         report.notes.append(f"{inference_dir}: {also_found(others)}")
@@ -287,7 +289,7 @@ def _breakdowns(
     return found
 
 
-def _notes(report: Report) -> list[str]:
+def _notes(report: ReportFacts) -> list[str]:
     notes = []
     path = metrics_path(report.inference_dir)
     if not report.test_sets:
@@ -368,12 +370,12 @@ def read_learning(exp_dir: Path) -> Learning | None:
     )
 
 
-def _values(history: Sequence[Entry], name: str) -> Iterator[float]:
+def _values(history: Sequence[HistoryEntry], name: str) -> Iterator[float]:
     found = (entry.values.get(name, math.nan) for entry in history)
     return (value for value in found if math.isfinite(value))
 
 
-def _mean(history: Sequence[Entry], name: str) -> float | None:
+def _mean(history: Sequence[HistoryEntry], name: str) -> float | None:
     """Return a mean over time: log points stand for unequally many batches of unequal length."""
     total = weights = 0.0
     last_batch = 0

@@ -123,7 +123,7 @@ class Utterances:
 
 
 @dataclass(frozen=True)
-class Group:
+class UtteranceGroup:
     """A part of a test set, such as the utterances of one speaker."""
 
     label: str
@@ -148,7 +148,7 @@ def read_utterances(path: Path) -> Utterances | None:
     return Utterances(ids, np.array(rows, dtype=np.int64).reshape(len(rows), len(_KINDS)))
 
 
-def by_units(counts: Counts) -> list[Group]:
+def by_units(counts: Counts) -> list[UtteranceGroup]:
     """Break down by the length of the reference: each length, or ranges with as many each."""
     lengths = n_units(counts)
     found = np.unique(lengths)
@@ -163,7 +163,7 @@ def by_units(counts: Counts) -> list[Group]:
     return _grouped(counts, lengths, starts, labels.__getitem__)
 
 
-def by_seconds(counts: Counts, seconds: NDArray[np.float64]) -> list[Group]:
+def by_seconds(counts: Counts, seconds: NDArray[np.float64]) -> list[UtteranceGroup]:
     """Break down by duration: ranges of one round width, and the rest."""
     if not len(seconds):
         return []
@@ -185,7 +185,7 @@ def _grouped(
     values: NDArray[np.int64] | NDArray[np.float64],
     starts: Sequence[float],
     label: Callable[[int], str],
-) -> list[Group]:
+) -> list[UtteranceGroup]:
     members = np.searchsorted(np.asarray(starts), values, side="right") - 1
     errors, units = n_errors(counts), n_units(counts)
     return [
@@ -195,12 +195,12 @@ def _grouped(
     ]
 
 
-def _group(label: str, errors: Counts, units: Counts) -> Group:
+def _group(label: str, errors: Counts, units: Counts) -> UtteranceGroup:
     total = int(units.sum())
-    return Group(label, percentage(int(errors.sum()), total), len(errors), total)
+    return UtteranceGroup(label, percentage(int(errors.sum()), total), len(errors), total)
 
 
-def read_groups(path: Path) -> list[Group]:
+def read_groups(path: Path) -> list[UtteranceGroup]:
     """Read a table `<metric>.by_<field>.tsv`; lines of another form are passed over."""
     with path.open(encoding="utf-8") as lines:
         titles = next(lines, "").rstrip("\n").split("\t")
@@ -208,11 +208,11 @@ def read_groups(path: Path) -> list[Group]:
     return list(_parsed(titles, rows))
 
 
-def _parsed(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterable[Group]:
+def _parsed(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterable[UtteranceGroup]:
     for row in rows:
         cells = dict(zip(titles[1:], row[1:], strict=False))
         try:
             rate = float(cells["rate"]) if cells["rate"] else None
-            yield Group(row[0], rate, int(cells["n_utterances"]), int(cells["n_units"]))
+            yield UtteranceGroup(row[0], rate, int(cells["n_utterances"]), int(cells["n_units"]))
         except (KeyError, ValueError):
             continue

@@ -12,8 +12,8 @@ from espnet3.components.metrics.error_rate import align, n_errors, n_units, perc
 from espnet3.components.metrics.text_cleaning import TextCleaner
 from espnet3.errors import RecordError
 from espnet3.io.scp import read_scp
-from espnet3.systems.base.reporting.clips import Clip, ClipMaker, NoClip
-from espnet3.systems.base.reporting.gather import Report, TestSetReport
+from espnet3.systems.base.reporting.clips import ClipMaker, EmbeddedAudio, NoClip
+from espnet3.systems.base.reporting.gather import ReportFacts, TestSetReport
 from espnet3.systems.base.reporting.scores import Score
 
 _MOST_UNITS = 2000
@@ -55,7 +55,7 @@ class WorstUtterance:
     alignment: Alignment
     reference: str
     hypothesis: str
-    clip: Clip | None
+    clip: EmbeddedAudio | None
     no_clip: str
     """Why it cannot be heard."""
 
@@ -75,7 +75,7 @@ class WorstOfTestSet:
     """Why there is nothing to show."""
 
 
-def find_worst(report: Report) -> list[WorstOfTestSet]:
+def find_worst(report: ReportFacts) -> list[WorstOfTestSet]:
     """Return the worst of each test set, in equal shares of `n_worst`."""
     chosen = [t for t in report.test_sets if t.main is not None and t.utterances is not None]
     if not chosen or not report.config.n_worst:
@@ -87,7 +87,7 @@ def find_worst(report: Report) -> list[WorstOfTestSet]:
 
 
 def _of_test_set(
-    test_set: TestSetReport, report: Report, clips: ClipMaker, n_each: int
+    test_set: TestSetReport, report: ReportFacts, clips: ClipMaker, n_each: int
 ) -> WorstOfTestSet:
     main, utterances = test_set.main, test_set.utterances
     assert main is not None
@@ -126,7 +126,7 @@ def _confusions(aligner: "Aligner", texts: Iterable[tuple[str, str]]) -> list[tu
     return ranked[:_MOST_CONFUSIONS]
 
 
-def _clip(test_set: TestSetReport, id: str, clips: ClipMaker) -> tuple[Clip | None, str]:
+def _clip(test_set: TestSetReport, id: str, clips: ClipMaker) -> tuple[EmbeddedAudio | None, str]:
     if not clips.config.audio_megabytes:
         return None, ""
     if test_set.data is None:

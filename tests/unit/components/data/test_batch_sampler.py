@@ -8,7 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from espnet3.components.data.batch_sampler import EpochSampler
-from espnet3.components.data.batching import CountBatches, Part
+from espnet3.components.data.batching import CountBatches, DatasetPart
 from espnet3.errors import ConfigError
 
 
@@ -29,7 +29,7 @@ def setter(monkeypatch):
 
 def sampler(n=103, size=4, **more):
     inputs = {"n_items": n, "seed": 1, **more.pop("inputs", {})}
-    plan = CountBatches([Part(np.arange(n))], size, n_items=n, seed=1)
+    plan = CountBatches([DatasetPart(np.arange(n))], size, n_items=n, seed=1)
     return EpochSampler(plan, inputs, **more)
 
 

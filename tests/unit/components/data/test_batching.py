@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from espnet3.components.data.batching import CountBatches, LengthBatches, Part, in_steps
+from espnet3.components.data.batching import CountBatches, DatasetPart, LengthBatches, in_steps
 
 
 def speech_like(n, seed=0):
@@ -16,12 +16,12 @@ def speech_like(n, seed=0):
 
 def by_length(lengths, parts=None, **settings):
     settings = {"budget": 100.0, "max_padding": 0.08, "seed": 1, **settings}
-    return LengthBatches(parts or [Part(np.arange(len(lengths)))], lengths, **settings)
+    return LengthBatches(parts or [DatasetPart(np.arange(len(lengths)))], lengths, **settings)
 
 
 def by_count(n, size, parts=None, **settings):
     settings = {"n_items": n, "seed": 1, **settings}
-    return CountBatches(parts or [Part(np.arange(n))], size, **settings)
+    return CountBatches(parts or [DatasetPart(np.arange(n))], size, **settings)
 
 
 def as_lists(batches):
@@ -82,7 +82,7 @@ def test_every_batch_keeps_to_budget_and_padding(lengths, budget, max_padding, m
 def test_fields_padded_each_for_itself_keep_to_the_budget(sizes, room, weight, n_ranks):
     fields = np.array(sizes, dtype=float).T
     n_items, budget = len(sizes), max(fields.sum(axis=0).max() * room, 1.0)
-    parts = [Part(np.arange(n_items), weight)]
+    parts = [DatasetPart(np.arange(n_items), weight)]
     plan = by_length(fields, parts, budget=budget, max_padding=0.5)
     batches = plan.batches(0)
     n_samples = sum(map(len, batches))
@@ -138,7 +138,7 @@ def test_ranks_get_batches_of_similar_cost(n_ranks):
 
 def test_weights_keep_budget_padding_and_the_number_of_batches():
     lengths = speech_like(1000)
-    parts = [Part(np.arange(400), 2.0), Part(np.arange(400, 1000), 0.3)]
+    parts = [DatasetPart(np.arange(400), 2.0), DatasetPart(np.arange(400, 1000), 0.3)]
     plan = by_length(lengths, parts)
     for epoch in range(3):
         batches = plan.batches(epoch)

@@ -3,11 +3,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from espnet3.components.data.batching import Part, find_slots, tickets_of
+from espnet3.components.data.batching import DatasetPart, find_slots, tickets_of
 
 
 def tickets(weight, n_items, epoch, seed=0):
-    slots = find_slots([Part(np.arange(n_items), weight)], seed)
+    slots = find_slots([DatasetPart(np.arange(n_items), weight)], seed)
     found = slots.tickets(epoch, n_items)
     assert len(found) == len(slots)
     return found.tolist()
@@ -50,7 +50,9 @@ def test_over_some_epochs_no_item_is_forgotten(weight):
 
 def test_neighbours_take_turns_so_that_lengths_stay_alike():
     lengths = np.linspace(30, 1, 100)
-    slots = find_slots([Part(np.arange(60), 0.5), Part(np.arange(60, 100), 1.0)], seed=0)
+    slots = find_slots(
+        [DatasetPart(np.arange(60), 0.5), DatasetPart(np.arange(60, 100), 1.0)], seed=0
+    )
     longest, shortest = slots.bounds(lengths)
     for epoch in range(3):
         found = lengths[slots.tickets(epoch, 100)]

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from espnet3.parallel.checkup.probe import Request, Written, look
-from espnet3.parallel.checkup.submit import Trial, judge, submit_probe
+from espnet3.parallel.checkup.probe import ProbeRequest, Written, look
+from espnet3.parallel.checkup.submit import ProbeJob, judge, submit_probe
 from espnet3.parallel.config import ParallelConfig
 
 LOCAL = ParallelConfig(env="local")
@@ -23,7 +23,7 @@ def levels(findings):
 def test_a_worker_of_this_machine_reports_all_that_is_right(awkward):
     (awkward / "exp").mkdir()
     folders = {"exp_dir": awkward / "exp" / "new", "log_directory": awkward}
-    trial = Trial(LOCAL, folders, targets=[("model._target_", "fractions.Fraction")])
+    trial = ProbeJob(LOCAL, folders, targets=[("model._target_", "fractions.Fraction")])
     findings, judged = submit_probe(trial)
     assert set(levels(findings).values()) == {"ok"}, findings
     assert judged == {"exp_dir", "log_directory"}
@@ -32,7 +32,7 @@ def test_a_worker_of_this_machine_reports_all_that_is_right(awkward):
 
 def test_settings_that_are_made_in_one_folder_do_not_collide(tmp_path):
     folders = {"exp_dir": tmp_path / "exp", "log_directory": tmp_path / "logs"}
-    findings, _ = submit_probe(Trial(LOCAL, folders))
+    findings, _ = submit_probe(ProbeJob(LOCAL, folders))
     assert set(levels(findings).values()) == {"ok"}, findings
     assert list(tmp_path.iterdir()) == []
 
@@ -40,7 +40,7 @@ def test_settings_that_are_made_in_one_folder_do_not_collide(tmp_path):
 def test_a_worker_of_dask_reports_as_well(dask_address, tmp_path):
     lines = []
     config = ParallelConfig(env="dask", options={"address": dask_address})
-    findings, _ = submit_probe(Trial(config, {"exp_dir": tmp_path}, tell=lines.append))
+    findings, _ = submit_probe(ProbeJob(config, {"exp_dir": tmp_path}, tell=lines.append))
     assert set(levels(findings).values()) == {"ok"}, findings
     assert dask_address in findings[0].told
     assert "has come" in lines[0]
@@ -48,7 +48,7 @@ def test_a_worker_of_dask_reports_as_well(dask_address, tmp_path):
 
 
 def test_what_cannot_be_imported_is_a_problem(tmp_path):
-    trial = Trial(
+    trial = ProbeJob(
         LOCAL,
         {"exp_dir": tmp_path},
         targets=[("model._target_", "no_such_module.Model")],
@@ -63,7 +63,7 @@ def test_what_cannot_be_imported_is_a_problem(tmp_path):
 
 def test_a_folder_that_vanishes_is_a_problem_and_no_traceback(tmp_path):
     config = ParallelConfig(env="dask", options={"address": "tcp://127.0.0.1:1", "timeout": 1})
-    (finding,), judged = submit_probe(Trial(config, {"exp_dir": tmp_path}))
+    (finding,), judged = submit_probe(ProbeJob(config, {"exp_dir": tmp_path}))
     assert (finding.level, finding.what) == ("problem", "job")
     assert judged == set()
     assert list(tmp_path.iterdir()) == []
@@ -71,7 +71,7 @@ def test_a_folder_that_vanishes_is_a_problem_and_no_traceback(tmp_path):
 
 @pytest.fixture
 def report():
-    here = look(Request(token="t", sys_path=list(sys.path), folders={}))
+    here = look(ProbeRequest(token="t", sys_path=list(sys.path), folders={}))
     return replace(here, host="node1", written={"exp_dir": Written(free=10**12, saw_ours=True)})
 
 

@@ -6,20 +6,26 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
-from espnet3.trainer.reporting.history import FILE_NAME, Entry, panels_of, plot_curves, thin_out
+from espnet3.trainer.reporting.history import (
+    FILE_NAME,
+    HistoryEntry,
+    panels_of,
+    plot_curves,
+    thin_out,
+)
 
 pytestmark = pytest.mark.cold  # elsewhere the axes stay blank, to save time
 PNG = b"\x89PNG\r\n"
 
 
-def entry(step: int, **values: float) -> Entry:
+def entry(step: int, **values: float) -> HistoryEntry:
     names = {name.replace("__", "/"): value for name, value in values.items()}
-    return Entry(step, 1 + step // 10, float(step), names)
+    return HistoryEntry(step, 1 + step // 10, float(step), names)
 
 
-def full(n_points: int) -> list[Entry]:
+def full(n_points: int) -> list[HistoryEntry]:
     rng = np.random.default_rng(0)
-    history = list[Entry]()
+    history = list[HistoryEntry]()
     for step in range(1, n_points + 1):
         history.append(
             entry(

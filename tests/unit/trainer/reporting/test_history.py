@@ -8,14 +8,14 @@ import signal
 import pytest
 from lightning.pytorch.callbacks import ModelCheckpoint
 
-from espnet3.trainer.reporting.history import Entry, names, read_history, series
+from espnet3.trainer.reporting.history import HistoryEntry, names, read_history, series
 from espnet3.trainer.reporting.loggers import History
 from espnet3.trainer.reporting.summary import ThroughputMonitor
 from tests.helpers import clean_process
 from tests.helpers.report_parts import Loader, Module, fit
 
 
-def write(path, *entries: Entry) -> None:
+def write(path, *entries: HistoryEntry) -> None:
     path.write_text("".join(entry.to_line() + "\n" for entry in entries))
 
 
@@ -45,14 +45,14 @@ def test_lines_beyond_the_restored_step_are_dropped(tmp_path):
 
 
 def test_a_run_that_starts_anew_starts_its_history_anew(tmp_path):
-    write(tmp_path / "history.jsonl", Entry(50, 3, 0.0, {"train/loss": 1.0}, batch=50))
+    write(tmp_path / "history.jsonl", HistoryEntry(50, 3, 0.0, {"train/loss": 1.0}, batch=50))
     fit(tmp_path, [History(tmp_path)], max_epochs=1)
     assert [e.step for e in read_history(tmp_path)] == [2, 4, 6, 6]
 
 
 def test_a_torn_line_and_garbage_are_skipped_and_gone_after_a_resume(tmp_path):
     path = tmp_path / "history.jsonl"
-    good = Entry(0, 1, 5.0, {"train/loss": 2.0})
+    good = HistoryEntry(0, 1, 5.0, {"train/loss": 2.0})
     path.write_bytes(
         good.to_line().encode()
         + b'\n\x00\x00\x00\n[1]\n{"step": 1}\n\xff\xfe\n{"step": 0, "epoch": 1, "ti'
@@ -66,7 +66,7 @@ def test_a_torn_line_and_garbage_are_skipped_and_gone_after_a_resume(tmp_path):
 
 def test_a_value_that_is_not_finite_is_null_and_read_as_nan(tmp_path):
     path = tmp_path / "history.jsonl"
-    write(path, Entry(1, 1, 0.0, {"a": math.nan, "b": -math.inf, "c": 0.123456789}))
+    write(path, HistoryEntry(1, 1, 0.0, {"a": math.nan, "b": -math.inf, "c": 0.123456789}))
     assert json.loads(path.read_text())["values"] == {"a": None, "b": None, "c": 0.1234568}
     assert math.isnan(read_history(path)[0].values["a"])
 
@@ -77,7 +77,7 @@ def test_a_missing_history_is_empty(tmp_path):
 
 
 def test_of_a_step_that_comes_twice_the_last_counts():
-    twice = [Entry(1, 1, 0.0, {"a": 2.0}), Entry(1, 1, 1.0, {"a": 3.0, "b": 1.0})]
+    twice = [HistoryEntry(1, 1, 0.0, {"a": 2.0}), HistoryEntry(1, 1, 1.0, {"a": 3.0, "b": 1.0})]
     assert series(twice, "a") == ([1], [3.0])
     assert names(twice) == ["a", "b"]
 

@@ -12,7 +12,7 @@ from espnet3.trainer.reporting import summary
 from espnet3.trainer.reporting.history import read_history, series
 from espnet3.trainer.reporting.loggers import History
 from espnet3.trainer.reporting.progress import TrainingProgress
-from espnet3.trainer.reporting.summary import ThroughputMonitor, Window
+from espnet3.trainer.reporting.summary import LogWindow, ThroughputMonitor
 from tests.helpers import clean_process
 from tests.helpers.report_parts import Info, Loader, Module, fit
 
@@ -105,7 +105,7 @@ def test_an_epoch_shorter_than_the_interval_is_logged_all_the_same(tmp_path, cap
 
 
 def test_unknown_seconds_spoil_only_their_own_window():
-    window = Window()
+    window = LogWindow()
     window.add(1.0, Info(seconds=None, padded_seconds=None), None)
     window.add(1.0, Info(), None)
     assert math.isnan(window.seconds)

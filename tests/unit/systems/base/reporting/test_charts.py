@@ -2,12 +2,12 @@ from xml.etree import ElementTree
 
 from espnet3.systems.base.reporting.charts import draw_curves, make_timeline, round_step
 from espnet3.systems.base.reporting.gather import ShardSpan, read_learning
-from espnet3.trainer.reporting.history import Entry
+from espnet3.trainer.reporting.history import HistoryEntry
 from tests.helpers.report_page_parts import write_history
 
 
 def history(values, name="valid/loss"):
-    return [Entry(i, 1, 0.0, {name: value}, i) for i, value in enumerate(values, 1)]
+    return [HistoryEntry(i, 1, 0.0, {name: value}, i) for i, value in enumerate(values, 1)]
 
 
 def test_charts_are_well_formed_and_described(tmp_path):
@@ -44,8 +44,8 @@ def test_constant_or_unknown_values_do_no_harm():
 
 def test_means_are_over_time(tmp_path):
     entries = [
-        Entry(10, 1, 0.0, {"perf/padding_share": 0.1, "perf/step_seconds": 1.0}, 10),
-        Entry(40, 1, 0.0, {"perf/padding_share": 0.3, "perf/step_seconds": 1.0}, 40),
+        HistoryEntry(10, 1, 0.0, {"perf/padding_share": 0.1, "perf/step_seconds": 1.0}, 10),
+        HistoryEntry(40, 1, 0.0, {"perf/padding_share": 0.3, "perf/step_seconds": 1.0}, 40),
     ]
     text = "".join(entry.to_line() + "\n" for entry in entries)
     (tmp_path / "history.jsonl").write_text(text)
