@@ -262,8 +262,11 @@ def closest(word: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
     def is_like(one: str, other: str, least: float) -> bool:
         return SequenceMatcher(None, str(one).lower(), other.lower()).ratio() >= least
 
+    known = list(known)
+    if same := next((other for other in known if other.lower() == str(word).lower()), None):
+        return same
     # Several, as `is_slip` may rule out the closest.
-    close = get_close_matches(str(word), list(known), n=5, cutoff=cutoff)
+    close = get_close_matches(str(word), known, n=5, cutoff=cutoff)
     # What it is the beginning of comes first: batch_sec is short for batch_seconds.
     close.sort(key=lambda other: not other.lower().startswith(str(word).lower()))
     return next(filter(is_slip, close), None)

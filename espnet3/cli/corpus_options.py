@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from espnet3.cli.console import UsageError, whole_number
-from espnet3.errors import EspnetError, suggest
+from espnet3.errors import EspnetError, closest, suggest
 from espnet3.text import count, listed, on_one_line
 
 if TYPE_CHECKING:
@@ -54,14 +54,15 @@ def check_corpus_options(args: argparse.Namespace) -> None:
         UsageError: With the line to type.
     """
     if args.data not in FORMATS:
+        meant = closest(args.data, FORMATS) or format_of(args.train)
+        write = f" Write: {line_with(args, '--data', meant)}" if meant else ""
         raise UsageError(
-            f"--data is {args.data!r}, which is no format that is read here."
-            f"{suggest(args.data, FORMATS)} Formats: {', '.join(FORMATS)}."
+            f"--data is {args.data!r}, which is no format that is read here. Formats: "
+            f"{', '.join(FORMATS)}.{write}"
         )
     if args.train is None:
-        raise UsageError(
-            f"--train is not set. Name the data to train on: --data {args.data} --train PATH"
-        )
+        line = line_with(args, "--train", "PATH")
+        raise UsageError(f"--train is not set. Name the data to train on: {line}")
     if args.columns and args.data not in _WITH_COLUMNS:
         raise UsageError(
             f"--columns is {' '.join(args.columns)}, but {args.data} data has no columns. Leave it "
@@ -72,7 +73,7 @@ def check_corpus_options(args: argparse.Namespace) -> None:
     for option, path in named:
         if path is None:
             continue
-        _check_exists(option, path, args.data)
+        _check_exists(option, path, args)
         real = os.path.realpath(os.path.expanduser(path))
         if real in seen:
             raise UsageError(
@@ -143,18 +144,101 @@ def _columns(given: Sequence[str]) -> dict[str, str]:
     return columns
 
 
-def _check_exists(option: str, path: str, data: str) -> None:
+def line_with(args: argparse.Namespace, option: str, value: str, old: str = "") -> str:
+    """Return the line that was typed with another value of an option.
+
+    Args:
+        args: with the words as they were typed.
+        option: such as `--data`; added at the end if it was not typed.
+        value: the right one.
+        old: the wrong one, where an option takes several.
+    """
+    words, values = [*args.words], (old or getattr(args, option.strip("-")) or "", value)
+    for i, word in enumerate(words):
+        if word == f"{option}={values[0]}":
+            words[i] = f"{option}={value}"
+            break
+        if word == values[0] and any(before.startswith(option) for before in words[:i]):
+            words[i] = value
+            break
+    else:
+        words += [option, value]
+    return shlex.join(["espnet3", "init", *words])
+
+
+def format_of(path: str | None) -> str | None:
+    """Return the format that data has, if its files tell."""
+    place = Path(os.path.expanduser(path or ""))
+    if path and place.is_dir():
+        marks = {
+            "wav.scp": "kaldi",
+            "dataset_dict.json": "huggingface",
+            "state.json": "huggingface",
+        }
+        found = next((marks[name] for name in marks if (place / name).is_file()), None)
+        return found or (
+            "folder"
+            if any(f.with_suffix(".txt").is_file() for f in place.glob("*.[fwmo]*"))
+            else None
+        )
+    if place.name.endswith((".jsonl", ".jsonl.gz")):
+        return "lhotse" if _is_cut_set(place) else "jsonl"
+    return "tsv" if place.suffix == ".tsv" else None
+
+
+def _is_cut_set(file: Path) -> bool:
+    if file.suffix == ".gz":
+        return True
+    try:
+        with file.open(encoding="utf-8") as lines:
+            first = json.loads(next(lines, "{}"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(first, dict) and "recording" in first
+
+
+_ARE_FOLDERS = ("kaldi", "huggingface", "folder")
+
+
+def _check_exists(option: str, path: str, args: argparse.Namespace) -> None:
+    data = args.data
     folder, split = _divide(path, data)
     if os.path.exists(folder):
+        _check_format(option, path, folder, args)
         return _check_split(option, path, folder, split) if data == "huggingface" else None
     parent = Path(folder).parent
     siblings = [file.name for file in parent.iterdir()] if parent.is_dir() else []
+    siblings = [name for name in siblings if str(Path(path).parent / name) not in args.words]
+    close = closest(Path(folder).name, siblings)
+    meant = str(Path(path).parent / close) if close else ""
+    way_on = f"Write: {line_with(args, option, meant, path)}" if close else f"Name {FORMATS[data]}."
+    raise UsageError(on_one_line(f"{option} is {path!r}, which does not exist. {way_on}"))
+
+
+def _check_format(option: str, path: str, folder: str, args: argparse.Namespace) -> None:
+    """Refuse what is surely of another format: a file where a folder is read, or a folder."""
+    found, data, is_folder = format_of(folder), args.data, os.path.isdir(folder)
+    is_other = is_folder != (data in _ARE_FOLDERS) or (is_folder and found)
+    if not is_other or found == data:
+        if data == "kaldi" and not found and (inner := _kaldi_folders(folder)):
+            raise UsageError(
+                f"{option} is {path!r}, which is no data directory, but has some: "
+                f"{listed(inner)}. Write: {line_with(args, option, f'{path}/{inner[0]}', path)}"
+            )
+        return
+    what = "a folder" if is_folder else "a file"
+    meant = found or ("folder" if is_folder else None)
+    write = f"Write: {line_with(args, '--data', meant)}" if meant else f"Name {FORMATS[data]}."
     raise UsageError(
         on_one_line(
-            f"{option} is {path!r}, which does not exist.{suggest(Path(folder).name, siblings)} "
-            f"Name {FORMATS[data]}."
+            f"{option} is {path!r}, {what}, but --data {data} reads {FORMATS[data]}. {write}"
         )
     )
+
+
+def _kaldi_folders(folder: str) -> list[str]:
+    found = sorted(file.parent.name for file in Path(folder).glob("*/wav.scp"))
+    return sorted(found, key=lambda name: "train" not in name)
 
 
 def _check_split(option: str, path: str, folder: str, split: str | None) -> None:

@@ -15,6 +15,8 @@ from espnet3.cli.corpus_options import (
     FORMATS,
     add_corpus_options,
     check_corpus_options,
+    format_of,
+    line_with,
     read_corpus,
 )
 from espnet3.cli.schema import modeline, write_schemas
@@ -85,6 +87,7 @@ def init(argv: Sequence[str]) -> int:
         UsageError: there is no such template or data, or the folder is in use.
     """
     args = _parser().parse_args(argv)
+    args.words = [*argv]
     folder = Path(os.path.expanduser(args.name))
     if args.data is None:
         return _init_template(folder, args)
@@ -103,6 +106,9 @@ def _init_template(folder: Path, args: argparse.Namespace) -> int:
         given = [option for option in of_data if getattr(args, option)]
         told = f"--{given[0].replace('_', '-')} is set, but --data is not. " if given else ""
         own = shlex.quote(args.name)
+        if given and (found := format_of(args.train)):
+            line = line_with(args, "--data", found)
+            raise UsageError(f"{told}It is {FORMATS[found]}. Write: {line}")
         raise UsageError(
             f"{told}Say what the recipe is for. A corpus of yours ({', '.join(FORMATS)}): espnet3 "
             f"init {own} --data kaldi --train PATH --valid PATH --test PATH; or a template: "
@@ -113,7 +119,7 @@ def _init_template(folder: Path, args: argparse.Namespace) -> int:
         former = _FORMER_NAMES.get(name)
         hint = f" It is called {former} now." if former else suggest(name, TEMPLATES)
         raise UsageError(f"there is no template {name!r}.{hint} Templates: {', '.join(TEMPLATES)}.")
-    _check_free(folder, f"--template {name}")
+    _check_free(folder, args)
     files = _copy(_find_template(name), folder)
     write_schemas(folder / "conf")  # which the first lines of these files name to editors
     print(f"Wrote {on_one_line(folder)} from the template {name}:")
@@ -128,7 +134,7 @@ def _init_template(folder: Path, args: argparse.Namespace) -> int:
 def _init_corpus(folder: Path, args: argparse.Namespace) -> int:
     # All is looked at and thought out before the first file is written.
     check_corpus_options(args)
-    _check_free(folder, f"--data {args.data} --train {shlex.quote(args.train)}")
+    _check_free(folder, args)
     source = _find_template(_FOR_CORPORA)
     from espnet3.systems.asr.new_recipe import ARGUMENTS, recipe_files
 
@@ -160,14 +166,15 @@ def _parallel_files(source: Path) -> list[str]:
     return sorted(f"conf/{path.name}" for path in (source / "conf").glob("parallel_*.yaml"))
 
 
-def _check_free(folder: Path, options: str) -> None:
+def _check_free(folder: Path, args: argparse.Namespace) -> None:
     """Refuse a folder with something in it: nothing is ever written over."""
     # `exists` says no to a dangling link, in whose place no folder can be made.
     if not os.path.lexists(folder) or (folder.is_dir() and not any(folder.iterdir())):
         return
     has_name = folder.name not in ("", "..")
     other = f"{os.path.normpath(folder)}_2" if has_name else "my_recipe"
-    way_on = f"Choose another name: espnet3 init {shlex.quote(other)} {options}"
+    words = [other if word == args.name else word for word in args.words]
+    way_on = f"Choose another name: {shlex.join(['espnet3', 'init', *words])}"
     if (folder / "run.py").is_file():
         recipe = shlex.quote(str(folder))
         way_on += f"; or use the recipe that is there: espnet3 run {recipe} --list-stages"

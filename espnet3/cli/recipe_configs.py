@@ -137,6 +137,10 @@ def _missing(stage: Stage, recipe_dir: Path) -> str:
     file = best if best in found or not found else fitting[0] if fitting else "FILE"
     others = f" (there are {', '.join(found)})" if file == "FILE" else ""
     said = f"Stage {stage} needs a config: add --{kind}_config {shlex.quote(file)}{others}"
+    if file == "FILE" and stage.name == "pack_model":  # which needs no setting
+        line = corrected_command([], [f"--{kind}_config", best])
+        short = f"echo 'pack: {{}}' > {best}"
+        return f"Stage {stage} needs a config, which may be short. Write: {short} && {line}"
     line = corrected_command([], [f"--{kind}_config", file]) if file != "FILE" else ""
     return f"{said}. Write: {line}" if line else said
 

@@ -410,6 +410,20 @@ def _index(word: str, stages: Sequence[Stage]) -> int | None:
     return next(found, None)
 
 
+def _several_or_a_file(word: str, stages: Sequence[Stage]) -> str:
+    """Return what is wrong with stages in one word, or with a config among them."""
+    parts = word.replace(",", " ").split()
+    if len(parts) > 1 and all(_index(part, stages) is not None for part in parts):
+        line = corrected_command([word], parts)
+        write = f" Write: {line}" if line else f" Write: --stages {' '.join(parts)}"
+        return f"--stages has {word!r} as one word, but each stage is a word of its own.{write}"
+    if word.endswith((".yaml", ".yml")):
+        line = corrected_command([word], ["--config", word])
+        write = f" Write: {line}" if line else f" Write: --config {word}"
+        return f"{word} stands among the stages, but is a config.{write}"
+    return ""
+
+
 def _known_index(word: str, stages: Sequence[Stage]) -> int:
     index = _index(word, stages)
     if index is None:
@@ -425,6 +439,8 @@ def _name_of_espnet2(word: str, stages: Sequence[Stage]) -> str | None:
 
 
 def _unknown(word: str, stages: Sequence[Stage]) -> str:
+    if told := _several_or_a_file(word, stages):
+        return told
     hint = suggest(word, [ALL, *(stage.name for stage in stages)])
     name = _name_of_espnet2(word, stages)
     if name:

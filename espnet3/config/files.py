@@ -262,6 +262,9 @@ def find_neighbours(path: Path) -> str:
         return f" Its folder {folder} does not exist either; the current folder is {Path.cwd()}."
     names = sorted(p.name for p in folder.iterdir() if p.suffix in {".yaml", ".yml"})
     close = get_close_matches(path.name, names, n=3)
+    # A name alone is mostly that of a file in conf/.
+    if not close and not path.is_absolute() and (folder / "conf" / path.name).is_file():
+        folder, close = folder / "conf", [path.name]
     if close:
         line = corrected_command([str(path)], [str(folder / close[0])])
         write = f" Write: {line}" if line else ""

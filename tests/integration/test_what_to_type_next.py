@@ -241,3 +241,40 @@ def test_a_misspelt_block_is_not_told_as_a_missing_one_as_well(call, recipe):
     assert code == 1
     assert said.count("\n- ") == 3
     assert "nothing is measured" not in said
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right"),
+    [
+        (("infer,measure",), ("infer", "measure")),
+        (("infer measure",), ("infer", "measure")),
+        (("6,7",), ("6", "7")),
+    ],
+)
+def test_stages_in_one_word_are_divided_by_the_line(call, wrong, right):
+    code, said = call("--stages", *wrong, *MEASURE[2:], *OWN)
+    assert code == 2
+    [words] = lines_of(said)
+    assert words == ["--stages", *right, *MEASURE[2:], *OWN]
+
+
+def test_a_config_among_the_stages_gets_its_option(call):
+    code, said = call("--stages", "infer", INFERENCE, *OWN)
+    assert code == 2
+    [words] = lines_of(said)
+    assert call(*words)[0] == 0
+
+
+def test_a_config_without_its_folder_is_found_in_conf(call):
+    code, said = call("--stages", "infer", "--inference_config", "inference.yaml", *OWN)
+    assert code == 1
+    [words] = lines_of(said)
+    assert words == ["--stages", "infer", "--inference_config", "conf/inference.yaml", *OWN]
+
+
+def test_a_misspelt_test_set_is_corrected_by_the_line(call, recipe):
+    code, said = call(*INFER, "test_set=more digit")
+    assert code == 1
+    [words] = lines_of(said)
+    assert call(*words)[0] == 0
+    assert (recipe / "exp/mine/decode all/more digits/hyp.scp").is_file()

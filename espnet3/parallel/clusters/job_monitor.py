@@ -196,8 +196,8 @@ def _describe_pending(
 def _describe_starting(jobs: list[MonitoredJob], n_jobs: int, now: float) -> str:
     numbers = ", ".join(job.job_id for job in jobs[:3])
     running = part_of(len(jobs), n_jobs, "job", "runs")
-    theirs = "its worker has" if len(jobs) == 1 else "their workers have"
-    logs = "its log" if len(jobs) == 1 else "their logs"
+    theirs = "its worker has" if n_jobs == 1 else "their workers have"
+    logs = "its log" if n_jobs == 1 else "their logs"
     line = f"{running}, but {theirs} not connected for {_longest(jobs, now)}"
     return f"{line} (job {numbers}). If this lasts, see {logs}."
 

@@ -91,11 +91,13 @@ def require_weights(path: Path, key: str = "") -> None:
         return
     there = sorted(one.name for one in path.parent.glob("*.safetensors"))
     # The usual mistake is another exp_tag, so the experiments beside this one are searched.
-    found = path.parent.parent.glob("*/*.safetensors")
-    elsewhere = [str(one) for one in sorted(found, key=lambda one: (one.name != path.name, one))]
+    found: Iterable[Path] = path.parent.parent.glob("*/*.safetensors")
+    here = path.parent
+    found = sorted(found, key=lambda one: (one.parent != here, one.name != path.name, one))
+    elsewhere = list(map(str, found))
     known = f" There are: {', '.join(there or elsewhere)}." if there or elsewhere else ""
     other = same_command(f"model.weights={elsewhere[0]}") if elsewhere else ""
-    named = "" if there or not elsewhere else f"To decode with these: {other} ; else, "
+    named = f"To decode with these: {other} ; else, " if elsewhere else ""
     raise ConfigError(
         f"The weights {path}",
         key=key,

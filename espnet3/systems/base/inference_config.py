@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_validator
 
+from espnet3.commands import same_command
 from espnet3.components.data.data_organizer import check_name, check_names
 from espnet3.config.schema import FrozenConfig, Names, validate
 from espnet3.config.sources import names_places, place_of
 from espnet3.config.targets import locate
-from espnet3.errors import ConfigError, suggest
+from espnet3.errors import ConfigError, closest
 from espnet3.io.atomic import is_temp_name
 from espnet3.shards.layout import manifest_path, shard_of
 
@@ -366,11 +367,17 @@ def chosen_test_sets(known: list[str], wanted: str | list[str] | None) -> list[s
                 key="test_set",
                 value=name,
                 problem=f"but dataset.test has {', '.join(map(repr, known))}",
-                fix=suggest(name, known) or f"Write: test_set: {known[0]}",
+                fix=partial(_line_of_test_set, closest(name, known) or known[0]),
             )
         check_name("test_set", name)
     # A name given twice would be decoded twice into one folder.
     return list(dict.fromkeys(names))
+
+
+def _line_of_test_set(name: str, loaded: "LoadedConfig | None") -> str:
+    if loaded is not None and loaded.is_typed("test_set"):
+        return f"Write: {same_command(f'test_set={name}')}"
+    return f"Write: test_set: {name}"
 
 
 def named_test_sets(loaded: "LoadedConfig | None", inference_dir: Path) -> list[str]:

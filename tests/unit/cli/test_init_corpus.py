@@ -192,8 +192,15 @@ def test_texts_without_audio_are_refused(rows, here, capsys):
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ("--data kadli --train {train}", "Did you mean 'kaldi'?"),
-        ("--data jsonl --train {train}x", "which does not exist. Did you mean 'manifest.jsonl'?"),
+        ("--data kadli --train {train}", "Write: espnet3 init new --data kaldi --train "),
+        (
+            "--data jsonl --train {train}x",
+            "which does not exist. Write: espnet3 init new --data jsonl",
+        ),
+        ("--train {train}", "Write: espnet3 init new --train {train} --data jsonl"),
+        ("--data=lhotze --train {train}", "Write: espnet3 init new --data=lhotse --train"),
+        ("--data kaldi --train {train}", "Write: espnet3 init new --data jsonl --train"),
+        ("--data jsonl --train .", "a folder, but --data jsonl reads a manifest"),
         ("--data jsonl --test {test}", "--train is not set"),
         ("--data jsonl --train {train} --valid {train}", "which --train is as well"),
         ("--data kaldi --train {train} --columns text=a", "kaldi data has no columns"),
@@ -205,8 +212,17 @@ def test_texts_without_audio_are_refused(rows, here, capsys):
 def test_a_wrong_line_is_refused_before_anything_is_written(options, told, manifests, here, capsys):
     quoted = {name: shlex.quote(path) for name, path in manifests.items()}
     assert main(["init", "new", *shlex.split(options.format(**quoted))]) == 2
-    assert told in capsys.readouterr().err
+    assert told.format(**quoted) in capsys.readouterr().err
     assert not list(here.iterdir())
+
+
+def test_the_folder_above_data_directories_is_told_with_the_line_to_type(rows, here, capsys):
+    folder = write_corpus("kaldi", *rows["train"])
+    (here / "data").mkdir()
+    (here / "data" / "train a").symlink_to(folder)
+    assert main(["init", "new", "--data", "kaldi", "--train", "data", "--sample-rate", "8000"]) == 2
+    line = capsys.readouterr().err.strip().partition("Write: ")[2]
+    assert main(shlex.split(line)[1:]) == 0
 
 
 def test_a_folder_that_is_in_use_is_left_alone(manifests, here, capsys):

@@ -230,7 +230,7 @@ def test_an_open_value_is_refused(conf):
 
 def test_the_message_of_a_models_own_check_is_kept():
     message = problem({"hosts": ["a"]}, prefix="parallel")
-    assert message == "parallel: hosts needs env: slurm. Write: env: slurm."
+    assert message == "parallel: hosts needs env: slurm. Write: env: slurm"
 
 
 def test_a_union_gives_one_line():
