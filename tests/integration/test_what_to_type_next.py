@@ -210,7 +210,7 @@ def test_all_wrong_keys_of_a_line_are_told_at_once_with_the_line_that_has_none(c
 
 
 def test_wrong_keys_of_files_and_of_the_line_are_told_at_once(call, recipe):
-    text = DECODING.replace("data_src_args: {n: 3", "trasform: null, data_src_args: {n: 3")
+    text = DECODING.replace("data_src_args: {n: 3", "transfrm: null, data_src_args: {n: 3")
     wrong = "runner: {on_eror: skip}\noutput_keys: hyp, ref\nbatch_secs: 3\n"
     (recipe / INFERENCE).write_text(f"{text}{wrong}")
     (recipe / METRICS).write_text(f"{SCORING}    metrc: 1\n")
@@ -222,7 +222,7 @@ def test_wrong_keys_of_files_and_of_the_line_are_told_at_once(call, recipe):
     assert code == 1
     for key in (
         "runner.on_eror (set in conf/decode all.yaml:7)", "runner.resum", "batch_secs", "hyp_key",
-        "output_keys is 'hyp, ref' (set in conf/decode all.yaml:8)", "dataset.test.1.trasform",
+        "output_keys is 'hyp, ref' (set in conf/decode all.yaml:8)", "dataset.test.1.transfrm",
         "parallel.n_wrokers is not a known key (set in conf/more.yaml:1)", "metrics.0.metrc",
     ):  # fmt: skip
         assert f"\n- {key}" in said, key
@@ -236,7 +236,7 @@ def test_wrong_keys_of_files_and_of_the_line_are_told_at_once(call, recipe):
 
 def test_a_misspelt_block_is_not_told_as_a_missing_one_as_well(call, recipe):
     (recipe / METRICS).write_text(SCORING.replace("metrics:", "metricss:"))
-    (recipe / INFERENCE).write_text(DECODING.replace("model:", "modell:"))
+    (recipe / INFERENCE).write_text(DECODING.replace("model:", "modl:"))
     code, said = call(*BOTH, "runner.on_eror=skip")
     assert code == 1
     assert said.count("\n- ") == 3

@@ -13,15 +13,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from espnet3.commands import corrected_command
 from espnet3.components.data.audio import BY_FFMPEG, BY_SNDFILE
 from espnet3.components.data.sources.kaldi import read_table
 from espnet3.components.text.subtitles import format_ctm, format_srt, format_textgrid, format_vtt
-from espnet3.errors import ConfigError, MissingExtraError, suggest
+from espnet3.errors import ConfigError, MissingExtraError, closest, suggest
 from espnet3.io.atomic import open_atomic, write_text
 from espnet3.io.json_text import dump_json
 from espnet3.io.scp import load_scp, safe_name
 from espnet3.shards.merge import read_failures
-from espnet3.text import count
+from espnet3.systems.base.experiment_choice import CONFIG
+from espnet3.text import count, listed
 
 if TYPE_CHECKING:
     from espnet3.config.load import LoadedConfig
@@ -252,7 +254,11 @@ def _add_folder(loose: _Loose, folder: Path) -> None:
 
 def _check_audio(path: Path) -> None:
     if not path.exists():
-        raise ConfigError(f"There is no {path}.", fix="Give an audio file or folder that is there")
+        siblings = [one.name for one in path.parent.iterdir()] if path.parent.is_dir() else []
+        close = closest(path.name, siblings)
+        line = corrected_command([str(path)], [str(path.parent / close)]) if close else ""
+        fix = f"Write: {line}" if line else "Give an audio file or folder that is there"
+        raise ConfigError(f"There is no {path}.", fix=fix)
     if path.suffix.lower() in BY_SNDFILE | BY_FFMPEG:
         return
     raise ConfigError(
@@ -319,6 +325,7 @@ def _model_in(folder: Path, wants_times: bool) -> dict[str, Any]:
         return _recognizer({"_target_": target, "path": str(folder.absolute())}, wants_times)
     if (folder / "config.json").is_file():
         return _hugging_face({"model": str(folder.absolute())}, folder, wants_times)
+    _refuse_recipe(folder)
     weights = find_weights(folder).absolute()
     trained = str(read_training_config(weights)["model"].get("_target_", ""))
     if trained.endswith(".HuggingFaceSeq2Seq"):
@@ -326,6 +333,26 @@ def _model_in(folder: Path, wants_times: bool) -> dict[str, Any]:
     last = {k: v for k, v in read_decoding(folder).items() if k in ("decoder", "device")}
     target = f"{_ASR}.inference.Speech2Text"
     return _recognizer({"_target_": target, "weights": str(weights), **last}, wants_times)
+
+
+def _refuse_recipe(folder: Path) -> None:
+    """Refuse a folder in which nothing is trained: that of a recipe, with the line for a training.
+
+    Raises:
+        ConfigError: with the newest training below it.
+    """
+    from espnet3.systems.base.training_record import has_weights
+
+    if has_weights(folder):
+        return
+    files = [*folder.glob(f"exp/*/{CONFIG}"), *folder.glob(f"*/{CONFIG}")]
+    newest_first = sorted(files, key=lambda file: -file.stat().st_mtime)
+    trained = [str(file.parent) for file in newest_first if has_weights(file.parent)]
+    line = corrected_command([str(folder)], trained[:1]) if trained else ""
+    raise ConfigError(
+        f"{folder} has no trained model{f', but {listed(trained)} has' if trained else ''}.",
+        fix=f"Write: {line}" if line else "Give the folder of a training, such as exp/training",
+    )
 
 
 def _recognizer(block: dict[str, Any], wants_times: bool) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 import io
 import json
 import re
+import shlex
 import shutil
 import subprocess
 from itertools import pairwise
@@ -222,6 +223,18 @@ def test_a_model_that_is_none(transcribe, audio, model, tmp_path):
         given.mkdir()
     told = transcribe(audio, model=given, code=1).err
     assert "--model nowhere is no folder" in told or "no module" in told or "no trained" in told
+
+
+def test_a_recipe_in_place_of_its_training_is_told_with_the_line(transcribe, audio, recipe):
+    told = transcribe(audio, model=recipe, code=1).err
+    line = shlex.split(told.partition("Write: ")[2])
+    assert line[line.index("--model") + 1] == str(recipe / "exp" / "training")
+    assert "train first" not in told
+
+
+def test_misspelt_audio_is_told_with_the_line(transcribe, audio):
+    told = transcribe(f"{audio}x", code=1).err
+    assert str(audio) in shlex.split(told.partition("Write: ")[2])
 
 
 def test_subtitles_without_times_are_refused(transcribe, audio, tmp_path, monkeypatch):
