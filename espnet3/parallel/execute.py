@@ -8,7 +8,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -47,6 +47,7 @@ from espnet3.shards.manifest import read_run_id
 
 logger = logging.getLogger(__name__)
 _ODD_RESULTS = 2
+_RARELY = 100_000  # new objects, in place of some hundred
 _TROUBLE = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.ESTALE}
 # Messages of libraries that have no exception class for it: cuDNN and cuBLAS through torch, torch's
 # allocator for the CPU, ONNX Runtime.
@@ -524,6 +525,24 @@ def is_out_of_memory(error: BaseException) -> bool:
     # ONNX Runtime's errors are plain exceptions.
     is_candidate = isinstance(error, RuntimeError) or "RuntimeException" in names
     return is_candidate and any(phrase in str(error) for phrase in _PHRASES)
+
+
+@contextmanager
+def rare_collections() -> Iterator[None]:
+    """Let Python look for reference cycles less often in the block, in which things are loaded.
+
+    Nearly all that is made then stays. While torch and transformers are imported and a model is
+    built, a tenth of the time would go into looking through it again and again.
+    """
+    before = gc.get_threshold()
+    rare = (max(before[0], _RARELY), *before[1:])
+    if before[0]:  # else the user has switched it off
+        gc.set_threshold(*rare)
+    try:
+        yield
+    finally:
+        if gc.get_threshold() == rare:  # else the user's code has set another
+            gc.set_threshold(*before)
 
 
 def free_memory() -> None:

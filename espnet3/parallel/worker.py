@@ -18,7 +18,13 @@ import cloudpickle
 from espnet3 import logs
 from espnet3.errors import ConfigError, ProviderError
 from espnet3.parallel.env_provider import BuiltParts
-from espnet3.parallel.execute import ShardLoop, check_env, free_memory, is_machine_trouble
+from espnet3.parallel.execute import (
+    ShardLoop,
+    check_env,
+    free_memory,
+    is_machine_trouble,
+    rare_collections,
+)
 from espnet3.parallel.tasks import (
     Failure,
     RunSpec,
@@ -83,7 +89,7 @@ class Link:
         """Wait for the next message; None means that there is no more work."""
         data = self._inbox.get()
         # Not in the receiving thread: importing what a pickle names would hold up the heartbeats.
-        return cloudpickle.loads(data) if data else None
+        return _load(data) if data else None
 
     def send(self, result: ShardResult) -> None:
         """Report the end of an attempt."""
@@ -136,6 +142,11 @@ def load_result(data: bytes, task: ShardTask) -> ShardResult:
         return ShardResult(task, stopped=Stopped("provider", failure))
 
 
+def _load(data: bytes) -> Any:
+    with rare_collections():  # what a run names may import all that the user has
+        return cloudpickle.loads(data)
+
+
 def _dump(result: ShardResult) -> bytes:
     data: bytes = cloudpickle.dumps(_without_original(result))
     return data
@@ -166,7 +177,7 @@ def load_server(
 ) -> "ShardServer | ShardResult":
     """Unpack a run in a worker; if it cannot be, return what to report of the attempt."""
     try:
-        return ShardServer(cloudpickle.loads(packed), log=log, parts=parts)
+        return ShardServer(_load(packed), log=log, parts=parts)
     except Exception as error:  # mostly a module that this worker cannot import
         failure = Failure.of(error, task.start, None, task.shard, log=log)
         return ShardResult(task, stopped=Stopped("provider", failure))
@@ -211,7 +222,8 @@ class ShardServer:
     def _build(self) -> dict[str, Any]:
         if self._parts.expect(self._spec.keys):
             free_memory()
-        env = self._parts.environment(self._spec.setup_fn)
+        with rare_collections():
+            env = self._parts.environment(self._spec.setup_fn)
         return check_env(env, "the provider's worker set-up function")
 
     def _could_not_load(self, error: Exception, task: ShardTask) -> ShardResult:

@@ -25,6 +25,7 @@ DEFAULTS: Mapping[str, Any] = MappingProxyType({
     "scheduler-options": {},
 })  # fmt: skip
 """What dask-jobqueue looks up for each of its own schedulers."""
+_QUIET = {"distributed.worker.profile.enabled": False, "distributed.admin.tick.interval": "500ms"}
 _FILES = (".json", ".yaml", ".yml")
 # dask-jobqueue itself leaves a file there in which all lines are comments.
 _OF_JOBS = re.compile(r"^[^#\n]*jobqueue", re.MULTILINE)
@@ -48,6 +49,25 @@ def settings(env: str) -> Mapping[str, Any]:
 def is_default(env: str) -> bool:
     """Tell whether the user has set nothing there."""
     return settings(env) == {**DEFAULTS, **known_scheduler(env).dask_defaults}
+
+
+def quiet_settings() -> dict[str, Any]:
+    """Return settings with which Dask itself takes less of the time that a model takes to load.
+
+    By its defaults each process of a cluster looks 50 times a second whether its event loop is
+    late, and a worker 100 times at what its thread does, for a page of the dashboard. Each look
+    needs the lock that an import holds. What the user has set anywhere of these stays.
+    """
+    import dask
+
+    defaults = dask.config.merge(*dask.config.defaults)
+    own = dask.config.collect()  # the user's files and variables
+
+    def is_set(block: str) -> bool:
+        by_file = dask.config.get(block, None, config=own) is not None
+        return by_file or dask.config.get(block) != dask.config.get(block, config=defaults)
+
+    return {key: value for key, value in _QUIET.items() if not is_set(key.rpartition(".")[0])}
 
 
 @cache  # Dask, too, reads its files once

@@ -17,7 +17,7 @@ from espnet3.commands import same_command
 from espnet3.config.advice import unknown_hint
 from espnet3.config.redact import scrub_text
 from espnet3.errors import ConfigError, ResourceError
-from espnet3.parallel.clusters.dask_config import settings
+from espnet3.parallel.clusters.dask_config import quiet_settings, settings
 from espnet3.parallel.clusters.gpus import REQUESTED
 from espnet3.parallel.clusters.job_cluster import JobCluster, kept_cluster_class
 from espnet3.parallel.clusters.job_header import WHERE, merge_header, told
@@ -29,6 +29,7 @@ from espnet3.parallel.clusters.job_options import (
     with_own_logs,
 )
 from espnet3.parallel.clusters.registry import Backend, cluster_class, warn_of_defaults
+from espnet3.parallel.execute import rare_collections
 from espnet3.parallel.signals import handler_kept
 from espnet3.schedulers import Scheduler, known_scheduler
 from espnet3.schedulers.script import render_header
@@ -52,8 +53,10 @@ def start(config: "ParallelConfig", backend: Backend) -> Any:
         ConfigError: if the cluster class refuses the options; nothing was submitted.
         ResourceError: if the scheduler refuses a job; those it had accepted are cancelled.
     """
-    with sigint_kept():
+    with sigint_kept(), rare_collections():
         start_cluster = cluster_class(config.env, backend)
+    import dask
+
     from espnet3.parallel.clusters.tls import removing_certificates
 
     scheduler = known_scheduler(config.env)
@@ -61,12 +64,13 @@ def start(config: "ParallelConfig", backend: Backend) -> Any:
     options = complete_options(config)
     try:
         check_log_folder(options)
-        cluster = checked(
-            kept_cluster_class(removing_certificates(start_cluster)),
-            config,
-            backend,
-            {**options, "job_cls": patched_job_class(start_cluster.job_cls, scheduler)},
-        )
+        with dask.config.set(quiet_settings()):
+            cluster = checked(
+                kept_cluster_class(removing_certificates(start_cluster)),
+                config,
+                backend,
+                {**options, "job_cls": patched_job_class(start_cluster.job_cls, scheduler)},
+            )
         _log_about_workers(config, cluster)
         try:
             _submit(cluster, config)

@@ -155,3 +155,20 @@ def test_workers_are_forked_if_they_are_then_as_dask_would_start_them(
     for name, value in THREADS.items():
         monkeypatch.setenv(name, value)
     assert may_fork(method, {**DEFAULTS, **more}) is expected
+
+
+def test_dask_s_workers_do_not_look_at_themselves_a_hundred_times_a_second(tmp_path):
+    def ask(dask_worker):
+        import dask
+
+        watches = sorted(dask_worker.periodic_callbacks)
+        return "profile" in watches, dask.config.get("distributed.admin.tick.interval")
+
+    async def run(variables):
+        async with started(tmp_path, {**THREADS, **variables}) as (_, client):
+            (told,) = (await client.run(ask)).values()
+            return told
+
+    assert asyncio.run(run({})) == (False, "500ms")
+    own = {"DASK_DISTRIBUTED__WORKER__PROFILE__INTERVAL": "50ms"}
+    assert asyncio.run(run(own)) == (True, "500ms")
