@@ -17,7 +17,7 @@ import threading
 import time
 import uuid
 from asyncio import CancelledError
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -107,12 +107,16 @@ class DaskPool:
         self._running: dict[str, tuple[Any, ShardTask]] = {}
         self._positions: dict[str, int] = {}
         self._turns = itertools.count()
-        self._ended: queue.SimpleQueue[tuple[str, Any, bytes | None]] = queue.SimpleQueue()
+        # What ended; None if a worker came.
+        self._ended: queue.SimpleQueue[tuple[str, Any, bytes | None] | None] = queue.SimpleQueue()
         # In this process; it may be late, but it cannot get lost.
         self._is_own_scheduler = getattr(client.cluster, "scheduler", None) is not None
         self._is_disconnected = False
         self._dropped: list[Died] = []  # attempts that were lost with the connection
         client.subscribe_topic(self._topic, self._hear)
+        self._forget: Callable[[], object] = bool
+        if self._is_own_scheduler:
+            self._forget = _tell_of_workers(client, lambda: self._ended.put(None))
 
     def idle(self) -> list[str]:
         """Return the workers that are there and have no attempt."""
@@ -164,9 +168,9 @@ class DaskPool:
         try:
             # A worker that comes should not wait for its first shard.
             timeout = min(timeout, max(self._next_look() - time.monotonic(), 0.0))
-            events += self._end(*self._ended.get(timeout=timeout))
+            events += self._take(self._ended.get(timeout=timeout))
             while not self._ended.empty():
-                events += self._end(*self._ended.get())
+                events += self._take(self._ended.get())
         except queue.Empty:
             pass
         if self._is_disconnected:
@@ -210,6 +214,7 @@ class DaskPool:
     def stop(self) -> None:
         """Cancel running attempts; the cluster itself is not ours to stop."""
         self._client.unsubscribe_topic(self._topic)
+        self._forget()
         futures = [future for future, _ in self._running.values()]
         if futures:
             self._client.cancel(futures, force=True)
@@ -227,6 +232,12 @@ class DaskPool:
                 self._positions[place] = position
                 if position >= 0:  # all is loaded
                     self._proven.add(worker)
+
+    def _take(self, ended: tuple[str, Any, bytes | None] | None) -> list[Event]:
+        if ended is not None:
+            return self._end(*ended)
+        self._last_look = 0.0  # that of long ago: the next one is due
+        return []
 
     def _next_look(self) -> float:
         return self._last_look + pause_after_change(self._last_look - self._last_change)
@@ -370,6 +381,22 @@ class DaskPool:
             Died(place, task, reason, log, was_running=place in running[:1])
             for place, (_, task) in lost.items()
         ]
+
+
+def _tell_of_workers(client: Any, tell: Callable[[], None]) -> Callable[[], None]:
+    """Call `tell` when a worker comes to the scheduler in this process; return what ends that."""
+    from distributed import SchedulerPlugin
+
+    class Arrivals(SchedulerPlugin):
+        name = f"espnet3-arrivals-{uuid.uuid4().hex}"
+
+        def add_worker(self, scheduler: Any, worker: str) -> None:
+            tell()
+
+    scheduler, add_callback = client.cluster.scheduler, client.loop.add_callback
+    # In the event loop, whose thread goes through the plugins.
+    add_callback(scheduler.add_plugin, Arrivals())
+    return lambda: add_callback(scheduler.plugins.pop, Arrivals.name, None)
 
 
 class MissingWorkers:

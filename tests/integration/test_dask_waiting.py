@@ -7,12 +7,13 @@ import signal
 import time
 
 import pytest
-from distributed import Client
+from distributed import Client, LocalCluster
 
-from espnet3.parallel import BaseRunner, use_parallel
+from espnet3.parallel import BaseRunner, dask_pool, use_parallel
 from espnet3.parallel.dask_pool import DaskPool, pause_after_change
 from espnet3.shards.layout import DONE
 from tests.helpers.providers import Provider
+from tests.helpers.waiting import wait_until
 
 WAITING = " (next)"
 
@@ -94,3 +95,19 @@ def test_workers_are_looked_for_often_at_first_and_then_once_a_second():
     assert pause_after_change(0.0) <= 0.05
     assert pause_after_change(2.0) <= 0.2
     assert pause_after_change(3600.0) == 1.0
+
+
+def test_a_worker_that_comes_is_noticed_at_once_and_not_at_the_next_look(monkeypatch):
+    monkeypatch.setattr(dask_pool, "pause_after_change", lambda seconds: 600.0)
+    options = {"dashboard_address": "127.0.0.1:0", "processes": False, "threads_per_worker": 1}
+    with LocalCluster(n_workers=0, **options) as cluster, Client(cluster) as client:
+        pool = DaskPool(client, b"")
+        pool.poll(0.0)
+        assert pool.idle() == []
+        cluster.scale(1)
+        wait_until(lambda: pool.poll(0.2) or pool.idle(), 60)
+        # A scheduler outlives its pools, and does not keep what they have left there.
+        plugins = cluster.scheduler.plugins
+        (name,) = (name for name in plugins if name.startswith("espnet3-arrivals"))
+        pool.stop()
+        wait_until(lambda: name not in plugins, 60)
