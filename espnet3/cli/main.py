@@ -1,13 +1,14 @@
 """`espnet3 VERB ...`: nothing heavy is imported before the verb is known."""
 
 import argparse
+import shlex
 import sys
 from collections.abc import Sequence
 from importlib import import_module
 
 from espnet3 import __version__
 from espnet3.cli.console import UsageError, guarded
-from espnet3.errors import suggest
+from espnet3.errors import closest
 
 VERBS = {
     "init": "write a new recipe: for a corpus of yours, or from a template",
@@ -57,8 +58,9 @@ def _run(argv: list[str]) -> int:
         return 0
     verb = argv[0]
     if verb not in VERBS:
-        known = ", ".join(VERBS)
-        raise UsageError(f"there is no command {verb!r}.{suggest(verb, VERBS)} Commands: {known}.")
+        close = closest(verb, VERBS)
+        write = f" Write: {shlex.join(['espnet3', close, *argv[1:]])}" if close else ""
+        raise UsageError(f"there is no command {verb!r}. Commands: {', '.join(VERBS)}.{write}")
     # Only that of the verb: `espnet3 --help` need not import torch.
     module = import_module(f"espnet3.cli.{_MODULES.get(verb, verb)}")
     code: int = getattr(module, verb)(argv[1:])

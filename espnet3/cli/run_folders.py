@@ -5,7 +5,7 @@ import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from espnet3.errors import RunFolderError, suggest
+from espnet3.errors import RunFolderError, closest
 from espnet3.shards.layout import leases_folder, manifest_path
 from espnet3.shards.lease import living_owners
 from espnet3.shards.manifest import require_manifest
@@ -104,6 +104,7 @@ def _search(folder: Path, depth: int) -> list[Path]:
 
 def _similar(folder: Path) -> str:
     try:
-        return suggest(folder.name, os.listdir(folder.parent))
+        close = closest(folder.name, os.listdir(folder.parent))
     except OSError:
         return ""
+    return f" Did you mean {str(folder.parent / close)!r}?" if close else ""
