@@ -306,7 +306,7 @@ def test_an_edited_output_fn_is_noticed(tmp_path, monkeypatch):
         ("input_key=speach", r"input_key is 'speach'.*Did you mean 'speech'\?"),
         (f"output_fn={PARTS}.output", r"output_fn is .*Write: output_fn: .*output_fn"),
         ("output_keys=[hpy]", r"output_keys has 'hpy'.*Did you mean 'hyp'\?"),
-        ("test_set=digit", r"test_set is 'digit'.*Did you mean 'digits'\?"),
+        ("test_set=digit", r"test_set is 'digit'.*Write: test_set=digits"),
         ("model=null", r"model is not set.*Write model: \{_target_:"),
         ("dataset=null", r"dataset is not set.*Write dataset: \{test: \[\{name: dev"),
         ("idx_key=id", r"idx_key is 'id'.*Write: idx_key: utt_id"),

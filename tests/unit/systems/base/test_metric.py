@@ -583,7 +583,7 @@ def test_a_run_that_is_not_complete_is_refused_with_the_command(folder):
                 "dataset": {"test": [{"name": "test"}]},
                 "test_set": "tset",
             },
-            "Did you mean 'test'?",
+            "Write: test_set: test",
         ),
     ],
 )
