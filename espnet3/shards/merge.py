@@ -61,7 +61,7 @@ class Coverage:
 
 @dataclass(frozen=True)
 class _AtHand:
-    """What the merge around us knows of shards, by folder."""
+    """Records and contents of shards that the running merge has read, by folder."""
 
     done: dict[str, Done] = field(default_factory=dict)
     contents: dict[str, dict[str, bytes]] = field(default_factory=dict)

@@ -113,7 +113,7 @@ class TrainingModule(LowOverheadModule):
 
     @property
     def has_open_window(self) -> bool:
-        """Whether gradients wait for more batches; a checkpoint written now does not hold them."""
+        """Tell whether gradients wait for more batches; a checkpoint written now lacks them."""
         return any(updater.n_batches for updater in self._updaters)
 
     def configure_model(self) -> None:

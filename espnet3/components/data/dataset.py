@@ -28,7 +28,7 @@ Transform = Callable[..., Any]
 
 @runtime_checkable
 class Dataset(Protocol):
-    """What ESPnet3 asks of a dataset: a length, and samples by position.
+    """Protocol of a dataset: a length, and samples by position.
 
     A sample is a dict such as `{"utt_id": "a", "speech": float32 [samples], "sample_rate": 16000,
     "text": "hello", "speaker": "b"}`, as far as these are known.

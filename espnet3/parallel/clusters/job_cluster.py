@@ -28,7 +28,7 @@ _SETTINGS = {
 
 @dataclass(frozen=True)
 class Change:
-    """What became of jobs that were to be submitted."""
+    """Result of submitting jobs."""
 
     job_ids: dict[str, str] = field(default_factory=dict)
     """By the names of their workers; without those that were refused."""
@@ -45,7 +45,7 @@ class ConnectedWorker:
 
 
 class JobCluster:
-    """What a monitor of jobs needs of a started `JobQueueCluster`."""
+    """Protocol of a started `JobQueueCluster`, for the monitor of its jobs."""
 
     def __init__(self, cluster: Any, scheduler: Scheduler) -> None:
         self._cluster = cluster
@@ -56,7 +56,7 @@ class JobCluster:
 
     @property
     def n_processes(self) -> int:
-        """How many workers one job starts."""
+        """Number of workers that one job starts."""
         return len(self._cluster.new_spec.get("group", ["one"]))
 
     def workers(self) -> dict[str, ConnectedWorker]:

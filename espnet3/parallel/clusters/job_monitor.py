@@ -69,7 +69,7 @@ class MonitoredJob:
 
     @property
     def is_connected(self) -> bool:
-        """Whether its worker is there."""
+        """Tell whether its worker is there."""
         return self.joined is not None and self.gone is None
 
     def update_connection(self, is_connected: bool, now: float) -> None:
@@ -282,7 +282,7 @@ class StatusPoller:
 
     @property
     def is_running(self) -> bool:
-        """Whether a poll is running."""
+        """Tell whether a poll is running."""
         return self._thread is not None and self._thread.is_alive()
 
     def ask(self, job_ids: Sequence[str], silent: Sequence[str]) -> None:

@@ -175,7 +175,7 @@ def with_own_logs(config: ParallelConfig) -> tuple[ParallelConfig, OwnLogs | Non
 
 
 class _Given:
-    """What the user set: in the options, or in Dask's own configuration files."""
+    """Options that the user set: in the options, or in Dask's own configuration files."""
 
     def __init__(self, config: ParallelConfig) -> None:
         self._options, self._env = config.options, config.env

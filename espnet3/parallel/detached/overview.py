@@ -63,12 +63,12 @@ class Overview:
 
     @property
     def state(self) -> str:
-        """How it stands, in a word."""
+        """State in a word."""
         return self.status.state
 
     @property
     def is_over(self) -> bool:
-        """Whether no worker is left, and none will come by itself."""
+        """Tell whether no worker is left, and none will come by itself."""
         return self.state in OVER
 
     def n_shards_of(self, worker: Worker) -> int:

@@ -32,7 +32,7 @@ from espnet3.parallel.detached.submit import (
     read_all_jobs,
     submit_workers,
 )
-from espnet3.parallel.detached.successors import takes_turn
+from espnet3.parallel.detached.successor_process import takes_turn
 from espnet3.parallel.detached.workforce import UNKNOWN, Job, Workforce, living_ids, read_workforce
 from espnet3.parallel.faults import avoided_nodes
 from espnet3.parallel.parallel import as_parallel_config

@@ -31,7 +31,7 @@ class Walltime:
 
     @property
     def margin(self) -> float:
-        """What is kept for commits and for handing over."""
+        """Seconds kept for commits and for handing over."""
         return min(max(self.total * _MARGIN_SHARE, _MIN_MARGIN), _MAX_MARGIN)
 
     @property

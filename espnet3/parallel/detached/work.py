@@ -14,7 +14,7 @@ from espnet3.errors import EspnetError, FileSystemError
 from espnet3.io.clock import MAX_SKEW, clock_skew, describe_skew, steady_time
 from espnet3.parallel.clusters.gpus import VARIABLE, Pinning, choose_gpus
 from espnet3.parallel.detached.description import decode_folder, load_trusted
-from espnet3.parallel.detached.successors import Successors
+from espnet3.parallel.detached.successor_process import Successors
 from espnet3.parallel.detached.walltime import find_walltime, process_start
 from espnet3.parallel.detached.worker import DetachedWorker, Outcome, find_end
 from espnet3.parallel.folder_run import folder_errors

@@ -47,18 +47,18 @@ class Worker:
 
     @property
     def name(self) -> str:
-        """How people call it: by its job where it has one, else by machine and process."""
+        """Name for messages: by its job where it has one, else by machine and process."""
         record = self.record
         return record.job_id or f"{record.host}:{record.pid}"
 
     @property
     def is_silent(self) -> bool:
-        """Whether it counts as alive, but several heartbeats are missing."""
+        """Tell whether it counts as alive, but several heartbeats are missing."""
         return self.is_alive and self.silent_seconds > _SILENT_SECONDS
 
     @property
     def is_lost(self) -> bool:
-        """Whether it is gone and could not say why."""
+        """Tell whether it is gone and could not say why."""
         return not self.is_alive and self.record.ended is None
 
 
@@ -78,39 +78,39 @@ class Job:
 
     @property
     def scheduler(self) -> Scheduler:
-        """What knows the words of its state."""
+        """Scheduler that knows the words of its state."""
         return scheduler_of(self.record.env) or _NO_SCHEDULER
 
     @property
     def was_cancelled(self) -> bool:
-        """Whether it was cancelled, as far as the scheduler knows."""
+        """Tell whether it was cancelled, as far as the scheduler knows."""
         return self.state.phase == "ended" and self.scheduler.was_cancelled(self.state)
 
     @property
     def is_blameless(self) -> bool:
-        """Whether its end says nothing about whether the next one would live."""
+        """Tell whether its end says nothing about whether the next one would live."""
         return self.state.phase == "ended" and self.scheduler.is_blameless(self.state)
 
     @property
     def is_waiting(self) -> bool:
-        """Whether it is in the queue and nothing but the scheduler holds it back."""
+        """Tell whether it is in the queue and nothing but the scheduler holds it back."""
         return self.state.phase == "pending" and not self.is_successor
 
     @property
     def is_starting(self) -> bool:
-        """Whether it runs, or should, but its worker has not signed in."""
+        """Tell whether it runs, or should, but its worker has not signed in."""
         if self.has_living_worker or self.workers:
             return False
         return self.state.phase == "running" or (self.state.phase == "unknown" and self.is_new)
 
     @property
     def is_there(self) -> bool:
-        """Whether it has not ended, as far as one can tell."""
+        """Tell whether it has not ended, as far as one can tell."""
         return self.has_living_worker or self.is_starting or self.state.phase != "ended"
 
     @property
     def is_doubtful(self) -> bool:
-        """Whether it is not known to exist, nor to have ended.
+        """Tell whether it is not known to exist, nor to have ended.
 
         One whose worker is silent while the scheduler says that it runs is no better: the file
         server may be away for a while, or the node may hang until the scheduler ends its jobs.
@@ -150,7 +150,7 @@ class Workforce:
 
     @property
     def n_present(self) -> int:
-        """How many work, or will without anybody's help."""
+        """Number of those that work, or will without help."""
         return len(self.living) + len(self.waiting) + len(self.starting)
 
     def of_env(self, env: str) -> "Workforce":

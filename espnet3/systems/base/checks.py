@@ -144,7 +144,7 @@ class Setting:
 
     @property
     def is_typed(self) -> bool:
-        """Whether it was given on the command line."""
+        """Tell whether it was given on the command line."""
         return self.source.file.startswith(_COMMAND_LINE)
 
     @property

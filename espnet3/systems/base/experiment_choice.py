@@ -36,7 +36,7 @@ _BEFORE_TRAINING = {"create_dataset", "train_tokenizer", "collect_stats"}
 
 @dataclass(frozen=True)
 class _Lacking:
-    """What the folder of a config does not have, though something below it is needed."""
+    """A name missing in the folder of a config, though something below it is needed."""
 
     loaded: "LoadedConfig"
     what: str

@@ -9,9 +9,9 @@ import pytest
 import soundfile
 import torch
 
-from espnet3.components.data.random_numbers import fixed_random
 from espnet3.components.data.loader_config import LoaderConfig
 from espnet3.components.data.loader_plan import LengthSource
+from espnet3.components.data.random_numbers import fixed_random
 from espnet3.components.data.stats import load_stats
 from espnet3.components.models.normalization import GlobalNormalization
 from espnet3.config.load import load_config
