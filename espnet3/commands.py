@@ -138,10 +138,25 @@ def replace_overrides(
     Example:
         >>> replace_overrides(["--stages", "infer", "model.beam_size=3"], ["model.beam_size=5"])
         ['--stages', 'infer', 'model.beam_size=5']
+        >>> replace_overrides(["modle.beam_size=3"], ["model.beam_size=3"], without=["modle"])
+        ['model.beam_size=3']
     """
     keys = {*without, *(override_key(word) for word in overrides)}
-    kept = [word for word in words if word.startswith("-") or override_key(word) not in keys]
+    below = tuple(f"{key}." for key in without)
+
+    def is_replaced(word: str) -> bool:
+        key = override_key(word)
+        return key in keys or key.startswith(below)
+
+    kept = [word for word in words if word.startswith("-") or not is_replaced(word)]
     return [*kept, *overrides]
+
+
+def is_typed_below(key: str) -> bool:
+    """Tell whether the line that was typed sets something below a key, such as `key.name=3`."""
+    line = _line.get()
+    words = [] if line is None else line.words()
+    return any(override_key(word).startswith(f"{key}.") for word in words if "=" in word)
 
 
 def free_name(path: str | os.PathLike[str]) -> str:

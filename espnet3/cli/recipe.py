@@ -124,15 +124,17 @@ def _run(system: type[BaseSystem], argv: Sequence[str], recipe_dir: Path) -> int
 
 
 def _run_selected(line: TypedLine, selected: Sequence[Selected], working_dir: str) -> int:
+    options, recipe_dir, rank = line.options, line.recipe_dir, process_rank()
+    if not options.best:
+        line.instance, selected = set_up(line.system, options, selected, recipe_dir)
+    # After the checks: what is wrong is told without loading what only a stage needs.
     from espnet3.systems.base.provenance import Invocation
 
-    options, recipe_dir, rank = line.options, line.recipe_dir, process_rank()
     invocation = Invocation([*line.program, *options.words], working_dir, recipe_dir)
     if options.best:
         from espnet3.cli.sweep import run_sweep
 
         return run_sweep(line, selected, invocation)
-    line.instance, selected = set_up(line.system, options, selected, recipe_dir)
     from espnet3.cli.stage_loop import StageLoop, print_plan, run_rank
 
     if options.dry_run:

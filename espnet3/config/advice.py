@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from espnet3.commands import same_command
+from espnet3.commands import is_typed_below, same_command
 from espnet3.config.foreign_keys import BLOCKS, WORDS
 from espnet3.config.known_keys import ALL, OWN, READERS, SIZES, Unfit, UnfitKey, flow
 from espnet3.config.redact import redact
@@ -55,11 +55,13 @@ class Advice:
 
     def in_place_of(self, key: str) -> str:
         """Return the line that was typed, with this in place of an override of another key."""
-        return same_command(*self.overrides(), without=[key])
+        # As it was typed: `optimizer={lr: 1}` would be read, but is not what the user wrote.
+        settings = _leaves(self.settings) if is_typed_below(key) else self.settings
+        return same_command(*_overrides(settings), without=[key])
 
     def overrides(self) -> list[str]:
         """Return an override for each setting, not quoted."""
-        return [f"{key}={flow(value)}" for key, value in self.settings.items()]
+        return _overrides(self.settings)
 
     def line(self) -> str:
         """Return `parallel: {n_workers: 8}` as YAML; empty without a key."""
@@ -72,6 +74,21 @@ class Advice:
             node[last] = value
         # One line for each top-level key: a file has no braces around them.
         return "\n".join(f"{key}: {flow(value)}" for key, value in tree.items())
+
+
+def _overrides(settings: Mapping[str, Any]) -> list[str]:
+    return [f"{key}={flow(value)}" for key, value in settings.items()]
+
+
+def _leaves(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings by dotted keys, without mappings but empty ones."""
+    found: dict[str, Any] = {}
+    for key, value in settings.items():
+        if isinstance(value, Mapping) and value:
+            found |= _leaves({f"{key}.{name}": child for name, child in value.items()})
+        else:
+            found[key] = value
+    return found
 
 
 def advise(

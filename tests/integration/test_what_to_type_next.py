@@ -278,3 +278,12 @@ def test_a_misspelt_test_set_is_corrected_by_the_line(call, recipe):
     [words] = lines_of(said)
     assert call(*words)[0] == 0
     assert (recipe / "exp/mine/decode all/more digits/hyp.scp").is_file()
+
+
+def test_settings_below_a_misspelt_block_are_written_below_the_right_one(call):
+    code, said = call(*INFER, "modle.beam_size=7", "modle.seconds=0")
+    assert code == 1 and "Did you mean 'model'?" in said
+    [words] = lines_of(said)
+    assert words[-2:] == ["model.beam_size=7", "model.seconds=0"]
+    assert not any(word.startswith("modle") for word in words)
+    assert call(*words[:-1])[0] == 0

@@ -1,6 +1,5 @@
 """Random numbers of samples: their own generators, and the global ones kept for the model."""
 
-import ctypes
 import random
 import sys
 from collections.abc import Callable, Iterator
@@ -105,6 +104,8 @@ class _GlobalNumpy:
 
         None if it is of another kind, or a NumPy to come has them elsewhere.
         """
+        import ctypes
+
         import numpy as np
 
         if bits is not self._bits:

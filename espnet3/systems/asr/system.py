@@ -26,12 +26,14 @@ class ASRSystem(BaseSystem):
 
     def readers_of(self, stage_name: str) -> "Sequence[Reader]":
         """Return the functions that read the config of a stage, and refuse what is wrong."""
-        from espnet3.systems.asr.publication import load_publication_config
-        from espnet3.systems.asr.tokenizer_training import load_tokenizer_block
-
+        # Each imported for its own stage alone: a misspelt key must be told at once.
         if stage_name == "train_tokenizer":
+            from espnet3.systems.asr.tokenizer_training import load_tokenizer_block
+
             return (load_tokenizer_block,)
         if stage_name in ("pack_model", "upload_model"):
+            from espnet3.systems.asr.publication import load_publication_config
+
             return (load_publication_config,)
         return super().readers_of(stage_name)
 

@@ -202,8 +202,9 @@ class Readers:
         if setting.kind == "inference":
             found += [s.name for s in self.stages if _is_in(setting.key, s.reads_of_inference)]
         # Stages that use a model compare the settings of its training.
-        if setting.kind == "training" and (is_compared(setting.key) or setting.block == _ACCEPTED):
-            found += [stage.name for stage in self.stages if stage.uses_weights]
+        users = [stage.name for stage in self.stages if stage.uses_weights]
+        if users and setting.kind == "training":
+            found += users if setting.block == _ACCEPTED or is_compared(setting.key) else ()
         return found
 
     def is_read(self, setting: Setting) -> bool:

@@ -128,7 +128,6 @@ def _without_doubled_name(loaded: "LoadedConfig", name: str | None) -> "LoadedCo
     from omegaconf import OmegaConf
 
     from espnet3.config.load import LoadedConfig, load_config
-    from espnet3.systems.base.inference_config import has_results
 
     if not all(is_default(loaded, key) for key in _PLACES):
         return loaded
@@ -136,13 +135,20 @@ def _without_doubled_name(loaded: "LoadedConfig", name: str | None) -> "LoadedCo
         return loaded
     folder = Path(str(context_value(loaded, "exp_dir")))
     old = folder / str(name)
-    if has_results(old):
-        has_both = has_results(folder)
+    if old.is_dir() and _has_results(old):
+        has_both = _has_results(folder)
         _log_old_results(os.path.abspath(old), os.path.normpath(old), has_both)
         if not has_both:
             return loaded
     values = OmegaConf.create({_INFERENCE_DIR: "${exp_dir}"})
     return load_config(loaded, above=LoadedConfig(values, {_INFERENCE_DIR: Source("default")}))
+
+
+def _has_results(folder: Path) -> bool:
+    # Imported where there is such a folder: the config of inference takes a tenth of a second.
+    from espnet3.systems.base.inference_config import has_results
+
+    return has_results(folder)
 
 
 @cache  # configs are loaded more than once in a command

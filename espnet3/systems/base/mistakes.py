@@ -76,8 +76,6 @@ def refuse_mistakes(
             users = [stage for stage, own in zip(stages, configs, strict=True) if own is loaded]
             for check in _checks_of(loaded, [stage.name for stage in users]):
                 mistakes.find(check)
-            if loaded.has("parallel") and any("parallel" in stage.reads for stage in users):
-                mistakes.find(partial(as_parallel_config, loaded))
         for stage, loaded in zip(stages, configs, strict=True):
             if stage.is_ours:
                 mistakes.find(partial(check_written_arguments, loaded, stage.name))
@@ -179,7 +177,8 @@ def _checks_of(loaded: "LoadedConfig", stages: Sequence[str]) -> Iterator[Callab
         yield partial(check_block, loaded, block, homes, stages)
     # Resolves every interpolation, so that one that leads nowhere fails now and not in a stage.
     yield loaded.plain
-    yield partial(as_parallel_config, loaded)
+    if loaded.has("parallel"):
+        yield partial(as_parallel_config, loaded)
 
 
 Reader = Callable[["LoadedConfig"], object]
