@@ -5,6 +5,7 @@ import logging
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -242,6 +243,42 @@ def load_config(
     files_read = tuple(file for found, _ in layers for file in found)
     # References last: only now is it known whether the config has a key expdir of its own.
     return _loaded(translated(rename_references(merged)), files_read, names)
+
+
+_KEPT_FILES = 16
+_kept: dict[str, tuple[bytes, Any]] = {}
+# Values that are elsewhere: in the environment, or in another file.
+_OF_OTHERS = (b"${", b"defaults")
+
+
+def read_values(file: str | Path) -> dict[str, Any]:
+    """Return what a config file says, as plain values; parsed once as long as it is the same.
+
+    That of a training lies beside its weights, and each test set and each part of a stage asks it.
+
+    Raises:
+        ConfigError: As `load_config`, or an interpolation leads nowhere.
+    """
+    path = os.path.abspath(file)
+    content = _content(path)
+    before, values = _kept.get(path, (None, None))
+    if content is None or content != before:
+        values = resolved(load_config(file).config)
+        is_constant = content is not None and not any(word in content for word in _OF_OTHERS)
+        # Read again: it may have been replaced meanwhile.
+        if is_constant and _content(path) == content:
+            if len(_kept) >= _KEPT_FILES:
+                _kept.clear()
+            _kept[path] = content or b"", values
+    found: dict[str, Any] = deepcopy(values)
+    return found
+
+
+def _content(path: str) -> bytes | None:
+    try:
+        return Path(path).read_bytes()
+    except OSError:  # `load_config` says what is wrong
+        return None
 
 
 def as_loaded(config: ConfigSource | Sequence[ConfigSource]) -> LoadedConfig:

@@ -189,7 +189,7 @@ EVIL_TARGETS = [
     "espnet3.systems.asr.language_model.torch.load",
     "espnet3.systems.asr.inference.Speech2Text",
     "espnet3.systems.asr.huggingface_inference.HuggingFaceSpeech2Text",
-    "espnet3.systems.asr.packing.read_config",
+    "espnet3.config.load.read_values",
     "torch.nn.parallel.DistributedDataParallel",
     "torch.nn.DataParallel",
     "torch.nn.LazyLinear",

@@ -11,7 +11,7 @@ from typing import Any
 
 from espnet3 import __version__
 from espnet3.components.text.tokenizer import ABOUT
-from espnet3.config.load import LoadedConfig, load_config
+from espnet3.config.load import LoadedConfig, read_values
 from espnet3.config.sources import names_places
 from espnet3.config.trust import PackedModelError
 from espnet3.errors import ConfigError, EspnetError, RunFolderError
@@ -104,7 +104,7 @@ def _write(plan: "PackPlan", folder: Path) -> None:
     training = {**training, "model": collector.collect(training["model"], "model")}
     _write_yaml(folder / TRAINING, training)
     if plan.inference is not None:
-        inference = read_config(plan.inference)
+        inference = read_values(plan.inference)
         block = dict(inference.get("model") or {})
         # Only what the decoder reads is copied: test sets and the like are of no use elsewhere.
         if "decoder" in block:
@@ -285,7 +285,7 @@ def _metrics(settings: PackConfig, inference: Path | None, folder: str | None) -
         return Path(settings.metrics)
     folders = [folder]
     if inference is not None:
-        folders.append(read_config(inference).get("inference_dir"))
+        folders.append(read_values(inference).get("inference_dir"))
     found = [Path(folder) / METRICS for folder in folders if folder]
     return next((file for file in found if file.is_file()), None)
 
@@ -296,14 +296,6 @@ def _default_name(recipe_dir: str, exp_dir: Path) -> str:
     kept = ["".join(c if c.isalnum() or c in "._-" else "-" for c in word) for word in words]
     # The Hub allows 96 characters, and no name that begins with punctuation.
     return "_".join(filter(None, kept)).lstrip("._-")[:96] or "model"
-
-
-def read_config(file: Path) -> dict[str, Any]:
-    """Return a config without interpolations."""
-    from espnet3.config.resolve import resolved
-
-    values: dict[str, Any] = resolved(load_config(file).config)
-    return values
 
 
 def model_card(

@@ -113,8 +113,7 @@ def read_training_config(weights: Path) -> dict[str, Any]:
     Raises:
         ConfigError: It is missing, or has no model.
     """
-    from espnet3.config.load import load_config
-    from espnet3.config.resolve import resolved
+    from espnet3.config.load import read_values
 
     require_weights(weights)
     file = weights.with_name(CONFIG)
@@ -123,7 +122,7 @@ def read_training_config(weights: Path) -> dict[str, Any]:
             f"There is no {CONFIG} beside the weights {weights}, so the model is not known. The "
             f"stage train writes it there; copy it from the training's folder: {file}"
         )
-    config: dict[str, Any] = resolved(load_config(file).config)
+    config = read_values(file)
     if not isinstance(config.get("model"), Mapping):
         raise ConfigError(
             f"{file} has no model block.", fix="Copy the config of the training there."
@@ -137,13 +136,12 @@ def read_decoding(exp_dir: Path) -> dict[str, Any]:
 
     Empty if there was none.
     """
-    from espnet3.config.load import load_config
-    from espnet3.config.resolve import resolved
+    from espnet3.config.load import read_values
 
     file = exp_dir / LAST_INFERENCE
     if not file.is_file():
         return {}
-    config: dict[str, Any] = resolved(load_config(file).config)
+    config = read_values(file)
     block: dict[str, Any] = _absolute_texts(config.get("model") or {}, config, exp_dir.resolve())
     return block
 

@@ -203,13 +203,13 @@ def _context_of(lacking: _Lacking) -> "LoadedConfig":
     """Return the shared keys as the experiment has them, and where it lies now."""
     from omegaconf import OmegaConf
 
-    from espnet3.config.load import LoadedConfig, load_config
-    from espnet3.config.resolve import escaped_values, resolved
+    from espnet3.config.load import LoadedConfig, load_config, read_values
+    from espnet3.config.resolve import escaped_values
 
     place = lacking.fitting[0]
     folder = _experiment_of(place)
     file = _config_in(folder) or folder / CONFIG
-    saved = resolved(load_config(file).config)
+    saved = read_values(file)
     # Only what differs from the defaults was set on purpose, and is taken over.
     own_defaults = load_config([], below={**DEFAULTS, "exp_tag": saved.get("exp_tag")}).config
     values = {

@@ -139,10 +139,10 @@ def rates_of_trained(block: Any) -> list[StatedRate]:
     file = _training_file(block)
     if file is None or not file.is_file():
         return []
-    from espnet3.config.load import load_config
+    from espnet3.config.load import read_values
 
     try:
-        values = resolved(load_config(file).config)
+        values = read_values(file)
     except EspnetError:
         return []  # reported where the model is built
     return list(_in_model(values.get("model"), lambda _: f" (set in {file})"))

@@ -364,14 +364,12 @@ def read_training_record(exp_dir: Path) -> TrainingRecord | None:
 
 def _from_config(exp_dir: Path) -> TrainingRecord | None:
     """Return what an experiment without a record says of itself: its settings."""
-    from espnet3.config.load import load_config
-    from espnet3.config.resolve import resolved
+    from espnet3.config.load import read_values
 
     file = exp_dir / _CONFIG
     if not file.is_file():
         return None
-    config: Mapping[str, Any] = resolved(load_config(file).config)
-    return TrainingRecord(describe_values(config))
+    return TrainingRecord(describe_values(read_values(file)))
 
 
 def _changed_values(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:

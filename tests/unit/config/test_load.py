@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException, ReadonlyConfigError
 
-from espnet3.config.load import Source, load_config
+from espnet3.config import load
+from espnet3.config.load import Source, load_config, read_values
 from espnet3.config.resolve import resolved
 from espnet3.config.sources import Layer, merge
 from espnet3.errors import ConfigError
@@ -438,3 +439,60 @@ def test_layers_merge_as_omegaconf_merges_them(lower, upper):
             merge(Layer(lower), Layer(upper))
     else:
         assert repr(merge(Layer(lower), Layer(upper)).values) == repr(expected)  # in order, too
+
+
+# Files that several parts of a stage read
+
+
+@pytest.fixture
+def n_loads(monkeypatch):
+    """Return a function that tells how often configs were loaded since the last call."""
+    calls = []
+    real = load.load_config
+    monkeypatch.setattr(load, "load_config", lambda *a, **k: (calls.append(a), real(*a, **k))[1])
+
+    def count():
+        n_calls = len(calls)
+        calls.clear()
+        return n_calls
+
+    return count
+
+
+def test_the_values_of_a_file_are_parsed_once_as_long_as_it_is_the_same(tmp_path, n_loads):
+    path = write(tmp_path, "a: {b: [1]}\n")
+    first = read_values(path)
+    first["a"]["b"].append(2)
+    assert read_values(path) == {"a": {"b": [1]}}
+    assert n_loads() == 1
+    write(tmp_path, "a: {b: [3]}\n")  # of the same size, and perhaps within a tick of the clock
+    assert read_values(path) == {"a": {"b": [3]}}
+    assert n_loads() == 1
+
+
+def test_values_that_are_elsewhere_are_read_each_time(tmp_path, n_loads, monkeypatch):
+    path = write(tmp_path, "a: ${oc.env:PLACE}\n")
+    monkeypatch.setenv("PLACE", "one")
+    assert read_values(path) == {"a": "one"}
+    monkeypatch.setenv("PLACE", "two")
+    assert read_values(path) == {"a": "two"}
+    write(tmp_path, "b: 1\n", "other.yaml")
+    path = write(tmp_path, "defaults: [other, _self_]\na: 1\n", "whole.yaml")
+    assert read_values(path) == {"a": 1, "b": 1}
+    write(tmp_path, "b: 2\n", "other.yaml")
+    assert read_values(path) == {"a": 1, "b": 2}
+    assert n_loads() == 4
+
+
+def test_a_file_that_cannot_be_read_is_told_as_by_load_config(tmp_path):
+    path = write(tmp_path, "a: 1\n")
+    assert read_values(path) == {"a": 1}
+    path.unlink()
+    with pytest.raises(ConfigError, match="conf"):
+        read_values(path)
+
+
+def test_many_files_are_not_all_kept(tmp_path, n_loads):
+    paths = [write(tmp_path, f"a: {i}\n", f"{i}.yaml") for i in range(40)]
+    assert [read_values(path)["a"] for path in paths] == list(range(40))
+    assert len(load._kept) <= 16

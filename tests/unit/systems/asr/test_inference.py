@@ -15,15 +15,19 @@ from espnet3.components.decoding.ctc_beam import PrefixBeamCTC
 from espnet3.components.decoding.joint_beam import JointBeam
 from espnet3.components.text.characters import CharacterTokenizer
 from espnet3.components.text.tokenizer import load_tokenizer
+from espnet3.config import load
 from espnet3.errors import ConfigError, ResourceError, RunFolderError
 from espnet3.io.atomic import write_json
 from espnet3.systems.asr.inference import Speech2Text, output_fn
+from espnet3.systems.asr.system import ASRSystem
 from espnet3.systems.asr.trained_model import find_weights
+from espnet3.systems.base.context import DEFAULTS
 from tests.helpers.recognizer_parts import (
     MODELS,
     RATE,
     WEIGHTS,
     make_experiment,
+    make_recipe,
     model_block,
     noise,
 )
@@ -294,3 +298,22 @@ def test_weights_that_diverged_are_no_empty_text(exp_dir):
         next(broken.model.encoder.parameters()).fill_(float("nan"))
     with pytest.raises(DataError, match=r"NaN for 2 of 2 utterances.*weights"):
         broken([noise(0.5), noise(0.3)])
+
+
+def test_infer_reads_the_config_of_the_training_once_for_all_test_sets(tmp_path, monkeypatch):
+    recipe = make_recipe(tmp_path)
+    monkeypatch.chdir(recipe)
+    tests = [
+        {"name": name, "data_src": "jsonl", "data_src_args": {"path": "data/dev.jsonl"}}
+        for name in ("one", "two", "three")
+    ]
+    above = {"dataset": {"test": tests}, "parallel": {"env": "local", "n_workers": 1}}
+    files = ["conf/training.yaml", "conf/inference.yaml", above]
+    loaded = load.load_config(files, below=DEFAULTS, recipe_dir=recipe)
+    calls = []
+    real = load.load_config
+    monkeypatch.setattr(load, "load_config", lambda *a, **k: (calls.append(a), real(*a, **k))[1])
+    system = ASRSystem(inference=loaded)
+    system.check_infer()
+    assert list(system.infer()) == ["one", "two", "three"]
+    assert len(calls) <= 2, calls
