@@ -95,9 +95,14 @@ def workforce_facts(seen: Overview) -> Iterator[tuple[str, str]]:
     if seen.state == "complete":
         return
     if seen.status.is_detached:
-        n_idle = sum(seen.shard_of(worker) is None for worker in workforce.living)
-        idle = f", {n_idle} of them without a shard just now" if n_idle else ""
-        yield "Workers", f"{len(workforce.living)} at work{idle}"
+        building = {shard.owner_id for shard in seen.status.building}
+        idle = [w for w in workforce.living if seen.shard_of(w) is None]
+        n_idle = sum(worker.record.owner_id not in building for worker in idle)
+        parts = [f"{len(workforce.living)} at work"]
+        parts += [f"{n_idle} of them without a shard just now"] if n_idle else []
+        yield "Workers", ", ".join([*parts, *building_text(seen.status)])
+    elif seen.status.building:
+        yield "Workers", ", ".join(building_text(seen.status))
     for driver in workforce.living:
         if driver.record.driver:
             yield "Driver", on_one_line(_driver_text(seen, driver))
@@ -109,6 +114,16 @@ def workforce_facts(seen: Overview) -> Iterator[tuple[str, str]]:
         yield "Jobs", f"{count(n_odd, 'job')} may exist whose number was not noted; see: {see}"
     for node, why in seen.avoided.items():
         yield "Avoided", on_one_line(f"{node}: {why}")
+
+
+def building_text(status: RunStatus) -> list[str]:
+    """Return how many workers load the model, and for how long, as a list of one; else empty."""
+    if not status.building:
+        return []
+    n_workers = len(status.building)
+    are = "is" if n_workers == 1 else "are"
+    longest = duration(max(shard.seconds for shard in status.building))
+    return [f"{count(n_workers, 'worker')} {are} building the environment (model, data), {longest}"]
 
 
 def _driver_text(seen: Overview, driver: Worker) -> str:
@@ -160,7 +175,11 @@ def _worker_rows(seen: Overview, worker: Worker) -> "Iterator[list[RenderableTyp
     if worker.is_silent:
         name += f", silent for {duration(worker.silent_seconds)}"
     done = f"{seen.n_shards_of(worker):,}"
-    if not shards:
+    building = [s for s in seen.status.building if s.owner_id == record.owner_id]
+    if building:
+        longest = max(shard.seconds for shard in building)
+        yield [name, str(building[0].shard), "", "building", duration(longest), done]
+    elif not shards:
         yield [name, "", "", "no shard", "", done]
     for number, shard in enumerate(shards[:_SHOWN]):
         mark = f"{shard.shard}*" if shard.is_twin else str(shard.shard)

@@ -28,6 +28,7 @@ from espnet3.cli.run_folders import find_runs
 from espnet3.cli.run_view import (
     STYLES,
     add_costs,
+    building_text,
     facts_of,
     items_text,
     next_steps,
@@ -312,6 +313,8 @@ def line(seen: Overview, with_name: bool) -> str:
         parts.append(
             f"{len(seen.workforce.living)} at work, {len(seen.workforce.waiting)} in the queue"
         )
+    if not seen.is_over:
+        parts += building_text(status)
     if seen.avoided:
         parts.append("avoids " + ", ".join(seen.avoided))
     name = f"{on_one_line(status.run_dir)}: " if with_name else ""

@@ -4,7 +4,7 @@ import itertools
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from espnet3.shards.success import read_success
 _RECENT_SHARDS = 64
 _POSITIONS_A_LOOK = 16
 _GAP_SECONDS = 1.0
+_BUILDING_SECONDS = 1.0  # an attempt begins some milliseconds after its claim
 _BACKUP = ".twin"
 
 
@@ -39,6 +40,17 @@ class RunningShard:
     """Since it was taken."""
     is_twin: bool = False
     """A second attempt runs as well, and the first to finish wins; so it counts once."""
+
+
+@dataclass(frozen=True)
+class BuildingShard:
+    """A shard that waits until its worker has built the environment."""
+
+    shard: int
+    owner: str
+    owner_id: str
+    seconds: float
+    """Since it was taken."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +73,8 @@ class RunStatus:
     """Why detached workers should end, and take no more."""
     is_detached: bool = False
     """Whether its workers need no driver."""
+    building: list[BuildingShard] = field(default_factory=list)
+    """Shards that were taken a moment ago or longer, and not begun: the model is being loaded."""
 
     @property
     def n_done_so_far(self) -> int:
@@ -133,6 +147,7 @@ class StatusReader:
             seconds=success["seconds"] if success else self._seconds(done, bool(owners)),
             stop=stop,
             is_detached=records.run.exists(),
+            building=self._building(running, owners) if owners and not is_complete else [],
         )
 
     def _seconds(self, done: list[Done], has_owner: bool) -> float:
@@ -215,6 +230,21 @@ class StatusReader:
                     )
                 )
         return running
+
+    def _building(self, running: list[RunningShard], owners: dict[str, str]) -> list[BuildingShard]:
+        """Return the claimed shards without an attempt, of owners that have none at all.
+
+        Of one that has, they are what its next workers will begin with, or those of a driver's
+        pool that come later.
+        """
+        at_work = {shard.owner_id for shard in running}
+        found = [
+            BuildingShard(shard, owners[owner], owner, self.now - since)
+            for name, (owner, since) in self.leases.claims.items()
+            if owner in owners and owner not in at_work and self.now - since >= _BUILDING_SECONDS
+            if (shard := self._layout.shard_named(name)) is not None and shard not in self.committed
+        ]
+        return sorted(found, key=lambda each: each.shard)
 
     def _read_positions(self, folders: Iterable[Path]) -> None:
         """Read how far attempts are: all new ones, and those that were not read for longest.

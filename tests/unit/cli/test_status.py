@@ -17,8 +17,8 @@ from tests.helpers.phrases import says_to_rerun
 
 KEYS = {
     "run_dir", "name", "state", "n_items", "n_done", "n_failed", "n_shards", "n_shards_done",
-    "running", "items_per_second", "eta_seconds", "seconds", "stop", "is_detached", "workers",
-    "jobs", "avoided_nodes", "accounting",
+    "running", "items_per_second", "eta_seconds", "seconds", "stop", "is_detached",
+    "building", "workers", "jobs", "avoided_nodes", "accounting",
 }  # fmt: skip
 
 

@@ -13,7 +13,7 @@ import pytest
 from espnet3.cli.main import main
 from espnet3.cli.status import _End, line, render
 from espnet3.parallel.detached.overview import Observer, look
-from espnet3.shards.lease import Lease
+from espnet3.shards.lease import Lease, claim_path
 from tests.helpers.waiting import wait_until
 
 
@@ -56,6 +56,22 @@ def test_the_view_has_a_bar_per_worker_and_tells_what_jobs_wait_for(busy):
     assert "1 job in the queue: Priority. Others are first" in text
     assert "2 at work, 1 of them without a shard" in text
     assert "Ctrl-C ends this view, not the run" in text
+
+
+def test_workers_that_load_a_model_are_said_to_and_are_not_idle(detached):
+    first, second = detached.worker("10"), detached.worker("11", "node2")
+    to_do = [s for s in range(detached.manifest.n_shards) if not detached.layout.shard(s).exists()]
+    for lease, shard, seconds in ((first, to_do[0], 35), (second, to_do[1], 20)):
+        name = detached.layout.shard_name(shard)
+        assert lease.claim(name)
+        path = claim_path(lease.folder, name)
+        os.utime(path, (time.time() - seconds,) * 2)
+    text = render_text(look(detached.root))
+    assert "2 at work, 2 workers are building the environment (model, data), 35 s" in text
+    assert "without a shard" not in text
+    (row,) = [line for line in text.splitlines() if line.startswith("node1 (job 10)")]
+    assert row.split()[-4:] == ["building", "35", "s", "0"]
+    assert "2 workers are building the environment" in line(look(detached.root), with_name=True)
 
 
 def test_all_shards_of_a_driver_have_a_row(detached):

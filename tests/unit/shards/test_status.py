@@ -7,7 +7,7 @@ import pytest
 from espnet3.errors import RunFolderError
 from espnet3.shards.commit import Position, begin_attempt, commit
 from espnet3.shards.layout import FAILED
-from espnet3.shards.lease import Lease
+from espnet3.shards.lease import Lease, claim_path
 from espnet3.shards.manifest import require_manifest
 from espnet3.shards.merge import read_failures
 from espnet3.shards.status import read_status
@@ -190,3 +190,27 @@ def set_times(run, shard, **times):
     run.commit(shard)
     done = run.layout.shard(shard) / "done"
     done.write_text(json.dumps({**json.loads(done.read_text()), **times}))
+
+
+def taken_before(lease: Lease, name: str, seconds: float) -> None:
+    """Claim a shard as if that had been some seconds ago."""
+    assert lease.claim(name)
+    path = claim_path(lease.folder, name)
+    then = path.stat().st_mtime - seconds
+    os.utime(path, (then, then))
+
+
+def test_a_shard_that_is_taken_and_not_begun_waits_for_its_environment(run):
+    with quiet_lease(run.root) as lease, quiet_lease(run.root) as other:
+        taken_before(lease, run.layout.shard_name(1), 35)
+        taken_before(lease, run.layout.shard_name(2), 20)
+        taken_before(lease, "merge", 20)
+        assert other.claim(run.layout.shard_name(3))  # just now: its attempt is about to begin
+        building = read_status(run.root).building
+        assert [(each.shard, each.owner_id) for each in building] == [
+            (1, lease.owner.owner_id), (2, lease.owner.owner_id),
+        ]  # fmt: skip
+        assert [round(each.seconds) for each in building] == [35, 20]
+        begin_attempt(run.layout, 1)
+        assert read_status(run.root).building == [], "one of its workers has begun"
+    assert read_status(run.root).building == [], "the owner is gone"
