@@ -114,7 +114,7 @@ def _hooks_of(callbacks: list[pl.Callback], name: str) -> list[Callable[..., Any
     return [hook for hook in hooks if callable(hook)]
 
 
-def _do_nothing() -> None:
+def _profile_nothing() -> None:
     """Stand for what a profiler does around the fetching of a batch."""
 
 
@@ -145,10 +145,10 @@ class LeanEpochLoop(_TrainingEpochLoop):
         self._is_lean = _can_be_lean(self.trainer, data_fetcher)
         self._is_alone = self.trainer.world_size == 1
         strategy, module = self.trainer.strategy, self.trainer.lightning_module
-        plain = getattr(module, "_plain", frozenset())
+        plain: frozenset[str] = getattr(module, "_plain", frozenset())
         self._is_unwrapped = "training_step" in plain and strategy.model is module
         if self._is_lean:  # without a profiler
-            data_fetcher._start_profiler = data_fetcher._stop_profiler = _do_nothing
+            data_fetcher._start_profiler = data_fetcher._stop_profiler = _profile_nothing
 
     @property
     @override

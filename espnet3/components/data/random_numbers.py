@@ -111,8 +111,9 @@ class _GlobalNumpy:
         if bits is not self._bits:
             self._bits, self._words = bits, None
             if type(bits) is np.random.MT19937:
-                memory = (ctypes.c_uint32 * (_POSITION + 1)).from_address(bits.ctypes.state_address)
-                words, known = np.frombuffer(memory, np.uint32), bits.state["state"]
+                kind: Any = ctypes.c_uint32 * (_POSITION + 1)
+                words = np.frombuffer(kind.from_address(bits.ctypes.state_address), np.uint32)
+                known = bits.state["state"]
                 is_known = np.array_equal(words[:-1], known["key"]) and words[-1] == known["pos"]
                 self._words = words if is_known else None
         return self._words
