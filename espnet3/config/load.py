@@ -261,8 +261,8 @@ def read_values(file: str | Path) -> dict[str, Any]:
     """
     path = os.path.abspath(file)
     content = _content(path)
-    before, values = _kept.get(path, (None, None))
-    if content is None or content != before:
+    before, values = _kept.get(path, (b"", {}))
+    if content is None or path not in _kept or content != before:
         values = resolved(load_config(file).config)
         is_constant = content is not None and not any(word in content for word in _OF_OTHERS)
         # Read again: it may have been replaced meanwhile.

@@ -2,7 +2,7 @@
 
 import random
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -74,7 +74,8 @@ class _GlobalNumpy:
         """Return what `restore` takes, and leave the generator as it is."""
         import numpy as np
 
-        bits = np.random.get_bit_generator()
+        generators: Any = np.random  # whose types leave out the next two functions
+        bits = generators.get_bit_generator()
         words = self._words_of(bits)
         if words is None:
             return bits, np.random.get_state(legacy=False)
@@ -85,15 +86,16 @@ class _GlobalNumpy:
             np.random.set_state(state)
             return bits, state
         words[:] = before
-        np.random.set_bit_generator(bits)  # which forgets the number that was held back just now
+        generators.set_bit_generator(bits)  # which forgets the number that was held back just now
         return bits, before
 
     def restore(self, saved: Any) -> None:
         """Put the generator where it was, also if another one has taken its place."""
         import numpy as np
 
+        generators: Any = np.random
         bits, state = saved
-        np.random.set_bit_generator(bits)
+        generators.set_bit_generator(bits)
         if isinstance(state, np.ndarray):
             self._words_of(bits)[:] = state
         else:
@@ -147,12 +149,22 @@ def fixed_random() -> Iterator[Callable[..., None]]:
             torch.cuda.set_rng_state(cuda)
 
 
-def _seed(*words: int) -> None:
-    """Give each generator a seed of its own: two with the same one draw the same numbers."""
+def seeds_of(*words: int) -> tuple[int, ...]:
+    """Return a seed for each generator: two with the same one draw the same numbers."""
     import numpy as np
 
     mixed = np.random.SeedSequence([word & _WORD for word in words]).generate_state(3)
-    seeds = [int(word) for word in mixed]
+    return tuple(mixed.tolist())
+
+
+def _seed(*words: int) -> None:
+    seed_each(seeds_of(*words))
+
+
+def seed_each(seeds: Sequence[int]) -> None:
+    """Do what the function of `global_rngs_kept` does, with what `seeds_of` returned."""
+    import numpy as np
+
     random.seed(seeds[0])
     np.random.seed(seeds[1])
     if torch := sys.modules.get("torch"):
