@@ -59,6 +59,13 @@ def _other_task(recipe: "SourceRecipe", args: argparse.Namespace) -> "NewRecipe"
     return build_task_recipe(recipe)
 
 
+def _first_lines(new: "NewRecipe") -> list[str]:
+    """Return the lines to type up to the one that does everything."""
+    notes = [note.startswith("everything") for _, note in new.commands]
+    last = notes.index(True) if True in notes else 0
+    return [line for line, _ in new.commands[: last + 1]]
+
+
 def migrate(argv: Sequence[str]) -> int:
     """Read the old recipe, write the new one, and say what is left to do.
 
@@ -88,13 +95,15 @@ def migrate(argv: Sequence[str]) -> int:
         write_recipe(new, target)
         print(f"Wrote {on_one_line(target)} from {on_one_line(source)}:")
         print(*(f"  {name}" for name in sorted([*new.files, "MIGRATION.md"])), sep="\n")
-        print(f"\nNext:\n  cd {shlex.quote(str(target))}\n  {new.commands[0][0]} --dry-run")
+        print(f"\nNext:\n  cd {shlex.quote(str(target))}")
+        print(*(f"  {line} --dry-run" for line in _first_lines(new)), sep="\n")
     for todo in new.journal.todos:
         print(f"\nTo do first: {on_one_line(todo)}")
     left = new.journal.left_behind
     if not left:
         return 0
-    print(f"\n{count(len(left), 'setting')} that change results could not be kept (exit code 3):")
+    change = "changes" if len(left) == 1 else "change"
+    print(f"\n{count(len(left), 'setting')} that {change} results could not be kept (exit code 3):")
     for entry in left:
         print(on_one_line(f"  {entry.origin} {entry.name}: {entry.note}"))
     return LEFT_OUT

@@ -4,7 +4,8 @@ import os
 import shutil
 from pathlib import Path
 
-from espnet3.migration.new_recipe import TOKENIZER, NewRecipe
+from espnet3.migration.language_models import TOKENIZER
+from espnet3.migration.new_recipe import NewRecipe
 from espnet3.migration.source_recipe import MigrationError
 from espnet3.text import count
 

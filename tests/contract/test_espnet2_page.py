@@ -179,6 +179,8 @@ def test_a_command_of_the_page_runs(recipe, words):
 def test_every_block_is_run_or_is_espnet2s():
     shown = " ".join(shlex.join(words) for words in COMMANDS)
     for block in blocks(PAGE):
+        if block.language == "text":  # what migrate prints: test_espnet2_words.py compares it
+            continue
         if block.tags:
             assert block.tags == ("espnet2",)
             assert "# ESPnet2" in block.text.splitlines()[0]

@@ -1,15 +1,18 @@
 """What docs/espnet2.md says to write for a word of ESPnet2 is what the command line says."""
 
 import re
+from pathlib import Path
 
 import pytest
 import yaml
 
 from espnet3.cli.console import UsageError
+from espnet3.cli.main import main
 from espnet3.cli.recipe_options import select_stages
 from espnet3.config.advice import advise
 from espnet3.migration import asr_options
 from espnet3.systems.base.stages import STAGES
+from tests.helpers.espnet2_recipe import RUN, write_recipe
 from tests.helpers.pages import DOCS, code_in, table
 
 PAGE = DOCS / "espnet2.md"
@@ -45,6 +48,25 @@ def test_the_page_and_the_command_line_say_the_same_of_an_option(name, value, ro
     told = " ".join(row)
     for key in advice.settings:
         assert key in told, f"{advice.override()} is not on the page"
+
+
+def _cells(line: str) -> list[str]:
+    return [cell.strip() for cell in line.strip().strip("|").split("|")]
+
+
+def test_the_page_shows_what_migrate_prints(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    run = RUN.replace("--use_lm false", "--use_lm true")
+    run = run.replace("--nj 4", "--use_streaming true \\\n    --nj 4")
+    write_recipe(Path("egs2/an4/asr1"), run=run, sets=("train", "dev"), has_tokens=True)
+    assert main(["migrate", "egs2/an4/asr1", "an4/asr"]) == 3
+    shown, table = re.findall(r"```text\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    assert capsys.readouterr().out == shown
+    report = Path("an4/asr/MIGRATION.md").read_text().splitlines()
+    rows = [_cells(line) for line in report if line.startswith("| ")]
+    for line in table.splitlines():
+        *cells, note = _cells(line)
+        assert any(row[:4] == cells and row[4].startswith(note.rstrip(".; ")) for row in rows), line
 
 
 def test_migrate_knows_the_options_of_the_page():

@@ -1,10 +1,11 @@
 """Train a model of ESPnet2: what `train` and `collect_stats` ask of a model."""
 
 import argparse
+import inspect
 import logging
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +67,9 @@ class ESPnet2Model(nn.Module):
         """Statistics that were not there yet: only `collect_stats` can use such a model."""
         self.sample_rate = sample_rate_of(task, values)
         self.network: nn.Module = _build(task, values)
-        self._inputs = TaskInputs(task, values)
+        # What a preprocessor adds, such as the prefix of s2t_ctc, only the network names.
+        further = inspect.signature(self.network.forward).parameters
+        self._inputs = TaskInputs(task, values, further)
         # Parts that ESPnet2 shares between models keep the mode of the last one that was used.
         self.train()
 
@@ -118,13 +121,14 @@ class TaskInputs:
     Args:
         task: Of ESPnet2.
         values: Its complete config.
+        further: Names that its network takes, beside those of the task's data.
     """
 
-    def __init__(self, task: str, values: Mapping[str, Any]) -> None:
+    def __init__(self, task: str, values: Mapping[str, Any], further: Iterable[str] = ()) -> None:
         kind = task_class(task)
         self._task = task
         self._required = tuple(kind.required_data_names(True, False))
-        self._names = {*self._required, *kind.optional_data_names(True, False)}
+        self._names = {*self._required, *kind.optional_data_names(True, False), *further}
         collate = kind.build_collate_fn(argparse.Namespace(**values), True)
         self._int_pad = getattr(collate, "int_pad_value", None)
         self._not_sequences = frozenset(getattr(collate, "not_sequence", None) or ())
