@@ -11,6 +11,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 
+from espnet3.migration.shell_expansion import (
+    Stored,
+    Unknown,
+    Value,
+    change_value,
+    is_joined,
+    join_list,
+    split_pieces,
+    word_of,
+)
 from espnet3.migration.shell_syntax import (
     Assignment,
     Case,
@@ -50,18 +60,6 @@ _NUMBERS: dict[str, Callable[[int, int], bool]] = {
     "-eq": lambda a, b: a == b, "-ne": lambda a, b: a != b, "-lt": lambda a, b: a < b,
     "-le": lambda a, b: a <= b, "-gt": lambda a, b: a > b, "-ge": lambda a, b: a >= b,
 }  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Unknown:
-    """A value that only a running shell could tell."""
-
-    text: str
-    reason: str
-
-
-Value = str | Unknown
-Stored = Value | list[Value]
 
 
 @dataclass(frozen=True)
@@ -440,8 +438,8 @@ class ScriptReader:
         has_list = any(isinstance(self._part(p), list) for p in token.parts if p.kind == "variable")
         for part in token.parts:
             value = self._part(part)
-            if isinstance(value, list) and part.is_quoted and _is_joined(part.text):
-                value = _joined_list(value)
+            if isinstance(value, list) and part.is_quoted and is_joined(part.text):
+                value = join_list(value)
             if part.kind == "text":
                 if not part.is_quoted and _BRACES.search(part.text):
                     reason = reason or "braces with several words in them are not expanded"
@@ -451,17 +449,17 @@ class ScriptReader:
             if isinstance(value, Unknown):
                 reason, text = reason or value.reason, (text or "") + value.text
                 continue
-            pieces = _pieces(value, part.is_quoted)
+            pieces = split_pieces(value, part.is_quoted)
             for position, piece in enumerate(pieces):
                 if position:
-                    fields.append(_field(text, reason))
+                    fields.append(word_of(text, reason))
                     text, reason = None, ""
                 if isinstance(piece, Unknown):
                     reason, text = piece.reason, (text or "") + piece.text
                 elif piece is not None:
                     text = (text or "") + piece
         if text is not None:
-            fields.append(_field(text, reason))
+            fields.append(word_of(text, reason))
         return [Field(value, token.line) for value in fields]
 
     def _variable(self, expression: str) -> Stored:
@@ -515,7 +513,7 @@ class ScriptReader:
             return unread
         if isinstance(value, Unknown):
             return Unknown(f"${{{expression}}}", value.reason)
-        return _changed(value, form, self._text_of, unread)
+        return change_value(value, form, self._text_of, unread)
 
     def _text_of(self, text: str) -> Value:
         if not text:
@@ -596,60 +594,6 @@ def _all(left: bool | None, right: bool | None) -> bool | None:
     if left is False or right is False:
         return False
     return None if left is None or right is None else True
-
-
-def _pieces(value: str | list[Value], is_quoted: bool) -> list[Value | None]:
-    """Return where a value is split; None stands for the edge at a blank."""
-    if isinstance(value, list):
-        return list(value)
-    if is_quoted:
-        return [value]
-    words: list[Value | None] = list(value.split())
-    if value[:1].isspace():
-        words.insert(0, None)
-    if value[-1:].isspace():
-        words.append(None)
-    return words
-
-
-def _is_joined(expression: str) -> bool:
-    """Tell whether a quoted list is one word: `"${sets[*]}"`, `"$*"`."""
-    return expression == "*" or expression.endswith("[*]")
-
-
-def _joined_list(values: list[Value]) -> Value:
-    reason = next((value.reason for value in values if isinstance(value, Unknown)), "")
-    text = " ".join(value.text if isinstance(value, Unknown) else value for value in values)
-    return Unknown(text, reason) if reason else text
-
-
-def _field(text: str | None, reason: str) -> Value:
-    return Unknown(text or "", reason) if reason else (text or "")
-
-
-def _changed(value: str, form: str, text_of: Callable[[str], Value], unread: Unknown) -> Value:
-    replaced = re.fullmatch(r"(//?)([^/]*)/?(.*)", form, re.DOTALL)
-    if replaced:
-        old, new = text_of(replaced[2]), text_of(replaced[3])
-        if isinstance(old, str) and isinstance(new, str) and not set(old) & set("*?["):
-            return value.replace(old, new, -1 if replaced[1] == "//" else 1)
-        return unread
-    for mark in ("%%", "%", "##", "#"):
-        if form.startswith(mark):
-            pattern = text_of(form[len(mark) :])
-            if isinstance(pattern, Unknown):
-                return unread
-            return _cut(value, pattern, from_end=mark[0] == "%", longest=len(mark) == 2)
-    return unread
-
-
-def _cut(value: str, pattern: str, *, from_end: bool, longest: bool) -> str:
-    sizes = range(len(value) + 1)
-    for size in reversed(sizes) if longest else sizes:
-        piece = value[len(value) - size :] if from_end else value[:size]
-        if fnmatch.fnmatchcase(piece, pattern):
-            return value[: len(value) - size] if from_end else value[size:]
-    return value
 
 
 def base_name(program: str) -> str:

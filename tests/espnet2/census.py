@@ -180,7 +180,9 @@ def main() -> int:
                     print(*(c for c in result.complaints if "other" in kinds_of([c])), sep="\n")
                     sys.stdout.flush()
     print(report(results))
-    print(Counter(kind for r in results for kind in r.kinds))
+    print("\nComplaints, without paths and numbers:")
+    told = Counter(re.sub(r"\S*/\S*|\d+", "_", c)[:160] for r in results for c in r.complaints)
+    print(*(f"{n:4} {text.strip()}" for text, n in told.most_common()), sep="\n")
     return 0 if all(r.is_good for r in results) else 1
 
 
