@@ -138,8 +138,11 @@ BY_HAND: Mapping[str, str] = {
     "s2t": "task: s2t of ESPnet2Model trains such a model, infer does not take it yet",
     "asr2": "its discrete units are made by ESPnet2; task: mt of ESPnet2Model trains on them, with "
     "the units as src_text",
-    "svs": "task: svs of ESPnet2Model trains such a model, infer does not take it yet",
+    "svs": "task: svs of ESPnet2Model trains such a model where ESPnet2 can import it, infer does "
+    "not take it yet",
     "lid": "task: lid of ESPnet2Model trains such a model, infer does not take it yet",
+    "lm": "task: lm of ESPnet2Model trains such a model, and infer computes its perplexity",
+    "hubert": "task: hubert of ESPnet2Model, with ESPnet2Collate, trains such a model",
     "ssl": "task: ssl of ESPnet2Model, with ESPnet2Collate, trains such a model",
     "diar": "task: diar of ESPnet2Model trains such a model, infer does not take it yet",
     "enh_asr": "task: enh_s2t of ESPnet2Model trains such a model, infer does not take it yet",

@@ -32,7 +32,14 @@ class TaskTokens:
         """For the stage train_tokenizer."""
         self.is_trained = False
         for side in _SIDES.get(recipe.task, ()):
-            self._side(side)
+            if side == "src" and recipe.is_on("token_joint"):
+                self._joint()
+            else:
+                self._side(side)
+        joint = recipe.options.get("token_joint")
+        if joint:
+            became = "model.src_token_list" if recipe.is_on("token_joint") else ""
+            recipe.journal.taken(joint.origin, "--token_joint", joint.value, became)
         if recipe.task == "tts":
             self._spoken()
 
@@ -68,6 +75,19 @@ class TaskTokens:
             self._train(side, kind)
         else:
             self._make(side, kind, prefix)
+
+    def _joint(self) -> None:
+        """Give the source texts the tokens of the target texts."""
+        self.keys |= {
+            f"src_{key}": self.keys[key]
+            for key in ("token_type", "token_list", "bpemodel")
+            if key in self.keys
+        }
+        if self.is_trained:
+            option = self.recipe.options["token_joint"]
+            note = "train_tokenizer reads the target texts alone: make the tokens in the old "
+            note += f"recipe first, ./{self.recipe.script} --stage 5 --stop_stage 5"
+            self.recipe.journal.changes(option.origin, "--token_joint", option.value, note)
 
     def _find(self, side: str, kind: str) -> Path | None:
         """Return the token list of a text, by the words that the names of its folders have."""
@@ -122,7 +142,7 @@ class TaskTokens:
                 "--stage 5 --stop_stage 5; and migrate then, or copy them"
             )
             return
-        text = self.recipe.folder / self.train / self._text(side)
+        text = self.recipe.folder.resolve() / self.train / self._text(side)
         words = ["python", "-m", "espnet2.bin.tokenize_text", "--token_type", kind, "--field", "2-",
                  "--input", str(text), "--output", f"{_OWN}/{name}", "--write_vocabulary", "true",
                  "--add_symbol", "<blank>:0", "--add_symbol", "<unk>:1",
