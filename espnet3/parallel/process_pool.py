@@ -261,9 +261,8 @@ class _Worker:
         self.log = str(log) if log else ""
         forked: _Process | None = warm.fork(theirs, self.log, environment) if warm else None
         if spare and spare.is_waiting:
-            forked = spare.become(
-                _MODULE, [self.log], environment=environment, link=theirs, log=self.log
-            )
+            own: dict[str, Any] = {"environment": environment, "path": _sys_path()}
+            forked = spare.become(_MODULE, [self.log], link=theirs, log=self.log, **own)
             logger.info("The worker starts %s", "from a spare process" if forked else "plainly")
         self.process: _Process = forked or _spawn(theirs, self.log, environment)
         # Else this process would keep the worker's end open, and never see that it died.

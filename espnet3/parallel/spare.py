@@ -114,17 +114,19 @@ class Spare:
         arguments: Sequence[str],
         *,
         environment: Mapping[str, str],
+        path: Sequence[Any] | None = None,
         link: socket.socket | None = None,
         log: str = "",
     ) -> Child | None:
         """Let it run a program; None if it is gone, runs one already, or cannot.
 
-        It has this process's working directory and `sys.path`.
+        It has this process's working directory.
 
         Args:
             program: the module; its `main()` is called.
             arguments: what it finds in `sys.argv`.
             environment: all its variables.
+            path: its `sys.path`; if None, that of this process when it was forked.
             link: what it inherits; its descriptor comes before the arguments.
             log: where it prints, if not where this process does.
         """
@@ -134,7 +136,7 @@ class Spare:
             "program": program,
             "arguments": list(arguments),
             "environment": dict(environment),
-            "path": [entry for entry in sys.path if isinstance(entry, str)],
+            "path": None if path is None else [each for each in path if isinstance(each, str)],
         }
         try:
             with ExitStack() as stack:
@@ -188,7 +190,8 @@ def _wait_and_become(link: socket.socket) -> NoReturn:
     _take_over(fds[:3])
     os.environ.clear()
     os.environ.update(request["environment"])
-    sys.path[:] = request["path"]
+    if request["path"] is not None:
+        sys.path[:] = request["path"]
     inherited = [str(fd) for fd in fds[3:]]
     for fd in fds[3:]:
         os.set_inheritable(fd, False)

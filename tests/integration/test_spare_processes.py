@@ -67,16 +67,18 @@ BECOME = """
 os.mkdir("elsewhere"); os.chdir("elsewhere")
 sys.path.append("/added")
 ours, theirs = socket.socketpair()
-child = spares[0].become("child_program", ["a", "b"], environment={"ONLY": "this"}, link=theirs)
+own = {"environment": {"ONLY": "this"}, "path": PATH}
+child = spares[0].become("child_program", ["a", "b"], link=theirs, **own)
 code = child.wait(60)
 print(json.dumps([os.getpid(), child.pid]))
 print(code, child.poll())
 spares[0].close()  # which has become something, and is none of its concern
 """
+BECOME_WITH_PATH, BECOME = BECOME.replace("PATH", "sys.path"), BECOME.replace("PATH", "None")
 
 
 def test_a_spare_becomes_what_a_new_process_would_be(run, tmp_path):
-    out = end(run(BECOME)).splitlines()
+    out = end(run(BECOME_WITH_PATH)).splitlines()
     state, (parent, pid) = (json.loads(line) for line in out[:2])
     assert (state["parent"], state["pid"], state["session"]) == (parent, pid, pid)
     assert state["cwd"] == str(tmp_path / "elsewhere")
@@ -90,6 +92,11 @@ def test_a_spare_becomes_what_a_new_process_would_be(run, tmp_path):
     assert len(state["files"]) == 2
     assert state["argv"][1] in state["files"]
     assert out[2] == "0 0"
+
+
+def test_without_a_path_it_does_not_see_what_was_added_for_the_user_s_code(run):
+    state = json.loads(end(run(BECOME)).splitlines()[0])
+    assert "/added" not in state["path"]
 
 
 @pytest.mark.parametrize(

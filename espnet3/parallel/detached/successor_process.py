@@ -137,6 +137,7 @@ class Successors:
         command = [sys.executable, "-P", "-m", _MODULE, *arguments]
         try:
             # Its words go where this process's go: into the worker's log.
+            # It has the `sys.path` of this program's start, without what the user's code needs.
             spare = self._spare
             forked = spare.become(_MODULE, arguments, environment=os.environ) if spare else None
             self._process = forked or subprocess.Popen(command, stdin=subprocess.DEVNULL)
