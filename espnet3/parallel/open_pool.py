@@ -421,7 +421,9 @@ def _close_within(seconds: float, close: Callable[[], object]) -> str:
             troubles.append(f"{type(error).__name__}: {folded(error)}")
 
     thread = threading.Thread(target=run, name="close", daemon=True)  # must not hold up the exit
-    with quiet("distributed"):  # that workers leave is what was asked for
+    # That workers leave is what was asked for, also those that are just connecting: to Tornado, a
+    # handshake that breaks off while the listener stops is an error with a traceback.
+    with quiet("distributed"), quiet("tornado.application"):
         thread.start()
         thread.join(seconds)
     if thread.is_alive():
