@@ -282,7 +282,7 @@ def test_a_misspelt_test_set_is_corrected_by_the_line(call, recipe):
 
 def test_settings_below_a_misspelt_block_are_written_below_the_right_one(call):
     code, said = call(*INFER, "modle.beam_size=7", "modle.seconds=0")
-    assert code == 1 and "Did you mean 'model'?" in said
+    assert code == 1
     [words] = lines_of(said)
     assert words[-2:] == ["model.beam_size=7", "model.seconds=0"]
     assert not any(word.startswith("modle") for word in words)
