@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from espnet3.cli.console import UsageError, guarded
 from espnet3.cli.recipe_configs import (
@@ -41,6 +42,9 @@ from espnet3.systems.base.context import Configs
 from espnet3.systems.base.stages import find_config, stages_of
 from espnet3.systems.base.system import BaseSystem
 from espnet3.trainer.launching.process_rank import LAUNCHED, ProcessRank, process_rank
+
+if TYPE_CHECKING:
+    from espnet3.systems.base.provenance import Invocation
 
 logger = logging.getLogger(__name__)
 _START = "ESPNET3_START_DIR"
@@ -124,25 +128,28 @@ def _run(system: type[BaseSystem], argv: Sequence[str], recipe_dir: Path) -> int
 
 
 def _run_selected(line: TypedLine, selected: Sequence[Selected], working_dir: str) -> int:
-    options, recipe_dir, rank = line.options, line.recipe_dir, process_rank()
-    if not options.best:
-        line.instance, selected = set_up(line.system, options, selected, recipe_dir)
-    # After the checks: what is wrong is told without loading what only a stage needs.
-    from espnet3.systems.base.provenance import Invocation
-
-    invocation = Invocation([*line.program, *options.words], working_dir, recipe_dir)
+    options, rank = line.options, process_rank()
     if options.best:
         from espnet3.cli.sweep import run_sweep
 
-        return run_sweep(line, selected, invocation)
+        return run_sweep(line, selected, _invocation(line, working_dir))
+    line.instance, selected = set_up(line.system, options, selected, line.recipe_dir)
     from espnet3.cli.stage_loop import StageLoop, print_plan, run_rank
 
     if options.dry_run:
         print_plan(line.instance, selected)
         return 0
+    invocation = _invocation(line, working_dir)
     if not rank.is_first:
         return run_rank(line.instance, selected, rank, invocation)
     return StageLoop(line.instance, selected, line, invocation).run()
+
+
+def _invocation(line: TypedLine, working_dir: str) -> "Invocation":
+    # Imported after the checks: what is wrong is told without what only a stage needs.
+    from espnet3.systems.base.provenance import Invocation
+
+    return Invocation([*line.program, *line.options.words], working_dir, line.recipe_dir)
 
 
 def _explain_numbers_of_espnet2(options: Options, selected: Sequence[Selected]) -> None:
