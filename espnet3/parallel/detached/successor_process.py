@@ -74,6 +74,7 @@ class Successors:
         self._process: subprocess.Popen[bytes] | Child | None = None
         self._started = self._looked = float("-inf")
         self._has_successor, self._pause = False, _EVERY_SECONDS
+        self._is_due = False
 
     def tick(self) -> None:
         """Start the process if it is time to, and end one that hangs."""
@@ -82,14 +83,17 @@ class Successors:
             if self._process.poll() is None and now - self._started < _MAX_SECONDS:
                 return
             self._reap()
-        if not self._is_wanted or now - self._began < _FIRST_SECONDS:
+        if not self._is_wanted:
             return
-        if now - self._looked >= _EVERY_SECONDS:
+        if now - self._began < _FIRST_SECONDS:
+            self._is_due = True
+        elif now - self._looked >= _EVERY_SECONDS:
             self._looked = now
             self._look()
 
     def _look(self) -> None:
         """Start the process if this worker has no successor, or its turn to look after all."""
+        self._is_due = False
         try:
             if self._clock is None:
                 self._clock = FolderClock(self._root)
@@ -105,6 +109,7 @@ class Successors:
 
     def finish(self) -> None:
         """Let it clean up after a run that is complete or stopped: successors that still wait."""
+        self._is_due = False
         # Two at once could both submit, or one cancel what the other is just submitting.
         self._await(_MAX_SECONDS)
         if self._is_wanted and self._may_jobs_wait():
@@ -121,6 +126,8 @@ class Successors:
 
     def close(self) -> None:
         """Let it end: between submitting a job and noting it, it must not be killed."""
+        if self._is_due:  # left within the first second, as from a bad node: others shall go on
+            self._look()
         if self._process is not None:
             with suppress(subprocess.TimeoutExpired):
                 self._process.wait(_CLOSE_SECONDS)

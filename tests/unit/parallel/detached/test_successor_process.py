@@ -125,6 +125,16 @@ def test_a_run_that_ends_within_the_first_second_starts_no_process(calls, make, 
     assert calls() == []
 
 
+def test_a_worker_that_leaves_within_the_first_second_is_followed_all_the_same(calls, make):
+    successors = make(first_seconds=60.0)
+    successors.tick()
+    assert calls() == []
+    successors.close()
+    assert len(calls()) == 1
+    make(first_seconds=60.0).close()  # which never came to work
+    assert len(calls()) == 1
+
+
 def test_it_is_asked_once_more_at_the_end_of_a_run_with_a_job_that_may_wait(calls, make, paths):
     write_job(paths, JobRecord("slurm", "8", 0.0, after="7"))
     make().finish()
