@@ -1,5 +1,6 @@
 """Probabilities by CTC of all transcripts that begin with a prefix, for a batch of utterances."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -11,6 +12,8 @@ IMPOSSIBLE = -1e30
 """The logarithm of 0: finite, as the difference of two infinities is not a number."""
 _LEAST_POSTERIOR = -1e3
 """Logarithm of the least posterior; e to it is 0 for all purposes, and sums of it stay exact."""
+_SMALL = 1e-25
+"""Sums above it lose nothing that counts to terms that are too small for float32."""
 
 
 @dataclass(frozen=True)
@@ -31,27 +34,31 @@ class PrefixState:
 
 
 class CTCPrefixScorer:
-    """Scores prefixes of a batch of utterances, in float64.
+    """Scores prefixes of a batch of utterances.
+
+    States are in float64. Scores of a few candidates are as exact as the posteriors are.
 
     Args:
-        log_probs: `[utterances, frames, n_tokens]`.
-        lengths: frames of each utterance. What is behind them counts as sure to be blank, which
-            changes nothing.
+        log_probs: `[frames, n_tokens]` of each utterance.
     """
 
-    def __init__(self, log_probs: Tensor, lengths: Tensor) -> None:
-        frames = torch.arange(log_probs.shape[1], device=log_probs.device)
-        self._is_padding = (frames >= lengths.to(log_probs.device)[:, None])[:, None]
-        certain = log_probs.new_full((log_probs.shape[2],), _LEAST_POSTERIOR)
-        certain[BLANK] = 0.0
-        kept = torch.where(self._is_padding.transpose(1, 2), certain, log_probs)
-        self._posteriors = kept.clamp_min(_LEAST_POSTERIOR).transpose(1, 2).contiguous()
+    def __init__(self, log_probs: Sequence[Tensor]) -> None:
+        lengths = [len(one) for one in log_probs]
+        n_frames, self.n_tokens = max(1, *lengths), log_probs[0].shape[1]
+        # By token, since tokens are looked up. What is behind the frames of an utterance counts as
+        # sure to be blank, which changes nothing.
+        self._posteriors = log_probs[0].new_zeros(len(log_probs), self.n_tokens, n_frames)
+        for row, one in zip(self._posteriors, log_probs, strict=True):
+            row[:, : len(one)] = one.T
+        device = self._posteriors.device
+        frames = torch.arange(n_frames, device=device)
+        self._is_padding = (frames >= torch.tensor(lengths, device=device)[:, None])[:, None]
         # Those at work: with a large vocabulary a copy of their posteriors would take long.
-        self._rows = torch.arange(len(log_probs), device=log_probs.device)
-        self._blank_sums = _sums(self._posteriors[:, BLANK].double())
+        self._rows = torch.arange(len(log_probs), device=device)
+        blank = self._posteriors[:, BLANK].double().clamp_min(_LEAST_POSTERIOR)
+        self._blank_sums = _sums(blank.masked_fill(self._is_padding[:, 0], 0.0))
         # Made on first use: where only candidates are scored, it is never needed.
         self._probabilities: Tensor | None = None
-        self.n_tokens = log_probs.shape[2]
         self._end = end_of(self.n_tokens)
 
     def start(self) -> PrefixState:
@@ -73,16 +80,17 @@ class CTCPrefixScorer:
         """
         in_blank = self._before_frames(state.in_blank)
         anywhere = self._before_frames(torch.logaddexp(state.in_token, state.in_blank))
+        # The empty prefix has no last token: blank stands for it, and is overwritten below.
+        last = state.last.clamp_min(0)
+        repeated = torch.logsumexp(in_blank + self._clean(last), -1)[..., None]
         if candidates is None:
-            # The empty prefix has no last token: blank stands for it, and is overwritten below.
-            scores = self._score_all(anywhere, in_blank, state.last.clamp_min(0))
+            scores = self._score_all(anywhere).scatter(-1, last[..., None], repeated)
             scores[..., BLANK] = IMPOSSIBLE
             scores[..., self._end] = self.score_end(state)
             return scores
-        posteriors = self._of_tokens(candidates.flatten(1)).view(*candidates.shape, -1)
-        repeats = candidates == state.last[..., None]
-        starts = torch.where(repeats[..., None], in_blank[:, :, None], anywhere[:, :, None])
-        scores = torch.logsumexp(starts + posteriors, -1)
+        scores = self._score_some(anywhere, candidates)
+        # A token twice in a row needs a blank between: else both would be one.
+        scores = torch.where(candidates == last[..., None], repeated, scores)
         scores = torch.where(candidates == self._end, self.score_end(state)[..., None], scores)
         return scores.masked_fill(candidates == BLANK, IMPOSSIBLE)
 
@@ -104,7 +112,7 @@ class CTCPrefixScorer:
         repeats = tokens == state.last.gather(1, parents)
         # A token twice in a row needs a blank between: else both would be one.
         starts = self._before_frames(torch.where(repeats[..., None], in_blank, anywhere))
-        in_token = _enter(starts, _sums(self._of_tokens(tokens)))
+        in_token = _enter(starts, _sums(self._clean(tokens)))
         in_blank = _enter(in_token[..., :-1], self._blank_sums[:, None])
         return PrefixState(in_token, in_blank, tokens)
 
@@ -117,26 +125,44 @@ class CTCPrefixScorer:
             self._probabilities = self._probabilities[utterances]
 
     def _of_tokens(self, tokens: Tensor) -> Tensor:
-        """Return `[utterances, tokens, frames]` for `[utterances, tokens]`."""
-        # Converted after the lookup: all of a large vocabulary as float64 would double the memory.
-        return self._posteriors[self._rows[:, None], tokens].double()
+        """Return `[utterances, tokens, frames]` for `[utterances, tokens]`, as they were given."""
+        return self._posteriors[self._rows[:, None], tokens]
+
+    def _clean(self, tokens: Tensor) -> Tensor:
+        """Return the same in float64, never below the least posterior, nor of padding."""
+        posteriors = self._of_tokens(tokens).double().clamp_min(_LEAST_POSTERIOR)
+        return posteriors.masked_fill(self._is_padding, _LEAST_POSTERIOR)
 
     def _before_frames(self, curve: Tensor) -> Tensor:
         """Return the values before each frame; nothing may begin in padding."""
         return curve[..., :-1].masked_fill(self._is_padding, IMPOSSIBLE)
 
-    def _score_all(self, anywhere: Tensor, in_blank: Tensor, last: Tensor) -> Tensor:
-        """Sum over the frames by one matrix product; then correct the repeated tokens."""
+    def _score_all(self, anywhere: Tensor) -> Tensor:
+        """Sum over the frames by one matrix product."""
         if self._probabilities is None:
-            own = self._posteriors[self._rows].double()
+            own = self._posteriors[self._rows].double().masked_fill(self._is_padding, IMPOSSIBLE)
             self._probabilities = own.exp().transpose(1, 2).contiguous()
         # Subtracted, since for a long utterance exp() underflows to 0 even in float64.
         highest = anywhere.amax(-1, keepdim=True)
         sums = torch.bmm((anywhere - highest).exp(), self._probabilities)
         # log(0) is -inf, which would become NaN in later differences.
-        scores = (sums.log() + highest).clamp_min(IMPOSSIBLE)
-        repeated = torch.logsumexp(in_blank + self._of_tokens(last), -1)
-        return scores.scatter(-1, last[..., None], repeated[..., None])
+        return (sums.log() + highest).clamp_min(IMPOSSIBLE)
+
+    def _score_some(self, anywhere: Tensor, candidates: Tensor) -> Tensor:
+        """Sum over the frames for each candidate, at the precision of the posteriors."""
+        posteriors = self._of_tokens(candidates.flatten(1)).view(*candidates.shape, -1)
+        # What grows with the length is taken out first, and added at the end, in float64.
+        highest = anywhere.amax(-1, keepdim=True)
+        starts = (anywhere - highest).masked_fill(self._is_padding, IMPOSSIBLE)
+        starts = starts.to(posteriors.dtype)[..., None]
+        sums = torch.matmul(posteriors.exp(), starts.exp())[..., 0]
+        # A product takes a fraction of the time of logsumexp; but what is too small for it, such
+        # as a token that CTC is sure not to hear, must be summed as logarithms.
+        if bool((sums < _SMALL).any()):
+            logs = torch.logsumexp(posteriors.add_(starts.transpose(2, 3)), -1)
+        else:
+            logs = sums.log()
+        return (logs.double() + highest).clamp_min(IMPOSSIBLE)
 
 
 def _sums(posteriors: Tensor) -> Tensor:

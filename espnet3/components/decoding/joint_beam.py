@@ -22,6 +22,8 @@ from espnet3.errors import ConfigError
 
 LARGE_VOCABULARY = 2000
 """Up to here CTC scores all tokens in less time than a few chosen ones."""
+_PRODUCT = 16
+"""So many times the candidates may a vocabulary have for CTC to score all of it by a product."""
 _NEVER = float("-inf")
 _HOPELESS = -1e20
 """Below are only hypotheses that CTC holds for impossible, such as more tokens than frames."""
@@ -92,15 +94,20 @@ class NetworkPart:
         self._state = state
         self._log_probs = torch.empty(0)
 
-    def step(self, tokens: Tensor) -> Tensor:
-        """Return the log-probabilities of the next token for `[utterances, rows]` last tokens."""
-        log_probs, self._state = self._network.step(tokens.flatten(), self._state)
-        self._log_probs = log_probs.double().view(*tokens.shape, -1)
+    @property
+    def log_probs(self) -> Tensor:
+        """`[utterances, rows, n_tokens]`: of the next token, after `step`."""
         return self._log_probs
+
+    def step(self, tokens: Tensor) -> None:
+        """Make the log-probabilities of the next token for `[utterances, rows]` last tokens."""
+        log_probs, self._state = self._network.step(tokens.flatten(), self._state)
+        self._log_probs = log_probs.view(*tokens.shape, -1)
 
     def score(self, sums: Tensor, candidates: Tensor) -> Tensor:
         """Return the sums of hypotheses `[utterances, rows]` with each candidate, after `step`."""
-        return sums[..., None] + self._log_probs.gather(-1, candidates)
+        # In float64 only now: of a large vocabulary most tokens are no candidates.
+        return sums[..., None] + self._log_probs.gather(-1, candidates).double()
 
     def keep(self, utterances: Tensor, parents: Tensor, tokens: Tensor) -> None:
         """Continue with the rows `parents` of these utterances."""
@@ -115,16 +122,16 @@ class CTCPart:
 
     name = "ctc"
 
-    def __init__(self, weight: float, log_probs: Tensor, lengths: Tensor) -> None:
+    def __init__(self, weight: float, scorer: CTCPrefixScorer) -> None:
         self.weight = weight
-        self._scorer = CTCPrefixScorer(log_probs, lengths)
+        self._scorer = scorer
         self._state = self._scorer.start()
 
     def score(self, sums: Tensor, candidates: Tensor) -> Tensor:
         """Return the score of each hypothesis `[utterances, rows]` with each candidate."""
         n_tokens = self._scorer.n_tokens
-        # All tokens but blank cost less as one matrix product than by looking each of them up.
-        if candidates.shape[-1] < n_tokens - 1:
+        # All tokens cost less as one matrix product than looking up a good part of them.
+        if n_tokens > _PRODUCT * candidates.shape[-1]:
             return self._scorer.score(self._state, candidates)
         return self._scorer.score(self._state).gather(-1, candidates)
 
@@ -194,8 +201,9 @@ class JointSearch:
     def _continuations(self) -> tuple[Tensor, Tensor, list[Tensor]]:
         """Return `[utterances, rows, candidates]` tokens, their totals, and the sums by part."""
         last = self._tokens[..., -1]
-        log_probs = [part.weight * part.step(last) for part in self._networks]
-        candidates = self._candidates(log_probs, last)
+        for part in self._networks:
+            part.step(last)
+        candidates = self._candidates(last)
         sums = [
             part.score(before, candidates)
             for part, before in zip(self._parts, self._sums, strict=True)
@@ -211,27 +219,38 @@ class JointSearch:
         is_dead = (self._totals == _NEVER)[..., None] | (totals < _HOPELESS)
         return candidates, totals.masked_fill(is_over | is_dead, _NEVER), sums
 
-    def _candidates(self, log_probs: list[Tensor], last: Tensor) -> Tensor:
+    def _liking(self) -> Tensor:
+        """Return `[utterances, rows, n_tokens]`: in which order the networks like the tokens."""
+        first, *others = self._networks
+        # The order of a single one is that without its weight.
+        if not others:
+            return first.log_probs
+        total = first.weight * first.log_probs
+        for part in others:
+            total = torch.add(total, part.log_probs, alpha=part.weight)
+        return total
+
+    def _candidates(self, last: Tensor) -> Tensor:
         """Return the tokens to score, in the order of their ids, the end token always last."""
         n_candidates = self._settings.n_candidates_of(self._n_tokens)
         if self._settings.n_proposed is not None:
-            return self._proposed(log_probs, last, self._settings.n_proposed)
+            return self._proposed(last, self._settings.n_proposed)
         # A language model has not heard the audio: it must not alone choose what CTC scores.
         only_ctc = not any(part.name == "attention" for part in self._networks)
         # Blank and the end token are never proposed, so 2 fewer are all there are.
         if only_ctc or n_candidates >= self._n_tokens - 2:
             return torch.arange(1, self._n_tokens, device=last.device).expand(*last.shape, -1)
-        proposed = sum(log_probs[1:], start=log_probs[0]).clone()
+        proposed = self._liking().clone()
         proposed[..., [BLANK, self._end]] = _NEVER
         # Sorted by id, so that in `_best_of` ties go to the smaller one.
         best = proposed.topk(n_candidates, -1).indices.sort(-1).values
         return torch.cat([best, torch.full_like(best[..., :1], self._end)], -1)
 
-    def _proposed(self, log_probs: list[Tensor], last: Tensor, n: int) -> Tensor:
+    def _proposed(self, last: Tensor, n: int) -> Tensor:
         """Return the tokens that the networks like most, in the order of their ids."""
-        if not log_probs or n >= self._n_tokens:
+        if not self._networks or n >= self._n_tokens:
             return torch.arange(self._n_tokens, device=last.device).expand(*last.shape, -1)
-        best = sum(log_probs[1:], start=log_probs[0]).topk(n, -1).indices.sort(-1).values
+        best = self._liking().topk(n, -1).indices.sort(-1).values
         # CTC always scores the end. Where it is among the best, blank, which is impossible, fills
         # the place: nothing may come twice.
         has_end = (best == self._end).any(-1, keepdim=True)
@@ -398,6 +417,8 @@ class JointBeam:
 
     def search(self, model: Any, encoded: Tensor, lengths: Tensor) -> list[list[Hypothesis]]:
         """Return the n-best of each utterance; none of one whose scores are not numbers."""
+        if not len(lengths):
+            return []
         most, least = self.limits(lengths)
         parts = self._parts(model, encoded, lengths)
         return JointSearch(parts, most, model.n_tokens, self.settings, least).run()
@@ -419,7 +440,8 @@ class JointBeam:
             state = lm.start(len(encoded), encoded.device)
             parts.append(NetworkPart("lm", self.lm_weight, lm, state))
         if self.ctc_weight > 0:
-            parts.append(CTCPart(self.ctc_weight, model.ctc_log_probs(encoded), lengths))
+            scorer = CTCPrefixScorer(_ctc_log_probs(model, encoded, lengths))
+            parts.append(CTCPart(self.ctc_weight, scorer))
         return parts
 
     def _language_model(self, model: Any, device: torch.device) -> Any:
@@ -473,6 +495,14 @@ def _decoder_of(model: Any) -> Any:
             "decoder: {_target_: espnet3.components.decoding.joint_beam.JointBeam, ctc_weight: 1.0}"
         )
     return decoder
+
+
+def _ctc_log_probs(model: Any, encoded: Tensor, lengths: Tensor) -> list[Tensor]:
+    """Return `[frames, n_tokens]` of each utterance."""
+    # As one long utterance: for a large vocabulary, padding would take as long as speech.
+    real = [one[:length] for one, length in zip(encoded, lengths.tolist(), strict=True)]
+    log_probs: Tensor = model.ctc_log_probs(torch.cat(real)[None])[0]
+    return list(log_probs.split([len(one) for one in real]))
 
 
 def _without_padding(encoded: Tensor, lengths: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ from espnet3.components.models.token_transformer import (
     Memory,
     TokenTransformer,
     TransformerState,
+    grouped,
 )
 
 
@@ -115,15 +116,11 @@ class TransformerDecoder(nn.Module):
 
         Encoded speech is copied only if utterances are left out, or have unequally many rows.
         """
-        owners = indices // state.n_rows
-        utterances, counts = torch.unique_consecutive(owners, return_counts=True)
-        sizes = set(counts.tolist())
-        if len(sizes) != 1:
-            utterances, sizes = owners, {1}
+        utterances, n_rows = grouped(indices, state.n_rows, state.n_utterances)
         memories = state.memories
-        if utterances.tolist() != list(range(state.n_utterances)):
+        if utterances is not None:
             memories = tuple(memory.select(utterances) for memory in memories)
-        return DecoderState(state.tokens.select(indices), memories, sizes.pop())
+        return DecoderState(state.tokens.select(indices), memories, n_rows)
 
     def _attentions(self) -> list[Attention]:
         layers = [layer for layer in self.network.layers if isinstance(layer, CausalLayer)]

@@ -5,7 +5,7 @@ It goes token by token, with a cache of keys and values.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, cat, nn
@@ -15,7 +15,7 @@ from espnet3.errors import ConfigError, suggest
 from espnet3.text import count
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {"gelu": nn.GELU, "relu": nn.ReLU, "swish": nn.SiLU}
-_BLOCK = 16  # places to add at once: a search then copies its past once in a step, not twice
+_BLOCK = 8  # steps to make room for at once: between, nothing of the past is copied
 
 
 @dataclass(frozen=True)
@@ -35,62 +35,128 @@ class Memory:
 
 @dataclass
 class _Used:
-    """Number of used places of a buffer, shared by the caches over it."""
+    """Number of used places of the buffers, shared by the states over them."""
 
     n: int
-
-
-@dataclass(frozen=True)
-class TokenCache:
-    """The first `n` places of a buffer `[rows, places, size]`.
-
-    Adding a token leaves this cache as it is: the new one has a place behind its end in the same
-    buffer, or a buffer of its own if that place is taken or must not be written to.
-    """
-
-    buffer: Tensor
-    n: int
-    used: _Used = field(repr=False)
-
-    @classmethod
-    def of(cls, values: Tensor) -> "TokenCache":
-        """Return the cache of `[rows, places, size]`."""
-        return cls(values, values.shape[1], _Used(values.shape[1]))
-
-    @property
-    def values(self) -> Tensor:
-        """`[rows, n, size]`."""
-        return self.buffer[:, : self.n]
-
-    def add(self, values: Tensor) -> "TokenCache":
-        """Return a cache with `[rows, places, size]` behind the places of this one."""
-        if torch.is_grad_enabled():  # gradients need the values as they were
-            return TokenCache.of(cat([self.values, values], 1))
-        end = self.n + values.shape[1]
-        buffer, used = self.buffer, self.used
-        if used.n != self.n or end > buffer.shape[1]:
-            free = values.new_empty(len(values), values.shape[1] + _BLOCK, values.shape[2])
-            buffer, used = cat([self.values, free], 1), _Used(self.n)
-        buffer[:, self.n : end] = values
-        used.n = end
-        return TokenCache(buffer, end, used)
-
-    def select(self, indices: Tensor) -> "TokenCache":
-        """Return the cache of the rows `indices`, which may leave some out and repeat others."""
-        # index_select copies, so the free places behind the end belong to this cache alone.
-        return TokenCache(self.buffer.index_select(0, indices), self.n, _Used(self.n))
 
 
 @dataclass(frozen=True)
 class TransformerState:
-    """Keys and values of the tokens so far, by layer."""
+    """Keys and values of the tokens so far, by layer.
 
-    layers: tuple[TokenCache, ...] = ()
-    """Empty before the first token."""
+    Rows stand in groups, equally many in each: in a search, the hypotheses of an utterance. The
+    rows of a group share their buffers: each token of each hypothesis has a place there, and a mask
+    says which of them are the past of which row. So hypotheses with a common beginning keep it
+    once, and choosing among them copies only the mask.
+
+    Adding a token leaves this state as it is: the new one takes places behind its end in the same
+    buffers, or makes buffers of its own if those places are taken.
+    """
+
+    layers: tuple[Tensor, ...] = ()
+    """`[groups, places, size]` each; empty before the first token."""
+    sees: Tensor = field(default_factory=lambda: torch.empty(0, 0, 0, dtype=torch.bool), repr=False)
+    """`[groups, rows, places]`: whether the token at a place is part of the past of a row."""
+    n: int = 0
+    """How many places are taken; those behind may hold anything."""
+    n_tokens: int = 0
+    """Of each row."""
+    used: _Used = field(default_factory=lambda: _Used(0), repr=False)
+
+    @classmethod
+    def of(cls, layers: Sequence[Tensor]) -> "TransformerState":
+        """Return the state of rows `[rows, tokens, size]` that share nothing."""
+        n_rows, n = layers[0].shape[:2]
+        sees = torch.ones(n_rows, 1, n, dtype=torch.bool, device=layers[0].device)
+        return cls(tuple(layers), sees, n, n, _Used(n))
 
     def select(self, indices: Tensor) -> "TransformerState":
         """Return the state of the rows `indices`, which may leave some out and repeat others."""
-        return TransformerState(tuple(one.select(indices) for one in self.layers))
+        if not self.layers:
+            return self
+        n_groups, n_rows, n_places = self.sees.shape
+        groups, n_rows = grouped(indices, n_rows, n_groups)
+        sees = self.sees.flatten(0, 1).index_select(0, indices).view(-1, n_rows, n_places)
+        if groups is None:
+            return replace(self, sees=sees)
+        layers = tuple(one.index_select(0, groups) for one in self.layers)
+        return replace(self, layers=layers, sees=sees, used=_Used(self.n))
+
+    def with_room(self) -> "TransformerState":
+        """Return the same state with free places for one more token in each row."""
+        n_rows = self.sees.shape[1]
+        end = self.n + n_rows
+        n_places = min(self.sees.shape[2], self.layers[0].shape[1])
+        is_free = self.used.n == self.n and end <= n_places
+        state = self if is_free and not torch.is_grad_enabled() else self._moved()
+        own = torch.eye(n_rows, dtype=torch.bool, device=self.sees.device)
+        state.sees[:, :, state.n : state.n + n_rows] = own
+        state.used.n = state.n + n_rows
+        return state
+
+    def grown(self, layers: Sequence[Tensor]) -> "TransformerState":
+        """Return the state with one more token in each row, whose places were free."""
+        end = self.n + self.sees.shape[1]
+        return replace(self, layers=tuple(layers), n=end, n_tokens=self.n_tokens + 1)
+
+    def _moved(self) -> "TransformerState":
+        """Return the state in buffers of its own, without the places that no row sees any more."""
+        sees = self.sees[..., : self.n]
+        is_seen = sees.any(1)
+        n = int(is_seen.sum(1).max())
+        # Stable, so that the order of the tokens stays.
+        order = is_seen.byte().sort(dim=1, descending=True, stable=True).indices[:, :n]
+        n_free = _BLOCK * sees.shape[1]
+        sees = sees.gather(2, order[:, None].expand(-1, sees.shape[1], -1))
+        layers = []
+        for one in self.layers:
+            kept = one.gather(1, order[..., None].expand(-1, -1, one.shape[2]))
+            layers.append(cat([kept, one.new_zeros(len(one), n_free, one.shape[2])], 1))
+        return replace(
+            self,
+            layers=tuple(layers),
+            sees=nn.functional.pad(sees, (0, n_free)),
+            n=n,
+            used=_Used(n),
+        )
+
+
+@dataclass(frozen=True)
+class Past:
+    """The tokens before, as a layer sees them: the first `n` places of a buffer."""
+
+    buffer: Tensor
+    n: int
+    sees: Tensor
+    """`[groups, rows, n + rows]`, with the new token of each row at the end."""
+
+    def add(self, values: Tensor) -> Tensor:
+        """Return the buffer with `[groups, rows, size]` behind the first `n` places."""
+        if torch.is_grad_enabled():  # gradients need the values as they were
+            return cat([self.buffer[:, : self.n], values], 1)
+        self.buffer[:, self.n : self.n + values.shape[1]] = values
+        return self.buffer
+
+
+def grouped(indices: Tensor, n_rows: int, n_groups: int) -> tuple[Tensor | None, int]:
+    """Return the groups that chosen rows are of, and how many rows each then has.
+
+    Args:
+        indices: of rows, `n_rows` of which are a group.
+        n_rows: of each group before.
+        n_groups: of which there were so many.
+
+    Returns:
+        None instead of the groups if they are the same as before. If unequally many rows of the
+        groups are chosen, each row becomes a group.
+    """
+    owners = indices // n_rows
+    groups, counts = torch.unique_consecutive(owners, return_counts=True)
+    sizes = set(counts.tolist())
+    if len(sizes) != 1:
+        groups, sizes = owners, {1}
+    is_same = groups.tolist() == list(range(n_groups))
+    return None if is_same else groups, sizes.pop()
 
 
 @dataclass(frozen=True)
@@ -176,15 +242,10 @@ class TokenTransformer(nn.Module):
             state: of the tokens before.
             memories: one for each layer.
         """
-        n_before = state.layers[0].n if state.layers else 0
         x = self.embedding(tokens.clamp_min(0)) * math.sqrt(self.size)
-        x = self.dropout(x + sinusoids(tokens.shape[1], self.size, start=n_before, like=x))
-        kept: list[TokenCache] = []
-        for index, layer in enumerate(self.layers):
-            past = state.layers[index] if state.layers else None
-            x, present = layer(x, past, memories[index] if memories else None)
-            kept.append(present)
-        return self.output(self.norm(x)), TransformerState(tuple(kept))
+        x = x + sinusoids(tokens.shape[1], self.size, start=state.n_tokens, like=x)
+        x, state = through_layers(self.layers, self.dropout(x), state, memories)
+        return self.output(self.norm(x)), state
 
     def step(
         self, tokens: Tensor, state: TransformerState, memories: Sequence[Memory | None] = ()
@@ -193,6 +254,34 @@ class TokenTransformer(nn.Module):
         logits, state = self(tokens[:, None], state, memories)
         # Half precision would make ties of hypotheses that differ.
         return torch.log_softmax(logits[:, 0].float(), -1), state
+
+
+def through_layers(
+    layers: nn.ModuleList,
+    x: Tensor,
+    state: TransformerState,
+    memories: Sequence[Memory | None] = (),
+) -> tuple[Tensor, TransformerState]:
+    """Return `[rows, positions, size]` behind causal layers, and the state with the new tokens.
+
+    Args:
+        layers: each a `CausalLayer`.
+        x: of the same shape; after a state with tokens, one position.
+        state: of the tokens before.
+        memories: one for each layer.
+    """
+    shape, sees = x.shape, state.sees
+    if state.layers:
+        state = state.with_room()
+        sees = state.sees[..., : state.n + state.sees.shape[1]]
+        # The rows of a group become one list of queries.
+        x = x.view(*sees.shape[:2], -1)
+    kept: list[Tensor] = []
+    for index, layer in enumerate(layers):
+        past = Past(state.layers[index], state.n, sees) if state.layers else None
+        x, present = layer(x, past, memories[index] if memories else None)
+        kept.append(present)
+    return x.view(shape), state.grown(kept) if state.layers else TransformerState.of(kept)
 
 
 class Attention(nn.Module):
@@ -215,8 +304,7 @@ class Attention(nn.Module):
     def keys_values(self, memory: Tensor) -> Tensor:
         """Return the keys and values of `[rows, positions, size]`.
 
-        Both are in one tensor, `[rows, positions, 2 * size]`, in which the past of a hypothesis is
-        one piece of memory: a search copies them at each step.
+        Both are in one tensor, `[rows, positions, 2 * size]`, made by one product.
         """
         both: Tensor = self.key_value(memory)
         return both
@@ -284,21 +372,22 @@ class CausalLayer(nn.Module):
         )
         self.dropout = nn.Dropout(dropout)
 
-    def forward(
-        self, x: Tensor, past: TokenCache | None, memory: Memory | None
-    ) -> tuple[Tensor, TokenCache]:
+    def forward(self, x: Tensor, past: Past | None, memory: Memory | None) -> tuple[Tensor, Tensor]:
         """Return the output, and the keys and values of all tokens so far.
 
         Args:
-            x: `[rows, positions, size]`; with a past, one position.
+            x: `[rows, positions, size]`; with a past, `[groups, rows, size]`, one token of each.
             past: keys and values of the tokens before.
             memory: of fewer utterances than there are rows if the rows of each stand together.
         """
         normed = self.self_norm(x)
-        new = self.self_attention.keys_values(normed)
-        present = TokenCache.of(new) if past is None else past.add(new)
-        # With a past the one query may see all keys; a causal mask would show it only the first.
-        attended = self.self_attention(normed, present.values, is_causal=past is None)
+        present = self.self_attention.keys_values(normed)
+        if past is None:
+            attended = self.self_attention(normed, present, is_causal=True)
+        else:
+            present = past.add(present)
+            seen = present[:, : past.sees.shape[2]]
+            attended = self.self_attention(normed, seen, past.sees[:, None])
         x = x + self.dropout(attended)
         if memory is not None:
             x = x + self.dropout(self._look_at(x, memory))

@@ -15,9 +15,9 @@ from espnet3.components.models.token_transformer import (
     Attention,
     CausalLayer,
     LayerOptions,
-    TokenCache,
     TransformerState,
     sinusoids,
+    through_layers,
 )
 
 _ACTIVATIONS = {"ReLU": "relu", "Swish": "swish", "SiLU": "swish", "GELU": "gelu"}
@@ -137,16 +137,12 @@ class TransformerLanguageModel(ImportedLanguageModel):
 
     def step(self, tokens: Tensor, state: TransformerState) -> tuple[Tensor, TransformerState]:
         """Add a token to each text."""
-        n_before = state.layers[0].n if state.layers else 0
         x = self.project(self.embedding(tokens[:, None]))
         if self._has_positions:
-            x = x * math.sqrt(self.size) + sinusoids(1, self.size, start=n_before, like=x)
-        kept: list[TokenCache] = []
-        for index, layer in enumerate(self.layers):
-            x, present = layer(x, state.layers[index] if state.layers else None, None)
-            kept.append(present)
+            x = x * math.sqrt(self.size) + sinusoids(1, self.size, start=state.n_tokens, like=x)
+        x, state = through_layers(self.layers, x, state)
         logits = self.output(self.norm(x[:, 0]))
-        return torch.log_softmax(logits.float(), -1), TransformerState(tuple(kept))
+        return torch.log_softmax(logits.float(), -1), state
 
     def select(self, state: TransformerState, indices: Tensor) -> TransformerState:
         """Return the state of other rows."""

@@ -30,6 +30,10 @@ def log_probs_of(n_utterances: int, n_frames: int, seed: int = 0) -> torch.Tenso
     )
 
 
+def scorer_of(log_probs: torch.Tensor, lengths: list[int]) -> CTCPrefixScorer:
+    return CTCPrefixScorer([one[:n] for one, n in zip(log_probs, lengths, strict=True)])
+
+
 def extended(scorer: CTCPrefixScorer, prefix: tuple[int, ...], n_utterances: int):
     state = scorer.start()
     for token in prefix:
@@ -46,7 +50,7 @@ def extended(scorer: CTCPrefixScorer, prefix: tuple[int, ...], n_utterances: int
 def test_scores_are_sums_over_alignments(n_frames, prefix):
     log_probs = log_probs_of(2, n_frames, seed=n_frames)
     lengths = torch.tensor([n_frames, max(1, n_frames - 2)])
-    scorer = CTCPrefixScorer(log_probs, lengths)
+    scorer = scorer_of(log_probs, lengths.tolist())
     state = extended(scorer, prefix, 2)
     whole = scorer.score(state).exp()
     candidates = torch.tensor([3, 2, 0, 1]).expand(2, 1, -1)
@@ -63,7 +67,7 @@ def test_scores_are_sums_over_alignments(n_frames, prefix):
 
 
 def test_prefixes_are_extended_from_any_parent():
-    scorer = CTCPrefixScorer(log_probs_of(2, 5), torch.tensor([5, 4]))
+    scorer = scorer_of(log_probs_of(2, 5), [5, 4])
     empty = torch.zeros(2, 2, dtype=torch.long)
     both = scorer.extend(scorer.start(), empty, torch.tensor([[1, 2]] * 2))
     chosen = scorer.extend(both, torch.tensor([[1, 0, 1]] * 2), torch.tensor([[1, 1, 2]] * 2))
@@ -74,16 +78,15 @@ def test_prefixes_are_extended_from_any_parent():
 
 def test_the_length_of_the_batch_changes_nothing():
     log_probs = log_probs_of(1, 6)
-    padded = torch.nn.functional.pad(log_probs, (0, 0, 0, 300), value=-0.1)
-    alone = CTCPrefixScorer(log_probs, torch.tensor([6]))
-    together = CTCPrefixScorer(padded, torch.tensor([6]))
+    alone = CTCPrefixScorer(log_probs)
+    together = CTCPrefixScorer([log_probs[0], log_probs_of(1, 300)[0]])
     for prefix in [(), (1,), (1, 1), (1, 2, 1), (1, 1, 1, 1, 1)]:  # the last one is impossible
         first = alone.score(extended(alone, prefix, 1))
-        torch.testing.assert_close(together.score(extended(together, prefix, 1)), first)
+        torch.testing.assert_close(together.score(extended(together, prefix, 2))[:1], first)
 
 
 def test_utterances_that_are_left_out_leave_the_others_as_they_are():
-    scorer = CTCPrefixScorer(log_probs_of(3, 6), torch.tensor([6, 5, 4]))
+    scorer = scorer_of(log_probs_of(3, 6), [6, 5, 4])
     state = extended(scorer, (2, 1), 3)
     before = scorer.score(state)
     kept = torch.tensor([0, 2])
@@ -96,10 +99,22 @@ def test_long_and_certain_posteriors_stay_exact():
     frames = [1] * 1000 + [0] * 1000 + [1] * 1000 + [2] * 1000
     log_probs = torch.full((1, len(frames), N_TOKENS), float("-inf"))
     log_probs[0, range(len(frames)), frames] = 0.0
-    scorer = CTCPrefixScorer(log_probs, torch.tensor([len(frames)]))
+    scorer = CTCPrefixScorer(log_probs)
     state = extended(scorer, (1, 1, 2), 1)
     assert float(scorer.score_end(state)) == pytest.approx(0.0, abs=1e-6)
     assert float(scorer.score_end(extended(scorer, (1, 2), 1))) < -900
     scores = scorer.score(extended(scorer, (1, 1), 1))[0, 0]
     assert float(scores[2]) == pytest.approx(0.0, abs=1e-6)
     assert float(scores[1]) < -900
+
+
+def test_candidates_that_ctc_is_sure_not_to_hear_have_their_own_scores():
+    """In float32 their probabilities are 0, but not their logarithms."""
+    log_probs = torch.full((1, 50, N_TOKENS), -200.0)
+    log_probs[..., 0] = 0.0
+    log_probs[..., 2] = -300.0
+    scorer = CTCPrefixScorer(log_probs)
+    state = extended(scorer, (1,), 1)
+    scores = scorer.score(state, torch.tensor([[[1, 2, 3]]]))[0, 0]
+    torch.testing.assert_close(scores, scorer.score(state)[0, 0, [1, 2, 3]], rtol=0, atol=1e-3)
+    assert -600 < float(scores[1]) < float(scores[0]) < -300
