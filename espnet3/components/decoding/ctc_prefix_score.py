@@ -20,16 +20,18 @@ _SMALL = 1e-25
 class PrefixState:
     """Prefixes of several utterances, equally many of each."""
 
-    in_token: Tensor
-    """`[utterances, prefixes, 1 + frames]`, logarithms; the first is before all frames."""
+    anywhere: Tensor
+    """`[utterances, prefixes, 1 + frames]`, logarithms: of the prefix, in blank or in its last
+    token; the first is before all frames."""
     in_blank: Tensor
+    """The same of the prefix and blank behind it."""
     last: Tensor
     """`[utterances, prefixes]`: the last token; -1 for the empty prefix."""
 
     def select(self, utterances: Tensor) -> "PrefixState":
         """Return the prefixes of these utterances alone."""
         return PrefixState(
-            self.in_token[utterances], self.in_blank[utterances], self.last[utterances]
+            self.anywhere[utterances], self.in_blank[utterances], self.last[utterances]
         )
 
 
@@ -47,9 +49,10 @@ class CTCPrefixScorer:
         n_frames, self.n_tokens = max(1, *lengths), log_probs[0].shape[1]
         # By token, since tokens are looked up. What is behind the frames of an utterance counts as
         # sure to be blank, which changes nothing.
-        self._posteriors = log_probs[0].new_zeros(len(log_probs), self.n_tokens, n_frames)
+        self._posteriors = log_probs[0].new_empty(len(log_probs), self.n_tokens, n_frames)
         for row, one in zip(self._posteriors, log_probs, strict=True):
             row[:, : len(one)] = one.T
+            row[:, len(one) :] = 0.0  # anything but what is not a number
         device = self._posteriors.device
         frames = torch.arange(n_frames, device=device)
         self._is_padding = (frames >= torch.tensor(lengths, device=device)[:, None])[:, None]
@@ -63,9 +66,9 @@ class CTCPrefixScorer:
 
     def start(self) -> PrefixState:
         """Return the empty prefix of each utterance."""
-        nowhere = torch.full_like(self._blank_sums[:, None], IMPOSSIBLE)
-        none = torch.full((len(nowhere), 1), -1, device=nowhere.device)
-        return PrefixState(nowhere, self._blank_sums[:, None].clone(), none)
+        in_blank = self._blank_sums[:, None]
+        none = torch.full((len(in_blank), 1), -1, device=in_blank.device)
+        return PrefixState(in_blank, in_blank, none)
 
     def score(self, state: PrefixState, candidates: Tensor | None = None) -> Tensor:
         """Return the logarithm of the probability of each prefix with one more token.
@@ -79,7 +82,7 @@ class CTCPrefixScorer:
                 than a large vocabulary.
         """
         in_blank = self._before_frames(state.in_blank)
-        anywhere = self._before_frames(torch.logaddexp(state.in_token, state.in_blank))
+        anywhere = self._before_frames(state.anywhere)
         # The empty prefix has no last token: blank stands for it, and is overwritten below.
         last = state.last.clamp_min(0)
         repeated = torch.logsumexp(in_blank + self._clean(last), -1)[..., None]
@@ -96,7 +99,7 @@ class CTCPrefixScorer:
 
     def score_end(self, state: PrefixState) -> Tensor:
         """Return the logarithm of the probability that each prefix is the whole transcript."""
-        return torch.logaddexp(state.in_token[..., -1], state.in_blank[..., -1])
+        return state.anywhere[..., -1]
 
     def extend(self, state: PrefixState, parents: Tensor, tokens: Tensor) -> PrefixState:
         """Return prefixes with one more token.
@@ -108,13 +111,13 @@ class CTCPrefixScorer:
         """
         frames = parents[..., None].expand(-1, -1, state.in_blank.shape[-1])
         in_blank = state.in_blank.gather(1, frames)
-        anywhere = torch.logaddexp(in_blank, state.in_token.gather(1, frames))
+        anywhere = state.anywhere.gather(1, frames)
         repeats = tokens == state.last.gather(1, parents)
         # A token twice in a row needs a blank between: else both would be one.
         starts = self._before_frames(torch.where(repeats[..., None], in_blank, anywhere))
         in_token = _enter(starts, _sums(self._clean(tokens)))
         in_blank = _enter(in_token[..., :-1], self._blank_sums[:, None])
-        return PrefixState(in_token, in_blank, tokens)
+        return PrefixState(torch.logaddexp(in_token, in_blank), in_blank, tokens)
 
     def select(self, utterances: Tensor) -> None:
         """Continue with these utterances alone; states must be of the same ones."""

@@ -24,6 +24,8 @@ LARGE_VOCABULARY = 2000
 """Up to here CTC scores all tokens in less time than a few chosen ones."""
 _PRODUCT = 16
 """So many times the candidates may a vocabulary have for CTC to score all of it by a product."""
+_ENOUGH = 8
+"""Utterances that are worth a batch of their own."""
 _NEVER = float("-inf")
 _HOPELESS = -1e20
 """Below are only hypotheses that CTC holds for impossible, such as more tokens than frames."""
@@ -411,14 +413,18 @@ class JointBeam:
             DataError: the scores of an utterance are not numbers.
         """
         lengths = lengths.to(encoded.device)
-        results = self.search(model, _without_padding(encoded, lengths), lengths)
+        results: list[list[Hypothesis]] = [[] for _ in lengths]
+        for places in _of_like_lengths(lengths.tolist()):
+            chosen = torch.tensor(places, device=encoded.device)
+            own = lengths[chosen]
+            found = self.search(model, _without_padding(encoded[chosen], own), own)
+            for place, one in zip(places, found, strict=True):
+                results[place] = one
         _check_results(results)
         return results
 
     def search(self, model: Any, encoded: Tensor, lengths: Tensor) -> list[list[Hypothesis]]:
         """Return the n-best of each utterance; none of one whose scores are not numbers."""
-        if not len(lengths):
-            return []
         most, least = self.limits(lengths)
         parts = self._parts(model, encoded, lengths)
         return JointSearch(parts, most, model.n_tokens, self.settings, least).run()
@@ -503,6 +509,20 @@ def _ctc_log_probs(model: Any, encoded: Tensor, lengths: Tensor) -> list[Tensor]
     real = [one[:length] for one, length in zip(encoded, lengths.tolist(), strict=True)]
     log_probs: Tensor = model.ctc_log_probs(torch.cat(real)[None])[0]
     return list(log_probs.split([len(one) for one in real]))
+
+
+def _of_like_lengths(lengths: Sequence[int]) -> list[list[int]]:
+    """Return the places of utterances that are searched together, without much padding."""
+    order = sorted(range(len(lengths)), key=lambda place: -lengths[place])
+    batches: list[list[int]] = []
+    for number, place in enumerate(order):
+        is_short = batches and 2 * lengths[place] < lengths[batches[-1][0]]
+        # Of a few, each step takes nearly as long as of many.
+        is_enough = batches and min(len(batches[-1]), len(order) - number) >= _ENOUGH
+        if not batches or (is_short and is_enough):
+            batches.append([])
+        batches[-1].append(place)
+    return batches
 
 
 def _without_padding(encoded: Tensor, lengths: Tensor) -> Tensor:
