@@ -203,8 +203,8 @@ class JointSearch:
     def _continuations(self) -> tuple[Tensor, Tensor, list[Tensor]]:
         """Return `[utterances, rows, candidates]` tokens, their totals, and the sums by part."""
         last = self._tokens[..., -1]
-        for part in self._networks:
-            part.step(last)
+        for network in self._networks:
+            network.step(last)
         candidates = self._candidates(last)
         sums = [
             part.score(before, candidates)
@@ -508,7 +508,7 @@ def _ctc_log_probs(model: Any, encoded: Tensor, lengths: Tensor) -> list[Tensor]
     # As one long utterance: for a large vocabulary, padding would take as long as speech.
     real = [one[:length] for one, length in zip(encoded, lengths.tolist(), strict=True)]
     log_probs: Tensor = model.ctc_log_probs(torch.cat(real)[None])[0]
-    return list(log_probs.split([len(one) for one in real]))
+    return list(torch.split(log_probs, [len(one) for one in real]))
 
 
 def _of_like_lengths(lengths: Sequence[int]) -> list[list[int]]:

@@ -132,6 +132,23 @@ def test_the_size_of_the_batch_changes_nothing(n, n_candidates):
 
 
 @torch.inference_mode()
+def test_long_and_short_utterances_are_searched_apart_and_come_in_their_order(monkeypatch):
+    model = make_model(20)
+    encoded, _ = make_speech(24, 40)
+    lengths = torch.tensor([40, 3, 30, 5, 38, 8] * 4)
+    beam = JointBeam(beam_size=3)
+    sizes = []
+    search = beam.search
+    monkeypatch.setattr(beam, "search", lambda *args: sizes.append(args[1].shape) or search(*args))
+    together = beam(model, encoded, lengths)
+    assert [tuple(shape[:2]) for shape in sizes] == [(12, 40), (12, 8)]
+    alone = [beam(model, encoded[[i]], lengths[[i]])[0] for i in range(24)]
+    assert [one[0].tokens for one in together] == [one[0].tokens for one in alone]
+    assert len(beam(model, encoded[:6], lengths[:6])) == 6
+    assert tuple(sizes[-1][:2]) == (6, 40)  # too few for two batches
+
+
+@torch.inference_mode()
 def test_enough_candidates_find_the_same_as_all_tokens():
     model = make_model(20)
     speech = make_speech(30, 12)
