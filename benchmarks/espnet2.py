@@ -26,7 +26,7 @@ from espnet3.systems.espnet2.inference import ESPnet2Inference
 from espnet3.systems.espnet2.package import task_class
 
 RATE = 16000
-N_UTTERANCES = 16
+N_UTTERANCES = 8
 SECONDS = (0.4, 14.0)
 # Hypotheses of a random model end at a limit, of 31 frames a second: at 12 characters a second, at
 # 4 tokens of 5,000, as speech has them, and in the case of short outputs at one.
