@@ -247,7 +247,7 @@ def _reading(folder: Path) -> Iterator[Figure]:
     ours = Dataset(path=str(data))
     preprocess(ours[0])
     kinds = [(f"{data}/wav.scp", "speech", "sound"), (f"{data}/text", "text", "text")]
-    theirs = ESPnetDataset(kinds, preprocess=preprocess._build())
+    theirs = ESPnetDataset(kinds, preprocess=preprocess._build("build_preprocess_fn"))
     keys = [f"u{number:04d}" for number in range(N_FILES)]
     best = [float("inf"), float("inf")]
     for _ in range(3):
