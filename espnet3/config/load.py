@@ -4,7 +4,7 @@ import enum
 import logging
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import cache
@@ -176,6 +176,19 @@ class LoadedConfig:
             self.__dict__[_CONSTANT] = values  # frozen is what users see
         found: dict[str, Any] | None = self.__dict__[_CONSTANT]
         return found
+
+    @contextmanager
+    def read_once(self) -> Iterator[None]:
+        """Inside the block, resolve also what reads a file or a variable only once."""
+        if self.constant_values() is not None:
+            yield
+            return
+        with suppress(ConfigError):  # raised by who needs all of it
+            self.__dict__[_CONSTANT] = resolve_config(self.config, loaded=self)
+        try:
+            yield
+        finally:
+            self.__dict__[_CONSTANT] = None
 
     def to_yaml(self) -> str:
         """Return the merged config as YAML, without secrets, and with interpolations as text."""

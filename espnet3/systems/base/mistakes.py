@@ -6,7 +6,7 @@ only an import or a file can tell, is left to the checks of the stages.
 
 import inspect
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -69,7 +69,9 @@ def refuse_mistakes(
     Raises:
         ConfigError: with a line for each.
     """
-    with one_line_for_all():
+    with one_line_for_all(), ExitStack() as stack:
+        for loaded in configs:
+            stack.enter_context(loaded.read_once())
         mistakes = _Mistakes()
         # Several stages may share one config, whose problems are reported once.
         for loaded in {id(loaded): loaded for loaded in configs}.values():
