@@ -1,13 +1,13 @@
 """A sample of the census: recipes in the style of the public ones migrate, and run dry.
 
-All of them: python -m tests.espnet2.census
+All of them: python -m tests.helpers.census
 """
 
 import pytest
 import yaml
 
 from espnet3.cli.main import main
-from tests.espnet2.census import Result, check, kinds_of, report
+from tests.helpers.census import Result, check, kinds_of, report
 from tests.helpers.census_oracle import Oracle
 from tests.helpers.census_recipe import write_census_recipe, write_word_pieces
 from tests.helpers.census_settings import make_settings

@@ -247,7 +247,10 @@ def _check_metrics(loaded: "LoadedConfig") -> None:
 def _check_loader(loaded: "LoadedConfig") -> None:
     from espnet3.components.data.loader_config import DataLoaderConfig
 
-    DataLoaderConfig.from_config(loaded.plain().get("dataloader"))
+    values = loaded.plain().get("dataloader")
+    # What is no mapping has a message of its own, with what to write.
+    if isinstance(values, Mapping):
+        DataLoaderConfig.from_config(values)
 
 
 @names_places

@@ -79,7 +79,8 @@ def series(history: Iterable[HistoryEntry], name: str) -> tuple[list[int], list[
     """Return the steps and values of a metric; of a step that comes twice, the last.
 
     Example:
-        >>> series([Entry(1, 0, 0.0, {"a": 2.0}), Entry(1, 0, 1.0, {"a": 3.0})], "a")
+        >>> first = HistoryEntry(1, 0, 0.0, {"a": 2.0})
+        >>> series([first, HistoryEntry(1, 0, 1.0, {"a": 3.0})], "a")
         ([1], [3.0])
     """
     values = {entry.step: entry.values[name] for entry in history if name in entry.values}

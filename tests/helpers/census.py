@@ -4,7 +4,7 @@ Their options, values, habits of the shell, models and files come as often as in
 Each migrated recipe is compared with the settings that the old one was made from, and its
 `--dry-run` must have nothing to say but what is missing in the old recipe.
 
-    python -m tests.espnet2.census [N] [--first 0] [--model espnet2] [--keep FOLDER]
+    python -m tests.helpers.census [N] [--first 0] [--model espnet2] [--keep FOLDER]
 """
 
 import argparse
