@@ -115,7 +115,7 @@ class DaskPool:
         self._dropped: list[Died] = []  # attempts that were lost with the connection
         client.subscribe_topic(self._topic, self._hear)
         self._forget: Callable[[], object] = bool
-        if self._is_own_scheduler:
+        if _has_scheduler_here(client):
             self._forget = _tell_of_workers(client, lambda: self._ended.put(None))
 
     def idle(self) -> list[str]:
@@ -381,6 +381,13 @@ class DaskPool:
             Died(place, task, reason, log, was_running=place in running[:1])
             for place, (_, task) in lost.items()
         ]
+
+
+def _has_scheduler_here(client: Any) -> bool:
+    """Tell whether the scheduler is in this process; that of `env: ssh` is not, but has a handle."""
+    from distributed import Scheduler
+
+    return isinstance(getattr(client.cluster, "scheduler", None), Scheduler)
 
 
 def _tell_of_workers(client: Any, tell: Callable[[], None]) -> Callable[[], None]:
