@@ -384,7 +384,7 @@ class DaskPool:
 
 
 def _has_scheduler_here(client: Any) -> bool:
-    """Tell whether the scheduler is in this process; that of `env: ssh` is not, but has a handle."""
+    """Tell whether the scheduler is in this process; of that of `env: ssh` only a handle is."""
     from distributed import Scheduler
 
     return isinstance(getattr(client.cluster, "scheduler", None), Scheduler)
