@@ -40,9 +40,12 @@ demo: $(READY_TO_RUN)
 # Four at a time on two cores: a third of the tests waits for a process or a timeout.
 PYTEST := $(BIN)/python -m pytest -n 4 --dist worksteal
 
-# The inner loop: unit tests, but those that start a process which imports torch.
+# The inner loop: unit tests, but those of whole commands, and those that start a process which
+# imports torch. Two at a time: none of them waits, and each more imports torch once more.
+QUICK_IGNORED := --ignore tests/unit/cli --ignore tests/unit/test_peers.py --ignore tests/unit/test_leaks.py
+
 quick: setup
-	ESPNET3_TESTS_QUICK=1 $(PYTEST) -q -rfE tests/unit $(TEST_ARGS)
+	ESPNET3_TESTS_QUICK=1 $(PYTEST) -n 2 -q -rfE tests/unit $(QUICK_IGNORED) $(TEST_ARGS)
 
 test: setup
 	$(PYTEST) $(TEST_ARGS)
