@@ -15,7 +15,7 @@ from espnet3.components.data.data_organizer import DatasetEntry
 from espnet3.components.data.loader_config import DataLoaderConfig
 from espnet3.config.definitions import written_signature
 from espnet3.config.known_keys import OWN
-from espnet3.config.schema import FrozenConfig
+from espnet3.config.schema import FrozenConfig, field_docs
 from espnet3.parallel.config import ParallelConfig
 from espnet3.systems.asr.publication import PublicationConfig
 from espnet3.systems.asr.tokenizer_training import TokenizerConfig
@@ -142,6 +142,7 @@ def file_model(kind: str) -> type[FrozenConfig]:
         for name, field in part.model_fields.items():
             # The context says where the folder is by default, other parts only that there is one.
             if not (name in ContextConfig.model_fields and name in fields):
+                field = FieldInfo.merge_field_infos(field, description=field_docs(part).get(name))
                 fields[name] = (field.annotation, field)
     opened: dict[str, Any] = {name: _open(*field) for name, field in fields.items()}
     make: Any = create_model  # by its annotations, it takes no fields from a mapping

@@ -3,9 +3,14 @@
 The errors of pydantic are worded here: what is wrong, where it was set, and the line to paste.
 """
 
+import ast
+import inspect
 import re
+import textwrap
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cache
+from itertools import pairwise
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args
 
@@ -14,8 +19,10 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
     ValidationError,
 )
+from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, ErrorDetails
 
 from espnet3.config.advice import (
@@ -74,10 +81,9 @@ class FrozenConfig(BaseModel):
     string for a path or enum. `.inf` and `.nan` are no numbers that a setting can have.
     """
 
-    # Built when first used: most commands import many models, and read few of them.
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", use_attribute_docstrings=True, defer_build=True
-    )
+    # Built when first used: most commands import many models, and read few of them. For the same
+    # reason not `use_attribute_docstrings`, which parses the source of each; see `field_docs`.
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     @classmethod
     def __get_pydantic_core_schema__(
@@ -87,6 +93,45 @@ class FrozenConfig(BaseModel):
         schema = handler(source)
         _make_scalars_strict(schema)
         return schema
+
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        """Describe each key by the string below its field."""
+        schema = handler(core_schema)
+        keys = handler.resolve_ref_schema(schema).get("properties", {})
+        for name, text in field_docs(cls).items():
+            if (key := cls.model_fields[name].alias or name) in keys:
+                keys[key].setdefault("description", text)
+        return schema
+
+
+@cache
+def field_docs(model: type[BaseModel]) -> dict[str, str]:
+    """Return the string below each field of a model and of its bases, by name."""
+    docs = {}
+    for each in reversed(model.__mro__):
+        if issubclass(each, FrozenConfig):
+            docs.update(_written_docs(each))
+    described = ((name, field.description) for name, field in model.model_fields.items())
+    docs.update({name: text for name, text in described if text})
+    return {name: docs[name] for name in model.model_fields if name in docs}
+
+
+def _written_docs(model: type[BaseModel]) -> Iterator[tuple[str, str]]:
+    try:
+        source = textwrap.dedent(inspect.getsource(model))
+    except (OSError, TypeError):  # typed at a prompt, or made by `create_model`
+        return
+    nodes = next(ast.iter_child_nodes(ast.parse(source))).__dict__.get("body", ())
+    for field, below in pairwise(nodes):
+        match field, below:
+            case [
+                ast.AnnAssign(target=ast.Name(id=name)),
+                ast.Expr(value=ast.Constant(value=str(text))),
+            ]:
+                yield name, inspect.cleandoc(text)
 
 
 def validate(
@@ -210,8 +255,8 @@ class Subject:
     def _missing(self, path: Path) -> str:
         name = str(path[-1])
         models = _models_at(self.model, path[:-1])
-        fields = [m.model_fields[name] for m in models if name in m.model_fields]
-        meaning = next((f" ({f.description})" for f in fields if f.description), "")
+        docs = (field_docs(model) for model in models)
+        meaning = next((f" ({known[name]})" for known in docs if name in known), "")
         below = self._key(path[:-1])
         where = f" under {below}{self._set_in(path[:-1])}" if below else ""
         return Note(

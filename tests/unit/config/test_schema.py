@@ -7,7 +7,7 @@ from omegaconf import OmegaConf
 from pydantic import Field, PositiveInt, TypeAdapter, ValidationError, model_validator
 
 from espnet3.config.load import LoadedConfig, load_config
-from espnet3.config.schema import FrozenConfig, Names, validate
+from espnet3.config.schema import FrozenConfig, Names, field_docs, validate
 from espnet3.config.targets import locate
 from espnet3.errors import ConfigError
 
@@ -92,7 +92,9 @@ def test_a_model_and_its_fields_are_frozen_and_documented():
     config = validate(Parallel, {"n_workers": 2})
     with pytest.raises(ValidationError, match="frozen"):
         config.n_workers = 3
-    assert Parallel.model_fields["n_workers"].description == "Worker processes to start."
+    assert field_docs(Parallel) == {"n_workers": "Worker processes to start."}
+    described = Parallel.model_json_schema()["properties"]["n_workers"]["description"]
+    assert described == "Worker processes to start."
 
 
 def test_interpolations_are_resolved_up_to_the_root_of_the_config():
