@@ -110,7 +110,7 @@ class FrozenConfig(BaseModel):
 @cache
 def field_docs(model: type[BaseModel]) -> dict[str, str]:
     """Return the string below each field of a model and of its bases, by name."""
-    docs = {}
+    docs: dict[str, str] = {}
     for each in reversed(model.__mro__):
         if issubclass(each, FrozenConfig):
             docs.update(_written_docs(each))

@@ -39,6 +39,7 @@ from espnet3.parallel.folder_run import (
     open_run,
     shards_to_run,
     sweep,
+    sweep_complete,
     write_failures,
 )
 from espnet3.parallel.hooks import RunnerHooks
@@ -163,6 +164,7 @@ class FolderDriver:
             if answer is not None:
                 items = count(manifest.n_items, "item")
                 logger.info("%s is complete already: %s", root, items)
+                sweep_complete(manifest.layout(root.resolve()))
                 return answer[0]
             refuse_cancelled(root)
             # Absolute: a forward() in this process may change the working directory.

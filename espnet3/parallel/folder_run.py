@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from espnet3 import __version__
 from espnet3.commands import same_command
-from espnet3.errors import RunFolderError, StaleRunError
+from espnet3.errors import FileSystemError, RunFolderError, StaleRunError
 from espnet3.io.atomic import folder_trouble, is_folder_trouble, is_temp_name, write_text
 from espnet3.io.clock import look_time
 from espnet3.io.json_text import dump_json
@@ -48,6 +48,7 @@ from espnet3.shards.layout import (
     is_group,
     is_protocol_name,
     is_set_aside,
+    leases_folder,
     manifest_path,
     shard_of,
 )
@@ -329,6 +330,17 @@ def sweep(layout: RunLayout, lease: Lease) -> None:
     # A temp file does not tell on which machine its writer is, so only the last one may sweep.
     if not lease.others():
         _sweep_temporary(layout.root)
+
+
+def sweep_complete(layout: RunLayout) -> None:
+    """Remove what processes left in a complete run that died before they had signed off.
+
+    A folder that cannot be written to from here stays as it is: its results are whole.
+    """
+    with suppress(OSError, FileSystemError):
+        if names_in(leases_folder(layout.root)):
+            with Lease(layout.root) as lease:
+                sweep(layout, lease)
 
 
 def shards_to_run(layout: RunLayout, manifest: Manifest, *, retry_failed: bool) -> list[int]:

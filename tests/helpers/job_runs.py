@@ -65,8 +65,8 @@ class Job:
     def assert_tidy(self) -> None:
         """Nothing is left but outputs: no attempts, temporary files, claims or owners."""
         names = [path.name for path in [*self.out.iterdir(), *self.out.glob("splits.*/*")]]
-        assert not [name for name in names if ".part-" in name or name.startswith(".")]
-        assert not list((self.out / "leases").iterdir())
+        assert [name for name in names if ".part-" in name or name.startswith(".")] == []
+        assert [path.name for path in (self.out / "leases").iterdir()] == []
 
 
 def undisturbed_output(folder: Path) -> bytes:

@@ -201,7 +201,7 @@ def fail(how):
 
 
 def inject_driver_fault(faults):
-    """Kill the driver after the plan is written, or between the commits of two shards."""
+    """Kill the driver after the plan is written, between two commits, or when all is written."""
     from espnet3.parallel import driver
     from espnet3.parallel.shard_queue import ShardQueue
 
@@ -218,6 +218,9 @@ def inject_driver_fault(faults):
                 die()
 
         ShardQueue.finished = finished_or_die
+    if fault == "driver after success" and once(out, "success"):
+        merge = driver.Merger.merge
+        driver.Merger.merge = lambda self: (merge(self), die())
 
 
 def main():

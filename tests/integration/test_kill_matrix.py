@@ -44,6 +44,19 @@ def test_sigkill_then_the_same_command_finishes(job, reference, fault, n_workers
     run.assert_tidy()
 
 
+@pytest.mark.parametrize("n_workers", few([2, 1], 1))
+def test_a_driver_that_was_killed_when_all_was_written_leaves_nothing_to_the_next(
+    job, reference, n_workers
+):
+    run = job(fault="driver after success", n_workers=n_workers)
+    assert run.run().returncode == -signal.SIGKILL
+    written = (run.out / "_SUCCESS.json").read_bytes()
+    assert "is complete already" in run.succeed()
+    assert run.text == reference
+    assert (run.out / "_SUCCESS.json").read_bytes() == written
+    run.assert_tidy()
+
+
 @pytest.mark.parametrize(
     "fault",
     ["both before rename", "driver in merge", *few(["driver in attempt", "driver after plan"], 1)],

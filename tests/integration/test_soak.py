@@ -84,12 +84,12 @@ def test_kills_at_random_moments_lose_nothing(job, reference):
         where = f"SEED={seed}, after {n_rounds} rounds"
         try:
             one.play()
+            assert one.job.text == reference
+            one.job.succeed()  # a finished run is recognized as one
+            one.job.assert_tidy()
         except BaseException as error:
             error.add_note(where)
             raise
-        assert one.job.text == reference, where
-        one.job.succeed()  # a finished run is recognized as one
-        one.job.assert_tidy()
         seed, n_rounds, n_kills = seed + 1, n_rounds + 1, n_kills + one.n_kills
     print(f"{n_rounds} rounds, {n_kills} kills, nothing lost")
     wait_until(lambda: not [pid for pid in worker_pids(os.getpid()) if is_alive(pid)])
