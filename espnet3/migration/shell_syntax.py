@@ -80,6 +80,8 @@ class Simple:
     assignments: tuple[Assignment, ...] = ()
     is_test: bool = False
     """Whether it is a `[[ ... ]]`."""
+    is_redirected: bool = False
+    """Whether it reads or writes files."""
 
 
 @dataclass(frozen=True)
@@ -509,10 +511,11 @@ class _Parser:
     def _simple(self, first: Token) -> Node:
         words: list[Token] = []
         assignments: list[Assignment] = []
-        is_test = first.is_plain("[[")
+        is_test, is_redirected = first.is_plain("[["), False
         while token := self.peek():
             if token.text in _REDIRECTIONS and not is_test:
                 self._redirections()
+                is_redirected = True
                 continue
             if token.kind == "operator":
                 if len(words) == 1 and token.text == "(":
@@ -527,7 +530,7 @@ class _Parser:
                 words.append(token)
             if is_test and token.is_plain("]]"):
                 break
-        return Simple(first.line, tuple(words), tuple(assignments), is_test)
+        return Simple(first.line, tuple(words), tuple(assignments), is_test, is_redirected)
 
     def _function_after(self, name: Token) -> Node:
         self.skip("(", ")", "\n")

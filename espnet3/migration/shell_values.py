@@ -18,6 +18,7 @@ from espnet3.migration.shell_expansion import (
     change_value,
     is_joined,
     join_list,
+    printed_by,
     split_pieces,
     word_of,
 )
@@ -33,6 +34,7 @@ from espnet3.migration.shell_syntax import (
     Nodes,
     Not,
     Part,
+    ShellError,
     Simple,
     Token,
     Undecided,
@@ -427,8 +429,35 @@ class ScriptReader:
         if part.kind == "text":
             return part.text
         if part.kind == "command":
+            output = self._output(part.text)
+            if output is not None:
+                return output
             return Unknown(f"$({part.text})", "it is the output of a command, which is not run")
         return self._variable(part.text)
+
+    def _output(self, text: str) -> str | None:
+        """Return what `$(echo ... | tr a b)` and the like print; None for other commands."""
+        try:
+            nodes = parse(text, self._file)
+        except ShellError:
+            return None
+        if len(nodes) != 1:
+            return None
+        node = nodes[0]
+        rest = node.rest if isinstance(node, Chain) else ()
+        commands = [node.first if isinstance(node, Chain) else node, *(one for _, one in rest)]
+        words: list[list[str]] = []
+        for command in commands:
+            if not isinstance(command, Simple) or command.assignments or command.is_redirected:
+                return None
+            values = [field.value for word in command.words for field in self._expand(word)]
+            known = [value for value in values if isinstance(value, str)]
+            if len(known) < len(values) or not known or known[0] in self._functions:
+                return None
+            words.append(known)
+        if any(operator != "|" for operator, _ in rest):
+            return None
+        return printed_by(words)
 
     def _expand(self, token: Token) -> list[Field]:
         """Expand a word as the shell does: what is not quoted is split at blanks."""

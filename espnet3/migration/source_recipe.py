@@ -41,6 +41,9 @@ _TASK_DEFAULTS = {
     "st": {"inference_st_model": "valid.acc.ave.pth"},
     "mt": {"inference_mt_model": "valid.acc.ave.pth"},
     "slu": {"inference_slu_model": "valid.acc.ave.pth"},
+    "asr2": {"inference_asr_model": "valid.acc.ave.pth"},
+    "s2t": {"inference_s2t_model": "valid.acc.ave.pth"},
+    "lid": {"inference_model": "valid.accuracy.best.pth", "feats_normalize": "utterance_mvn"},
 }  # fmt: skip
 """Where the script of another task does something else."""
 _NOT_SOURCED = {"path.sh", "parse_options.sh", "cmd.sh"}

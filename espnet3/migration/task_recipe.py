@@ -21,9 +21,12 @@ _SYSTEM = "espnet3.systems.espnet2"
 _SPEED = "espnet3.components.data.augmentation.SpeedPerturb"
 _METRICS = "espnet3.components.metrics"
 _SEARCH = ("beam_size", "ctc_weight", "lm_weight", "penalty", "maxlenratio", "minlenratio", "nbest")
-_SEARCHED = ("st", "mt", "slu")
+_SEARCHED = ("st", "mt", "slu", "asr2")
 _TEXT_KEYS = ("token_type", "src_token_type", "token_list", "src_token_list", "bpemodel",
               "src_bpemodel", "cleaner", "g2p")  # fmt: skip
+_OF_DECODING = ("inference_args", "inference_nj", "gpu_inference", "inference_lm", "use_lm",
+                "lm_config", "lm_args", "lm_train_text", "lm_dev_text", "hyp_cleaner", "cleaner",
+                "local_score_opts", "inference_batch_size")  # fmt: skip
 _NOT_DECODING = ("batch_size", "ngpu", "num_workers", "log_level", "output_dir", "seed")
 _N_VALIDATED = 100
 """Batches of the training set that a speaker encoder is validated on."""
@@ -38,7 +41,7 @@ def check_kind(recipe: SourceRecipe) -> None:
     task, place = recipe.task, recipe.folder / recipe.script
     if task not in KINDS:
         known = ", ".join(f"{one}.sh" for one in ("asr", *KINDS))
-        by_hand = BY_HAND.get(task, "it has no counterpart here")
+        by_hand = BY_HAND.get(task, f"nothing here trains {task}: train it with ESPnet2")
         raise MigrationError(
             f"{place} calls {task}.sh, and recipes of {known} can be migrated. By hand: {by_hand}.",
             fix="Start from a recipe of your own, espnet3 init FOLDER, with the model and data of "
@@ -70,10 +73,14 @@ def build_task_recipe(recipe: SourceRecipe) -> NewRecipe:
 class _TaskBuilder:
     def __init__(self, recipe: SourceRecipe) -> None:
         self.recipe, self.journal = recipe, recipe.journal
+        self.further: dict[str, Any] = {}
+        """Keys of the preprocessor beside those of tokens."""
         self.kind = KINDS[recipe.task]
         self.new = NewRecipe(recipe.folder, recipe.journal, {"run.py": RUN_PY})
+        self.task = self.kind.trained_as or recipe.task
+        """ESPnet2's, of the model."""
         self.new.model_note = (
-            f"The model is ESPnet2's own, of its task {recipe.task}, which needs the extra espnet2."
+            f"The model is ESPnet2's own, of its task {self.task}, which needs the extra espnet2."
         )
 
     def build(self) -> None:
@@ -81,7 +88,7 @@ class _TaskBuilder:
         config = self._config(self.kind.config, self.kind.arguments, "conf/training.yaml")
         self.files = self.kind.files(recipe)
         self._took_names()
-        self.train = self._names("train_set")
+        self.train = self._train_names()
         self.valid = self._names("valid_set")
         self.test = list(dict.fromkeys(self._names("test_sets")))
         self.tokens = TaskTokens(recipe, self.new.add_config, self.place(self.train[0]))
@@ -91,8 +98,11 @@ class _TaskBuilder:
         settings = below_network(keys.settings())
         keys.finish(dict.fromkeys(_TEXT_KEYS, "see the options of run.sh"))
         self._training(model, settings, bool(config.values.get("use_amp")))
-        self._inference()
-        self._metrics()
+        if self.kind.is_inferred:
+            self._inference()
+            self._metrics()
+        else:
+            self._only_trained()
         self.new.commands += add_places(recipe, self.new.add_config)
         self._commands(model)
         note_old_files(recipe)
@@ -116,6 +126,14 @@ class _TaskBuilder:
             self.journal.taken(found.origin, f"--{option}", found.value, became, note)
 
     # --- Data ----------------------------------------------------------------------------------
+
+    def _train_names(self) -> list[str]:
+        """Return the names of the training sets, of those with copies of other speeds if asked."""
+        names, option = self._names("train_set"), "speed_perturb_factors"
+        if not self.kind.has_copies or not self.recipe.get(option):
+            return names
+        self._took(option, "dataset.train", "the copies of the old recipe are read, NAME_sp")
+        return [f"{name}_sp" for name in names]
 
     def _names(self, option: str) -> list[str]:
         names = self.recipe.get(option).split()
@@ -141,7 +159,8 @@ class _TaskBuilder:
             ("use_dereverb_ref", "data_src_args.files"), ("noise_type_num", "data_src_args.files"),
             ("dereverb_ref_num", "data_src_args.files"), ("use_transcript", "data_src_args.files"),
         ):  # fmt: skip
-            self._took(option, became)
+            if option != "test_sets" or self.kind.is_inferred:
+                self._took(option, became)
         kind = self.recipe.get("feats_type")
         if kind not in ("raw", "raw_copy"):
             note = "extracted features are not read; audio is"
@@ -153,6 +172,8 @@ class _TaskBuilder:
         places = [f"{dump}/{name}", f"{dump}/org/{name}", f"data/{name}"]
         first = self.files[0][0]
         found = [one for one in places if (self.recipe.folder / one / first).is_file()]
+        if self.kind.has_copies:  # data/ lacks what the stages before dump/ make
+            return found[0] if found else places[0]
         return found[0] if found else places[-1]
 
     def _entry(self, name: str, *, named: bool = False) -> dict[str, Any]:
@@ -161,8 +182,8 @@ class _TaskBuilder:
         if problem:
             self.journal.todo(
                 f"{place}: {problem} In the old recipe, make it: cd {self.recipe.folder} && "
-                f"./{self.recipe.script} --stage 1 --stop_stage 4; or write other files under "
-                "dataset"
+                f"./{self.recipe.script} --stage 1 --stop_stage {self.kind.data_stage}; or write "
+                "other files under dataset"
             )
         else:
             note = f"reads {', '.join(file for file, _, _ in self.files)}"
@@ -180,7 +201,7 @@ class _TaskBuilder:
     def _train_entries(self) -> list[dict[str, Any]]:
         entries = [self._entry(name) for name in self.train]
         words = self.recipe.get("speed_perturb_factors").split()
-        if not words:
+        if not words or self.kind.has_copies:
             return entries
         try:
             factors = [float(word) for word in words]
@@ -200,7 +221,7 @@ class _TaskBuilder:
     def _model(self, keys: LoopKeys) -> dict[str, Any]:
         task = self.recipe.task
         model: dict[str, Any] = {
-            "_target_": f"{_SYSTEM}.model.ESPnet2Model", "task": task, **self.tokens.keys,
+            "_target_": f"{_SYSTEM}.model.ESPnet2Model", "task": self.task, **self.tokens.keys,
         }  # fmt: skip
         for key in (key for part in self.kind.parts for key in (part, f"{part}_conf")):
             value = keys.value(key)
@@ -212,13 +233,18 @@ class _TaskBuilder:
         keys.config.values.pop("init", None)
         if task == "tts":
             self._features(model)
-        elif task in ("st", "slu") and model.get("frontend", "default") is not None:
+        elif task in ("st", "slu", "s2t") and model.get("frontend", "default") is not None:
             rate = self.recipe.sample_rate
             model["frontend_conf"] = {**model.get("frontend_conf", {}), "fs": rate}
         elif task == "spk":
-            model["spk_num"] = self._n_speakers()
-        if task in ("st", "slu", "tts"):
+            model["spk_num"] = self._n_labels("utt2spk", "spk_num")
+        elif task == "lid":
+            model["lang_num"] = self._n_labels("utt2lang", "lang_num")
+            self._same_languages()
+        if task in ("st", "slu", "tts", "s2t"):
             self._normalization(model)
+        if task == "s2t":
+            self._marks(keys)
         return model
 
     def _normalization(self, model: dict[str, Any]) -> None:
@@ -262,27 +288,56 @@ class _TaskBuilder:
                 given = {key: named[key] for key in keys if key in named}
                 model[f"{part}_conf"] = {**given, **model.get(f"{part}_conf", {})}
 
-    def _n_speakers(self) -> int:
-        file = self.recipe.folder / self.place(self.train[0]) / "utt2spk"
-        if file.is_file():
-            try:
-                return len(set(read_table(file).values()))
-            except RecordError:
-                pass
+    def _labels(self, set_name: str, file: str) -> set[str] | None:
+        path = self.recipe.folder / self.place(set_name) / file
+        try:
+            return set(read_table(path).values()) if path.is_file() else None
+        except RecordError:
+            return None
+
+    def _n_labels(self, file: str, key: str) -> int:
+        labels = self._labels(self.train[0], file)
+        if labels:
+            return len(labels)
         self.journal.todo(
-            f"{file} is not there yet: write the number of its speakers as model.spk_num into "
-            "conf/training.yaml"
+            f"{self.recipe.folder / self.place(self.train[0]) / file} is not there yet: write the "
+            f"number of its different labels as model.{key} into conf/training.yaml"
         )
         return 1
 
+    def _same_languages(self) -> None:
+        """Tell of sets whose languages have other numbers than those of the first one."""
+        known = self._labels(self.train[0], "utt2lang")
+        for name in (*self.train[1:], *self.valid):
+            found = self._labels(name, "utt2lang")
+            if known is not None and found is not None and found != known:
+                self.journal.todo(
+                    f"{self.place(name)}/utt2lang has other languages than "
+                    f"{self.place(self.train[0])}: labels are numbers in the order of the names in "
+                    "each file, so both need the same; leave out utterances, or write the numbers "
+                    "into a file of your own, type text_int"
+                )
+
+    def _marks(self, keys: LoopKeys) -> None:
+        """Take how texts with times and the text before are made ready."""
+        self.further = {"preprocessor": keys.value("preprocessor", "s2t")}
+        block = keys.block("preprocessor_conf")
+        if block:
+            self.further["preprocessor_conf"] = block
+        for key in ("preprocessor", "preprocessor_conf"):
+            keys.note(key, f"transform.{key}", "drawn for training, and fixed for validation")
+        found = self.recipe.options.get("nlsyms_txt")
+        if found and found.value not in ("", "none"):
+            self.further["non_linguistic_symbols"] = f"${{{OLD_RECIPE}}}/{found.value}"
+            self._took("nlsyms_txt", "transform.non_linguistic_symbols")
+
     def _preprocessor(self) -> dict[str, Any] | None:
-        task = self.recipe.task
-        if task == "spk":  # ESPnet2's does not run beside NumPy 2.4
+        if self.task in ("spk", "lid"):  # ESPnet2's does not run beside NumPy 2.4
             return None
         block: dict[str, Any] = {
-            "_target_": f"{_SYSTEM}.preprocessor.ESPnet2Preprocessor", "task": task,
+            "_target_": f"{_SYSTEM}.preprocessor.ESPnet2Preprocessor", "task": self.task,
         }  # fmt: skip
-        return {**block, **self.tokens.keys}
+        return {**block, **self.tokens.keys, **self.further}
 
     def _training(self, model: dict[str, Any], settings: dict[str, Any], use_amp: bool) -> None:
         recipe = self.recipe
@@ -301,12 +356,10 @@ class _TaskBuilder:
         settings["best_model_criterion"] = criteria
         workers = max(1, int(recipe.number("nj")))
         self._took("nj", "parallel.n_workers")
-        preprocessor = self._preprocessor()
         values = {
             "seed": settings.pop("seed"), OLD_RECIPE: str(recipe.folder.resolve()),
             **self.tokens.block,
-            "dataset": {"train": self._train_entries(), "valid": valid,
-                        **({"preprocessor": preprocessor} if preprocessor else {})},
+            "dataset": self._datasets(valid),
             "model": model, **settings,
             "parallel": {"env": "local", "n_workers": f"${{n_cores:{workers}}}"},
         }  # fmt: skip
@@ -321,7 +374,27 @@ class _TaskBuilder:
         if "num_nodes" in recipe.options:
             self._took("num_nodes", "trainer.num_nodes")
 
+    def _datasets(self, valid: list[dict[str, Any]]) -> dict[str, Any]:
+        train, preprocessor = self._train_entries(), self._preprocessor()
+        if self.task == "s2t":
+            # That of s2t draws what training sees, and can be applied only once.
+            drawn = {**(preprocessor or {}), "train": True}
+            return {"train": [{**one, "transform": drawn} for one in train],
+                    "valid": [{**one, "transform": preprocessor} for one in valid]}  # fmt: skip
+        sets = {"train": train, "valid": valid}
+        return {**sets, "preprocessor": preprocessor} if preprocessor else sets
+
     # --- Inference and scores ------------------------------------------------------------------
+
+    def _only_trained(self) -> None:
+        """List what decides about results that `infer` cannot make."""
+        note = f"infer takes no models of ESPnet2's task {self.task}: decode with ESPnet2"
+        place = self.recipe.origin("test_sets")
+        self.journal.changes(place, "--test_sets", " ".join(self.test), note)
+        for name in (self.kind.decode, *_OF_DECODING):
+            option = self.recipe.options.get(name)
+            if option and option.value:
+                self.journal.left_out(option.origin, f"--{name}", option.value, "of decoding")
 
     def _inference(self) -> None:
         recipe = self.recipe
@@ -336,7 +409,7 @@ class _TaskBuilder:
             "dataset": {"test": [self._entry(name, named=True) for name in self.test]},
             "model": {
                 "_target_": f"{_SYSTEM}.inference.ESPnet2Inference",
-                "task": recipe.task,
+                "task": self.task,
                 "config": "${exp_dir}/config.yaml",
                 "weights": self.weights,
                 **self._decoding(decode),
@@ -416,7 +489,7 @@ class _TaskBuilder:
         old = f"{self.recipe.folder.resolve()}/{root}/{{test_set}}"
         if task in ("st", "mt"):
             entries.append({"metric": {"_target_": f"{_METRICS}.bleu.BLEU"}})
-        elif task == "slu":
+        elif task in ("slu", "asr2"):
             entries += [
                 {"metric": {"_target_": "espnet3.systems.asr.metrics.wer.WER"}},
                 {"metric": {"_target_": "espnet3.systems.asr.metrics.cer.CER"}},
@@ -438,11 +511,11 @@ class _TaskBuilder:
         first = ["train_tokenizer"] if self.tokens.is_trained else []
         if "stats_file" in str(model):
             first.append("collect_stats")
-        has_scores = "conf/metrics.yaml" in self.new.files
-        configs = "--training_config conf/training.yaml --inference_config conf/inference.yaml" + (
-            " --metrics_config conf/metrics.yaml" if has_scores else ""
-        )
-        stages = [*first, "train-measure" if has_scores else "train-infer"]
+        files = [name for name in ("training", "inference", "metrics")
+                 if f"conf/{name}.yaml" in self.new.files]  # fmt: skip
+        configs = " ".join(f"--{name}_config conf/{name}.yaml" for name in files)
+        last = {"training": "train", "inference": "train-infer", "metrics": "train-measure"}
+        stages = [*first, last[files[-1]]]
         line = f"python run.py --stages {' '.join(stages)} {configs}"
         self.new.commands = [(line, "everything; --dry-run shows it first"), *self.new.commands]
         asr_options.stages_line(self.recipe)

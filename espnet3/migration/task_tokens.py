@@ -9,9 +9,13 @@ from espnet3.migration.job_configs import AddConfig
 from espnet3.migration.journal import Origin
 from espnet3.migration.language_models import TOKENIZER
 from espnet3.migration.source_recipe import SourceRecipe
+from espnet3.migration.task_kinds import KINDS
 
-_SIDES = {"st": ("tgt", "src"), "mt": ("tgt", "src"), "slu": ("",), "tts": ("",)}
+_SIDES = {"st": ("tgt", "src"), "mt": ("tgt", "src"), "slu": ("",), "tts": ("",),
+          "asr2": ("tgt", "src"), "s2t": ("",)}  # fmt: skip
 """Tasks with texts; what the names of the options of each text begin with."""
+_MARKED = ("s2t",)
+"""Tasks whose tokens are marks of tasks, languages and times too, which only ESPnet2 makes."""
 _OWN = "data/tokens"
 
 
@@ -71,7 +75,7 @@ class TaskTokens:
             if kind == "bpe" and model is not None:
                 place = model.relative_to(self.recipe.folder).as_posix()
                 self.keys[f"{prefix}bpemodel"] = f"${{{OLD_RECIPE}}}/{place}"
-        elif side != "src" and kind in TRAINED_KINDS:
+        elif side != "src" and kind in TRAINED_KINDS and self.recipe.task not in _MARKED:
             self._train(side, kind)
         else:
             self._make(side, kind, prefix)
@@ -86,7 +90,8 @@ class TaskTokens:
         if self.is_trained:
             option = self.recipe.options["token_joint"]
             note = "train_tokenizer reads the target texts alone: make the tokens in the old "
-            note += f"recipe first, ./{self.recipe.script} --stage 5 --stop_stage 5"
+            stage = KINDS[self.recipe.task].token_stage
+            note += f"recipe first, ./{self.recipe.script} --stage {stage} --stop_stage {stage}"
             self.recipe.journal.changes(option.origin, "--token_joint", option.value, note)
 
     def _find(self, side: str, kind: str) -> Path | None:
@@ -134,12 +139,18 @@ class TaskTokens:
         """Tell how ESPnet2 makes a list of tokens that our stages do not make."""
         name = f"{side or 'text'}_{kind}.txt"
         self.keys[f"{prefix}token_list"] = f"${{recipe_dir}}/{_OWN}/{name}"
-        if kind == "bpe":
-            self.keys[f"{prefix}bpemodel"] = f"${{recipe_dir}}/{_OWN}/{side}_bpe.model"
+        is_marked = self.recipe.task in _MARKED
+        if kind == "bpe" or is_marked:
+            pieces = f"{side or 'text'}_bpe.model"
+            stage = KINDS[self.recipe.task].token_stage
+            files, what = f"{_OWN}/{name}", "the tokens, with the marks of languages and times"
+            if kind == "bpe":
+                self.keys[f"{prefix}bpemodel"] = f"${{recipe_dir}}/{_OWN}/{pieces}"
+                files = f"{files} and {pieces}"
             self.recipe.journal.todo(
-                f"{_OWN}/{name} and {side}_bpe.model are the word pieces of the source texts. In "
+                f"{files} are {what if is_marked else 'the word pieces of the source texts'}. In "
                 f"the old recipe, make them: cd {self.recipe.folder} && ./{self.recipe.script} "
-                "--stage 5 --stop_stage 5; and migrate then, or copy them"
+                f"--stage {stage} --stop_stage {stage}; and migrate then, or copy them"
             )
             return
         text = self.recipe.folder.resolve() / self.train / self._text(side)

@@ -9,6 +9,10 @@ import torch
 import yaml
 
 TOKENS = ["<blank>", "<unk>", "<space>", *"abcdefghijklmnopqrst", "<sos/eos>"]
+MARKS = ["<na>", "<nospeech>", "<en>", "<asr>", "<notimestamps>",
+         *(f"<{n * 0.02:.2f}>" for n in range(51)), "<sop>", "<sos>", "<eos>"]  # fmt: skip
+"""Those of the task s2t: tasks, languages, and times of a second."""
+MARKED = [*TOKENS[:3], *MARKS[:-3], *TOKENS[3:-1], *MARKS[-3:]]
 
 _ENCODERS = {
     "e_branchformer": {"cgmlp_linear_units": 32, "cgmlp_conv_kernel": 7, "merge_conv_kernel": 7},
@@ -102,6 +106,31 @@ def task_keys(task):
             "lm": "seq_rnn",
             "lm_conf": {"unit": 16, "nlayers": 1},
             "token_type": "char",
+        },
+        "asr2": lambda: {
+            **task_keys("mt"),
+            "model": "discrete_asr",
+            "model_conf": {"ctc_weight": 0.3},
+        },
+        "s2t": lambda: {
+            **recogniser,
+            "preprocessor": "s2t",
+            "preprocessor_conf": {
+                "speech_length": 1,
+                "speech_resolution": 0.02,
+                "last_time_symbol": "<1.00>",
+                "text_prev_apply_prob": 0.5,
+                "time_apply_prob": 0.5,
+            },
+        },
+        "lid": lambda: {
+            **{
+                key: value
+                for key, value in task_keys("spk").items()
+                if key not in ("spk_num", "projector")
+            },
+            "projector": "rawnet3",
+            "lang_num": 2,
         },
         "tts": lambda: {
             "tts": "tacotron2",

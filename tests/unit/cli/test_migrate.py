@@ -503,8 +503,9 @@ BROKEN = {
     "a run.sh that starts another": ("run.sh", "./run_ctc.sh\n", "--script run_ctc.sh"),
     "a recipe of another task": ("run.sh", "./svs.sh --train_set x\n", "By hand: task: svs"),
     "a recipe of a task without a counterpart": (
-        "run.sh", "./codec.sh --train_set x\n", "it has no counterpart here",
+        "run.sh", "./vc.sh --train_set x\n", "nothing here trains vc: train it with ESPnet2",
     ),
+    "a codec": ("run.sh", "./codec.sh --train_set x\n", "gan_codec by two losses in turn"),
     "a synthesiser of two losses": (
         "run.sh", "./tts.sh --train_set x --tts_task gan_tts\n", "two losses in turn",
     ),

@@ -116,6 +116,15 @@ HABITS = {
         "m=base\ncase $m in\n 'ba*') n=1 ;;\n *) n=2 ;;\nesac\n./asr.sh --n $n",
         {"--n": "2"},
     ),
+    "a name of units by echo and tr": (
+        'f=wavlm_large/21\nu=$(echo "${f}_km20" | tr "/" "_")\n'
+        "./asr.sh --u ${u} --b $(basename ./a/b.sh .sh)",
+        {"--u": "wavlm_large_21_km20", "--b": "b"},
+    ),
+    "words that sed and tr change": (
+        "l=EN/US\n./asr.sh --a $(echo $l | tr A-Z a-z | sed -e 's:/:_:g') --b `dirname x/y`",
+        {"--a": "en_us", "--b": "x"},
+    ),
     "a default of several words": (
         './asr.sh --a "${a:-0.9 1.0 1.1}" --b "${b:-"x y"}"',
         {"--a": "0.9 1.0 1.1", "--b": "x y"},
@@ -135,6 +144,9 @@ def test_a_habit_of_the_public_recipes_is_read_as_the_shell_reads_it(habit):
 
 NOT_GUESSED = {
     "the output of a command": ("n=$(wc -l < f)\n./asr.sh --n $n", "output of a command"),
+    "echo through another command": ("n=$(echo a b | wc -w)\n./asr.sh --n $n", "output of a"),
+    "echo of a file": ("n=$(tr a b < f)\n./asr.sh --n $n", "output of a command"),
+    "a pattern of sed": ("n=$(echo a.b | sed s/.b/c/)\n./asr.sh --n $n", "output of a command"),
     "backticks": ("n=`nproc`\n./asr.sh --n $n", "output of a command"),
     "a variable of the environment": ("./asr.sh --n ${CORPUS}", "in no file that was read"),
     "set where a file exists": (
