@@ -1,8 +1,9 @@
 """Expand values of the shell: split them into words, cut or replace parts of them."""
 
+import ast
 import fnmatch
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 
@@ -51,12 +52,15 @@ def word_of(text: str | None, reason: str) -> Value:
 
 def change_value(value: str, form: str, text_of: Callable[[str], Value], unread: Unknown) -> Value:
     """Return a value after `${name%x}`, `${name/a/b}` and the like; `unread` for other forms."""
-    replaced = re.fullmatch(r"(//?)([^/]*)/?(.*)", form, re.DOTALL)
-    if replaced:
-        old, new = text_of(replaced[2]), text_of(replaced[3])
-        if isinstance(old, str) and isinstance(new, str) and not set(old) & set("*?["):
-            return value.replace(old, new, -1 if replaced[1] == "//" else 1)
-        return unread
+    if form.startswith("/"):
+        return _substituted(value, form[1:], text_of, unread)
+    if form in _CASES:
+        return _CASES[form](value)
+    part = re.fullmatch(r":\s*(-?\d+)(?::(\d+))?", form)
+    if part and not form.startswith(":-"):
+        begin = int(part[1])
+        rest = value[begin:] if -begin <= len(value) else ""
+        return rest[: int(part[2])] if part[2] else rest
     for mark in ("%%", "%", "##", "#"):
         if form.startswith(mark):
             pattern = text_of(form[len(mark) :])
@@ -64,6 +68,60 @@ def change_value(value: str, form: str, text_of: Callable[[str], Value], unread:
                 return unread
             return _cut(value, pattern, from_end=mark[0] == "%", longest=len(mark) == 2)
     return unread
+
+
+_CASES: dict[str, Callable[[str], str]] = {
+    ",,": str.lower, "^^": str.upper,
+    ",": lambda text: text[:1].lower() + text[1:], "^": lambda text: text[:1].upper() + text[1:],
+}  # fmt: skip
+
+
+def _substituted(value: str, form: str, text_of: Callable[[str], Value], unread: Unknown) -> Value:
+    """Return a value after `${name/old/new}`; `form` begins behind the first slash."""
+    kind = form[:1] if form[:1] in ("/", "#", "%") else ""
+    parts = re.fullmatch(r"((?:\\.|[^/\\'\"$])+)(?:/([^'\"]*))?", form[len(kind) :], re.DOTALL)
+    if parts is None:
+        return unread
+    old, new = text_of(parts[1]), text_of(parts[2] or "")
+    if isinstance(old, Unknown) or isinstance(new, Unknown) or set(old) & set("*?["):
+        return unread
+    if kind == "#":
+        return new + value[len(old) :] if value.startswith(old) else value
+    if kind == "%":
+        return value[: len(value) - len(old)] + new if value.endswith(old) else value
+    return value.replace(old, new, -1 if kind == "/" else 1)
+
+
+def computed(text: str, values: Mapping[str, str]) -> int | None:
+    """Return the whole number that an expression is, such as `n * 2`; None if it is none."""
+    try:
+        return _number(ast.parse(text.strip(), mode="eval").body, values)
+    except (SyntaxError, ValueError, ZeroDivisionError, RecursionError):
+        return None
+
+
+def _number(node: ast.AST, values: Mapping[str, str]) -> int:
+    match node:
+        case ast.Constant(value=int() as number) if not isinstance(number, bool):
+            return number
+        case ast.Name(id=name) if re.fullmatch(r"-?(0|[1-9]\d*)", values.get(name, "")):
+            return int(values[name])
+        case ast.UnaryOp(op=ast.USub(), operand=inner):
+            return -_number(inner, values)
+        case ast.BinOp(left=left, op=operator, right=right):
+            a, b = _number(left, values), _number(right, values)
+            match operator:
+                case ast.Add():
+                    return a + b
+                case ast.Sub():
+                    return a - b
+                case ast.Mult():
+                    return a * b
+                case ast.Div():  # the shell rounds towards zero
+                    return abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1)
+                case ast.Mod():
+                    return (1 if a >= 0 else -1) * (abs(a) % abs(b))
+    raise ValueError(ast.dump(node))
 
 
 def _cut(value: str, pattern: str, *, from_end: bool, longest: bool) -> str:
@@ -133,7 +191,9 @@ def _translated(text: str, words: list[str]) -> str | None:
 
 def _is_plain(characters: str) -> bool:
     """Tell whether `tr` takes each for itself."""
-    return bool(characters) and not set(characters) & set("[]\\-")
+    return (
+        bool(characters) and not set(characters[:-1]) & {"-"} and not set(characters) & set("[]\\")
+    )
 
 
 def _replaced(text: str, words: list[str]) -> str | None:

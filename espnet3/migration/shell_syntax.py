@@ -17,6 +17,7 @@ _REDIRECTIONS = {"&>>", "&>", "<<<", "<<-", "<<", ">>", ">&", "<&", ">|", "<", "
 _NAME = r"[A-Za-z_]\w*"
 _ASSIGNMENT = re.compile(rf"({_NAME})(\+?)=")
 _VARIABLE = re.compile(rf"{_NAME}|[0-9@*#?$!_-]")
+_ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "\\": "\\", "'": "'", '"': '"'}
 _STRAY = ("then", "do", "done", "fi", "elif", "else", "esac", "}")
 
 
@@ -300,6 +301,18 @@ class _Lexer:
                 raise self.fail("opens a quote ` that is never closed", self.line)
             self.at = end + 1
             self._add("command", text[at + 1 : end], is_quoted)
+        elif text.startswith("$'", at) and not is_quoted:
+            found = re.compile(r"\$'((?:\\.|[^'\\])*)'", re.DOTALL).match(text, at)
+            if found is None:
+                raise self.fail("opens a quote ' that is never closed", self.line)
+            self.at = found.end()
+            if set(re.findall(r"\\(.)", found[1], re.DOTALL)) - set(_ESCAPES):
+                self._add("variable", found[0], True)  # characters by their numbers: not read
+            else:
+                text = re.sub(r"\\(.)", lambda one: _ESCAPES[one[1]], found[1], flags=re.DOTALL)
+                self._add("text", text, True)
+        elif text.startswith('$"', at) and not is_quoted:
+            self.at += 1  # translated where there is a translation
         elif text.startswith("$(", at):
             inside = self._balanced(at + 2, "(", ")")
             self.at = at + len(inside) + 3

@@ -16,6 +16,7 @@ from espnet3.migration.shell_expansion import (
     Unknown,
     Value,
     change_value,
+    computed,
     is_joined,
     join_list,
     printed_by,
@@ -50,14 +51,17 @@ _HARMLESS = {
 }  # fmt: skip
 _WRAPPERS = {"bash", "sh", "exec", "nohup", "time", "nice", "env", "command"}
 """Commands that start the script that follows."""
-_WRITERS = {"read", "readarray", "mapfile", "let", "getopts", "printf"}
+_WRITERS = {"eval", "read", "readarray", "mapfile", "let", "getopts", "printf"}
 """Builtins that give variables a value, by their names, that is not followed."""
+_LOCAL = ("local", "declare", "typeset")
 _SETTERS = {"export", "declare", "local", "readonly", "typeset"}
 _SOURCES = {".", "source"}
 _MOST_STEPS = 20_000
 _MOST_DEPTH = 30
 _EXPRESSION = re.compile(r"(\w+|[@*])(?:\[([^\]]*)\])?(.*)", re.DOTALL)
 _BRACES = re.compile(r"\{[^{}]*(?:,|\.\.)[^{}]*\}")
+_ELEMENT = re.compile(r"[A-Za-z_]\w*\[[^]]*\]\+?=")
+_IFS = "words are cut where IFS says, which the script sets"
 _NUMBERS: dict[str, Callable[[int, int], bool]] = {
     "-eq": lambda a, b: a == b, "-ne": lambda a, b: a != b, "-lt": lambda a, b: a < b,
     "-le": lambda a, b: a <= b, "-gt": lambda a, b: a > b, "-ge": lambda a, b: a >= b,
@@ -118,6 +122,12 @@ class ScriptReader:
     set_at: dict[str, int] = field(default_factory=dict)
     _file: str = ""
     _functions: dict[str, Nodes] = field(default_factory=dict)
+    _doubtful: set[str] = field(default_factory=set)
+    """Functions that may be others, or not be there."""
+    _hidden: list[dict[str, Stored | None]] = field(default_factory=list)
+    """Values of the caller's variables, for each function that declares others of that name."""
+    _is_certain: bool = True
+    """Whether the command that is expanded is run."""
     _depth: int = 0
     _steps: int = 0
     _is_asking: bool = False
@@ -172,7 +182,7 @@ class ScriptReader:
                 self._remark(node.line, f"{node.kind}, which was not followed", True)
                 self._run(node.body, certain=False)
             case Function():
-                self._functions[node.name] = node.body
+                self._define(node, certain)
                 return True
             case Group():
                 return self._group(node, certain)
@@ -183,6 +193,14 @@ class ScriptReader:
                 return None if status is None else not status
         return None
 
+    def _define(self, node: Function, certain: bool) -> None:
+        if certain:
+            self._functions[node.name] = node.body
+            self._doubtful.discard(node.name)
+        else:
+            self._functions[node.name] = self._functions.get(node.name, ()) + node.body
+            self._doubtful.add(node.name)
+
     def _group(self, node: Group, certain: bool) -> bool | None:
         if not node.is_subshell:
             return self._run(node.body, certain=certain)
@@ -192,7 +210,7 @@ class ScriptReader:
         before = dict(self.variables)
         try:
             return self._run(node.body, certain=certain)
-        except _Exit:
+        except (_Exit, _Jump):
             return None
         finally:
             self.variables = before
@@ -211,15 +229,26 @@ class ScriptReader:
                 self._assign(name, value, line)
 
     def _chain(self, node: Chain, certain: bool) -> bool | None:
-        status = self._node(node.first, certain)
+        pipes: list[tuple[str, list[Node]]] = [("", [node.first])]
         for operator, following in node.rest:
             if operator in ("|", "|&"):
-                status = self._node(following, certain)
-            elif status is None:
-                self._node(following, False)
+                pipes[-1][1].append(following)
+            else:
+                pipes.append((operator, [following]))
+        status = self._pipe(pipes[0][1], certain)
+        for operator, nodes in pipes[1:]:
+            if status is None:
+                self._pipe(nodes, False)
             elif status == (operator == "&&"):
-                status = self._node(following, certain)
+                status = self._pipe(nodes, certain)
         return status
+
+    def _pipe(self, nodes: list[Node], certain: bool) -> bool | None:
+        """Follow commands of a pipe, each of which is a subshell whose variables are lost."""
+        if len(nodes) == 1:
+            return self._node(nodes[0], certain)
+        found = {self._group(Group(one.line, (one,), is_subshell=True), certain) for one in nodes}
+        return found.pop() if len(found) == 1 else None
 
     def _if(self, node: If, certain: bool) -> bool | None:
         for condition, body in node.branches:
@@ -275,6 +304,7 @@ class ScriptReader:
         return None
 
     def _simple(self, node: Simple, certain: bool) -> bool | None:
+        self._is_certain = certain
         if not node.words:
             for assignment in node.assignments:
                 self._take(assignment, certain)
@@ -285,6 +315,9 @@ class ScriptReader:
         if first.is_plain(*_SETTERS):
             for word in node.words[1:]:
                 assigned = assignment_in(word)
+                if first.is_plain(*_LOCAL) and self._hidden:
+                    name = assigned.name if assigned else word.raw
+                    self._hidden[-1].setdefault(name, self.variables.get(name))
                 if assigned:
                     self._take(assigned, certain)
             return True
@@ -301,13 +334,19 @@ class ScriptReader:
         if first in ("exit", "return", "break", "continue"):
             self._leave(first, certain)
             return None
+        if first == "shift" or (first == "set" and "--" in [field.value for field in fields[1:2]]):
+            self._change_arguments([field.value for field in fields], certain)
+            return True
+        if _ELEMENT.match(first):
+            self._forget([first.partition("[")[0]], line)
+            return True
         if first in _SOURCES:
             self._source(fields, line, certain)
             return True
         if first in _WRITERS or first == "unset":
             return self._write(first, fields[1:], line, certain)
         if first in self._functions:
-            return self._function(first, fields, certain)
+            return self._function(first, fields, certain and first not in self._doubtful)
         if first in _WRAPPERS:
             started = [i for i, one in enumerate(fields) if str(one.value).endswith(".sh")]
             if started:
@@ -331,6 +370,7 @@ class ScriptReader:
         if word == "unset" and certain:
             for name in names:
                 self.variables.pop(name, None)
+            self._forget([name.partition("[")[0] for name in names if "[" in name], line)
             return True
         if word == "printf" and names[:1] != ["-v"]:
             return True
@@ -340,11 +380,8 @@ class ScriptReader:
     def _function(self, name: str, fields: list[Field], certain: bool) -> bool | None:
         if self._depth >= _MOST_DEPTH:
             return None
-        before = {key: self.variables.get(key) for key in "123456789@"}
-        arguments = [field.value for field in fields[1:]]
-        self.variables["@"] = arguments
-        for number in range(1, 10):
-            self.variables[str(number)] = arguments[number - 1] if number <= len(arguments) else ""
+        self._hidden.append({key: self.variables.get(key) for key in "123456789@"})
+        self._set_arguments([field.value for field in fields[1:]])
         self._depth += 1
         try:
             return self._run(self._functions[name], certain=certain)
@@ -352,11 +389,30 @@ class ScriptReader:
             return None
         finally:
             self._depth -= 1
-            for key, value in before.items():
+            for key, value in self._hidden.pop().items():
                 if value is None:
                     self.variables.pop(key, None)
                 else:
                     self.variables[key] = value
+
+    def _set_arguments(self, values: list[Value]) -> None:
+        self.variables["@"] = values
+        for number in range(1, 10):
+            self.variables[str(number)] = values[number - 1] if number <= len(values) else ""
+
+    def _change_arguments(self, words: list[Value], certain: bool) -> None:
+        """Follow `set -- a b` and `shift 2`."""
+        known = self.variables.get("@")
+        new = words[2:]
+        if words[0] == "shift":
+            if not isinstance(known, list):
+                return  # what a user adds on the command line
+            first = words[1] if len(words) > 1 else "1"
+            certain = certain and isinstance(first, str) and first.isdigit()
+            new = known[int(first) :] if certain and isinstance(first, str) else known
+        if not certain:
+            new = [Unknown("$@", f"it is changed in {self._file}, in a way that was not decided")]
+        self._set_arguments(new)
 
     def _source(self, fields: list[Field], line: int, certain: bool) -> None:
         path = fields[1].value if len(fields) > 1 else ""
@@ -428,12 +484,24 @@ class ScriptReader:
     def _part(self, part: Part) -> Stored:
         if part.kind == "text":
             return part.text
+        if part.kind == "command" and part.text[:1] == "(" and part.text[-1:] == ")":
+            return self._computed(part.text[1:-1])
         if part.kind == "command":
             output = self._output(part.text)
             if output is not None:
                 return output
             return Unknown(f"$({part.text})", "it is the output of a command, which is not run")
-        return self._variable(part.text)
+        return self._variable(part.text, part.is_quoted)
+
+    def _computed(self, text: str) -> Value:
+        """Return what `$((n * 2))` is, if it is made of whole numbers."""
+        names = dict.fromkeys(re.findall(r"\$?\{?\b([A-Za-z_]\w*)\b\}?", text))
+        values = {name: self._variable(name) for name in names}
+        plain = re.sub(r"\$\{?([A-Za-z_]\w*)\}?", r"\1", text)
+        known = {name: value for name, value in values.items() if isinstance(value, str)}
+        number = computed(plain, known) if len(known) == len(values) else None
+        reason = "it is computed in a way that is not read"
+        return Unknown(f"$(({text}))", reason) if number is None else str(number)
 
     def _output(self, text: str) -> str | None:
         """Return what `$(echo ... | tr a b)` and the like print; None for other commands."""
@@ -467,11 +535,10 @@ class ScriptReader:
         has_list = any(isinstance(self._part(p), list) for p in token.parts if p.kind == "variable")
         for part in token.parts:
             value = self._part(part)
+            reason = reason or self._doubt(part, value, is_first=part is token.parts[0])
             if isinstance(value, list) and part.is_quoted and is_joined(part.text):
                 value = join_list(value)
             if part.kind == "text":
-                if not part.is_quoted and _BRACES.search(part.text):
-                    reason = reason or "braces with several words in them are not expanded"
                 if part.text or not has_list:
                     text = (text or "") + part.text
                 continue
@@ -482,7 +549,7 @@ class ScriptReader:
             for position, piece in enumerate(pieces):
                 if position:
                     fields.append(word_of(text, reason))
-                    text, reason = None, ""
+                    text, reason = None, reason if reason == _IFS else ""
                 if isinstance(piece, Unknown):
                     reason, text = piece.reason, (text or "") + piece.text
                 elif piece is not None:
@@ -491,11 +558,33 @@ class ScriptReader:
             fields.append(word_of(text, reason))
         return [Field(value, token.line) for value in fields]
 
-    def _variable(self, expression: str) -> Stored:
+    def _doubt(self, part: Part, value: Stored, *, is_first: bool) -> str:
+        """Return why a part of a word may become other words than it says; empty: it does not."""
+        if "IFS" in self.variables and part.kind != "text":
+            return "" if part.is_quoted and not isinstance(value, list) else _IFS
+        if part.is_quoted or not isinstance(value, str):
+            return ""
+        if part.kind == "text" and _BRACES.search(value):
+            return "braces with several words in them are not expanded"
+        if set(value) & set("*?"):
+            return "a pattern that names files is not expanded"
+        is_home = part.kind == "text" and is_first and value.startswith("~")
+        return "it is below a home folder" if is_home else ""
+
+    def _variable(self, expression: str, is_quoted: bool = False) -> Stored:
         found = _EXPRESSION.fullmatch(expression)
         if found is None:
+            arguments = self.variables.get("@")
+            if expression == "#" and isinstance(arguments, list):
+                return str(len(arguments))
             if expression in ("#", "?", "-", "$", "!"):
                 return Unknown(f"${expression}", "it is set by the shell")
+            if re.fullmatch(r"#\w+(\[[@*]\])?", expression):
+                return self._length(expression[1:])
+            if re.fullmatch(r"![A-Za-z_]\w*", expression):
+                name = self._variable(expression[1:])
+                if isinstance(name, str) and re.fullmatch(r"[A-Za-z_]\w*", name):
+                    return self._variable(name)
             return Unknown(f"${{{expression}}}", "this form of expansion is not read")
         name, index, form = found.groups()
         value = self.variables.get("@" if name == "*" else name)
@@ -508,14 +597,20 @@ class ScriptReader:
             value = Unknown(f"${{{expression}}}", f"{name} is not set")
         if not form:
             return value if value is not None else self._unset(name)
-        return self._formed(name, value, form, expression)
+        return self._formed(name, value, form, expression, is_quoted)
+
+    def _length(self, expression: str) -> Value:
+        value = self._variable(expression)
+        if isinstance(value, Unknown):
+            return Unknown(f"${{#{expression}}}", value.reason)
+        return str(len(value))
 
     def _element(self, values: list[Value], index: str | None, name: str) -> Stored:
         if index in ("@", "*"):
             return values
-        if index is None or index.isdigit():
+        if index is None or re.fullmatch(r"-?\d+", index):
             number = int(index or 0)
-            return values[number] if number < len(values) else ""
+            return values[number] if -len(values) <= number < len(values) else ""
         return Unknown(f"${{{name}[{index}]}}", "an element of an array that is not known")
 
     def _unset(self, name: str) -> Value:
@@ -523,7 +618,9 @@ class ScriptReader:
             return Unknown(f"${name}", "it is an argument of the script")
         return Unknown(f"${{{name}}}", f"{name} is set in no file that was read")
 
-    def _formed(self, name: str, value: Stored | None, form: str, expression: str) -> Stored:
+    def _formed(
+        self, name: str, value: Stored | None, form: str, expression: str, is_quoted: bool
+    ) -> Stored:
         """Return what `${name:-x}`, `${name%x}`, `${name/a/b}` and the like are."""
         unread = Unknown(f"${{{expression}}}", "this form of expansion is not read")
         default = re.match(r":?([-=+?])", form)
@@ -531,11 +628,18 @@ class ScriptReader:
             other = form[default.end() :]
             is_empty = value is None or (form[0] == ":" and value == "")
             if default[1] == "+":
-                return "" if is_empty else self._text_of(other)
+                return "" if is_empty else self._default(other, is_quoted)
             if not is_empty:
                 assert value is not None
                 return value
-            return unread if default[1] == "?" else self._text_of(other)
+            if default[1] == "?":
+                return unread
+            text = self._default(other, is_quoted)
+            if default[1] == "=":
+                place = f"it may be set in {self._file}, in a condition that was not decided"
+                new = join_list(text) if isinstance(text, list) else text
+                self.variables[name] = new if self._is_certain else Unknown(f"${name}", place)
+            return text
         if value is None:
             return self._unset(name)
         if isinstance(value, list):
@@ -543,6 +647,22 @@ class ScriptReader:
         if isinstance(value, Unknown):
             return Unknown(f"${{{expression}}}", value.reason)
         return change_value(value, form, self._text_of, unread)
+
+    def _default(self, text: str, is_quoted: bool) -> Stored:
+        """Return the text of `${x:-text}`, in which quotes hold words together.
+
+        Within double quotes a single quote is a character like others.
+        """
+        if not set(text) & set("'\"\\"):
+            return self._text_of(text)
+        if is_quoted:
+            plain = re.sub(r'(\\.)|"', lambda found: found[1] or "", text, flags=re.DOTALL)
+            word = parse_word(f'"{plain}"', self._file)
+            return self._joined(word) if word else Unknown(text, "a default of several words")
+        nodes = parse(f": {text}", self._file)
+        if len(nodes) != 1 or not isinstance(nodes[0], Simple):
+            return Unknown(text, "a default of several words")
+        return [field.value for word in nodes[0].words[1:] for field in self._expand(word)]
 
     def _text_of(self, text: str) -> Value:
         if not text:

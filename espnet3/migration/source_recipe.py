@@ -332,6 +332,8 @@ def _take_calls(recipe: SourceRecipe, calls: list[Call]) -> None:
         )
         origin = Origin(call.file, call.line)
         shown = " ".join(str(getattr(w.value, "text", w.value)) for w in call.words)
+        if not (call.is_certain and calls[0].is_certain):
+            differing = sorted({*differing, *(options.keys() ^ recipe.options.keys())})
         if set(differing) <= {"stage", "stop_stage"}:
             recipe.options.update({name: options[name] for name in new})
             note = "a further call, with the options of the first one"
