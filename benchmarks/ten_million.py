@@ -13,9 +13,15 @@ from typing import Any
 
 from benchmarks.figures import Figure, best_of
 from benchmarks.measured_process import report_usage, run_measured
-from espnet3.shards.items import check_unique, collect_items, items_digest
 from espnet3.shards.layout import manifest_path
-from espnet3.shards.manifest import Manifest, publish_manifest, require_manifest
+from espnet3.shards.manifest import (
+    Manifest,
+    check_unique,
+    collect_items,
+    items_digest,
+    publish_manifest,
+    require_manifest,
+)
 from espnet3.shards.plan import make_plan
 
 N_ITEMS = 10_000_000

@@ -22,7 +22,7 @@ PUBLIC = {
         "BaseRunner", "EnvironmentProvider", "register_backend",
     ),
     "espnet3.parallel.config": ("ParallelConfig",),
-    "espnet3.shards.join": ("join_files",),
+    "espnet3.shards.merge": ("join_files",),
     "espnet3.systems.base.inference_provider": ("InferenceProvider",),
     "espnet3.systems.base.inference_runner": ("InferenceRunner",),
     "espnet3.systems.base.system": ("BaseSystem",),

@@ -8,7 +8,7 @@ from tracker import median_pitch
 
 from espnet3.io.scp import ScpWriter
 from espnet3.parallel import BaseRunner, EnvironmentProvider, set_parallel
-from espnet3.shards.merge_scp import join_scp
+from espnet3.shards.merge import join_scp
 
 WAV_DIR = Path("demo-run/wav")
 N_FILES = 300

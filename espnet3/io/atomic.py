@@ -112,7 +112,7 @@ def write_json(
     Raises:
         RecordError: A value is NaN, infinite, or of a type unknown to JSON; `path` is as it was.
     """
-    from espnet3.io.json_text import dump_json  # not on the start-up path
+    from espnet3.io.tables import dump_json  # not on the start-up path
 
     text = dump_json(value, indent=indent, where=path) + "\n"
     write_bytes(path, text.encode("utf-8"), sync=sync, permissions=permissions)

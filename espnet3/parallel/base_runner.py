@@ -15,11 +15,10 @@ from typing import TYPE_CHECKING, Any, Literal
 from espnet3 import logs
 from espnet3.errors import ConfigError, EspnetError, ProviderError, RunInterrupted
 from espnet3.io.tables import JsonlWriter
-from espnet3.parallel.hooks import WRITER_HOOKS, RunnerHooks, overridden
 from espnet3.parallel.signals import say_how_to_resume
-from espnet3.parallel.tasks import RunSpec, digests_of
-from espnet3.shards.items import check_unique, collect_items
-from espnet3.shards.join import join_files
+from espnet3.parallel.tasks import WRITER_HOOKS, RunnerHooks, RunSpec, digests_of, overridden
+from espnet3.shards.manifest import check_unique, collect_items
+from espnet3.shards.merge import join_files
 from espnet3.shards.plan import check_costs
 
 if TYPE_CHECKING:

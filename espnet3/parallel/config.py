@@ -16,7 +16,6 @@ from pydantic import (
 
 from espnet3.config.schema import FrozenConfig
 from espnet3.parallel.clusters.registry import BACKENDS, Backend, can_detach, check_env_name
-from espnet3.shards.plan import max_shards
 from espnet3.text import find_control_characters, first_control_character, hms
 
 _MOST_WORKERS = 100_000
@@ -90,17 +89,6 @@ class ParallelConfig(FrozenConfig):
     max_successors: NonNegativeInt | None = None
     """With mode async: jobs that may follow a job one after the other, each when the last one has
     ended while work remains. If not set: as many as it takes; 0: none."""
-
-    def count_shards(self, n_workers: int | None = None) -> int:
-        """Return how many shards to aim at, for `n_workers` workers or those of the block.
-
-        For thousands of workers fewer than so many each, unless that was asked for: a plan must not
-        ask more of a file server than `shards.plan.SERVER_SHARE`.
-        """
-        n_workers = n_workers or self.n_workers
-        wanted = n_workers * self.shards_per_worker
-        is_asked_for = "shards_per_worker" in self.model_fields_set
-        return wanted if is_asked_for else min(wanted, max_shards(n_workers))
 
     @model_validator(mode="before")
     @classmethod

@@ -27,7 +27,7 @@ from urllib.parse import urlsplit
 import cloudpickle
 
 from espnet3.errors import WorkerError
-from espnet3.parallel.env_provider import BuiltParts
+from espnet3.parallel.execute import BuiltParts
 from espnet3.parallel.tasks import Died, Event, Finished, PoolWorker, ShardResult, ShardTask
 from espnet3.parallel.worker import ShardServer, dump_result, load_result, load_server
 from espnet3.text import count, folded

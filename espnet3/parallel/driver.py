@@ -42,8 +42,8 @@ from espnet3.parallel.folder_run import (
     sweep_complete,
     write_failures,
 )
-from espnet3.parallel.hooks import RunnerHooks
 from espnet3.parallel.open_pool import (
+    count_shards,
     count_workers,
     fault_policy,
     is_inline,
@@ -56,6 +56,7 @@ from espnet3.parallel.signals import Interruption, interruptible
 from espnet3.parallel.tasks import (
     Failure,
     PoolWorker,
+    RunnerHooks,
     RunSpec,
     ShardResult,
     ShardTask,
@@ -63,10 +64,9 @@ from espnet3.parallel.tasks import (
     failure_record,
 )
 from espnet3.shards.commit import discard_attempt
-from espnet3.shards.items import reorder
 from espnet3.shards.layout import RunLayout
 from espnet3.shards.lease import Lease, Owner
-from espnet3.shards.manifest import Manifest
+from espnet3.shards.manifest import Manifest, reorder
 from espnet3.shards.plan import Plan, batch_edges, make_plan
 from espnet3.shards.records import (
     Identity,
@@ -79,7 +79,7 @@ from espnet3.shards.records import (
 from espnet3.text import count, duration, part_of
 
 if TYPE_CHECKING:
-    from espnet3.shards.items import Items
+    from espnet3.shards.manifest import Items
 
 logger = logging.getLogger(__name__)
 _UPDATE_SECONDS = 5.0
@@ -203,7 +203,7 @@ class FolderDriver:
             return result
 
     def _count_shards(self) -> int:
-        return self._config.count_shards(count_workers(self._config, self._client))
+        return count_shards(self._config, count_workers(self._config, self._client))
 
     @contextmanager
     def _shards_run(
@@ -434,7 +434,7 @@ def run_in_memory(
     n_workers = count_workers(config, client)
     plan = make_plan(
         len(items),
-        config.count_shards(n_workers),
+        count_shards(config, n_workers),
         batch_size=spec.batch_size,
         batch_seconds=spec.batch_seconds,
         costs=costs,

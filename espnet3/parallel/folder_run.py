@@ -17,8 +17,7 @@ from espnet3 import __version__
 from espnet3.commands import same_command
 from espnet3.errors import FileSystemError, RunFolderError, StaleRunError
 from espnet3.io.atomic import folder_trouble, is_folder_trouble, is_temp_name, write_text
-from espnet3.io.clock import look_time
-from espnet3.io.json_text import dump_json
+from espnet3.io.tables import dump_json
 from espnet3.parallel.faults import record_deaths
 from espnet3.parallel.signals import LeaveRun
 from espnet3.shards.accounting import cost_facts
@@ -37,6 +36,7 @@ from espnet3.shards.file_access import (
     count_free_files,
     is_of_node,
     is_there,
+    look_time,
     names_in,
     share_files,
     unreachable,
@@ -53,7 +53,13 @@ from espnet3.shards.layout import (
     shard_of,
 )
 from espnet3.shards.lease import Lease, living_owners
-from espnet3.shards.manifest import Manifest, load_manifest, publish_manifest, refuse_foreign
+from espnet3.shards.manifest import (
+    Manifest,
+    load_manifest,
+    publish_manifest,
+    refuse_foreign,
+    run_order,
+)
 from espnet3.shards.merge import (
     Coverage,
     check_complete,
@@ -62,12 +68,12 @@ from espnet3.shards.merge import (
     read_coverage,
 )
 from espnet3.shards.pack import unpack_shards
-from espnet3.shards.plan import make_plan, run_order
+from espnet3.shards.plan import make_plan
 from espnet3.shards.success import known_result, read_accounting, read_success, write_success
 from espnet3.text import count, duration
 
 if TYPE_CHECKING:
-    from espnet3.shards.items import Items
+    from espnet3.shards.manifest import Items
 
 logger = logging.getLogger(__name__)
 Merge = Callable[[Sequence[Path]], Any]

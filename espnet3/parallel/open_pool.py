@@ -14,11 +14,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from espnet3.errors import EspnetError, ProviderError, RunInterrupted
-from espnet3.parallel.env_provider import BuiltParts, environment_keys
-from espnet3.parallel.execute import ShardLoop, check_env
+from espnet3.parallel.execute import BuiltParts, ShardLoop, check_env, environment_keys
 from espnet3.parallel.faults import FaultPolicy
-from espnet3.parallel.process_pool import ProcessPool
-from espnet3.parallel.spare import Spare
+from espnet3.parallel.process_pool import ProcessPool, Spare
 from espnet3.parallel.tasks import (
     Event,
     Finished,
@@ -32,6 +30,7 @@ from espnet3.parallel.tasks import (
     pack_spec,
     secrets_held,
 )
+from espnet3.shards.plan import max_shards
 from espnet3.text import folded
 
 if TYPE_CHECKING:
@@ -72,6 +71,18 @@ def count_workers(config: "ParallelConfig", client: Any) -> int:
         with open_client(config) as running:
             return max(config.n_workers, len(running.nthreads()))
     return max(config.n_workers, len(client.nthreads()) if client is not None else 0)
+
+
+def count_shards(config: "ParallelConfig", n_workers: int | None = None) -> int:
+    """Return how many shards to aim at, for `n_workers` workers or those of the block.
+
+    For thousands of workers fewer than so many each, unless that was asked for: a plan must not
+    ask more of a file server than `shards.plan.SERVER_SHARE`.
+    """
+    n_workers = n_workers or config.n_workers
+    wanted = n_workers * config.shards_per_worker
+    is_asked_for = "shards_per_worker" in config.model_fields_set
+    return wanted if is_asked_for else min(wanted, max_shards(n_workers))
 
 
 def is_inline(config: "ParallelConfig", client: Any) -> bool:

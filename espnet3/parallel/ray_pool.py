@@ -23,7 +23,7 @@ import cloudpickle
 from espnet3 import logs
 from espnet3.errors import WorkerError
 from espnet3.parallel.dask_pool import MissingWorkers, driver_sys_path
-from espnet3.parallel.env_provider import BuiltParts
+from espnet3.parallel.execute import BuiltParts
 from espnet3.parallel.tasks import Died, Event, Finished, PoolWorker, ShardResult, ShardTask
 from espnet3.parallel.worker import (
     ShardServer,

@@ -1,21 +1,23 @@
 """The queue of shards of a run folder, shared by any number of drivers and detached workers.
 
 All that others must know is in the folder: claims, commits, stop marks, notes of deaths. So runs
-differ in nothing but their pool, and any mixture of processes can share one.
+differ in nothing but their pool, and any mixture of processes can share one. A worker with a
+walltime takes only what fits into it.
 """
 
 import logging
 import os
 import random
+import shlex
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from espnet3.errors import FileSystemError, ItemError, ResourceError
-from espnet3.parallel.detached.walltime import Walltime, too_long
 from espnet3.parallel.faults import (
     Death,
     FaultPolicy,
@@ -28,7 +30,9 @@ from espnet3.parallel.faults import (
 from espnet3.parallel.folder_run import count_failed
 from espnet3.parallel.signals import EndSignals, LeaveRun
 from espnet3.parallel.tasks import Failure, ShardResult, ShardTask
+from espnet3.schedulers import Scheduler, possible_schedulers, scheduler_of
 from espnet3.shards.commit import Done, attempts, discard_attempt, read_done, read_position
+from espnet3.shards.file_access import steady_time
 from espnet3.shards.layout import backup_name
 from espnet3.shards.lease import Lease
 from espnet3.shards.manifest import Manifest
@@ -46,7 +50,8 @@ from espnet3.shards.records import (
 from espnet3.text import count
 
 if TYPE_CHECKING:
-    from espnet3.shards.items import Items
+    from espnet3.shards.manifest import Items
+
 
 logger = logging.getLogger(__name__)
 # When nothing is free, a look takes some ten operations: less than one a second.
@@ -98,7 +103,7 @@ class ShardQueue:
         record: OwnRecord,
         policy: FaultPolicy,
         signals: EndSignals | None = None,
-        walltime: Walltime | None = None,
+        walltime: "Walltime | None" = None,
         is_patient: bool = True,
     ) -> None:
         self._items, self._edges = manifest.open_items(root, items), manifest.load_edges(root)
@@ -613,3 +618,102 @@ class ShardQueue:
         if shard in self._backups:
             self._backups.discard(shard)
             self._lease.release(backup_name(self._layout.shard_name(shard)))
+
+
+# A share of the time, so that jobs of minutes work as well; bounded, as a commit takes seconds.
+_MIN_MARGIN, _MAX_MARGIN, _MARGIN_SHARE = 5.0, 60.0, 0.05
+
+
+@dataclass(frozen=True)
+class Walltime:
+    """The time of one worker, in seconds since 1970; `limit` is None if there is no limit."""
+
+    started: float
+    limit: float | None = None
+    env: str = ""
+    """Backend of the worker, which decides how messages spell times."""
+
+    @property
+    def total(self) -> float:
+        """For how long the worker may run."""
+        return float("inf") if self.limit is None else max(self.limit - self.started, 0.0)
+
+    @property
+    def margin(self) -> float:
+        """Seconds kept for commits and for handing over."""
+        return min(max(self.total * _MARGIN_SHARE, _MIN_MARGIN), _MAX_MARGIN)
+
+    @property
+    def usable(self) -> float:
+        """For how long the longest shard may run in a new worker."""
+        return self.total - self.margin
+
+    def left(self, now: float | None = None) -> float:
+        """Return for how long a shard that begins now may run."""
+        if self.limit is None:
+            return float("inf")
+        return self.limit - self.margin - (steady_time() if now is None else now)
+
+    def is_over(self, now: float | None = None) -> bool:
+        """Tell whether it is time to hand back what is not finished."""
+        # Half of the margin may be used to finish; the rest is for giving claims back.
+        return self.left(now) < -self.margin / 2
+
+    def is_fresh(self, now: float | None = None) -> bool:
+        """Tell whether a new worker would not have much more time."""
+        return self.left(now) >= (1 - _MARGIN_SHARE) * self.usable - _MIN_MARGIN
+
+
+def find_walltime(
+    started: float,
+    walltime: float | None,
+    environ: Mapping[str, str] = os.environ,
+    *,
+    ahead: float = 0.0,
+    env: str = "",
+) -> Walltime:
+    """Return when this process will be ended: as the scheduler says, else as it was asked.
+
+    Args:
+        started: when the process began.
+        walltime: what the job asked for, in seconds.
+        environ: of the job.
+        ahead: how many seconds this machine's clock is ahead of that of others, such as the
+            scheduler's, which says when the job ends.
+        env: the backend of the process, if it is known.
+    """
+    for scheduler in possible_schedulers(env, environ):
+        # What a variable or command has may be no number; the walltime that was asked for remains.
+        with suppress(ValueError):
+            if (end := scheduler.end_time(environ)) is not None:
+                # What the scheduler granted wins: it may be less than what was asked for.
+                return Walltime(started, end + ahead, env)
+            if (seconds := scheduler.granted_seconds(environ)) is not None:
+                return Walltime(started, started + seconds, env)
+    return Walltime(started, None if walltime is None else started + walltime, env)
+
+
+def process_start() -> float:
+    """Return when this process began, which may be seconds ago on a busy machine."""
+    try:
+        with open("/proc/self/stat") as file:
+            # From the last parenthesis: the name of a program may contain blanks and parentheses.
+            ticks = int(file.read().rpartition(")")[2].split()[19])
+        with open("/proc/uptime") as file:
+            uptime = float(file.read().split()[0])
+    except (OSError, ValueError, IndexError):
+        return steady_time()
+    return steady_time() - max(uptime - ticks / os.sysconf("SC_CLK_TCK"), 0.0)
+
+
+def too_long(root: Path, pace: Pace, shard: int, walltime: Walltime) -> str:
+    """Say that a shard cannot be done within the walltime."""
+    # Twice as long is a guess, but a line to paste needs a value.
+    spelled = (scheduler_of(walltime.env) or Scheduler()).spell_time(int(2 * walltime.total))
+    return (
+        f"Shard {shard} cannot be finished within the walltime of {walltime.total:.0f} s: "
+        f"{pace.n_cuts[shard]} attempts were cut off, the longest after "
+        f"{pace.at_least[shard]:.0f} s. Ask for a longer one, which keeps what is done: "
+        f"espnet3 resume {shlex.quote(str(root))} options.walltime='{spelled}'; or start from "
+        "scratch with more and smaller shards: parallel.shards_per_worker=64 and resume=False."
+    )

@@ -2,23 +2,36 @@
 
 It imports as little as it can, because the user waits for it. It dies with its driver: when the
 pipe closes, whatever it is doing.
+
+The workers of a pool are forked from one warm process (ADR 22), whose program is `serve`. It
+imports what all of them need, once, and has no threads. When a module of the user's did at its
+import what a fork would share or lose, it says so instead, and workers start plainly.
 """
 
+import gc
+import importlib
+import json
 import os
 import queue
+import random
 import signal
+import socket
 import sys
 import threading
 import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from fcntl import F_GETFL, F_SETFL, F_SETOWN, fcntl
 from multiprocessing.connection import Connection
-from typing import Any
+from types import FrameType
+from typing import Any, NoReturn
 
 import cloudpickle
 
 from espnet3 import logs
 from espnet3.errors import ConfigError, ProviderError
-from espnet3.parallel.env_provider import BuiltParts
 from espnet3.parallel.execute import (
+    BuiltParts,
     ShardLoop,
     check_env,
     free_memory,
@@ -33,6 +46,7 @@ from espnet3.parallel.tasks import (
     Stopped,
     describe_error,
     secrets_held,
+    targets_of,
 )
 
 BEAT_SECONDS = 0.25  # how late a driver may see progress, or a worker that its driver is gone
@@ -232,3 +246,257 @@ class ShardServer:
         failure = Failure.of(error, task.start, None, task.shard, log=self._log, secrets=held)
         is_machine = not task.blames_item and is_machine_trouble(error, self._spec.run_dir)
         return ShardResult(task, stopped=Stopped("machine" if is_machine else "load", failure))
+
+
+WARM_NAME = "espnet3-warm"
+"""As `top` and `ps -o comm` show it."""
+_OWN_NAME = "/proc/self/comm"
+_MESSAGE_BYTES = 1_000_000  # more than the kernel lets through
+
+
+def serve() -> None:
+    """Fork a worker at each request of the driver; returns in the workers only.
+
+    Its arguments are the file descriptor of the driver, and the variables that differ by worker.
+    Its standard input holds the packed run.
+    """
+    driver = socket.socket(fileno=int(sys.argv[1]))
+    program = _rename(WARM_NAME)
+    with _ending_with(driver):
+        unsafe = _import_all(set(json.loads(sys.argv[2])))
+    _tell(driver, "unsafe" if unsafe else "ready", unsafe)
+    if unsafe:
+        os._exit(0)  # not `sys.exit`: what the user's modules want at their end is for workers
+    gc.freeze()  # else the next collection of each worker would copy the pages of all objects
+    _Server(driver).run()
+    _rename(program)
+
+
+def _rename(name: str) -> str:
+    with open(_OWN_NAME, "r+") as file:
+        before = file.read().strip()
+        file.write(name)
+    return before
+
+
+@contextmanager
+def _ending_with(driver: socket.socket) -> Iterator[None]:
+    """End this process with its driver, also inside an import that hangs; without a thread.
+
+    The driver sends nothing meanwhile, so that the first thing to happen at the socket is its end,
+    for which the kernel sends SIGIO.
+    """
+    signal.signal(signal.SIGIO, signal.SIG_DFL)
+    flags = fcntl(driver, F_GETFL)
+    fcntl(driver, F_SETOWN, os.getpid())
+    fcntl(driver, F_SETFL, flags | os.O_ASYNC)
+    if _is_readable(driver):  # it ended before
+        os._exit(1)
+    yield
+    fcntl(driver, F_SETFL, flags)
+
+
+def _is_readable(link: socket.socket) -> bool:
+    try:
+        link.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _tell(driver: socket.socket, *message: Any) -> None:
+    try:
+        driver.send(json.dumps(message).encode())
+    except OSError:  # the driver is gone
+        os._exit(1)
+
+
+# --- What must not be forked.
+
+
+def _import_all(variables: set[str]) -> str:
+    """Import what the run names; return why this process must not be forked, or nothing."""
+    data = sys.stdin.buffer.read()
+    with open(os.devnull, "rb") as nothing:
+        os.dup2(nothing.fileno(), 0)
+    files, numbers = _open_files(), random.getstate()
+    gc.freeze()  # so that only what is made from here on is looked through
+    try:
+        with _Watch(variables) as watch:
+            for target in targets_of(cloudpickle.loads(data).setup_fn):
+                with suppress(ImportError):  # if misspelt, the provider that builds it says so
+                    importlib.import_module(target.rpartition(".")[0])
+    except BaseException as error:  # also SystemExit: a worker that starts plainly tells the user
+        return f"loading the run raised {type(error).__name__}"
+    opened = sorted(_open_files() - files)
+    reasons = {
+        "is read when a module is imported": " and ".join(sorted(watch.read)),
+        "is kept open by a module": ", ".join(opened),
+        "is started by a module when it is imported": _company(),
+        "is used by a module when it is imported": _cuda() or _randomness(numbers),
+    }
+    return next((f"{what} {reason}" for reason, what in reasons.items() if what), "")
+
+
+class _Watch:
+    """Notes whether something is asked for that is another in each worker."""
+
+    def __init__(self, variables: set[str]) -> None:
+        self._variables = {os.fsencode(name) for name in variables}
+        self.read: set[str] = set()
+
+    def __enter__(self) -> "_Watch":
+        watch, environ = self, self._environ()
+
+        class Watched(dict[bytes, bytes]):
+            def __getitem__(self, name: bytes) -> bytes:
+                watch.note(name)
+                return super().__getitem__(name)
+
+            def __contains__(self, name: object) -> bool:
+                watch.note(name)
+                return super().__contains__(name)
+
+        self._before = environ._data
+        environ._data = Watched(environ._data)
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._before.clear()
+        self._before.update(self._environ()._data)
+        self._environ()._data = self._before
+
+    def note(self, name: object) -> None:
+        """Note that a variable was read."""
+        if name in self._variables:
+            self.read.add(os.fsdecode(name))
+
+    @staticmethod
+    def _environ() -> Any:
+        return os.environ
+
+
+def _open_files() -> set[str]:
+    """Return what is open: files, sockets, and the devices that CUDA opens."""
+    found = set()
+    for fd in os.listdir("/proc/self/fd"):
+        try:
+            found.add(os.readlink(f"/proc/self/fd/{fd}"))
+        except FileNotFoundError:  # that of the list itself
+            continue
+    return found
+
+
+def _company() -> str:
+    """Name what runs beside the main thread: forked, it would be missing or shared."""
+    if len(os.listdir("/proc/self/task")) > 1:
+        return "a thread"
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return ""
+    return "a process"
+
+
+def _cuda() -> str:
+    torch = sys.modules.get("torch")
+    return "CUDA" if torch and torch.cuda.is_initialized() else ""
+
+
+def _randomness(numbers: Any) -> str:
+    """Name random numbers that are another in each fresh process, or were seeded at an import."""
+    if random.getstate() != numbers:
+        return "random"
+    numpy, kinds = sys.modules.get("numpy"), [random.Random]
+    common: list[Any] = [random._inst]
+    if numpy:
+        common.append(numpy.random.mtrand._rand)
+        kinds += [numpy.random.Generator, numpy.random.RandomState]
+        if not _is_untouched(numpy):
+            return "numpy.random"
+    things = gc.get_objects()
+    own = {kind for kind in set(map(type, things)) if issubclass(kind, tuple(kinds))}
+    own.discard(random.SystemRandom)  # which has no state
+    made = (type(thing) for thing in things if type(thing) in own and thing not in common)
+    kind = next(made, None)
+    return f"{kind.__module__}.{kind.__qualname__}" if kind else ""
+
+
+def _is_untouched(numpy: Any) -> bool:
+    """Tell whether numpy's common generator is as the import of numpy has left it."""
+    generator = numpy.random.mtrand._rand._bit_generator
+    seeds = getattr(generator, "seed_seq", None)
+    if seeds is None:  # seeded, or a numpy before 1.25
+        return False
+    state, first = generator.state["state"], numpy.random.MT19937(seeds).state["state"]
+    return bool(state["pos"] == first["pos"] and (state["key"] == first["key"]).all())
+
+
+# --- Forking.
+
+
+class _Server:
+    """Forks workers, and reports how they ended."""
+
+    def __init__(self, driver: socket.socket) -> None:
+        self._driver = driver
+        self._children: dict[int, int] = {}
+        self._previous = signal.signal(signal.SIGCHLD, self._report)
+
+    def run(self) -> None:
+        """Serve until the driver is gone; returns in the workers only."""
+        while True:
+            try:
+                data, fds, _, _ = socket.recv_fds(self._driver, _MESSAGE_BYTES, 3)
+            except OSError:
+                data = b""
+            if not data:
+                self._end()
+            request = json.loads(data)
+            for pid in request["gone"]:
+                os.waitpid(pid, 0)
+            pid = os.fork()
+            if not pid:
+                signal.signal(signal.SIGCHLD, self._previous)
+                _become_worker(request, fds, self._driver)
+                return
+            self._children[pid] = request["ticket"]
+            for fd in fds:
+                os.close(fd)
+            self._report()  # one that ended before it was noted
+
+    def _end(self) -> NoReturn:
+        """End, with the time that workers have used as part of this process's, as ever."""
+        with suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG) != (0, 0):
+                continue
+        os._exit(0)
+
+    def _report(self, number: int = 0, frame: FrameType | None = None) -> None:
+        for pid, ticket in list(self._children.items()):
+            # The zombie stays until the driver has killed its group: its number is not used again.
+            ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            if ended is not None and self._children.pop(pid, None) is not None:
+                is_exit = ended.si_code == os.CLD_EXITED
+                _tell(self._driver, "ended", ticket, pid, ended.si_status * (1 if is_exit else -1))
+
+
+def _become_worker(request: Mapping[str, Any], fds: list[int], driver: socket.socket) -> None:
+    """Make of this forked process what a plain start would have made of a new one."""
+    os.setsid()
+    _tell(driver, "started", request["ticket"], os.getpid())
+    driver.close()
+    link, folder, *log = fds
+    os.fchdir(folder)
+    os.close(folder)
+    for file in log:
+        os.dup2(file, 1)
+        os.dup2(file, 2)
+        os.close(file)
+    os.set_inheritable(link, False)
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    sys.path[:] = request["path"]
+    sys.argv[:] = ["-c", str(link), request["log"]]
+    if numpy := sys.modules.get("numpy"):
+        numpy.random.seed()  # Python itself does so for `random`; that of torch is the same always

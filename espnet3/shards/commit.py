@@ -23,10 +23,10 @@ from typing import Any
 
 from espnet3.errors import FileSystemError, ProviderError, RecordError
 from espnet3.io.atomic import fsync_dir, fsync_file
-from espnet3.io.clock import folder_time
-from espnet3.io.json_text import dump_json
 from espnet3.io.records import Count, DamagedFileError, Moment, Pid, Seconds, parse_record
+from espnet3.io.tables import dump_json
 from espnet3.shards.file_access import (
+    folder_time,
     is_there,
     list_names,
     names_in,

@@ -1,18 +1,25 @@
-"""Join committed shards into final files, and prove that nothing is missing or there twice."""
+"""Join committed shards into final files, and prove that nothing is missing or there twice.
+
+Files are joined in dataset order, whatever the order in which the items were run; in SCP files each
+id may appear once.
+"""
 
 import gc
 import os
 import zlib
+from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass, field
+from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from espnet3.errors import IncompleteRunError
 from espnet3.io.atomic import open_atomic
 from espnet3.io.records import Count, PathText, Pid, parse_lines, read_lines
+from espnet3.io.tables import read_jsonl
 from espnet3.shards.commit import (
     Done,
     add_to_entry,
@@ -22,10 +29,15 @@ from espnet3.shards.commit import (
     walk_files,
 )
 from espnet3.shards.file_access import reaching, read_in_order
-from espnet3.shards.layout import DONE, FAILED, RunLayout
-from espnet3.shards.manifest import Manifest, require_manifest
+from espnet3.shards.layout import DONE, FAILED, RunLayout, run_folder_of
+from espnet3.shards.manifest import Manifest, load_manifest, require_manifest
 from espnet3.shards.pack import read_pack
 from espnet3.text import first_few, part_of
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
 
 _BLOCK = 1 << 18
 _SHOWN = 5
@@ -76,7 +88,9 @@ def read_coverage(root: Path, manifest: Manifest) -> Coverage:
     bounds, layout = manifest.bounds, manifest.layout(root)
     with _collecting_later():
         found = committed_shards(layout, manifest.run_id)
-    pack = read_pack(layout, manifest.run_id)
+    # Packed shards are asked for only where there is no folder: most runs are not packed.
+    has_all = all(shard in found for shard in range(manifest.n_shards))
+    pack = None if has_all else read_pack(layout, manifest.run_id)
     committed = {
         shard: done
         for shard, done in ({**pack.committed(), **found} if pack else found).items()
@@ -447,3 +461,117 @@ def failures_of(layout: RunLayout, shards: Iterable[Done]) -> list[dict[str, Any
 
 def _failed_items(path: Path) -> list[dict[str, Any]]:
     return [asdict(item) for item in read_lines(path, FailedItem)]
+
+
+def join_files(shard_dirs: Sequence[Path], name: str, target: Path) -> int:
+    """Join the file `name` of all shards of a run into `target`, one line per result.
+
+    Where items were sorted into batches by length, their lines are put back into dataset order;
+    else this is `concat_files`.
+
+    Returns:
+        The number of lines written.
+
+    Raises:
+        IncompleteRunError: naming the part that was changed since its commit or lacks lines.
+    """
+    root = run_folder_of(shard_dirs[0]) if shard_dirs else None
+    manifest = load_manifest(root) if root else None
+    order = manifest.load_order(root) if manifest and root else None
+    if order is None:
+        return concat_files(shard_dirs, name, target)
+    from espnet3.shards.reorder import restore_lines  # needs numpy
+
+    shards = [(shard_dir / name, require_done(shard_dir)) for shard_dir in shard_dirs]
+    restore_lines(
+        _verified(shard_dirs, name, _line_ranks(shards, order)),
+        target,
+        n_lines=sum(done.n_written for _, done in shards),
+        n_bytes=sum(done.files.get(name, {}).get("bytes", 0) for _, done in shards),
+    )
+    return sum(done.n_written for _, done in shards)
+
+
+def _verified(
+    shard_dirs: Sequence[Path], name: str, ranks: "Iterator[NDArray[np.int64]]"
+) -> "Iterator[tuple[Path, NDArray[np.int64], bytes | None]]":
+    buffer = memoryview(bytearray(_BLOCK))
+    for (folder, done, content), own in zip(read_parts(shard_dirs, name), ranks, strict=True):
+        if content is not None:
+            check_lines(folder / name, done, done.files[name]["lines"])
+        # `bool` drops each block: this pass only proves the content, and `restore_lines` reads it.
+        elif not read_part(folder / name, done, buffer, bool):
+            continue
+        yield folder / name, own, content
+
+
+def _line_ranks(shards: Sequence[tuple[Path, Done]], order: Any) -> "Iterator[NDArray[np.int64]]":
+    """Yield, for each shard, which line of the joined file each of its lines is."""
+    import numpy as np
+
+    items = np.asarray(order, dtype=np.int64)
+    has_line = np.ones(len(items), dtype=bool)
+    for part, done in shards:
+        if done.n_failed:
+            failed = [record["position"] for record in read_jsonl(part.parent / FAILED)]
+            has_line[failed] = False
+    item_has_line = np.zeros(len(items), dtype=bool)
+    item_has_line[items[has_line]] = True
+    rank_of_item = np.cumsum(item_has_line) - 1
+    for _, done in shards:
+        own = slice(done.start, done.stop)
+        yield rank_of_item[items[own][has_line[own]]]
+
+
+def join_scp(shard_dirs: Sequence[Path], name: str, target: Path) -> int:
+    """Join the SCP file `name` of all shards into `target`, like `join_files`.
+
+    Returns:
+        The number of lines written.
+
+    Raises:
+        IncompleteRunError: also if an id appears twice, with the places; nothing is written then.
+    """
+    _check_ids([shard_dir / name for shard_dir in shard_dirs])
+    return join_files(shard_dirs, name, target)
+
+
+def _check_ids(parts: Sequence[Path]) -> None:
+    # Eight bytes an id, so that ten million fit anywhere; a hash met twice is looked at closely.
+    import numpy as np
+
+    # These hashes differ from process to process, and so are never stored.
+    hashes = array("q")
+    for found in read_in_order(_hashes, [(part, content_at_hand(part)) for part in parts]):
+        hashes.extend(found)
+    values = np.sort(np.frombuffer(hashes, dtype=np.int64))
+    suspects = set(values[1:][values[1:] == values[:-1]].tolist())
+    if suspects:
+        _refuse_twice(parts, suspects)
+
+
+def _refuse_twice(parts: Sequence[Path], suspects: set[int]) -> None:
+    seen: dict[bytes, str] = {}
+    for part in parts:
+        for line, id in enumerate(_ids(part, None), 1):
+            if hash(id) not in suspects:
+                continue
+            place = f"{part}:{line}"
+            if id in seen:
+                raise IncompleteRunError(
+                    f"The id {id.decode(errors='replace')!r} appears twice, in {seen[id]} and "
+                    f"{place}.",
+                    fix="Give each item an id of its own, such as speaker and utterance.",
+                )
+            seen[id] = place
+
+
+def _hashes(part: tuple[Path, bytes | None]) -> "array[int]":
+    return array("q", map(hash, _ids(*part)))
+
+
+def _ids(part: Path, content: bytes | None) -> Iterator[bytes]:
+    with suppress(FileNotFoundError):  # a shard without results
+        with part.open("rb") if content is None else BytesIO(content) as file:
+            for line in file:
+                yield line.partition(b" ")[0].rstrip(b"\n")

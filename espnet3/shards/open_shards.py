@@ -23,8 +23,7 @@ from espnet3.shards.commit import Done, names_by_group
 from espnet3.shards.file_access import is_there, list_names
 from espnet3.shards.layout import claimed_name, shard_of, shard_of_attempt
 from espnet3.shards.lease import Lease
-from espnet3.shards.manifest import Manifest
-from espnet3.shards.plan import run_order
+from espnet3.shards.manifest import Manifest, run_order
 from espnet3.shards.records import DeathNote
 
 # A listing costs as much as the folder has entries, so it is used until it misleads: until so many

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from espnet3.errors import ConfigError
+from espnet3.shards.manifest import run_order
 
 if TYPE_CHECKING:
     import numpy as np
@@ -132,12 +133,6 @@ class _Multiples:
 
     def __getitem__(self, batch: int) -> int:
         return min(batch * self._size, self._n_items)
-
-
-def run_order(costs: Sequence[float]) -> list[int]:
-    """Return shard numbers, the costliest first, equal ones in dataset order."""
-    # Longest first: a long shard that starts last would keep one worker busy while all others idle.
-    return sorted(range(len(costs)), key=lambda shard: -costs[shard])
 
 
 def batch_edges(edges: Sequence[int], start: int, stop: int) -> tuple[int, ...]:

@@ -16,8 +16,6 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from espnet3.io.atomic import create_bytes, write_json
-from espnet3.io.clock import FolderClock, look_time
-from espnet3.io.json_text import dump_json
 from espnet3.io.records import (
     Count,
     DamagedFileError,
@@ -33,8 +31,9 @@ from espnet3.io.records import (
     read_record,
     warn_once,
 )
+from espnet3.io.tables import dump_json
 from espnet3.shards.commit import Done
-from espnet3.shards.file_access import versions_in
+from espnet3.shards.file_access import FolderClock, is_there, look_time, versions_in
 from espnet3.shards.lease import Owner
 
 _FOLDER = "detached"
@@ -570,3 +569,27 @@ class OwnRecord:
             if self.record.ended is None:
                 self.end(f"{type(error).__name__}: {error}"[:500], 1)
             raise
+
+
+_MINUTE = 60.0
+
+
+def takes_turn(root: Path, now: float) -> bool:
+    """Take this minute's turn to look after the workers of a run; False if another has it.
+
+    Raises:
+        OSError: nothing can be written there.
+    """
+    paths = RecordPaths(root)
+    minute = int(now // _MINUTE)
+    turn = paths.watch(minute)
+    # Looked at first: of a thousand workers, all but one need no more than that.
+    # Exclusive creation decides at the server: of all workers one wins, even if views are late.
+    if is_there(turn) or not create_bytes(turn, b"", sync=False):
+        return False
+    for path in paths.folder.glob(paths.watch(0).with_suffix(".*").name):
+        with suppress(OSError, ValueError):
+            # The last minute's stays, for a worker that looked at the clock a moment ago.
+            if int(path.suffix[1:]) < minute - 1:
+                path.unlink()
+    return True

@@ -12,7 +12,6 @@ from typing import Any
 
 from espnet3.errors import IncompleteRunError
 from espnet3.io.atomic import write_json
-from espnet3.io.clock import look_time
 from espnet3.io.records import (
     Count,
     DamagedFileError,
@@ -25,7 +24,7 @@ from espnet3.io.records import (
 )
 from espnet3.shards.accounting import Accounting, account
 from espnet3.shards.commit import Done, read_done, walk_files
-from espnet3.shards.file_access import read_file, unreachable
+from espnet3.shards.file_access import look_time, read_file, unreachable
 from espnet3.shards.layout import FAILED, RunLayout
 from espnet3.shards.manifest import Manifest
 from espnet3.shards.merge import check_contents, check_sizes

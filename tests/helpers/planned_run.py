@@ -3,8 +3,7 @@
 from pathlib import Path
 
 from espnet3.shards.commit import Done, begin_attempt, commit, finish_attempt
-from espnet3.shards.items import collect_items
-from espnet3.shards.manifest import Manifest, publish_manifest
+from espnet3.shards.manifest import Manifest, collect_items, publish_manifest
 from espnet3.shards.plan import make_plan
 from espnet3.shards.records import DeathNote
 

@@ -4,7 +4,7 @@ import os
 import time
 from pathlib import Path
 
-from espnet3.parallel.warm_start import NAME as WARM
+from espnet3.parallel.worker import WARM_NAME
 
 FORKED = "espnet3-worker"  # what a spare process calls itself then
 
@@ -23,18 +23,18 @@ def worker_pids(driver: int | None = None) -> list[int]:
     They are its children, or those of the process from which they are forked.
     """
     found = _ours()
-    warm = {pid for pid, (parent, name) in found.items() if name == WARM and parent == driver}
+    warm = {pid for pid, (parent, name) in found.items() if name == WARM_NAME and parent == driver}
     return [
         pid
         for pid, (parent, name) in found.items()
-        if name != WARM and (driver is None or parent == driver or parent in warm)
+        if name != WARM_NAME and (driver is None or parent == driver or parent in warm)
     ]
 
 
 def warm_pids(driver: int | None = None) -> list[int]:
     """Return the processes from which a driver's workers are forked, or those of any."""
     found = _ours().items()
-    return [pid for pid, (parent, name) in found if name == WARM and driver in (None, parent)]
+    return [pid for pid, (parent, name) in found if name == WARM_NAME and driver in (None, parent)]
 
 
 def _ours() -> dict[int, tuple[int, str]]:

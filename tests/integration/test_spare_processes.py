@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 PROGRAM = """
 import json, os, signal, socket, sys, time
 TOP
-from espnet3.parallel.spare import fork_spares
+from espnet3.parallel.process_pool import fork_spares
 
 spares = fork_spares(2)
 BODY

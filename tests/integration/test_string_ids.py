@@ -11,7 +11,7 @@ from espnet3.parallel.detached.launch import SharedWorkers
 from espnet3.parallel.detached.worker import DetachedWorker
 from espnet3.parallel.open_pool import InlinePool
 from espnet3.parallel.signals import EndSignals
-from espnet3.shards import items as items_module
+from espnet3.shards import manifest as manifest_module
 from espnet3.shards.layout import manifest_path
 from espnet3.shards.records import Identity
 
@@ -43,13 +43,13 @@ def test_detached_run_over_string_ids_is_complete_and_in_order(awkward, monkeypa
     plan(awkward)
     if is_of_before:
         forget_index(awkward)
-    real, sizes = items_module._parse, []
+    real, sizes = manifest_module._parse, []
 
     def parse(kind, data, file):
         sizes.append(len(data))
         return real(kind, data, file)
 
-    monkeypatch.setattr(items_module, "_parse", parse)
+    monkeypatch.setattr(manifest_module, "_parse", parse)
     work(awkward)
     assert (awkward / "text").read_text() == "".join(f"utt{name} slept\n" for name in IDS)
     whole = len(json.dumps(IDS, separators=(",", ":")))

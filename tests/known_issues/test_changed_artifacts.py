@@ -10,7 +10,7 @@ import pytest
 
 from espnet3.errors import IncompleteRunError
 from espnet3.parallel import BaseRunner, use_parallel
-from espnet3.shards.join import join_files
+from espnet3.shards.merge import join_files
 from tests.helpers.detached_parts import DetachedFolder
 from tests.helpers.exhaustive import few
 from tests.helpers.phrases import RERUN

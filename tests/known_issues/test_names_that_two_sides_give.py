@@ -10,8 +10,8 @@ import pytest
 from espnet3.errors import ProviderError
 from espnet3.parallel import BaseRunner, get_client, parallel_map, use_parallel
 from espnet3.parallel.driver import map_in_memory
-from espnet3.parallel.hooks import bind
 from espnet3.parallel.parallel import get_parallel_config
+from espnet3.parallel.tasks import bind
 
 
 def scale(item, factor=1):

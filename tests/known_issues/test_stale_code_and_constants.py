@@ -12,8 +12,7 @@ import types
 import pytest
 
 from espnet3.config.fingerprint import files_in
-from espnet3.parallel.code_digests import modules_named
-from espnet3.parallel.identity import changes, describe_run
+from espnet3.parallel.identity import changes, describe_run, modules_named
 from espnet3.parallel.module_source import read_module
 from espnet3.parallel.own_modules import note_changes_of_run
 from espnet3.shards.manifest import Manifest

@@ -6,7 +6,7 @@ import pytest
 
 from espnet3.config.load import load_config
 from espnet3.errors import StaleRunError
-from espnet3.parallel.code_digests import describe_modules
+from espnet3.parallel.identity import describe_modules
 from espnet3.systems.base.inference import infer
 
 CONFIG = """

@@ -4,8 +4,7 @@ import subprocess
 import sys
 
 from espnet3.parallel import BaseRunner
-from espnet3.parallel.code_digests import describe_code
-from espnet3.parallel.identity import describe_run
+from espnet3.parallel.identity import describe_code, describe_run
 from espnet3.systems.base.inference_provider import InferenceProvider
 
 
@@ -42,7 +41,7 @@ def test_the_code_of_a_module_whose_name_begins_like_abc_counts():
 
 def test_a_set_in_a_script_from_a_pipe_is_the_same_in_each_process():
     script = (
-        "from espnet3.parallel.code_digests import describe_code\n"
+        "from espnet3.parallel.identity import describe_code\n"
         "class Runner:\n"
         "    def forward(idx):\n"
         "        return idx in {'a', 'b', 'c', 'd', 'e'}\n"

@@ -10,7 +10,7 @@ import pytest
 
 from espnet3.parallel.clusters.registry import walltime_seconds
 from espnet3.parallel.config import ParallelConfig
-from espnet3.parallel.detached.walltime import Walltime, too_long
+from espnet3.parallel.shard_queue import Walltime, too_long
 from espnet3.shards.open_shards import Pace
 
 

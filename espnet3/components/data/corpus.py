@@ -22,12 +22,11 @@ from espnet3.io.atomic import (
     write_bytes,
     write_json,
 )
-from espnet3.io.json_text import dump_json
 from espnet3.io.scp import safe_name
-from espnet3.io.tables import JsonlWriter, read_jsonl
+from espnet3.io.tables import JsonlWriter, dump_json, read_jsonl
 from espnet3.parallel.base_runner import BaseRunner
-from espnet3.parallel.code_digests import RULE, describe_code
 from espnet3.parallel.env_provider import EnvironmentProvider
+from espnet3.parallel.identity import RULE, describe_code
 from espnet3.parallel.own_modules import describe_value
 
 if TYPE_CHECKING:
@@ -330,7 +329,7 @@ class CorpusRunner(BaseRunner):
 
     def merge(self, shard_dirs: Any) -> Path:
         """Join the results."""
-        from espnet3.shards.join import join_files
+        from espnet3.shards.merge import join_files
 
         assert self.output_dir is not None
         join_files(shard_dirs, _RESULTS, self.output_dir / _RESULTS)

@@ -520,7 +520,7 @@ def digest_modules(spec: RunSpec, runner: Any) -> dict[str, str]:
     The same modules as its results depend on, see `code_digests`: not those of ESPnet3, of
     installed packages, or of the script itself, which is in the pickle.
     """
-    from espnet3.parallel.code_digests import modules_named, own_files  # workers need them not
+    from espnet3.parallel.identity import modules_named, own_files  # workers need them not
 
     things = [type(runner), type(runner.provider), spec.setup_fn]
     files = own_files(things, modules_named(vars(runner.provider)))

@@ -15,7 +15,7 @@ from espnet3.parallel.detached.handle import DetachedRun
 from espnet3.parallel.detached.resume import refuse_merging
 from espnet3.parallel.detached.submit import cancel_jobs, job_states, submit_workers
 from espnet3.parallel.detached.workforce import count_workforce
-from espnet3.parallel.env_provider import environment_keys
+from espnet3.parallel.execute import environment_keys
 from espnet3.parallel.faults import FaultPolicy, forgive, too_many_message
 from espnet3.parallel.folder_run import (
     RunRequest,
@@ -24,7 +24,7 @@ from espnet3.parallel.folder_run import (
     open_run,
     shards_to_run,
 )
-from espnet3.parallel.open_pool import worker_setup_fn
+from espnet3.parallel.open_pool import count_shards, worker_setup_fn
 from espnet3.shards.lease import Lease
 from espnet3.shards.manifest import Manifest, load_manifest
 from espnet3.shards.records import RecordPaths, StopMark, read_jobs, write_stop
@@ -82,7 +82,7 @@ def prepare(
     # Read before `open_run`, which may replace the plan.
     before = load_manifest(root) if queued and request.resume else None
     with folder_errors(root):
-        manifest = open_run(request, config.count_shards)
+        manifest = open_run(request, lambda: count_shards(config))
         if queued and (before is None or before.run_id != manifest.run_id):
             # Of a replaced run, whose records are gone: these could not be cancelled later.
             cancel_jobs([job for job in queued if job_states([job])[job.key].phase == "pending"])

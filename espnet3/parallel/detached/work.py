@@ -11,17 +11,16 @@ from pathlib import Path
 
 from espnet3 import logs
 from espnet3.errors import EspnetError, FileSystemError
-from espnet3.io.clock import MAX_SKEW, clock_skew, describe_skew, steady_time
 from espnet3.parallel.clusters.gpus import VARIABLE, Pinning, choose_gpus
 from espnet3.parallel.detached.description import decode_folder, load_trusted
-from espnet3.parallel.detached.successor_process import Successors
-from espnet3.parallel.detached.walltime import find_walltime, process_start
-from espnet3.parallel.detached.worker import DetachedWorker, Outcome, find_end
+from espnet3.parallel.detached.worker import DetachedWorker, Outcome, Successors, find_end
 from espnet3.parallel.folder_run import folder_errors
 from espnet3.parallel.open_pool import KeptPool
+from espnet3.parallel.process_pool import Spare, fork_spares
+from espnet3.parallel.shard_queue import find_walltime, process_start
 from espnet3.parallel.signals import EndSignals
-from espnet3.parallel.spare import Spare, fork_spares
 from espnet3.schedulers import JOB_ID, node_name, scheduler_of
+from espnet3.shards.file_access import MAX_SKEW, clock_skew, describe_skew, steady_time
 from espnet3.shards.layout import RunLayout
 from espnet3.shards.lease import Owner
 from espnet3.shards.records import Identity, RecordPaths, complete_own_job

@@ -16,9 +16,9 @@ from espnet3.errors import ConfigError, EspnetError, ProviderError
 from espnet3.parallel.base_runner import BaseRunner, apply_settings
 from espnet3.parallel.detached.launch import SharedWorkers
 from espnet3.parallel.execute import check_env
-from espnet3.parallel.hooks import bind
 from espnet3.parallel.open_pool import SharedCluster
 from espnet3.parallel.parallel import as_parallel_config, use_parallel
+from espnet3.parallel.tasks import bind
 from espnet3.shards.layout import RunLayout
 from espnet3.systems.base.checks import keys_of_others, names_in_code
 from espnet3.systems.base.context import context_value

@@ -22,8 +22,8 @@ from espnet3.config.targets import (
 from espnet3.errors import ConfigError, suggest
 from espnet3.parallel.base_runner import BaseRunner, one_or_more
 from espnet3.parallel.clusters.registry import check_resources
-from espnet3.parallel.hooks import WRITER_HOOKS, overridden
 from espnet3.parallel.parallel import as_parallel_config
+from espnet3.parallel.tasks import WRITER_HOOKS, overridden
 from espnet3.systems.base.inference_config import (
     BATCHING,
     DEFAULT_PROVIDER,

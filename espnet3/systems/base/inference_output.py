@@ -8,7 +8,7 @@ from functools import cache
 from typing import Any, ClassVar, Self
 
 from espnet3.errors import ConfigError, ProviderError, RecordError, suggest
-from espnet3.parallel.hooks import split_batch
+from espnet3.parallel.tasks import split_batch
 
 
 @dataclass(frozen=True)

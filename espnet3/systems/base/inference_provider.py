@@ -12,7 +12,8 @@ from typing import Any
 from espnet3.config.instantiate import instantiate
 from espnet3.config.resolve import resolved
 from espnet3.errors import ConfigError, ProviderError, ResourceError, suggest
-from espnet3.parallel.env_provider import EnvironmentProvider, build_part, part_key
+from espnet3.parallel.env_provider import EnvironmentProvider
+from espnet3.parallel.execute import build_part, part_key
 
 ORGANIZER = "espnet3.components.data.data_organizer.DataOrganizer"
 

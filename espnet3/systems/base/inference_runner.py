@@ -17,12 +17,9 @@ from espnet3.io.artifacts import write_artifact
 from espnet3.io.scp import ScpWriter, read_scp, safe_name
 from espnet3.io.tables import JsonlWriter, read_jsonl
 from espnet3.parallel.base_runner import BaseRunner, one_or_more
-from espnet3.parallel.hooks import overridden
-from espnet3.parallel.tasks import RunSpec
-from espnet3.shards.join import join_files
+from espnet3.parallel.tasks import RunSpec, overridden
 from espnet3.shards.layout import committed_path, run_folder_of
-from espnet3.shards.merge import read_failures, require_done
-from espnet3.shards.merge_scp import join_scp
+from espnet3.shards.merge import join_files, join_scp, read_failures, require_done
 from espnet3.systems.base.inference_output import (
     Need,
     OutputSettings,

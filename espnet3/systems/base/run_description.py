@@ -18,11 +18,11 @@ from espnet3.errors import ConfigError, MissingExtraError, RunFolderError
 from espnet3.parallel.clusters.registry import ON_THIS_MACHINE, left_out, render_job_script
 from espnet3.parallel.folder_run import count_files, file_limit
 from espnet3.parallel.identity import changes, describe_run, is_below, not_results_of
-from espnet3.parallel.open_pool import SharedCluster
+from espnet3.parallel.open_pool import SharedCluster, count_shards
 from espnet3.parallel.parallel import use_parallel
 from espnet3.parallel.signals import interruptible
 from espnet3.shards.commit import Done
-from espnet3.shards.manifest import Manifest, load_manifest
+from espnet3.shards.manifest import Manifest, load_manifest, run_order
 from espnet3.shards.merge import read_coverage
 from espnet3.shards.plan import (
     SERVER_RATE,
@@ -33,7 +33,6 @@ from espnet3.shards.plan import (
     forecast,
     make_plan,
     padding_in_order,
-    run_order,
 )
 from espnet3.shards.status import Rate, read_rate
 from espnet3.shards.success import has_outputs, read_success
@@ -169,7 +168,7 @@ def plan_shards(run: PlannedRun, parallel: "ParallelConfig", n_workers: int | No
         costs = run.runner.costs_of(range(run.n_items))
     return make_plan(
         run.n_items,
-        parallel.count_shards(n_workers),
+        count_shards(parallel, n_workers),
         batch_size=run.runner.batch_size,
         batch_seconds=run.runner.batch_seconds,
         costs=costs,

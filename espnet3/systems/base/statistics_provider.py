@@ -10,7 +10,8 @@ from typing import Any
 from espnet3.components.data.random_numbers import fixed_random
 from espnet3.config.instantiate import instantiate
 from espnet3.errors import ConfigError
-from espnet3.parallel.env_provider import EnvironmentProvider, build_part
+from espnet3.parallel.env_provider import EnvironmentProvider
+from espnet3.parallel.execute import build_part
 from espnet3.systems.base.inference_provider import model_key, resolve_device
 
 COLLECT_FEATS = "collect_feats"

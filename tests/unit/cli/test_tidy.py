@@ -14,10 +14,9 @@ from espnet3.cli.tidy import tidy_run
 from espnet3.errors import RunFolderError
 from espnet3.parallel.folder_run import merge_run
 from espnet3.shards.commit import commit
-from espnet3.shards.join import join_files
 from espnet3.shards.lease import Lease
 from espnet3.shards.manifest import require_manifest
-from espnet3.shards.merge import read_coverage, read_failures
+from espnet3.shards.merge import join_files, read_coverage, read_failures
 from espnet3.shards.pack import Tidied
 from espnet3.shards.status import StatusReader, read_status
 from tests.helpers import clean_process

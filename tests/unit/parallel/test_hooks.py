@@ -4,7 +4,7 @@ import pytest
 
 from espnet3.errors import ProviderError
 from espnet3.parallel.base_runner import BaseRunner
-from espnet3.parallel.hooks import RunnerHooks, bind, overridden
+from espnet3.parallel.tasks import RunnerHooks, bind, overridden
 
 ENV = {"dataset": "D", "model": "M"}
 

@@ -4,8 +4,7 @@ from omegaconf import OmegaConf
 
 from espnet3.config.fingerprint import files_in
 from espnet3.parallel.base_runner import BaseRunner
-from espnet3.parallel.code_digests import describe_code
-from espnet3.parallel.identity import changes, describe_run
+from espnet3.parallel.identity import changes, describe_code, describe_run
 from espnet3.shards.manifest import Manifest
 
 

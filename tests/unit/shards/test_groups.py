@@ -15,11 +15,10 @@ from espnet3.parallel.folder_run import count_failed, merge_run, remove_run, sha
 from espnet3.shards import layout as layout_module
 from espnet3.shards import manifest as manifest_module
 from espnet3.shards.commit import attempts, begin_attempt, committed_shards, named_shards, set_aside
-from espnet3.shards.join import join_files
 from espnet3.shards.layout import RunLayout, committed_path, group_size, run_folder_of
 from espnet3.shards.lease import Lease
 from espnet3.shards.manifest import load_manifest
-from espnet3.shards.merge import read_coverage
+from espnet3.shards.merge import join_files, read_coverage
 from espnet3.shards.open_shards import OpenShards
 from espnet3.shards.status import read_status
 from espnet3.shards.success import read_success, shards_in_use

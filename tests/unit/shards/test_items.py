@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from espnet3.errors import ConfigError, RunFolderError
 from espnet3.shards import file_access
-from espnet3.shards import items as items_module
-from espnet3.shards.items import (
+from espnet3.shards import manifest as manifest_module
+from espnet3.shards.layout import index_path, items_path
+from espnet3.shards.manifest import (
     check_unique,
     collect_items,
     describe_problem,
@@ -20,7 +21,6 @@ from espnet3.shards.items import (
     open_items,
     store_items,
 )
-from espnet3.shards.layout import index_path, items_path
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
 RANGES = st.builds(
@@ -71,7 +71,7 @@ def test_slice_of_stored_items_is_that_of_the_list(tmp_path_factory, per_block, 
     start = data.draw(st.integers(0, len(values)))
     stop = data.draw(st.integers(start, len(values)))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(items_module, "_PER_BLOCK", per_block)
+        patch.setattr(manifest_module, "_PER_BLOCK", per_block)
         description = json.loads(json.dumps(store_items(root, items)))
     assert not describe_problem(description, "items")
     found = open_items(root, description, len(values))
@@ -99,7 +99,7 @@ def test_slice_is_read_from_two_blocks_of_the_file_only(folder, items, monkeypat
         read.append(end - begin)
         return file_access.read_file(file, begin, end)
 
-    monkeypatch.setattr(items_module, "read_file", read_file)
+    monkeypatch.setattr(manifest_module, "read_file", read_file)
     assert opened[1500:2500] == items[1500:2500]
     size = items_path(folder, store_items(folder, items)["sha256"]).stat().st_size
     assert read == [pytest.approx(size * 2048 / 5000, rel=0.02)]
@@ -164,7 +164,7 @@ def test_range_needs_no_file_beside_the_manifest(folder):
 
 
 def test_equal_hashes_of_other_items_do_not_count_as_repeated(monkeypatch):
-    monkeypatch.setattr(items_module, "_FEW", 0)
+    monkeypatch.setattr(manifest_module, "_FEW", 0)
     assert hash(-1) == hash(-2)
     check_unique(collect_items([-1, -2, 5]))
     with pytest.raises(ConfigError, match="holds -2 twice, at positions 1 and 3"):

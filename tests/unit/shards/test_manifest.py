@@ -4,12 +4,12 @@ import pytest
 
 from espnet3.errors import RunFolderError
 from espnet3.io.records import DamagedFileError
-from espnet3.shards.items import collect_items
 from espnet3.shards.layout import manifest_path
 from espnet3.shards.manifest import (
     FORMAT,
     VERSION,
     Manifest,
+    collect_items,
     load_manifest,
     publish_manifest,
     read_run_id,
@@ -67,7 +67,7 @@ def test_many_drivers_at_once_agree_on_one_plan(folder, race):
     code = """
         import sys
         from pathlib import Path
-        from espnet3.shards.items import collect_items
+        from espnet3.shards.manifest import collect_items
         from espnet3.shards.manifest import Manifest, publish_manifest
         number, root = int(sys.argv[1]), Path(sys.argv[2])
         items = collect_items([number + 5, number, number + 3])

@@ -12,9 +12,8 @@ from espnet3.parallel.folder_run import Merger, merge_run
 from espnet3.shards import file_access
 from espnet3.shards import merge as merge_module
 from espnet3.shards.file_access import read_in_order
-from espnet3.shards.join import join_files
 from espnet3.shards.lease import Lease
-from espnet3.shards.merge_scp import join_scp
+from espnet3.shards.merge import join_files, join_scp
 from tests.helpers.planned_run import Run
 from tests.helpers.unreachable_files import unreachable
 

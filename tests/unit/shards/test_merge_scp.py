@@ -4,7 +4,7 @@ import pytest
 
 from espnet3.errors import IncompleteRunError
 from espnet3.io.scp import read_scp
-from espnet3.shards.merge_scp import join_scp
+from espnet3.shards.merge import join_scp
 from tests.helpers.planned_run import Run
 
 

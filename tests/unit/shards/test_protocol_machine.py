@@ -29,10 +29,9 @@ from espnet3.shards.commit import (
     set_aside,
     set_aside_damaged,
 )
-from espnet3.shards.items import collect_items
 from espnet3.shards.layout import DONE, POSITION, is_group, is_protocol_name
 from espnet3.shards.lease import Lease, claims
-from espnet3.shards.manifest import Manifest, load_manifest, publish_manifest
+from espnet3.shards.manifest import Manifest, collect_items, load_manifest, publish_manifest
 from espnet3.shards.merge import check_complete, concat_files, read_coverage
 from espnet3.shards.plan import make_plan
 from espnet3.shards.status import read_status

@@ -9,7 +9,7 @@ from espnet3.components.data.audio import read_audio
 from espnet3.config.instantiate import instantiate
 from espnet3.io.scp import ScpWriter
 from espnet3.parallel import BaseRunner, EnvironmentProvider
-from espnet3.shards.merge_scp import join_scp
+from espnet3.shards.merge import join_scp
 from src.loudness import LoudnessMeter
 
 FIELDS = ("loudness", "peak", "activity")

@@ -20,7 +20,7 @@ import numpy as np
 from espnet3.components.data.errors import DataError
 from espnet3.errors import RecordError
 from espnet3.io.atomic import StrPath, is_folder_trouble, open_atomic
-from espnet3.io.json_text import dump_json
+from espnet3.io.tables import dump_json
 
 logger = logging.getLogger(__name__)
 

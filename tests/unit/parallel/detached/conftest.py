@@ -1,8 +1,7 @@
 import pytest
 
-from espnet3.parallel.detached.walltime import Walltime
 from espnet3.parallel.faults import FaultPolicy
-from espnet3.parallel.shard_queue import ShardQueue
+from espnet3.parallel.shard_queue import ShardQueue, Walltime
 from espnet3.parallel.signals import EndSignals
 from espnet3.shards.lease import Lease
 from espnet3.shards.open_shards import Pace

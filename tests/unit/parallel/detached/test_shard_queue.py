@@ -5,7 +5,7 @@ import pytest
 
 from espnet3.errors import ResourceError
 from espnet3.parallel import shard_queue
-from espnet3.parallel.detached.walltime import Walltime
+from espnet3.parallel.shard_queue import Walltime
 from espnet3.parallel.signals import LeaveRun
 from espnet3.parallel.tasks import Failure
 from espnet3.shards.commit import Done, Position

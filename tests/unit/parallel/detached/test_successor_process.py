@@ -7,10 +7,10 @@ import pytest
 
 from benchmarks.file_operations import FileOperations
 from espnet3.io.atomic import write_json
-from espnet3.io.clock import FolderClock
-from espnet3.parallel.detached import successor_process
-from espnet3.parallel.detached.successor_process import Successors, takes_turn
-from espnet3.shards.records import JobRecord, WorkerRecord, make_folders, write_job
+from espnet3.parallel.detached import worker
+from espnet3.parallel.detached.worker import Successors
+from espnet3.shards.file_access import FolderClock
+from espnet3.shards.records import JobRecord, WorkerRecord, make_folders, takes_turn, write_job
 from tests.helpers.waiting import wait_until
 
 SCRIPT = """
@@ -31,7 +31,7 @@ def paths(tmp_path):
 @pytest.fixture
 def make(paths, monkeypatch):
     def make(env="slurm", job_id="7", trust=None, first_seconds=0.0):
-        monkeypatch.setattr(successor_process, "_FIRST_SECONDS", first_seconds)
+        monkeypatch.setattr(worker, "_FIRST_SECONDS", first_seconds)
         return Successors([paths.root], env=env, job_id=job_id, generation=2, trust=trust)
 
     return make
@@ -41,7 +41,7 @@ def make(paths, monkeypatch):
 def calls(tmp_path, monkeypatch):
     """Let a module of ours stand in for the one that talks to the scheduler."""
     (tmp_path / "stand_in_succeed.py").write_text(SCRIPT)
-    monkeypatch.setattr(successor_process, "_MODULE", "stand_in_succeed")
+    monkeypatch.setattr(worker, "_SUCCESSOR_MAIN", "stand_in_succeed")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
 
     def read():
@@ -72,7 +72,7 @@ def test_it_runs_at_the_start_and_then_when_it_is_this_worker_s_turn(
         successors.tick()
     wait_until(lambda: len(calls()) == 1, 60)
     assert calls() == [f"{paths.root} --env slurm --job 7 --generation 2 --trust ann --has-turn"]
-    monkeypatch.setattr(successor_process, "_EVERY_SECONDS", 0.0)
+    monkeypatch.setattr(worker, "_EVERY_SECONDS", 0.0)
     (turn,) = paths.folder.glob("watch.*")
     turn.unlink()  # as if a minute had passed
     wait_until(lambda: successors.tick() or len(calls()) > 1, 60)
@@ -86,7 +86,7 @@ def test_where_nothing_is_to_be_done_a_minute_costs_one_look_and_no_process(
     write_job(paths, JobRecord("slurm", "8", 0.0, after="7"))
     takes_turn(paths.root, FolderClock(paths.root).now())
     successors.tick()
-    monkeypatch.setattr(successor_process, "_EVERY_SECONDS", 0.0)
+    monkeypatch.setattr(worker, "_EVERY_SECONDS", 0.0)
     with FileOperations(paths.root) as operations:
         successors.tick()
     assert operations.counts == {"stat": 1}
@@ -95,9 +95,9 @@ def test_where_nothing_is_to_be_done_a_minute_costs_one_look_and_no_process(
 
 
 def test_one_without_a_successor_asks_less_and_less_often(calls, make, paths, monkeypatch):
-    monkeypatch.setattr(successor_process, "takes_turn", lambda root, now: False)
+    monkeypatch.setattr(worker, "takes_turn", lambda root, now: False)
     successors = make()
-    monkeypatch.setattr(successor_process, "_EVERY_SECONDS", 0.0)
+    monkeypatch.setattr(worker, "_EVERY_SECONDS", 0.0)
     real, passed, started = time.monotonic, 0.0, []
     monkeypatch.setattr(time, "monotonic", lambda: real() + passed)
     monkeypatch.setattr(successors, "_start", lambda: started.append(passed))
@@ -171,7 +171,7 @@ def test_processes_have_no_successors(calls, make, env, job_id):
 
 
 def test_its_failure_is_told_and_does_no_harm(make, paths, monkeypatch, caplog):
-    monkeypatch.setattr(successor_process, "_MODULE", "no_such_module_at_all")
+    monkeypatch.setattr(worker, "_SUCCESSOR_MAIN", "no_such_module_at_all")
     write_job(paths, JobRecord("slurm", "8", 0.0, after="7"))
     make().finish()
     assert "no successor: no_such_module_at_all ended with code 1" in caplog.text
@@ -180,7 +180,7 @@ def test_its_failure_is_told_and_does_no_harm(make, paths, monkeypatch, caplog):
 
 def test_one_that_hangs_is_ended(calls, make, monkeypatch, tmp_path, caplog):
     (tmp_path / "stand_in_succeed.py").write_text("import time; time.sleep(1000)")
-    monkeypatch.setattr(successor_process, "_MAX_SECONDS", 0.0)
+    monkeypatch.setattr(worker, "_SUBMIT_SECONDS", 0.0)
     successors = make()
     successors.tick()
     successors.tick()

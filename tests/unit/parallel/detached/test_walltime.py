@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from espnet3.parallel.detached.walltime import Walltime, find_walltime, process_start, too_long
+from espnet3.parallel.shard_queue import Walltime, find_walltime, process_start, too_long
 from tests.helpers.openpbs import OpenPBS
 from tests.helpers.planned_run import cut, done
 
