@@ -48,6 +48,8 @@ _TASK_DEFAULTS = {
 """Where the script of another task does something else."""
 _NOT_SOURCED = {"path.sh", "parse_options.sh", "cmd.sh"}
 _MOST_BYTES = 1 << 20
+_NONE = ("none", "null", "nil")
+"""Texts that ESPnet2 takes for no value."""
 _JOB_COMMANDS = ("train_cmd", "cuda_cmd", "decode_cmd")
 
 
@@ -91,7 +93,7 @@ class ConfigFile:
                 given.discard(name)
                 origins[name] = option.origin
                 if equals:
-                    values[name] = as_value(value)
+                    values[name] = _parsed(as_value(value))
                 else:
                     values.setdefault(name, True)
                 continue
@@ -105,7 +107,7 @@ class ConfigFile:
                 before = values[name] if isinstance(values[name], list) else [values[name]]
                 values[name] = [*before, as_value(word)]
             else:
-                values[name] = as_value(word)
+                values[name] = _parsed(as_value(word))
                 given.add(name)
         became = "the keys below, from this line"
         journal.taken(option.origin, f"--{option.name}", option.value, "", became)
@@ -183,6 +185,16 @@ def as_value(text: str) -> Any:
     return as_number(value)
 
 
+def _parsed(value: Any) -> Any:
+    """Return the value of a key as ESPnet2's parser of arguments makes it of a text."""
+    if isinstance(value, str):
+        if value.lower() in _NONE:
+            return None
+        if re.fullmatch(r"[-+]?\d+(\.\d*)?", value):
+            return float(value) if "." in value else int(value)
+    return as_number(value)
+
+
 def as_number(value: Any) -> Any:
     """Return numbers for texts such as `1e-3`, which YAML takes for a word, in all of a value."""
     if isinstance(value, str) and re.fullmatch(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+", value):
@@ -234,7 +246,7 @@ def read_config(folder: Path, name: str, asked_by: str) -> ConfigFile:
     for key, _ in getattr(root, "value", None) or []:
         plain = str(key.value).replace("-", "_")
         origins[plain] = Origin(name, key.start_mark.line + 1)
-    plain_values = {str(key).replace("-", "_"): as_number(v) for key, v in (values or {}).items()}
+    plain_values = {str(key).replace("-", "_"): _parsed(v) for key, v in (values or {}).items()}
     return ConfigFile(name, plain_values, origins)
 
 

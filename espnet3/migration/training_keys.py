@@ -450,7 +450,9 @@ class LoopKeys:
         noted = {(entry.origin, entry.name) for entry in self.journal.entries}
         for key, value in self.config.values.items():
             origin = self.config.origin(key)
-            if key in self.read:
+            if key.endswith("_conf") and not isinstance(value, Mapping | None):
+                self.lose(key, "holds no keys and values, so nothing of it was taken")
+            elif key in self.read:
                 if (origin, key) not in noted:
                     self.journal.unneeded(origin, key, value, _READ_ONLY_WITH.get(key, "as here"))
             elif key in _ONLY_VALUE:

@@ -185,6 +185,13 @@ TRAINING = {
     ),
     "an optimizer of its own": ({"optim": "apollo"}, 3, lambda c: c["optimizer"]["lr"] == 0.002),
     "weights to start from": ({"init_param": ["exp/x.pth:encoder:encoder"]}, 3, lambda c: c),
+    "arguments that are no keys and values": (
+        {"optim_conf": ["lr=0.1"]}, 3, lambda c: c["optimizer"]["lr"] == 0.001,
+    ),
+    "numbers and nothing as texts": (
+        {"max_epoch": "7", "specaug": "none", "scheduler": "None", "patience": "null"}, 0,
+        lambda c: c["trainer"]["max_epochs"] == 7 and "scheduler" not in c,
+    ),
     "a number with an exponent": (
         {"optim_conf": {"lr": "1e-3"}}, 0, lambda c: c["optimizer"]["lr"] == 0.001
     ),
