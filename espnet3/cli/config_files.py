@@ -13,16 +13,16 @@ from pydantic.fields import FieldInfo
 
 from espnet3.components.data.data_organizer import DatasetEntry
 from espnet3.components.data.loader_config import DataLoaderConfig
-from espnet3.config.definitions import written_signature
 from espnet3.config.known_keys import OWN
 from espnet3.config.schema import FrozenConfig, field_docs
+from espnet3.config.targets import written_signature
 from espnet3.parallel.config import ParallelConfig
 from espnet3.systems.asr.publication import PublicationConfig
 from espnet3.systems.asr.tokenizer_training import TokenizerConfig
 from espnet3.systems.base.context import DEFAULTS
 from espnet3.systems.base.inference_config import InferenceConfig
 from espnet3.systems.base.metric_config import MetricsConfig
-from espnet3.systems.base.reporting.clips import ReportConfig
+from espnet3.systems.base.report_clips import ReportConfig
 from espnet3.systems.base.statistics import StatisticsConfig
 from espnet3.trainer.config import TrainingConfig
 from espnet3.trainer.launching.job_script import LaunchConfig

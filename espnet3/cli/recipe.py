@@ -44,7 +44,7 @@ from espnet3.systems.base.system import BaseSystem
 from espnet3.trainer.launching.process_rank import LAUNCHED, ProcessRank, process_rank
 
 if TYPE_CHECKING:
-    from espnet3.systems.base.provenance import Invocation
+    from espnet3.systems.base.stages import Invocation
 
 logger = logging.getLogger(__name__)
 _START = "ESPNET3_START_DIR"
@@ -147,7 +147,7 @@ def _run_selected(line: TypedLine, selected: Sequence[Selected], working_dir: st
 
 def _invocation(line: TypedLine, working_dir: str) -> "Invocation":
     # Imported after the checks: what is wrong is told without what only a stage needs.
-    from espnet3.systems.base.provenance import Invocation
+    from espnet3.systems.base.stages import Invocation
 
     return Invocation([*line.program, *line.options.words], working_dir, line.recipe_dir)
 
@@ -201,8 +201,7 @@ def load_selected(
 
     The folder changes into the recipe's.
     """
-    from espnet3.systems.base.context import load_configs
-    from espnet3.systems.base.experiment_choice import find_experiment
+    from espnet3.systems.base.context import find_experiment, load_configs
 
     process_rank().show_logs()
     # A dry run leaves nothing behind, no __pycache__ either.

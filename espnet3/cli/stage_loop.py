@@ -31,8 +31,7 @@ from espnet3.io.atomic import folder_trouble
 from espnet3.logs import StageLog, open_stage_log
 from espnet3.parallel.signals import sent_again_if_ignored
 from espnet3.systems.base.context import context_value
-from espnet3.systems.base.provenance import Invocation, StageRecord
-from espnet3.systems.base.stages import Detached, Skipped, Stage, has_own
+from espnet3.systems.base.stages import Detached, Invocation, Skipped, Stage, StageRecord, has_own
 from espnet3.systems.base.system import BaseSystem
 from espnet3.text import duration, on_one_line, printable
 from espnet3.trainer.launching.process_rank import ProcessRank

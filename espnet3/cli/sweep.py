@@ -27,8 +27,7 @@ from espnet3.config.sources import value_at
 from espnet3.errors import ConfigError, closest
 from espnet3.parallel.open_pool import SharedCluster
 from espnet3.systems.base.checks import check_stages
-from espnet3.systems.base.context import Configs, check_inference_dir, context_value
-from espnet3.systems.base.experiment_choice import CONFIG
+from espnet3.systems.base.context import CONFIG, Configs, check_inference_dir, context_value
 from espnet3.systems.base.inference import parallel_of
 from espnet3.systems.base.inference_config import (
     SWEEP,
@@ -53,7 +52,7 @@ from espnet3.text import listed
 
 if TYPE_CHECKING:
     from espnet3.config.load import LoadedConfig
-    from espnet3.systems.base.provenance import Invocation
+    from espnet3.systems.base.stages import Invocation
 
 _HEADS = ("model", "provider", "vars")
 """Blocks whose settings decide what is decoded."""

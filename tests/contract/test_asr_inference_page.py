@@ -9,8 +9,7 @@ import yaml
 
 from espnet3.systems.asr.inference import Speech2Text
 from espnet3.systems.asr.inference_checks import check_recognizer
-from espnet3.systems.asr.packing import pack_model
-from espnet3.systems.asr.publication import PublicationConfig
+from espnet3.systems.asr.publication import PublicationConfig, pack_model
 from espnet3.systems.base.context import load_configs
 from tests.helpers.recognizer_parts import RATE, make_recipe, noise
 

@@ -9,7 +9,7 @@ from espnet3.config.load import load_config
 from espnet3.config.trust import PackedModelError
 from espnet3.errors import ConfigError
 from espnet3.systems.asr.inference import Speech2Text
-from espnet3.systems.asr.packed_model import read_yaml
+from espnet3.systems.asr.trained_model import read_yaml
 
 
 def laughs(n_levels, n, item):

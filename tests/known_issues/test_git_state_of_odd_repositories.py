@@ -2,7 +2,7 @@
 
 import subprocess
 
-from espnet3.systems.base.provenance import git_state
+from espnet3.systems.base.stages import git_state
 
 
 def git(folder, *arguments):

@@ -22,9 +22,8 @@ from espnet3.config.trust import PackedModelError, current_trust
 from espnet3.errors import ConfigError
 from espnet3.systems.asr.inference import Speech2Text
 from espnet3.systems.asr.language_model import load_language_model
-from espnet3.systems.asr.packed_model import sha256
-from espnet3.systems.asr.packing import pack_model
-from espnet3.systems.asr.trained_model import load_trained
+from espnet3.systems.asr.publication import pack_model
+from espnet3.systems.asr.trained_model import load_trained, sha256
 from espnet3.systems.base.context import load_configs
 from tests.helpers.recognizer_parts import DECODING, TEXTS, make_experiment, make_recipe, noise
 
@@ -292,7 +291,7 @@ def test_links_in_a_circle_end(packed):
     change(packed / INFERENCE, "model.decoder.lm", f"{LM_FOLDER}/weights.safetensors")
     seal(packed)
     assert Speech2Text.from_packed(packed)(noise(0.5)).text is not None
-    from espnet3.systems.asr.packed_model import open_packed
+    from espnet3.systems.asr.trained_model import open_packed
 
     _, _, trust = open_packed(packed)
     assert trust.path(packed / LM_FOLDER)
@@ -392,7 +391,7 @@ def test_a_decoder_of_the_user_reads_files_of_the_user(packed, packed_once):
 def test_trust_is_asked_wherever_a_config_is_built(packed):
     from espnet3.config.load import load_config
     from espnet3.config.trust import under
-    from espnet3.systems.asr.packed_model import open_packed
+    from espnet3.systems.asr.trained_model import open_packed
 
     _, _, trust = open_packed(packed)
     with under(trust):
@@ -441,7 +440,7 @@ def test_what_makes_transformers_run_code(packed, canary, more):
 def test_generate_of_transformers_takes_no_code():
     from espnet3.config.trust import Trust, under
     from espnet3.systems.asr.huggingface import HuggingFaceSeq2Seq
-    from espnet3.systems.asr.packed_model import is_allowed
+    from espnet3.systems.asr.trained_model import is_allowed
 
     generate = {"custom_generate": "someone/x", "trust_remote_code": True}
     with (

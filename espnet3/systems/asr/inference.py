@@ -454,7 +454,7 @@ class Speech2Text(Recognizer):
             PackedModelError: It is no packed model, is damaged, or wants to run foreign code.
         """
         from espnet3.systems.asr.packed_archive import WEIGHTS
-        from espnet3.systems.asr.packed_model import open_packed, packed_settings
+        from espnet3.systems.asr.trained_model import open_packed, packed_settings
 
         trusted = settings.get("trust_remote_code", False)
         _check_trust(trusted)
@@ -471,7 +471,7 @@ class Speech2Text(Recognizer):
 
 def _load(weights: Path, device: str, trust_remote_code: bool) -> Any:
     _check_trust(trust_remote_code)
-    from espnet3.systems.asr.packed_model import is_packed, load_packed_model
+    from espnet3.systems.asr.trained_model import is_packed, load_packed_model
 
     # Also for a path inside a packed folder, so that `weights:` is no way around its checks.
     if is_packed(weights.parent):

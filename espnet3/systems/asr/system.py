@@ -8,7 +8,7 @@ from espnet3.systems.base.stages import steps_of
 from espnet3.systems.base.system import BaseSystem
 
 if TYPE_CHECKING:
-    from espnet3.systems.base.mistakes import Reader
+    from espnet3.systems.base.checks import Reader
 
 
 class ASRSystem(BaseSystem):
@@ -93,7 +93,7 @@ class ASRSystem(BaseSystem):
         return super().describe_infer()
 
     pack_model, check_pack_model, describe_pack_model = steps_of(
-        "pack_model", "espnet3.systems.asr.packing"
+        "pack_model", "espnet3.systems.asr.publication"
     )
     upload_model, check_upload_model, describe_upload_model = steps_of(
         "upload_model", "espnet3.systems.asr.publication"

@@ -22,7 +22,7 @@ from espnet3.io.atomic import open_atomic, write_text
 from espnet3.io.scp import load_scp, safe_name
 from espnet3.io.tables import dump_json
 from espnet3.shards.merge import read_failures
-from espnet3.systems.base.experiment_choice import CONFIG
+from espnet3.systems.base.context import CONFIG
 from espnet3.text import count, listed
 
 if TYPE_CHECKING:
@@ -317,8 +317,12 @@ def model_settings(named: str | None, *, wants_times: bool) -> dict[str, Any]:
 
 
 def _model_in(folder: Path, wants_times: bool) -> dict[str, Any]:
-    from espnet3.systems.asr.packed_model import is_packed
-    from espnet3.systems.asr.trained_model import find_weights, read_decoding, read_training_config
+    from espnet3.systems.asr.trained_model import (
+        find_weights,
+        is_packed,
+        read_decoding,
+        read_training_config,
+    )
 
     if is_packed(folder):
         target = f"{_ASR}.inference.Speech2Text.from_packed"

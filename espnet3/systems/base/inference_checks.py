@@ -9,12 +9,12 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from espnet3.config.advice import raise_together
-from espnet3.config.definitions import find_definition
 from espnet3.config.sources import names_places
 from espnet3.config.targets import (
     BadTarget,
     argument_names,
     check_arguments,
+    find_definition,
     locate,
     locate_callable,
     signature_of,

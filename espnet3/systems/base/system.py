@@ -20,8 +20,8 @@ from espnet3.systems.base.stages import (
 if TYPE_CHECKING:
     from espnet3.config.load import LoadedConfig
     from espnet3.parallel.open_pool import SharedCluster
+    from espnet3.systems.base.checks import Reader
     from espnet3.systems.base.inference_output import Need
-    from espnet3.systems.base.mistakes import Reader
     from espnet3.systems.base.sweep import Sweep
     from espnet3.systems.base.training_record import Comparison
 
@@ -107,7 +107,7 @@ class BaseSystem:
 
         All that they refuse is told at once, with misspelt keys, so they import nothing heavy.
         """
-        from espnet3.systems.base.mistakes import readers_of
+        from espnet3.systems.base.checks import readers_of
 
         return readers_of(stage_name)
 

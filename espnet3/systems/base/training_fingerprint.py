@@ -13,9 +13,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from espnet3.config.definitions import find_definition, is_ours_alone
 from espnet3.config.fingerprint import digest, files_in, flatten
 from espnet3.config.redact import REDACTED, digest_secret, redact
+from espnet3.config.targets import find_definition, is_ours_alone
 from espnet3.parallel.identity import code_in, describe_modules, is_below, modules_above
 from espnet3.systems.base.given_parts import NOTHING_GIVEN, GivenParts, is_own
 

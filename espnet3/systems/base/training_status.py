@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from espnet3.shards.lease import start_time
-from espnet3.systems.base.provenance import read_record
+from espnet3.systems.base.stages import read_record
 from espnet3.text import duration, value_text
 
 _HISTORY = "history.jsonl"

@@ -14,8 +14,7 @@ from espnet3.cli.main import main
 from espnet3.components.data.data_organizer import DataOrganizer
 from espnet3.components.data.dataset import fields_of
 from espnet3.components.data.survey import Survey, spread
-from espnet3.systems.asr.new_recipe import hold_out
-from espnet3.systems.asr.recipe_choices import choose, find_cleaners
+from espnet3.systems.asr.new_recipe import choose, find_cleaners, hold_out
 from tests.helpers.small_corpora import RATE, write_corpus, write_rows
 
 

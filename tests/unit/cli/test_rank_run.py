@@ -5,8 +5,7 @@ from espnet3.cli.recipe_options import Selected, select_stages, stages_of_rank
 from espnet3.cli.stage_loop import run_rank
 from espnet3.errors import ConfigError, RunInterrupted
 from espnet3.systems.base.context import load_configs
-from espnet3.systems.base.provenance import Invocation
-from espnet3.systems.base.stages import stages_of
+from espnet3.systems.base.stages import Invocation, stages_of
 from espnet3.systems.base.system import BaseSystem
 from espnet3.trainer.launching.process_rank import LAUNCHED, ProcessRank
 

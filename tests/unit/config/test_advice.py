@@ -217,7 +217,7 @@ def test_the_keys_of_blocks_are_those_of_their_models():
     from espnet3.parallel.config import ParallelConfig
     from espnet3.systems.asr.publication import UploadConfig
     from espnet3.systems.asr.tokenizer_training import TokenizerConfig
-    from espnet3.systems.base.reporting.clips import ReportConfig
+    from espnet3.systems.base.report_clips import ReportConfig
     from espnet3.systems.base.statistics import StatisticsConfig
 
     assert set(LOADER_KEYS) == set(LoaderConfig.model_fields)

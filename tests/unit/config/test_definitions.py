@@ -6,8 +6,14 @@ import sys
 
 import pytest
 
-from espnet3.config.definitions import UNREAD, find_definition, is_ours_alone, written_signature
-from espnet3.config.targets import check_arguments, signature_at
+from espnet3.config.targets import (
+    UNREAD,
+    check_arguments,
+    find_definition,
+    is_ours_alone,
+    signature_at,
+    written_signature,
+)
 from espnet3.errors import ConfigError
 
 PATHS = (
@@ -25,7 +31,7 @@ PATHS = (
 )
 _COMPARE = """
 import json, sys
-from espnet3.config.definitions import find_definition
+from espnet3.config.targets import find_definition
 from espnet3.config.targets import argument_names, locate, signature_of
 
 paths = json.loads(sys.argv[1])

@@ -215,7 +215,7 @@ def train(folder, block, monkeypatch):
 
 
 def _packed(exp_dir, folder):
-    from espnet3.systems.asr.packing import pack_model
+    from espnet3.systems.asr.publication import pack_model
     from espnet3.systems.base.context import load_configs
 
     (folder / "publication.yaml").write_text(f"exp_dir: {exp_dir}\n")

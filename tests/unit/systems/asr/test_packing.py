@@ -16,7 +16,7 @@ from espnet3.config.load import load_config
 from espnet3.config.trust import PackedModelError
 from espnet3.errors import ConfigError, RunFolderError
 from espnet3.systems.asr.inference import Speech2Text
-from espnet3.systems.asr.packing import check_pack_model, describe_pack_model, pack_model
+from espnet3.systems.asr.publication import check_pack_model, describe_pack_model, pack_model
 from espnet3.systems.base.context import load_configs
 from tests.helpers.recognizer_parts import (
     DECODING,
@@ -62,7 +62,7 @@ def files_in(folder):
 
 def repack(folder, change):
     """Change a packed config as one who has access to all files would, checksums included."""
-    from espnet3.systems.asr.packed_model import sha256
+    from espnet3.systems.asr.trained_model import sha256
 
     change(folder)
     meta = OmegaConf.load(folder / "meta.yaml")

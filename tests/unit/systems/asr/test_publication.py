@@ -6,8 +6,12 @@ import sys
 import pytest
 
 from espnet3.errors import ConfigError, MissingExtraError, ResourceError
-from espnet3.systems.asr.packing import pack_model
-from espnet3.systems.asr.publication import check_upload_model, describe_upload_model, upload_model
+from espnet3.systems.asr.publication import (
+    check_upload_model,
+    describe_upload_model,
+    pack_model,
+    upload_model,
+)
 from espnet3.systems.base.context import load_configs
 from tests.helpers.hub_server import HubServer
 from tests.helpers.recognizer_parts import make_recipe

@@ -7,8 +7,7 @@ from omegaconf import OmegaConf
 
 from espnet3 import __version__
 from espnet3.systems.base.context import load_configs
-from espnet3.systems.base.provenance import Invocation, StageRecord, git_state
-from espnet3.systems.base.stages import find_stage, stages_of
+from espnet3.systems.base.stages import Invocation, StageRecord, find_stage, git_state, stages_of
 from espnet3.systems.base.system import BaseSystem
 
 INFER = find_stage(stages_of(BaseSystem), "infer")

@@ -15,7 +15,7 @@ from espnet3.io.scp import write_scp
 from espnet3.systems.asr.metrics.wer import WER
 from espnet3.systems.base.context import load_configs
 from espnet3.systems.base.report import check_report, describe_report, report
-from espnet3.systems.base.reporting.scores import Score
+from espnet3.systems.base.report_data import Score
 from espnet3.systems.base.results_table import identify
 from espnet3.systems.base.system import BaseSystem
 from tests.helpers.exhaustive import few

@@ -2,7 +2,7 @@ import numpy as np
 
 from espnet3.components.metrics.error_rate import tally
 from espnet3.systems.asr.metrics.wer import WER
-from espnet3.systems.base.reporting.scores import (
+from espnet3.systems.base.report_data import (
     by_seconds,
     by_units,
     read_groups,

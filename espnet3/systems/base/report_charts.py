@@ -12,7 +12,7 @@ from itertools import pairwise
 import numpy as np
 from markupsafe import Markup, escape
 
-from espnet3.systems.base.reporting.gather import ShardSpan
+from espnet3.systems.base.report_data import ShardSpan
 from espnet3.text import amount, count, value_text
 from espnet3.trainer.reporting.history import HistoryEntry, Panel, panels_of, series, thin_out
 

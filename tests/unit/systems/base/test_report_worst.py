@@ -1,4 +1,4 @@
-from espnet3.systems.base.reporting.worst import Aligner, Cell
+from espnet3.systems.base.report import Aligner, Cell
 
 
 def test_words_are_cut_as_the_metric_cut_them():

@@ -4,7 +4,7 @@ import time
 from pathlib import Path
 
 from espnet3.parallel import BaseRunner, EnvironmentProvider, use_parallel
-from espnet3.systems.base.reporting.gather import read_run
+from espnet3.systems.base.report_data import read_run
 
 
 class Provider(EnvironmentProvider):

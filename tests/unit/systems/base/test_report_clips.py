@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import soundfile
 
-from espnet3.systems.base.reporting.clips import ClipMaker, NoClip, ReportConfig
+from espnet3.systems.base.report_clips import ClipMaker, NoClip, ReportConfig
 
 
 def decoded(clip):

@@ -1,9 +1,8 @@
 import json
 
 from espnet3.systems.base.context import load_configs
-from espnet3.systems.base.provenance import Invocation, StageRecord, read_record
-from espnet3.systems.base.reporting.gather import read_stage_times
-from espnet3.systems.base.stages import STAGES, find_stage
+from espnet3.systems.base.report_data import read_stage_times
+from espnet3.systems.base.stages import STAGES, Invocation, StageRecord, find_stage, read_record
 
 
 def times(exp_dir):

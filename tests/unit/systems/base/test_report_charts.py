@@ -1,7 +1,7 @@
 from xml.etree import ElementTree
 
-from espnet3.systems.base.reporting.charts import draw_curves, make_timeline, round_step
-from espnet3.systems.base.reporting.gather import ShardSpan, read_learning
+from espnet3.systems.base.report_charts import draw_curves, make_timeline, round_step
+from espnet3.systems.base.report_data import ShardSpan, read_learning
 from espnet3.trainer.reporting.history import HistoryEntry
 from tests.helpers.report_page_parts import write_history
 
