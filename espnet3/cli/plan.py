@@ -31,7 +31,6 @@ from espnet3.systems.base.run_description import (
     describe_shards,
     find_rate,
     forecast_all,
-    run_folder,
 )
 from espnet3.systems.base.stages import find_stage, stages_of
 from espnet3.systems.base.system import BaseSystem
@@ -246,7 +245,7 @@ def show(plan: StagePlan) -> None:
         _print_table(plan)
         print()
         _print_lines([*_walltime(plan, expected), describe_operations(expected)])
-    folders = [run_folder(run.run) for run in plan.runs]
+    folders = [run.run.folder for run in plan.runs]
     _print_lines(describe_job_script(plan.parallel, folders))
 
 
@@ -268,7 +267,7 @@ def _head(plan: StagePlan) -> Iterator[str]:
 def _facts(run: ExpectedRun, plan: StagePlan) -> Iterator[str]:
     yield describe_batches(run.run, run.plan)
     yield f"{describe_shards(run.plan)}, {_spread(run)}"
-    yield describe_files(run.plan, plan.parallel, run_folder(run.run))
+    yield describe_files(run.plan, plan.parallel, run.run.folder)
     if folder := describe_folder(run.run, run.state):
         yield folder
     left = run.left()

@@ -20,8 +20,7 @@ from espnet3.parallel import get_client, parallel_map, set_parallel, use_paralle
 from espnet3.shards.manifest import require_manifest
 from espnet3.shards.records import RecordPaths, StopMark, write_stop
 from espnet3.shards.success import read_accounting
-from espnet3.systems.base.inference import infer
-from espnet3.systems.base.run_description import PlannedRun, run_all
+from espnet3.systems.base.inference import PlannedRun, infer, run_all
 from espnet3.systems.base.statistics_provider import StatisticsProvider
 from tests.helpers.kept_parts import Add, NarrowProvider, NotingProvider, read_notes
 from tests.helpers.waiting import is_alive, wait_for_end, wait_until

@@ -1,7 +1,7 @@
 """Build a trained model again, from the folder of an experiment or a packed one.
 
-In an experiment its config lies beside the weights. What `pack_model` wrote, a folder or an archive,
-is checked first, and built without running its code.
+In an experiment its config lies beside the weights. What `pack_model` wrote, a folder or an
+archive, is checked first, and built without running its code.
 """
 
 import hashlib

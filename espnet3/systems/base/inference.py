@@ -4,6 +4,8 @@ import logging
 import os
 import re
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,15 +20,13 @@ from espnet3.parallel.detached.launch import SharedWorkers
 from espnet3.parallel.execute import check_env
 from espnet3.parallel.open_pool import SharedCluster
 from espnet3.parallel.parallel import as_parallel_config, use_parallel
+from espnet3.parallel.signals import interruptible
 from espnet3.parallel.tasks import bind
 from espnet3.shards.layout import RunLayout
 from espnet3.systems.base.checks import keys_of_others, names_in_code
-from espnet3.systems.base.context import context_value
 from espnet3.systems.base.inference_checks import (
-    WrittenFields,
     check_inference,
     provider_arguments,
-    written_fields,
 )
 from espnet3.systems.base.inference_config import (
     BATCHING,
@@ -45,22 +45,10 @@ from espnet3.systems.base.inference_provider import (
     builds_own_dataset,
     organizer_defaults,
 )
-from espnet3.systems.base.run_description import (
-    PlannedRun,
-    describe_batches,
-    describe_files,
-    describe_folder,
-    describe_items,
-    describe_job_script,
-    describe_load,
-    describe_shards,
-    plan_shards,
-    run_all,
-    run_folder,
-)
 from espnet3.systems.base.sampling_rates import check_test_samples
 from espnet3.systems.base.stages import Detached
 from espnet3.systems.base.training_fingerprint import describe_targets
+from espnet3.text import count
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -77,6 +65,38 @@ _ARGUMENT = re.compile(
     r"multiple values for (?:keyword )?argument '(?P<twice>\w+)'"
     r"|missing \d+ required .*argument.*?: '(?P<lacking>\w+)'"
 )
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """One run of a stage on workers, over a test set or a split; workers build the model."""
+
+    name: str
+    runner: "BaseRunner"
+    n_items: int
+    durations: Any
+    """Seconds of each item, if the dataset knows them."""
+
+    @property
+    def output_dir(self) -> Path:
+        """The folder of the results."""
+        assert self.runner.output_dir is not None
+        return self.runner.output_dir
+
+    @property
+    def folder(self) -> Path:
+        """The folder of the plan and the shards."""
+        return self.output_dir / self.runner.shard_subdir
+
+    def __call__(self, client: Any) -> Any:
+        """Run it; resumes, and answers at once if all is done.
+
+        Raises:
+            StaleRunError: there are results of another config, data or code.
+        """
+        items = count(self.n_items, "item")
+        logger.info("%s: %s into %s", self.name, items, self.output_dir)
+        return self.runner(range(self.n_items), durations=self.durations, client=client)
 
 
 @names_places
@@ -122,11 +142,33 @@ def decode_all(
     return run_all(runs, parallel, workers)
 
 
+def run_all(
+    runs: Sequence[PlannedRun], parallel: "ParallelConfig", workers: SharedCluster | None = None
+) -> dict[str, Any]:
+    """Run one after the other, on the same workers, and return what each returned, by name.
+
+    Args:
+        runs: in this order.
+        parallel: where workers run.
+        workers: those of an earlier call, which stay for a later one; else they end with this one.
+    """
+    # For all runs together, as they share one cluster.
+    n_tasks = sum(run.n_items for run in runs)
+    opened = SharedCluster(parallel, n_tasks) if workers is None else nullcontext(workers)
+    results = {}
+    # Also between two runs a signal must not leave jobs behind.
+    with interruptible(), use_parallel(parallel), opened as shared:
+        for run in runs:
+            shared.kept.is_open = workers is not None or run is not runs[-1]
+            results[run.name] = run(shared)
+    return results
+
+
 def _ends(runs: Sequence[PlannedRun]) -> list[tuple[int, int] | None]:
     """Return an identity of the end of each run; None for one that is not complete."""
     found: list[tuple[int, int] | None] = []
     for run in runs:
-        file = RunLayout(run_folder(run), n_shards=1).success
+        file = RunLayout(run.folder, n_shards=1).success
         stat = file.stat() if file.exists() else None
         found.append((stat.st_ino, stat.st_mtime_ns) if stat else None)
     return found
@@ -395,36 +437,3 @@ def _settings_of(
     # Runners that are none of ours may mean something else by these names, and are asked.
     known = OUTPUTS if writes_fields(target) else argument_names(target) or ()
     return {name: value for name, value in given.items() if name in BATCHING or name in known}
-
-
-def describe_inference(loaded: "LoadedConfig", *, detach: bool = False) -> list[str]:
-    """Return lines on test sets, batches, padding, shards, workers and the job script.
-
-    Raises:
-        ConfigError: as the stage itself would.
-    """
-    parallel = parallel_of(loaded, detach=detach)
-    alone = ", which continue without this program" if parallel.mode == "async" else ""
-    lines = [f"workers: {parallel.n_workers} on env: {parallel.env}{alone}"]
-    runs = plan_inference(loaded, runs_here=False)
-    for run in runs:
-        lines += _describe_test_set(run, parallel)
-    lines.append(_describe_fields(written_fields(loaded)))
-    load = describe_load(runs, parallel, context_value(loaded, "exp_dir"))
-    lines += [load] if load else []
-    return [*lines, *describe_job_script(parallel, [run_folder(run) for run in runs])]
-
-
-def _describe_fields(written: WrittenFields) -> str:
-    if written.names is None:
-        usual = f"; of a text, {', '.join(written.usual)}" if written.usual else ""
-        return f"fields to write: known at the first item, {written.why}{usual}"
-    return f"fields to write: {', '.join(written.names) or 'none'} ({written.why})"
-
-
-def _describe_test_set(run: PlannedRun, parallel: "ParallelConfig") -> list[str]:
-    plan = plan_shards(run, parallel)
-    facts = [describe_batches(run, plan), describe_shards(plan)]
-    facts += [describe_files(plan, parallel, run_folder(run)), describe_folder(run)]
-    lines = [f"test set {run.name}: {describe_items(run)}"]
-    return lines + [f"  {fact}" for fact in facts if fact]

@@ -1,26 +1,23 @@
-"""Runs of a stage on workers: run them, or describe and forecast them without running.
+"""Describe and forecast the runs of a stage on workers, without running them.
 
-The latter is for `--dry-run` and `espnet3 plan`.
+This is for `--dry-run` and `espnet3 plan`.
 """
 
 import logging
 import os
 import socket
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property, reduce
 from operator import add
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from espnet3.errors import ConfigError, MissingExtraError, RunFolderError
 from espnet3.parallel.clusters.registry import ON_THIS_MACHINE, left_out, render_job_script
 from espnet3.parallel.folder_run import count_files, file_limit
 from espnet3.parallel.identity import changes, describe_run, is_below, not_results_of
-from espnet3.parallel.open_pool import SharedCluster, count_shards
-from espnet3.parallel.parallel import use_parallel
-from espnet3.parallel.signals import interruptible
+from espnet3.parallel.open_pool import count_shards
 from espnet3.shards.commit import Done
 from espnet3.shards.manifest import Manifest, load_manifest, run_order
 from espnet3.shards.merge import read_coverage
@@ -36,10 +33,13 @@ from espnet3.shards.plan import (
 )
 from espnet3.shards.status import Rate, read_rate
 from espnet3.shards.success import has_outputs, read_success
+from espnet3.systems.base.context import context_value
+from espnet3.systems.base.inference import PlannedRun, parallel_of, plan_inference
+from espnet3.systems.base.inference_checks import WrittenFields, written_fields
 from espnet3.text import count, duration, first_few, local_time
 
 if TYPE_CHECKING:
-    from espnet3.parallel.base_runner import BaseRunner
+    from espnet3.config.load import LoadedConfig
     from espnet3.parallel.config import ParallelConfig
 
 logger = logging.getLogger(__name__)
@@ -49,55 +49,6 @@ _DEPTH = 4  # exp/TAG/WITH_SLASH/INFERENCE/TEST_SET
 _SHOWN = 3
 _SPEED_KEYS = ("batch_size", "batch_seconds", "config.model", "params", "provider", "runner")
 """What a rate depends on most, of all that results depend on."""
-
-
-@dataclass(frozen=True)
-class PlannedRun:
-    """One run of a stage on workers, over a test set or a split; workers build the model."""
-
-    name: str
-    runner: "BaseRunner"
-    n_items: int
-    durations: Any
-    """Seconds of each item, if the dataset knows them."""
-
-    @property
-    def output_dir(self) -> Path:
-        """The folder of the results."""
-        assert self.runner.output_dir is not None
-        return self.runner.output_dir
-
-    def __call__(self, client: Any) -> Any:
-        """Run it; resumes, and answers at once if all is done.
-
-        Raises:
-            StaleRunError: there are results of another config, data or code.
-        """
-        items = count(self.n_items, "item")
-        logger.info("%s: %s into %s", self.name, items, self.output_dir)
-        return self.runner(range(self.n_items), durations=self.durations, client=client)
-
-
-def run_all(
-    runs: Sequence[PlannedRun], parallel: "ParallelConfig", workers: SharedCluster | None = None
-) -> dict[str, Any]:
-    """Run one after the other, on the same workers, and return what each returned, by name.
-
-    Args:
-        runs: in this order.
-        parallel: where workers run.
-        workers: those of an earlier call, which stay for a later one; else they end with this one.
-    """
-    # For all runs together, as they share one cluster.
-    n_tasks = sum(run.n_items for run in runs)
-    opened = SharedCluster(parallel, n_tasks) if workers is None else nullcontext(workers)
-    results = {}
-    # Also between two runs a signal must not leave jobs behind.
-    with interruptible(), use_parallel(parallel), opened as shared:
-        for run in runs:
-            shared.kept.is_open = workers is not None or run is not runs[-1]
-            results[run.name] = run(shared)
-    return results
 
 
 @dataclass(frozen=True)
@@ -114,7 +65,7 @@ class FolderState:
 
 def look_at_folder(run: PlannedRun) -> FolderState:
     """Return what the folder holds, and whether the requested run would resume it."""
-    root = run_folder(run)
+    root = run.folder
     manifest = load_manifest(root)
     if manifest is None:
         return FolderState()
@@ -136,16 +87,11 @@ def _changed(run: PlannedRun, manifest: Manifest, root: Path) -> list[str]:
 
 
 def _is_complete(run: PlannedRun, manifest: Manifest) -> bool:
-    success = read_success(manifest.layout(run_folder(run)), manifest.run_id)
+    success = read_success(manifest.layout(run.folder), manifest.run_id)
     if success is None or not has_outputs(success, run.output_dir):
         return False
     # With retry_failed, a complete run with failures still has something to do.
     return not (run.runner.retry_failed and success["n_failed"])
-
-
-def run_folder(run: PlannedRun) -> Path:
-    """Return the folder of the plan and the shards."""
-    return run.output_dir / run.runner.shard_subdir
 
 
 def describe_folder(run: PlannedRun, state: FolderState | None = None) -> str:
@@ -348,7 +294,7 @@ def _stated(run: PlannedRun, stated: StatedSpeed) -> KnownRate:
 
 
 def _places(run: PlannedRun, exp_dir: Path) -> Iterator[Iterable[Path]]:
-    yield [run_folder(run)]
+    yield [run.folder]
     yield _runs_below(run.output_dir.parent, 1)
     yield _runs_below(exp_dir.parent, _DEPTH)
 
@@ -477,3 +423,36 @@ def forecast_all(runs: Sequence[ExpectedRun], n_workers: int) -> Forecast | None
     if not left or any(run.rate is None for run in left):
         return None
     return reduce(add, [run.forecast(n_workers) for run in left])
+
+
+def describe_inference(loaded: "LoadedConfig", *, detach: bool = False) -> list[str]:
+    """Return lines on test sets, batches, padding, shards, workers and the job script.
+
+    Raises:
+        ConfigError: as the stage itself would.
+    """
+    parallel = parallel_of(loaded, detach=detach)
+    alone = ", which continue without this program" if parallel.mode == "async" else ""
+    lines = [f"workers: {parallel.n_workers} on env: {parallel.env}{alone}"]
+    runs = plan_inference(loaded, runs_here=False)
+    for run in runs:
+        lines += _describe_test_set(run, parallel)
+    lines.append(_describe_fields(written_fields(loaded)))
+    load = describe_load(runs, parallel, context_value(loaded, "exp_dir"))
+    lines += [load] if load else []
+    return [*lines, *describe_job_script(parallel, [run.folder for run in runs])]
+
+
+def _describe_fields(written: WrittenFields) -> str:
+    if written.names is None:
+        usual = f"; of a text, {', '.join(written.usual)}" if written.usual else ""
+        return f"fields to write: known at the first item, {written.why}{usual}"
+    return f"fields to write: {', '.join(written.names) or 'none'} ({written.why})"
+
+
+def _describe_test_set(run: PlannedRun, parallel: "ParallelConfig") -> list[str]:
+    plan = plan_shards(run, parallel)
+    facts = [describe_batches(run, plan), describe_shards(plan)]
+    facts += [describe_files(plan, parallel, run.folder), describe_folder(run)]
+    lines = [f"test set {run.name}: {describe_items(run)}"]
+    return lines + [f"  {fact}" for fact in facts if fact]

@@ -23,13 +23,12 @@ from espnet3.errors import ConfigError, StaleRunError, suggest
 from espnet3.parallel.clusters.registry import check_resources
 from espnet3.parallel.identity import is_below
 from espnet3.parallel.parallel import as_parallel_config
+from espnet3.systems.base.inference import PlannedRun, run_all
 from espnet3.systems.base.inference_provider import ORGANIZER
 from espnet3.systems.base.run_description import (
-    PlannedRun,
     describe_folder,
     describe_items,
     describe_job_script,
-    run_all,
 )
 from espnet3.systems.base.statistics_provider import COLLECT_FEATS, StatisticsProvider, build_split
 from espnet3.systems.base.training_data import warn_of_fields

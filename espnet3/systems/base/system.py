@@ -271,7 +271,7 @@ class BaseSystem:
 
     def describe_infer(self) -> list[str]:
         """Return what `infer` would do: test sets, shards, batches, job script."""
-        from espnet3.systems.base.inference import describe_inference
+        from espnet3.systems.base.run_description import describe_inference
 
         return describe_inference(self.config_for("infer"), detach=self.detach)
 

@@ -13,8 +13,9 @@ from espnet3.config.load import load_config
 from espnet3.errors import ConfigError, EspnetError, ItemError, RecordError, StaleRunError
 from espnet3.io.artifacts import read_artifact
 from espnet3.io.scp import load_scp
-from espnet3.systems.base.inference import describe_inference, infer
+from espnet3.systems.base.inference import infer
 from espnet3.systems.base.inference_output import OutputSettings, to_record, to_texts
+from espnet3.systems.base.run_description import describe_inference
 from tests.helpers.inference_parts import spell
 
 PARTS = "tests.helpers.inference_parts"
