@@ -27,10 +27,9 @@ from espnet3.config.sources import value_at
 from espnet3.errors import ConfigError, closest
 from espnet3.parallel.open_pool import SharedCluster
 from espnet3.systems.base.checks import check_stages
-from espnet3.systems.base.context import CONFIG, Configs, check_inference_dir, context_value
+from espnet3.systems.base.context import CONFIG, SWEEP, Configs, check_inference_dir, context_value
 from espnet3.systems.base.inference import parallel_of
 from espnet3.systems.base.inference_config import (
-    SWEEP,
     chosen_test_sets,
     listed_test_sets,
     load_inference_config,

@@ -473,11 +473,8 @@ def failures(loaded: "LoadedConfig") -> dict[Path, list[dict[str, Any]]]:
 
 def _results(loaded: "LoadedConfig") -> dict[str, Path]:
     """Return the run folders by test set."""
-    from espnet3.systems.base.inference_config import (
-        listed_test_sets,
-        load_inference_config,
-        results_folder,
-    )
+    from espnet3.systems.base.context import results_folder
+    from espnet3.systems.base.inference_config import listed_test_sets, load_inference_config
 
     config = load_inference_config(loaded)
     names = listed_test_sets(config.dataset)

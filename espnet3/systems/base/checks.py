@@ -688,8 +688,7 @@ def readers_of(stage: str) -> Sequence[Reader]:
         stage: the name of one of ours.
     """
     if stage == "infer":
-        from espnet3.systems.base.inference_checks import check_runner_block
-        from espnet3.systems.base.inference_config import load_inference_config
+        from espnet3.systems.base.inference_config import check_runner_block, load_inference_config
 
         return load_inference_config, check_runner_block, _check_test_sets
     if stage == "measure":

@@ -8,7 +8,7 @@ folder, it is meant; of several, the user has to choose.
 import logging
 import os
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -18,6 +18,8 @@ from espnet3.commands import recipe_command
 from espnet3.config.content import WEIGHTS
 from espnet3.config.sources import Source, names_places
 from espnet3.errors import ConfigError
+from espnet3.io.atomic import is_temp_name
+from espnet3.shards.layout import manifest_path, shard_of
 from espnet3.systems.base.stages import KINDS, Stage
 
 if TYPE_CHECKING:
@@ -142,20 +144,13 @@ def _without_doubled_name(loaded: "LoadedConfig", name: str | None) -> "LoadedCo
         return loaded
     folder = Path(str(context_value(loaded, "exp_dir")))
     old = folder / str(name)
-    if old.is_dir() and _has_results(old):
-        has_both = _has_results(folder)
+    if old.is_dir() and has_results(old):
+        has_both = has_results(folder)
         _log_old_results(os.path.abspath(old), os.path.normpath(old), has_both)
         if not has_both:
             return loaded
     values = OmegaConf.create({_INFERENCE_DIR: "${exp_dir}"})
     return load_config(loaded, above=LoadedConfig(values, {_INFERENCE_DIR: Source("default")}))
-
-
-def _has_results(folder: Path) -> bool:
-    # Imported where there is such a folder: the config of inference takes a tenth of a second.
-    from espnet3.systems.base.inference_config import has_results
-
-    return has_results(folder)
 
 
 @cache  # configs are loaded more than once in a command
@@ -502,7 +497,6 @@ def _lacking_results(loaded: "LoadedConfig", *, is_alone: bool = False) -> _Lack
 
     A metrics config that is alone does not know what the inference config was called.
     """
-    from espnet3.systems.base.inference_config import found_test_sets, has_results
 
     exp_dir = Path(context_value(loaded, "exp_dir"))
     folder = Path(context_value(loaded, "inference_dir"))
@@ -631,3 +625,50 @@ def _argument(place: Path, above: Path, lacking: _Lacking) -> str:
     if training.is_file():
         return f"--training_config {shlex.quote(str(training))}"
     return shlex.quote(f"exp_tag={place.relative_to(above)}")
+
+
+SWEEP = "sweep"
+"""The folder below `inference_dir` with a folder for each choice of values of a sweep."""
+
+
+SCORES = "metrics.json"
+"""The file in `inference_dir` with what `measure` computed."""
+
+
+def found_test_sets(inference_dir: Path) -> list[str]:
+    """Return the folders of results, sorted: also one that has begun but has no results yet."""
+    if not inference_dir.is_dir():
+        return []
+
+    folders = (path for path in inference_dir.iterdir() if path.is_dir())
+    return sorted(f.name for f in folders if shard_of(f.name) is None and _is_test_set(f))
+
+
+def _is_test_set(folder: Path) -> bool:
+    files = folder.glob("*.scp")
+    is_there = any(file.is_file() and not is_temp_name(file.name) for file in files)
+    return is_there or manifest_path(folder).exists()
+
+
+def has_results(inference_dir: Path) -> bool:
+    """Tell whether a folder holds results of test sets, also begun ones, of a sweep, or scores."""
+    if not inference_dir.is_dir() or _is_test_set(inference_dir):
+        return False
+    others = ((inference_dir / name).exists() for name in (SWEEP, SCORES))
+    return any(others) or bool(found_test_sets(inference_dir))
+
+
+def also_found(names: Iterable[str]) -> str:
+    """Return the line about results that no config names."""
+    return f"also found, not in the config: {', '.join(names)}"
+
+
+def whole_folder(inference_dir: Path) -> Path:
+    """Return `inference_dir` as it was set: for one choice of values, that of the sweep."""
+    is_choice = inference_dir.parent.name == SWEEP
+    return inference_dir.parent.parent if is_choice else inference_dir
+
+
+def results_folder(inference_dir: str, test_set: str) -> Path:
+    """Return the folder of a test set's results."""
+    return Path(inference_dir) / test_set

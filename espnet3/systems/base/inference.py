@@ -24,19 +24,15 @@ from espnet3.parallel.signals import interruptible
 from espnet3.parallel.tasks import bind
 from espnet3.shards.layout import RunLayout
 from espnet3.systems.base.checks import keys_of_others, names_in_code
-from espnet3.systems.base.inference_checks import (
-    check_inference,
-    provider_arguments,
-)
+from espnet3.systems.base.context import results_folder, whole_folder
 from espnet3.systems.base.inference_config import (
     BATCHING,
     OUTPUTS,
     InferenceConfig,
+    check_inference,
     chosen_test_sets,
     listed_test_sets,
     load_inference_config,
-    results_folder,
-    whole_folder,
     writes_fields,
 )
 from espnet3.systems.base.inference_output import Need
@@ -44,6 +40,7 @@ from espnet3.systems.base.inference_provider import (
     InferenceProvider,
     builds_own_dataset,
     organizer_defaults,
+    provider_arguments,
 )
 from espnet3.systems.base.sampling_rates import check_test_samples
 from espnet3.systems.base.stages import Detached

@@ -30,16 +30,15 @@ from espnet3.shards.manifest import load_manifest
 from espnet3.shards.merge import read_failures
 from espnet3.shards.status import read_status
 from espnet3.shards.success import read_success
-from espnet3.systems.base.inference_checks import WrittenFields, written_fields
+from espnet3.systems.base.context import SCORES, also_found, found_test_sets
 from espnet3.systems.base.inference_config import (
-    SCORES,
     InferenceConfig,
-    also_found,
+    WrittenFields,
     chosen_test_sets,
-    found_test_sets,
     listed_test_sets,
     load_inference_config,
     named_test_sets,
+    written_fields,
 )
 from espnet3.systems.base.inference_output import Need
 from espnet3.systems.base.metric_config import (
@@ -61,7 +60,7 @@ from espnet3.text import count, first_few
 
 if TYPE_CHECKING:
     from espnet3.config.load import LoadedConfig
-    from espnet3.systems.base.inference_checks import WrittenFields
+    from espnet3.systems.base.inference_config import WrittenFields
 
 
 _SHOWN_IDS = 10

@@ -35,7 +35,7 @@ from espnet3.shards.status import Rate, read_rate
 from espnet3.shards.success import has_outputs, read_success
 from espnet3.systems.base.context import context_value
 from espnet3.systems.base.inference import PlannedRun, parallel_of, plan_inference
-from espnet3.systems.base.inference_checks import WrittenFields, written_fields
+from espnet3.systems.base.inference_config import WrittenFields, written_fields
 from espnet3.text import count, duration, first_few, local_time
 
 if TYPE_CHECKING:

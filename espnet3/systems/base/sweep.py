@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from espnet3.errors import ConfigError, suggest
 from espnet3.io.atomic import write_json, write_text
 from espnet3.io.scp import safe_name
+from espnet3.systems.base.context import SWEEP
 from espnet3.systems.base.inference import decode_all, parallel_of, plan_inference
-from espnet3.systems.base.inference_config import SWEEP
 from espnet3.systems.base.metric import measure
 from espnet3.systems.base.results_table import (
     MEASURED_FROM,
