@@ -1,4 +1,4 @@
-"""The keys of an inference config that the `infer` stage reads, checked before anything is built."""
+"""The keys of an inference config that `infer` reads, checked before anything is built."""
 
 import inspect
 import json
@@ -26,8 +26,8 @@ from espnet3.config.targets import (
 from espnet3.errors import ConfigError, closest, suggest
 from espnet3.parallel.base_runner import BaseRunner, one_or_more
 from espnet3.parallel.clusters.registry import check_resources
-from espnet3.parallel.tasks import WRITER_HOOKS, overridden
 from espnet3.parallel.parallel import as_parallel_config
+from espnet3.parallel.tasks import WRITER_HOOKS, overridden
 from espnet3.systems.base.inference_output import load_function
 from espnet3.systems.base.inference_provider import ORGANIZER, builds_own_dataset, check_provider
 
