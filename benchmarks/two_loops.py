@@ -66,6 +66,8 @@ class BareLoop:
         if self._scheduler is not None:
             self._scheduler.step()
         self._optimizer.zero_grad()
+        # A loop frees the graph of a loss when the next takes its place, as ours does: 0.1 ms.
+        del loss, inputs, batch
         taken = since(begin)
         self.rng = torch.get_rng_state()
         torch.set_rng_state(others)

@@ -32,6 +32,8 @@ logger = logging.getLogger(__name__)
 _BUCKET_BYTES = 25 * 2**20
 _SHOWN_IDS = 8
 _NOTHING = nullcontext()
+_SURELY_SMALL = 0.99
+"""Share of the largest norm at which no rounding, not even to bfloat16, makes torch clip."""
 
 
 @dataclass(frozen=True)
@@ -224,7 +226,7 @@ class Stepper:
             return False
         if config.gradient_clip_val:
             algorithm = config.gradient_clip_algorithm or "norm"
-            clip_gradients(parameters, config.gradient_clip_val, algorithm, norm)
+            clip_gradients(parameters, config.gradient_clip_val, algorithm, norm, value)
         return True
 
     @property
@@ -423,10 +425,11 @@ def total_norm(parameters: Sequence[nn.Parameter], root: Any = None) -> Tensor:
 
 
 def clip_gradients(
-    parameters: Sequence[nn.Parameter], limit: float, algorithm: str, norm: Tensor
+    parameters: Sequence[nn.Parameter], limit: float, algorithm: str, norm: Tensor, known: float
 ) -> None:
-    """Limit the gradients, all together by their known norm or each by its value."""
+    """Limit the gradients, each by its value or all together by their norm, `known` as a number."""
     if algorithm == "value":
         torch.nn.utils.clip_grad_value_(parameters, limit)
-    else:
+    # Torch multiplies small ones by 1, a pass over all gradients that changes no bit.
+    elif known > _SURELY_SMALL * limit:
         torch.nn.utils.clip_grads_with_norm_(parameters, limit, norm)

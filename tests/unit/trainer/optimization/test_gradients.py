@@ -33,8 +33,22 @@ def test_scaling_leaves_those_without_gradient():
 @pytest.mark.parametrize(("algorithm", "expected"), [("norm", [0.6, 0.8]), ("value", [1.0, 1.0])])
 def test_clipping(algorithm, expected):
     made = parameters([3.0], [4.0])
-    clip_gradients(made, 1.0, algorithm, total_norm(made))
+    norm = total_norm(made)
+    clip_gradients(made, 1.0, algorithm, norm, norm.item())
     assert [p.grad.item() for p in made] == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("norm", [0.5, 0.98, 0.985, 0.99, 0.991, 0.999999, 1.0, 1.001, 2.0])
+def test_gradients_are_left_alone_only_where_torch_multiplies_them_by_one(norm, kind):
+    made, plain = (parameters([3.0, 4.0], [12.0]) for _ in range(2))
+    for parameter in (*made, *plain):
+        parameter.data = parameter.data.to(kind)
+        parameter.grad = (parameter.grad * (norm / 13)).to(kind)
+    whole = total_norm(made)
+    clip_gradients(made, 1.0, "norm", whole, whole.item())
+    torch.nn.utils.clip_grad_norm_(plain, 1.0)
+    assert all(torch.equal(a.grad, b.grad) for a, b in zip(made, plain, strict=True))
 
 
 @pytest.fixture
