@@ -31,9 +31,8 @@ from espnet3.parallel.signals import EndSignals
 from espnet3.parallel.tasks import Event
 from espnet3.shards.commit import Done
 from espnet3.shards.manifest import load_manifest
-from espnet3.shards.merge import check_complete, concat_files
+from espnet3.shards.merge import check_complete, concat_files, read_success
 from espnet3.shards.records import Identity
-from espnet3.shards.success import read_success
 
 N_SHARDS = 2_000
 N_WORKERS = 64

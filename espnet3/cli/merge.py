@@ -25,9 +25,14 @@ from espnet3.shards.commit import Done
 from espnet3.shards.layout import FAILED, RunLayout, is_protocol_name, manifest_path
 from espnet3.shards.lease import Lease, Owner, living_owners
 from espnet3.shards.manifest import Manifest, require_manifest
-from espnet3.shards.merge import check_complete, join_files
+from espnet3.shards.merge import (
+    check_complete,
+    has_artifacts,
+    has_outputs,
+    join_files,
+    read_success,
+)
 from espnet3.shards.records import RecordPaths
-from espnet3.shards.success import has_artifacts, has_outputs, read_success
 from espnet3.text import count, on_one_line
 
 if TYPE_CHECKING:

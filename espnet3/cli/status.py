@@ -49,7 +49,7 @@ from espnet3.errors import EspnetError
 from espnet3.parallel.detached.folder_access import in_words, reports_folder_errors
 from espnet3.parallel.detached.overview import Observer, Overview, look
 from espnet3.shards.manifest import require_manifest
-from espnet3.shards.success import read_accounting
+from espnet3.shards.merge import read_accounting
 from espnet3.systems.base.training_status import find_trainings, read_training
 from espnet3.text import count, duration, on_one_line
 

@@ -14,15 +14,14 @@ from pathlib import Path
 from espnet3.cli.console import command, make_parser, print_error, print_json
 from espnet3.cli.run_folders import add_dirs, find_all_runs
 from espnet3.errors import EspnetError, RunFolderError
+from espnet3.io.shared_files import is_there
 from espnet3.parallel.detached.folder_access import reports_folder_errors
 from espnet3.parallel.folder_run import TIDY, folder_errors, sweep
-from espnet3.shards.file_access import is_there
 from espnet3.shards.layout import RunLayout
 from espnet3.shards.lease import Lease, Owner, living_owners
 from espnet3.shards.manifest import Manifest, require_manifest
-from espnet3.shards.merge import read_coverage
+from espnet3.shards.merge import has_outputs, read_coverage, read_success, shards_in_use
 from espnet3.shards.pack import Tidied, pack_shards, unpack_shards
-from espnet3.shards.success import has_outputs, read_success, shards_in_use
 from espnet3.text import count, on_one_line
 
 

@@ -35,7 +35,7 @@ def write_artifact(
     - wav: floats, int16 or int32, as [samples] or [samples, channels]. Floats become 16-bit, or,
       where one is outside [-1, 1], 32-bit float with a logged warning: nothing is clipped.
     - npy: what `numpy.asarray` takes, but no objects; never a pickle.
-    - json: what `espnet3.io.tables.dump_json` takes, indented.
+    - json: what `espnet3.io.atomic.dump_json` takes, indented.
     - text (.txt): a str as it is, in UTF-8; no newline is added.
     - pickle (.pkl): anything; reading it runs code, so `read_artifact` needs `allow_pickle`.
 

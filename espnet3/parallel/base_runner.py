@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from espnet3 import logs
 from espnet3.errors import ConfigError, EspnetError, ProviderError, RunInterrupted
-from espnet3.io.tables import JsonlWriter
+from espnet3.io.atomic import JsonlWriter
 from espnet3.parallel.signals import say_how_to_resume
 from espnet3.parallel.tasks import WRITER_HOOKS, RunnerHooks, RunSpec, digests_of, overridden
 from espnet3.shards.manifest import check_unique, collect_items

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from espnet3.errors import ConfigError, ProviderError, RunFolderError
-from espnet3.io.atomic import is_folder_trouble
-from espnet3.io.tables import JsonlWriter
+from espnet3.io.atomic import JsonlWriter, is_folder_trouble
+from espnet3.io.shared_files import is_of_node, is_there
 from espnet3.parallel.tasks import (
     N_SHOWN,
     Cells,
@@ -44,7 +44,6 @@ from espnet3.shards.commit import (
     finish_attempt,
     make_attempt,
 )
-from espnet3.shards.file_access import is_of_node, is_there
 from espnet3.shards.layout import FAILED, POSITION, RunLayout
 from espnet3.shards.manifest import read_run_id
 

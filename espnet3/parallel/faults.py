@@ -30,10 +30,10 @@ from espnet3.errors import (
     RunFolderError,
     WorkerError,
 )
+from espnet3.io.shared_files import is_there
 from espnet3.parallel.signals import Interruption, LeaveRun
 from espnet3.parallel.tasks import Died, Failure, ShardTask, Stopped
 from espnet3.shards.commit import Done, discard_attempt, find_position
-from espnet3.shards.file_access import is_there
 from espnet3.shards.layout import origin_of_attempt, shard_of_attempt
 from espnet3.shards.lease import TIMEOUT, Lease, find_owner, owner_path
 from espnet3.shards.manifest import Manifest

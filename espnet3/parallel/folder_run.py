@@ -16,8 +16,16 @@ from typing import TYPE_CHECKING, Any
 from espnet3 import __version__
 from espnet3.commands import same_command
 from espnet3.errors import FileSystemError, RunFolderError, StaleRunError
-from espnet3.io.atomic import folder_trouble, is_folder_trouble, is_temp_name, write_text
-from espnet3.io.tables import dump_json
+from espnet3.io.atomic import dump_json, folder_trouble, is_folder_trouble, is_temp_name, write_text
+from espnet3.io.shared_files import (
+    count_free_files,
+    is_of_node,
+    is_there,
+    look_time,
+    names_in,
+    share_files,
+    unreachable,
+)
 from espnet3.parallel.faults import record_deaths
 from espnet3.parallel.signals import LeaveRun
 from espnet3.shards.accounting import cost_facts
@@ -31,15 +39,6 @@ from espnet3.shards.commit import (
     restore_set_aside,
     set_aside,
     set_aside_damaged,
-)
-from espnet3.shards.file_access import (
-    count_free_files,
-    is_of_node,
-    is_there,
-    look_time,
-    names_in,
-    share_files,
-    unreachable,
 )
 from espnet3.shards.layout import (
     RunLayout,
@@ -64,12 +63,15 @@ from espnet3.shards.merge import (
     Coverage,
     check_complete,
     failures_of,
+    known_result,
     outputs_of,
+    read_accounting,
     read_coverage,
+    read_success,
+    write_success,
 )
 from espnet3.shards.pack import unpack_shards
 from espnet3.shards.plan import make_plan
-from espnet3.shards.success import known_result, read_accounting, read_success, write_success
 from espnet3.text import count, duration
 
 if TYPE_CHECKING:

@@ -268,6 +268,8 @@ def _variables(config: "ParallelConfig") -> list[dict[str, str]]:
 
 
 def _threads(config: "ParallelConfig") -> int:
+    if not config.options:  # nothing to look at, and no import of what knows Dask's options
+        return 1
     from espnet3.parallel.clusters.local import THREADS, check_options, tell_of_unused
 
     if config.env == "local":  # that of GPUs has others, which are looked at with these

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from espnet3.errors import FileSystemError, ItemError, ResourceError
+from espnet3.io.shared_files import steady_time
 from espnet3.parallel.faults import (
     Death,
     FaultPolicy,
@@ -32,7 +33,6 @@ from espnet3.parallel.signals import EndSignals, LeaveRun
 from espnet3.parallel.tasks import Failure, ShardResult, ShardTask
 from espnet3.schedulers import Scheduler, possible_schedulers, scheduler_of
 from espnet3.shards.commit import Done, attempts, discard_attempt, read_done, read_position
-from espnet3.shards.file_access import steady_time
 from espnet3.shards.layout import backup_name
 from espnet3.shards.lease import Lease
 from espnet3.shards.manifest import Manifest

@@ -12,12 +12,11 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from espnet3.io.records import Count, Seconds, Share, parse_value
+from espnet3.io.shared_files import Count, Seconds, Share, parse_value
 from espnet3.shards.commit import Done, attempts
 from espnet3.shards.layout import RunLayout, origin_of_attempt
 from espnet3.shards.lease import owner_path
 from espnet3.shards.manifest import Manifest
-from espnet3.shards.merge import read_coverage
 from espnet3.shards.records import (
     DeathNote,
     RecordPaths,
@@ -165,18 +164,14 @@ def _rounded(value: Any) -> Any:
     return float(f"{value:.9g}") if isinstance(value, float) else value
 
 
-def account(
-    run_dir: Path, manifest: Manifest, committed: Iterable[Done] | None = None
-) -> Accounting:
+def account(run_dir: Path, manifest: Manifest, committed: Iterable[Done]) -> Accounting:
     """Add up what the workers of a run did.
 
     Args:
         run_dir: the run folder.
         manifest: its plan.
-        committed: what its shards say, if the caller has read it.
+        committed: what its shards say.
     """
-    if committed is None:
-        committed = read_coverage(run_dir, manifest).committed.values()
     committed = list(committed)
     notes = read_deaths(RecordPaths(run_dir))
     records = _Records(manifest.layout(run_dir), notes, {done.shard for done in committed})

@@ -22,14 +22,18 @@ from pathlib import Path
 from typing import Any
 
 from espnet3.errors import FileSystemError, ProviderError, RecordError
-from espnet3.io.atomic import fsync_dir, fsync_file
-from espnet3.io.records import Count, DamagedFileError, Moment, Pid, Seconds, parse_record
-from espnet3.io.tables import dump_json
-from espnet3.shards.file_access import (
+from espnet3.io.atomic import dump_json, fsync_dir, fsync_file
+from espnet3.io.shared_files import (
+    Count,
+    DamagedFileError,
+    Moment,
+    Pid,
+    Seconds,
     folder_time,
     is_there,
     list_names,
     names_in,
+    parse_record,
     read_file,
     read_in_order,
     share_files,

@@ -28,9 +28,18 @@ from pathlib import Path
 from espnet3 import __version__
 from espnet3.errors import RunFolderError
 from espnet3.io.atomic import create_bytes, temp_pid, write_bytes
-from espnet3.io.records import Count, DamagedFileError, Name, Pid
+from espnet3.io.shared_files import (
+    Count,
+    DamagedFileError,
+    Name,
+    Pid,
+    Version,
+    look_time,
+    names_in,
+    share_folder,
+    versions_in,
+)
 from espnet3.schedulers import current_job, node_name
-from espnet3.shards.file_access import Version, look_time, names_in, share_folder, versions_in
 from espnet3.shards.layout import claimed_name, leases_folder
 
 __all__ = [

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast
 
 from espnet3.errors import ConfigError, RunFolderError
 from espnet3.io.atomic import create_bytes, fsync_dir, open_atomic, write_bytes
-from espnet3.io.records import (
+from espnet3.io.shared_files import (
     Count,
     DamagedFileError,
     Moment,
@@ -35,8 +35,9 @@ from espnet3.io.records import (
     Share,
     parse_record,
     read_content,
+    read_file,
+    unreachable,
 )
-from espnet3.shards.file_access import read_file, unreachable
 from espnet3.shards.layout import RunLayout, index_path, items_path, manifest_path
 
 if TYPE_CHECKING:

@@ -19,8 +19,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from espnet3.io.shared_files import is_there, list_names
 from espnet3.shards.commit import Done, names_by_group
-from espnet3.shards.file_access import is_there, list_names
 from espnet3.shards.layout import claimed_name, shard_of, shard_of_attempt
 from espnet3.shards.lease import Lease
 from espnet3.shards.manifest import Manifest, run_order

@@ -23,11 +23,16 @@ from pathlib import Path
 from typing import IO
 
 from espnet3.errors import RunFolderError
-from espnet3.io.atomic import fsync_dir, open_atomic
-from espnet3.io.records import Count, DamagedFileError, parse_record
-from espnet3.io.tables import dump_json
+from espnet3.io.atomic import dump_json, fsync_dir, open_atomic
+from espnet3.io.shared_files import (
+    Count,
+    DamagedFileError,
+    is_there,
+    parse_record,
+    read_file,
+    read_in_order,
+)
 from espnet3.shards.commit import Done, discard_attempt, make_attempt
-from espnet3.shards.file_access import is_there, read_file, read_in_order
 from espnet3.shards.layout import DONE, RunLayout, discarded_path
 
 FORMAT = "espnet3-packed-shards"

@@ -15,10 +15,11 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from espnet3.io.atomic import create_bytes, write_json
-from espnet3.io.records import (
+from espnet3.io.atomic import create_bytes, dump_json, write_json
+from espnet3.io.shared_files import (
     Count,
     DamagedFileError,
+    FolderClock,
     JobId,
     LogText,
     Moment,
@@ -27,13 +28,14 @@ from espnet3.io.records import (
     Pid,
     Seconds,
     is_log_name,
+    is_there,
+    look_time,
     read_or_skip,
     read_record,
+    versions_in,
     warn_once,
 )
-from espnet3.io.tables import dump_json
 from espnet3.shards.commit import Done
-from espnet3.shards.file_access import FolderClock, is_there, look_time, versions_in
 from espnet3.shards.lease import Owner
 
 _FOLDER = "detached"

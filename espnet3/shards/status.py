@@ -9,16 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from espnet3.errors import FileSystemError, RunFolderError
-from espnet3.io.records import warn_once
+from espnet3.io.shared_files import look_time, warn_once
 from espnet3.shards.commit import Done, read_done, read_position
-from espnet3.shards.file_access import look_time
 from espnet3.shards.layout import origin_of_attempt, shard_of_attempt
 from espnet3.shards.lease import LeaseLook, LeaseView
 from espnet3.shards.manifest import Manifest, load_manifest, read_run_id, require_manifest
-from espnet3.shards.merge import read_coverage
+from espnet3.shards.merge import read_coverage, read_success
 from espnet3.shards.pack import read_pack
 from espnet3.shards.records import RecordPaths, StopMark, read_stop
-from espnet3.shards.success import read_success
 
 _RECENT_SHARDS = 64
 _POSITIONS_A_LOOK = 16

@@ -18,8 +18,8 @@ from espnet3.config.load import load_config
 from espnet3.errors import EspnetError, ItemError, RunInterrupted
 from espnet3.parallel import get_client, parallel_map, set_parallel, use_parallel
 from espnet3.shards.manifest import require_manifest
+from espnet3.shards.merge import read_accounting
 from espnet3.shards.records import RecordPaths, StopMark, write_stop
-from espnet3.shards.success import read_accounting
 from espnet3.systems.base.inference import PlannedRun, infer, run_all
 from espnet3.systems.base.statistics_provider import StatisticsProvider
 from tests.helpers.kept_parts import Add, NarrowProvider, NotingProvider, read_notes

@@ -236,7 +236,7 @@ def test_copy_of_a_finished_run_is_complete_and_compared_once(tmp_path, monkeypa
         if path.is_file():
             shutil.copystat(path, tmp_path / "two" / path.name)
     read = []
-    import espnet3.shards.success as success_module
+    import espnet3.shards.merge as success_module
 
     real = success_module.check_contents
     monkeypatch.setattr(

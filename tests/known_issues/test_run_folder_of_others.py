@@ -10,7 +10,7 @@ import pytest
 
 from espnet3.cli.main import main
 from espnet3.errors import ResourceError, RunFolderError
-from espnet3.io.records import DamagedFileError, read_record
+from espnet3.io.shared_files import DamagedFileError, read_record
 from espnet3.parallel.config import ParallelConfig
 from espnet3.parallel.detached.description import load_runner
 from espnet3.parallel.detached.handle import merge_detached
@@ -18,7 +18,7 @@ from espnet3.parallel.detached.logs import logs_of_failed, logs_of_workers
 from espnet3.parallel.detached.submit import cancel_jobs, submit_workers
 from espnet3.parallel.faults import forget_deaths
 from espnet3.shards.manifest import load_manifest
-from espnet3.shards.merge import read_failures
+from espnet3.shards.merge import read_failures, read_success
 from espnet3.shards.records import (
     DeathNote,
     JobRecord,
@@ -33,7 +33,6 @@ from espnet3.shards.records import (
     write_stop,
 )
 from espnet3.shards.status import read_status
-from espnet3.shards.success import read_success
 from tests.helpers.run_folders import describe, lose_driver, run_square
 from tests.helpers.slurm_stand_in import OPTIONS, Slurm
 

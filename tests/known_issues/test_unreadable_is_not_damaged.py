@@ -68,7 +68,7 @@ class Runner(BaseRunner):
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
     monkeypatch.setattr(commit_module, "SETTLE_SECONDS", 0.0)
-    monkeypatch.setattr("espnet3.shards.file_access._PAUSES", (0.001,))
+    monkeypatch.setattr("espnet3.io.shared_files._PAUSES", (0.001,))
 
 
 @pytest.fixture

@@ -179,7 +179,7 @@ HELPER = """
 import os, sys, time
 from pathlib import Path
 import pydantic, tempfile
-from espnet3.io.records import parse_record
+from espnet3.io.shared_files import parse_record
 from espnet3.schedulers import current_job
 from espnet3.shards.commit import Done, begin_attempt, commit, finish_attempt, read_done
 from espnet3.shards.lease import Lease

@@ -26,9 +26,9 @@ from espnet3.components.data.stats import (
     skipped_id,
 )
 from espnet3.errors import EspnetError, IncompleteRunError, ProviderError
-from espnet3.io.atomic import open_atomic, write_text
+from espnet3.io.atomic import JsonlWriter, open_atomic, write_text
 from espnet3.io.scp import check_id, safe_name
-from espnet3.io.tables import JsonlWriter, read_jsonl
+from espnet3.io.tables import read_jsonl
 from espnet3.parallel.base_runner import BaseRunner
 from espnet3.shards.layout import FAILED, run_folder_of
 from espnet3.shards.merge import read_failures, read_part, require_done

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 from espnet3.components.data.data_organizer import RECIPE_PREFIX, load_package
 from espnet3.components.data.errors import DataError
 from espnet3.io.atomic import (
+    JsonlWriter,
+    dump_json,
     fsync_dir,
     fsync_file,
     is_temp_name,
@@ -23,7 +25,7 @@ from espnet3.io.atomic import (
     write_json,
 )
 from espnet3.io.scp import safe_name
-from espnet3.io.tables import JsonlWriter, dump_json, read_jsonl
+from espnet3.io.tables import read_jsonl
 from espnet3.parallel.base_runner import BaseRunner
 from espnet3.parallel.env_provider import EnvironmentProvider
 from espnet3.parallel.identity import RULE, describe_code

@@ -17,8 +17,7 @@ from espnet3.components.data.shard_writer import (
 from espnet3.components.data.sources.base import check_extra
 from espnet3.components.data.sources.parquet import ParquetIndexer
 from espnet3.components.data.sources.shard_index import IndexKind
-from espnet3.io.atomic import StrPath
-from espnet3.io.tables import dump_json
+from espnet3.io.atomic import StrPath, dump_json
 
 _GROUP_BYTES = 2**20  # what is read to get at one row
 

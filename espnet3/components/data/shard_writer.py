@@ -21,9 +21,8 @@ from espnet3.components.data.errors import DataError, create_command
 from espnet3.components.data.sources.shard_index import IndexKind
 from espnet3.config.fingerprint import diff, flatten
 from espnet3.errors import ConfigError, RecordError, StaleRunError, suggest
-from espnet3.io.atomic import StrPath, is_temp_name, open_atomic, write_json
+from espnet3.io.atomic import StrPath, is_temp_name, open_atomic, to_jsonable, write_json
 from espnet3.io.scp import check_id
-from espnet3.io.tables import to_jsonable
 
 logger = logging.getLogger(__name__)
 

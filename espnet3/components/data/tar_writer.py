@@ -17,9 +17,8 @@ from espnet3.components.data.shard_writer import (
 )
 from espnet3.components.data.sources.shard_index import IndexKind
 from espnet3.components.data.sources.tar import TAR_INDEX
-from espnet3.io.atomic import StrPath
+from espnet3.io.atomic import StrPath, dump_json
 from espnet3.io.scp import safe_name
-from espnet3.io.tables import dump_json
 
 
 def write_tar_shards(

@@ -23,9 +23,8 @@ from rapidfuzz.distance import Levenshtein
 
 from espnet3.components.metrics.text_cleaning import TextCleaner
 from espnet3.errors import ConfigError
-from espnet3.io.atomic import open_atomic
+from espnet3.io.atomic import dump_json, open_atomic
 from espnet3.io.scp import escape_value, safe_name
-from espnet3.io.tables import dump_json
 
 logger = logging.getLogger(__name__)
 

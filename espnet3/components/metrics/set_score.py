@@ -21,9 +21,8 @@ from espnet3.components.metrics.error_rate import (
     sum_by,
 )
 from espnet3.errors import RecordError
-from espnet3.io.atomic import open_atomic
+from espnet3.io.atomic import dump_json, open_atomic
 from espnet3.io.scp import escape_value, read_scp, safe_name
-from espnet3.io.tables import dump_json
 
 Data = Mapping[str, Sequence[str]]
 Rows = NDArray[np.float64]

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from espnet3.findings import Finding, never_raises
 from espnet3.io.atomic import fsync_dir, fsync_file, write_bytes
-from espnet3.shards.file_access import clock_skew
+from espnet3.io.shared_files import clock_skew
 
 MIN_FREE = 1e9
 """Bytes; below it a warning is given."""

@@ -14,6 +14,7 @@ from espnet3.parallel.folder_run import folder_errors
 from espnet3.shards.layout import leases_folder
 from espnet3.shards.lease import living_owners
 from espnet3.shards.manifest import load_manifest, require_manifest
+from espnet3.shards.merge import read_success
 from espnet3.shards.records import (
     JobRecord,
     RecordPaths,
@@ -24,7 +25,6 @@ from espnet3.shards.records import (
     write_stop,
 )
 from espnet3.shards.status import read_status
-from espnet3.shards.success import read_success
 
 _POLL_SECONDS = 1.0
 PATIENCE_SECONDS = 90.0

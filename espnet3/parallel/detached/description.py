@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 from espnet3 import __version__
 from espnet3.errors import ProviderError, RunFolderError, StaleRunError
 from espnet3.io.atomic import PRIVATE, write_bytes, write_json
-from espnet3.io.records import (
+from espnet3.io.shared_files import (
     DamagedFileError,
     Moment,
     PathText,

@@ -14,13 +14,13 @@ from typing import Any
 
 from espnet3.errors import FileSystemError
 from espnet3.findings import Finding, Level
+from espnet3.io.shared_files import look_time
 from espnet3.parallel.clusters.job_logs import words_of_daemon
 from espnet3.parallel.detached.logs import log_of, option_of, output_of
 from espnet3.parallel.detached.overview import Overview, look
 from espnet3.parallel.detached.workforce import Job, Worker
 from espnet3.schedulers import CLOSED_ADVICE, FORGOTTEN, scheduler_of
 from espnet3.shards.commit import Done
-from espnet3.shards.file_access import look_time
 from espnet3.shards.merge import read_failures
 from espnet3.shards.records import DeathNote, RecordPaths, find_damaged, read_deaths
 from espnet3.shards.status import RunningShard

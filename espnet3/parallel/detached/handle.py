@@ -12,8 +12,7 @@ from espnet3.parallel.detached.folder_access import reached
 from espnet3.parallel.folder_run import Merger, finished_result, folder_errors, unpack_run
 from espnet3.shards.lease import Lease, claims, living_owners, refuse_other_versions
 from espnet3.shards.manifest import require_manifest
-from espnet3.shards.merge import check_complete
-from espnet3.shards.success import read_success
+from espnet3.shards.merge import check_complete, read_success
 
 if TYPE_CHECKING:
     from espnet3.findings import Finding

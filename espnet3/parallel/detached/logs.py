@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from espnet3.errors import RunFolderError, suggest
-from espnet3.io.records import is_log_name
+from espnet3.io.shared_files import is_log_name
 from espnet3.parallel.clusters.job_logs import find_log
 from espnet3.parallel.detached.workforce import Job, Worker, is_alive, living_ids
 from espnet3.schedulers import Scheduler, scheduler_of

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from espnet3.errors import EspnetError, FileSystemError, IncompleteRunError, WorkerError
-from espnet3.io.records import warn_once
+from espnet3.io.shared_files import warn_once
 from espnet3.parallel.detached.folder_access import Patience
 from espnet3.parallel.detached.workforce import (
     AskJobs,

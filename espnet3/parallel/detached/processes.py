@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from espnet3.errors import ResourceError
+from espnet3.io.shared_files import folder_time
 from espnet3.parallel.clusters.gpus import VARIABLE
 from espnet3.parallel.process_pool import THREAD_VARIABLES
 from espnet3.schedulers import JobState
-from espnet3.shards.file_access import folder_time
 from espnet3.shards.lease import machine_id, start_time
 from espnet3.shards.records import JobRecord
 

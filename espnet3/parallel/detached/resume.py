@@ -25,10 +25,9 @@ from espnet3.parallel.parallel import as_parallel_config
 from espnet3.shards.commit import set_aside
 from espnet3.shards.lease import Lease, refuse_other_versions
 from espnet3.shards.manifest import require_manifest
-from espnet3.shards.merge import read_coverage
+from espnet3.shards.merge import read_coverage, read_success
 from espnet3.shards.records import JobRecord, RecordPaths, read_stop, write_stop
 from espnet3.shards.status import RunStatus, read_status
-from espnet3.shards.success import read_success
 
 _OF_THE_PLACE = ("env", "options", "n_workers", "adaptive")
 """Keys of a `parallel` block that mean nothing on another backend."""

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Literal
 from espnet3.config.redact import scrub_text
 from espnet3.errors import EspnetError, ResourceError
 from espnet3.io.atomic import PRIVATE, write_json
-from espnet3.io.records import read_record
+from espnet3.io.shared_files import MAX_SKEW, clock_skew, describe_skew, folder_time, read_record
 from espnet3.parallel.clusters.job_logs import check_log_folder
 from espnet3.parallel.clusters.registry import ON_THIS_MACHINE
 from espnet3.parallel.detached.processes import (
@@ -37,7 +37,6 @@ from espnet3.schedulers import (
     known_scheduler,
     scheduler_of,
 )
-from espnet3.shards.file_access import MAX_SKEW, clock_skew, describe_skew, folder_time
 from espnet3.shards.layout import RunLayout
 from espnet3.shards.records import (
     JobRecord,

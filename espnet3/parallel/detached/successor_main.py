@@ -21,7 +21,14 @@ from typing import TYPE_CHECKING, Any
 from espnet3 import logs
 from espnet3.errors import EspnetError, FileSystemError, RunFolderError
 from espnet3.io.atomic import write_json
-from espnet3.io.records import DamagedFileError, parse_record, read_record
+from espnet3.io.shared_files import (
+    DamagedFileError,
+    FolderClock,
+    folder_time,
+    is_there,
+    parse_record,
+    read_record,
+)
 from espnet3.parallel.clusters.registry import ON_THIS_MACHINE
 from espnet3.parallel.detached.description import load_trusted, read_own
 from espnet3.parallel.detached.submit import (
@@ -36,7 +43,6 @@ from espnet3.parallel.faults import avoided_nodes
 from espnet3.parallel.parallel import as_parallel_config
 from espnet3.schedulers import FindsTags, JobState, ask_jobs, scheduler_of
 from espnet3.shards.commit import named_shards
-from espnet3.shards.file_access import FolderClock, folder_time, is_there
 from espnet3.shards.layout import leases_folder
 from espnet3.shards.lease import count_owners
 from espnet3.shards.manifest import load_manifest

@@ -11,7 +11,8 @@ from pathlib import Path
 
 from espnet3 import logs
 from espnet3.errors import EspnetError, FileSystemError
-from espnet3.parallel.clusters.gpus import VARIABLE, Pinning, choose_gpus
+from espnet3.io.shared_files import MAX_SKEW, clock_skew, describe_skew, steady_time
+from espnet3.parallel.clusters.gpus import REQUESTED, VARIABLE, Pinning, choose_gpus
 from espnet3.parallel.detached.description import decode_folder, load_trusted
 from espnet3.parallel.detached.worker import DetachedWorker, Outcome, Successors, find_end
 from espnet3.parallel.folder_run import folder_errors
@@ -20,7 +21,6 @@ from espnet3.parallel.process_pool import Spare, fork_spares
 from espnet3.parallel.shard_queue import find_walltime, process_start
 from espnet3.parallel.signals import EndSignals
 from espnet3.schedulers import JOB_ID, node_name, scheduler_of
-from espnet3.shards.file_access import MAX_SKEW, clock_skew, describe_skew, steady_time
 from espnet3.shards.layout import RunLayout
 from espnet3.shards.lease import Owner
 from espnet3.shards.records import Identity, RecordPaths, complete_own_job
@@ -154,6 +154,16 @@ class _Worker:
         return scheduler.requeue_code or 0
 
     def _prepare(self) -> None:
+        self._pin_gpus()
+        ahead = _ahead(self._roots[0])
+        self._walltime = find_walltime(
+            process_start(), self._options.walltime, ahead=ahead, env=self._options.env
+        )
+
+    def _pin_gpus(self) -> None:
+        """Show the child those of its GPUs, where a scheduler or the job's script speaks of any."""
+        if not os.environ.keys() & {VARIABLE, REQUESTED}:
+            return
         # Before the child starts: CUDA reads the variable once, at its first use.
         self._pinning = choose_gpus(os.environ, "0")  # kept: its locks are
         if self._pinning.visible is not None:
@@ -161,10 +171,6 @@ class _Worker:
         if self._pinning.message:
             level = logging.WARNING if self._pinning.is_warning else logging.INFO
             logger.log(level, "%s", self._pinning.message)
-        ahead = _ahead(self._roots[0])
-        self._walltime = find_walltime(
-            process_start(), self._options.walltime, ahead=ahead, env=self._options.env
-        )
 
     def _try_to_work_on(self, root: Path, is_patient: bool) -> Outcome:
         """Work on a folder; if this node cannot even sign in there, say so and leave."""

@@ -25,6 +25,7 @@ from espnet3.errors import (
     StaleRunError,
 )
 from espnet3.io.atomic import is_folder_trouble
+from espnet3.io.shared_files import FolderClock, is_of_node, is_there
 from espnet3.parallel.detached.description import (
     Description,
     add_to_sys_path,
@@ -48,9 +49,9 @@ from espnet3.parallel.tasks import (
     secrets_held,
     user_traceback,
 )
-from espnet3.shards.file_access import FolderClock, is_of_node, is_there
 from espnet3.shards.lease import HEARTBEAT, Lease
 from espnet3.shards.manifest import Manifest, require_manifest
+from espnet3.shards.merge import read_success
 from espnet3.shards.records import (
     Identity,
     OwnRecord,
@@ -60,7 +61,6 @@ from espnet3.shards.records import (
     takes_turn,
     write_stop,
 )
-from espnet3.shards.success import read_success
 from espnet3.text import count
 
 logger = logging.getLogger(__name__)

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from espnet3.errors import ResourceError
+from espnet3.io.shared_files import MAX_SKEW, look_time
 from espnet3.schedulers import FindsTags, JobState, Scheduler, ask_jobs, scheduler_of
-from espnet3.shards.file_access import MAX_SKEW, look_time
 from espnet3.shards.layout import leases_folder
 from espnet3.shards.lease import HEARTBEAT, LeaseLook, LeaseView, Owner, living_owners
 from espnet3.shards.records import (

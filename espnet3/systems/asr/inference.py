@@ -19,7 +19,7 @@ from espnet3.components.decoding.joint_beam import JointBeam
 from espnet3.components.decoding.windows import encode_windows, join_texts, windows_of
 from espnet3.config.trust import Trust, under
 from espnet3.errors import ConfigError
-from espnet3.io.tables import dump_json
+from espnet3.io.atomic import dump_json
 from espnet3.systems.asr.inference_checks import OVERLAP_SECONDS, check_windows, searching_for
 from espnet3.systems.asr.trained_model import find_weights, load_trained
 

@@ -18,9 +18,8 @@ from espnet3.components.data.audio import BY_FFMPEG, BY_SNDFILE
 from espnet3.components.data.sources.kaldi import read_table
 from espnet3.components.text.subtitles import format_ctm, format_srt, format_textgrid, format_vtt
 from espnet3.errors import ConfigError, MissingExtraError, closest, suggest
-from espnet3.io.atomic import open_atomic, write_text
+from espnet3.io.atomic import dump_json, open_atomic, write_text
 from espnet3.io.scp import load_scp, safe_name
-from espnet3.io.tables import dump_json
 from espnet3.shards.merge import read_failures
 from espnet3.systems.base.context import CONFIG
 from espnet3.text import count, listed

@@ -14,8 +14,9 @@ from espnet3.components.data.dataset import fields_of
 from espnet3.components.data.errors import DataError
 from espnet3.errors import ConfigError, IncompleteRunError, RecordError, suggest
 from espnet3.io.artifacts import write_artifact
+from espnet3.io.atomic import JsonlWriter
 from espnet3.io.scp import ScpWriter, read_scp, safe_name
-from espnet3.io.tables import JsonlWriter, read_jsonl
+from espnet3.io.tables import read_jsonl
 from espnet3.parallel.base_runner import BaseRunner, one_or_more
 from espnet3.parallel.tasks import RunSpec, overridden
 from espnet3.shards.layout import committed_path, run_folder_of

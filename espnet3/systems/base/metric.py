@@ -27,9 +27,8 @@ from espnet3.errors import ConfigError, IncompleteRunError, suggest
 from espnet3.io.atomic import write_json, write_text
 from espnet3.io.scp import load_scp
 from espnet3.shards.manifest import load_manifest
-from espnet3.shards.merge import read_failures
+from espnet3.shards.merge import read_failures, read_success
 from espnet3.shards.status import read_status
-from espnet3.shards.success import read_success
 from espnet3.systems.base.context import SCORES, also_found, found_test_sets
 from espnet3.systems.base.inference_config import (
     InferenceConfig,

@@ -18,8 +18,7 @@ from espnet3.io.scp import read_scp
 from espnet3.shards.commit import Done
 from espnet3.shards.layout import manifest_path, shard_of
 from espnet3.shards.manifest import load_manifest
-from espnet3.shards.merge import read_coverage, read_failures
-from espnet3.shards.success import read_success
+from espnet3.shards.merge import read_coverage, read_failures, read_success
 from espnet3.systems.base.context import also_found
 from espnet3.systems.base.inference_config import named_test_sets
 from espnet3.systems.base.metric import metrics_path

@@ -20,7 +20,7 @@ from espnet3.parallel.identity import changes, describe_run, is_below, not_resul
 from espnet3.parallel.open_pool import count_shards
 from espnet3.shards.commit import Done
 from espnet3.shards.manifest import Manifest, load_manifest, run_order
-from espnet3.shards.merge import read_coverage
+from espnet3.shards.merge import has_outputs, read_coverage, read_success
 from espnet3.shards.plan import (
     SERVER_RATE,
     SERVER_SHARE,
@@ -32,7 +32,6 @@ from espnet3.shards.plan import (
     padding_in_order,
 )
 from espnet3.shards.status import Rate, read_rate
-from espnet3.shards.success import has_outputs, read_success
 from espnet3.systems.base.context import context_value
 from espnet3.systems.base.inference import PlannedRun, parallel_of, plan_inference
 from espnet3.systems.base.inference_config import WrittenFields, written_fields

@@ -21,7 +21,7 @@ from espnet3.config.fingerprint import diff, same_file
 from espnet3.config.sources import names_places
 from espnet3.errors import EspnetError, RunFolderError, StaleRunError
 from espnet3.io.atomic import write_json
-from espnet3.io.records import DamagedFileError, parse_record, read_record
+from espnet3.io.shared_files import DamagedFileError, parse_record, read_record
 from espnet3.parallel.identity import is_below
 from espnet3.systems.base.given_parts import NOTHING_GIVEN, GivenParts
 from espnet3.systems.base.training_fingerprint import (

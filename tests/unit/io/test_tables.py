@@ -9,7 +9,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from espnet3.errors import RecordError
-from espnet3.io.tables import JsonlWriter, read_jsonl, to_jsonable
+from espnet3.io.atomic import JsonlWriter, to_jsonable
+from espnet3.io.tables import read_jsonl
 
 TEXT = st.text() | st.text(st.sampled_from('\n\r\x0b\x1c\x85\u2028\u2029\ud800\udc00\\"a'))
 RECORDS = st.recursive(

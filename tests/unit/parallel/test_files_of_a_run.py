@@ -5,8 +5,8 @@ import os
 
 import pytest
 
+from espnet3.io.shared_files import count_free_files
 from espnet3.parallel import folder_run
-from espnet3.shards.file_access import count_free_files
 from tests.helpers.run_folders import run_square
 
 

@@ -6,7 +6,13 @@ import pytest
 
 from espnet3.shards.accounting import Accounting, Usage, account, add_up
 from espnet3.shards.commit import DONE
-from espnet3.shards.merge import check_complete
+from espnet3.shards.merge import (
+    check_complete,
+    read_accounting,
+    read_coverage,
+    read_success,
+    write_success,
+)
 from espnet3.shards.records import (
     DeathNote,
     JobRecord,
@@ -16,7 +22,6 @@ from espnet3.shards.records import (
     write_job,
     write_worker,
 )
-from espnet3.shards.success import read_accounting, read_success, write_success
 
 
 def shard(run, number, *, start, load=0.0, compute=1.0, write=0.0, host="a", pid=1, owner="d"):
@@ -39,7 +44,7 @@ def death(run, number, **values):
 
 
 def of(run):
-    return account(run.root, run.manifest)
+    return account(run.root, run.manifest, read_coverage(run.root, run.manifest).committed.values())
 
 
 def test_a_run_without_any_shard_cost_nothing(run):

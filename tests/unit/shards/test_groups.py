@@ -18,10 +18,9 @@ from espnet3.shards.commit import attempts, begin_attempt, committed_shards, nam
 from espnet3.shards.layout import RunLayout, committed_path, group_size, run_folder_of
 from espnet3.shards.lease import Lease
 from espnet3.shards.manifest import load_manifest
-from espnet3.shards.merge import join_files, read_coverage
+from espnet3.shards.merge import join_files, read_coverage, read_success, shards_in_use
 from espnet3.shards.open_shards import OpenShards
 from espnet3.shards.status import read_status
-from espnet3.shards.success import read_success, shards_in_use
 from tests.helpers.planned_run import Run
 from tests.helpers.run_folders import run_square
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from espnet3.errors import ConfigError, RunFolderError
-from espnet3.shards import file_access
+from espnet3.io import shared_files
 from espnet3.shards import manifest as manifest_module
 from espnet3.shards.layout import index_path, items_path
 from espnet3.shards.manifest import (
@@ -97,7 +97,7 @@ def test_slice_is_read_from_two_blocks_of_the_file_only(folder, items, monkeypat
 
     def read_file(file, begin, end):
         read.append(end - begin)
-        return file_access.read_file(file, begin, end)
+        return shared_files.read_file(file, begin, end)
 
     monkeypatch.setattr(manifest_module, "read_file", read_file)
     assert opened[1500:2500] == items[1500:2500]

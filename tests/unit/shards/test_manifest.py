@@ -3,7 +3,7 @@ import json
 import pytest
 
 from espnet3.errors import RunFolderError
-from espnet3.io.records import DamagedFileError
+from espnet3.io.shared_files import DamagedFileError
 from espnet3.shards.layout import manifest_path
 from espnet3.shards.manifest import (
     FORMAT,

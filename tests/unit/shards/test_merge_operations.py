@@ -8,10 +8,10 @@ import pytest
 
 from benchmarks.file_operations import FileOperations
 from espnet3.errors import FileSystemError, IncompleteRunError
+from espnet3.io import shared_files
+from espnet3.io.shared_files import read_in_order
 from espnet3.parallel.folder_run import Merger, merge_run
-from espnet3.shards import file_access
 from espnet3.shards import merge as merge_module
-from espnet3.shards.file_access import read_in_order
 from espnet3.shards.lease import Lease
 from espnet3.shards.merge import join_files, join_scp
 from tests.helpers.planned_run import Run
@@ -61,11 +61,11 @@ def test_results_come_in_order_and_an_error_when_it_is_its_turn(is_slow):
     with pytest.raises(ValueError, match="150"):
         deque(map(found.append, read_in_order(read, range(1000), is_slow=is_slow)), maxlen=0)
     # Threads read a few at once, which then fail together.
-    assert found == list(range(150 - 150 % file_access._AT_ONCE if is_slow else 150))
+    assert found == list(range(150 - 150 % shared_files._AT_ONCE if is_slow else 150))
 
 
 def test_slow_reads_are_done_by_threads_and_not_far_ahead(monkeypatch):
-    monkeypatch.setattr(file_access, "_SLOW_SECONDS", 1e-3)
+    monkeypatch.setattr(shared_files, "_SLOW_SECONDS", 1e-3)
     readers, n_begun, most = set(), Counter(), 0
 
     def read(item):
@@ -78,7 +78,7 @@ def test_slow_reads_are_done_by_threads_and_not_far_ahead(monkeypatch):
         assert item == n_taken - 1
         most = max(most, n_begun["read"] - n_taken)
     assert len(readers) > 2
-    assert most <= file_access._AT_ONCE * (file_access._MOST_AHEAD + 2)
+    assert most <= shared_files._AT_ONCE * (shared_files._MOST_AHEAD + 2)
 
 
 def test_fast_reads_stay_with_one_thread():
@@ -98,8 +98,8 @@ def test_what_does_not_fit_into_memory_is_read_again(tmp_path, monkeypatch):
 @pytest.mark.parametrize("is_slow", [0.0, 10.0])
 def test_merge_is_the_same_however_the_files_are_read(tmp_path, monkeypatch, small, is_slow):
     monkeypatch.setattr(merge_module, "_SMALL", small)
-    monkeypatch.setattr(file_access, "_SLOW_SECONDS", is_slow)
-    monkeypatch.setattr(file_access, "_N_TRIED", 7)
+    monkeypatch.setattr(shared_files, "_SLOW_SECONDS", is_slow)
+    monkeypatch.setattr(shared_files, "_N_TRIED", 7)
     operations_of(tmp_path, MANY, join_files)
 
 
@@ -107,9 +107,9 @@ def test_merge_is_the_same_however_the_files_are_read(tmp_path, monkeypatch, sma
 def test_size_is_reported_before_content_and_what_cannot_be_read_is_not_damaged(
     tmp_path, monkeypatch, is_slow
 ):
-    monkeypatch.setattr(file_access, "_SLOW_SECONDS", is_slow)
-    monkeypatch.setattr(file_access, "_N_TRIED", 2)
-    monkeypatch.setattr(file_access, "_PAUSES", (0.001,))
+    monkeypatch.setattr(shared_files, "_SLOW_SECONDS", is_slow)
+    monkeypatch.setattr(shared_files, "_N_TRIED", 2)
+    monkeypatch.setattr(shared_files, "_PAUSES", (0.001,))
     run = Run(tmp_path / str(FEW), n_items=20, n_shards=FEW).commit_all()
 
     def merge():

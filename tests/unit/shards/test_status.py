@@ -9,9 +9,8 @@ from espnet3.shards.commit import Position, begin_attempt, commit
 from espnet3.shards.layout import FAILED
 from espnet3.shards.lease import Lease, claim_path
 from espnet3.shards.manifest import require_manifest
-from espnet3.shards.merge import read_failures
+from espnet3.shards.merge import read_failures, write_success
 from espnet3.shards.status import read_status
-from espnet3.shards.success import write_success
 
 
 def quiet_lease(root) -> Lease:

@@ -7,11 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from espnet3.shards.merge import check_complete, concat_files, outputs_of
-from espnet3.shards.success import (
+from espnet3.shards.merge import (
+    check_complete,
+    concat_files,
     decode_result,
     encode_result,
     has_outputs,
+    outputs_of,
     read_success,
     write_success,
 )

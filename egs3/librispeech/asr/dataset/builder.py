@@ -7,8 +7,7 @@ from typing import Any
 from espnet3.components.data.dataset_builder import DatasetBuilder as BaseBuilder
 from espnet3.components.data.file_durations import measure_files
 from espnet3.errors import ConfigError
-from espnet3.io.atomic import open_atomic
-from espnet3.io.tables import dump_json
+from espnet3.io.atomic import dump_json, open_atomic
 
 from .download import URL, fetch_subset
 from .subsets import MD5, check_subsets, read_subset

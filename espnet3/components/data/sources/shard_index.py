@@ -19,8 +19,7 @@ import numpy as np
 
 from espnet3.components.data.errors import DataError
 from espnet3.errors import RecordError
-from espnet3.io.atomic import StrPath, is_folder_trouble, open_atomic
-from espnet3.io.tables import dump_json
+from espnet3.io.atomic import StrPath, dump_json, is_folder_trouble, open_atomic
 
 logger = logging.getLogger(__name__)
 

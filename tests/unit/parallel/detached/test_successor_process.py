@@ -7,9 +7,9 @@ import pytest
 
 from benchmarks.file_operations import FileOperations
 from espnet3.io.atomic import write_json
+from espnet3.io.shared_files import FolderClock
 from espnet3.parallel.detached import worker
 from espnet3.parallel.detached.worker import Successors
-from espnet3.shards.file_access import FolderClock
 from espnet3.shards.records import JobRecord, WorkerRecord, make_folders, takes_turn, write_job
 from tests.helpers.waiting import wait_until
 

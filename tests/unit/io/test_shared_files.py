@@ -3,7 +3,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from espnet3.io.records import DamagedFileError, read_record
+from espnet3.io.shared_files import DamagedFileError, read_record
 
 
 @dataclass(frozen=True)
