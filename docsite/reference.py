@@ -12,8 +12,8 @@ from contextlib import redirect_stdout, suppress
 from typing import Any
 from unittest.mock import patch
 
-from espnet3.cli.config_files import ContextConfig, file_model, trainer_arguments
 from espnet3.cli.main import VERBS, main
+from espnet3.cli.schema import ContextConfig, file_model, trainer_arguments
 from espnet3.systems.base.stages import STAGES
 
 PUBLIC = {

@@ -137,7 +137,7 @@ def _options(verb: str) -> list[str]:
     if verb in VERBS:
         with redirect_stdout(printed), suppress(SystemExit):
             if verb == "run":  # in a recipe, its own script would answer, which imports more
-                from espnet3.cli.run import print_help
+                from espnet3.cli.recipe import print_help
 
                 print_help()
             else:

@@ -35,6 +35,9 @@ VERBS = {
 _MODULES = {
     **dict.fromkeys(("explain", "failed", "logs"), "run_diagnosis"),
     **dict.fromkeys(("cancel", "wait", "resume", "retry"), "run_control"),
+    "run": "recipe",
+    "scaling": "plan",
+    "tidy": "merge",
 }
 """The module of each verb that has none of its own name. A verb is a function of this name, which
 reads the rest of the line and returns the exit code."""

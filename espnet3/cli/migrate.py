@@ -72,9 +72,8 @@ def migrate(argv: Sequence[str]) -> int:
     Raises:
         MigrationError: There is no such recipe, or the target is in use.
     """
-    from espnet3.migration.new_recipe import build_recipe
+    from espnet3.migration.new_recipe import build_recipe, check_target, report, write_recipe
     from espnet3.migration.public_recipe import build_public_recipe, is_public_recipe
-    from espnet3.migration.recipe_folder import check_target, report, write_recipe
     from espnet3.migration.source_recipe import read_recipe
 
     args = _parser().parse_args(argv)

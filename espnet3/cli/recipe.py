@@ -1,10 +1,11 @@
-"""Entry point of a recipe's `run.py`.
+"""Entry points of a recipe: its `run.py`, and `espnet3 run` from any folder.
 
 Nothing heavy is imported before the command line is known to be right.
 """
 
 import logging
 import os
+import runpy
 import shlex
 import sys
 import time
@@ -14,6 +15,10 @@ from typing import TYPE_CHECKING
 
 from espnet3.cli.console import UsageError, guarded
 from espnet3.cli.recipe_configs import (
+    SCRIPT,
+    RawLine,
+    SweepLine,
+    TypedLine,
     assign_configs,
     check_given,
     check_kinds,
@@ -29,6 +34,7 @@ from espnet3.cli.recipe_options import (
     Selected,
     check_detach,
     explain_numbers,
+    is_override,
     list_stages,
     make_parser,
     parse_options,
@@ -36,15 +42,16 @@ from espnet3.cli.recipe_options import (
     select_stages,
     stages_of_rank,
 )
-from espnet3.cli.typed_line import RawLine, SweepLine, TypedLine
 from espnet3.commands import use_line
 from espnet3.systems.base.context import Configs
 from espnet3.systems.base.stages import find_config, stages_of
 from espnet3.systems.base.system import BaseSystem
+from espnet3.text import on_one_line
 from espnet3.trainer.launching.process_rank import LAUNCHED, ProcessRank, process_rank
 
 if TYPE_CHECKING:
     from espnet3.systems.base.stages import Invocation
+
 
 logger = logging.getLogger(__name__)
 _START = "ESPNET3_START_DIR"
@@ -234,3 +241,53 @@ def _warn_about_unused(options: Options, files: dict[str, tuple[str, ...]]) -> N
             "--config %s is not used: every stage has a config of its own",
             shlex.join(options.config),
         )
+
+
+_HELP = {"-h", "--help"}
+
+
+def run(argv: Sequence[str]) -> int:
+    """Run the script of a recipe as `python run.py` would, with the rest of the line.
+
+    Raises:
+        UsageError: the folder has no script.
+    """
+    names_folder = bool(argv) and not argv[0].startswith("-") and not is_override(argv[0])
+    folder = Path(argv[0] if names_folder else ".")
+    rest = list(argv[1:] if names_folder else argv)
+    script = folder / SCRIPT
+    if not script.is_file():
+        if _HELP & set(rest):
+            return print_help()
+        raise UsageError(_no_script(folder, rest))
+    return _run_script(Path(os.path.abspath(script)), rest)
+
+
+def _run_script(script: Path, argv: list[str]) -> int:
+    sys.path.insert(0, str(script.parent))  # the script itself imports from its folder
+    sys.argv = [str(script), *argv]
+    try:
+        runpy.run_path(str(script), run_name="__main__")
+    except SystemExit as end:
+        if isinstance(end.code, str):  # as Python itself does with sys.exit("text")
+            print(end.code, file=sys.stderr)
+            return 1
+        return end.code or 0
+    return 0
+
+
+def print_help() -> int:
+    """Print the options that every recipe has, without its own stages."""
+    from espnet3.systems.base.stages import stages_of
+    from espnet3.systems.base.system import BaseSystem
+
+    make_parser(stages_of(BaseSystem), prog="espnet3 run [RECIPE_DIR]").print_help()
+    return 0
+
+
+def _no_script(folder: Path, rest: Sequence[str]) -> str:
+    below = sorted(path.parent for path in folder.glob(f"egs3/*/*/{SCRIPT}"))
+    example = shlex.quote(str(below[0])) if below else "RECIPE_DIR"
+    what = f"holds no {SCRIPT}" if folder.is_dir() else "is no folder"
+    command = f"espnet3 run {example} {shlex.join(rest) or '--list-stages'}"
+    return f"{on_one_line(folder)} {what}. Name the folder of a recipe: {on_one_line(command)}"

@@ -19,8 +19,15 @@ from espnet3.cli.console import (
     whole_number,
 )
 from espnet3.cli.recipe_options import parse_line
-from espnet3.cli.run_folders import add_dirs, find_detached_runs, find_runs, has_owner, is_stopped
-from espnet3.cli.run_view import items_text, speed_text
+from espnet3.cli.run_view import (
+    add_dirs,
+    find_detached_runs,
+    find_runs,
+    has_owner,
+    is_stopped,
+    items_text,
+    speed_text,
+)
 from espnet3.commands import override_key
 from espnet3.errors import EspnetError
 from espnet3.parallel.detached.cancel import PATIENCE_SECONDS, Cancelled, cancel_runs

@@ -19,7 +19,7 @@ from espnet3.cli.console import (
     print_json,
     whole_number,
 )
-from espnet3.cli.run_folders import add_dirs, find_all_runs, find_run, find_runs, has_owner
+from espnet3.cli.run_view import add_dirs, find_all_runs, find_run, find_runs, has_owner
 from espnet3.errors import EspnetError
 from espnet3.parallel.detached.explain import explain_run
 from espnet3.parallel.detached.folder_access import in_words, reports_folder_errors

@@ -16,8 +16,8 @@ from types import FrameType
 from typing import Any
 
 from espnet3.cli.console import make_console, make_table, print_error
+from espnet3.cli.recipe_configs import TypedLine
 from espnet3.cli.recipe_options import Selected, what_comes_after
-from espnet3.cli.typed_line import TypedLine
 from espnet3.errors import (
     ConfigError,
     EspnetError,

@@ -16,10 +16,9 @@ from omegaconf import OmegaConf
 
 from espnet3.cli.console import UsageError
 from espnet3.cli.recipe import load_selected
-from espnet3.cli.recipe_configs import stages_to_run
+from espnet3.cli.recipe_configs import TypedLine, stages_to_run
 from espnet3.cli.recipe_options import Selected, check_detach
 from espnet3.cli.stage_loop import StageLoop, print_plan
-from espnet3.cli.typed_line import TypedLine
 from espnet3.commands import corrected_command, override_key, same_command
 from espnet3.config.load import load_config, parse_override
 from espnet3.config.resolve import escaped_values

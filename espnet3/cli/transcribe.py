@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from typing_extensions import override
 
 from espnet3.cli.console import UsageError, make_parser
+from espnet3.cli.recipe_configs import RawLine
 from espnet3.cli.recipe_options import parse_line
-from espnet3.cli.typed_line import RawLine
 from espnet3.commands import free_name, override_key, replace_overrides, use_line
 from espnet3.systems.base.stages import Detached, find_stage, stages_of
 from espnet3.text import count, first_line

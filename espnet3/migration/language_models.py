@@ -4,11 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from espnet3.migration.data_sets import OLD_RECIPE, DataSet
-from espnet3.migration.job_configs import AddConfig
-from espnet3.migration.native_model import TEXT_KEYS, build_language_model
+from espnet3.migration.asr_model import TEXT_KEYS, build_language_model
+from espnet3.migration.jobs import AddConfig
+from espnet3.migration.old_files import OLD_RECIPE, DataSet, old_language_model
 from espnet3.migration.source_recipe import ConfigFile, SourceRecipe
-from espnet3.migration.trained_models import old_language_model
 from espnet3.migration.training_keys import LoopKeys
 
 TOKENIZER = "data/tokenizer"

@@ -1,5 +1,7 @@
-"""Make the files of a recipe of ESPnet3 from what was read of one of ESPnet2."""
+"""Make a recipe of ESPnet3 from one of ESPnet2, and write it, wholly or not at all."""
 
+import os
+import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -8,35 +10,35 @@ import yaml
 
 from espnet3.components.text.tokenizer import Tokenizer
 from espnet3.migration import asr_options
-from espnet3.migration.data_sets import (
+from espnet3.migration.asr_model import (
+    TEXT_KEYS,
+    below_network,
+    build_kept_inference,
+    build_kept_model,
+    build_model,
+    build_search,
+    kept_preprocessor,
+    normalization_of,
+    reported,
+    token_keys,
+)
+from espnet3.migration.jobs import add_places
+from espnet3.migration.journal import Journal, Origin
+from espnet3.migration.language_models import TOKENIZER, LanguageModels
+from espnet3.migration.old_files import (
+    OLD_CONFIG,
     OLD_RECIPE,
     TRAINED_KINDS,
     TokenFiles,
     convert_tokens,
     find_set,
     find_tokens,
+    old_model,
     train_entries,
 )
-from espnet3.migration.job_configs import add_places
-from espnet3.migration.journal import Journal, Origin
-from espnet3.migration.kept_model import (
-    below_network,
-    build_kept_inference,
-    build_kept_model,
-    kept_preprocessor,
-    token_keys,
-)
-from espnet3.migration.language_models import TOKENIZER, LanguageModels
-from espnet3.migration.native_model import (
-    TEXT_KEYS,
-    build_model,
-    build_search,
-    normalization_of,
-    reported,
-)
 from espnet3.migration.source_recipe import ConfigFile, MigrationError, SourceRecipe
-from espnet3.migration.trained_models import OLD_CONFIG, old_model
 from espnet3.migration.training_keys import LoopKeys, checkpoint_of
+from espnet3.text import count
 
 RUN_PY = '''"""Run stages of this recipe; see MIGRATION.md, or python run.py --help.
 
@@ -484,3 +486,67 @@ def note_old_files(recipe: SourceRecipe) -> None:
         if origin not in {entry.origin for entry in journal.entries}:
             note = "weights of ESPnet2 that nothing of the new recipe reads"
             journal.left_out(origin, "weights", "", note)
+
+
+def check_target(source: Path, target: Path) -> None:
+    """Refuse a folder that is there, and one within the old recipe.
+
+    Raises:
+        MigrationError: The message has another name.
+    """
+    if os.path.lexists(target):
+        raise MigrationError(
+            f"{target} is there already, and nothing is ever written over.",
+            fix=f"Choose another name: espnet3 migrate {source} {target}_2",
+        )
+    inside = source.resolve()
+    if target.absolute() == inside or inside in target.resolve().parents:
+        raise MigrationError(
+            f"{target} lies within the old recipe, of which nothing is changed.",
+            fix=f"Choose a folder elsewhere: espnet3 migrate {source} my_corpus/asr",
+        )
+
+
+def write_recipe(new: NewRecipe, target: Path) -> None:
+    """Write all files beside the target, then rename the folder: half a recipe is never seen."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    part = target.with_name(f".{target.name}.migrating-{os.getpid()}")
+    try:
+        for name, text in sorted({**new.files, "MIGRATION.md": report(new)}.items()):
+            path = part / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+        if new.tokenizer is not None:
+            new.tokenizer.save(part / TOKENIZER, {"migrated_from": str(new.source)})
+        os.rename(part, target)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+
+
+def report(new: NewRecipe) -> str:
+    """Return MIGRATION.md."""
+    journal = new.journal
+    left = journal.left_behind
+    lines = [
+        f"# Migrated from {new.source}",
+        "",
+        f"Written by `espnet3 migrate`; nothing of the old recipe was changed or run. "
+        f"{new.model_note}".strip(),
+        "",
+        "## Run it",
+        "",
+        "```sh",
+        *(f"{command}  # {what}" for command, what in new.commands),
+        "```",
+        "",
+    ]
+    if journal.todos:
+        lines += ["## To do first", "", *(f"- {' '.join(t.split())}" for t in journal.todos), ""]
+    lines += ["## What changes results", ""]
+    if left:
+        lines += [f"{count(len(left), 'setting')} of the old recipe could not be kept:", ""]
+        lines += [journal.table(left), ""]
+    else:
+        lines += ["Nothing was left out.", ""]
+    lines += ["## All that was read", "", journal.table(), ""]
+    return "\n".join(lines)

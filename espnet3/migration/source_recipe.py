@@ -11,10 +11,10 @@ from typing import Any
 import yaml
 
 from espnet3.errors import EspnetError
+from espnet3.migration.jobs import JobCommand, JobConf, read_command, read_conf, split_words
 from espnet3.migration.journal import Journal, Origin
-from espnet3.migration.kaldi_jobs import JobCommand, JobConf, read_command, read_conf, split_words
-from espnet3.migration.shell_expansion import Unknown
-from espnet3.migration.shell_values import Call, Field, ScriptReader, base_name
+from espnet3.migration.shell_commands import Call, ScriptReader, base_name
+from espnet3.migration.shell_values import Field, Unknown
 
 TASKS = (
     "asr", "asr2", "asvspoof", "avsr", "cls", "codec", "diar", "enh", "enh_asr", "enh_diar",

@@ -7,14 +7,13 @@ from typing import Any
 from espnet3.components.data.sources.kaldi import check_wav_values, read_table
 from espnet3.errors import RecordError
 from espnet3.migration import asr_options
-from espnet3.migration.data_sets import OLD_RECIPE
-from espnet3.migration.job_configs import add_places
+from espnet3.migration.asr_model import below_network
+from espnet3.migration.jobs import add_places
 from espnet3.migration.journal import Origin
-from espnet3.migration.kept_model import below_network
 from espnet3.migration.new_recipe import RUN_PY, NewRecipe, note_old_files
+from espnet3.migration.old_files import OLD_RECIPE
 from espnet3.migration.source_recipe import ConfigFile, MigrationError, SourceRecipe
-from espnet3.migration.task_kinds import BY_HAND, KINDS, File
-from espnet3.migration.task_tokens import TaskTokens
+from espnet3.migration.task_kinds import BY_HAND, KINDS, File, TaskTokens
 from espnet3.migration.training_keys import LoopKeys, checkpoint_of
 
 _SYSTEM = "espnet3.systems.espnet2"

@@ -13,9 +13,8 @@ import yaml
 from docsite.diagrams import find_diagrams, path_of
 from docsite.pages import read_ledger
 from docsite.reference import make_pages
-from espnet3.cli.config_files import KINDS, file_model
 from espnet3.cli.main import VERBS
-from espnet3.cli.schema import make_schema
+from espnet3.cli.schema import KINDS, file_model, make_schema
 from tests.helpers.pages import DOCS, ROOT, blocks, links
 
 SITE = DOCS.parent / "docsite" / "site.yml"

@@ -9,7 +9,7 @@ import pytest
 import soundfile
 import yaml
 
-from espnet3.cli.corpus_options import FORMATS
+from espnet3.cli.init import FORMATS
 from espnet3.cli.main import main
 from espnet3.components.data.data_organizer import DataOrganizer
 from espnet3.components.data.dataset import fields_of

@@ -8,9 +8,8 @@ import jsonschema
 import pytest
 import yaml
 
-from espnet3.cli.config_files import KINDS
 from espnet3.cli.main import main
-from espnet3.cli.schema import make_schema, modeline
+from espnet3.cli.schema import KINDS, make_schema, modeline
 
 ROOT = Path(__file__).parents[3]
 FILES = sorted(ROOT.glob("egs3/*/*/conf/*.yaml"))

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from espnet3.cli.main import main
-from espnet3.cli.tidy import tidy_run
+from espnet3.cli.merge import tidy_run
 from espnet3.errors import RunFolderError
 from espnet3.parallel.folder_run import merge_run
 from espnet3.shards.commit import commit

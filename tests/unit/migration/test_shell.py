@@ -2,9 +2,9 @@
 
 import pytest
 
-from espnet3.migration.shell_expansion import Unknown
+from espnet3.migration.shell_commands import ScriptReader
 from espnet3.migration.shell_syntax import ShellError
-from espnet3.migration.shell_values import ScriptReader
+from espnet3.migration.shell_values import Unknown
 
 
 def options(script: str, sources: dict[str, str] | None = None) -> dict[str, object]:

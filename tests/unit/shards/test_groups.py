@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.file_operations import FileOperations
-from espnet3.cli.tidy import tidy_run
+from espnet3.cli.merge import tidy_run
 from espnet3.errors import RunFolderError
 from espnet3.parallel.folder_run import count_failed, merge_run, remove_run, shards_to_run, sweep
 from espnet3.shards import layout as layout_module
