@@ -8,9 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from espnet3.components.data.sources.kaldi import check_wav_values, read_segments, read_table
-from espnet3.components.text.characters import CharacterTokenizer
-from espnet3.components.text.sentencepiece import SentencePieceTokenizer
-from espnet3.components.text.tokenizer import Tokenizer
+from espnet3.components.text.tokenizer import CharacterTokenizer, SentencePieceTokenizer, Tokenizer
 from espnet3.errors import RecordError
 from espnet3.migration.journal import Journal, Origin
 from espnet3.migration.source_recipe import ConfigFile, SourceRecipe

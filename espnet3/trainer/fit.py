@@ -34,7 +34,6 @@ from espnet3.trainer.config import (
     load_training_config,
 )
 from espnet3.trainer.fine_tuning import Frozen, check_files, freeze, load_initial_weights
-from espnet3.trainer.launching.devices import count_cores
 from espnet3.trainer.launching.process_rank import LAUNCHED, process_rank
 from espnet3.trainer.module import TrainingModule
 from espnet3.trainer.optimization.optimization_config import OptimizationConfig, check_optimizers
@@ -45,6 +44,7 @@ from espnet3.trainer.reporting.monitors import EarlyStops, MonitorCheck, configu
 from espnet3.trainer.reporting.progress import TrainingProgress
 from espnet3.trainer.reporting.summary import StartupTimes, ThroughputMonitor
 from espnet3.trainer.trainer import quiet_lightning, trainer_for
+from espnet3.trainer.trainer_block import count_cores
 
 if TYPE_CHECKING:
     from espnet3.config.load import LoadedConfig

@@ -17,7 +17,7 @@ from pathlib import Path
 if "--dry-run" in sys.argv:
     sys.exit()
 from espnet3.errors import EspnetError
-from espnet3.trainer.launching.devices import Wanted
+from espnet3.trainer.trainer_block import Wanted
 from espnet3.trainer.launching.launch_check import check_slurm, check_torchrun
 from espnet3.trainer.launching.process_rank import process_rank
 

@@ -11,7 +11,7 @@ import torch
 from omegaconf import OmegaConf
 from safetensors.torch import save_file
 
-from espnet3.components.text.characters import CharacterTokenizer
+from espnet3.components.text.tokenizer import CharacterTokenizer
 from espnet3.config.instantiate import instantiate
 
 RATE = 8000

@@ -227,7 +227,7 @@ def _write_experiment(folder: Path, encoder: str) -> None:
     from omegaconf import OmegaConf
     from safetensors.torch import save_file
 
-    from espnet3.components.text.characters import CharacterTokenizer
+    from espnet3.components.text.tokenizer import CharacterTokenizer
     from espnet3.config.instantiate import instantiate
 
     tokens = ("<blank>", "<unk>", "<space>", *"ehlo", "<sos/eos>")

@@ -20,11 +20,11 @@ from espnet3.components.data.dataset import (
     CalledWithId,
     CombinedDataset,
     Dataset,
+    Subset,
     Transform,
     TransformedDataset,
 )
 from espnet3.components.data.errors import DataError, create_command
-from espnet3.components.data.subset import Subset
 from espnet3.config.advice import raise_together
 from espnet3.config.instantiate import build_function, find_function
 from espnet3.config.resolve import resolved

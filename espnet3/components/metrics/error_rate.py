@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 from rapidfuzz.distance import Levenshtein
 
-from espnet3.components.metrics.text_cleaning import TextCleaner
+from espnet3.components.text.spelling import TextCleaner
 from espnet3.errors import ConfigError
 from espnet3.io.atomic import dump_json, open_atomic
 from espnet3.io.scp import escape_value, safe_name

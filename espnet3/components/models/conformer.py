@@ -3,8 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from espnet3.components.models.masks import valid_frames
-from espnet3.components.models.subsampling import Subsampling
+from espnet3.components.models.frames import Subsampling, valid_frames
 from espnet3.components.models.token_transformer import sinusoids
 from espnet3.errors import ConfigError
 

@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from espnet3.components.models.masks import zero_padding
+from espnet3.components.models.frames import zero_padding
 from espnet3.errors import ConfigError
 
 KALDI_FLOOR = torch.finfo(torch.float32).eps

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from espnet3.components.models.masks import valid_frames, zero_padding
+from espnet3.components.models.frames import valid_frames, zero_padding
 
 
 def ctc_loss(

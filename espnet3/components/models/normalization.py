@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from espnet3.commands import recipe_command
 from espnet3.components.data.errors import DataError
-from espnet3.components.models.masks import zero_padding
+from espnet3.components.models.frames import zero_padding
 from espnet3.config.trust import checked_path, current_trust
 
 _Normalized = tuple[Tensor, Tensor | None]

@@ -4,8 +4,7 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from espnet3.components.models.masks import zero_padding
-from espnet3.components.models.subsampling import Subsampling, TimeConvolution
+from espnet3.components.models.frames import Subsampling, TimeConvolution, zero_padding
 from espnet3.errors import ConfigError
 
 

@@ -23,10 +23,14 @@ from espnet3.commands import free_name, recipe_command
 from espnet3.components.data.data_organizer import check_datasets
 from espnet3.components.data.dataset import fields_of, fingerprint_of, has_fields, locality_of
 from espnet3.components.data.dataset_builder import is_dataset_made
-from espnet3.components.text.characters import CharacterTokenizer
-from espnet3.components.text.sentencepiece import MODEL_TYPES, train_pieces
 from espnet3.components.text.spelling import Speller
-from espnet3.components.text.tokenizer import Tokenizer, TokenizerFolder
+from espnet3.components.text.tokenizer import (
+    MODEL_TYPES,
+    CharacterTokenizer,
+    Tokenizer,
+    TokenizerFolder,
+    train_pieces,
+)
 from espnet3.config.fingerprint import diff
 from espnet3.config.instantiate import find_function, instantiate
 from espnet3.config.load import LoadedConfig

@@ -643,8 +643,8 @@ _TORCH_MODULES = frozenset(
 """Layers; not those that wrap a model for several processes, nor what is built lazily."""
 _FUNCTIONS = (
     "espnet3.systems.asr.language_model.load_language_model",
-    "espnet3.components.text.characters.CharacterTokenizer",
-    "espnet3.components.text.sentencepiece.SentencePieceTokenizer",
+    "espnet3.components.text.tokenizer.CharacterTokenizer",
+    "espnet3.components.text.tokenizer.SentencePieceTokenizer",
 )
 """What our own code looks up by its name."""
 

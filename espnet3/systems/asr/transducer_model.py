@@ -7,8 +7,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from espnet3.components.decoding.transducer_greedy import TransducerGreedy
+from espnet3.components.models.frames import zero_padding
 from espnet3.components.models.losses import ctc_loss, rnnt_loss
-from espnet3.components.models.masks import zero_padding
 from espnet3.components.models.transducer import Joint
 from espnet3.components.text.tokenizer import BLANK, Tokenizer
 from espnet3.errors import ConfigError

@@ -258,7 +258,7 @@ def _check_processes(block: Mapping[str, Any], given: GivenParts) -> None:
         ConfigError: the training data cannot be dealt out.
     """
     from espnet3.components.data.foreign_loader import shared_by_none
-    from espnet3.trainer.launching.devices import count_gpus, find_wanted
+    from espnet3.trainer.trainer_block import count_gpus, find_wanted
 
     wanted = find_wanted(block, count_gpus())
     n_processes = wanted.world_size if wanted is not None else 1

@@ -21,7 +21,7 @@ from rich.table import Table
 
 from espnet3.commands import recipe_command
 from espnet3.components.metrics.error_rate import align, n_errors, n_units, percentage
-from espnet3.components.metrics.text_cleaning import TextCleaner
+from espnet3.components.text.spelling import TextCleaner
 from espnet3.errors import IncompleteRunError, RecordError
 from espnet3.io.atomic import write_text
 from espnet3.io.scp import read_scp

@@ -16,14 +16,13 @@ from espnet3.errors import ConfigError, ResourceError, RunFolderError
 from espnet3.io.atomic import folder_trouble
 from espnet3.schedulers import UnansweredError
 from espnet3.trainer.config import n_loader_workers
-from espnet3.trainer.launching.devices import read_devices, read_nodes
 from espnet3.trainer.launching.job_script import (
     LaunchConfig,
     TrainingJob,
     load_launch_config,
     render,
 )
-from espnet3.trainer.trainer_block import trainer_block
+from espnet3.trainer.trainer_block import read_devices, read_nodes, trainer_block
 
 if TYPE_CHECKING:
     from espnet3.config.load import LoadedConfig

@@ -18,8 +18,8 @@ from espnet3.findings import Finding, never_raises
 from espnet3.schedulers import possible_schedulers
 from espnet3.schedulers.base import read_number
 from espnet3.text import count
-from espnet3.trainer.launching.devices import Wanted, check_names, count_gpus, find_wanted
 from espnet3.trainer.launching.process_rank import LAUNCHED, process_rank
+from espnet3.trainer.trainer_block import Wanted, check_names, count_gpus, find_wanted
 
 if TYPE_CHECKING:
     from espnet3.config.load import LoadedConfig

@@ -9,7 +9,7 @@ Example:
 
 from pathlib import Path
 
-from espnet3.components.data.sources.manifest import ManifestDataset, Row
+from espnet3.components.data.sources.base import ManifestDataset, Row
 from espnet3.errors import RecordError
 from espnet3.io.tables import read_jsonl
 

@@ -9,8 +9,7 @@ import torch
 
 from espnet3.components.data.errors import DataError
 from espnet3.components.decoding.alignment import align_ctc, frames_needed, word_times
-from espnet3.components.text.characters import CharacterTokenizer
-from espnet3.components.text.sentencepiece import train_pieces
+from espnet3.components.text.tokenizer import CharacterTokenizer, train_pieces
 from tests.helpers.exhaustive import pairs
 
 

@@ -11,7 +11,7 @@ from espnet3.components.decoding.ctc_beam import PrefixBeamCTC
 from espnet3.components.decoding.ctc_greedy import greedy_hypotheses
 from espnet3.components.decoding.ngram import NGram
 from espnet3.components.decoding.ngram_estimate import train_ngram
-from espnet3.components.text.characters import CharacterTokenizer
+from espnet3.components.text.tokenizer import CharacterTokenizer
 from espnet3.errors import ConfigError
 from tests.helpers.exhaustive import few
 

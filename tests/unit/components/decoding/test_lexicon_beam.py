@@ -8,8 +8,7 @@ import torch
 from espnet3.components.decoding.lexicon_beam import LexiconCTC
 from espnet3.components.decoding.ngram import NGram
 from espnet3.components.decoding.ngram_estimate import train_ngram
-from espnet3.components.text.characters import CharacterTokenizer
-from espnet3.components.text.sentencepiece import train_pieces
+from espnet3.components.text.tokenizer import CharacterTokenizer, train_pieces
 from espnet3.errors import ConfigError, MissingExtraError
 
 pytest.importorskip("flashlight.lib.text.decoder")

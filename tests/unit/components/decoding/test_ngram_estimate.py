@@ -8,7 +8,7 @@ import pytest
 
 from espnet3.components.decoding.ngram import NGram
 from espnet3.components.decoding.ngram_estimate import estimate, train_ngram
-from espnet3.components.text.characters import CharacterTokenizer
+from espnet3.components.text.tokenizer import CharacterTokenizer
 from espnet3.errors import ConfigError
 from tests.helpers.exhaustive import pairs
 

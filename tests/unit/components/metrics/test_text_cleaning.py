@@ -1,6 +1,6 @@
 import pytest
 
-from espnet3.components.metrics.text_cleaning import CLEANERS, TextCleaner
+from espnet3.components.text.spelling import CLEANERS, TextCleaner
 from espnet3.errors import ConfigError
 
 

@@ -1,6 +1,6 @@
 import torch
 
-from espnet3.components.models.masks import valid_frames, zero_padding
+from espnet3.components.models.frames import valid_frames, zero_padding
 
 
 def test_frames_behind_the_end_are_not_valid():

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from espnet3.components.models.subsampling import Subsampling
+from espnet3.components.models.frames import Subsampling
 from espnet3.errors import ConfigError
 from tests.helpers.encoder_parts import assert_padding_has_no_say, padded_features
 from tests.helpers.exhaustive import pairs

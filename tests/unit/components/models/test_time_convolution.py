@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from espnet3.components.models.subsampling import TimeConvolution
+from espnet3.components.models.frames import TimeConvolution
 
 
 @pytest.mark.parametrize("kernel_size", [1, 3, 5])

@@ -10,10 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from espnet3.components.text.characters import CharacterTokenizer
-from espnet3.components.text.sentencepiece import SentencePieceTokenizer, train_pieces
 from espnet3.components.text.spelling import Speller
-from espnet3.components.text.tokenizer import BLANK, UNKNOWN, end_of, load_tokenizer
+from espnet3.components.text.tokenizer import (
+    BLANK,
+    UNKNOWN,
+    CharacterTokenizer,
+    SentencePieceTokenizer,
+    end_of,
+    load_tokenizer,
+    train_pieces,
+)
 from espnet3.errors import ConfigError
 
 TEXTS = ["one two three", "four five six seven", "zero eight nine", "oh dear"] * 10

@@ -9,7 +9,7 @@ from omegaconf import OmegaConf
 
 from espnet3.components.data.errors import AudioError
 from espnet3.components.decoding.windows import join_texts, split_windows
-from espnet3.components.text.characters import CharacterTokenizer
+from espnet3.components.text.tokenizer import CharacterTokenizer
 from espnet3.errors import ConfigError, MissingExtraError
 from espnet3.systems.asr.huggingface import HuggingFaceCTC, HuggingFaceSeq2Seq
 from espnet3.systems.asr.huggingface_inference import HuggingFaceSpeech2Text

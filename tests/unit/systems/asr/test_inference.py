@@ -13,8 +13,7 @@ from omegaconf import OmegaConf
 from espnet3.components.data.errors import AudioError, DataError
 from espnet3.components.decoding.ctc_beam import PrefixBeamCTC
 from espnet3.components.decoding.joint_beam import JointBeam
-from espnet3.components.text.characters import CharacterTokenizer
-from espnet3.components.text.tokenizer import load_tokenizer
+from espnet3.components.text.tokenizer import CharacterTokenizer, load_tokenizer
 from espnet3.config import load
 from espnet3.errors import ConfigError, ResourceError, RunFolderError
 from espnet3.io.atomic import write_json

@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from espnet3.components.decoding.joint_beam import JointBeam
-from espnet3.components.text.characters import CharacterTokenizer
-from espnet3.components.text.tokenizer import with_special
+from espnet3.components.text.tokenizer import CharacterTokenizer, with_special
 from espnet3.errors import ConfigError, RunFolderError
 from espnet3.systems.asr.language_model import LanguageModel, load_language_model
 from espnet3.systems.base.context import load_configs

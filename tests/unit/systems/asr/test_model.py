@@ -13,7 +13,7 @@ from espnet3.components.models.log_mel import LogMel
 from espnet3.components.models.normalization import UtteranceNormalization
 from espnet3.components.models.spec_augment import SpecAugment
 from espnet3.components.models.tdnn import TDNN
-from espnet3.components.text.characters import CharacterTokenizer
+from espnet3.components.text.tokenizer import CharacterTokenizer
 from espnet3.config.instantiate import instantiate
 from espnet3.errors import ConfigError
 from espnet3.systems.asr.model import ASRModel

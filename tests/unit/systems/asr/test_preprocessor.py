@@ -7,7 +7,7 @@ import pytest
 
 from espnet3.components.data.dataset import TransformedDataset, fingerprint_of
 from espnet3.components.data.errors import DataError
-from espnet3.components.text.characters import CharacterTokenizer
+from espnet3.components.text.tokenizer import CharacterTokenizer
 from espnet3.errors import ConfigError
 from espnet3.systems.asr.preprocessor import Tokenize
 

@@ -152,7 +152,7 @@ def test_one_that_a_trained_model_needs_is_not_replaced(load, recipe, experiment
 
 
 def test_one_that_came_from_elsewhere_is_not_replaced(load, recipe):
-    from espnet3.components.text.characters import CharacterTokenizer
+    from espnet3.components.text.tokenizer import CharacterTokenizer
 
     CharacterTokenizer.from_texts(["abc"]).save(recipe / "data" / "tokenizer")
     with pytest.raises(StaleRunError, match="was not made by this stage"):

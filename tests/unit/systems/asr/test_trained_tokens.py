@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from espnet3.components.text.characters import CharacterTokenizer
+from espnet3.components.text.tokenizer import CharacterTokenizer
 from espnet3.errors import StaleRunError
 from espnet3.systems.asr.system import ASRSystem
 from espnet3.systems.asr.trained_model import record_tokens

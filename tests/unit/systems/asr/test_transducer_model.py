@@ -11,7 +11,7 @@ from espnet3.components.models.log_mel import LogMel
 from espnet3.components.models.normalization import UtteranceNormalization
 from espnet3.components.models.tdnn import TDNN
 from espnet3.components.models.transducer import LSTMPrediction, StatelessPrediction
-from espnet3.components.text.characters import CharacterTokenizer
+from espnet3.components.text.tokenizer import CharacterTokenizer
 from espnet3.errors import ConfigError
 from espnet3.systems.asr.transducer_model import Transducer
 
