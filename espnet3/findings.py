@@ -17,11 +17,11 @@ class Finding:
 
     level: Level
     what: str
-    """What was looked at, in a word or two."""
+    """Subject of the finding, in a word or two."""
     told: str
-    """What is there."""
+    """Observation, as a sentence."""
     fix: str = ""
-    """What to do about it, as a line to paste where there is one."""
+    """Remedy, as a line to paste where there is one."""
 
     @classmethod
     def of(cls, what: str, error: BaseException | str, level: Level = "problem") -> "Finding":

@@ -224,7 +224,7 @@ FORMATS = {
     "lhotse": "a CutSet, .jsonl or .jsonl.gz",
     "folder": "audio files, with a text file beside each",
 }
-"""What `--data` may be."""
+"""Kinds of data that `--data` takes."""
 _WITH_COLUMNS = ("jsonl", "tsv", "huggingface")
 
 

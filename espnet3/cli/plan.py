@@ -1,4 +1,4 @@
-"""How long runs take: estimated by `espnet3 plan`, measured by `espnet3 scaling`.
+"""Tell how long runs take: estimated by `espnet3 plan`, measured by `espnet3 scaling`.
 
 `plan CONFIG ...` starts nothing. `scaling CONFIG ...` computes the same items on 1, 2, 4 ...
 workers, as a table.

@@ -41,7 +41,7 @@ _STAGES_OF_ESPNET2 = {
     1: "create_dataset", 5: "train_tokenizer", 7: "train", 10: "collect_stats", 11: "train",
     12: "infer", 13: "measure", 14: "pack_model", 15: "upload_model",
 }  # fmt: skip
-"""What stages of `asr.sh` are called here; those that are missing are no stages."""
+"""Our stage for each stage of `asr.sh`; those that are missing have none."""
 _INSTEAD = {"train": "a training continues alone as a job: espnet3 launch"}
 
 
@@ -59,7 +59,7 @@ class Options:
     detach: bool = False
     list_stages: bool = False
     best: tuple[str, ...] = ()
-    """What the values of a sweep are compared by: `valid/wer`, or that and `min` or `max`."""
+    """The score that compares the values of a sweep: `valid/wer`, or that and `min` or `max`."""
     words: tuple[str, ...] = ()
     """As they were typed, for lines to type."""
 

@@ -287,7 +287,7 @@ class _Blocks(FrozenConfig):
     dataloader: DataLoaderConfig | None = None
     """How samples become batches."""
     tokenizer: TokenizerConfig | None = None
-    """What `train_tokenizer` trains."""
+    """The tokenizer that `train_tokenizer` trains."""
     collect_stats: StatisticsConfig | None = None
     """How `collect_stats` goes about it."""
     launch: LaunchConfig | None = None
@@ -296,7 +296,7 @@ class _Blocks(FrozenConfig):
 
 class _Report(FrozenConfig):
     report: ReportConfig | None = None
-    """What the report shows of single utterances."""
+    """Single utterances in the report."""
 
 
 _PARTS: Mapping[str, tuple[type[FrozenConfig], ...]] = {

@@ -38,7 +38,7 @@ class Advice:
     key: str
     """Dotted; empty if there is no counterpart."""
     value: Any
-    """What to write there, translated where the unit differs."""
+    """The value to write there, translated where the unit differs."""
     why: str
     """One sentence; where there is no key, it says what to do instead."""
     more: Mapping[str, Any] = field(default_factory=dict)

@@ -39,11 +39,11 @@ MODEL_FILES = frozenset(
     {"config.yaml", "config.json", "best.json", "tokens.json", "tokenizer.json", "vocab.json"}
     | {"generation_config.json", "preprocessor_config.json", "tokenizer.model"}
 )
-"""What belongs to weights. Of a folder that the run writes its results into, and so changes by
+"""Files that belong to weights. Of a folder that the run writes its results into, and so changes by
 itself, only weights and these count."""
 
 IGNORED = frozenset({"__pycache__", ".git", ".cache", ".locks", ".ipynb_checkpoints", ".DS_Store"})
-"""What tools leave in a folder, whose content does not change what is read from it."""
+"""Files that tools leave in a folder, whose content does not change what is read from it."""
 
 _NOT_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 _REMEMBERED_BYTES = 2 * 2**20

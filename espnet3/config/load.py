@@ -72,7 +72,7 @@ class LoadedConfig:
     files: tuple[str, ...] = ()
     """All files that were read, those of `defaults` lists included, in the order of merging."""
     names: RunNames = field(default=RunNames(None, ""), repr=False)
-    """What `${self_name:}` and `${set_corpus_and_system:}` stand for."""
+    """Values of `${self_name:}` and `${set_corpus_and_system:}`."""
 
     def __getattr__(self, name: str) -> Any:
         """Return a value of the config; only asked for what this class does not have."""
@@ -205,7 +205,7 @@ class LoadedConfig:
 
 
 ConfigSource = str | os.PathLike[str] | Mapping[str, Any] | LoadedConfig
-"""What a config can be loaded from: a YAML file, a dict, an OmegaConf config, a loaded one."""
+"""Sources of a config: a YAML file, a dict, an OmegaConf config, a loaded one."""
 
 _IN_PYTHON = Source("a config given in Python")
 
@@ -480,7 +480,7 @@ def rename_override(override: Override, merged: Layer) -> Override:
 
 _SCALARS = (str, int, float, bool, type(None))
 _GIVEN = {"model": "model=...", "dataset": "train=..., valid=...", "dataloader": "train=..."}
-"""What goes to `train` as an object, by the block that would describe it."""
+"""Objects that are given to `train`, by the block that would describe it."""
 
 
 def as_plain(config: Mapping[Any, Any]) -> dict[Any, Any]:

@@ -170,7 +170,7 @@ def list_names(folder: str | os.PathLike[str]) -> list[str]:
 
 
 Version = tuple[int, float]
-"""What tells a file from the one that had its name before: its inode and its time."""
+"""Identity of a file, also beside one that had its name before: its inode and its time."""
 
 
 def versions_in(folder: Path) -> dict[str, Version | None]:
@@ -449,7 +449,7 @@ Name = Annotated[str, _unlike(r"[\w][\w.@+-]{0,200}", "name that could be part o
 """A word of which file names are made: no slash, no dot at its beginning."""
 # No dash at the start: a scheduler's command would take it for an option.
 JobId = Annotated[str, _unlike(r"(?!-)[\w.:#@+\[\]-]{0,200}", "number of a job")]
-"""What a scheduler calls a job; empty if that is not known. It becomes a word of a command line."""
+"""Id of a job at its scheduler; empty if that is not known. It becomes a word of a command line."""
 PathText = Annotated[str, _unlike(r"[^\0]{0,4096}", "path")]
 """A path: no NUL, which no system call takes."""
 

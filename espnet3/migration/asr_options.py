@@ -1,4 +1,4 @@
-"""What `espnet3 migrate` says of each option of `asr.sh` that is not a part of a config file.
+"""Remarks of `espnet3 migrate` on each option of `asr.sh` that is not a part of a config file.
 
 docs/espnet2.md has the same options with the words to type; a test compares both.
 """

@@ -1,6 +1,6 @@
-"""How an ESPnet2 recipe submits jobs, as `conf/parallel_*.yaml` and `conf/launch_*.yaml`.
+"""Write `conf/parallel_*.yaml` and `conf/launch_*.yaml` for the jobs of an ESPnet2 recipe.
 
-That is read of `cmd.sh`, and of Kaldi's little language of `conf/*.conf`.
+They are read from `cmd.sh`, and of Kaldi's little language of `conf/*.conf`.
 
 A command such as `slurm.pl --config conf/slurm.conf --mem 8G --gpu 1` becomes the options of a
 `parallel` or `launch` block.
@@ -137,7 +137,7 @@ def split_words(text: str) -> list[str]:
 
 @dataclass
 class JobOptions:
-    """What a job asks for, in words of no scheduler."""
+    """Resources of a job, independent of the scheduler."""
 
     queue: str = ""
     account: str = ""

@@ -8,7 +8,7 @@ from espnet3.text import on_one_line, shortened
 
 
 class Outcome(Enum):
-    """What became of something that was read."""
+    """Outcome of something that was read."""
 
     TAKEN = "taken over"
     UNNEEDED = "not needed"
@@ -48,7 +48,7 @@ class Journal:
 
     entries: list[Entry] = field(default_factory=list)
     todos: list[str] = field(default_factory=list)
-    """What must be done before the recipe runs."""
+    """Steps to take before the recipe runs."""
 
     def taken(self, origin: Origin, name: str, value: Any, became: str, note: str = "") -> None:
         """Note what has a counterpart here."""
@@ -73,12 +73,12 @@ class Journal:
 
     @property
     def is_complete(self) -> bool:
-        """Whether nothing that changes results was left out."""
+        """True if nothing that changes results was left out."""
         return not self.left_behind
 
     @property
     def left_behind(self) -> list[Entry]:
-        """What was left out, or is different, and changes results."""
+        """Entries that were left out, or are different, and change results."""
         return [entry for entry in self.entries if entry.outcome is Outcome.CHANGES]
 
     def table(self, entries: list[Entry] | None = None) -> str:

@@ -189,10 +189,10 @@ def convert_tokens(files: TokenFiles, bpe_mode: str, journal: Journal) -> Tokeni
             tokenizer = CharacterTokenizer(listed)
     # SentencePiece and protobuf have errors of their own kinds for a file that is no model.
     except Exception as error:
-        journal.left_out(origin, "token list", "", f"cannot be read ({error!s:.80}); trained anew")
+        journal.left_out(origin, "token list", "", f"cannot be read ({error!s:.80}); trained again")
         return None
     if tokenizer.tokens != listed:
-        note = "does not fit the model beside it; the tokenizer is trained anew"
+        note = "does not fit the model beside it; the tokenizer is trained again"
         journal.changes(origin, "token list", "", note)
         return None
     return tokenizer

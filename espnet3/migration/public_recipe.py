@@ -35,7 +35,7 @@ _TEMPLATE: Mapping[str, dict[str, Any]] = {
     "inference": {"model": {"_target_": "espnet2.bin.asr_inference.Speech2Text"}},
     "metrics": {},
 }
-"""What the TEMPLATE adds, for recipes whose TEMPLATE is not beside them."""
+"""Defaults of the TEMPLATE, for recipes whose TEMPLATE is not beside them."""
 _TASKS = {"enhancement": "enh", "speaker": "spk"}
 _PREPROCESSOR = {
     "text_cleaner": "cleaner", "g2p_type": "g2p",

@@ -31,7 +31,7 @@ DEFAULTS = {
     "inference_asr_model": "valid.acc.ave.pth", "inference_lm": "valid.loss.ave.pth",
     "dumpdir": "dump", "expdir": "exp",
 }  # fmt: skip
-"""What `asr.sh` does where `run.sh` sets nothing else."""
+"""Defaults of `asr.sh`, where `run.sh` sets nothing else."""
 _TASK_DEFAULTS = {
     "tts": {"token_type": "phn", "inference_model": "train.loss.ave.pth", "inference_nj": "32",
             "feats_extract": "fbank", "cleaner": "tacotron", "g2p": "g2p_en"},
@@ -54,7 +54,7 @@ _JOB_COMMANDS = ("train_cmd", "cuda_cmd", "decode_cmd")
 
 
 class MigrationError(EspnetError):
-    """What was given cannot be migrated."""
+    """The given folder cannot be migrated."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ class ConfigFile:
 
 @dataclass
 class SourceRecipe:
-    """What was read of a recipe of ESPnet2."""
+    """A recipe of ESPnet2, as far as it was read."""
 
     folder: Path
     script: str

@@ -23,7 +23,7 @@ _LISTED = "measure has its own: see conf/metrics.yaml"
 
 @dataclass(frozen=True)
 class TaskKind:
-    """What is different in the recipes of a task.
+    """Differences of the recipes of a task.
 
     Args:
         config: The option that names its training config.
@@ -217,7 +217,7 @@ BY_HAND: Mapping[str, str] = {
     "avsr": "its task reads video, which no data source here does: train it with ESPnet2",
     "tse": "task: enh_tse of ESPnet2Model trains such a model, infer does not take it yet",
 }
-"""What can be done for a task whose recipes are not migrated."""
+"""Advice for each task whose recipes are not migrated."""
 
 
 _SIDES = {"st": ("tgt", "src"), "mt": ("tgt", "src"), "slu": ("",), "tts": ("",),

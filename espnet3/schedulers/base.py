@@ -29,7 +29,7 @@ SUBMIT_SECONDS = 120.0
 CLOSED_ADVICE = (
     "Jobs start when your administrators open it again; or set another parallel.options.queue"
 )
-"""What to do where `Scheduler.closed_queue` says something."""
+"""Remedy where `Scheduler.closed_queue` says something."""
 
 # Not any word: `condor_rm anna` and `bkill 0` end all jobs of a user.
 _JOB_ID = re.compile(r"(?:[A-Za-z]+\.)?[1-9][\w.\[\]-]*", re.ASCII)
@@ -82,7 +82,7 @@ class NodeGpus:
     directive: str
     """With which a job asks for those."""
     command: str
-    """What a user would type to see the GPUs of all queues."""
+    """Command with which a user sees the GPUs of all queues."""
 
     @property
     def most(self) -> int:
@@ -101,7 +101,7 @@ class Default:
 
     text: str
     unless: str
-    """What a directive of the user's that says so begins with."""
+    """Beginning of a directive of the user's that says so."""
 
 
 @dataclass(frozen=True)
@@ -187,7 +187,7 @@ class Option:
     value: str
     text: str
     made: Made | None = None
-    """What it follows from; None for one of the user's directives."""
+    """Setting that it follows from; None for one of the user's directives."""
     line: int = -1
     """Number of the directive that it stands in, which may hold several."""
 
@@ -244,7 +244,7 @@ class Scheduler:
     cancel: ClassVar[tuple[str, ...]] = ()
     """Cancels a job; its number follows."""
     status_command: ClassVar[str] = ""
-    """What a user would type to see the jobs."""
+    """Command with which a user sees the jobs."""
     job_status: ClassVar[str] = ""
     """The same for one job; its number follows. The first word of `status_command` if empty."""
     ping: ClassVar[tuple[str, ...]] = ()
@@ -252,11 +252,11 @@ class Scheduler:
     trial: ClassVar[tuple[str, ...]] = ()
     """Judges a job script at its standard input and submits nothing, where there is such a way."""
     refusals: ClassVar[Mapping[str, str]] = {}
-    """What to write where a refusal has certain words, in lower case."""
+    """Remedies, by the words of a refusal in lower case."""
 
     # --- Job scripts ---------------------------------------------------------------------------
     mark: ClassVar[str] = ""
-    """What a directive in a script begins with, such as `#SBATCH`."""
+    """Beginning of a directive in a script, such as `#SBATCH`."""
     defaults: ClassVar[tuple[Default, ...]] = ()
     """Directives that make jobs of workers right."""
     default_settings: ClassVar[Mapping[str, str]] = {}
@@ -268,7 +268,7 @@ class Scheduler:
     sets_gpus: ClassVar[bool] = True
     """Whether `CUDA_VISIBLE_DEVICES` in a job says which GPUs it got."""
     number_in_path: ClassVar[str] = ""
-    """What the scheduler replaces by the number of the job in the path of its log, such as `%j`."""
+    """Placeholder for the number of the job in the path of its log, such as `%j`."""
     log_is_late: ClassVar[bool] = False
     """Whether a job's log is brought to its place only when the job has ended."""
     log_globs: ClassVar[tuple[str, ...]] = ("*[-.]{job}", "*[-.]{job}.*", "*.[oe]{job}")
@@ -276,7 +276,7 @@ class Scheduler:
     after: ClassVar[str] = ""
     """Directive with which a job begins when the job `{job}` has ended, however that ended."""
     after_pattern: ClassVar[str] = ""
-    """What a directive of that kind begins with: a user's gives way to ours."""
+    """Beginning of a directive of that kind: a user's gives way to ours."""
     requeue_code: ClassVar[int | None] = None
     """Exit code with which a job asks to be queued again, where there is one."""
 
@@ -290,9 +290,9 @@ class Scheduler:
     repeatable: ClassVar[tuple[str, ...]] = ()
     """Options that may come several times."""
     rivals: ClassVar[Mapping[str, tuple[str, ...]]] = {}
-    """What says the same in another way: of these the user's own stands alone."""
+    """Directives that say the same in another way: of these the user's own stands alone."""
     needed: ClassVar[Mapping[str, str]] = {}
-    """What a Dask worker may use (cores, memory), by the option that asks for it."""
+    """Resources that a Dask worker may use (cores, memory), by the option that asks for it."""
 
     # --- Environment of a job ------------------------------------------------------------------
     job_variables: ClassVar[tuple[str, ...]] = ()

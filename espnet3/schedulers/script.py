@@ -29,7 +29,7 @@ class Header:
 
     lines: list[str]
     notes: list[str]
-    """What a user should know about them."""
+    """Remark for the user about them."""
 
 
 def render_header(

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _HOSTS = re.compile(r"-l\s+(?:\S*,)?(?:h|hostname)=")
 _MEMORY = re.compile(r"\b(?:h_|s_)?(?:vmem|rss|mem\w*|ram\w*)=")
 _REQUEUED = ("24", "25")
-"""What `failed` is in the record of a job that went back to the queue; see sge_status(5)."""
+"""Values of `failed` in the record of a job that went back to the queue; see sge_status(5)."""
 _BEFORE_JOB = ("1", "3", "4", "6", "7", "8", "9", "10", "11", "18", "19", "20", "21", "36", "38")
 """The same of one that its node could not start, or lost."""
 _NO_FILES = ("26", "27", "28")

@@ -33,7 +33,7 @@ _HOPELESS = -1e20
 
 @dataclass(frozen=True)
 class SearchSettings:
-    """What does not depend on the batch."""
+    """Settings of a search that do not depend on the batch."""
 
     beam_size: int
     n_best: int
@@ -75,7 +75,7 @@ class _Choice:
 
 
 class StepNetwork(Protocol):
-    """What an attention decoder and a language model have in common."""
+    """Network that scores the next token, such as an attention decoder or a language model."""
 
     def step(self, tokens: Tensor, state: Any) -> tuple[Tensor, Any]:
         """Return log-probabilities `[rows, n_tokens]` behind one more token in each row."""
@@ -197,7 +197,7 @@ class JointSearch:
 
     @property
     def _length(self) -> int:
-        """How many tokens the open hypotheses have."""
+        """Number of tokens of the open hypotheses."""
         return self._tokens.shape[2] - 1
 
     def _continuations(self) -> tuple[Tensor, Tensor, list[Tensor]]:
@@ -217,7 +217,7 @@ class JointSearch:
         for part, one in zip(self._parts, sums, strict=True):
             totals = totals + part.weight * one
         is_over = (self._limits <= self._length)[:, None, None] & ~is_end
-        # Totals are summed anew from the parts: what has ended would come back to life.
+        # Totals are summed again from the parts: what has ended would come back to life.
         is_dead = (self._totals == _NEVER)[..., None] | (totals < _HOPELESS)
         return candidates, totals.masked_fill(is_over | is_dead, _NEVER), sums
 

@@ -81,7 +81,7 @@ def import_language_model(lm: Any, tokens: tuple[str, ...]) -> "ImportedLanguage
 
 
 class ImportedLanguageModel(nn.Module):
-    """What a search asks of a language model; see `StepNetwork`."""
+    """A language model of ESPnet2 as a search needs it; see `StepNetwork`."""
 
     def __init__(self, tokens: tuple[str, ...]) -> None:
         super().__init__()

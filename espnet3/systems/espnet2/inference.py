@@ -153,7 +153,7 @@ class ESPnet2Inference:
 
     @property
     def decoder(self) -> str:
-        """Which search decodes: `espnet3` or `espnet2`."""
+        """Name of the search that decodes: `espnet3` or `espnet2`."""
         return THEIRS if self._search is None else OURS
 
     def __call__(

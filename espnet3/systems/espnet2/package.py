@@ -25,7 +25,7 @@ INSTALL = (
 
 @dataclass(frozen=True)
 class Task:
-    """Where a task of ESPnet2 is, and how ESPnet2 itself uses a trained model of it."""
+    """Class of a task of ESPnet2, and of its inference with a trained model."""
 
     module: str
     class_name: str
@@ -158,7 +158,7 @@ def import_espnet2(module: str) -> Any:
 
 
 def check_installed() -> None:
-    """Refuse to go on without `espnet`, or with a release that hides this package.
+    """Refuse to continue without `espnet`, or with a release that hides this package.
 
     Raises:
         MissingExtraError: it is not installed.

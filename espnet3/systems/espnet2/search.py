@@ -104,7 +104,7 @@ def _least(ratio: float, n_frames: int) -> int:
 
 
 class JointModel:
-    """What our search asks of a recogniser, answered by one of ESPnet2.
+    """A recogniser of ESPnet2 as our search needs it.
 
     Args:
         model: Of ESPnet2, in eval mode.

@@ -41,7 +41,7 @@ StrPath = str | os.PathLike[str]
 
 @dataclass(frozen=True)
 class ModelFiles:
-    """Where a model and its language model are."""
+    """Files of a model and of its language model."""
 
     config: StrPath | None = None
     weights: StrPath | None = None

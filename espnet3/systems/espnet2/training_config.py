@@ -169,7 +169,7 @@ def resolve_paths(
 
 
 class _Places:
-    """Where the files of a config are searched for."""
+    """Folders in which the files of a config are searched for."""
 
     def __init__(self, config: Path | None, may_lack: Collection[str], within: Path | None) -> None:
         self.config = config
