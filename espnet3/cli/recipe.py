@@ -43,6 +43,7 @@ from espnet3.cli.recipe_options import (
     stages_of_rank,
 )
 from espnet3.commands import use_line
+from espnet3.memory import rare_collections
 from espnet3.systems.base.context import Configs
 from espnet3.systems.base.stages import find_config, stages_of
 from espnet3.systems.base.system import BaseSystem
@@ -186,6 +187,13 @@ def set_up(
     Returns:
         The system, and the stages, of which some may turn out to have nothing to do.
     """
+    with rare_collections():
+        return _set_up(system, options, selected, recipe_dir)
+
+
+def _set_up(
+    system: type[BaseSystem], options: Options, selected: Sequence[Selected], recipe_dir: Path
+) -> tuple[BaseSystem, Sequence[Selected]]:
     from espnet3.systems.base.checks import check_stages
     from espnet3.systems.base.context import check_inference_dir
 

@@ -1,14 +1,13 @@
 """Run one shard: build the environment, call `forward`, write the results, commit them."""
 
 import errno
-import gc
 import itertools
 import logging
 import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import partial
@@ -19,6 +18,7 @@ from typing import Any
 from espnet3.errors import ConfigError, ProviderError, RunFolderError
 from espnet3.io.atomic import JsonlWriter, is_folder_trouble
 from espnet3.io.shared_files import is_of_node, is_there
+from espnet3.memory import free_memory, is_out_of_memory
 from espnet3.parallel.tasks import (
     N_SHOWN,
     Cells,
@@ -49,17 +49,7 @@ from espnet3.shards.manifest import read_run_id
 
 logger = logging.getLogger(__name__)
 _ODD_RESULTS = 2
-_RARELY = 100_000  # new objects, in place of some hundred
 _TROUBLE = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.ESTALE}
-# Messages of libraries that have no exception class for it: cuDNN and cuBLAS through torch, torch's
-# allocator for the CPU, ONNX Runtime.
-_PHRASES = (
-    "out of memory",
-    "ALLOC_FAILED",
-    "can't allocate memory",
-    "Failed to allocate memory",
-    "std::bad_alloc",
-)
 
 
 @dataclass(frozen=True)
@@ -515,45 +505,6 @@ def is_machine_trouble(error: BaseException, run_dir: str | None) -> bool:
     # The error has the path as the user's code spelled it, perhaps through a link.
     path = os.path.realpath(os.fsdecode(error.filename))
     return not path.startswith(os.path.join(os.path.realpath(run_dir), ""))
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Tell whether a smaller batch might do what this one could not."""
-    if isinstance(error, MemoryError):
-        return True
-    names = {cls.__name__ for cls in type(error).__mro__}
-    if "OutOfMemoryError" in names:  # of torch, whatever the version
-        return True
-    # ONNX Runtime's errors are plain exceptions.
-    is_candidate = isinstance(error, RuntimeError) or "RuntimeException" in names
-    return is_candidate and any(phrase in str(error) for phrase in _PHRASES)
-
-
-@contextmanager
-def rare_collections() -> Iterator[None]:
-    """Let Python look for reference cycles less often in the block, in which things are loaded.
-
-    Nearly all that is made then stays. While torch and transformers are imported and a model is
-    built, a tenth of the time would go into looking through it again and again.
-    """
-    before = gc.get_threshold()
-    rare = (max(before[0], _RARELY), *before[1:])
-    if before[0]:  # else the user has switched it off
-        gc.set_threshold(*rare)
-    try:
-        yield
-    finally:
-        if gc.get_threshold() == rare:  # else the user's code has set another
-            gc.set_threshold(*before)
-
-
-def free_memory() -> None:
-    """Give back what a failed batch still holds; call it when its exception is gone."""
-    gc.collect()
-    # Not imported: if the user's code did not do so either, there is nothing to free.
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_initialized():
-        torch.cuda.empty_cache()
 
 
 _WHOLE = ""

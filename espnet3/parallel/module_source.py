@@ -9,7 +9,6 @@ may change it, and all that these mention. Where code looks names up by itself (
 
 import ast
 import builtins
-import gc
 import hashlib
 import io
 import math
@@ -17,12 +16,12 @@ import re
 import sys
 import tokenize
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
 
 from espnet3.config.redact import redact
+from espnet3.memory import no_collections
 
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
@@ -154,21 +153,9 @@ def read_module(file: str, *, is_script: bool = False) -> ModuleText:
     is_python = file.endswith((".py", ".pyw")) or is_script
     key = (hashlib.sha256(content).digest(), is_python, is_script)
     if key not in _parsed:
-        with _without_collection():
+        with no_collections():  # a tree has many nodes
             _parsed[key] = _parse(content, is_python=is_python, is_script=is_script)
     return _parsed[key]
-
-
-@contextmanager
-def _without_collection() -> Iterator[None]:
-    """Keep the garbage collector from looking at each of a tree's many nodes, again and again."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
 
 
 def _parse(content: bytes, *, is_python: bool, is_script: bool) -> ModuleText:

@@ -30,13 +30,12 @@ import cloudpickle
 
 from espnet3 import logs
 from espnet3.errors import ConfigError, ProviderError
+from espnet3.memory import free_memory, rare_collections
 from espnet3.parallel.execute import (
     BuiltParts,
     ShardLoop,
     check_env,
-    free_memory,
     is_machine_trouble,
-    rare_collections,
 )
 from espnet3.parallel.tasks import (
     Failure,

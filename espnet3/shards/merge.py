@@ -4,7 +4,6 @@ Files are joined in dataset order, whatever the order in which the items were ru
 id may appear once. `_SUCCESS.json` marks a run as complete and stores its result.
 """
 
-import gc
 import json
 import logging
 import os
@@ -41,6 +40,7 @@ from espnet3.io.shared_files import (
     warn_once,
 )
 from espnet3.io.tables import read_jsonl
+from espnet3.memory import no_collections
 from espnet3.shards.accounting import Accounting, account
 from espnet3.shards.commit import (
     Done,
@@ -107,7 +107,7 @@ _at_hand: ContextVar[_AtHand] = ContextVar("at_hand", default=_AtHand())  # noqa
 def read_coverage(root: Path, manifest: Manifest) -> Coverage:
     """Look which shards are committed and hold just the items that the plan gives them."""
     bounds, layout = manifest.bounds, manifest.layout(root)
-    with _collecting_later():
+    with no_collections():
         found = committed_shards(layout, manifest.run_id)
     # Packed shards are asked for only where there is no folder: most runs are not packed.
     has_all = all(shard in found for shard in range(manifest.n_shards))
@@ -119,21 +119,6 @@ def read_coverage(root: Path, manifest: Manifest) -> Coverage:
         if shard < manifest.n_shards and [done.start, done.stop] == bounds[shard : shard + 2]
     }
     return Coverage(committed, [s for s in range(manifest.n_shards) if s not in committed])
-
-
-@contextmanager
-def _collecting_later() -> Iterator[None]:
-    """Keep Python from looking for cycles among records of many shards, which have none.
-
-    It would do so again and again while they are read, for a tenth of the time of a merge.
-    """
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def check_complete(
@@ -157,7 +142,7 @@ def check_complete(
         raise IncompleteRunError(_describe_missing(root, manifest, coverage.missing))
     layout = manifest.layout(root)
     found = [(layout.shard_path(s), done) for s, done in sorted(coverage.committed.items())]
-    with _collecting_later():
+    with no_collections():
         shards = list(_not_proven(found, coverage.contents)) if contents else found
     # All sizes before any content: what is missing then shows before gigabytes are read.
     for _ in read_in_order(lambda shard: check_sizes(Path(shard[0]), shard[1]), shards):

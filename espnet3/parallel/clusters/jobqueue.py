@@ -17,6 +17,7 @@ from espnet3.commands import same_command
 from espnet3.config.advice import unknown_hint
 from espnet3.config.redact import scrub_text
 from espnet3.errors import ConfigError, ResourceError
+from espnet3.memory import rare_collections
 from espnet3.parallel.clusters.dask_config import quiet_settings, settings
 from espnet3.parallel.clusters.gpus import REQUESTED
 from espnet3.parallel.clusters.job_cluster import JobCluster, kept_cluster_class
@@ -29,7 +30,6 @@ from espnet3.parallel.clusters.job_options import (
     with_own_logs,
 )
 from espnet3.parallel.clusters.registry import Backend, cluster_class, warn_of_defaults
-from espnet3.parallel.execute import rare_collections
 from espnet3.parallel.signals import handler_kept
 from espnet3.schedulers import Scheduler, known_scheduler
 from espnet3.schedulers.script import render_header

@@ -140,14 +140,14 @@ def test_an_item_too_large_for_the_memory_is_an_error_of_that_item():
     ],
 )
 def test_which_errors_are_about_memory(error, expected):
-    from espnet3.parallel.execute import is_out_of_memory
+    from espnet3.memory import is_out_of_memory
 
     assert is_out_of_memory(error) is expected
 
 
 def test_a_real_torch_allocation_failure_is_recognised():
     torch = pytest.importorskip("torch")
-    from espnet3.parallel.execute import free_memory, is_out_of_memory
+    from espnet3.memory import free_memory, is_out_of_memory
 
     with pytest.raises(RuntimeError) as caught:
         torch.empty(1 << 60)

@@ -2,7 +2,7 @@ import gc
 
 import pytest
 
-from espnet3.parallel.execute import rare_collections
+from espnet3.memory import rare_collections
 
 
 @pytest.fixture(autouse=True)
