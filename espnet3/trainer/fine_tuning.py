@@ -18,7 +18,7 @@ from torch.nn.parameter import UninitializedParameter
 
 from espnet3.errors import ConfigError, RunFolderError, suggest
 from espnet3.text import amount, count, first_few, folded, share_text
-from espnet3.trainer.checkpointing.weights import load_weights
+from espnet3.trainer.checkpointing.checkpoint_io import load_weights
 from espnet3.trainer.config import METHODS, InitConfig, InitEntry, MethodConfig
 
 log = logging.getLogger(__name__)

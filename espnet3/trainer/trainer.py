@@ -14,11 +14,17 @@ from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvironment
 from lightning.fabric.utilities.exceptions import MisconfigurationException
+from typing_extensions import override
 
 from espnet3.config.load import ConfigSource, LoadedConfig, as_loaded, load_config
 from espnet3.config.sources import join_key
 from espnet3.errors import ConfigError
-from espnet3.trainer.checkpointing.checkpoint_io import AtomicCheckpointIO
+from espnet3.io.atomic import StrPath
+from espnet3.trainer.checkpointing.checkpoint_io import (
+    read_checkpoint,
+    remove_path,
+    write_checkpoint,
+)
 from espnet3.trainer.config import (
     OPTIMIZATION,
     blamed_argument,
@@ -179,6 +185,34 @@ def _listed(value: Any) -> list[Any]:
     if value is None:
         return []
     return list(value) if isinstance(value, list | tuple) else [value]
+
+
+class AtomicCheckpointIO(CheckpointIO):
+    """Lightning's plugin for saving and loading checkpoint files.
+
+    Strategies that write a folder (sharded FSDP) do not come through here; Lightning does that.
+    """
+
+    @override
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], path: StrPath, storage_options: Any = None
+    ) -> None:
+        """Write the file; until it is whole, the old one stays. See `write_checkpoint`."""
+        if storage_options is not None:
+            raise TypeError("AtomicCheckpointIO has no storage_options; leave them out.")
+        write_checkpoint(checkpoint, path)
+
+    @override
+    def load_checkpoint(
+        self, path: StrPath, map_location: Any = None, weights_only: bool | None = None
+    ) -> dict[str, Any]:
+        """Read the file to the CPU, always with `weights_only=True`. See `read_checkpoint`."""
+        return read_checkpoint(path)
+
+    @override
+    def remove_checkpoint(self, path: StrPath) -> None:
+        """Remove a file or a folder; one that is gone already is fine."""
+        remove_path(path)
 
 
 def cluster_environment(environ: Mapping[str, str] = os.environ) -> ClusterEnvironment:

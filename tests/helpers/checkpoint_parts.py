@@ -7,10 +7,10 @@ import lightning.pytorch as pl
 import numpy as np
 import torch
 
-from espnet3.trainer.checkpointing.checkpoint_io import AtomicCheckpointIO
 from espnet3.trainer.checkpointing.checkpoints import CheckpointKeeper
 from espnet3.trainer.checkpointing.resume import RandomStates
 from espnet3.trainer.config import CheckpointConfig, Criterion
+from espnet3.trainer.trainer import AtomicCheckpointIO
 
 torch.set_num_threads(1)
 warnings.filterwarnings("ignore", module="lightning")

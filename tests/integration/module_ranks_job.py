@@ -15,11 +15,11 @@ from lightning.pytorch.strategies import fsdp as fsdp_module
 from torch import nn
 
 from espnet3.errors import TrainingError
-from espnet3.trainer.checkpointing.checkpoint_io import AtomicCheckpointIO
 from espnet3.trainer.checkpointing.checkpoints import CheckpointKeeper
 from espnet3.trainer.lightning_internals import use_lean_loop
 from espnet3.trainer.module import TrainingModule
 from espnet3.trainer.optimization.optimization_config import OptimizationConfig
+from espnet3.trainer.trainer import AtomicCheckpointIO
 
 torch.set_num_threads(1)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from espnet3.trainer.checkpointing.weights import load_weights
+from espnet3.trainer.checkpointing.checkpoint_io import load_weights
 from tests.helpers.training_recipe import TrainingRecipe
 from tests.helpers.waiting import wait_until
 

@@ -735,7 +735,7 @@ def write_weights(source: Path, target: Path) -> None:
         return
     from safetensors.torch import save_file
 
-    from espnet3.trainer.checkpointing.weights import load_weights
+    from espnet3.trainer.checkpointing.checkpoint_io import load_weights
 
     # Tied weights share their memory, which the format cannot say.
     weights = {name: value.clone().contiguous() for name, value in load_weights(source).items()}

@@ -73,7 +73,7 @@ def load_trained(weights: str | os.PathLike[str], device: str = "cpu") -> "nn.Mo
 def build_trained(block: Mapping[str, Any], weights: Path, device: str) -> "nn.Module":
     """Build a `model` block whose paths are resolved, with these weights, in eval mode."""
     from espnet3.config.instantiate import instantiate
-    from espnet3.trainer.checkpointing.weights import load_weights
+    from espnet3.trainer.checkpointing.checkpoint_io import load_weights
 
     require_weights(weights)
     model: nn.Module = instantiate(block, key="model")

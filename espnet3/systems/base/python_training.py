@@ -52,7 +52,7 @@ class TrainingResult:
 
     def load_into(self, model: Any) -> Any:
         """Load `weights` into a model of the same kind, and return it."""
-        from espnet3.trainer.checkpointing.weights import load_weights
+        from espnet3.trainer.checkpointing.checkpoint_io import load_weights
 
         if self.weights is None:
             raise ConfigError(f"{self.exp_dir} has no weights, as after a trial (fast_dev_run).")

@@ -60,7 +60,7 @@ def read_weights(
 
 def network_weights(path: str | os.PathLike[str]) -> dict[str, "Tensor"]:
     """Return the weights of ESPnet2's network in those of an `ESPnet2Model` trained here."""
-    from espnet3.trainer.checkpointing.weights import load_weights
+    from espnet3.trainer.checkpointing.checkpoint_io import load_weights
 
     prefix = "network."
     found = load_weights(path)

@@ -20,12 +20,13 @@ from espnet3.errors import ConfigError, RunFolderError, suggest
 from espnet3.io.atomic import StrPath, fsync_dir, fsync_file, temp_path, write_json
 from espnet3.text import count, first_few
 from espnet3.trainer.checkpointing.checkpoint_io import (
+    PREFIX,
     explain_trouble,
     read_checkpoint,
     remove_path,
+    weights_in,
     write_checkpoint,
 )
-from espnet3.trainer.checkpointing.weights import PREFIX, weights_in
 from espnet3.trainer.config import Criterion
 
 log = logging.getLogger(__name__)

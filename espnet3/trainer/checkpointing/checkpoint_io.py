@@ -1,4 +1,7 @@
-"""Checkpoint files: written atomically, published by link and rename, read without running code."""
+"""Checkpoint files: written atomically, published by link and rename, read without running code.
+
+Without Lightning, which would take each worker of an inference a second to import.
+"""
 
 import errno
 import os
@@ -10,9 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from lightning.fabric.plugins import CheckpointIO
-from typing_extensions import override
 
+from espnet3.config.trust import PackedModelError, checked_path, current_trust
 from espnet3.errors import RunFolderError
 from espnet3.io.atomic import StrPath, fsync_dir, fsync_file, open_atomic, temp_path
 
@@ -22,34 +24,6 @@ STAGING = ".saving.ckpt"
 _FOLDER_META = "meta.pt"  # what Lightning calls the part of a sharded checkpoint without weights
 _PLAIN = "tensors, numbers, strings, lists and dicts"
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-
-
-class AtomicCheckpointIO(CheckpointIO):
-    """Lightning's plugin for saving and loading checkpoint files.
-
-    Strategies that write a folder (sharded FSDP) do not come through here; Lightning does that.
-    """
-
-    @override
-    def save_checkpoint(
-        self, checkpoint: dict[str, Any], path: StrPath, storage_options: Any = None
-    ) -> None:
-        """Write the file; until it is whole, the old one stays. See `write_checkpoint`."""
-        if storage_options is not None:
-            raise TypeError("AtomicCheckpointIO has no storage_options; leave them out.")
-        write_checkpoint(checkpoint, path)
-
-    @override
-    def load_checkpoint(
-        self, path: StrPath, map_location: Any = None, weights_only: bool | None = None
-    ) -> dict[str, Any]:
-        """Read the file to the CPU, always with `weights_only=True`. See `read_checkpoint`."""
-        return read_checkpoint(path)
-
-    @override
-    def remove_checkpoint(self, path: StrPath) -> None:
-        """Remove a file or a folder; one that is gone already is fine."""
-        remove_path(path)
 
 
 def write_checkpoint(checkpoint: dict[str, Any], path: StrPath) -> None:
@@ -251,3 +225,65 @@ def _replace(source: Path, target: Path) -> None:
 
 def _old(target: Path) -> Path:
     return target.parent / f".old-{target.name}"
+
+
+PREFIX = "model."
+"""Before the names of the model's parameters in a Lightning checkpoint."""
+
+
+def load_weights(path: StrPath) -> dict[str, torch.Tensor]:
+    """Return the weights under the names of the bare model, on the CPU.
+
+    Args:
+        path: `.safetensors`, a checkpoint of a training, or what `torch.save(model.state_dict())`
+            wrote. Other values in it, such as the state of the optimizer, are left out.
+
+    Raises:
+        RunFolderError: it is missing or damaged, or has no weights.
+        PackedModelError: a packed model names them, and they are none of its own.
+    """
+    if Path(path).suffix == ".safetensors":
+        return _load_safetensors(path)
+    trust = current_trust()
+    if trust is not None and not trust.code:
+        raise PackedModelError(
+            f"{path} is no .safetensors file, as all weights of a packed model are. Pack the model "
+            "again with: python run.py --stages pack_model"
+        )
+    return weights_in(read_checkpoint(path, mmap=True), path)
+
+
+def weights_in(checkpoint: dict[str, Any], path: StrPath) -> dict[str, torch.Tensor]:
+    """Return the weights in a checkpoint that was read; see `load_weights`."""
+    if Path(path).is_dir():
+        raise RunFolderError(
+            f"{path} is a sharded checkpoint, a folder. Join its parts first: "
+            f"python -m lightning.pytorch.utilities.consolidate_checkpoint {path}"
+        )
+    state = checkpoint.get("state_dict", checkpoint)
+    weights = {k: v for k, v in state.items() if isinstance(v, torch.Tensor)}
+    if not weights:
+        raise RunFolderError(
+            f"{path} holds no weights, but {', '.join(map(str, state)) or 'nothing'}.",
+            fix="Give a checkpoint of a training, or a .safetensors file.",
+        )
+    # Names of another program's model may start like that as well, but not all of them.
+    if "state_dict" in checkpoint and all(name.startswith(PREFIX) for name in weights):
+        return {name.removeprefix(PREFIX): value for name, value in weights.items()}
+    return weights
+
+
+def _load_safetensors(path: StrPath) -> dict[str, torch.Tensor]:
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    if not Path(path).is_file():
+        raise RunFolderError(f"The weights {path} do not exist.", fix="Check the path.")
+    checked_path(path)
+    try:
+        return load_file(path)
+    except SafetensorError as error:
+        raise RunFolderError(
+            f"{path} is damaged or no safetensors file ({error}). Average again with stage 5, or "
+            "copy it again."
+        ) from error

@@ -27,8 +27,7 @@ from espnet3.errors import ConfigError
 from espnet3.io.atomic import StrPath
 from espnet3.text import count, first_few
 from espnet3.trainer.checkpointing.best_checkpoints import INDEX, LAST
-from espnet3.trainer.checkpointing.checkpoint_io import read_checkpoint, restore_folder
-from espnet3.trainer.checkpointing.weights import PREFIX
+from espnet3.trainer.checkpointing.checkpoint_io import PREFIX, read_checkpoint, restore_folder
 from espnet3.trainer.lightning_internals import (
     is_ending,
     is_validation_due,

@@ -7,8 +7,7 @@ from omegaconf import OmegaConf
 
 from espnet3.config.load import load_config
 from espnet3.errors import ConfigError
-from espnet3.trainer.checkpointing.checkpoint_io import AtomicCheckpointIO
-from espnet3.trainer.trainer import build_trainer, quiet_lightning
+from espnet3.trainer.trainer import AtomicCheckpointIO, build_trainer, quiet_lightning
 
 
 class First(pl.Callback):

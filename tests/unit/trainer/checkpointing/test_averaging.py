@@ -14,7 +14,7 @@ from espnet3.trainer.checkpointing.best_checkpoints import (
     mean_weights,
     sha256,
 )
-from espnet3.trainer.checkpointing.weights import load_weights
+from espnet3.trainer.checkpointing.checkpoint_io import load_weights
 from espnet3.trainer.config import Criterion
 from tests.helpers.checkpoint_parts import LOSS, Loader, Module, Net, run
 

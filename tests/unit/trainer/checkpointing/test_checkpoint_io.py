@@ -8,11 +8,11 @@ import torch
 
 from espnet3.errors import RunFolderError
 from espnet3.trainer.checkpointing.checkpoint_io import (
-    AtomicCheckpointIO,
     explain_trouble,
     n_bytes,
     read_checkpoint,
 )
+from espnet3.trainer.trainer import AtomicCheckpointIO
 from tests.helpers.phrases import says_to_rerun
 
 CHECKPOINT = {"state_dict": {"model.a": torch.arange(6.0)}, "epoch": 3, "lists": [1, (2, "x")]}

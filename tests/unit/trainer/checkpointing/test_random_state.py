@@ -5,13 +5,13 @@ import numpy as np
 import pytest
 import torch
 
-from espnet3.trainer.checkpointing.checkpoint_io import AtomicCheckpointIO
 from espnet3.trainer.checkpointing.resume import (
     RandomStates,
     random_state,
     seed_from,
     set_random_state,
 )
+from espnet3.trainer.trainer import AtomicCheckpointIO
 
 
 def draw():

@@ -6,7 +6,6 @@ import lightning.pytorch as pl
 import pytest
 import torch
 
-from espnet3.trainer.checkpointing.checkpoint_io import AtomicCheckpointIO
 from espnet3.trainer.checkpointing.checkpoints import CheckpointKeeper
 from espnet3.trainer.checkpointing.resume import RandomStates
 from espnet3.trainer.config import CheckpointConfig, Criterion
@@ -15,6 +14,7 @@ from espnet3.trainer.optimization.optimization_config import OptimizationConfig
 from espnet3.trainer.reporting.history import read_history
 from espnet3.trainer.reporting.loggers import History
 from espnet3.trainer.reporting.summary import ThroughputMonitor
+from espnet3.trainer.trainer import AtomicCheckpointIO
 from tests.helpers.checkpoint_parts import Loader, Net
 
 ADAM = {"_target_": "torch.optim.Adam", "lr": 0.05}
